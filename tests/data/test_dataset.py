@@ -10,7 +10,7 @@ from testing.data_trees import array_manifest, pixels, write_tree
 
 from aurank.data import TRANSFORMS, ArraySource, ImageDataset, view_keys
 from aurank.data.dataset import with_own_labels
-from aurank.data.readers.folder import read_folder
+from aurank.data.readers.folders import read_folder
 from aurank.data.seeds import augmentation_seeds
 from aurank.errors import UserError
 

@@ -11,7 +11,7 @@ import torch
 from testing.data_trees import array_manifest, write_tree, zip_tree
 
 from aurank.data import TRANSFORMS, Batch, BatchLoader, ImageDataset, PKSampler, loader, view_keys
-from aurank.data.readers.folder import read_folder
+from aurank.data.readers.folders import read_folder
 from aurank.errors import UserError
 
 

@@ -8,7 +8,7 @@ from aurank.data import TRANSFORMS, ImageDataset, Manifest, view_keys
 from aurank.data.checks.doctor import examine
 from aurank.data.decode import decode
 from aurank.data.readers import READERS
-from aurank.data.readers.omniglot import read_omniglot
+from aurank.data.readers.folders import read_omniglot
 
 pytestmark = pytest.mark.data
 

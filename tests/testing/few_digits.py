@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from aurank.data import Manifest
-from aurank.data.readers.digits import read_digits
+from aurank.data.readers.folders import read_digits
 
 
 @cache

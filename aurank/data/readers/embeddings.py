@@ -26,59 +26,29 @@ def read_embeddings(root: Path, *, file: str, labels: str | None = None, splits:
     """
     path = root / file
     content = read_arrays(path, None if labels is None else root / labels)
-    found = _splits(content, path, None if splits is None else root / splits)
     count = len(content["labels"])
-    paths = content["paths"].tolist()
-    if not any(paths):
-        paths = [f"row {row}" for row in range(count)]
-    if again := next((name for name, times in Counter(paths).items() if times > 1), None):
-        raise UserError(f"{path} holds image {again!r} twice; embed each image once")
-    rows = _finite_rows(content["embeddings"], paths, path)
-    names = content.get("classes")
-    label = content["labels"].tolist()
-    made_by = MadeBy.parse(str(content["made_by"]), str(path)) if "made_by" in content else None
-    super_labels = content.get("super_labels")
-    groups = content["groups"]
-    return build_manifest(
-        path.stem,
-        EmbeddingSource(rows, paths, where=str(path), made_by=made_by),
-        paths=paths,
-        labels=[str(one) for one in label] if names is None else [str(names[one]) for one in label],
-        splits=found,
-        is_query=content["is_query"].tolist(),
-        is_gallery=content["is_gallery"].tolist(),
-        groups=groups.tolist() if (groups != -1).any() else None,
-        super_labels=None if super_labels is None else super_labels.tolist(),
-    )
-
-
-def _splits(content: dict[str, np.ndarray], path: Path, file: Path | None) -> list[str]:
-    """Return the split of each row; raise UserError where they lack, or are others than there are."""
-    count = len(content["labels"])
-    if file is not None:
+    if splits is not None:
         if "splits" in content:
             raise UserError(f"{path} holds splits of its own: leave out data.params.splits, or the array")
-        held = load_arrays(file)
+        held = load_arrays(root / splits)
         content["splits"] = held.get("splits", next(iter(held.values()), np.empty(0)))
-        path = file
+        require_form("splits", content["splits"], count, root / splits)
     if "splits" not in content:
         raise UserError(
             f"{path} holds no array 'splits', which says what each row is for; write it with aurank embed --split all, "
             "or name a file of train, val and test in data.params.splits"
         )
-    splits = content["splits"]
-    require_form("splits", splits, count, path)
-    if odd := sorted(set(np.unique(splits).tolist()) - set(SPLITS)):
+    if odd := sorted(set(np.unique(content["splits"]).tolist()) - set(SPLITS)):
         raise UserError(f"{path}: split {odd[0]!r} is not known; expected one of {', '.join(SPLITS)}")
-    found: list[str] = splits.tolist()
-    return found
-
-
-def _finite_rows(embeddings: np.ndarray, paths: list[str], path: Path) -> np.ndarray:
-    """Return the rows as float32; raise UserError naming the first with NaN or infinity."""
+    paths = content["paths"].tolist()
+    if not any(paths):
+        paths = [f"row {row}" for row in range(count)]
+    if again := next((name for name, times in Counter(paths).items() if times > 1), None):
+        raise UserError(f"{path} holds image {again!r} twice; embed each image once")
+    rows = content["embeddings"]
     with np.errstate(over="ignore"):
-        rows = embeddings if embeddings.dtype == np.float32 else embeddings.astype(np.float32)
-    for start in range(0, len(rows), _BLOCK):
+        rows = rows if rows.dtype == np.float32 else rows.astype(np.float32)
+    for start in range(0, count, _BLOCK):
         wrong = np.flatnonzero(~np.isfinite(rows[start : start + _BLOCK]).all(axis=1))
         if len(wrong):
             row = start + int(wrong[0])
@@ -86,4 +56,17 @@ def _finite_rows(embeddings: np.ndarray, paths: list[str], path: Path) -> np.nda
                 f"{path}: row {row} ({paths[row]!r}) holds NaN or infinity; look at it with aurank doctor --embeddings "
                 f"{path}, and embed it again or leave it out"
             )
-    return rows
+    names, label = content.get("classes"), content["labels"].tolist()
+    super_labels, groups = content.get("super_labels"), content["groups"]
+    made_by = MadeBy.parse(str(content["made_by"]), str(path)) if "made_by" in content else None
+    return build_manifest(
+        path.stem,
+        EmbeddingSource(rows, paths, where=str(path), made_by=made_by),
+        paths=paths,
+        labels=[str(one) for one in label] if names is None else [str(names[one]) for one in label],
+        splits=content["splits"].tolist(),
+        is_query=content["is_query"].tolist(),
+        is_gallery=content["is_gallery"].tolist(),
+        groups=groups.tolist() if (groups != -1).any() else None,
+        super_labels=None if super_labels is None else super_labels.tolist(),
+    )

@@ -20,10 +20,10 @@ class Benchmark:
     """The facts about one benchmark.
 
     Attributes:
-        folders: places tried below the data folder, "." being the data folder itself; ".zip" is an archive.
+        folders: places tried below the data folder, "." being that folder itself; ".zip" is an archive.
         files: what each file that is read holds; a path that ends in "/" is a folder of images.
-        sizes: the published ones, by the list file or the folder.
-        never_read: files that the benchmark has besides.
+        either: the same of files of which one layout has some, another the others.
+        sizes: published, by list file or folder.
         lines: the published number of entries of other files.
         archives: the published md5 checksums of what is downloaded.
     """
@@ -36,18 +36,13 @@ class Benchmark:
     terms: str
     files: Mapping[str, str]
     sizes: Mapping[str, SplitSize]
-    never_read: Mapping[str, str] = field(default_factory=dict)
+    either: Mapping[str, str] = field(default_factory=dict)
     lines: Mapping[str, int] = field(default_factory=dict)
     archives: Mapping[str, str] = field(default_factory=dict)
     remark: str = ""
 
 
-# Sizes: Song et al. (CVPR 2016). The md5 is the one that three public loaders agree on.
-SOP_LISTS = ("Ebay_train.txt", "Ebay_test.txt")
-_KINDS = (
-    *("bicycle", "cabinet", "chair", "coffee_maker", "fan", "kettle"),
-    *("lamp", "mug", "sofa", "stapler", "table", "toaster"),
-)
+# Sizes: Song et al. (CVPR 2016). Three public loaders agree on the md5.
 SOP = Benchmark(
     name="sop",
     title="Stanford Online Products",
@@ -57,12 +52,8 @@ SOP = Benchmark(
     origin="https://cvgl.stanford.edu/projects/lifted_struct/ (Stanford_Online_Products.zip, also linked at "
     "https://github.com/rksltnl/Deep-Metric-Learning-CVPR16)",
     terms="MIT licence",
-    files={SOP_LISTS[0]: "the training list", SOP_LISTS[1]: "the test list"},
-    sizes={SOP_LISTS[0]: SplitSize(59_551, 11_318), SOP_LISTS[1]: SplitSize(60_502, 11_316)},
-    never_read={
-        "Ebay_info.txt": "both lists in one",
-        **{f"{kind}_final.txt": f"the list of {kind.replace('_', ' ')}s" for kind in _KINDS},
-    },
+    files={"Ebay_train.txt": "the training list", "Ebay_test.txt": "the test list"},
+    sizes={"Ebay_train.txt": SplitSize(59_551, 11_318), "Ebay_test.txt": SplitSize(60_502, 11_316)},
     archives={"Stanford_Online_Products.zip": "7f73d41a2f44250d4779881525aea32e"},
 )
 
@@ -98,9 +89,9 @@ INATURALIST = Benchmark(
 
 # Sizes: fast-reid's documentation, that of the small list counted again; entries of img2vid.txt: the set's README.
 VEHICLE_TRAIN, VEHICLE_OF_IMAGE = "train_test_split/train_list.txt", "attribute/img2vid.txt"
-_VEHICLE_LIST = "train_test_split/test_list_{}.txt"
 VEHICLE_TESTS = {
-    size: _VEHICLE_LIST.format(count) for size, count in (("small", 800), ("medium", 1600), ("large", 2400))
+    size: f"train_test_split/test_list_{count}.txt"
+    for size, count in (("small", 800), ("medium", 1600), ("large", 2400))
 }
 VEHICLEID = Benchmark(
     name="vehicleid",
@@ -123,19 +114,16 @@ VEHICLEID = Benchmark(
         VEHICLE_TESTS["medium"]: SplitSize(13_377, 1_600),
         VEHICLE_TESTS["large"]: SplitSize(19_777, 2_400),
     },
-    never_read={
-        **{_VEHICLE_LIST.format(count): "a larger test list" for count in (3200, 6000, 13164)},
-        "attribute/model_names.txt": "the names of 250 models",
-        "attribute/color_names.txt": "the names of 7 colours",
-    },
     lines={VEHICLE_OF_IMAGE: 221_567},
     remark="its first lists, 110,178 training images of 13,134 vehicles, were replaced after vehicles with forged "
     "plates were found",
 )
 
-# Sizes: of the halves as papers on metric learning state them; 11,788 and 16,185 images together are official. The md5
-# is the one that public loaders agree on.
-_HALVES = "it is split by classes, not the official lists, which are for classification: numbers by those cannot be "
+# Sizes: of the halves as papers on metric learning state them; 11,788 and 16,185 images together are official.
+# Public loaders agree on the md5.
+_HALVES = (
+    "it is split by classes, not the official lists, which are for classification: numbers by those cannot be compared"
+)
 CUB = Benchmark(
     name="cub200",
     title="CUB-200-2011",
@@ -145,9 +133,8 @@ CUB = Benchmark(
     terms="non-commercial research and education only; the photographers keep their rights",
     files={"images.txt": "the images", "image_class_labels.txt": "the class of each image"},
     sizes={"classes 1 to 100": SplitSize(5_864, 100), "classes 101 to 200": SplitSize(5_924, 100)},
-    never_read={"train_test_split.txt": "the split for classification"},
     archives={"CUB_200_2011.tgz": "97eceeb196236b17998738112f37df78"},
-    remark=f"{_HALVES}compared",
+    remark=_HALVES,
 )
 CARS_WHOLE = "cars_annos.mat"
 CARS_PARTS = {"devkit/cars_train_annos.mat": "cars_train", "cars_test_annos_withlabels.mat": "cars_test"}
@@ -162,11 +149,11 @@ CARS = Benchmark(
     terms="non-commercial research only (ImageNet's terms)",
     files={},
     sizes={"classes 1 to 98": SplitSize(8_054, 98), "classes 99 to 196": SplitSize(8_131, 98)},
-    never_read={
+    either={
         CARS_WHOLE: "all annotations, with car_ims",
         **{file: f"the annotations of {folder}" for file, folder in CARS_PARTS.items()},
     },
-    remark=f"{_HALVES}compared",
+    remark=_HALVES,
 )
 
 # Sizes: of the paper's section 5 and the set's page; the images also those that mmpretrain's inshop.py counts.
@@ -230,7 +217,6 @@ VERI = Benchmark(
     },
 )
 # Sizes: those of torchreid's msmt17.py.
-MSMT_TRAIN = "list_train.txt and list_val.txt"
 MSMT = Benchmark(
     name="msmt17",
     title="MSMT17",
@@ -246,17 +232,17 @@ MSMT = Benchmark(
         "list_gallery.txt": "the gallery",
     },
     sizes={
-        MSMT_TRAIN: SplitSize(32_621, 1_041),
+        "list_train.txt and list_val.txt": SplitSize(32_621, 1_041),
         "list_query.txt": SplitSize(11_659, 3_060),
         "list_gallery.txt": SplitSize(82_161, 3_060),
     },
 )
-# Sizes: the totals of fast-reid's veriwild.py (41,861, 69,389 and 138,517), of which one image a vehicle is the query.
+# Sizes: the totals of fast-reid's veriwild.py, of which one image a vehicle is the query.
 WILD_TRAIN, WILD_CAMERAS = "train_test_split/train_list.txt", "train_test_split/vehicle_info.txt"
-_WILD_COUNTS = {"small": 3000, "medium": 5000, "large": 10000}
+_WILD_SIZES = {"small": (41_861, 3_000), "medium": (69_389, 5_000), "large": (138_517, 10_000)}
 WILD_TESTS = {
-    size: (f"train_test_split/test_{count}_query.txt", f"train_test_split/test_{count}.txt")
-    for size, count in _WILD_COUNTS.items()
+    size: (f"train_test_split/test_{vehicles}_query.txt", f"train_test_split/test_{vehicles}.txt")
+    for size, (_, vehicles) in _WILD_SIZES.items()
 }
 WILD = Benchmark(
     name="veriwild",
@@ -269,34 +255,30 @@ WILD = Benchmark(
     files={
         WILD_TRAIN: "the training list",
         WILD_CAMERAS: "the camera of each image",
-        **{
-            path: f"the {what} of the {size} test"
-            for size, files in WILD_TESTS.items()
-            for path, what in zip(files, ("queries", "gallery"), strict=True)
-        },
+        **{query: f"the queries of the {size} test" for size, (query, _) in WILD_TESTS.items()},
+        **{gallery: f"the gallery of the {size} test" for size, (_, gallery) in WILD_TESTS.items()},
     },
     sizes={
         WILD_TRAIN: SplitSize(277_797, 30_671),
+        **{WILD_TESTS[size][0]: SplitSize(vehicles, vehicles) for size, (_, vehicles) in _WILD_SIZES.items()},
         **{
-            path: SplitSize(images, _WILD_COUNTS[size])
-            for size, total in (("small", 41_861), ("medium", 69_389), ("large", 138_517))
-            for path, images in zip(WILD_TESTS[size], (_WILD_COUNTS[size], total - _WILD_COUNTS[size]), strict=True)
+            WILD_TESTS[size][1]: SplitSize(images - vehicles, vehicles)
+            for size, (images, vehicles) in _WILD_SIZES.items()
         },
     },
 )
 
 
 def _revisited(name: str, title: str, archives: str, gallery: int) -> Benchmark:
-    truth = f"gnd_{name}.mat"
     return Benchmark(
         name=name,
         title=title,
         folders=(name, f"datasets/{name}", f"revisitop/{name}", "."),
-        layout=f"{name}/{{{truth}, jpg/IMAGE.jpg}}",
+        layout=f"{name}/{{gnd_{name}.mat, jpg/IMAGE.jpg}}",
         origin=f"https://www.robots.ox.ac.uk/~vgg/data/{archives}, all images in one folder jpg, and "
-        f"http://cmp.felk.cvut.cz/revisitop/data/datasets/{name}/{truth}",
+        f"http://cmp.felk.cvut.cz/revisitop/data/datasets/{name}/gnd_{name}.mat",
         terms="the photographers keep their rights (Flickr)",
-        files={truth: "the ground truth"},
+        files={f"gnd_{name}.mat": "the ground truth"},
         sizes={"queries": SplitSize(70, 70), "images": SplitSize(gallery, gallery)},
         remark=f"the copy gnd_{name}.pkl of the ground truth is not read, because reading such a file runs code in it",
     )
@@ -305,8 +287,7 @@ def _revisited(name: str, title: str, archives: str, gallery: int) -> Benchmark:
 # Sizes: section 3 of Radenović et al. (CVPR 2018): 5,063 and 6,392 images, of which 70 each are queries.
 ROXFORD = _revisited("roxford5k", "ROxford5k", "oxbuildings/oxbuild_images.tgz", 4_993)
 RPARIS = _revisited("rparis6k", "RParis6k", "parisbuildings/paris_1.tgz and paris_2.tgz", 6_322)
-# Sizes: the index as its page counts it; the queries that are not ignored as papers that report both count them, which
-# no official file was at hand to confirm.
+# Sizes: the index as its page counts it; the queries that are not ignored as papers that report both count them.
 GLD_INDEX, GLD_SOLUTION = "index/index.csv", "test/retrieval_solution_v2.1.csv"
 GLD = Benchmark(
     name="gldv2",
@@ -316,11 +297,7 @@ GLD = Benchmark(
     origin="https://github.com/cvdfoundation/google-landmark",
     terms="annotations CC BY 4.0; images of index and test CC-0 or public domain",
     files={GLD_INDEX: "the list of the index", GLD_SOLUTION: "the ground truth of retrieval"},
-    sizes={
-        "public": SplitSize(379, 379),
-        "private": SplitSize(750, 750),
-        "index": SplitSize(761_757, 761_757),
-    },
+    sizes={"public": SplitSize(379, 379), "private": SplitSize(750, 750), "index": SplitSize(761_757, 761_757)},
 )
 
 BENCHMARKS: Mapping[str, Benchmark] = {

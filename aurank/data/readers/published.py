@@ -1,18 +1,28 @@
 """Where a benchmark lies on disk, and how what was read of it differs from its published form."""
 
+import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import hashlib
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, get_args
+
+import numpy as np
 
 from aurank.data.manifest import Manifest
 from aurank.data.readers.facts import Benchmark, SplitSize
-from aurank.data.readers.lines import Row, build_listed
-from aurank.data.sources import ImageSource, holds_folder, open_source
+from aurank.data.readers.listing import Row, build_listed
+from aurank.data.sources import FolderSource, ImageSource, open_source
 from aurank.errors import UserError
 
 _EXAMPLES = 3
+_CHUNK = 2**22
+
+
+class _Missing(Exception):
+    """Lists are missing without which nothing can be read; one text each."""
 
 
 @dataclass(frozen=True)
@@ -34,16 +44,27 @@ class Place:
 
     def holds(self, file: str) -> bool:
         """Return whether a file, or a folder ("name/"), is there."""
-        return holds_folder(self.source, file) if file.endswith("/") else self.source.exists(file)
+        if not file.endswith("/"):
+            return self.source.exists(file)
+        if isinstance(self.source, FolderSource):
+            return (self.source.root / file).is_dir()
+        return any(name.startswith(file) for name in self.source.names())
 
     def missing(self, files: Iterable[str]) -> list[str]:
         """Return one line for each of the files that is not there: what it is and where to get it."""
-        known = {**self.benchmark.never_read, **self.benchmark.files}
+        known = {**self.benchmark.either, **self.benchmark.files}
         return [
             f"{file}, {known.get(file, 'a list')}, is missing: get it from {self.benchmark.origin}"
             for file in files
             if not self.holds(file)
         ]
+
+    def require(self, files: Iterable[str], further: Iterable[str] = ()) -> list[str]:
+        """End the reading unless all of `files` are there; return the lines for those of `further` that are not."""
+        needed, others = self.missing(files), self.missing(further)
+        if needed:
+            raise _Missing(*needed, *others)
+        return others
 
 
 class Part(NamedTuple):
@@ -54,11 +75,100 @@ class Part(NamedTuple):
     expected: SplitSize
 
 
-class Reading(NamedTuple):
-    """What was read of a benchmark (None where a list is missing), and all that differs from its published form."""
+@dataclass(frozen=True)
+class Contents:
+    """What the files of a benchmark say: its parts, what differs, the folder that paths start from.
 
-    manifest: Manifest | None
-    problems: list[str]
+    `positives` and `ignored` are pairs of a row of the first part and a row of the second.
+    """
+
+    parts: Sequence[Part]
+    problems: Sequence[str] = ()
+    images: str = ""
+    positives: Sequence[tuple[int, int]] | None = None
+    ignored: Sequence[tuple[int, int]] | None = None
+
+
+@dataclass(eq=False)
+class PublishedReader:
+    """The reader of a benchmark: finds it below the data folder, and insists on its published form.
+
+    Its arguments are those of `read`, besides: `path`, the folder or archive below `root`, by default the usual ones;
+    `complete`, False to read a part.
+    """
+
+    benchmark: Benchmark
+    read: Callable[..., Contents]
+    each: str = ""  # the argument whose every value `check_benchmark` examines
+
+    def __post_init__(self) -> None:
+        functools.update_wrapper(self, self.read)  # its name and docstring
+        own = list(inspect.signature(self.read).parameters.values())[1:]
+        kind = inspect.Parameter.KEYWORD_ONLY
+        given = [
+            inspect.Parameter("root", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=Path),
+            inspect.Parameter("path", kind, default=None, annotation=str | None),
+            *own,
+            inspect.Parameter("complete", kind, default=True, annotation=bool),
+        ]
+        self.__signature__ = inspect.Signature(given, return_annotation=Manifest)
+
+    def __call__(self, root: Path, *, path: str | None = None, complete: bool = True, **params: Any) -> Manifest:
+        """Return the manifest.
+
+        Raises:
+            UserError: names everything that is missing, or different where it shall be `complete`, and what to do.
+        """
+        benchmark = self.benchmark
+        place = locate(benchmark, root, path)
+        if place is None:
+            raise UserError(
+                f"{describe_absence(benchmark, root, path)}; get it from {benchmark.origin}; expected layout: "
+                f"{benchmark.layout}; terms: {benchmark.terms}; then set data.root (or AURANK_DATA) to the folder that "
+                "holds it"
+            )
+        manifest, problems = self.examine(place, **params)
+        if manifest is not None and not (complete and problems):
+            return manifest
+        remedy = f"Get it from {benchmark.origin}"
+        if manifest is not None:
+            remark = f" ({benchmark.remark})" if benchmark.remark else ""
+            remedy = f"Get the rest from {benchmark.origin}, or data.params.complete=false reads it as a part{remark}"
+        raise UserError(
+            f"{benchmark.title} in {place.source.where} is not as published: {'; '.join(problems)}. {remedy}; expected "
+            f"layout: {benchmark.layout}; `aurank data check {benchmark.name} --root {root}` lists all that is "
+            "missing; data.root (or AURANK_DATA) names the folder that holds it"
+        )
+
+    def examine(self, place: Place, **params: Any) -> tuple[Manifest | None, list[str]]:
+        """Return what was read, None where a list is missing, and all that differs from the published form."""
+        try:
+            found = self.read(place, **params)
+        except _Missing as error:
+            return None, list(error.args)
+        rows = [row for part in found.parts for row in part.rows]
+        manifest = build_listed(place.benchmark.name, place.inside(found.images), rows)
+        shift = np.array([0, len(found.parts[0].rows)])
+        pairs = {
+            name: np.array(listed, dtype=np.int64).reshape(-1, 2) + shift
+            for name in ("positives", "ignored")
+            if (listed := getattr(found, name)) is not None
+        }
+        sizes = [SplitSize(len(part.rows), len({row.label for row in part.rows})) for part in found.parts]
+        wrong = [
+            f"{part.name} has {size}, expected {part.expected}"
+            for part, size in zip(found.parts, sizes, strict=True)
+            if size != part.expected
+        ]
+        return dataclasses.replace(manifest, **pairs), [*found.problems, *wrong]
+
+
+PUBLISHED: dict[str, PublishedReader] = {}
+
+
+def published(benchmark: Benchmark, each: str = "") -> Callable[[Callable[..., Contents]], PublishedReader]:
+    """Make the reader of a benchmark of a function that reads its files at a Place, and list it in PUBLISHED."""
+    return lambda read: PUBLISHED.setdefault(benchmark.name, PublishedReader(benchmark, read, each))
 
 
 def locate(benchmark: Benchmark, root: Path, path: str | None = None) -> Place | None:
@@ -72,7 +182,7 @@ def locate(benchmark: Benchmark, root: Path, path: str | None = None) -> Place |
         places = [place for place in places if place.path == root / path] or [Place(benchmark, root / path)]
     there = [place for place in places if place.path.exists()]
     for place in there:
-        if any(map(place.holds, (*benchmark.files, *benchmark.never_read))):
+        if any(map(place.holds, (*benchmark.files, *benchmark.either))):
             return place
     return next((place for place in there if path is not None or place.path != root), None)
 
@@ -81,52 +191,6 @@ def describe_absence(benchmark: Benchmark, root: Path, path: str | None = None) 
     """Return which places were tried, where `locate` found nothing."""
     tried = [root / folder for folder in benchmark.folders] if path is None else [root / path]
     return f"{benchmark.title} is not there: none of {', '.join(map(str, tried))} holds it"
-
-
-def read_published(
-    benchmark: Benchmark, root: Path, path: str | None, examine: Callable[[Place], Reading], *, complete: bool
-) -> Manifest:
-    """Return the manifest of a benchmark, wherever it lies below `root`, as `examine` reads it.
-
-    Raises:
-        UserError: names everything that is missing, or different where it shall be `complete`, and what to do.
-    """
-    place = locate(benchmark, root, path)
-    if place is None:
-        raise UserError(
-            f"{describe_absence(benchmark, root, path)}; get it from {benchmark.origin}; expected layout: "
-            f"{benchmark.layout}; terms: {benchmark.terms}; then set data.root (or AURANK_DATA) to the folder that "
-            "holds it"
-        )
-    manifest, problems = examine(place)
-    if manifest is not None and not (complete and problems):
-        return manifest
-    remedy = f"Get it from {benchmark.origin}"
-    if manifest is not None:
-        remark = f" ({benchmark.remark})" if benchmark.remark else ""
-        remedy = f"Get the rest from {benchmark.origin}, or data.params.complete=false reads it as a part{remark}"
-    raise UserError(
-        f"{benchmark.title} in {place.source.where} is not as published: {'; '.join(problems)}. {remedy}; expected "
-        f"layout: {benchmark.layout}; `aurank data check {benchmark.name} --root {root}` lists all that is missing; "
-        "data.root (or AURANK_DATA) names the folder that holds it"
-    )
-
-
-def compare_parts(place: Place, parts: Sequence[Part], problems: Sequence[str] = (), *, images: str = "") -> Reading:
-    """Return a benchmark as its parts have it, and the sizes that differ, behind `problems` known before.
-
-    Args:
-        images: the folder that the paths start from.
-    """
-    rows = [row for part in parts for row in part.rows]
-    manifest = build_listed(place.benchmark.name, place.inside(images), rows)
-    sizes = [SplitSize(len(part.rows), len({row.label for row in part.rows})) for part in parts]
-    wrong = [
-        f"{part.name} has {size}, expected {part.expected}"
-        for part, size in zip(parts, sizes, strict=True)
-        if size != part.expected
-    ]
-    return Reading(manifest, [*problems, *wrong])
 
 
 def compare_classes(
@@ -162,3 +226,120 @@ def summarise(what: str, examples: Sequence[str]) -> list[str]:
         return []
     more = f"; and {len(examples) - _EXAMPLES:,} more" if len(examples) > _EXAMPLES else ""
     return [f"{what}: {len(examples):,} ({'; '.join(examples[:_EXAMPLES])}{more})"]
+
+
+@dataclass(frozen=True)
+class Completeness:
+    """What was found of a benchmark.
+
+    Attributes:
+        confirmed: what was found as published.
+        problems: lines that each name one thing missing or different, and its remedy.
+
+    Example:
+        >>> from aurank.data import BENCHMARKS
+        >>> print(Completeness(BENCHMARKS["sop"], "sop", ("the test list",), ()))
+        Stanford Online Products in sop: complete
+          found: the test list
+    """
+
+    benchmark: Benchmark
+    where: str
+    confirmed: tuple[str, ...]
+    problems: tuple[str, ...]
+
+    @property
+    def complete(self) -> bool:
+        """Whether everything that aurank reads is there and as published."""
+        return not self.problems
+
+    def __str__(self) -> str:
+        about = self.benchmark
+        state = "complete" if self.complete else f"not complete, {len(self.problems)} to mend"
+        lines = [f"{about.title} in {self.where}: {state}", *(f"  found: {text}" for text in self.confirmed)]
+        if not self.complete:
+            lines += [f"  missing or different: {text}" for text in self.problems]
+            lines += [f"  get it from: {about.origin}", f"  expected layout: {about.layout}", f"  terms: {about.terms}"]
+            lines += [f"  remark: {about.remark}"] if about.remark else []
+        return "\n".join(lines)
+
+
+def check_benchmark(
+    name: str,
+    root: Path,
+    *,
+    path: str | None = None,
+    checksums: bool = True,
+    on_bytes: Callable[[int, int], None] | None = None,
+) -> Completeness:
+    """Return everything that a benchmark's folder lacks, or has otherwise than published.
+
+    Every listed image is looked for, none is decoded: `examine` of the doctor does that.
+
+    Args:
+        name: of `BENCHMARKS`, such as sop.
+        root: the data folder; the benchmark is looked for below it as its reader does.
+        path: the folder, or zip archive, below it where it lies elsewhere.
+        checksums: compare the published md5 of the downloaded archives that lie in `root` or beside the images.
+        on_bytes: called with the bytes just compared and their number in all.
+
+    Raises:
+        UserError: for another name.
+
+    Example:
+        >>> check_benchmark("sop", Path("nowhere")).complete
+        False
+    """
+    if name not in PUBLISHED:
+        raise UserError(f"no benchmark {name!r} to check; expected one of {', '.join(PUBLISHED)}")
+    reader = PUBLISHED[name]
+    benchmark = reader.benchmark
+    place = locate(benchmark, root, path)
+    confirmed: list[str] = []
+    problems: list[str] = []
+    if place is None:
+        problems.append(describe_absence(benchmark, root, path))
+    else:
+        problems += place.missing(benchmark.files)
+        values = get_args(inspect.signature(reader.read).parameters[reader.each].annotation) if reader.each else ()
+        for params in [{reader.each: value} for value in values] or [{}]:
+            try:
+                manifest, wrong = reader.examine(place, **params)
+            except UserError as error:
+                problems.append(str(error))
+                continue
+            problems += wrong
+            if manifest is not None:
+                missing = [image for image in dict.fromkeys(manifest.paths) if not manifest.source.exists(image)]
+                problems += summarise(f"listed images that are not in {manifest.source.where}", missing)
+                confirmed += _sizes(manifest)
+    if checksums:
+        folders = [root] if place is None else [root, place.path.parent, place.path]
+        files = [folder / archive for archive in benchmark.archives for folder in folders]
+        present = [file for file in dict.fromkeys(files) if file.is_file()]
+        total = sum(file.stat().st_size for file in present)
+        for file in present:
+            digest = hashlib.md5(usedforsecurity=False)
+            with file.open("rb") as stream:
+                while chunk := stream.read(_CHUNK):
+                    digest.update(chunk)
+                    if on_bytes is not None:
+                        on_bytes(len(chunk), total)
+            if (md5 := digest.hexdigest()) == (expected := benchmark.archives[file.name]):
+                confirmed.append(f"{file} with the published md5")
+            else:
+                problems.append(f"{file} has md5 {md5}, expected {expected}: fetch it again")
+    where = str(root) if place is None else place.source.where
+    return Completeness(benchmark, where, *(tuple(dict.fromkeys(lines)) for lines in (confirmed, problems)))
+
+
+def _sizes(manifest: Manifest) -> Iterator[str]:
+    """Yield how many images and classes each split has, queries and gallery apart where a split has both."""
+    for split in manifest.split_sizes:
+        part = manifest.split(split)
+        both = part.is_query & part.is_gallery
+        sides = {"": both, " query": part.is_query & ~both, " gallery": part.is_gallery & ~both}
+        for side, rows in sides.items():
+            if rows.any():
+                classes = len(np.unique(part.labels[rows]))
+                yield f"{split}{side} list of {int(rows.sum()):,} images of {classes:,} classes"

@@ -13,7 +13,7 @@ import numpy as np
 from aurank.arrays import claims_too_much
 from aurank.data.captions import text_key, tidied
 from aurank.data.manifest import SPLITS, Manifest, first_seen
-from aurank.data.readers.lines import Row, build_listed, check_listing, read_text
+from aurank.data.readers.listing import Row, build_listed, check_listing, read_text
 from aurank.data.sources import FolderSource, ImageSource, open_source
 from aurank.errors import AurankWarning, UserError
 from aurank.files import reading
@@ -21,7 +21,7 @@ from aurank.names import meant, nearest
 
 _REQUIRED = ("path", "label", "text", "split")  # those of them that a table has are filled in every line
 _BOX = ("x1", "y1", "x2", "y2")
-_OPTIONAL = ("is_query", "is_gallery", "group", "super_label", *_BOX)
+_KNOWN = (*_REQUIRED, "is_query", "is_gallery", "group", "super_label", *_BOX)
 _NEARLY = 0.76  # likeness of names: "groups" and "group" have 0.91, "query" and "is_query" 0.77
 _FLAGS = {"1": True, "true": True, "yes": True, "": True, "0": False, "false": False, "no": False}
 
@@ -34,11 +34,6 @@ def read_table(root: Path, *, file: str, path: str = ".", images: str = "", outs
     Columns: `path,label,split[,is_query,is_gallery,group,super_label,x1,y1,x2,y2]`, or with a text of each image
     `path,text,split[,label,…]`. Others are ignored, and named in a warning.
 
-    Args:
-        file: the table, in `path` or in `root`; parquet if it ends so, otherwise csv in UTF-8 with a header.
-        images: the folder in `path` that the column `path` starts from.
-        outside: whether a path may leave that folder, by `..` or as an absolute one.
-
     x1,y1,x2,y2 are a box in the order of Pascal VOC: the upright image is cut to it before any transform, from pixel
     x1,y1 (the first is 0,0) up to x2,y2, which lie just outside. Fractions are rounded; empty in all four means the
     whole image. An image may have several rows with different boxes, each of its own label.
@@ -47,6 +42,11 @@ def read_table(root: Path, *, file: str, path: str = ".", images: str = "", outs
     Splits are train, val and test. Texts are kept as `tidied` leaves them. Without labels, texts equal but for case are
     one class, which the first of them names, and an image may have rows with different texts. Beside labels some texts
     may be empty: the data set then has none.
+
+    Args:
+        file: the table, in `path` or in `root`; parquet if it ends so, otherwise csv in UTF-8 with a header.
+        images: the folder in `path` that the column `path` starts from.
+        outside: whether a path may leave that folder, by `..` or as an absolute one.
 
     Raises:
         UserError: names the line that is wrong, or a column whose name is nearly one of these.
@@ -78,13 +78,10 @@ def read_two_tables(query: Path, gallery: Path, *, root: Path | None = None, out
     headers = [set(next(iter(side.values()))[1]) for side in (queries, answers) if side]
     if len({"label" in header for header in headers}) > 1:
         raise UserError(f"of {query} and {gallery} one has a column label and the other has none; write it into both")
-    if any("group" in header for header in headers):
-        for _, values in lines:
-            values.setdefault("group", "")
-    if any(name in header for header in headers for name in _BOX):
-        for _, values in lines:
-            for name in _BOX:
-                values.setdefault(name, "")
+    for columns in (("group",), _BOX):
+        if any(name in header for header in headers for name in columns):
+            for _, values in lines:
+                values.update({name: values.get(name, "") for name in columns})
     for path in queries.keys() & answers.keys():
         for name in ("label", "group", *_BOX):
             one, other = queries[path][1].get(name), answers[path][1].get(name)
@@ -114,48 +111,40 @@ def _side_lines(file: Path, source: ImageSource, *, outside: bool) -> dict[str, 
 
 
 def _of_lines(name: str, source: ImageSource, lines: Sequence[Line], *, outside: bool) -> Manifest:
-    """Return the manifest of the lines of a table."""
+    header = lines[0][1] if lines else dict.fromkeys(_REQUIRED, "")
+    labelled = "label" in header
     for where, line in lines:
         if line["split"] not in SPLITS:
             raise UserError(f"{where}: split {line['split']!r} is not one of {', '.join(SPLITS)}")
     for column in _REQUIRED:
         empty = [where for where, line in lines if not line.get(column, "?")]
-        if empty and (column != "text" or "label" not in lines[0][1]):
-            more = f", and in {len(empty) - 1:,} more line{'s' if len(empty) > 2 else ''}" if len(empty) > 1 else ""
-            raise UserError(f"{empty[0]}: {column} is empty{more}")
+        if empty and (column != "text" or not labelled):
+            others = f", and in {len(empty) - 1:,} more line{'s' if len(empty) > 2 else ''}" if len(empty) > 1 else ""
+            raise UserError(f"{empty[0]}: {column} is empty{others}")
+    if lacking := [column for column in _BOX if column not in header and any(each in header for each in _BOX)]:
+        columns = ",".join(_BOX)
+        raise UserError(
+            f"{lines[0][0]}: column {lacking[0]!r} of the boxes is missing; give {columns}, or none of them"
+        )
     texts = [tidied(line.get("text", "")) for _, line in lines]
-    labelled = not lines or "label" in lines[0][1]
     named: dict[str, str] = {}  # without labels a class is named by the first of its texts
     super_labels: Sequence[int | None] = _numbers(lines, "super_label") or [None] * len(lines)
     rows = []
-    has_boxes = bool(lines) and _has_boxes(lines[0])
     for (where, line), text, super_label in zip(lines, texts, super_labels, strict=True):
         label = line["label"] if labelled else named.setdefault(text_key(text), text)
-        row = Row(where, PurePosixPath(line["path"]).as_posix(), label, line["split"], super_label)
-        rows.append(row._replace(box=_box(where, line)) if has_boxes else row)
-    columns = {
+        path, box = PurePosixPath(line["path"]).as_posix(), _box(where, [line.get(column, "") for column in _BOX])
+        rows.append(Row(where, path, label, line["split"], super_label, box=box))
+    more = {
         "is_query": _flags(lines, "is_query"),
         "is_gallery": _flags(lines, "is_gallery"),
         "groups": _numbers(lines, "group"),
         "texts": texts if all(texts) else None,
     }
-    return build_listed(name, source, rows, one_label=labelled, outside=outside, **columns)
+    return build_listed(name, source, rows, one_label=labelled, outside=outside, **more)
 
 
-def _has_boxes(first: Line) -> bool:
-    """Return whether the table has boxes; raise UserError where it has some of their columns only."""
-    there = [name for name in _BOX if name in first[1]]
-    if there and len(there) < len(_BOX):
-        lacking = next(name for name in _BOX if name not in there)
-        raise UserError(
-            f"{first[0]}: column {lacking!r} of the boxes is missing; give {','.join(_BOX)}, or none of them"
-        )
-    return bool(there)
-
-
-def _box(where: str, line: dict[str, str]) -> tuple[int, int, int, int] | None:
+def _box(where: str, given: Sequence[str]) -> tuple[int, int, int, int] | None:
     """Return the box of a line, None for the whole image."""
-    given = [line[name] for name in _BOX]
     if not any(given):
         return None
     try:
@@ -176,10 +165,8 @@ def _table_lines(source: ImageSource, file: str, *, splits: bool = True) -> Iter
         header, body = _parquet(source, file)
     else:
         reader = csv.reader(io.StringIO(read_text(source, file), newline=""))
-        try:
+        with reading(file, "a csv table", remedy="mend its header"):
             header = [name.strip() for name in next(reader, [])]
-        except csv.Error as error:
-            raise UserError(f"{file}, line 1: not a csv table that can be read ({error})") from None
         body = ((reader.line_num, line) for line in reader)
     what = "text" if "text" in header and "label" not in header else "label"
     wanted = ("path", what, "split") if splits else ("path", what)
@@ -188,10 +175,18 @@ def _table_lines(source: ImageSource, file: str, *, splits: bool = True) -> Iter
         if absent == "label":
             either, also = "columns 'label' and 'text' are both", " or path,text" + ",split" * splits
         raise UserError(f"{file}: {either} missing; expected {','.join(wanted)}{also}, got {','.join(header)}")
-    known = [name for name in header if name in _REQUIRED + _OPTIONAL]
+    known = [name for name in header if name in _KNOWN]
     if len(known) > len(set(known)):
         raise UserError(f"{file}: a column occurs twice in {','.join(header)}")
-    _tell_unknown(file, header)
+    unknown = [name for name in header if name not in _KNOWN]
+    for name in unknown:
+        if likely := nearest(name, [column for column in _KNOWN if column not in header], cutoff=_NEARLY):
+            remedy = "Rename it; if it is something else, give it another name"
+            raise UserError(f"{file}: column {name!r} is not known{meant(likely)} {remedy}")
+    if unknown:
+        names = ", ".join(map(repr, unknown))
+        told = f"{file}: ignored columns: {names}; those read are {', '.join(_KNOWN)}"
+        warnings.warn(told, AurankWarning, stacklevel=2)
     try:
         for number, line in body:
             if not line:
@@ -204,28 +199,14 @@ def _table_lines(source: ImageSource, file: str, *, splits: bool = True) -> Iter
         raise UserError(f"{file}: not a csv table that can be read ({error})") from None
 
 
-def _tell_unknown(file: str, header: Sequence[str]) -> None:
-    """Warn of columns that nobody reads; raise UserError for a near miss of a column that is missing."""
-    unknown = [name for name in header if name not in _REQUIRED + _OPTIONAL]
-    lacking = [name for name in _REQUIRED + _OPTIONAL if name not in header]
-    for name in unknown:
-        if likely := nearest(name, lacking, cutoff=_NEARLY):
-            remedy = "Rename it; if it is something else, give it another name"
-            raise UserError(f"{file}: column {name!r} is not known{meant(likely)} {remedy}")
-    if unknown:
-        names, known = ", ".join(map(repr, unknown)), ", ".join(_REQUIRED + _OPTIONAL)
-        warnings.warn(f"{file}: ignored columns: {names}; those read are {known}", AurankWarning, stacklevel=2)
-
-
 def _parquet(source: ImageSource, file: str) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
-    # Imported here: it takes a third of a second that no other format needs.
-    import pyarrow
+    import pyarrow  # a third of a second that no other format needs
     import pyarrow.parquet
 
     data = source.read_bytes(file)
     with reading(file, "a parquet table", remedy="write the table anew"):
         schema = pyarrow.parquet.read_schema(pyarrow.BufferReader(data))
-        wanted = [name for name in schema.names if name in _REQUIRED + _OPTIONAL]
+        wanted = [name for name in schema.names if name in _KNOWN]
         # A value that stands in many rows is then held once.
         texts = [one.name for one in schema if one.name in wanted and pyarrow.types.is_string(one.type)]
         content = pyarrow.parquet.ParquetFile(pyarrow.BufferReader(data), read_dictionary=texts)
@@ -233,8 +214,8 @@ def _parquet(source: ImageSource, file: str) -> tuple[list[str], Iterator[tuple[
         claimed = sum(about.row_group(group).total_byte_size for group in range(about.num_row_groups))
         if rows > len(data) or claims_too_much(claimed, len(data)):
             raise ValueError(f"it claims {rows:,} rows, {claimed:,} bytes, in {len(data):,}")
-        found = content.read(columns=wanted)
-        columns = dict(zip(found.column_names, map(_texts, found.columns), strict=True))
+        table = content.read(columns=wanted)
+        columns = dict(zip(table.column_names, map(_texts, table.columns), strict=True))
     absent = [""] * rows  # of a column that is ignored
     lines = zip(*(columns.get(name, absent) for name in schema.names), strict=True)
     return schema.names, enumerate(map(list, lines), start=1)

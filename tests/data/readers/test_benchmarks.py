@@ -19,8 +19,8 @@ from testing.data_trees import real_archive, zip_tree
 
 from aurank.data import READERS
 from aurank.data.checks.doctor import examine
-from aurank.data.readers.lists import read_lists
-from aurank.data.readers.products import read_inaturalist, read_sop, read_vehicleid
+from aurank.data.readers.benchmarks import read_inaturalist, read_sop, read_vehicleid
+from aurank.data.readers.listing import read_lists
 from aurank.errors import UserError
 
 INATURALIST_LIST = "Inat_dataset_splits/Inaturalist_train_set1.txt"

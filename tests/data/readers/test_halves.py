@@ -14,7 +14,7 @@ from testing.retrieval_trees import (
 
 from aurank.data import check_benchmark
 from aurank.data.checks.doctor import examine
-from aurank.data.readers.products import read_cars, read_cub, read_inshop
+from aurank.data.readers.benchmarks import read_cars, read_cub, read_inshop
 from aurank.embedding.embed import Embedded
 from aurank.embedding.protocols import PROTOCOLS
 from aurank.errors import UserError

@@ -6,7 +6,7 @@ from testing.retrieval_trees import GALLERY, GLD, INDEX, LANDMARKS, gld_tree, la
 
 from aurank.data import ImageDataset
 from aurank.data.checks.cleaned import write_table
-from aurank.data.readers.landmarks import read_gld, read_roxford
+from aurank.data.readers.benchmarks import read_gld, read_roxford
 from aurank.data.transforms.standard import Resize
 from aurank.embedding.embed import Embedded, embed_pixels
 from aurank.embedding.protocols import PROTOCOLS

@@ -6,8 +6,7 @@ import pytest
 from testing.data_trees import write_tree, zip_tree
 
 from aurank.data.checks.doctor import examine
-from aurank.data.readers.lines import Row
-from aurank.data.readers.lists import class_folders, read_lists
+from aurank.data.readers.listing import Row, class_folders, read_lists
 from aurank.data.readers.table import read_table
 from aurank.errors import AurankWarning, UserError
 

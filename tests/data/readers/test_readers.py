@@ -4,9 +4,7 @@ from testing.data_trees import write_tree, zip_tree
 
 from aurank.data import READERS
 from aurank.data.checks.doctor import examine
-from aurank.data.readers.digits import read_digits
-from aurank.data.readers.folder import read_folder, read_unlabelled
-from aurank.data.readers.omniglot import read_omniglot
+from aurank.data.readers.folders import read_digits, read_folder, read_omniglot, read_unlabelled
 from aurank.errors import UserError
 
 OMNIGLOT = [

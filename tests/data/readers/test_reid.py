@@ -6,7 +6,7 @@ from testing.retrieval_trees import MARKET, MSMT, VERI, WILD, market_tree, msmt_
 
 from aurank.data import check_benchmark
 from aurank.data.checks.doctor import examine
-from aurank.data.readers.reid import read_market, read_msmt, read_veri, read_wild
+from aurank.data.readers.benchmarks import read_market, read_msmt, read_veri, read_wild
 from aurank.embedding.embed import Embedded
 from aurank.embedding.protocols import PROTOCOLS
 from aurank.errors import UserError

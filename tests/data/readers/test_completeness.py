@@ -61,18 +61,6 @@ def test_each_file_that_is_taken_away_is_named_with_where_to_get_it(name, tmp_pa
 
 
 @pytest.mark.usefixtures("small_sizes")
-def test_files_that_are_never_read_are_noted_and_do_not_make_a_folder_incomplete(tmp_path):
-    vehicleid_tree(tmp_path)
-    report = check_benchmark("vehicleid", tmp_path)
-    assert [note.split(",")[0] for note in report.notes] == [
-        *(f"train_test_split/test_list_{count}.txt" for count in (3200, 6000, 13164)),
-        *("attribute/model_names.txt", "attribute/color_names.txt"),
-    ]
-    assert "not needed: attribute/color_names.txt, the names of 7 colours, is missing" in str(report)
-    assert report.complete
-
-
-@pytest.mark.usefixtures("small_sizes")
 @pytest.mark.parametrize("name", TREES)
 def test_listed_images_that_are_missing_are_counted_with_examples(name, tmp_path):
     folder = TREES[name](tmp_path)

@@ -1,24 +1,25 @@
-"""What the readers of lists share: the lines of a file, rows, and the check of a list against its images."""
+"""Lists of images: their lines, rows, and the check against the images; lists as Stanford Online Products has them."""
 
 import io
 import re
-from collections.abc import Iterator, Sequence
-from pathlib import PurePosixPath
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from aurank.data.manifest import Manifest, build_manifest
-from aurank.data.sources import ImageSource
+from aurank.data.sources import ImageSource, open_source
 from aurank.errors import UserError
 from aurank.files import reading
 
 NUMBER = r"(\d{1,18})"  # fits 64 bits
 Role = Literal["both", "query", "gallery"]
+_COLUMNS = ("image_id", "class_id", "super_class_id", "path")
 
 
 class Row(NamedTuple):
-    """One image as a list names it. `where` is the line that does, as "FILE, line 7"."""
+    """One image as a list names it; `where` is the line that does, as "FILE, line 7"."""
 
     where: str
     path: str
@@ -55,15 +56,14 @@ def read_fields(
             raise UserError(f"{where}: expected the header {expected!r}, got {line[:80]!r}")
     matches = re.compile(pattern).fullmatch
     for where, line in lines:
-        if (found := matches(line)) is None:
+        if (match := matches(line)) is None:
             raise UserError(f"{where}: expected {form}, got {line[:200]!r}")
-        yield where, found.groups()
+        yield where, match.groups()
 
 
 def read_mat(source: ImageSource, file: str, name: str) -> list[Any]:
     """Return the records of a structure array, or the texts of a cell array, of a Matlab file, which runs no code."""
-    # Imported here: it takes a tenth of a second that few formats need.
-    from scipy.io import loadmat
+    from scipy.io import loadmat  # a tenth of a second that few formats need
 
     content = loadmat(io.BytesIO(source.read_bytes(file)), simplify_cells=True, variable_names=[name])[name]
     return [content] if isinstance(content, dict) else list(np.ravel(content))
@@ -84,15 +84,8 @@ def build_listed(
         columns["is_gallery"] = [row.role != "query" for row in rows]
     if any(row.box is not None for row in rows):
         columns["boxes"] = [(-1, -1, -1, -1) if row.box is None else row.box for row in rows]
-    return build_manifest(
-        name,
-        source,
-        paths=[row.path for row in rows],
-        labels=[row.label for row in rows],
-        splits=[row.split for row in rows],
-        **columns,
-        **more,
-    )
+    columns |= {column: [getattr(row, column[:-1]) for row in rows] for column in ("paths", "labels", "splits")}
+    return build_manifest(name, source, **columns, **more)
 
 
 def check_listing(
@@ -108,7 +101,7 @@ def check_listing(
     Args:
         one_label: False where an image may have several labels.
         outside: True where paths may leave the source: only for a list that the user trusts.
-        remedy: what to do where no image is found, because the paths start elsewhere.
+        remedy: for paths that start elsewhere.
     """
     first: dict[tuple[str, Any], Row] = {}
     for row in rows:
@@ -128,3 +121,45 @@ def check_listing(
             f"none of the images listed is in {source.where} (first: {rows[0].path!r}, {rows[0].where}); unpack the "
             f"images there, or {remedy}"
         )
+
+
+def read_lists(
+    root: Path, *, train: str, test: str, images: str, val: str | None = None, path: str = ".", outside: bool = False
+) -> Manifest:
+    """Return the images of list files; a class is named by its folder where each has one of its own, else by its id.
+
+    Args:
+        train, test, val: the list files in `path`. The first line is the header
+            `image_id class_id super_class_id path`, then one image a line, columns separated by blanks; ids are whole
+            numbers, and a class has the same id in all files.
+        images: the folder in `path` that the column `path` starts from.
+        outside: whether a path may leave the folder of the images, by `..` or as an absolute one.
+
+    Raises:
+        UserError: names the file and the line that is wrong.
+    """
+    archive = open_source(root / path)
+    files = {split: file for split, file in (("train", train), ("val", val), ("test", test)) if file is not None}
+    rows = [row for split, file in files.items() for row in list_rows(archive, split, file)]
+    name = PurePosixPath(path if path != "." else images).stem or "lists"
+    named = class_folders(rows)
+    return build_listed(name, open_source(root / path, prefix=images), rows, outside=outside, class_names=named)
+
+
+def class_folders(rows: Iterable[Row]) -> dict[str, str] | None:
+    """Return the last folder of all images of a class, by its id; None unless each class has one that no other has."""
+    folders: dict[str, str] = {}
+    for row in rows:
+        folder = PurePosixPath(row.path).parent.name.strip()
+        if folder in ("", "..") or folders.setdefault(row.label, folder) != folder:
+            return None
+    return folders if len(set(folders.values())) == len(folders) else None
+
+
+def list_rows(source: ImageSource, split: str, file: str) -> Iterator[Row]:
+    """Yield the rows of one list file."""
+    pattern = rf"{NUMBER}\s+{NUMBER}\s+{NUMBER}\s+(.+)"  # a path may hold blanks
+    form = f"{' '.join(_COLUMNS)}, numbers of at most 18 digits and a path"
+    lines = read_fields(source, file, pattern, form, header=[r"\s+".join(_COLUMNS)])
+    for where, (_, label, super_label, path) in lines:
+        yield Row(where, path, label, split, int(super_label))

@@ -1,0 +1,431 @@
+"""The readers of published benchmarks; each says what the files at a Place hold, and `published` does the rest.
+
+Re-identification sets: queries search a gallery, and gallery images of the query's own class and camera do not count
+(`groups` are the cameras). mauprc is what their tools call mAP, recall@k CMC rank-k, and minp mINP.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal, cast
+
+import numpy as np
+
+from aurank.data.readers.facts import (
+    CARS,
+    CARS_PARTS,
+    CARS_WHOLE,
+    CUB,
+    GLD,
+    GLD_INDEX,
+    GLD_SOLUTION,
+    INATURALIST,
+    INATURALIST_LISTS,
+    INSHOP,
+    INSHOP_LIST,
+    MARKET,
+    MSMT,
+    ROXFORD,
+    RPARIS,
+    SOP,
+    VEHICLE_OF_IMAGE,
+    VEHICLE_TESTS,
+    VEHICLE_TRAIN,
+    VEHICLEID,
+    VERI,
+    WILD,
+    WILD_CAMERAS,
+    WILD_TESTS,
+    WILD_TRAIN,
+)
+from aurank.data.readers.listing import NUMBER, Role, Row, list_rows, read_fields, read_mat, read_text
+from aurank.data.readers.published import Contents, Part, Place, compare_classes, published, summarise
+from aurank.errors import UserError
+from aurank.files import reading
+
+TestList = Literal["small", "medium", "large"]
+Attribute = Literal["model", "color"]
+Usage = Literal["public", "private"]
+Difficulty = Literal["easy", "medium", "hard"]
+# Of the names of files in two sets: class and camera, and an example.
+_NAMES = {
+    MARKET.name: (re.compile(r"(-1|\d{4})_c(\d)s\d_.*"), "0002_c1s1_000451_03.jpg"),
+    VERI.name: (re.compile(r"(\d{4})_c(\d{3})_.*"), "0002_c002_00030600_0.jpg"),
+}
+# Of each difficulty what is sought and what is left out, by the names of the ground truth.
+_JUDGED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "easy": {"positives": ("easy",), "ignored": ("junk", "hard")},
+    "medium": {"positives": ("easy", "hard"), "ignored": ("junk",)},
+    "hard": {"positives": ("hard",), "ignored": ("junk", "easy")},
+}
+
+
+@published(SOP)
+def read_sop(place: Place, *, train: str = "Ebay_train.txt", test: str = "Ebay_test.txt", images: str = "") -> Contents:
+    """Read Stanford Online Products: the class is the product as numbered, the super-label its category, 1 … 12.
+
+    Args:
+        train, test, images: the lists, and the folder that their paths start from, as the reader "lists" has them.
+
+    Source: Song et al., Deep metric learning via lifted structured feature embedding (CVPR 2016),
+        https://arxiv.org/abs/1511.06452.
+    """
+    place.require((train, test))
+    lists = zip(("train", "test"), (train, test), SOP.sizes.values(), strict=True)
+    return Contents(
+        [Part(file, list(list_rows(place.source, split, file)), expected) for split, file, expected in lists],
+        images=images,
+    )
+
+
+@published(INATURALIST)
+def read_inaturalist(place: Place) -> Contents:
+    """Read iNaturalist 2018: the class is "SUPERCATEGORY/CATEGORY"; `super_labels` number the super-categories.
+
+    The split's lists name images only, so the class is read from the path. Both annotation files, train2018.json and
+    val2018.json, have to agree with it; a part may lack them.
+
+    Source: Van Horn et al. (CVPR 2018), https://arxiv.org/abs/1707.06642, for the images; Brown et al., Smooth-AP (ECCV
+        2020), https://arxiv.org/abs/2007.12163, for the split.
+    """
+    problems = place.require(INATURALIST_LISTS.values(), INATURALIST.lines)
+    numbers: dict[str, int] = {}
+    parts = []
+    for split, file in INATURALIST_LISTS.items():
+        rows = []
+        pattern, form = r"((?:.*/)?([^/]*)/([^/]*)/[^/]*)", "train_val2018/SUPERCATEGORY/CATEGORY/IMAGE.jpg"
+        for where, (image, above, category) in read_fields(place.source, file, pattern, form):
+            rows.append(Row(where, image, f"{above}/{category}", split, numbers.setdefault(above, len(numbers))))
+        parts.append(Part(file, rows, INATURALIST.sizes[file]))
+    notes: dict[str, dict[str, str]] = {}
+    for file in filter(place.holds, INATURALIST.lines):
+        what, remedy = "the competition's annotation file", f"unpack {file}.tar.gz again"
+        with reading(f"{file} in {place.source.where}", what, remedy=remedy):
+            content = json.loads(read_text(place.source, file))
+            names = {kind["id"]: f"{kind['supercategory']}/{kind['id']}" for kind in content["categories"]}
+            name_of = {note["image_id"]: names[note["category_id"]] for note in content["annotations"]}
+            notes[file] = {str(image["file_name"]): name_of[image["id"]] for image in content["images"]}
+    rows = [row for part in parts for row in part.rows]
+    wrong = compare_classes(INATURALIST, rows, notes, whole=len(notes) == len(INATURALIST.lines))
+    return Contents(parts, problems + wrong)
+
+
+@published(VEHICLEID, each="test")
+def read_vehicleid(place: Place, *, test: TestList = "large", attribute: Attribute = "model") -> Contents:
+    """Read PKU VehicleID with one of its test lists: the class is the vehicle as numbered.
+
+    The attribute files and img2vid.txt have to be there and to agree with the lists; a part may lack them.
+
+    Args:
+        test: the test list: small, medium or large, of 800, 1,600 or 2,400 vehicles.
+        attribute: what the super-label is, the vehicle's model or its color as numbered; −1 where it has none.
+
+    Source: Liu et al., Deep relative distance learning (CVPR 2016), https://doi.org/10.1109/CVPR.2016.238.
+    """
+    files, values = {"train": VEHICLE_TRAIN, "test": VEHICLE_TESTS[test]}, f"attribute/{attribute}_attr.txt"
+    problems = place.require(files.values(), (VEHICLE_OF_IMAGE, values))
+
+    def pairs(file: str) -> Iterator[tuple[str, tuple[str, ...]]]:
+        return read_fields(place.source, file, rf"{NUMBER}\s+{NUMBER}", "two whole numbers with a blank between")
+
+    def path_of(image: str) -> str:
+        return f"image/{image.zfill(7)}.jpg"
+
+    value_of = {vehicle: int(value) for _, (vehicle, value) in pairs(values)} if place.holds(values) else None
+    parts = []
+    for split, file in files.items():
+        rows = []
+        for where, (image, vehicle) in pairs(file):
+            super_label = None if value_of is None else value_of.get(vehicle, -1)
+            rows.append(Row(where, path_of(image), vehicle, split, super_label))
+        parts.append(Part(file, rows, VEHICLEID.sizes[file]))
+    if place.holds(VEHICLE_OF_IMAGE):
+        known = {VEHICLE_OF_IMAGE: {path_of(image): vehicle for _, (image, vehicle) in pairs(VEHICLE_OF_IMAGE)}}
+        problems += compare_classes(VEHICLEID, [row for part in parts for row in part.rows], known, whole=True)
+    return Contents(parts, problems)
+
+
+@published(CUB)
+def read_cub(place: Place) -> Contents:
+    """Read CUB-200-2011: classes 1 to 100 are "train", 101 to 200 "test"; a class is named as its folder.
+
+    Metric learning measures on classes that training has never seen; the official lists have all classes in both.
+    Whole images, not the boxes of the birds.
+
+    Source: Wah et al., The Caltech-UCSD Birds-200-2011 Dataset (CNS-TR-2011-001), for the images; Song et al. (CVPR
+        2016), https://arxiv.org/abs/1511.06452, section 6, for the halves, as `datasets/cub.py` of
+        pytorch-metric-learning cuts them.
+    """
+    place.require(CUB.files)
+    names, classes = CUB.files
+    form = "the number of an image and what belongs to it"
+    numbered = read_fields(place.source, classes, rf"{NUMBER}\s+{NUMBER}", f"{form}, a class")
+    class_of = {image: number for _, (image, number) in numbered}
+    rows: dict[int, list[Row]] = {}
+    unknown, others = [], []
+    for where, (image, name) in read_fields(place.source, names, rf"{NUMBER}\s+(.+)", form):
+        number, folder = class_of.get(image), name.split("/")[0]
+        if number is None:
+            unknown.append(name)
+            continue
+        if folder.split(".")[0].lstrip("0") != number:
+            others.append(f"{name} is of class {number}")
+        rows.setdefault(int(number), []).append(Row(where, f"images/{name}", folder, "train"))
+    problems = summarise(f"images without a class in {classes}", unknown)
+    problems += summarise(f"images of another class in {classes}", others)
+    return _in_halves(place, rows, problems, classes=200)
+
+
+@published(CARS)
+def read_cars(place: Place) -> Contents:
+    """Read Cars-196: classes 1 to 98 are "train", 99 to 196 "test"; a class is named by its number.
+
+    Two layouts are read: all images in one folder, and the two folders of the classification split, which both give
+    images of both halves. Paths, and so checksums, differ between the layouts. Whole images, not the boxes of the cars.
+
+    Source: Krause et al., 3D object representations for fine-grained categorization (3dRR 2013), for the images; Song
+        et al. (CVPR 2016), https://arxiv.org/abs/1511.06452, section 6, for the halves, as `datasets/cars196.py` of
+        pytorch-metric-learning cuts them; `stanford_cars.py` of torchvision for the layout with devkit.
+    """
+    in_parts = not place.holds(CARS_WHOLE) and any(map(place.holds, CARS_PARTS))
+    files: Mapping[str, str] = CARS_PARTS if in_parts else {CARS_WHOLE: ""}
+    place.require(files)
+    rows: dict[int, list[Row]] = {}
+    for file, folder in files.items():
+        with reading(f"{file} in {place.source.where}", "a Matlab file with 'annotations'", remedy="get it again"):
+            for count, record in enumerate(read_mat(place.source, file, "annotations"), start=1):
+                name, number = record["fname" if folder else "relative_im_path"], record["class"]
+                if not isinstance(name, str) or number not in range(1, 197):
+                    raise ValueError(f"record {count} has file {name!r} and class {number!r}")
+                image = f"{folder}/{name}" if folder else name
+                rows.setdefault(number, []).append(Row(f"{file}, record {count}", image, str(number), "train"))
+    return _in_halves(place, rows, [], classes=196)
+
+
+def _in_halves(place: Place, rows: Mapping[int, Sequence[Row]], problems: Sequence[str], *, classes: int) -> Contents:
+    """Return the classes numbered up to the half as "train", the others as "test"."""
+    parts = []
+    for (name, expected), split, first in zip(
+        place.benchmark.sizes.items(), ("train", "test"), (1, classes // 2 + 1), strict=True
+    ):
+        half = range(first, first + classes // 2)
+        parts.append(
+            Part(name, [row._replace(split=split) for number in half for row in rows.get(number, ())], expected)
+        )
+    return Contents(parts, problems)
+
+
+@published(INSHOP)
+def read_inshop(place: Place, *, partition: str = INSHOP_LIST, images: str | None = None) -> Contents:
+    """Read In-shop Clothes Retrieval: the class is the item; queries search the gallery, not each other.
+
+    Args:
+        partition: the list file.
+        images: the folder that the list's paths, img/…, start from; without it "Img", else that of Eval. "Img" may also
+            hold the larger images of img_highres.zip under the same names: other pixels, the same checksum.
+
+    Source: Liu et al., DeepFashion (CVPR 2016), for images and split; `inshop.py` of mmpretrain for the layout.
+    """
+    place.require([partition])
+    header = [r"\d+", r"image_name\s+item_id\s+evaluation_status"]
+    pattern, form = r"(\S+)\s+(\S+)\s+(train|query|gallery)", "an image, its item, and train, query or gallery"
+    rows: dict[str, list[Row]] = {state: [] for state in INSHOP.sizes}
+    for where, (image, item, state) in read_fields(place.source, partition, pattern, form, header=header):
+        split, role = ("train", "both") if state == "train" else ("test", state)
+        rows[state].append(Row(where, image, item, split, role=cast(Role, role)))
+    if images is None:
+        listed = [row for held in rows.values() for row in held[:100]]
+        images = "Img" if any(place.source.exists(f"Img/{row.path}") for row in listed) else ""
+    parts = [Part(f"{state} of {partition}", held, INSHOP.sizes[state]) for state, held in rows.items()]
+    return Contents(parts, images=images)
+
+
+@published(MARKET)
+def read_market(place: Place) -> Contents:
+    """Read Market-1501: the class is the person as numbered, `groups` the six cameras.
+
+    Junk (class −1: parts of persons, false alarms) is left out, as no query may find it. Distractors (class 0000) stay
+    in the gallery, as images of nobody that is looked for.
+
+    Source: Zheng et al., Scalable Person Re-identification: A Benchmark (ICCV 2015). Its own Matlab code integrates
+        precision by trapezoids (`trapezoid_ap`); torchreid and fast-reid take the AP that mauprc is. Layout and junk:
+        `market1501.py` of torchreid (https://github.com/KaiyangZhou/deep-person-reid).
+    """
+    return _of_folders(place)
+
+
+@published(MSMT)
+def read_msmt(place: Place, *, validation: bool = False) -> Contents:
+    """Read MSMT17: the class is "train/PERSON" or "test/PERSON", for both count from 0; `groups` are 15 cameras.
+
+    Args:
+        validation: True makes `list_val.txt`, 2,373 images of the persons that train, the split "val"; False adds it to
+            training, which makes the published 32,621 images. Tools differ in that: torchreid leaves it out.
+
+    Source: Wei et al., Person Transfer GAN to Bridge Domain Gap (CVPR 2018), https://arxiv.org/abs/1711.08565. Layout
+        of both versions, of which the second has blurred faces: `msmt17.py` of torchreid and of fast-reid.
+    """
+    place.require(MSMT.files)
+    folders = {"train": "train", "test": "test"}
+    if place.holds("mask_train_v2/"):
+        folders = {"train": "mask_train_v2", "test": "mask_test_v2"}
+
+    def rows_of(file: str, kind: str, split: str, role: Role = "both") -> list[Row]:
+        pattern = rf"((?:\S*/)?[^/\s_]*_[^/\s_]*_{NUMBER}(?:_[^/\s]*)?)\s+{NUMBER}"
+        form = "an image such as 0000/0000_000_01_0303morning_0008_0.jpg and the number of its person"
+        return [
+            Row(where, f"{folders[kind]}/{image}", f"{kind}/{person}", split, group=int(camera), role=role)
+            for where, (image, camera, person) in read_fields(place.source, file, pattern, form)
+        ]
+
+    training = rows_of("list_train.txt", "train", "train")
+    training += rows_of("list_val.txt", "train", "val" if validation else "train")
+    sides = [rows_of(f"list_{role}.txt", "test", "test", role) for role in ("query", "gallery")]
+    return Contents([Part(*part) for part in zip(MSMT.sizes, [training, *sides], MSMT.sizes.values(), strict=True)])
+
+
+@published(VERI)
+def read_veri(place: Place) -> Contents:
+    """Read VeRi-776: the class is the vehicle as numbered, `groups` the twenty cameras.
+
+    Queries search images, as in fast-reid. The paper's own search of tracks by images is another measure. The queries
+    are in the gallery as well, where their own camera leaves them out.
+
+    Source: Liu et al., Large-scale vehicle re-identification in urban surveillance videos (ICME 2016). Layout:
+        `veri.py` of fast-reid (https://github.com/JDAI-CV/fast-reid).
+    """
+    return _of_folders(place)
+
+
+def _of_folders(place: Place) -> Contents:
+    """Return Market-1501 or VeRi-776 by their three folders."""
+    place.require(place.benchmark.files)
+    pattern, example = _NAMES[place.benchmark.name]
+    roles: tuple[Role, ...] = ("both", "query", "gallery")
+    parts = []
+    for (folder, expected), role in zip(place.benchmark.sizes.items(), roles, strict=True):
+        inside, rows = place.inside(folder), []
+        for name in inside.names():
+            if not name.lower().endswith(".jpg"):
+                continue
+            if (match := pattern.fullmatch(name)) is None:
+                raise UserError(f"{inside.where}: image {name!r} is not named like {example}; remove or rename it")
+            if match[1] != "-1":  # images that no query may find
+                image, split = f"{folder}/{name}", "train" if role == "both" else "test"
+                rows.append(Row(image, image, match[1], split, group=int(match[2]), role=role))
+        parts.append(Part(folder, rows, expected))
+    return Contents(parts)
+
+
+@published(WILD, each="test")
+def read_wild(place: Place, *, test: TestList = "large") -> Contents:
+    """Read VERI-Wild with one of its test lists: the class is the vehicle as numbered, `groups` 174 cameras.
+
+    Args:
+        test: small, medium or large: 3,000, 5,000 or 10,000 vehicles with one query each.
+
+    Source: Lou et al., VERI-Wild (CVPR 2019). Layout and the camera's part in it: `veriwild.py` of fast-reid, which
+        leaves gallery images of a query's vehicle and camera out.
+    """
+    roles: dict[str, Role] = {WILD_TRAIN: "both", WILD_TESTS[test][0]: "query", WILD_TESTS[test][1]: "gallery"}
+    place.require((*roles, WILD_CAMERAS))
+    # The header: id/image;Camera ID;Time;Model;Type;Color
+    pattern, form = rf"([^;]*);\s*{NUMBER}\s*(?:;.*)?", "VEHICLE/IMAGE;CAMERA;…"
+    cameras = read_fields(place.source, WILD_CAMERAS, pattern, form, header=[".*"])
+    camera_of = {image.strip(): int(camera) for _, (image, camera) in cameras}
+    unknown: list[str] = []
+    parts = []
+    for file, role in roles.items():
+        rows = []
+        form = "VEHICLE/IMAGE, such as 00001/000001"
+        for where, (image, vehicle) in read_fields(place.source, file, "(([^/]*)/[^/]*)", form):
+            camera = camera_of.get(image)
+            unknown += [] if camera is not None else [image]
+            split = "train" if role == "both" else "test"
+            rows.append(Row(where, f"images/{image}.jpg", vehicle, split, group=camera, role=role))
+        parts.append(Part(file, rows, WILD.sizes[file]))
+    return Contents(parts, summarise(f"images without a camera in {WILD_CAMERAS}", unknown))
+
+
+@published(ROXFORD, each="difficulty")
+def read_roxford(place: Place, *, difficulty: Difficulty = "medium") -> Contents:
+    """Read ROxford5k or RParis6k, all of it "test": 70 queries cut to their box, and a gallery that holds none of them.
+
+    `positives` and `ignored` list the images for each query; labels say nothing: each image is its own class. A query
+    without a positive of that difficulty is skipped. Boxes are rounded to pixels, as Pillow's `crop` does.
+
+    Args:
+        difficulty: what is sought: "easy" and "hard" one kind of images, the other left out with the junk; "medium"
+            both kinds, without the junk.
+
+    Source: Radenović et al., Revisiting Oxford and Paris (CVPR 2018), https://arxiv.org/abs/1803.11285; `dataset.py`,
+        `example_process_images.py` and `example_evaluate.py` of https://github.com/filipradenovic/revisitop.
+    """
+    (file,) = place.benchmark.files
+    place.require([file])
+    pairs: dict[str, list[tuple[int, int]]] = {"positives": [], "ignored": []}
+    queries, gallery = [], []
+    with reading(f"{file} in {place.source.where}", "the ground truth, a Matlab file", remedy="get it again"):
+        names, others, judged = (read_mat(place.source, file, name) for name in ("qimlist", "imlist", "gnd"))
+        for row, (name, record) in enumerate(zip(names, judged, strict=True)):
+            where, path = f"query {row + 1}", f"jpg/{name}.jpg"
+            x1, y1, x2, y2 = (round(float(value)) for value in np.ravel(record["bbx"]))
+            if not (x1 < x2 and y1 < y2):
+                raise ValueError(f"nothing lies in the box {x1},{y1},{x2},{y2} of {where}")
+            box = max(0, x1), max(0, y1), x2, y2
+            queries.append(Row(f"{file}, {where}", path, path, "test", role="query", box=box))
+            for column, kinds in _JUDGED[difficulty].items():
+                images = np.concatenate([np.ravel(record[kind]) for kind in kinds])  # Matlab's numbers are fractions
+                if not np.isin(images, np.arange(1, len(others) + 1)).all():
+                    raise ValueError(f"{where} names images that are not from 1 to {len(others)}")
+                pairs[column] += [(row, int(image) - 1) for image in images]
+        for row, name in enumerate(others):
+            path = f"jpg/{name}.jpg"
+            gallery.append(Row(f"{file}, image {row + 1}", path, path, "test", role="gallery"))
+    sizes = place.benchmark.sizes
+    parts = [Part("queries", queries, sizes["queries"]), Part("images", gallery, sizes["images"])]
+    return Contents(parts, positives=pairs["positives"], ignored=pairs["ignored"])
+
+
+read_rparis = published(RPARIS, each="difficulty")(read_roxford.read)
+
+
+@published(GLD, each="usage")
+def read_gld(place: Place, *, usage: Usage = "private") -> Contents:
+    """Read the retrieval part of Google Landmarks v2.1, all of it "test": queries, and the index as gallery.
+
+    `positives` list the index images of each query; labels say nothing: each image is its own class. The measure,
+    mAP@100, is `map@100(min)`: divided by min(100, R), where mauprc divides by R and has no cut-off.
+
+    Args:
+        usage: the queries marked "private", by which methods are compared, or "public", for validation. Test images
+            that are ignored, which are most of them, are left out.
+
+    Source: Weyand et al., Google Landmarks Dataset v2 (CVPR 2020), https://arxiv.org/abs/2004.01804; layout and files:
+        https://github.com/cvdfoundation/google-landmark; the measure: `MeanAveragePrecision` in `metrics.py`, and the
+        lists: `dataset_file_io.py`, of delf/python/datasets/google_landmarks_dataset in tensorflow/models.
+    """
+    place.require(GLD.files)
+
+    def row_of(where: str, folder: str, image: str, role: Role) -> Row:
+        path = f"{folder}/{'/'.join(image[:3])}/{image}.jpg"
+        return Row(where, path, path, "test", role=role)
+
+    image_id, form = r"([^\W_]{3,})", "the id of an image, such as 0123456789abcdef"
+    index = read_fields(place.source, GLD_INDEX, image_id, form, header=["id"])
+    gallery = {image: row_of(where, "index", image, "gallery") for where, (image,) in index}
+    number = {image: row for row, image in enumerate(gallery)}
+    queries: list[Row] = []
+    pairs, unknown = [], []
+    pattern, form = f"{image_id},([^,]*),(Public|Private|Ignored)", f"{form}, the images sought, and its Usage"
+    lines = read_fields(place.source, GLD_SOLUTION, pattern, form, header=["id,images,Usage"])
+    for where, (image, sought, used) in lines:
+        if used.lower() == usage:
+            pairs += [(len(queries), number[other]) for other in sought.split() if other in number]
+            unknown += [f"{other}, {where}" for other in sought.split() if other not in number]
+            queries.append(row_of(where, "test", image, "query"))
+    parts = [
+        Part(f"{usage} queries of {GLD_SOLUTION}", queries, GLD.sizes[usage]),
+        Part(GLD_INDEX, list(gallery.values()), GLD.sizes["index"]),
+    ]
+    return Contents(parts, summarise(f"images sought that are not in {GLD_INDEX}", unknown), positives=pairs)

@@ -1,0 +1,137 @@
+"""Images whose folders name splits and classes, or nothing does; Omniglot; and digits that need no file."""
+
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+
+from aurank.data.decode import IMAGE_SUFFIXES
+from aurank.data.manifest import SPLITS, Manifest, build_manifest, first_seen
+from aurank.data.sources import ArraySource, ImageSource, open_source
+from aurank.errors import UserError
+
+_OMNIGLOT_SPLITS = {"images_background": "train", "images_evaluation": "test"}
+_OMNIGLOT_FOLDERS = ("omniglot", "omniglot-py", ".")  # as unpacked, as torchvision keeps it, right here
+
+
+def read_folder(root: Path, *, path: str = ".", test_fraction: int | float = 1.0, seed: int = 0) -> Manifest:
+    """Return the images of a folder, or zip, whose own folders name the splits and classes.
+
+    Two layouts are read: `{train,val,test}/CLASS/IMAGE`, when train or test is there, and `CLASS/IMAGE`. A class is the
+    folder that holds the images, by its path, so folders may be nested. Files that are no images are ignored.
+
+    Args:
+        test_fraction: for the second layout: the fraction of the classes, drawn at random, that is "test"; the others
+            are "train". 1 makes everything test, to evaluate a model on one's own images.
+        seed: of that draw.
+    """
+    source, names = _images(root / path)
+    if not names:
+        raise UserError(f"no images in {source.where}; expected train/CLASS/IMAGE and test/CLASS/IMAGE, or CLASS/IMAGE")
+    tops = {name.split("/")[0] for name in names}
+    has_splits = bool(tops & {"train", "test"})
+    if has_splits and (odd := sorted(tops - set(SPLITS))):
+        raise UserError(f"{source.where} holds {odd[0]!r} beside train, val and test; move it, or set data.params.path")
+    labels = ["/".join(name.split("/")[has_splits:-1]) for name in names]
+    if "" in labels:
+        image = names[labels.index("")]
+        expected = f"CLASS/{image.split('/')[-1]}"
+        raise UserError(f"image {image!r} in {source.where} is in no class folder; expected {expected}")
+    if has_splits:
+        splits = [name.split("/")[0] for name in names]
+    else:
+        if not 0 <= test_fraction <= 1:
+            raise UserError(f"test_fraction must be between 0 and 1, got {test_fraction}")
+        classes = np.array(sorted(set(labels)))
+        drawn = np.random.default_rng(seed).permutation(classes)[: round(test_fraction * len(classes))]
+        test = set(drawn.tolist())
+        splits = ["test" if label in test else "train" for label in labels]
+    return build_manifest(Path(source.where).resolve().stem, source, paths=names, labels=labels, splits=splits)
+
+
+def read_unlabelled(root: Path, *, path: str = ".") -> Manifest:
+    """Return the images of a folder, or zip, at any depth, all "train", each with a label of its own: its path.
+
+    For training with data.train_labels=image, by the views of each image alone. Files that are no images are ignored.
+    """
+    source, names = _images(root / path)
+    name = Path(source.where).resolve().stem
+    return build_manifest(name, source, paths=names, labels=names, splits=["train"] * len(names))
+
+
+def _images(place: Path) -> tuple[ImageSource, list[str]]:
+    source = open_source(place)
+    return source, [name for name in source.names() if PurePosixPath(name).suffix.lower() in IMAGE_SUFFIXES]
+
+
+def read_omniglot(root: Path, *, path: str = "omniglot_full.zip") -> Manifest:
+    """Return Omniglot: background alphabets as "train", evaluation alphabets as "test"; class "Alphabet/characterNN".
+
+    `super_labels` number the alphabets. Paths start at `images_background`, so zip and folder have the same sha256.
+
+    Args:
+        path: of a folder or zip that holds `images_background/ALPHABET/characterNN/*.png` and `images_evaluation/…`, in
+            a zip at any depth. Without it, `omniglot`, `omniglot-py` (torchvision's) and `root` itself are tried.
+
+    Source: Lake, Salakhutdinov and Tenenbaum, Human-level concept learning, Science 350 (2015),
+        https://doi.org/10.1126/science.aab3050.
+    """
+    places = [root / path, *(root / folder for folder in _OMNIGLOT_FOLDERS)]
+    sources = (_omniglot_source(place) for place in places if place.is_file() or place.is_dir())
+    source = next((source for source in sources if source is not None), None)
+    if source is None:
+        tried = ", ".join(dict.fromkeys(str(place) for place in places))
+        raise UserError(
+            f"Omniglot is not there: none of {tried} holds images_background and images_evaluation. Fetch "
+            "images_background.zip and images_evaluation.zip from https://github.com/brendenlake/omniglot "
+            f"(folder python), unpack both into {root / 'omniglot'}, so that the layout is omniglot/images_background/"
+            "ALPHABET/characterNN/NNNN_NN.png; or set data.root (or AURANK_DATA) to the folder that holds it"
+        )
+    parts = [name.split("/") for name in source.names() if name.endswith(".png")]
+    rows = [row for row in parts if len(row) == 4 and row[0] in _OMNIGLOT_SPLITS]
+    alphabets = first_seen(row[1] for row in rows)
+    return build_manifest(
+        "omniglot",
+        source,
+        paths=["/".join(row) for row in rows],
+        labels=[f"{row[1]}/{row[2]}" for row in rows],
+        splits=[_OMNIGLOT_SPLITS[row[0]] for row in rows],
+        super_labels=[alphabets[row[1]] for row in rows],
+    )
+
+
+def _omniglot_source(place: Path) -> ImageSource | None:
+    """Return the source that starts at the folder with both image folders, or None if `place` has no such folder."""
+    if place.is_dir():
+        # Looked for by name: listing everything below a data folder could take minutes.
+        for folder in (place, *sorted(below for below in place.iterdir() if below.is_dir())):
+            if all((folder / split).is_dir() for split in _OMNIGLOT_SPLITS):
+                return open_source(folder)
+        return None
+    heads: dict[str, set[str]] = {}
+    for name in open_source(place).names():
+        parts = name.split("/")
+        for split in _OMNIGLOT_SPLITS.keys() & set(parts):
+            heads.setdefault("/".join(parts[: parts.index(split)]), set()).add(split)
+    whole = sorted(head for head, splits in heads.items() if len(splits) == 2)
+    return open_source(place, prefix=whole[0]) if whole else None
+
+
+def read_digits(root: Path | None = None) -> Manifest:
+    """Return scikit-learn's 1,797 handwritten digits, 8 × 8 grey; nothing is fetched and `root` is not read.
+
+    The first half (898 images) is "train", the second "test", with the same ten classes: this set does not measure
+    transfer to new classes.
+    """
+    from sklearn.datasets import load_digits  # half a second that no other reader needs
+
+    data = load_digits()
+    images = np.rint(data.images * (255 / 16)).astype(np.uint8)
+    paths = [f"{row:04d}" for row in range(len(images))]
+    half = len(images) // 2
+    return build_manifest(
+        "digits",
+        ArraySource(dict(zip(paths, images, strict=True)), where="scikit-learn's digits"),
+        paths=paths,
+        labels=[str(label) for label in data.target.tolist()],
+        splits=["train"] * half + ["test"] * (len(images) - half),
+    )
