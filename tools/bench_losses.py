@@ -14,7 +14,7 @@ rows, as those of a memory, and the products are E @ R.T. `xbm` has a full memor
 
 The contrastive losses get two views of each image in place of `--per-class` images of a class, so that a batch of 512
 is one of 256 images; two-way ones as many texts as images, and E @ R.T as product. State per sample is that of
-100,000 samples; 10 classes make a super-category. `/ sogclr`: the multiple of the product, divided by SogCLR's.
+`--samples`, 100,000; 10 classes make a super-category. `/ sogclr`: the multiple of the product, divided by SogCLR's.
 
 Peers: the losses of pytorch-metric-learning (PML), and SmoothAP on the tensor of all [batch, batch, batch] differences.
 """
@@ -86,11 +86,10 @@ OF_CLASSES = {
     *("recall_at_k", "semi_variance", "smooth_ap", "soft_triple", "soprc", "subcenter_arcface", "sup_ap"),
     *("sup_recall", "triplet", PRODUCT, *VARIANTS, XBM, *PEERS),
 } - {"PML NTXent", "PML SupCon"}  # all others are contrastive
-SAMPLES = 100_000
 BASELINE = "sogclr"
 
 
-def make(name: str, classes: int, dim: int, memory: tuple[Tensor, Tensor] | None) -> Loss:
+def make(name: str, classes: int, given: argparse.Namespace, memory: tuple[Tensor, Tensor] | None) -> Loss:
     """The loss or peer of that name; a memory, embeddings and labels, is what cross-batch memory is filled with."""
     if name == PRODUCT:
         return product
@@ -102,7 +101,7 @@ def make(name: str, classes: int, dim: int, memory: tuple[Tensor, Tensor] | None
     if name in VARIANTS | PEERS:
         return (VARIANTS | PEERS)[name]()
     wanted, _ = signature(LOSSES[name])
-    sizes = {"class_counts": torch.full((classes,), 6), "num_samples": SAMPLES, "embedding_size": dim}
+    sizes = {"class_counts": torch.full((classes,), 6), "num_samples": given.samples, "embedding_size": given.dim}
     sizes |= {"num_classes": classes, "super_labels": torch.arange(classes) // 10}
     loss: Loss = LOSSES[name](**{size: value for size, value in sizes.items() if size in wanted})
     return loss
@@ -120,13 +119,15 @@ def measure(name: str, given: argparse.Namespace) -> Result:
         others["ref_emb"] = torch.randn(rows, given.dim, generator=random)
         others["ref_labels"] = torch.arange(rows) % classes
     memory = (others["ref_emb"], others["ref_labels"]) if name == XBM else None
-    loss = make(name, classes + 1, given.dim, memory)
+    loss = make(name, classes + 1, given, memory)
     both_ways = getattr(loss, "two_way", False)
     per_class = given.per_class if name in OF_CLASSES else 1 if both_ways else 2
     labels = (torch.arange(batch) // per_class)[torch.randperm(batch, generator=random)]
+    if name not in OF_CLASSES:
+        labels *= max(1, given.samples // batch)  # all over the table
     if name == "PML SmoothAP":
         labels = labels.sort().values  # it needs blocks
-    small = torch.arange(32) // min(per_class, 16) % (classes + 1 if name in OF_CLASSES else SAMPLES)
+    small = torch.arange(32) // min(per_class, 16) % (classes + 1 if name in OF_CLASSES else given.samples)
     few: dict[str, Tensor] = {}
     if both_ways:
         texts = torch.randn(batch, given.dim, generator=random, requires_grad=True)
@@ -179,7 +180,12 @@ def measure_step(rounds: int) -> Result:
 def run_alone(name: str, batch: int, given: argparse.Namespace) -> Result:
     """The measurement made in a new process, or how it failed."""
     options = {"one": name, "batch": batch, "dim": given.dim, "per-class": given.per_class, "limit": given.limit}
-    options |= {"rounds": given.rounds, "threads": given.threads, "references": given.references}
+    options |= {
+        "samples": given.samples,
+        "rounds": given.rounds,
+        "threads": given.threads,
+        "references": given.references,
+    }
     words = [word for option, value in options.items() for word in (f"--{option}", str(value))]
     done = subprocess.run([sys.executable, __file__, *words], capture_output=True, text=True)
     if done.returncode:
@@ -213,6 +219,7 @@ def main() -> None:
     parser.add_argument("--dim", type=int, default=512)
     parser.add_argument("--per-class", type=int, default=4)
     parser.add_argument("--references", type=int, default=0, help="rank so many other rows")
+    parser.add_argument("--samples", type=int, default=100_000, help="of the data set, for state per sample")
     parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES)
     parser.add_argument("--images", type=int, default=IMAGES, choices=(0, IMAGES), help="0: no ResNet-50 step")
     parser.add_argument("--rounds", type=int, default=30)

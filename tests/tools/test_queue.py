@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from global_miniatures.queue import carry_out_all
-from global_miniatures.store import Line, Run, Store
+from experiments.runs import Line, Run, Store, carry_out_all
 
 from aurank.errors import UserError
 
@@ -27,7 +26,7 @@ def carry_out(run: Run, work: Path) -> Line | None:
         os.kill(os.getpid(), signal.SIGKILL)
     (work / "half").unlink()
     work.rmdir()
-    return {"value": run.seed / 3, "error of words": "none", "course": [1.0]}
+    return {"mauprc": run.seed / 3, "course": [1.0]}
 
 
 def plan(store: Store, *names: str) -> Iterator[Run]:
@@ -59,7 +58,7 @@ def test_what_is_left_out_is_told_and_not_called_done(tmp_path: Path, capsys: py
     assert done(tmp_path) == WHOLE
     said = capsys.readouterr().out.splitlines()
     assert said[2] == "any: refused seed 2 left out: give its --weights"
-    assert said[3] == "any: last seed 3  {'value': 1.0, 'error of words': 'none'}  0 s"
+    assert said[3] == "any: last seed 3  {'mauprc': 1.0}  0 s"
     assert finish(tmp_path)
     assert capsys.readouterr().out == ""
 

@@ -1,28 +1,24 @@
-"""The benchmark of losses on saved features: which runs come when, what is chosen, and what is said of them."""
+"""The experiments: which runs come when, what is chosen, and what is said of them."""
 
 import runpy
+import shutil
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from evidence.curves import SEEDS, all_runs, first
-from evidence.curves import picture as curves_picture
-from evidence.methods import EXPERIMENTS, METHODS, grid, training_run
-from evidence.report import cost, picture, rows, table, write_tables
-from evidence.runs import FROZEN, Plan, carry_out, frozen
-from global_miniatures.queue import carry_out_all
-from global_miniatures.store import Line, Run, Store
-from miniatures.plots import save
+from experiment import carry_out, frozen
+from experiments.methods import EXPERIMENTS, grid, training_run
+from experiments.report import FROZEN, Plan, cost, picture, rows, table, write_tables
+from experiments.runs import Line, Run, Store, carry_out_all
 from testing.saved_rows import rows as rows_of_classes
 from testing.saved_rows import write_rows
 
 from aurank.errors import UserError
 from aurank.training import read_config
 
-PLAN = Plan("grocery", ("soprc", "smooth_ap", "triplet"), rates=(1e-4, 1e-3), seeds=4, choosing=2)
+PLAN = Plan("grocery", ("soprc", "smooth_ap", "triplet"), seeds=4, choosing=2, rates=(1e-4, 1e-3))
 GAINS = {"soprc": 0.02, "smooth_ap": 0.05, "triplet": 0.0}
 
 
@@ -125,30 +121,18 @@ def test_the_table_marks_rates_at_the_ends_and_is_written_between_markers(tmp_pa
     write_tables(PLAN, store, page)
     assert text in page.read_text(encoding="utf-8")
     assert "old" not in page.read_text(encoding="utf-8")
-    assert save(picture(PLAN, store), tmp_path / "grocery.png").stat().st_size > 5_000
+    picture(PLAN, store).savefig(tmp_path / "grocery.png")
+    assert (tmp_path / "grocery.png").stat().st_size > 5_000
     assert table(PLAN, Store(tmp_path / "none.jsonl")) == "*not run yet*"
-
-
-def test_curves_change_one_thing_of_the_first_methods_at_their_rates(tmp_path: Path) -> None:
-    plan = replace(PLAN, choosing=1)
-    store = finished(tmp_path / "grocery.jsonl", plan)
-    assert first(plan, store, 1) == ["smooth_ap", "soprc"]
-    runs = list(all_runs(plan, store, ["smooth_ap", "soprc"]))
-    assert len({str(run) for run in runs}) == len(runs) == SEEDS * (2 * 5 + 2 * 4 + 2 * 6 + 2 * 5 + 6 + 2 * 4)
-    for run in runs:
-        assert run.settings["lr"] == 1e-3
-        read_config(run.settings["config"], run.settings["overrides"])
-    carry_out_all(store, lambda: runs, made_up, started=0.0, limit_minutes=float("inf"))
-    assert save(curves_picture(plan, store, ["smooth_ap", "soprc"]), tmp_path / "curves.png").stat().st_size > 10_000
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_every_method_is_a_configuration(experiment: str) -> None:
     found = set()
-    for name in METHODS:
+    for name in (methods := EXPERIMENTS[experiment].methods):
         run = training_run(experiment, name, 1e-3, 0)
         found.add(read_config(run.settings["config"], run.settings["overrides"]).model_dump_json())
-    assert len(found) == len(METHODS) >= 17
+    assert len(found) == len(methods) >= 10
     (run,) = grid(experiment, "soprc", rates=(1e-3,), choosing=1)
     assert read_config(run.settings["config"], run.settings["overrides"]).data.validation_fraction > 0
 
@@ -176,9 +160,19 @@ def test_the_features_alone_are_measured_on_test_rows_behind_steps_of_training_r
 
 def test_the_command_prints_what_there_is(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     finished(tmp_path / "grocery.jsonl")
-    script = Path(__file__).parents[2] / "tools" / "benchmark.py"
+    script = Path(__file__).parents[2] / "tools" / "experiment.py"
     words = ["table", "grocery", "--out", str(tmp_path), "--seeds", "4", "--rates", "1e-4", "1e-3"]
     monkeypatch.setattr(sys, "argv", [str(script), *words, "--methods", *PLAN.methods])
     monkeypatch.setattr(sys, "path", list(sys.path))
     runpy.run_path(str(script), run_name="__main__")
     assert "| SmoothAP | ranking |" in capsys.readouterr().out
+
+
+def test_the_tables_of_the_docs_are_those_of_the_stored_runs(tmp_path: Path) -> None:
+    docs = Path(__file__).parents[2] / "docs" / "benchmark"
+    page = Path(shutil.copy(docs / "tables.txt", tmp_path))
+    for name in ("grocery", "omniglot", "omniglot_200", "soprc_parts"):
+        about = EXPERIMENTS[name]
+        plan = Plan(name, list(about.methods), about.seeds, about.choosing)
+        write_tables(plan, Store(docs / f"{name}.jsonl"), page)
+    assert page.read_text(encoding="utf-8") == (docs / "tables.txt").read_text(encoding="utf-8")

@@ -1,0 +1,1 @@
+"""Trainings that compare losses; the command is tools/experiment.py."""
