@@ -58,7 +58,7 @@ HOMES = {
     "faiss": (
         "aurank.evaluation.index",
         "aurank.evaluation.accuracy_calculator",
-        "aurank.data.checks.same_picture",  # hashes that differ in few bits
+        "aurank.data.checks.pictures",  # hashes that differ in few bits
     ),
     "imagehash": ("aurank.data.checks",),
     "accelerate": ("aurank.training",),

@@ -59,8 +59,7 @@ def doctor(
     aurank doctor --embeddings rows.npz
     """
     from aurank.commands import examine_data, examine_embeddings
-    from aurank.data.checks.cleaned import describe_cleaning, write_table
-    from aurank.data.checks.findings import NEED_MODEL, read_fixes
+    from aurank.data.checks.findings import NEED_MODEL, describe_cleaning, read_fixes, write_table
     from aurank.files import require_writable, write_text
     from aurank.reporting.doctor_page import doctor_page
 

@@ -12,9 +12,8 @@ from aurank.arrays import select_rows
 from aurank.commands.run_options import RunOptions, prepare_model, split_name
 from aurank.config import DataConfig
 from aurank.data import Manifest
-from aurank.data.checks.cleaned import require_table
 from aurank.data.checks.doctor import check_prepared, examine
-from aurank.data.checks.findings import Advice, DoctorReport, Finding, finding_of
+from aurank.data.checks.findings import Advice, DoctorReport, Finding, finding_of, require_table
 from aurank.embedding.embed import Embedded
 from aurank.embedding.from_config import open_prepared
 from aurank.embedding.image_text_pairs import each_image_once
@@ -39,6 +38,8 @@ NEARLY_EQUAL = 0.98  # cosine of embeddings that are taken for one, where pixels
 _BROKEN = Advice(
     "They have no similarity to anything: measuring refuses them.",
     "Look at what the model does with these images; aurank doctor --fix leaves them out.",
+    "embeddings",
+    is_error=True,
 )
 _LENGTH = Advice(
     "By the dot product or the Euclidean distance they are compared by their length; the cosine does not mind.",
@@ -47,6 +48,7 @@ _LENGTH = Advice(
 _COLLAPSED = Advice(
     "All images look alike to the model, so small noise decides who is found.",
     "Look at the loss and its temperature, the learning rate and the normalisation of the images.",
+    is_error=True,
 )
 _SILENT = Advice("They cost memory and time in every search and tell nothing.", "Leave them out, or whiten.")
 _HUBS = Advice(
@@ -56,6 +58,7 @@ _HUBS = Advice(
 _LABELS = Advice(
     "Right results count as wrong, and training pulls the image to strangers.",
     "Look at them and correct the label; aurank doctor --fix leaves them out.",
+    "labels",
 )
 _CLOSE = Advice(
     "They find each other first, so scores are too high, above all between query and gallery.",
@@ -113,8 +116,8 @@ class EmbeddingExamination:
         """Return what is wrong, by embeddings alone."""
         faulty, sound = self.faulty, self._sound
         found = [
-            self._of("embeddings with NaN or infinity", faulty.not_finite, _BROKEN, is_error=True, fix="embeddings"),
-            self._of("embeddings of zeros", faulty.zero, _BROKEN, is_error=True, fix="embeddings"),
+            self._of("embeddings with NaN or infinity", faulty.not_finite, _BROKEN),
+            self._of("embeddings of zeros", faulty.zero, _BROKEN),
             self._of("embeddings of another length", faulty.odd_length, _LENGTH),
         ]
         if len(sound) > 1:
@@ -133,7 +136,7 @@ class EmbeddingExamination:
         said = f"effective rank {found.effective_rank:.1f} of {found.dim}, mean cosine {found.mean_cosine:.2f}"
         silent = [str(dimension) for dimension in found.silent.tolist()]
         return [
-            finding_of("collapsed embeddings", [said] if found.is_collapsed else [], _COLLAPSED, is_error=True),
+            finding_of("collapsed embeddings", [said] if found.is_collapsed else [], _COLLAPSED),
             finding_of("dimensions that say nothing", silent, _SILENT),
         ]
 
@@ -144,7 +147,7 @@ class EmbeddingExamination:
         named = self._class_name
         pairs = zip(labels[rows].tolist(), found.label.tolist(), strict=True)
         words = [f": labelled {named(own)}, looks like {named(other)}" for own, other in pairs]
-        return self._of("doubtful labels", rows, _LABELS, words, fix="labels")
+        return self._of("doubtful labels", rows, _LABELS, words)
 
     def _close(self) -> list[Finding]:
         query, gallery = self.embedded.is_query, self.embedded.is_gallery
@@ -166,16 +169,12 @@ class EmbeddingExamination:
         rows: Int64[np.ndarray, " found"],
         advice: Advice,
         words: Sequence[str] | None = None,
-        *,
-        is_error: bool = False,
-        fix: str = "",
     ) -> Finding:
         names = [self._name(row) for row in rows.tolist()]
         if words is not None:
             names = [name + said for name, said in zip(names, words, strict=True)]
         given = rows if self.rows is None else self.rows[rows]
-        drop, groups = given.tolist() if fix else [], [[row] for row in given.tolist()]
-        return finding_of(check, names, advice, is_error=is_error, rows=groups, fix=fix, drop=drop)
+        return finding_of(check, names, advice, [[row] for row in given.tolist()])
 
     def _name(self, row: int) -> str:
         return str(self.embedded.paths[row]) or f"row {row}"
@@ -218,7 +217,7 @@ def examine_data(
         running.torch_device  # noqa: B018  # refused before anything is read
     manifest = read_manifest(section, seed=seed)
     if table is not None:
-        require_table(manifest, table)
+        require_table(manifest)
     train_labels = section.train_labels == "class"
     if model is not None and running is not None:
         embedded = _embedded(model, data, manifest, overrides, running)

@@ -16,7 +16,7 @@ from aurank.evaluation.report import Report
 from aurank.reporting.report_page import Examined, PageImages, report_page
 
 MOST_WORK = 2**39  # rows times classes times dimensions up to which labels are judged: about 15 s on one core
-_UNREADABLE = Advice("No number counts them.", "Replace them.")
+_UNREADABLE = Advice("No number counts them.", "Replace them.", is_error=True)
 _ELSEWHERE = "Not looked at here: images by their pixels, and other splits. aurank doctor DATA does that."
 _NO_LISTS = "Without lists of neighbours no hubs and no copies are found."
 _NO_LABELS = "There are too many rows and classes to doubt labels here: aurank doctor --embeddings FILE takes the time."
@@ -98,7 +98,7 @@ def examine_measured(report: Report, measured: Measurement) -> Examined:
     skipped = (
         [] if images is None else [images.paths[row] for row in np.setdiff1d(np.arange(len(images)), embedded.ids)]
     )
-    findings = [finding_of("unreadable images", skipped, _UNREADABLE, is_error=True)]
+    findings = [finding_of("unreadable images", skipped, _UNREADABLE)]
     findings += EmbeddingExamination(embedded, None, labelled, lists).findings()
     names = embedded.labels if embedded.classes is None else embedded.classes[embedded.labels]
     return Examined([one for one in findings if one.count], embedded.paths, names, left_out)

@@ -4,7 +4,7 @@ import itertools
 import os
 import posixpath
 import re
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,23 +15,32 @@ from aurank.data.checks.findings import Advice, DoctorReport, Finding, finding_o
 from aurank.data.decode import MAX_PIXELS
 from aurank.data.manifest import Manifest
 from aurank.data.prepared import PreparedImages, remedy_for
-from aurank.data.sources import FolderSource, ImageSource
+from aurank.data.sources import FolderSource
 
 _PAIRS = (("train", "test"), ("train", "val"), ("val", "test"))
-_MISSING = Advice("Training and measuring stop at them.", "Fetch them, or leave their rows out; --fix does.")
-_EMPTY = Advice(
-    "There is nothing to train on, or nothing to measure.",
-    "Name folders train and test, or set the reader's parameters, such as data.params.test_fraction=0.5.",
-)
-_LONE = Advice("As a query such an image has no positive, and training makes no pair of it.", "Add images of them.")
-_ODD = Advice(
-    "Folders that are no classes are taken for labels.", "Name the folder that holds a folder for each class."
-)
-_SHARED = Advice("Scores are of classes that training has seen.", "Split by class, unless this is meant.")
-_REPEATED = Advice("An image is a perfect match of itself.", "List each once; --fix leaves out the others.")
-_SPELT = Advice(
-    "If one thing is meant, its images count as negatives of each other.", "Give them one name, or names that differ."
-)
+_REPEATED = Advice("An image is a perfect match of itself.", "List each once; --fix leaves out the others.", "", True)
+_ADVICE = {
+    "missing": Advice(
+        "Training and measuring stop at them.", "Fetch them, or leave their rows out; --fix does.", "missing", True
+    ),
+    "empty": Advice(
+        "There is nothing to train on, or nothing to measure.",
+        "Name folders train and test, or set the reader's parameters, such as data.params.test_fraction=0.5.",
+    ),
+    "lone": Advice(
+        "As a query such an image has no positive, and training makes no pair of it.", "Add images of them."
+    ),
+    "odd": Advice(
+        "Folders that are no classes are taken for labels.", "Name the folder that holds a folder for each class."
+    ),
+    "spelt": Advice(
+        "If one thing is meant, its images count as negatives of each other.",
+        "Give them one name, or names that differ.",
+    ),
+    "shared": Advice("Scores are of classes that training has seen.", "Split by class, unless this is meant."),
+    "repeats": _REPEATED._replace(fix="repeats"),
+    "leaks": _REPEATED._replace(fix="leaks"),
+}
 _SPLIT_NAMES = {
     *("train", "training", "val", "valid", "validation", "dev", "test", "testing"),
     *("query", "queries", "gallery", "index", "database", "distractors"),
@@ -63,34 +72,32 @@ def examine(
     """
     paths, labels, classes, splits = manifest.paths, manifest.labels, manifest.classes, manifest.splits
     labelled = np.full(len(paths), classes != paths) & (train_labels | (splits != "train"))
-    missing: dict[str, list[int]] = {path: [] for path in paths if not manifest.source.exists(path)}
+    missing: defaultdict[str, list[int]] = defaultdict(list)
+    is_there = {path: manifest.source.exists(path) for path in dict.fromkeys(paths)}
     for row, path in enumerate(paths):
-        if path in missing:
+        if not is_there[path]:
             missing[path].append(row)
     empty = [split for split in ("train", "test")[: 1 + train_labels] if split not in splits]
-    lost = [row for rows in missing.values() for row in rows]
     findings = [
-        finding_of(
-            "missing files", list(missing), _MISSING, is_error=True, rows=[*missing.values()], fix="missing", drop=lost
-        ),
+        finding_of("missing files", list(missing), _ADVICE["missing"], [*missing.values()]),
         *_repeated_rows(manifest),
-        finding_of("empty splits", empty, _EMPTY),
+        finding_of("empty splits", empty, _ADVICE["empty"]),
     ]
     if manifest.texts is None:  # as a query it would have no positive
         within = {split: labels[labelled & (splits == split)] for split in np.unique(splits[labelled]).tolist()}
         lone = {split: np.flatnonzero(np.bincount(held) == 1).tolist() for split, held in within.items()}
-        found = [f"{classes[label]} in {split}" for split, alone in lone.items() for label in alone]
-        findings.append(finding_of("classes with one image in their split", found, _LONE))
+        names = [f"{classes[label]} in {split}" for split, alone in lone.items() for label in alone]
+        findings.append(finding_of("classes with one image in their split", names, _ADVICE["lone"]))
     held = [classes[label] for label in np.unique(labels[labelled]).tolist()]
     if ask_classes and held and (odd := odd_classes(held)) is not None:
-        findings.append(finding_of(f"{odd[0]}, so the folder may be a level too high", odd[1], _ODD))
+        findings.append(finding_of(f"{odd[0]}, so the folder may be a level too high", odd[1], _ADVICE["odd"]))
     findings.append(_spelt_alike(manifest, np.flatnonzero(labelled)))
     for one, other in _PAIRS:
         shared = np.intersect1d(labels[labelled & (splits == one)], labels[labelled & (splits == other)])
         names = [classes[label] for label in shared.tolist()]
-        findings.append(finding_of(f"classes in both {one} and {other}", names, _SHARED))
+        findings.append(finding_of(f"classes in both {one} and {other}", names, _ADVICE["shared"]))
     if contents:
-        from aurank.data.checks.repeats import examine_contents  # whose libraries take a second to import
+        from aurank.data.checks.pictures import examine_contents  # whose libraries take a second to import
 
         known = np.where(labelled, labels, -1)
         findings += examine_contents(manifest, known, set(missing), max_pixels=max_pixels, candidates=candidates)
@@ -101,9 +108,8 @@ def examine(
 def odd_classes(classes: Sequence[str]) -> tuple[str, list[str]] | None:
     """Return what is odd about the classes, and which they are, where they look like splits or are two at most.
 
-    They are then hardly any: the folder of the data set was named a level too high. A class looks like a split where a
-    folder of its name, or the last word of one (bounding_box_train), is the name of one; that is no chance where
-    classes do so in two ways.
+    The folder of the data set was then named a level too high. A class looks like a split where a folder of its name,
+    or the last word of one (bounding_box_train), is the name of one, and classes do so in two ways.
     """
     folders = [re.split(r"[/\\]", name.lower()) for name in classes]
     words = [_SPLIT_NAMES & {*parts, *(re.split(r"[ _-]", part)[-1] for part in parts)} for parts in folders]
@@ -118,11 +124,19 @@ def odd_classes(classes: Sequence[str]) -> tuple[str, list[str]] | None:
 def repeated_image(manifest: Manifest) -> str | None:
     """Return words on the first image that is listed twice, by one path or by links to one file; None if none is.
 
-    It would be a perfect match of itself. Where images have texts, one may stand in several rows by one path; where
-    they have boxes, with different ones.
+    Where images have texts, one may stand in several rows by one path; where they have boxes, with different ones.
     """
+    source = manifest.source
     paths = manifest.paths if manifest.texts is None else tuple(dict.fromkeys(manifest.paths))
-    images = _identities(manifest.source, paths)
+    images = []  # what tells them apart: the file that a path leads to, by links too, or the member of an archive
+    for path in paths:
+        images.append(posixpath.normpath(path))
+        if isinstance(source, FolderSource):
+            try:
+                file = os.stat(os.path.join(source.root, path))  # noqa: PTH116, PTH118  # there may be half a million
+                images[-1] = f"{file.st_dev} {file.st_ino}"
+            except (OSError, ValueError):  # missing, which is said when it is read
+                continue
     if manifest.boxes is not None and manifest.texts is None:
         images = [f"{image} {box}" for image, box in zip(images, manifest.boxes.tolist(), strict=True)]
     first: dict[str, str] = {}
@@ -137,20 +151,6 @@ def repeated_image(manifest: Manifest) -> str | None:
     again = "twice" if path == before else f"again as {path!r}"
     more = f", and {len(repeats) - 1:,} more rows repeat an image" if len(repeats) > 1 else ""
     return f"{manifest.name} lists image {before!r} {again}{more}"
-
-
-def _identities(source: ImageSource, paths: Sequence[str]) -> list[str]:
-    """Return what tells images apart: the file that a path leads to, by links too, or the member of an archive."""
-    if not isinstance(source, FolderSource):
-        return [posixpath.normpath(path) for path in paths]
-    found = []
-    for path in paths:
-        try:
-            file = os.stat(os.path.join(source.root, path))  # noqa: PTH116, PTH118  # there may be half a million
-            found.append(f"{file.st_dev} {file.st_ino}")
-        except (OSError, ValueError):  # missing, which is said when it is read
-            found.append(posixpath.normpath(path))
-    return found
 
 
 def _counts(manifest: Manifest, labelled: Shaped[np.ndarray, " image"]) -> dict[str, int]:
@@ -169,19 +169,31 @@ def _counts(manifest: Manifest, labelled: Shaped[np.ndarray, " image"]) -> dict[
 
 def _repeated_rows(manifest: Manifest) -> list[Finding]:
     """Return the images that stand twice; of pairs those, and the images that one split has seen of another."""
-    paths, splits = manifest.paths, manifest.splits.tolist()
-    if manifest.texts is None:
-        return [_repeated("duplicate paths", manifest, manifest.regions)]
-    pairs = [f"{path}: {text_key(text)}" for path, text in zip(paths, manifest.texts, strict=True)]
+    paths, splits, texts = manifest.paths, manifest.splits.tolist(), manifest.texts
+    names: Sequence[str] = manifest.regions
+    if texts is not None:
+        names = [f"{path}: {text_key(text)}" for path, text in zip(paths, texts, strict=True)]
+    rows: defaultdict[str, list[int]] = defaultdict(list)
+    for row, name in enumerate(names):
+        rows[name].append(row)
+    several = {name: held for name, held in rows.items() if len(held) > 1}
+    drop = []
+    for held in several.values():
+        alike: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
+        for row in held:
+            alike[splits[row], int(manifest.labels[row])].append(row)
+        drop += [row for each in alike.values() for row in surplus(manifest, each, by_path=False)]
+    check = "duplicate paths" if texts is None else "duplicate pairs"
+    repeated = finding_of(check, [*several], _ADVICE["repeats"], [*several.values()], drop)
+    if texts is None:
+        return [repeated]
     places: dict[str, dict[str, list[int]]] = {}
     for row, (path, split) in enumerate(zip(paths, splits, strict=True)):
         places.setdefault(path, {}).setdefault(split, []).append(row)
-    several = {path: held for path, held in places.items() if len(held) > 1}
-    rows = [[row for part in held.values() for row in part] for held in several.values()]
-    drop = [row for held in several.values() for row in held.get("train", list(held.values())[-1])]
-    names = list(several)
-    seen = finding_of("images in several splits", names, _REPEATED, is_error=True, rows=rows, fix="leaks", drop=drop)
-    return [_repeated("duplicate pairs", manifest, pairs), seen]
+    seen = {path: held for path, held in places.items() if len(held) > 1}
+    groups = [[row for part in held.values() for row in part] for held in seen.values()]
+    drop = [row for held in seen.values() for row in held.get("train", list(held.values())[-1])]
+    return [repeated, finding_of("images in several splits", [*seen], _ADVICE["leaks"], groups, drop)]
 
 
 def _spelt_alike(manifest: Manifest, rows: Int64[np.ndarray, " labelled"]) -> Finding:
@@ -193,22 +205,7 @@ def _spelt_alike(manifest: Manifest, rows: Int64[np.ndarray, " labelled"]) -> Fi
     several = [named for named in alike.values() if len(named) > 1]
     # Escaped where need be: two forms of one letter look the same.
     names = [" = ".join(name if name.isascii() else ascii(name) for name in named) for named in several]
-    return finding_of("classes spelt alike", names, _SPELT, rows=[list(named.values()) for named in several])
-
-
-def _repeated(check: str, manifest: Manifest, names: Sequence[str]) -> Finding:
-    rows: dict[str, list[int]] = {}
-    counts = Counter(names)
-    for row, name in enumerate(names):
-        if counts[name] > 1:
-            rows.setdefault(name, []).append(row)
-    drop = []
-    for held in rows.values():
-        alike: dict[tuple[str, int], list[int]] = {}  # what stands in two splits or classes is a leak or a conflict
-        for row in held:
-            alike.setdefault((manifest.splits[row], manifest.labels[row]), []).append(row)
-        drop += [row for each in alike.values() for row in surplus(manifest, each, by_path=False)]
-    return finding_of(check, [*rows], _REPEATED, is_error=True, rows=[*rows.values()], fix="repeats", drop=drop)
+    return finding_of("classes spelt alike", names, _ADVICE["spelt"], [list(named.values()) for named in several])
 
 
 def check_prepared(prepared: PreparedImages, manifest: Manifest) -> list[Finding]:
@@ -216,19 +213,14 @@ def check_prepared(prepared: PreparedImages, manifest: Manifest) -> list[Finding
     places = prepared.places(manifest)
     missing, changed = prepared.unfit(manifest, places, at_most=None)
     held = np.flatnonzero(places >= 0)
-    advice = Advice("Training and measuring refuse to begin.", f"{remedy_for(prepared.folder).capitalize()}.")
-    found = {
+    remedy = f"{remedy_for(prepared.folder).capitalize()}."
+    advice = Advice("Training and measuring refuse to begin.", remedy, is_error=True)
+    checks = {
         "images that are not prepared": missing,
         "images that changed after they were prepared": changed,
         "prepared images that are damaged": held[prepared.damaged(places[held])],
     }
     return [
-        finding_of(
-            check,
-            [manifest.regions[row] for row in rows.tolist()],
-            advice,
-            is_error=True,
-            rows=[[row] for row in rows.tolist()],
-        )
-        for check, rows in found.items()
+        finding_of(check, [manifest.regions[row] for row in rows], advice, [[row] for row in rows])
+        for check, rows in ((check, rows.tolist()) for check, rows in checks.items())
     ]

@@ -1,15 +1,24 @@
-"""What the doctor found: findings with their consequence and remedy, and what a cleaned table leaves out."""
+"""What the doctor found: findings with their consequence and remedy, and the table of the rows left."""
 
+import csv
+import io
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from aurank.data.manifest import Manifest
+from aurank.data.sources import FolderSource, ZipSource
 from aurank.errors import UserError
+from aurank.files import write_text
 from aurank.names import meant, nearest
 
 _EXAMPLES = 3
 _KEPT_SPLITS = ("test", "val", "train")  # of an image in several, the first keeps it
+_FORMULA = ("=", "+", "-", "@")  # what a spreadsheet takes for the beginning of one
 
 FIXES = {
     "missing": "missing files",
@@ -33,10 +42,12 @@ NEED_MODEL = ("embeddings", "labels")
 
 
 class Advice(NamedTuple):
-    """What follows from a kind of finding, and what to do about it."""
+    """What follows from a kind of finding, what to do about it, and its name among FIXES, "" without one."""
 
-    consequence: str = ""
-    remedy: str = ""
+    consequence: str
+    remedy: str
+    fix: str = ""
+    is_error: bool = False
 
 
 @dataclass(frozen=True)
@@ -67,6 +78,26 @@ class Finding:
         more = f", and {self.count - len(self.examples)} more" if self.count > len(self.examples) else ""
         shown = f" ({'; '.join(self.examples)}{more})" if self.examples else ""
         return f"{self.check}: {self.count}{shown}"
+
+
+def finding_of(
+    check: str,
+    names: Sequence[str],
+    advice: Advice,
+    rows: Sequence[Sequence[int]] = (),
+    drop: Sequence[int] | None = None,
+) -> Finding:
+    """Return the finding of some things by their names; where `advice` has a fix it drops all their rows by default.
+
+    Example:
+        >>> finding_of("dark images", ["a.png"], Advice("…", "Leave them out (--fix).", "dark"), [[3]]).drop
+        (3,)
+    """
+    dropped = ([row for group in rows for row in group] if drop is None else drop) if advice.fix else ()
+    remedy = advice.remedy.replace("--fix", f"--fix {advice.fix}")
+    told = advice.is_error, advice.consequence, remedy
+    groups = tuple(tuple(group) for group in rows)
+    return Finding(check, len(names), tuple(names[:_EXAMPLES]), *told, groups, advice.fix, tuple(dropped))
 
 
 @dataclass(frozen=True)
@@ -105,7 +136,7 @@ class DoctorReport:
 
     def with_findings(self, more: Sequence[Finding]) -> "DoctorReport":
         """Return the report with further findings behind its own; those of nothing are left out."""
-        return replace(self, findings=(*self.findings, *(found for found in more if found.count)))
+        return replace(self, findings=(*self.findings, *(finding for finding in more if finding.count)))
 
     def left_out(self, fix: str) -> set[int]:
         """Return the rows that the findings of one name of FIXES leave out."""
@@ -122,42 +153,6 @@ class DoctorReport:
         lines = [f"{self.name}: {counts}"]
         lines += [f"  error: {text}" for text in self.errors] + [f"  warning: {text}" for text in self.warnings]
         return "\n".join(lines if self.findings else [*lines, "  nothing wrong was found"])
-
-
-def finding_of(
-    check: str,
-    found: Sequence[str],
-    advice: Advice = Advice(),  # noqa: B008  # a tuple of texts
-    *,
-    is_error: bool = False,
-    rows: Sequence[Sequence[int]] = (),
-    fix: str = "",
-    drop: Sequence[int] = (),
-) -> Finding:
-    """Return the finding of some things by their names; `--fix` in its remedy is written out with the name of the fix.
-
-    Example:
-        >>> finding_of("empty splits", ["test"]).count
-        1
-    """
-    groups, left_out = tuple(tuple(group) for group in rows), tuple(drop)
-    told = advice.consequence, advice.remedy.replace("--fix", f"--fix {fix}")
-    return Finding(check, len(found), tuple(found[:_EXAMPLES]), is_error, *told, rows=groups, fix=fix, drop=left_out)
-
-
-def read_fixes(text: str) -> list[str]:
-    """Return the names in "repeats,unreadable"; UserError for one that is not among FIXES.
-
-    Example:
-        >>> read_fixes("repeats, unreadable")
-        ['repeats', 'unreadable']
-    """
-    names = [name.strip() for name in text.split(",")]
-    for name in names:
-        if name not in FIXES:
-            hint = "; the table to write is --out FILE.csv" if name.endswith(".csv") else meant(nearest(name, FIXES))
-            raise UserError(f"--fix {text}: no finding is named {name!r}{hint}; expected some of {', '.join(FIXES)}")
-    return list(dict.fromkeys(names))
 
 
 def surplus(manifest: Manifest, rows: Sequence[int], *, by_path: bool = True) -> list[int]:
@@ -188,3 +183,142 @@ def stand_alike(manifest: Manifest, one: int, other: int) -> bool:
     same_camera = groups is None or groups[one] == groups[other]
     same_roles = query[one] == query[other] and gallery[one] == gallery[other]
     return bool(same_camera and (same_roles or manifest.splits[one] != manifest.splits[other]))
+
+
+# -- the cleaned table ------------------------------------------------------------------------------------------------
+
+
+def read_fixes(text: str) -> list[str]:
+    """Return the names in "repeats,unreadable"; UserError for one that is not among FIXES.
+
+    Example:
+        >>> read_fixes("repeats, unreadable")
+        ['repeats', 'unreadable']
+    """
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in FIXES:
+            hint = "; the table to write is --out FILE.csv" if name.endswith(".csv") else meant(nearest(name, FIXES))
+            raise UserError(f"--fix {text}: no finding is named {name!r}{hint}; expected some of {', '.join(FIXES)}")
+    return list(dict.fromkeys(names))
+
+
+def describe_cleaning(report: DoctorReport, fixes: Sequence[str]) -> str:
+    """Return how many rows each name of FIXES leaves out, and which classes lose their last pair.
+
+    Example:
+        >>> from aurank.data import build_manifest
+        >>> photos = build_manifest(
+        ...     "toy", FolderSource(Path("photos")), paths=["0.png", "1.png"], labels=["a", "a"], splits=["test"] * 2
+        ... )
+        >>> tiny = Finding("tiny images", 1, ("1.png",), False, rows=((1,),), fix="tiny", drop=(1,))
+        >>> print(describe_cleaning(DoctorReport("toy", {}, (tiny,), photos), ["tiny", "dark"]))
+        --fix leaves out 1 of 2 rows (tiny 1, dark 0)
+        1 of 1 classes loses its last pair: 'a' in test
+    """
+    assert report.manifest is not None
+    kept = report.kept(fixes)
+    counts = ", ".join(f"{name} {len(report.left_out(name)):,}" for name in fixes)
+    rows = f"{len(report.manifest) - len(kept):,} of {len(report.manifest):,} rows"
+    before, after = classes_with_pairs(report.manifest), set(classes_with_pairs(kept))
+    lost = [f"{name!r} in {split}" for split, name in before if (split, name) not in after]
+    verb = "loses its last pair" if len(lost) == 1 else "lose their last pair"
+    more = f", and {len(lost) - _EXAMPLES:,} more" if len(lost) > _EXAMPLES else ""
+    named = f": {', '.join(lost[:_EXAMPLES])}{more}" if lost else ""
+    return f"--fix leaves out {rows} ({counts})\n{len(lost):,} of {len(before):,} classes {verb}{named}"
+
+
+def classes_with_pairs(manifest: Manifest) -> list[tuple[str, str]]:
+    """Return the splits and classes in which an image finds another of its class.
+
+    In training any two are a pair; elsewhere a query, and a gallery row of another camera (group).
+    """
+    groups = np.full(len(manifest), -1) if manifest.groups is None else manifest.groups
+    training = manifest.splits == "train"
+    columns = [manifest.splits, manifest.labels, np.where(training, -1, groups)]
+    columns += [manifest.is_query | training, manifest.is_gallery | training]
+    sides: dict[tuple[str, int], list[tuple[int, bool, bool]]] = {}
+    for split, label, *row in zip(*(column.tolist() for column in columns), strict=True):
+        sides.setdefault((split, label), []).append((row[0], row[1], row[2]))
+    pairs = []
+    for (split, label), held in sides.items():
+        gallery = Counter(group for group, _, is_gallery in held if is_gallery)
+        others = (gallery.total() - (gallery[group] if group >= 0 else both) for group, query, both in held if query)
+        if any(count > 0 for count in others):
+            pairs.append((split, manifest.classes[label]))
+    return pairs
+
+
+def write_table(manifest: Manifest, file: Path) -> str:
+    """Write a data set as a csv table, and return how it is named to read it: "table:FILE" and overrides.
+
+    No spreadsheet takes a cell for a formula: a path then begins with "./", another text with a space, and the reader
+    takes both off.
+
+    Raises:
+        UserError: images in memory, no images, or a name that the reader would change.
+
+    Example:
+        >>> import tempfile
+        >>> from aurank.data import build_manifest
+        >>> toy = build_manifest("toy", FolderSource(Path("photos")), paths=["=1.png"], labels=["a"], splits=["test"])
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     write_table(toy, Path(folder, "clean.csv")).split()[1].split("=")[0]
+        ...     print(Path(folder, "clean.csv").read_text())
+        'data.params.path'
+        path,label,split
+        ./=1.png,a,test
+        <BLANKLINE>
+    """
+    place = require_table(manifest)
+    columns: dict[str, list[str]] = {
+        "path": [f"./{path}" if path.startswith(_FORMULA) else path for path in manifest.paths],
+        "label": [_cell(manifest.classes[label]) for label in manifest.labels.tolist()],
+        "split": manifest.splits.tolist(),
+    }
+    for name, flags in (("is_query", manifest.is_query), ("is_gallery", manifest.is_gallery)):
+        if not flags.all():
+            columns[name] = [str(int(flag)) for flag in flags.tolist()]
+    boxes = (None,) * 4 if manifest.boxes is None else manifest.boxes.T
+    numbers = (manifest.groups, manifest.super_labels, *boxes)
+    for name, values in zip(("group", "super_label", "x1", "y1", "x2", "y2"), numbers, strict=True):
+        if values is not None:
+            columns[name] = ["" if number < 0 else str(number) for number in values.tolist()]
+    if manifest.texts is not None:
+        columns["text"] = [_cell(text) for text in manifest.texts]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(zip(*columns.values(), strict=True))
+    write_text(file, text.getvalue())
+    return f"table:{file} {place}"
+
+
+def require_table(manifest: Manifest) -> str:
+    """Return the overrides by which a table finds the images; raise UserError where none could.
+
+    Example:
+        >>> from aurank.data import READERS
+        >>> require_table(READERS["digits"](None))
+        Traceback (most recent call last):
+        aurank.errors.UserError: the images of digits are in memory, so no table can name them; save them as files first
+    """
+    source = manifest.source
+    if not len(manifest):
+        raise UserError(f"nothing of {manifest.name} would be left, so no table is written")
+    if manifest.positives is not None:
+        raise UserError(f"{manifest.name} lists which images belong together, which a table does not hold")
+    for name in (*manifest.paths, *manifest.classes):
+        if name.encode("utf-8", "ignore").decode().strip() != name:
+            what = "begins or ends with a space, or is no UTF-8"
+            raise UserError(f"{name!r} of {manifest.name} {what}, which a table does not keep")
+    if isinstance(source, FolderSource):
+        return f"data.params.path={source.root.resolve()}"
+    if isinstance(source, ZipSource):
+        inside = f" data.params.images={source.prefix.rstrip('/')}" if source.prefix else ""
+        return f"data.params.path={source.file.resolve()}{inside}"
+    raise UserError(f"the images of {manifest.name} are in memory, so no table can name them; save them as files first")
+
+
+def _cell(text: str) -> str:
+    return f" {text}" if text.startswith(_FORMULA) else text

@@ -6,11 +6,9 @@ from PIL import Image, ImageFilter
 from scipy.ndimage import gaussian_filter
 
 from aurank.data import FolderSource, Manifest, build_manifest
-from aurank.data.checks.cleaned import classes_with_pairs, describe_cleaning, write_table
 from aurank.data.checks.doctor import examine
-from aurank.data.checks.findings import FIXES, DoctorReport
-from aurank.data.checks.looks import look_at
-from aurank.data.checks.same_picture import close_hashes, likeness, square
+from aurank.data.checks.findings import FIXES, DoctorReport, classes_with_pairs, describe_cleaning, write_table
+from aurank.data.checks.pictures import close_hashes, likeness, look_at, square
 from aurank.data.readers import READERS
 
 

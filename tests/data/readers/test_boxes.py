@@ -8,8 +8,8 @@ from PIL import Image
 from testing.data_trees import pixels
 
 from aurank.data import ImageDataset
-from aurank.data.checks.cleaned import write_table
 from aurank.data.checks.doctor import examine, repeated_image
+from aurank.data.checks.findings import write_table
 from aurank.data.decode import crop
 from aurank.data.readers.table import read_table, read_two_tables
 from aurank.data.transforms.base import Pipeline

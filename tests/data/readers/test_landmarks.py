@@ -5,7 +5,7 @@ from testing.benchmark_trees import publish_small_sizes
 from testing.retrieval_trees import GALLERY, GLD, INDEX, LANDMARKS, gld_tree, landmark_tree
 
 from aurank.data import ImageDataset
-from aurank.data.checks.cleaned import write_table
+from aurank.data.checks.findings import write_table
 from aurank.data.readers.benchmarks import read_gld, read_roxford
 from aurank.data.transforms.standard import Resize
 from aurank.embedding.embed import Embedded, embed_pixels

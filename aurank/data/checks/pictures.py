@@ -1,0 +1,438 @@
+"""What only the pixels show: unreadable and poor images, and images that stand in a data set twice, perhaps changed."""
+
+import hashlib
+import itertools
+import os
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import NamedTuple, TypeVar
+
+import imagehash
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Float64, Int64, UInt8
+from PIL import Image
+from scipy.ndimage import uniform_filter1d
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+from torch import Tensor
+from torch.nn import functional
+
+from aurank.data.checks.findings import Advice, Finding, finding_of, stand_alike, surplus
+from aurank.data.decode import decode, quiet_decoding
+from aurank.data.manifest import Manifest
+from aurank.errors import UserError
+
+LOOK_SIDE = 224  # the shorter side at which sharpness is judged at most: about what a network sees
+_BLUR_WIDTH = 11  # of the filter of `blur_effect`
+# Chosen on training photos of Grocery and drawings of Omniglot, of which fewer than 1 in 2,000 are found.
+BLURRED, DARK, TINY, LONG = 0.52, 0.3, 64, 2.5
+HASH_BITS_APART = 16  # of 64; a copy cropped by 6 % at each side has up to 20, most have fewer
+ALIKE = 0.95  # least likeness; of copies all but 1 in 200 have more, of pairs of different photos 1 in 100,000
+LEAST_SIDE = 32  # pixels; smaller pictures of one kind are too alike to tell copies
+# Of the squares that are laid over each other, coarse to fine, and the likeness below which a pair is given up.
+SIZES = {16: 0.85, 32: 0.92, 64: 0.0}
+SIDE = 64  # of the finest
+_STEPS = 6  # of Gauss and Newton at each size
+_LARGEST_SCALE, _LARGEST_SHIFT = 1.18, 0.2  # of one image against the other; a shift of 1 is half a side
+_HASHES, _BLOCK, _LAID = 4096, 8192, 256  # hashes, images or pairs, and pairs laid over each other, at a time
+
+_UNREADABLE = Advice(
+    "Training and measuring stop at them.", "Replace them, or set data.on_error=skip.", "unreadable", True
+)
+_POOR = {
+    "blurred images": Advice(
+        "An embedding of a blurred image says little of its class, and pulls others there in training.",
+        "Look at them; replace them, or leave them out (--fix).",
+        "blurred",
+    ),
+    "dark images": Advice(
+        "A network sees next to nothing in them.", "Brighten or replace them, or leave them out (--fix).", "dark"
+    ),
+    "tiny images": Advice(
+        "They are enlarged to the size of the others and look blurred.",
+        "Fetch them in full size, or leave them out (--fix).",
+        "tiny",
+    ),
+    "images of an odd shape": Advice(
+        "Resized or cropped to a square, most of such an image is squeezed or cut away.",
+        "Crop them to what they show, or leave them out (--fix).",
+        "odd-shapes",
+    ),
+}
+_REPEATED = {  # of nearly the same images the fix is "near-…"
+    "splits": Advice(
+        "The score counts images that training has seen, so it is too high.",
+        "Leave them out of training; --fix does.",
+        "leaks",
+    ),
+    "sides": Advice("A query finds itself in the gallery, so its score is too high.", "Leave one of the two out."),
+    "classes": Advice(
+        "One of the labels is wrong: a negative is the same picture.",
+        "Decide which class is right and remove the other; --fix leaves out all of them.",
+        "conflicts",
+    ),
+    "within": Advice(
+        "The copies find each other first, so scores are too high and training learns little from them.",
+        "Keep one of each; --fix does.",
+        "repeats",
+    ),
+}
+_Result = TypeVar("_Result")
+
+
+class Look(NamedTuple):
+    """What one reading keeps of an image."""
+
+    digest: bytes  # of the decoded pixels, which another compression without loss does not change
+    height: int
+    width: int
+    brightness: float  # of all but the brightest hundredth of the pixels at most, 0 black … 1 white
+    blur: float  # 0 sharp … 1 blurred; NaN for an image of one colour
+    hash: Bool[np.ndarray, " bit"]
+
+
+def examine_contents(
+    manifest: Manifest,
+    labels: Int64[np.ndarray, " image"],
+    missing: set[str],
+    *,
+    max_pixels: int,
+    candidates: Int64[np.ndarray, "pair 2"] | None = None,
+) -> list[Finding]:
+    """Return the unreadable, repeated, nearly repeated, blurred, dark, tiny and odd images.
+
+    Args:
+        labels: of each row, −1 for none.
+        missing: paths that are not there.
+        candidates: pairs of rows that may show one image, besides those of close hashes.
+    """
+    rows: defaultdict[str, list[int]] = defaultdict(list)
+    for row, path in enumerate(manifest.paths):
+        if path not in missing:
+            rows[path].append(row)
+
+    def read(path: str) -> UInt8[np.ndarray, "height width channel"]:
+        return decode(manifest.source, path, None, max_pixels=max_pixels)
+
+    def look(path: str) -> Look | UserError:
+        try:
+            return look_at(read(path))
+        except UserError as error:
+            return error
+
+    seen = dict(zip(rows, for_each(look, list(rows)), strict=True))
+    unreadable = {path: str(error) for path, error in seen.items() if isinstance(error, UserError)}
+    looks = {path: found for path, found in seen.items() if isinstance(found, Look)}
+    same: defaultdict[bytes, list[str]] = defaultdict(list)
+    for path, found in looks.items():
+        same[found.digest].append(path)
+    regions = manifest.regions
+
+    def differ(held: Sequence[int]) -> bool:
+        """Return whether one image is listed in two splits or classes."""
+        is_one = manifest.texts is None and len({regions[row] for row in held}) == 1
+        return is_one and len({(manifest.splits[row], labels[row]) for row in held}) > 1
+
+    # One path that is listed again in the same split and class is a duplicate path, which has its own check.
+    several = [alike for alike in same.values() if len(alike) > 1 or differ(rows[alike[0]])]
+    exact = [sorted(itertools.chain(*(rows[path] for path in alike))) for alike in several]
+    told_apart = (alike[0] for alike in same.values())
+    firsts = [path for path in told_apart if min(looks[path].height, looks[path].width) >= LEAST_SIDE]
+    named = np.zeros((0, 2), np.int64)
+    if candidates is not None and len(candidates):
+        number = {looks[path].digest: place for place, path in enumerate(firsts)}
+        place = [number.get(looks[path].digest, -1) if path in looks else -1 for path in manifest.paths]
+        named = np.sort(np.array(place)[candidates], axis=1)
+        named = named[(named[:, 0] >= 0) & (named[:, 0] < named[:, 1])]
+    near = _near(firsts, np.array([looks[path].hash for path in firsts]), named, read) if len(firsts) > 1 else []
+    changed = [
+        sorted(row for path in group for twin in same[looks[path].digest] for row in rows[twin]) for group in near
+    ]
+    return [
+        finding_of("unreadable images", [*unreadable.values()], _UNREADABLE, [rows[path] for path in unreadable]),
+        *_of_groups(manifest, labels, "same image", exact),
+        *_of_groups(manifest, labels, "nearly the same image", changed),
+        *examine_quality(looks, rows),
+    ]
+
+
+def for_each(read: Callable[[str], _Result], paths: Sequence[str]) -> list[_Result]:
+    """Return what a function that reads an image returns for each path, several at a time."""
+    with quiet_decoding(), ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        return list(pool.map(read, paths))
+
+
+# -- poor images ------------------------------------------------------------------------------------------------------
+
+
+def look_at(pixels: UInt8[np.ndarray, "height width channel"]) -> Look:
+    """Return the look of an image."""
+    digest = hashlib.sha256(repr(pixels.shape).encode() + pixels.tobytes()).digest()
+    image = _grey(pixels)
+    height, width = pixels.shape[:2]
+    if min(image.size) > LOOK_SIDE:
+        factor = LOOK_SIDE / min(image.size)
+        image = image.resize((round(image.width * factor), round(image.height * factor)), Image.Resampling.BOX)
+    values = np.asarray(image, np.float32)
+    brightness = float(np.quantile(values, 0.99)) / 255
+    return Look(digest, height, width, brightness, blur_effect(values), imagehash.phash(image).hash.ravel())
+
+
+def _grey(pixels: UInt8[np.ndarray, "height width channel"]) -> Image.Image:
+    """Return an image in grey: of more than three channels the first three count, of two the first."""
+    return Image.fromarray(pixels[..., 0] if pixels.shape[2] < 3 else pixels[..., :3]).convert("L")
+
+
+def blur_effect(values: np.ndarray) -> float:
+    """Return how blurred a grey image is, 0 sharp … 1 blurred: how little another blur takes from its edges.
+
+    NaN for an image of one colour, and for one that is smaller than the filter.
+
+    Source: Crété-Roffet, Dolmiere, Ladret, Nicolas, "The Blur Effect", SPIE 2007 (https://hal.science/hal-00232709).
+    """
+    if min(values.shape) <= _BLUR_WIDTH:
+        return float("nan")
+    effects = []
+    for axis in (0, 1):
+        edges = np.abs(np.diff(values, axis=axis))
+        blurred = np.abs(np.diff(uniform_filter1d(values, _BLUR_WIDTH, axis=axis), axis=axis))
+        total = float(edges.sum())
+        if total > 0:
+            effects.append(1 - float(np.maximum(0, edges - blurred).sum()) / total)
+    return max(effects, default=float("nan"))
+
+
+def examine_quality(looks: Mapping[str, Look], rows: Mapping[str, Sequence[int]]) -> list[Finding]:
+    """Return the images that pass a limit and are far from the median of all: an all dark data set is left alone."""
+    if not looks:
+        return []
+    paths = list(looks)
+    blur = np.array([look.blur for look in looks.values()])
+    bright = np.array([look.brightness for look in looks.values()])
+    sides = np.array([(look.height, look.width) for look in looks.values()])
+    shorter, aspect = sides.min(axis=1), sides.max(axis=1) / sides.min(axis=1)
+    usual = float(np.median(blur[np.isfinite(blur)])) if np.isfinite(blur).any() else 0.0
+
+    def size(at: int) -> str:
+        return f"{sides[at, 1]} × {sides[at, 0]} pixels"
+
+    checks: tuple[tuple[np.ndarray, Callable[[int], str]], ...] = (
+        (np.nan_to_num(blur) > max(BLURRED, usual + 0.1), lambda at: f"blur {blur[at]:.2f}, usual {usual:.2f}"),
+        (bright < min(DARK, float(np.median(bright)) / 2), lambda at: f"brightest parts at {100 * bright[at]:.0f} %"),
+        (shorter < min(TINY, float(np.median(shorter)) / 2), size),
+        (aspect > max(LONG, 1.5 * float(np.median(aspect))), size),
+    )
+    findings = []
+    for (check, advice), (is_poor, words) in zip(_POOR.items(), checks, strict=True):
+        chosen = np.flatnonzero(is_poor).tolist()
+        names = [f"{paths[place]}: {words(place)}" for place in chosen]
+        findings.append(finding_of(check, names, advice, [rows[paths[place]] for place in chosen]))
+    return findings
+
+
+# -- repeated images --------------------------------------------------------------------------------------------------
+
+
+def _of_groups(
+    manifest: Manifest, labels: Int64[np.ndarray, " image"], what: str, groups: list[list[int]]
+) -> list[Finding]:
+    """Return the findings about groups of rows that show one image, by where they stand."""
+    texts = [" = ".join(manifest.paths[row] for row in rows) for rows in groups]
+    splits = [set(manifest.splits[rows].tolist()) for rows in groups]
+    asks, answers = manifest.is_query & ~manifest.is_gallery, manifest.is_gallery & ~manifest.is_query
+    across = [bool(asks[rows].any() and answers[rows].any()) for rows in groups]
+
+    def of(kind: str, check: str, chosen: Iterable[bool]) -> Finding:
+        selected = list(chosen)
+        held = list(itertools.compress(groups, selected))
+        advice = _REPEATED[kind]
+        if advice.fix and what.startswith("nearly"):
+            advice = advice._replace(fix=f"near-{advice.fix}")
+        drop = [row for rows in held for row in _left_out(manifest, labels, rows, kind)]
+        return finding_of(check, list(itertools.compress(texts, selected)), advice, held, drop)
+
+    in_two = [
+        of("splits", f"{what} in {one} and {other}", ({one, other} <= within for within in splits))
+        for one, other in (("train", "test"), ("train", "val"), ("val", "test"))
+    ]
+    conflicts = (len(set(labels[rows].tolist()) - {-1}) > 1 for rows in groups)
+    within = (len(held) == 1 and not sides for held, sides in zip(splits, across, strict=True))
+    return [
+        *in_two,
+        of("sides", f"{what} in query and gallery", across),
+        of("classes", f"{what} under two classes", conflicts),
+        of("within", f"{what} more than once in a split", within),
+    ]
+
+
+def _left_out(manifest: Manifest, labels: Int64[np.ndarray, " image"], rows: Sequence[int], kind: str) -> list[int]:
+    """Return which rows of one image a cleaned table leaves out for a kind of finding."""
+    if kind == "splits":
+        return surplus(manifest, rows)
+    if kind == "within":  # two classes are no repetition: nobody knows which is right
+        of_class = [[row for row in rows if labels[row] == label] for label in np.unique(labels[rows])]
+        return [row for held in of_class for row in surplus(manifest, held)]
+    known = [row for row in rows if labels[row] >= 0]
+    strangers = ((row, [other for other in known if labels[other] != labels[row]]) for row in known)
+    return [row for row, others in strangers if any(stand_alike(manifest, row, other) for other in others)]
+
+
+def _near(
+    paths: Sequence[str],
+    hashes: Bool[np.ndarray, "image bit"],
+    named: Int64[np.ndarray, "named 2"],
+    read: Callable[[str], np.ndarray],
+) -> list[list[str]]:
+    """Return groups of images, no two of which are equal, that show one picture; `named` pairs are compared too."""
+    pairs = np.unique(np.concatenate([close_hashes(hashes, at_most=HASH_BITS_APART)[0], named]), axis=0)
+    shown = np.zeros(len(pairs), dtype=np.bool_)
+    used, at = np.unique(pairs, return_inverse=True)
+    at = at.reshape(pairs.shape)
+    with _squares([paths[place] for place in used.tolist()], read) as squares:
+        for start in range(0, len(pairs), _BLOCK):
+            first, second = at[start : start + _BLOCK].T
+            shown[start : start + _BLOCK] = likeness(squares(first), squares(second)) >= ALIKE
+    linked = pairs[shown]
+    size = (len(paths), len(paths))
+    links = coo_array((np.ones(len(linked), np.int8), (linked[:, 0], linked[:, 1])), shape=size)
+    _, component = connected_components(links, directed=False)
+    groups: defaultdict[int, list[str]] = defaultdict(list)
+    for place in np.unique(linked).tolist():
+        groups[int(component[place])].append(paths[place])
+    return list(groups.values())
+
+
+@contextmanager
+def _squares(
+    paths: Sequence[str], read: Callable[[str], np.ndarray]
+) -> Iterator[Callable[[Int64[np.ndarray, " chosen"]], UInt8[np.ndarray, "chosen side side"]]]:
+    """Yield what returns the squares of chosen images, by their places in `paths`; each image is read once.
+
+    The squares are kept in a temporary file, 4 KiB an image. It is mapped anew for every choice, for a page that was
+    read through a mapping counts as this process's memory until the mapping goes.
+    """
+    with tempfile.TemporaryFile() as file:
+        try:
+            for start in range(0, len(paths), _BLOCK):
+                made = for_each(lambda path: square(_grey(read(path))), paths[start : start + _BLOCK])
+                file.write(np.stack(made).tobytes())
+            file.flush()
+        except OSError as error:
+            raise UserError(
+                f"small copies of {len(paths):,} images, {len(paths) * SIDE * SIDE / 1e6:,.0f} MB, cannot be kept in "
+                f"{tempfile.gettempdir()} ({error.strerror}): let TMPDIR name a folder with more room"
+            ) from error
+        shape = (len(paths), SIDE, SIDE)
+        yield lambda places: np.array(np.memmap(file, np.uint8, "r", shape=shape)[places])
+
+
+def close_hashes(
+    hashes: Bool[np.ndarray, "image bit"], *, at_most: int, k: int = 16
+) -> tuple[Int64[np.ndarray, "pair 2"], Int64[np.ndarray, " pair"]]:
+    """Return the pairs of images whose hashes differ in few bits, and in how many; of each image the k closest.
+
+    Memory grows with images × k, time with the square of the images. Each pair is there once, the lower row first.
+    """
+    import faiss  # seconds of imports, for this alone
+
+    codes = np.packbits(hashes, axis=1)
+    index = faiss.IndexBinaryFlat(8 * codes.shape[1])
+    index.add(codes)
+    parts = []
+    for start in range(0, len(codes), _HASHES):
+        bits, place = index.search(codes[start : start + _HASHES], min(k + 1, len(codes)))
+        other = place != np.arange(start, start + len(place))[:, None]
+        other[other.all(1), -1] = False  # of so many equal hashes that its own is not listed
+        row, column = np.nonzero(other & (bits <= at_most))
+        parts.append(np.stack([row + start, place[row, column], bits[row, column]], 1).astype(np.int64))
+    listed = np.concatenate(parts)
+    pairs, first_of = np.unique(np.sort(listed[:, :2], axis=1), axis=0, return_index=True)
+    return pairs, listed[first_of, 2]
+
+
+def square(image: Image.Image) -> UInt8[np.ndarray, "side side"]:
+    """Return a grey image as the square that `likeness` takes."""
+    smooth = Image.Resampling.BOX if min(image.size) >= SIDE else Image.Resampling.BILINEAR
+    return np.array(image.resize((SIDE, SIDE), smooth))  # a copy that torch may write to
+
+
+def likeness(
+    one: UInt8[np.ndarray, "pair side side"], other: UInt8[np.ndarray, "pair side side"]
+) -> Float64[np.ndarray, " pair"]:
+    """Return how alike the pictures of each pair are once one is shifted and scaled onto the other, at most 1.
+
+    It is the correlation of the pixels that both show, so neither brightness nor contrast counts. Pairs that are far
+    from alike when coarse are not looked at any finer.
+
+    Source: the least squares of Lucas, Kanade, IJCAI 1981, with gain and offset free, coarse to fine.
+    """
+    values = [np.zeros(0)]
+    for start in range(0, len(one), _LAID):
+        first, second = (torch.from_numpy(side[start : start + _LAID]).float()[:, None] for side in (one, other))
+        found, alive = torch.zeros(len(first)), torch.arange(len(first))
+        scale, shift = torch.ones(len(first), 2), torch.zeros(len(first), 2)
+        for size, floor in SIZES.items():
+            small = [functional.interpolate(image[alive], (size, size), mode="area") for image in (first, second)]
+            moved = scale[alive], shift[alive]
+            for _ in range(_STEPS):
+                moved = _improved(small[0], small[1], *moved)
+            unmoved = torch.ones_like(moved[0]), torch.zeros_like(moved[1])
+            agreements = _agreement(small[0], small[1], *moved), _agreement(small[0], small[1], *unmoved)
+            found[alive] = torch.maximum(*agreements)
+            scale[alive], shift[alive] = moved
+            alive = alive[found[alive] >= floor]
+        values.append(found.double().numpy())
+    return np.concatenate(values)
+
+
+def _grid(size: int) -> tuple[Tensor, Tensor]:
+    places = (torch.arange(size) + 0.5) * (2 / size) - 1
+    return places[None, None, :].expand(1, size, size), places[None, :, None].expand(1, size, size)
+
+
+def _sampled(image: Tensor, scale: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
+    """Return an image [pair, channel, side, side] as it looks scaled and shifted, and which pixels it covers."""
+    x, y = _grid(image.shape[-1])
+    where = torch.stack([x * scale[:, :1, None] + shift[:, :1, None], y * scale[:, 1:, None] + shift[:, 1:, None]], -1)
+    moved = functional.grid_sample(image, where, padding_mode="border", align_corners=False)
+    return moved, (where.abs() <= 1).all(-1)
+
+
+def _improved(one: Tensor, other: Tensor, scale: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
+    """Return scale and shift after one step: the least squares of one × gain + offset against the moved other."""
+    size = one.shape[-1]
+    step = size / 4  # a central difference over two pixels, in units of half a side
+    padded = functional.pad(other, (1, 1, 1, 1), mode="replicate")
+    across = (padded[:, :, 1:-1, 2:] - padded[:, :, 1:-1, :-2]) * step
+    down = (padded[:, :, 2:, 1:-1] - padded[:, :, :-2, 1:-1]) * step
+    moved, covered = _sampled(torch.cat([other, across, down], 1), scale, shift)
+    values, gx, gy = moved[:, 0], moved[:, 1], moved[:, 2]
+    x, y = _grid(size)
+    columns = torch.stack([one[:, 0], torch.ones_like(values), -gx * x, -gx, -gy * y, -gy], -1).flatten(1, 2)
+    weight = covered.flatten(1).float()[..., None]
+    columns = (columns * weight).double()
+    target = (values.flatten(1)[..., None] * weight).double()
+    normal = columns.mT @ columns
+    ridge = 1e-6 * normal.diagonal(dim1=1, dim2=2).mean(1).clamp_min(1e-6)
+    solved = torch.linalg.solve(normal + torch.eye(6) * ridge[:, None, None], columns.mT @ target)[..., 0].float()
+    scale = (scale + solved[:, [2, 4]]).clamp(1 / _LARGEST_SCALE, _LARGEST_SCALE)
+    shift = (shift + solved[:, [3, 5]]).clamp(-_LARGEST_SHIFT, _LARGEST_SHIFT)
+    return scale, shift
+
+
+def _agreement(one: Tensor, other: Tensor, scale: Tensor, shift: Tensor) -> Float[Tensor, " pair"]:
+    """Return the correlation of the pixels that both cover."""
+    moved, covered = _sampled(other, scale, shift)
+    weight = covered.float()
+    total = weight.sum((1, 2)).clamp_min(1)
+
+    def centred(values: Tensor) -> Tensor:
+        return (values - ((values * weight).sum((1, 2)) / total)[:, None, None]) * weight
+
+    first, second = centred(one[:, 0]), centred(moved[:, 0])
+    spread = (first.square().sum((1, 2)) * second.square().sum((1, 2))).sqrt()
+    return torch.where(spread > total, (first * second).sum((1, 2)) / spread.clamp_min(1e-9), 0.0)
