@@ -21,5 +21,5 @@ def test_losses_with_vectors_of_classes_are_measured_on_classes() -> None:
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
 @pytest.mark.parametrize("name", OF_CLASSES)
 def test_a_loss_of_classes_is_measured(name: str) -> None:
-    given = Namespace(batch=[32], dim=8, per_class=4, references=0, rounds=1)
+    given = Namespace(batch=[32], dim=8, per_class=4, references=0, samples=100_000, rounds=1)
     assert bench_losses.measure(name, given)["seconds"] > 0
