@@ -208,7 +208,7 @@ def names() -> dict[str, Any]:
 
 # What a page means by a name where it is something else than above.
 OWN_NAMES: dict[str, Callable[[], dict[str, Any]]] = {
-    "docs/training.md": lambda: {"images": torch.randn(60, 512)},
+    "docs/memory.md": lambda: {"images": torch.randn(60, 512)},
     "docs/losses.md": lambda: {
         "embeddings": torch.randn(60, 128, requires_grad=True),
         "rows": torch.arange(30).repeat(2),  # two views of each image
@@ -254,3 +254,13 @@ def test_the_python_of_a_page_runs_from_above(page: str, inside: TrainResult, mo
     if page == "docs/pml.md":
         assert scope["after"]["mauprc_level0"] > scope["before"]["mauprc_level0"] + 0.05
         assert scope["loss"].has_been_filled
+
+
+HOW_TO = re.findall(
+    r": (\w+\.md)", (ROOT / "mkdocs.yml").read_text(encoding="utf-8").split("- How to:")[1].split("- Reference:")[0]
+)
+
+
+@pytest.mark.parametrize("page", HOW_TO)
+def test_a_how_to_page_is_one_task_of_700_words(page: str) -> None:
+    assert len((ROOT / "docs" / page).read_text(encoding="utf-8").split()) <= 700
