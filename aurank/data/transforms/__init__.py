@@ -5,12 +5,13 @@ from aurank.data.transforms.standard import (
     Affine,
     Center,
     CropFlip,
+    MultiCrop,
     RandomCrop,
     Resize,
+    SimCLR,
     Timm,
     TransformersCenter,
 )
-from aurank.data.transforms.views import MultiCrop, SimCLR
 
 TRANSFORMS: dict[str, type[Pipeline]] = {
     "crop_flip": CropFlip,

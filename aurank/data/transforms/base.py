@@ -1,5 +1,6 @@
 """From decoded pixels to the tensor a model sees: prepare (always the same), augment (seeded), normalise."""
 
+import functools
 import math
 import random
 from abc import ABC, abstractmethod
@@ -32,14 +33,8 @@ _PILLOWS: Mapping[str, Resampling] = {
 }
 INTERPOLATIONS = (AREA, *_PILLOWS)
 """Ways to resize: "area" averages where an image shrinks and is bilinear where it grows; the others are Pillow's."""
-
-_IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
-
-
-def usual_look(channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return mean and deviation where nothing else is known: ImageNet's for colours, 0.5 otherwise."""
-    half = (0.5,) * channels
-    return (_IMAGENET["mean"], _IMAGENET["std"]) if channels == 3 else (half, half)
+LEAST = 1e-6  # of what has to be above 0
+Limits = dict[str, tuple[Any, ...]]
 
 
 @dataclass(repr=False, eq=False)
@@ -55,7 +50,7 @@ class Pipeline(ABC):
         interpolation: that of whole images, one of INTERPOLATIONS.
 
     Raises:
-        UserError: for impossible parameters.
+        UserError: for parameters beyond `limits`.
 
     Example:
         >>> from aurank.data import TRANSFORMS
@@ -72,24 +67,38 @@ class Pipeline(ABC):
     mean: Sequence[Number] | None = None
     std: Sequence[Number] | None = None
     interpolation: str = AREA
+    limits: ClassVar[Limits] = {
+        **dict.fromkeys(("image_size", "channels", "local_size", "global_views"), (1, math.inf)),
+        **dict.fromkeys(("margin", "oversample"), (1, math.inf)),
+        **dict.fromkeys(("mean", "flip", "translate", "jitter", "grey", "blur"), (0, 1)),
+        **dict.fromkeys(("scale", "ratio", "std"), (LEAST, math.inf)),
+        "interpolation": INTERPOLATIONS,
+    }
+    """Least and most of a parameter, and of each value of a range, or all that it can be."""
     _headroom: ClassVar[float] = 1.5  # times `needed_side` that a photo decoded smaller has to have
     unit: ClassVar[int] = 1
     """What values are divided by before the mean, in that unit, is taken off: 1, or 255 as torchvision does."""
 
     def __post_init__(self) -> None:
-        self._constants: dict[torch.device, tuple[Tensor, Tensor, Tensor]] = {}  # of `normalise`
-        size, channels = self.image_size, self.channels
-        if size < 1 or channels < 1:
-            raise UserError(f"image_size and channels must be at least 1, got {size} and {channels}")
-        usual_mean, usual_std = usual_look(channels)
-        self.mean, self.std = mean, std = tuple(self.mean or usual_mean), tuple(self.std or usual_std)
-        for name, values in (("mean", mean), ("std", std)):
-            if len(values) != channels:
-                raise UserError(f"{name} must have one value for each of {channels} channels, got {list(values)}")
-        if min(std) <= 0 or not 0 <= min(mean) <= max(mean) <= 1:
-            raise UserError(f"mean must be between 0 and 1, and std above 0, got {list(mean)}, {list(std)}")
-        if self.interpolation not in INTERPOLATIONS:
-            raise UserError(f"interpolation must be one of {', '.join(INTERPOLATIONS)}, got {self.interpolation!r}")
+        usual = [(0.485, 0.456, 0.406), (0.229, 0.224, 0.225)] if self.channels == 3 else [(0.5,) * self.channels] * 2
+        self.mean, self.std = tuple(self.mean or usual[0]), tuple(self.std or usual[1])
+        for name, limit in self.limits.items():
+            value: Any = getattr(self, name, None)
+            if value is None:
+                continue
+            if isinstance(limit[0], str):
+                is_fit, expected = value in limit, f"one of {', '.join(limit)}"
+            else:
+                values, (low, high) = list(value) if isinstance(value, Sequence) else [value], limit
+                is_fit = all(low <= each <= high for each in values)
+                expected = f"at least {low}" if high == math.inf else f"between {low} and {high}"
+                if name in ("mean", "std"):
+                    is_fit, expected = is_fit and len(values) == self.channels, f"{self.channels} numbers {expected}"
+                elif isinstance(value, Sequence):
+                    is_fit = is_fit and len(values) == 2 and values[0] <= values[1]
+                    expected = f"two numbers {expected}, smaller one first"
+            if not is_fit:
+                raise UserError(f"{name} must be {expected}, got {value!r}")
 
     @property
     def least_decoded_side(self) -> int | None:
@@ -105,9 +114,18 @@ class Pipeline(ABC):
     def prepare(self, image: Pixels) -> Prepared:
         """Return what is always done to an image, and so may be kept in memory."""
 
+    def fit(self, prepared: Prepared) -> Square:
+        """Return the prepared image at `image_size` without chance."""
+        return prepared
+
+    def change(self, prepared: Prepared, chance: random.Random, seed: int) -> Square:
+        """Return the prepared image at `image_size`, changed as `chance`, which was made of `seed`, draws it."""
+        return self.fit(prepared)
+
     def augment(self, prepared: Prepared, seed: int | None) -> Square:
         """Return the prepared image at `image_size`, changed at random as `seed` says; None changes nothing."""
-        return prepared
+        # A generator for each image, so neither order nor worker matters.
+        return self.fit(prepared) if seed is None else self.change(prepared, chance_of(seed), seed)
 
     def augment_all(
         self, prepared: Sequence[AnyPrepared], seeds: Sequence[int | None], squares: Sequence[Square]
@@ -127,6 +145,10 @@ class Pipeline(ABC):
         unit, mean, std = self._constants[pixels.device]
         values = pixels.to(torch.float32, memory_format=torch.contiguous_format)
         return (values if self.unit == 1 else values.div_(unit)).sub_(mean).div_(std)
+
+    @functools.cached_property
+    def _constants(self) -> dict[torch.device, tuple[Tensor, Tensor, Tensor]]:
+        return {}
 
     def constants(self) -> tuple[Float[Tensor, "1 1 1"], Float[Tensor, "channel 1 1"], Float[Tensor, "channel 1 1"]]:
         """Return `unit`, and mean and deviation in it, for others that do the sums of `normalise` to the last bit."""
@@ -151,8 +173,7 @@ class Pipeline(ABC):
             if image.mode == "I" and image.format is None:  # of a file they are 16-bit values, here nobody knows
                 raise UserError("the image has mode I, whose values may be of 8 or 16 bits: give image.convert('L')")
             image = to_pixels(image, self.channels)
-        shape = tuple(getattr(image, "shape", ()))
-        kind = getattr(image, "dtype", type(image).__name__)
+        shape, kind = np.shape(image), getattr(image, "dtype", type(image).__name__)
         if kind != np.uint8 or len(shape) != 3 or shape[2] != self.channels or 0 in shape:
             expected = f"Pillow's or a uint8 array [height, width, {self.channels}]"
             raise UserError(f"the image must be {expected}, got {kind} of shape {list(shape)}")
@@ -167,27 +188,11 @@ class Pipeline(ABC):
         return resize_shorter(image, round(margin * self.image_size), self.interpolation)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_constants": {}}
+        return {name: value for name, value in vars(self).items() if name not in ("_constants", "_changes")}
 
     def __repr__(self) -> str:
         values = ", ".join(f"{name}={value}" for name, value in vars(self).items() if not name.startswith("_"))
         return f"{type(self).__name__}({values})"
-
-
-class RandomPipeline(Pipeline):
-    """A pipeline whose `augment` draws what it does from a generator that only the seed decides."""
-
-    @abstractmethod
-    def change(self, prepared: Prepared, chance: random.Random, seed: int) -> Square:
-        """Return the prepared image at `image_size`, changed as `chance`, which was made of `seed`, draws it."""
-
-    @abstractmethod
-    def fit(self, prepared: Prepared) -> Square:
-        """Return the prepared image at `image_size` without chance."""
-
-    def augment(self, prepared: Prepared, seed: int | None) -> Square:
-        # A generator for each image, so neither order nor worker matters.
-        return self.fit(prepared) if seed is None else self.change(prepared, chance_of(seed), seed)
 
 
 def channels_first(square: Square) -> UInt8[Tensor, "channel size size"]:
@@ -225,9 +230,7 @@ def resize_shorter(image: Pixels, side: int, interpolation: str = AREA) -> Prepa
 
 
 def centre_crop(image: Pixels, size: int, fill: Sequence[int] | int = 0) -> Square:
-    """Return the size × size middle of an image, `fill` around one that is smaller.
-
-    What lies beside the middle is halved, and a half pixel rounded to the even number.
+    """Return the size × size middle of an image, `fill` around one that is smaller; half pixels round to even.
 
     Source: torchvision.transforms.functional.center_crop.
     """

@@ -1,19 +1,22 @@
-"""The transforms of training with labels, and of evaluation."""
+"""The transforms of evaluation, of training with labels, and of training by several views of one image."""
 
+import functools
 import math
+import os
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
 
 import cv2
 import numpy as np
 
 from aurank.data.transforms.base import (
+    LEAST,
     AnyPrepared,
+    Limits,
     Pipeline,
     Prepared,
-    RandomPipeline,
     Square,
     centre_crop,
     resize_shorter,
@@ -22,7 +25,6 @@ from aurank.data.transforms.geometry import (
     Number,
     Pixels,
     chance_of,
-    change_nothing,
     draw_part,
     draw_square,
     flipped,
@@ -30,8 +32,8 @@ from aurank.data.transforms.geometry import (
     scaled,
     warp,
     warp_matrices,
+    with_channels,
 )
-from aurank.errors import UserError
 
 # Image transforms of ImageNet models: shorter side 256 for crops of 224.
 MARGIN = 256 / 224
@@ -63,10 +65,6 @@ class Center(Pipeline):
     """
 
     margin: Number = MARGIN
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_margin(self.margin)
 
     @property
     def needed_side(self) -> int:
@@ -103,14 +101,8 @@ class Timm(Pipeline):
 
     crop_pct: Number = 0.875
     crop_mode: str = "center"
+    limits: ClassVar[Limits] = Pipeline.limits | {"crop_pct": (0.01, 2), "crop_mode": CROP_MODES}
     unit: ClassVar[int] = 255
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.crop_pct <= self.image_size:
-            raise UserError(f"crop_pct must be above 0 and at most image_size, {self.image_size}, got {self.crop_pct}")
-        if self.crop_mode not in CROP_MODES:
-            raise UserError(f"crop_mode must be one of {', '.join(CROP_MODES)}, got {self.crop_mode!r}")
 
     @property
     def needed_side(self) -> int:
@@ -129,7 +121,7 @@ class Timm(Pipeline):
 
 
 @dataclass(repr=False, eq=False, kw_only=True)
-class RandomCrop(RandomPipeline):
+class RandomCrop(Pipeline):
     """Training as the papers say: shorter side to `margin` × image_size, a random square of image_size, a flip.
 
     Args:
@@ -139,11 +131,6 @@ class RandomCrop(RandomPipeline):
 
     margin: Number = MARGIN
     flip: Number = 0.5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_margin(self.margin)
-        check_between("flip", self.flip)
 
     @property
     def needed_side(self) -> int:
@@ -162,7 +149,7 @@ class RandomCrop(RandomPipeline):
 
 
 @dataclass(repr=False, eq=False, kw_only=True)
-class CropFlip(RandomPipeline):
+class CropFlip(Pipeline):
     """Training as SOPRC's code does: a random part of the image resized to a square, a horizontal flip.
 
     Args:
@@ -177,15 +164,12 @@ class CropFlip(RandomPipeline):
     scale: Sequence[Number] = (0.16, 1.0)
     ratio: Sequence[Number] = (0.75, 4 / 3)
     flip: Number = 0.5
+    limits: ClassVar[Limits] = Pipeline.limits | dict.fromkeys(("scale", "local_scale"), (LEAST, 1))
     _headroom: ClassVar[float] = 15 / 16  # parts are enlarged: half of 640 × 480 pixels will do for a side of 256
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.margin is not None:
-            _check_margin(self.margin)
-        self.scale = checked_range("scale", self.scale, high=1)
-        self.ratio = checked_range("ratio", self.ratio)
-        check_between("flip", self.flip)
+        self.scale, self.ratio = tuple(map(float, self.scale)), tuple(map(float, self.ratio))
 
     @property
     def needed_side(self) -> int:
@@ -215,7 +199,7 @@ class CropFlip(RandomPipeline):
 
 
 @dataclass(repr=False, eq=False, kw_only=True)
-class Affine(RandomPipeline):
+class Affine(Pipeline):
     """Training on drawings: a small random rotation, shift, scaling and shear, no flip.
 
     The warp is done at up to `oversample` × image_size and then reduced by area, so thin strokes stay smooth.
@@ -234,23 +218,23 @@ class Affine(RandomPipeline):
     shear: Number = 10.0
     fill: int = 255
     oversample: Number = 4.0
+    limits: ClassVar[Limits] = Pipeline.limits | {
+        "rotate": (0, 180),
+        "shear": (0, 60),
+        "fill": (0, 255),
+    }
     _headroom: ClassVar[float] = 1.0  # which is in `oversample`
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, limit in (("rotate", 180), ("translate", 1), ("shear", 60), ("fill", 255)):
-            check_between(name, getattr(self, name), limit)
-        if self.oversample < 1:
-            raise UserError(f"oversample must be at least 1, got {self.oversample}")
-        self.scale = checked_range("scale", self.scale)
+        self.scale = tuple(map(float, self.scale))
 
     @property
     def needed_side(self) -> int:
         return round(self.oversample * self.image_size)
 
     def prepare(self, image: Pixels) -> Prepared:
-        most = round(self.oversample * self.image_size)
-        height, width = (min(max(side, self.image_size), most) for side in image.shape[:2])
+        height, width = (min(max(side, self.image_size), self.needed_side) for side in image.shape[:2])
         return self.resize(image, height, width)
 
     def fit(self, prepared: Prepared) -> Square:
@@ -275,7 +259,7 @@ class Affine(RandomPipeline):
         sizes = np.array([image.shape[:2] for image in prepared], dtype=np.int64).reshape(-1, 2)
         ranges = {"rotate": self.rotate, "translate": self.translate, "shear": self.shear}
         matrices = warp_matrices(chances, sizes, scale=self.scale, **ranges)
-        still = change_nothing(matrices).tolist()
+        still = np.isclose(matrices, np.eye(3)).all(axis=(1, 2)).tolist()
         warped = [
             image if is_still else warp(image, matrix, self.fill)
             for image, matrix, is_still in zip(prepared, matrices, still, strict=True)
@@ -283,21 +267,104 @@ class Affine(RandomPipeline):
         return [scaled(image, self.image_size, cv2.INTER_AREA) for image in warped]
 
 
-def _check_margin(margin: Number) -> None:
-    if margin < 1:
-        raise UserError(f"margin must be at least 1 (the shorter side before the crop, by image_size), got {margin}")
+@dataclass(repr=False, eq=False, kw_only=True)
+class SimCLR(CropFlip):
+    """The views of SimCLR: a random part resized to a square, a flip, changed colours, grey, a Gaussian blur.
+
+    Images of 1, 4 or more channels keep their values: colours and grey are of RGB only. As in the paper the blur's
+    kernel is a tenth of the side and its deviation between 0.1 and 2 pixels.
+
+    Args:
+        margin, scale, ratio, flip: as for CropFlip; `scale` from SimCLR.
+        jitter: the probability that brightness, contrast and saturation change by up to 0.8 × `strength`, and the hue
+            by up to 0.2 × `strength` of the circle, in random order.
+        strength: 1 for photos, 0.5 for small images, in the paper; at most 2.5, a hue turned by half a circle.
+        grey: the probability of an image without colours.
+        blur: the probability of a blur; the paper has none for small images.
+
+    Source: Chen et al., A simple framework for contrastive learning of visual representations (ICML 2020), App. A,
+        https://arxiv.org/abs/2002.05709.
+    """
+
+    scale: Sequence[Number] = (0.08, 1.0)
+    jitter: Number = 0.8
+    strength: Number = 1.0
+    grey: Number = 0.2
+    blur: Number = 0.5
+    limits: ClassVar[Limits] = CropFlip.limits | {"strength": (0, 2.5)}
+
+    def change(self, prepared: Prepared, chance: random.Random, seed: int) -> Square:
+        # By area: a small crop may be smaller than the part of the image that it is made of.
+        square = self.random_part(prepared, chance, by_area=True)
+        square = flipped(square) if happens(chance, self.flip) else square
+        for probability, transform in self._changes:
+            if happens(chance, probability):
+                # The second, which draws the order of the colours, is made anew for each: only the seed decides it.
+                transform.set_random_state(np.random.default_rng(seed), chance)
+                square = transform(image=square, force_apply=True)["image"]
+        return np.ascontiguousarray(with_channels(square))
+
+    def get_ready(self) -> None:
+        self._changes  # noqa: B018
+
+    @functools.cached_property
+    def _changes(self) -> list[tuple[Number, Any]]:
+        """Transforms of albumentations, each with its probability."""
+        # Imported late: it takes half a second that commands which only read a configuration need not.
+        os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")  # else it asks the network for its version
+        import albumentations
+
+        change = 0.8 * self.strength
+        around_one = (max(0.0, 1 - change), 1 + change)
+        hue = (-0.2 * self.strength, 0.2 * self.strength)
+        colours = [
+            (self.jitter, albumentations.ColorJitter(around_one, around_one, around_one, hue)),
+            (self.grey, albumentations.ToGray()),
+        ]
+        kernel = max(3, self.image_size // 20 * 2 + 1)
+        blur = albumentations.GaussianBlur((kernel, kernel), sigma_limit=(0.1, 2.0))
+        return [*(colours if self.channels == 3 else []), (self.blur, blur)]
 
 
-def check_between(name: str, value: Number, limit: Number | None = None) -> None:
-    """Raise UserError unless the value is between 0 and the limit; without one it is a probability."""
-    if not 0 <= value <= (1 if limit is None else limit):
-        what = "a probability, between 0 and 1" if limit is None else f"between 0 and {limit}"
-        raise UserError(f"{name} must be {what}, got {value}")
+@dataclass(repr=False, eq=False, kw_only=True)
+class MultiCrop(SimCLR):
+    """The first views are SimCLR's at image_size, the others small crops of small parts of the image.
 
+    Args:
+        local_size: side of a small crop, in pixels.
+        local_scale: a small crop's part of the area; of a large one, `scale`.
+        global_views: how many views come before the small ones; `data.views` says how many there are in all.
+        margin, ratio, flip, jitter, strength, grey, blur: as for SimCLR, of both.
 
-def checked_range(name: str, values: Sequence[Number], *, high: Number | None = None) -> tuple[float, float]:
-    """Return both values; UserError unless they are a range above 0 and up to `high`."""
-    if len(values) != 2 or not 0 < values[0] <= values[1] or (high is not None and values[1] > high):
-        limits = "above 0" + ("" if high is None else f" and at most {high}")
-        raise UserError(f"{name} must be two numbers, smaller one first, {limits}, got {list(values)}")
-    return float(values[0]), float(values[1])
+    Source: Caron et al., Unsupervised learning of visual features by contrasting cluster assignments (SwAV; NeurIPS
+        2020), Sec. 3.2 and App. A, https://arxiv.org/abs/2006.09882; sizes and scales as in its code for 2 × 224 +
+        6 × 96 pixels. Here every crop is a positive of every other one of its image, where SwAV predicts the codes of
+        the large ones only.
+
+    Example:
+        >>> pipeline = MultiCrop(16, 3, local_size=8)
+        >>> [pipeline.of_view(view).image_size for view in range(3)]
+        [16, 16, 8]
+    """
+
+    scale: Sequence[Number] = (0.14, 1.0)
+    local_size: int = 96
+    local_scale: Sequence[Number] = (0.05, 0.14)
+    global_views: int = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.local_scale = tuple(map(float, self.local_scale))
+        same = {field.name: getattr(self, field.name) for field in fields(SimCLR)}
+        self._local = SimCLR(**same | {"image_size": self.local_size, "scale": self.local_scale})
+
+    @property
+    def needed_side(self) -> int:
+        return max(super().needed_side, 0 if self.margin is not None else self._local.needed_side)
+
+    def of_view(self, view: int) -> Pipeline:
+        return self if view < self.global_views else self._local
+
+    def get_ready(self) -> None:
+        super().get_ready()
+        self._local.get_ready()

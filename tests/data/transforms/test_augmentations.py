@@ -96,14 +96,14 @@ def test_the_configuration_knows_the_defaults_of_the_crops():
 @pytest.mark.parametrize(
     ("name", "params", "message"),
     [
-        ("simclr", {"jitter": 2}, "jitter must be a probability, between 0 and 1, got 2"),
-        ("simclr", {"grey": -1}, "grey must be a probability"),
-        ("simclr", {"blur": 1.5}, "blur must be a probability"),
+        ("simclr", {"jitter": 2}, "jitter must be between 0 and 1, got 2"),
+        ("simclr", {"grey": -1}, "grey must be between"),
+        ("simclr", {"blur": 1.5}, "blur must be between"),
         ("simclr", {"strength": 3}, r"strength must be between 0 and 2\.5, got 3"),
         ("simclr", {"scale": [0, 1]}, "scale must be two numbers"),
         ("multi_crop", {"local_size": 0}, "local_size must be at least 1, got 0"),
         ("multi_crop", {"global_views": 0}, "global_views must be at least 1, got 0"),
-        ("multi_crop", {"local_scale": [0.5, 0.1]}, "local_scale must be two numbers, smaller one first"),
+        ("multi_crop", {"local_scale": [0.5, 0.1]}, "local_scale must be two numbers .* smaller one first"),
     ],
 )
 def test_impossible_parameters_are_refused(name, params, message):
