@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from testing.sampling import assert_limits_are_kept, cases, equal_batches, labels_that_fit, shuffled_labels
 
 from aurank.data import HardNegativeSampler, PKSampler
-from aurank.data.samplers.hard_negative import nearest_classes
+from aurank.data.samplers import nearest_classes
 
 
 def _random_neighbours(labels: np.ndarray, seed: int = 0):

@@ -9,8 +9,7 @@ from testing.sampling import assert_limits_are_kept, cases, equal_batches, label
 
 from aurank.config.cross_checks import PER_CLASS
 from aurank.data import SAMPLERS, PKSampler, ShuffledSampler
-from aurank.data.samplers._base import deal
-from aurank.data.samplers.pk import cut
+from aurank.data.samplers import cut, deal
 from aurank.errors import UserError
 
 

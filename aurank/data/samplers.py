@@ -1,0 +1,522 @@
+"""Which images make each batch; SAMPLERS names all samplers."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Int64
+
+from aurank.errors import UserError
+
+Rows = Int64[np.ndarray, " _"]
+Chunks = list[Rows]  # pieces of one batch, in its order, that a rank gets whole where that is possible
+LEAST = 2  # rows that each rank needs of a batch: for a batch norm, and for a pair
+TRIES = 10  # numbers of batches that the hard-negative sampler tries
+
+
+@dataclass(repr=False, eq=False)
+class Sampler(ABC):
+    """Batches of the rows 0 … len(labels) − 1, over all processes and as one process's part of them.
+
+    Batch k of epoch e is a function of (labels, seed, e, k) and, where a sampler has one, of its state, so any position
+    can be returned to. With several processes each batch is dealt out: the parts of the ranks, one after another, are
+    the batch that one process would have. A batch with less than two rows for each process is passed over.
+
+    A sampler whose `refresh_every` is not None wants `refresh` to be called before steps 0, `refresh_every`, twice that
+    and so on, in all processes; the batches from that position on may then be others.
+
+    Args:
+        batch: the number of rows over all processes, and the most that a batch has.
+
+    Example:
+        >>> class InOrder(Sampler):
+        ...     def global_batches(self, epoch):
+        ...         return [[np.arange(start, start + self.batch)] for start in range(0, len(self.labels), self.batch)]
+        >>> [rows.tolist() for rows in InOrder(np.zeros(4, np.int64), batch=2).epoch(0)]
+        [[0, 1], [2, 3]]
+    """
+
+    labels: Int64[np.ndarray, " image"]
+    batch: int
+    _: KW_ONLY
+    seed: int = 0
+    rank: int = 0
+    world_size: int = 1
+
+    def __post_init__(self) -> None:
+        if self.seed < 0:
+            raise UserError(f"seed must be at least 0, got {self.seed}")
+
+    @property
+    def refresh_every(self) -> int | None:
+        """Steps from one call of `refresh` to the next; None where there is nothing to refresh."""
+        return None
+
+    @property
+    def largest_batch(self) -> int:
+        """The most rows that a batch can have, over all processes: fewer than `batch` where the data has no more."""
+        return min(self.batch, len(self.labels))
+
+    @abstractmethod
+    def global_batches(self, epoch: int) -> list[Chunks]:
+        """Return one epoch's batches, each as the chunks that are dealt to ranks, whatever the number of these is."""
+
+    def epoch(self, epoch: int) -> list[Rows]:
+        """Return this rank's part of each batch of one epoch; all ranks have the same number of batches."""
+        dealt = (deal(chunks, self.world_size) for chunks in self.global_batches(epoch))
+        return [parts[self.rank] for parts in dealt if len(parts[self.rank])]
+
+    def generator(self, epoch: int, *more: int) -> np.random.Generator:
+        """Return a generator for one epoch; `more` numbers give others, independent of it."""
+        return np.random.default_rng([self.seed, epoch, *more])
+
+    def refresh(self, epoch: int, batch: int) -> None:  # noqa: B027 (most samplers have nothing to do)
+        """Look at the data anew, before that batch of that epoch."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what batches depend on beside the arguments, in plain types and tensors."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027
+        """Take over the state of another sampler of the same arguments."""
+
+    def iterate(self, epoch: int = 0, batch: int = 0) -> Iterator[tuple[int, int, Rows]]:
+        """Yield (epoch, batch, rows) without end, from a position on: `batch` counts inside of `epoch`."""
+        return ((epoch, index, parts[self.rank]) for epoch, index, parts in self.iterate_ranks(epoch, batch))
+
+    def iterate_ranks(self, epoch: int = 0, batch: int = 0) -> Iterator[tuple[int, int, list[Rows]]]:
+        """Do as `iterate`, and yield the rows of every rank: each process knows what the others have."""
+        passed = False
+        while True:
+            dealt = [deal(chunks, self.world_size) for chunks in self.global_batches(epoch)]
+            if not 0 <= batch <= len(dealt):
+                raise UserError(f"epoch {epoch} has {len(dealt)} batches, so it cannot start at batch {batch}")
+            for index in range(batch, len(dealt)):
+                if len(dealt[index][0]):
+                    passed = False
+                    yield epoch, index, dealt[index]
+            if passed:
+                raise UserError(
+                    f"no batch of epoch {epoch} has {LEAST} rows for each of {self.world_size} processes; raise "
+                    "sampler.batch, or start fewer processes"
+                )
+            epoch, batch, passed = epoch + 1, 0, True
+
+
+def deal(chunks: Chunks, ranks: int) -> list[Rows]:
+    """Return each rank's rows: one after another they are the chunks. None for a batch that is too small for them.
+
+    Chunks stay whole, each with the rank in whose equal share its middle lies, unless a rank is left with less than two
+    rows by that: then rows are counted out.
+    """
+    whole = np.concatenate(chunks)
+    if ranks == 1:
+        return [whole]
+    if len(whole) < LEAST * ranks:
+        return [whole[:0]] * ranks
+    sizes = np.array([len(chunk) for chunk in chunks])
+    ends = np.cumsum(sizes)
+    owner = (2 * ends - sizes) * ranks // (2 * len(whole))
+    cuts = np.append(0, ends)[np.searchsorted(owner, np.arange(1, ranks))]
+    parts = np.split(whole, cuts)
+    return parts if min(map(len, parts)) >= LEAST else np.array_split(whole, ranks)
+
+
+@dataclass(repr=False, eq=False)
+class ShuffledSampler(Sampler):
+    """All rows in random order, cut into batches of nearly equal size, at most `batch`; each row once an epoch.
+
+    Raises:
+        UserError: when `batch`, or the number of images, is below 2 for each process.
+
+    Example:
+        >>> sampler = ShuffledSampler(np.arange(10), batch=4)
+        >>> [len(rows) for rows in sampler.epoch(0)]
+        [4, 3, 3]
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        least, images = LEAST * self.world_size, len(self.labels)
+        if min(self.batch, images) < least:
+            raise UserError(f"at least {least} images a batch are needed, got batch={self.batch} and {images} images")
+
+    def global_batches(self, epoch: int) -> list[Chunks]:
+        """Return the batches of one epoch, each in one piece."""
+        rows = self.generator(epoch).permutation(len(self.labels)).astype(np.int64)
+        return [[batch] for batch in np.array_split(rows, -(-len(rows) // self.batch))]
+
+
+@dataclass(repr=False, eq=False)
+class PKSampler(Sampler):
+    """P classes × M images a batch, M = `per_class`, P as many classes as fit; without replacement inside of an epoch.
+
+    The rule:
+
+    - A class's images are shuffled and cut into chunks of `per_class`. What remains is a smaller chunk; a single image
+      that remains borrows one from the chunk before, so that it has a positive (if `per_class` is 3 or more). A class
+      of one image is a chunk of one: it serves as a negative.
+    - The chunks of one class go to different batches, each to the batch with the fewest rows so far, ties at random, so
+      the classes that meet change from epoch to epoch. A batch never has more than `per_class` images of a class.
+    - The number of batches is the least that holds all images in batches of at most `batch` rows (fewer rows where
+      there are fewer than batch / per_class classes), and the batches are nearly equal in size. So every image is seen
+      exactly once an epoch, with two exceptions, both for very unequal classes or a very small `batch`:
+    - A class with more chunks than there are batches leaves its surplus, drawn at random, for other epochs; and there
+      are no more batches than can have half of the classes that fit, so that a huge class cannot thin them out.
+    - A batch with a single class has no negatives. It is left out (possible only if `batch` is below 3 × `per_class`);
+      its images come in other epochs.
+
+    With several processes whole chunks are dealt out, in their order; rows where there are too few chunks.
+
+    Raises:
+        UserError: when `per_class` is below 2, when there are fewer than two classes for each process, when no class
+            has `per_class` images, or when `batch` is below 2 × `per_class` for each process.
+
+    Example:
+        >>> labels = np.repeat(np.arange(6), 4)
+        >>> sampler = PKSampler(labels, batch=8, per_class=4)
+        >>> [np.unique(labels[rows], return_counts=True)[1].tolist() for rows in sampler.epoch(0)]
+        [[4, 4], [4, 4], [4, 4]]
+    """
+
+    per_class: int = field(default=4, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        per_class, processes, least = self.per_class, self.world_size, 2 * self.per_class * self.world_size
+        if per_class < 2:
+            raise UserError(f"per_class must be at least 2 (an image needs a positive), got {per_class}")
+        needed = f" for each of {processes} processes" if processes > 1 else ""
+        if self.batch < least:
+            expected = f"batch must be at least 2 × per_class{needed} = {least} (an image needs a negative)"
+            raise UserError(f"{expected}, got {self.batch}; raise sampler.batch or lower per_class")
+        order = np.argsort(self.labels, kind="stable")
+        starts = np.flatnonzero(np.diff(self.labels[order])) + 1
+        self.classes: list[Rows] = np.split(order.astype(np.int64), starts) if len(order) else []
+        if len(self.classes) < 2 * processes:
+            raise UserError(f"the training set has {len(self.classes)} classes; at least 2{needed} are needed")
+        if (largest := max(map(len, self.classes))) < per_class:
+            what = f"no class has per_class={per_class} images (the largest has {largest})"
+            raise UserError(f"{what}; lower sampler.params.per_class")
+
+    @property
+    def largest_batch(self) -> int:
+        """The most rows that a batch can have: at most `per_class` of each class."""
+        return min(self.batch, sum(min(len(rows), self.per_class) for rows in self.classes))
+
+    def global_batches(self, epoch: int) -> list[Chunks]:
+        """Return the batches of one epoch, in random order, each as its chunks."""
+        generator = self.generator(epoch)
+        batches = self._packed(self.classes, self.batch, generator)
+        batches = [pieces for pieces in batches if len(pieces) >= 2]
+        return [batches[index] for index in generator.permutation(len(batches))]
+
+    def _packed(self, classes: Sequence[Rows], batch: int, generator: np.random.Generator) -> list[Chunks]:
+        """Return batches of at most so many rows, each class's chunks in different ones."""
+        chunks = [cut(generator.permutation(rows), self.per_class) for rows in classes]
+        number = least_number(chunks, batch, self.per_class)
+        while True:
+            batches = _pack([pieces[:number] for pieces in chunks], number, generator)
+            if max(sum(map(len, pieces)) for pieces in batches) <= batch:
+                return batches
+            # Chunks of several sizes do not always fill a batch to its last row.
+            number = max(number + 1, round(number * 1.01))
+
+
+def least_number(chunks: Sequence[Chunks], batch: int, per_class: int) -> int:
+    """Return the least number of batches that could hold each class's chunks, or fewer, to keep each half full."""
+    sizes = [sum(map(len, pieces)) for pieces in chunks]
+    largest = min(batch, sum(min(size, per_class) for size in sizes))
+    full = sum(size // per_class for size in sizes)
+    number = max(-(-sum(sizes) // largest), -(-full // (batch // per_class)))
+    counts = np.array([len(pieces) for pieces in chunks])
+    half = max(2, min(batch // per_class, len(sizes)) // 2)
+    low, high = 1, number  # chunks per batch fall as batches grow in number, so a bisection finds the most
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if np.minimum(counts, middle).sum() >= half * middle else (low, middle - 1)
+    return low
+
+
+def cut(rows: Rows, size: int) -> Chunks:
+    """Return consecutive chunks of `size` rows; a last one of a single row borrows one, if the lender keeps a pair."""
+    chunks = [rows[start : start + size] for start in range(0, len(rows), size)]
+    if len(chunks) > 1 and len(chunks[-1]) == 1 and size >= 3:
+        chunks[-2:] = [chunks[-2][:-1], np.concatenate([chunks[-2][-1:], chunks[-1]])]
+    return chunks
+
+
+def _pack(classes: Sequence[Chunks], number: int, generator: np.random.Generator) -> list[Chunks]:
+    """Return `number` batches over which each class's chunks (at most `number`) are spread, no two in one batch."""
+
+    def emptiest(fill: np.ndarray, count: int) -> list[int]:
+        keys = fill + generator.random(len(fill))  # fills are whole numbers, so less than 1 only decides ties
+        # Sorted first: the order inside of a partition differs between processors.
+        return generator.permutation(np.sort(np.argpartition(keys, count - 1)[:count])).tolist() if count else []
+
+    batches: list[Chunks] = [[] for _ in range(number)]
+    fill = np.zeros(number)
+    size = max(len(chunk) for chunks in classes for chunk in chunks)
+    smaller: list[tuple[int, Rows]] = []
+    taken: dict[int, list[int]] = {}
+    # Full chunks first: each batch then has nearly as many as any other, and smaller ones even out the rest.
+    for label in generator.permutation(len(classes)).tolist():
+        full = [chunk for chunk in classes[label] if len(chunk) == size]
+        smaller += [(label, chunk) for chunk in classes[label] if len(chunk) < size]
+        chosen = emptiest(fill, len(full))
+        fill[chosen] += size
+        taken[label] = chosen
+        for index, chunk in zip(chosen, full, strict=True):
+            batches[index].append(chunk)
+    for label, chunk in sorted(smaller, key=lambda piece: -len(piece[1])):
+        free = fill.copy()
+        free[taken[label]] = np.inf
+        (index,) = emptiest(free, 1)
+        fill[index] += len(chunk)
+        taken[label].append(index)
+        batches[index].append(chunk)
+    return batches
+
+
+@dataclass(repr=False, eq=False)
+class HierarchicalSampler(PKSampler):
+    """P classes × M images a batch, the classes being of `categories` super-categories: related ones meet.
+
+    The rule:
+
+    - Each super-category's images are packed by PKSampler's rule into blocks of at most batch / `categories` rows.
+    - A batch is a block of each of `categories` super-categories: of those with the most blocks left, ties at random,
+      so that which ones meet changes from epoch to epoch. So every image is seen exactly once an epoch, with
+      PKSampler's exceptions.
+    - What is left of fewer super-categories in the end are batches of fewer rows. One with a single class is left out.
+
+    Classes of super-category −1, which is none, form one together.
+
+    Args:
+        super_labels: super-category of each row; a class lies within one.
+        categories: super-categories in a batch.
+
+    Raises:
+        UserError: as PKSampler; without super-categories, where there are fewer than `categories`, where a class lies
+            in two, or where `batch` is below `categories` × `per_class`.
+
+    Example:
+        >>> labels = np.repeat(np.arange(8), 4)
+        >>> sampler = HierarchicalSampler(labels, batch=16, super_labels=labels // 2)
+        >>> [len(np.unique(labels[rows] // 2)) for rows in sampler.epoch(0)]
+        [2, 2]
+    """
+
+    super_labels: Int64[np.ndarray, " image"] | None = field(default=None, kw_only=True)
+    categories: int = field(default=2, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.super_labels is None:
+            raise UserError("the hierarchical sampler draws super-categories, and the data set has none; use pk")
+        most = self.batch // self.per_class
+        if not 1 <= self.categories <= most:
+            raise UserError(f"categories must be from 1 to batch / per_class = {most}, got {self.categories}")
+        members: dict[int, list[Rows]] = {}
+        for rows in self.classes:
+            names = np.unique(self.super_labels[rows]).tolist()
+            if len(names) > 1:
+                both = f"{names[0]} and {names[1]}"
+                raise UserError(f"images of label {self.labels[rows[0]]} have the super-categories {both}: give one")
+            members.setdefault(names[0], []).append(rows)
+        if len(members) < self.categories:
+            what = f"the training set has {len(members)} super-categories"
+            raise UserError(f"{what}; lower sampler.params.categories={self.categories}")
+        self._members = [members[name] for name in sorted(members)]
+
+    @property
+    def largest_batch(self) -> int:
+        """The most rows that a batch can have: a block of each of `categories` super-categories."""
+        room = self.batch // self.categories
+        blocks = [min(room, sum(min(len(rows), self.per_class) for rows in classes)) for classes in self._members]
+        return sum(sorted(blocks)[-self.categories :])
+
+    def global_batches(self, epoch: int) -> list[Chunks]:
+        """Return the batches of one epoch, in random order, each as its chunks."""
+        generator = self.generator(epoch)
+        blocks: list[list[Chunks]] = []
+        for classes in self._members:
+            packed = self._packed(classes, self.batch // self.categories, generator)
+            blocks.append([packed[index] for index in generator.permutation(len(packed))])
+        batches: list[Chunks] = []
+        left = np.array([len(each) for each in blocks])
+        while left.any():
+            most_first = np.argsort(-(left + generator.random(len(left))))  # less than 1 only decides ties
+            chosen = [category for category in most_first[: self.categories].tolist() if left[category]]
+            batches.append([chunk for category in chosen for chunk in blocks[category].pop()])
+            left[chosen] -= 1
+        batches = [pieces for pieces in batches if len(pieces) >= 2]
+        return [batches[index] for index in generator.permutation(len(batches))]
+
+
+@dataclass(repr=False, eq=False, kw_only=True)
+class HardNegativeSampler(PKSampler):
+    """P classes × M images a batch, of classes that look alike, so that a batch has hard negatives.
+
+    Every `refresh_every` steps each image's `num_neighbours` nearest other images are mined, over the whole training
+    set. Two classes are as near as there are images of either one among the nearest of the other's. The rule:
+
+    - Images are cut into chunks as by PKSampler, and the number of batches is the same. A batch starts with a class
+      drawn at random, each as often as it has chunks left; then come its nearest classes, the nearest first, one chunk
+      each; where too few of them have chunks left or fit, another class is drawn, and its nearest follow.
+    - Before all of them come classes with as many chunks left as there are batches left. What is left in the end, of
+      fewer than two classes, goes where there is room, and where there is none the epoch gets more batches. So every
+      image is seen exactly once an epoch, with PKSampler's exceptions.
+    - A refresh inside of an epoch rearranges what the epoch has not shown yet. Before the first one no class is near
+      another, so classes meet at random.
+
+    State: the nearest classes of each class, and the batches that the epoch had shown at the last refresh.
+
+    Args:
+        neighbours: called with a number, gives the rows of that many nearest other images for each image, the nearest
+            first; −1 where there is none. The same in all processes.
+
+    Example:
+        >>> labels = np.repeat(np.arange(4), 4)
+        >>> def neighbours(number: int) -> np.ndarray:  # classes 0 and 2 are near, and 1 and 3
+        ...     return ((np.arange(16) + 8) % 16)[:, None]
+        >>> sampler = HardNegativeSampler(labels, batch=8, neighbours=neighbours)
+        >>> sampler.refresh(epoch=0, batch=0)
+        >>> sorted(np.unique(labels[rows]).tolist() for rows in sampler.epoch(0))
+        [[0, 2], [1, 3]]
+    """
+
+    neighbours: Callable[[int], Int64[np.ndarray, "image k"]]
+    refresh_every: int = 500
+    num_neighbours: int = 50
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("refresh_every", "num_neighbours"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} must be at least 1, got {getattr(self, name)}")
+        self._nearest = np.empty((len(self.classes), 0), dtype=np.int64)
+        self._epoch = 0
+        self._shown: list[Chunks] = []  # of that epoch, before the last refresh
+
+    def refresh(self, epoch: int, batch: int) -> None:
+        """Mine neighbours, by which the batches from that position on are made."""
+        shown = self.global_batches(epoch)[:batch]
+        self._nearest = nearest_classes(self.labels, self.neighbours(self.num_neighbours), self.num_neighbours)
+        self._epoch, self._shown = epoch, shown
+
+    def global_batches(self, epoch: int) -> list[Chunks]:
+        """Return the batches of one epoch: those shown before the last refresh, then as the neighbours want them."""
+        generator = self.generator(epoch)
+        chunks = [cut(generator.permutation(rows), self.per_class) for rows in self.classes]
+        least = least_number(chunks, self.batch, self.per_class)
+        shown = self._shown if epoch == self._epoch else []
+        seen = {int(chunk[0]) for pieces in shown for chunk in pieces}
+        # Chunks of several sizes do not always fill a batch to its last row: the least number may be too few.
+        for number in range(least, least + TRIES * max(1, least // 100), max(1, least // 100)):
+            left = [[chunk for chunk in pieces[:number] if int(chunk[0]) not in seen] for pieces in chunks]
+            batches, rest = self._arrange(left, number - len(shown), self.generator(epoch, len(shown)))
+            if not rest:
+                break
+        return [*shown, *batches]
+
+    def _arrange(
+        self, chunks: list[Chunks], number: int, generator: np.random.Generator
+    ) -> tuple[list[Chunks], Chunks]:
+        """Return batches, about so many, of each class's chunks, which are taken out; and those that found no place."""
+        counts = np.array([len(pieces) for pieces in chunks])
+        sizes = np.array([len(pieces[0]) if pieces else 0 for pieces in chunks])  # of the next one
+
+        def next_batch(rows: int, batches_left: int) -> dict[int, Rows]:
+            share = min(self.batch, -(-rows // batches_left))  # an equal one, but at least a negative
+            smallest = int(min(sizes[sizes > 0], default=0))
+            batch: dict[int, Rows] = {}  # by class
+
+            def room() -> int:
+                return (share if len(batch) >= 2 else self.batch) - sum(map(len, batch.values()))
+
+            def take(label: int) -> bool:
+                fits = label >= 0 and label not in batch and 0 < int(sizes[label]) <= room()
+                if fits:
+                    batch[label] = chunks[label].pop(0)
+                    counts[label] -= 1
+                    sizes[label] = len(chunks[label][0]) if chunks[label] else 0
+                return fits
+
+            drawn = counts.copy()
+            for label in np.flatnonzero(drawn >= batches_left).tolist():
+                take(label)
+            for label in generator.permutation(np.repeat(np.arange(len(drawn)), drawn)).tolist():
+                if room() < smallest:
+                    break
+                if take(label):
+                    for near in self._nearest[label].tolist():
+                        take(near)
+            return batch
+
+        rows = sum(len(chunk) for pieces in chunks for chunk in pieces)
+        batches: list[Chunks] = []
+        while rows:
+            batch = next_batch(rows, max(1, number - len(batches)))
+            rows -= sum(map(len, batch.values()))
+            if len(batch) < 2:
+                last = [*batch.values(), *(chunk for pieces in chunks for chunk in pieces)]
+                return batches, [chunk for chunk in last if not self._place(chunk, batches)]
+            batches.append(list(batch.values()))
+        return batches, []
+
+    def _place(self, chunk: Rows, batches: list[Chunks]) -> bool:
+        """Whether a batch has room for the chunk and not its class; the smallest such one then holds it."""
+        label = self.labels[chunk[0]]
+        for pieces in sorted(batches, key=lambda pieces: sum(map(len, pieces))):
+            if sum(map(len, pieces)) + len(chunk) > self.batch:
+                break
+            if all(self.labels[other[0]] != label for other in pieces):
+                pieces.append(chunk)
+                return True
+        return False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the nearest classes, and what the epoch of the last refresh had shown by then."""
+        shown = [[chunk.tolist() for chunk in pieces] for pieces in self._shown]
+        return {"nearest": torch.from_numpy(self._nearest), "epoch": self._epoch, "shown": shown}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over the state of another sampler of the same arguments."""
+        self._nearest = state["nearest"].numpy()
+        self._epoch = int(state["epoch"])
+        self._shown = [[np.array(chunk, dtype=np.int64) for chunk in pieces] for pieces in state["shown"]]
+
+
+def nearest_classes(
+    labels: Int64[np.ndarray, " image"], neighbours: Int64[np.ndarray, "image k"], most: int
+) -> Int64[np.ndarray, "class most"]:
+    """Return for each class, in the order of their labels, at most `most` others, the nearest first, then −1.
+
+    Two classes are as near as there are images of either one among the neighbours of the other's; among equally near
+    ones the lower label comes first. `neighbours` are rows, or −1.
+    """
+    names, label = np.unique(labels, return_inverse=True)
+    own, other = np.repeat(label, neighbours.shape[1]), label[neighbours.ravel()]
+    wanted = (neighbours.ravel() >= 0) & (own != other)
+    both_ways = np.hstack([own * len(names) + other, other * len(names) + own])[np.tile(wanted, 2)]
+    pairs, counts = np.unique(both_ways, return_counts=True)
+    own, other = np.divmod(pairs, len(names))
+    order = np.lexsort((other, -counts, own))
+    own, other = own[order], other[order]
+    place = np.arange(len(own)) - np.searchsorted(own, own)
+    table = np.full((len(names), most), -1, dtype=np.int64)
+    kept = place < most
+    table[own[kept], place[kept]] = other[kept]
+    return table
+
+
+SAMPLERS: dict[str, type[Sampler]] = {
+    "pk": PKSampler,
+    "hard_negative": HardNegativeSampler,
+    "hierarchical": HierarchicalSampler,
+    "shuffled": ShuffledSampler,
+}
