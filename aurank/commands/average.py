@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from aurank.config import Config
-from aurank.config.cross_checks import NO_BACKBONE
 from aurank.config.load import config_difference
+from aurank.config.schema import NO_BACKBONE
 from aurank.embedding.choices import read_trained
 from aurank.embedding.stored.checkpoint import (
     AVERAGE_OF,

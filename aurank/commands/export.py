@@ -14,7 +14,7 @@ from torch import nn
 from aurank.commands.galleries.postprocess import training_images
 from aurank.commands.run_options import PreparedModel, RunOptions, prepare_model
 from aurank.config import Config
-from aurank.config.cross_checks import NO_BACKBONE
+from aurank.config.schema import NO_BACKBONE
 from aurank.data import Manifest, Pipeline
 from aurank.embedding.choices import read_trained
 from aurank.embedding.embed import Embedded, ModelImages, embed

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from aurank.config import Config
-from aurank.config.cross_checks import EMBEDDINGS
+from aurank.config.schema import EMBEDDINGS
 from aurank.data import FolderSource, Manifest, ZipSource
 from aurank.data.prepared import Preparation, PreparedResult, prepare_images
 from aurank.embedding.from_config import build_transform, with_preprocessing

@@ -1,7 +1,4 @@
-"""Configurations: YAML and dotted overrides in, one checked and frozen ``Config`` out, every mistake reported at once.
-
-OmegaConf is not used: a configuration from anywhere must never resolve interpolations such as ``${oc.env:HOME}``.
-"""
+"""Configurations: YAML and dotted overrides in, one checked and frozen ``Config`` out, or all mistakes at once."""
 
 from aurank.config.components import Choices
 from aurank.config.load import config_difference, dump_config, load_config, load_data_config, shipped_configs

@@ -1,27 +1,33 @@
-"""``load_config`` and its way back: a file or dict, overrides and tables in, one checked ``Config`` out."""
+"""A YAML file or dict, overrides and tables of components in, one checked and frozen ``Config`` out; and back."""
 
+import io
 import json
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
-from pathlib import Path
-from typing import Annotated, Any
+from pathlib import Path, PurePath
+from typing import Any
 
-from pydantic import ValidationError
-from pydantic_core import ErrorDetails
+from pydantic import BaseModel, ValidationError
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError
+from ruamel.yaml.nodes import MappingNode, ScalarNode
+from ruamel.yaml.representer import SafeRepresenter
+from ruamel.yaml.resolver import implicit_resolvers
 
-from aurank.config.components import Choices, check_component, expectation
-from aurank.config.cross_checks import EMBEDDINGS, NO_BACKBONE, Look, contradictions, lookup, one_way_loss
-from aurank.config.messages import HIGH, ConfigError, KeyPath, Problems, dotted, one_of, show, unknown_key, wrong_value
-from aurank.config.reading import Tree, parse_yaml, plain_tree, read_file, write_yaml
-from aurank.config.schema import DEFAULT_NAMES, LIST, ONE, Config, DataConfig, DataSection, Sections, known_keys
+from aurank.config.components import Choices
+from aurank.config.messages import ConfigError, KeyPath, dotted, lines_of, one_line, show
+from aurank.config.schema import EMBEDDINGS, NO_BACKBONE, UNION_TAGS, Config, DataConfig, DataSection, known_keys
 from aurank.errors import AurankWarning, UserError
+from aurank.files import reading, require_ordinary
+from aurank.names import meant, nearest
 
-_SECTIONS = ("data", "sampler", "model", "loss", "optim", "train", "evaluate")
+Tree = dict[str, Any]
+_TAG = "tag:yaml.org,2002:"
+_VALUES = tuple(f"{_TAG}{name}" for name in ("int", "float", "bool", "null"))
+_TEXTS = tuple(f"{_TAG}{name}" for name in ("str", "timestamp", "merge", "value"))
+_COLLECTIONS = (f"{_TAG}seq", f"{_TAG}map")
 _ABSENT = object()
-
-Complaints = Callable[[Look], Iterable[tuple[str, str]]]
-"""Given the value at any dotted path (None where it has a mistake), says what else is wrong: paths and texts."""
 
 
 def load_config(
@@ -29,7 +35,7 @@ def load_config(
     overrides: Sequence[str] = (),
     *,
     choices: Mapping[str, Choices],
-    complaints: Complaints = lambda _: (),
+    complaints: Callable[[Config], Iterable[tuple[str, str]]] = lambda _: (),
 ) -> Config:
     """Return the configuration in ``source`` with ``overrides``, every key and every component checked.
 
@@ -38,9 +44,9 @@ def load_config(
         overrides: ``key.path=value``, the value read as YAML and put in place of what was there. Naming another
             component (``loss.name=smooth_ap``) drops the params that ``source`` gives to the one before it, with a
             warning that names them, and keeps those given by overrides.
-        choices: the table of each component, by its dotted path (``"loss"``, ``"data.train_transform"``). A component
-            whose path is absent is not checked. Arguments are returned as the constructor's annotations want them.
-        complaints: further checks of keys against each other.
+        choices: the table of components of each kind ("data", "data.train_transform", "sampler", "loss", "miner",
+            "optim", "optim.schedule"). Components without a table are not checked.
+        complaints: says what else is wrong where each key is right: dotted paths and texts.
 
     Raises:
         ConfigError: lists every mistake, one line each.
@@ -53,7 +59,7 @@ def load_config(
         Traceback (most recent call last):
         aurank.config.messages.ConfigError: override 'optim.lrr=1': optim.lrr: unknown key ...
     """
-    config: Config = _load(source, overrides, choices, Config, complaints)
+    config: Config = _load(Config, source, overrides, choices, complaints)
     return config
 
 
@@ -66,196 +72,192 @@ def load_data_config(
         >>> load_data_config({"name": "any"}, ["data.workers=4"], choices={}).workers
         4
     """
-    config: DataSection = _load({"data": section}, overrides, choices, DataSection)
+    config: DataSection = _load(DataSection, {"data": section}, overrides, choices, lambda _: ())
     return config.data
 
 
 def _load(
+    schema: type[Any],
     source: Path | str | dict[str, Any],
     overrides: Sequence[str],
     choices: Mapping[str, Choices],
-    schema: type[Sections],
-    complaints: Complaints = lambda _: (),
+    complaints: Callable[[Any], Iterable[tuple[str, str]]],
 ) -> Any:
     name = None if isinstance(source, dict) else str(source)
-    problems = Problems(name)
-    given = source if isinstance(source, dict) else read_file(Path(source), problems, shipped=shipped_configs())
-    tree = plain_tree(given, (), problems)
-    dropped = _apply_overrides(tree, _parse_overrides(overrides, problems), problems, choices)
-    _fill(tree, schema)
-    known = _known(tree, choices)
-
-    def look(path: str) -> Any:
-        """The value at a dotted path of ``tree`` or its default, None where it has a mistake."""
-        keys = tuple(path.split("."))
-        if problems.within(keys) or problems.covers(keys) or keys[0] not in schema.model_fields:
-            return None
-        key, value = known_keys().get(keys), lookup(tree, keys)
-        default = None if key is None or key.is_required() else key.get_default(call_default_factory=True)
-        return default if value is None else value
-
-    def add(found: Iterable[tuple[str, str]]) -> None:
-        for path, text in found:
-            problems.add(tuple(path.split(".")), text)
-
-    config = _validate(tree, schema, choices, problems, known)
-    if config is None:
-        # pydantic compares keys only once each is right alone; here what can be compared is compared at once.
-        add(contradictions(look))
-    if "loss" in choices and look("model.text") is not None:
-        losses = choices["loss"]
-        add(one_way_loss(look("loss"), {one: "two_way" in losses.arguments(one) for one in losses.table}))
-    add(complaints(look))
-    checked = {}
-    for section, table in _chosen(tree, choices):
-        checked[section] = check_component(section, lookup(tree, section), table, problems, known=known)
-    if config is None or problems:
-        raise ConfigError(problems.lines(), name, count=len(problems))
+    origins: dict[KeyPath, str] = {} if name is None else {(): name}
+    try:
+        tree = _plain(source) if isinstance(source, dict) else _read_file(Path(source), origins)
+        dropped = _apply_overrides(tree, [overrides] if isinstance(overrides, str) else overrides, origins)
+        tree = {section: value for section, value in tree.items() if value is not None}
+        if schema is Config and _lookup(tree, "data.name") == EMBEDDINGS and isinstance(tree.get("model", {}), dict):
+            tree["model"] = {"backbone": NO_BACKBONE, **tree.get("model", {})}
+        text = json.dumps(tree)
+    except (UserError, TypeError, ValueError, RecursionError) as error:
+        raise ConfigError([one_line(str(error))], name) from error
+    try:
+        config = schema.model_validate_json(text, context={"choices": choices, "complaints": complaints})
+    except ValidationError as error:
+        found = error.errors(include_url=False)
+        raise ConfigError(lines_of(found, tree, origins, _known(tree, choices), UNION_TAGS), name) from error
     for line in dropped:
         warnings.warn(line, AurankWarning, stacklevel=3)
-    for section, values in checked.items():
-        config = _with_params(config, section, values)
     return config
 
 
-def _with_params(node: Any, path: Sequence[str | int], params: dict[str, Any]) -> Any:
-    """Return a copy of a section with other ``params`` of the component at ``path``."""
-    if not path:
-        return node.model_copy(update={"params": params})
-    key, *below = path
-    if isinstance(node, tuple):
-        return tuple(_with_params(item, below, params) if place == key else item for place, item in enumerate(node))
-    return node.model_copy(update={str(key): _with_params(getattr(node, str(key)), below, params)})
+def _known(tree: Tree, choices: Mapping[str, Choices]) -> list[str]:
+    """Return every key that there is, with the arguments of the components that are chosen."""
+    known = list(known_keys())
+    for path, table in choices.items():
+        section = _lookup(tree, path)
+        for one in section if isinstance(section, list) else [section]:
+            name = (one if isinstance(one, dict) else {}).get("name", known_keys()[f"{path}.name"].default)
+            if isinstance(name, str) and name in table.table:
+                known += [f"{path}.params.{argument}" for argument in table.arguments(name)]
+    return known
 
 
-def _parse_overrides(overrides: Sequence[str], problems: Problems) -> list[tuple[tuple[str, ...], Any]]:
-    """Return (path, value) of each right ``key.path=value``, the value read as YAML."""
-    found = []
-    for text in [overrides] if isinstance(overrides, str) else overrides:
-        label = f"override {show(text)}"
-        name, equals, value = text.partition("=")
-        path = tuple(part.strip() for part in name.split("."))
-        try:
-            if not equals or not all(path):
-                raise UserError(f"{label}: expected key.path=value, for example optim.lr=1e-4")
-            problems.origins = {key: origin for key, origin in problems.origins.items() if key[: len(path)] != path}
-            problems.origins[path] = label
-            tree = parse_yaml(value, path, problems, lambda mark, label=label: label)  # type: ignore[misc]
-            found.append((path, plain_tree(tree, path, problems)))
-        except UserError as error:
-            problems.add((label,), str(error), bare=True)
-    return [change for change in found if not problems.covers(change[0])]
+def _lookup(tree: Any, path: str) -> Any:
+    for part in path.split("."):
+        tree = tree.get(part) if isinstance(tree, dict) else None
+    return tree
 
 
-def _apply_overrides(
-    tree: Tree, overrides: Sequence[tuple[tuple[str, ...], Any]], problems: Problems, choices: Mapping[str, Choices]
-) -> list[str]:
-    """Set each path of ``tree`` to its value; return a line on each set of ``params`` that was dropped.
+def _plain(source: Any) -> Any:
+    """Return a copy of ``source`` as JSON has it."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, PurePath):
+            return str(value)
+        if isinstance(value, BaseModel):
+            return value.model_dump(mode="json")
+        raise UserError(f"got {show(value)}, expected text, a number, true, false, null, a list or a mapping")
+
+    return json.loads(json.dumps(source, default=plain))
+
+
+def _apply_overrides(tree: Tree, overrides: Sequence[str], origins: dict[KeyPath, str]) -> list[str]:
+    """Set each key of ``tree`` to its value, in place; return a line on each set of ``params`` that was dropped.
 
     Naming another component drops the ``params`` of ``tree``, which belonged to the one before; ``params`` given by
     overrides stay, before or after the name.
     """
+    changes: dict[tuple[str, ...], Any] = {}
+    for text in overrides:
+        label, (name, equals, value) = f"override {show(text)}", text.partition("=")
+        path = tuple(part.strip() for part in name.split("."))
+        if not equals or not all(path):
+            raise UserError(f"{label}: expected key.path=value, for example optim.lr=1e-4")
+        changes.pop(path, None)
+        with reading(label, "YAML", remedy="quote the value"):
+            changes[path] = _parse(value, label, {})
+        for below in [key for key in origins if key[: len(path)] == path]:
+            del origins[below]
+        origins[path] = label
     dropped = []
-    # The last one where there are several.
-    names = {path[:-1]: value for path, value in overrides if path[-1] == "name" and ".".join(path[:-1]) in choices}
-    for path, value in names.items():
-        component, section = ".".join(path), lookup(tree, path)
-        before = section.get("name", DEFAULT_NAMES.get(component)) if isinstance(section, dict) else value
-        params = section.pop("params", None) if before != value else None
-        if isinstance(params, dict) and params:
-            given = ", ".join(f"{key}={show(one)}" for key, one in params.items())
-            of = f" of {before}" if before else ""
-            dropped.append(f"{component}.name={value} leaves out the {component}.params{of}: {given}")
-    for path, value in overrides:
+    for path, value in changes.items():
+        section = _lookup(tree, ".".join(path[:-1]))
+        if path[-1] == "name" and isinstance(section, dict) and section.get("params"):
+            holder = dotted(path[:-1])
+            before = section.get("name", getattr(known_keys().get(f"{holder}.name"), "default", None))
+            if before != value:
+                given = ", ".join(f"{key}={show(one)}" for key, one in section.pop("params").items())
+                dropped.append(f"{holder}.name={value} leaves out the {holder}.params of {before}: {given}")
+    for path, value in changes.items():
         section = tree
         for depth, key in enumerate(path[:-1], start=1):
             if section.get(key) is None:
                 section[key] = {}
             if not isinstance(section[key], dict):
-                parent = dotted(path[:depth])
-                problems.add(path, f"{parent} is {show(section[key])}, not a mapping; set {parent} as a whole")
-                break
+                holder = dotted(path[:depth])
+                raise UserError(f"{origins[path]}: {holder} is {show(section[key])}, not a mapping; set it as a whole")
             section = section[key]
-        else:
-            section[path[-1]] = value
+        section[path[-1]] = value
     return dropped
 
 
-def _fill(tree: Tree, schema: type[Sections]) -> None:
-    """Write out what may be left out: empty sections, the names of default components."""
-    for path in (*_SECTIONS, *DEFAULT_NAMES):
-        *parents, last = path.split(".")
-        if path.split(".")[0] in schema.model_fields and isinstance(holder := lookup(tree, parents), dict):
-            if holder.get(last) is None and known_keys()[*parents, last].default is not None:
-                holder[last] = {}
-            if isinstance(holder.get(last), dict) and path in DEFAULT_NAMES:
-                holder[last].setdefault("name", DEFAULT_NAMES[path])
-    if lookup(tree, ("data", "name")) == EMBEDDINGS and isinstance(model := tree.get("model"), dict):
-        model.setdefault("backbone", NO_BACKBONE)
+def _read_file(path: Path, origins: dict[KeyPath, str]) -> Tree:
+    with reading(path, "a configuration", remedy="mend it"):
+        if not path.exists():
+            known = [*shipped_configs(), *map(str, path.parent.glob("*.yaml"))]
+            raise UserError(f"{path}: no such file{meant(nearest(str(path), known))}")
+        require_ordinary(path)
+        tree = _parse(path.read_bytes().decode("utf-8-sig"), str(path), origins)
+        if not isinstance(tree, dict):
+            raise UserError(
+                f"{path}: got {show(tree)}, expected a mapping with the sections data, loss, optim, train, …"
+            )
+        return tree
 
 
-def _known(tree: Tree, choices: Mapping[str, Choices]) -> list[KeyPath]:
-    """Return every key that there is, with the arguments of the components that are chosen."""
-    known: list[KeyPath] = list(known_keys())
-    for section, table in _chosen(tree, choices):
-        name = lookup(tree, (*section, "name"))
-        if isinstance(name, str) and name in table.table:
-            known += [(*section, "params", argument) for argument in table.arguments(name)]
-    return known
+def _parse(text: str, source: str, origins: dict[KeyPath, str]) -> Any:
+    """Return the value of one YAML 1.2 document; ``origins`` receives where each part of it stands.
 
+    Nothing in it runs or is looked up: tags, anchors and aliases are refused.
 
-def _chosen(tree: Tree, choices: Mapping[str, Choices]) -> Iterator[tuple[KeyPath, Choices]]:
-    """Yield the path of every component that ``tree`` holds, with its table; of a list, of each item."""
-    for path, table in choices.items():
-        sections: list[KeyPath] = [()]
-        for key in path.split("."):
-            sections = [place for section in sections for place in _items(tree, (*section, key))]
-        yield from ((section, table) for section in sections if isinstance(lookup(tree, section), dict))
+    Raises:
+        UserError: a syntax error or something refused, after its place.
+    """
 
+    def where(mark: Any) -> str:
+        return f"{source}:{mark.line + 1}:{mark.column + 1}"
 
-def _items(tree: Tree, section: KeyPath) -> list[KeyPath]:
-    found = lookup(tree, section)
-    return [(*section, place) for place in range(len(found))] if isinstance(found, list) else [section]
+    def value_of(node: Any, path: KeyPath) -> Any:
+        if node.anchor is not None or node.tag not in (*_VALUES, *_TEXTS, *_COLLECTIONS):
+            raise UserError(f"{where(node.start_mark)}: tags, anchors and aliases are refused; write plain values")
+        if path:
+            origins.setdefault(path, where(node.start_mark))
+        if isinstance(node, ScalarNode):
+            return yaml.constructor.construct_object(node) if node.tag in _VALUES else node.value
+        if not isinstance(node, MappingNode):
+            return [value_of(item, (*path, number)) for number, item in enumerate(node.value)]
+        tree: Tree = {}
+        for key_node, value_node in node.value:
+            key, place = key_node.value, where(key_node.start_mark)
+            if not isinstance(key, str) or key in tree:
+                raise UserError(
+                    f"{place}: {'a key must be text' if not isinstance(key, str) else f'{key} is given twice'}"
+                )
+            origins.setdefault((*path, key), place)
+            tree[key] = value_of(value_node, (*path, key))
+        return tree
 
-
-def _validate(
-    tree: Tree, schema: type[Sections], choices: Mapping[str, Choices], problems: Problems, known: Sequence[KeyPath]
-) -> Sections | None:
-    """Return the config that ``tree`` holds, or None; the mistakes of single keys go to ``problems``."""
+    yaml = YAML(typ="safe", pure=True)
     try:
-        return schema.model_validate_json(json.dumps(tree))
-    except ValidationError as error:
-        for item in error.errors(include_url=False):
-            item["loc"] = tuple(key for key in item["loc"] if key not in (ONE, LIST))
-            if item["loc"]:
-                problems.add(item["loc"], partial(_explain, item, choices, known))
-    return None
+        node = yaml.compose(text)
+        return None if node is None else value_of(node, ())
+    except MarkedYAMLError as error:
+        problem = one_line(error.problem or error.context or "not YAML")
+        raise UserError(f"{where(error.problem_mark or error.context_mark)}: {problem}") from error
 
 
-def _explain(item: ErrorDetails, choices: Mapping[str, Choices], known: Sequence[KeyPath]) -> str:
-    path, value, kind = item["loc"], item["input"], item["type"]
-    if kind == "extra_forbidden":
-        return unknown_key(path, value, known)
-    keys = tuple(key for key in path if isinstance(key, str))
-    section, key = ".".join(keys[:-1]), known_keys().get(keys)
-    expected, options = (item["msg"], []) if key is None else expectation(Annotated[key.annotation, key])
-    if keys[-1:] == ("name",) and section in choices:
-        expected, options = one_of(choices[section].table), list(choices[section].table)
-    if kind == "missing":
-        return f"missing, expected {expected}"
-    if kind == "less_than_equal" and item["ctx"]["le"] >= HIGH:
-        expected = f"at most {item['ctx']['le']:g}"
-    if is_item := keys == ("loss",) and len(path) > 1:
-        expected = expected.partition(", or a list")[0]
-    text = wrong_value(value, expected, options)
-    if isinstance(value, str) and ".".join(keys) in choices:
-        name = show(value)[1:-1]
-        text += f"; write {{name: {name}}}" if is_item else f"; write {'.'.join(keys)}.name={name}"
-    return text
+class _Representer(SafeRepresenter):
+    """Mappings in blocks, lists on one line; text without quotes where YAML 1.1 and 1.2 agree that it is text."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _float(representer: SafeRepresenter, value: float) -> Any:
+    text = repr(value)
+    return representer.represent_scalar(f"{_TAG}float", text if "." in text else text.replace("e", ".0e"))
+
+
+def _text(representer: SafeRepresenter, value: str) -> Any:
+    is_other = any(rule.match(value) for _, _, rule, _ in implicit_resolvers)
+    style = '"' if not value.isprintable() else "'" if is_other else None
+    return representer.represent_scalar(f"{_TAG}str", value, style=style)
+
+
+_Representer.add_representer(dict, lambda it, value: it.represent_mapping(f"{_TAG}map", value, flow_style=False))
+_Representer.add_representer(list, lambda it, value: it.represent_sequence(f"{_TAG}seq", value, flow_style=True))
+_Representer.add_representer(float, _float)
+_Representer.add_representer(str, _text)
 
 
 def dump_config(config: Config) -> str:
     """Return ``config`` as YAML with every key written out; loading it gives an equal config.
+
+    It means the same in YAML 1.1 and 1.2.
 
     Example:
         >>> source = {"data": {"name": "any"}, "loss": {"name": "any"}, "optim": {"lr": 0.1}, "train": {"steps": 9}}
@@ -264,7 +266,11 @@ def dump_config(config: Config) -> str:
         data:
           name: any
     """
-    return write_yaml(config.model_dump(mode="json"))
+    yaml: Any = YAML(typ="safe", pure=True)
+    yaml.Representer, yaml.width, yaml.sort_base_mapping_type_on_output = _Representer, sys.maxsize, False
+    stream = io.StringIO()
+    yaml.dump(config.model_dump(mode="json"), stream)
+    return stream.getvalue()
 
 
 def config_difference(first: Config, second: Config) -> list[str]:
@@ -276,7 +282,7 @@ def config_difference(first: Config, second: Config) -> list[str]:
         ['seed: 0 != 3']
     """
 
-    def differences(left: Any, right: Any, path: KeyPath) -> Iterable[str]:
+    def differences(left: Any, right: Any, path: KeyPath) -> Iterator[str]:
         if isinstance(left, dict) and isinstance(right, dict):
             for key in dict.fromkeys([*left, *right]):
                 yield from differences(left.get(key, _ABSENT), right.get(key, _ABSENT), (*path, key))

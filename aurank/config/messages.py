@@ -1,18 +1,17 @@
 """Messages on mistakes in a configuration: one line with place, key, what came, what was expected, what was meant."""
 
-import contextlib
 import json
-import math
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
+
+from pydantic_core import ErrorDetails
 
 from aurank.errors import UserError
 from aurank.names import meant, nearest
 
 KeyPath = tuple[str | int, ...]
 
-# A bound from here on only keeps nonsense out, and is named only where it is crossed.
-HIGH = 1e6
 _LONGEST = 60
 _MOST_LINES = 100
 
@@ -33,7 +32,6 @@ class ConfigError(UserError):
         errors: one line each: where it stands (``mine.yaml:12:3``, or the override), the key, what came, what was
             expected, and "did you mean …?" where something is close.
         source: the file, or None for a configuration given as a dict.
-        count: how many mistakes there are, where not all have a line.
 
     Example:
         >>> print(ConfigError(["optim.lr: got 0", "train.steps: missing"]))
@@ -42,62 +40,93 @@ class ConfigError(UserError):
           train.steps: missing
     """
 
-    def __init__(self, errors: Sequence[str], source: str | None = None, *, count: int | None = None) -> None:
+    def __init__(self, errors: Sequence[str], source: str | None = None) -> None:
         super().__init__(errors, source)
         self.errors = list(errors)
         self.source = source
-        self.count = len(errors) if count is None else count
 
     def __str__(self) -> str:
         if len(self.errors) == 1:
             return self.errors[0]
-        return "\n  ".join([f"{self.source + ': ' if self.source else ''}{self.count:,} errors", *self.errors])
+        return "\n  ".join([f"{self.source + ': ' if self.source else ''}{len(self.errors)} errors", *self.errors])
 
 
-class Problems:
-    """The mistakes found so far, at most one for a key: what follows from a mistake is not a second one.
+def lines_of(
+    found: Sequence[ErrorDetails],
+    tree: Any,
+    origins: Mapping[KeyPath, str],
+    known: Collection[str],
+    tags: Collection[str],
+) -> list[str]:
+    """Return one line for each key of the first of pydantic's errors, and one that counts the others.
 
-    ``origins`` holds where the value at a path came from. Only the first hundred mistakes have a line.
+    Args:
+        tree: what was validated.
+        origins: where the value at a path came from.
+        known: every key that there is, dotted, for "did you mean".
+        tags: parts of paths that are no keys.
     """
+    texts: dict[KeyPath, str] = {}
+    for error in found[:_MOST_LINES]:
+        path = tuple(part for part in error["loc"] if part not in tags)
+        if error["type"] == "contradiction":
+            path = tuple(dotted(path).split("."))
+        elif error["type"] != "missing":
+            path = _within(path, tree)
+        text = _explain(error, dotted(path), known)
+        # The members of a union each say what they expected.
+        texts[path] = f"{texts[path]} or {text.partition(', expected ')[2]}" if path in texts else text
+    lines = [f"{_origin(path, origins)}{dotted(path)}: {one_line(text)}" for path, text in texts.items()]
+    return [*lines, *([f"and {len(found) - _MOST_LINES:,} more"] if len(found) > _MOST_LINES else [])]
 
-    def __init__(self, source: str | None = None) -> None:
-        self.origins: dict[KeyPath, str] = {} if source is None else {(): source}
-        self._paths: set[KeyPath] = set()
-        self._holders: set[KeyPath] = set()  # every path that a mistake is at or below
-        self._lists: set[KeyPath] = set()  # lists with a mistake in an item
-        self._lines: list[str] = []
 
-    def __len__(self) -> int:
-        return len(self._paths)
+def _within(where: KeyPath, tree: Any) -> KeyPath:
+    """Return the beginning of a path that leads somewhere: the rest names a member of a union."""
+    for length, part in enumerate(where):
+        if not (part in tree if isinstance(tree, dict) else isinstance(tree, list) and isinstance(part, int)):
+            return where[:length]
+        tree = tree[part]
+    return where
 
-    def add(self, path: KeyPath, text: str | Callable[[], str], *, bare: bool = False) -> None:
-        """Record ``text`` under ``path`` unless the key, what holds it, or an item of it already has a mistake.
 
-        A text that takes long to build is given as a function, called only if the line is shown. A ``bare`` text is a
-        line of its own, without origin and key.
-        """
-        if self.covers(path):
-            return
-        self._paths.add(path)
-        self._holders |= {path[:length] for length in range(len(path) + 1)}
-        self._lists |= {path[:length] for length, part in enumerate(path) if isinstance(part, int)}
-        if len(self._paths) <= _MOST_LINES:
-            origins = (self.origins.get(path[:length]) for length in range(len(path), -1, -1))
-            places = [] if bare else [next(filter(None, origins), None), dotted(path)]
-            self._lines.append(": ".join(filter(None, [*places, one_line(text if isinstance(text, str) else text())])))
+def _explain(error: ErrorDetails, path: str, known: Collection[str]) -> str:
+    kind, value, text = error["type"], error["input"], error["msg"]
+    if kind == "contradiction":
+        return text
+    if kind == "missing":
+        return "missing"
+    if kind == "extra_forbidden":
+        return _unknown_key(path, value, known)
+    text = text.replace("Input should be", "expected").replace("an object", "a mapping")
+    text = f"got {show(value)}, {text}"
+    if not isinstance(value, str):
+        return text
+    if f"{path}.name" in known:
+        return f"{text}; write {path}.name={shorten(value)}"
+    return text + meant(nearest(value, re.findall(r"'([^']+)'", error["msg"])))
 
-    def covers(self, path: KeyPath) -> bool:
-        """Return whether a mistake at ``path`` follows from one that is recorded."""
-        return path in self._lists or any(path[:length] in self._paths for length in range(len(path) + 1))
 
-    def within(self, path: KeyPath) -> bool:
-        """Return whether anything at or below ``path`` has a mistake."""
-        return path in self._holders
+def _unknown_key(path: str, value: Any, known: Collection[str]) -> str:
+    """Return the message on a key that nothing reads, with those meant: the same word elsewhere, or a like word."""
+    holder, _, word = re.sub(r"\[\d+\]", "", path).rpartition(".")
+    siblings = {other.rpartition(".")[2]: other for other in known if other.rpartition(".")[0] == holder}
+    others = {other.rpartition(".")[2]: other for other in known if not other.endswith((".name", ".params"))}
+    elsewhere = [other for other in known if other.rpartition(".")[2] == word]
+    if 0 < len(elsewhere) <= 3:
+        suggested = elsewhere
+    elif word.lower() in _SYNONYMS:
+        suggested = [_SYNONYMS[word.lower()]]
+    else:
+        near = [siblings[like] for like in nearest(word, siblings)]
+        suggested = near or [others[like] for like in nearest(word, others, cutoff=0.75)]
+    options = f"one of {', '.join(siblings)}" if siblings else "no key here"
+    return f"unknown key (got {show(value)}), expected {options}{meant(suggested)}"
 
-    def lines(self) -> list[str]:
-        """Return one line for each of the first mistakes, in the order found, and one for the others."""
-        more = len(self._paths) - len(self._lines)
-        return [*self._lines, *([f"and {more:,} more"] if more else [])]
+
+def _origin(path: KeyPath, origins: Mapping[KeyPath, str]) -> str:
+    """Return where the value at a path, or what holds it, came from, as the beginning of a line."""
+    holders = (path[:length] for length in range(len(path), -1, -1))
+    return next((f"{origins[holder]}: " for holder in holders if holder in origins), "")
 
 
 def dotted(path: KeyPath) -> str:
@@ -107,22 +136,14 @@ def dotted(path: KeyPath) -> str:
         if isinstance(part, int):
             text += f"[{part}]"
         else:
-            plain = part.isprintable() and part == part.strip() and 0 < len(part) <= _LONGEST
-            text += ("." if text else "") + (part if plain else shorten(repr(part)))
+            plain = part.isprintable() and part == part.strip() and part
+            text += ("." if text else "") + shorten(part if plain else repr(part))
     return text or "the configuration"
 
 
 def show(value: Any) -> str:
     """Return a value as the user would write it in YAML, on one line of bounded length."""
-    if isinstance(value, str):
-        return shorten(repr(value))
-    if value is None or isinstance(value, (bool, int, float, list, tuple, dict)):
-        try:
-            return shorten(json.dumps(value, default=repr))
-        # Keys that JSON has not, a list within itself, a number of more digits than Python will write.
-        except (TypeError, ValueError, RecursionError):
-            return f"a {type(value).__name__} that cannot be shown"
-    return shorten(f"{value!r} ({type(value).__name__})")
+    return shorten(repr(value) if isinstance(value, str) else json.dumps(value, default=repr))
 
 
 def shorten(text: str, longest: int = _LONGEST) -> str:
@@ -134,39 +155,3 @@ def shorten(text: str, longest: int = _LONGEST) -> str:
 def one_line(text: str) -> str:
     """Return ``text`` with line breaks as spaces and without characters that do not print."""
     return "".join(character if character.isprintable() else "?" for character in " ".join(text.split()))
-
-
-def one_of(options: Iterable[str]) -> str:
-    """Return ``one of a, b, c``."""
-    return f"one of {', '.join(options)}"
-
-
-def unknown_key(path: KeyPath, value: Any, known: Sequence[KeyPath]) -> str:
-    """Return the message on a key that nothing reads, with those meant: the same word elsewhere, or a like word."""
-    word = str(path[-1])
-    holders = {path[:-1], tuple(part for part in path[:-1] if isinstance(part, str))}  # known keys are of any item
-    siblings = {str(other[-1]): other for other in known if other[:-1] in holders}
-    others = {str(other[-1]): other for other in known if other[-1] not in ("name", "params")}
-    elsewhere = [dotted(other) for other in known if other[-1] == word]
-    if 0 < len(elsewhere) <= 3:
-        suggested = elsewhere
-    elif word.lower() in _SYNONYMS:
-        suggested = [_SYNONYMS[word.lower()]]
-    elif near := nearest(word, siblings):
-        suggested = [dotted(siblings[near[0]])]
-    else:
-        suggested = [dotted(others[far]) for far in nearest(word, others, cutoff=0.75)]
-    return (
-        f"unknown key (got {show(value)}), expected {one_of(siblings) if siblings else 'no key here'}{meant(suggested)}"
-    )
-
-
-def wrong_value(value: Any, expected: str, options: Iterable[Any] = ()) -> str:
-    """Return the message on a value that does not fit, with the nearest of ``options``; quoted numbers are named."""
-    text = f"got {show(value)}, expected {expected}"
-    if not isinstance(value, str):
-        return text
-    with contextlib.suppress(ValueError):
-        if "number" in expected and math.isfinite(float(value)):
-            return f"{text}; it is text, remove the quotes"
-    return text + meant(nearest(value, [option for option in options if isinstance(option, str)]))

@@ -1,80 +1,84 @@
 """What a configuration holds: every key with its type, range, default and one line of description."""
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from annotated_types import Predicate
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic.fields import FieldInfo
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from aurank.config.cross_checks import TEXT_SIZES, contradictions, lookup
-from aurank.config.messages import KeyPath
-from aurank.sizes import DURATION, SIZE, seconds, size_in_bytes
+from aurank.config.components import Choices
+from aurank.config.messages import shorten
+from aurank.sizes import seconds, size_in_bytes
 
-# The component that a section uses where its ``name`` is left out.
-DEFAULT_NAMES = {
-    "data.train_transform": "crop_flip",
-    "data.test_transform": "center",
-    "sampler": "pk",
-    "optim": "adamw",
-    "optim.schedule": "constant",
-}
+# The reader of saved embeddings, and what stands for the backbone that made them.
+EMBEDDINGS, NO_BACKBONE = "embeddings", "none"
 
 
-def _expected(text: str) -> Any:
-    return Field(json_schema_extra={"expected": text})
+def _must(fits: Callable[[Any], object], expected: str) -> AfterValidator:
+    def check(value: Any) -> Any:
+        try:
+            if fits(value):
+                return value
+        except ValueError:
+            pass
+        raise PydanticCustomError("expected", "Input should be {expected}", {"expected": expected})
+
+    return AfterValidator(check)
 
 
 # A bare number of bytes is a size too, and one of seconds a time.
 _AsText = BeforeValidator(lambda value: str(value) if type(value) is int else value)
-_Size = Annotated[str, _AsText, Field(pattern=SIZE)]
-Size = Annotated[_Size, _expected("a size such as 512MB or 1GiB, or a number of bytes")]
-PositiveSize = Annotated[
-    _Size,
-    Predicate(lambda text: size_in_bytes(text) >= 1),
-    _expected("a size above 0 such as 512MB or 1GiB, or a number of bytes"),
-]
+Size = Annotated[str, _AsText, _must(lambda text: size_in_bytes(text) >= 0, "a size such as 512MB, 1GiB or 0")]
+PositiveSize = Annotated[str, _AsText, _must(size_in_bytes, "a size above 0 such as 512MB or 1GiB")]
 Duration = Annotated[
-    str,
-    _AsText,
-    Field(pattern=DURATION),
-    Predicate(lambda text: seconds(text) >= 1),
-    _expected("a time of at least a second such as 90s, 10min or 2h, or a number of seconds"),
+    str, _AsText, _must(lambda text: seconds(text) >= 1, "a time of at least a second, such as 90s, 10min or 2h")
 ]
 # Known to Accelerate.
 Tracker = Literal["aim", "clearml", "comet_ml", "dvclive", "mlflow", "swanlab", "tensorboard", "trackio", "wandb"]
+Count = Annotated[int, Field(ge=1, le=10**9)]
 RecallAt = Annotated[
-    tuple[Annotated[int, Field(ge=1, le=10**9)], ...],
-    Predicate(lambda values: len(set(values)) == len(values)),
-    Field(min_length=1),
-    _expected("a list of different whole numbers >= 1"),
+    tuple[Count, ...],
+    _must(lambda values: values and len(set(values)) == len(values), "a list of different whole numbers >= 1"),
 ]
 Interpolation = Literal["area", "nearest", "bilinear", "bicubic", "lanczos", "box", "hamming"]
 Ties = Literal["threshold", "optimistic", "pessimistic"]
 RefuseOrKeep = Literal["refuse", "keep"]
-Names = tuple[str, ...]
+Names = Annotated[tuple[str, ...], Field(min_length=1)]
 TextModel = Annotated[
     str,
-    Field(pattern=r"^(transformer|(open_clip|transformers):.+)$"),
-    _expected("transformer, open_clip:NAME or transformers:NAME"),
+    _must(
+        lambda name: name == "transformer" or name.startswith(("open_clip:", "transformers:")),
+        "transformer, open_clip:NAME or transformers:NAME",
+    ),
 ]
 Freeze = Annotated[
     Names,
     BeforeValidator(
         lambda value: ("backbone",) if value == "backbone" else tuple(value) if isinstance(value, list) else value
     ),
-    Field(min_length=1),
-    _expected("backbone, or a list of beginnings of names"),
 ]
-Count = Annotated[int, Field(ge=1, le=10**9)]
 Widths = Annotated[
-    tuple[Annotated[int, Field(ge=1)], ...],
-    Predicate(lambda widths: list(widths) == sorted(set(widths))),
-    Field(min_length=1),
-    _expected("a list of rising whole numbers >= 1, such as [64, 128]"),
+    tuple[Count, ...],
+    _must(
+        lambda widths: widths and list(widths) == sorted(set(widths)),
+        "a list of rising whole numbers >= 1, such as [64, 128]",
+    ),
 ]
 Weights = Annotated[tuple[Annotated[float, Field(gt=0)], ...], Field(min_length=1)]
 Params = Annotated[dict[str, Any], BeforeValidator(lambda value: {} if value is None else value)]
@@ -99,8 +103,51 @@ class Component(Strict):
         {'tau1': 0.1}
     """
 
+    model_config = ConfigDict(validate_default=True)
+    table: ClassVar[str] = ""  # its key in the choices that `load_config` hands to the validation
+
     name: str = Field(description="Which one: a name from its table.")
     params: Params = key({}, "Its arguments, by the constructor's names.")
+
+    @field_validator("name")
+    @classmethod
+    def _is_known(cls, name: str, info: Any) -> str:
+        choices = (info.context or {}).get("choices", {}).get(cls.table)
+        if choices is not None and name not in choices.table:
+            options = ", ".join(map(repr, choices.table))
+            raise PydanticCustomError("name", "Input should be one of {options}", {"options": options})
+        return name
+
+    @field_validator("params")
+    @classmethod
+    def _fit(cls, params: dict[str, Any], info: Any) -> dict[str, Any]:
+        choices: Choices | None = (info.context or {}).get("choices", {}).get(cls.table)
+        return params if choices is None or "name" not in info.data else choices.fit(info.data["name"], params)
+
+
+class Augmentation(Component):
+    """What is done to an image for training."""
+
+    table = "data.train_transform"
+    name: str = key("crop_flip", "Which one: a name from its table.")
+
+
+class Transform(Component):
+    """What is done to an image for validation, test and search.
+
+    Example:
+        >>> Transform().name
+        'center'
+    """
+
+    table = "data.test_transform"
+    name: str = key("center", "Which one: a name from its table.")
+
+
+class Miner(Component):
+    """What chooses the pairs of a batch that count."""
+
+    table = "miner"
 
 
 class LossTerm(Component):
@@ -111,8 +158,9 @@ class LossTerm(Component):
         True
     """
 
+    table = "loss"
     weight: float = key(1.0, "What it is multiplied by in the sum.", gt=0, le=1e9)
-    miner: Component | None = key(None, "Which pairs of a batch count for it; null: as the key miner says.")
+    miner: Miner | None = key(None, "Which pairs of a batch count for it; null: as the key miner says.")
     matryoshka: Widths | None = key(None, "Numbers of an embedding, of whose losses it is the sum; null: all alone.")
     matryoshka_weights: Weights | None = key(None, "What these are multiplied by; null: 1 each.")
     lr_multiplier: float | None = key(
@@ -121,8 +169,21 @@ class LossTerm(Component):
     weight_decay: float = key(0.0, "Decay of its own vectors, such as proxies.", ge=0, le=1000)
 
 
-def _component(path: str, description: str) -> Any:
-    return Field(default_factory=lambda: Component(name=DEFAULT_NAMES[path]), description=description)
+class Schedule(Component):
+    """The learning rate's course over the steps."""
+
+    table = "optim.schedule"
+    name: str = key("constant", "Which one: a name from its table.")
+
+
+def _refuse(found: Iterable[tuple[str, str]]) -> None:
+    """Raise pydantic's error of dotted paths and what is wrong there, if there are any."""
+    errors = [
+        InitErrorDetails(type=PydanticCustomError("contradiction", "{text}", {"text": text}), loc=(path,), input=None)
+        for path, text in found
+    ]
+    if errors:
+        raise ValidationError.from_exception_data("configuration", errors)
 
 
 class NormaliseConfig(Strict):
@@ -132,7 +193,7 @@ class NormaliseConfig(Strict):
     std: tuple[Annotated[float, Field(gt=0)], ...] = Field(min_length=1, description="Deviation of each channel.")
 
 
-class DataConfig(Strict):
+class DataConfig(Component):
     """Which images, and what is done to them.
 
     Example:
@@ -140,8 +201,7 @@ class DataConfig(Strict):
         224
     """
 
-    name: str = Field(description="Reader of the data set.")
-    params: Params = key({}, "Arguments of the reader.")
+    table = "data"
     root: Path | None = key(None, "Folder of the data; null: $AURANK_DATA, else ./data.")
     prepared: Path | None = key(None, "Folder of aurank data prepare, to read images from; null: the originals.")
     image_size: int = key(224, "Height and width after the transform, in pixels.", ge=1, le=8192)
@@ -151,8 +211,8 @@ class DataConfig(Strict):
     decoding: Literal["reduced", "whole"] | None = key(
         None, "Training JPEGs: at a fraction of their size where that is enough, or whole; null: reduced."
     )
-    train_transform: Component = _component("data.train_transform", "Augmentation while training.")
-    test_transform: Component | None = key(
+    train_transform: Augmentation = Field(default_factory=Augmentation, description="Augmentation while training.")
+    test_transform: Transform | None = key(
         None, "Transform for validation and test; null: the backbone's, else center."
     )
     views: int = key(1, "Augmented views of each image in a training batch.", ge=1, le=16)
@@ -173,24 +233,32 @@ class DataConfig(Strict):
         """``cache`` as a number of bytes."""
         return size_in_bytes(self.cache)
 
+    @model_validator(mode="after")
+    def _a_value_for_each_channel(self) -> "DataConfig":
+        values = {} if self.normalise is None else self.normalise.model_dump()
+        wrong = {name: len(given) for name, given in values.items() if len(given) != self.channels}
+        expected = f"expected one for each of data.channels = {self.channels}"
+        _refuse((f"normalise.{name}", f"got {count} values, {expected}") for name, count in wrong.items())
+        return self
 
-class SamplerConfig(Strict):
+
+class SamplerConfig(Component):
     """Which images make a batch."""
 
-    name: str = key(DEFAULT_NAMES["sampler"], "Sampler of the batches.")
+    table = "sampler"
+    name: str = key("pk", "Sampler of the batches.")
     batch: int = key(112, "Images drawn for a batch, over all processes.", ge=2, le=10**6)
-    params: Params = key({}, "Arguments of the sampler.")
 
 
 class TextConfig(Strict):
     """The encoder of texts beside that of images: both are trained to find each other's."""
 
     name: TextModel = key("transformer", "A transformer from random weights, or another library's, with its tokens.")
-    layers: int = key(TEXT_SIZES["layers"], "Layers of the transformer.", ge=1, le=64)
-    width: int = key(TEXT_SIZES["width"], "Width of the transformer.", ge=1, le=8192)
-    heads: int = key(TEXT_SIZES["heads"], "Attention heads, which divide the width.", ge=1, le=128)
-    length: int = key(TEXT_SIZES["length"], "Tokens of a text, its start and end included.", ge=3, le=4096)
-    vocabulary: int = key(TEXT_SIZES["vocabulary"], "Tokens learnt from the texts, at most.", ge=259, le=10**6)
+    layers: int = key(4, "Layers of the transformer.", ge=1, le=64)
+    width: int = key(256, "Width of the transformer.", ge=1, le=8192)
+    heads: int = key(4, "Attention heads, which divide the width.", ge=1, le=128)
+    length: int = key(32, "Tokens of a text, its start and end included.", ge=3, le=4096)
+    vocabulary: int = key(8192, "Tokens learnt from the texts, at most.", ge=259, le=10**6)
 
 
 class LoraConfig(Strict):
@@ -240,18 +308,18 @@ class ModelConfig(Strict):
     features: SavedFeatures | None = key(None, "Of saved embeddings, filled in (data.name=embeddings).")
 
 
-class OptimConfig(Strict):
+class OptimConfig(Component):
     """How a gradient moves the weights."""
 
-    name: str = key(DEFAULT_NAMES["optim"], "Optimiser.")
+    table = "optim"
+    name: str = key("adamw", "Optimiser.")
     lr: float = Field(gt=0, le=1000, description="Learning rate after the warm-up.")
     weight_decay: float = key(4e-4, "Decay of weights, not of norms and biases.", ge=0, le=1000)
     batch_rule: Literal["none", "linear", "sqrt"] = key("none", "Rate: lr, lr * images / 256 or lr * sqrt(images).")
     temperature_lr: float | None = key(None, "Learning rate of the loss's own parameters; null: lr.", gt=0, le=1000)
     head_lr_multiplier: float = key(1.0, "The projection learns at lr times this.", gt=0, le=1e6)
     layer_decay: float | None = key(None, "Rate of a layer over that of the next; null: one rate for all.", gt=0, le=1)
-    params: Params = key({}, "Further arguments of the optimiser.")
-    schedule: Component = _component("optim.schedule", "The learning rate's course over the steps.")
+    schedule: Schedule = Field(default_factory=Schedule, description="The learning rate's course over the steps.")
     warmup_steps: int = key(0, "Steps over which the learning rate rises to lr.", ge=0, le=10**9)
     clip_norm: float | None = key(None, "Largest norm of the gradient; null: no clipping.", gt=0)
 
@@ -291,31 +359,21 @@ class EvaluateConfig(Strict):
     batch: int = key(256, "Images embedded at once.", ge=1, le=10**6)
 
 
-ONE, LIST = "a mapping", "a list"
+_ONE, _LIST = "a mapping", "a list"
+UNION_TAGS = (_ONE, _LIST)
 OneOrMore = Annotated[
-    Annotated[LossTerm, Tag(ONE)] | Annotated[tuple[LossTerm, ...], Tag(LIST), Field(min_length=1)],
-    Discriminator(lambda value: LIST if isinstance(value, (list, tuple)) else ONE),
+    Annotated[LossTerm, Tag(_ONE)] | Annotated[tuple[LossTerm, ...], _must(len, "at least one loss"), Tag(_LIST)],
+    Discriminator(lambda value: _LIST if isinstance(value, (list, tuple)) else _ONE),
 ]
 
 
-class Sections(Strict):
-    """Sections whose keys must agree with each other."""
-
-    @model_validator(mode="after")
-    def _check_together(self) -> "Sections":
-        tree = self.model_dump()
-        if found := [f"{path}: {text}" for path, text in contradictions(lambda path: lookup(tree, path.split(".")))]:
-            raise ValueError("; ".join(found))
-        return self
-
-
-class DataSection(Sections):
+class DataSection(Strict):
     """The data section alone: what measuring a model needs of a configuration."""
 
     data: DataConfig = Field(description="Which images, and what is done to them.")
 
 
-class Config(Sections):
+class Config(Strict):
     """Everything that a run depends on; ``load_config`` builds it from a file.
 
     Example:
@@ -329,12 +387,9 @@ class Config(Sections):
     data: DataConfig = Field(description="Which images, and what is done to them.")
     sampler: SamplerConfig = Field(default_factory=SamplerConfig, description="Which images make a batch.")
     model: ModelConfig = Field(default_factory=ModelConfig, description="The encoder.")
-    loss: OneOrMore = Field(
-        description="The loss, or a list of losses whose weighted sum it is.",
-        json_schema_extra={"expected": "a mapping with the keys name and params, or a list of such"},
-    )
+    loss: OneOrMore = Field(description="The loss, or a list of losses whose weighted sum it is.")
     memory: MemoryConfig | None = key(None, "References kept from earlier batches (XBM); null: none.")
-    miner: Component | None = key(None, "Which pairs of a batch count; null: all.")
+    miner: Miner | None = key(None, "Which pairs of a batch count; null: all.")
     optim: OptimConfig = Field(description="How a gradient moves the weights.")
     train: TrainConfig = Field(description="How long, how precise, what is written when.")
     evaluate: EvaluateConfig = Field(default_factory=EvaluateConfig, description="How embeddings are measured.")
@@ -344,25 +399,126 @@ class Config(Sections):
         """The losses whose weighted sum is trained, one or more."""
         return self.loss if isinstance(self.loss, tuple) else (self.loss,)
 
+    def located_terms(self) -> list[tuple[str, LossTerm]]:
+        """Return each loss with its key: "loss", or "loss[0]" and so on."""
+        if isinstance(self.loss, LossTerm):
+            return [("loss", self.loss)]
+        return [(f"loss[{number}]", term) for number, term in enumerate(self.loss)]
+
+    @model_validator(mode="after")
+    def _keys_agree(self, info: Any) -> "Config":
+        complaints = (info.context or {}).get("complaints", lambda _: ())
+        _refuse([*_unused(self), *_contradictions(self), *complaints(self)])
+        return self
+
+
+def _unused(config: Config) -> Iterator[tuple[str, str]]:
+    """Yield keys that are set although another one leaves them nothing to act on."""
+    data, model, text = config.data, config.model, config.model.text
+    for applies, keys, reason in (
+        (
+            data.name == EMBEDDINGS,
+            "data.views data.train_labels data.normalise data.interpolation data.decoding data.prepared data.channels "
+            "data.train_transform data.test_transform data.image_size model.pooling model.params model.text "
+            "model.freeze_batch_norm model.channels_last model.discard_head model.weights model.freeze model.lora "
+            "model.gradient_checkpointing optim.layer_decay",
+            f"data.name={EMBEDDINGS} holds what a backbone gave of images",
+        ),
+        (
+            model.backbone.startswith(("open_clip:", "transformers:")),
+            "model.pooling model.params data.channels",
+            f"{model.backbone} has pooling, channels and options of its own, which follow its name after commas",
+        ),
+        (model.init_from is not None, "model.weights", "model.init_from brings all weights"),
+        (model.lora is not None, "model.freeze", "with model.lora all but the adapters is frozen already"),
+        (
+            "backbone" in (model.freeze or ()),
+            "model.discard_head model.gradient_checkpointing optim.layer_decay",
+            "model.freeze=backbone trains the projection alone",
+        ),
+        (
+            text is not None,
+            "data.views data.train_labels memory model.discard_head",
+            "with model.text, images and texts are compared by their projections",
+        ),
+        (
+            text is not None and text.name != "transformer",
+            "model.text.layers model.text.width model.text.heads model.text.length model.text.vocabulary",
+            f"{text and text.name} brings its own",
+        ),
+    ):
+        for path in keys.split() if applies else ():
+            value = attrgetter(path)(config)
+            if value != known_keys()[path].get_default(call_default_factory=True):
+                yield path, f"got {shorten(repr(value))}, which has no use: {reason}; leave it out"
+
+
+def _contradictions(config: Config) -> Iterator[tuple[str, str]]:
+    """Yield keys that are right alone but not together."""
+    data, model, optim, sampler, steps = config.data, config.model, config.optim, config.sampler, config.train.steps
+    milestones = optim.schedule.params.get("milestones", [])
+    late = {
+        "optim.warmup_steps": (optim.warmup_steps, steps // 10),
+        "optim.schedule.params.milestones": (max(milestones, default=0), [one for one in milestones if one < steps]),
+        "memory.start_at": (0 if config.memory is None else config.memory.start_at, 0),
+    }
+    for path, (value, better) in late.items():
+        if value >= steps:
+            remedy = f"set {path}={better} or raise train.steps"
+            yield path, f"got {value}, expected less than train.steps = {steps}; {remedy}"
+    if config.memory is not None and config.memory.size <= sampler.batch * data.views:
+        seen = f"sampler.batch * data.views = {sampler.batch * data.views}"
+        yield "memory.size", f"got {config.memory.size}, expected more than {seen}: a batch is part of the memory"
+    if data.train_labels == "image":
+        if sampler.name in ("pk", "hard_negative", "hierarchical"):
+            reason = "draws images of one class, but data.train_labels=image gives each a label of its own"
+            yield "sampler.name", f"got {sampler.name!r}, which {reason}; set sampler.name=shuffled"
+        if data.views == 1:
+            yield "data.views", "got 1, expected at least 2: the views of an image are its positives"
+    crops = {"local_size": 96, "global_views": 2, **data.train_transform.params}
+    has_small = data.train_transform.name == "multi_crop" and data.views > crops["global_views"]
+    if has_small and crops["local_size"] > data.image_size:
+        path, better = "data.train_transform.params.local_size", max(1, round(data.image_size * 96 / 224))
+        expected = f"expected at most data.image_size = {data.image_size}, the side of the large crops"
+        yield path, f"got {crops['local_size']}, {expected}; set {path}={better}"
+    if (model.backbone == NO_BACKBONE) != (data.name == EMBEDDINGS):
+        expected = f"data.name={EMBEDDINGS} goes with model.backbone={NO_BACKBONE} and with no other"
+        yield "model.backbone", f"got {model.backbone!r} for data.name={data.name}, but {expected}"
+    if model.text is not None and model.text.width % model.text.heads:
+        expected = f"expected a multiple of model.text.heads = {model.text.heads}"
+        yield "model.text.width", f"got {model.text.width}, {expected}"
+    names = [term.name for term in config.terms]
+    for path, term in config.located_terms():
+        if names.count(term.name) > 1:
+            yield f"{path}.name", f"got {term.name!r} more than once; list a loss once, with the weight of all"
+        if term.matryoshka is not None and term.matryoshka[-1] > model.dim:
+            yield f"{path}.matryoshka", f"got {term.matryoshka[-1]}, expected at most model.dim = {model.dim}"
+        if term.matryoshka_weights is not None and len(term.matryoshka_weights) != len(term.matryoshka or ()):
+            count = len(term.matryoshka_weights)
+            yield f"{path}.matryoshka_weights", f"got {count} weights, expected one for each width of matryoshka"
+        if term.params.get("two_way") is (model.text is None):
+            expected = "with model.text images and texts are compared both ways, without it there are no texts"
+            yield f"{path}.params.two_way", f"got {term.params['two_way']}: {expected}; leave it out"
+
 
 @cache
-def known_keys() -> dict[KeyPath, FieldInfo]:
-    """Return pydantic's field of every key of ``Config`` by its path, sections too, in their order.
+def known_keys() -> dict[str, FieldInfo]:
+    """Return pydantic's field of every key of ``Config`` by its dotted path, sections too, in their order.
 
     Example:
-        >>> known_keys()["optim", "lr"].description
+        >>> known_keys()["optim.lr"].description
         'Learning rate after the warm-up.'
     """
-    found: dict[KeyPath, FieldInfo] = {}
+    found: dict[str, FieldInfo] = {}
 
-    def visit(section: type[BaseModel], path: KeyPath) -> None:
+    def visit(section: type[BaseModel], path: str) -> None:
         for name, field in section.model_fields.items():
-            found[(*path, name)] = field
+            found[path + name] = field
             for part in _parts(field.annotation):
                 if inspect.isclass(part) and issubclass(part, BaseModel):
-                    visit(part, (*path, name))
+                    visit(part, f"{path}{name}.")
 
-    visit(Config, ())
+    visit(Config, "")
     return found
 
 

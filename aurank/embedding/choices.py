@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from aurank.config import Choices, Config, DataConfig, known_keys, load_config, load_data_config
-from aurank.config.cross_checks import NO_BACKBONE
+from aurank.config import Choices, Config, DataConfig, ModelConfig, load_config, load_data_config
+from aurank.config.schema import NO_BACKBONE
 from aurank.data import READERS, TRANSFORMS
 from aurank.errors import UserError
 from aurank.evaluation.metrics import check_names
@@ -15,14 +15,10 @@ from aurank.models.encoder import FILLED
 
 # Names that timm is known to have: importing timm takes seconds, so it is asked about all others only.
 _COMMON = ("resnet10t", "resnet18", "resnet50", "resnet50.tv_in1k")
-KNOWN_BACKBONES = {known_keys()["model", "backbone"].default, NO_BACKBONE, *_COMMON}
-_TRANSFORMS = Choices(
-    TRANSFORMS,
-    filled=frozenset({"image_size", "channels", "mean", "std", "interpolation"}),
-    trial={"image_size": 32, "channels": 3},
-)
+KNOWN_BACKBONES = {ModelConfig().backbone, NO_BACKBONE, *_COMMON}
+_TRANSFORMS = Choices(TRANSFORMS, frozenset({"image_size", "channels", "mean", "std", "interpolation"}))
 DATA_CHOICES = {
-    "data": Choices(READERS, filled=frozenset({"root"}), trial=None),
+    "data": Choices(READERS, frozenset({"root"})),
     "data.train_transform": _TRANSFORMS,
     "data.test_transform": _TRANSFORMS,
 }
@@ -41,26 +37,22 @@ def read_data_config(section: dict[str, Any], overrides: Sequence[str] = ()) -> 
     return load_data_config(section, overrides, choices=DATA_CHOICES)
 
 
-def wrong_names(look: Callable[[str], Any]) -> list[tuple[str, str]]:
-    """Return the path and the mistake of each name of a model or a metric that nobody knows; nothing is fetched.
-
-    `look` gives the value at a dotted path, None where it has a mistake already.
-    """
-    found = []
-    backbone, params = look("model.backbone"), look("model.params")
-    text, names = look("model.text.name"), look("evaluate.metrics")
+def wrong_names(config: Config) -> list[tuple[str, str]]:
+    """Return the path and the mistake of each name of a model or a metric that nobody knows; nothing is fetched."""
+    model, names = config.model, config.evaluate.metrics
+    found: list[tuple[str, str]] = []
     checks: list[tuple[str, Callable[[Any], object], Any]] = []
-    if isinstance(backbone, str) and is_tower(backbone):
-        checks.append(("model.backbone", check_tower, backbone))
-    elif isinstance(backbone, str) and (backbone not in KNOWN_BACKBONES or (params and backbone != NO_BACKBONE)):
-        if (complaint := unknown_backbone(backbone)) is not None:
+    if is_tower(model.backbone):
+        checks.append(("model.backbone", check_tower, model.backbone))
+    elif model.backbone != NO_BACKBONE and (model.params or model.backbone not in KNOWN_BACKBONES):
+        if (complaint := unknown_backbone(model.backbone)) is not None:
             found.append(("model.backbone", complaint))
-        elif isinstance(params, dict) and not backbone.startswith(HUBS):
-            odd = unknown_options(backbone, params, filled=FILLED)
+        elif not model.backbone.startswith(HUBS):
+            odd = unknown_options(model.backbone, model.params, filled=FILLED)
             found += [(f"model.params.{option}", text) for option, text in odd.items()]
-    if isinstance(text, str) and ":" in text:
-        checks.append(("model.text.name", check_text_model, text))
-    if isinstance(names, list | tuple) and names and all(isinstance(name, str) for name in names):
+    if model.text is not None and ":" in model.text.name:
+        checks.append(("model.text.name", check_text_model, model.text.name))
+    if names is not None:
         checks.append(("evaluate.metrics", check_names, names))
     for path, check, value in checks:
         try:

@@ -9,9 +9,9 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from aurank.config import Config, DataConfig, ModelConfig
-from aurank.config.cross_checks import NO_BACKBONE
+from aurank.config.components import build
 from aurank.config.messages import one_line, show
-from aurank.config.schema import Component, NormaliseConfig, SavedFeatures
+from aurank.config.schema import NO_BACKBONE, NormaliseConfig, SavedFeatures, Transform
 from aurank.data import TRANSFORMS, ImageDataset, Manifest, Pipeline, Tokeniser
 from aurank.data.prepared import PreparedImages
 from aurank.data.saved_embeddings import EmbeddingDataset, EmbeddingSource
@@ -51,7 +51,9 @@ def build_transform(config: DataConfig, *, train: bool) -> Pipeline:
     assert config.normalise is not None
     assert config.interpolation is not None
     look = {"interpolation": config.interpolation, **vars(config.normalise), **component.params}
-    pipeline: Pipeline = TRANSFORMS[component.name](image_size=config.image_size, channels=config.channels, **look)
+    sizes = {"image_size": config.image_size, "channels": config.channels}
+    key = f"data.{'train' if train else 'test'}_transform.params"
+    pipeline: Pipeline = build(key, TRANSFORMS[component.name], sizes, look)
     return pipeline
 
 
@@ -97,7 +99,7 @@ def with_preprocessing(config: Config, saved: Config | None = None) -> Config:
             found = {
                 "normalise": data.normalise or NormaliseConfig(mean=own.mean, std=own.std),
                 "interpolation": data.interpolation or own.interpolation,
-                "test_transform": data.test_transform or Component(name=own.transform, params=own.params),
+                "test_transform": data.test_transform or Transform(name=own.transform, params=own.params),
             }
             if found["interpolation"] not in INTERPOLATIONS:
                 others = ", ".join(INTERPOLATIONS)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from aurank.config import Config, DataConfig, load_config, shipped_configs
-from aurank.config.cross_checks import EMBEDDINGS
+from aurank.config.schema import EMBEDDINGS
 from aurank.data import READERS, Manifest
 from aurank.data.readers.table import read_two_tables
 from aurank.embedding.choices import DATA_CHOICES, read_data_config, read_trained

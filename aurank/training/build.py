@@ -11,8 +11,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from aurank.config import Component, Config, DataConfig, LossTerm
-from aurank.config.components import signature
-from aurank.config.cross_checks import NO_BACKBONE
+from aurank.config.components import build, signature
+from aurank.config.schema import NO_BACKBONE
 from aurank.data import SAMPLERS, Manifest, Sampler
 from aurank.data.dataset import with_own_labels
 from aurank.embedding.from_config import build_transform
@@ -79,7 +79,7 @@ def build_sampler(
     offered = {"labels": train.labels, "batch": component.batch, "seed": config.seed}
     offered |= {"rank": rank, "world_size": world_size, "neighbours": neighbours}
     offered["super_labels"] = train.super_labels
-    sampler: Sampler = _call(SAMPLERS[component.name], offered, component.params)
+    sampler: Sampler = build("sampler.params", SAMPLERS[component.name], offered, component.params)
     return sampler
 
 
@@ -180,7 +180,7 @@ def _build_term(config: Config, term: LossTerm, train: Manifest, *, dim: int, ga
     # A configuration's own two_way is no other.
     offered = {**sizes, "distributed": gathers, "two_way": config.model.text is not None}
     given = {name: value for name, value in term.params.items() if name != "two_way"}
-    loss: nn.Module = _call(LOSSES[term.name], offered, given)
+    loss: nn.Module = build(f"loss.params of {term.name}", LOSSES[term.name], offered, given)
     return loss
 
 
@@ -188,7 +188,7 @@ def build_miner(component: Component | None, train: Manifest) -> nn.Module | Non
     """The miner, its sizes filled in from the data, or None."""
     if component is None:
         return None
-    miner: nn.Module = _call(MINERS[component.name], {"num_samples": len(train)}, component.params)
+    miner: nn.Module = build("miner.params", MINERS[component.name], {"num_samples": len(train)}, component.params)
     return miner
 
 
@@ -210,17 +210,14 @@ def build_optimiser(config: Config, model: nn.Module, loss: nn.Module) -> Optimi
     usual = (optim.temperature_lr or optim.lr) / rate
     for name, term, own in losses_of_terms(config, loss):
         groups += loss_groups(name, own, term, usual=usual)
-    return OPTIMISERS[optim.name](groups, lr=rate, **optim.params)
+    optimiser: Optimizer = build("optim.params", OPTIMISERS[optim.name], {"params": groups, "lr": rate}, optim.params)
+    return optimiser
 
 
 def build_schedule(config: Config) -> Schedule:
     """The learning-rate factor as a function of the step."""
     optim = config.optim
-    return SCHEDULES[optim.schedule.name](
-        steps=config.train.steps, warmup_steps=optim.warmup_steps, **optim.schedule.params
-    )
-
-
-def _call(factory: Callable[..., Any], offered: dict[str, Any], params: dict[str, Any]) -> Any:
-    wanted, _ = signature(factory)
-    return factory(**{name: value for name, value in offered.items() if name in wanted}, **params)
+    steps = {"steps": config.train.steps, "warmup_steps": optim.warmup_steps}
+    key, factory = "optim.schedule.params", SCHEDULES[optim.schedule.name]
+    schedule: Schedule = build(key, factory, steps, optim.schedule.params)
+    return schedule

@@ -1,11 +1,8 @@
 """The tables a configuration chooses from, and the reading of configurations against them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-import torch
 
 from aurank.config import Choices, Config, load_config, shipped_configs
 from aurank.data import SAMPLERS
@@ -13,38 +10,15 @@ from aurank.embedding.choices import DATA_CHOICES, wrong_names
 from aurank.losses import LOSSES, MINERS
 from aurank.training.optim import OPTIMISERS, SCHEDULES
 
-_MINERS = Choices(MINERS, filled=frozenset({"num_samples"}), trial={"num_samples": 8})
+_OF_DATA = frozenset({"class_counts", "num_classes", "num_samples", "embedding_size", "super_labels", "distributed"})
+_OF_BATCHES = frozenset({"labels", "super_labels", "batch", "seed", "rank", "world_size", "neighbours"})
 CHOICES = {
     **DATA_CHOICES,
-    "sampler": Choices(
-        SAMPLERS,
-        filled=frozenset({"labels", "super_labels", "batch", "seed", "rank", "world_size", "neighbours"}),
-        trial=None,
-    ),
-    "loss": Choices(
-        LOSSES,
-        filled=frozenset(
-            {"class_counts", "num_classes", "num_samples", "embedding_size", "super_labels", "distributed"}
-        ),
-        trial={
-            "class_counts": np.array([4, 4]),
-            "num_classes": 2,
-            "num_samples": 8,
-            "embedding_size": 8,
-            "super_labels": np.array([0, 0]),
-        },
-    ),
-    "loss.miner": _MINERS,
-    "miner": _MINERS,
-    "optim": Choices(
-        OPTIMISERS,
-        filled=frozenset({"params", "lr", "weight_decay"}),
-        trial={"params": [torch.zeros(1, requires_grad=True)], "lr": 0.1},
-        proven=frozenset({"sgd", "adam", "adamw"}),  # torch imports its compiler, seconds, for the first optimiser
-    ),
-    "optim.schedule": Choices(
-        SCHEDULES, filled=frozenset({"steps", "warmup_steps"}), trial={"steps": 2, "warmup_steps": 0}
-    ),
+    "sampler": Choices(SAMPLERS, _OF_BATCHES),
+    "loss": Choices(LOSSES, _OF_DATA),
+    "miner": Choices(MINERS, frozenset({"num_samples"})),
+    "optim": Choices(OPTIMISERS, frozenset({"params", "lr", "weight_decay"})),
+    "optim.schedule": Choices(SCHEDULES, frozenset({"steps", "warmup_steps"})),
 }
 
 
@@ -63,4 +37,14 @@ def read_config(source: Path | str | dict[str, Any], overrides: Sequence[str] = 
     """
     if not isinstance(source, dict) and not Path(source).exists():
         source = shipped_configs().get(str(source), source)
-    return load_config(source, overrides, choices=CHOICES, complaints=wrong_names)
+    return load_config(source, overrides, choices=CHOICES, complaints=_complaints)
+
+
+def _complaints(config: Config) -> Iterator[tuple[str, str]]:
+    yield from wrong_names(config)
+    if config.model.text is not None:
+        for path, term in config.located_terms():
+            if "two_way" not in CHOICES["loss"].arguments(term.name):
+                others = ", ".join(name for name in LOSSES if "two_way" in CHOICES["loss"].arguments(name))
+                text = f"got {term.name!r}, which compares images alone; with model.text take one of {others}"
+                yield f"{path}.name", text

@@ -145,10 +145,10 @@ def test_weights_that_lack_a_layer_are_refused(tmp_path: Path) -> None:
     [
         (
             {"backbone": "transformers:x", "pooling": "gem"},
-            "model.pooling: got 'gem', expected 'avg': transf",
+            "model.pooling: got 'gem'.*transf",
         ),
-        ({"backbone": "transformers:x"}, "data.channels: got 1, expected 3"),
-        ({"backbone": "open_clip:x", "params": {"a": 1}}, "model.params: got {'a': 1}, expected {}.*after commas"),
+        ({"backbone": "transformers:x"}, "data.channels: got 1"),
+        ({"backbone": "open_clip:x", "params": {"a": 1}}, "model.params: got {'a': 1}.*after commas"),
         ({"backbone": "open_clip:x,a=1"}, "model.backbone: open_clip:x,a=1: unknown option 'a'"),
         ({"backbone": "transformers:,revision=1"}, "names no model"),
     ],

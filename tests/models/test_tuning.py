@@ -143,22 +143,22 @@ def test_drop_path_leaves_out_layers_in_training_alone() -> None:
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        ({"model": {"freeze": "backbone", "lora": {}}}, "model.freeze: got 'backbone', expected null: with model.lora"),
-        ({"model": {"freeze": ["conv1"], "lora": {}}}, "model.freeze: got .*conv1.*, expected null: with model.lora"),
+        ({"model": {"freeze": "backbone", "lora": {}}}, "model.freeze: got .*backbone.*: with model.lora"),
+        ({"model": {"freeze": ["conv1"], "lora": {}}}, "model.freeze: got .*conv1.*: with model.lora"),
         (
             {"model": {"freeze": "backbone", "gradient_checkpointing": True}},
-            "model.gradient_checkpointing: got True, but",
+            "model.gradient_checkpointing: got True",
         ),
         (
             {"model": {"freeze": "backbone"}, "optim": {"layer_decay": 0.7}},
-            "optim.layer_decay: got 0.7, but model.freeze",
+            "optim.layer_decay: got 0.7.* model.freeze",
         ),
         (
             {"model": {"freeze": "backbone", "discard_head": True}},
-            "model.discard_head: got true, but model.freeze=backb",
+            "model.discard_head: got True.* model.freeze=backb",
         ),
-        ({"model": {"freeze": []}}, "model.freeze: got .., expected backbone, or a list"),
-        ({"model": {"freeze": "layer1"}}, "model.freeze: got 'layer1', expected"),
+        ({"model": {"freeze": []}}, "model.freeze: got .., "),
+        ({"model": {"freeze": "layer1"}}, "model.freeze: got 'layer1', "),
         ({"model": {"lora": {"rank": 0}}}, "model.lora.rank: got 0, expected"),
         ({"optim": {"layer_decay": 1.5}}, "optim.layer_decay: got 1.5, expected"),
     ],

@@ -90,10 +90,8 @@ CHOICES = {
     "data.train_transform": _TRANSFORMS,
     "data.test_transform": _TRANSFORMS,
     "sampler": Choices({"pk": pk, "shuffled": shuffled}, frozenset({"labels", "batch", "seed"})),
-    "loss": Choices(
-        {"rank": RankLoss, "smooth": SmoothLoss}, frozenset({"class_counts"}), trial={"class_counts": [4, 4]}
-    ),
-    "miner": Choices({"margin": MarginMiner}, trial={}),
+    "loss": Choices({"rank": RankLoss, "smooth": SmoothLoss}, frozenset({"class_counts"})),
+    "miner": Choices({"margin": MarginMiner}),
     "optim": Choices({"sgd": sgd, "adamw": adamw}, frozenset({"params", "lr"})),
     "optim.schedule": Choices({"constant": constant, "multi_step": multi_step}, frozenset({"steps"})),
 }

@@ -7,9 +7,9 @@ from testing.tiny import tiny_config
 from torch import nn
 from torch.optim import Optimizer
 
-from aurank.config import ConfigError
 from aurank.config.schema import LossTerm
-from aurank.training import read_config
+from aurank.errors import UserError
+from aurank.training import read_config, rehearse
 from aurank.training.optim import (
     BATCH_RULES,
     OPTIMISERS,
@@ -115,13 +115,14 @@ def test_a_weight_average_equals_the_recursion_and_copies_buffers() -> None:
 def test_any_optimiser_of_timm_is_taken_by_its_name_and_no_other_word_is() -> None:
     read_config({**tiny_config(), "optim": {"name": "nadamw", "lr": 0.1, "params": {"betas": [0.8, 0.9]}}})
     for optim, said in (
-        ({"name": "nadamv"}, "optim.name: got 'nadamv'.*one of sgd, adam"),
-        ({"params": {"weight_decay": 0.1}}, "filled in from 'optim.weight_decay'"),
-        ({"name": "lars", "params": {"trust": 1}}, "refused by 'lars'.*trust"),
+        ({"name": "nadamv"}, "optim.name: got 'nadamv'.*one of 'sgd', 'adam'"),
+        ({"params": {"weight_decay": 0.1}}, "optim.params.weight_decay: unknown key"),
+        ({"name": "lars", "params": {"trust": 1}}, "optim.params: got .*trust"),
+        ({"params": {"betas": [2.0, 0.9]}}, "optim.params: got .*betas.*Invalid beta"),
         ({"name": "adahessian"}, "second derivatives, which training does not compute"),
     ):
-        with pytest.raises(ConfigError, match=said):
-            read_config(tiny_config(optim=optim))
+        with pytest.raises(UserError, match=said):
+            rehearse(read_config(tiny_config(optim=optim)))
 
 
 @pytest.mark.parametrize("name", ["lamb", "adafactor", "muon"])

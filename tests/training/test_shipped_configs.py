@@ -149,22 +149,6 @@ def test_valid_edits_of_one_key_pass_a_dry_run_or_end_in_one_line(
     assert codes[0] >= DRY_RUNS // 2, codes
 
 
-@pytest.mark.parametrize(
-    ("overrides", "key"),
-    [
-        (["optim.name=sgd", "optim.params.momentum=0.0"], "optim.params.momentum"),
-        (["optim.name=adam", "optim.params.betas=[2.0, 0.9]"], "optim.params.betas"),
-        (["optim.params.eps=-1.0"], "optim.params.eps"),
-    ],
-)
-def test_an_argument_that_the_optimiser_refuses_is_a_mistake_of_the_configuration(
-    overrides: list[str], key: str
-) -> None:
-    with pytest.raises(ConfigError, match=rf"{re.escape(key)}: got .*refused by"):
-        read_config("digits/soprc", overrides)
-    read_config("digits/soprc", ["optim.name=sgd", "optim.params.momentum=0.0", "optim.params.nesterov=false"])
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", READ)
 def test_a_dry_run_works_where_the_data_is_and_else_says_what_is_missing(

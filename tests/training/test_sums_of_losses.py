@@ -80,17 +80,16 @@ def test_the_logged_losses_add_up(tmp_path: Path) -> None:
     ("loss", "message"),
     [
         ([{"name": "soprc"}, {"name": "sprc"}], r"loss\[1\].name: got 'sprc', expected one of .* did you mean 'soprc'"),
-        ([{"name": "soprc"}, {"name": "soprc"}], r"loss\[1\].name: got 'soprc' once more; list a loss once"),
-        ([{"name": "soprc", "weight": 0}], r"loss\[0\].weight: got 0, expected a number > 0"),
-        ({"name": "soprc", "weight": -1.0}, r"loss.weight: got -1.0, expected a number > 0"),
+        ([{"name": "soprc"}, {"name": "soprc"}], r"loss\[1\].name: got 'soprc' more than once"),
+        ([{"name": "soprc", "weight": 0}], r"loss\[0\].weight: got 0, expected greater than 0"),
+        ({"name": "soprc", "weight": -1.0}, r"loss.weight: got -1.0, expected greater than 0"),
         ([{"name": "soprc", "wieght": 1}], r"loss\[0\].wieght: unknown key .* did you mean 'loss.weight'"),
-        ([{"name": "soprc", "params": {"tau1": -1.0}}], r"loss\[0\].params.tau1: got -1.0, refused by 'soprc'"),
         ([{"name": "soprc", "params": {"tau": 1.0}}], r"loss\[0\].params.tau: unknown key"),
-        ([{"name": "cosface", "params": {"num_classes": 3}}], r"loss\[0\].params.num_classes: .* filled in from"),
+        ([{"name": "cosface", "params": {"num_classes": 3}}], r"loss\[0\].params.num_classes: unknown key"),
         ([{"name": "soprc", "miner": {"name": "hardest"}}], r"loss\[0\].miner.name: got 'hardest', expected one of"),
-        ([], r"loss: got \[\], expected a mapping with the keys name and params, or a list of such"),
-        (["soprc"], r"loss\[0\]: got 'soprc', expected a mapping with the keys name and params; write {name: soprc}"),
-        ("soprc", r"loss: got 'soprc', expected a mapping .*; write loss.name=soprc"),
+        ([], r"loss: got \[\], expected at least one loss"),
+        (["soprc"], r"loss\[0\]: got 'soprc', expected a mapping"),
+        ("soprc", r"loss: got 'soprc', expected a mapping; write loss.name=soprc"),
         (
             [{"name": "soprc", "matryoshka": [8, 4]}],
             r"loss\[0\].matryoshka: .* expected a list of rising whole numbers",
@@ -102,7 +101,7 @@ def test_the_logged_losses_add_up(tmp_path: Path) -> None:
         ),
         (
             [{"name": "smooth_ap"}, {"name": "clip", "params": {"two_way": True}}],
-            r"loss\[1\].params.two_way: got true, expected false: the other side is of texts",
+            r"loss\[1\].params.two_way: got True: ",
         ),
     ],
 )

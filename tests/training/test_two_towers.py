@@ -317,15 +317,15 @@ def test_a_rehearsal_counts_pairs_and_says_which_texts_are_cut(root: Path) -> No
 @pytest.mark.parametrize(
     ("sections", "said"),
     [
-        ({"data": {"views": 2}}, r"data\.views: got 2, expected 1"),
-        ({"data": {"train_labels": "image", "views": 2}}, r"data\.train_labels: got 'image', expected 'class'"),
-        ({"memory": {"size": 100}}, r"memory: expected null"),
-        ({"model": {"discard_head": True}}, r"model\.discard_head: got true, expected false"),
-        ({"both": False}, r"loss\.params\.two_way: got false, expected true"),
-        ({"both": True, "model": {"text": None}}, r"loss\.params\.two_way: got true, expected false"),
+        ({"data": {"views": 2}}, r"data\.views: got 2, which has no use"),
+        ({"data": {"train_labels": "image", "views": 2}}, r"data\.train_labels: got 'image', which has no use"),
+        ({"memory": {"size": 100}}, r"memory: got .*, which has no use"),
+        ({"model": {"discard_head": True}}, r"model\.discard_head: got True, which has no use"),
+        ({"both": False}, r"loss\.params\.two_way: got False"),
+        ({"both": True, "model": {"text": None}}, r"loss\.params\.two_way: got True"),
         ({"model": {"text": {"width": 10, "heads": 4}}}, r"model\.text\.width: got 10, expected a multiple of"),
         ({"model": {"text": {"name": "clip"}}}, r"text\.name: .*expected transformer, open_clip:NAME or "),
-        ({"model": {"text": {"name": "open_clip:ViT-B-32", "layers": 2}}}, r"model\.text\.layers: got 2, but it is of"),
+        ({"model": {"text": {"name": "open_clip:ViT-B-32", "layers": 2}}}, r"model\.text\.layers: got 2"),
         ({"loss": {"name": "soprc"}}, r"loss\.name: got 'soprc', which compares images alone; .* take one of .*sogclr"),
     ],
 )  # fmt: skip

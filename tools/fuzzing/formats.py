@@ -10,10 +10,8 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import torch
+from ruamel.yaml import YAML
 from scipy.io import loadmat, savemat
-
-from aurank.config.messages import Problems
-from aurank.config.reading import parse_yaml
 
 Read, Write = Callable[[bytes], Any], Callable[[Any, bytes], bytes]
 """The tree of a file; and the file of a tree, given the bytes that were opened. Either may raise anything."""
@@ -149,7 +147,7 @@ def _write_json(tree: Any, content: bytes) -> bytes:
 
 FORMATS: dict[str, tuple[Read, Write]] = {
     ".json": (json.loads, _write_json),
-    ".yaml": (lambda content: parse_yaml(content.decode(), (), Problems(), str), _write_json),
+    ".yaml": (lambda content: YAML(typ="safe", pure=True).load(content.decode()), _write_json),
     ".safetensors": (_read_safetensors, _write_safetensors),
     ".parquet": (_read_parquet, _write_parquet),
     ".npz": (_read_npz, _write_npz),

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from typing_extensions import TypedDict
 
 from aurank.config import Config
-from aurank.config.cross_checks import NO_BACKBONE
 from aurank.config.messages import one_line
+from aurank.config.schema import NO_BACKBONE
 from aurank.embedding.choices import read_trained
 from aurank.errors import AurankError, UserError
 from aurank.files import read_bundle, write_bundle

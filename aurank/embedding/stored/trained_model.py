@@ -9,8 +9,7 @@ from PIL.Image import Image, fromarray
 from torch import Tensor, nn
 
 from aurank.config import Config, DataConfig, ModelConfig
-from aurank.config.cross_checks import EMBEDDINGS
-from aurank.config.schema import Component, NormaliseConfig, SavedFeatures
+from aurank.config.schema import EMBEDDINGS, NormaliseConfig, SavedFeatures, Transform
 from aurank.data import Pipeline
 from aurank.data.saved_embeddings import MadeBy
 from aurank.embedding.cache import weights_sha256
@@ -225,11 +224,11 @@ def _as_configuration(config: Config, loaded: ImageModel) -> tuple[DataConfig, M
     if kind == "timm":
         settings = evaluation_settings(loaded.name, loaded.module, options)
         params = {key: value for key, value in own.items() if key not in _OWN} | _pooling(loaded.module)
-        crop = Component(name="timm", params=timm_crop(settings))
+        crop = Transform(name="timm", params=timm_crop(settings))
     else:
         what, params = loaded.name, {}
         settings = vars(tower_preprocessing(what, pretrained=True))
-        crop = Component(name=settings["transform"], params=settings["params"])
+        crop = Transform(name=settings["transform"], params=settings["params"])
     size = int(loaded.transform(_picture(np.zeros((64, 64, loaded.channels), np.uint8))).shape[-1])
     data = {
         "name": "folder",

@@ -1,4 +1,3 @@
-import inspect
 import itertools
 
 import numpy as np
@@ -7,7 +6,6 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from testing.sampling import assert_limits_are_kept, cases, equal_batches, labels_that_fit, shuffled_labels
 
-from aurank.config.cross_checks import PER_CLASS
 from aurank.data import SAMPLERS, PKSampler, ShuffledSampler
 from aurank.data.samplers import cut, deal
 from aurank.errors import UserError
@@ -238,10 +236,6 @@ def test_what_pk_cannot_do_is_refused(sizes, batch, params, message):
 def test_what_shuffled_cannot_do_is_refused(count, batch):
     with pytest.raises(UserError, match="at least 2 images a batch are needed"):
         ShuffledSampler(np.zeros(count, dtype=np.int64), batch)
-
-
-def test_the_configuration_knows_the_default_of_per_class():
-    assert inspect.signature(PKSampler).parameters["per_class"].default == PER_CLASS
 
 
 @pytest.mark.parametrize(("counts", "most"), [([4, 4], 8), ([9, 9, 1], 9), ([4] * 10, 16)])

@@ -1,14 +1,11 @@
 """The views of training without labels."""
 
-import inspect
-
 import numpy as np
 import pytest
 import torch
 from testing.data_trees import pixels
 
-from aurank.config.cross_checks import CROPS
-from aurank.data import TRANSFORMS, MultiCrop
+from aurank.data import TRANSFORMS
 from aurank.errors import UserError
 
 PLAIN = {"jitter": 0, "grey": 0, "blur": 0}
@@ -86,11 +83,6 @@ def test_the_first_views_are_large_crops_and_the_others_small_crops_of_small_par
         assert 0.7 * low < areas.min() < 1.5 * low
         assert 0.75 * high < areas.max() < 1.1 * high
     assert torch.equal(pipeline(image), TRANSFORMS["simclr"](100, 3, **RAW)(image))
-
-
-def test_the_configuration_knows_the_defaults_of_the_crops():
-    defaults = inspect.signature(MultiCrop).parameters
-    assert {name: defaults[name].default for name in CROPS} == CROPS
 
 
 @pytest.mark.parametrize(
