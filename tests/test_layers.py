@@ -52,7 +52,7 @@ HOMES = {
     "timm": ("aurank.models", "aurank.training.optim", "aurank.exporting"),
     "peft": ("aurank.models.tuning",),
     "onnx": ("aurank.exporting",),
-    "onnxruntime": ("aurank.exporting",),  # graphs are run by aurank.models.adapters.onnx
+    "onnxruntime": ("aurank.exporting",),  # graphs are run by aurank.models.adapters.exported
     "albumentations": ("aurank.data.transforms",),
     "ruamel": ("aurank.config",),
     "faiss": (

@@ -12,7 +12,6 @@ from aurank.embedding.select_images import ImageSelection
 from aurank.errors import UserError
 from aurank.evaluation.report import Report
 from aurank.models.adapters.by_name import load_model
-from aurank.models.adapters.timm import FILE_OPTIONS
 
 MOST_PIXELS = 4 * 2**30  # bytes of all images as float32
 
@@ -88,7 +87,6 @@ def _untrained(model: str, prepared: PreparedModel) -> nn.Module | None:
         plain = config.model.model_copy(update={"lora": None})  # adapters begin as nothing
         return build_encoder(plain, channels=config.data.channels, load=False)
     if kind == "timm":
-        given = ("pretrained=", *(f"{option}=" for option in FILE_OPTIONS))
-        options = ",".join(part for part in what.split(",") if not part.startswith(given))
+        options = ",".join(part for part in what.split(",") if not part.startswith(("pretrained=", "weights=")))
         return load_model(f"timm:{options},pretrained=false", allow_code=prepared.run.allow_code).module
     return None

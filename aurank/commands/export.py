@@ -17,7 +17,7 @@ from aurank.config import Config
 from aurank.config.schema import NO_BACKBONE
 from aurank.data import Manifest, Pipeline
 from aurank.embedding.choices import read_trained
-from aurank.embedding.embed import Embedded, ModelImages, embed
+from aurank.embedding.embed import Embedded, embed
 from aurank.embedding.from_config import build_transform, open_prepared
 from aurank.embedding.manifest_from_config import read_manifest, require_distinct
 from aurank.embedding.select_images import ImageSelection
@@ -32,9 +32,9 @@ from aurank.exporting.timm_folder import load_folder, require_expressible, write
 from aurank.files import LOCK, replacing_folder, require_writable, write_text
 from aurank.models import Encoder
 from aurank.models.adapters.by_name import ADAPTERS
-from aurank.models.adapters.loading import ImageModel
-from aurank.models.adapters.stored import StoredTransform, pack_preprocessing
+from aurank.models.adapters.exported import StoredTransform, pack_preprocessing
 from aurank.models.adapters.towers import is_local
+from aurank.models.image_model import ImageModel, ModelImages
 
 Target = Literal["onnx", "torchexport", "safetensors", "hf"]
 TARGETS: tuple[Target, ...] = get_args(Target)

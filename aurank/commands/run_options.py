@@ -16,19 +16,19 @@ from aurank.data.saved_embeddings import MadeBy
 from aurank.distributed import ProcessGroup
 from aurank.embedding.cache import EmbeddingCache, Say, data_sha256, weights_sha256
 from aurank.embedding.choices import read_trained
-from aurank.embedding.embed import Embedded, ModelImages, embed
+from aurank.embedding.embed import Embedded, embed
 from aurank.embedding.evaluation_options import evaluation_options
 from aurank.embedding.from_config import build_dataset, describe_model, open_prepared, with_features, with_preprocessing
 from aurank.embedding.image_text_pairs import each_image_once
 from aurank.embedding.protocols import Protocol
 from aurank.embedding.select_images import ImageSelection, describe_overlap, describe_split, select
 from aurank.embedding.stored.checkpoint import describe_average, is_head, load_checkpoint, resolve_checkpoint
-from aurank.embedding.stored.stored_model import StoredModel
-from aurank.embedding.stored.trained_model import encoder_of, made_by, with_backbone
+from aurank.embedding.stored.trained_model import encoder_of, made_by, trained_model, with_backbone
 from aurank.errors import UserError, first_line
 from aurank.evaluation.engine.inputs import ProgressCallback
 from aurank.models import Encoder
 from aurank.models.adapters.by_name import ADAPTERS, check_model, load_model
+from aurank.models.image_model import ImageModel, ModelImages
 
 # What a model from elsewhere brings along.
 _BROUGHT = ("image_size", "channels", "normalise", "interpolation", "test_transform", "train_transform", "cache")
@@ -142,17 +142,18 @@ class PreparedModel:
             own.pop("recall_at", None)
         return {**own, **given}
 
-    def stored(self) -> StoredModel:
+    def stored(self) -> ImageModel:
         """Return the model as it is stored, or remembered."""
-        loaded = self.dataset.model if isinstance(self.dataset, ModelImages) else None
-        return StoredModel(self.name, self.module, self.config, loaded)
+        if isinstance(self.dataset, ModelImages):
+            return self.dataset.model
+        assert self.config is not None
+        return trained_model(self.name, self.module, self.config)
 
     @property
     def made_by(self) -> MadeBy:
         """What saved embeddings remember of the model that made them."""
-        stored, further = self.stored(), [self.dataset.made_of.strip(), "in bf16" * self.run.bf16]
-        known = made_by(self.name, stored.module, stored.preprocessing)
-        return replace(known, precision=", ".join(filter(None, further)))
+        further = [self.dataset.made_of.strip(), "in bf16" * self.run.bf16]
+        return replace(made_by(self.stored()), precision=", ".join(filter(None, further)))
 
     def embed(self, manifest: Manifest | None = None) -> tuple[Embedded, list[str]]:
         """Return the embeddings of the images chosen, or of others, and notes on them; what is cached is read."""
@@ -204,13 +205,8 @@ def prepare_model(model: str, images: ImageSelection, running: RunOptions) -> Pr
         loaded = load_model(model, allow_code=running.allow_code)
         module, description = loaded.module, loaded.description
         remarks += loaded.notes
-        dataset_of = partial(
-            ModelImages,
-            model=loaded,
-            on_error=data.on_error,
-            max_pixels=data.max_pixels,
-            prepared=open_prepared(data),
-        )
+        how: dict[str, Any] = {"on_error": data.on_error, "max_pixels": data.max_pixels}
+        dataset_of = partial(loaded.dataset, prepared=open_prepared(data), **how)
     else:
         saved = read_trained(checkpoint["config"])
         config = with_preprocessing(saved.model_copy(update={"data": data}), saved)  # where it was set to null

@@ -1,6 +1,5 @@
 """Embeddings of a manifest's images, with the rows, labels and paths they belong to."""
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,39 +8,36 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Bool, Int64
-from PIL import Image
 from torch import nn
 
 from aurank.arrays import Rows, select_rows
-from aurank.data import Batch, BatchLoader, ImageDataset, Manifest, Pipeline
-from aurank.data.dataset import Key
-from aurank.data.decode import MAX_PIXELS, quiet_decoding
-from aurank.data.manifest import pairs_among
-from aurank.data.prepared import PreparedImages
+from aurank.data import ArraySource, BatchLoader, ImageDataset, Manifest
+from aurank.data.manifest import build_manifest, pairs_among
 from aurank.data.saved_embeddings import read_arrays
 from aurank.distributed import ProcessGroup
 from aurank.embedding.cache import EmbeddingCache, Piece
-from aurank.errors import AurankWarning, UserError
+from aurank.errors import UserError
 from aurank.evaluation.engine.inputs import ProgressCallback, choose_devices
 from aurank.evaluation.engine.nearest import nearest_rows
 from aurank.evaluation.engine.problem import RetrievalProblem
 from aurank.evaluation.evaluate import evaluate
 from aurank.evaluation.report import Report
 from aurank.files import replacing
-from aurank.models.adapters.loading import ImageModel
+from aurank.models.image_model import ImageModel
 
 
 @dataclass(frozen=True, eq=False)
 class Embedded:
-    """Embeddings float32 [row, dim] with each row's label, id (row of the manifest), path, protocol flags and group.
+    """Embeddings float32 [row, dim], which may stay in files, with what is known of each row.
 
-    Embeddings that were saved may stay in their files, and are then read where they are asked for.
-
-    Of a query's own label and group (a camera, −1 for none), nothing counts, neither as positive nor as negative.
-    `classes[label]` is the name of a class, where names are known; `super_labels` are super-categories, −1 for none.
-    `splits`, `made_by`, the text of a ``MadeBy``, `marks` of the files and `sums`, which tie each row to its path and
-    mark, may be known too. `positives` and `ignored` are pairs of rows, a query's and a gallery row's, as a
-    ``Manifest`` has them.
+    Attributes:
+        ids: rows of the manifest.
+        groups: cameras, −1 for none; of a query's own label and group nothing counts.
+        classes: `classes[label]` is the name of a class.
+        super_labels: super-categories, −1 for none.
+        made_by: the text of a ``MadeBy``.
+        positives, ignored: pairs of rows, a query's and a gallery row's, as a ``Manifest`` has them.
+        marks, sums: of the files, and what ties each row to its path and mark.
     """
 
     embeddings: Rows
@@ -61,16 +57,16 @@ class Embedded:
     sums: np.ndarray | None = None
 
     def evaluate(self, **options: Any) -> Report:
-        """The exact ``Report`` under the manifest's query and gallery flags; ``options`` go to ``aurank.evaluate``.
+        """Return the exact ``Report`` under the query and gallery flags; ``options`` go to ``aurank.evaluate``.
 
-        Processes that count together hold the same rows here, and the first alone makes lists of neighbours.
+        Processes that count together hold the same rows; the first alone lists neighbours.
         """
         above, group = self.super_labels, ProcessGroup(options.get("distributed"))
         lists = options.pop("neighbours", 0) if group.size > 1 else 0
         options |= self._pairs()
         query: np.ndarray | slice = slice(None)
         gallery = None
-        if self.is_query.all() and self.is_gallery.all():
+        if self._is_one_set:
             options |= {} if above is None else {"super_labels": above}
             report = evaluate(self.embeddings, self.labels, groups=self.groups, **options)
         else:
@@ -91,6 +87,10 @@ class Embedded:
             report = replace(report, neighbours=near, gallery={"label": there})
         return self.named(report, query, gallery)
 
+    @property
+    def _is_one_set(self) -> bool:
+        return bool(self.is_query.all() and self.is_gallery.all())
+
     def _pairs(self) -> dict[str, Any]:
         """Return the listed pairs as arguments of ``aurank.evaluate``: places among the queries, and in the gallery."""
         places = []
@@ -107,21 +107,19 @@ class Embedded:
 
     def select(self, rows: np.ndarray) -> "Embedded":
         """Return some rows, by a mask or by places."""
-        whole = ("embeddings", "classes", "made_by", "positives", "ignored")
-        held = {name: values for name, values in vars(self).items() if values is not None and name not in whole}
         chosen = np.arange(len(self.labels))[rows]
-        pairs = {
-            name: pairs_among(pairs, chosen, len(self.labels))
-            for name, pairs in (("positives", self.positives), ("ignored", self.ignored))
-            if pairs is not None
-        }
-        columns = {name: values[rows] for name, values in held.items()}
-        return replace(self, embeddings=select_rows(self.embeddings, rows), **columns, **pairs)
+        changed: dict[str, Any] = {"embeddings": select_rows(self.embeddings, rows)}
+        for name, values in vars(self).items():
+            if name in ("positives", "ignored") and values is not None:
+                changed[name] = pairs_among(values, chosen, len(self.labels))
+            elif name not in ("embeddings", "classes", "made_by") and values is not None:
+                changed[name] = values[rows]
+        return replace(self, **changed)
 
     def problem(self) -> RetrievalProblem:
         """Return the same question as `evaluate` answers, for what needs no report."""
         _, labels = np.unique(self.labels, return_inverse=True)
-        if self.is_query.all() and self.is_gallery.all():
+        if self._is_one_set:
             return RetrievalProblem(self.embeddings, labels, groups=self.groups, **self._pairs())
         query, gallery = self.is_query, self.is_gallery
         left, right = (select_rows(self.embeddings, side) for side in (query, gallery))
@@ -132,10 +130,7 @@ class Embedded:
     def named(
         self, report: Report, query: np.ndarray | slice = slice(None), gallery: np.ndarray | None = None
     ) -> Report:
-        """Return the report with the path and class of each query, and of gallery rows beside neighbours.
-
-        `query` and `gallery` choose the rows of each side, by default all of them for both.
-        """
+        """Return the report with the path and class of each query, and of gallery rows beside neighbours."""
         classes = None if self.classes is None else self.classes[self.labels]
         own = None if classes is None else classes[query]
         if gallery is None:
@@ -150,75 +145,8 @@ class Embedded:
 
     @staticmethod
     def load(path: Path, labels: Path | None = None) -> "Embedded":
-        """Embeddings from an ``.npz`` (``embeddings``, ``labels``, if wanted the rest), or an ``.npy`` with ``labels``.
-
-        What may be left out, and what is refused, is that of ``read_arrays``.
-        """
+        """Return embeddings from an ``.npz``, or an ``.npy`` with ``labels``, as ``read_arrays`` reads them."""
         return Embedded(**read_arrays(path, labels))
-
-
-class _AsDecoded(Pipeline):
-    """The decoded pixels: all that follows is another library's transform."""
-
-    def prepare(self, image: np.ndarray) -> np.ndarray:
-        return image
-
-    def augment(self, prepared: np.ndarray, seed: int | None) -> np.ndarray:
-        return prepared
-
-
-class ModelImages(ImageDataset):
-    """The images of a manifest as a model of another library wants them: under that model's own transform."""
-
-    def __init__(
-        self,
-        manifest: Manifest,
-        model: ImageModel,
-        *,
-        on_error: str = "raise",
-        max_pixels: int = MAX_PIXELS,
-        prepared: PreparedImages | None = None,
-    ) -> None:
-        given: dict[str, Any] = {"on_error": on_error, "max_pixels": max_pixels, "prepared": prepared}
-        given["channels"] = model.channels
-        super().__init__(manifest, _AsDecoded(1, model.channels), cache_bytes=0, **given)
-        self.model = model
-        if prepared is not None:
-            side = prepared.how.short_side
-            shape = model.transform(self._as_image(np.zeros((side, side, self.channels), np.uint8))).shape
-            needed = max(model.needed_side or 0, min(shape[-2:]))
-            if needed > side:
-                said = f"have a shorter side of {side} pixels, and {model.name} asks for {needed}"
-                remedy = f"set data.prepared=null, or prepare them into another folder with --short-side {needed}"
-                warnings.warn(f"data.prepared: the images in {prepared.folder} {said}; {remedy}", AurankWarning, 2)
-
-    def _as_image(self, pixels: np.ndarray) -> Image.Image:
-        return Image.fromarray(pixels.squeeze(2) if self.channels == 1 else pixels)
-
-    def to_input(self, images: torch.Tensor) -> torch.Tensor:
-        """Return them as the model's own transform gave them."""
-        return images
-
-    def __getitems__(self, keys: Sequence[Key]) -> Batch:
-        """Returns the batch of those rows, in their order, without the images that are skipped."""
-        rows: list[int] = []
-        images: list[torch.Tensor] = []
-        with quiet_decoding():
-            for key in keys:
-                row = int(key[0] if isinstance(key, tuple) else key)
-                if (pixels := self._prepared(row)) is not None:
-                    images.append(self.model.transform(self._as_image(pixels)))
-                    rows.append(row)
-        shapes = sorted({tuple(image.shape) for image in images})
-        if len(shapes) > 1 or (shapes and len(shapes[0]) != 3):
-            came = f"its transform gives tensors of shape {', '.join(map(str, shapes))}"
-            expected = "[channel, height, width], the same for every image"
-            raise UserError(f"{self.model.name}: {came}; expected {expected}")
-        return Batch(
-            image=torch.stack(images) if images else torch.empty(0, self.channels, 1, 1),
-            label=torch.from_numpy(self.manifest.labels[rows]),
-            id=torch.tensor(rows, dtype=torch.int64),
-        )
 
 
 def embed(
@@ -234,10 +162,9 @@ def embed(
     cache: EmbeddingCache | None = None,
     group: ProcessGroup | None = None,
 ) -> Embedded:
-    """Embeddings of the images of the data set, or of some rows, in row order; images it skips are left out.
+    """Return embeddings of the images of the data set, or of some rows, in row order; images it skips are left out.
 
-    Row i of those wanted is in batch i // `batch`, whatever is cached and however many processes share the batches: so
-    every way to an embedding is the same arithmetic.
+    Row i of those wanted is in batch i // `batch`, whatever is cached and however many processes share the batches.
 
     Args:
         model: maps float32 [batch, channel, height, width] to [batch, dim]; put in evaluation mode, then back.
@@ -326,12 +253,18 @@ def _own_batches(wanted: np.ndarray, missing: np.ndarray, batch: int, group: Pro
     return group.shard([part[missing[part]].tolist() for part in parts if missing[part].any()])
 
 
-def embed_pixels(dataset: ImageDataset, *, batch: int = 256, workers: int = 0) -> Embedded:
-    """The images themselves as embeddings, each less its own mean: the baseline that any model has to beat.
+def embed_images(
+    model: ImageModel, images: Sequence[np.ndarray], *, device: torch.device | None = None, batch: int = 64
+) -> np.ndarray:
+    """Return the embeddings of decoded images, uint8 [height, width, channel], in their order."""
+    names = [f"{place:09d}" for place in range(len(images))]
+    source = ArraySource(dict(zip(names, images, strict=True)))
+    manifest = build_manifest("images", source, paths=names, labels=names, splits=["test"] * len(names))
+    return np.asarray(embed(model.module, model.dataset(manifest), batch=batch, device=device).embeddings)
 
-    Without the mean taken off, the paper of a drawing makes all of them alike. An image of one value everywhere, of
-    which nothing would be left, becomes all ones: at right angles to every other, the same as its like.
-    """
+
+def embed_pixels(dataset: ImageDataset, *, batch: int = 256, workers: int = 0) -> Embedded:
+    """Return the images themselves as embeddings, each less its own mean; an image of one value becomes all ones."""
     embedded = embed(nn.Flatten(), dataset, batch=batch, workers=workers)
     pixels = np.asarray(embedded.embeddings)
     constant = pixels.min(axis=1, keepdims=True) == pixels.max(axis=1, keepdims=True)
@@ -340,7 +273,6 @@ def embed_pixels(dataset: ImageDataset, *, batch: int = 256, workers: int = 0) -
 
 
 def _embedding(output: Any, count: int) -> np.ndarray:
-    """What a model returned as float32 [row, dim]; UserError unless it is a matrix with a row for each image."""
     if not isinstance(output, torch.Tensor) or output.ndim != 2 or len(output) != count:
         given = tuple(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
         raise UserError(f"the model returned {given} for {count} images; expected a tensor [{count}, dim]")
@@ -348,7 +280,7 @@ def _embedding(output: Any, count: int) -> np.ndarray:
 
 
 def gather_pieces(pieces: Sequence[Piece], wanted: np.ndarray, group: ProcessGroup) -> Piece:
-    """The rows wanted of all pieces of all processes as one, by increasing row, in a single array, copied once."""
+    """Return the rows wanted of all pieces of all processes as one, by increasing row, copied once."""
     held = np.concatenate([np.empty(0, np.int64), *(piece.rows for piece in pieces)])
     everyone = group.concatenate(held[wanted[held]])
     rows = np.sort(everyone)
@@ -366,7 +298,7 @@ def gather_pieces(pieces: Sequence[Piece], wanted: np.ndarray, group: ProcessGro
 
 
 def described(manifest: Manifest, rows: np.ndarray, embeddings: Rows) -> Embedded:
-    """Embeddings of some rows of a manifest, with all that it says of these rows."""
+    """Return embeddings of some rows of a manifest, with all that it says of these rows."""
     labels, paths, classes = manifest.labels[rows], np.array(manifest.paths)[rows], np.array(manifest.classes)
     groups = np.full(len(rows), -1) if manifest.groups is None else manifest.groups[rows]
     roles = {"is_query": manifest.is_query[rows], "is_gallery": manifest.is_gallery[rows]}

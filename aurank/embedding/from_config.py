@@ -1,6 +1,5 @@
 """From a configuration to what embeds: the encoders of images and texts, the images and their transform."""
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +17,6 @@ from aurank.data.saved_embeddings import EmbeddingDataset, EmbeddingSource
 from aurank.data.transforms.base import INTERPOLATIONS
 from aurank.embedding.cache import Say
 from aurank.embedding.choices import read_trained
-from aurank.embedding.image_text_pairs import Tokenise
 from aurank.embedding.stored.checkpoint import (
     describe_value,
     image_weights,
@@ -27,11 +25,13 @@ from aurank.embedding.stored.checkpoint import (
     load_weights,
     resolve_checkpoint,
 )
-from aurank.errors import AurankWarning, UserError
+from aurank.errors import UserError
+from aurank.files import reading
 from aurank.models import Encoder, TextTower, TwoTower
 from aurank.models.adapters.by_name import load_text_model
 from aurank.models.adapters.timm import preprocessing
 from aurank.models.adapters.towers import freeze_unused, is_tower, tower_preprocessing
+from aurank.models.image_model import Tokenise, warn_of_small
 from aurank.models.text_encoder import ProjectedText
 from aurank.models.tuning import add_lora, checkpoint_gradients, freeze, merge_lora
 
@@ -45,7 +45,7 @@ OWN_TEXTS = "transformer"  # the text model that is trained from random weights,
 
 
 def build_transform(config: DataConfig, *, train: bool) -> Pipeline:
-    """The training or the evaluation pipeline; what the backbone wants has been filled in (`fill_preprocessing`)."""
+    """Return the training or the evaluation pipeline of a configuration that `fill_preprocessing` completed."""
     component = config.train_transform if train else config.test_transform
     assert component is not None
     assert config.normalise is not None
@@ -58,9 +58,10 @@ def build_transform(config: DataConfig, *, train: bool) -> Pipeline:
 
 
 def fill_preprocessing(config: Config, state: dict[str, Any] | None = None) -> Config:
-    """The configuration with the normalisation, interpolation and crop of its backbone, unless it names its own.
+    """Return the configuration with the normalisation, interpolation and crop of its backbone, where it names none.
 
-    state: the checkpoint that a run resumes from, whose values it keeps; otherwise `model.init_from` may name one.
+    Args:
+        state: the checkpoint that a run resumes from, whose values it keeps; otherwise `model.init_from` may name one.
     """
     if state is None and config.model.init_from is not None:
         state = load_checkpoint(resolve_checkpoint(config.model.init_from))
@@ -73,10 +74,9 @@ def fill_preprocessing(config: Config, state: dict[str, Any] | None = None) -> C
 
 
 def with_preprocessing(config: Config, saved: Config | None = None) -> Config:
-    """The configuration with `data.normalise`, `interpolation`, `test_transform`, `decoding`, kept by a checkpoint.
+    """Return the configuration with `data.normalise`, `interpolation`, `test_transform` and `decoding` filled in.
 
-    They are those of `saved`, the run to go on with or to take the first weights from, else the backbone's: UserError
-    for one's that no configuration may hold, as its checkpoints could not be read.
+    They are those of `saved`, the run to go on with or to take the first weights from, else the backbone's.
     """
     data, model = config.data, config.model
     if model.backbone == NO_BACKBONE:
@@ -88,37 +88,35 @@ def with_preprocessing(config: Config, saved: Config | None = None) -> Config:
     if not wanted:
         return config.model_copy(update={"data": data})
     if saved is not None:
-        found = {key: getattr(saved.data, key) for key in wanted}
-    else:
-        try:
-            same: dict[str, Any] = {"pretrained": model.pretrained, "weights": model.weights}
-            if is_tower(model.backbone):
-                own = tower_preprocessing(model.backbone, **same)
-            else:
-                own = preprocessing(model.backbone, model.params, channels=data.channels, **same)
-            found = {
-                "normalise": data.normalise or NormaliseConfig(mean=own.mean, std=own.std),
-                "interpolation": data.interpolation or own.interpolation,
-                "test_transform": data.test_transform or Transform(name=own.transform, params=own.params),
-            }
-            if found["interpolation"] not in INTERPOLATIONS:
-                others = ", ".join(INTERPOLATIONS)
-                raise UserError(f"interpolation is {found['interpolation']!r}, expected one of {others}")
-        except (UserError, ValidationError) as error:
-            said = str(error)
-            if isinstance(error, ValidationError):
-                wrong = error.errors()[0]
-                said = f"{'.'.join(map(str, wrong['loc']))} is {show(wrong['input'])}: {wrong['msg']}"
-            remedy = "" if is_tower(model.backbone) else "correct model.params.pretrained_cfg_overlay, or "
-            raise UserError(
-                f"model.backbone={model.backbone}: how it was shown images cannot be taken over ({one_line(said)}); "
-                f"{remedy}set data.normalise, data.interpolation and data.test_transform"
-            ) from error
-    return config.model_copy(update={"data": data.model_copy(update=found)})
+        look = {key: getattr(saved.data, key) for key in wanted}
+        return config.model_copy(update={"data": data.model_copy(update=look)})
+    try:
+        same: dict[str, Any] = {"pretrained": model.pretrained, "weights": model.weights}
+        if is_tower(model.backbone):
+            own = tower_preprocessing(model.backbone, **same)
+        else:
+            own = preprocessing(model.backbone, model.params, channels=data.channels, **same)
+        look = {
+            "normalise": data.normalise or NormaliseConfig(mean=own.mean, std=own.std),
+            "interpolation": data.interpolation or own.interpolation,
+            "test_transform": data.test_transform or Transform(name=own.transform, params=own.params),
+        }
+        if look["interpolation"] not in INTERPOLATIONS:
+            raise UserError(f"interpolation is {look['interpolation']!r}, expected one of {', '.join(INTERPOLATIONS)}")
+    except (UserError, ValidationError) as error:
+        said = str(error)
+        if isinstance(error, ValidationError):
+            wrong = error.errors()[0]
+            said = f"{'.'.join(map(str, wrong['loc']))} is {show(wrong['input'])}: {wrong['msg']}"
+        raise UserError(
+            f"model.backbone={model.backbone}: how it was shown images cannot be taken over ({one_line(said)}); set "
+            "data.normalise, data.interpolation and data.test_transform"
+        ) from error
+    return config.model_copy(update={"data": data.model_copy(update=look)})
 
 
 def with_features(config: Config, manifest: Manifest) -> Config:
-    """The configuration with what saved embeddings are, which a checkpoint then keeps; of images unchanged.
+    """Return the configuration with what saved embeddings are, for the checkpoint; with images it is unchanged.
 
     Raises:
         UserError: the configuration was written for embeddings of another width, or by another model.
@@ -152,47 +150,37 @@ def require_same_features(known: SavedFeatures | None, found: SavedFeatures, whe
 def build_dataset(
     config: DataConfig, manifest: Manifest, *, train: bool, seed: int = 0, prepared: PreparedImages | None = None
 ) -> ImageDataset:
-    """The images of a manifest under the training or the evaluation pipeline; saved embeddings as they are.
+    """Return the images of a manifest under the training or the evaluation pipeline; saved embeddings as they are.
 
-    `prepared`: what `open_prepared` gave before, so that no original is looked at twice.
+    Args:
+        prepared: what `open_prepared` gave, where it was called before.
     """
     if isinstance(manifest.source, EmbeddingSource):
         return EmbeddingDataset(manifest)
-    same: dict[str, Any] = {
-        name: getattr(config, name) for name in ("channels", "on_error", "cache_bytes", "max_pixels")
-    }
     transform, prepared = build_transform(config, train=train), prepared or open_prepared(config)
-    same |= {"reduced": train and config.decoding == "reduced", "prepared": prepared}
-    if prepared is not None and prepared.how.short_side < (needed := transform.needed_side or 0):
+    same: dict[str, Any] = {"reduced": train and config.decoding == "reduced", "prepared": prepared}
+    same |= {name: getattr(config, name) for name in ("channels", "on_error", "cache_bytes", "max_pixels")}
+    if prepared is not None:
         component = config.train_transform if train else config.test_transform
         assert component is not None
-        warnings.warn(
-            f"data.prepared: the images in {prepared.folder} have a shorter side of {prepared.how.short_side} pixels, "
-            f"and {component.name} asks for {needed}; prepare them into another folder with --short-side {needed}",
-            AurankWarning,
-            stacklevel=2,
-        )
+        warn_of_small(prepared, transform.needed_side or 0, component.name)
     return ImageDataset(manifest, transform, seed=seed, **same)
 
 
 def open_prepared(config: DataConfig) -> PreparedImages | None:
-    """The images that `aurank data prepare` wrote, None where a configuration names no folder of such."""
+    """Return the images that `aurank data prepare` wrote, None where a configuration names no folder of such."""
     return None if config.prepared is None else PreparedImages(config.prepared.expanduser())
 
 
 def build_encoder(config: ModelConfig, *, channels: int, load: bool = True, say: Say | None = None) -> Encoder:
-    """The encoder to train; with ``load``, its pretrained weights or those of ``model.init_from``.
-
-    ``say`` is given a line where a checkpoint holds more than it takes.
-    """
-    from_timm = load and config.init_from is None
+    """Return the encoder to train; with ``load``, its pretrained weights or those of ``model.init_from``."""
     same = encoder_arguments(config)
-    if not from_timm:
+    if not load or config.init_from is not None:
         same |= {"pretrained": False, "weights": None}
     encoder = Encoder(**same, channels=channels)
     if say is not None:
-        for text in encoder.notes:
-            say(text)
+        for note in encoder.notes:
+            say(note)
     if load and config.init_from is not None:
         _initialise(encoder, config.init_from, say)
     if config.freeze is not None:
@@ -219,8 +207,6 @@ def encoder_arguments(config: ModelConfig) -> dict[str, Any]:
 def describe_model(config: Config) -> str:
     """Return all that decides an embedding of a model that was trained here, beside its weights and the images.
 
-    Only keys that differ from their defaults are named: a key that a later version adds changes no description.
-
     Example:
         >>> given = {"data": {"name": "digits"}, "model": {"backbone": "test_resnet", "pretrained": False}}
         >>> config = Config(**given, loss={"name": "soprc"}, optim={"lr": 1}, train={"steps": 1})
@@ -239,7 +225,7 @@ def describe_model(config: Config) -> str:
 
 
 def trained_encoder(config: ModelConfig, weights: dict[str, Tensor], name: str, *, channels: int) -> Encoder:
-    """The encoder with weights of a run, adapters merged into the layers that they stand beside."""
+    """Return the encoder with weights of a run, adapters merged into the layers that they stand beside."""
     as_it_is = config.model_copy(update={"freeze": None, "gradient_checkpointing": False})
     encoder = build_encoder(as_it_is, channels=channels, load=False)
     load_weights(encoder, weights, name)
@@ -249,7 +235,7 @@ def trained_encoder(config: ModelConfig, weights: dict[str, Tensor], name: str, 
 
 
 def _initialise(encoder: Encoder, source: str, say: Say | None) -> None:
-    """Copy a checkpoint's weights; a projection of another shape starts afresh, a backbone that differs is refused."""
+    """Copy a checkpoint's weights; a projection of another shape starts afresh."""
     checkpoint = load_checkpoint(resolve_checkpoint(source))
     if say is not None and checkpoint["config"].get("model", {}).get("text") is not None:
         say(f"model.init_from: {source} is of images and texts; its image encoder is taken, its text encoder is not")
@@ -275,7 +261,7 @@ def _initialise(encoder: Encoder, source: str, say: Say | None) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Towers:
-    """Two towers and what makes tokens of texts for them; `tokeniser` is None where a text model brings its own."""
+    """Two towers and what makes tokens for them; `tokeniser` is None where a text model brings its own."""
 
     module: TwoTower
     tokenise: Tokenise
@@ -283,7 +269,6 @@ class Towers:
 
     @property
     def image(self) -> Encoder:
-        """The encoder of images."""
         image: Encoder = self.module.image  # type: ignore[assignment]  # a module for torch
         return image
 
@@ -296,10 +281,12 @@ def build_towers(
     load: bool = True,
     say: Say | None = None,
 ) -> Towers:
-    """Two towers, in training mode.
+    """Return two towers, in training mode.
 
-    The tokeniser is learnt from `texts`, those of training, or of the state `saved`. Without `load`, a text model of
-    another library comes without weights too.
+    Args:
+        texts: of training, from which the tokeniser is learnt.
+        saved: the state of a tokeniser, in place of texts.
+        load: fetch weights of other libraries.
     """
     settings, dim = config.model.text, config.model.dim
     assert settings is not None
@@ -312,11 +299,8 @@ def build_towers(
     if saved is None:
         tokeniser = Tokeniser.learn(texts, length=settings.length, vocabulary=settings.vocabulary)
     else:
-        try:
+        with reading("the checkpoint's 'tokeniser'", "one", remedy="use last.safetensors or best.safetensors of a run"):
             tokeniser = Tokeniser.from_state(saved)
-        except (LookupError, TypeError, ValueError) as error:
-            what = f"the checkpoint's 'tokeniser' is not one ({one_line(str(error))})"
-            raise UserError(f"{what}; use last.safetensors or best.safetensors of a run") from error
     sizes = {name: getattr(settings, name) for name in ("length", "layers", "width", "heads")}
     tower = TextTower(tokeniser.vocabulary, dim=dim, **sizes)
     return Towers(TwoTower(image, tower), tokeniser.encode, tokeniser)

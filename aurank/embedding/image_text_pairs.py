@@ -1,13 +1,12 @@
 """Image-text pairs: embedded by both towers, measured both ways, in groups by what training has seen."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float32, Int64
-from torch import Tensor
 
 from aurank.data import ImageDataset, Manifest
 from aurank.data.captions import text_key
@@ -19,12 +18,10 @@ from aurank.errors import UserError
 from aurank.evaluation.engine.inputs import ProgressCallback
 from aurank.evaluation.report import Report
 from aurank.evaluation.two_way import PROMPTS, TwoWayReport, prompts, two_way, zero_shot
+from aurank.models.image_model import Tokenise
 from aurank.models.text_encoder import TwoTower
 
 WITH_TEXTS = "aurank pairs measures them with their texts"
-
-Tokenise = Callable[[Sequence[str]], Tensor]
-"""Texts to int64 tokens [text, length], 0 where there is none: `Tokeniser.encode`, or that of a loaded text model."""
 
 
 @dataclass(frozen=True, eq=False)

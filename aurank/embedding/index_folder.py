@@ -21,11 +21,12 @@ from typing_extensions import TypedDict
 from aurank.arrays import Rows, load_arrays, save_rows
 from aurank.data import FolderSource, ImageSource, ZipSource
 from aurank.data.shards import storable_texts
-from aurank.embedding.stored.stored_model import StoredModel, StoredRecord, store_model
+from aurank.embedding.stored.stored_model import StoredRecord, store_model
 from aurank.errors import UserError
 from aurank.evaluation.index.neighbours import Index
 from aurank.evaluation.postprocessing import GallerySearch, PostProcessing, processed_gallery
 from aurank.files import checked, content_sha256, file_sha256, read_record, reading, replacing, write_text
+from aurank.models.image_model import ImageModel
 
 FORMAT, VERSION = "aurank.image_index", 1
 ABOUT = "index.json"
@@ -93,7 +94,7 @@ class IndexedRows:
 
 
 def write_index_folder(
-    folder: Path, about: dict[str, Any], rows: IndexedRows, model: StoredModel | None = None
+    folder: Path, about: dict[str, Any], rows: IndexedRows, model: ImageModel | None = None
 ) -> dict[str, Any]:
     """Write the rows and then index.json, by which they take the place of those before; return what it says.
 

@@ -10,7 +10,7 @@ from aurank.config import Config, LossTerm
 from aurank.data import Pipeline
 from aurank.embedding.stored.checkpoint import describe_average
 from aurank.exporting.usage import usage
-from aurank.models.adapters.stored import describe_steps
+from aurank.models.adapters.exported import describe_steps
 from aurank.models.adapters.towers import is_local, without_places
 from aurank.models.tuning import WHOLE
 

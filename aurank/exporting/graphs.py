@@ -16,7 +16,7 @@ from aurank.data import Pipeline
 from aurank.errors import UserError
 from aurank.exporting.portable import quiet, trace
 from aurank.models import Encoder
-from aurank.models.adapters.stored import PREPROCESSING, pack_preprocessing
+from aurank.models.adapters.exported import PREPROCESSING, pack_preprocessing
 
 INPUT, OUTPUT = "pixels", "embedding"
 PACKAGES = ("onnx", "onnxruntime", "onnxscript")

@@ -17,8 +17,7 @@ from aurank.data import Pipeline
 from aurank.embedding.from_config import encoder_arguments
 from aurank.files import replacing, write_text
 from aurank.models import Encoder
-from aurank.models.adapters.exported import PROGRAM_PREPROCESSING
-from aurank.models.adapters.stored import ENCODER, PREPROCESSING, pack_preprocessing
+from aurank.models.adapters.exported import ENCODER, PREPROCESSING, PROGRAM_PREPROCESSING, pack_preprocessing
 from aurank.models.adapters.towers import without_places
 
 

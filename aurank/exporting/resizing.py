@@ -12,9 +12,8 @@ from torch import Tensor
 
 from aurank.data import Manifest, Pipeline
 from aurank.data.transforms.base import AREA
-from aurank.embedding.embed import ModelImages
-from aurank.models.adapters.loading import ImageModel, Transform
-from aurank.models.adapters.stored import StoredTransform, crop_of
+from aurank.models.adapters.exported import StoredTransform, crop_of
+from aurank.models.image_model import ImageModel, ModelImages, Transform
 
 _LIKELY = ("box", "bilinear", "bicubic")
 _SAMPLE = 64  # images that are tried

@@ -16,9 +16,9 @@ from aurank.errors import UserError, first_line
 from aurank.exporting.resizing import timm_settings
 from aurank.files import replacing
 from aurank.models import Encoder
-from aurank.models.adapters.loading import ImageModel
-from aurank.models.adapters.stored import StoredTransform
+from aurank.models.adapters.exported import StoredTransform
 from aurank.models.adapters.towers import is_tower
+from aurank.models.image_model import ImageModel
 
 WEIGHTS, SETTINGS = "model.safetensors", "config.json"
 _REMEDY = "export it as onnx, torchexport or safetensors"

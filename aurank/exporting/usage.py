@@ -5,7 +5,7 @@ from functools import partial
 
 from aurank.data import Pipeline
 from aurank.data.transforms.standard import TransformersCenter
-from aurank.models.adapters.stored import crop_of
+from aurank.models.adapters.exported import crop_of
 
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 

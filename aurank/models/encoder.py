@@ -1,6 +1,7 @@
 """The embedding model: a timm backbone, pooling, a projection and L2 normalisation."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from typing import Any, Literal, get_args
 
@@ -16,12 +17,8 @@ from aurank.models.adapters.towers import ImageTower, is_tower, load_tower
 Pooling = Literal["avg", "max", "gem"]
 POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
 
-FILLED = ("in_chans", "num_classes")
-"""Arguments of a backbone that an encoder gives itself."""
-
-HEADS = ("head.", "image.head.", "text.head.")
-"""How names of a projection's parameters begin, of one tower or of two."""
-
+FILLED = ("in_chans", "num_classes")  # arguments of a backbone that an encoder gives itself
+HEADS = ("head.", "image.head.", "text.head.")  # how names of a projection's parameters begin, of one tower or of two
 _NONE = "none"  # the backbone of a head alone, whose inputs are saved embeddings
 _OF_ARGUMENTS = (TypeError, AssertionError, ValueError, AttributeError)  # what timm raises of values that do not fit
 
@@ -50,28 +47,22 @@ class Encoder(nn.Module):
     """Unit-length embeddings of images.
 
     Args:
-        backbone: any timm model name: ``"resnet18"``, ``"vit_small_patch16_224"``, ``"hf-hub:timm/resnet18.a1_in1k"``;
-            or the image tower of another library, as ``"transformers:facebook/dinov2-small"`` or
-            ``"open_clip:ViT-B-32,pretrained=laion2b_s34b_b79k"``, which has pooling and channels of its own.
-        dim: width of the embedding.
-        channels: image channels; timm adapts pretrained weights of the first layer to any number.
-        pretrained: load timm's published weights (needs the network or timm's cache).
+        backbone: any timm model name: ``"resnet18"``, ``"hf-hub:timm/resnet18.a1_in1k"``; or the image tower of another
+            library, as ``"transformers:facebook/dinov2-small"`` or
+            ``"open_clip:ViT-B-32,pretrained=laion2b_s34b_b79k"``, with its own pooling and channels.
+        channels: timm adapts pretrained weights of the first layer to any number.
+        pretrained: load published weights (needs the network or a cache).
         weights: a local file or folder of weights of the backbone, in place of ``pretrained``: safetensors, or torch's
             read as data alone, with the names of timm, open_clip or transformers; ``notes`` says what was taken.
-        pooling: ``"avg"``, ``"max"`` or ``"gem"``; ``"gem"`` needs a backbone with a feature map.
-        head_layers: layers of the projection: 1 is linear; between more there are batch norm and ReLU, as in SimCLR
-            (Chen et al., ICML 2020), which has 2.
+        pooling: ``"gem"`` needs a backbone with a feature map.
+        head_layers: of the projection: 1 is linear; between more there are batch norm and ReLU; SimCLR has 2 (Chen et
+            al., ICML 2020).
         head_width: width between those layers; None is the backbone's.
-        discard_head: in evaluation mode an embedding is what the backbone gives, pooled and at unit length, and is as
-            wide; the projection, and ``dim``, are for training alone.
-        freeze_batch_norm: the backbone's batch-norm layers keep their running statistics and are not trained, as in all
-            experiments of the SOPRC paper with pretrained backbones.
-        channels_last: memory format of the convolutions; faster on recent GPUs, and for depthwise ones on CPUs
-            (EfficientNet-Lite0, 128 pixels: forward and backward in 0.4 of the time).
-        width: with the backbone ``"none"``, whose inputs [batch, width] are saved embeddings: how wide these are.
+        discard_head: in evaluation mode, give the backbone's pooled features at unit length.
+        freeze_batch_norm: the backbone's batch norms keep their running statistics and are not trained.
+        channels_last: memory format of the convolutions; faster on recent GPUs, and for depthwise ones on CPUs.
+        width: of saved embeddings, with the backbone ``"none"``.
         params: further arguments of ``timm.create_model``; ``global_pool`` among them takes the place of ``pooling``.
-
-    Under autocast the backbone runs in half precision; pooling, projection and length are computed in the weights' own.
 
     Raises:
         UserError: for an unknown backbone, weights that cannot be had, or a pooling that does not fit.
@@ -110,7 +101,7 @@ class Encoder(nn.Module):
             if width is None:
                 raise UserError(f"model.backbone={_NONE} is for saved embeddings (data.name=embeddings)")
         else:
-            self.backbone, self.notes = _backbone(backbone, pretrained, weights, channels, pooling, params or {})
+            self.backbone, self.notes = _create_backbone(backbone, pretrained, weights, channels, pooling, params or {})
             # Some timm models have a layer between feature map and vector.
             width = int(getattr(self.backbone, "head_hidden_size", None) or self.backbone.num_features)
         self.pool: nn.Module = GeneralisedMean() if pooling == "gem" else nn.Identity()
@@ -152,10 +143,8 @@ class Encoder(nn.Module):
 class EachPart(nn.Sequential):
     """A model, called once for a tuple of tensors, as images of several sizes: the embeddings of all as one matrix.
 
-    For training: several processes exchange gradients once for each call, and a gradient cache calls for each part.
-
     Args:
-        compiled: in training mode the model runs as torch.compile makes it; the names of its weights stay as they are.
+        compiled: run the model through torch.compile in training mode; its weights keep their names.
     """
 
     def __init__(self, model: nn.Module, *, compiled: bool = False) -> None:
@@ -181,19 +170,19 @@ class EachPart(nn.Sequential):
 
 def require_compiler(device: torch.device) -> None:
     """Raise UserError where torch.compile has no compiler for the device."""
-    try:
-        if device.type == "cuda":
-            from torch.utils._triton import has_triton
+    missing = ""
+    with suppress(ImportError):  # of another version of torch, which says so at the first batch
+        try:
+            if device.type == "cuda":
+                from torch.utils._triton import has_triton
 
-            missing = "" if has_triton() else "triton does not run here"
-        else:
-            from torch._inductor.cpp_builder import get_cpp_compiler
+                missing = "" if has_triton() else "triton does not run here"
+            else:
+                from torch._inductor.cpp_builder import get_cpp_compiler
 
-            missing = "" if get_cpp_compiler() else "no C++ compiler"
-    except ImportError:  # of another version of torch: what it says of the first batch is told then
-        return
-    except RuntimeError as error:
-        missing = first_line(error)
+                missing = "" if get_cpp_compiler() else "no C++ compiler"
+        except RuntimeError as error:
+            missing = first_line(error)
     if missing:
         raise UserError(f"train.compile=true has no compiler ({missing}); install g++, or set train.compile=false")
 
@@ -230,22 +219,32 @@ class _FeatureMap(nn.Module):
         return features.permute(0, 3, 1, 2) if self.last else features
 
 
-def _create_backbone(name: str, pretrained: bool, channels: int, pooling: Pooling, params: dict[str, Any]) -> Any:
+def _create_backbone(
+    name: str, pretrained: bool, weights: str | None, channels: int, pooling: Pooling, params: dict[str, Any]
+) -> tuple[Any, list[str]]:
+    """Return the backbone with its first weights, and what was taken of a file."""
+    if is_tower(name):
+        if (pooling, channels, params) != ("avg", 3, {}):
+            what = f"pooling={pooling!r}, channels={channels}, params={params}"
+            raise UserError(f"{name} has pooling, channels and options of its own, got {what}; leave them out")
+        with _about("model.backbone"):
+            tower = load_tower(name, pretrained=pretrained, weights=weights)
+        return tower, [f"model.weights: {text}" for text in tower.notes]
     if (complaint := unknown_backbone(name)) is not None:
         raise UserError(f"model.backbone: {complaint}")
     for option, complaint in unknown_options(name, params, filled=FILLED).items():
         raise UserError(f"model.params.{option}: {complaint}")
-    # Only timm's own pooling can be replaced by params.
-    own: dict[str, Any] = {"global_pool": "" if pooling == "gem" else params.get("global_pool", pooling)}
-    given = {key: value for key, value in params.items() if key != "global_pool" or pooling == "gem"}
-    fixed = {"in_chans": channels, "num_classes": 0, **own}
+    fetched = pretrained and weights is None
+    options = {"in_chans": channels, "num_classes": 0, "global_pool": pooling, **params}
     try:
-        if twice := sorted(fixed.keys() & given.keys()):
-            raise TypeError(f"multiple values for {twice[0]}")
-        model = create(name, {**fixed, **given}, pretrained=pretrained)
+        if pooling == "gem":
+            if "global_pool" in params:
+                raise ValueError("params.global_pool takes the place of the pooling")
+            options["global_pool"] = ""
+        model = create(name, options, pretrained=fetched)
     except Exception as error:
         # A name on a hub is looked up there, whatever becomes of its weights.
-        if (pretrained or ":" in name) and not isinstance(error, _OF_ARGUMENTS):
+        if (fetched or ":" in name) and not isinstance(error, _OF_ARGUMENTS):
             remedy = "" if ":" in name else ", or set model.pretrained=false"
             raise UserError(
                 f"model.pretrained: the weights of {name!r} could not be loaded ({type(error).__name__}: "
@@ -255,29 +254,19 @@ def _create_backbone(name: str, pretrained: bool, channels: int, pooling: Poolin
             f"model: timm cannot build {name!r} with pooling={pooling!r}, params={params}: {first_line(error)}; "
             "where it refuses the pooling, model.params.global_pool=avg or token names one that it has"
         ) from error
-    return _FeatureMap(name, model) if pooling == "gem" else model
-
-
-def _backbone(
-    name: str, pretrained: bool, weights: str | None, channels: int, pooling: Pooling, params: dict[str, Any]
-) -> tuple[Any, list[str]]:
-    """The backbone with its first weights, and what was taken of a file."""
-    if is_tower(name):
-        if (pooling, channels, params) != ("avg", 3, {}):
-            what = f"pooling={pooling!r}, channels={channels}, params={params}"
-            raise UserError(f"{name} has pooling, channels and options of its own, got {what}; leave them out")
-        try:
-            tower = load_tower(name, pretrained=pretrained, weights=weights)
-        except UserError as error:
-            raise UserError(f"model.backbone: {error}") from error
-        return tower, [f"model.weights: {text}" for text in tower.notes]
-    backbone = _create_backbone(name, pretrained and weights is None, channels, pooling, params)
+    backbone = _FeatureMap(name, model) if pooling == "gem" else model
     if weights is None:
         return backbone, []
+    with _about("model.weights"):
+        return backbone, ["model.weights: " + load_file(model, weights, name=name)]
+
+
+@contextmanager
+def _about(key: str) -> Iterator[None]:
     try:
-        return backbone, ["model.weights: " + load_file(network_of(backbone), weights, name=name)]
+        yield
     except UserError as error:
-        raise UserError(f"model.weights: {error}") from error
+        raise UserError(f"{key}: {error}") from error
 
 
 def network_of(backbone: nn.Module) -> nn.Module:
@@ -288,10 +277,9 @@ def network_of(backbone: nn.Module) -> nn.Module:
         'ResNet'
     """
     network = backbone.model if isinstance(backbone, _FeatureMap | ImageTower) else backbone
-    # transformers' models stand in a wrapper that chooses among their outputs.
-    inner = getattr(network, "model", None) if isinstance(backbone, ImageTower) else None
-    found: nn.Module = inner if isinstance(inner, nn.Module) else network
-    return found
+    if isinstance(backbone, ImageTower):
+        network = getattr(network, "model", network)  # transformers' models stand in a wrapper
+    return network
 
 
 def parameter_groups(
@@ -301,13 +289,9 @@ def parameter_groups(
     head_lr_multiplier: float = 1.0,
     scales: Mapping[nn.Parameter, float] | None = None,
 ) -> list[dict[str, Any]]:
-    """Optimiser groups: {backbone, head} × {decayed, not decayed}; empty ones are left out.
+    """Return optimiser groups: {backbone, head} × {decayed, not decayed}; one-dimensional parameters are not decayed.
 
-    Of two towers both have a head, and the rest of both is the backbone.
-
-    Norms, biases and other one-dimensional parameters are not decayed. Each group carries its ``name`` and an
-    ``lr_multiplier`` (1 for the backbone, ``head_lr_multiplier`` for the projection) for the learning rate. Parameters
-    with ``scales`` of their own, which their rate is multiplied by too, have a group for each.
+    Each has a ``name`` and an ``lr_multiplier``. Parameters of the backbone with ``scales`` have a group for each.
     """
     groups: dict[str, dict[str, Any]] = {}
     scales = scales or {}

@@ -38,17 +38,13 @@ class TextTower(nn.Module):
     """Unit-length embeddings of texts, from their tokens.
 
     Args:
-        vocabulary: number of tokens; token 0 is padding, which no other token sees and no embedding depends on.
+        vocabulary: number of tokens; token 0 is padding, which no embedding depends on.
         length: most tokens of a text.
-        dim: width of the embedding.
         layers, width, heads: of the transformer.
 
-    The mean over the tokens is projected, without bias. Under autocast the layers run in half precision; projection
-    and length are computed in the weights' own.
-
     Source: the text encoder of Radford et al., Learning transferable visual models from natural language supervision
-    (ICML 2021), 2.4, with its initialisation. Deviations: attention looks both ways and the mean is taken in place of
-    the end token, as there is no generation to prepare for and few texts teach that token to listen.
+        (ICML 2021), 2.4, with its initialisation; but attention looks both ways, and the mean over the tokens is
+        projected in place of the end token.
 
     Raises:
         UserError: `width` is no multiple of `heads`; a row of tokens is too long.
@@ -99,13 +95,7 @@ class TextTower(nn.Module):
 
 
 class ProjectedText(nn.Module):
-    """Unit-length embeddings of texts: those of another text model, linearly projected.
-
-    Args:
-        model: maps tokens [text, length] to features [text, width].
-        width: of those features.
-        dim: width of the embedding.
-    """
+    """Unit-length embeddings of texts: the features, of that width, of another text model, linearly projected."""
 
     def __init__(self, model: nn.Module, *, width: int, dim: int) -> None:
         super().__init__()
@@ -122,8 +112,6 @@ class ProjectedText(nn.Module):
 
 class TwoTower(nn.Module):
     """Embeddings of images and of texts, to be compared with each other.
-
-    `model.image` is an image encoder like any other, and is what the evaluation of images measures.
 
     Args:
         image: maps images to unit-length embeddings [image, dim].
@@ -146,15 +134,13 @@ class TwoTower(nn.Module):
         self.text = text
 
     def forward(self, batch: Tensor) -> Float[Tensor, "item dim"]:
-        """Embeddings of images, or of the tokens of texts."""
+        """Return embeddings of images, or of the tokens of texts."""
         return self.encode_image(batch) if batch.is_floating_point() else self.encode_text(batch)
 
     def encode_image(self, images: Float[Tensor, "image channel height width"]) -> Float[Tensor, "image dim"]:
-        """Embeddings of the images."""
         embeddings: Tensor = self.image(images)
         return embeddings
 
     def encode_text(self, tokens: Int64[Tensor, "text length"]) -> Float[Tensor, "text dim"]:
-        """Embeddings of the texts, given as tokens."""
         embeddings: Tensor = self.text(tokens)
         return embeddings

@@ -11,12 +11,9 @@ from aurank.models.adapters.loading import import_library
 from aurank.models.encoder import Encoder, network_of
 from aurank.names import meant, nearest
 
-WHOLE = "backbone"
-"""What `freeze` says for all but the projection."""
-
+WHOLE = "backbone"  # what `freeze` says for all but the projection
+# Linear layers that adapters stand beside, where no others are named: what goes into attention.
 _ATTENTION = ("qkv", "q_proj", "k_proj", "v_proj", "query", "key", "value")
-"""Linear layers that adapters stand beside, where no others are named: what goes into attention."""
-
 # Of towers that do not say it themselves, as timm's do: embeddings, then the layers by number, then what follows.
 _LAYERS = {
     "stem": r"^(?:.*\.)?(?:\w*embed\w*|conv1|ln_pre|norm_pre|pre_layrnorm|cls_token|register_tokens)(?:\.|$)",

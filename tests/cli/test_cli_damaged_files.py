@@ -22,7 +22,7 @@ from aurank.exporting.portable import write_program
 from aurank.exporting.timm_folder import write_folder
 from aurank.files import content_sha256
 from aurank.models import Encoder
-from aurank.models.adapters.stored import PREPROCESSING, pack_preprocessing
+from aurank.models.adapters.exported import PREPROCESSING, pack_preprocessing
 
 EMBED = "embed --data folder:photos --out rows.npz --no-cache --model"
 PIPELINE = TRANSFORMS["resize"](32, 3)

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from aurank.data import READERS, Manifest
 from aurank.embedding.cache import EmbeddingCache
-from aurank.embedding.embed import Embedded, ModelImages, embed
+from aurank.embedding.embed import Embedded, embed
 from aurank.errors import UserError
-from aurank.models.adapters.loading import ImageModel
+from aurank.models.image_model import ImageModel, ModelImages
 
 COUNT = 12
 

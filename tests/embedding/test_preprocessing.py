@@ -113,7 +113,7 @@ def test_the_configuration_overrides_the_backbone() -> None:
     ],
 )
 def test_what_no_checkpoint_could_hold_is_refused_before_training(overlay: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=f"{message}.*correct model.params.pretrained_cfg_overlay") as caught:
+    with pytest.raises(UserError, match=f"{message}.*set data.normalise") as caught:
         filled({"backbone": BACKBONE, "pretrained": True, "params": {"pretrained_cfg_overlay": overlay}})
     assert "\n" not in str(caught.value)
 

@@ -33,10 +33,10 @@ from aurank.embedding.index_folder import (
     write_index_folder,
 )
 from aurank.embedding.select_images import ALL, ImageSelection, select
-from aurank.embedding.stored.stored_model import StoredModel
 from aurank.errors import UserError
 from aurank.evaluation.index.neighbours import Index
 from aurank.files import claimed
+from aurank.models.image_model import ImageModel
 from aurank.names import meant, nearest
 
 MOST_COMPARED = 20_000  # paths among which one that was misspelt is looked for
@@ -326,7 +326,7 @@ def _require_made_alike(prepared: PreparedModel, made: MadeBy, path: Path) -> No
         raise UserError(f"{said} {own.precision or 'in float32 of the images themselves'}: embed the images like that")
 
 
-def _write(folder: Path, about: dict[str, Any], rows: IndexedRows, model: StoredModel | None = None) -> dict[str, Any]:
+def _write(folder: Path, about: dict[str, Any], rows: IndexedRows, model: ImageModel | None = None) -> dict[str, Any]:
     return write_index_folder(folder, {**about, "recall": measured_recall(rows, seed=about["seed"])}, rows, model)
 
 

@@ -16,6 +16,7 @@ from PIL import Image
 from aurank.data.decode import MAX_PIXELS, decode, quiet_decoding
 from aurank.data.photos import JoinedSource, Photo, PhotoFile, find_photos, read_photo
 from aurank.data.sources import ImageSource
+from aurank.embedding.embed import embed_images
 from aurank.embedding.index_folder import (
     IndexedRows,
     Table,
@@ -25,10 +26,11 @@ from aurank.embedding.index_folder import (
     read_rows,
     verify_model,
 )
-from aurank.embedding.stored.stored_model import StoredModel, load_stored
+from aurank.embedding.stored.stored_model import load_stored
 from aurank.errors import UserError
 from aurank.evaluation.engine.inputs import Embeddings, ProgressCallback
 from aurank.evaluation.postprocessing import GallerySearch
+from aurank.models.image_model import ImageModel
 from aurank.names import meant, nearest
 from aurank.reporting.pictures import Pictures
 from aurank.reporting.search_page import FoundImage, SearchedPhoto, search_page
@@ -84,7 +86,7 @@ class ImageIndex:
         self.device, self.allow_code = device, allow_code
         self._search = GallerySearch(rows.index, rows.embeddings, rows.searched, rows.processing)
         self._loading = Lock()
-        self._model: StoredModel | None = None
+        self._model: ImageModel | None = None
 
     @classmethod
     def open(
@@ -123,7 +125,7 @@ class ImageIndex:
         """The names of the classes, sorted."""
         return sorted({name for name in self.images["class"].tolist() if name})
 
-    def load_model(self) -> StoredModel:
+    def load_model(self) -> ImageModel:
         """Return the model, loaded when first asked for; UserError unless it is the one that embedded the images."""
         with self._loading:  # of several threads one loads it
             if self._model is None:
@@ -175,7 +177,7 @@ class ImageIndex:
         model = self.load_model()
         with quiet_decoding():
             pixels = [read_photo(photo, model.channels, max_pixels=max_pixels) for photo in photos]
-        return model.embed(pixels, device=self.device)
+        return embed_images(model, pixels, device=self.device)
 
     def search(
         self,

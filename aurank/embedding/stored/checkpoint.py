@@ -17,10 +17,8 @@ from aurank.files import read_bundle, write_bundle
 
 SUFFIX = ".safetensors"
 LAST, BEST = f"last{SUFFIX}", f"best{SUFFIX}"
-AVERAGE_OF = "average_of"
-"""Where a checkpoint that is the average of several says of which: for each its name, configuration and step."""
+AVERAGE_OF = "average_of"  # the entry of a checkpoint that is the average of several
 _WHAT = "a checkpoint"
-_LONGEST = 200  # characters of another library's words
 
 
 class Average(TypedDict):
@@ -51,10 +49,7 @@ class Optimiser(TypedDict):
 
 
 class Checkpoint(TypedDict):
-    """What measuring a model needs and, from `loss` on, what a run can be resumed from.
-
-    `random` is the state of the random generators of each process.
-    """
+    """What measuring a model needs and, from `loss` on, what a run can be resumed from."""
 
     __pydantic_config__ = {"arbitrary_types_allowed": True, "extra": "forbid"}  # type: ignore[misc]  # noqa: RUF012
 
@@ -71,11 +66,11 @@ class Checkpoint(TypedDict):
     optimiser: NotRequired[Optimiser]
     scaler: NotRequired[dict[str, Any] | None]
     sampler: NotRequired[dict[str, Any]]
-    random: NotRequired[list[dict[str, Any]]]
+    random: NotRequired[list[dict[str, Any]]]  # of each process
 
 
 def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
-    """Write ``content`` to ``path``, whole or not at all: a failure leaves the old file valid."""
+    """Write a checkpoint, whole or not at all."""
     try:
         write_bundle(path, content, _WHAT)
     except AurankError as error:
@@ -83,7 +78,7 @@ def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
 
 
 def load_checkpoint(path: Path, *, read_run: Callable[[dict[str, Any]], Config] | None = None) -> dict[str, Any]:
-    """The content of a checkpoint, on the CPU, verified.
+    """Return the content of a checkpoint, on the CPU, verified.
 
     Args:
         read_run: reads the configuration of a run that goes on.
@@ -105,10 +100,7 @@ def load_checkpoint(path: Path, *, read_run: Callable[[dict[str, Any]], Config] 
 
 
 def describe_average(checkpoint: dict[str, Any], *, named: bool = True) -> list[str]:
-    """Return a line on the models whose weights a checkpoint is the average of, none where it is of one training.
-
-    named: with their names, which are places on the machine.
-    """
+    """Return a line on the models that a checkpoint is the average of, with their names if `named`; else none."""
     told = []
     for one in checkpoint.get(AVERAGE_OF, []):
         what = "an average" if AVERAGE_OF in one else f"seed {one['config']['seed']}"
@@ -118,7 +110,7 @@ def describe_average(checkpoint: dict[str, Any], *, named: bool = True) -> list[
 
 
 def resolve_checkpoint(path: Path | str) -> Path:
-    """The file meant by ``DIR/best``, ``DIR/best.safetensors`` or ``DIR`` (its best checkpoint)."""
+    """Return the file meant by ``DIR/best``, ``DIR/best.safetensors`` or ``DIR`` (its best checkpoint)."""
     path = Path(path)
     if path.is_dir():
         return path / BEST
@@ -126,19 +118,19 @@ def resolve_checkpoint(path: Path | str) -> Path:
 
 
 def is_head(checkpoint: dict[str, Any]) -> bool:
-    """Whether a checkpoint is of a head on saved embeddings."""
+    """Return whether a checkpoint is of a head on saved embeddings."""
     return bool(checkpoint["config"].get("model", {}).get("backbone") == NO_BACKBONE)
 
 
 def model_weights(checkpoint: dict[str, Any]) -> dict[str, Tensor]:
-    """The weights to evaluate: the moving average where there is one, else the encoder's own."""
+    """Return the weights to evaluate: the moving average where there is one, else the encoder's own."""
     average = checkpoint["average"]
     weights: dict[str, Tensor] = checkpoint["encoder"] if average is None else average["values"]
     return weights
 
 
 def image_weights(checkpoint: dict[str, Any]) -> dict[str, Tensor]:
-    """Those weights of the encoder of images: of two towers those of one."""
+    """Return the weights of the encoder of images: of two towers those of one."""
     weights, prefix = model_weights(checkpoint), "image."
     of_tower = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
     return of_tower or weights
@@ -167,7 +159,7 @@ def _kind(value: Any) -> object:
 
 
 def describe_value(value: Any) -> str:
-    """The type and shape of a tensor, in words for a message; of anything else its type."""
+    """Return the type and shape of a tensor in words; of anything else its type."""
     if isinstance(value, Tensor):
         return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
     return "missing" if value is None else f"of type {type(value).__name__}"
@@ -178,6 +170,6 @@ def load_part(load: Callable[[Any], object], value: Any, source: Path | str, par
     try:
         load(value)
     except Exception as error:
-        said = one_line(str(error) or type(error).__name__)[:_LONGEST]
+        said = one_line(str(error) or type(error).__name__)[:200]
         remedy = "use the version of aurank that wrote it, or another checkpoint"
         raise UserError(f"{source} does not fit this run: {part!r} is refused ({said}); {remedy}") from error

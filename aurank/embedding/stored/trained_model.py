@@ -5,11 +5,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL.Image import Image, fromarray
 from torch import Tensor, nn
 
-from aurank.config import Config, DataConfig, ModelConfig
-from aurank.config.schema import EMBEDDINGS, NormaliseConfig, SavedFeatures, Transform
+from aurank.config import Config
+from aurank.config.schema import EMBEDDINGS, NormaliseConfig, Transform
 from aurank.data import Pipeline
 from aurank.data.saved_embeddings import MadeBy
 from aurank.embedding.cache import weights_sha256
@@ -20,9 +19,9 @@ from aurank.embedding.from_config import (
     build_encoder,
     build_towers,
     build_transform,
+    describe_model,
     trained_encoder,
 )
-from aurank.embedding.image_text_pairs import Tokenise
 from aurank.embedding.stored.checkpoint import (
     image_weights,
     is_head,
@@ -34,14 +33,14 @@ from aurank.embedding.stored.checkpoint import (
 from aurank.errors import UserError
 from aurank.models import Encoder, TwoTower
 from aurank.models.adapters.by_name import check_model, load_model
-from aurank.models.adapters.fit_weights import fit_tensors, some
-from aurank.models.adapters.loading import ImageModel
-from aurank.models.adapters.timm import FILE_OPTIONS, evaluation_settings, split_file, timm_crop
+from aurank.models.adapters.timm import evaluation_settings, timm_crop
 from aurank.models.adapters.towers import tower_preprocessing
+from aurank.models.adapters.weights import fit_tensors
 from aurank.models.encoder import network_of
+from aurank.models.image_model import ImageModel, Tokenise, to_picture
 from aurank.models.tuning import WHOLE, merge_lora
 
-_OWN = ("pretrained", "input_size", "in_chans")  # options that are no arguments of the network
+_OWN = ("pretrained", "input_size", "in_chans", "weights")  # options that are no arguments of the network
 _BACKBONES = ("timm", "open_clip", "transformers")  # whose models a head can be put behind
 _AS_ROWS = f"measure embeddings: --data {EMBEDDINGS}:FILE"
 _TOLERANCE = 1e-4  # of features, by their largest
@@ -49,10 +48,9 @@ _LEVELS = 0.5  # of 255, of pixels on average: processors of transformers round 
 
 
 def load(path: Path | str) -> tuple[nn.Module, Pipeline]:
-    """The encoder of a checkpoint in evaluation mode, and the transform of its evaluation images.
+    """Load the encoder of a checkpoint in evaluation mode, and the transform of its evaluation images.
 
-    Of two towers it is that of the images; `load_pairs` gives both. A head that was trained on saved embeddings comes
-    with the backbone that made them.
+    Of two towers it is that of the images. A head on saved embeddings comes with the backbone that made them.
 
     Args:
         path: ``DIR/best``, ``DIR/last`` (with or without ``.safetensors``), or ``DIR`` for its best.
@@ -78,7 +76,7 @@ def load(path: Path | str) -> tuple[nn.Module, Pipeline]:
 
 
 def load_pairs(path: Path | str) -> tuple[TwoTower, Tokenise, Pipeline]:
-    """The towers of a checkpoint in evaluation mode, what makes tokens of texts, and the transform of images.
+    """Load the towers of a checkpoint in evaluation mode, what makes tokens of texts, and the transform of images.
 
     Args:
         path: ``DIR/best``, ``DIR/last`` (with or without ``.safetensors``), or ``DIR`` for its best.
@@ -112,8 +110,14 @@ def load_pairs(path: Path | str) -> tuple[TwoTower, Tokenise, Pipeline]:
 
 
 def encoder_of(checkpoint: dict[str, Any], config: Config, name: str) -> Encoder:
-    """The encoder of images of a checkpoint that was read, with the weights to evaluate."""
+    """Return the encoder of images of a checkpoint that was read, with the weights to evaluate."""
     return trained_encoder(config.model, image_weights(checkpoint), name, channels=config.data.channels)
+
+
+def trained_model(name: str, encoder: nn.Module, config: Config) -> ImageModel:
+    """Return a model that was trained here, as those of other libraries are."""
+    transform = build_transform(config.data, train=False)
+    return ImageModel(name, encoder, transform, describe_model(config), config.data.channels, config=config)
 
 
 def require_texts(config: Config, name: str) -> None:
@@ -124,7 +128,7 @@ def require_texts(config: Config, name: str) -> None:
 
 
 def towers_of(checkpoint: dict[str, Any], config: Config, name: str) -> Towers:
-    """The towers of a checkpoint that was read, with the weights to evaluate; UserError where it has none."""
+    """Return the towers of a checkpoint that was read, with the weights to evaluate; UserError where it has none."""
     require_texts(config, name)
     assert config.model.text is not None
     if checkpoint["tokeniser"] is None and config.model.text.name == OWN_TEXTS:
@@ -136,31 +140,24 @@ def towers_of(checkpoint: dict[str, Any], config: Config, name: str) -> Towers:
     return towers
 
 
-def made_by(name: str, module: nn.Module, preprocessing: str) -> MadeBy:
-    """Return what a file of embeddings remembers of the model that made them."""
-    return MadeBy(_whole_paths(name), weights_sha256(module), preprocessing)
-
-
-def _whole_paths(name: str) -> str:
-    """Return the name of a model with whole paths, which means the same from another folder."""
-    kind, _, rest = name.partition(":")
-    what, *pairs = rest.split(",")
-    if kind not in ("timm", "open_clip", "python") and Path(what).exists():
-        what = str(Path(what).resolve())
-    elif kind == "aurank":
-        what = str(Path(what).absolute())
-    options = [pair.partition("=") for pair in pairs]
-    of_files = ("pretrained",) if kind == "open_clip" else FILE_OPTIONS  # which may name published weights too
-    files = {value for key, _, value in options if key in of_files and (kind == "timm" or Path(value).exists())}
-    whole = [f"{key}={Path(value).resolve() if value in files else value}" for key, _, value in options]
-    return f"{kind}:{','.join([what, *whole])}"
+def made_by(model: ImageModel) -> MadeBy:
+    """Return what a file of embeddings remembers of the model that made them: its name has whole paths."""
+    kind, _, rest = model.name.partition(":")
+    what, *options = rest.split(",")
+    if kind not in ("timm", "open_clip", "python") and (kind == "aurank" or Path(what).exists()):
+        what = str(Path(what).absolute() if kind == "aurank" else Path(what).resolve())
+    option = {"timm": "weights=", "open_clip": "pretrained="}.get(kind, "=")
+    for place, pair in enumerate(options):
+        if pair.startswith(option) and Path(value := pair.removeprefix(option)).exists():
+            options[place] = f"{option}{Path(value).resolve()}"
+    return MadeBy(f"{kind}:{','.join([what, *options])}", weights_sha256(model.module), model.preprocessing)
 
 
 def with_backbone(checkpoint: dict[str, Any], name: str) -> dict[str, Any]:
-    """Return the checkpoint of backbone and head in one, as if both had been trained together; any other as it is.
+    """Return a checkpoint of a head joined with the backbone that made its embeddings; any other as it is.
 
-    The backbone is loaded by the name that the embeddings remember, and compared: its weights and its preprocessing
-    have to be what they were, and what this network gives of images what that model gives.
+    The backbone is loaded by the name that the embeddings remember. Its weights and preprocessing have to be what they
+    were, and the network of aurank has to give what it gives.
 
     Args:
         name: of the run, for messages.
@@ -177,119 +174,88 @@ def with_backbone(checkpoint: dict[str, Any], name: str) -> dict[str, Any]:
             f"{name} is a head on embeddings that do not say what made them, so it takes no images: write them with "
             f"aurank embed and train it again, or {_AS_ROWS}"
         )
-    loaded = _load_again(features, name)
-    data, model = _as_configuration(config, loaded)
-    joined = config.model_copy(update={"data": data, "model": model})
-    weights = _backbone_weights(joined, loaded, name)
+    if features.model.partition(":")[0] not in _BACKBONES:
+        raise UserError(
+            f"{name} is a head on embeddings by {features.model}; only a model of timm, open_clip or transformers and "
+            f"its head become one network: embed the images by that one, and {_AS_ROWS}"
+        )
+    try:
+        base = load_model(features.model)
+    except UserError as error:
+        said = f"{name} is a head on embeddings by {features.model}, which cannot be loaded"
+        raise UserError(f"{said}: {error}") from error
+    for what, was, now in (
+        ("has other weights", features.weights_sha256, weights_sha256(base.module)),
+        ("is shown images otherwise, by another version of its library,", features.preprocessing, base.preprocessing),
+    ):
+        if was != now:
+            said = f"{features.model} {what} than when {name} was trained on its embeddings"
+            raise UserError(f"{said}; put its own back, or embed and train anew")
+    joined = _joined(config, base)
+    weights = _backbone_weights(joined, base, name)
 
     def merged(head: dict[str, Any]) -> dict[str, Any]:
         return {**weights, **{key: value for key, value in head.items() if key.startswith("head.")}}
 
-    average = checkpoint["average"]
     content = {**checkpoint, "config": joined.model_dump(mode="json"), "encoder": merged(checkpoint["encoder"])}
-    if average is not None:
+    if (average := checkpoint["average"]) is not None:
         content["average"] = {**average, "values": merged(average["values"])}
     return content
 
 
-def _load_again(known: SavedFeatures, name: str) -> ImageModel:
-    """Return the model that made embeddings; raise UserError unless it is what it was."""
-    assert known.model is not None
-    if known.model.partition(":")[0] not in _BACKBONES:
-        raise UserError(
-            f"{name} is a head on embeddings by {known.model}; only a model of timm, open_clip or transformers and its "
-            f"head become one network: embed the images by that one, and {_AS_ROWS}"
-        )
-    try:
-        loaded = load_model(known.model)
-    except UserError as error:
-        raise UserError(f"{name} is a head on embeddings by {known.model}, which cannot be loaded: {error}") from error
-    if (found := weights_sha256(loaded.module)) != known.weights_sha256:
-        raise UserError(
-            f"{known.model} has other weights than when {name} was trained on its embeddings: digest {found[:12]}…, "
-            f"expected {str(known.weights_sha256)[:12]}…; put its own back, or embed and train anew"
-        )
-    if loaded.preprocessing != known.preprocessing:
-        raise UserError(
-            f"{known.model} is shown images otherwise than when {name} was trained on its embeddings, by another "
-            "version of its library: use that one, or embed and train anew"
-        )
-    return loaded
-
-
-def _as_configuration(config: Config, loaded: ImageModel) -> tuple[DataConfig, ModelConfig]:
-    """Return the sections of a configuration that say the same as the model that made the embeddings."""
-    kind, what, options = check_model(loaded.name)
-    file, own = split_file(options)
+def _joined(config: Config, base: ImageModel) -> Config:
+    """Return the configuration of head and backbone; UserError unless its transform gives what the model is shown."""
+    kind, what, options = check_model(base.name)
+    file, params = options.get("weights"), {}
     if kind == "timm":
-        settings = evaluation_settings(loaded.name, loaded.module, options)
-        params = {key: value for key, value in own.items() if key not in _OWN} | _pooling(loaded.module)
+        settings = evaluation_settings(base.name, base.module, options)
+        pool: Any = getattr(base.module, "global_pool", "avg")
+        pool = pool if isinstance(pool, str) else getattr(pool, "pool_type", "avg")
+        params = {key: value for key, value in options.items() if key not in _OWN}
+        params |= {} if pool == "avg" else {"global_pool": pool}
         crop = Transform(name="timm", params=timm_crop(settings))
     else:
-        what, params = loaded.name, {}
-        settings = vars(tower_preprocessing(what, pretrained=True))
+        what, settings = base.name, vars(tower_preprocessing(base.name, pretrained=True))
         crop = Transform(name=settings["transform"], params=settings["params"])
-    size = int(loaded.transform(_picture(np.zeros((64, 64, loaded.channels), np.uint8))).shape[-1])
-    data = {
-        "name": "folder",
-        "params": {},
-        "channels": loaded.channels,
-        "image_size": size,
-        "normalise": NormaliseConfig(mean=settings["mean"], std=settings["std"]),
-        "interpolation": settings["interpolation"],
-        "test_transform": crop,
-    }
+    size = int(base.transform(to_picture(np.zeros((64, 64, base.channels), np.uint8))).shape[-1])
+    look = {"interpolation": settings["interpolation"], "test_transform": crop}
+    look["normalise"] = NormaliseConfig(mean=settings["mean"], std=settings["std"])
+    data = {"name": "folder", "params": {}, "channels": base.channels, "image_size": size, **look}
     first = {"pretrained": file is None and options.get("pretrained", True) is not False, "weights": file}
-    model: dict[str, Any] = {"backbone": what, **first, "init_from": None, "freeze": (WHOLE,)}
-    model |= {"params": params, "features": None}
-    found = config.data.model_copy(update=data), config.model.model_copy(update=model)
-    _require_same_pixels(loaded, found[0])
-    return found
-
-
-def _pooling(module: Any) -> dict[str, str]:
-    """Return the pooling of a model of timm as an argument, where it is another than the average."""
-    pool = getattr(module, "global_pool", "avg")
-    kind = pool if isinstance(pool, str) else getattr(pool, "pool_type", "avg")
-    return {} if kind == "avg" else {"global_pool": kind}
-
-
-def _picture(pixels: np.ndarray) -> Image:
-    return fromarray(pixels.squeeze(2) if pixels.shape[2] == 1 else pixels)
-
-
-def _require_same_pixels(loaded: ImageModel, config: DataConfig) -> None:
-    """Raise UserError unless the transform of a configuration gives what the model is shown, up to rounding."""
-    said = f"{loaded.name} is shown images as no transform of aurank does it"
-    chance, size = np.random.default_rng(0), config.image_size
+    network = {"backbone": what, "params": params, "features": None, "init_from": None, "freeze": (WHOLE,), **first}
+    joined = config.model_copy(
+        update={"data": config.data.model_copy(update=data), "model": config.model.model_copy(update=network)}
+    )
+    said = f"{base.name} is shown images as no transform of aurank does it"
     try:
-        pipeline = build_transform(config, train=False)
+        pipeline = build_transform(joined.data, train=False)
     except UserError as error:
         raise UserError(f"{said} ({error}); {_AS_ROWS}") from error
-    levels = 255 * torch.tensor(pipeline.std).view(-1, 1, 1)
+    chance, levels = np.random.default_rng(0), 255 * torch.tensor(pipeline.std).view(-1, 1, 1)
     for shape in ((size + 37, 2 * size), (2 * size + 1, size + 8), (size // 2 + 3, size // 2 + 6)):
-        pixels = chance.integers(0, 256, (*shape, config.channels), dtype=np.uint8)
-        image = _picture(pixels)
-        expected, found = loaded.transform(image), pipeline(image)
-        if found.shape != expected.shape or ((found - expected).abs() * levels).mean() > _LEVELS:
+        picture = to_picture(chance.integers(0, 256, (*shape, base.channels), dtype=np.uint8))
+        expected, shown = base.transform(picture), pipeline(picture)
+        if shown.shape != expected.shape or ((shown - expected).abs() * levels).mean() > _LEVELS:
             raise UserError(f"{said}; {_AS_ROWS}")
+    return joined
 
 
-def _backbone_weights(config: Config, loaded: ImageModel, name: str) -> dict[str, Tensor]:
-    """Return the weights of the network of a configuration; raise UserError unless it gives what the model gives."""
-    backbone = config.model.backbone
-    said = f"{name}: the network of aurank with backbone {backbone} is not the model that made its embeddings"
+def _backbone_weights(config: Config, base: ImageModel, name: str) -> dict[str, Tensor]:
+    """Return the weights of the network of a configuration; UserError unless it gives what the model gives."""
     encoder = build_encoder(config.model, channels=config.data.channels, load=False).eval()
-    network, base = network_of(encoder.backbone), loaded.module.eval()
-    fit = fit_tensors(network.state_dict(), base.state_dict())
-    if fit.wrong:
-        wrong = some([*fit.missing, *fit.misshapen, *fit.unexpected])
-        raise UserError(f"{said}: its tensors differ, {wrong}; {_AS_ROWS}")
-    network.load_state_dict(fit.tensors, strict=False)
-    size = config.data.image_size
-    images = torch.randn(2, config.data.channels, size, size, generator=torch.Generator().manual_seed(0))
-    with torch.inference_mode():
-        expected, found = base(images), encoder.backbone(images)
-    if found.shape != expected.shape or (found - expected).abs().max() > _TOLERANCE * expected.abs().max():
-        raise UserError(f"{said}: its features differ; {_AS_ROWS}")
+    network, module = network_of(encoder.backbone), base.module.eval()
+    fit = fit_tensors(network.state_dict(), module.state_dict())
+    wrong = fit.wrong
+    if not wrong:
+        network.load_state_dict(fit.tensors, strict=False)
+        shape = (2, config.data.channels, config.data.image_size, config.data.image_size)
+        images = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+        with torch.inference_mode():
+            expected, features = module(images), encoder.backbone(images)
+        is_same = features.shape == expected.shape
+        if not is_same or (features - expected).abs().max() > _TOLERANCE * expected.abs().max():
+            wrong = "its features differ"
+    if wrong:
+        said = f"the network of aurank with backbone {config.model.backbone} is not the model that made its embeddings"
+        raise UserError(f"{name}: {said}: {wrong}; {_AS_ROWS}")
     return {f"backbone.{key}": value.detach().clone() for key, value in encoder.backbone.state_dict().items()}

@@ -1,26 +1,176 @@
-"""Models that aurank has exported: weights with what they belong to, and programs of torch.export."""
+"""Models that are files: ONNX graphs, programs of torch.export, weights; with the preprocessing stored in them."""
 
 import hashlib
 import json
 import logging
+import re
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
+from PIL.Image import Image
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from aurank.errors import UserError
-from aurank.files import reading, require_ordinary
-from aurank.models.adapters.loading import ImageModel, Options, describe_adapter
-from aurank.models.adapters.stored import ENCODER, PREPROCESSING, stored_text, unpack_preprocessing
-from aurank.models.adapters.timm import split_file
+from aurank.data.decode import to_pixels
+from aurank.data.transforms import TRANSFORMS, Pipeline
+from aurank.data.transforms.base import channels_first
+from aurank.data.transforms.standard import MARGIN, Affine, Resize, Timm, TransformersCenter
+from aurank.errors import UserError, first_line
+from aurank.files import checked, reading, require_ordinary
+from aurank.models.adapters.loading import Options, describe_adapter, import_library
 from aurank.models.encoder import Encoder
+from aurank.models.image_model import ImageModel, Transform, standard_transform
 
+PREPROCESSING, ENCODER = "aurank.preprocessing", "aurank.encoder"
+"""Keys of a file's metadata: the text of `pack_preprocessing`, and what an `Encoder` is built with, as JSON."""
 PROGRAM_PREPROCESSING = "preprocessing.json"
 """The file beside a program of torch.export that says how images are made ready."""
+
+_FORMAT = 2
 _REMEDY = "copy or export it again"
+_COLOURS = {1: "grey", 3: "RGB", 4: "RGBA"}
+_ANY_BATCH = "export it with a batch of any size, torch.onnx.export(…, dynamic_axes={'images': {0: 'batch'}})"
+
+
+class StoredTransform:
+    """An image of Pillow to the tensor of an exported model, by the pipeline that it was exported with.
+
+    Args:
+        is_inside: whether the model normalises by itself: it then takes uint8 pixels [channel, size, size].
+
+    Example:
+        >>> from PIL import Image
+        >>> transform = StoredTransform(TRANSFORMS["resize"](4, 3), is_inside=True)
+        >>> pixels = transform(Image.new("RGB", (20, 30), "white"))
+        >>> pixels.shape, pixels.dtype, int(pixels.min())
+        (torch.Size([3, 4, 4]), torch.uint8, 255)
+    """
+
+    def __init__(self, pipeline: Pipeline, *, is_inside: bool) -> None:
+        self.pipeline, self.is_inside, self.needed_side = pipeline, is_inside, pipeline.needed_side
+
+    def __call__(self, image: Image) -> Tensor:
+        pixels = to_pixels(image, self.pipeline.channels)
+        square = channels_first(self.pipeline.augment(self.pipeline.prepare(pixels), None))
+        return square if self.is_inside else self.pipeline.normalise(square)
+
+    def __repr__(self) -> str:
+        return f"{self.pipeline!r}{', normalised inside the model' if self.is_inside else ''}"
+
+
+def pack_preprocessing(pipeline: Pipeline, *, dim: int, is_inside: bool, is_unit: bool = True) -> str:
+    """Return what a model's file says of its input and output, as JSON for programs and people.
+
+    Args:
+        dim: width of the embedding.
+        is_inside: whether the model takes uint8 pixels and normalises them by itself.
+        is_unit: whether embeddings come at unit length.
+
+    Example:
+        >>> text = pack_preprocessing(TRANSFORMS["resize"](4, 3), dim=8, is_inside=True)
+        >>> json.loads(text)["input"]["shape"]
+        ['batch', 3, 4, 4]
+    """
+    size, channels = pipeline.image_size, pipeline.channels
+    names = {kind: name for name, kind in TRANSFORMS.items()}
+    outside = "(value / 255 - mean) / std, by channel, made outside"
+    content = {
+        "format": _FORMAT,
+        "input": {
+            "dtype": "uint8" if is_inside else "float32",
+            "shape": ["batch", channels, size, size],
+            "colours": _COLOURS.get(channels, f"{channels} channels"),
+            "values": "0 to 255, normalised inside the model" if is_inside else outside,
+            "normalised_inside": is_inside,
+        },
+        "steps": describe_steps(pipeline),
+        "transform": {"name": names[type(pipeline)], **asdict(pipeline)},
+        "output": {"dim": dim, "unit_length": is_unit},
+    }
+    return json.dumps(content, indent=1)
+
+
+def unpack_preprocessing(text: str, source: str) -> StoredTransform:
+    """Return the transform that `pack_preprocessing` described; raise UserError, naming `source`, for anything else.
+
+    Example:
+        >>> text = pack_preprocessing(TRANSFORMS["resize"](4, 3), dim=8, is_inside=False)
+        >>> unpack_preprocessing(text, "model.onnx").pipeline.image_size
+        4
+    """
+    with reading(source, "stored preprocessing", remedy="export the model again"):
+        content: Any = json.loads(text)
+        if content["format"] != _FORMAT:
+            raise ValueError(f"it is of format {content['format']!r}, expected {_FORMAT}")
+        given = dict(content["transform"])
+        pipeline: Pipeline = checked(given, TRANSFORMS[given.pop("name")])
+        if pipeline.image_size > 8192 or pipeline.channels > 256:
+            raise ValueError(f"images of {pipeline.channels} × {pipeline.image_size} × {pipeline.image_size}")
+        return StoredTransform(pipeline, is_inside=checked(content["input"]["normalised_inside"], bool))
+
+
+def describe_steps(pipeline: Pipeline) -> list[str]:
+    """Return what is done to an image before it is normalised, in words, to the pixel.
+
+    Example:
+        >>> describe_steps(TRANSFORMS["resize"](32, 1))
+        ['turn upright, grey', 'resize to 32 × 32 by area, whatever its shape']
+        >>> describe_steps(TRANSFORMS["timm"](32, 3, crop_pct=0.95, interpolation="bicubic"))[1]
+        'resize by bicubic, the shorter side to 33, the longer to 33 × longer / shorter, cut down to whole pixels'
+    """
+    size, by = pipeline.image_size, pipeline.interpolation
+    mode, side = crop_of(pipeline)
+    steps = [f"turn upright, {_COLOURS.get(pipeline.channels, f'{pipeline.channels} channels')}"]
+    if mode == "squash":
+        steps.append(f"resize to {side} × {side} by {by}, whatever its shape")
+    else:
+        first, other, rounded = "shorter", "longer", "cut down"
+        if mode == "border":
+            first, other, rounded = "longer", "shorter", "rounded"
+        rest = f"the {other} to {side} × {other} / {first}, {rounded} to whole pixels"
+        steps.append(f"resize by {by}, the {first} side to {side}, {rest}")
+    if (mode, side) != ("squash", size):
+        half = "half a pixel " + ("down" if isinstance(pipeline, TransformersCenter) else "to the even number")
+        fill = {"border": "the mean around it, ", "center": "black around it, " * (side < size)}.get(mode, "")
+        steps.append(f"take the middle {size} × {size}, {fill}from (side − {size}) / 2 left and above on, {half}")
+    return steps
+
+
+def crop_of(pipeline: Pipeline) -> tuple[str, int]:
+    """Return how evaluation cuts an image, in timm's word, and the side that the image is resized to before.
+
+    Example:
+        >>> crop_of(TRANSFORMS["center"](32, 1, margin=1.25))
+        ('center', 40)
+    """
+    if isinstance(pipeline, Timm):
+        return pipeline.crop_mode, pipeline.needed_side
+    if isinstance(pipeline, Resize | Affine):
+        return "squash", pipeline.image_size
+    return "center", round((getattr(pipeline, "margin", None) or MARGIN) * pipeline.image_size)
+
+
+# -- models that are files --------------------------------------------------------------------------------------------
+
+
+def safetensors_model(name: str, what: str, options: Options, allow_code: bool) -> ImageModel:
+    """Return the encoder of a file that `aurank export --to safetensors` wrote."""
+    require_ordinary(Path(what))
+    with reading(name, "weights that aurank export wrote", remedy=_REMEDY):
+        with safe_open(what, framework="pt") as file:
+            metadata = file.metadata() or {}
+            weights = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  # no mapping
+        transform = unpack_preprocessing(metadata[PREPROCESSING], name)
+        # No other file, whatever the metadata name.
+        arguments: Any = {**json.loads(metadata[ENCODER]), "pretrained": False, "weights": None}
+        module = Encoder(**arguments)
+        module.load_state_dict(weights)
+    description = describe_adapter(torch, what, {}, f"{arguments} {transform!r}")
+    return ImageModel(name, module, transform, description, channels=transform.pipeline.channels)
 
 
 class _Program(nn.Module):
@@ -36,33 +186,14 @@ class _Program(nn.Module):
         return embeddings
 
 
-def safetensors_model(name: str, what: str, options: Options, allow_code: bool) -> ImageModel:
-    """Return the encoder of a file that `aurank export --to safetensors` wrote."""
-    _require_plain(name, what, options)
-    with reading(name, "weights that aurank export wrote", remedy=_REMEDY):
-        with safe_open(what, framework="pt") as file:
-            metadata = file.metadata() or {}
-            weights = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  # no mapping
-        transform = unpack_preprocessing(stored_text(metadata, PREPROCESSING, name), name)
-        arguments: Any = json.loads(stored_text(metadata, ENCODER, name))
-        # Not even another file's: what an older export names beside its own weights is left out.
-        params = split_file(arguments.get("params") or {})[1]
-        arguments |= {"pretrained": False, "weights": None, "params": params}
-        module = Encoder(**arguments)
-        module.load_state_dict(weights)
-    description = describe_adapter(torch, what, {}, f"{arguments} {transform!r}")
-    return ImageModel(name, module, transform, description, channels=transform.pipeline.channels)
-
-
 def torchexport_model(name: str, what: str, options: Options, allow_code: bool) -> ImageModel:
     """Return a program that `aurank export --to torchexport` wrote, with the preprocessing that lies beside it."""
-    _require_plain(name, what, options)
+    require_ordinary(Path(what))
     beside = Path(what).with_name(PROGRAM_PREPROCESSING)
-    with reading(beside, "the preprocessing beside an exported program", remedy=_REMEDY):
-        transform = unpack_preprocessing(beside.read_text(encoding="utf-8"), str(beside))
+    logger = logging.getLogger("torch.export")  # which shows a damaged file's traceback before it raises
     with reading(name, "a program of torch.export", remedy=_REMEDY):
         digest = hashlib.sha256(Path(what).read_bytes()).digest()
-        logger = logging.getLogger("torch.export")  # which shows a damaged file's traceback before it raises
+        transform = unpack_preprocessing(beside.read_text(encoding="utf-8"), str(beside))
         logger.disabled = True
         try:
             program = torch.export.load(what).module()
@@ -72,12 +203,77 @@ def torchexport_model(name: str, what: str, options: Options, allow_code: bool) 
     return ImageModel(name, _Program(program, digest), transform, description, channels=transform.pipeline.channels)
 
 
-def _require_plain(name: str, what: str, options: Options) -> None:
-    """Raise UserError for options, as the file says all itself, or where there is no file."""
-    if options:
-        raise UserError(
-            f"{name}: unknown option {next(iter(options))!r}: the file says everything itself; leave it out"
-        )
+class _Onnx(nn.Module):
+    """An ONNX graph, run by onnxruntime on the CPU. The file's digest stands in the state for its weights."""
+
+    def __init__(self, name: str, session: Any, content: bytes) -> None:
+        super().__init__()
+        self.name = name
+        self.session = session
+        self.register_buffer("digest", torch.tensor(list(hashlib.sha256(content).digest()), dtype=torch.uint8))
+
+    def forward(self, images: Shaped[Tensor, "batch channel height width"]) -> Float[Tensor, "batch dim"]:
+        graph = self.session
+        if graph.get_inputs()[0].shape[0] == 1 < len(images):
+            raise UserError(f"{self.name}: the graph takes one image at a time: add --batch 1, or {_ANY_BATCH}")
+        try:
+            found = graph.run([graph.get_outputs()[0].name], {graph.get_inputs()[0].name: images.cpu().numpy()})
+        except Exception as error:
+            what = f"the graph fails on images {list(images.shape)}"
+            raise UserError(f"{self.name}: {what} ({_said(error)})") from error
+        if np.ndim(found[0]) < 2 or len(found[0]) != len(images):
+            came = f"the graph gives {list(np.shape(found[0]))} for {len(images)} images"
+            raise UserError(f"{self.name}: {came}, expected an embedding of each, [batch, dim], as its first output")
+        return torch.from_numpy(found[0]).flatten(1)
+
+
+def _said(error: Exception) -> str:
+    """Return what onnxruntime says, without its codes and the place in its own source."""
+    return re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : (/\S+:\d+ .*?\) )?", "", first_line(error))[:300]
+
+
+def onnx_model(name: str, what: str, options: Options, allow_code: bool) -> ImageModel:
+    """Return the graph of a file, with the preprocessing stored inside, else the usual transform at its size."""
+    library: Any = import_library("onnxruntime", name, package="onnxruntime")
     require_ordinary(Path(what))
-    if not Path(what).exists():
-        raise UserError(f"{name}: there is no file {what}; correct the path")
+    remedy = "copy or export it again, or upgrade onnxruntime where it is of a newer version"
+    with reading(name, "an ONNX model", remedy=remedy):
+        content = Path(what).read_bytes()
+        try:
+            session = library.InferenceSession(content, providers=["CPUExecutionProvider"])
+        except Exception as error:
+            raise ValueError(_said(error)) from error
+        transform, channels = _transform_of(name, session, options)
+    description = describe_adapter(library, what, options, transform)
+    return ImageModel(name, _Onnx(name, session, content), transform, description, channels=channels)
+
+
+def _transform_of(name: str, session: Any, options: Options) -> tuple[Transform, int]:
+    """Return how an image is made ready for the graph, and its channels."""
+    shape = session.get_inputs()[0].shape
+    if len(session.get_inputs()) != 1 or len(shape) != 4:
+        raise UserError(f"{name}: expected one input [batch, channel, height, width], got {shape}")
+    if isinstance(shape[0], int) and shape[0] != 1:
+        raise UserError(f"{name}: the graph takes {shape[0]} images at once, no more and no fewer: {_ANY_BATCH}")
+    sides = {side for side in shape[2:] if isinstance(side, int)}
+    if len(sides) > 1:
+        raise UserError(f"{name}: the graph takes images of {shape[2]} × {shape[3]}; export it for square ones")
+    text = session.get_modelmeta().custom_metadata_map.get(PREPROCESSING)
+    if text is not None:
+        if options:
+            raise UserError(f"{name}: its preprocessing is stored inside; leave out {next(iter(options))}=…")
+        stored = unpack_preprocessing(text, name)
+        given = [stored.pipeline.channels, *[stored.pipeline.image_size] * 2]
+        if list(shape[1:]) != given:
+            came = f"the graph takes images {list(shape[1:])}, its stored preprocessing gives {given}"
+            raise UserError(f"{name}: {came}; export the model again")
+        return stored, stored.pipeline.channels
+    if "float" not in (kind := session.get_inputs()[0].type):
+        what = f"the graph takes {kind}, and no preprocessing is stored inside"
+        raise UserError(f"{name}: {what}; export it by aurank export, or for floats")
+    size = options.get("size", min(sides, default=224))
+    if sides and sides != {size}:
+        remedy = f"leave out size={size}, or export it with height and width of any size (dynamic_axes)"
+        raise UserError(f"{name}: the graph takes images of {shape[2]} × {shape[3]} alone: {remedy}")
+    channels = shape[1] if isinstance(shape[1], int) else 3
+    return standard_transform(name, channels=channels, **{**options, "size": size}), channels

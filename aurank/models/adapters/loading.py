@@ -1,80 +1,22 @@
-"""What adapters of other libraries share: what they return, names with options, imports, errors in one line."""
+"""What adapters of other libraries share: names with options, imports, errors in one line, no code of files or hubs."""
 
 import contextlib
 import importlib
-import json
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Collection, Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
-from PIL.Image import Image
-from torch import Tensor, nn
+from torch import nn
 
 from aurank.errors import UserError, first_line
-from aurank.files import reading
+from aurank.models.image_model import Tokenise
 from aurank.names import meant, nearest
 
 Options = dict[str, Any]  # of plain values; Any, as other libraries' constructors judge them
-Transform = Callable[[Image], Tensor]
-Tokenise = Callable[[Sequence[str]], Tensor]
 TextParts = tuple[nn.Module, Tokenise]
 _WORDS = {"true": True, "false": False, "none": None, "null": None}
-_LARGEST = 2**24  # number of layers, of words, of positions
-# What libraries build by; of timm all arguments. Others are notes, as of the number of parameters.
-_SIZES = re.compile(r"^model_args$|_(size|dim|layers|heads|channels|positions|embeddings|classes)s?$|^(depth|width)s?$")
-
-
-@dataclass(frozen=True, eq=False)
-class ImageModel:
-    """A model together with the preprocessing it expects.
-
-    `module` maps a stack of what `transform` returns to embeddings [batch, dim]; `transform` takes an upright 8-bit
-    image of `channels` channels. `description` holds all that decides an embedding beside the weights: what the model
-    is called, its options, the version of its library, the transform. `notes` say what was taken of a file of weights.
-    """
-
-    name: str
-    module: nn.Module
-    transform: Transform
-    description: str
-    channels: int = 3
-    notes: tuple[str, ...] = ()
-
-    @property
-    def preprocessing(self) -> str:
-        """How images are shown to it, in words that another version of a library changes only if it does otherwise."""
-        if self.name.partition(":")[0] != "python":
-            return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(self.transform))
-        return " ".join([*self.description.split(" ")[:1], *self.description.split(" ")[2:]])  # without the version
-
-    @property
-    def needed_side(self) -> int | None:
-        """The shorter side below which its transform enlarges an image before it cuts; None where that is unknown."""
-        if hasattr(self.transform, "needed_side"):
-            own: int | None = self.transform.needed_side
-            return own
-        steps = (step for step in getattr(self.transform, "transforms", ()) if type(step).__name__.startswith("Resize"))
-        size = getattr(next(steps, None), "size", None)  # of torchvision's Resize, and timm's
-        return min(size) if isinstance(size, list | tuple) else size
-
-
-@dataclass(frozen=True, eq=False)
-class TextModel:
-    """A text model together with the tokens it expects.
-
-    `tokenise` makes int64 tokens [text, length] of texts, of one length always; `module` maps them to features
-    [text, width].
-    """
-
-    name: str
-    module: nn.Module
-    tokenise: Tokenise
-    width: int
-
 
 TEXT_OPTIONS: Mapping[str, frozenset[str]] = {
     "open_clip": frozenset(
@@ -92,6 +34,8 @@ IMAGE_OPTIONS: Mapping[str, frozenset[str]] = {
     | {"force_image_size", "image_mean", "image_std", "image_interpolation", "image_resize_mode"},
     "transformers": TEXT_OPTIONS["transformers"] - {"length"},
     "onnx": frozenset({"size", "margin", "mean", "std"}),
+    "safetensors": frozenset(),
+    "torchexport": frozenset(),
 }
 """The same of image models; timm's depend on the model."""
 
@@ -116,8 +60,8 @@ def require_known(name: str, options: Mapping[str, Any], known: Collection[str],
     for option in options:
         if option not in known:
             remedy = "; if you trust what it may run, add --allow-code" if flag else ""
-            hint = meant(nearest(option, known))
-            raise UserError(f"{name}: unknown option {option!r}{hint}; known are {', '.join(sorted(known))}{remedy}")
+            expected = f"known are {', '.join(sorted(known)) or 'none'}"
+            raise UserError(f"{name}: unknown option {option!r}{meant(nearest(option, known))}; {expected}{remedy}")
 
 
 def import_library(module: str, name: str, *, package: str) -> ModuleType:
@@ -137,45 +81,29 @@ def loading(name: str, *, pretrained: bool) -> Iterator[None]:
         raise UserError(f"{name}: cannot be built: {first_line(error)}") from error
     # Hubs and their clients raise errors of many kinds: no network, no such file, no permission, a damaged download.
     except Exception as error:
+        said = f"{type(error).__name__}: {first_line(error)}"
         if not pretrained:
-            raise UserError(f"{name}: {type(error).__name__}: {first_line(error)}") from error
+            raise UserError(f"{name}: {said}") from error
         raise UserError(
-            f"{name}: the pretrained weights could not be had ({type(error).__name__}: {first_line(error)}); connect "
+            f"{name}: the pretrained weights could not be had ({said}); connect "
             "to the network once (HF_HUB_OFFLINE=1 then asks no hub), name a local file of weights (weights=FILE, "
             "model.weights=FILE), or take random weights with pretrained=false"
         ) from error
 
 
-def require_likely(folder: Path) -> None:
-    """Raise UserError where config.json of a folder has a size that no network has; a library would build for hours.
-
-    A folder without it is left to the library.
-    """
-    path = folder / "config.json"
-    with reading(path, "the settings of a network", remedy="fetch it again"):
-        waiting: list[tuple[str, Any]] = [("", json.loads(path.read_bytes()) if path.exists() else None)]
-        while waiting:
-            key, value = waiting.pop()
-            if isinstance(value, int) and abs(value) > _LARGEST and _SIZES.search(key):
-                raise ValueError(f"it has the number {str(value)[:30]}")
-            if isinstance(value, dict):
-                waiting += ((key if "model_args" in key else str(one), inner) for one, inner in value.items())
-            elif isinstance(value, list):
-                waiting += ((key, inner) for inner in value)
-
-
 @contextlib.contextmanager
 def weights_only(allow_code: bool = False) -> Iterator[None]:
     """A context in which torch reads files of weights as data alone, whatever a library asks it for."""
+    if allow_code:
+        yield
+        return
     names = ("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD")
-    before = {name: os.environ.pop(name) for name in names if name in os.environ and not allow_code}
-    if not allow_code:
-        os.environ[names[0]] = "1"
+    before = {name: os.environ.pop(name) for name in names if name in os.environ}
+    os.environ[names[0]] = "1"
     try:
         yield
     finally:
-        if not allow_code:
-            del os.environ[names[0]]
+        del os.environ[names[0]]
         os.environ.update(before)
 
 
@@ -183,7 +111,7 @@ def weights_only(allow_code: bool = False) -> Iterator[None]:
 def no_code_of_hubs(allow_code: bool = False) -> Iterator[None]:
     """A context in which transformers runs no code of a model's repository, whoever tells it to trust that.
 
-    Not only its caller does: open_clip hands on what a repository's own configuration says.
+    open_clip hands on what a repository's own configuration says.
     """
     try:
         hub: Any = None if allow_code else importlib.import_module("transformers.dynamic_module_utils")
@@ -223,28 +151,3 @@ def require_size(name: str, option: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise UserError(f"{name}: {option} must be a whole number above 0, got {value!r}")
     return value
-
-
-def standard_transform(
-    name: str, *, size: Any = 224, margin: Any = 256 / 224, mean: Any = None, std: Any = None, channels: int = 3
-) -> Transform:
-    """Return the usual evaluation transform, for models that bring none."""
-    timm_data: Any = importlib.import_module("timm.data")
-
-    if not isinstance(size, int) or size < 1 or not isinstance(margin, int | float) or margin < 1:
-        raise UserError(f"{name}: size must be a whole number above 0 and margin at least 1, got {size} and {margin}")
-    for key, value in (("mean", mean), ("std", std)):
-        if not (value is None or isinstance(value, int | float)) or (key == "std" and value is not None and value <= 0):
-            raise UserError(f"{name}: {key} must be one number, above 0 for std, got {value!r}")
-    usual = (
-        (timm_data.IMAGENET_DEFAULT_MEAN, timm_data.IMAGENET_DEFAULT_STD)
-        if channels == 3
-        else ((0.5,) * channels, (0.5,) * channels)
-    )
-    transform: Transform = timm_data.create_transform(
-        input_size=(channels, size, size),
-        mean=usual[0] if mean is None else (float(mean),) * channels,
-        std=usual[1] if std is None else (float(std),) * channels,
-        crop_pct=1 / margin,
-    )
-    return transform

@@ -8,9 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from aurank.errors import UserError
-from aurank.models.adapters.fit_weights import load_weights_file
 from aurank.models.adapters.loading import (
-    ImageModel,
     Options,
     TextParts,
     describe_adapter,
@@ -18,7 +16,8 @@ from aurank.models.adapters.loading import (
     loading,
     no_code_of_hubs,
 )
-from aurank.models.adapters.weight_files import crop_of_open_clip
+from aurank.models.adapters.weights import crop_of_open_clip, load_weights_file
+from aurank.models.image_model import ImageModel
 
 _OLDEST = "3.0"  # of the text towers
 
@@ -54,15 +53,12 @@ def open_clip_text_model(name: str, what: str, options: Options) -> TextParts:
     return _Tower(model, "encode_text"), lambda texts: tokeniser(list(texts))
 
 
-def open_clip_tower(
-    name: str, what: str, options: Options, weights: str | None
-) -> tuple[nn.Module, int | None, str | None]:
+def open_clip_tower(name: str, what: str, options: Options, weights: str | None) -> tuple[nn.Module, Any, str | None]:
     """Return the image tower alone, the size of its images, and what was taken of a file of weights."""
     with _building(name, what, options, oldest=_OLDEST) as (library, arguments):
         visual: Any = library.create_model(what, **arguments).visual
     said = None if weights is None else load_weights_file(visual, weights, name=name)
-    size = getattr(visual, "image_size", None)
-    return visual, (size[0] if isinstance(size, list | tuple) else size), said
+    return visual, getattr(visual, "image_size", None), said
 
 
 def open_clip_look(name: str, what: str, options: Options) -> dict[str, Any]:

@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from aurank.errors import UserError, first_line
-from aurank.models.adapters.loading import ImageModel, Options, describe_adapter, standard_transform
+from aurank.models.adapters.loading import Options, describe_adapter
+from aurank.models.image_model import ImageModel, standard_transform
 
 
 def python_model(name: str, what: str, options: Options, allow_code: bool) -> ImageModel:
@@ -25,24 +26,21 @@ def python_model(name: str, what: str, options: Options, allow_code: bool) -> Im
     sys.path.insert(0, str(Path.cwd()))
     try:
         module = importlib.import_module(place)
-        found = getattr(module, function)(**options)
+        built = getattr(module, function)(**options)
     except Exception as error:
         raise UserError(f"{name}: {type(error).__name__}: {first_line(error)}") from error
     finally:
         sys.path.remove(str(Path.cwd()))
-    model, transform = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
+    model, transform = built if isinstance(built, tuple) and len(built) == 2 else (built, None)
     if not isinstance(model, nn.Module) or not (transform is None or callable(transform)):
-        raise UserError(f"{name}: expected an nn.Module, or one and a transform, got {type(found).__name__}")
+        raise UserError(f"{name}: expected an nn.Module, or one and a transform, got {type(built).__name__}")
     transform = transform or standard_transform(name)
     description = f"{describe_adapter(torch, what, options, transform)} code {_code_sha256(module)}"
     return ImageModel(name, model, transform, description)
 
 
 def _code_sha256(module: ModuleType) -> str:
-    """Returns a digest of the files of a module, and of every loaded one that is neither Python's nor installed.
-
-    Which of them the model uses cannot be known, so all count. Those of aurank do not: they differ between commands.
-    """
+    """Return a digest of the files of a module, and of every loaded one that is not Python's, installed or aurank's."""
     places = [*sysconfig.get_paths().values(), *site.getsitepackages(), site.getusersitepackages()]
     installed = [Path(place).resolve() for place in places]
     files: dict[str, str] = {}

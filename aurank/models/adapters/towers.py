@@ -1,6 +1,5 @@
 """Image towers of open_clip and transformers, to be trained as timm's backbones are."""
 
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +12,10 @@ from aurank.models.adapters.loading import IMAGE_OPTIONS, Options, parse_options
 from aurank.models.adapters.open_clip import open_clip_look, open_clip_tower
 from aurank.models.adapters.timm import Preprocessing, timm_crop
 from aurank.models.adapters.transformers import transformers_look, transformers_tower
-from aurank.models.adapters.weight_files import read_look
+from aurank.models.adapters.weights import read_look
 
-_TOWERS: Mapping[str, Callable[[str, str, Options, str | None], tuple[nn.Module, int | None, str | None]]] = {
-    "open_clip": open_clip_tower,
-    "transformers": transformers_tower,
-}
-_LOOKS: Mapping[str, Callable[[str, str, Options], dict[str, Any]]] = {
-    "open_clip": open_clip_look,
-    "transformers": transformers_look,
-}
+_TOWERS = {"open_clip": open_clip_tower, "transformers": transformers_tower}
+_LOOKS = {"open_clip": open_clip_look, "transformers": transformers_look}
 _PLACES = ("pretrained=", "cache_dir=")  # options that may name one
 _SIZE = 224  # of images where a tower does not say its own
 
@@ -54,7 +47,7 @@ class ImageTower(nn.Module):
 
 
 def is_tower(name: str) -> bool:
-    """Whether a backbone is named as one of open_clip or transformers.
+    """Return whether a backbone is named as one of open_clip or transformers.
 
     Example:
         >>> is_tower("transformers:facebook/dinov2-small"), is_tower("hf-hub:timm/resnet18.a1_in1k")
@@ -64,7 +57,7 @@ def is_tower(name: str) -> bool:
 
 
 def is_local(name: str) -> bool:
-    """Whether a backbone is one of a folder of this machine, which others do not have.
+    """Return whether a backbone is one of a folder of this machine, which others do not have.
 
     Example:
         >>> is_local("local-dir:net"), is_local("transformers:facebook/dinov2-small")
@@ -100,9 +93,7 @@ def check_tower(name: str) -> tuple[str, str, Options]:
 
 
 def load_tower(name: str, *, pretrained: bool, weights: str | None = None) -> ImageTower:
-    """Return the tower that `name` asks for: with its published weights, with those of a file, or at random.
-
-    Its weights are float32. Without `pretrained` none are fetched, though its configuration may be.
+    """Return the tower that `name` asks for, in float32: with published weights, those of a file, or random ones.
 
     Raises:
         UserError: an unknown name, a package that is not installed, weights that cannot be had or do not fit.
@@ -110,40 +101,39 @@ def load_tower(name: str, *, pretrained: bool, weights: str | None = None) -> Im
     kind, what, options = _options(name, pretrained and weights is None)
     with weights_only():
         model, size, said = _TOWERS[kind](name, what, options, weights)
+    size = size[0] if isinstance(size, list | tuple) else size
     return ImageTower(model.float(), size, () if said is None else (said,))
 
 
 def tower_preprocessing(name: str, *, pretrained: bool, weights: str | None = None) -> Preprocessing:
-    """How images are shown to a tower: as its library says, or the folder of its weights; "area" of random weights."""
+    """Return how images are shown to a tower: as its library says, or the folder of its weights; random: "area"."""
     kind, what, options = _options(name, pretrained and weights is None)
-    look = {} if weights is None else read_look(weights)
+    look: dict[str, Any] = {} if weights is None else read_look(weights)
     if "crop_pct" in look:
         look["crop"] = ("timm", timm_crop(look))
     if "crop" not in look:
         look = {**_LOOKS[kind](name, what, options), **look}
     learnt = pretrained or weights is not None
     mean, std = (tuple(float(value) for value in look[key]) for key in ("mean", "std"))
-    crop = look.get("crop", ()) if learnt else ()
-    return Preprocessing(mean, std, str(look["interpolation"]) if learnt else "area", *crop)
+    return Preprocessing(mean, std, *((str(look["interpolation"]), *look["crop"]) if learnt else ("area",)))
 
 
 def freeze_unused(module: nn.Module, inputs: Tensor) -> Tensor:
     """Freeze the parameters that no output depends on, as a temperature or another tower; return the output.
 
-    Processes that train together would wait for their gradients, and the dry run would count them. Where gradients are
-    off, as in `torch.inference_mode()`, nothing is trained, and nothing frozen.
+    Processes that train together would wait for their gradients. Where gradients are off, nothing is frozen.
     """
-    found: Tensor = module(inputs)
-    if not isinstance(found, Tensor) or found.ndim != 2:
+    output: Tensor = module(inputs)
+    if not isinstance(output, Tensor) or output.ndim != 2:
         raise UserError("the model gives something else than one vector for each image; use another one")
     if not torch.is_grad_enabled():
-        return found
-    found.sum().backward()  # type: ignore[no-untyped-call]
+        return output
+    output.sum().backward()  # type: ignore[no-untyped-call]
     for parameter in module.parameters():
         if parameter.grad is None:
             parameter.requires_grad_(False)
         parameter.grad = None
-    return found.detach()
+    return output.detach()
 
 
 def _options(name: str, pretrained: bool) -> tuple[str, str, Options]:

@@ -3,7 +3,6 @@
 import contextlib
 import inspect
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -12,9 +11,7 @@ from PIL.Image import Image
 from torch import Tensor, nn
 
 from aurank.errors import UserError
-from aurank.models.adapters.fit_weights import converted, load_weights_file, some
 from aurank.models.adapters.loading import (
-    ImageModel,
     Options,
     TextParts,
     describe_adapter,
@@ -23,7 +20,8 @@ from aurank.models.adapters.loading import (
     no_code_of_hubs,
     require_size,
 )
-from aurank.models.adapters.weight_files import Tensors, crop_of_processor, interpolation_of
+from aurank.models.adapters.weights import Tensors, crop_of_processor, interpolation_of, load_weights_file, some
+from aurank.models.image_model import ImageModel
 
 _LONGEST = 77  # tokens of a text where the model would take more: CLIP's length
 
@@ -114,7 +112,7 @@ def transformers_model(name: str, what: str, options: Options, allow_code: bool)
 
 def transformers_tower(
     name: str, what: str, options: Options, weights: str | None
-) -> tuple[nn.Module, int | None, str | None]:
+) -> tuple[nn.Module, Any, str | None]:
     """Return the image features alone, the size of their images, and what was taken of a file of weights."""
     with _building(name, what, options) as (library, arguments, pretrained), _silent(library):
         if pretrained:
@@ -131,17 +129,15 @@ def transformers_tower(
     if weights is not None:
 
         def by_library(tensors: Tensors) -> Tensors:
-            """The tensors under the names that the library gives them when it loads them."""
+            """Return the tensors under the names that the library gives them when it loads them."""
+            how = {"output_loading_info": True, "ignore_mismatched_sizes": True, "config": model.config}
             with _silent(library):
-                loading_options = {"output_loading_info": True, "ignore_mismatched_sizes": True}
-                loaded, found = type(model).from_pretrained(
-                    None, config=model.config, state_dict=tensors, **loading_options
-                )
+                loaded, found = type(model).from_pretrained(None, state_dict=tensors, **how)
             wrong = {*found["missing_keys"], *(one[0] for one in found["mismatched_keys"])}
             rest = {key: tensors[key] for key in found["unexpected_keys"] if key in tensors}
             return {key: value for key, value in loaded.state_dict().items() if key not in wrong} | rest
 
-        said = load_weights_file(model, weights, name=name, variants=partial(converted, conversions=[by_library]))
+        said = load_weights_file(model, weights, name=name, conversions=[by_library])
     size = getattr(getattr(model.config, "vision_config", model.config), "image_size", None)
     size = size[0] if isinstance(size, list | tuple) else size
     return _Images(model, size), size, said
@@ -189,7 +185,7 @@ def transformers_text_model(name: str, what: str, options: Options) -> TextParts
 
 @contextlib.contextmanager
 def _building(name: str, what: str, options: Options, allow_code: bool = False) -> Iterator[tuple[Any, Options, bool]]:
-    """A context in which transformers builds a model with these arguments, and whether weights are wanted."""
+    """A context in which transformers builds a model; yields the library, the arguments, whether weights are wanted."""
     library: Any = import_library("transformers", name, package="transformers")
     arguments = {"trust_remote_code": False, **options}  # left out, it would ask at the terminal
     pretrained = bool(arguments.pop("pretrained", True))
@@ -198,12 +194,11 @@ def _building(name: str, what: str, options: Options, allow_code: bool = False) 
 
 
 def _located(arguments: Options) -> Options:
-    """Those arguments that say where a processor or a tokeniser is, and whether its code is trusted."""
+    """Return the arguments that a processor or a tokeniser takes too."""
     return {key: value for key, value in arguments.items() if key in ("revision", "subfolder", "trust_remote_code")}
 
 
 def _model(library: Any, what: str, arguments: Options, pretrained: bool) -> Any:
-    """The model, or its architecture with random weights, under the same arguments."""
     if pretrained:
         return library.AutoModel.from_pretrained(what, **arguments)
     # The configuration takes its options and leaves the model's, as where weights are loaded.

@@ -1,0 +1,165 @@
+"""One model of any source: a network, how images or texts are shown to it, and where it came from."""
+
+import importlib
+import re
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from aurank.data import Batch, ImageDataset, Manifest, Pipeline
+from aurank.data.dataset import Key
+from aurank.data.decode import MAX_PIXELS, quiet_decoding
+from aurank.data.prepared import PreparedImages
+from aurank.errors import AurankWarning, UserError
+
+Transform = Callable[[Image.Image], Tensor]
+Tokenise = Callable[[Sequence[str]], Tensor]
+"""Texts to int64 tokens [text, length], 0 where there is none."""
+
+
+@dataclass(frozen=True, eq=False)
+class ImageModel:
+    """A model with the preprocessing that it expects.
+
+    Attributes:
+        module: maps a stack of what `transform` returns to embeddings [batch, dim].
+        transform: takes an upright 8-bit image of `channels` channels; a Pipeline for a model that was trained here.
+        description: all that decides an embedding beside the weights: name, options, version of the library, transform.
+        notes: what was taken of a file of weights.
+        config: the configuration of a model that was trained here.
+    """
+
+    name: str
+    module: nn.Module
+    transform: Transform | Pipeline
+    description: str
+    channels: int = 3
+    notes: tuple[str, ...] = ()
+    config: Any = None
+
+    @property
+    def preprocessing(self) -> str:
+        """How images are shown to it, in words that another version of a library changes only if it does otherwise."""
+        if self.name.partition(":")[0] != "python":
+            return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(self.transform))
+        return " ".join([*self.description.split(" ")[:1], *self.description.split(" ")[2:]])  # without the version
+
+    @property
+    def needed_side(self) -> int | None:
+        """The shorter side below which its transform enlarges an image before it cuts; None where that is unknown."""
+        if hasattr(self.transform, "needed_side"):
+            own: int | None = self.transform.needed_side
+            return own
+        steps = (step for step in getattr(self.transform, "transforms", ()) if type(step).__name__.startswith("Resize"))
+        size = getattr(next(steps, None), "size", None)  # of torchvision's Resize, and timm's
+        return min(size) if isinstance(size, list | tuple) else size
+
+    def dataset(self, manifest: Manifest, *, cache_bytes: int = 0, **how: Any) -> ImageDataset:
+        """Return the images of a manifest as the model wants them; `how`: on_error, max_pixels, prepared."""
+        if isinstance(self.transform, Pipeline):
+            return ImageDataset(manifest, self.transform, channels=self.channels, cache_bytes=cache_bytes, **how)
+        return ModelImages(manifest, self, **how)
+
+
+@dataclass(frozen=True, eq=False)
+class TextModel:
+    """A text model with the tokens that it expects: `module` maps tokens [text, length] to features [text, width]."""
+
+    name: str
+    module: nn.Module
+    tokenise: Tokenise
+    width: int
+
+
+class _AsDecoded(Pipeline):
+    """The decoded pixels: all that follows is another library's transform."""
+
+    def prepare(self, image: np.ndarray) -> np.ndarray:
+        return image
+
+    def augment(self, prepared: np.ndarray, seed: int | None) -> np.ndarray:
+        return prepared
+
+
+class ModelImages(ImageDataset):
+    """The images of a manifest under the transform of a model of another library."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        model: ImageModel,
+        *,
+        on_error: str = "raise",
+        max_pixels: int = MAX_PIXELS,
+        prepared: PreparedImages | None = None,
+    ) -> None:
+        how: dict[str, Any] = {"on_error": on_error, "max_pixels": max_pixels, "prepared": prepared}
+        super().__init__(manifest, _AsDecoded(1, model.channels), channels=model.channels, cache_bytes=0, **how)
+        self.model = model
+        if prepared is not None:
+            side = prepared.how.short_side
+            shape = model.transform(to_picture(np.zeros((side, side, model.channels), np.uint8))).shape
+            warn_of_small(prepared, max(model.needed_side or 0, min(shape[-2:])), model.name)
+
+    def to_input(self, images: torch.Tensor) -> torch.Tensor:
+        """Return them as the model's own transform gave them."""
+        return images
+
+    def __getitems__(self, keys: Sequence[Key]) -> Batch:
+        """Return the batch of those rows, in their order, without the images that are skipped."""
+        rows: list[int] = []
+        images: list[torch.Tensor] = []
+        with quiet_decoding():
+            for key in keys:
+                row = int(key[0] if isinstance(key, tuple) else key)
+                if (pixels := self._prepared(row)) is not None:
+                    images.append(self.model.transform(to_picture(pixels)))
+                    rows.append(row)
+        shapes = sorted({tuple(image.shape) for image in images})
+        if len(shapes) > 1 or (shapes and len(shapes[0]) != 3):
+            came = f"its transform gives tensors of shape {', '.join(map(str, shapes))}"
+            raise UserError(f"{self.model.name}: {came}; expected [channel, height, width], the same for every image")
+        return Batch(
+            image=torch.stack(images) if images else torch.empty(0, self.channels, 1, 1),
+            label=torch.from_numpy(self.manifest.labels[rows]),
+            id=torch.tensor(rows, dtype=torch.int64),
+        )
+
+
+def to_picture(pixels: np.ndarray) -> Image.Image:
+    """Return pixels [height, width, channel] as an image of Pillow."""
+    return Image.fromarray(pixels.squeeze(2) if pixels.shape[2] == 1 else pixels)
+
+
+def warn_of_small(prepared: PreparedImages, needed: int, name: str) -> None:
+    """Warn where prepared images are smaller than a model or a transform of that name asks for."""
+    side = prepared.how.short_side
+    if side < needed:
+        said = f"the images in {prepared.folder} have a shorter side of {side} pixels, and {name} asks for {needed}"
+        remedy = f"set data.prepared=null, or prepare them into another folder with --short-side {needed}"
+        warnings.warn(f"data.prepared: {said}; {remedy}", AurankWarning, stacklevel=3)
+
+
+def standard_transform(
+    name: str, *, size: Any = 224, margin: Any = 256 / 224, mean: Any = None, std: Any = None, channels: int = 3
+) -> Transform:
+    """Return the usual evaluation transform, for models that bring none."""
+    timm_data: Any = importlib.import_module("timm.data")
+    for key, value, least in (("size", size, 1), ("margin", margin, 1), ("mean", mean, 0), ("std", std, 1e-9)):
+        whole = isinstance(value, int if key == "size" else int | float)
+        if value is not None and not (whole and value >= least):
+            raise UserError(f"{name}: {key} must be one number, at least {least:g}, got {value!r}")
+    usual = (timm_data.IMAGENET_DEFAULT_MEAN, timm_data.IMAGENET_DEFAULT_STD) if channels == 3 else ((0.5,), (0.5,))
+    transform: Transform = timm_data.create_transform(
+        input_size=(channels, size, size),
+        mean=tuple(usual[0]) * (channels // len(usual[0])) if mean is None else (float(mean),) * channels,
+        std=tuple(usual[1]) * (channels // len(usual[1])) if std is None else (float(std),) * channels,
+        crop_pct=1 / margin,
+    )
+    return transform
