@@ -43,7 +43,7 @@ class Tokeniser:
         length: of a row, START and END included. Longer texts lose their ends.
 
     Source: Sennrich, Haddow and Birch, Neural machine translation of rare words with subword units (ACL 2016), on bytes
-    and within words as GPT-2 does, https://arxiv.org/abs/1508.07909. A pair seen once is not merged.
+        and within words as GPT-2 does, https://arxiv.org/abs/1508.07909. A pair seen once is not merged.
 
     Example:
         >>> tokeniser = Tokeniser.learn(["a red square", "a blue square"], length=8, vocabulary=300)
@@ -66,9 +66,7 @@ class Tokeniser:
     def learn(cls, texts: Iterable[str], *, length: int = 32, vocabulary: int = 8192) -> "Tokeniser":
         """Return the tokeniser of at most `vocabulary` tokens, the same for the same texts in any order."""
         if (most := vocabulary - _FIRST_MERGE) < 0:
-            raise UserError(
-                f"the vocabulary must be at least {_FIRST_MERGE}, one token for each byte, got {vocabulary}"
-            )
+            raise UserError(f"the vocabulary must be at least {_FIRST_MERGE}, one token a byte, got {vocabulary}")
         return cls(_learn_merges(Counter(piece for text in texts for piece in _pieces(text)), most), length=length)
 
     @property
@@ -125,13 +123,13 @@ def _pieces(text: str) -> list[bytes]:
 
 def _joined(tokens: Sequence[int], pair: Pair, token: int) -> list[int]:
     """Return the tokens with each occurrence of the pair, from the left, as one token."""
-    found: list[int] = []
+    joined: list[int] = []
     for right in tokens:
-        if found and (found[-1], right) == pair:
-            found[-1] = token
+        if joined and (joined[-1], right) == pair:
+            joined[-1] = token
         else:
-            found.append(right)
-    return found
+            joined.append(right)
+    return joined
 
 
 def _learn_merges(counts: Mapping[bytes, int], most: int) -> list[Pair]:

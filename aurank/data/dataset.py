@@ -171,11 +171,8 @@ class ImageDataset(Dataset[Sample]):
             images = kept or [images[0][:0]]
         pixels = [torch.from_numpy(same).permute(0, 3, 1, 2) for same in images]
         rows = np.array([row for row, _, _ in parsed], dtype=np.int64)[is_there]
-        return Batch(
-            image=pixels[0] if len(pixels) == 1 else tuple(pixels),
-            label=torch.from_numpy(self.manifest.labels[rows]),
-            id=torch.from_numpy(rows),
-        )
+        image = pixels[0] if len(pixels) == 1 else tuple(pixels)
+        return Batch(image, torch.from_numpy(self.manifest.labels[rows]), torch.from_numpy(rows))
 
     def to_input(self, images: Shaped[Tensor, "batch ..."]) -> Tensor:
         """Return what a model is given of a batch's images, on their device: pixels normalised, others as they are."""
@@ -187,7 +184,9 @@ class ImageDataset(Dataset[Sample]):
         for number, (row, _, _) in enumerate(keys):
             by_row[row].append(number)
         is_there = np.zeros(len(keys), dtype=np.bool_)
-        seeds = self._seeds(keys)
+        drawn = [(row, epoch, view) for row, epoch, view in keys if epoch is not None]
+        numbers = iter(augmentation_seeds(self.seed, drawn).tolist() if drawn else [])
+        seeds = [None if epoch is None else next(numbers) for _, epoch, _ in keys]
         # Images that are held are changed all at once; others come and go one by one, since they may be large.
         portions = [list(by_row)] if self._cache is not None else [[row] for row in by_row]
         with quiet_decoding() if self._cache is None else nullcontext():
@@ -203,12 +202,6 @@ class ImageDataset(Dataset[Sample]):
                 for pipeline, wanted in tasks.items():
                     pipeline.augment_all(*zip(*wanted, strict=True))
         return is_there
-
-    def _seeds(self, keys: Sequence[_ParsedKey]) -> list[int | None]:
-        """Return the seed of each key's augmentation, None without one."""
-        drawn = [(row, epoch, view) for row, epoch, view in keys if epoch is not None]
-        found = iter(augmentation_seeds(self.seed, drawn).tolist() if drawn else [])
-        return [None if epoch is None else next(found) for _, epoch, _ in keys]
 
     def _prepared(self, row: int) -> Pixels | None:
         """Return one prepared image, or None if it is skipped."""
@@ -244,13 +237,13 @@ class ImageDataset(Dataset[Sample]):
             tasks = [range(count)[start : start + _ROWS_PER_TASK] for start in range(0, count, _ROWS_PER_TASK)]
             with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
                 read = pool.map(lambda rows: list(map(self._read, rows)), tasks)
-                found = list(itertools.chain.from_iterable(read))
-        if count and all(image is None for image in found):
+                images = list(itertools.chain.from_iterable(read))
+        if count and all(image is None for image in images):
             raise UserError(
                 f"none of the {count} images of {self.manifest.name} in {self.manifest.source.where} can be read "
                 f"(first: {self.manifest.paths[0]!r}); data.on_error=raise shows why"
             )
-        return found
+        return images
 
 
 def _parse(key: Key) -> _ParsedKey:

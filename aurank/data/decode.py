@@ -55,11 +55,18 @@ def decode(
     data = source.read_bytes(path) if array is None else b""
     try:
         if array is not None or data.startswith(NPY_MAGIC):
-            return _match_channels(_from_npy(data, max_pixels) if array is None else _copy(array, max_pixels), channels)
+            return _match_channels(_from_array(array, data, max_pixels), channels)
         with Image.open(io.BytesIO(data)) as file:
             _check_size(*file.size, max_pixels)
             if least_side is not None and file.format == "JPEG" and file.width * file.height > _SMALL:
-                _reduce(file, least_side)
+                # The smallest scale that leaves enough of it and no part of a pixel at its edges.
+                fit = (
+                    scale
+                    for scale in _SCALES
+                    if min(file.size) >= scale * least_side and not any(side % scale for side in file.size)
+                )
+                if scale := next(fit, None):
+                    file.draft(None, (file.width // scale, file.height // scale))
             return to_pixels(file, channels, on_white=on_white)
     except MemoryError:
         raise
@@ -70,11 +77,12 @@ def decode(
             "has more than 178,956,970 pixels, the most that Pillow reads, and more than "
             f"data.max_pixels={max_pixels:,}; reduce it"
         )
-    except UnidentifiedImageError:
-        said = f"cannot be decoded (its {len(data):,} bytes are in no format of Pillow); replace it"
     # Pillow's readers of broken files raise almost anything: OSError, SyntaxError, ValueError, struct.error, …
     except Exception as error:
-        said = f"cannot be decoded ({type(error).__name__}: {error}); replace it"
+        why = f"{type(error).__name__}: {error}"
+        if isinstance(error, UnidentifiedImageError):
+            why = f"its {len(data):,} bytes are in no format of Pillow"
+        said = f"cannot be decoded ({why}); replace it"
     raise UserError(f"image {path!r} in {source.where} {said}, or set data.on_error=skip")
 
 
@@ -99,7 +107,7 @@ def crop(
 
 @contextlib.contextmanager
 def quiet_decoding() -> Iterator[None]:
-    """Return a context in which Pillow's warnings about odd metadata and very large files are not shown.
+    """Hide Pillow's warnings about odd metadata and very large files.
 
     Filters belong to the whole process, so this goes around a thread pool, not inside of it.
     """
@@ -108,45 +116,27 @@ def quiet_decoding() -> Iterator[None]:
         yield
 
 
-def _reduce(file: Image.Image, least_side: int) -> None:
-    """Have a JPEG decoded at the smallest scale that leaves enough of it and no part of a pixel at its edges."""
-    for scale in _SCALES:
-        if min(file.size) >= scale * least_side and not any(side % scale for side in file.size):
-            file.draft(None, (file.width // scale, file.height // scale))
-            return
-
-
 def _check_size(width: int, height: int, max_pixels: int) -> None:
+    said = ""
     if width * height > max_pixels:
-        raise UserError(
-            f"{width:,} × {height:,} pixels are more than data.max_pixels={max_pixels:,}; raise it, reduce the image, "
-            "or set data.on_error=skip"
-        )
-    if max(width, height) > _LONGEST_STRIP * min(width, height):
-        raise UserError(
-            f"a strip of {width:,} × {height:,} pixels is no image of a thing: at most {_LONGEST_STRIP} times as long "
-            "as wide; remove it, or set data.on_error=skip"
-        )
+        said = f"{width:,} × {height:,} pixels are more than data.max_pixels={max_pixels:,}; raise it, reduce the image"
+    elif max(width, height) > _LONGEST_STRIP * min(width, height):
+        said = f"a strip of {width:,} × {height:,} pixels, over {_LONGEST_STRIP} times as long as wide; remove it"
+    if said:
+        raise UserError(f"{said}, or set data.on_error=skip")
 
 
-def _from_npy(data: bytes, max_pixels: int) -> UInt8[np.ndarray, "height width channel"]:
+def _from_array(array: np.ndarray | None, data: bytes, max_pixels: int) -> UInt8[np.ndarray, "height width channel"]:
+    """Return a copy of an array, or the array in an .npy file."""
     with _NPY_HEADER:
-        shape, dtype = read_header(io.BytesIO(data), len(data))
-    _check_array(shape, dtype, max_pixels)
-    with _NPY_HEADER:
-        array = np.load(io.BytesIO(data), allow_pickle=False)
-    return np.ascontiguousarray(array if array.ndim == 3 else array[:, :, None])
-
-
-def _copy(array: np.ndarray, max_pixels: int) -> UInt8[np.ndarray, "height width channel"]:
-    _check_array(array.shape, array.dtype, max_pixels)
-    return np.array(array if array.ndim == 3 else array[:, :, None], order="C")
-
-
-def _check_array(shape: tuple[int, ...], dtype: np.dtype, max_pixels: int) -> None:
+        shape, dtype = read_header(io.BytesIO(data), len(data)) if array is None else (array.shape, array.dtype)
     if dtype != np.uint8 or len(shape) not in (2, 3) or 0 in shape:
         raise UserError(f"expected a uint8 array [height, width(, channel)], got {dtype} {shape}")
     _check_size(shape[1], shape[0], max_pixels)
+    if array is None:
+        with _NPY_HEADER:
+            array = np.load(io.BytesIO(data), allow_pickle=False)
+    return np.array(array if array.ndim == 3 else array[:, :, None], order="C")
 
 
 def to_pixels(

@@ -12,23 +12,26 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch.utils.data import DataLoader
 
 from aurank.data.dataset import Batch, ImageDataset, Key
 from aurank.errors import AurankError, UserError, explained, first_line
 
+_SMALL = 2**18  # bytes
+_PLAIN = (torch.uint8, torch.int64, torch.float32)  # types that arrays have too
+_inherited: list[Iterator[Batch]] = []
+
 
 class BatchLoader(DataLoader[Any]):
     """One Batch for each list of keys, in order, made here or by workers; neither changes a pixel.
+
+    The global random state is neither read nor changed. Where there is a CUDA device, batches are in pinned memory,
+    which is copied to it without waiting.
 
     Args:
         batches: may be endless; with workers it is read a few batches ahead of what has been consumed.
         workers: processes that make batches, 0 for none. They are forked where that is safe: they then share the
             parent's images instead of copying. An error in a worker is raised here, as it was.
-
-    The global random state is neither read nor changed. Where there is a CUDA device, batches are in pinned memory,
-    which is copied to it without waiting.
 
     Example:
         >>> from aurank.data import READERS, TRANSFORMS, ImageDataset, view_keys
@@ -79,7 +82,7 @@ class Iteration:
         if not self.close.alive:
             raise StopIteration
         try:
-            return _received(next(self._batches))
+            received = next(self._batches)
         except UserError as error:
             self.close()
             is_workers = str(error).startswith("Caught UserError in DataLoader worker")
@@ -95,12 +98,7 @@ class Iteration:
             if said is not None:
                 raise AurankError(said) from error
             raise
-
-
-_SMALL = 2**18  # bytes
-_PLAIN = (torch.uint8, torch.int64, torch.float32)  # types that arrays have too
-
-_inherited: list[Iterator[Batch]] = []
+        return _changed(received, lambda value: torch.from_numpy(value) if isinstance(value, np.ndarray) else value)
 
 
 def _shut_down(batches: Iterator[Batch], owner: int) -> None:
@@ -116,20 +114,13 @@ def _as_is(batch: Any) -> Any:
 
 
 def _to_send(batch: Any) -> Any:
-    """Return the batch with arrays in place of small tensors, which go through the queue with everything else.
+    """Return the batch with arrays in place of small tensors, each of which would take shared memory and a handle."""
 
-    A tensor goes through shared memory of its own, and passing its handle takes longer than a few bytes.
-    """
-    return _changed(batch, lambda value: value.numpy() if _is_small(value) else value)
+    def packed(value: Any) -> Any:
+        is_small = value.nbytes <= _SMALL and value.dtype in _PLAIN and not value.requires_grad
+        return value.numpy() if is_small else value
 
-
-def _is_small(value: Tensor) -> bool:
-    return value.nbytes <= _SMALL and value.dtype in _PLAIN and not value.requires_grad
-
-
-def _received(batch: Batch) -> Batch:
-    """Return the batch with tensors again."""
-    return _changed(batch, lambda value: torch.from_numpy(value) if isinstance(value, np.ndarray) else value)
+    return _changed(batch, packed)
 
 
 def _changed(batch: Batch, change: Callable[[Any], Any]) -> Batch:
@@ -145,11 +136,9 @@ def _context() -> Any:
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-    """Return a context without two warnings that come when workers start.
+    """Hide two warnings: more workers than processors, which the user chose; and of forking a process with threads.
 
-    More workers than processors is the user's choice. Python 3.12 warns of forking a process that has threads, for the
-    locks that such a thread holds; but workers use no thread pool of the parent: torch, OpenCV and the decoding each
-    run on one thread there.
+    Workers use no thread pool of the parent: torch, OpenCV and the decoding each run on one thread there.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="This DataLoader will create", category=UserWarning)

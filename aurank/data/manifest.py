@@ -65,14 +65,14 @@ class Manifest:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             column = getattr(self, field.name)
+            if field.name in (*_COLUMNS, "labels") and column is not None and len(column) != len(self.paths):
+                raise UserError(
+                    f"{self.name}: {len(column)} {field.name} for {len(self.paths)} images; give one for each"
+                )
             if isinstance(column, np.ndarray):
-                if field.name not in _PAIRS and len(column) != len(self.paths):
-                    raise UserError(f"{self.name}: {field.name} has shape {column.shape} for {len(self.paths)} images")
                 column = column.copy()  # the caller's array stays writable
                 column.setflags(write=False)
                 object.__setattr__(self, field.name, column)
-        if self.texts is not None and len(self.texts) != len(self.paths):
-            raise UserError(f"{self.name}: {len(self.texts)} texts for {len(self.paths)} images; expected one for each")
         if not np.array_equal(np.unique(self.labels), np.arange(len(self.classes))):
             raise UserError(f"{self.name}: labels must be 0 … {len(self.classes) - 1}, each used by at least one image")
         if odd := sorted(set(np.unique(self.splits).tolist()) - set(SPLITS)):
@@ -106,21 +106,17 @@ class Manifest:
 
     @functools.cached_property
     def class_super_labels(self) -> Int64[np.ndarray, " class"] | None:
-        """Super-category of each class, at its label; None where the data set has none.
-
-        Raises:
-            UserError: where images of one class have several.
-        """
+        """Super-category of each class, at its label, or None; UserError where a class has several."""
         if self.super_labels is None:
             return None
         of_class = np.empty(len(self.classes), np.int64)
         of_class[self.labels] = self.super_labels
         if len(others := np.flatnonzero(of_class[self.labels] != self.super_labels)):
             label = int(self.labels[others[0]])
-            found = sorted(set(self.super_labels[self.labels == label].tolist()))
+            one, other, *_ = sorted(set(self.super_labels[self.labels == label].tolist()))
             raise UserError(
-                f"{self.name}: images of class {self.classes[label]!r} have the super-categories {found[0]} and "
-                f"{found[1]}; where a loss or a sampler asks for them, a class lies within one"
+                f"{self.name}: images of class {self.classes[label]!r} have the super-categories {one} and {other}; "
+                "where a loss or a sampler asks for them, a class lies within one"
             )
         return of_class
 
@@ -132,13 +128,11 @@ class Manifest:
             digest.update(json.dumps(words).encode() + b"\n")
         for column in (self.labels, self.is_query, self.is_gallery, self.groups, self.super_labels):
             digest.update(b"none\n" if column is None else column.astype("<i8").tobytes() + b"\n")
-        if self.texts is not None:  # nothing is added without: runs of before there were texts can be resumed
+        if self.texts is not None:
             digest.update(json.dumps(self.texts).encode() + b"\n")
-        for name in _PAIRS:
-            if (pairs := getattr(self, name)) is not None:
-                digest.update(name.encode() + b"\n" + pairs.astype("<i8").tobytes() + b"\n")
-        if self.boxes is not None:
-            digest.update(b"boxes\n" + self.boxes.astype("<i8").tobytes() + b"\n")
+        for name in (*_PAIRS, "boxes"):
+            if (numbers := getattr(self, name)) is not None:
+                digest.update(name.encode() + b"\n" + numbers.astype("<i8").tobytes() + b"\n")
         return digest.hexdigest()
 
     def select(self, rows: Bool[np.ndarray, " image"] | Integer[np.ndarray, " row"] | Sequence[int]) -> "Manifest":
@@ -148,17 +142,19 @@ class Manifest:
         """
         indices = np.arange(len(self))[np.asarray(rows) if len(rows) else np.zeros(0, dtype=np.int64)]
         kept, labels = np.unique(self.labels[indices], return_inverse=True)
-        columns: dict[str, Any] = {name: getattr(self, name) for name in _COLUMNS if getattr(self, name) is not None}
-        for name, column in columns.items():
-            is_text = isinstance(column, tuple)
-            columns[name] = tuple(column[row] for row in indices.tolist()) if is_text else column[indices]
-        for name in _PAIRS:
-            if (pairs := getattr(self, name)) is not None:
-                columns[name] = pairs_among(pairs, indices, len(self))
-        for name in ("classes", "class_ids"):
-            if (names := getattr(self, name)) is not None:
-                columns[name] = tuple(names[label] for label in kept.tolist())
-        return dataclasses.replace(self, labels=labels.astype(np.int64).reshape(-1), **columns)
+        columns: dict[str, Any] = {"labels": labels.astype(np.int64).reshape(-1)}
+        for name in (*_COLUMNS, *_PAIRS, "classes", "class_ids"):
+            column = getattr(self, name)
+            if column is None:
+                continue
+            if name in _PAIRS:
+                columns[name] = pairs_among(column, indices, len(self))
+            elif isinstance(column, tuple):
+                chosen = kept if name.startswith("class") else indices
+                columns[name] = tuple(column[place] for place in chosen.tolist())
+            else:
+                columns[name] = column[indices]
+        return dataclasses.replace(self, **columns)
 
     def split(self, name: str) -> "Manifest":
         """Return the rows of one split; UserError names the splits that have images when it has none."""
@@ -197,14 +193,20 @@ class Manifest:
                 f"{self.name} has {number} training classes, too few to keep some for validation "
                 "(4 are needed); set data.validation_fraction=0"
             )
-        wanted = min(max(2, round(fraction * number)), number - 2)
+        wanted = room = min(max(2, round(fraction * number)), number - 2)
         random = np.random.default_rng([seed, number])
         if by == "class":
             chosen = random.choice(np.unique(classes), size=wanted, replace=False)
         else:
             of_class = np.unique(np.stack([moved, classes]), axis=1)[0]
-            chosen = _that_fit(of_class, wanted, random)
-            if np.isin(of_class, chosen).sum() < 2:
+            names, sizes = np.unique(of_class, return_counts=True)
+            taken = []
+            for place in random.permutation(len(names)).tolist():
+                if sizes[place] <= room:
+                    taken.append(place)
+                    room -= int(sizes[place])
+            chosen = names[taken]
+            if wanted - room < 2:
                 raise UserError(
                     f"{self.name}: no super-categories of 2 to {wanted} classes together, as data.validation_fraction="
                     f"{fraction} of {number} training classes asks for; set it higher, or data.validation_by=class"
@@ -260,12 +262,15 @@ def build_manifest(
         for one in names:
             # As a column, all are as wide as the longest; a line break would forge a line of what is printed.
             if len(one) > _LONGEST_NAME or "\n" in one or "\r" in one:
-                shown = one if len(one) <= 40 else f"{one[:40]}…"
                 raise UserError(
-                    f"{name}: the {what} {shown!r} has {len(one):,} characters, or a line break among them; a name has "
-                    f"at most {_LONGEST_NAME:,} and stands on one line: rename it"
+                    f"{name}: the {what} {one[:40]!r} has {len(one):,} characters, or a line break among them; a name "
+                    f"has at most {_LONGEST_NAME:,} and stands on one line: rename it"
                 )
     numbers, everything = first_seen(labels), [True] * len(paths)
+
+    def whole(column: Sequence[Any] | None) -> Int64[np.ndarray, "image ..."] | None:
+        return None if column is None else np.array(column, dtype=np.int64)
+
     return Manifest(
         name=name,
         source=source,
@@ -276,26 +281,21 @@ def build_manifest(
         splits=np.array(splits, dtype=np.str_),
         is_query=np.array(everything if is_query is None else is_query, dtype=np.bool_),
         is_gallery=np.array(everything if is_gallery is None else is_gallery, dtype=np.bool_),
-        groups=None if groups is None else np.array(groups, dtype=np.int64),
-        super_labels=None if super_labels is None else np.array(super_labels, dtype=np.int64),
+        groups=whole(groups),
+        super_labels=whole(super_labels),
         texts=None if texts is None else tuple(texts),
-        boxes=None if boxes is None else np.array(boxes, dtype=np.int64),
+        boxes=whole(boxes),
     )
 
 
 def pairs_among(
     pairs: Int64[np.ndarray, "pair 2"], rows: Int64[np.ndarray, " kept"], count: int
 ) -> Int64[np.ndarray, "among 2"]:
-    """Return the pairs of which both rows are kept, as places in `rows`; there are `count` rows in all.
-
-    Example:
-        >>> pairs_among(np.array([[0, 3], [0, 1], [2, 3]]), np.array([3, 0]), 4).tolist()
-        [[1, 0]]
-    """
+    """Return the pairs of which both rows are kept, as places in `rows`; there are `count` rows in all."""
     place = np.full(count, -1, dtype=np.int64)
     place[rows] = np.arange(len(rows))
-    found = place[pairs]
-    return np.asarray(found[(found >= 0).all(axis=1)])
+    among = place[pairs]
+    return np.asarray(among[(among >= 0).all(axis=1)])
 
 
 def _joined_by_images(
@@ -313,17 +313,6 @@ def _joined_by_images(
         if np.array_equal(lower, lowest):
             return np.asarray(lowest[labels])
         lowest = lower
-
-
-def _that_fit(units: Int64[np.ndarray, " class"], room: int, random: np.random.Generator) -> Int64[np.ndarray, " unit"]:
-    """Return units, of which each class has one, in random order as long as their classes fit."""
-    names, sizes = np.unique(units, return_counts=True)
-    taken = []
-    for place in random.permutation(len(names)).tolist():
-        if sizes[place] <= room:
-            taken.append(names[place])
-            room -= int(sizes[place])
-    return np.array(taken, dtype=np.int64)
 
 
 def first_seen(names: Iterable[str]) -> dict[str, int]:

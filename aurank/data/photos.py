@@ -44,26 +44,20 @@ def find_photos(given: Iterable[str]) -> list[PhotoFile]:
         >>> [photo.path for photo in find_photos(["a/b.jpg"])]
         ['a/b.jpg']
     """
-    found = []
-    for one in given:
-        path = Path(one)
-        if _is_file(path):
-            found.append(PhotoFile(FolderSource(path.parent), path.name, one))
+    photos = []
+    for name in given:
+        path, is_photo = Path(name), True
+        with suppress(OSError, ValueError):
+            is_photo = not path.is_dir() and not (path.is_file() and zipfile.is_zipfile(path))
+        if is_photo:
+            photos.append(PhotoFile(FolderSource(path.parent), path.name, name))
             continue
         source = open_source(path)
-        names = [name for name in source.names() if PurePosixPath(name).suffix.lower() in IMAGE_SUFFIXES]
-        if not names:
-            raise UserError(f"{one} holds no image; expected files such as .jpg or .png, in it or in folders below")
-        found += [PhotoFile(source, name, f"{one.rstrip('/')}/{name}") for name in names]
-    return found
-
-
-def _is_file(path: Path) -> bool:
-    """Whether a path is to be read as one photo: what is neither a folder nor an archive."""
-    try:
-        return not path.is_dir() and not (path.is_file() and zipfile.is_zipfile(path))
-    except (OSError, ValueError):
-        return True
+        images = [image for image in source.names() if PurePosixPath(image).suffix.lower() in IMAGE_SUFFIXES]
+        if not images:
+            raise UserError(f"{name} holds no image; expected files such as .jpg or .png, in it or in folders below")
+        photos += [PhotoFile(source, image, f"{name.rstrip('/')}/{image}") for image in images]
+    return photos
 
 
 def read_photo(
@@ -75,26 +69,6 @@ def read_photo(
         >>> read_photo(Image.new("L", (3, 2)), 3).shape
         (2, 3, 3)
     """
-    try:
-        return _read(photo, channels, max_pixels)
-    except UserError as error:
-        raise UserError(str(error).removesuffix(_OF_DATA_SETS)) from None
-
-
-def _require_there(path: Path) -> None:
-    """Raise UserError where there is no such file."""
-    with suppress(OSError):  # of a name longer than the file system takes: reading says so
-        if not path.exists():
-            raise UserError(f"there is no photo {str(path)!r}")
-
-
-def _read(photo: Photo, channels: int | None, max_pixels: int) -> np.ndarray:
-    if isinstance(photo, Path | str):
-        photo = PhotoFile(FolderSource(Path(photo).parent), Path(photo).name, str(photo))
-    if isinstance(photo, PhotoFile):
-        if isinstance(photo.source, FolderSource):
-            _require_there(photo.source.root / photo.name)
-        return decode(photo.source, photo.name, channels, max_pixels=max_pixels)
     if isinstance(photo, Image.Image):
         if photo.width * photo.height > max_pixels:
             raise UserError(f"the photo has {photo.width:,} × {photo.height:,} pixels, at most {max_pixels:,} are read")
@@ -102,10 +76,22 @@ def _read(photo: Photo, channels: int | None, max_pixels: int) -> np.ndarray:
             return to_pixels(photo, channels)
         except OSError as error:
             raise UserError(f"the photo cannot be decoded: {error}") from error
-    source = (
-        ArraySource({"photo": photo}, where=_GIVEN) if isinstance(photo, np.ndarray) else BytesSource(photo, _GIVEN)
-    )
-    return decode(source, "photo", channels, max_pixels=max_pixels)
+    source: ImageSource
+    if isinstance(photo, np.ndarray | bytes):
+        name = "photo"
+        source = BytesSource(photo, _GIVEN) if isinstance(photo, bytes) else ArraySource({name: photo}, where=_GIVEN)
+    else:
+        if isinstance(photo, Path | str):
+            photo = PhotoFile(FolderSource(Path(photo).parent), Path(photo).name, str(photo))
+        source, name = photo.source, photo.name
+        if isinstance(source, FolderSource):
+            with suppress(OSError):  # of a name longer than the file system takes: reading says so
+                if not (source.root / name).exists():
+                    raise UserError(f"there is no photo {str(source.root / name)!r}")
+    try:
+        return decode(source, name, channels, max_pixels=max_pixels)
+    except UserError as error:
+        raise UserError(str(error).removesuffix(_OF_DATA_SETS)) from None
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,19 +108,16 @@ class JoinedSource:
     where: str = "the index"
 
     def read_bytes(self, path: str) -> bytes:
-        """Return the content of a file; UserError where it or its source is gone."""
         source, name = self._of(path)
         if source is None:
             raise UserError(f"image {name!r} is gone, with all that was beside it")
         return source.read_bytes(name)
 
     def exists(self, path: str) -> bool:
-        """Return whether the file is there."""
         source, name = self._of(path)
         return source is not None and source.exists(name)
 
     def names(self) -> list[str]:
-        """Return the paths of all files of all sources."""
         there = ((number, source) for number, source in enumerate(self.sources) if source is not None)
         return [f"{number}/{name}" for number, source in there for name in source.names()]
 

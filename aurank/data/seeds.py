@@ -19,49 +19,28 @@ def augmentation_seeds(seed: int, keys: Sequence[tuple[int, int, int]]) -> UInt6
     """Return the 64-bit seed of each augmentation (row, epoch, view), the same in every process, on every machine.
 
     It is `numpy.random.SeedSequence([seed, row, epoch, view]).generate_state(1, numpy.uint64)[0]`.
-
-    Example:
-        >>> augmentation_seeds(1, [(2, 3, 4)]).tolist() == [15323499849503866763]
-        True
     """
     words = [seed >> shift & 0xFFFFFFFF for shift in range(0, max(1, seed.bit_length()), 32)]
     own = np.array(keys, dtype=np.uint32).reshape(-1, 3)
     entropy = [np.full(len(own), word, dtype=np.uint32) for word in words] + list(own.T)
-    first, second = _words(_mixed(entropy))
-    return first.astype(np.uint64) | second.astype(np.uint64) << np.uint64(32)
-
-
-def _mixed(entropy: list[Words]) -> list[Words]:
-    """Return the pool of numpy's `mix_entropy`; there are as many words as it has, or more."""
-    factor = _FIRST
+    factor, by = _FIRST, _FIRST_FACTOR
 
     def hashed(value: Words) -> Words:
         nonlocal factor
         value = value ^ np.uint32(factor)
-        factor = factor * _FIRST_FACTOR & 0xFFFFFFFF
+        factor = factor * by & 0xFFFFFFFF
         return _folded(value * np.uint32(factor))
 
-    def mixed(left: Words, right: Words) -> Words:
-        return _folded(_LEFT * left - _RIGHT * right)
-
-    pool = [hashed(word) for word in entropy[:_POOL]]
+    pool = [hashed(word) for word in entropy[:_POOL]]  # as numpy's `mix_entropy` fills it
     for source in range(_POOL):
         for place in range(_POOL):
             if place != source:
-                pool[place] = mixed(pool[place], hashed(pool[source]))
+                pool[place] = _folded(_LEFT * pool[place] - _RIGHT * hashed(pool[source]))
     for word in entropy[_POOL:]:
-        pool = [mixed(value, hashed(word)) for value in pool]
-    return pool
-
-
-def _words(pool: list[Words]) -> list[Words]:
-    """Return the first two words of numpy's `generate_state`."""
-    factor, found = _LAST, []
-    for value in pool[:2]:
-        value = value ^ np.uint32(factor)
-        factor = factor * _LAST_FACTOR & 0xFFFFFFFF
-        found.append(_folded(value * np.uint32(factor)))
-    return found
+        pool = [_folded(_LEFT * value - _RIGHT * hashed(word)) for value in pool]
+    factor, by = _LAST, _LAST_FACTOR
+    first, second = (hashed(value) for value in pool[:2])  # as its `generate_state` draws two words
+    return first.astype(np.uint64) | second.astype(np.uint64) << np.uint64(32)
 
 
 def _folded(value: Words) -> Words:

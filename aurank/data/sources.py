@@ -13,7 +13,8 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 
 from aurank.arrays import is_bomb
-from aurank.errors import UserError, first_line
+from aurank.errors import UserError
+from aurank.files import reading
 
 # What an operating system leaves beside the images: never data.
 _LITTER = ("__MACOSX", "Thumbs.db", "desktop.ini")
@@ -54,29 +55,15 @@ def open_source(path: Path, *, prefix: str = "") -> ImageSource:
         >>> open_source(Path(".")).exists("no such image.png")
         False
     """
-    try:
+    with reading(path, "a folder or an archive", remedy="name another"):  # longer than the file system takes
         if path.is_dir():
             return FolderSource(path / prefix)
         if path.is_file():
             return ZipSource(path, prefix=prefix)
-    except OSError as error:  # a name longer than the file system takes
-        raise UserError(f"{path} cannot be a folder or an archive: {error.strerror}") from None
     raise UserError(
         f"{path} does not exist; expected a folder or a zip archive of images: fetch it, or set data.root "
         "(or AURANK_DATA) to the folder that holds it"
     )
-
-
-def holds_folder(source: ImageSource, folder: str) -> bool:
-    """Return whether a source has a folder of that path, with a file in it where the source is no folder itself.
-
-    Example:
-        >>> holds_folder(ArraySource({"a/b.png": np.zeros((2, 2), np.uint8)}), "a")
-        True
-    """
-    if isinstance(source, FolderSource):
-        return (source.root / folder).is_dir()
-    return any(name.startswith(f"{folder.rstrip('/')}/") for name in source.names())
 
 
 class FolderSource:
@@ -97,13 +84,12 @@ class FolderSource:
             # A pipe or a device would be waited for, or never end.
             if stat.S_ISREG(kind := file.stat().st_mode) or stat.S_ISDIR(kind):
                 return file.read_bytes()
+            said = "is a pipe or a device, no file; remove it"
         except FileNotFoundError:
             raise UserError(f"image {path!r} is not in {self.where}") from None
         except (OSError, ValueError) as error:  # besides, a zero byte in the name
-            raise UserError(
-                f"image {path!r} in {self.where} cannot be read: {getattr(error, 'strerror', None) or error}"
-            ) from None
-        raise UserError(f"image {path!r} in {self.where} is a pipe or a device, no file; remove it")
+            said = f"cannot be read: {getattr(error, 'strerror', None) or error}"
+        raise UserError(f"image {path!r} in {self.where} {said}")
 
     def exists(self, path: str) -> bool:
         try:
@@ -162,14 +148,8 @@ class ZipSource:
 
     def _archive(self) -> zipfile.ZipFile:
         if self._opened is None or self._opened[0] != os.getpid():
-            try:
+            with reading(self.file, "a zip archive", remedy="fetch it again"):
                 self._opened = (os.getpid(), zipfile.ZipFile(self.file))
-            except FileNotFoundError:
-                raise UserError(f"archive {self.file} does not exist") from None
-            # Besides BadZipFile: a newer version (NotImplementedError), names in no encoding (UnicodeDecodeError), …
-            except Exception as error:
-                said = f"is not a zip archive that can be read ({first_line(error)}); fetch it again"
-                raise UserError(f"{self.file} {said}") from None
         return self._opened[1]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -179,12 +159,10 @@ class ZipSource:
         archive = self._archive()
         if (member := archive.NameToInfo.get(self.prefix + path)) is None:
             raise UserError(f"image {path!r} is not in {self.where}")
-        if is_bomb(member, self._size):
-            raise UserError(
-                f"image {path!r} in {self.where} claims {member.file_size:,} bytes in {member.compress_size:,} of the "
-                "archive; no image is packed so densely: remove it"
-            )
         try:
+            if is_bomb(member, self._size):
+                claims = f"claims {member.file_size:,} bytes in {member.compress_size:,} of the archive"
+                raise ValueError(f"it {claims}; no image is packed so densely: remove it")
             return archive.read(member)
         except MemoryError:
             raise
@@ -237,12 +215,7 @@ class ArraySource:
 
 @dataclass(frozen=True, eq=False)
 class BytesSource:
-    """The bytes of one file, whatever its path, as a source.
-
-    Example:
-        >>> BytesSource(b"pixels", "memory").read_bytes("a.png")
-        b'pixels'
-    """
+    """The bytes of one file, whatever its path, as a source."""
 
     content: bytes
     where: str
@@ -258,12 +231,7 @@ class BytesSource:
 
 
 class FileMark(NamedTuple):
-    """What tells a file from a later one of the same name without reading it: its length, and its time or its sum.
-
-    Example:
-        >>> FileMark(length=100, modified=None, crc=12).crc
-        12
-    """
+    """What tells a file from a later one of the same name without reading it: its length, and its time or its sum."""
 
     length: int
     modified: int | None  # nanoseconds since 1970, in a folder
@@ -271,12 +239,7 @@ class FileMark(NamedTuple):
 
 
 def file_marks(source: ImageSource, paths: Sequence[str]) -> list[FileMark | None]:
-    """Return the mark of each file, None where it is missing.
-
-    Example:
-        >>> file_marks(FolderSource(Path(".")), ["no such image.png"])
-        [None]
-    """
+    """Return the mark of each file, None where it is missing."""
     if isinstance(source, FolderSource):
         return [_stat_mark(os.path.join(source.root, path)) for path in paths]  # noqa: PTH118  # there may be half a million
     if isinstance(source, ZipSource):

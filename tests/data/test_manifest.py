@@ -209,7 +209,7 @@ def test_columns_are_read_only_and_the_callers_stay_writable():
         ({"labels": np.array([0, 1, 0, 3, 1, 3])}, "labels must be 0 … 2"),
         ({"labels": np.array([0, 1, 0, 1, 1, 1])}, "each used by at least one image"),
         ({"splits": np.array(["train"] * 5 + ["query"])}, "split 'query' is not known"),
-        ({"splits": np.array(["train"] * 5)}, "splits has shape"),
+        ({"splits": np.array(["train"] * 5)}, "5 splits for 6 images"),
         ({"texts": ("one", "two")}, "2 texts for 6 images"),
     ],
 )
