@@ -48,7 +48,7 @@ BLIND = {
     "aurank.exporting": ("aurank.losses", "aurank.evaluation", "aurank.reporting"),
 }
 HOMES = {
-    "pytorch_metric_learning": ("aurank.losses.core.from_pml", "aurank.evaluation.accuracy_calculator"),
+    "pytorch_metric_learning": ("aurank.losses.core.common", "aurank.evaluation.accuracy_calculator"),
     "timm": ("aurank.models", "aurank.training.optim", "aurank.exporting"),
     "peft": ("aurank.models.tuning",),
     "onnx": ("aurank.exporting",),

@@ -35,9 +35,8 @@ if TYPE_CHECKING:
     from aurank.losses.ranking.listwise_ap import ListwiseAPLoss
     from aurank.losses.ranking.pnp import PNPLoss
     from aurank.losses.ranking.recall_at_k import RecallAtKLoss
-    from aurank.losses.ranking.semi_variance import SemiVarianceLoss
     from aurank.losses.ranking.smooth_ap import SmoothAPLoss
-    from aurank.losses.ranking.soprc import SOPRCLoss
+    from aurank.losses.ranking.soprc import SemiVarianceLoss, SOPRCLoss
     from aurank.losses.ranking.sup_ap import SupAPLoss
     from aurank.losses.ranking.sup_recall import SupRecallLoss
     from aurank.losses.wrappers.cross_batch import CrossBatchMemory
@@ -86,7 +85,7 @@ LOSSES: "LazyTable[Callable[..., nn.Module]]" = LazyTable(
         "proxy_anchor": "wrappers.proxies:proxy_anchor",
         "proxy_nca": "wrappers.proxies:proxy_nca",
         "recall_at_k": "ranking.recall_at_k:RecallAtKLoss",
-        "semi_variance": "ranking.semi_variance:SemiVarianceLoss",
+        "semi_variance": "ranking.soprc:SemiVarianceLoss",
         "siglip": "in_batch.clip:SigLIPLoss",
         "simco": "in_batch.simco:SimCoLoss",
         "simo": "in_batch.decoupled:SiMoLoss",
@@ -107,16 +106,16 @@ LOSSES: "LazyTable[Callable[..., nn.Module]]" = LazyTable(
 MINERS: "LazyTable[type[nn.Module]]" = LazyTable(
     "aurank.losses",
     {
-        "angular": "core.from_pml:pml_miners.AngularMiner",
-        "batch_easy_hard": "core.from_pml:pml_miners.BatchEasyHardMiner",
-        "batch_hard": "core.from_pml:pml_miners.BatchHardMiner",
-        "distance_weighted": "core.from_pml:pml_miners.DistanceWeightedMiner",
+        "angular": "core.common:pml_miners.AngularMiner",
+        "batch_easy_hard": "core.common:pml_miners.BatchEasyHardMiner",
+        "batch_hard": "core.common:pml_miners.BatchHardMiner",
+        "distance_weighted": "core.common:pml_miners.DistanceWeightedMiner",
         "emc2": "miners.emc2:EMC2Miner",
-        "hdc": "core.from_pml:pml_miners.HDCMiner",
-        "multi_similarity": "core.from_pml:pml_miners.MultiSimilarityMiner",
-        "pair_margin": "core.from_pml:pml_miners.PairMarginMiner",
-        "triplet_margin": "core.from_pml:pml_miners.TripletMarginMiner",
-        "uniform_histogram": "core.from_pml:pml_miners.UniformHistogramMiner",
+        "hdc": "core.common:pml_miners.HDCMiner",
+        "multi_similarity": "core.common:pml_miners.MultiSimilarityMiner",
+        "pair_margin": "core.common:pml_miners.PairMarginMiner",
+        "triplet_margin": "core.common:pml_miners.TripletMarginMiner",
+        "uniform_histogram": "core.common:pml_miners.UniformHistogramMiner",
     },
 )
 

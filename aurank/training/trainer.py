@@ -30,7 +30,7 @@ from aurank.embedding.image_text_pairs import require_pairs, texts_of
 from aurank.errors import UserError
 from aurank.losses import MultipleLosses
 from aurank.losses.core.distributed import Gather, Shares
-from aurank.losses.core.takes_inputs import TakesInputs
+from aurank.losses.core.pair_loss import TakesInputs
 from aurank.losses.core.training_protocols import FollowsProgress, Reencodes
 from aurank.models.encoder import EachPart, require_compiler
 from aurank.training.build import (

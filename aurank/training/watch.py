@@ -9,7 +9,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, distributed
 from torch.optim import Optimizer
 
-from aurank.losses.core.dtypes import HostCopy
+from aurank.losses.core.common import HostCopy
 
 MOST = 100  # steps from one look to the next: what follows a loss that is not finite is lost
 READ_AT_ONCE = ("cpu",)  # devices whose numbers are on the host already

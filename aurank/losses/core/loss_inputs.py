@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from aurank.errors import UserError
 from aurank.losses.core.checks import check_embeddings, check_integers
-from aurank.losses.core.dtypes import in_common_precision, to_device_of, without_autocast
-from aurank.losses.core.from_pml import for_any_length
+from aurank.losses.core.common import for_any_length, in_common_precision, to_device_of, without_autocast
 
 Mined = Sequence[Tensor] | nn.Module | None  # a miner's tuple, or the miner itself
 

@@ -15,8 +15,14 @@ from torch import Tensor, nn
 
 from aurank.errors import UserError
 from aurank.losses.core.checks import is_integer, kind_of
-from aurank.losses.core.dtypes import in_common_precision, to_device_of, without_autocast
-from aurank.losses.core.from_pml import BaseDistance, CosineSimilarity, for_any_length
+from aurank.losses.core.common import (
+    BaseDistance,
+    CosineSimilarity,
+    for_any_length,
+    in_common_precision,
+    to_device_of,
+    without_autocast,
+)
 from aurank.losses.core.loss_inputs import Inputs
 
 Computed = TypeVar("Computed")

@@ -9,8 +9,8 @@ from jaxtyping import Bool, Float, Float64, Int, Int64
 from torch import Tensor, distributed, nn
 
 from aurank.errors import UserError
+from aurank.losses.core.common import HostCopy
 from aurank.losses.core.distributed import gather_rows, world_size
-from aurank.losses.core.dtypes import HostCopy
 
 HALF = (torch.float16, torch.bfloat16)
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from aurank.errors import UserError
-from aurank.losses.core.dtypes import to_device_of
+from aurank.losses.core.common import to_device_of
 
 
 class SavedGenerator(nn.Module):

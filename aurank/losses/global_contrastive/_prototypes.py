@@ -11,11 +11,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, distributed
 
+from aurank.losses.core.common import BaseDistance
 from aurank.losses.core.distributed import world_size
-from aurank.losses.core.from_pml import BaseDistance
-from aurank.losses.core.log_mean_exp import attraction
 from aurank.losses.core.pairs import Pairs
 from aurank.losses.core.row_table import Counters, FullPrecision, gather_entries
+from aurank.losses.core.temperature import attraction
 
 
 @dataclass(frozen=True, eq=False)

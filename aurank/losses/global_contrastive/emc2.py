@@ -8,11 +8,11 @@ from torch import Tensor
 
 from aurank.losses.core.checks import Number
 from aurank.losses.core.keyed_loss import KeyedLoss
-from aurank.losses.core.log_mean_exp import attraction
 from aurank.losses.core.loss_inputs import Inputs
 from aurank.losses.core.pair_loss import PairLossOptions
 from aurank.losses.core.pairs import Pairs
 from aurank.losses.core.row_table import writes
+from aurank.losses.core.temperature import attraction
 from aurank.losses.core.training_protocols import EmbedByIds
 from aurank.losses.global_contrastive.markov_chain import Chains, OutsideState, Walk
 

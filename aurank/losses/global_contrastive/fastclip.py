@@ -8,11 +8,15 @@ from torch import Tensor
 
 from aurank.errors import UserError
 from aurank.losses.core.checks import Number, refuse_unused, require_choice, require_positive
-from aurank.losses.core.log_mean_exp import add_epsilon
 from aurank.losses.core.pairs import Pairs
-from aurank.losses.core.temperature import Temperature, require_bounds
-from aurank.losses.global_contrastive._individual_temperatures import IndividualTemperatures, RobustLoss
-from aurank.losses.global_contrastive._normalizer import NormalizedLossOptions, Schedule, surrogate_loss
+from aurank.losses.core.temperature import Temperature, add_epsilon, require_bounds
+from aurank.losses.global_contrastive._normalizer import (
+    IndividualTemperatures,
+    NormalizedLossOptions,
+    RobustLoss,
+    Schedule,
+    surrogate_loss,
+)
 
 Version = Literal["v0", "v1", "v2", "v3"]
 

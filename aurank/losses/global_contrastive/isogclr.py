@@ -9,15 +9,17 @@ from torch import Tensor
 
 from aurank.errors import UserError
 from aurank.losses.core.checks import Number, refuse_unused, require_positive
-from aurank.losses.core.from_pml import CosineSimilarity
+from aurank.losses.core.common import CosineSimilarity
 from aurank.losses.core.pairs import Pairs
 from aurank.losses.core.temperature import Temperature, require_bounds
-from aurank.losses.global_contrastive._individual_temperatures import IndividualTemperatures, RobustLoss, Update
 from aurank.losses.global_contrastive._normalizer import (
     OFFICIAL,
     Average,
+    IndividualTemperatures,
     NormalizedLossOptions,
+    RobustLoss,
     Schedule,
+    Update,
     surrogate_loss,
 )
 

@@ -12,15 +12,14 @@ from torch import Tensor
 from aurank.errors import UserError
 from aurank.losses.core.checks import Number, as_number, require_choice, require_number, require_positive, require_whole
 from aurank.losses.core.keyed_loss import KeyedLoss, query_ids
-from aurank.losses.core.log_mean_exp import attraction
 from aurank.losses.core.loss_inputs import Inputs
 from aurank.losses.core.pair_loss import PairLossOptions
 from aurank.losses.core.pairs import Pairs
 from aurank.losses.core.row_table import Counters, writes
 from aurank.losses.core.saved_generator import SavedGenerator
+from aurank.losses.core.temperature import attraction
 from aurank.losses.core.training_protocols import EmbedByIds
-from aurank.losses.global_contrastive._reencoding import embedded_anew, row_similarity
-from aurank.losses.global_contrastive._tagged_table import TaggedTable
+from aurank.losses.global_contrastive._kept_rows import TaggedTable, embedded_anew, row_similarity
 
 OutsideNegative = Literal["stored", "reencode"]
 

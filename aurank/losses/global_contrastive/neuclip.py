@@ -16,12 +16,11 @@ from aurank.losses.core.checks import (
     require_positive,
     require_whole,
 )
-from aurank.losses.core.log_mean_exp import add_epsilon, attraction, log_mean_exp
 from aurank.losses.core.loss_inputs import Inputs
 from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
 from aurank.losses.core.pairs import Pairs
 from aurank.losses.core.row_table import writes
-from aurank.losses.core.temperature import Temperature
+from aurank.losses.core.temperature import Temperature, add_epsilon, attraction, log_mean_exp
 from aurank.losses.global_contrastive._prototypes import Prototypes, Seen, see
 
 LARGEST_EXCESS = 10.0  # beyond it a query's weight stops growing: e^10 times what the right normaliser would give

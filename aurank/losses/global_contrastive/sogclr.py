@@ -6,8 +6,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from aurank.losses.core.checks import Number, refuse_unused, require_choice, require_positive
-from aurank.losses.core.log_mean_exp import attraction, log_mean_exp
 from aurank.losses.core.pairs import Pairs
+from aurank.losses.core.temperature import attraction, log_mean_exp
 from aurank.losses.global_contrastive._normalizer import (
     OFFICIAL,
     Average,

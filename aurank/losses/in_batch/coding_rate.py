@@ -7,10 +7,10 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from aurank.losses.core.checks import Number, refuse_unused, require_choice, require_positive
+from aurank.losses.core.common import in_common_precision, normalize, to_device_of, without_autocast
 from aurank.losses.core.distributed import Gather
-from aurank.losses.core.dtypes import in_common_precision, normalize, to_device_of, without_autocast
 from aurank.losses.core.loss_inputs import Inputs
-from aurank.losses.core.takes_inputs import TakesInputs
+from aurank.losses.core.pair_loss import TakesInputs
 
 Of = Literal["samples", "classes"]
 

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from aurank.losses.core.checks import Number, as_number, require_number
-from aurank.losses.core.from_pml import BaseDistance
+from aurank.losses.core.common import BaseDistance
 from aurank.losses.core.pair_loss import PairLossOptions
 from aurank.losses.core.pairs import Pairs
 from aurank.losses.in_batch.clip import CLIPLoss

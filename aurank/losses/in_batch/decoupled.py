@@ -8,9 +8,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from aurank.losses.core.checks import Number, refuse_unused, require_choice, require_flag, require_positive
-from aurank.losses.core.log_mean_exp import attraction, log_mean_exp
 from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
 from aurank.losses.core.pairs import Pairs
+from aurank.losses.core.temperature import attraction, log_mean_exp
 from aurank.losses.in_batch.info_nce import log_sum_exp, logarithm, one_positive_each
 
 Value = Literal["info_nce", "one"]

@@ -7,9 +7,9 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from aurank.losses.core.checks import Number, require_positive
-from aurank.losses.core.log_mean_exp import AnyTemperature, attraction, log_mean_exp
 from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
 from aurank.losses.core.pairs import Pairs
+from aurank.losses.core.temperature import AnyTemperature, attraction, log_mean_exp
 
 
 def log_sum_exp(pairs: Pairs, temperature: float) -> Float[Tensor, " query"]:

@@ -6,9 +6,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from aurank.losses.core.checks import Number, require_positive
-from aurank.losses.core.log_mean_exp import attraction
 from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
 from aurank.losses.core.pairs import Pairs
+from aurank.losses.core.temperature import attraction
 
 
 class SpectralContrastiveLoss(PairLoss):

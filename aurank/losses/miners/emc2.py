@@ -7,8 +7,7 @@ from jaxtyping import Int64
 from torch import Tensor, nn
 
 from aurank.losses.core.checks import Number, require_whole
-from aurank.losses.core.dtypes import without_autocast
-from aurank.losses.core.from_pml import BaseDistance
+from aurank.losses.core.common import BaseDistance, without_autocast
 from aurank.losses.core.loss_inputs import read_inputs
 from aurank.losses.core.pairs import make_pairs
 from aurank.losses.core.row_table import check_device, writes

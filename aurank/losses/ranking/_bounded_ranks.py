@@ -10,9 +10,8 @@ from torch import Tensor
 
 from aurank.losses.core.checks import Number, as_number, require_finite, require_number, require_positive
 from aurank.losses.core.pairs import Pairs, Positives
-from aurank.losses.ranking._sums import ranking_sums
-from aurank.losses.ranking._sums.plain import Bound
 from aurank.losses.ranking.blackbox_ap import at_least
+from aurank.losses.ranking.ranking_sums import Bound, ranking_sums
 
 PUBLISHED_OFFSET = 1.44  # of the authors' class, and of their configurations but those of iNaturalist
 

@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 
 from aurank.errors import UserError
 from aurank.losses.core.checks import as_number
-from aurank.losses.core.from_pml import BaseDistance
+from aurank.losses.core.common import BaseDistance
 
 Limits = tuple[float, float]  # the least and the greatest similarity, where the outermost bins have their centres
 

@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 
 from aurank.errors import UserError
 from aurank.losses.core.checks import Number, as_number, require_number, require_positive, require_whole
-from aurank.losses.core.dtypes import to_device_of
+from aurank.losses.core.common import to_device_of
 from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
 from aurank.losses.core.pairs import Pairs
 from aurank.losses.core.row_table import writes

@@ -19,7 +19,7 @@ from aurank.losses.core.checks import (
     require_positive,
     require_whole,
 )
-from aurank.losses.core.dtypes import normalize, to_device_of
+from aurank.losses.core.common import normalize, to_device_of
 from aurank.losses.core.loss_inputs import Inputs
 from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
 from aurank.losses.core.pairs import Pairs, Positives, same_label_index

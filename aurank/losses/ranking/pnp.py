@@ -11,7 +11,7 @@ from torch import Tensor
 from aurank.losses.core.checks import Number, require_choice, require_positive
 from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
 from aurank.losses.core.pairs import Pairs
-from aurank.losses.ranking._sums import ranking_sums
+from aurank.losses.ranking.ranking_sums import ranking_sums
 
 Variant = Literal["O", "I_u", "I_b", "D_s", "D_q"]
 Ahead = Float[Tensor, "query width"]

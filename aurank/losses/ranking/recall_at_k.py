@@ -9,13 +9,13 @@ from torch import Tensor
 
 from aurank.errors import UserError
 from aurank.losses.core.checks import Number, require_positive
-from aurank.losses.core.dtypes import to_device_of
+from aurank.losses.core.common import to_device_of
 from aurank.losses.core.loss_inputs import Inputs
 from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
 from aurank.losses.core.pairs import Pairs, Positives, same_label_index
 from aurank.losses.core.row_table import writes
 from aurank.losses.core.saved_generator import SavedGenerator
-from aurank.losses.ranking._sums import ranking_sums
+from aurank.losses.ranking.ranking_sums import ranking_sums
 
 Official: TypeAlias = bool | Literal["one_temperature"]
 

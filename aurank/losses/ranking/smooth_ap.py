@@ -11,7 +11,7 @@ from aurank.errors import UserError
 from aurank.losses.core.checks import Number, require_positive
 from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
 from aurank.losses.core.pairs import Pairs
-from aurank.losses.ranking._sums import ranking_sums
+from aurank.losses.ranking.ranking_sums import ranking_sums
 
 
 class SmoothAPLoss(PairLoss):

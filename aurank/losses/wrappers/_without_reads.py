@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from aurank.losses.core.from_pml import AvgNonZeroReducer, DivisorReducer, convert_to_weights, pml_losses
+from aurank.losses.core.common import AvgNonZeroReducer, DivisorReducer, convert_to_weights, pml_losses
 
 
 class NonZeroMeanReducer(AvgNonZeroReducer):  # type: ignore[misc]  # PML ships no types

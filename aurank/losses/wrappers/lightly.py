@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from aurank.errors import UserError
 from aurank.losses.core.checks import Number
+from aurank.losses.core.common import in_common_precision, normalize, to_device_of, without_autocast
 from aurank.losses.core.distributed import Gather
-from aurank.losses.core.dtypes import in_common_precision, normalize, to_device_of, without_autocast
 from aurank.losses.core.loss_inputs import Inputs
-from aurank.losses.core.takes_inputs import TakesInputs
+from aurank.losses.core.pair_loss import TakesInputs
 
 # Classes of lightly 1.6.0 that were seen to take embeddings of two views; others with two arguments want other things.
 TWO_VIEWS: tuple[str, ...] = ("BarlowTwinsLoss", "DCLLoss", "DCLWLoss", "DirectCLRLoss", "MACLLoss")

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from aurank.errors import UserError
 from aurank.losses.core.checks import kind_of, require_finite, require_module, require_whole
+from aurank.losses.core.common import in_common_precision, normalize
 from aurank.losses.core.distributed import Gather
-from aurank.losses.core.dtypes import in_common_precision, normalize
 from aurank.losses.core.loss_inputs import Inputs
-from aurank.losses.core.takes_inputs import TakesInputs
+from aurank.losses.core.pair_loss import TakesInputs
 from aurank.losses.wrappers.pml import call_loss, mined_among
 
 

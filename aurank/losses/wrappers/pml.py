@@ -17,9 +17,7 @@ from aurank.losses.core.checks import (
     require_module,
     require_positive,
 )
-from aurank.losses.core.distributed import Gather
-from aurank.losses.core.dtypes import in_common_precision, to_device_of, without_autocast
-from aurank.losses.core.from_pml import (
+from aurank.losses.core.common import (
     BaseDistance,
     BaseReducer,
     BaseRegularizer,
@@ -27,11 +25,15 @@ from aurank.losses.core.from_pml import (
     MeanReducer,
     SumReducer,
     for_any_length,
+    in_common_precision,
     pml_losses,
+    to_device_of,
+    without_autocast,
 )
+from aurank.losses.core.distributed import Gather
 from aurank.losses.core.loss_inputs import Inputs, Mined
+from aurank.losses.core.pair_loss import TakesInputs
 from aurank.losses.core.pairs import check_mined
-from aurank.losses.core.takes_inputs import TakesInputs
 from aurank.losses.wrappers._without_reads import MaskedCircleLoss, MaskedMultiSimilarityLoss, NonZeroMeanReducer
 
 Reduction = Literal["sum", "batch", "pml"]

@@ -13,7 +13,7 @@ from aurank.losses.core.checks import (
     require_positive,
     require_whole,
 )
-from aurank.losses.core.from_pml import CosineSimilarity, pml_losses
+from aurank.losses.core.common import CosineSimilarity, pml_losses
 from aurank.losses.core.loss_inputs import Inputs
 from aurank.losses.wrappers._without_reads import (
     MaskedProxyAnchorLoss,

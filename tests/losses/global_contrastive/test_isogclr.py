@@ -13,7 +13,7 @@ from testing import two_way_batches as two_way
 from torch import Tensor
 
 from aurank.losses import ISogCLRLoss, SogCLRLoss
-from aurank.losses.global_contrastive import _individual_temperatures as individual_temperatures
+from aurank.losses.global_contrastive import _normalizer as individual_temperatures
 
 LABELS = torch.tensor([0, 1, 2, 3, 0, 1, 2, 3, 4, 4])  # two views each
 

@@ -15,7 +15,7 @@ from torch import Tensor, distributed, multiprocessing
 from torch.nn.functional import normalize
 
 from aurank.losses import EMC2Loss
-from aurank.losses.global_contrastive._tagged_table import TaggedTable
+from aurank.losses.global_contrastive._kept_rows import TaggedTable
 
 pytestmark = pytest.mark.slow
 

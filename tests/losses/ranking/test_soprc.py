@@ -8,7 +8,7 @@ from sklearn.metrics import average_precision_score
 
 from aurank.errors import UserError
 from aurank.losses import SmoothAPLoss, SOPRCLoss
-from aurank.losses.ranking._sums.intervals import LEAST_WIDTH
+from aurank.losses.ranking.ranking_sums import LEAST_WIDTH
 from aurank.losses.ranking.soprc import INTERPOLATIONS, Interpolation, true_positive_rate
 
 SHUFFLED = [0] * 5 + [1] * 2 + [2] * 7 + [3] + [4] * 3 + [5]  # unequal classes, two queries without a positive

@@ -1,4 +1,4 @@
-"""A table with a whole number beside each row, whose width may be known only when the first rows come."""
+"""Rows of samples that are kept as they were, and images embedded anew in their place."""
 
 from typing import Any
 
@@ -6,9 +6,13 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from aurank.losses.core.checks import check_width
-from aurank.losses.core.distributed import world_size
+from aurank.errors import UserError
+from aurank.losses.core.checks import check_width, kind_of
+from aurank.losses.core.common import BaseDistance
+from aurank.losses.core.distributed import gather_rows, world_size
+from aurank.losses.core.pairs import Pairs
 from aurank.losses.core.row_table import RowTable, group_entries
+from aurank.losses.core.training_protocols import EmbedByIds
 
 NONE = -1
 
@@ -73,3 +77,42 @@ def last_of_row(index: Int64[Tensor, " entry"]) -> Int64[Tensor, " entry"]:
     """Return for each entry the position of the last entry of the same row."""
     group, position = group_entries(index), torch.arange(len(index), device=index.device)
     return torch.zeros_like(index).scatter_reduce_(0, group, position, "amax")[group]
+
+
+ROWS = 128  # at a time: a distance compares all with all, of which the diagonal is wanted
+
+
+def row_similarity(
+    distance: BaseDistance, query: Float[Tensor, "row dim"], other: Float[Tensor, "row dim"]
+) -> Float[Tensor, " row"]:
+    """Return the similarity of each query to the other of its own row, by any PML distance."""
+    both = zip(torch.split(query, ROWS), torch.split(other, ROWS), strict=True)
+    similarity = torch.cat([distance(*each).diagonal() for each in both])
+    return similarity if distance.is_inverted else -similarity
+
+
+def embedded_anew(
+    reencode: EmbedByIds | None, ids: Int64[Tensor, " entry"], pairs: Pairs, *, name: str
+) -> Float[Tensor, "entry dim"]:
+    """Return images of the data set as the encoder embeds them now, with their graph if they come with one.
+
+    Each image is embedded once, and each by one of the processes where all of them have the same pairs. The host waits
+    for the ids. UserError without a callback, or where it returns something else; `name` is who asks.
+    """
+    if reencode is None:
+        raise UserError(
+            f'{name} with out_of_batch="reencode" needs a callback that embeds images anew: set its attribute '
+            'reencode to a function of ids that returns embeddings (aurank train does), or use "stored"'
+        )
+    rows, place = torch.unique(ids, return_inverse=True)
+    like, world = pairs.query.detach(), world_size() if pairs.is_shared else 1
+    parts = rows.tensor_split(world)
+    own = parts[torch.distributed.get_rank() if world > 1 else 0].cpu()
+    embeddings = reencode(own) if len(own) else like.new_zeros(0, like.shape[1])
+    if not isinstance(embeddings, Tensor) or embeddings.shape != (len(own), like.shape[1]):
+        raise UserError(
+            f"reencode must return embeddings of shape [{len(own)}, {like.shape[1]}] for {len(own)} ids, "
+            f"got {kind_of(embeddings)}"
+        )
+    embeddings = embeddings.to(like)
+    return (embeddings if world == 1 else gather_rows(embeddings, [len(part) for part in parts]))[place]

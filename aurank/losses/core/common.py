@@ -1,10 +1,52 @@
-"""Where numbers live and how exact they are: the precision and the device of what a loss computes with."""
+"""What all losses stand on: precision, devices, and what is taken of pytorch-metric-learning (PML), without scipy.
+
+PML imports scipy.stats and scipy.special, which take a third as long as torch, for two functions that nothing here
+calls; scipy imports them by itself when one is called.
+"""
 
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
+
+from aurank.lazy import without
+
+with without("scipy.stats"), without("scipy.special"):
+    from pytorch_metric_learning import losses as pml_losses
+    from pytorch_metric_learning import miners as pml_miners
+    from pytorch_metric_learning.distances import BaseDistance, CosineSimilarity
+    from pytorch_metric_learning.losses import BaseMetricLossFunction
+    from pytorch_metric_learning.reducers import AvgNonZeroReducer, BaseReducer, DivisorReducer, MeanReducer, SumReducer
+    from pytorch_metric_learning.regularizers import BaseRegularizer
+    from pytorch_metric_learning.utils.loss_and_miner_utils import convert_to_triplets, convert_to_weights
+
+__all__ = [
+    "AvgNonZeroReducer",
+    "BaseDistance",
+    "BaseMetricLossFunction",
+    "BaseReducer",
+    "BaseRegularizer",
+    "CosineSimilarity",
+    "DivisorReducer",
+    "HostCopy",
+    "MeanReducer",
+    "SumReducer",
+    "convert_to_triplets",
+    "convert_to_weights",
+    "for_any_length",
+    "in_common_precision",
+    "normalize",
+    "pml_losses",
+    "pml_miners",
+    "shrink_huge",
+    "to_device_of",
+    "without_autocast",
+]
+
+Module = TypeVar("Module", bound=nn.Module)
 
 # the longest number whose square fits in a sum of squares, and by what a row with a longer one is multiplied
 LARGEST = {torch.float32: (2.0**52, 2.0**-80), torch.float64: (2.0**500, 2.0**-530)}
@@ -60,3 +102,16 @@ def shrink_huge(rows: Tensor, dim: int = 1) -> Tensor:
 def to_device_of(like: Tensor, values: Tensor) -> Tensor:
     """The values on the other tensor's device, sent without waiting for it."""
     return values.to(like.device, non_blocking=True)
+
+
+def for_any_length(module: Module) -> Module:
+    """Return the module, whose distances now bring rows of any finite length to length 1: PML's squares overflow."""
+    for part in module.modules():
+        if isinstance(part, BaseDistance) and "normalize" not in vars(part):
+            part.normalize = partial(_normalize, part)
+    return module
+
+
+def _normalize(distance: BaseDistance, embeddings: Tensor, dim: int = 1, **options: Any) -> Tensor:
+    normalized: Tensor = type(distance).normalize(distance, shrink_huge(embeddings, dim), dim=dim, **options)
+    return normalized
