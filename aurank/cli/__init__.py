@@ -5,7 +5,7 @@ import sys
 
 # isort: off
 # They add their commands, in this order.
-from aurank.cli import training, measuring, exporting, comparing, calibrating, searching, serving, data, configs  # noqa: F401
+from aurank.cli import training, measuring, searching, data  # noqa: F401
 
 # isort: on
 from aurank.cli.app import app

@@ -4,47 +4,35 @@ import shlex
 import sys
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from aurank.cli.app import app, cache_app, data_app
-from aurank.cli.drawing import console, draw_bar, draw_stages
-from aurank.cli.options import CacheOption, ConfigFile, Drawn, Labels, Overrides, claimed_out, measuring
+from aurank.cli.drawing import bar, console, draw_stages
+from aurank.cli.options import Cache, ConfigFile, Drawn, Labels, Overrides, argument, claiming, measuring, option
 from aurank.errors import UserError
 from aurank.sizes import size_in_bytes
 
 if TYPE_CHECKING:
     from aurank.embedding import ImageSelection
 
+_FIXES = (
+    "Findings that the table in --out leaves out, with commas: missing, unreadable, repeats, near-repeats, leaks, "
+    "near-leaks, conflicts, near-conflicts, blurred, dark, tiny, odd-shapes; with --model also embeddings, labels."
+)
+
 
 @app.command()
 @measuring("data")
+@claiming(is_file=True)
 def doctor(
-    target: Annotated[
-        str | None, typer.Argument(help="READER:PATH such as folder:photos, a YAML file, or a shipped one's name.")
-    ] = None,
+    target: str | None = argument("READER:PATH such as folder:photos, a YAML file, or a shipped one's name."),
     *,
-    model: Annotated[
-        str | None, typer.Option(help="Examine its embeddings of the images too; names as for evaluate.")
-    ] = None,
-    embeddings: Annotated[
-        Path | None, typer.Option(help="Examine saved embeddings: .npz, or .npy with --labels.")
-    ] = None,
+    model: str | None = option("Examine its embeddings of the images too; names as for evaluate."),
+    embeddings: Path | None = option("Examine saved embeddings: .npz, or .npy with --labels."),
     labels: Labels = None,
-    html: Annotated[Path | None, typer.Option(help="A page (.html) to write, with pictures of what was found.")] = None,
-    fix: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAMES",
-            help="Findings that the table in --out leaves out, with commas: missing, unreadable, repeats, "
-            "near-repeats, leaks, near-leaks, conflicts, near-conflicts, blurred, dark, tiny, odd-shapes; with --model "
-            "also embeddings, labels.",
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="A table (.csv) to write, of the data without what --fix names.")
-    ] = None,
+    html: Path | None = option("A page (.html) to write, with pictures of what was found."),
+    fix: str | None = option(_FIXES, metavar="NAMES"),
+    out: Path | None = option("A table (.csv) to write, of the data without what --fix names."),
     images: "ImageSelection",
     drawn: Drawn,
 ) -> None:
@@ -70,46 +58,42 @@ def doctor(
     fixes = [] if fix is None else read_fixes(fix)
     if (fix is None) != (out is None):
         raise UserError("--fix NAMES and --out FILE.csv go together: what is left out, and the table of what stays")
-    for option, file, suffix in (("--html", html, ".html"), ("--out", out, ".csv")):
+    for name, file, suffix in (("--html", html, ".html"), ("--out", out, ".csv")):
         if file is not None:
-            require_writable(file, suffix=suffix, option=option)
+            require_writable(file, suffix=suffix, option=name)
     if embeddings is not None:
-        given = {"--model": model, "--fix": fix, "DATA": data}
-        for option, value in given.items():
+        for name, value in {"--model": model, "--fix": fix, "DATA": data}.items():
             if value is not None:
-                raise UserError(f"{option} {value} has no use with --embeddings {embeddings}: leave one out")
+                raise UserError(f"{name} {value} has no use with --embeddings {embeddings}: leave one out")
     elif data is None:
         raise UserError("say what to examine: READER:PATH such as folder:photos, or --embeddings FILE")
     elif labels is not None:
         raise UserError(f"--labels {labels} goes with --embeddings: the labels of {data} come with the images")
     elif model is None and (needing := [name for name in fixes if name in NEED_MODEL]):
         raise UserError(f"--fix {needing[0]} goes with --model, whose embeddings show it; add one, or leave it out")
-    with claimed_out(out, is_file=True):
-        if embeddings is not None:
-            report = examine_embeddings(embeddings, labels)
-        else:
-            assert data is not None
-            with drawn() as running:
-                report = examine_data(data, overrides, model=model, table=out, running=running)
-        console.say(report)
-        if html is not None:
-            command = shlex.join(["aurank", *sys.argv[1:]])
-            write_text(html, doctor_page(report, command=command))
-            console.say(f"written to {html}")
-        if out is not None:
-            console.say(describe_cleaning(report, fixes))
-            kept = report.kept(fixes)
-            where = write_table(kept, out)
-            console.say(f"{len(kept):,} of {report.counts.get('pairs', report.counts['images']):,} rows are in {where}")
+    if embeddings is not None:
+        report = examine_embeddings(embeddings, labels)
+    else:
+        with drawn() as running:
+            report = examine_data(str(data), overrides, model=model, table=out, running=running)
+    console.say(report)
+    if html is not None:
+        write_text(html, doctor_page(report, command=shlex.join(["aurank", *sys.argv[1:]])))
+        console.say(f"written to {html}")
+    if out is not None:
+        console.say(describe_cleaning(report, fixes))
+        kept = report.kept(fixes)
+        where = write_table(kept, out)
+        console.say(f"{len(kept):,} of {report.counts.get('pairs', report.counts['images']):,} rows are in {where}")
     if report.severity:
         raise SystemExit(report.severity)
 
 
 @data_app.command("check")
 def check_data(
-    name: Annotated[str, typer.Argument(help="A published set, such as sop or market1501.")],
-    root: Annotated[Path | None, typer.Option(help="The data folder; default: $AURANK_DATA, else ./data.")] = None,
-    checksums: Annotated[bool, typer.Option(help="Also compare the md5 of downloaded archives.")] = True,
+    name: str = argument("A published set, such as sop or market1501.", default=...),
+    root: Path | None = option("The data folder; default: $AURANK_DATA, else ./data."),
+    checksums: bool = option("Also compare the md5 of downloaded archives.", default=True),
 ) -> None:
     """Say whether a benchmark is there as published.
 
@@ -121,12 +105,12 @@ def check_data(
     from aurank.data import check_benchmark
     from aurank.embedding.manifest_from_config import data_folder
 
-    with draw_bar(None, "checksums") as (progress, task):
+    with bar("checksums") as (_, show):
 
-        def draw(done: int, total: int) -> None:
-            progress.update(task, advance=done, total=total)
+        def compared(count: int, total: int) -> None:
+            show("comparing checksums", advance=count, total=total)
 
-        found = check_benchmark(name, data_folder(root), checksums=checksums, on_bytes=draw)
+        found = check_benchmark(name, data_folder(root), checksums=checksums, on_bytes=compared)
     console.say(found)
     if not found.complete:
         raise SystemExit(2)
@@ -137,11 +121,9 @@ def prepare(
     config: ConfigFile,
     overrides: Overrides = None,
     *,
-    out: Annotated[Path, typer.Option(help="Folder to write, for data.prepared.")],
-    short_side: Annotated[
-        int | None, typer.Option(help="Shorter side of the images kept; default: what the transforms need.", min=1)
-    ] = None,
-    jpeg: Annotated[bool, typer.Option("--jpeg", help="Keep JPEGs: a fifth as large, slower, not exact.")] = False,
+    out: Path = option("Folder to write, for data.prepared.", default=...),
+    short_side: int | None = option("Shorter side of the images kept; default: what the transforms need.", min=1),
+    jpeg: bool = option("Keep JPEGs: a fifth as large, slower, not exact.", "--jpeg", default=False),
 ) -> None:
     """Decode and resize all images once, to be read again and again.
 
@@ -161,9 +143,9 @@ def prepare(
 
 @cache_app.command("prune")
 def prune_cache(
-    most: Annotated[str, typer.Option("--max", help="How much may stay, such as 20GiB.")],
-    cache: CacheOption = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would go, and remove nothing.")] = False,
+    most: str = option("How much may stay, such as 20GiB.", "--max", default=...),
+    cache: Cache = None,
+    dry_run: bool = option("Show what would go, and remove nothing.", "--dry-run", default=False),
 ) -> None:
     """Remove embeddings from the cache, the oldest in use first.
 

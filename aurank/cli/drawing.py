@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -83,61 +82,42 @@ def draw_warnings() -> Iterator[None]:
 
 
 @contextmanager
-def draw_bar(total: int | None, text: str) -> Iterator[tuple[Progress, Any]]:
-    """A bar on a terminal, nothing elsewhere, and the task whose fields it shows."""
+def bar(text: str, *, at_once: bool = False) -> Iterator[tuple[Progress, Callable[..., None]]]:
+    """A bar on a terminal, and what changes it; elsewhere lines: the first at once or after 30 s, then one each 30 s.
+
+    Of each change it is told the line and its stage, at whose start a line is due too, but not in the first 30 s of a
+    command; `due` prints it whatever the time.
+    """
     named, noted = TextColumn("{task.description}"), TextColumn("{task.fields[note]}")
     columns = (named, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), noted)
-    with Progress(*columns, console=stderr_console, disable=not stderr_console.is_terminal) as progress:
-        yield progress, progress.add_task(text, total=total, note="")
-
-
-@contextmanager
-def announced(text: str, after: float = 5.0) -> Iterator[Callable[[], None]]:
-    """Print a line where no terminal shows a bar and the context takes longer than `after` seconds.
-
-    It gives what is to be called when the thing is done earlier than the context.
-    """
-    timer = threading.Timer(after, stderr_console.say, [text])
-    if not stderr_console.is_terminal and os.environ.get("RANK", "0") == "0":
-        timer.start()
-    try:
-        yield timer.cancel
-    finally:
-        timer.cancel()
-
-
-def _lines(progress: Progress, *, at_once: bool) -> Callable[..., None]:
-    """What prints lines of progress where there is no terminal: the first at once, or after 30 s, and one each 30 s.
-
-    It is given each line with its stage, at whose start one is due too, but not in a command's first 30 s; `due_now`
-    prints one whatever the time.
-    """
     quiet_until = -math.inf if at_once else time.monotonic() + QUIET
-    due, last = quiet_until, ""
+    next_line, last = quiet_until, ""
 
-    def tell(text: str, stage: str, *, due_now: bool = False) -> None:
-        nonlocal due, last
+    def show(line: str, stage: str = "", *, due: bool = False, **fields: Any) -> None:
+        nonlocal next_line, last
+        progress.start()  # again, after a result
+        progress.update(task, **fields)
         now, begins, last = time.monotonic(), stage != last, stage
-        if progress.disable and (due_now or now >= (quiet_until if begins else due)):
-            due = now + QUIET
-            stderr_console.say(text)
+        if progress.disable and (due or now >= (quiet_until if begins else next_line)):
+            next_line = now + QUIET
+            stderr_console.say(line)
 
-    return tell
+    with Progress(*columns, console=stderr_console, disable=not stderr_console.is_terminal) as progress:
+        task = progress.add_task(text, total=None, note="")
+        yield progress, show
 
 
 @contextmanager
 def draw_training() -> Iterator[Callable[[str, dict[str, Any]], None]]:
     """A listener that draws training: a bar on a terminal, elsewhere a line now and then; lines for validations."""
-    with draw_bar(None, "training") as (progress, task):
-        tell = _lines(progress, at_once=True)
+    with bar("training", at_once=True) as (_, show):
 
         def listen(kind: str, values: dict[str, Any]) -> None:
             if kind == "step":
+                step, steps = values["step"], values["steps"]
                 loss = "" if values["loss"] is None else f"loss {values['loss']:.4f}  "
                 note = f"{loss}lr {values['lr']:.1e}  {values['images_per_second']:.0f} images/s"
-                progress.update(task, completed=values["step"], total=values["steps"], note=note)
-                is_last = values["step"] == values["steps"]
-                tell(f"step {values['step']} of {values['steps']}: {note}", "", due_now=is_last)
+                show(f"step {step} of {steps}: {note}", due=step == steps, completed=step, total=steps, note=note)
             elif kind == "validation":
                 mark = " (best)" if values["improved"] else ""
                 shown = ", ".join(f"{label} {values[name]:.4f}" for name, label in SHOWN.items() if name in values)
@@ -146,26 +126,26 @@ def draw_training() -> Iterator[Callable[[str, dict[str, Any]], None]]:
                 stderr_console.say(values["text"])
             elif kind == "testing":
                 text = f"measuring {values['images']:,} test images"
-                progress.update(task, description=text, note="")
-                tell(text, "", due_now=True)
+                show(text, due=True, description=text, note="")
             elif kind == "measuring":
-                progress.update(task, description=values["stage"], completed=values["done"], total=values["total"])
-                tell(f"{values['stage']}: {values['done']:,} of {values['total']:,}", "")
+                stage, done, total = values["stage"], values["done"], values["total"]
+                show(f"{stage}: {done:,} of {total:,}", description=stage, completed=done, total=total)
 
         yield listen
+
+
+def _listener(show: Callable[..., None]) -> Callable[[str, int, int], None]:
+    def listen(stage: str, done: int, total: int) -> None:
+        show(f"{stage}: {done:,} of {total:,}", stage, description=stage, completed=done, total=total)
+
+    return listen
 
 
 @contextmanager
-def draw_stages() -> Iterator[Callable[[str, int, int], None]]:
+def draw_stages(text: str = "") -> Iterator[Callable[[str, int, int], None]]:
     """What draws a stage, how much of it is done and how much there is: a bar on a terminal, elsewhere a few lines."""
-    with draw_bar(None, "") as (progress, task):
-        tell = _lines(progress, at_once=False)
-
-        def listen(stage: str, done: int, total: int) -> None:
-            progress.update(task, description=stage, completed=done, total=total)
-            tell(f"{stage}: {done:,} of {total:,}", stage)
-
-        yield listen
+    with bar(text) as (_, show):
+        yield _listener(show)
 
 
 @contextmanager
@@ -195,13 +175,7 @@ def draw_measuring(
         if group.rank > 0:
             yield RunOptions(**options, given=typed)
             return
-    with draw_bar(None, "preparing") as (progress, task):
-        tell = _lines(progress, at_once=False)
-
-        def listen(stage: str, done: int, total: int) -> None:
-            progress.start()  # again, after a result
-            progress.update(task, description=stage, completed=done, total=total)
-            tell(f"{stage}: {done:,} of {total:,}", stage)
+    with bar("preparing") as (progress, show):
 
         def pause(name: str, result: Any) -> None:
             progress.stop()
@@ -210,7 +184,7 @@ def draw_measuring(
             if finished is not None:
                 finished(name, result)
 
-        yield RunOptions(**options, listener=listen, say=stderr_console.say, finished=pause, given=typed)
+        yield RunOptions(**options, listener=_listener(show), say=stderr_console.say, finished=pause, given=typed)
 
 
 def keep_baselines(found: dict[str, dict[str, float]], out: Path) -> None:

@@ -1,34 +1,33 @@
-"""Commands that run a model, or read what one made."""
+"""Commands that run a model on images, or read what one measured."""
 
 import shlex
 import sys
-from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from aurank.cli.app import app
 from aurank.cli.drawing import console, keep_baselines
 from aurank.cli.options import (
-    BaselinesOption,
+    Baselines,
     Drawn,
     FitOn,
     Labels,
     ModelOption,
     ModelToRun,
     Postprocess,
+    argument,
     claimed_out,
     claiming,
     measuring,
+    option,
     whole_numbers,
 )
 from aurank.errors import UserError
 
 if TYPE_CHECKING:
-    from aurank.commands.report import Measurement
     from aurank.embedding import ImageSelection
-    from aurank.evaluation import Codes, ProbeResult, Report
+    from aurank.evaluation import ProbeResult
 
 _SIDES = ("data", "split", "protocol", "root", "query", "gallery")
 DEFAULT_RESAMPLES = 1000  # where a page is written: 0.25 s for 60,502 queries of 11,316 classes, 15 metrics
@@ -40,58 +39,32 @@ DEFAULT_RESAMPLES = 1000  # where a page is written: 0.25 s for 60,502 queries o
 def evaluate(
     *,
     model: ModelOption,
-    out: Annotated[
-        Path,
-        typer.Option(help="Folder for report.html, report.json, per_query.parquet, per_class.csv and pr_curve.png."),
-    ],
-    labels: Annotated[
-        Path | None, typer.Option(help="Labels (.npy) of an .npy of embeddings; qrels of --model trec:RUN.")
-    ] = None,
-    metrics: Annotated[
-        str | None, typer.Option(help="Metrics in place of the usual ones, such as mauprc,mrr@10.")
-    ] = None,
-    recall_at: Annotated[str | None, typer.Option(help="The k of Recall@k and precision@k, such as 1,10,100.")] = None,
-    distance: Annotated[str | None, typer.Option(help="cosine (the default), dot or euclidean.")] = None,
-    ties: Annotated[
-        str | None, typer.Option(help="How equal scores count: threshold (the default), optimistic or pessimistic.")
-    ] = None,
-    index: Annotated[str | None, typer.Option(help="Measure a faiss index too, such as IVF1024,Flat.")] = None,
-    backend: Annotated[
-        str | None, typer.Option(help="What counts: auto (the default), numba or torch; to the same digits.")
-    ] = None,
-    intervals: Annotated[
-        int | None,
-        typer.Option(help="Bootstrap resamples of the 95% intervals, 0 for none; default: 1000, with --no-report 0."),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the bootstrap.")] = 0,
-    max_memory: Annotated[str | None, typer.Option(help="Bound on the working memory, such as 1GiB.")] = None,
-    trec_run: Annotated[
-        Path | None, typer.Option(help="A .run file to write for trec_eval, with .qrels beside it.")
-    ] = None,
+    out: Path = option(
+        "Folder for report.html, report.json, per_query.parquet, per_class.csv and pr_curve.png.", default=...
+    ),
+    labels: Path | None = option("Labels (.npy) of an .npy of embeddings; qrels of --model trec:RUN."),
+    metrics: str | None = option("Metrics in place of the usual ones, such as mauprc,mrr@10."),
+    recall_at: str | None = option("The k of Recall@k and precision@k, such as 1,10,100."),
+    distance: str | None = option("cosine (the default), dot or euclidean."),
+    ties: str | None = option("How equal scores count: threshold (the default), optimistic or pessimistic."),
+    index: str | None = option("Measure a faiss index too, such as IVF1024,Flat."),
+    backend: str | None = option("What counts: auto (the default), numba or torch; to the same digits."),
+    intervals: int | None = option(
+        "Bootstrap resamples of the 95% intervals, 0 for none; default: 1000, with --no-report 0."
+    ),
+    seed: int = option("Seed of the bootstrap.", default=0),
+    max_memory: str | None = option("Bound on the working memory, such as 1GiB."),
+    trec_run: Path | None = option("A .run file to write for trec_eval, with .qrels beside it."),
     postprocess: Postprocess = None,
     fit_on: FitOn = None,
-    dims: Annotated[
-        str | None, typer.Option(help="Measure the first numbers of embeddings too, such as 64,128.")
-    ] = None,
-    precision: Annotated[
-        str | None, typer.Option(help="Measure coarser numbers too: float16, int8, binary, with commas.")
-    ] = None,
-    rescore: Annotated[
-        int | None, typer.Option(help="Score the best so many of those again in float32, such as 100.")
-    ] = None,
-    report: Annotated[
-        bool, typer.Option("--report/--no-report", help="Whether to write report.html, a page to look at.")
-    ] = True,
-    neighbours: Annotated[
-        int | None, typer.Option(help="Nearest images kept of each query; default: 10, with --no-report 0.")
-    ] = None,
-    show_class: Annotated[
-        list[str] | None, typer.Option(help="A class whose queries the page shows; may be given repeatedly.")
-    ] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the result of another command in --out.")
-    ] = False,
-    baselines: BaselinesOption = False,
+    dims: str | None = option("Measure the first numbers of embeddings too, such as 64,128."),
+    precision: str | None = option("Measure coarser numbers too: float16, int8, binary, with commas."),
+    rescore: int | None = option("Score the best so many of those again in float32, such as 100."),
+    report: bool = option("Whether to write report.html, a page to look at.", "--report/--no-report", default=True),
+    neighbours: int | None = option("Nearest images kept of each query; default: 10, with --no-report 0."),
+    show_class: list[str] | None = option("A class whose queries the page shows; may be given repeatedly."),
+    overwrite: bool = option("Replace the result of another command in --out.", "--overwrite", default=False),
+    baselines: Baselines = False,
     images: "ImageSelection",
     drawn: Drawn,
 ) -> None:
@@ -102,31 +75,38 @@ def evaluate(
     aurank evaluate --model timm:resnet18 --data folder:photos --out measured
     aurank evaluate --model embeddings:rows.npz --out measured
     """
-    from aurank.commands import evaluate_model, measure_baselines
+    from aurank.commands import evaluate_model, evaluation_page, measure_baselines
     from aurank.commands.baselines import require_images
     from aurank.commands.evaluate import require_free_run
     from aurank.evaluation.bootstrap import Resampling
     from aurank.evaluation.metrics import check_names
+    from aurank.evaluation.postprocessing import Codes
     from aurank.reporting.results import STEPS, require_free, require_same_command, write_results
 
     if baselines:
         require_images(model)
-    recalls = None if recall_at is None else whole_numbers("--recall-at", recall_at)
-    named = {"distance": distance, "ties": ties, "index": index, "backend": backend, "max_memory": max_memory}
+    if dims is None and precision is None and rescore is not None:
+        raise UserError(f"--rescore {rescore} goes with --dims or --precision, whose lists are scored again")
     report = report and not model.startswith("trec:")  # of cut lists there is little to see
-    lists = (10 if report else 0) if neighbours is None else neighbours
-    options: dict[str, Any] = {"recall_at": recalls, **named, "neighbours": lists or None}
-    options["metrics"] = None if metrics is None else check_names(metrics.split(","))
     resamples = (DEFAULT_RESAMPLES if report else 0) if intervals is None else intervals
+    lists = (10 if report else 0) if neighbours is None else neighbours
+    options: dict[str, Any] = {"distance": distance, "ties": ties, "index": index, "backend": backend}
+    options |= {"max_memory": max_memory, "neighbours": lists or None}
+    options["recall_at"] = None if recall_at is None else whole_numbers("--recall-at", recall_at)
+    options["metrics"] = None if metrics is None else check_names(metrics.split(","))
     options["resampling"] = Resampling(resamples, seed) if resamples else None
-    options["codes"] = _codes(dims, precision, rescore)
-    given = {name: value for name, value in options.items() if value is not None}
-    command = _command_as_typed()
+    if dims is not None or precision is not None:
+        widths = () if dims is None else whole_numbers("--dims", dims)
+        precisions = tuple(one.strip() for one in (precision or "float32").split(","))
+        options["codes"] = Codes(dims=widths, precisions=precisions, rescore=rescore)
+    options = {name: value for name, value in options.items() if value is not None}
+    # With its folder, as the same words mean other files elsewhere.
+    typed = shlex.join(["aurank", *(word for word in sys.argv[1:] if word != "--overwrite")])
+    command = f"cd {shlex.quote(str(Path.cwd()))} && {typed}"
     require_free(out)
     is_replaced = overwrite or require_same_command(out, command)
     if trec_run is not None:
         require_free_run(trec_run, is_replaced=is_replaced)
-
     beside_report: dict[str, Any] = {}
 
     def finished(name: str, result: Any) -> None:
@@ -134,54 +114,28 @@ def evaluate(
             beside_report[name] = result
             return
         made = result.made_by(command)
-        page, refused = _page(made, beside_report["measured"], show_class or ()) if report else (None, None)
+        page, refused = None, None
+        try:
+            page = evaluation_page(made, beside_report["measured"], classes=show_class or ()) if report else None
+        except UserError as error:  # for a class that is not there no numbers are given up
+            refused = error
         write_results(made, out, overwrite=overwrite, page=page)
-        if (steps := beside_report.get("postprocessing")) is not None:
-            steps.save(out / STEPS)
+        if "postprocessing" in beside_report:
+            beside_report["postprocessing"].save(out / STEPS)
         console.say(result)
         if refused is not None:
             raise refused
 
+    options |= {"images": images}
     files: dict[str, Any] = {"labels": labels, "trec_run": trec_run, "postprocess": postprocess, "fit_on": fit_on}
     with drawn(finished) as running:
-        result = evaluate_model(model, images, **files, running=running, **given)
+        result = evaluate_model(model, **files, running=running, **options)
         if running.group.rank > 0:
             return
-        beside = measure_baselines(model, result, images, running=running, **given) if baselines else None
+        beside = measure_baselines(model, result, running=running, **options) if baselines else None
     if beside is not None:
         keep_baselines(beside, out)
     console.say(f"written to {out / 'report.json'}" + (f", to look at: {out / 'report.html'}" if report else ""))
-
-
-def _page(report: "Report", measured: "Measurement", classes: Sequence[str]) -> tuple[str | None, UserError | None]:
-    """Return the page of a report, or why there is none: for a class that is not there no numbers are given up."""
-    from aurank.commands import evaluation_page
-
-    try:
-        return evaluation_page(report, measured, classes=classes), None
-    except UserError as error:
-        return None, error
-
-
-def _command_as_typed() -> str:
-    """Return the command with its folder, as the same words mean other files elsewhere, without --overwrite."""
-    typed = shlex.join(["aurank", *(argument for argument in sys.argv[1:] if argument != "--overwrite")])
-    return f"cd {shlex.quote(str(Path.cwd()))} && {typed}"
-
-
-def _codes(dims: str | None, precision: str | None, rescore: int | None) -> "Codes | None":
-    """Return what --dims, --precision and --rescore ask for."""
-    from aurank.evaluation.postprocessing import Codes
-
-    if dims is None and precision is None:
-        if rescore is not None:
-            raise UserError(f"--rescore {rescore} goes with --dims or --precision, whose lists are scored again")
-        return None
-    return Codes(
-        dims=() if dims is None else whole_numbers("--dims", dims),
-        precisions=("float32",) if precision is None else tuple(one.strip() for one in precision.split(",")),
-        rescore=rescore,
-    )
 
 
 @app.command()
@@ -189,12 +143,8 @@ def _codes(dims: str | None, precision: str | None, rescore: int | None) -> "Cod
 def embed(
     *,
     model: ModelToRun,
-    out: Annotated[
-        Path, typer.Option(help="The .npz file to write: embeddings, labels, ids, paths; or a folder, for parts.")
-    ],
-    shard_rows: Annotated[
-        int | None, typer.Option(help="Images of each part of a folder; default: 262144.", min=1)
-    ] = None,
+    out: Path = option("The .npz file to write: embeddings, labels, ids, paths; or a folder, for parts.", default=...),
+    shard_rows: int | None = option("Images of each part of a folder; default: 262144.", min=1),
     images: "ImageSelection",
     drawn: Drawn,
 ) -> None:
@@ -211,9 +161,7 @@ def embed(
 
     in_parts = out.suffix != ".npz" and (shard_rows is not None or not out.suffix)
     if shard_rows is not None and not in_parts:
-        raise UserError(
-            f"--shard-rows {shard_rows} is for a folder of parts, and --out {out} is one file: name a folder"
-        )
+        raise UserError(f"--shard-rows {shard_rows} is for a folder of parts, and --out {out} is a file: name a folder")
     if in_parts:
         require_folder(out)
     else:
@@ -238,11 +186,9 @@ def embed(
 @claiming()
 def pairs(
     *,
-    model: Annotated[str, typer.Option("--model", help="aurank:DIR/best of a run with model.text.")],
-    out: Annotated[Path, typer.Option(help="Folder for two_way/GROUP and zero_shot.json.")],
-    prompt: Annotated[
-        list[str] | None, typer.Option(help="A sentence with {} for the class; may be given repeatedly.")
-    ] = None,
+    model: str = option("aurank:DIR/best of a run with model.text.", "--model", default=...),
+    out: Path = option("Folder for two_way/GROUP and zero_shot.json.", default=...),
+    prompt: list[str] | None = option("A sentence with {} for the class; may be given repeatedly."),
     images: "ImageSelection",
     drawn: Drawn,
 ) -> None:
@@ -270,11 +216,11 @@ def pairs(
 def probe(
     *,
     model: ModelOption,
-    out: Annotated[Path, typer.Option(help="Folder for knn.json and linear_probe.json.")],
-    protocol: Annotated[list[str] | None, typer.Option(help="knn or linear_probe; default: both.")] = None,
+    out: Path = option("Folder for knn.json and linear_probe.json.", default=...),
+    protocol: list[str] | None = option("knn or linear_probe; default: both."),
     labels: Labels = None,
-    k: Annotated[int | None, typer.Option("--k", help="Neighbours that vote; default: 200, or all there are.")] = None,
-    seeds: Annotated[str | None, typer.Option(help="Seeds of the draws, such as 0,1,2.")] = None,
+    k: int | None = option("Neighbours that vote; default: 200, or all there are.", "--k"),
+    seeds: str | None = option("Seeds of the draws, such as 0,1,2."),
     images: "ImageSelection",
     drawn: Drawn,
 ) -> None:
@@ -300,3 +246,100 @@ def probe(
 
     with drawn(finished) as running:
         probe_model(model, images, protocols=protocols, labels=labels, k=k, seeds=numbers, running=running)
+
+
+@app.command()
+@claiming(is_file=True)
+def compare(
+    reports: list[str] = argument(
+        "Two or more report.json of the same queries, or their folders; then changes of --data.", default=...
+    ),
+    *,
+    out: Path = option("The page to write.", default=Path("compare.html")),
+    metric: str = option("What is compared, such as mauprc or recall@1.", default="mauprc"),
+    resamples: int = option("Bootstrap resamples of intervals and p-values.", default=10_000),
+    seed: int = option("Seed of the bootstrap.", default=0),
+    most: int = option("How many queries to list, those that changed most.", default=10, min=0),
+    force: bool = option("Compare although protocols or distances differ.", "--force", default=False),
+    data: str | None = option("READER:PATH of the images, or a configuration; for pictures."),
+    split: str | None = option("The split that was measured: train, val, test or all."),
+    protocol: str | None = option("In place of --data: the protocol that was followed."),
+    root: Path | None = option("Folder of the protocol's data, or the one that paths of tables start from."),
+    query: Path | None = option("In place of --data: the table of the queries."),
+    gallery: Path | None = option("In place of --data: the table of the gallery."),
+) -> None:
+    """Say whether other models are better than the first, and where.
+
+    \b
+    aurank compare runs/before runs/after
+    aurank compare before after --data folder:photos --out compare.html
+    """
+    from aurank.commands import compare_reports
+    from aurank.embedding import ImageSelection
+
+    chances = {"resamples": resamples, "seed": seed}
+    overrides = [word for word in reports if word.startswith("data.") and "=" in word]
+    paths = [Path(word) for word in reports if word not in overrides]
+    images = ImageSelection(data, split, protocol, root, query, gallery, overrides)
+    found = compare_reports(paths, out=out, images=images, metric=metric, most=most, force=force, **chances)
+    for name, comparison in found.items():
+        if len(found) > 1:
+            console.say(f"{name} against the first:")
+        console.say(comparison)
+    console.say(f"written to {out}")
+
+
+@app.command()
+@measuring(*_SIDES)
+@claiming()
+def calibrate(
+    report: str | None = argument("A report.json, or the folder that holds it.", "REPORT"),
+    *,
+    model: str | None = option("Instead of a report: a model, as for evaluate; counts all pairs.", "--model"),
+    precision: float | None = option("The part of the matches that has to be right, such as 0.99."),
+    false_match_rate: float | None = option("Instead: the part of the negative pairs that may match, such as 1e-4."),
+    labels: Labels = None,
+    postprocess: Postprocess = None,
+    fit_on: FitOn = None,
+    distance: str | None = option("With --model: cosine (the default), dot or euclidean."),
+    max_memory: str | None = option("With --model: bound on the working memory, such as 1GiB."),
+    out: Path | None = option("Folder for calibrate.html, calibration.csv and calibration.json."),
+    images: "ImageSelection",
+    drawn: Drawn,
+) -> None:
+    """Find the score from which on a match is right often enough.
+
+    \b
+    aurank calibrate measured --precision 0.99 --out calibrated
+    aurank calibrate --model embeddings:rows.npz --false-match-rate 1e-4
+    """
+    from aurank.commands import calibrate_model
+    from aurank.evaluation import Report, calibrate_report
+    from aurank.evaluation.calibration.calibrate import Aim
+    from aurank.reporting.calibration_page import require_free_calibration, write_calibration
+
+    if model is not None and report is not None:  # a change of the data section stands where a report would
+        images, report = replace(images, overrides=[report, *images.overrides]), None
+    if precision is None and false_match_rate is None:
+        raise UserError("what has to be reached? Give --precision 0.99 or --false-match-rate 1e-4")
+    if model is None and report is None:
+        raise UserError("name a report, such as DIR/report.json, or a model as for evaluate: --model embeddings:FILE")
+    aim = vars(Aim(precision, false_match_rate))
+    if out is not None:
+        require_free_calibration(out)
+    named = {"labels": labels, "postprocess": postprocess, "fit_on": fit_on}
+    named |= {"distance": distance, "max_memory": max_memory}
+    given: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
+    with drawn() as running:
+        if model is not None:
+            found = calibrate_model(model, images, **aim, running=running, **given)
+        else:
+            typed = [f"--{name.replace('_', '-')} {value}" for name, value in given.items()]
+            if refused := [*images.given, *typed, *running.given]:
+                raise UserError(f"{refused[0]} has no use with a report, which says what was measured: drop it")
+            path = Path(str(report))
+            found = calibrate_report(Report.load(path / "report.json" if path.is_dir() else path), **aim)
+    console.say(found)
+    if out is not None:
+        write_calibration(found, out, of=model or str(report))
+        console.say(f"written to {out / 'calibration.json'}, to look at: {out / 'calibrate.html'}")

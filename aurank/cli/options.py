@@ -1,4 +1,4 @@
-"""Options that several commands share."""
+"""Options, and what several commands share of them."""
 
 import inspect
 import os
@@ -17,72 +17,80 @@ from aurank.files import claimed
 if TYPE_CHECKING:
     from aurank.distributed import ProcessGroup
 
-ConfigFile = Annotated[str, typer.Argument(help="A YAML file, or the name of a shipped one (aurank ls).")]
-Overrides = Annotated[list[str] | None, typer.Argument(help="Dotted overrides, such as optim.lr=1e-4.")]
+Decorator = Callable[[Callable[..., None]], Callable[..., None]]
+Drawn = Callable[..., AbstractContextManager[Any]]
+"""Draws how a model is run, and gives its `RunOptions`; takes what is to be called with each result."""
+
 MODELS = (
     "aurank:DIR/best, timm:NAME[,pretrained=false], open_clip:NAME, transformers:NAME, onnx:FILE, safetensors:FILE, "
     "torchexport:FILE, python:MODULE:FUNCTION"
 )
-SAVED = "embeddings:FILE (.npz, or .npy with --labels)"
-ModelOption = Annotated[str, typer.Option("--model", help=f"{MODELS}, or {SAVED}.")]
-Labels = Annotated[Path | None, typer.Option(help="Labels (.npy) of an .npy of embeddings.")]
-FitOn = Annotated[Path | None, typer.Option(help="Embeddings (.npz) to fit the steps on; default: the split train.")]
-Postprocess = Annotated[
-    str | None,
-    typer.Option(help='Steps such as "whiten:dim=128, query_expansion:k=5", or a .safetensors of them.'),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON in place of a table.")]
-AllowIndexCode = Annotated[bool, typer.Option("--allow-code", help="Trust the model of the index: let its code run.")]
-ModelToRun = Annotated[str, typer.Option("--model", help=f"{MODELS}.")]
-BaselinesOption = Annotated[
-    bool,
-    typer.Option("--baselines", help="Measure chance, raw pixels and the untrained network too, into baselines.json."),
-]
-CacheOption = Annotated[
-    Path | None,
-    typer.Option(help="Folder of the embedding cache; default $AURANK_CACHE, else ~/.cache/aurank/embeddings."),
-]
 
 
-def _option(kind: Any, text: str, *names: str, **limits: Any) -> Any:
-    """An option that is not given unless typed, with its help."""
+def option(text: str, *names: str, default: Any = None, **limits: Any) -> Any:
+    """An option with its help; `default=...` makes it required."""
+    return typer.Option(default, *names, help=text, **limits)
+
+
+def argument(text: str, metavar: str | None = None, *, default: Any = None) -> Any:
+    """An argument with its help; `default=...` makes it required."""
+    return typer.Argument(default, metavar=metavar, help=text)
+
+
+def _shared(kind: Any, text: str, *names: str, **limits: Any) -> Any:
     return Annotated[kind, typer.Option(*names, help=text, **limits)]
 
 
+ConfigFile = Annotated[str, typer.Argument(help="A YAML file, or the name of a shipped one (aurank ls).")]
+Overrides = Annotated[list[str] | None, typer.Argument(help="Dotted overrides, such as optim.lr=1e-4.")]
+ModelOption = _shared(str, f"{MODELS}, or embeddings:FILE (.npz, or .npy with --labels).", "--model")
+ModelToRun = _shared(str, f"{MODELS}.", "--model")
+Labels = _shared(Path | None, "Labels (.npy) of an .npy of embeddings.")
+FitOn = _shared(Path | None, "Embeddings (.npz) to fit the steps on; default: the split train.")
+Postprocess = _shared(str | None, 'Steps such as "whiten:dim=128, query_expansion:k=5", or a .safetensors of them.')
+AsJson = _shared(bool, "Print JSON in place of a table.", "--json")
+AllowIndexCode = _shared(bool, "Trust the model of the index: let its code run.", "--allow-code")
+Baselines = _shared(
+    bool, "Measure chance, raw pixels and the untrained network too, into baselines.json.", "--baselines"
+)
+Cache = _shared(Path | None, "Folder of the embedding cache; default $AURANK_CACHE, else ~/.cache/aurank/embeddings.")
+IndexFolder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of the index.")]
+Roots = _shared(
+    list[Path] | None,
+    "Where the images are now, if they were moved; again for each place they came from.",
+    "--root",
+)
 # The fields of `ImageSelection`, and how they are given.
 _IMAGES = {
-    "data": _option(
+    "data": _shared(
         str | None,
         "READER:PATH such as folder:photos, or a configuration; default: what an aurank: model was trained on.",
         "--data",
     ),
-    "split": _option(str | None, "train, val, test or all; default: test, for an index all."),
-    "protocol": _option(str | None, "A named protocol, such as sop; its data is in --root."),
-    "root": _option(Path | None, "Folder of the protocol's data, or the one that paths of tables start from."),
-    "query": _option(Path | None, "Table (csv, parquet) of the queries; needs --gallery."),
-    "gallery": _option(Path | None, "Table (csv, parquet) of the gallery."),
-    "seeds": _option(str | None, "Seeds of a protocol's draws, such as 0,1,2."),
+    "split": _shared(str | None, "train, val, test or all; default: test, for an index all."),
+    "protocol": _shared(str | None, "A named protocol, such as sop; its data is in --root."),
+    "root": _shared(Path | None, "Folder of the protocol's data, or the one that paths of tables start from."),
+    "query": _shared(Path | None, "Table (csv, parquet) of the queries; needs --gallery."),
+    "gallery": _shared(Path | None, "Table (csv, parquet) of the gallery."),
+    "seeds": _shared(str | None, "Seeds of a protocol's draws, such as 0,1,2."),
 }
 # How a model is run.
 _RUN = {
-    "batch": _option(int | None, "Images embedded at once; default: the configuration's, else 256.", min=1),
-    "device": _option(str | None, "Such as cuda:1 or cpu; default: cuda where there is one."),
-    "bf16": _option(bool, "Embed in bfloat16, faster on GPUs and processors that have it.", "--bf16"),
-    "cache": CacheOption,
-    "no_cache": _option(bool, "Read no embeddings from the cache, and keep none.", "--no-cache"),
-    "allow_code": _option(
+    "batch": _shared(int | None, "Images embedded at once; default: the configuration's, else 256.", min=1),
+    "device": _shared(str | None, "Such as cuda:1 or cpu; default: cuda where there is one."),
+    "bf16": _shared(bool, "Embed in bfloat16, faster on GPUs and processors that have it.", "--bf16"),
+    "cache": Cache,
+    "no_cache": _shared(bool, "Read no embeddings from the cache, and keep none.", "--no-cache"),
+    "allow_code": _shared(
         bool, "Trust --model: python: and torchexport: run code, and so may options.", "--allow-code"
     ),
 }
 _OVERRIDES = Annotated[list[str] | None, typer.Argument(help="Changes of the data section, such as data.workers=4.")]
 
-Drawn = Callable[..., AbstractContextManager[Any]]
-"""Draws how a model is run, and gives its `RunOptions`; takes what is to be called with each result."""
-
 
 def measuring(
     *chosen: str, allow_code: bool = True, caching: bool = True, bf16: bool = False, joined: bool = False
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
+) -> Decorator:
     """Give a command the options that say which images are measured and how the model is run.
 
     The command is called with an `ImageSelection` as `images`, of the fields `chosen` and overrides, and a `Drawn` as
@@ -91,10 +99,8 @@ def measuring(
     Args:
         joined: several processes that are launched for the command share its images, and rank 0 alone prints.
     """
-
-    left_out = (() if allow_code else ("allow_code",)) + (() if caching else ("cache", "no_cache"))
-    left_out += () if bf16 else ("bf16",)
-    run = {name: kind for name, kind in _RUN.items() if name not in left_out}
+    has = {"allow_code": allow_code, "cache": caching, "no_cache": caching, "bf16": bf16}
+    run = {name: kind for name, kind in _RUN.items() if has.get(name, True)}
     shared = {**{name: _IMAGES[name] for name in chosen}, **run, "overrides": _OVERRIDES}
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -121,12 +127,20 @@ def measuring(
     return decorate
 
 
-def claiming(*, is_file: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Let a command begin only where no other command writes to its --out.
+@contextmanager
+def _launched() -> Iterator["ProcessGroup | None"]:
+    """A context with the group of the processes that were launched, None for one alone; all fail with one of them."""
+    if "MASTER_ADDR" not in os.environ:  # torch need not be imported
+        yield None
+        return
+    from aurank.distributed import joined
 
-    Args:
-        is_file: --out is a file, and not a folder.
-    """
+    with joined("6h") as group, group.failing_together():
+        yield group if group.size > 1 else None
+
+
+def claiming(*, is_file: bool = False) -> Decorator:
+    """Let a command begin only where no other command writes to its --out, a folder or a file."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @wraps(command)
@@ -140,31 +154,15 @@ def claiming(*, is_file: bool = False) -> Callable[[Callable[..., None]], Callab
 
 
 def claimed_out(out: Path | None, *, is_file: bool = False) -> AbstractContextManager[None]:
-    """Return a context in which no other command writes to `out`; of several processes the first claims it.
-
-    Raises:
-        UserError: another command writes there; the line names its process.
-    """
+    """Return a context in which no other command writes to `out`; of several processes the first claims it."""
     if out is None or os.environ.get("RANK", "0") != "0":
         return nullcontext()
     return claimed(out, is_file=is_file)
 
 
-@contextmanager
-def _launched() -> Iterator["ProcessGroup | None"]:
-    """A context with the group of the processes that were launched, None for one alone; all fail with one of them."""
-    if "MASTER_ADDR" not in os.environ:  # torch need not be imported
-        yield None
-        return
-    from aurank.distributed import joined
-
-    with joined("6h") as group, group.failing_together():
-        yield group if group.size > 1 else None
-
-
-def whole_numbers(option: str, text: str) -> tuple[int, ...]:
+def whole_numbers(name: str, text: str) -> tuple[int, ...]:
     """Return the numbers in "1,10,100"; raise UserError naming the option for anything else."""
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise UserError(f"{option} {text!r}: expected whole numbers and commas, such as 1,10,100") from None
+        raise UserError(f"{name} {text!r}: expected whole numbers and commas, such as 1,10,100") from None

@@ -1,27 +1,34 @@
-"""Commands that make an index of images, change it and search it."""
+"""Commands that make an index of images, and search it."""
 
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from aurank.cli.app import app, index_app
-from aurank.cli.drawing import announced, console, draw_bar, one_name, stderr_console
-from aurank.cli.options import AllowIndexCode, AsJson, Drawn, FitOn, ModelToRun, Postprocess, measuring
+from aurank.cli.drawing import console, draw_stages, one_name, stderr_console
+from aurank.cli.options import (
+    AllowIndexCode,
+    AsJson,
+    Drawn,
+    FitOn,
+    IndexFolder,
+    ModelToRun,
+    Postprocess,
+    Roots,
+    argument,
+    measuring,
+    option,
+)
 from aurank.errors import UserError
 
 if TYPE_CHECKING:
     from aurank.commands import PhotoHits
     from aurank.embedding import ImageSelection
 
-Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of the index.")]
-Roots = Annotated[
-    list[Path] | None,
-    typer.Option("--root", help="Where the images are now, if they were moved; again for each place they came from."),
-]
-WIDEST = 40  # characters of a class in a table
+_WIDEST = 40  # characters of a class in a table
 
 
 @index_app.command("build")
@@ -29,18 +36,16 @@ WIDEST = 40  # characters of a class in a table
 def build(
     *,
     model: ModelToRun,
-    out: Annotated[Path, typer.Option(help="The folder to write.")],
-    factory: Annotated[
-        str, typer.Option("--index", help="A faiss index: Flat is exact; IVF64,Flat or HNSW32 are approximate.")
-    ] = "Flat",
-    distance: Annotated[str, typer.Option(help="cosine, dot or euclidean.")] = "cosine",
+    out: Path = option("The folder to write.", default=...),
+    index: str = option(
+        "A faiss index: Flat is exact; IVF64,Flat or HNSW32 are approximate.", "--index", default="Flat"
+    ),
+    distance: str = option("cosine, dot or euclidean.", default="cosine"),
     postprocess: Postprocess = None,
     fit_on: FitOn = None,
-    embeddings: Annotated[
-        Path | None, typer.Option(help="What aurank embed wrote of the same model and images, which is taken instead.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the index's training, and of the images it is measured with.")] = 0,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an index that is there.")] = False,
+    embeddings: Path | None = option("What aurank embed wrote of the same model and images, which is taken instead."),
+    seed: int = option("Seed of the index's training, and of the images it is measured with.", default=0),
+    overwrite: bool = option("Replace an index that is there.", "--overwrite", default=False),
     images: "ImageSelection",
     drawn: Drawn,
 ) -> None:
@@ -53,35 +58,18 @@ def build(
     """
     from aurank.commands import build_index
 
-    with drawn() as running, announced("loading the model and the images"):
-        made = build_index(
-            model,
-            images,
-            out=out,
-            factory=factory,
-            distance=distance,
-            postprocess=postprocess,
-            fit_on=fit_on,
-            embeddings=embeddings,
-            overwrite=overwrite,
-            seed=seed,
-            running=running,
-        )
-    if made is None:
-        return
-    console.say(made.description)
-    console.say(f"written to {out}")
+    with drawn() as running:
+        steps = {"postprocess": postprocess, "fit_on": fit_on, "embeddings": embeddings}
+        how = {"factory": index, "distance": distance, "overwrite": overwrite, "seed": seed, "running": running}
+        made = build_index(model, images, out=out, **steps, **how)
+    if made is not None:
+        console.say(made.description)
+        console.say(f"written to {out}")
 
 
 @index_app.command("add")
 @measuring("data", "split")
-def add(
-    *,
-    folder: Folder,
-    roots: Roots = None,
-    images: "ImageSelection",
-    drawn: Drawn,
-) -> None:
+def add(*, folder: IndexFolder, roots: Roots = None, images: "ImageSelection", drawn: Drawn) -> None:
     """Add images, and embed again those whose files have changed.
 
     \b
@@ -97,14 +85,10 @@ def add(
 
 @index_app.command("remove")
 def remove(
-    folder: Folder,
-    paths: Annotated[
-        list[str] | None, typer.Argument(metavar="PATH", help="As search shows them; - reads them from stdin.")
-    ] = None,
-    classes: Annotated[
-        list[str] | None, typer.Option("--class", help="All images of a class; may be given repeatedly.")
-    ] = None,
-    missing: Annotated[bool, typer.Option("--missing", help="Images whose files are gone.")] = False,
+    folder: IndexFolder,
+    paths: list[str] | None = argument("As search shows them; - reads them from stdin.", "PATH"),
+    classes: list[str] | None = option("All images of a class; may be given repeatedly.", "--class"),
+    missing: bool = option("Images whose files are gone.", "--missing", default=False),
     roots: Roots = None,
 ) -> None:
     """Remove images, by path, by class or because they are gone.
@@ -124,23 +108,17 @@ def remove(
 
 @app.command()
 def search(
-    folder: Folder,
-    photos: Annotated[
-        list[str], typer.Argument(metavar="PHOTO", help="Images, folders, zips; - reads a list of them from stdin.")
-    ],
-    k: Annotated[int, typer.Option("--k", help="How many images to find for each photo.")] = 10,
-    threshold: Annotated[
-        float | None, typer.Option(help="Leave out what scores less, as aurank calibrate finds it.")
-    ] = None,
-    classes: Annotated[
-        list[str] | None, typer.Option("--class", help="Find images of this class alone; may be given repeatedly.")
-    ] = None,
-    exact: Annotated[bool, typer.Option("--exact", help="Search exactly although the index is approximate.")] = False,
+    folder: IndexFolder,
+    photos: list[str] = argument("Images, folders, zips; - reads a list of them from stdin.", "PHOTO", default=...),
+    k: int = option("How many images to find for each photo.", "--k", default=10),
+    threshold: float | None = option("Leave out what scores less, as aurank calibrate finds it."),
+    classes: list[str] | None = option("Find images of this class alone; may be given repeatedly.", "--class"),
+    exact: bool = option("Search exactly although the index is approximate.", "--exact", default=False),
     as_json: AsJson = False,
-    html: Annotated[Path | None, typer.Option(help="A page (.html) to write, with pictures.")] = None,
+    html: Path | None = option("A page (.html) to write, with pictures."),
     roots: Roots = None,
-    batch: Annotated[int, typer.Option(min=1, help="Photos embedded at once.")] = 64,
-    device: Annotated[str | None, typer.Option(help="Such as cuda:1 or cpu; default: cuda where there is one.")] = None,
+    batch: int = option("Photos embedded at once.", default=64, min=1),
+    device: str | None = option("Such as cuda:1 or cpu; default: cuda where there is one."),
     allow_code: AllowIndexCode = False,
 ) -> None:
     """Find the images of an index that are nearest to photos.
@@ -159,52 +137,72 @@ def search(
         require_writable(html, suffix=".html", option="--html")
     chosen = str(RunOptions(device=device).torch_device)
     wanted = _with_stdin(photos)
-    index = ImageIndex.open(folder, roots=roots or [], device=chosen, allow_code=allow_code)
-    with (
-        draw_bar(None, "loading the model") as (progress, task),
-        announced("loading the model and the photos") as loaded,
-    ):
-
-        def draw(done: int, total: int) -> None:
-            loaded()
-            progress.update(task, description="searching", completed=done, total=total)
-
-        among = classes or None
+    opened = ImageIndex.open(folder, roots=roots or [], device=chosen, allow_code=allow_code)
+    with draw_stages("loading the model") as draw:
         found = search_photos(
-            index, wanted, k, threshold=threshold, classes=among, exact=exact, batch=batch, progress=draw
+            opened,
+            wanted,
+            k,
+            threshold=threshold,
+            classes=classes or None,
+            exact=exact,
+            batch=batch,
+            progress=lambda done, total: draw("searching", done, total),
         )
     if html is not None:
-        options = [("images of a list", str(k))]
+        options = [("images of a list", str(k)), *(("class", name) for name in classes or [])]
         options += [] if threshold is None else [("least score", str(threshold))]
-        options += [("class", name) for name in classes or []]
-        page = results_page(index, found, options)
-        write_text(html, page)
+        write_text(html, results_page(opened, found, options))
     if as_json:
-        typer.echo(results_json(index, found))
+        typer.echo(results_json(opened, found))
     else:
         _print_lists(found)
-        console.say(f"searched {index.description}{'; searched exactly' if exact else ''}")
-    if k > len(index):
-        stderr_console.say(f"--k {k} asks for more than the {len(index)} images of the index: all are listed")
+        console.say(f"searched {opened.description}{'; searched exactly' if exact else ''}")
+    if k > len(opened):
+        stderr_console.say(f"--k {k} asks for more than the {len(opened)} images of the index: all are listed")
     if html is not None:
         stderr_console.say(f"written to {html}")
     if any(one.error for one in found):
         raise SystemExit(2)
 
 
+@app.command()
+def serve(
+    folder: IndexFolder,
+    host: str = option("An address of this machine; 0.0.0.0 is all of them.", default="127.0.0.1"),
+    port: int = option("Of the page's address; 0 takes a free one.", default=8000),
+    roots: Roots = None,
+    device: str | None = option("Where the model runs, such as cuda; default: cpu."),
+    allow_code: AllowIndexCode = False,
+) -> None:
+    """Search an index from a page in the browser, until Ctrl+C.
+
+    Programs use its JSON API, which /openapi.json describes.
+
+    \b
+    aurank serve index --port 8000
+    """
+    from aurank.serving import Served, serve
+
+    def started(served: Served) -> None:
+        console.say(f"{served.images:,} images at {served.address} (Ctrl+C ends)")
+        if not served.is_local:
+            stderr_console.say("Whoever reaches this machine can search and see the images: there is no password.")
+
+    serve(folder, roots=roots or [], host=host, port=port, device=device, allow_code=allow_code, started=started)
+
+
 def _with_stdin(given: Sequence[str]) -> list[str]:
     """Return the arguments, - replaced by the lines of stdin."""
     from aurank.data.photos import read_list
 
-    found: list[str] = []
-    for one in given:
-        found += read_list(sys.stdin.buffer.read()) if one == "-" else [one]
-    return found
+    lists = [read_list(sys.stdin.buffer.read()) if one == "-" else [one] for one in given]
+    return [one for several in lists for one in several]
 
 
 def _print_lists(found: "Sequence[PhotoHits]") -> None:
     names = [one_name(hit.class_name) for one in found for hit in one.hits]
-    width = min(WIDEST, max(map(len, names), default=0))
+    width = min(_WIDEST, max(map(len, names), default=0))
     width = max(width, len("class")) if width else 0
     scores = max([len("score"), *(len(f"{hit.score:.4f}") for one in found for hit in one.hits)])
     for one in found:

@@ -1,31 +1,41 @@
-"""Commands that train."""
+"""Commands that train, that look at configurations, and that make something of a trained model."""
 
 import json
 import shlex
+import shutil
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING
 
 import typer
 from rich.table import Table
 
 from aurank.cli.app import app
 from aurank.cli.drawing import console, draw_measuring, draw_training, keep_baselines, stderr_console
-from aurank.cli.options import AsJson, BaselinesOption, ConfigFile, Overrides, claiming
+from aurank.cli.options import (
+    AsJson,
+    Baselines,
+    ConfigFile,
+    Drawn,
+    Overrides,
+    argument,
+    claiming,
+    measuring,
+    option,
+)
 from aurank.errors import UserError
+
+if TYPE_CHECKING:
+    from aurank.embedding import ImageSelection
 
 
 @app.command()
 def train(
     config: ConfigFile,
     overrides: Overrides = None,
-    out: Annotated[Path | None, typer.Option(help="Folder to write; default: runs/mine for mine.yaml.")] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the last checkpoint in --out; without one, begin.")
-    ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Build everything, run two batches, write nothing.")
-    ] = False,
-    baselines: BaselinesOption = False,
+    out: Path | None = option("Folder to write; default: runs/mine for mine.yaml."),
+    resume: bool = option("Go on from the last checkpoint in --out; without one, begin.", "--resume", default=False),
+    dry_run: bool = option("Build everything, run two batches, write nothing.", "--dry-run", default=False),
+    baselines: Baselines = False,
 ) -> None:
     """Train an embedding from a configuration.
 
@@ -46,16 +56,15 @@ def train(
             raise UserError("--baselines has no use with --dry-run, which measures nothing: give one of them")
         console.say(rehearse(settings))
         return
-    out = out or Path("runs") / Path(config).stem
     with draw_training() as listener:
-        result = train(settings, out, resume, listener=listener)
-    left_out = ", ".join(f"{count} of {split}" for split, count in result.skipped.items() if count)
-    if left_out and result.is_main:
-        stderr_console.say(f"skipped, unreadable: {left_out}")
+        result = train(settings, out or Path("runs") / Path(config).stem, resume, listener=listener)
+    if result.is_main:
+        if left_out := ", ".join(f"{count} of {split}" for split, count in result.skipped.items() if count):
+            stderr_console.say(f"skipped, unreadable: {left_out}")
+        if result.stopped_by is not None:
+            text = f"stopped by a signal after step {result.steps}; everything is saved, go on with --resume"
+            stderr_console.say(text)
     if result.stopped_by is not None:
-        if result.is_main:
-            where = f"stopped by a signal after step {result.steps}"
-            stderr_console.say(f"{where}; everything is saved, go on with --resume")
         raise SystemExit(128 + result.stopped_by)
     if not result.is_main:
         return
@@ -75,8 +84,8 @@ def train(
 def profile(
     config: ConfigFile,
     overrides: Overrides = None,
-    steps: Annotated[int, typer.Option(help="Steps to measure, after a warm-up.", min=1)] = 50,
-    trace: Annotated[Path | None, typer.Option(help="A trace (.json) to write, for Chrome or Perfetto.")] = None,
+    steps: int = option("Steps to measure, after a warm-up.", default=50, min=1),
+    trace: Path | None = option("A trace (.json) to write, for Chrome or Perfetto."),
     as_json: AsJson = False,
 ) -> None:
     """Tell where the time of a training step goes.
@@ -104,7 +113,7 @@ def profile(
 
 @app.command()
 @claiming()
-def demo(out: Annotated[Path, typer.Option(help="Folder for demo.json and the run.")] = Path("runs/demo")) -> None:
+def demo(out: Path = option("Folder for demo.json and the run.", default=Path("runs/demo"))) -> None:
     """Train on scikit-learn's digits, in half a minute.
 
     Prints how the model compares with raw pixels and with the untrained network.
@@ -126,3 +135,115 @@ def demo(out: Annotated[Path, typer.Option(help="Folder for demo.json and the ru
     console.say(f"written to {out / 'demo.json'}")
     shown = shlex.join(["aurank", "evaluate", "--model", f"aurank:{out / 'run/best'}", "--out", str(out / "measured")])
     console.say(f"next, a page to look at: {shown}")
+
+
+@app.command()
+@claiming()
+def average(
+    runs: list[str] = argument("Folders of runs, or DIR/best, DIR/last.", "RUN", default=...),
+    out: Path = option("Folder to make, with best.safetensors in it.", default=...),
+) -> None:
+    """Average the weights of several trainings of one network.
+
+    They began at one network and differ in their training alone, such as seed, loss or rate. What is written is
+    loaded, measured, searched with and exported like the best of a run.
+
+    \b
+    aurank average runs/first runs/second runs/third --out runs/average
+    aurank evaluate --model aurank:runs/average/best --out measured
+    """
+    from aurank.commands import average_models
+
+    written = average_models(runs, out)
+    console.say(f"written to {out}: {written.name}, the average of {len(runs)} models")
+
+
+@app.command()
+@measuring("data", "split", allow_code=False, caching=False)
+@claiming()
+def export(
+    checkpoint: str = argument("DIR/best of a run, such as runs/mine/best.", default=...),
+    *,
+    to: str = option("onnx, torchexport, safetensors, or hf, a folder that timm loads.", default=...),
+    out: Path = option("Folder to make, of the model, README.md and export.json.", default=...),
+    int8: bool = option("Write an ONNX graph of 8 bits too, and say what it loses.", "--int8", default=False),
+    licence: str | None = option("Licence named in README.md, such as mit.", "--license"),
+    overwrite: bool = option("Replace an earlier export in --out.", "--overwrite", default=False),
+    images: "ImageSelection",
+    drawn: Drawn,
+) -> None:
+    """Write a trained model for use elsewhere, checked on images.
+
+    The file must give the checkpoint's embeddings of the test images, or those of --data; else nothing is written.
+
+    \b
+    aurank export runs/mine/best --to onnx --int8 --out exported/onnx
+    aurank export runs/mine/best --to hf --license mit --out exported/timm
+    """
+    from aurank.commands import export_model
+    from aurank.commands.export import require_target
+
+    target = require_target(to)
+    with drawn() as running:
+        given = {"images": images, "int8": int8, "licence": licence, "overwrite": overwrite}
+        exported = export_model(checkpoint, target, out, running=running, **given)  # type: ignore[arg-type]
+    console.say(exported)
+
+
+@app.command()
+def config(file: ConfigFile, overrides: Overrides = None) -> None:
+    """Print a configuration resolved, or every error in it.
+
+    No data is read.
+
+    \b
+    aurank config mine.yaml optim.lr=1e-3
+    """
+    from aurank.config import dump_config
+    from aurank.training import read_config
+
+    console.print(dump_config(read_config(file, overrides or [])), end="", highlight=False, markup=False)
+
+
+@app.command()
+def ls(wanted: str = argument("Only those with this text in their line.", "FILTER", default="")) -> None:
+    """List the shipped configurations.
+
+    \b
+    aurank ls soprc
+    """
+    from aurank.config import shipped_configs
+
+    table = Table("name", "about", box=None)
+    for name, path in sorted(shipped_configs().items()):
+        about = path.read_text(encoding="utf-8").splitlines()[0].removeprefix("#").strip()
+        if wanted.lower() in f"{name}\n{about}".lower():
+            table.add_row(name, about)
+    if not table.rows:
+        raise UserError(f"no shipped configuration has {wanted!r} in its name or first line; aurank ls lists them all")
+    console.print(table)
+
+
+@app.command()
+def cp(
+    name: str = argument("A name printed by aurank ls.", default=...),
+    to: Path = argument("The file or folder to write to.", default=...),
+) -> None:
+    """Copy a shipped configuration, to change it.
+
+    \b
+    aurank cp digits/soprc mine.yaml
+    """
+    from aurank.config import shipped_configs
+
+    shipped = shipped_configs()
+    if name not in shipped:
+        raise UserError(f"no shipped configuration {name!r}; expected one of {', '.join(shipped)}")
+    target = to / f"{Path(name).name}.yaml" if to.is_dir() else to
+    if target.exists():
+        raise UserError(f"{target} exists already; name another file")
+    try:
+        shutil.copyfile(shipped[name], target)
+    except OSError as error:
+        raise UserError(f"cannot write {target}: {error.strerror}; name another place") from error
+    console.say(f"{name} copied to {target}")

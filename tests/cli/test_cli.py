@@ -186,7 +186,7 @@ def test_shipped_configs_are_listed_and_copied(aurank: Shell, tmp_path: Path, mo
     for name, target, message in (
         ("omniglot/soprc", "mine.yaml", "exists already"),
         ("omniglot/sopcr", "other.yaml", "omniglot/soprc"),
-        ("omniglot/soprc", "no/such/folder.yaml", "create it first"),
+        ("omniglot/soprc", "no/such/folder.yaml", "cannot write no"),
         ("omniglot/soprc", "/proc/mine.yaml", "cannot write /proc/mine.yaml"),
     ):
         code, _, complaint = aurank("cp", name, target)

@@ -3,7 +3,6 @@
 import errno
 import os
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -101,17 +100,6 @@ def test_measuring_the_test_images_reports_how_far_it_is(tmp_path: Path) -> None
     assert list(dict.fromkeys(stage for stage, _, _ in told)) == ["embedding", "ranking"]
     assert all(done <= total for _, done, total in told)
     assert {stage for stage, done, total in told if done == total} == {"embedding", "ranking"}
-
-
-def test_what_takes_long_is_announced_once_and_what_is_quick_is_not(capsys: pytest.CaptureFixture[str]) -> None:
-    with drawing.announced("loading", after=0.01):
-        time.sleep(0.2)
-    with drawing.announced("quick", after=60.0):
-        pass
-    with drawing.announced("done early", after=0.1) as done:
-        done()
-        time.sleep(0.2)
-    assert capsys.readouterr().err == "loading\n"
 
 
 def lines_of_running(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> list[str]:
