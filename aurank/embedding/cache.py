@@ -23,7 +23,7 @@ from aurank.data.sources import FileMark, file_marks
 from aurank.errors import AurankError, UserError
 from aurank.files import read_bundle, reading, write_bundle, write_text
 
-FORMAT = 3  # raised when what is stored, or how pixels are made, changes: older pieces are then not found
+FORMAT = 3  # raised when how pixels are made changes: older pieces are then not found
 ABOUT = "about.json"
 _SUFFIX, _WHAT = ".safetensors", "a piece of a cache"
 _NAME_LENGTH = 32
@@ -49,32 +49,32 @@ class _Kept(TypedDict):
 
 
 def default_cache() -> Path:
-    """``$AURANK_CACHE``, else ``~/.cache/aurank/embeddings`` (below ``$XDG_CACHE_HOME`` where that is set)."""
+    """Return ``$AURANK_CACHE``, else ``~/.cache/aurank/embeddings`` (below ``$XDG_CACHE_HOME`` where that is set)."""
     if given := os.environ.get("AURANK_CACHE"):
         return Path(given).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "aurank" / "embeddings"
 
 
 class EmbeddingCache:
-    """Embeddings of one model on one data set, found again by weights, transform and images.
+    """Embeddings of one model on one data set, in a folder named by a digest of weights, transform and data.
 
     Args:
-        root: folder of all caches; this one is a folder in it, named by a digest of weights, transform and data.
+        root: folder of all caches.
         weights, data: digests from `weights_sha256` and `data_sha256`.
         transform: words for all else that decides an embedding: architecture, options, preprocessing.
         about: words for people, written to about.json.
-        say: given a line on what was found, if anything was.
+        say: given a line on what was read.
     """
 
     def __init__(
         self,
         root: Path,
         *,
+        about: Mapping[str, object],
+        say: Say | None = None,
         weights: str,
         transform: str,
         data: str,
-        about: Mapping[str, object],
-        say: Say | None = None,
     ) -> None:
         keys = {"format": FORMAT, "weights": weights, "transform": transform, "data": data}
         self.folder = root / hashlib.sha256(json.dumps(keys).encode()).hexdigest()[:_NAME_LENGTH]
@@ -90,7 +90,8 @@ class EmbeddingCache:
     def read(self, count: int, wanted: Bool[np.ndarray, " row"] | None = None) -> list[Piece]:
         """Return the whole pieces, of a data set of ``count`` rows, no row twice; remove damaged ones.
 
-        `wanted`: of pieces none of whose rows is, nothing is read again.
+        Args:
+            wanted: rows to return; pieces without any are not read again.
         """
         wanted = np.ones(count, dtype=np.bool_) if wanted is None else wanted
         done, damaged = np.zeros(count, dtype=np.bool_), 0
@@ -118,30 +119,25 @@ class EmbeddingCache:
     def write(self, piece: Piece) -> None:
         """Keep a piece that holds at least one row."""
         path = self.folder / f"{int(piece.rows[0]):010d}{_SUFFIX}"
-        with suppress(AurankError):
-            return self._write(path, piece)
-        try:
-            self._write(path, piece)  # once more: `prune` may have taken the folder meanwhile
-        except AurankError as error:
-            # Another run that shares the cache may have kept the same rows.
-            held = _read_piece(path, int(piece.rows[-1]) + 1, dim=piece.embeddings.shape[1])
-            if held is None or not np.array_equal(held.rows, piece.rows):
-                remedy = "free some space and give the same command again, or use --no-cache"
-                raise AurankError(f"the embedding cache: {error}; {remedy}") from error
-
-    def _write(self, path: Path, piece: Piece) -> None:
-        write_bundle(path, {"rows": piece.rows, "embeddings": piece.embeddings}, _WHAT)
-        if not (self.folder / ABOUT).exists():
-            write_text(self.folder / ABOUT, self.about)
+        for is_last in (False, True):  # `prune` may take the folder meanwhile
+            try:
+                write_bundle(path, {"rows": piece.rows, "embeddings": piece.embeddings}, _WHAT)
+                if not (self.folder / ABOUT).exists():
+                    write_text(self.folder / ABOUT, self.about)
+                return
+            except AurankError as error:
+                if is_last:
+                    remedy = "free some space and give the same command again, or use --no-cache"
+                    raise AurankError(f"the embedding cache: {error}; {remedy}") from error
 
 
 @dataclass(frozen=True)
 class CachedSet:
-    """The embeddings of one model on one data set: their folder, size, last use (seconds since 1970), and of what."""
+    """The embeddings of one model on one data set."""
 
     folder: Path
     num_bytes: int
-    used: float
+    used: float  # seconds since 1970
     about: str
 
 
@@ -160,7 +156,6 @@ def cached_sets(root: Path) -> list[CachedSet]:
 
 
 def _stats(folder: Path) -> list[os.stat_result]:
-    """What the files of a set take. A run that writes it, or another prune, may take one away meanwhile."""
     found = []
     with suppress(FileNotFoundError):
         for entry in os.scandir(folder):
@@ -173,8 +168,10 @@ def _stats(folder: Path) -> list[os.stat_result]:
 def prune(root: Path, most: int, *, removed: Callable[[CachedSet], None], dry_run: bool = False) -> list[CachedSet]:
     """Remove the least recently used sets until at most so many bytes are left; return what stays.
 
-    A run that uses a set which is removed goes on, and keeps anew what it embeds from then on: a folder is renamed
-    before anything in it is removed, so that no run finds half of one. `removed` is given each set that is gone.
+    A folder is renamed before anything in it is removed, so that a run that uses it finds all of it or nothing.
+
+    Args:
+        removed: given each set that is gone.
     """
     held = cached_sets(root)
     total = sum(one.num_bytes for one in held)
@@ -182,24 +179,18 @@ def prune(root: Path, most: int, *, removed: Callable[[CachedSet], None], dry_ru
         oldest = held.pop(0)
         total -= oldest.num_bytes
         if not dry_run:
-            _remove(oldest.folder)
+            away = oldest.folder.with_name(f"{oldest.folder.name}{_REMOVED}{uuid.uuid4().hex[:12]}")
+            try:
+                with suppress(FileNotFoundError):  # another prune was first
+                    oldest.folder.rename(away)
+                    shutil.rmtree(away)
+            except OSError as error:
+                remedy = "remove it by hand, or name another --cache"
+                raise UserError(f"cannot remove {oldest.folder}: {error.strerror}; {remedy}") from error
         removed(oldest)
-    if not dry_run:
-        for left in root.glob("[0-9a-f]" * _NAME_LENGTH + f"{_REMOVED}*"):  # of a prune that was killed
-            shutil.rmtree(left, ignore_errors=True)
+    for left in () if dry_run else root.glob("[0-9a-f]" * _NAME_LENGTH + f"{_REMOVED}*"):  # of a prune that was killed
+        shutil.rmtree(left, ignore_errors=True)
     return held
-
-
-def _remove(folder: Path) -> None:
-    away = folder.with_name(f"{folder.name}{_REMOVED}{uuid.uuid4().hex[:12]}")
-    try:
-        folder.rename(away)
-        shutil.rmtree(away)
-    except FileNotFoundError:  # another prune was first
-        return
-    except OSError as error:
-        remedy = "remove it by hand, or name another --cache"
-        raise UserError(f"cannot remove {folder}: {error.strerror}; {remedy}") from error
 
 
 def _read_piece(path: Path, count: int, *, dim: int | None) -> Piece | None:
@@ -214,7 +205,7 @@ def _read_piece(path: Path, count: int, *, dim: int | None) -> Piece | None:
 
 
 def weights_sha256(module: nn.Module) -> str:
-    """Hexadecimal digest of a module's state: names, types, shapes and bytes."""
+    """Return the hexadecimal digest of a module's state: names, types, shapes and bytes."""
     digest = hashlib.sha256()
     for name, value in sorted(module.state_dict().items()):
         if isinstance(value, Tensor):
@@ -226,25 +217,20 @@ def weights_sha256(module: nn.Module) -> str:
 
 
 def data_sha256(manifest: Manifest) -> str:
-    """Hexadecimal digest of a manifest and of its files: a zip's checksums, or each file's length and time of change.
-
-    A file that is missing counts as such, so it is looked for again once it is there.
-    """
+    """Return the digest of a manifest and its files: a zip's checksums, or each file's length and time of change."""
     digest = hashlib.sha256(manifest.sha256.encode())
     digest.update(json.dumps(_plain(file_marks(manifest.source, manifest.paths))).encode())
     return digest.hexdigest()
 
 
 def image_marks(dataset: ImageDataset) -> Int64[np.ndarray, " row"]:
-    """Return a number for each row, another one where its file, its box in that or what is kept is another.
+    """Return a number for each row, another one where its file, its box in that or the prepared pixels are others.
 
-    Of prepared images the pixels that are kept count, and not the file that they were made of, which may be gone. Take
-    them before the images are embedded: a file that is replaced meanwhile then counts as another.
+    Take them before the images are embedded: a file that is replaced meanwhile then counts as another.
     """
     boxes = dataset.manifest.boxes
     parts = itertools.repeat(None) if boxes is None else boxes.tolist()
-    texts = (json.dumps(both).encode() for both in zip(_plain(dataset.marks()), parts, strict=False))
-    return _numbers(texts)
+    return _numbers(json.dumps(both).encode() for both in zip(_plain(dataset.marks()), parts, strict=False))
 
 
 def row_sums(
@@ -252,16 +238,13 @@ def row_sums(
 ) -> Int64[np.ndarray, " row"]:
     """Return a number for each row, which changes with its embedding, its path and the mark of its image.
 
-    A row that stands under another image's path, as after sorting one array of several, is found by it.
-
     Example:
         >>> rows, paths, marks = np.eye(2, dtype=np.float32), np.array(["a.png", "b.png"]), np.array([5, 6])
         >>> (row_sums(rows[::-1], paths, marks) == row_sums(rows, paths, marks)).tolist()
         [False, False]
     """
     described = zip(embeddings, paths.tolist(), marks.tolist(), strict=True)
-    contents = (os.fsencode(f"{path}\n{mark}\n") + row.tobytes() for row, path, mark in described)
-    return _numbers(contents)
+    return _numbers(os.fsencode(f"{path}\n{mark}\n") + row.tobytes() for row, path, mark in described)
 
 
 def _numbers(contents: Iterable[bytes]) -> Int64[np.ndarray, " content"]:

@@ -74,9 +74,9 @@ class Embedded:
             for side, rows in (("query", query), ("gallery", gallery)):
                 if not rows.any():
                     raise UserError(f"none of the {len(rows)} images is a {side}: mark some as such")
-            options |= {"ids": self.ids[query], "gallery_ids": self.ids[gallery]}
-            options |= {"groups": self.groups[query], "gallery_groups": self.groups[gallery]}
-            options |= {} if above is None else {"super_labels": above[query], "gallery_super_labels": above[gallery]}
+            columns = {"ids": self.ids, "groups": self.groups, **({} if above is None else {"super_labels": above})}
+            options |= {name: values[query] for name, values in columns.items()}
+            options |= {f"gallery_{name}": values[gallery] for name, values in columns.items()}
             left, right = (select_rows(self.embeddings, side) for side in (query, gallery))
             report = evaluate(left, self.labels[query], right, self.labels[gallery], **options)
         if lists and group.rank == 0:
@@ -93,17 +93,13 @@ class Embedded:
 
     def _pairs(self) -> dict[str, Any]:
         """Return the listed pairs as arguments of ``aurank.evaluate``: places among the queries, and in the gallery."""
-        places = []
-        for side in (self.is_query, self.is_gallery):
-            place = np.full(len(side), -1, dtype=np.int64)
-            place[side] = np.arange(np.count_nonzero(side))
-            places.append(place)
-        found: dict[str, Any] = {}
+        places = [np.where(side, np.cumsum(side) - 1, -1) for side in (self.is_query, self.is_gallery)]
+        options: dict[str, Any] = {}
         for name, pairs in (("positives", self.positives), ("ignore", self.ignored)):
             if pairs is not None:
                 of_sides = np.stack([place[pairs[:, column]] for column, place in enumerate(places)], axis=1)
-                found[name] = of_sides[(of_sides >= 0).all(axis=1)]
-        return found
+                options[name] = of_sides[(of_sides >= 0).all(axis=1)]
+        return options
 
     def select(self, rows: np.ndarray) -> "Embedded":
         """Return some rows, by a mask or by places."""
@@ -150,36 +146,20 @@ class Embedded:
 
 
 def embed(
-    model: nn.Module,
-    dataset: ImageDataset,
-    *,
-    batch: int = 256,
-    workers: int = 0,
-    device: torch.device | None = None,
-    bf16: bool = False,
-    rows: Int64[np.ndarray, " wanted"] | None = None,
-    progress: ProgressCallback | None = None,
-    cache: EmbeddingCache | None = None,
-    group: ProcessGroup | None = None,
+    model: nn.Module, dataset: ImageDataset, *, rows: Int64[np.ndarray, " wanted"] | None = None, **how: Any
 ) -> Embedded:
     """Return embeddings of the images of the data set, or of some rows, in row order; images it skips are left out.
 
-    Row i of those wanted is in batch i // `batch`, whatever is cached and however many processes share the batches.
-
     Args:
-        model: maps float32 [batch, channel, height, width] to [batch, dim]; put in evaluation mode, then back.
-        bf16: let the model multiply in bfloat16, under autocast.
-        progress: called after each batch, and once for those read from the cache, with how many are done, of how many.
-        cache: what it holds is not embedded again, and every batch is added to it; skipped images are tried anew.
-        group: processes that share the batches; each calls this with the same model and images, and gets all rows.
+        model: maps float32 [batch, channel, height, width] to [batch, dim].
+        how: arguments of `embed_rows`.
     """
     wanted = np.zeros(len(dataset), dtype=np.bool_)
     wanted[slice(None) if rows is None else rows] = True
-    how: dict[str, Any] = {"batch": batch, "workers": workers, "device": device, "bf16": bf16}
-    found = embed_rows(model, dataset, wanted, **how, progress=progress, cache=cache, group=group)
-    if not len(found.rows):
+    piece = embed_rows(model, dataset, wanted, **how)
+    if not len(piece.rows):
         raise UserError(f"no image of {dataset.manifest.name} could be read, so there is nothing to embed")
-    return described(dataset.manifest, *found)
+    return described(dataset.manifest, *piece)
 
 
 @torch.inference_mode()
@@ -188,7 +168,7 @@ def embed_rows(
     dataset: ImageDataset,
     wanted: Bool[np.ndarray, " row"],
     *,
-    batch: int,
+    batch: int = 256,
     workers: int = 0,
     device: torch.device | None = None,
     bf16: bool = False,
@@ -196,7 +176,17 @@ def embed_rows(
     cache: EmbeddingCache | None = None,
     group: ProcessGroup | None = None,
 ) -> Piece:
-    """Return the embeddings of the rows wanted of a data set, as `embed` does; there may be none."""
+    """Return the embeddings of the rows wanted of a data set; there may be none.
+
+    Row i of those wanted is in batch i // `batch`, whatever is cached and however many processes share the batches.
+
+    Args:
+        model: put in evaluation mode, then back.
+        bf16: let the model multiply in bfloat16, under autocast.
+        progress: called after each batch, and once for those read from the cache, with how many are done, of how many.
+        cache: what it holds is not embedded again, and every batch is added to it; skipped images are tried anew.
+        group: processes that share the batches; each calls this with the same model and images, and gets all rows.
+    """
     if batch < 1:
         raise UserError(f"batch must be at least 1, got {batch}")
     group = group or ProcessGroup(False)
@@ -206,13 +196,14 @@ def embed_rows(
         total, done = int(wanted.sum()), int(wanted.sum()) - int(missing.sum())
         if done and progress is not None:
             progress(done, total)
+        places = np.flatnonzero(wanted)
+        parts = (places[start : start + batch] for start in range(0, len(places), batch))
+        batches = [part[missing[part]].tolist() for part in parts if missing[part].any()]
         training = model.training
         model.eval()
         try:
             with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
-                for images, _, ids in BatchLoader(
-                    dataset, _own_batches(wanted, missing, batch, group), workers=workers
-                ):
+                for images, _, ids in BatchLoader(dataset, group.shard(batches), workers=workers):
                     if not len(ids):
                         continue
                     assert isinstance(images, torch.Tensor)  # only augmentation makes several sizes
@@ -245,12 +236,6 @@ def _held(
         own = ((piece, ~before[piece.rows]) for piece in pieces)
         pieces = [Piece(piece.rows[new], piece.embeddings[new]) for piece, new in own if new.any()]
     return pieces, wanted & ~np.logical_or.reduce(everyone)
-
-
-def _own_batches(wanted: np.ndarray, missing: np.ndarray, batch: int, group: ProcessGroup) -> list[list[int]]:
-    places = np.flatnonzero(wanted)
-    parts = (places[start : start + batch] for start in range(0, len(places), batch))
-    return group.shard([part[missing[part]].tolist() for part in parts if missing[part].any()])
 
 
 def embed_images(

@@ -25,9 +25,8 @@ TRIAL = Embedded(
 
 
 def evaluation_options(config: Config) -> dict[str, Any]:
-    """The arguments of ``aurank.evaluate`` that a configuration holds."""
+    """Return the arguments of ``aurank.evaluate`` that a configuration holds; the best validation is by mauprc."""
     settings = config.evaluate
-    # By mauprc the best validation is chosen. Who measures with others says so (`evaluate_together`).
     metrics = {} if settings.metrics is None else {"metrics": ("mauprc", *settings.metrics)}
     same = {"ties": settings.ties, "max_memory": settings.max_memory}
     return {"recall_at": tuple(settings.recall_at), **same, **metrics, "distributed": False}
@@ -36,7 +35,7 @@ def evaluation_options(config: Config) -> dict[str, Any]:
 def evaluate_together(measure: Callable[..., Result], group: ProcessGroup, **options: Any) -> Result:
     """Return what `measure` returns with these options of ``aurank.evaluate``, in every process of a group.
 
-    All count together where they can; else the first measures while the others wait. All hold the same rows.
+    All count together, on the same rows; or the first alone, with options that only one process can measure.
     """
     if group.size == 1:
         return measure(**options)
@@ -50,12 +49,12 @@ def evaluate_together(measure: Callable[..., Result], group: ProcessGroup, **opt
 
 def measured_alone(**options: Any) -> bool:
     """Return whether one process measures with these options of ``aurank.evaluate``, however many there are."""
-    alone = any(options.get(name) for name in ("index", "postprocess", "codes"))
-    return alone or bool(hierarchical_names(options.get("metrics")))
+    by_one = any(options.get(name) for name in ("index", "postprocess", "codes"))
+    return by_one or bool(hierarchical_names(options.get("metrics")))
 
 
 def two_way_options(config: Config) -> dict[str, Any]:
-    """Return the options of `two_way`: its recalls are at 1, 5 and 10, whatever evaluate.recall_at says."""
+    """Return the options of `two_way`, whose recalls are at 1, 5 and 10."""
     return {name: value for name, value in evaluation_options(config).items() if name not in ("recall_at", "metrics")}
 
 
@@ -70,7 +69,7 @@ def try_evaluation(config: Config, manifest: Manifest) -> None:
 
 
 def noted(result: Result, *notes: str) -> Result:
-    """The result with further notes, of one both ways in each direction."""
+    """Return the result with further notes, of one both ways in each direction."""
     if isinstance(result, TwoWayReport):
         return TwoWayReport(noted(result.image_to_text, *notes), noted(result.text_to_image, *notes))
     return replace(result, notes=[*result.notes, *notes])

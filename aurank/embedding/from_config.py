@@ -18,7 +18,6 @@ from aurank.data.transforms.base import INTERPOLATIONS
 from aurank.embedding.cache import Say
 from aurank.embedding.choices import read_trained
 from aurank.embedding.stored.checkpoint import (
-    describe_value,
     image_weights,
     is_head,
     load_checkpoint,
@@ -41,6 +40,7 @@ _OF_TRAINING = (
     *("freeze", "freeze_batch_norm", "gradient_checkpointing"),
 )
 _OF_BACKBONE = ("normalise", "interpolation", "test_transform")  # keys that say how a backbone is shown images
+_USUAL = "in float32 of the images themselves"
 OWN_TEXTS = "transformer"  # the text model that is trained from random weights, with a tokeniser of its own
 
 
@@ -130,21 +130,23 @@ def with_features(config: Config, manifest: Manifest) -> Config:
 
 
 def require_same_features(known: SavedFeatures | None, found: SavedFeatures, where: str) -> None:
-    """Raise UserError where embeddings are not what a head takes: of another width, or by another model."""
+    """Raise UserError where embeddings are not what a head takes: of another width, model or precision."""
     if known is None:
         return
     if known.width != found.width:
         raise UserError(f"{where} holds embeddings of {found.width} numbers, the head takes {known.width}; name others")
-    both = known.weights_sha256 and found.weights_sha256
-    if both and (known.weights_sha256, known.preprocessing) != (found.weights_sha256, found.preprocessing):
-        raise UserError(
-            f"{where} was made by {found.model}, and the head was trained on embeddings by {known.model}, of other "
-            "weights or preprocessing; embed the images by that one"
-        )
-    if both and known.precision != found.precision:
-        said, usual = f"{where} was made", "in float32 of the images themselves"
-        remedy = f"the head was trained on embeddings made {known.precision or usual}; embed the images like that"
-        raise UserError(f"{said} {found.precision or usual}, and {remedy}")
+    if not (known.weights_sha256 and found.weights_sha256):
+        return
+    for one, other, what in (
+        (known.weights_sha256, found.weights_sha256, "other weights"),
+        (known.preprocessing, found.preprocessing, "other preprocessing"),
+        (known.precision or _USUAL, found.precision or _USUAL, found.precision or _USUAL),
+    ):
+        if one != other:
+            raise UserError(
+                f"{where} was made by {found.model} ({what}), and the head was trained on embeddings by {known.model} "
+                f"made {known.precision or _USUAL}; embed the images like that"
+            )
 
 
 def build_dataset(
@@ -246,11 +248,9 @@ def _initialise(encoder: Encoder, source: str, say: Say | None) -> None:
     fits = {name: value for name, value in saved.items() if name in own and own[name].shape == value.shape}
     lacking = [name for name in own if name not in fits and not name.startswith("head.")]
     if lacking:
-        came, expected = (describe_value(held.get(lacking[0])) for held in (saved, own))
         raise UserError(
             f"model.init_from: {source} does not fit this backbone: {len(lacking)} tensors are missing or of another "
-            f"shape, the first {lacking[0]!r} is {came}, expected {expected}; use the backbone, channels and pooling "
-            "it was trained with"
+            f"shape, the first {lacking[0]!r}; use the backbone, channels and pooling it was trained with"
         )
     if any(name not in fits for name in own):
         fits = {name: value for name, value in fits.items() if not name.startswith("head.")}  # all of it or nothing

@@ -26,7 +26,7 @@ WITH_TEXTS = "aurank pairs measures them with their texts"
 
 @dataclass(frozen=True, eq=False)
 class EmbeddedPairs:
-    """The pairs of a manifest: row i holds the embeddings of an image and of its text, of unit length."""
+    """The pairs of a manifest: row i holds the unit-length embeddings of an image and of its text."""
 
     images: Float32[np.ndarray, "pair dim"]
     texts: Float32[np.ndarray, "pair dim"]
@@ -38,9 +38,11 @@ class EmbeddedPairs:
     def evaluate(
         self, rows: Int64[np.ndarray, " row"] | None = None, *, distinct_texts: bool = True, **options: Any
     ) -> TwoWayReport:
-        """The report both ways of all pairs, or of those of some rows of the manifest among themselves.
+        """Return the report both ways of all pairs, or of some rows of the manifest among themselves.
 
-        `distinct_texts`: a text that many images have stands once. `options` go to `two_way`.
+        Args:
+            distinct_texts: a text that many images have stands once.
+            options: of `two_way`.
         """
         kept = np.ones(len(self.rows), dtype=np.bool_) if rows is None else np.isin(self.rows, rows)
         options["text_ids"] = self.text_ids[kept] if distinct_texts else None
@@ -53,13 +55,21 @@ class EmbeddedPairs:
         if first is None:
             return None
         once = np.isin(self.rows, first)
-        found = described(manifest, self.rows[once], self.images[once])
-        return found if (found.is_query & (_positives(found) > 0)).any() else None
+        embedded = described(manifest, self.rows[once], self.images[once])
+        # For each row how many others of its class in the gallery count for it: those of its own group do not.
+        gallery, labels, groups = embedded.is_gallery, embedded.labels, embedded.groups
+        _, camera = np.unique(np.stack([labels, groups]), axis=1, return_inverse=True)
+        of_class, of_group = (
+            np.bincount(numbers[gallery], minlength=int(numbers.max()) + 1)[numbers]
+            for numbers in (labels, camera.reshape(-1))
+        )
+        positives = of_class - np.where(groups >= 0, of_group, gallery)
+        return embedded if (embedded.is_query & (positives > 0)).any() else None
 
     def zero_shot(
         self, model: TwoTower, tokenise: Tokenise, classes: Sequence[str], *, templates: Sequence[str] = PROMPTS
     ) -> Report:
-        """The report of the classification of the images by the names of the classes, `classes[label]`."""
+        """Return the report of the classification of the images by the names of the classes, `classes[label]`."""
         named = embed_texts(model, tokenise, prompts(classes, templates))
         _, first = np.unique(self.image_ids, return_index=True)
         by_class = torch.from_numpy(named.reshape(len(classes), len(templates), -1))
@@ -77,10 +87,12 @@ def embed_pairs(
     group: ProcessGroup | None = None,
     **options: Any,
 ) -> EmbeddedPairs:
-    """The pairs of the data set, each distinct image and text embedded once; those of skipped images are left out.
+    """Return the pairs of the data set, each distinct image and text embedded once; skipped images are left out.
 
-    `pairs`: those to embed, if other than the rows of `data`, which then has their images. `group`: processes that
-    share both sides. `options` are of `embed`, for the images.
+    Args:
+        pairs: those to embed, if other than the rows of `data`, which then has their images.
+        group: processes that share both sides.
+        options: of `embed`, for the images.
     """
     manifest = data.manifest if pairs is None else pairs
     written = texts_of(manifest)
@@ -105,7 +117,7 @@ def embed_texts(
     progress: ProgressCallback | None = None,
     group: ProcessGroup | None = None,
 ) -> Float32[np.ndarray, "text dim"]:
-    """Embeddings of the texts; the model is put in evaluation mode, then back. The rest is as for `embed`."""
+    """Return the embeddings of the texts, as `embed` does those of images."""
     group = group or ProcessGroup(False)
     device, training = next(model.parameters()).device, model.training
     model.eval()
@@ -123,7 +135,7 @@ def embed_texts(
 
 
 def texts_of(manifest: Manifest) -> tuple[str, ...]:
-    """The text of each row; UserError where the data set has none."""
+    """Return the text of each row; UserError where the data set has none."""
     if manifest.texts is None:
         remedy = "read a table with a column text, filled in each row (data.name=table)"
         raise UserError(f"{manifest.name} has no texts: {remedy}")
@@ -143,17 +155,14 @@ def require_pairs(manifest: Manifest) -> None:
 
 
 def first_rows(manifest: Manifest) -> Int64[np.ndarray, " image"] | None:
-    """The first row of each image, in order; None where one has several labels, so that it is of no one class."""
+    """Return the first row of each image, in order; None where an image has several labels."""
     first = _first(manifest.paths)
     labels = manifest.labels[first][_numbered(manifest.paths)]
     return first if np.array_equal(labels, manifest.labels) else None
 
 
 def each_image_once(manifest: Manifest) -> Manifest:
-    """The first row of each image where texts make several of one: all would be positives of each other.
-
-    Raises UserError where an image has several labels.
-    """
+    """Return the first row of each image, where several texts have one; UserError for several labels of an image."""
     if manifest.texts is None:
         return manifest
     if first_rows(manifest) is None:
@@ -163,7 +172,7 @@ def each_image_once(manifest: Manifest) -> Manifest:
 
 
 def distinct_images(manifest: Manifest) -> Manifest:
-    """The first row of each image, whatever its labels."""
+    """Return the first row of each image, whatever its labels."""
     rows = _first(manifest.paths)
     return manifest if len(rows) == len(manifest) else manifest.select(rows)
 
@@ -171,9 +180,10 @@ def distinct_images(manifest: Manifest) -> Manifest:
 def reports_by_group(
     embedded: EmbeddedPairs, train: Manifest | None, test: Manifest, **options: Any
 ) -> dict[str, TwoWayReport]:
-    """The report of all pairs of `test`, "all", and of each of its `groups_of` among themselves, if `train` is given.
+    """Return the report of all pairs of `test`, "all", and with `train` of each of its `groups_of`.
 
-    `options` go to `two_way`.
+    Args:
+        options: of `two_way`.
     """
     groups = {} if train is None else groups_of(train, test)
     groups = {name: rows for name, rows in groups.items() if np.isin(rows, embedded.rows).any()}
@@ -181,7 +191,7 @@ def reports_by_group(
 
 
 def describe_groups(reports: dict[str, TwoWayReport], *others: str) -> str:
-    """All reports of `reports_by_group` as text, each under its name, and others; the note that all end with, once."""
+    """Return reports as text, each under its name, and others; the note that all end with, once."""
     parts = [f"two-way retrieval, {name.replace('_', ' ')}\n{report}" for name, report in reports.items()] + [*others]
     if len({part.rpartition("\n")[2] for part in parts}) == 1:
         parts[:-1] = [part.rpartition("\n")[0] for part in parts[:-1]]
@@ -189,10 +199,7 @@ def describe_groups(reports: dict[str, TwoWayReport], *others: str) -> str:
 
 
 def groups_of(train: Manifest, test: Manifest) -> dict[str, Int64[np.ndarray, " row"]]:
-    """Rows of `test` by what training has seen of them; groups without rows are left out.
-
-    "seen_texts": the text itself; "new_texts": other texts of its class; "new_classes": nothing of its class.
-    """
+    """Return rows of `test` by what training has seen: the text, other texts of its class, nothing of its class."""
     texts, classes = {text_key(text) for text in texts_of(train)}, set(train.classes)
     known_text = np.array([text_key(text) in texts for text in texts_of(test)], dtype=np.bool_)
     known_class = np.array([name in classes for name in test.classes], dtype=np.bool_)[test.labels]
@@ -201,21 +208,10 @@ def groups_of(train: Manifest, test: Manifest) -> dict[str, Int64[np.ndarray, " 
     return {name: np.flatnonzero(rows) for name, rows in groups.items() if rows.any()}
 
 
-def _positives(found: Embedded) -> Int64[np.ndarray, " row"]:
-    """For each row how many others of its class in the gallery count for it: those of its own group do not."""
-    of_class = np.bincount(found.labels[found.is_gallery], minlength=int(found.labels.max()) + 1)[found.labels]
-    _, camera = np.unique(np.stack([found.labels, found.groups]), axis=1, return_inverse=True)
-    camera = camera.reshape(-1)
-    of_group = np.bincount(camera[found.is_gallery], minlength=int(camera.max()) + 1)[camera]
-    return np.asarray(of_class - np.where(found.groups >= 0, of_group, found.is_gallery), dtype=np.int64)
-
-
 def _first(names: Sequence[str]) -> Int64[np.ndarray, " distinct"]:
-    """The first row of each name, in order."""
     return np.unique(_numbered(names), return_index=True)[1]
 
 
 def _numbered(names: Sequence[str]) -> Int64[np.ndarray, " row"]:
-    """For each name its number among the distinct ones, in the order they are first met."""
     numbers = first_seen(names)
     return np.array([numbers[name] for name in names], dtype=np.int64)

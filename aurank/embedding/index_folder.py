@@ -1,8 +1,4 @@
-"""An image index: its rows, what is searched, and the folder whose files change all at once.
-
-`index.json` names the other files with their checksums and is replaced last, so that whoever reads finds either all of
-the old ones or all of the new ones.
-"""
+"""An image index: a folder whose `index.json` names the other files with their checksums, and is replaced last."""
 
 import contextlib
 import json
@@ -13,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 from typing_extensions import TypedDict
@@ -76,16 +72,13 @@ class _About(TypedDict):
 
 @dataclass(frozen=True, eq=False)
 class IndexedRows:
-    """The rows of an index: a table of the images, their embeddings, and what is searched.
-
-    `vectors`: the embeddings behind the post-processing, None without any.
-    """
+    """The rows of an index: a table of the images, their embeddings, and what is searched."""
 
     images: Table
     embeddings: Rows
     index: Index
     processing: PostProcessing | None = None
-    vectors: np.ndarray | None = None
+    vectors: np.ndarray | None = None  # the embeddings behind the post-processing
 
     @property
     def searched(self) -> Rows:
@@ -96,23 +89,28 @@ class IndexedRows:
 def write_index_folder(
     folder: Path, about: dict[str, Any], rows: IndexedRows, model: ImageModel | None = None
 ) -> dict[str, Any]:
-    """Write the rows and then index.json, by which they take the place of those before; return what it says.
+    """Write the rows, the model where one is given, and index.json last; return what it says.
 
     Args:
         about: the fields "sources" and "distance", without `model` also "model", and what else is to be kept.
-        model: to be written too.
     """
     name, own_model = (f"{kind}-{uuid.uuid4().hex[:12]}" for kind in ("rows", "model"))
     try:
         if model is not None:
             about = {**about, "model": store_model(folder / own_model, model)}
-        _write_rows(folder / name, rows)
-        folders = [folder / name]
-        if (file := about["model"]["file"]) is not None:
-            folders.append(folder / _folder_of(file))
+        place = folder / name
+        for kept, values in ((_EMBEDDINGS, rows.embeddings), (_VECTORS, rows.vectors)):
+            if values is not None:
+                with replacing(place / kept) as stream:
+                    save_rows(stream, values)
+        rows.index.save(place / _FAISS)
+        if rows.processing is not None:
+            rows.processing.save(place / _STEPS)
+        _write_images(place / _IMAGES, rows.images)
+        folders = [place, *([folder / _folder_of(about["model"]["file"])] if about["model"]["file"] else [])]
         with reading(folder, _WHAT, remedy=_REMEDY):
-            written = (path for one in folders for path in sorted(one.iterdir()) if path.name not in _VERIFIED)
-            files = {path.relative_to(folder).as_posix(): file_sha256(path) for path in written}
+            written = (file for one in folders for file in sorted(one.iterdir()) if file.name not in _VERIFIED)
+            files = {file.relative_to(folder).as_posix(): file_sha256(file) for file in written}
         content = {**about, "format": FORMAT, "version": VERSION, "aurank": version("aurank")}
         content |= {"revision": about.get("revision", 0) + 1, "rows": name, "files": files}
         content |= {"count": len(rows.embeddings), "dim": int(rows.embeddings.shape[1]), "factory": rows.index.factory}
@@ -123,8 +121,14 @@ def write_index_folder(
         for left in (name, own_model):
             shutil.rmtree(folder / left, ignore_errors=True)
         raise
-    _remove_unnamed(folder, content)
+    _remove_unnamed(folder, {content["rows"], _folder_of(content["model"]["file"] or "")})
     return content
+
+
+def _remove_unnamed(folder: Path, named: set[str]) -> None:
+    for old in (*folder.glob("rows-*"), *folder.glob("model-*")):  # of before, or of a killed process
+        if old.name not in named:
+            shutil.rmtree(old, ignore_errors=True)
 
 
 def read_about(folder: Path) -> dict[str, Any]:
@@ -197,54 +201,33 @@ def open_described(described: SourceRecord) -> ImageSource | None:
 
 
 def moved_sources(about: dict[str, Any], images: Table, roots: Sequence[Path]) -> list[SourceRecord]:
-    """Return the sources of an index whose images were moved.
-
-    Args:
-        roots: the folder or zip archive in place of each one that was indexed, in their order.
-
-    Raises:
-        UserError: for another number of them, for one that is not there, and for one without the images.
-    """
-    files = [number for number, one in enumerate(about["sources"]) if one["kind"] != "memory"]
+    """Return the sources of an index whose images were moved to `roots`: a folder or zip archive for each, in order."""
+    sources: list[SourceRecord] = list(about["sources"])
+    files = [number for number, source in enumerate(sources) if source["kind"] != "memory"]
     if len(roots) != len(files):
-        places = ", ".join(about["sources"][number]["place"] for number in files) or "no file"
+        places = ", ".join(sources[number]["place"] for number in files) or "no file"
         many = f"--root is given {len(roots)} times for images from {len(files)} places"
         raise UserError(f"{many} ({places}): give one for each, in this order")
-    sources = list(about["sources"])
     for number, root in zip(files, roots, strict=True):
         place, prefix = root.absolute(), sources[number]["prefix"]
+        sources[number] = {"kind": "zip", "place": str(place), "prefix": prefix}
         if place.is_dir():
-            inside = place / prefix
-            found: SourceRecord = {"kind": "folder", "place": str(inside if inside.is_dir() else place), "prefix": ""}
-        else:
-            found = {"kind": "zip", "place": str(place), "prefix": prefix}
-        if (source := open_described(found)) is None:
+            inside = place / prefix if (place / prefix).is_dir() else place
+            sources[number] = {"kind": "folder", "place": str(inside), "prefix": ""}
+        if (source := open_described(sources[number])) is None:
             raise UserError(f"--root {root}: there is no folder or zip archive that can be read")
         paths = images["path"][images["source"] == number].tolist()
         if paths and not any(map(source.exists, paths[:_TRIED])):
             raise UserError(f"--root {root} has none of the images: {paths[0]!r} is not in it, nor those after it")
-        sources[number] = found
     return sources
-
-
-def _write_rows(place: Path, rows: IndexedRows) -> None:
-    for name, values in ((_EMBEDDINGS, rows.embeddings), (_VECTORS, rows.vectors)):
-        if values is not None:
-            with replacing(place / name) as file:
-                save_rows(file, values)
-    rows.index.save(place / _FAISS)
-    if rows.processing is not None:
-        rows.processing.save(place / _STEPS)
-    _write_images(place / _IMAGES, rows.images)
 
 
 def _write_images(path: Path, images: Table) -> None:
     import pyarrow
     import pyarrow.parquet
 
-    columns = {
-        name: storable_texts(values.tolist()) if values.dtype.kind == "U" else values for name, values in images.items()
-    }
+    texts = {name: storable_texts(values.tolist()) for name, values in images.items() if values.dtype.kind == "U"}
+    columns = images | texts
     with replacing(path) as file:
         pyarrow.parquet.write_table(pyarrow.table(columns), file)
 
@@ -255,20 +238,10 @@ def _read_images(path: Path) -> Table:
 
     with reading(path, "a table of images", remedy=_REMEDY):
         table = pyarrow.parquet.read_table(path)
-        columns = {name: table[name].to_pylist() for name in ("path", "class", "source", "sha256")}
-        found = {name: np.array(values, dtype=np.int64) for name, values in columns.items() if name == "source"}
+        images = {"source": np.array(table["source"].to_pylist(), dtype=np.int64)}
         for name in ("path", "class", "sha256"):
-            texts = [os.fsdecode(text) for text in cast(list[str | bytes], columns[name])]
-            found[name] = np.array(texts, dtype=np.str_)
-        return found
-
-
-def _remove_unnamed(folder: Path, about: dict[str, Any]) -> None:
-    """Remove rows and models of before, and what a killed process left; that it stays harms nothing."""
-    named = {about["rows"], _folder_of(about["model"]["file"] or "")}
-    for left in (*folder.glob("rows-*"), *folder.glob("model-*")):
-        if left.name not in named:
-            shutil.rmtree(left, ignore_errors=True)
+            images[name] = np.array([os.fsdecode(text) for text in table[name].to_pylist()], dtype=np.str_)
+        return images
 
 
 def index_rows(
@@ -300,10 +273,7 @@ def change_rows(rows: IndexedRows, kept: np.ndarray, new: Table, embeddings: np.
 
 
 def measured_recall(rows: IndexedRows, *, seed: int = 0) -> dict[str, float] | None:
-    """Return which part of the true nearest images an approximate index lists, at 1 and 10; None for an exact one.
-
-    Measured with at most 1000 random images of the index, which do not find themselves.
-    """
+    """Return which part of the true nearest images an approximate index lists, at 1 and 10; None for an exact one."""
     if rows.index.factory == EXACT or len(rows.embeddings) < 2:
         return None
     count = min(RECALL_QUERIES, len(rows.embeddings))
@@ -312,10 +282,8 @@ def measured_recall(rows: IndexedRows, *, seed: int = 0) -> dict[str, float] | N
     queries = np.asarray(rows.searched[own])
     k = min(max(RECALL_AT), len(rows.embeddings) - 1)
     listed, true = (search.nearest(queries, k, own=own, exact=exact)[0] for exact in (False, True))
-    found = {"queries": float(count)}
+    recall = {"queries": float(count)}
     for at in sorted({min(at, k) for at in RECALL_AT}):
-        shared = [
-            len(set(one[:at]) & set(other[:at])) for one, other in zip(listed.tolist(), true.tolist(), strict=True)
-        ]
-        found[str(at)] = sum(shared) / (at * count)
-    return found
+        both = zip(listed[:, :at].tolist(), true[:, :at].tolist(), strict=True)
+        recall[str(at)] = sum(len(set(one) & set(other)) for one, other in both) / (at * count)
+    return recall

@@ -1,4 +1,4 @@
-"""From a data section of a configuration to its manifest, splits and refusals of data that cannot be meant."""
+"""From a data section of a configuration to its manifest and splits; data that cannot be meant are refused."""
 
 import os
 from pathlib import Path
@@ -34,10 +34,7 @@ def read_whole(config: DataConfig) -> Manifest:
 
 
 def hold_out(manifest: Manifest, config: DataConfig, *, seed: int) -> Manifest:
-    """Return the data set with the validation split that the configuration holds out of training.
-
-    From images that each are a class of their own none are held out: nothing could be measured with them.
-    """
+    """Return the data set with the validation split held out; of images that each are their own class, with none."""
     if config.train_labels == "image" and np.bincount(manifest.labels[manifest.splits == "train"]).max(initial=0) < 2:
         return manifest
     return manifest.split_validation(config.validation_fraction, seed=seed, by=config.validation_by)
@@ -59,10 +56,9 @@ def require_distinct(manifest: Manifest, config: DataConfig) -> None:
 
 
 def asks_about_classes(config: DataConfig, manifest: Manifest) -> bool:
-    """Return whether classes of what was read may be none; where images have texts, they can be the texts."""
+    """Return whether the classes of what was read may be a mistake, as of a folder too high."""
     measured = config.train_labels == "class" or bool((manifest.splits != "train").any())
-    own_files = config.name in ("folder", "table")  # of which a folder too high can have been named
-    return own_files and config.odd_classes == "refuse" and manifest.texts is None and measured
+    return config.name in ("folder", "table") and config.odd_classes == "refuse" and manifest.texts is None and measured
 
 
 def require_likely_classes(manifest: Manifest, config: DataConfig, *, counts: str) -> None:
@@ -78,7 +74,7 @@ def require_likely_classes(manifest: Manifest, config: DataConfig, *, counts: st
 
 
 def split_of(whole: Manifest, config: DataConfig, name: str) -> Manifest:
-    """Return the images of one split; raise UserError, with the remedy for the data set read, where there are none."""
+    """Return the images of one split; UserError with the remedy for the reader where there are none."""
     try:
         return whole.split(name)
     except UserError as error:

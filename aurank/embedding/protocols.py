@@ -27,13 +27,14 @@ LIST_SIZES = ("small", "medium", "large")
 
 @dataclass(frozen=True)
 class Protocol:
-    """How one benchmark is measured.
+    """How one benchmark is measured: by default, every test image is a query against all the others.
 
-    Without `seeds` every test image is a query against all the others. With them, each seed draws one gallery image of
-    every class, the other images are the queries, and the report is the mean over the draws. With `roles`, the reader
-    says who is query and who gallery, and of which camera (`groups`), and may list positives and ignored pairs.
-    `reader` with `params` gives the images, whose split "test" is measured; `recall_at` are the cut-offs, `metrics`
-    what is shown unless others are asked for.
+    Attributes:
+        reader, params: give the images, whose split "test" is measured.
+        recall_at: the cut-offs.
+        seeds: each draws one gallery image of every class; the others are queries, and the report is the mean.
+        roles: the reader says who is query and gallery, of which camera, and may list positives and ignored pairs.
+        metrics: shown unless others are asked for.
     """
 
     name: str
@@ -45,7 +46,7 @@ class Protocol:
     metrics: tuple[str, ...] | None = None
 
     def manifest(self, root: Path, **params: Any) -> Manifest:
-        """Returns the images measured, read below the data folder; `params` are further arguments of the reader."""
+        """Return the images measured, read below the data folder; `params` are further arguments of the reader."""
         fixed = sorted(self.params.keys() & params.keys())
         if fixed:
             raise UserError(f"protocol {self.name} sets {fixed[0]} itself, to {self.params[fixed[0]]!r}; leave it out")
@@ -58,11 +59,13 @@ class Protocol:
         roles: Sequence[Shaped[np.ndarray, " image"]] = (),
         pairs: Sequence[Int64[np.ndarray, "_ 2"] | None] = (),
     ) -> str:
-        """Returns 16 hexadecimal digits over what is measured: this protocol, the images, who is positive for whom.
+        """Return 16 hexadecimal digits over what is measured: this protocol, the images, who is positive for whom.
 
-        Neither the order of the images nor the numbering of the labels matters. Equal checksums: the same question.
-        `roles` are `is_query`, `is_gallery` and `groups`, where the protocol has some, `pairs` the listed positives and
-        the ignored pairs.
+        Neither the order of the images nor the numbering of the labels matters.
+
+        Args:
+            roles: `is_query`, `is_gallery` and `groups`.
+            pairs: the listed positives and the ignored pairs.
         """
         ordered, classes = _canonical(paths, labels)
         draws = [np.flatnonzero(draw_gallery(classes, seed)).tolist() for seed in self.seeds]
@@ -79,26 +82,30 @@ class Protocol:
 
     def require_same(self, embedded: Embedded, manifest: Manifest) -> None:
         """Raise UserError unless the embeddings are of exactly the images and classes of the manifest."""
-        paths = self._paths(embedded)
-        there, wanted = set(paths), set(manifest.paths)
-        what = f"the embeddings are not those of protocol {self.name}"
-        remedy = "embed its images anew with `aurank embed`, or leave --protocol out"
-        if there != wanted:
-            lacking, beyond = wanted - there, there - wanted
-            counts = f"of {len(wanted):,} images {len(lacking):,} are lacking, and {len(beyond):,} others are there"
-            raise UserError(f"{what}: {counts}, such as {min(lacking or beyond)!r}; {remedy}")
-        if self.checksum(paths, embedded.labels) != self.checksum(manifest.paths, manifest.labels):
-            raise UserError(f"{what}: their labels put the images into other classes; {remedy}")
-        asked = self.checksum(manifest.paths, manifest.labels, *_roles(manifest))
-        if self.checksum(paths, embedded.labels, *_roles(embedded)) != asked:
-            raise UserError(f"{what}: who is query or gallery, or groups, differ (is_query, is_gallery); {remedy}")
+        paths, other = self._paths(embedded), set(embedded.paths.tolist()) ^ set(manifest.paths)
+        wrong = ""
+        if other:
+            wrong = f"{len(other):,} images are in one of both alone, such as {min(other)!r}"
+        elif self.checksum(paths, embedded.labels) != self.checksum(manifest.paths, manifest.labels):
+            wrong = "their labels put the images into other classes"
+        elif self.checksum(paths, embedded.labels, *_roles(embedded)) != self.checksum(
+            manifest.paths, manifest.labels, *_roles(manifest)
+        ):
+            wrong = "who is query or gallery, or groups, differ (is_query, is_gallery)"
+        if wrong:
+            remedy = "embed its images anew with `aurank embed`, or leave --protocol out"
+            raise UserError(f"the embeddings are not those of protocol {self.name}: {wrong}; {remedy}")
 
     def evaluate(self, embedded: Embedded, **options: Any) -> Report:
-        """Returns the exact Report of embedded test images under this protocol, with its name and checksum.
+        """Return the exact Report of embedded test images under this protocol, with its name and checksum.
 
-        `options` go to `aurank.evaluate`, cut-offs excepted. With draws, every metric is the mean over them, and
-        `per_query` holds the draws one after the other, in the order of the seeds, "query" being the row of `embedded`.
-        Raises UserError where the embeddings do not say which images they are, or one image is there twice.
+        With draws, every metric is the mean over them, and `per_query` holds the draws one after the other.
+
+        Args:
+            options: of `aurank.evaluate`, but for the cut-offs.
+
+        Raises:
+            UserError: the embeddings do not say which images they are, or one image is there twice.
         """
         if "recall_at" in options:
             raise UserError(f"protocol {self.name} sets recall_at itself, to {self.recall_at}; leave it out")
@@ -115,10 +122,7 @@ class Protocol:
                 "every row; `aurank embed` writes both with the embeddings"
             )
         paths, embeddings, labels = self._paths(embedded), embedded.embeddings, np.asarray(embedded.labels)
-        information: dict[str, Any] = {
-            "name": self.name,
-            "checksum": self.checksum(paths, labels, *_roles(embedded)),
-        }
+        information: dict[str, Any] = {"name": self.name, "checksum": self.checksum(paths, labels, *_roles(embedded))}
         information |= {"params": dict(self.params)} if self.params else {}
         above = embedded.super_labels
         if not self.seeds:
@@ -144,7 +148,7 @@ class Protocol:
 
 
 def draw_gallery(classes: Int64[np.ndarray, " image"], seed: int) -> Bool[np.ndarray, " image"]:
-    """Returns which images are the gallery: one of each class, the first of it in a random order of all images."""
+    """Return which images are the gallery: one of each class, the first of it in a random order of all images."""
     order = np.random.default_rng(seed).permutation(len(classes))
     _, first = np.unique(classes[order], return_index=True)
     drawn = np.zeros(len(classes), dtype=np.bool_)
@@ -153,7 +157,7 @@ def draw_gallery(classes: Int64[np.ndarray, " image"], seed: int) -> Bool[np.nda
 
 
 def mean_report(reports: Sequence[Report], seeds: Sequence[int]) -> Report:
-    """Returns the mean of reports over draws with equally many queries; their `per_query` follow one another."""
+    """Return the mean of reports over draws with equally many queries; their `per_query` follow one another."""
     first, values = reports[0], [report.mauprc for report in reports]
     drawn = f"{len(reports)} draws of one gallery image of each class, seeds {', '.join(map(str, seeds))}"
     found = f"mauprc from {min(values):.4f} to {max(values):.4f}; queries are counted once a draw"
@@ -188,10 +192,7 @@ def _means(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def find_protocol(name: str, *, seeds: Sequence[int] | None = None) -> Protocol:
-    """Returns the protocol of that name, with these seeds for its draws in place of the usual ones.
-
-    Raises UserError for an unknown name, and for seeds that do not fit.
-    """
+    """Return the protocol of that name, with these seeds for its draws; UserError for one that is unknown."""
     if name not in PROTOCOLS:
         known = f"{', '.join(PROTOCOLS)}{meant(nearest(name, PROTOCOLS))}"
         raise UserError(f"no protocol {name!r}, expected one of {known}")
@@ -210,7 +211,7 @@ def find_protocol(name: str, *, seeds: Sequence[int] | None = None) -> Protocol:
 def _roles(
     images: Embedded | Manifest,
 ) -> tuple[list[Shaped[np.ndarray, " image"]], list[Int64[np.ndarray, "_ 2"] | None]]:
-    """Returns who is query, who is gallery, and the group of each image, −1 for none; the pairs that are listed."""
+    """Return who is query, who is gallery, and the group of each image, −1 for none; the pairs that are listed."""
     groups = np.full(len(images.paths), -1) if images.groups is None else images.groups
     return [images.is_query, images.is_gallery, groups], [images.positives, images.ignored]
 
@@ -218,7 +219,7 @@ def _roles(
 def _canonical(
     paths: Sequence[str], labels: Shaped[np.ndarray, " image"]
 ) -> tuple[Int64[np.ndarray, " image"], Int64[np.ndarray, " image"]]:
-    """Returns the rows in the order of their paths, and in that order their classes, numbered as first met."""
+    """Return the rows in the order of their paths, and in that order their classes, numbered as first met."""
     ordered = np.array(sorted(range(len(paths)), key=paths.__getitem__), dtype=np.int64)
     numbers: dict[Any, int] = {}
     classes = [numbers.setdefault(label, len(numbers)) for label in labels[ordered].tolist()]

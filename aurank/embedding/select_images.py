@@ -16,9 +16,7 @@ from aurank.embedding.manifest_from_config import data_folder, hold_out, read_wh
 from aurank.embedding.protocols import Protocol, find_protocol
 from aurank.errors import UserError
 
-ALL = "all"
-"""The name of all splits together."""
-
+ALL = "all"  # splits together
 _HELD_OUT = ("validation_fraction", "validation_by")  # keys that say which training images are validation
 _WANTS_LABELS = "needs images with labels, such as --data folder:PATH with PATH/CLASS/IMAGE"
 
@@ -35,7 +33,7 @@ class ImageSelection:
         root: the folder of a protocol's data, or where the paths of tables start, by default the folder they lie in.
         query, gallery: a table (csv, parquet) for each side; an image of both sides is never its own result.
         overrides: dotted changes of the `data` section.
-        seeds: those of the draws of a protocol.
+        seeds: of the draws of a protocol.
 
     Example:
         >>> ImageSelection("folder:photos", protocol="sop").check()
@@ -162,7 +160,7 @@ def select(images: ImageSelection, checkpoint: dict[str, Any] | None) -> Selecte
 def _with_splits(
     given: Manifest, data: DataConfig, images: ImageSelection, checkpoint: dict[str, Any] | None
 ) -> tuple[Manifest, Manifest | None]:
-    """Return the data with the splits that apply, and with those of the run that made the checkpoint, if its data."""
+    """Return the data with the splits that apply, and with those of the run that made the checkpoint."""
     trained, seed = None, 0
     if checkpoint is not None:
         saved = read_trained(checkpoint["config"])
@@ -200,7 +198,7 @@ def describe_split(images: ImageSelection, selected: Selected) -> list[str]:
 
 
 def describe_overlap(images: ImageSelection, selected: Selected) -> list[str]:
-    """Return a line where a model was trained or chosen on some of the images, unless they were asked for by name."""
+    """Return a line where a model was trained or chosen on some of the images, unless their split was named."""
     if images.split in ("train", "val") or (trained := selected.trained) is None:
         return []
     used = {path for path, split in zip(trained.paths, trained.splits, strict=True) if split in ("train", "val")}
@@ -225,21 +223,16 @@ def _located(data: str) -> dict[str, Any]:
         return config.data.model_dump(include={"name", "params", "root"})
     name, _, path = data.partition(":")
     if name not in READERS:
-        readers = (
-            f"READER:PATH, such as folder:{path or name}, or a configuration; the readers are {', '.join(READERS)}"
-        )
-        raise UserError(f"--data {data}: expected {readers}")
+        expected = f"READER:PATH, such as folder:{path or name}, or a configuration"
+        raise UserError(f"--data {data}: expected {expected}; the readers are {', '.join(READERS)}")
+    section: dict[str, Any] = {"name": name, "params": {}}
     if not path:
-        return {"name": name, "params": {}}
+        return section
     target = Path(path)
     if not target.exists():
         start = "" if target.is_absolute() else f" in {Path.cwd()}"
         raise UserError(f"--data {data}: there is no {target}{start}; correct the path")
     if not target.is_file():
-        return {"name": name, "params": {}, "root": str(target)}
-    # A file is named by its folder and its own name: `file` for a table or embeddings, `path` for an archive.
-    return {
-        "name": name,
-        "params": {"file" if name in ("table", EMBEDDINGS) else "path": target.name},
-        "root": str(target.parent),
-    }
+        return {**section, "root": str(target)}
+    key = "file" if name in ("table", EMBEDDINGS) else "path"  # of an archive
+    return {**section, "params": {key: target.name}, "root": str(target.parent)}

@@ -200,7 +200,7 @@ def test_a_protocol_is_named_in_the_report_with_its_checksum(place: Path) -> Non
         ({}, None),
         (
             {"paths": np.array([f"cat{row}.jpg" for row in range(8)])},
-            "of 8 images 8 are lacking, and 8 others are there",
+            "16 images are in one of both alone",
         ),
         ({"labels": np.arange(8) // 4}, "their labels put the images into other classes"),
         ({"is_query": np.arange(8) < 4}, "protocol sop says who is query and gallery, so is_query has no use"),

@@ -15,7 +15,7 @@ from PIL import Image
 from torch import nn
 
 from aurank import files
-from aurank.config import Config, ModelConfig
+from aurank.config import Config
 from aurank.data import READERS, ArraySource, Manifest, build_manifest
 from aurank.embedding.cache import (
     CachedSet,
@@ -137,22 +137,6 @@ def test_a_folder_that_cannot_be_written_is_told_with_the_remedy(
     assert [path.name for path in cache.folder.iterdir()] == ["about.json"]
 
 
-def test_a_piece_that_another_run_has_kept_already_need_not_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cache = opened(tmp_path)
-    cache.write(piece(0, 4))
-
-    def full(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", full)
-    cache.write(piece(0, 4))
-    with pytest.raises(AurankError, match="No space left"):
-        cache.write(piece(0, 5))
-    assert [found.rows.tolist() for found in cache.read(5)] == [[0, 1, 2, 3]]
-
-
 @pytest.mark.slow
 def test_runs_that_share_a_cache_do_not_disturb_each_other(tmp_path: Path) -> None:
     script = f"""
@@ -209,17 +193,6 @@ def test_a_model_is_described_by_what_decides_an_embedding_alone() -> None:
         assert describe_model(_config(**key)) == describe_model(plain)
     for changed in ({"pooling": "gem"}, {"discard_head": True}, {"params": {"bn_eps": 0.1}}):
         assert describe_model(_config(**changed)) != describe_model(plain)
-
-
-def test_a_key_that_a_later_version_adds_empties_no_cache() -> None:
-    class Later(ModelConfig):
-        shiny: bool = False
-
-    plain = _config()
-    later, used = (
-        plain.model_copy(update={"model": Later(**dict(plain.model), **more)}) for more in ({}, {"shiny": True})
-    )
-    assert describe_model(later) == describe_model(plain) != describe_model(used)
 
 
 def test_images_are_told_apart_by_their_files(tmp_path: Path) -> None:

@@ -69,11 +69,11 @@ def with_(value: Any, *path: Any) -> Callable[[Any], None]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (without("encoder", "head.bias"), r"encoder 'head\.bias' is missing, expected float32 \[8\]"),
-        (with_(torch.zeros(9), "encoder", "head.bias"), r"'head\.bias' is float32 \[9\], expected float32 \[8\]"),
-        (with_(torch.zeros(8).long(), "encoder", "head.bias"), r"is int64 \[8\], expected float32 \[8\].*timm is \d"),
-        (with_(torch.zeros(1), "encoder", "more"), r"encoder 'more' is float32 \[1\], expected missing"),
-        (with_({}, "average", "values"), r"average .* is missing, expected float32"),
+        (without("encoder", "head.bias"), r"1 tensors of its encoder are .*'head\.bias'"),
+        (with_(torch.zeros(9), "encoder", "head.bias"), r"'head\.bias'"),
+        (with_(torch.zeros(8).long(), "encoder", "head.bias"), r"'head\.bias'.*timm is \d"),
+        (with_(torch.zeros(1), "encoder", "more"), r"'more'"),
+        (with_({}, "average", "values"), r"tensors of its average are"),
         (with_({}, "loss"), r"'loss' is refused \(.*Missing key"),
         (with_({"nearest": 3}, "sampler"), r"'sampler' is refused"),
         (with_({}, "random", 0), r"'random' is refused \('python'\)"),
@@ -114,7 +114,7 @@ def test_a_model_whose_weights_do_not_fit_is_told_wherever_it_is_read(run: Path,
         lambda: embed_model(f"aurank:{path}", ImageSelection(split="test")),
         lambda: build_encoder(config.model, channels=1),
     ):
-        with pytest.raises(UserError, match=r"best\.safetensors does not fit .*conv1\.0\.weight' is float32 \[2, 2\]"):
+        with pytest.raises(UserError, match=r"best\.safetensors does not fit .*conv1\.0\.weight'"):
             work()
 
 

@@ -139,30 +139,21 @@ def image_weights(checkpoint: dict[str, Any]) -> dict[str, Tensor]:
 def load_weights(module: nn.Module, weights: dict[str, Tensor], source: Path | str, *, part: str = "encoder") -> None:
     """Load the weights into the module; raise UserError naming the first tensor that does not fit."""
     require_alike(weights, module.state_dict(), source, part)
-    load_part(module.load_state_dict, weights, source, part)
+    module.load_state_dict(weights)
 
 
-def require_alike(saved: dict[str, Any], own: dict[str, Any], source: Path | str, part: str) -> None:
+def require_alike(saved: dict[str, Tensor], own: dict[str, Tensor], source: Path | str, part: str) -> None:
     """Raise UserError unless both have the same tensors, by name, shape and kind: real numbers or not."""
-    wrong = [name for name in dict.fromkeys([*own, *saved]) if _kind(saved.get(name)) != _kind(own.get(name))]
+    forms = [
+        {name: (value.shape, value.is_floating_point()) for name, value in state.items()} for state in (saved, own)
+    ]
+    wrong = [name for name in own | saved if forms[0].get(name) != forms[1].get(name)]
     if wrong:
-        came, expected = (describe_value(state.get(wrong[0])) for state in (saved, own))
-        more = f", and {len(wrong) - 1} more differ" if len(wrong) > 1 else ""
         raise UserError(
-            f"{source} does not fit this model: {part} {wrong[0]!r} is {came}, expected {expected}{more}; "
-            f"use the versions of aurank and timm that wrote it (timm is {version('timm')} here), or another checkpoint"
+            f"{source} does not fit this model: {len(wrong)} tensors of its {part} are missing, unknown or of another "
+            f"shape, the first {wrong[0]!r}; use the versions of aurank and timm that wrote it (timm is "
+            f"{version('timm')} here), or another checkpoint"
         )
-
-
-def _kind(value: Any) -> object:
-    return (tuple(value.shape), value.is_floating_point()) if isinstance(value, Tensor) else value is None
-
-
-def describe_value(value: Any) -> str:
-    """Return the type and shape of a tensor in words; of anything else its type."""
-    if isinstance(value, Tensor):
-        return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
-    return "missing" if value is None else f"of type {type(value).__name__}"
 
 
 def load_part(load: Callable[[Any], object], value: Any, source: Path | str, part: str) -> None:

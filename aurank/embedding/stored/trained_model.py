@@ -82,26 +82,9 @@ def load_pairs(path: Path | str) -> tuple[TwoTower, Tokenise, Pipeline]:
         path: ``DIR/best``, ``DIR/last`` (with or without ``.safetensors``), or ``DIR`` for its best.
 
     Example:
-        >>> import tempfile
-        >>> import aurank
-        >>> from PIL import Image
-        >>> rows = ["path,text,split"]
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     for colour in ("red", "blue"):
-        ...         Image.new("RGB", (8, 8), colour).save(f"{folder}/{colour}.png")
-        ...         rows += [f"{colour}.png,a {colour} square,{split}" for split in ("train", "test")]
-        ...     _ = Path(folder, "pairs.csv").write_text("\\n".join(rows))
-        ...     data = {"name": "table", "root": folder, "params": {"file": "pairs.csv"}, "validation_fraction": 0}
-        ...     config = {
-        ...         "data": {**data, "image_size": 8}, "sampler": {"name": "shuffled", "batch": 2},
-        ...         "model": {"backbone": "test_resnet", "pretrained": False, "dim": 8, "text": {"layers": 1}},
-        ...         "loss": {"name": "clip"}, "optim": {"lr": 1e-3}, "train": {"steps": 1},
-        ...     }
-        ...     _ = aurank.train(config, f"{folder}/run")
-        ...     model, tokenise, transform = aurank.load_pairs(f"{folder}/run/best")
-        >>> image, text = transform(Image.new("RGB", (20, 30), "red"))[None], tokenise(["a red square", "red"])
-        >>> (model.encode_image(image) @ model.encode_text(text).T).shape
-        torch.Size([1, 2])
+        >>> load_pairs("runs/no_such_run")
+        Traceback (most recent call last):
+        aurank.errors.UserError: no checkpoint at runs/no_such_run.safetensors; ...
     """
     checkpoint = load_checkpoint(resolve_checkpoint(path))
     config = read_trained(checkpoint["config"])
