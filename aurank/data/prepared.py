@@ -1,23 +1,24 @@
 """A folder of prepared images: decoded and reduced once, in one Arrow stream that all processes map.
 
 The stream begins with how the images were made. Each of its batches holds images with their sums, and the length, time
-and sum of their originals. The file only grows: what a killed preparation left behind its last whole batch is cut off.
-Of several records of an image the last one counts.
+and sum of their originals. What a killed preparation left behind the last whole batch is cut off; of several records of
+an image the last one counts.
 """
 
 import dataclasses
 import hashlib
 import json
 import os
+import random
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import cv2
 import numpy as np
@@ -26,7 +27,7 @@ from jaxtyping import Bool, Int64, UInt8
 
 from aurank.data.decode import MAX_PIXELS, crop, decode, quiet_decoding
 from aurank.data.manifest import Manifest
-from aurank.data.sources import BytesSource, FileMark, file_marks
+from aurank.data.sources import BytesSource, FileMark, FolderSource, file_marks
 from aurank.data.transforms.base import AREA, INTERPOLATIONS, resize_shorter
 from aurank.errors import AurankError, UserError, first_line
 from aurank.files import EXACT, checked, content_sha256, reading, replacing
@@ -39,6 +40,8 @@ _ABOUT = b"aurank.prepared"
 _LONGEST = 65_500  # side of a JPEG
 _KEPT_EVERY, _KEPT_BYTES = 256, 2**26  # images, and their bytes, after which what was made stays
 _AHEAD = 4  # images for each thread that are made before they are written
+_SMALL = 64 << 20  # bytes: of a data set up to this size, `contents` reads every file
+_SAMPLE = 64  # files that it reads of a larger one, the same ones every time
 _NUMBERS = {
     "height": "<u4",
     "width": "<u4",
@@ -87,18 +90,16 @@ class Preparation:
 
     def shrink(self, image: Pixels) -> Pixels:
         """Return the image as it is kept: a smaller one stays as it is."""
-        if min(image.shape[:2]) <= self.short_side:
-            return image
-        return resize_shorter(image, self.short_side, self.interpolation)
+        is_small = min(image.shape[:2]) <= self.short_side
+        return image if is_small else resize_shorter(image, self.short_side, self.interpolation)
 
     def encode(self, image: Pixels) -> bytes:
         """Return the bytes that `decode` takes; UserError for what no JPEG holds."""
         if self.raw:
             return image.tobytes()
         if max(image.shape[:2]) > _LONGEST:
-            raise UserError(
-                f"{image.shape[1]:,} × {image.shape[0]:,} pixels are more than a JPEG holds; leave out --jpeg"
-            )
+            size = f"{image.shape[1]:,} × {image.shape[0]:,} pixels"
+            raise UserError(f"{size} are more than a JPEG holds; leave out --jpeg, or set data.on_error=skip")
         options = [cv2.IMWRITE_JPEG_QUALITY, QUALITY]
         options += [cv2.IMWRITE_JPEG_SAMPLING_FACTOR, cv2.IMWRITE_JPEG_SAMPLING_FACTOR_444]
         given = image if self.channels == 1 else cv2.cvtColor(image, cv2.COLOR_RGB2BGR)
@@ -109,27 +110,17 @@ class Preparation:
         shape, size = (height, width, self.channels), height * width * self.channels
         if self.raw:
             return np.array(content).reshape(shape) if len(content) == size else None
-        try:
-            found = cv2.imdecode(content, cv2.IMREAD_GRAYSCALE if self.channels == 1 else cv2.IMREAD_COLOR)
-        except cv2.error:  # of more pixels than OpenCV takes
-            found = None
-        if found is not None and self.channels == 3:
-            found = cv2.cvtColor(found, cv2.COLOR_BGR2RGB, dst=found)
-        return None if found is None or found.size != size else np.asarray(found).reshape(shape)
+        image = None
+        with suppress(cv2.error):  # of more pixels than OpenCV takes
+            image = cv2.imdecode(content, cv2.IMREAD_GRAYSCALE if self.channels == 1 else cv2.IMREAD_COLOR)
+        if image is not None and self.channels == 3:
+            image = cv2.cvtColor(image, cv2.COLOR_BGR2RGB, dst=image)
+        return None if image is None or image.size != size else np.asarray(image).reshape(shape)
 
 
 def remedy_for(folder: Path) -> str:
     """Return the remedy for what a folder lacks."""
     return f"give aurank data prepare CONFIG --out {folder} again"
-
-
-# -- the file ---------------------------------------------------------------------------------------------------------
-
-
-class _Stored(NamedTuple):
-    how: Preparation
-    records: np.ndarray  # of RECORD
-    end: int  # of the last whole batch
 
 
 def _schema(how: Preparation) -> Any:
@@ -142,91 +133,112 @@ def _schema(how: Preparation) -> Any:
     return pyarrow.schema(columns, metadata={_ABOUT: about})
 
 
-def _read_store(folder: Path) -> _Stored:
-    """Return the records of all whole batches; UserError where the folder holds no prepared images."""
-    import pyarrow
-
-    path = folder / IMAGES
-    if not path.exists():
-        where = f"{folder} holds no prepared images" if folder.is_dir() else f"there is no folder {folder}"
-        raise UserError(f"data.prepared: {where}; {remedy_for(folder)}, or set data.prepared=null")
-    remedy = "name another folder, or remove this one and prepare the images again"
-    parts = [np.zeros(0, RECORD)]
-    with reading(f"data.prepared: {path}", "prepared images", remedy=remedy), pyarrow.memory_map(str(path)) as mapped:
-        base = mapped.read_buffer(1).address
-        mapped.seek(0)
-        stream = pyarrow.ipc.open_stream(mapped)
-        content = json.loads((stream.schema.metadata or {})[_ABOUT])
-        if content.pop("checksum") != content_sha256(content):
-            raise ValueError("it is damaged")
-        how = checked(content, Preparation)
-        if not stream.schema.equals(_schema(how)):
-            raise ValueError("it has other columns")
-        end = mapped.tell()
-        with suppress(StopIteration, pyarrow.ArrowException, OSError):  # the end, or what a killed process left
-            while True:
-                batch = stream.read_next_batch()
-                batch.validate(full=True)
-                records = np.zeros(len(batch), RECORD)
-                _, places, images = batch["image"].buffers()
-                offsets = np.frombuffer(places, "<i8", len(batch) + 1)
-                records["key"] = np.frombuffer(batch["key"].buffers()[1], "V16", len(batch))
-                records["offset"] = offsets[:-1] + (images.address - base if images is not None else 0)
-                records["length"] = np.diff(offsets)
-                for name in _NUMBERS:
-                    records[name] = batch[name].to_numpy()
-                parts.append(records)
-                end = mapped.tell()
-    return _Stored(how, np.concatenate(parts), end)
-
-
 def _region_keys(regions: Iterable[str]) -> list[bytes]:
     return [hashlib.blake2b(one.encode("utf-8", "backslashreplace"), digest_size=16).digest() for one in regions]
-
-
-def _last_places(records: np.ndarray) -> dict[bytes, int]:
-    """Return where the record of each key is, the last of several."""
-    keys = records["key"].tobytes()
-    return {keys[16 * place : 16 * place + 16]: place for place in range(len(records))}
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------
 
 
-class Unfit(NamedTuple):
-    """Rows of a manifest whose prepared images are not there, or are of another original."""
-
-    missing: Int64[np.ndarray, " missing"]
-    changed: Int64[np.ndarray, " changed"]
-
-
 class PreparedImages:
-    """The images of a folder that `prepare_images` wrote; UserError where there are none."""
+    """The images of a folder that `prepare_images` wrote; UserError where there are none.
+
+    `records` are those of all whole batches, `end` where the last of them ends.
+    """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.how, self.records, _ = _read_store(folder)
+        import pyarrow
+
+        self.folder, path = folder, folder / IMAGES
+        if not path.exists():
+            where = f"{folder} holds no prepared images" if folder.is_dir() else f"there is no folder {folder}"
+            raise UserError(f"data.prepared: {where}; {remedy_for(folder)}, or set data.prepared=null")
+        remedy, parts = "name another folder, or remove this one and prepare the images again", [np.zeros(0, RECORD)]
+        named = f"data.prepared: {path}"
+        with reading(named, "prepared images", remedy=remedy), pyarrow.memory_map(str(path)) as mapped:
+            base = mapped.read_buffer(1).address
+            mapped.seek(0)
+            stream = pyarrow.ipc.open_stream(mapped)
+            content = json.loads((stream.schema.metadata or {})[_ABOUT])
+            if content.pop("checksum") != content_sha256(content):
+                raise ValueError("it is damaged")
+            self.how = checked(content, Preparation)
+            if not stream.schema.equals(_schema(self.how)):
+                raise ValueError("it has other columns")
+            self.end = mapped.tell()
+            with suppress(StopIteration, pyarrow.ArrowException, OSError):  # the end, or what a killed process left
+                while True:
+                    batch = stream.read_next_batch()
+                    batch.validate(full=True)
+                    records = np.zeros(len(batch), RECORD)
+                    _, places, images = batch["image"].buffers()
+                    offsets = np.frombuffer(places, "<i8", len(batch) + 1)
+                    records["key"] = np.frombuffer(batch["key"].buffers()[1], "V16", len(batch))
+                    records["offset"] = offsets[:-1] + (images.address - base if images is not None else 0)
+                    records["length"] = np.diff(offsets)
+                    for name in _NUMBERS:
+                        records[name] = batch[name].to_numpy()
+                    parts.append(records)
+                    self.end = mapped.tell()
+        self.records = np.concatenate(parts)
         self._is_fit = np.zeros(len(self.records), dtype=np.bool_)  # given out by `rows_of` before
+
+    @cached_property
+    def _place_of(self) -> dict[bytes, int]:
+        keys = self.records["key"].tobytes()
+        return {keys[16 * place : 16 * place + 16]: place for place in range(len(self.records))}
 
     def places(self, manifest: Manifest) -> Int64[np.ndarray, " image"]:
         """Return the record of each row, −1 where there is none."""
-        known = _last_places(self.records)
-        return np.array([known.get(key, -1) for key in _region_keys(manifest.regions)], dtype=np.int64)
+        keys = _region_keys(manifest.regions)
+        return np.array([self._place_of.get(key, -1) for key in keys], dtype=np.int64)
 
-    def unfit(self, manifest: Manifest, places: Int64[np.ndarray, " image"], at_most: int | None = COMPARED) -> Unfit:
-        """Return the rows that are not there or whose original is another now; an original that is gone is not.
+    def unfit(
+        self,
+        manifest: Manifest,
+        places: Int64[np.ndarray, " image"],
+        *,
+        at_most: int | None = COMPARED,
+        progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> tuple[Int64[np.ndarray, " missing"], Int64[np.ndarray, " changed"]]:
+        """Return the rows that are not there, and those whose original is another now; one that is gone is not.
 
         Args:
-            at_most: how many originals are read, see `_changed`.
+            at_most: how many originals are read of those with another time but the same length, as in a copied folder.
+            progress: is given how many have been, of how many.
         """
         held = np.flatnonzero(places >= 0)
         held = held[~self._is_fit[places[held]]]
-        changed = _changed(manifest, held, self.records[places[held]], at_most=at_most)
-        return Unfit(np.flatnonzero(places < 0), held[changed])
+        records = self.records[places[held]]
+        paths = [manifest.paths[row] for row in held.tolist()]
+        changed, doubtful = np.zeros(len(held), dtype=np.bool_), []
+        lengths, times = records["original_length"].tolist(), records["original_modified"].tolist()
+        sums = records["original_crc"].tolist()
+        for place, mark in enumerate(file_marks(manifest.source, paths)):
+            if mark is None:
+                continue
+            if mark.length != lengths[place] or (mark.crc is not None and mark.crc != sums[place]):
+                changed[place] = True
+            elif mark.modified is not None and mark.modified != times[place]:
+                doubtful.append(place)
+        if at_most is not None and len(doubtful) > at_most:
+            doubtful = [doubtful[at] for at in np.linspace(0, len(doubtful) - 1, at_most, dtype=np.int64).tolist()]
+        for done, place in enumerate(doubtful, start=1):
+            changed[place] = zlib.crc32(manifest.source.read_bytes(paths[place])) != sums[place]
+            progress(done, len(doubtful))
+        return np.flatnonzero(places < 0), held[changed]
 
-    def damaged(self, places: Int64[np.ndarray, " record"]) -> Bool[np.ndarray, " record"]:
+    def damaged(
+        self, places: Int64[np.ndarray, " record"], progress: Callable[[int, int], None] = lambda done, total: None
+    ) -> Bool[np.ndarray, " record"]:
         """Return which images are not as they were written; all of them are read."""
-        return ~np.fromiter(_are_whole(self.folder, self.records[places]), np.bool_, len(places))
+        mapped: Any = np.memmap(self.folder / IMAGES, mode="r")
+        wrong = np.zeros(len(places), dtype=np.bool_)
+        for number, record in enumerate(self.records[places]):
+            begin = int(record["offset"])
+            wrong[number] = zlib.crc32(mapped[begin : begin + int(record["length"])]) != record["crc"]
+            progress(number + 1, len(places))
+        return wrong
 
     def rows_of(self, manifest: Manifest, channels: int, *, on_error: str = "raise") -> "PreparedRows":
         """Return the images of a manifest; UserError names the first that is not there, or is of another original.
@@ -239,13 +251,13 @@ class PreparedImages:
                 f"{channels}; prepare them into another folder"
             )
         places = self.places(manifest)
-        missing, other = self.unfit(manifest, places)
+        missing, changed = self.unfit(manifest, places)
         held = np.flatnonzero(places >= 0)
         unreadable = held[self.records["length"][places[held]] == 0] if on_error == "raise" else missing[:0]
         again = f"{remedy_for(self.folder)}, which takes those only"
         for rows, said, remedy in (
             (missing, "are not in", again),
-            (other, "were changed after they were prepared in", again),
+            (changed, "were changed after they were prepared in", again),
             (unreadable, "could not be read when they were prepared in", f"{again}, or set data.on_error=skip"),
         ):
             if len(rows):
@@ -317,44 +329,40 @@ class PreparedRows:
         return image
 
 
-def _are_whole(folder: Path, records: np.ndarray) -> Iterator[bool]:
-    """Yield for each record whether its image is in the file as it was written."""
-    mapped: Any = np.memmap(folder / IMAGES, mode="r")
-    for record in records:
-        begin = int(record["offset"])
-        yield zlib.crc32(mapped[begin : begin + int(record["length"])]) == record["crc"]
+def contents(manifest: Manifest, prepared: PreparedRows | None = None) -> dict[str, str]:
+    """Return digests of the bytes of a data set's images, wherever it lies, by which a resumed run is compared.
 
-
-def _changed(
-    manifest: Manifest,
-    rows: Int64[np.ndarray, " row"],
-    records: np.ndarray,
-    *,
-    at_most: int | None = None,
-    progress: Callable[[int, int], None] = lambda done, total: None,
-) -> Bool[np.ndarray, " row"]:
-    """Return for each row, with its record, whether its original is another now than when it was prepared.
-
-    Originals with another time but the same length, as in a copied folder, are read, or ``at_most`` so many of them;
-    `progress` is given how many have been, of how many.
+    "sizes" is of the length of every file, "sample" of the sums (CRC-32) of all files, or of 64 of them, drawn by the
+    manifest, where they have more than 64 MiB in all. "sums" is of the sums of all files where they are at hand: in the
+    directory of an archive, in memory, and of ``prepared`` images, which remember their originals. So of a large folder
+    a file that was replaced by one of the same length is seen only if it is in the sample. "prepared" is how such
+    images were made, and "pixels" of them themselves.
     """
-    source, paths = manifest.source, [manifest.paths[row] for row in rows.tolist()]
-    found, doubtful = np.zeros(len(paths), dtype=np.bool_), []
-    lengths, times = records["original_length"].tolist(), records["original_modified"].tolist()
-    sums = records["original_crc"].tolist()
-    for place, mark in enumerate(file_marks(source, paths)):
-        if mark is None:
-            continue
-        if mark.length != lengths[place] or (mark.crc is not None and mark.crc != sums[place]):
-            found[place] = True
-        elif mark.modified is not None and mark.modified != times[place]:
-            doubtful.append(place)
-    if at_most is not None and len(doubtful) > at_most:
-        doubtful = [doubtful[at] for at in np.linspace(0, len(doubtful) - 1, at_most, dtype=np.int64).tolist()]
-    for done, place in enumerate(doubtful, start=1):
-        found[place] = zlib.crc32(source.read_bytes(paths[place])) != sums[place]
-        progress(done, len(doubtful))
-    return found
+
+    def digest(numbers: Iterable[int | None]) -> str:
+        return hashlib.sha256(json.dumps(list(numbers)).encode()).hexdigest()
+
+    def total(path: str) -> int | None:
+        try:
+            return zlib.crc32(manifest.source.read_bytes(path))
+        except UserError:
+            return None
+
+    paths = sorted(set(manifest.paths))
+    if prepared is None:
+        marks = file_marks(manifest.source, paths)
+    else:
+        known = dict(zip(manifest.paths, prepared.originals, strict=True))
+        marks = [known[path] for path in paths]
+    sizes = [mark and mark.length for mark in marks]
+    sums = {path: mark and mark.crc for path, mark in zip(paths, marks, strict=True)}
+    all_known = prepared is not None or not isinstance(manifest.source, FolderSource)
+    small = sum(size or 0 for size in sizes) <= _SMALL
+    sample = paths if small else random.Random(manifest.sha256).sample(paths, min(_SAMPLE, len(paths)))
+    digests = {"sizes": digest(sizes), "sample": digest(sums[path] if all_known else total(path) for path in sample)}
+    if all_known and sums:
+        digests["sums"] = digest(sums.values())
+    return digests if prepared is None else {**digests, "prepared": str(prepared.how), "pixels": prepared.sha256}
 
 
 # -- writing ----------------------------------------------------------------------------------------------------------
@@ -422,22 +430,41 @@ def prepare_images(
         (1797, 1797)
     """
     report: Progress = progress or (lambda stage, done, total: None)
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"--out {folder} is a file; name a folder")
     first: dict[str, int] = {}
     for row, region in enumerate(manifest.regions):  # of texts and roles, an image may have several rows
         first.setdefault(region, row)
-    rows, keys = np.array(list(first.values()), dtype=np.int64), _region_keys(first)
+    once, keys = manifest.select(list(first.values())), _region_keys(first)
     try:
-        stored = _opened(folder, how)
-        todo = np.flatnonzero(_needed(manifest, rows, keys, folder, stored.records, on_error, report)).tolist()
-        marks = file_marks(manifest.source, [manifest.paths[row] for row in rows[todo]])  # before they are read
-        make = partial(_make, manifest, how, on_error=on_error, max_pixels=max_pixels)
-        made = _in_order(make, list(zip(rows[todo].tolist(), marks, strict=True)))
+        if not (folder / IMAGES).exists():
+            if folder.exists() and any(not path.name.startswith(".") for path in folder.iterdir()):
+                raise UserError(f"--out {folder} is not empty and holds no prepared images; name another folder")
+            with replacing(folder / IMAGES) as file:
+                file.write(_schema(how).serialize())
+        stored = PreparedImages(folder)
+        if stored.how != how:
+            raise UserError(
+                f"--out {folder} holds images prepared otherwise ({stored.how}; asked for: {how}); name another folder"
+            )
+        places = stored.places(once)
+        unfit = stored.unfit(once, places, at_most=None, progress=partial(report, "comparing originals"))
+        held = np.flatnonzero(places >= 0)
+        needed = np.zeros(len(once), dtype=np.bool_)
+        needed[np.concatenate(unfit)] = True
+        needed[held] |= stored.damaged(places[held], partial(report, "verifying"))
+        if on_error == "raise":  # then it says why
+            needed[held] |= stored.records["length"][places[held]] == 0
+        todo = np.flatnonzero(needed).tolist()
+        marks = file_marks(manifest.source, [once.paths[row] for row in todo])  # before they are read
+        make = partial(_make, once, how, on_error=on_error, max_pixels=max_pixels)
+        made = _in_order(make, list(zip(todo, marks, strict=True)))
         waiting: list[dict[str, Any]] = []
         with (folder / IMAGES).open("ab", buffering=0) as file:
             file.truncate(stored.end)
             try:
-                for done, (place, image) in enumerate(zip(todo, made, strict=True), start=1):
-                    waiting.append({"key": keys[place], **image})
+                for done, (row, image) in enumerate(zip(todo, made, strict=True), start=1):
+                    waiting.append({"key": keys[row], **image})
                     if len(waiting) >= _KEPT_EVERY or sum(len(each["image"]) for each in waiting) >= _KEPT_BYTES:
                         _append(file, waiting, how)
                     report("preparing", done, len(todo))
@@ -448,54 +475,10 @@ def prepare_images(
             f"cannot write prepared images into {folder}: {error.strerror or error}; what was prepared stays: give the "
             "command again when there is room"
         ) from error
-    records = _read_store(folder).records
-    known = _last_places(records)
-    unreadable = [
-        manifest.regions[row] for row, key in zip(rows, keys, strict=True) if not records[known[key]]["length"]
-    ]
-    size = (folder / IMAGES).stat().st_size
-    return PreparedResult(folder, how, len(rows), len(todo), tuple(unreadable), size)
-
-
-def _opened(folder: Path, how: Preparation) -> _Stored:
-    """Return what a folder holds, begun where it is new; UserError where it holds other things."""
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"--out {folder} is a file; name a folder")
-    if not (folder / IMAGES).exists():
-        if folder.exists() and any(not path.name.startswith(".") for path in folder.iterdir()):
-            raise UserError(f"--out {folder} is not empty and holds no prepared images; name another folder")
-        with replacing(folder / IMAGES) as file:
-            file.write(_schema(how).serialize())
-    stored = _read_store(folder)
-    if stored.how != how:
-        raise UserError(
-            f"--out {folder} holds images prepared otherwise ({stored.how}; asked for: {how}); name another folder"
-        )
-    return stored
-
-
-def _needed(
-    manifest: Manifest,
-    rows: np.ndarray,
-    keys: Sequence[bytes],
-    folder: Path,
-    records: np.ndarray,
-    on_error: str,
-    report: Progress,
-) -> Bool[np.ndarray, " image"]:
-    """Return which rows are to be prepared: not there, with another original now, or damaged."""
-    needed, known = np.ones(len(rows), dtype=np.bool_), _last_places(records)
-    held = np.array([place for place, key in enumerate(keys) if key in known], dtype=np.int64)
-    if not len(held):
-        return needed
-    own = records[[known[keys[place]] for place in held]]
-    needed[held] = _changed(manifest, rows[held], own, progress=partial(report, "comparing originals"))
-    if on_error == "raise":  # then it says why
-        needed[held[own["length"] == 0]] = True
-    for done, (place, is_whole) in enumerate(zip(held.tolist(), _are_whole(folder, own), strict=True), start=1):
-        needed[place] |= not is_whole
-        report("verifying", done, len(held))
-    return needed
+    stored = PreparedImages(folder)
+    is_lost = stored.records["length"][stored.places(once)] == 0
+    unreadable = tuple(once.regions[row] for row in np.flatnonzero(is_lost).tolist())
+    return PreparedResult(folder, how, len(once), len(todo), unreadable, (folder / IMAGES).stat().st_size)
 
 
 def _append(file: BinaryIO, waiting: list[dict[str, Any]], how: Preparation) -> None:
@@ -527,10 +510,8 @@ def _make(
         if manifest.boxes is not None and manifest.boxes[row, 0] >= 0:
             image = crop(image, manifest.boxes[row].tolist(), path)
         image = how.shrink(image)
-        try:
+        with reading(f"image {path!r} in {manifest.source.where}", "an image"):
             content = how.encode(image)
-        except UserError as error:
-            raise UserError(f"image {path!r} in {manifest.source.where}: {error}, or set data.on_error=skip") from None
         shape = image.shape[:2]
     except UserError:
         if on_error == "raise":

@@ -19,10 +19,12 @@ from aurank.errors import UserError
 from aurank.files import EXACT, checked, reading
 from aurank.names import meant, nearest
 
-ARRAYS = ("embeddings", "labels", "ids", "paths", "is_query", "is_gallery", "groups", "classes")
 PAIRS = ("positives", "ignored")
-FURTHER = ("splits", "super_labels", "made_by", "marks", "sums", *PAIRS)
-"""Arrays of a file of saved embeddings; what FURTHER names, files of other programs and of before lack."""
+ARRAYS = (
+    *("embeddings", "labels", "ids", "paths", "is_query", "is_gallery", "groups", "classes"),
+    *("splits", "super_labels", "made_by", "marks", "sums", *PAIRS),
+)
+"""Arrays of a file of saved embeddings; files of other programs lack all but the first two."""
 
 # Of arrays that are not one value a row, and of texts: dimensions, kinds of NumPy, and words.
 _FORMS = {
@@ -62,28 +64,24 @@ class MadeBy:
     @property
     def text(self) -> str:
         """All of it as JSON."""
-        return json.dumps({"format": 1, **vars(self)})
+        return json.dumps(vars(self))
 
     @staticmethod
     def parse(text: str, source: str) -> "MadeBy":
         """Return what `text` says; raise UserError, naming `source`, where it says nothing that is known."""
         with reading(source, "embeddings with made_by", remedy="leave it out, or embed the images again"):
-            content: Any = json.loads(text)
-            if content.pop("format") != 1:
-                raise ValueError("another format")
-            return checked(content, MadeBy)
+            return checked(json.loads(text), MadeBy)
 
 
 def read_arrays(path: Path, labels: Path | None = None) -> dict[str, Any]:
     """Return the arrays of a file of embeddings by name, all of one length and of the right kinds.
 
-    Args:
-        path: an ``.npz`` of ARRAYS and FURTHER, of which all but ``embeddings`` and ``labels`` may be missing, an
-            ``.npy`` of embeddings, which is mapped, not read, or a folder of such parts, or the table in it.
-        labels: the file of their labels, where `path` holds none.
+    Without ``ids``, rows are counted; without flags, every row is query and gallery; without ``groups`` there are none.
 
-    Without ``ids``, rows are counted; without flags, every row is query and gallery; without ``groups`` there are none,
-    and of ``classes`` and FURTHER what the file lacks is missing here too.
+    Args:
+        path: an ``.npz`` of ARRAYS, of which all but ``embeddings`` and ``labels`` may be missing, an ``.npy`` of
+            embeddings, which is mapped, not read, or a folder of such parts, or the table in it.
+        labels: the file of their labels, where `path` holds none.
 
     Raises:
         UserError: a file, an array or a value that is not one of these.
@@ -95,19 +93,20 @@ def read_arrays(path: Path, labels: Path | None = None) -> dict[str, Any]:
         ...     read_arrays(Path(folder, "rows.npz"))["ids"].tolist()
         [0, 1]
     """
-    known = [*ARRAYS, *FURTHER]
     if path.is_dir() or path.name == INDEX:
         content = read_shards(path if path.is_dir() else path.parent)
     else:
         content = {name or "embeddings": values for name, values in load_arrays(path).items()}  # "" that of an .npy
-    for name in content:
-        if name not in known:
-            what = f"which means nothing here{meant(nearest(name, known))}; known are {', '.join(known)}"
-            raise UserError(f"{path} holds an array {name!r}, {what}")
+    if odd := next((name for name in content if name not in ARRAYS), None):
+        what = f"which means nothing here{meant(nearest(odd, ARRAYS))}; known are {', '.join(ARRAYS)}"
+        raise UserError(f"{path} holds an array {odd!r}, {what}")
     if labels is not None:
         if "labels" in content:
             raise UserError(f"{path} holds labels of its own: leave out --labels {labels}, or the array")
-        content["labels"] = _read_labels(labels)
+        given = load_arrays(labels)
+        if "labels" not in given and len(given) != 1:
+            raise UserError(f"--labels {labels} holds {', '.join(given) or 'nothing'}; expected one array, or 'labels'")
+        content["labels"] = given.get("labels", next(iter(given.values())))
     for name, remedy in (("embeddings", ""), ("labels", "; give them with --labels FILE.npy")):
         if name not in content:
             raise UserError(f"{path} holds no array {name!r}, only {', '.join(content) or 'nothing'}{remedy}")
@@ -138,17 +137,8 @@ def require_form(name: str, values: Any, count: int, path: Path) -> None:
         what = f"{name} has shape {values.shape}, {values.dtype}"
         raise UserError(f"{path}: {what}; expected {expected}, {count} rows in all arrays")
     if name in PAIRS and values.size and not (values.min() >= 0 and values.max() < count):
-        raise UserError(
-            f"{path}: {name} name rows {values.min()} to {values.max()}; expected rows from 0 to {count - 1}"
-        )
-
-
-def _read_labels(path: Path) -> np.ndarray:
-    """The one array of a file, or the one that is named labels."""
-    content = load_arrays(path)
-    if "labels" not in content and len(content) != 1:
-        raise UserError(f"--labels {path} holds {', '.join(content) or 'nothing'}; expected one array, or 'labels'")
-    return content.get("labels", next(iter(content.values())))
+        named = f"{name} name rows {values.min()} to {values.max()}"
+        raise UserError(f"{path}: {named}; expected rows from 0 to {count - 1}")
 
 
 class EmbeddingSource:
@@ -166,9 +156,7 @@ class EmbeddingSource:
     def __init__(
         self, rows: Float32[np.ndarray, "row dim"], paths: Sequence[str], *, where: str, made_by: MadeBy | None = None
     ) -> None:
-        self.rows = rows
-        self.where = where
-        self.made_by = made_by
+        self.rows, self.where, self.made_by = rows, where, made_by
         self.place = {path: row for row, path in enumerate(paths)}
 
     def read_bytes(self, path: str) -> bytes:

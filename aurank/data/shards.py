@@ -4,29 +4,19 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float32, Int64, Shaped
-from typing_extensions import TypedDict
 
 from aurank.arrays import MappedRows, load_arrays
 from aurank.errors import UserError
-from aurank.files import (
-    checked,
-    content_sha256,
-    file_sha256,
-    reading,
-    replacing,
-    require_version,
-    require_writable,
-    write_text,
-)
+from aurank.files import checked, content_sha256, file_sha256, reading, replacing, require_writable, write_text
 
 INDEX, JOURNAL = "index.parquet", ".parts.json"
-FORMAT, VERSION = "aurank.embeddings", 1
+FORMAT = "aurank.embeddings"
 SHARD_ROWS = 2**18  # of a part, unless said otherwise
 AGAIN = "give the aurank embed command that wrote it again, which makes anew what is missing"
 _COLUMNS = {  # array of a file of saved embeddings: column of the table
@@ -41,7 +31,6 @@ _COLUMNS = {  # array of a file of saved embeddings: column of the table
     "marks": "mark",
 }
 _BLOCK = 2**16  # texts read at a time
-_WHAT = "a table of embeddings"
 _PAIRS = ("positives", "ignored")  # lists of gallery rows, by query
 
 
@@ -66,20 +55,34 @@ class EmbeddingPart:
         return None if is_whole else f"{path} is damaged, cut short or another part"
 
 
-class _Record(TypedDict):
-    """What the table of a folder says of itself."""
-
-    key: str
-    parts: list[EmbeddingPart]
-    classes: list[str] | None
-    made_by: str | None
-
-
-class _Journal(TypedDict):
-    """What a folder that is not finished says of the parts that are there, by their numbers."""
+@dataclass(frozen=True)
+class _Record:
+    """What a folder says of itself: in its table, or, until that is there, in its journal."""
 
     key: str
     parts: dict[int, EmbeddingPart]
+    classes: list[str] | None = None
+    made_by: str | None = None
+
+    @property
+    def text(self) -> str:
+        content = json.loads(json.dumps(asdict(self)))  # as it is read
+        return json.dumps({**content, "checksum": content_sha256(content)})
+
+    @staticmethod
+    def read(path: Path) -> "_Record":
+        """Return the record in a journal, or in a table; UserError unless it is whole."""
+        import pyarrow
+        import pyarrow.parquet
+
+        with reading(path, "a table of embeddings", remedy=AGAIN):
+            if path.name == INDEX:
+                content = json.loads(pyarrow.parquet.read_schema(path).metadata[FORMAT.encode()])
+            else:
+                content = json.loads(path.read_bytes())
+            if content.pop("checksum") != content_sha256(content):
+                raise ValueError("its description was changed")
+            return checked(content, _Record)
 
 
 @dataclass
@@ -114,13 +117,20 @@ class ShardWriter:
     parts: dict[int, EmbeddingPart] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        """Look at what is there."""
+        """Look at what is there; of a damaged table or journal nothing is known, and all is written anew."""
         if self.shard_rows < 1:
             raise UserError(f"a part needs at least 1 row, got {self.shard_rows}")
         require_folder(self.folder)
-        known = filter(None, (self._of_index(), self._of_journal()))
-        parts = next((self._own(*one) for one in known), {})
-        self.parts = {number: part for number, part in parts.items() if part.trouble(self.folder) is None}
+        known = []
+        for name in (INDEX, JOURNAL):
+            with suppress(UserError):
+                known.append(_Record.read(self.folder / name))
+        if known and known[0].key != self.key:
+            what = "embeddings of another model, of other images or in other parts"
+            raise UserError(f"--out {self.folder} holds {what}: name a new folder, or remove this one")
+        for number, part in known[0].parts.items() if known else ():
+            if part.trouble(self.folder) is None:
+                self.parts[number] = part
 
     @property
     def missing(self) -> list[int]:
@@ -145,9 +155,7 @@ class ShardWriter:
             np.save(file, np.ascontiguousarray(embeddings), allow_pickle=False)
         skipped = np.setdiff1d(np.arange(everything.start, everything.stop), rows).tolist()
         self.parts[number] = EmbeddingPart(path.name, len(rows), skipped, file_sha256(path))
-        parts = {str(one): vars(part) for one, part in self.parts.items()}
-        content = {"format": FORMAT, "version": VERSION, "key": self.key, "parts": parts}
-        write_text(self.folder / JOURNAL, json.dumps(content) + "\n")
+        write_text(self.folder / JOURNAL, _Record(self.key, self.parts).text)
 
     def finish(
         self, columns: Mapping[str, np.ndarray], *, classes: Sequence[str] | None = None, made_by: str | None = None
@@ -160,45 +168,29 @@ class ShardWriter:
         import pyarrow
         import pyarrow.parquet
 
-        parts = [self.parts[number] for number in sorted(self.parts)]
-        lengths = [part.rows for part in parts]
+        parts = dict(sorted(self.parts.items()))
+        lengths = [part.rows for part in parts.values()]
         table: dict[str, Any] = {_COLUMNS[name]: columns[name] for name in _COLUMNS if name in columns}
         for name, values in table.items():
             table[name] = storable_texts(values.tolist()) if values.dtype.kind == "U" else values
-        table["part"] = np.repeat(np.arange(len(parts), dtype=np.int32), lengths)
-        table["row"] = np.concatenate([np.arange(length) for length in lengths])
+        table["part"], table["row"] = _places(lengths)
         for name in _PAIRS:
             if name in columns:
-                table[name] = _lists(columns[name], sum(lengths))
-        content = {"format": FORMAT, "version": VERSION, "key": self.key, "parts": [vars(part) for part in parts]}
-        content |= {"classes": None if classes is None else list(classes), "made_by": made_by}
-        content["checksum"] = content_sha256(content)
-        arrow = pyarrow.table(table).replace_schema_metadata({FORMAT: json.dumps(content)})
+                ordered = columns[name][np.lexsort((columns[name][:, 1], columns[name][:, 0]))]
+                offsets = np.searchsorted(ordered[:, 0], np.arange(sum(lengths) + 1))
+                table[name] = pyarrow.LargeListArray.from_arrays(offsets, ordered[:, 1])
+        record = _Record(self.key, parts, None if classes is None else list(classes), made_by)
+        arrow = pyarrow.table(table).replace_schema_metadata({FORMAT: record.text})
         with replacing(self.folder / INDEX) as file:
             pyarrow.parquet.write_table(arrow, file, write_page_checksum=True)
         with suppress(OSError):
             (self.folder / JOURNAL).unlink()
 
-    def _own(self, key: str, parts: dict[int, EmbeddingPart]) -> dict[int, EmbeddingPart]:
-        """Return the parts that a record names; UserError where they are of other embeddings."""
-        if key != self.key:
-            what = "embeddings of another model, of other images or in other parts"
-            raise UserError(f"--out {self.folder} holds {what}: name a new folder, or remove this one")
-        return parts
 
-    def _of_index(self) -> tuple[str, dict[int, EmbeddingPart]] | None:
-        """Return key and parts of the table; of a damaged one nothing is known, and all is written anew."""
-        with suppress(UserError):
-            record = _described(self.folder / INDEX)
-            return record["key"], dict(enumerate(record["parts"]))
-        return None
-
-    def _of_journal(self) -> tuple[str, dict[int, EmbeddingPart]] | None:
-        path = self.folder / JOURNAL
-        with suppress(UserError), reading(path, "a journal of parts"):
-            journal = checked(json.loads(path.read_bytes()), _Journal)
-            return journal["key"], journal["parts"]
-        return None
+def _places(lengths: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the part of each row, and its row in that."""
+    part = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
+    return part, np.concatenate([np.arange(0), *map(np.arange, lengths)])
 
 
 def require_folder(folder: Path) -> None:
@@ -223,26 +215,25 @@ def read_shards(folder: Path) -> dict[str, Any]:
     import pyarrow.parquet
 
     path = folder / INDEX
-    record = _described(path)
-    parts = record["parts"]
-    for part in parts:
-        if (trouble := part.trouble(folder)) is not None:
-            raise UserError(f"{trouble}: {AGAIN}")
-    with reading(path, _WHAT, remedy=AGAIN):
+    if not path.is_file():
+        raise UserError(f"{folder} holds no embeddings, as it has no {INDEX}: {AGAIN}")
+    record = _Record.read(path)
+    parts = list(record.parts.values())
+    if trouble := next(filter(None, (part.trouble(folder) for part in parts)), None):
+        raise UserError(f"{trouble}: {AGAIN}")
+    with reading(path, "a table of embeddings", remedy=AGAIN):
         table = pyarrow.parquet.read_table(path, page_checksum_verification=True)
         lengths = [part.rows for part in parts]
+        rows = zip(("part", "row"), _places(lengths), strict=True)
         if not (
-            sum(lengths) == table.num_rows
-            and {"label", "id"} <= set(table.column_names)
-            and np.array_equal(table["part"].to_numpy(), np.repeat(np.arange(len(parts)), lengths))
-            and np.array_equal(table["row"].to_numpy(), np.concatenate([np.arange(length) for length in lengths]))
+            {"label", "id"} <= set(table.column_names)
+            and all(np.array_equal(table[name].to_numpy(), expected) for name, expected in rows)
         ):
             raise UserError(f"{path} does not fit its {len(parts)} parts of {sum(lengths):,} rows: {AGAIN}")
         matrices = [load_arrays(folder / part.file)[""] for part in parts if part.rows]
-        if [len(matrix) for matrix in matrices] != [length for length in lengths if length]:
-            raise ValueError("its parts have other lengths")
-        if any(matrix.ndim != 2 or matrix.shape[1:] != matrices[0].shape[1:] for matrix in matrices):
-            raise ValueError("its parts are no matrices of one width")
+        widths = {matrix.shape[1:] for matrix in matrices}
+        if [len(matrix) for matrix in matrices] != list(filter(None, lengths)) or [*map(len, widths)] != [1]:
+            raise ValueError("its parts are no matrices of one width and their lengths")
         found: dict[str, Any] = {"embeddings": matrices[0] if len(matrices) == 1 else MappedRows(matrices)}
         for name, column in _COLUMNS.items():
             if column in table.column_names:
@@ -250,9 +241,12 @@ def read_shards(folder: Path) -> dict[str, Any]:
                 found[name] = _texts(values) if name in ("paths", "splits") else values.to_numpy()
         for name in _PAIRS:
             if name in table.column_names:
-                found[name] = _pairs(table[name])
-    found |= {} if record["classes"] is None else {"classes": np.array(record["classes"], dtype=np.str_)}
-    return found | ({} if record["made_by"] is None else {"made_by": np.array(record["made_by"])})
+                lists = table[name].combine_chunks()
+                counts = [len(one) for one in lists.to_pylist()]
+                gallery = np.asarray(lists.flatten().to_numpy(zero_copy_only=False), dtype=np.int64)
+                found[name] = np.stack([np.repeat(np.arange(len(counts)), counts), gallery], axis=1)
+    found |= {} if record.classes is None else {"classes": np.array(record.classes, dtype=np.str_)}
+    return found | ({} if record.made_by is None else {"made_by": np.array(record.made_by)})
 
 
 def storable_texts(texts: list[str]) -> Sequence[Any]:
@@ -269,40 +263,8 @@ def storable_texts(texts: list[str]) -> Sequence[Any]:
     return texts
 
 
-def _described(path: Path) -> _Record:
-    """Return what the table says of itself; UserError unless `finish` wrote it."""
-    import pyarrow
-    import pyarrow.parquet
-
-    if not path.is_file():
-        raise UserError(f"{path.parent} holds no embeddings, as it has no {INDEX}: {AGAIN}")
-    with reading(path, _WHAT, remedy=AGAIN):
-        metadata = pyarrow.parquet.read_schema(path).metadata or {}
-        content = json.loads(metadata[FORMAT.encode()])
-        require_version(content, path, _WHAT, named=FORMAT, versions=(VERSION,), remedy=AGAIN)
-        if content["checksum"] != content_sha256(content):
-            raise ValueError("its description was changed")
-        return checked(content, _Record)
-
-
 def _texts(column: Any) -> Shaped[np.ndarray, " row"]:
     """Return a column of texts, made a block at a time: as objects they take far more memory than as an array."""
     starts = range(0, len(column), _BLOCK)
     blocks = [np.array([os.fsdecode(one) for one in column.slice(start, _BLOCK).to_pylist()]) for start in starts]
     return np.concatenate([np.empty(0, np.str_), *blocks])
-
-
-def _lists(pairs: Int64[np.ndarray, "pair 2"], count: int) -> Any:
-    """Return the gallery rows of each query's pairs."""
-    import pyarrow
-
-    ordered = pairs[np.lexsort((pairs[:, 1], pairs[:, 0]))]
-    offsets = np.searchsorted(ordered[:, 0], np.arange(count + 1))
-    return pyarrow.LargeListArray.from_arrays(offsets, ordered[:, 1])
-
-
-def _pairs(column: Any) -> Int64[np.ndarray, "pair 2"]:
-    lists = column.combine_chunks()
-    lengths = np.array([len(one) for one in lists.to_pylist()], dtype=np.int64)
-    gallery = np.asarray(lists.flatten().to_numpy(zero_copy_only=False), dtype=np.int64)
-    return np.stack([np.repeat(np.arange(len(lengths)), lengths), gallery], axis=1)

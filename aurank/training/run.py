@@ -14,8 +14,7 @@ from torch import Tensor
 
 from aurank.config import Config, DataConfig, dump_config
 from aurank.data import Manifest
-from aurank.data.checks.contents import contents
-from aurank.data.prepared import PreparedImages
+from aurank.data.prepared import PreparedImages, contents
 from aurank.distributed import ProcessGroup
 from aurank.embedding.evaluation_options import try_evaluation
 from aurank.embedding.from_config import build_dataset, open_prepared

@@ -18,9 +18,9 @@ from testing.data_trees import png, write_tree
 
 from aurank.arrays import load_arrays
 from aurank.data import READERS, FolderSource, ImageDataset, build_manifest
-from aurank.data.checks.contents import contents
 from aurank.data.checks.doctor import examine
 from aurank.data.decode import decode, quiet_decoding
+from aurank.data.prepared import contents
 from aurank.data.sources import open_source
 from aurank.data.transforms.standard import Resize
 from aurank.embedding.cache import data_sha256

@@ -18,9 +18,8 @@ from sklearn.datasets import load_sample_images
 from testing.data_trees import pixels, write_tree, zip_tree
 
 from aurank.data import TRANSFORMS, FolderSource, ImageDataset, Manifest, ZipSource, build_manifest, prepared
-from aurank.data.checks.contents import contents
 from aurank.data.checks.doctor import check_prepared
-from aurank.data.prepared import IMAGES, Preparation, PreparedImages, prepare_images
+from aurank.data.prepared import IMAGES, Preparation, PreparedImages, contents, prepare_images
 from aurank.embedding.cache import image_marks
 from aurank.errors import AurankError, UserError
 
@@ -173,7 +172,7 @@ def test_of_many_originals_of_one_length_a_run_reads_some_and_the_preparation_al
         os.utime(tmp_path / "photos" / path, (10**9, 10**9))
     np.save(tmp_path / "photos" / paths[2], np.full((4, 4, 3), 255, np.uint8))
     held = PreparedImages(tmp_path / "out")
-    assert len(held.unfit(manifest, held.places(manifest)).changed) == 0  # not among the 64
+    assert len(held.unfit(manifest, held.places(manifest))[1]) == 0  # not among the 64
     found = {finding.check: finding.examples for finding in check_prepared(held, manifest)}
     assert found["images that changed after they were prepared"] == (paths[2],)
     told: list[tuple[str, int, int]] = []

@@ -8,7 +8,7 @@ import pytest
 from testing.saved_rows import rows, write_rows
 
 from aurank.data import READERS
-from aurank.data.checks.contents import contents
+from aurank.data.prepared import contents
 from aurank.data.saved_embeddings import EmbeddingDataset, EmbeddingSource
 from aurank.errors import UserError
 

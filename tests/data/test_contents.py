@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from aurank.data import Manifest, build_manifest, open_source
-from aurank.data.checks import contents as module
-from aurank.data.checks.contents import contents
+from aurank.data import prepared as module
+from aurank.data.prepared import contents
 
 NAMES = [f"{number % 4}/{number}.png" for number in range(100)]
 
