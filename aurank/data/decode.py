@@ -89,11 +89,7 @@ def decode(
 def crop(
     pixels: UInt8[np.ndarray, "height width channel"], box: Sequence[int], where: str
 ) -> UInt8[np.ndarray, "_ _ channel"]:
-    """Return the part of an image within a box x1, y1, x2, y2, as far as the image has it; x2 and y2 are outside.
-
-    Raises:
-        UserError: names the image `where` nothing of it lies in the box.
-    """
+    """Return the part of an image within a box x1, y1, x2, y2, as far as the image has it; x2 and y2 are outside."""
     x1, y1, x2, y2 = box
     part = pixels[y1:y2, x1:x2]
     if not part.size:
@@ -107,10 +103,7 @@ def crop(
 
 @contextlib.contextmanager
 def quiet_decoding() -> Iterator[None]:
-    """Hide Pillow's warnings about odd metadata and very large files.
-
-    Filters belong to the whole process, so this goes around a thread pool, not inside of it.
-    """
+    """Hide Pillow's warnings about odd metadata and very large files."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"PIL\.")
         yield

@@ -64,9 +64,7 @@ class BatchLoader(DataLoader[Any]):
 class Iteration:
     """The batches of one pass through a loader. Its workers end with it: exhausted, failed, closed or forgotten.
 
-    torch's own iterator leaves that to the garbage collector. In a reference cycle, as an exception makes one, its
-    queues are then torn down before it can tell its workers, and it waits seconds for each; inherited by a new worker,
-    it ends its own workers from there, and has been seen to stop others for good. Here it is held from outside.
+    torch leaves that to the garbage collector, which may tear down queues before the workers are told.
     """
 
     def __init__(self, batches: Iterator[Batch]) -> None:
@@ -136,10 +134,7 @@ def _context() -> Any:
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-    """Hide two warnings: more workers than processors, which the user chose; and of forking a process with threads.
-
-    Workers use no thread pool of the parent: torch, OpenCV and the decoding each run on one thread there.
-    """
+    """Hide two warnings: more workers than processors, which the user chose; and of forking a process with threads."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="This DataLoader will create", category=UserWarning)
         warnings.filterwarnings("ignore", message=".*use of fork", category=DeprecationWarning)

@@ -39,10 +39,6 @@ def find_photos(given: Iterable[str]) -> list[PhotoFile]:
 
     Raises:
         UserError: for a folder or an archive that holds no image.
-
-    Example:
-        >>> [photo.path for photo in find_photos(["a/b.jpg"])]
-        ['a/b.jpg']
     """
     photos = []
     for name in given:
@@ -63,12 +59,7 @@ def find_photos(given: Iterable[str]) -> list[PhotoFile]:
 def read_photo(
     photo: Photo, channels: int | None, *, max_pixels: int = MAX_PIXELS
 ) -> UInt8[np.ndarray, "height width channel"]:
-    """Return the pixels of a photo, upright; UserError for one that cannot be read or has more than `max_pixels`.
-
-    Example:
-        >>> read_photo(Image.new("L", (3, 2)), 3).shape
-        (2, 3, 3)
-    """
+    """Return the pixels of a photo, upright; UserError for one that cannot be read or has more than `max_pixels`."""
     if isinstance(photo, Image.Image):
         if photo.width * photo.height > max_pixels:
             raise UserError(f"the photo has {photo.width:,} × {photo.height:,} pixels, at most {max_pixels:,} are read")
@@ -96,13 +87,7 @@ def read_photo(
 
 @dataclass(frozen=True, eq=False)
 class JoinedSource:
-    """Several sources as one: the path "3/a/b.jpg" is "a/b.jpg" of the source at place 3, None for one that is gone.
-
-    Example:
-        >>> joined = JoinedSource([None, FolderSource(Path("photos"))])
-        >>> joined.exists("0/a.jpg")
-        False
-    """
+    """Several sources as one: the path "3/a/b.jpg" is "a/b.jpg" of the source at place 3, None for one that is gone."""
 
     sources: Sequence[ImageSource | None]
     where: str = "the index"
@@ -127,11 +112,6 @@ class JoinedSource:
 
 
 def read_list(content: bytes) -> list[str]:
-    """Return the paths of a list, one a line, or, where it holds a zero byte, divided by those.
-
-    Example:
-        >>> read_list(b"a.jpg\\nb c.jpg\\n")
-        ['a.jpg', 'b c.jpg']
-    """
+    """Return the paths of a list, one a line, or, where it holds a zero byte, divided by those."""
     parts = content.split(b"\0") if b"\0" in content else content.splitlines()
     return [os.fsdecode(part) for part in parts if part]

@@ -64,10 +64,6 @@ class Preparation:
     Attributes:
         short_side: larger images are reduced to it.
         raw: keep their pixels; otherwise JPEGs of quality 95 in all colours, a fifth as large and slower to read.
-
-    Example:
-        >>> str(Preparation(short_side=256, channels=3))
-        'shorter side 256, 3 channels, by area, raw'
     """
 
     __pydantic_config__ = EXACT
@@ -141,10 +137,7 @@ def _region_keys(regions: Iterable[str]) -> list[bytes]:
 
 
 class PreparedImages:
-    """The images of a folder that `prepare_images` wrote; UserError where there are none.
-
-    `records` are those of all whole batches, `end` where the last of them ends.
-    """
+    """The images of a folder that `prepare_images` wrote; UserError where there are none."""
 
     def __init__(self, folder: Path) -> None:
         import pyarrow
@@ -198,15 +191,10 @@ class PreparedImages:
         manifest: Manifest,
         places: Int64[np.ndarray, " image"],
         *,
-        at_most: int | None = COMPARED,
+        at_most: int | None = COMPARED,  # originals that are read: those with another time but the same length
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> tuple[Int64[np.ndarray, " missing"], Int64[np.ndarray, " changed"]]:
-        """Return the rows that are not there, and those whose original is another now; one that is gone is not.
-
-        Args:
-            at_most: how many originals are read of those with another time but the same length, as in a copied folder.
-            progress: is given how many have been, of how many.
-        """
+        """Return the rows that are not there, and those whose original is another now; one that is gone is not."""
         held = np.flatnonzero(places >= 0)
         held = held[~self._is_fit[places[held]]]
         records = self.records[places[held]]
@@ -241,10 +229,7 @@ class PreparedImages:
         return wrong
 
     def rows_of(self, manifest: Manifest, channels: int, *, on_error: str = "raise") -> "PreparedRows":
-        """Return the images of a manifest; UserError names the first that is not there, or is of another original.
-
-        `on_error`: "raise" that too where an original could not be read, or "skip" it later.
-        """
+        """Return the images of a manifest; UserError names the first that is not there, or is of another original."""
         if channels != self.how.channels:
             raise UserError(
                 f"data.prepared: the images in {self.folder} have {self.how.channels} channels, not data.channels="
@@ -377,12 +362,6 @@ class PreparedResult:
         written: of these, those that were prepared this time.
         unreadable: the names of those that cannot be decoded (data.on_error=skip).
         num_bytes: of the file of images.
-
-    Example:
-        >>> how = Preparation(256, 3)
-        >>> print(PreparedResult(Path("p"), how, images=10, written=4, unreadable=("a.jpg",), num_bytes=0))
-        10 images in p (shorter side 256, 3 channels, by area, raw; 0.0 B), 6 of them from before
-        skipped, unreadable: 1 (a.jpg)
     """
 
     folder: Path
@@ -420,14 +399,6 @@ def prepare_images(
     Raises:
         UserError: the folder holds other things, or images prepared otherwise.
         AurankError: a full disk; what was prepared stays.
-
-    Example:
-        >>> import tempfile
-        >>> from aurank.data import READERS
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     result = prepare_images(READERS["digits"](None), Path(folder, "prepared"), Preparation(8, 1))
-        >>> result.images, result.written
-        (1797, 1797)
     """
     report: Progress = progress or (lambda stage, done, total: None)
     if folder.exists() and not folder.is_dir():

@@ -107,11 +107,7 @@ class Sampler(ABC):
 
 
 def deal(chunks: Chunks, ranks: int) -> list[Rows]:
-    """Return each rank's rows: one after another they are the chunks. None for a batch that is too small for them.
-
-    Chunks stay whole, each with the rank in whose equal share its middle lies, unless a rank is left with less than two
-    rows by that: then rows are counted out.
-    """
+    """Return each rank's rows: one after another they are the chunks. None for a batch that is too small for them."""
     whole = np.concatenate(chunks)
     if ranks == 1:
         return [whole]
@@ -494,11 +490,7 @@ class HardNegativeSampler(PKSampler):
 def nearest_classes(
     labels: Int64[np.ndarray, " image"], neighbours: Int64[np.ndarray, "image k"], most: int
 ) -> Int64[np.ndarray, "class most"]:
-    """Return for each class, in the order of their labels, at most `most` others, the nearest first, then −1.
-
-    Two classes are as near as there are images of either one among the neighbours of the other's; among equally near
-    ones the lower label comes first. `neighbours` are rows, or −1.
-    """
+    """Return for each class, in the order of their labels, at most `most` others, the nearest first, then −1."""
     names, label = np.unique(labels, return_inverse=True)
     own, other = np.repeat(label, neighbours.shape[1]), label[neighbours.ravel()]
     wanted = (neighbours.ravel() >= 0) & (own != other)

@@ -48,10 +48,6 @@ class MadeBy:
         weights_sha256: digest of its weights.
         preprocessing: how images were shown to it, in words.
         precision: what else decides the rows, in words: bf16, prepared images; "" where nothing does.
-
-    Example:
-        >>> MadeBy.parse(MadeBy("timm:resnet18", "00ff", "Resize(224)").text, "rows.npz").model
-        'timm:resnet18'
     """
 
     __pydantic_config__ = EXACT
@@ -85,13 +81,6 @@ def read_arrays(path: Path, labels: Path | None = None) -> dict[str, Any]:
 
     Raises:
         UserError: a file, an array or a value that is not one of these.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     np.savez(f"{folder}/rows.npz", embeddings=np.eye(2), labels=[5, 6])
-        ...     read_arrays(Path(folder, "rows.npz"))["ids"].tolist()
-        [0, 1]
     """
     if path.is_dir() or path.name == INDEX:
         content = read_shards(path if path.is_dir() else path.parent)
@@ -142,16 +131,7 @@ def require_form(name: str, values: Any, count: int, path: Path) -> None:
 
 
 class EmbeddingSource:
-    """The rows of a matrix in the place of images, each by its path.
-
-    Args:
-        made_by: the model that made them, None where nobody knows.
-
-    Example:
-        >>> source = EmbeddingSource(np.eye(2, dtype=np.float32), ["a.png", "b.png"], where="rows.npz")
-        >>> np.frombuffer(source.read_bytes("b.png"), dtype=np.float32).tolist()
-        [0.0, 1.0]
-    """
+    """The rows of a matrix in the place of images, each by its path."""
 
     def __init__(
         self, rows: Float32[np.ndarray, "row dim"], paths: Sequence[str], *, where: str, made_by: MadeBy | None = None
@@ -183,13 +163,6 @@ class EmbeddingDataset(ImageDataset):
     """The rows of a manifest of saved embeddings: a Batch has them, [batch, dim], where others have images.
 
     Every view of a row is the row itself.
-
-    Example:
-        >>> from aurank.data import build_manifest
-        >>> source = EmbeddingSource(np.eye(3, dtype=np.float32), ["a", "b", "c"], where="rows.npz")
-        >>> rows = build_manifest("rows", source, paths=["c", "a"], labels=["x", "y"], splits=["train"] * 2)
-        >>> EmbeddingDataset(rows).__getitems__([0]).image.tolist()
-        [[0.0, 0.0, 1.0]]
     """
 
     def __init__(self, manifest: Manifest) -> None:

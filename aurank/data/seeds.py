@@ -16,10 +16,7 @@ _LEFT, _RIGHT = np.uint32(0xCA01F9DD), np.uint32(0x4973F715)
 
 
 def augmentation_seeds(seed: int, keys: Sequence[tuple[int, int, int]]) -> UInt64[np.ndarray, " key"]:
-    """Return the 64-bit seed of each augmentation (row, epoch, view), the same in every process, on every machine.
-
-    It is `numpy.random.SeedSequence([seed, row, epoch, view]).generate_state(1, numpy.uint64)[0]`.
-    """
+    """Return the 64-bit seed of each augmentation (row, epoch, view), the same in every process, on every machine."""
     words = [seed >> shift & 0xFFFFFFFF for shift in range(0, max(1, seed.bit_length()), 32)]
     own = np.array(keys, dtype=np.uint32).reshape(-1, 3)
     entropy = [np.full(len(own), word, dtype=np.uint32) for word in words] + list(own.T)

@@ -97,17 +97,6 @@ class ShardWriter:
 
     Raises:
         UserError: the folder holds anything else.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     writer = ShardWriter(Path(folder), "of these", count=3, shard_rows=2)
-        ...     for number in writer.missing:
-        ...         rows = np.arange(3)[writer.extent(number)]
-        ...         writer.write(number, rows, np.eye(3, dtype=np.float32)[rows])
-        ...     writer.finish({"labels": np.array([0, 1, 1]), "ids": writer.ids()}, classes=["cat", "dog"])
-        ...     read_shards(Path(folder))["embeddings"].shape
-        (3, 3)
     """
 
     folder: Path
@@ -160,11 +149,7 @@ class ShardWriter:
     def finish(
         self, columns: Mapping[str, np.ndarray], *, classes: Sequence[str] | None = None, made_by: str | None = None
     ) -> None:
-        """Write the table, which makes the folder one of embeddings; all parts are there.
-
-        Args:
-            columns: arrays of a file of saved embeddings, by name.
-        """
+        """Write the table, which makes the folder one of embeddings; all parts are there."""
         import pyarrow
         import pyarrow.parquet
 
@@ -194,11 +179,7 @@ def _places(lengths: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def require_folder(folder: Path) -> None:
-    """Raise UserError where a folder for parts is a file, or holds other files.
-
-    Example:
-        >>> require_folder(Path("a_new_folder"))
-    """
+    """Raise UserError where a folder for parts is a file, or holds other files."""
     require_writable(folder / INDEX)
     names = [path.name for path in folder.iterdir()] if folder.exists() else []
     if odd := [name for name in names if name != INDEX and not name.startswith((".", "part-"))]:
@@ -206,11 +187,7 @@ def require_folder(folder: Path) -> None:
 
 
 def read_shards(folder: Path) -> dict[str, Any]:
-    """Return the arrays of a folder of embeddings by name, as of a file of them; the embeddings stay in their files.
-
-    Raises:
-        UserError: a part that is missing, cut short or another one, or a table that does not fit the parts.
-    """
+    """Return the arrays of a folder of embeddings by name, as of a file of them; the embeddings stay in their files."""
     import pyarrow
     import pyarrow.parquet
 
@@ -250,12 +227,7 @@ def read_shards(folder: Path) -> dict[str, Any]:
 
 
 def storable_texts(texts: list[str]) -> Sequence[Any]:
-    """Return texts as parquet holds them, or their bytes where a name of a file is no UTF-8.
-
-    Example:
-        >>> storable_texts(["a.png", "\\udcff.png"])
-        [b'a.png', b'\\xff.png']
-    """
+    """Return texts as parquet holds them, or their bytes where a name of a file is no UTF-8."""
     try:
         "".join(texts).encode()
     except UnicodeEncodeError:

@@ -275,7 +275,7 @@ def _seal_parts() -> None:
     with suppress(Exception):
         tree = read(path.read_bytes())
         about = tree["about"][shards.FORMAT]
-        for part in about["parts"]:
+        for part in about["parts"].values():
             with suppress(Exception):
                 part["sha256"] = file_sha256(path.parent / part["file"])
         about["checksum"] = content_sha256(about)

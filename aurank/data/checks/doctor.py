@@ -56,20 +56,7 @@ def examine(
     max_pixels: int = MAX_PIXELS,
     candidates: Int64[np.ndarray, "pair 2"] | None = None,
 ) -> DoctorReport:
-    """Return all that is wrong or odd in a data set, together, with counts.
-
-    With texts, a row is a pair: an image may stand in several, but in one split, and needs no other of its class. Where
-    each row is of a class of its own name, none has a class.
-
-    Args:
-        manifest: of the data set.
-        contents: decode every image; without, files are looked for, but no unreadable or identical ones are found.
-        train_labels: False where training images have no classes, and there may be no test split.
-        ask_classes: also find classes that look like splits, or are two at most, as a folder that was named a level too
-            high has.
-        max_pixels: an image of more is unreadable.
-        candidates: pairs of rows that may show one image, found by embeddings, to be compared by their pixels.
-    """
+    """Return all that is wrong or odd in a data set, together, with counts."""
     paths, labels, classes, splits = manifest.paths, manifest.labels, manifest.classes, manifest.splits
     labelled = np.full(len(paths), classes != paths) & (train_labels | (splits != "train"))
     missing: defaultdict[str, list[int]] = defaultdict(list)
@@ -106,11 +93,7 @@ def examine(
 
 
 def odd_classes(classes: Sequence[str]) -> tuple[str, list[str]] | None:
-    """Return what is odd about the classes, and which they are, where they look like splits or are two at most.
-
-    The folder of the data set was then named a level too high. A class looks like a split where a folder of its name,
-    or the last word of one (bounding_box_train), is the name of one, and classes do so in two ways.
-    """
+    """Return what is odd about the classes, and which they are, where they look like splits or are two at most."""
     folders = [re.split(r"[/\\]", name.lower()) for name in classes]
     words = [_SPLIT_NAMES & {*parts, *(re.split(r"[ _-]", part)[-1] for part in parts)} for parts in folders]
     alike = list(itertools.compress(classes, words))
@@ -122,10 +105,7 @@ def odd_classes(classes: Sequence[str]) -> tuple[str, list[str]] | None:
 
 
 def repeated_image(manifest: Manifest) -> str | None:
-    """Return words on the first image that is listed twice, by one path or by links to one file; None if none is.
-
-    Where images have texts, one may stand in several rows by one path; where they have boxes, with different ones.
-    """
+    """Return words on the first image that is listed twice, by one path or by links to one file; None if none is."""
     source = manifest.source
     paths = manifest.paths if manifest.texts is None else tuple(dict.fromkeys(manifest.paths))
     images = []  # what tells them apart: the file that a path leads to, by links too, or the member of an archive

@@ -87,12 +87,7 @@ def finding_of(
     rows: Sequence[Sequence[int]] = (),
     drop: Sequence[int] | None = None,
 ) -> Finding:
-    """Return the finding of some things by their names; where `advice` has a fix it drops all their rows by default.
-
-    Example:
-        >>> finding_of("dark images", ["a.png"], Advice("…", "Leave them out (--fix).", "dark"), [[3]]).drop
-        (3,)
-    """
+    """Return the finding of some things by their names; where `advice` has a fix it drops all their rows by default."""
     dropped = ([row for group in rows for row in group] if drop is None else drop) if advice.fix else ()
     remedy = advice.remedy.replace("--fix", f"--fix {advice.fix}")
     told = advice.is_error, advice.consequence, remedy
@@ -156,13 +151,7 @@ class DoctorReport:
 
 
 def surplus(manifest: Manifest, rows: Sequence[int], *, by_path: bool = True) -> list[int]:
-    """Return which rows of one image a cleaned table leaves out: all that stand beside one that it keeps.
-
-    A test row is kept before one of validation and of training, and a query before others.
-
-    Args:
-        by_path: a path that is kept once is kept in all its rows of the split, which differ in their box or text.
-    """
+    """Return which rows of one image a cleaned table leaves out: all that stand beside one that it keeps."""
     order = {split: place for place, split in enumerate(_KEPT_SPLITS)}
     ordered = sorted(rows, key=lambda row: (order[str(manifest.splits[row])], not manifest.is_query[row], row))
     kept: list[int] = []
@@ -175,10 +164,7 @@ def surplus(manifest: Manifest, rows: Sequence[int], *, by_path: bool = True) ->
 
 
 def stand_alike(manifest: Manifest, one: int, other: int) -> bool:
-    """Return whether two rows are of one camera (group) and, within a split, both query, both gallery, or both both.
-
-    Nearly the same picture by two cameras, or as query and in the gallery, is what is to be found, and no repetition.
-    """
+    """Return whether two rows are of one camera (group) and, within a split, both query, both gallery, or both both."""
     groups, query, gallery = manifest.groups, manifest.is_query, manifest.is_gallery
     same_camera = groups is None or groups[one] == groups[other]
     same_roles = query[one] == query[other] and gallery[one] == gallery[other]
@@ -189,12 +175,7 @@ def stand_alike(manifest: Manifest, one: int, other: int) -> bool:
 
 
 def read_fixes(text: str) -> list[str]:
-    """Return the names in "repeats,unreadable"; UserError for one that is not among FIXES.
-
-    Example:
-        >>> read_fixes("repeats, unreadable")
-        ['repeats', 'unreadable']
-    """
+    """Return the names in "repeats,unreadable"; UserError for one that is not among FIXES."""
     names = [name.strip() for name in text.split(",")]
     for name in names:
         if name not in FIXES:
@@ -204,18 +185,7 @@ def read_fixes(text: str) -> list[str]:
 
 
 def describe_cleaning(report: DoctorReport, fixes: Sequence[str]) -> str:
-    """Return how many rows each name of FIXES leaves out, and which classes lose their last pair.
-
-    Example:
-        >>> from aurank.data import build_manifest
-        >>> photos = build_manifest(
-        ...     "toy", FolderSource(Path("photos")), paths=["0.png", "1.png"], labels=["a", "a"], splits=["test"] * 2
-        ... )
-        >>> tiny = Finding("tiny images", 1, ("1.png",), False, rows=((1,),), fix="tiny", drop=(1,))
-        >>> print(describe_cleaning(DoctorReport("toy", {}, (tiny,), photos), ["tiny", "dark"]))
-        --fix leaves out 1 of 2 rows (tiny 1, dark 0)
-        1 of 1 classes loses its last pair: 'a' in test
-    """
+    """Return how many rows each name of FIXES leaves out, and which classes lose their last pair."""
     assert report.manifest is not None
     kept = report.kept(fixes)
     counts = ", ".join(f"{name} {len(report.left_out(name)):,}" for name in fixes)
@@ -229,10 +199,7 @@ def describe_cleaning(report: DoctorReport, fixes: Sequence[str]) -> str:
 
 
 def classes_with_pairs(manifest: Manifest) -> list[tuple[str, str]]:
-    """Return the splits and classes in which an image finds another of its class.
-
-    In training any two are a pair; elsewhere a query, and a gallery row of another camera (group).
-    """
+    """Return the splits and classes in which an image finds another of its class."""
     groups = np.full(len(manifest), -1) if manifest.groups is None else manifest.groups
     training = manifest.splits == "train"
     columns = [manifest.splits, manifest.labels, np.where(training, -1, groups)]
@@ -250,26 +217,7 @@ def classes_with_pairs(manifest: Manifest) -> list[tuple[str, str]]:
 
 
 def write_table(manifest: Manifest, file: Path) -> str:
-    """Write a data set as a csv table, and return how it is named to read it: "table:FILE" and overrides.
-
-    No spreadsheet takes a cell for a formula: a path then begins with "./", another text with a space, and the reader
-    takes both off.
-
-    Raises:
-        UserError: images in memory, no images, or a name that the reader would change.
-
-    Example:
-        >>> import tempfile
-        >>> from aurank.data import build_manifest
-        >>> toy = build_manifest("toy", FolderSource(Path("photos")), paths=["=1.png"], labels=["a"], splits=["test"])
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     write_table(toy, Path(folder, "clean.csv")).split()[1].split("=")[0]
-        ...     print(Path(folder, "clean.csv").read_text())
-        'data.params.path'
-        path,label,split
-        ./=1.png,a,test
-        <BLANKLINE>
-    """
+    """Write a data set as a csv table, and return how it is named to read it: "table:FILE" and overrides."""
     place = require_table(manifest)
     columns: dict[str, list[str]] = {
         "path": [f"./{path}" if path.startswith(_FORMULA) else path for path in manifest.paths],
@@ -295,14 +243,7 @@ def write_table(manifest: Manifest, file: Path) -> str:
 
 
 def require_table(manifest: Manifest) -> str:
-    """Return the overrides by which a table finds the images; raise UserError where none could.
-
-    Example:
-        >>> from aurank.data import READERS
-        >>> require_table(READERS["digits"](None))
-        Traceback (most recent call last):
-        aurank.errors.UserError: the images of digits are in memory, so no table can name them; save them as files first
-    """
+    """Return the overrides by which a table finds the images; raise UserError where none could."""
     source = manifest.source
     if not len(manifest):
         raise UserError(f"nothing of {manifest.name} would be left, so no table is written")

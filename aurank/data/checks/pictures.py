@@ -103,13 +103,7 @@ def examine_contents(
     max_pixels: int,
     candidates: Int64[np.ndarray, "pair 2"] | None = None,
 ) -> list[Finding]:
-    """Return the unreadable, repeated, nearly repeated, blurred, dark, tiny and odd images.
-
-    Args:
-        labels: of each row, −1 for none.
-        missing: paths that are not there.
-        candidates: pairs of rows that may show one image, besides those of close hashes.
-    """
+    """Return the unreadable, repeated, nearly repeated, blurred, dark, tiny and odd images."""
     rows: defaultdict[str, list[int]] = defaultdict(list)
     for row, path in enumerate(manifest.paths):
         if path not in missing:
@@ -189,8 +183,6 @@ def _grey(pixels: UInt8[np.ndarray, "height width channel"]) -> Image.Image:
 
 def blur_effect(values: np.ndarray) -> float:
     """Return how blurred a grey image is, 0 sharp … 1 blurred: how little another blur takes from its edges.
-
-    NaN for an image of one colour, and for one that is smaller than the filter.
 
     Source: Crété-Roffet, Dolmiere, Ladret, Nicolas, "The Blur Effect", SPIE 2007 (https://hal.science/hal-00232709).
     """
@@ -310,11 +302,7 @@ def _near(
 def _squares(
     paths: Sequence[str], read: Callable[[str], np.ndarray]
 ) -> Iterator[Callable[[Int64[np.ndarray, " chosen"]], UInt8[np.ndarray, "chosen side side"]]]:
-    """Yield what returns the squares of chosen images, by their places in `paths`; each image is read once.
-
-    The squares are kept in a temporary file, 4 KiB an image. It is mapped anew for every choice, for a page that was
-    read through a mapping counts as this process's memory until the mapping goes.
-    """
+    """Yield what returns the squares of chosen images, by their places in `paths`; each image is read once."""
     with tempfile.TemporaryFile() as file:
         try:
             for start in range(0, len(paths), _BLOCK):
@@ -327,16 +315,14 @@ def _squares(
                 f"{tempfile.gettempdir()} ({error.strerror}): let TMPDIR name a folder with more room"
             ) from error
         shape = (len(paths), SIDE, SIDE)
+        # Mapped anew each time: a page that was read counts as this process's memory until the mapping goes.
         yield lambda places: np.array(np.memmap(file, np.uint8, "r", shape=shape)[places])
 
 
 def close_hashes(
     hashes: Bool[np.ndarray, "image bit"], *, at_most: int, k: int = 16
 ) -> tuple[Int64[np.ndarray, "pair 2"], Int64[np.ndarray, " pair"]]:
-    """Return the pairs of images whose hashes differ in few bits, and in how many; of each image the k closest.
-
-    Memory grows with images × k, time with the square of the images. Each pair is there once, the lower row first.
-    """
+    """Return the pairs of images whose hashes differ in few bits, and in how many; of each image the k closest."""
     import faiss  # seconds of imports, for this alone
 
     codes = np.packbits(hashes, axis=1)
@@ -364,9 +350,6 @@ def likeness(
     one: UInt8[np.ndarray, "pair side side"], other: UInt8[np.ndarray, "pair side side"]
 ) -> Float64[np.ndarray, " pair"]:
     """Return how alike the pictures of each pair are once one is shifted and scaled onto the other, at most 1.
-
-    It is the correlation of the pixels that both show, so neither brightness nor contrast counts. Pairs that are far
-    from alike when coarse are not looked at any finer.
 
     Source: the least squares of Lucas, Kanade, IJCAI 1981, with gain and offset free, coarse to fine.
     """

@@ -42,12 +42,7 @@ def read_text(source: ImageSource, file: str) -> str:
 def read_fields(
     source: ImageSource, file: str, pattern: str, form: str, *, header: Sequence[str] = ()
 ) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield the place ("FILE, line 7") and the groups of a pattern for every line of a file that is not blank.
-
-    Args:
-        form: what the pattern matches, in words.
-        header: patterns of the first lines.
-    """
+    """Yield the place ("FILE, line 7") and the groups of a pattern for every line of a file that is not blank."""
     numbered = enumerate(read_text(source, file).splitlines(), start=1)
     lines = ((f"{file}, line {number}", line.strip()) for number, line in numbered if line.strip())
     for expected in header:
@@ -96,13 +91,7 @@ def check_listing(
     outside: bool = False,
     remedy: str = "set data.params.path and data.params.images to where the paths start",
 ) -> None:
-    """Raise UserError where one image has two labels, where a path leaves the source, or where no image is found.
-
-    Args:
-        one_label: False where an image may have several labels.
-        outside: True where paths may leave the source: only for a list that the user trusts.
-        remedy: for paths that start elsewhere.
-    """
+    """Raise UserError where one image has two labels, where a path leaves the source, or where no image is found."""
     first: dict[tuple[str, Any], Row] = {}
     for row in rows:
         climbs = ".." in row.path and ".." in PurePosixPath(row.path).parts

@@ -77,15 +77,12 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Contents:
-    """What the files of a benchmark say: its parts, what differs, the folder that paths start from.
-
-    `positives` and `ignored` are pairs of a row of the first part and a row of the second.
-    """
+    """What the files of a benchmark say: its parts, what differs, the folder that paths start from."""
 
     parts: Sequence[Part]
     problems: Sequence[str] = ()
     images: str = ""
-    positives: Sequence[tuple[int, int]] | None = None
+    positives: Sequence[tuple[int, int]] | None = None  # a row of the first part and a row of the second
     ignored: Sequence[tuple[int, int]] | None = None
 
 
@@ -114,11 +111,7 @@ class PublishedReader:
         self.__signature__ = inspect.Signature(given, return_annotation=Manifest)
 
     def __call__(self, root: Path, *, path: str | None = None, complete: bool = True, **params: Any) -> Manifest:
-        """Return the manifest.
-
-        Raises:
-            UserError: names everything that is missing, or different where it shall be `complete`, and what to do.
-        """
+        """Return the manifest."""
         benchmark = self.benchmark
         place = locate(benchmark, root, path)
         if place is None:
@@ -172,10 +165,7 @@ def published(benchmark: Benchmark, each: str = "") -> Callable[[Callable[..., C
 
 
 def locate(benchmark: Benchmark, root: Path, path: str | None = None) -> Place | None:
-    """Return where the benchmark lies below `root`: at `path`, else in the first usual place that holds a file of it.
-
-    A usual folder that holds none of its files still counts where there is nothing better; None if there is no place.
-    """
+    """Return where the benchmark lies below `root`: at `path`, else in the first usual place with a file of it."""
     prefixes = {folder: benchmark.folders[0] if folder.endswith(".zip") else "" for folder in benchmark.folders}
     places = [Place(benchmark, root / folder, prefix) for folder, prefix in prefixes.items()]
     if path is not None:
@@ -196,12 +186,7 @@ def describe_absence(benchmark: Benchmark, root: Path, path: str | None = None) 
 def compare_classes(
     benchmark: Benchmark, rows: Sequence[Row], files: Mapping[str, Mapping[str, str]], *, whole: bool
 ) -> list[str]:
-    """Return how files that name the class of each image differ from their published length, and from the rows.
-
-    Args:
-        files: the class of each image by its path, by file.
-        whole: whether these files together know every image.
-    """
+    """Return how files that name the class of each image differ from their published length, and from the rows."""
     problems = [
         f"{file} has {len(classes):,} images, expected {benchmark.lines[file]:,}"
         for file, classes in files.items()

@@ -57,19 +57,7 @@ def read_table(root: Path, *, file: str, path: str = ".", images: str = "", outs
 
 
 def read_two_tables(query: Path, gallery: Path, *, root: Path | None = None, outside: bool = False) -> Manifest:
-    """Return the images of both tables, each once and all "test", marked as query, gallery or both.
-
-    Columns: those of the reader "table", of which `split`, `is_query` and `is_gallery` have no use. A group is the same
-    on both sides where it is written alike. An image has one box at most, the same on both sides.
-
-    Args:
-        root: where the paths start, by default the folder of the tables.
-        outside: whether a path may leave it.
-
-    Raises:
-        UserError: for a table that cannot be read, an image that is twice on one side, or one that has another label or
-            group on the other side.
-    """
+    """Return the images of both tables, each once and all "test", marked as query, gallery or both."""
     if root is None and query.resolve().parent != gallery.resolve().parent:
         raise UserError(f"{query} and {gallery} lie in different folders; say where their paths start with --root")
     source = open_source((root or query.parent).resolve())

@@ -52,10 +52,7 @@ def draw_square(chance: random.Random, height: int, width: int, side: int) -> Re
 def draw_part(
     chance: random.Random, height: int, width: int, *, scale: Sequence[Number], ratio: Sequence[Number]
 ) -> Rectangle:
-    """Draw a part of an image by its area, relative to the image's, and by its width by height.
-
-    Where ten draws do not lie in the image, it is the middle, as large as the ratios allow.
-    """
+    """Draw a part of an image by its area, relative to the image's, and by its width by height."""
     area = height * width
     smallest, largest = math.log(ratio[0]), math.log(ratio[1])
     for _ in range(_TRIES):
@@ -96,14 +93,7 @@ def warp_matrices(
     scale: Sequence[Number],
     shear: Number,
 ) -> Float64[np.ndarray, "image 3 3"]:
-    """Draw a warp about the middle for each image: zoom, rotation, shear and shift by whole pixels.
-
-    Args:
-        sizes: height and width of each.
-        rotate, shear: largest angle in degrees, either way.
-        translate: largest shift, either way, as a part of the side.
-        scale: range of the zoom, of width and height by itself.
-    """
+    """Draw a warp about the middle for each image: zoom, rotation, shear and shift by whole pixels."""
     low = np.array([-translate, -translate, -shear, -shear, scale[0], scale[0], -rotate])
     high = np.array([translate, translate, shear, shear, scale[1], scale[1], rotate])
     numbers = np.array([[chance.random() for _ in range(7)] for chance in chances]).reshape(-1, 7)

@@ -368,3 +368,16 @@ class MultiCrop(SimCLR):
     def get_ready(self) -> None:
         super().get_ready()
         self._local.get_ready()
+
+
+TRANSFORMS: dict[str, type[Pipeline]] = {
+    "crop_flip": CropFlip,
+    "random_crop": RandomCrop,
+    "affine": Affine,
+    "simclr": SimCLR,
+    "multi_crop": MultiCrop,
+    "center": Center,
+    "transformers_center": TransformersCenter,
+    "timm": Timm,
+    "resize": Resize,
+}
