@@ -1,6 +1,10 @@
 """What tests of the command line share."""
 
+from pathlib import Path
+
+import numpy as np
 import pytest
+from PIL import Image
 from testing.shell import Shell
 
 
@@ -12,3 +16,16 @@ def aurank(
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setenv("AURANK_CACHE", str(tmp_path_factory.mktemp("cache")))
     return Shell(monkeypatch, capsys)
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with eight photos in two classes, where commands are given."""
+    for row in range(8):
+        path = tmp_path / "photos" / "ab"[row // 4] / f"{row}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng(row).integers(0, 120, (40, 40, 3), dtype=np.uint8)
+        pixels[:, :, row // 4] += 120
+        Image.fromarray(pixels).save(path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path

@@ -62,26 +62,18 @@ def test_saved_embeddings_are_examined(place: Path, aurank: Shell) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("words", "complaint"),
-    [
-        ((), "say what to examine"),
-        (("folder:photos", "--embeddings", "rows.npz"), "DATA folder:photos has no use with --embeddings"),
-        (("--embeddings", "rows.npz", *FIXED), "--fix repeats,conflicts has no use with --embeddings"),
-        (("folder:photos", "--labels", "rows.npz"), "goes with --embeddings"),
-        (("folder:photos", "--fix", "tiny", "--out", "clean.txt"), "name it clean.csv"),
-        (("folder:photos", "--fix", "tiny,repeat", "--out", "clean.csv"), "no finding is named 'repeat'; did you mean"),
-        (("folder:photos", "--fix", "clean.csv"), "the table to write is --out FILE.csv"),
-        (("folder:photos", "--fix", "tiny"), "--fix NAMES and --out FILE.csv go together"),
-        (("folder:photos", "--out", "clean.csv"), "--fix NAMES and --out FILE.csv go together"),
-        (("folder:photos", "--fix", "tiny,labels", "--out", "clean.csv"), "--fix labels goes with --model"),
-        (("digits:", *FIXED), "images of digits are in memory"),
-    ],
-)
-def test_what_cannot_be_meant_is_refused_in_one_line(
-    place: Path, aurank: Shell, words: tuple[str, ...], complaint: str
-) -> None:
-    code, _, said = aurank("doctor", *words)
-    assert (code, said.count("\n")) == (2, 1)
-    assert complaint in said
-    assert not list(place.glob("clean*"))
+def test_doctor_reports_on_the_data_of_a_configuration(aurank: Shell) -> None:
+    code, output, _ = aurank("doctor", "digits/soprc", "data.odd_classes=keep")
+    assert code == 0
+    assert "1797 images, 10 classes, 899 test images" in output
+    assert "warning: classes in both train and test: 10" in output
+    assert "error" not in output
+
+
+def test_doctor_ends_with_exit_code_2_where_images_are_broken(aurank: Shell, tmp_path: Path) -> None:
+    for name in ("train/a/1.png", "test/b/1.png"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_bytes(b"no image")
+    code, output, _ = aurank("doctor", f"folder:{tmp_path}", "data.validation_fraction=0")
+    assert code == 2
+    assert "error: unreadable images: 2" in output

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from aurank import cli
 from aurank.cli.drawing import LONGEST_LINE, Terminal, draw_warnings, printable
+from aurank.errors import AurankWarning
 
 HOSTILE = "\x1b[31mred\x1b]0;title\x07 \x00 \x9b2J \u202egnp.exe \ud800"
 
@@ -50,3 +51,20 @@ def test_an_argument_with_a_control_character_is_refused(
         cli.main()
     assert end.value.code == 2
     assert capsys.readouterr().err == "error: the argument '--\\x1b[31m' holds a control character; write it without\n"
+
+
+def test_warnings_of_other_libraries_stay_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.warns(UserWarning, match="from elsewhere"), draw_warnings():
+        warnings.warn("from elsewhere", UserWarning, stacklevel=1)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("rank", "said"), [("0", "of aurank\n"), ("1", "")])
+def test_one_process_of_several_draws_a_warning(
+    rank: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RANK", rank)
+    with warnings.catch_warnings(), draw_warnings():
+        warnings.simplefilter("default")
+        warnings.warn("of aurank", AurankWarning, stacklevel=1)
+    assert capsys.readouterr().err == said

@@ -1,0 +1,149 @@
+"""`aurank probe` as typed."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from testing.shell import Shell
+
+from aurank.evaluation import ProbeResult
+from aurank.evaluation.probes import PROBES
+
+PROBE = ("probe", "--model", "timm:test_resnet,pretrained=false")
+
+
+@pytest.mark.slow
+def test_a_probe_within_the_test_split_reads_what_evaluate_embedded(place: Path, aurank: Shell) -> None:
+    assert aurank("embed", *PROBE[1:], "--data", "folder:photos", "--out", "x.npz")[0] == 0
+    code, output, said = aurank(*PROBE, "--data", "folder:photos", "--out", "probed", "--seeds", "4,5")
+    assert code == 0, said
+    assert said.startswith("read 8 embeddings from the cache")
+    assert sorted(path.name for path in (place / "probed").iterdir()) == ["knn.json", "linear_probe.json"]
+    for name in ("knn", "linear_probe"):
+        found = ProbeResult.load(place / "probed" / f"{name}.json")
+        assert str(found) in output
+        assert (found.protocol, found.design, found.seeds) == (name, "halves", [4, 5])
+        assert (found.num_train, found.num_test, found.num_classes) == (4, 4, 2)
+        assert found.notes[-1].startswith("model timm:test_resnet,pretrained=false; 8 images of photos, manifest ")
+
+
+def test_a_probe_that_is_stopped_keeps_and_has_printed_what_was_done(
+    place: Path, aurank: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(PROBES, "linear_probe", stopped)
+    code, output, _ = aurank(*PROBE, "--data", "folder:photos", "--out", "probed")
+    assert code == 130
+    assert output.startswith("knn\ntop1")
+    assert [path.name for path in (place / "probed").iterdir()] == ["knn.json"]
+
+
+def split_photos(place: Path, train: str, test: str) -> None:
+    """The photos once more, those of each class divided between the splits as said: "ab" puts both classes there."""
+    for split, classes, rows in (("train", train, (0, 1, 2)), ("test", test, (3,))):
+        for name in classes:
+            for row in rows:
+                file = place / "split" / split / name / f"{row}.png"
+                file.parent.mkdir(parents=True, exist_ok=True)
+                photo = place / "photos" / ("b" if name == "b" else "a") / f"{row + 4 * (name == 'b')}.png"
+                file.write_bytes(photo.read_bytes())
+
+
+@pytest.mark.slow
+def test_a_probe_trains_on_the_training_split_where_it_has_the_classes(place: Path, aurank: Shell) -> None:
+    split_photos(place, train="abc", test="bc")
+    code, _, said = aurank(*PROBE, "--data", "folder:split", "--out", "probed", "--k", "3")
+    assert (code, said) == (0, "")
+    for name in ("knn", "linear_probe"):
+        found = ProbeResult.load(place / "probed" / f"{name}.json")
+        assert (found.design, found.num_train, found.num_test, found.num_classes) == ("closed set", 9, 2, 3)
+        assert [note.split(":")[0] for note in found.notes[-2:]] == ["training", "test"]
+    code, _, said = aurank(*PROBE, "--data", "folder:split", "--out", "probed", "--protocol", "linear_probe")
+    assert said.count("embeddings from the cache") == 2
+
+
+@pytest.mark.slow
+def test_the_classes_of_both_splits_are_told_apart_by_name(place: Path, aurank: Shell) -> None:
+    split_photos(place, train="cb", test="bd")
+    saved = {}
+    for split, rows in (("train", 6), ("test", 2)):
+        command = ("embed", "--model", PROBE[2], "--data", "folder:split", "--split", split, "--out", f"{split}.npz")
+        assert aurank(*command)[0] == 0
+        with np.load(place / f"{split}.npz") as content:
+            saved[split] = content["embeddings"]
+            assert len(content["labels"]) == rows
+    code, _, complaint = aurank(*PROBE, "--data", "folder:split", "--out", "probed", "--k", 1, "--protocol", "knn")
+    assert code == 0, complaint
+    found = ProbeResult.load(place / "probed" / "knn.json")
+    # Photos by folder name: b, c in training, b, d in the test split; d has no training row.
+    assert (found.num_test, found.num_left_out) == (1, 1)
+    unit = {split: rows / np.linalg.norm(rows, axis=1, keepdims=True) for split, rows in saved.items()}
+    nearest = np.argmax(unit["train"] @ unit["test"][0])
+    assert found.metrics["1nn"] == float(nearest < 3)
+
+
+def test_saved_embeddings_are_probed_by_halves(place: Path, aurank: Shell) -> None:
+    rows = np.random.default_rng(0).normal(size=(30, 4))
+    np.save(place / "rows.npy", rows)
+    np.save(place / "labels.npy", np.arange(30) % 3)
+    code, output, complaint = aurank(
+        "probe", "--model", "embeddings:rows.npy", "--labels", "labels.npy", "--out", "x", "--protocol", "knn"
+    )
+    assert code == 0, complaint
+    assert output.startswith("knn\ntop1")
+    assert ProbeResult.load(place / "x" / "knn.json").seeds == [0, 1, 2]
+    np.savez(place / "halves.npz", embeddings=rows, labels=np.arange(30) / 2)
+    code, _, complaint = aurank("probe", "--model", "embeddings:halves.npz", "--out", "y")
+    assert (code, complaint.count("\n")) == (2, 1)
+    assert "float64: give integers" in complaint
+    code, _, complaint = aurank("probe", "--model", "embeddings:rows.npy", "--out", "y")
+    assert code == 2
+    assert "holds no array 'labels'" in complaint
+
+
+def test_a_probe_without_two_classes_or_with_one_image_twice_is_refused(place: Path, aurank: Shell) -> None:
+    lines = ["path,label,split", *(f"photos/a/{row}.png,a,test" for row in range(4))]
+    (place / "one.csv").write_text("\n".join(lines) + "\n")
+    (place / "twice.csv").write_text("\n".join([*lines, "photos/a/0.png,a,test"]) + "\n")
+    for table, message in (("one", "there are 1, among 1 class"), ("twice", "lists image 'photos/a/0.png' twice")):
+        code, _, complaint = aurank(*PROBE, "--data", f"table:{table}.csv", "--out", "x")
+        assert code == 2
+        assert message in complaint
+
+
+@pytest.mark.slow
+def test_seeds_have_no_use_for_knn_on_two_splits(place: Path, aurank: Shell) -> None:
+    split_photos(place, train="ab", test="ab")
+    command = (*PROBE, "--data", "folder:split", "--out", "x", "--seeds", "1")
+    code, _, complaint = aurank(*command, "--protocol", "knn")
+    assert code == 2
+    assert "k-NN draws nothing" in complaint
+    assert aurank(*command)[0] == 0
+    assert ProbeResult.load(place / "x" / "linear_probe.json").seeds == [1]
+
+
+def test_of_classes_of_two_images_the_neighbours_alone_are_probed(place: Path, aurank: Shell) -> None:
+    rows = np.random.default_rng(0).normal(size=(12, 4))
+    np.savez(place / "pairs.npz", embeddings=rows, labels=np.arange(12) // 2)
+    command = ("probe", "--model", "embeddings:pairs.npz", "--out", "x")
+    code, _, said = aurank(*command)
+    assert code == 0
+    assert said.startswith("no linear probe: every class has a single training row")
+    assert [path.name for path in (place / "x").iterdir()] == ["knn.json"]
+    code, _, said = aurank(*command[:-1], "y", "--protocol", "linear_probe")
+    assert (code, (place / "y").exists()) == (2, False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("protocol", ["knn", "linear_probe"])
+def test_text_labels_are_probed_as_the_integers_they_stand_for(protocol: str, place: Path, aurank: Shell) -> None:
+    numbers = np.arange(24) % 3
+    found = []
+    for name, labels in (("numbers", numbers), ("names", np.array(["ape", "bee", "cat"])[numbers])):
+        np.savez(place / f"{name}.npz", embeddings=np.random.default_rng(0).normal(size=(24, 3)), labels=labels)
+        command = ("probe", "--model", f"embeddings:{name}.npz", "--out", name, "--protocol", protocol)
+        assert aurank(*command)[0] == 0
+        found.append(ProbeResult.load(place / name / f"{protocol}.json").metrics)
+    assert found[0] == found[1]

@@ -1,0 +1,140 @@
+"""`aurank compare`, `calibrate`, `average` and `cache prune` as typed."""
+
+import csv
+import json
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from testing.shell import Shell
+
+from aurank.commands.compare import short_names
+from aurank.evaluation import PostProcessing, RetrievalProblem, calibrate, evaluate
+
+FEW = ("--resamples", "100")
+CHANCE = np.random.default_rng(1)
+LABELS = np.arange(60) % 6
+ROWS = (CHANCE.normal(size=(6, 12))[LABELS] + CHANCE.normal(size=(60, 12))).astype(np.float32)
+MODEL = ("calibrate", "--model", "embeddings:rows.npz", "--precision", "0.8")
+
+
+@pytest.fixture
+def reports(place: Path) -> Path:
+    """Beside the photos, reports of three models on them, saved embeddings and a report of these."""
+    paths = np.array([f"{'ab'[row // 4]}/{row}.png" for row in range(8)])
+    for dim, name in ((2, "small"), (4, "middle"), (6, "large")):
+        (place / "runs" / name).mkdir(parents=True)
+        report = evaluate(ROWS[:8, :dim], np.arange(8) // 4, neighbours=3).named(paths)
+        report.save(place / "runs" / name / "report.json")
+    np.savez(place / "rows.npz", embeddings=ROWS, labels=LABELS)
+    (place / "measured").mkdir()
+    evaluate(ROWS, LABELS, neighbours=5).save(place / "measured/report.json")
+    return place
+
+
+@pytest.mark.slow
+def test_three_reports_and_their_pictures_become_a_page(reports: Path, aurank: Shell) -> None:
+    data = ("--data", "folder:photos", "data.odd_classes=keep")
+    code, output, said = aurank("compare", "runs/small", "runs/middle", "runs/large/report.json", *FEW, *data)
+    assert (code, said) == (0, "")
+    assert output.count(" corrected)") == 2
+    assert output.endswith("written to compare.html\n")
+    page = (reports / "compare.html").read_text(encoding="utf-8")
+    assert page.count('src="data:image/') > 6
+    assert all(f"<td>{name}</td>" in page for name in ("small", "middle", "large"))
+    # Its own page is replaced; without data the paths stand in place of pictures.
+    code, output, _ = aurank("compare", "runs/small", "runs/large", *FEW, "--metric", "recall@1")
+    assert code == 0
+    assert output.startswith("recall@1")
+    page = (reports / "compare.html").read_text(encoding="utf-8")
+    assert 'src="data:image/' not in page
+    assert "a/0.png" in page
+
+
+def test_a_page_of_something_else_and_data_of_something_else_are_refused(reports: Path, aurank: Shell) -> None:
+    (reports / "photos" / "a").rename(reports / "photos" / "c")
+    (reports / "photos" / "b").rename(reports / "photos" / "d")
+    data = ("--data", "folder:photos", "data.odd_classes=keep")
+    complaint = aurank("compare", "runs/small", "runs/large", *data)[2]
+    assert "such as 'a/0.png'; name the data and the split" in complaint
+    assert not (reports / "compare.html").exists()
+    (reports / "compare.html").write_text("<p>mine</p>", encoding="utf-8")
+    code, _, complaint = aurank("compare", "runs/small", "runs/large", *FEW)
+    assert code == 2
+    assert "compare.html is there already and is no page of aurank; name another file" in complaint
+    assert (reports / "compare.html").read_text(encoding="utf-8") == "<p>mine</p>"
+
+
+def test_models_are_called_by_the_shortest_names_that_differ() -> None:
+    assert short_names([Path("a/test/report.json"), Path("b/test")]) == ["a/test", "b/test"]
+    assert short_names([Path("one.json"), Path("two.json")]) == ["one.json", "two.json"]
+    assert short_names([Path("x/report.json"), Path("x")]) == ["x", "x (2)"]
+    assert short_names([Path("x/a"), Path("y/a"), Path("y/b")]) == ["x/a", "y/a", "y/b"]
+
+
+@pytest.mark.slow
+def test_a_threshold_comes_with_a_table_and_a_page(reports: Path, aurank: Shell) -> None:
+    code, said, _ = aurank(*MODEL, "--out", "made")
+    assert code == 0
+    kept = json.loads((reports / "made/calibration.json").read_text(encoding="utf-8"))
+    assert said.startswith(f"threshold {kept['threshold']!r} (cosine): a pair that scores so much or more is a match\n")
+    assert kept["precision"]["value"] >= 0.8
+    assert kept["of"] == "embeddings:rows.npz"
+    with (reports / "made/calibration.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == ["threshold", "precision", "recall", "false_match_rate", "false_non_match_rate"]
+    assert kept["threshold"] in [float(row["threshold"]) for row in rows]
+    page = (reports / "made/calibrate.html").read_text(encoding="utf-8")
+    assert f"<b>{kept['threshold']!r}</b>" in page
+    assert page.count("<svg") == 2
+    assert not re.search(r"(?:src|href)=\"http|@import|<link", page)
+
+
+def test_a_report_by_its_folder_whose_name_is_text_in_the_page(reports: Path, aurank: Shell) -> None:
+    (reports / "measured").rename(reports / "<img src=x onerror=alert(1)>")
+    code, said, _ = aurank("calibrate", "<img src=x onerror=alert(1)>", "--precision", "0.8", "--out", "made")
+    assert code == 0
+    assert "lists of 5 neighbours" in said
+    page = (reports / "made/calibrate.html").read_text(encoding="utf-8")
+    assert "<img" not in page
+    assert "&lt;img src=x" in page
+
+
+def test_a_threshold_behind_post_processing(reports: Path, aurank: Shell) -> None:
+    code, said, _ = aurank(*MODEL, "--postprocess", "center, query_expansion:k=2", "--fit-on", "rows.npz")
+    assert code == 0
+    assert "post-processing: center, query_expansion:k=2, fitted on 60 training rows; query_expansion is trans" in said
+    steps = PostProcessing.parse("center, query_expansion:k=2").fit(ROWS)
+    expected = calibrate(steps.apply(RetrievalProblem(ROWS, LABELS)).problem, precision=0.8)
+    assert said.startswith(str(expected).splitlines()[0])
+    assert expected.threshold != calibrate(RetrievalProblem(ROWS, LABELS), precision=0.8).threshold
+
+
+@pytest.mark.filterwarnings("default:.* began at random weights")
+def test_an_average_is_written_and_doubts_are_notices(tiny_run: Path, aurank: Shell, tmp_path: Path) -> None:
+    out = tmp_path / "average"
+    code, text, notice = aurank("average", f"aurank:{tiny_run}", tiny_run / "last", "--out", out)
+    assert code == 0
+    assert text == f"written to {out}: best.safetensors, the average of 2 models\n"
+    assert notice.count("\n") == 1
+    assert notice.startswith(f"{tiny_run} began at random weights")
+    code, text, notice = aurank("average", tiny_run, tiny_run / "last", "--out", out)
+    assert (code, text) == (2, "")
+    assert notice == f"error: --out {out} is not empty; name another folder\n"
+
+
+@pytest.mark.slow
+def test_the_cache_is_pruned_and_shows_what_goes(place: Path, aurank: Shell) -> None:
+    model = ("--model", "timm:test_resnet,pretrained=false", "--data", "folder:photos")
+    assert aurank("embed", *model, "--out", "rows.npz")[0] == 0
+    code, output, _ = aurank("cache", "prune", "--max", "0B", "--dry-run")
+    assert code == 0
+    assert output.startswith("would remove 0.000 GiB, last used ")
+    assert "timm:test_resnet,pretrained=false; 8 images of photos" in output
+    code, output, _ = aurank("cache", "prune", "--max", "1GiB")
+    assert output == f"1 sets, 0.000 GiB, stay in {os.environ['AURANK_CACHE']}\n"
+    code, output, _ = aurank("cache", "prune", "--max", "0B")
+    assert output.startswith("removed 0.000 GiB, last used ")
+    assert list(Path(os.environ["AURANK_CACHE"]).iterdir()) == []
