@@ -55,7 +55,6 @@ def write_photos(root: Path, count: int, side: int) -> None:
 
 
 def config_of(root: Path, **data: Any) -> Config:
-    """Return a configuration of training on the photos."""
     given = {"name": "folder", "root": str(root), "validation_fraction": 0.0, "cache": "0", "image_size": 224, **data}
     look = {"normalise": {"mean": list(MEAN), "std": list(STD)}, "interpolation": "area"}
     rest: dict[str, Any] = {"model": {"backbone": "resnet18", "pretrained": False}, "loss": {"name": "soprc"}}
@@ -100,7 +99,6 @@ def images_per_second(batches: Iterable[Any], workers: int, data: ImageDataset |
 
 
 def difference(found: ImageDataset, whole: ImageDataset) -> float:
-    """Return the mean difference of augmented pixels, in levels of 255."""
     rows = np.linspace(0, len(whole) - 1, COMPARED, dtype=np.int64)
     first, second = (data.__getitems__(view_keys(rows, epoch=1)).image for data in (found, whole))
     return float((first.float() - second.float()).abs().mean())

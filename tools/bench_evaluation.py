@@ -41,7 +41,6 @@ from torch import Tensor
 
 
 def data(rows: int, given: argparse.Namespace, *, spread: float = 2.0) -> tuple[Tensor, Tensor]:
-    """Unit vectors and labels, shuffled."""
     chance = torch.Generator().manual_seed(0)
     labels = torch.arange(rows) // given.per_class
     if given.classes:
@@ -57,7 +56,6 @@ def data(rows: int, given: argparse.Namespace, *, spread: float = 2.0) -> tuple[
 
 
 def trained(rows: int, given: argparse.Namespace) -> tuple[Tensor, Tensor]:
-    """Unit vectors as a trained model makes them, and labels, shuffled."""
     chance = torch.Generator().manual_seed(1)
     labels, spectrum = torch.arange(rows) // given.per_class, torch.arange(1, given.dim + 1) ** -0.5
     basis = torch.linalg.qr(torch.randn(given.dim, given.dim, generator=chance))[0]
@@ -73,7 +71,6 @@ def trained(rows: int, given: argparse.Namespace) -> tuple[Tensor, Tensor]:
 
 
 def named(text: str, rows: int, given: argparse.Namespace) -> tuple[Tensor, Tensor]:
-    """Vectors and labels of a `--set`."""
     name, _, count = text.partition(":")
     rows = int(count or rows)
     if name.endswith(".npz"):
@@ -91,7 +88,6 @@ def named(text: str, rows: int, given: argparse.Namespace) -> tuple[Tensor, Tens
 
 
 def product(queries: Tensor, gallery: Tensor, block: int = 1024) -> None:
-    """The full matrix of products, block by block, and nothing else."""
     out = torch.empty(block, len(gallery), device=queries.device)
     for start in range(0, len(queries), block):
         here = queries[start : start + block]
@@ -118,7 +114,6 @@ def turns(steps: dict[str, Callable[[], object]], repeats: int) -> dict[str, flo
 
 
 def side_by_side(text: str, rows: int, given: argparse.Namespace) -> None:
-    """Prints one block of lines for a set that is its own gallery."""
     from aurank.evaluation import positive_ranks
     from aurank.evaluation.aggregate import mean
     from aurank.evaluation.engine import tiles
@@ -167,7 +162,6 @@ def side_by_side(text: str, rows: int, given: argparse.Namespace) -> None:
 
 
 def pml(vectors: Tensor, labels: Tensor) -> float:
-    """PML's calculator, over the whole list."""
     from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 
     calculator = AccuracyCalculator(include=("mean_average_precision",), k=None, device=torch.device("cpu"))
@@ -190,7 +184,6 @@ def torchmetrics(vectors: Tensor, labels: Tensor) -> float:
 
 
 def oml(vectors: Tensor, labels: Tensor) -> float:
-    """open-metric-learning's MAP@k at the largest k it takes."""
     from oml.functional.metrics import calc_retrieval_metrics
     from oml.retrieval.retrieval_results import RetrievalResults
 
@@ -204,7 +197,6 @@ PEERS = {"pytorch_metric_learning": pml, "torchmetrics": torchmetrics, "oml": om
 
 
 def one_peer(name: str, rows: int, given: argparse.Namespace) -> dict[str, float]:
-    """Seconds and value of a peer, in this process under a memory limit."""
     vectors, labels = data(rows, given)
     PEERS[name](*data(200, given))  # imports, threads
     resource.setrlimit(resource.RLIMIT_DATA, (int(given.limit * 2**30), int(given.limit * 2**30)))
@@ -242,7 +234,6 @@ def one_scale(rows: int, given: argparse.Namespace) -> dict[str, float]:
 
 
 def alone(words: list[str], given: argparse.Namespace) -> tuple[dict[str, float] | None, str]:
-    """What a new process of this tool measured, or how it failed."""
     command = [sys.executable, __file__, *words, "--max-memory", given.max_memory, "--device", given.device]
     command += ["--limit", str(given.limit), "--threads", str(given.threads), "--dim", str(given.dim)]
     command += ["--per-class", str(given.per_class), "--classes", str(given.classes), "--tail", str(given.tail)]

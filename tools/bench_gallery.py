@@ -43,18 +43,15 @@ def write_rows(folder: Path, rows: int, queries: int, dim: int) -> None:
 
 
 def around(centres: np.ndarray, chance: np.random.Generator) -> np.ndarray:
-    """Return unit vectors around these centres."""
     drawn = centres + 0.5 * chance.standard_normal(centres.shape, dtype=np.float32)
     return np.asarray(drawn / np.linalg.norm(drawn, axis=1, keepdims=True), dtype=np.float32)
 
 
 def read(folder: Path, name: str) -> np.ndarray:
-    """Return one of the arrays, memory-mapped."""
     return np.load(folder / f"{name}.npy", mmap_mode="r")  # type: ignore[no-any-return]
 
 
 def exact(folder: Path, max_memory: str) -> dict[str, Any]:
-    """Measure the whole report with lists of ten, and keep the lists."""
     import aurank
 
     sides = [read(folder, name) for name in ("queries", "query_labels", "gallery", "labels")]
@@ -72,7 +69,6 @@ def exact(folder: Path, max_memory: str) -> dict[str, Any]:
 
 
 def indexed(folder: Path, factory: str, probes: list[int]) -> dict[str, Any]:
-    """Train, fill, save and search one index; search it from disk again."""
     from aurank.evaluation import Index
 
     gallery, queries, truth = read(folder, "gallery"), read(folder, "queries"), np.load(folder / "truth.npy")
@@ -90,7 +86,6 @@ def indexed(folder: Path, factory: str, probes: list[int]) -> dict[str, Any]:
 
 
 def fill(gallery: np.ndarray, factory: str, file: Path) -> dict[str, Any]:
-    """Train, fill and save an index."""
     from aurank.evaluation import Index
 
     before, index = start_memory(), Index(gallery.shape[1], factory)
@@ -113,7 +108,6 @@ def search(index: Any, queries: np.ndarray, truth: np.ndarray, probes: list[int]
 
 
 def start_memory() -> tuple[float, float]:
-    """Start the peak anew; return what is resident: in all, and of files."""
     forget_peak()
     return resident_megabytes("VmRSS"), resident_megabytes("RssFile")
 
@@ -124,7 +118,6 @@ def memory(before: tuple[float, float]) -> dict[str, float]:
 
 
 def alone(step: str, given: argparse.Namespace) -> dict[str, Any]:
-    """Return what a new process of this tool measured."""
     words = ["--folder", str(given.folder), "--one", step, "--max-memory", given.max_memory]
     words += ["--threads", str(given.threads), "--nprobe", *map(str, given.nprobe)]
     done = subprocess.run([sys.executable, __file__, *words], stdout=subprocess.PIPE, text=True, check=True)
@@ -132,7 +125,6 @@ def alone(step: str, given: argparse.Namespace) -> dict[str, Any]:
 
 
 def measure(given: argparse.Namespace) -> None:
-    """Write the rows unless they are there, run every step, print."""
     folder: Path = given.folder
     print(f"{given.rows:,} rows of {given.dim}, {given.queries:,} queries; {given.threads} thread(s)", flush=True)
     if not (folder / "query_labels.npy").exists():

@@ -46,7 +46,6 @@ PATIENCE = 8.0  # seconds of rounds for a line
 
 
 def product(embeddings: Tensor, labels: Tensor, *, ref_emb: Tensor | None = None, **_: Tensor) -> Tensor:
-    """The sum of all inner products: what every loss starts from."""
     return (embeddings @ (embeddings if ref_emb is None else ref_emb).T).sum()
 
 
@@ -164,7 +163,6 @@ def measure(name: str, given: argparse.Namespace) -> Result:
 
 
 def measure_step(rounds: int) -> Result:
-    """Seconds per image of forward and backward of a ResNet-50."""
     import timm
 
     network = timm.create_model("resnet50", num_classes=0)
@@ -178,7 +176,6 @@ def measure_step(rounds: int) -> Result:
 
 
 def run_alone(name: str, batch: int, given: argparse.Namespace) -> Result:
-    """The measurement made in a new process, or how it failed."""
     options = {"one": name, "batch": batch, "dim": given.dim, "per-class": given.per_class, "limit": given.limit}
     options |= {
         "samples": given.samples,
@@ -197,7 +194,6 @@ def run_alone(name: str, batch: int, given: argparse.Namespace) -> Result:
 
 
 def line(name: str, batch: int, result: Result, image: float | None, baseline: float | None) -> str:
-    """One line of the table."""
     if "failure" in result:
         return f"{name:22}{batch:6}   {result['failure']}"
     columns = f"{result['seconds'] * 1e3:10.1f}{multiple(result):11.1f}"

@@ -40,22 +40,18 @@ class Drawn:
         self.rows = rows
 
     def read_bytes(self, path: str) -> bytes:
-        """Return random pixels, the same for the same path, as an .npy file."""
         file = io.BytesIO()
         np.save(file, np.random.default_rng(int(path.split(".")[0])).integers(0, 256, (64, 64, 3), dtype=np.uint8))
         return file.getvalue()
 
     def exists(self, path: str) -> bool:
-        """Return whether there is such a picture."""
         return int(path.split(".")[0]) < self.rows
 
     def names(self) -> list[str]:
-        """Return the names of all."""
         return [f"{row}.png" for row in range(self.rows)]
 
 
 def measure(step: str, rows: int, dim: int, per_class: int, neighbours: int) -> dict[str, float]:
-    """Return seconds, growth in megabytes, and megabytes of the page."""
     rng = np.random.default_rng(0)
     labels = np.arange(rows) // per_class
     embeddings = rng.standard_normal((int(labels[-1]) + 1, dim), dtype=np.float32)[labels]
@@ -79,7 +75,6 @@ def measure(step: str, rows: int, dim: int, per_class: int, neighbours: int) -> 
 
 
 def main() -> None:
-    """Measure each step in a process of its own and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=60_502)
     parser.add_argument("--dim", type=int, default=512)

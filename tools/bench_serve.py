@@ -29,7 +29,6 @@ Ask = Callable[[http.client.HTTPConnection, int], list[int]]
 
 
 def status(connection: http.client.HTTPConnection, *request: object) -> int:
-    """Send one request, read its answer whole, and return its status."""
     connection.request(*request)  # type: ignore[arg-type]
     answer = connection.getresponse()
     answer.read()
@@ -60,7 +59,6 @@ def asks(index: ImageIndex, random: np.random.Generator) -> dict[str, Ask]:
 
 
 def photo_bytes(index: ImageIndex, row: int) -> bytes:
-    """Return the file of an image of the index."""
     source = index.source_of(row)
     if source is None:
         raise SystemExit(f"the images of {index.folder} are gone")

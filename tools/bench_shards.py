@@ -80,7 +80,6 @@ STEPS = {"load": load, "evaluate, all": evaluate_all, "evaluate, a split": evalu
 
 
 def measured(name: str, folder: Path) -> None:
-    """Run a step, and print what it took."""
     import aurank.commands
     import aurank.embedding.index_folder  # noqa: F401
 

@@ -93,7 +93,6 @@ class Turns:
 
 
 def trainer_of(given: argparse.Namespace, workers: int, folder: Path) -> Trainer:
-    """The components of a run, as `aurank train` makes them."""
     far = [f"train.{key}={FAR}" for key in ("steps", "validate_every", "checkpoint_every")]
     config = read_config(given.config, [*given.override, *far, f"data.workers={workers}"])
     seed_everything(0)
@@ -106,7 +105,6 @@ def as_model_sees(trainer: Trainer, batch: Batch) -> Batch:
 
 
 def compared(given: argparse.Namespace, workers: int) -> list[tuple[Clock, Clock]]:
-    """Seconds of each turn, of the training loop and of the bare one."""
     with tempfile.TemporaryDirectory() as name:
         out = Path(name)
         plain = trainer_of(given, workers, out)
@@ -127,7 +125,6 @@ def median(values: list[float]) -> float:
 
 
 def tell(name: str, found: list[tuple[Clock, Clock]], steps: int) -> None:
-    """Print the milliseconds of a step on both sides, and their ratio."""
     for kind, column in (("clock", 0), ("processor", 1)):
         pairs = [(loop[column], bare[column]) for loop, bare in found]
         ratios = [loop / bare for loop, bare in pairs]

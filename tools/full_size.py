@@ -42,7 +42,6 @@ class Cost:
 def run(
     command: list[str], log: Path, *, watch: Callable[[], bool] | None = None, accept: tuple[int, ...] = (0,)
 ) -> Cost:
-    """Run a command to its end, or kill it as soon as `watch` says so."""
     start = time.perf_counter()
     with log.open("wb") as written:
         process = subprocess.Popen(command, stdout=written, stderr=subprocess.STDOUT)
@@ -68,7 +67,6 @@ class Steps:
         self.start, self.first = time.perf_counter(), 0.0
 
     def reached(self) -> bool:
-        """Look again."""
         done = self.metrics.read_bytes().count(b'"split": "train"') if self.metrics.exists() else 0
         if done and not self.first:
             self.first = time.perf_counter() - self.start
@@ -76,7 +74,6 @@ class Steps:
 
 
 def walk(name: str, root: Path, out: Path, overrides: list[str]) -> Iterator[tuple[str, list[str]]]:
-    """The steps by name, each with its command."""
     config, run_folder = CONFIGS[name], out / "run"
     data = [one for one in (*SMALL, *overrides) if one.startswith("data.")]
     model = f"aurank:{run_folder / 'best'}"

@@ -55,7 +55,6 @@ class Ended:
 
 
 def run_command(command: Command, part: str = "", further: tuple[str, ...] = ()) -> Ended:
-    """Run a command, as the shell would, in this process and the current folder."""
     from aurank import cli
     from aurank.errors import AurankError
 
@@ -152,7 +151,6 @@ def _restore(whole: Path, place: Path) -> None:
 
 
 def _work(connection: Connection, seed: int, root: Path) -> None:
-    """Run the cases that come through the connection, and answer each."""
     import torch
 
     torch.set_num_threads(1)
@@ -168,7 +166,6 @@ def _work(connection: Connection, seed: int, root: Path) -> None:
 
 
 def _data_bytes() -> int:
-    """Return the private memory of this process."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmData:"):
             return int(line.split()[1]) * 1024
@@ -188,7 +185,6 @@ class Worker:
         self.connection.recv()
 
     def run(self, name: str, case: int) -> tuple[Ended, bool]:
-        """Return how a case ended, and whether the worker can go on."""
         self.connection.send((name, case))
         if not self.connection.poll(PATIENCE):
             self.close()
@@ -200,7 +196,6 @@ class Worker:
             return Ended("traceback", f"the process died with exit code {self.process.exitcode}", SECONDS), False
 
     def close(self) -> None:
-        """End the process."""
         self.process.kill()
         self.process.join()
 

@@ -81,7 +81,6 @@ def draw_unseen(products: list[Product], count: int, generator: random.Random) -
 
 
 def table(rows: list[tuple[str, Product]], *, unseen: int, seed: int) -> str:
-    """Returns the table as csv."""
     generator = random.Random(seed)
     products = list(dict.fromkeys(product for _, product in rows))
     held_out = draw_unseen(products, unseen, generator)

@@ -67,13 +67,11 @@ def lines(rows: list[str]) -> str:
 
 
 def counts_of(about: Benchmark, file: str, share: float) -> tuple[int, int]:
-    """Published images and classes of a list, or that share of them."""
     size = about.sizes[file]
     return round(size.images * share), max(2, round(size.classes * share))
 
 
 def sop(about: Benchmark, share: float, chance: CHANCE) -> Tree:
-    """Stanford Online Products."""
     header, images, texts, everything = "image_id class_id super_class_id path", [], {}, []
     first = 1
     for file in about.sizes:
@@ -176,7 +174,6 @@ def pictures(tree: Tree, pixels: int, chance: CHANCE) -> Iterator[tuple[str, byt
 
 
 def write(tree: Tree, root: Path, pixels: int, chance: CHANCE) -> Path:
-    """The folder of the tree, renamed from NAME.part once it is whole."""
     whole = root / tree.folder
     if whole.exists():
         raise SystemExit(f"{whole} exists: remove it, or name another --root")

@@ -69,7 +69,6 @@ _OF_ARRAYS = (".npz", ".npy", ".mat")
 
 
 def _move(path: Path, files: list[Path], chance: random.Random) -> None:
-    """Remove, rename, double, empty, swap or turn into something else one file."""
     how = chance.randrange(7)
     if how == 0:
         path.unlink()

@@ -18,7 +18,6 @@ Read, Write = Callable[[bytes], Any], Callable[[Any, bytes], bytes]
 
 
 def _loaded(texts: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return texts by name, those that are JSON as what they say."""
     found: dict[str, Any] = {}
     for name, text in texts.items():
         name, text = (one.decode() if isinstance(one, bytes) else one for one in (name, text))

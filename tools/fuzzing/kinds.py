@@ -94,7 +94,6 @@ def _tables() -> None:
 
 
 def _config() -> None:
-    """Write config.yaml, a training of three steps on a table of photos."""
     rows = _table()
     Path("data").mkdir()
     Path("photos").rename("data/photos")
