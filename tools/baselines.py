@@ -10,7 +10,6 @@ from aurank.training import read_config
 
 
 def main() -> None:
-    """Print mAUPRC and Recall@1 of both."""
     for name, report in baselines(read_config(sys.argv[1], sys.argv[2:])).items():
         print(f"{name:<12} mAUPRC {report.mauprc:.4f}  Recall@1 {report.recall[1]:.4f}")
 

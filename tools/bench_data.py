@@ -12,7 +12,6 @@ pixels are from those of photos decoded whole: the mean over the crops of some p
 """
 
 import argparse
-import shutil
 import statistics
 import tempfile
 import time
@@ -41,7 +40,6 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def write_photos(root: Path, count: int, side: int) -> None:
-    """Write photos of side × 4/3 · side pixels in folders of classes: parts of real ones, at about their own scale."""
     draws, width = np.random.default_rng(0), round(side * 4 / 3)
     for number in range(count):
         photo = Image.fromarray(load_sample_images().images[number % 2])
@@ -95,6 +93,8 @@ def images_per_second(batches: Iterable[Any], workers: int, data: ImageDataset |
         if data is not None:
             data.to_input(batch.image)
         count += len(batch[1])
+    if not count:
+        raise SystemExit("no batch is left to be timed: give more --images, or fewer --workers")
     return count / (time.perf_counter() - started)
 
 
@@ -111,13 +111,9 @@ def main() -> None:
     parser.add_argument("--normalise", action="store_true", help="aurank's batches too, in this process")
     parser.add_argument("--out", type=Path, help="folder to work in, kept; default: a temporary one")
     given = parser.parse_args()
-    folder = given.out or Path(tempfile.mkdtemp())
     torch.set_num_threads(1)
-    try:
-        compare(given, folder)
-    finally:
-        if given.out is None:
-            shutil.rmtree(folder)
+    with tempfile.TemporaryDirectory() as made:
+        compare(given, given.out or Path(made))
 
 
 def compare(given: argparse.Namespace, folder: Path) -> None:

@@ -26,8 +26,6 @@ import importlib.util
 import json
 import resource
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -36,7 +34,7 @@ from unittest import mock
 
 import numpy as np
 import torch
-from measuring import forget_peak, resident_megabytes, seconds
+from measuring import alone, forget_peak, resident_megabytes, seconds
 from torch import Tensor
 
 
@@ -97,7 +95,6 @@ def product(queries: Tensor, gallery: Tensor, block: int = 1024) -> None:
 
 
 def argsort_map(queries: Tensor, labels: Tensor, block: int = 1000) -> float:
-    """Mean AP by sorting each query's whole list, its first entry dropped as the query itself."""
     total = 0.0
     for start in range(0, len(queries), block):
         order = (queries[start : start + block] @ queries.T).argsort(dim=1, descending=True)[:, 1:]
@@ -108,7 +105,6 @@ def argsort_map(queries: Tensor, labels: Tensor, block: int = 1000) -> float:
 
 
 def turns(steps: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """Median seconds of each step, taken in turns after one turn that does not count."""
     times = [[seconds(step) for step in steps.values()] for _ in range(repeats + 1)][1:]
     return dict(zip(steps, map(statistics.median, zip(*times, strict=True)), strict=True))
 
@@ -169,7 +165,6 @@ def pml(vectors: Tensor, labels: Tensor) -> float:
 
 
 def torchmetrics(vectors: Tensor, labels: Tensor) -> float:
-    """torchmetrics, mean AP over every pair; scores are shifted, for it takes those of 0 or less as misses."""
     from torchmetrics.retrieval import RetrievalMAP
 
     metric = RetrievalMAP()
@@ -206,7 +201,6 @@ def one_peer(name: str, rows: int, given: argparse.Namespace) -> dict[str, float
 
 
 def one_scale(rows: int, given: argparse.Namespace) -> dict[str, float]:
-    """Seconds, megabytes and ratio of aurank on a memory-mapped file, in this process."""
     import aurank
     from aurank.evaluation import Resampling, positive_ranks
 
@@ -231,19 +225,6 @@ def one_scale(rows: int, given: argparse.Namespace) -> dict[str, float]:
         whole = torch.from_numpy(np.array(mapped)).to(given.device)
         product(whole[:2048], whole)
         return {"seconds": taken, "growth": growth, "product": seconds(lambda: product(whole, whole))}
-
-
-def alone(words: list[str], given: argparse.Namespace) -> tuple[dict[str, float] | None, str]:
-    command = [sys.executable, __file__, *words, "--max-memory", given.max_memory, "--device", given.device]
-    command += ["--limit", str(given.limit), "--threads", str(given.threads), "--dim", str(given.dim)]
-    command += ["--per-class", str(given.per_class), "--classes", str(given.classes), "--tail", str(given.tail)]
-    command += ["--report"] if given.report else []
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        lines = done.stderr.strip().splitlines()
-        return None, f"failed, exit {done.returncode}: {lines[-1][:150] if lines else 'killed'}"
-    result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return result, ""
 
 
 def main() -> None:
@@ -283,15 +264,15 @@ def main() -> None:
             if importlib.util.find_spec(name) is None:
                 print(f"  {name:24} not installed", flush=True)
                 continue
-            found, failure = alone(["--one", f"{name}:{given.peers}"], given)
-            text = failure if found is None else f"{found['seconds']:9.3f} s   mAP {found['result']:.6f}"
-            print(f"  {name:24}{text}", flush=True)
+            found = alone(f"{name}:{given.peers}", given)
+            said = found.get("failure", "")[-150:] or f"{found['seconds']:9.3f} s   mAP {found['result']:.6f}"
+            print(f"  {name:24}{said}", flush=True)
     if given.scale:
         print(f"memory-mapped rows, max_memory {given.max_memory}")
         for rows in given.scale:
-            found, failure = alone(["--one", f"scale:{rows}"], given)
-            if found is None:
-                print(f"  {rows:8,} rows {failure}", flush=True)
+            found = alone(f"scale:{rows}", given)
+            if "failure" in found:
+                print(f"  {rows:8,} rows {found['failure'][-150:]}", flush=True)
                 continue
             ratio = found["seconds"] / found["product"]
             line = f"{found['seconds']:9.2f} s{ratio:8.2f} x product{found['growth']:8.0f} MB beyond the inputs"

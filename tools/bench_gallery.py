@@ -12,21 +12,18 @@ queries; the truth is the exact evaluation's own lists. `mapped` is the same ind
 
 import argparse
 import json
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from measuring import forget_peak, resident_megabytes, seconds
+from measuring import alone, forget_peak, resident_megabytes, seconds
 
 PER_CLASS, SUPER_CENTRES, BLOCK = 5, 4096, 100_000
 
 
 def write_rows(folder: Path, rows: int, queries: int, dim: int) -> None:
-    """Write gallery.npy, queries.npy and their labels; row r is of class r mod classes."""
     chance = np.random.default_rng(0)
     classes = max(1, rows // PER_CLASS)
     coarse = chance.normal(size=(SUPER_CENTRES, dim)).astype(np.float32)
@@ -94,7 +91,6 @@ def fill(gallery: np.ndarray, factory: str, file: Path) -> dict[str, Any]:
 
 
 def search(index: Any, queries: np.ndarray, truth: np.ndarray, probes: list[int]) -> list[dict[str, float]]:
-    """Search with each number of lists: seconds, and the part of the true nearest one and ten that is found."""
     from aurank.evaluation.index.faiss_bridge import set_parameters
 
     lines = []
@@ -113,15 +109,7 @@ def start_memory() -> tuple[float, float]:
 
 
 def memory(before: tuple[float, float]) -> dict[str, float]:
-    """Megabytes by which resident memory rose at most, and by which mapped files hold more now."""
     return {"growth": resident_megabytes("VmHWM") - before[0], "file": resident_megabytes("RssFile") - before[1]}
-
-
-def alone(step: str, given: argparse.Namespace) -> dict[str, Any]:
-    words = ["--folder", str(given.folder), "--one", step, "--max-memory", given.max_memory]
-    words += ["--threads", str(given.threads), "--nprobe", *map(str, given.nprobe)]
-    done = subprocess.run([sys.executable, __file__, *words], stdout=subprocess.PIPE, text=True, check=True)
-    return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
 def measure(given: argparse.Namespace) -> None:

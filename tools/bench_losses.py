@@ -22,14 +22,12 @@ Peers: the losses of pytorch-metric-learning (PML), and SmoothAP on the tensor o
 import argparse
 import json
 import resource
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from measuring import forget_peak, resident_megabytes, seconds
+from measuring import alone, forget_peak, resident_megabytes, seconds
 from pytorch_metric_learning import losses as pml
 from torch import Tensor
 from torch.nn.functional import normalize
@@ -50,7 +48,6 @@ def product(embeddings: Tensor, labels: Tensor, *, ref_emb: Tensor | None = None
 
 
 def pair_tensor_smooth_ap(embeddings: Tensor, labels: Tensor, *, temperature: float = 0.01) -> Tensor:
-    """SmoothAP as first published: the difference of every two scores of every query."""
     rows = normalize(embeddings)
     similarity = rows @ rows.T
     itself = torch.eye(len(rows), dtype=torch.bool)
@@ -89,7 +86,6 @@ BASELINE = "sogclr"
 
 
 def make(name: str, classes: int, given: argparse.Namespace, memory: tuple[Tensor, Tensor] | None) -> Loss:
-    """The loss or peer of that name; a memory, embeddings and labels, is what cross-batch memory is filled with."""
     if name == PRODUCT:
         return product
     if memory is not None:
@@ -107,7 +103,6 @@ def make(name: str, classes: int, given: argparse.Namespace, memory: tuple[Tenso
 
 
 def measure(name: str, given: argparse.Namespace) -> Result:
-    """Seconds and megabytes of one loss on a shuffled batch of random embeddings."""
     batch = given.batch[0]
     random = torch.Generator().manual_seed(0)
     rows = MEMORY if name == XBM else given.references or batch
@@ -176,20 +171,10 @@ def measure_step(rounds: int) -> Result:
 
 
 def run_alone(name: str, batch: int, given: argparse.Namespace) -> Result:
-    options = {"one": name, "batch": batch, "dim": given.dim, "per-class": given.per_class, "limit": given.limit}
-    options |= {
-        "samples": given.samples,
-        "rounds": given.rounds,
-        "threads": given.threads,
-        "references": given.references,
-    }
-    words = [word for option, value in options.items() for word in (f"--{option}", str(value))]
-    done = subprocess.run([sys.executable, __file__, *words], capture_output=True, text=True)
-    if done.returncode:
-        lines = done.stderr.strip().splitlines()
-        memory = "allocate memory" in done.stderr or "MemoryError" in done.stderr
-        return {"failure": f"needs more than {given.limit:g} GB" if memory else (lines or ["killed"])[-1][:120]}
-    result: Result = json.loads(done.stdout)
+    result = alone(name, given, batch=[batch])
+    if (text := result.get("failure")) is not None:
+        is_memory = "allocate memory" in text or "MemoryError" in text
+        result["failure"] = f"needs more than {given.limit:g} GB" if is_memory else text.splitlines()[-1][:120]
     return result
 
 
@@ -204,7 +189,6 @@ def line(name: str, batch: int, result: Result, image: float | None, baseline: f
 
 
 def multiple(result: Result) -> float:
-    """The time in products, of the same rounds: another load on the machine hits both."""
     found: float = result["seconds"] / result["product"]
     return found
 

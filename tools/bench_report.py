@@ -11,15 +11,13 @@ Growth: how far its resident memory rose above what it held with the embeddings 
 import argparse
 import io
 import json
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 
 import numpy as np
 import torch
-from measuring import forget_peak, resident_megabytes
+from measuring import alone, forget_peak, resident_megabytes
 
 import aurank
 from aurank.commands import evaluation_page
@@ -32,8 +30,6 @@ STEPS = ("evaluation", "with neighbours", "with all files")
 
 
 class Drawn:
-    """A source of pictures made when they are asked for: 60,502 of them are not held in memory."""
-
     where = "memory"
 
     def __init__(self, rows: int) -> None:
@@ -86,13 +82,10 @@ def main() -> None:
     if given.one:
         print(json.dumps(measure(given.one, *sizes)))
         return
-    names = ("--rows", "--dim", "--per-class", "--neighbours")
-    options = [word for name, size in zip(names, sizes, strict=True) for word in (name, str(size))]
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {given.rows:,} rows of {given.dim}")
     first = 0.0
     for step in STEPS:
-        command = [sys.executable, __file__, "--one", step, *options]
-        found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+        found = alone(step, given)
         first = first or found["s"]
         page = f"  page {found['html']:.1f} MiB" if found["html"] else ""
         ratio = found["s"] / first

@@ -36,7 +36,6 @@ def status(connection: http.client.HTTPConnection, *request: object) -> int:
 
 
 def asks(index: ImageIndex, random: np.random.Generator) -> dict[str, Ask]:
-    """Return what a client may ask, by name; each takes a connection and a number of its own."""
     rows = random.permutation(len(index))
     photos = [photo_bytes(index, int(row)) for row in rows[:20]]
 
@@ -66,7 +65,6 @@ def photo_bytes(index: ImageIndex, row: int) -> bytes:
 
 
 def measure(ask: Ask, port: int, clients: int, searches: int, *, first: int = 0) -> tuple[np.ndarray, int, float]:
-    """Return the seconds of every call, how many answers were no 200, and the seconds of all together."""
 
     def client(number: int) -> list[tuple[float, int]]:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
@@ -85,7 +83,6 @@ def measure(ask: Ask, port: int, clients: int, searches: int, *, first: int = 0)
 
 
 def peak_megabytes(process: int) -> float:
-    """Return the most resident memory that a process has had; NaN where the system does not tell."""
     path = Path(f"/proc/{process}/status")
     found = re.search(r"VmHWM:\s+(\d+)", path.read_text()) if path.exists() else None
     return int(found[1]) / 1024 if found else float("nan")

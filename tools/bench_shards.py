@@ -22,7 +22,6 @@ from aurank.data.shards import ShardWriter
 
 
 def write(folder: Path, rows: int, dim: int, parts: int, queries: int) -> None:
-    """Write rows in parts, of which random ones are queries, and the others the gallery."""
     size = -(-rows // parts)
     writer, chance = ShardWriter(folder, f"{rows} {dim} {parts} {queries}", rows, size), np.random.default_rng(0)
     labels = np.arange(rows) % (rows // 10)

@@ -43,8 +43,6 @@ def since(start: Clock) -> Clock:
 
 
 class Bare:
-    """Forward, loss, backward and step on batches in memory."""
-
     def __init__(self, trainer: Trainer, batches: list[Batch]) -> None:
         self.trainer, self.batches = trainer, itertools.cycle(batches)
         self.optimiser = trainer.optimiser
@@ -70,8 +68,6 @@ class Enough(Exception):
 
 
 class Turns:
-    """A listener that lets the bare loop have a turn after each of the training loop's."""
-
     def __init__(self, bare: Bare, steps: int, turns: int) -> None:
         self.bare, self.steps, self.turns = bare, steps, turns
         self.found: list[tuple[Clock, Clock]] = []
@@ -120,17 +116,13 @@ def compared(given: argparse.Namespace, workers: int) -> list[tuple[Clock, Clock
     raise AssertionError("the run ended before the last turn")
 
 
-def median(values: list[float]) -> float:
-    return statistics.median(values)
-
-
 def tell(name: str, found: list[tuple[Clock, Clock]], steps: int) -> None:
     for kind, column in (("clock", 0), ("processor", 1)):
         pairs = [(loop[column], bare[column]) for loop, bare in found]
         ratios = [loop / bare for loop, bare in pairs]
-        own, other = (median([pair[side] for pair in pairs]) / steps * 1e3 for side in (0, 1))
+        own, other = (statistics.median(pair[side] for pair in pairs) / steps * 1e3 for side in (0, 1))
         print(
-            f"{name:10} {kind:10}{own:8.1f} ms{other:8.1f} ms   {median(ratios):5.3f}"
+            f"{name:10} {kind:10}{own:8.1f} ms{other:8.1f} ms   {statistics.median(ratios):5.3f}"
             f"   ({min(ratios):.3f} to {max(ratios):.3f})"
         )
 

@@ -64,7 +64,6 @@ def frozen(file: Path, steps: str) -> Line:
 
 
 def write_features(given: argparse.Namespace) -> None:
-    """Write the embeddings of a data set."""
     file = EXPERIMENTS[given.experiment].features
     if file is None:
         raise SystemExit(f"{given.experiment} takes no features")
@@ -77,7 +76,6 @@ def write_features(given: argparse.Namespace) -> None:
 
 
 def use_results(given: argparse.Namespace) -> None:
-    """Carry out the runs that have no line, or make the table or the picture."""
     about, store = EXPERIMENTS[given.experiment], Store(given.out / f"{given.experiment}.jsonl")
     seeds, choosing = given.seeds or about.seeds, about.choosing if given.choosing is None else given.choosing
     if not choosing and len(given.rates or about.rates) > 1:

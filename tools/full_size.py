@@ -32,8 +32,6 @@ AURANK = (sys.executable, "-m", "aurank")
 
 @dataclass(frozen=True)
 class Cost:
-    """What a command took: seconds until it ended, seconds of work, peak megabytes."""
-
     wall: float
     cpu: float
     peak: float
@@ -60,8 +58,6 @@ def run(
 
 
 class Steps:
-    """The steps that a run has logged: whether there are `enough`, and after how many seconds there was the first."""
-
     def __init__(self, metrics: Path, enough: int) -> None:
         self.metrics, self.enough = metrics, enough
         self.start, self.first = time.perf_counter(), 0.0

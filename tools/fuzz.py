@@ -47,8 +47,6 @@ PATIENCE = 90.0  # of the clock, for a case that never ends: other programs may 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command, or a case, ended: one of OUTCOMES, what was printed or raised, and processor seconds."""
-
     outcome: str
     said: str
     seconds: float = 0.0
@@ -86,7 +84,6 @@ def run_command(command: Command, part: str = "", further: tuple[str, ...] = ())
 
 
 def run_case(name: str, case: int, *, seed: int, root: Path) -> Ended:
-    """Damage a whole example of a kind, run its commands, and return how it ended, the worst of them."""
     kind, chance = KINDS[name], random.Random(f"{seed} {name} {case}")
     place, whole, expected = root / name, root / f"{name} whole", root / f"{name} expected"
     if not expected.exists():
@@ -119,7 +116,6 @@ def run_case(name: str, case: int, *, seed: int, root: Path) -> Ended:
 
 
 def _make(name: str, place: Path, whole: Path, expected: Path) -> None:
-    """Write a whole example, and keep what its commands print, and in which time."""
     place.mkdir()
     os.chdir(place)
     with (
@@ -173,8 +169,6 @@ def _data_bytes() -> int:
 
 
 class Worker:
-    """A process that runs cases."""
-
     def __init__(self, seed: int, root: Path, kinds: tuple[str, ...]) -> None:
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
@@ -203,7 +197,6 @@ class Worker:
 def fuzz(
     seconds: float, *, seed: int = 0, kinds: tuple[str, ...] = tuple(KINDS), start: int = 0
 ) -> tuple[dict[str, Counter[str]], list[str]]:
-    """Try cases of all kinds, of each in the same time; return how many ended how, by kind, and what was found."""
     counts, spent = {name: Counter[str]() for name in kinds}, dict.fromkeys(kinds, 0.0)
     found: list[str] = []
     with tempfile.TemporaryDirectory() as folder:

@@ -83,7 +83,6 @@ OUTSIDE = ("a machine", "the machine of rank 0", "the cable")
 
 
 def kill_in(phase: str, note: Path) -> None:
-    """Let this process kill itself in a phase, once the time stands in the note."""
     if phase in PHASES:
         kill_at(*PHASES[phase], note)
         return
@@ -97,7 +96,6 @@ def kill_in(phase: str, note: Path) -> None:
 
 
 def kill_at(owner: Any, name: str, wanted: int, note: Path) -> None:
-    """Let this process kill itself in one of the calls of a function."""
     original: Callable[..., Any] = getattr(owner, name)
     calls = 0
 
@@ -113,7 +111,6 @@ def kill_at(owner: Any, name: str, wanted: int, note: Path) -> None:
 
 
 def work(case: dict[str, Any]) -> None:
-    """Be a rank: what `aurank train` does, with its output in a file."""
     folder, rank = Path(case["folder"]), int(os.environ["RANK"])
     descriptor = os.open(folder / f"{rank}.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(descriptor, 1)
@@ -136,7 +133,6 @@ def work(case: dict[str, Any]) -> None:
 
 
 def be_host() -> None:
-    """Be a machine: for each line of input run torchrun's agent with its ranks, and say when and how it ended."""
     for line in sys.stdin:
         case = json.loads(line)
         config = LaunchConfig(
@@ -164,8 +160,6 @@ def be_host() -> None:
 
 
 class Host:
-    """A machine that can be given a case, killed and started again."""
-
     def __init__(self, number: int, isolated: bool) -> None:
         self.number, self.isolated = number, isolated
         self.start()
@@ -187,7 +181,6 @@ class Host:
         self.process.stdin.flush()
 
     def answer(self) -> tuple[float, list[int]] | None:
-        """Return when its agent ended and the exit codes of ranks that failed, None where the machine was killed."""
         assert self.process.stdout is not None
         ready, _, _ = select.select([self.process.stdout], [], [], LIMIT)
         if not ready:
@@ -207,7 +200,6 @@ def shell(command: str, *, check: bool = True) -> None:
 
 @contextlib.contextmanager
 def network() -> Iterator[None]:
-    """Two namespaces of the network, and a cable."""
     for name in SPACES:
         shell(f"ip netns del {name}", check=False)
     try:
@@ -225,8 +217,6 @@ def network() -> Iterator[None]:
 
 
 class Cases:
-    """The cases, one after another, on two machines."""
-
     def __init__(self, folder: Path, isolated: bool) -> None:
         self.folder, self.isolated = folder, isolated
         self.hosts = [Host(number, isolated) for number in range(len(SPACES))]
@@ -251,7 +241,6 @@ class Cases:
         return folder
 
     def whole(self, phase: str) -> Path:
-        """The folder of a run with the options of a phase that nobody kills."""
         options = OPTIONS.get(phase, [])
         name = " ".join(["whole", *options])
         if name not in self.wholes:
@@ -263,7 +252,6 @@ class Cases:
         return self.wholes[name]
 
     def try_case(self, phase: str, victim: int) -> list[str]:
-        """A row of the table."""
         whole, folder, options = self.whole(phase), self.prepare(f"{phase} {victim}"), OPTIONS.get(phase, [])
         self.launch(folder, phase, victim, *options, "train.timeout=20s")
         if phase in OUTSIDE:
@@ -305,7 +293,6 @@ class Cases:
 
 
 def errors_in(path: Path) -> list[str]:
-    """What a rank printed but progress, notices and warnings of torch, as of names that it cannot look up."""
     lines = path.read_text().splitlines() if path.exists() else []
     return [
         line for line in lines if line and not line.startswith(("step ", "validation ", "measuring ", "notice", "[W"))
@@ -313,7 +300,6 @@ def errors_in(path: Path) -> list[str]:
 
 
 def same_run(folder: Path, whole: Path) -> str:
-    """What of a run is other than in one that nobody killed."""
     states = [load_checkpoint(run / "last.safetensors") for run in (folder, whole)]
     if not same(*({**state, "config": None} for state in states)):  # train.timeout is another
         return "other weights"
@@ -323,7 +309,6 @@ def same_run(folder: Path, whole: Path) -> str:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two checkpoints, or parts of them, are equal throughout."""
     if isinstance(one, torch.Tensor):
         return isinstance(other, torch.Tensor) and torch.equal(one, other)
     if isinstance(one, dict):

@@ -25,26 +25,42 @@ from aurank.data.readers.facts import Benchmark
 
 CHANCE = np.random.Generator
 # Super-categories of iNaturalist 2018 and their species (the competition's page).
-KINGDOMS = {
-    "Plantae": 2917,
-    "Insecta": 2031,
-    "Aves": 1258,
-    "Actinopterygii": 369,
-    "Fungi": 321,
-    "Reptilia": 284,
-    "Mollusca": 262,
-    "Mammalia": 234,
-    "Animalia": 178,
-    "Amphibia": 144,
-    "Arachnida": 114,
-    "Chromista": 25,
-    "Protozoa": 4,
-    "Bacteria": 1,
-}
-PRODUCTS = (
-    *("bicycle", "cabinet", "chair", "coffee_maker", "fan", "kettle"),
-    *("lamp", "mug", "sofa", "stapler", "table", "toaster"),
+KINGDOMS = dict(
+    zip(
+        [
+            "Plantae",
+            "Insecta",
+            "Aves",
+            "Actinopterygii",
+            "Fungi",
+            "Reptilia",
+            "Mollusca",
+            "Mammalia",
+            "Animalia",
+            "Amphibia",
+            "Arachnida",
+            "Chromista",
+            "Protozoa",
+            "Bacteria",
+        ],
+        (2917, 2031, 1258, 369, 321, 284, 262, 234, 178, 144, 114, 25, 4, 1),
+        strict=True,
+    )
 )
+PRODUCTS = [
+    "bicycle",
+    "cabinet",
+    "chair",
+    "coffee_maker",
+    "fan",
+    "kettle",
+    "lamp",
+    "mug",
+    "sofa",
+    "stapler",
+    "table",
+    "toaster",
+]
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,14 @@
-"""What the benchmarks share: seconds of a step, and the memory of this process."""
+"""What the benchmarks share: seconds of a step, memory of this process, and a measurement in a process of its own."""
 
+import argparse
 import contextlib
+import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 
 def resident_megabytes(field: str) -> float:
@@ -25,3 +30,17 @@ def seconds(step: Callable[[], object]) -> float:
     start = time.perf_counter()
     step()
     return time.perf_counter() - start
+
+
+def alone(one: str, given: argparse.Namespace, **changed: object) -> dict[str, Any]:
+    """Return what this tool prints as JSON for --one in a new process; "failure" with its last words where it fails."""
+    words = []
+    for name, value in {**vars(given), "one": one, **changed}.items():
+        if value not in (None, False, []):
+            values = [] if value is True else value if isinstance(value, list) else [value]
+            words += [f"--{name.replace('_', '-')}", *map(str, values)]
+    done = subprocess.run([sys.executable, sys.argv[0], *words], capture_output=True, text=True)
+    if done.returncode:
+        return {"failure": done.stderr.strip() or "killed"}
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found

@@ -47,7 +47,6 @@ def draw_list(axes: Axes, images: np.ndarray, right: np.ndarray, note: str) -> N
 
 
 def draw_curves(axes: Axes, reports: dict[str, Report]) -> None:
-    """Draw the mean precision-recall curve of each report."""
     for (name, report), colour in zip(reports.items(), (MUTED, RIGHT), strict=True):
         assert report.curve is not None
         axes.plot(report.curve.recall, report.curve.precision, color=colour, linewidth=2)

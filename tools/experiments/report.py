@@ -39,7 +39,6 @@ class Plan:
     rates: Sequence[float] | None = None
 
     def rates_of(self, name: str) -> Sequence[float]:
-        """Return the learning rates of a method."""
         about = EXPERIMENTS[self.experiment]
         return self.rates or about.methods[name].rates or about.rates
 
@@ -79,7 +78,6 @@ class Plan:
         return {rate: fmean(values) for rate, values in scores.items() if values}
 
     def chosen(self, store: Store, name: str) -> dict[int, Line]:
-        """Return the finished runs of a method at its rate, by seed."""
         if (rate := self.chosen_rate(store, name)) is None:
             return {}
         lines = {seed: store.find(training_run(self.experiment, name, rate, seed)) for seed in range(self.seeds)}
@@ -121,7 +119,6 @@ class Row:
     p_value: float | None = None
 
     def mean(self, metric: str = "mauprc") -> Mean:
-        """Return the mean over seeds."""
         return Mean.of(line[metric] for line in self.runs.values())
 
 
@@ -199,7 +196,6 @@ def cost(plan: Plan, store: Store) -> str:
 
 
 def write_tables(plan: Plan, store: Store, page: Path) -> None:
-    """Replace the marked blocks of a page."""
     text = page.read_text(encoding="utf-8")
     for name, block in {"table": table(plan, store), "cost": cost(plan, store)}.items():
         first, last = (f"<!-- {mark}benchmark: {plan.experiment} {name} -->" for mark in ("", "/"))

@@ -23,6 +23,7 @@ from aurank.errors import AurankError, UserError
 from aurank.files import write_text
 
 Line = dict[str, Any]
+_SHOWN = ("mauprc", "recall@", "val_mauprc")
 _BEGUN = "what had begun starts anew next time"
 
 
@@ -53,17 +54,14 @@ class Store:
         self.lines: list[Line] = [json.loads(line) for line in text.splitlines()]
 
     def find(self, run: Run) -> Line | None:
-        """Return the line of a run; None before it has finished."""
         wanted = json.loads(json.dumps(asdict(run)))
         return next((line for line in self.lines if all(line[key] == value for key, value in wanted.items())), None)
 
     def append(self, run: Run, line: Line) -> None:
-        """Write the file anew and rename it, so that a kill leaves no half line."""
         self.lines.append({**asdict(run), **line})
         write_text(self.path, "".join(json.dumps(each) + "\n" for each in self.lines))
 
     def of(self, name: str) -> list[Line]:
-        """Return the finished runs of a row, less those that failed."""
         return [line for line in self.lines if line["name"] == name and "error" not in line]
 
 
@@ -131,7 +129,7 @@ def carry_out_all(
                     print(f"{run} left out: {result}", flush=True)
                 else:
                     store.append(run, result)
-                    metrics = {key: round(value, 4) for key, value in result.items() if key in _SHOWN}
+                    metrics = {key: round(value, 4) for key, value in result.items() if key.startswith(_SHOWN)}
                     print(f"{run}  {result.get('error', metrics)}  {result['seconds']:.0f} s", flush=True)
     except TimeoutError as limit:
         print(limit, flush=True)
@@ -144,9 +142,6 @@ def carry_out_all(
     finally:
         shutil.rmtree(work, ignore_errors=True)  # what a killed worker left
     return not left_out
-
-
-_SHOWN = ("mauprc", "recall@1", "recall@10", "val_mauprc")
 
 
 def _each(runs: Iterator[Run], one: Callable[[Run], Result], workers: int) -> Iterator[tuple[Run, Line | str]]:

@@ -49,7 +49,6 @@ _NUMBERS = (0, 1, 0x7F, 0xFF, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0xFFFFFFFF)
 
 
 def damage_file(path: Path, files: list[Path], chance: random.Random) -> None:
-    """Damage one file in any way; `files` are those beside it, whose places and bytes it may get."""
     if chance.random() < 0.15:
         return _move(path, files, chance)
     content, (read, write) = path.read_bytes(), FORMATS.get(path.suffix, (None, None))
@@ -89,7 +88,6 @@ def _move(path: Path, files: list[Path], chance: random.Random) -> None:
 
 
 def damage_bytes(content: bytes, chance: random.Random, other: bytes = b"") -> bytes:
-    """Return the content with one to four changes; `other` is a second file to take pieces from."""
     data = bytearray(content)
     for _ in range(chance.choice((1, 1, 1, 2, 4))):
         _CHANGES[chance.randrange(len(_CHANGES))](data, chance, other or content)
@@ -97,7 +95,6 @@ def damage_bytes(content: bytes, chance: random.Random, other: bytes = b"") -> b
 
 
 def damage_text(content: str, chance: random.Random) -> str:
-    """Return the text with one to three of its words or lines replaced, removed, doubled or swapped."""
     for _ in range(chance.choice((1, 1, 2, 3))):
         separator = chance.choice(("\n", "\n", ",", " ", ":"))
         parts = content.split(separator)
@@ -119,7 +116,6 @@ def damage_text(content: str, chance: random.Random) -> str:
 
 
 def damage_tree(tree: Any, chance: random.Random, values: tuple[Any, ...] = HOSTILE_VALUES) -> Any:
-    """Return a copy of nested dicts and lists with one to three nodes replaced, removed, renamed or moved."""
     tree = copy.deepcopy(tree)
     for _ in range(chance.choice((1, 1, 2, 3))):
         spots = list(_spots(tree))
@@ -141,7 +137,6 @@ def damage_tree(tree: Any, chance: random.Random, values: tuple[Any, ...] = HOST
 
 
 def _spots(tree: Any, depth: int = 0) -> Any:
-    """Yield (holder, key) of every node below the root; of long lists the first few."""
     items = tree.items() if isinstance(tree, dict) else enumerate(tree[:8]) if isinstance(tree, list) else ()
     for key, value in list(items):
         yield tree, key

@@ -76,7 +76,6 @@ def _photos(folder: str = "photos", classes: int = 3) -> None:
 
 
 def _table() -> list[list[str]]:
-    """Write photos; return a table of them, one class in each split but the training one, which has two."""
     _photos(classes=4)
     paths = sorted(path.as_posix() for path in Path("photos").rglob("*.png"))
     splits = {"c0": "train", "c1": "train", "c2": "val", "c3": "test"}
@@ -210,7 +209,6 @@ def _cache() -> None:
 
 
 def _model(kind: str) -> None:
-    """Write a tiny model in one of the forms of `aurank export`, or of other libraries."""
     _photos()
     Path("model").mkdir()
     encoder = Encoder("test_resnet", dim=8, pretrained=False).eval()
