@@ -1,4 +1,4 @@
-"""Arrays in files, .npy and .npz, whose headers are held against the bytes that are there before memory is taken."""
+"""Arrays in files, .npy and .npz, whose headers are compared with the bytes that are there before memory is taken."""
 
 import io
 import math
@@ -29,12 +29,7 @@ def is_bomb(member: zipfile.ZipInfo, size: int) -> bool:
 
 
 def read_header(file: io.BufferedIOBase, size: int) -> tuple[tuple[int, ...], np.dtype]:
-    """Return shape and type of the .npy array that `file`, of `size` bytes, begins with.
-
-    Raises:
-        UserError: the array would be larger than the file, or holds objects, whose reading could run code.
-        ValueError: it is no such file.
-    """
+    """Return shape and type of the .npy array that `file`, of `size` bytes, begins with; refuse objects and bombs."""
     version = np.lib.format.read_magic(file)
     if version not in ((1, 0), (2, 0)):
         raise UserError(f"an .npy file of version {version[0]}.{version[1]} holds no plain array; save it anew")
@@ -49,13 +44,8 @@ def read_header(file: io.BufferedIOBase, size: int) -> tuple[tuple[int, ...], np
 
 
 def load_arrays(path: Path) -> dict[str, np.ndarray]:
-    """Return the arrays of an .npz file by name; of an .npy file the one there is, mapped, not read, named "".
-
-    Raises:
-        UserError: the file is missing, damaged, neither of the two, or claims more than it holds.
-    """
-    # A pipe or a device would be waited for, or never end.
-    if not path.is_file():
+    """Return the arrays of an .npz file by name; of an .npy file the one there is, mapped, not read, named ""."""
+    if not path.is_file():  # a pipe would be waited for
         raise UserError(f"no file {path}; expected saved arrays, .npz or .npy")
     with reading(path, "plain arrays", remedy="save them anew, with numpy.savez or numpy.save"):
         with path.open("rb") as file:
@@ -83,9 +73,7 @@ def _load_archive(file: io.BufferedReader, path: Path) -> dict[str, np.ndarray]:
 
 
 class MappedRows:
-    """Rows of several matrices in files, one after another, or some of them; a row is read when it is asked for.
-
-    `rows[index]` reads as a NumPy array does, `select` chooses rows without reading any, and `numpy.asarray` reads all.
+    """Rows of several matrices in files, one after another, or some of them; `rows[index]` reads what it returns.
 
     Args:
         parts: matrices of one type and width, mapped.
@@ -157,14 +145,7 @@ Rows: TypeAlias = np.ndarray | MappedRows
 
 
 def save_rows(file: BinaryIO, rows: Rows) -> None:
-    """Write rows as an .npy file, those that lie in files a block at a time.
-
-    Example:
-        >>> file = io.BytesIO()
-        >>> save_rows(file, MappedRows([np.eye(2), np.ones((1, 2))]))
-        >>> np.load(io.BytesIO(file.getvalue())).tolist()
-        [[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]
-    """
+    """Write rows as an .npy file, those that lie in files a block at a time."""
     if not isinstance(rows, MappedRows):
         np.save(file, rows, allow_pickle=False)
         return
@@ -176,12 +157,7 @@ def save_rows(file: BinaryIO, rows: Rows) -> None:
 
 
 def select_rows(rows: Rows, index: Any) -> Rows:
-    """Return rows at an index, which are not read where they lie in files.
-
-    Example:
-        >>> select_rows(np.eye(2), [1]).tolist()
-        [[0.0, 1.0]]
-    """
+    """Return rows at an index, which are not read where they lie in files."""
     if isinstance(rows, np.memmap):
         rows = MappedRows([rows])
     return rows.select(index) if isinstance(rows, MappedRows) else rows[index]

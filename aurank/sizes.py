@@ -5,19 +5,14 @@ import os
 import re
 from pathlib import Path
 
-SIZE = r"(?i)^([0-9]{1,15}(?:\.[0-9]{1,9})?) ?((?:[KMGT]i?)?B)?$"
-"""A number with or without a unit: "512", "512MB", "1.5 GiB"."""
-
+SIZE = r"(?i)^([0-9]{1,15}(?:\.[0-9]{1,9})?) ?((?:[KMGT]i?)?B)?$"  # "512", "512MB", "1.5 GiB"
+DURATION = r"(?i)^([0-9]{1,6}(?:\.[0-9]{1,3})?) ?(s|min|h)?$"  # "90", "90s", "1.5 h"
 _FACTORS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _FACTORS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
 
 def size_in_bytes(text: str) -> int:
-    """The bytes in ``"1GiB"`` (2³⁰), ``"1GB"`` (10⁹), ``"512"`` (512).
-
-    Raises:
-        ValueError: not a size.
-    """
+    """Return the bytes in ``"1GiB"`` (2³⁰), ``"1GB"`` (10⁹), ``"512"`` (512); ValueError for anything else."""
     match = re.fullmatch(SIZE, text)
     if match is None:
         raise ValueError(f"got {text!r}, expected a size such as 512MB or 1GiB, or a number of bytes")
@@ -25,7 +20,7 @@ def size_in_bytes(text: str) -> int:
 
 
 def as_text(count: int) -> str:
-    """Such as "512.0 MiB"."""
+    """Return an amount such as "512.0 MiB"."""
     amount, unit = float(count), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
         if amount < 1024:
@@ -35,7 +30,7 @@ def as_text(count: int) -> str:
 
 
 def available_memory() -> int | None:
-    """Bytes that a process can still have: free or soon given back, and within a container's limit; None if unknown."""
+    """Return the bytes that a process can still have, within a container's limit; None if unknown."""
     found = []
     with contextlib.suppress(OSError, ValueError, IndexError):
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
@@ -49,16 +44,8 @@ def available_memory() -> int | None:
     return min(found, default=None)
 
 
-DURATION = r"(?i)^([0-9]{1,6}(?:\.[0-9]{1,3})?) ?(s|min|h)?$"
-"""A number with or without a unit: "90", "90s", "1.5 h"."""
-
-
 def seconds(text: str) -> float:
-    """The seconds in ``"10min"`` (600), ``"90"`` (90).
-
-    Raises:
-        ValueError: not a time.
-    """
+    """Return the seconds in ``"10min"`` (600), ``"90"`` (90); ValueError for anything else."""
     match = re.fullmatch(DURATION, text)
     if match is None:
         raise ValueError(f"got {text!r}, expected a time such as 90s, 10min or 2h, or a number of seconds")

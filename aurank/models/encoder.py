@@ -1,7 +1,7 @@
 """The embedding model: a timm backbone, pooling, a projection and L2 normalisation."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any, Literal, get_args
 
@@ -16,7 +16,6 @@ from aurank.models.adapters.towers import ImageTower, is_tower, load_tower
 
 Pooling = Literal["avg", "max", "gem"]
 POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
-
 FILLED = ("in_chans", "num_classes")  # arguments of a backbone that an encoder gives itself
 HEADS = ("head.", "image.head.", "text.head.")  # how names of a projection's parameters begin, of one tower or of two
 _NONE = "none"  # the backbone of a head alone, whose inputs are saved embeddings
@@ -153,38 +152,15 @@ class EachPart(nn.Sequential):
         self._compiled: Callable[[Tensor], Tensor] | None = torch.compile(model.forward) if compiled else None
 
     def forward(self, batch: Tensor | tuple[Tensor, ...]) -> Float[Tensor, "item dim"]:
-        parts = [self._embed(part) for part in (batch if isinstance(batch, tuple) else (batch,))]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-    def _embed(self, part: Tensor) -> Tensor:
-        if self._compiled is None or not self.training:
-            embeddings: Tensor = self[0](part)
-            return embeddings
+        model = self[0] if self._compiled is None or not self.training else self._compiled
         try:
-            return self._compiled(part)
+            parts = [model(part) for part in (batch if isinstance(batch, tuple) else (batch,))]
+            return parts[0] if len(parts) == 1 else torch.cat(parts)
         except torch._dynamo.exc.TorchDynamoException as error:
             raise UserError(
-                f"train.compile=true: torch.compile fails on this model ({first_line(error)}); set train.compile=false"
+                f"train.compile=true: torch.compile fails on this model ({first_line(error)}); install g++ where a "
+                "compiler is missing, or set train.compile=false"
             ) from error
-
-
-def require_compiler(device: torch.device) -> None:
-    """Raise UserError where torch.compile has no compiler for the device."""
-    missing = ""
-    with suppress(ImportError):  # of another version of torch, which says so at the first batch
-        try:
-            if device.type == "cuda":
-                from torch.utils._triton import has_triton
-
-                missing = "" if has_triton() else "triton does not run here"
-            else:
-                from torch._inductor.cpp_builder import get_cpp_compiler
-
-                missing = "" if get_cpp_compiler() else "no C++ compiler"
-        except RuntimeError as error:
-            missing = first_line(error)
-    if missing:
-        raise UserError(f"train.compile=true has no compiler ({missing}); install g++, or set train.compile=false")
 
 
 def projection(width: int, dim: int, *, layers: int = 1, hidden: int | None = None) -> nn.Module:

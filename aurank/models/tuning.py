@@ -25,10 +25,7 @@ def freeze(encoder: Encoder, parts: Sequence[str]) -> None:
     """Freeze the backbone, or those of its parameters whose names begin so; their batch norms keep their statistics.
 
     Args:
-        parts: ("backbone",), or beginnings of its library's own names, as ("conv1", "bn1", "layer1").
-
-    Raises:
-        UserError: a name that no parameter has.
+        parts: ("backbone",), or beginnings of names, as ("conv1", "bn1", "layer1").
 
     Example:
         >>> encoder = Encoder("test_resnet", dim=8, pretrained=False)
@@ -74,17 +71,16 @@ def add_lora(encoder: Encoder, *, rank: int, alpha: float, targets: Sequence[str
 
     Source: Hu et al., LoRA: low-rank adaptation of large language models (ICLR 2022), https://arxiv.org/abs/2106.09685;
     peft's implementation.
-
-    Raises:
-        UserError: peft is not installed, or there are no such layers.
     """
     peft: Any = import_library("peft", "model.lora", package="'aurank[lora]'")
     network = network_of(encoder.backbone)
-    layers = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
-    chosen = list(targets) if targets is not None else [one for one in _ATTENTION if _ends(layers, one)]
+    layers = dict.fromkeys(
+        name.split(".")[-1] for name, module in network.named_modules() if isinstance(module, nn.Linear)
+    )
+    chosen = [name for name in _ATTENTION if name in layers] if targets is None else list(targets)
     if not chosen:
-        ends = list(dict.fromkeys(name.split(".")[-1] for name in layers)) or ["no linear layer"]
-        raise UserError(f"model.lora.targets: name the layers to adapt; this backbone has {', '.join(ends[:9])}")
+        known = ", ".join([*layers][:9]) or "no linear layer"
+        raise UserError(f"model.lora.targets: name the layers to adapt; this backbone has {known}")
     try:
         config = peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules=chosen)
         peft.inject_adapter_in_model(config, network)
@@ -104,12 +100,9 @@ def merge_lora(encoder: nn.Module) -> None:
 
 
 def layer_scales(encoder: Encoder, decay: float, name: str) -> dict[nn.Parameter, float]:
-    """Return what the learning rate of each parameter of the backbone is multiplied by: 1 for the last layer.
+    """Return what the learning rate of each parameter is multiplied by: `decay` times the next layer's.
 
-    One layer earlier is `decay` times that. Layers are those of timm's models (`group_matcher`), else numbered blocks.
-
-    Raises:
-        UserError: the backbone has no layers that are known.
+    Layers are those of timm's models (`group_matcher`), else numbered blocks.
 
     Example:
         >>> encoder = Encoder("test_vit", dim=8, pretrained=False, params={"global_pool": "token"})
@@ -127,7 +120,6 @@ def layer_scales(encoder: Encoder, decay: float, name: str) -> dict[nn.Parameter
 
 
 def _hold_batch_norms(encoder: Encoder, beginnings: Sequence[str]) -> None:
-    """Have the batch norms of frozen parts keep their statistics."""
     encoder.held = [
         module
         for name, module in network_of(encoder.backbone).named_modules()
@@ -138,7 +130,3 @@ def _hold_batch_norms(encoder: Encoder, beginnings: Sequence[str]) -> None:
 
 def _begins(name: str, beginning: str) -> bool:
     return not beginning or name == beginning or name.startswith(beginning.rstrip(".") + ".")
-
-
-def _ends(names: Sequence[str], end: str) -> bool:
-    return any(name.split(".")[-1] == end for name in names)

@@ -32,7 +32,7 @@ from aurank.losses import MultipleLosses
 from aurank.losses.core.distributed import Gather, Shares
 from aurank.losses.core.pair_loss import TakesInputs
 from aurank.losses.core.training_protocols import FollowsProgress, Reencodes
-from aurank.models.encoder import EachPart, require_compiler
+from aurank.models.encoder import EachPart
 from aurank.training.build import (
     Splits,
     build_loss,
@@ -108,8 +108,6 @@ class Trainer:
         self.train_data = build(splits.train, train=True, seed=config.seed)
         self.val_data = None if splits.val is None else build(splits.val, train=False)
         # Accelerate puts autocast into the forward of what it is given; the encoder inside stays as it is.
-        if config.train.compile:
-            require_compiler(accelerator.device)
         # Torch's own: what Accelerate makes of it skips a call of step or zero_grad between two batches of a step.
         self.optimiser = optimiser
         if self.sharded is None:

@@ -1,6 +1,5 @@
 """train.compile, and what goes with it."""
 
-import importlib
 import json
 import os
 import subprocess
@@ -11,7 +10,7 @@ import pytest
 import torch
 
 from aurank.errors import UserError
-from aurank.models.encoder import EachPart, require_compiler
+from aurank.models.encoder import EachPart
 
 
 @pytest.mark.slow
@@ -26,18 +25,10 @@ def test_compiled_cached_accumulated_channels_last_and_in_half_precision_it_is_t
     assert away["all in bfloat16"] < 2 * away["bfloat16 alone"] < 0.04
 
 
-@pytest.mark.slow
-def test_compiling_without_a_compiler_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.import_module("torch._inductor.config").cpp, "cxx", ("no-such-compiler",))
-    with pytest.raises(UserError, match=r"train\.compile=true has no compiler \(.*\); install g\+\+, or set") as caught:
-        require_compiler(torch.device("cpu"))
-    assert "\n" not in str(caught.value)
-
-
 def test_a_network_that_cannot_be_compiled_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object) -> object:
         raise torch._dynamo.exc.TorchDynamoException("no\nsuch thing")
 
     monkeypatch.setattr(torch, "compile", lambda work: fails)
-    with pytest.raises(UserError, match=r"train\.compile=true: .* \(no\); set train\.compile=false"):
+    with pytest.raises(UserError, match=r"train\.compile=true: .* \(no\); .*set train\.compile=false"):
         EachPart(torch.nn.Linear(2, 2), compiled=True)(torch.ones(1, 2))

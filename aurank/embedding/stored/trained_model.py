@@ -139,14 +139,8 @@ def made_by(model: ImageModel) -> MadeBy:
 def with_backbone(checkpoint: dict[str, Any], name: str) -> dict[str, Any]:
     """Return a checkpoint of a head joined with the backbone that made its embeddings; any other as it is.
 
-    The backbone is loaded by the name that the embeddings remember. Its weights and preprocessing have to be what they
-    were, and the network of aurank has to give what it gives.
-
-    Args:
-        name: of the run, for messages.
-
     Raises:
-        UserError: nobody knows what made the embeddings, or no network of aurank is the same.
+        UserError: what made the embeddings is unknown or has changed, or no network of aurank gives the same.
     """
     if not is_head(checkpoint):
         return checkpoint

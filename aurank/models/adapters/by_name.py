@@ -104,10 +104,7 @@ def check_model(name: str, *, allow_code: bool = False) -> tuple[str, str, Optio
 
 
 def load_text_model(name: str, *, weights: bool = True) -> TextModel:
-    """Return the text model that `name` asks for, on the CPU, in evaluation mode.
-
-    `name` is KIND:WHAT[,option=value…], as for `load_model`. It stands in configurations and checkpoints, so that no
-    option of it may run code.
+    """Return the text model that `name` asks for, on the CPU, in evaluation mode; no option of it may run code.
 
     - `open_clip:ViT-B-32[,pretrained=laion2b_s34b_b79k]`: the text tower.
     - `transformers:openai/clip-vit-base-patch32`: the projected text features, else the mean over the tokens; a name
