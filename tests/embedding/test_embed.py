@@ -5,8 +5,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -134,19 +134,16 @@ def test_an_unreadable_image_is_left_out_and_tried_again_by_the_next_run(tmp_pat
     assert embedded.ids.tolist() == [row for row in range(COUNT) if row != 5]
     assert data.skipped == ["1/05.png"]
     again = Counting()
-    embed(again, images_of(data, again, skip=True), batch=4, cache=opened(tmp_path))
+    mine = ImageModel("mine", again, pixels, "mine")
+    embed(again, ModelImages(data.manifest, mine, on_error="skip"), batch=4, cache=opened(tmp_path))
     assert again.seen == []
     broken.write_bytes(whole)
-    embedded = embed(again, images_of(data, again), batch=4, cache=opened(tmp_path))
+    embedded = embed(again, ModelImages(data.manifest, mine), batch=4, cache=opened(tmp_path))
     assert again.seen == [5]
     assert embedded.embeddings[:, 0].tolist() == list(range(COUNT))
     broken.write_bytes(b"no image")
     with pytest.raises(UserError, match=r"1/05.png.*cannot be decoded"):
-        embed(Counting(), images_of(data, Counting()), batch=4)
-
-
-def images_of(data: ModelImages, model: nn.Module, *, skip: bool = False) -> ModelImages:
-    return ModelImages(data.manifest, ImageModel("mine", model, pixels, "mine"), on_error="skip" if skip else "raise")
+        embed(Counting(), ModelImages(data.manifest, mine), batch=4)
 
 
 def test_nothing_readable_is_an_error(tmp_path: Path) -> None:
@@ -222,19 +219,16 @@ def test_a_transform_whose_images_differ_in_shape_is_told(tmp_path: Path) -> Non
         embed(nn.Flatten(), ModelImages(manifest, ImageModel("mine", nn.Flatten(), pixels, "mine")))
 
 
-def saved(path: Path, **arrays: np.ndarray) -> Path:
-    np.savez(path, **arrays)
-    return path
-
-
 ROWS = np.eye(4, dtype=np.float32)
 LABELS = np.array([0, 0, 1, 1])
 
 
 def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
-    embedded = Embedded.load(saved(tmp_path / "rows.npz", embeddings=ROWS, labels=LABELS))
-    embedded.save(tmp_path / "again.npz")
-    again = Embedded.load(tmp_path / "again.npz")
+    half = np.array([True, False, True, False])
+    paths = np.array(["a", "b", "c", "d"])
+    embedded = Embedded(ROWS, LABELS, np.arange(4), paths, half, ~half, np.full(4, -1))
+    embedded.save(tmp_path / "rows.npz")
+    again = Embedded.load(tmp_path / "rows.npz")
     for name in Embedded.__dataclass_fields__:
         assert np.array_equal(getattr(embedded, name), getattr(again, name)), name
 
@@ -247,49 +241,56 @@ def test_a_large_array_is_mapped_and_not_read(tmp_path: Path) -> None:
     assert embedded.labels.tolist() == LABELS.tolist()
 
 
-def bad_files(folder: Path) -> Sequence[tuple[Path, str]]:
-    np.save(folder / "pickled.npy", np.array([{}, {}], dtype=object), allow_pickle=True)
-    (folder / "text.npy").write_text("no array")
-    whole = saved(folder / "whole.npz", embeddings=ROWS, labels=LABELS).read_bytes()
-    (folder / "short.npz").write_bytes(whole[: len(whole) // 2])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"labels": np.array([{}] * 4, object)}, "pickled objects"),
+        ({"embeddings": None}, "holds no array 'embeddings', only labels"),
+        ({"labels": None}, r"holds no array 'labels'.*--labels FILE.npy"),
+        ({"labels": LABELS[:3]}, r"labels has shape \(3,\)"),
+        ({"labels": np.array(1)}, r"labels has shape \(\)"),
+        ({"embeddings": ROWS[0]}, r"embeddings has shape \(4,\)"),
+        ({"embeddings": np.float32(1)}, r"embeddings has shape \(\)"),
+        ({"ids": np.int64(3)}, r"ids has shape \(\)"),
+        ({"ids": np.array([4, 7, 4, 1])}, r"ids name an item twice, .*4"),
+        ({"paths": LABELS}, "paths has shape"),
+        ({"classes": np.array(["a"])}, "classes "),
+        ({"is_query": LABELS + 1}, "is_query must hold True"),
+        ({"is_gallery": np.ones(4)}, "is_gallery has shape"),
+        ({"is_querry": LABELS}, "which means nothing here; did you mean 'is_query'"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    arrays = {"embeddings": ROWS, "labels": LABELS, **change}
+    np.savez(tmp_path / "rows.npz", **{name: values for name, values in arrays.items() if values is not None})
+    with pytest.raises(UserError, match=message) as caught:
+        Embedded.load(tmp_path / "rows.npz")
+    assert "\n" not in str(caught.value)
+
+
+def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "cut.npy", ROWS)
+    np.savez(tmp_path / "whole.npz", embeddings=ROWS, labels=LABELS)
+    whole = (tmp_path / "whole.npz").read_bytes()
     flipped = bytearray(whole)
     flipped[whole.index(ROWS.tobytes())] ^= 1
-    (folder / "flipped.npz").write_bytes(flipped)
-    np.save(folder / "cut.npy", ROWS)
-    (folder / "cut.npy").write_bytes((folder / "cut.npy").read_bytes()[:-8])
-    return [
-        (folder / "none.npz", "no file .*none.npz"),
-        (folder / "pickled.npy", "pickled objects, which are refused"),
-        (saved(folder / "pickles.npz", embeddings=ROWS, labels=np.array([{}] * 4, object)), "pickled objects"),
-        (folder / "text.npy", "neither .npz nor .npy"),
-        (folder / "short.npz", "cannot be read as plain arrays"),
-        (folder / "flipped.npz", "cannot be read as plain arrays"),
-        (folder / "cut.npy", "cannot be read as plain arrays"),
-        (saved(folder / "a.npz", labels=LABELS), "holds no array 'embeddings', only labels"),
-        (saved(folder / "b.npz", embeddings=ROWS), "holds no array 'labels'.*--labels FILE.npy"),
-        (saved(folder / "c.npz", embeddings=ROWS, labels=LABELS[:3]), r"labels has shape \(3,\)"),
-        (saved(folder / "d.npz", embeddings=ROWS[0], labels=LABELS), r"embeddings has shape \(4,\)"),
-        (saved(folder / "e.npz", embeddings=np.float32(1), labels=LABELS), r"embeddings has shape \(\)"),
-        (saved(folder / "g.npz", embeddings=ROWS, labels=LABELS, ids=np.int64(3)), r"ids has shape \(\)"),
-        (saved(folder / "h.npz", embeddings=ROWS, labels=LABELS, paths=LABELS), "paths has shape"),
-        (saved(folder / "i.npz", embeddings=ROWS, labels=LABELS, classes=np.str_("a")), "classes "),
-        (saved(folder / "j.npz", embeddings=ROWS, labels=LABELS, classes=np.array(["a"])), "classes "),
-        (saved(folder / "f.npz", embeddings=ROWS, labels=LABELS, is_query=LABELS + 1), "is_query must hold True"),
-    ]
-
-
-def test_a_bad_file_is_told_in_one_line(tmp_path: Path) -> None:
-    for path, message in bad_files(tmp_path):
-        with pytest.raises(UserError, match=message) as caught:
-            Embedded.load(path)
-        assert "\n" not in str(caught.value), path
-        assert path.name in str(caught.value)
-
-
-def test_a_side_without_images_is_told(tmp_path: Path) -> None:
-    content = {"embeddings": ROWS, "labels": LABELS, "is_query": np.zeros(4, dtype=bool)}
+    contents = {"text.npy": b"no array", "short.npz": whole[: len(whole) // 2], "flipped.npz": flipped, "no.npz": b""}
+    contents["cut.npy"] = (tmp_path / "cut.npy").read_bytes()[:-8]
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(UserError, match=rf"{name}.*(cannot be read as plain arrays|neither)"):
+            Embedded.load(tmp_path / name)
+    with pytest.raises(UserError, match=r"no file .*none.npz"):
+        Embedded.load(tmp_path / "none.npz")
+    np.savez(tmp_path / "labels.npz", names=np.arange(4), classes=LABELS)
+    np.save(tmp_path / "rows.npy", ROWS)
+    with pytest.raises(UserError, match="holds names, classes; expected one array, or 'labels'"):
+        Embedded.load(tmp_path / "rows.npy", tmp_path / "labels.npz")
+    with pytest.raises(UserError, match=r"holds labels of its own: leave out --labels"):
+        Embedded.load(tmp_path / "whole.npz", tmp_path / "labels.npz")
+    np.savez(tmp_path / "rows.npz", embeddings=ROWS, labels=LABELS, is_query=np.zeros(4, dtype=bool))
     with pytest.raises(UserError, match="none of the 4 images is a query"):
-        Embedded.load(saved(tmp_path / "rows.npz", **content)).evaluate()
+        Embedded.load(tmp_path / "rows.npz").evaluate()
 
 
 def test_a_camera_of_a_table_hides_the_querys_own_class_under_it(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -8,10 +7,6 @@ import pytest
 from aurank.data import TRANSFORMS, ArraySource, ImageDataset, build_manifest
 from aurank.embedding.embed import Embedded, embed_pixels
 from aurank.errors import UserError
-
-ROWS = np.eye(4, dtype=np.float32)
-LABELS = np.array([0, 0, 1, 1])
-HALF = np.array([True, False, True, False])
 
 
 def pixel_rows(*images: np.ndarray) -> np.ndarray:
@@ -71,71 +66,3 @@ def test_super_categories_are_saved_and_measured(tmp_path: Path) -> None:
     assert halves.evaluate(metrics=["h_ap"]).num_queries == 6
     with pytest.raises(UserError, match="metric 'h_ap' is of super-categories, of which there are none"):
         dataclasses.replace(embedded, super_labels=None).evaluate(metrics=["h_ap"])
-
-
-def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
-    paths = np.array(["a", "b", "c", "d"])
-    Embedded(ROWS, LABELS, np.arange(4), paths, HALF, ~HALF, np.full(4, -1)).save(tmp_path / "rows.npz")
-    loaded = Embedded.load(tmp_path / "rows.npz")
-    assert loaded.is_query.tolist() == HALF.tolist()
-    assert loaded.paths.tolist() == paths.tolist()
-    np.testing.assert_array_equal(loaded.embeddings, ROWS)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"is_query": np.array([0, 1, 2, 1])}, r"is_query must hold True or False, or 1 or 0, in each row"),
-        ({"is_gallery": np.array([0.0, 1.0, 1.0, 1.0])}, r"is_gallery has shape"),
-        ({"is_query": HALF[:3]}, r"is_query has shape \(3,\)"),
-        ({"is_query": np.array(True)}, r"is_query has shape \(\)"),
-        ({"embeddings": np.array(1.0)}, r"embeddings has shape \(\)"),
-        ({"labels": np.array(1)}, r"labels has shape \(\)"),
-    ],
-)
-def test_arrays_that_do_not_fit_are_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
-    np.savez(tmp_path / "rows.npz", **{"embeddings": ROWS, "labels": LABELS, **change})
-    with pytest.raises(UserError, match=message) as caught:
-        Embedded.load(tmp_path / "rows.npz")
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("kept", [0, 10, 100, 500, -1])
-@pytest.mark.parametrize("name", ["rows.npz", "rows.npy"])
-def test_a_file_that_is_cut_short_is_refused(tmp_path: Path, name: str, kept: int) -> None:
-    path = tmp_path / name
-    np.save(path, ROWS) if path.suffix == ".npy" else np.savez(path, embeddings=ROWS, labels=LABELS)
-    path.write_bytes(path.read_bytes()[: kept if kept < 100 or path.suffix == ".npz" else 100])
-    with pytest.raises(UserError, match=r"(cannot be read as plain arrays|neither \.npz nor \.npy)"):
-        Embedded.load(path)
-
-
-def test_a_file_of_labels_holds_one_array_or_names_it(tmp_path: Path) -> None:
-    np.save(tmp_path / "rows.npy", ROWS)
-    np.savez(tmp_path / "labels.npz", names=np.arange(4), labels=LABELS)
-    assert Embedded.load(tmp_path / "rows.npy", tmp_path / "labels.npz").labels.tolist() == LABELS.tolist()
-    np.savez(tmp_path / "labels.npz", names=np.arange(4), classes=LABELS)
-    with pytest.raises(UserError, match="holds names, classes; expected one array, or 'labels'"):
-        Embedded.load(tmp_path / "rows.npy", tmp_path / "labels.npz")
-    np.savez(tmp_path / "labels.npz")
-    with pytest.raises(UserError, match="holds nothing"):
-        Embedded.load(tmp_path / "rows.npy", tmp_path / "labels.npz")
-    np.save(tmp_path / "labels.npy", np.array(3))
-    with pytest.raises(UserError, match=r"labels has shape \(\)"):
-        Embedded.load(tmp_path / "rows.npy", tmp_path / "labels.npy")
-
-
-def test_arrays_that_would_be_passed_over_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "rows.npz"
-    np.savez(path, embeddings=ROWS, labels=LABELS, is_querry=HALF)
-    with pytest.raises(
-        UserError, match=r"holds an array 'is_querry', which means nothing here; did you mean 'is_query'"
-    ):
-        Embedded.load(path)
-    np.savez(path, embeddings=ROWS, labels=LABELS)
-    np.save(tmp_path / "labels.npy", LABELS)
-    with pytest.raises(UserError, match=r"holds labels of its own: leave out --labels"):
-        Embedded.load(path, tmp_path / "labels.npy")
-    np.savez(path, embeddings=ROWS, labels=LABELS, ids=np.array([4, 7, 4, 1]))
-    with pytest.raises(UserError, match=r"ids name an item twice, .*4"):
-        Embedded.load(path)

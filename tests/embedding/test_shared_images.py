@@ -172,15 +172,6 @@ def test_a_rank_that_is_killed_ends_the_other_in_one_line_and_its_pieces_stay(tm
     assert results[1][1:] == ("", "")  # only rank 0 prints
 
 
-def test_a_mistake_of_all_processes_is_told_once(tmp_path: Path) -> None:
-    command = ["embed", "--model", MODEL, "--data", "folder:nowhere", "--out", tmp_path / "rows.npz"]
-    results = ended(launch([command] * 2))
-    assert [code for code, _, _ in results] == [2, 2], results
-    assert results[0][2].count("\n") == 1
-    assert "there is no nowhere" in results[0][2]
-    assert results[1][1:] == ("", "")
-
-
 def test_a_group_of_one_fails_as_without() -> None:
     group = ProcessGroup(False)
     with pytest.raises(AurankError, match="mine"), group.failing_together():

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from testing.transformers_folders import folder_of
 
 from aurank.commands import RunOptions, evaluate_model
 from aurank.config import ConfigError
@@ -15,7 +16,7 @@ from aurank.embedding import ImageSelection
 from aurank.embedding.stored.checkpoint import save_checkpoint
 from aurank.errors import UserError
 from aurank.models import Encoder
-from aurank.models.adapters.by_name import ADAPTERS, check_text_model, load_model, load_text_model
+from aurank.models.adapters.by_name import load_model, load_text_model
 from aurank.training.components import read_config
 
 REMOTE = "trust_remote_code=true"
@@ -70,19 +71,6 @@ def test_an_option_that_is_not_known_reaches_no_library(option: str, asked: list
     assert asked == []
 
 
-def test_harmless_options_of_names_in_older_checkpoints_are_known() -> None:
-    options = {"torch_dtype": "float32", "cache_dir": "x", "local_files_only": True}
-    given = ",".join(f"{name}={value}" for name, value in options.items())
-    assert check_text_model(f"transformers:some/model,{given}")[2] == options
-    assert check_text_model("open_clip:ViT-B-32,pretrained=x,cache_dir=x")[2]["cache_dir"] == "x"
-
-
-def test_every_adapter_refuses_an_option_that_it_does_not_know() -> None:
-    for kind in ADAPTERS:
-        with pytest.raises(UserError, match=r"unknown option|takes no option|--allow-code"):
-            load_model(f"{kind}:resnet10t,no_such_option=1")
-
-
 def test_code_of_a_hub_is_trusted_behind_the_flag_alone(asked: list[dict[str, Any]]) -> None:
     with pytest.raises(UserError, match="asked"):
         load_model("transformers:some/model")
@@ -125,12 +113,6 @@ def test_a_repository_cannot_have_its_own_code_trusted(tmp_path: Path, monkeypat
     assert ran.exists()
 
 
-def test_the_flag_is_asked_for_by_what_evaluates(tmp_path: Path, asked: list[dict[str, Any]]) -> None:
-    images = ImageSelection(f"folder:{tmp_path}")
-    with pytest.raises(UserError, match=r"unknown option 'trust_remote_code'.*add --allow-code"):
-        evaluate_model(f"transformers:some/model,{REMOTE}", images, running=RunOptions())
-
-
 @pytest.mark.parametrize("option", ["pretrained_filter_fn", "cache_dir", "pretrained_cfg", "feature_cls", "model_cfg"])
 def test_timms_builders_are_given_arguments_of_the_model_alone(option: str) -> None:
     for call in (
@@ -160,6 +142,19 @@ def test_a_file_of_weights_is_read_as_data_alone(tmp_path: Path, monkeypatch: py
         with pytest.raises(UserError, match=f"{file}: cannot be read as a file of weights alone"):
             load_model(f"timm:resnet10t,weights={tmp_path / file}")
     assert not ran.exists()
+
+
+@pytest.mark.slow
+def test_a_pickle_in_a_folder_of_transformers_runs_nothing(tmp_path: Path) -> None:
+    net, ran = tmp_path / "net", tmp_path / "ran"
+    name = f"transformers:{folder_of(net)}"
+    (net / "model.safetensors").unlink()
+    torch.save({"layernorm.bias": Loaded(ran)}, net / "pytorch_model.bin")
+    for call in (lambda: Encoder(name), lambda: load_model(name), lambda: Encoder(name, weights=str(net))):
+        with pytest.raises(UserError, match="weights") as caught:
+            call()
+        assert "\n" not in str(caught.value)
+        assert not ran.exists()
 
 
 def test_a_checkpoint_with_such_a_name_runs_nothing(tmp_path: Path, asked: list[dict[str, Any]]) -> None:
