@@ -27,12 +27,7 @@ _LOST = r"pair closure|Connection (closed|reset) by peer|Broken pipe|No route to
 
 
 def launched() -> int:
-    """Return how many processes torchrun, Accelerate or a script launched to join; 1 for one by itself.
-
-    Example:
-        >>> launched()
-        1
-    """
+    """Return how many processes torchrun, Accelerate or a script launched to join; 1 for one by itself."""
     is_launched = all(name in os.environ for name in ("RANK", "MASTER_ADDR"))
     return int(os.environ.get("WORLD_SIZE", "1")) if is_launched else 1
 
@@ -48,11 +43,6 @@ def joined(timeout: str) -> Iterator["ProcessGroup"]:
 
     Raises:
         AurankError: another process is gone, or does not come.
-
-    Example:
-        >>> with joined("10min") as group:
-        ...     group.size
-        1
     """
     if launched() == 1:
         yield ProcessGroup(False)

@@ -186,12 +186,6 @@ def reading(path: Path | str, what: str, *, remedy: str = _AGAIN) -> Iterator[No
 
     Raises:
         UserError: names the file, what is wrong and the remedy.
-
-    Example:
-        >>> with reading("mine.json", "a report", remedy="evaluate again"):
-        ...     {}["metrics"]
-        Traceback (most recent call last):
-        aurank.errors.UserError: mine.json: cannot be read as a report ('metrics' is missing); evaluate again
     """
     try:
         yield
@@ -256,13 +250,6 @@ def checked(value: Any, kind: Callable[..., T]) -> T:
     Raises:
         ValueError: names the first entry that is missing, unknown or of another type; "1" and true are no numbers.
         TypeError: a value that JSON does not have.
-
-    Example:
-        >>> checked({"a": [1]}, dict[str, list[int]])
-        {'a': [1]}
-        >>> checked({"a": ["x"]}, dict[str, list[int]])
-        Traceback (most recent call last):
-        ValueError: a.0: Input should be a valid integer
     """
     # As JSON, whose lists may be tuples; what is no UTF-8 in it, as in names of files, is of no account here.
     text = json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
@@ -328,12 +315,7 @@ def file_sha256(path: Path) -> str:
 
 
 def content_sha256(content: dict[str, Any]) -> str:
-    """Return the hexadecimal digest of a mapping that is to be JSON, without its entry "checksum".
-
-    Example:
-        >>> content_sha256({"rows": 3}) == content_sha256({"rows": 3, "checksum": "of before"})
-        True
-    """
+    """Return the hexadecimal digest of a mapping that is to be JSON, without its entry "checksum"."""
     kept = {name: value for name, value in content.items() if name != "checksum"}
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 

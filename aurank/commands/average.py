@@ -99,12 +99,7 @@ def average_models(models: Sequence[Path | str], out: Path | str) -> Path:
 
 
 def mean_weights(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Return the mean of each real tensor, in float64 and rounded once; of others, and of equal ones, the first.
-
-    Example:
-        >>> mean_weights([{"weight": torch.tensor([1.0, 2.0])}, {"weight": torch.tensor([1.0, 4.0])}])
-        {'weight': tensor([1., 3.])}
-    """
+    """Return the mean of each real tensor, in float64 and rounded once; of others, and of equal ones, the first."""
     return {name: _mean([state[name] for state in states]) for name in states[0]}
 
 

@@ -60,12 +60,7 @@ def compare_reports(
 
 
 def short_names(paths: Sequence[Path]) -> list[str]:
-    """Return the shortest ends of paths that differ; the second of equal paths and those after it are numbered.
-
-    Example:
-        >>> short_names([Path("runs/a/test/report.json"), Path("runs/b/test"), Path("runs/b/test")])
-        ['a/test', 'b/test', 'b/test (2)']
-    """
+    """Return the shortest ends of paths that differ; the second of equal paths and those after it are numbered."""
     whole = [path.absolute().parent if path.name == REPORT else path.absolute() for path in paths]
     distinct = set(whole)
     most = max(len(path.parts) for path in whole)

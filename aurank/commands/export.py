@@ -173,12 +173,7 @@ def _with_network(trained: Config, joined: Config) -> Config:
 
 
 def require_target(name: str) -> Target:
-    """Return the name; raise UserError for anything that nothing is exported to.
-
-    Example:
-        >>> require_target("onnx")
-        'onnx'
-    """
+    """Return the name; raise UserError for anything that nothing is exported to."""
     for target in TARGETS:
         if name == target:
             return target

@@ -78,14 +78,6 @@ def examine_measured(report: Report, measured: Measurement) -> Examined:
     """Return what the doctor finds in the embeddings and labels of an evaluation, by the lists that it made.
 
     Nothing is searched anew, and labels are judged where that is quick, so it takes seconds beside the evaluation.
-
-    Example:
-        >>> rows = np.array([[1.0, 0.0], [1.0, 0.0], [0.6, 0.8], [0.0, 1.0]])
-        >>> flags = {"is_query": np.ones(4, bool), "is_gallery": np.ones(4, bool), "groups": np.full(4, -1)}
-        >>> embedded = Embedded(rows, np.array([0, 0, 1, 1]), np.arange(4), np.array(["a", "b", "c", "d"]), **flags)
-        >>> report = embedded.evaluate(neighbours=2)
-        >>> [str(finding) for finding in examine_measured(report, Measurement("mine", embedded)).findings]
-        ['nearly equal embeddings: 1 (a = b)']
     """
     embedded, images, lists = measured.embedded, measured.images, report.neighbours
     rows, dim = embedded.embeddings.shape

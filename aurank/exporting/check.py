@@ -20,10 +20,6 @@ class Check:
     Attributes:
         max_difference: of any number of any embedding at unit length.
         before, after: mAUPRC of the checkpoint and of the file; None where the images have no labels to compare.
-
-    Example:
-        >>> Check("model.onnx", images=10, max_difference=2e-7, before=0.75, after=0.75).is_same
-        True
     """
 
     file: str

@@ -27,13 +27,6 @@ class Portable(nn.Module):
     Args:
         encoder: in evaluation mode, on the CPU.
         pipeline: the transform of its images, whose mean and deviation it takes.
-
-    Example:
-        >>> from aurank.data import TRANSFORMS
-        >>> encoder = Encoder("test_resnet", dim=8, pretrained=False).eval()
-        >>> model = Portable(encoder, TRANSFORMS["resize"](32, 3))
-        >>> model(torch.zeros(2, 3, 32, 32, dtype=torch.uint8)).norm(dim=1).round(decimals=5).tolist()
-        [1.0, 1.0]
     """
 
     def __init__(self, encoder: Encoder, pipeline: Pipeline) -> None:
@@ -86,12 +79,7 @@ def write_weights(encoder: Encoder, config: ModelConfig, pipeline: Pipeline, pat
 
 
 def portable_arguments(config: ModelConfig, *, channels: int) -> dict[str, Any]:
-    """Return the arguments of `Encoder` that build the network of a configuration, without places on this machine.
-
-    Example:
-        >>> "weights" in portable_arguments(ModelConfig(backbone="resnet18", weights="here.pt"), channels=1)
-        False
-    """
+    """Return the arguments of `Encoder` that build the network of a configuration, without places on this machine."""
     left_out = ("pretrained", "weights", "width")
     same = {name: value for name, value in encoder_arguments(config).items() if name not in left_out}
     return {**same, "backbone": without_places(config.backbone), "channels": channels}

@@ -20,13 +20,7 @@ _SAMPLE = 64  # images that are tried
 
 
 def timm_settings(pipeline: Pipeline, interpolation: str) -> dict[str, Any]:
-    """Return the settings with which timm makes the pipeline's pixels, up to another interpolation.
-
-    Example:
-        >>> from aurank.data import TRANSFORMS
-        >>> timm_settings(TRANSFORMS["center"](224, 3), "bicubic")["crop_pct"]
-        0.875
-    """
+    """Return the settings with which timm makes the pipeline's pixels, up to another interpolation."""
     (mode, side), size = crop_of(pipeline), pipeline.image_size
     crop_pct = getattr(pipeline, "crop_pct", size / side)
     if math.floor(size / crop_pct) < side:  # timm's own sum, which may miss a whole number by a bit
@@ -42,12 +36,7 @@ def timm_settings(pipeline: Pipeline, interpolation: str) -> dict[str, Any]:
 
 
 def spread_rows(count: int, most: int) -> list[int]:
-    """Return at most so many rows, evenly from the first to the last.
-
-    Example:
-        >>> spread_rows(9, 3)
-        [0, 4, 8]
-    """
+    """Return at most so many rows, evenly from the first to the last."""
     rows: list[int] = np.unique(np.linspace(0, count - 1, min(most, count)).round().astype(np.int64)).tolist()
     return rows
 

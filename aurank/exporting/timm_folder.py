@@ -29,11 +29,6 @@ def require_expressible(config: ModelConfig) -> None:
 
     timm has a backbone, its own pooling and one linear layer; it has neither generalised-mean pooling nor a projection
     of several layers.
-
-    Example:
-        >>> require_expressible(ModelConfig(pooling="gem"))
-        Traceback (most recent call last):
-        aurank.errors.UserError: --to hf: timm has no generalised-mean pooling (model.pooling=gem); export it as ...
     """
     if config.pooling == "gem":
         raise UserError(f"--to hf: timm has no generalised-mean pooling (model.pooling=gem); {_REMEDY}")

@@ -14,11 +14,6 @@ def usage(target: str, pipeline: Pipeline, width: int, method: str) -> str:
     """Return Markdown with a block of Python that embeds a photo, and the command that measures the file.
 
     `width` is that of an embedding; `method` is Pillow's word for how images are resized.
-
-    Example:
-        >>> from aurank.data import TRANSFORMS
-        >>> "onnxruntime" in usage("onnx", TRANSFORMS["center"](224, 3), 512, "bicubic")
-        True
     """
     return _KINDS[target](pipeline, width, method)
 

@@ -22,19 +22,7 @@ _NAMES = {"precision": "precision", "false_match_rate": "false-match rate"}
 
 
 def calibration_page(found: Calibration, *, of: str = "") -> str:
-    """Return the page of a calibration as HTML text: the threshold, its rates, and two charts of all thresholds.
-
-    Args:
-        found: what has to be shown.
-        of: what was calibrated, such as a model's name.
-
-    Example:
-        >>> from aurank.evaluation import RetrievalProblem, calibrate
-        >>> rows = [[1.0, 0.0], [0.9, 0.1], [0.8, 0.6]]
-        >>> found = calibrate(RetrievalProblem(np.array(rows), labels=[0, 0, 1]), precision=1.0)
-        >>> "<b>0.99</b>" in calibration_page(found)
-        True
-    """
+    """Return the page of a calibration as HTML text; ``of`` is what was calibrated, such as a model's name."""
     curve = found.curve
     cards = [{"name": "threshold", "value": f"{found.threshold!r}", "beside": f"{found.distance}, or more"}]
     cards += [_card("precision", found.precision, "matches right"), _card("recall", found.recall, "positive pairs")]

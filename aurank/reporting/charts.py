@@ -57,13 +57,7 @@ def svg(draw: Callable[[Axes], None], *, described: str, size: tuple[float, floa
 
 
 def precision_recall_chart(reports: Mapping[str, Report]) -> str:
-    """Return the mean precision-recall curves of reports by their names, and the random order's height for one.
-
-    Example:
-        >>> import aurank
-        >>> precision_recall_chart({"": aurank.evaluate(np.eye(2)[[0, 0, 1, 1]], [5, 5, 6, 6])})[:4]
-        '<svg'
-    """
+    """Return the mean precision-recall curves of reports by their names, and the random order's height for one."""
 
     def draw(axes: Axes) -> None:
         for name, report in reports.items():
@@ -118,14 +112,7 @@ def ap_histogram(reports: Mapping[str, Report]) -> str:
 
 
 def ap_scatter(names: tuple[str, str], reports: tuple[Report, Report]) -> str:
-    """Return average precision of each query in one report over that in another, of the same queries.
-
-    Example:
-        >>> import aurank
-        >>> report = aurank.evaluate(np.eye(2)[[0, 0, 1, 1]], [5, 5, 6, 6])
-        >>> ap_scatter(("a", "b"), (report, report))[:4]
-        '<svg'
-    """
+    """Return average precision of each query in one report over that in another, of the same queries."""
     a, b = (report.per_query["ap"] for report in reports)
 
     def draw(axes: Axes) -> None:

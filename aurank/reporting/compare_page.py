@@ -26,18 +26,7 @@ def compare_page(
 ) -> str:
     """Return the page of several reports as HTML text: numbers, curves, and the queries won and lost with both lists.
 
-    Args:
-        reports: by the names of their models; the first is what the others are compared with.
-        comparisons: of the others with the first, as `compare_all` returns them.
-        pictures: where pictures come from, and how many bytes they may take.
-
-    Example:
-        >>> import aurank
-        >>> from aurank.evaluation.compare import compare_all
-        >>> rows = np.random.default_rng(0).normal(size=(40, 2))
-        >>> reports = {f"{dim} dims": aurank.evaluate(rows[:, :dim], np.arange(40) % 4) for dim in (1, 2)}
-        >>> "<td>2 dims</td>" in compare_page(reports, compare_all(reports, resamples=100))
-        True
+    The first report is what the others are compared with, as `compare_all` returns them.
     """
     pictures = pictures or Pictures(None)
     first = next(iter(reports))

@@ -12,19 +12,7 @@ MOST_OF_ONE = 6  # pictures of one of them
 
 
 def doctor_page(report: DoctorReport, *, command: str = "", budget: int = 10 * 2**20) -> str:
-    """Return the page of a report as HTML text.
-
-    Args:
-        report: of data, whose images are shown, or of saved embeddings.
-        command: that made it.
-        budget: bytes of all pictures together; what does not fit is counted on the page.
-
-    Example:
-        >>> finding = Finding("missing files", 1, ("<a>.png",), True, "Training stops.", "Fetch them.")
-        >>> page = doctor_page(DoctorReport("toy", {"images": 2}, (finding,)))
-        >>> "&lt;a&gt;.png" in page, "Fetch them." in page, "<a>" in page
-        (True, True, False)
-    """
+    """Return the page of a report as HTML text; all pictures together have ``budget`` bytes."""
     manifest = report.manifest
     pictures = Pictures(None if manifest is None else manifest.source, budget)
 
@@ -51,14 +39,7 @@ def shown_findings(
 ) -> list[dict[str, Any]]:
     """Return findings as templates/findings.html shows them, errors first.
 
-    Args:
-        pictures: without a source none are shown, and none of a finding of which no image can be.
-        image: returns the path of a row, and what stands beside it.
-
-    Example:
-        >>> found = Finding("hubs", 1, ("a.png: in 90 lists",), is_error=False, rows=((0,),))
-        >>> shown_findings([found], Pictures(None), lambda row: ("a.png", "cats"))[0]["groups"]
-        []
+    ``image`` returns the path of a row, and what stands beside it.
     """
     shown = []
     for finding in sorted(findings, key=lambda one: not one.is_error):

@@ -49,21 +49,8 @@ def make_grids(
 ) -> list[Grid]:
     """Return grids of the worst, the median and random queries, and of the queries of each class asked for.
 
-    Args:
-        report: with neighbours.
-        queries: of each grid.
-        classes: names or labels of classes, as the report has them.
-
     Raises:
         UserError: the report has no neighbours, or no query of a class asked for.
-
-    Example:
-        >>> import aurank
-        >>> rows = np.array([[1.0, 0.0], [0.8, 0.6], [0.9, 0.1], [0.0, 1.0]])
-        >>> report = aurank.evaluate(rows, ["cat", "cat", "dog", "dog"], neighbours=2)
-        >>> worst = make_grids(report, Pictures(None), queries=1)[0].rows[0]
-        >>> worst.query.label, [(item.label, item.is_right) for item in worst.found]
-        ('dog', [('cat', False), ('cat', False)])
     """
     if report.neighbours is None:
         raise UserError("the report holds no neighbours to show: evaluate again with neighbours=10")

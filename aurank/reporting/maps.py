@@ -18,17 +18,7 @@ Points = Float64[np.ndarray, "point 2"]
 
 
 def draw_maps(report: Report, embeddings: Float[Rows, "query dim"]) -> dict[str, str]:
-    """Return the maps of the queries as SVG text, by the sentences that say what they are.
-
-    Args:
-        embeddings: of all queries.
-
-    Example:
-        >>> import aurank
-        >>> rows = np.eye(2)[[0, 0, 1, 1]]
-        >>> [caption.partition(",")[0] for caption in draw_maps(aurank.evaluate(rows, [5, 5, 6, 6]), rows)][0]
-        '4 queries on their first two principal components (PCA)'
-    """
+    """Return the maps of the embeddings of all queries as SVG text, by the sentences that say what they are."""
     some = _sample(report, POINTS)
     points, part = principal(_rows(report, embeddings, some))
     axes = [f"component {place} ({share:.0%} of the variance)" for place, share in enumerate(part.tolist(), 1)]
@@ -42,13 +32,7 @@ def draw_maps(report: Report, embeddings: Float[Rows, "query dim"]) -> dict[str,
 
 
 def principal(rows: Float64[np.ndarray, "point dim"]) -> tuple[Points, Float64[np.ndarray, " 2"]]:
-    """Return rows on their first two principal components, and what part of the variance each has.
-
-    Example:
-        >>> points, part = principal(np.array([[0.0, 0.0], [3.0, 0.0], [6.0, 0.0]]))
-        >>> np.abs(points[:, 0]).tolist(), part.tolist()
-        ([3.0, 0.0, 3.0], [1.0, 0.0])
-    """
+    """Return rows on their first two principal components, and what part of the variance each has."""
     rows = rows - rows.mean(axis=0)
     values, axes = np.linalg.eigh(rows.T @ rows)
     part = values[::-1][:2].clip(0) / max(values.sum(), np.finfo(float).tiny)
@@ -62,10 +46,6 @@ def umap_points(rows: Float64[np.ndarray, "point dim"]) -> Points | None:
     """Return rows as UMAP places them by Euclidean distance, always in the same places; None where it is not installed.
 
     Source: McInnes, Healy, Melville, "UMAP", 2018 (https://arxiv.org/abs/1802.03426).
-
-    Example:
-        >>> (points := umap_points(np.eye(8))) is None or points.shape == (8, 2)
-        True
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of parts of it that are not used here

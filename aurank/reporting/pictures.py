@@ -24,14 +24,6 @@ class Pictures:
     Args:
         source: where the bytes come from; None shows no pictures.
         budget: bytes of all thumbnails together; what does not fit is counted in `left_out` and not shown.
-
-    Example:
-        >>> from aurank.data.sources import ArraySource
-        >>> source = ArraySource({"a.png": np.zeros((80, 80, 3), np.uint8)})
-        >>> Pictures(source).of("a.png")[:23]
-        'data:image/jpeg;base64,'
-        >>> Pictures(source).of("gone.png") is None
-        True
     """
 
     source: ImageSource | None
@@ -66,10 +58,6 @@ def thumbnail(pixels: UInt8[np.ndarray, "height width channel"], side: int = SID
     """Return the media type and the bytes of a small picture: JPEG, or PNG where that keeps a small drawing sharp.
 
     Of two channels the first is shown, of more than three the first three.
-
-    Example:
-        >>> thumbnail(np.zeros((80, 80, 3), np.uint8))[0]
-        'image/jpeg'
     """
     channels = pixels.shape[2]
     image = Image.fromarray(pixels[..., 0] if channels in (1, 2) else pixels[..., :3])

@@ -12,12 +12,12 @@ from aurank.data.sources import ImageSource
 from aurank.evaluation.failures import confusions, hubs
 from aurank.evaluation.report import Report
 from aurank.reporting.charts import ap_histogram, frequency_chart, precision_recall_chart, recall_chart
-from aurank.reporting.code_plot import codes_chart
 from aurank.reporting.doctor_page import shown_findings
 from aurank.reporting.grids import gallery_names, make_grids, query_names
 from aurank.reporting.maps import draw_maps
 from aurank.reporting.page import endings, render, trusted
 from aurank.reporting.pictures import Pictures
+from aurank.reporting.plots import codes_chart
 from aurank.reporting.tables import describe_ties
 
 MOST_CLASSES = 500  # in the table; per_class.csv has all
@@ -35,13 +35,7 @@ class PageImages:
 
 @dataclass(frozen=True, eq=False)
 class Examined:
-    """What the doctor found in what was measured.
-
-    Args:
-        findings: whose rows are counted through queries and gallery.
-        paths, classes: of these rows.
-        left_out: sentences on what was not looked at.
-    """
+    """What the doctor found in what was measured: rows of ``paths`` and ``classes``; ``left_out`` was not looked at."""
 
     findings: Sequence[Finding]
     paths: np.ndarray
@@ -62,21 +56,13 @@ def report_page(
     """Return the page of a report as HTML text: numbers, curves, grids, classes, confusions, hubs and a map.
 
     Args:
-        report: what has to be shown; without neighbours grids, confusions and hubs are left out.
-        images: pictures, and embeddings for a map.
-        budget: bytes that all pictures may take; the page says how many did not fit.
+        report: without neighbours grids, confusions and hubs are left out.
+        budget: bytes of all pictures; the page says how many did not fit.
         classes: names of classes that get a grid of their own.
-        examined: what the doctor found.
-        facts: names and values that say what was measured, above those that the report holds.
+        facts: names and values that say what was measured.
 
     Raises:
         UserError: no query of a class asked for.
-
-    Example:
-        >>> import aurank
-        >>> rows = np.array([[1.0, 0.0], [0.8, 0.6], [0.9, 0.1], [0.0, 1.0]])
-        >>> "0.4583" in report_page(aurank.evaluate(rows, ["cat", "cat", "dog", "dog"], neighbours=2))  # its mAUPRC
-        True
     """
     images = images or PageImages()
     pictures = Pictures(images.source, budget)

@@ -10,12 +10,7 @@ SHORT = 24  # characters of a path that is shown whole below a picture
 
 @dataclass(frozen=True)
 class FoundImage:
-    """One image of a list.
-
-    Example:
-        >>> FoundImage("shoes/a.jpg", "shoes", None, 0.87).class_name
-        'shoes'
-    """
+    """One image of a list."""
 
     path: str
     class_name: str
@@ -25,12 +20,7 @@ class FoundImage:
 
 @dataclass(frozen=True)
 class SearchedPhoto:
-    """A photo with what it found, or why it could not be read.
-
-    Example:
-        >>> SearchedPhoto("a.jpg", None, []).error is None
-        True
-    """
+    """A photo with what it found, or why it could not be read."""
 
     path: str
     picture: str | None
@@ -41,17 +31,7 @@ class SearchedPhoto:
 def search_page(
     title: str, photos: Sequence[SearchedPhoto], facts: Sequence[tuple[str, str]], notes: Sequence[str] = ()
 ) -> str:
-    """Return one HTML file that shows the photos with what they found, in their order.
-
-    Args:
-        facts: names and values that say how the search was made.
-        notes: sentences that stand above the photos.
-
-    Example:
-        >>> page = search_page("found", [SearchedPhoto("<b>.jpg", None, [])], [("k", "3")])
-        >>> "&lt;b&gt;.jpg" in page, "<b>.jpg" in page
-        (True, False)
-    """
+    """Return one HTML file that shows the photos with what they found; facts say how the search was made."""
     return render("search.html", title=title, photos=photos, facts=facts, notes=notes, short=_short)
 
 

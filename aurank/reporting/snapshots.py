@@ -24,20 +24,7 @@ Pixels = UInt8[np.ndarray, "height width 3"]
 
 
 def grid_snapshot(report: Report, source: ImageSource, *, queries: int = 5) -> Pixels:
-    """Return the worst and some random queries, each with the top of its list, right and wrong marked.
-
-    Args:
-        report: with neighbours.
-        source: of the images; the path stands in place of one that cannot be read.
-        queries: of each kind.
-
-    Example:
-        >>> import aurank
-        >>> from aurank.data.sources import ArraySource
-        >>> report = aurank.evaluate(np.eye(2)[[0, 0, 1, 1]], [5, 5, 6, 6], neighbours=2)
-        >>> grid_snapshot(report, ArraySource({}), queries=1).shape
-        (296, 276, 3)
-    """
+    """Return the worst and some random queries, each with the top of its list, right and wrong marked."""
     worst, _, random = make_grids(report, Pictures(None), queries=queries)
     rows: list[str | GridRow] = []
     for grid in (worst, random):
@@ -60,13 +47,7 @@ def grid_snapshot(report: Report, source: ImageSource, *, queries: int = 5) -> P
 
 
 def curve_snapshot(report: Report) -> Pixels:
-    """Return the picture of the mean precision-recall curve as pixels.
-
-    Example:
-        >>> import aurank
-        >>> curve_snapshot(aurank.evaluate(np.eye(2)[[0, 0, 1, 1]], [5, 5, 6, 6])).shape
-        (720, 960, 3)
-    """
+    """Return the picture of the mean precision-recall curve as pixels."""
     with Image.open(io.BytesIO(draw_curve(report))) as image:
         return np.asarray(image.convert("RGB"))
 

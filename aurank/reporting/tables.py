@@ -20,17 +20,6 @@ def class_csv(report: Report) -> str:
 
     Raises:
         UserError: the report has no labels.
-
-    Example:
-        >>> import aurank
-        >>> import numpy as np
-        >>> rows = [[1.0, 0.0], [0.8, 0.6], [0.9, 0.1], [0.0, 1.0]]
-        >>> report = aurank.evaluate(np.array(rows), ["cat", "cat", "=dog", "=dog"], metrics=["mauprc"])
-        >>> print(class_csv(report))
-        class,num_queries,mauprc
-        '=dog,2,0.416667
-        cat,2,0.500000
-        <BLANKLINE>
     """
     table = report.class_table()
     names = dict(zip(report.per_query["label"].tolist(), query_names(report).tolist(), strict=True))
@@ -58,14 +47,6 @@ def to_markdown(reports: Mapping[str, Report], metrics: Sequence[str] | None = N
 
     Raises:
         UserError: a report lacks one of the metrics, or none is common to all.
-
-    Example:
-        >>> import aurank
-        >>> import numpy as np
-        >>> print(to_markdown({"ours | v1": aurank.evaluate(np.eye(2)[[0, 0, 1, 1]], [5, 5, 6, 6])}, ["mauprc"]))
-        | model | mauprc |
-        |---|---:|
-        | ours \\| v1 | 1.0000 |
     """
     return markdown_table(*_cells(reports, metrics))
 
@@ -78,18 +59,6 @@ def to_latex(reports: Mapping[str, Report], metrics: Sequence[str] | None = None
 
     Raises:
         UserError: a report lacks one of the metrics, or none is common to all.
-
-    Example:
-        >>> import aurank
-        >>> import numpy as np
-        >>> print(to_latex({"a_b": aurank.evaluate(np.eye(2)[[0, 0, 1, 1]], [5, 5, 6, 6])}, ["recall@1"]))
-        \begin{tabular}{lr}
-        \toprule
-        model & recall@1 \\
-        \midrule
-        a\_b & 1.0000 \\
-        \bottomrule
-        \end{tabular}
     """
     return latex_table(*_cells(reports, metrics))
 
@@ -109,27 +78,13 @@ def _cells(reports: Mapping[str, Report], metrics: Sequence[str] | None) -> tupl
 
 
 def common_metrics(reports: Mapping[str, Report]) -> list[str]:
-    """Return the metrics that all reports have, in the order of the first.
-
-    Example:
-        >>> import aurank
-        >>> import numpy as np
-        >>> names = ["mrr", "mauprc"], ["mauprc", "minp"]
-        >>> reports = [aurank.evaluate(np.eye(2)[[0, 0, 1, 1]], [5, 5, 6, 6], metrics=some) for some in names]
-        >>> common_metrics({"a": reports[0], "b": reports[1]})
-        ['mauprc']
-    """
+    """Return the metrics that all reports have, in the order of the first."""
     first = next(iter(reports.values()))
     return [name for name in first.metrics if all(name in one.metrics for one in reports.values())]
 
 
 def describe_ties(ties: str) -> str:
-    """Return in words how equal scores were counted.
-
-    Example:
-        >>> describe_ties("optimistic")
-        'the right ones first (ties: optimistic)'
-    """
+    """Return in words how equal scores were counted."""
     words = {
         "threshold": "all at the place of the last of them",
         "optimistic": "the right ones first",

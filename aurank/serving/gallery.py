@@ -170,12 +170,7 @@ class _Recent(Generic[Key, Value]):
 
 
 def public_name(path: str) -> str:
-    """Return a path inside the data set as it is; of one that leaves it, or starts at the root, only the last name.
-
-    Example:
-        >>> public_name("apples/1.jpg"), public_name("/home/me/1.jpg"), public_name("C:\\\\me\\\\1.jpg")
-        ('apples/1.jpg', '1.jpg', '1.jpg')
-    """
+    """Return a path inside the data set as it is; of one that leaves it, or starts at the root, only the last name."""
     windows = PureWindowsPath(path)
     if path.startswith(("/", "~")) or windows.drive or windows.root or ".." in windows.parts:
         path = windows.name
@@ -183,12 +178,7 @@ def public_name(path: str) -> str:
 
 
 def public_model(name: str) -> str:
-    """Return the name of a model without folders of this machine.
-
-    Example:
-        >>> public_model("timm:resnet18,weights=/home/me/w.pt"), public_model("aurank:/home/me/runs/best")
-        ('timm:resnet18,weights=w.pt', 'aurank:best')
-    """
+    """Return the name of a model without folders of this machine."""
     kind, _, rest = name.partition(":")
     what, *options = [rest] if kind == "aurank" else rest.split(",")  # a run has no options
     given = ("".join([*mark[:2], public_name(mark[2])]) for mark in (option.partition("=") for option in options))

@@ -123,16 +123,7 @@ def require_server() -> None:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens on this machine; UserError where it cannot, with the reason and the remedy.
-
-    Example:
-        >>> with listen("127.0.0.1", 0) as taken:
-        ...     try:
-        ...         listen("127.0.0.1", taken.getsockname()[1])
-        ...     except UserError as error:
-        ...         print(str(error)[-60:])
-        is in use; name another with --port, or --port 0 for any free one
-    """
+    """Return a socket that listens on this machine; UserError where it cannot, with the reason and the remedy."""
     if not 0 <= port <= 65535:
         raise UserError(f"--port {port} must be 0 (any free one) to 65535")
     try:

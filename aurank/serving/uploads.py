@@ -138,11 +138,6 @@ def decode_upload(content: bytes, max_pixels: int) -> UInt8[np.ndarray, "height 
     Raises:
         Refused: 415 for what is no image of `FORMATS`, 413 for too many pixels (nothing is decoded then), 422 for a
             broken one.
-
-    Example:
-        >>> decode_upload(b"no photo", 1000)
-        Traceback (most recent call last):
-        aurank.serving.uploads.Refused: the photo is in none of the formats JPEG, PNG, WEBP, GIF, BMP, TIFF, PPM
     """
     try:
         with Image.open(io.BytesIO(content), formats=FORMATS) as file:

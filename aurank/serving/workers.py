@@ -18,10 +18,6 @@ class Workers:
         name: of its threads.
         threads: calls at once.
         waiting: calls that may wait besides; the next is refused with 503.
-
-    Example:
-        >>> asyncio.run(Workers("adder", threads=1, waiting=4).run(lambda: 1 + 1))
-        2
     """
 
     def __init__(self, name: str, *, threads: int, waiting: int) -> None:

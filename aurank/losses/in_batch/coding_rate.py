@@ -19,10 +19,6 @@ def coding_rate(rows: Float[Tensor, "row dim"], *, variance: float) -> Float[Ten
     """Return ½ log det(I + dim/(rows · variance) · ZᵀZ), in nats, over the smaller of both Gram matrices.
 
     Source: Yu et al., Maximal Coding Rate Reduction, NeurIPS 2020, https://arxiv.org/abs/2006.08558.
-
-    Example:
-        >>> round(coding_rate(torch.eye(2), variance=1.0).item(), 4)  # two dimensions of log 2 / 2
-        0.6931
     """
     number, dim = rows.shape
     gram = rows @ rows.T if number < dim else rows.T @ rows
