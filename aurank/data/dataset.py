@@ -34,9 +34,8 @@ _ROWS_PER_TASK = 64
 class Batch(NamedTuple):
     """Images with their labels and ids; an id is a row of the manifest.
 
-    Images are uint8 pixels, a quarter of what is copied to a device as float32; `ImageDataset.to_input` makes of them
-    there what a model is given. Data sets of other things, such as saved embeddings, have these here as they are.
-    Images that follow each other in several sizes, as large and small crops do, are a tensor for each size.
+    Images are uint8 pixels, or other things such as embeddings; `ImageDataset.to_input` makes of them what a model is
+    given. Images that follow each other in several sizes, as large and small crops do, are a tensor for each size.
 
     Example:
         >>> pixels = torch.zeros(2, 3, 8, 8, dtype=torch.uint8)

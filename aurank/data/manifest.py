@@ -183,7 +183,13 @@ class Manifest:
         training = self.splits == "train"
         if fraction == 0 or "val" in self.split_sizes or not training.any():
             return self
-        units = self.labels if by == "class" else self._super_units()
+        units = self.labels
+        if by == "super_category":
+            of_class = self.class_super_labels
+            if of_class is None:
+                raise UserError(f"{self.name} has no super-categories to hold out; set data.validation_by=class")
+            own = of_class.max() + 1 + np.arange(len(of_class))  # a class without one is its own
+            units = np.unique(np.where(of_class < 0, own, of_class), return_inverse=True)[1][self.labels]
         units = units if self.texts is None else _joined_by_images(self.paths, units, training)
         # what moves as one, and its classes; the classes that share an image count as one where classes move
         moved, classes = units[training], (units if by == "class" else self.labels)[training]
@@ -214,17 +220,6 @@ class Manifest:
         splits = self.splits.copy()
         splits[training & np.isin(units, chosen)] = "val"
         return dataclasses.replace(self, splits=splits)
-
-    def _super_units(self) -> Int64[np.ndarray, " image"]:
-        """Return the super-category of each row as a number, a class without one being its own."""
-        of_class = self.class_super_labels
-        if of_class is None:
-            raise UserError(
-                f"{self.name} has no super-categories to hold out (data.validation_by=super_category); set "
-                "data.validation_by=class"
-            )
-        own = of_class.max() + 1 + np.arange(len(of_class))
-        return np.asarray(np.unique(np.where(of_class < 0, own, of_class), return_inverse=True)[1][self.labels])
 
 
 def build_manifest(

@@ -21,12 +21,8 @@ TRIES = 10  # numbers of batches that the hard-negative sampler tries
 class Sampler(ABC):
     """Batches of the rows 0 … len(labels) − 1, over all processes and as one process's part of them.
 
-    Batch k of epoch e is a function of (labels, seed, e, k) and, where a sampler has one, of its state, so any position
-    can be returned to. With several processes each batch is dealt out: the parts of the ranks, one after another, are
-    the batch that one process would have. A batch with less than two rows for each process is passed over.
-
-    A sampler whose `refresh_every` is not None wants `refresh` to be called before steps 0, `refresh_every`, twice that
-    and so on, in all processes; the batches from that position on may then be others.
+    Batch k of epoch e depends on (labels, seed, e, k) and on the sampler's state alone. The parts of the ranks, one
+    after another, are the batch that one process would have; a batch with less than two rows a process is passed over.
 
     Args:
         batch: the number of rows over all processes, and the most that a batch has.
@@ -125,9 +121,6 @@ def deal(chunks: Chunks, ranks: int) -> list[Rows]:
 class ShuffledSampler(Sampler):
     """All rows in random order, cut into batches of nearly equal size, at most `batch`; each row once an epoch.
 
-    Raises:
-        UserError: when `batch`, or the number of images, is below 2 for each process.
-
     Example:
         >>> sampler = ShuffledSampler(np.arange(10), batch=4)
         >>> [len(rows) for rows in sampler.epoch(0)]
@@ -150,26 +143,17 @@ class ShuffledSampler(Sampler):
 class PKSampler(Sampler):
     """P classes × M images a batch, M = `per_class`, P as many classes as fit; without replacement inside of an epoch.
 
-    The rule:
-
-    - A class's images are shuffled and cut into chunks of `per_class`. What remains is a smaller chunk; a single image
-      that remains borrows one from the chunk before, so that it has a positive (if `per_class` is 3 or more). A class
-      of one image is a chunk of one: it serves as a negative.
-    - The chunks of one class go to different batches, each to the batch with the fewest rows so far, ties at random, so
-      the classes that meet change from epoch to epoch. A batch never has more than `per_class` images of a class.
-    - The number of batches is the least that holds all images in batches of at most `batch` rows (fewer rows where
-      there are fewer than batch / per_class classes), and the batches are nearly equal in size. So every image is seen
-      exactly once an epoch, with two exceptions, both for very unequal classes or a very small `batch`:
-    - A class with more chunks than there are batches leaves its surplus, drawn at random, for other epochs; and there
-      are no more batches than can have half of the classes that fit, so that a huge class cannot thin them out.
-    - A batch with a single class has no negatives. It is left out (possible only if `batch` is below 3 × `per_class`);
-      its images come in other epochs.
+    - A class's images are shuffled and cut into chunks of `per_class`; a single image that remains borrows one from the
+      chunk before (if `per_class` is 3 or more). A class of one image serves as a negative.
+    - The chunks of one class go to different batches, each to the batch with the fewest rows so far, ties at random.
+    - The batches are as few and as equal as hold all images, so every image is seen once an epoch, except: a class with
+      more chunks than there are batches leaves its surplus for other epochs; there are no more batches than can have
+      half of the classes that fit; and a batch with a single class is left out.
 
     With several processes whole chunks are dealt out, in their order; rows where there are too few chunks.
 
     Raises:
-        UserError: when `per_class` is below 2, when there are fewer than two classes for each process, when no class
-            has `per_class` images, or when `batch` is below 2 × `per_class` for each process.
+        UserError: where no batch has a positive and a negative for each process.
 
     Example:
         >>> labels = np.repeat(np.arange(6), 4)
@@ -281,23 +265,16 @@ def _pack(classes: Sequence[Chunks], number: int, generator: np.random.Generator
 class HierarchicalSampler(PKSampler):
     """P classes × M images a batch, the classes being of `categories` super-categories: related ones meet.
 
-    The rule:
-
-    - Each super-category's images are packed by PKSampler's rule into blocks of at most batch / `categories` rows.
-    - A batch is a block of each of `categories` super-categories: of those with the most blocks left, ties at random,
-      so that which ones meet changes from epoch to epoch. So every image is seen exactly once an epoch, with
-      PKSampler's exceptions.
-    - What is left of fewer super-categories in the end are batches of fewer rows. One with a single class is left out.
-
-    Classes of super-category −1, which is none, form one together.
+    Each super-category's images are packed by PKSampler's rule into blocks of at most batch / `categories` rows. A
+    batch is a block of each of `categories` super-categories: of those with the most blocks left, ties at random. What
+    is left of fewer super-categories in the end are smaller batches. Classes of super-category −1 form one.
 
     Args:
         super_labels: super-category of each row; a class lies within one.
         categories: super-categories in a batch.
 
     Raises:
-        UserError: as PKSampler; without super-categories, where there are fewer than `categories`, where a class lies
-            in two, or where `batch` is below `categories` × `per_class`.
+        UserError: as PKSampler; without enough super-categories, or where a class lies in two.
 
     Example:
         >>> labels = np.repeat(np.arange(8), 4)
@@ -358,18 +335,13 @@ class HardNegativeSampler(PKSampler):
     """P classes × M images a batch, of classes that look alike, so that a batch has hard negatives.
 
     Every `refresh_every` steps each image's `num_neighbours` nearest other images are mined, over the whole training
-    set. Two classes are as near as there are images of either one among the nearest of the other's. The rule:
+    set. Two classes are as near as there are images of either one among the nearest of the other's. Chunks and the
+    number of batches are PKSampler's.
 
-    - Images are cut into chunks as by PKSampler, and the number of batches is the same. A batch starts with a class
-      drawn at random, each as often as it has chunks left; then come its nearest classes, the nearest first, one chunk
-      each; where too few of them have chunks left or fit, another class is drawn, and its nearest follow.
-    - Before all of them come classes with as many chunks left as there are batches left. What is left in the end, of
-      fewer than two classes, goes where there is room, and where there is none the epoch gets more batches. So every
-      image is seen exactly once an epoch, with PKSampler's exceptions.
-    - A refresh inside of an epoch rearranges what the epoch has not shown yet. Before the first one no class is near
-      another, so classes meet at random.
-
-    State: the nearest classes of each class, and the batches that the epoch had shown at the last refresh.
+    - A batch starts with the classes that have as many chunks left as there are batches left, and a class drawn at
+      random, as often as it has chunks left; its nearest follow, one chunk each; then another is drawn.
+    - What is left in the end goes where there is room, or the epoch gets more batches: every image is seen once.
+    - A refresh inside of an epoch rearranges what it has not shown yet. Before the first one classes meet by chance.
 
     Args:
         neighbours: called with a number, gives the rows of that many nearest other images for each image, the nearest

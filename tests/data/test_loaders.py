@@ -3,7 +3,6 @@ import multiprocessing
 import os
 import random
 import signal
-import warnings
 
 import numpy as np
 import pytest
@@ -82,13 +81,6 @@ def test_large_and_small_tensors_of_several_sizes_come_from_a_worker_as_they_are
     found.label.add_(1)  # it may be written to
 
 
-def test_nothing_warns_with_more_workers_than_processors_threads_and_forks(zipped):
-    torch.ones(300, 300) @ torch.ones(300, 300)  # starts torch's threads
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert len(_batches(_dataset(zipped), 2, workers=(os.cpu_count() or 1) + 1)) == 2
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_loader_has_its_batches_in_order_each_time(zipped, workers):
     batches = BatchLoader(_dataset(zipped), _in_order(zipped, 10), workers=workers)
@@ -139,15 +131,6 @@ def test_what_a_worker_skips_is_counted_in_the_parent(tmp_path, workers):
     found = list(BatchLoader(dataset, _in_order(dataset, 3), workers=workers))
     assert torch.cat([batch.id for batch in found]).tolist() == [0, 1, 3, 4, 6, 7]
     assert dataset.skipped == ["a/2.png", "a/5.png"]
-
-
-def test_a_stopped_run_continues_with_the_same_batches(zipped):
-    dataset = _dataset(zipped)
-    whole = _batches(dataset, 8, workers=0)
-    sampler = PKSampler(zipped.labels, 12, per_class=3)
-    position = list(itertools.islice(sampler.iterate(), 6))[5][:2]
-    wanted = (_two_views(rows, epoch) for epoch, _, rows in sampler.iterate(*position))
-    assert _equal(list(itertools.islice(BatchLoader(dataset, wanted, workers=2), 3)), whole[5:])
 
 
 def test_workers_leave_the_first_signal_to_the_parent():

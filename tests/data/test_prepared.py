@@ -7,7 +7,6 @@ import os
 import pickle
 import shutil
 import signal
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 from sklearn.datasets import load_sample_images
-from testing.data_trees import pixels, write_tree, zip_tree
+from testing.data_trees import pixels, zip_tree
 
 from aurank.data import TRANSFORMS, FolderSource, ImageDataset, Manifest, ZipSource, build_manifest, prepared
 from aurank.data.checks.doctor import check_prepared
@@ -81,13 +80,6 @@ def test_jpegs_differ_from_the_originals_by_two_levels_at_most(tmp_path):
             assert np.abs(found.astype(float) - expected).mean() < 2
 
 
-def test_images_that_are_small_stay_as_they_are(tmp_path):
-    manifest = listed(write_tree(tmp_path / "photos", ["a/1.png", "b/2.png"]))
-    prepare_images(manifest, tmp_path / "out", raw())
-    rows = PreparedImages(tmp_path / "out").rows_of(manifest, 3)
-    assert all((rows.read(row) == pixels(row)).all() for row in range(2))
-
-
 def test_a_part_of_an_image_is_prepared_by_itself(tmp_path):
     photos(tmp_path / "photos", 1)
     same = {"paths": ["c0/0.png"] * 3, "labels": ["a", "b", "c"], "splits": ["train"] * 3}
@@ -95,14 +87,6 @@ def test_a_part_of_an_image_is_prepared_by_itself(tmp_path):
     manifest = build_manifest("m", FolderSource(tmp_path / "photos"), **same, boxes=boxes)
     assert prepare_images(manifest, tmp_path / "out", raw()).images == 3
     assert torch.equal(*(data_of(manifest, at).__getitems__([0, 1, 2]).image for at in (None, tmp_path / "out")))
-
-
-def test_a_data_set_goes_to_another_process(tmp_path):
-    manifest = photos(tmp_path / "photos")
-    prepare_images(manifest, tmp_path / "out", raw())
-    data = data_of(manifest, tmp_path / "out", cache_bytes=0)
-    expected = data.__getitems__([1, 4]).image
-    assert torch.equal(pickle.loads(pickle.dumps(data)).__getitems__([1, 4]).image, expected)
 
 
 def test_a_part_of_a_data_set_finds_its_images_and_one_more_is_missed(tmp_path):
@@ -276,17 +260,6 @@ def test_a_full_disk_ends_in_one_line_and_what_was_prepared_stays(tmp_path, monk
     assert len(data_of(manifest, tmp_path / "out")) == 9
 
 
-def test_images_behind_the_end_of_a_truncated_file_are_prepared_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(prepared, "_KEPT_EVERY", 2)
-    manifest = photos(tmp_path / "photos")
-    size = prepare_images(manifest, tmp_path / "out", raw()).num_bytes
-    os.truncate(tmp_path / "out" / IMAGES, size - 9_900)  # of the last two
-    with pytest.raises(UserError, match=r"2 of 6 images of m are not in"):
-        data_of(manifest, tmp_path / "out")
-    assert prepare_images(manifest, tmp_path / "out", raw()).written == 2
-    assert torch.equal(*(data_of(manifest, at).__getitems__(range(6)).image for at in (None, tmp_path / "out")))
-
-
 def test_a_file_damaged_anywhere_gives_whole_images_or_one_line(tmp_path):
     manifest = photos(tmp_path / "photos")
     prepare_images(manifest, tmp_path / "out", raw())
@@ -332,12 +305,3 @@ def test_what_does_not_fit_is_refused(tmp_path):
         PreparedImages(tmp_path / "out").rows_of(manifest, 1)
     with pytest.raises(UserError, match=r"a JPEG holds 1 or 3 channels, not data\.channels=4"):
         Preparation(SIDE, 4, raw=False)
-
-
-def test_an_archive_that_lost_a_member_is_read_from_what_was_prepared(tmp_path):
-    manifest = photos(tmp_path / "photos")
-    manifest = listed(tmp_path / "photos", ZipSource(zip_tree(tmp_path / "photos", tmp_path / "a.zip")))
-    prepare_images(manifest, tmp_path / "out", raw())
-    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
-        archive.writestr("other.png", b"")
-    assert len(data_of(manifest, tmp_path / "out").__getitems__([0, 1]).id) == 2

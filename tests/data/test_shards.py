@@ -210,15 +210,3 @@ def test_an_evaluation_of_a_part_of_the_rows_holds_none_of_them_for_long(tmp_pat
         tracemalloc.stop()
     assert found.metrics == expected.metrics
     assert peak < rows.nbytes / 2  # of 6.5 MB
-
-
-def test_a_few_of_very_many_rows_are_found_without_a_table_of_all() -> None:
-    rows = MappedRows([np.broadcast_to(np.full((1, 2), number, np.float32), (10**9, 2)) for number in range(2)])
-    tracemalloc.start()
-    try:
-        found = [rows[7], rows[[5, -1]], rows[10**9 - 1 : 10**9 + 1], rows.select([10**9, 0])[:]]
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert [one.tolist() for one in found] == [[0, 0], [[0, 0], [1, 1]], [[0, 0], [1, 1]], [[1, 1], [0, 0]]]
-    assert peak < 2**20

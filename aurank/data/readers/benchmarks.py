@@ -149,9 +149,6 @@ def read_vehicleid(place: Place, *, test: TestList = "large", attribute: Attribu
 def read_cub(place: Place) -> Contents:
     """Read CUB-200-2011: classes 1 to 100 are "train", 101 to 200 "test"; a class is named as its folder.
 
-    Metric learning measures on classes that training has never seen; the official lists have all classes in both.
-    Whole images, not the boxes of the birds.
-
     Source: Wah et al., The Caltech-UCSD Birds-200-2011 Dataset (CNS-TR-2011-001), for the images; Song et al. (CVPR
         2016), https://arxiv.org/abs/1511.06452, section 6, for the halves, as `datasets/cub.py` of
         pytorch-metric-learning cuts them.
@@ -180,8 +177,7 @@ def read_cub(place: Place) -> Contents:
 def read_cars(place: Place) -> Contents:
     """Read Cars-196: classes 1 to 98 are "train", 99 to 196 "test"; a class is named by its number.
 
-    Two layouts are read: all images in one folder, and the two folders of the classification split, which both give
-    images of both halves. Paths, and so checksums, differ between the layouts. Whole images, not the boxes of the cars.
+    Two layouts are read: all images in one folder, and the two folders of the classification split; paths differ.
 
     Source: Krause et al., 3D object representations for fine-grained categorization (3dRR 2013), for the images; Song
         et al. (CVPR 2016), https://arxiv.org/abs/1511.06452, section 6, for the halves, as `datasets/cars196.py` of
@@ -244,8 +240,7 @@ def read_inshop(place: Place, *, partition: str = INSHOP_LIST, images: str | Non
 def read_market(place: Place) -> Contents:
     """Read Market-1501: the class is the person as numbered, `groups` the six cameras.
 
-    Junk (class −1: parts of persons, false alarms) is left out, as no query may find it. Distractors (class 0000) stay
-    in the gallery, as images of nobody that is looked for.
+    Junk (class −1) is left out, as no query may find it. Distractors (class 0000) stay in the gallery.
 
     Source: Zheng et al., Scalable Person Re-identification: A Benchmark (ICCV 2015). Its own Matlab code integrates
         precision by trapezoids (`trapezoid_ap`); torchreid and fast-reid take the AP that mauprc is. Layout and junk:
@@ -288,8 +283,7 @@ def read_msmt(place: Place, *, validation: bool = False) -> Contents:
 def read_veri(place: Place) -> Contents:
     """Read VeRi-776: the class is the vehicle as numbered, `groups` the twenty cameras.
 
-    Queries search images, as in fast-reid. The paper's own search of tracks by images is another measure. The queries
-    are in the gallery as well, where their own camera leaves them out.
+    Queries search images, as in fast-reid, not tracks. They are in the gallery too, where their camera excludes them.
 
     Source: Liu et al., Large-scale vehicle re-identification in urban surveillance videos (ICME 2016). Layout:
         `veri.py` of fast-reid (https://github.com/JDAI-CV/fast-reid).
@@ -351,8 +345,8 @@ def read_wild(place: Place, *, test: TestList = "large") -> Contents:
 def read_roxford(place: Place, *, difficulty: Difficulty = "medium") -> Contents:
     """Read ROxford5k or RParis6k, all of it "test": 70 queries cut to their box, and a gallery that holds none of them.
 
-    `positives` and `ignored` list the images for each query; labels say nothing: each image is its own class. A query
-    without a positive of that difficulty is skipped. Boxes are rounded to pixels, as Pillow's `crop` does.
+    `positives` and `ignored` list the images for each query; each image is its own class. A query without a positive of
+    that difficulty is skipped. Boxes are rounded to pixels, as Pillow's `crop` does.
 
     Args:
         difficulty: what is sought: "easy" and "hard" one kind of images, the other left out with the junk; "medium"
@@ -394,8 +388,7 @@ read_rparis = published(RPARIS, each="difficulty")(read_roxford.read)
 def read_gld(place: Place, *, usage: Usage = "private") -> Contents:
     """Read the retrieval part of Google Landmarks v2.1, all of it "test": queries, and the index as gallery.
 
-    `positives` list the index images of each query; labels say nothing: each image is its own class. The measure,
-    mAP@100, is `map@100(min)`: divided by min(100, R), where mauprc divides by R and has no cut-off.
+    `positives` list the index images of each query; each image is its own class. The measure is `map@100(min)`.
 
     Args:
         usage: the queries marked "private", by which methods are compared, or "public", for validation. Test images

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import hashlib
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
@@ -294,10 +294,18 @@ def check_benchmark(
                 problems.append(str(error))
                 continue
             problems += wrong
-            if manifest is not None:
-                missing = [image for image in dict.fromkeys(manifest.paths) if not manifest.source.exists(image)]
-                problems += summarise(f"listed images that are not in {manifest.source.where}", missing)
-                confirmed += _sizes(manifest)
+            if manifest is None:
+                continue
+            missing = [image for image in dict.fromkeys(manifest.paths) if not manifest.source.exists(image)]
+            problems += summarise(f"listed images that are not in {manifest.source.where}", missing)
+            for split in manifest.split_sizes:
+                part = manifest.split(split)
+                both = part.is_query & part.is_gallery
+                sides = {"": both, " query": part.is_query & ~both, " gallery": part.is_gallery & ~both}
+                for side, rows in sides.items():
+                    if rows.any():
+                        size = SplitSize(int(rows.sum()), len(np.unique(part.labels[rows])))
+                        confirmed.append(f"{split}{side} list of {size}")
     if checksums:
         folders = [root] if place is None else [root, place.path.parent, place.path]
         files = [folder / archive for archive in benchmark.archives for folder in folders]
@@ -316,15 +324,3 @@ def check_benchmark(
                 problems.append(f"{file} has md5 {md5}, expected {expected}: fetch it again")
     where = str(root) if place is None else place.source.where
     return Completeness(benchmark, where, *(tuple(dict.fromkeys(lines)) for lines in (confirmed, problems)))
-
-
-def _sizes(manifest: Manifest) -> Iterator[str]:
-    """Yield how many images and classes each split has, queries and gallery apart where a split has both."""
-    for split in manifest.split_sizes:
-        part = manifest.split(split)
-        both = part.is_query & part.is_gallery
-        sides = {"": both, " query": part.is_query & ~both, " gallery": part.is_gallery & ~both}
-        for side, rows in sides.items():
-            if rows.any():
-                classes = len(np.unique(part.labels[rows]))
-                yield f"{split}{side} list of {int(rows.sum()):,} images of {classes:,} classes"

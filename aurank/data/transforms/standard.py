@@ -56,9 +56,7 @@ class Resize(Pipeline):
 
 @dataclass(repr=False, eq=False, kw_only=True)
 class Center(Pipeline):
-    """Evaluation: shorter side to `margin` × image_size, then the square of image_size in the middle.
-
-    The longer side and the edges of the square are those of torchvision.
+    """Evaluation, as torchvision: shorter side to `margin` × image_size, then the square of image_size in the middle.
 
     Args:
         margin: 256/224 as in the papers; 1 keeps all of the shorter side.
@@ -75,11 +73,7 @@ class Center(Pipeline):
 
 
 class TransformersCenter(Center):
-    """Evaluation as processors of transformers do it: as `center`, but half a pixel beside the square is cut off.
-
-    Args:
-        margin: the shorter side before the crop, by image_size.
-    """
+    """Evaluation as processors of transformers do it: as `center`, but half a pixel beside the square is cut off."""
 
     def prepare(self, image: Pixels) -> Prepared:
         image, size = self.resize_shorter(image, self.margin), self.image_size
@@ -271,8 +265,7 @@ class Affine(Pipeline):
 class SimCLR(CropFlip):
     """The views of SimCLR: a random part resized to a square, a flip, changed colours, grey, a Gaussian blur.
 
-    Images of 1, 4 or more channels keep their values: colours and grey are of RGB only. As in the paper the blur's
-    kernel is a tenth of the side and its deviation between 0.1 and 2 pixels.
+    Colours and grey are of RGB only. The blur's kernel is a tenth of the side, its deviation between 0.1 and 2 pixels.
 
     Args:
         margin, scale, ratio, flip: as for CropFlip; `scale` from SimCLR.
@@ -338,8 +331,7 @@ class MultiCrop(SimCLR):
 
     Source: Caron et al., Unsupervised learning of visual features by contrasting cluster assignments (SwAV; NeurIPS
         2020), Sec. 3.2 and App. A, https://arxiv.org/abs/2006.09882; sizes and scales as in its code for 2 × 224 +
-        6 × 96 pixels. Here every crop is a positive of every other one of its image, where SwAV predicts the codes of
-        the large ones only.
+        6 × 96 pixels. Here every crop is a positive of every other one of its image.
 
     Example:
         >>> pipeline = MultiCrop(16, 3, local_size=8)

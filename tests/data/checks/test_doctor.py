@@ -57,20 +57,9 @@ def test_everything_is_reported_together_with_counts(tmp_path):
     assert "b/1.png = b/1.png = c/1.png" in str(report)
 
 
-def test_many_examples_are_cut_short_but_counted():
-    paths = [str(row) for row in range(10)]
-    manifest = build_manifest("gone", ArraySource({}), paths=paths, labels=["x"] * 10, splits=["test"] * 10)
-    assert examine(manifest).errors == ["missing files: 10 (0; 1; 2, and 7 more)"]
-
-
 @pytest.mark.parametrize(("split", "empty"), [("train", "test"), ("test", "train")])
 def test_an_empty_split_is_found(split, empty):
     assert examine(array_manifest({split: [2, 2]})).warnings == [f"empty splits: 1 ({empty})"]
-
-
-def test_a_class_alone_in_its_split_is_found_though_it_has_images_elsewhere():
-    manifest = _of_images({"0": 0, "1": 1, "2": 2}, ["a", "a", "a"], ["train", "train", "test"])
-    assert "classes with one image in their split: 1 (a in test)" in examine(manifest).warnings
 
 
 @pytest.mark.parametrize(

@@ -64,11 +64,6 @@ def test_a_link_to_an_image_is_that_image(photos: Path) -> None:
     assert repeated_image(READERS["folder"](photos)) == "photos lists image 'a/1.png' again as 'b/same.png'"
 
 
-def test_a_hard_link_to_an_image_is_that_image(photos: Path) -> None:
-    (photos / "b" / "same.png").hardlink_to(photos / "a" / "1.png")
-    assert repeated_image(READERS["folder"](photos)) == "photos lists image 'a/1.png' again as 'b/same.png'"
-
-
 def test_members_of_one_name_are_found(photos: Path) -> None:
     with zipfile.ZipFile(photos / "all.zip", "w") as archive, warnings.catch_warnings():
         warnings.simplefilter("ignore")

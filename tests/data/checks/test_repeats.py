@@ -88,15 +88,6 @@ def test_near_duplicates_are_found_where_they_stand(tmp_path):
     }
 
 
-def test_a_copy_between_query_and_gallery_is_no_duplicate_within_a_split(tmp_path):
-    images = {f"{seed}.png": photo(seed) for seed in range(4)} | {"again.png": COPIES["cropped"](photo(0))}
-    sides = {"is_query": [True, True, False, False, False], "is_gallery": [False, False, True, True, True]}
-    report = examine(place(tmp_path, images, **sides))
-    assert rows_of(report, "nearly the same image in query and gallery") == [[0, 4]]
-    assert rows_of(report, "nearly the same image more than once in a split") == []
-    assert report.kept(FIXES).paths == tuple(images)
-
-
 @pytest.mark.parametrize(
     "columns",
     [
@@ -112,12 +103,6 @@ def test_pairs_of_two_cameras_or_of_query_and_gallery_are_left_alone(tmp_path, c
     report = examine(place(tmp_path, images, labels=labels, **columns))
     assert [rows for found in report.findings for rows in found.rows if rows in ((0, 4), (3, 5))]
     assert report.kept(FIXES).paths == tuple(images)
-
-
-def test_the_same_picture_of_one_camera_is_left_out_beside_that_of_another(tmp_path):
-    images = {f"{place}.png": photo(0) for place in range(4)}
-    report = examine(place(tmp_path, images, groups=[1, 2, 1, 2]))
-    assert report.kept(["repeats"]).paths == ("0.png", "1.png")
 
 
 def test_one_path_in_two_splits_is_a_leak_and_under_two_classes_a_conflict(tmp_path):

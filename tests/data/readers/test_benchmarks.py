@@ -1,5 +1,8 @@
+"""The readers of benchmarks on small trees in the official layouts."""
+
 import json
 
+import numpy as np
 import pytest
 from testing.benchmark_trees import (
     INATURALIST_TEST,
@@ -11,33 +14,50 @@ from testing.benchmark_trees import (
     VEHICLE_TRAIN,
     annotations,
     inaturalist_tree,
-    publish_small_sizes,
     sop_tree,
     vehicleid_tree,
 )
-from testing.data_trees import real_archive, zip_tree
+from testing.data_trees import zip_tree
+from testing.retrieval_trees import (
+    CARS,
+    CUB,
+    INSHOP,
+    MARKET,
+    MSMT,
+    VERI,
+    WILD,
+    cars_tree,
+    cars_tree_of_two_folders,
+    cub_tree,
+    inshop_tree,
+    market_tree,
+    msmt_tree,
+    veri_tree,
+    wild_tree,
+    write_annotations,
+)
 
 from aurank.data import READERS
 from aurank.data.checks.doctor import examine
-from aurank.data.readers.benchmarks import read_inaturalist, read_sop, read_vehicleid
-from aurank.data.readers.listing import read_lists
+from aurank.embedding.embed import Embedded
+from aurank.embedding.protocols import PROTOCOLS
 from aurank.errors import UserError
 
+pytestmark = pytest.mark.usefixtures("small_sizes")
 INATURALIST_LIST = "Inat_dataset_splits/Inaturalist_train_set1.txt"
 
 
-@pytest.fixture(autouse=True)
-def small_sizes(monkeypatch):
-    publish_small_sizes(monkeypatch)
+def read(name, root, **params):
+    return READERS[name](root, **params)
 
 
-def _names(manifest):
+def names(manifest):
     return [manifest.classes[label] for label in manifest.labels]
 
 
-def _refusal(reader, root, **params):
+def refusal(name, root, **params):
     with pytest.raises(UserError) as error:
-        reader(root, **params)
+        READERS[name](root, **params)
     assert "\n" not in str(error.value)
     return str(error.value)
 
@@ -45,149 +65,63 @@ def _refusal(reader, root, **params):
 @pytest.mark.parametrize("name", TREES)
 def test_a_benchmark_is_found_below_the_data_folder_or_is_the_data_folder(name, tmp_path):
     folder = TREES[name](tmp_path)
-    below = READERS[name](tmp_path)
+    below = read(name, tmp_path)
     assert below.name == name
     assert examine(below).errors == []
-    assert READERS[name](folder).sha256 == below.sha256
+    assert read(name, folder).sha256 == below.sha256
     folder.rename(tmp_path / "elsewhere")
-    assert READERS[name](tmp_path, path="elsewhere").sha256 == below.sha256
+    assert read(name, tmp_path, path="elsewhere").sha256 == below.sha256
 
 
 @pytest.mark.parametrize("name", TREES)
 def test_a_benchmark_that_is_not_there_says_where_to_get_it_and_the_layout(name, tmp_path):
-    message = _refusal(READERS[name], tmp_path)
+    message = refusal(name, tmp_path)
     for part in ("is not there", str(tmp_path), "https://", "expected layout: ", "data.root"):
         assert part in message
-    assert str(tmp_path / "gone") in _refusal(READERS[name], tmp_path, path="gone")
+    assert str(tmp_path / "gone") in refusal(name, tmp_path, path="gone")
+
+
+@pytest.mark.parametrize(
+    ("name", "archive"), [("sop", "Stanford_Online_Products.zip"), ("market1501", "Market-1501-v15.09.15.zip")]
+)
+def test_a_benchmark_is_read_from_the_archive_as_downloaded(tmp_path, name, archive):
+    folder = TREES[name](tmp_path / "tree")
+    zip_tree(folder, tmp_path / archive, prefix=f"{folder.name}/")
+    assert read(name, tmp_path).sha256 == read(name, tmp_path, path=archive).sha256 == read(name, folder).sha256
+    assert examine(read(name, tmp_path)).errors == []
 
 
 def test_products_keep_their_numbers_and_the_test_list_goes_on_where_training_ends(tmp_path):
     sop_tree(tmp_path)
-    manifest = read_sop(tmp_path)
+    manifest = read("sop", tmp_path)
     assert manifest.paths == tuple(row[3] for row in SOP_TRAIN + SOP_TEST)
-    assert _names(manifest) == [str(row[1]) for row in SOP_TRAIN + SOP_TEST]
+    assert names(manifest) == [str(row[1]) for row in SOP_TRAIN + SOP_TEST]
     assert manifest.super_labels.tolist() == [row[2] for row in SOP_TRAIN + SOP_TEST]
     assert manifest.split_sizes == {"train": 4, "test": 5}
-    assert manifest.is_query.all()
-    assert manifest.is_gallery.all()
-
-
-@pytest.mark.parametrize("params", [{}, {"path": "Stanford_Online_Products.zip"}])
-def test_products_are_read_from_the_archive_as_downloaded(tmp_path, params):
-    folder = sop_tree(tmp_path / "tree")
-    zip_tree(folder, tmp_path / "Stanford_Online_Products.zip", prefix="Stanford_Online_Products/")
-    zipped = read_sop(tmp_path, **params)
-    assert zipped.sha256 == read_sop(folder).sha256
-    assert examine(zipped).errors == []
+    assert (manifest.is_query & manifest.is_gallery).all()
 
 
 def test_any_set_in_the_format_of_the_products_is_read_as_the_list_reader_does(tmp_path):
     folder = sop_tree(tmp_path)
     params = {"path": str(folder), "train": "Ebay_test.txt", "test": "Ebay_train.txt", "images": ""}
-    assert read_sop(tmp_path, complete=False, **params).sha256 == read_lists(tmp_path, **params).sha256
-    assert "Ebay_test.txt has 5 images of 2 classes, expected 4 images of 2" in _refusal(read_sop, tmp_path, **params)
-
-
-@pytest.mark.data
-def test_grocery_is_read_as_products():
-    lists_of = {split: f"grocery/derived_disjoint_{split}.txt" for split in ("train", "test")}
-    manifest = read_sop(
-        real_archive("grocery_128.zip"), path="grocery_128.zip", images="grocery/images", complete=False, **lists_of
-    )
-    assert manifest.split_sizes == {"train": 2478, "test": 2943}
-    assert len(manifest.split("test").classes) == 46
+    assert read("sop", tmp_path, complete=False, **params).sha256 == read("lists", tmp_path, **params).sha256
+    assert "Ebay_test.txt has 5 images of 2 classes, expected 4 images of 2" in refusal("sop", tmp_path, **params)
 
 
 def test_the_class_of_a_species_is_its_folder_and_the_super_label_the_folder_above(tmp_path):
     inaturalist_tree(tmp_path)
-    manifest = read_inaturalist(tmp_path)
+    manifest = read("inaturalist2018", tmp_path)
     assert manifest.paths == tuple(INATURALIST_TRAIN + INATURALIST_TEST)
-    assert _names(manifest) == ["Plantae/6000"] * 2 + ["Aves/3000"] + ["Aves/3001"] * 2 + ["Fungi/17"] * 2
+    assert names(manifest) == ["Plantae/6000"] * 2 + ["Aves/3000"] + ["Aves/3001"] * 2 + ["Fungi/17"] * 2
     assert manifest.super_labels.tolist() == [0, 0, 1, 1, 1, 2, 2]
     assert manifest.split_sizes == {"train": 3, "test": 4}
-
-
-@pytest.mark.parametrize("size", VEHICLE_TEST)
-def test_a_vehicle_list_names_images_of_seven_digits(tmp_path, size):
-    vehicleid_tree(tmp_path)
-    manifest = read_vehicleid(tmp_path, test=size)
-    rows = VEHICLE_TRAIN + VEHICLE_TEST[size]
-    assert manifest.paths == tuple(f"image/{image}.jpg" for image, _ in rows)
-    assert _names(manifest) == [str(vehicle) for _, vehicle in rows]
-    assert manifest.split_sizes == {"train": 4, "test": len(VEHICLE_TEST[size])}
-
-
-def test_images_whose_numbers_lost_their_zeros_are_found(tmp_path):
-    folder = vehicleid_tree(tmp_path)
-    before = read_vehicleid(tmp_path)
-    (folder / "train_test_split/train_list.txt").write_text("1 30\n2 30\n10 7\n11 7\n")
-    assert read_vehicleid(tmp_path).sha256 == before.sha256
-
-
-def test_super_labels_are_the_model_or_the_color_of_the_vehicle(tmp_path):
-    folder = vehicleid_tree(tmp_path)
-    model, color = (read_vehicleid(tmp_path, test="small", attribute=attribute) for attribute in ("model", "color"))
-    assert model.super_labels.tolist() == [12, 12, 249, 249, 0, 0, 0, 12, 12]
-    assert color.super_labels.tolist() == [6, 6, -1, -1, -1, -1, -1, 2, 2]
-    (folder / "attribute/model_attr.txt").unlink()
-    assert read_vehicleid(tmp_path, complete=False).super_labels is None
-
-
-# A file of a benchmark's tree, what it holds instead, or what is added to it, and a part of what is said.
-WRONG = [
-    ("sop", "Ebay_test.txt", "+9 9 9 bicycle_final/9.JPG", "has 6 images of 3 classes, expected 5 images of 2 classes"),
-    ("sop", "Ebay_train.txt", "+5 3 bicycle_final/9.JPG", "Ebay_train.txt, line 6"),
-    ("inaturalist2018", INATURALIST_LIST, "+" + INATURALIST_TRAIN[0].replace("a1", "z9"), "not in train2018.json"),
-    ("inaturalist2018", INATURALIST_LIST, "+a.jpg", "set1.txt, line 4"),
-    ("inaturalist2018", "train2018.json", "[" * 100_000, "train2018.json in "),
-    ("inaturalist2018", "train2018.json", '{"categories": [1]}', "unpack train2018.json.tar.gz again"),
-    ("vehicleid", "train_test_split/train_list.txt", "+0000300 30", "has label"),
-    ("vehicleid", "attribute/img2vid.txt", "+0000009 9", "img2vid.txt has 17 images, expected 16"),
-    ("vehicleid", "attribute/img2vid.txt", "+0000010 8", "another class in attribute/img2vid.txt: 1 (image/00"),
-    ("vehicleid", "train_test_split/train_list.txt", "+1 2 3", "train_list.txt, line 5"),
-    ("cub200", "images.txt", "name", "images.txt, line 1"),
-    ("cub200", "image_class_labels.txt", "1 1\n2 7", "images of another class in image_class_labels.txt: 1 (001.Black"),
-    ("cub200", "image_class_labels.txt", "1 1", "images without a class in image_class_labels.txt: 8 (001.Black_f"),
-    ("cars196", "cars_annos.mat", "MATLAB 5.0 MAT-file" + "\0" * 200, "cars_annos.mat in "),
-    ("inshop", "Eval/list_eval_partition.txt", "image_name item_id evaluation_status", "partition.txt, line 1"),
-    ("inshop", "Eval/list_eval_partition.txt", "+img/1.jpg id_1 galery", "partition.txt, line 13"),
-    ("market1501", "query/0001.jpg", "", "image '0001.jpg' is not named like 0002_c1s1_000451_03.jpg"),
-    ("msmt17", "list_query.txt", "+0000/a.jpg 3", "list_query.txt, line 3"),
-    ("msmt17", "list_query.txt", "+0000/0000_000_01_x.jpg p", "list_query.txt, line 3"),
-    ("veriwild", "train_test_split/vehicle_info.txt", "id/image;Camera ID", "without a camera in train_test_split"),
-    ("veriwild", "train_test_split/vehicle_info.txt", "id/image;Camera ID\n1/1;x", "vehicle_info.txt, line 2"),
-    ("veriwild", "train_test_split/test_10000.txt", "000502", "test_10000.txt, line 1"),
-    ("gldv2", "index/index.csv", "image\n1", "index/index.csv, line 1"),
-    ("gldv2", "index/index.csv", "id\n../x", "index/index.csv, line 2"),
-    ("gldv2", "test/retrieval_solution_v2.1.csv", "id,images,Usage\n012,0,Some", "solution_v2.1.csv, line 2"),
-]
-
-
-@pytest.mark.parametrize(("name", "file", "text", "said"), WRONG)
-def test_a_file_that_does_not_fit_is_named(name, file, text, said, tmp_path):
-    path = TREES[name](tmp_path) / file
-    path.write_text(path.read_text() + text[1:] + "\n" if text.startswith("+") else text)
-    assert said in _refusal(READERS[name], tmp_path)
 
 
 @pytest.mark.parametrize("file", ["train2018.json", "val2018.json"])
 def test_a_part_needs_no_annotations(file, tmp_path):
     (inaturalist_tree(tmp_path) / file).unlink()
-    assert f"{file}, " in _refusal(read_inaturalist, tmp_path)
-    assert len(read_inaturalist(tmp_path, complete=False)) == 7
-
-
-def test_a_part_of_a_benchmark_is_read_only_when_it_is_said_to_be_one(tmp_path):
-    path = sop_tree(tmp_path) / "Ebay_test.txt"
-    path.write_text("\n".join(path.read_text().splitlines()[:4]) + "\n")
-    assert "data.params.complete=false" in _refusal(read_sop, tmp_path)
-    assert read_sop(tmp_path, complete=False).split_sizes == {"train": 4, "test": 3}
-
-
-def test_the_vehicle_lists_of_before_the_correction_are_recognised(tmp_path):
-    path = vehicleid_tree(tmp_path) / "train_test_split/train_list.txt"
-    path.write_text("0000001 30\n")
-    assert "110,178 training images of 13,134 vehicles" in _refusal(read_vehicleid, tmp_path)
+    assert f"{file}, " in refusal("inaturalist2018", tmp_path)
+    assert len(read("inaturalist2018", tmp_path, complete=False)) == 7
 
 
 @pytest.mark.parametrize("part", ["category_id", "supercategory"])
@@ -199,6 +133,173 @@ def test_a_species_that_the_annotations_call_otherwise_is_shown(tmp_path, part):
     else:
         content["categories"] = [{"id": 6000, "supercategory": "Fungi"}]
     (folder / "val2018.json").write_text(json.dumps(content))
-    message = _refusal(read_inaturalist, tmp_path)
     shown = "Fungi/17" if part == "category_id" else "Fungi/6000"
-    assert f"another class in train2018.json and val2018.json: 1 ({INATURALIST_TRAIN[0]} is {shown})" in message
+    assert f"1 ({INATURALIST_TRAIN[0]} is {shown})" in refusal("inaturalist2018", tmp_path)
+
+
+@pytest.mark.parametrize("size", VEHICLE_TEST)
+def test_a_vehicle_list_names_images_of_seven_digits_which_may_have_lost_their_zeros(tmp_path, size):
+    folder = vehicleid_tree(tmp_path)
+    manifest = read("vehicleid", tmp_path, test=size)
+    rows = VEHICLE_TRAIN + VEHICLE_TEST[size]
+    assert manifest.paths == tuple(f"image/{image}.jpg" for image, _ in rows)
+    assert names(manifest) == [str(vehicle) for _, vehicle in rows]
+    assert manifest.split_sizes == {"train": 4, "test": len(VEHICLE_TEST[size])}
+    (folder / "train_test_split/train_list.txt").write_text("1 30\n2 30\n10 7\n11 7\n")
+    assert read("vehicleid", tmp_path, test=size).sha256 == manifest.sha256
+
+
+def test_super_labels_are_the_model_or_the_color_of_the_vehicle(tmp_path):
+    folder = vehicleid_tree(tmp_path)
+    model, color = (
+        read("vehicleid", tmp_path, test="small", attribute=name).super_labels for name in ("model", "color")
+    )
+    assert model.tolist() == [12, 12, 249, 249, 0, 0, 0, 12, 12]
+    assert color.tolist() == [6, 6, -1, -1, -1, -1, -1, 2, 2]
+    (folder / "attribute/model_attr.txt").unlink()
+    assert read("vehicleid", tmp_path, complete=False).super_labels is None
+
+
+# A file of a benchmark's tree, what it holds instead, or what is added to it, and a part of what is said.
+WRONG = [
+    ("sop", "Ebay_test.txt", "+9 9 9 bicycle_final/9.JPG", "has 6 images of 3 classes, expected 5 images of 2 classes"),
+    ("sop", "Ebay_train.txt", "+5 3 bicycle_final/9.JPG", "Ebay_train.txt, line 6"),
+    ("inaturalist2018", INATURALIST_LIST, "+" + INATURALIST_TRAIN[0].replace("a1", "z9"), "not in train2018.json"),
+    ("inaturalist2018", "train2018.json", '{"categories": [1]}', "unpack train2018.json.tar.gz again"),
+    ("vehicleid", "train_test_split/train_list.txt", "+0000300 30", "has label"),
+    ("vehicleid", "attribute/img2vid.txt", "+0000009 9", "img2vid.txt has 17 images, expected 16"),
+    ("vehicleid", "attribute/img2vid.txt", "+0000010 8", "another class in attribute/img2vid.txt: 1 (image/00"),
+    ("cub200", "image_class_labels.txt", "1 1\n2 7", "images of another class in image_class_labels.txt: 1 (001.Black"),
+    ("cub200", "image_class_labels.txt", "1 1", "images without a class in image_class_labels.txt: 8 (001.Black_f"),
+    ("cars196", "cars_annos.mat", "MATLAB 5.0 MAT-file" + "\0" * 200, "cars_annos.mat in "),
+    ("inshop", "Eval/list_eval_partition.txt", "+img/1.jpg id_1 galery", "partition.txt, line 13"),
+    ("market1501", "query/0001.jpg", "", "image '0001.jpg' is not named like 0002_c1s1_000451_03.jpg"),
+    ("msmt17", "list_query.txt", "+0000/0000_000_01_x.jpg p", "list_query.txt, line 3"),
+    ("veriwild", "train_test_split/vehicle_info.txt", "id/image;Camera ID", "without a camera in train_test_split"),
+    ("gldv2", "index/index.csv", "id\n../x", "index/index.csv, line 2"),
+    ("gldv2", "test/retrieval_solution_v2.1.csv", "id,images,Usage\n012,0,Some", "solution_v2.1.csv, line 2"),
+]
+
+
+@pytest.mark.parametrize(("name", "file", "text", "said"), WRONG)
+def test_a_file_that_does_not_fit_is_named(name, file, text, said, tmp_path):
+    path = TREES[name](tmp_path) / file
+    path.write_text(path.read_text() + text[1:] + "\n" if text.startswith("+") else text)
+    assert said in refusal(name, tmp_path)
+
+
+def test_birds_of_the_first_hundred_classes_train_and_the_others_test(tmp_path):
+    cub_tree(tmp_path)
+    manifest = read("cub200", tmp_path)
+    assert manifest.paths == tuple(f"images/{name}" for _, name in CUB)
+    assert names(manifest) == [name.split("/")[0] for _, name in CUB]
+    assert manifest.splits.tolist() == ["train"] * 4 + ["test"] * 5
+
+
+@pytest.mark.parametrize("tree", [cars_tree, cars_tree_of_two_folders])
+def test_cars_are_split_by_class_whichever_folder_they_lie_in(tmp_path, tree):
+    tree(tmp_path)
+    manifest = read("cars196", tmp_path)
+    numbers = [int(name) for name in names(manifest)]
+    assert sorted(numbers) == sorted(number for number, _ in CARS)
+    assert manifest.splits.tolist() == ["train" if number <= 98 else "test" for number in numbers]
+    assert examine(manifest).errors == []
+
+
+def test_half_of_the_cars_says_what_is_missing_and_is_read_as_a_part_only_when_it_is_said_to_be_one(tmp_path):
+    file = cars_tree_of_two_folders(tmp_path) / "cars_test_annos_withlabels.mat"
+    file.unlink()
+    assert "annos_withlabels.mat, the annotations of cars_test, is missing: get it from" in refusal("cars196", tmp_path)
+    write_annotations(file, ["00001.jpg"], [99], field="fname")
+    message = refusal("cars196", tmp_path)
+    assert "classes 99 to 196 has 3 images of 2 classes, expected 4 images of 2 classes" in message
+    assert "numbers by those cannot be compared" in message
+    assert "data.params.complete=false" in message
+    assert read("cars196", tmp_path, complete=False).split_sizes == {"train": 2, "test": 3}
+
+
+@pytest.mark.parametrize("images", ["Img", "", "elsewhere"])
+def test_clothes_have_queries_apart_from_the_gallery(tmp_path, images):
+    folder = inshop_tree(tmp_path)
+    if images == "":
+        (folder / "Img/img").rename(folder / "img")
+    elif images != "Img":
+        (folder / "Img").rename(folder / images)
+    manifest = read("inshop", tmp_path, images="elsewhere" if images == "elsewhere" else None)
+    parts = [(name, state) for part in ("train", "query", "gallery") for name, state in INSHOP if state == part]
+    states = np.array([state for _, state in parts])
+    assert manifest.paths == tuple(f"img/{name}" for name, _ in parts)
+    assert manifest.splits.tolist() == np.where(states == "train", "train", "test").tolist()
+    test = states != "train"
+    assert manifest.is_query[test].tolist() == (states[test] == "query").tolist()
+    assert manifest.is_gallery[test].tolist() == (states[test] == "gallery").tolist()
+    assert set(manifest.split("test").classes) == {"id_00000001", "id_00000003"}
+
+
+def test_persons_and_cameras_are_read_from_the_names_and_junk_is_left_out(tmp_path):
+    market_tree(tmp_path)
+    manifest = read("market1501", tmp_path)
+    images = [name for folder in MARKET for name in sorted(MARKET[folder]) if not name.startswith("-1")]
+    assert [path.split("/")[1].removesuffix(".jpg") for path in manifest.paths] == images
+    assert names(manifest) == [name[:4] for name in images]
+    assert manifest.groups.tolist() == [int(name[6]) for name in images]
+    test = manifest.split("test")
+    assert test.is_query.tolist() == [True] * 3 + [False] * 7
+    assert (test.is_query != test.is_gallery).all()
+
+
+def test_a_query_is_ranked_without_gallery_images_of_its_own_camera(tmp_path):
+    market_tree(tmp_path)
+    test = read("market1501", tmp_path).split("test")
+    rows = len(test)
+    given = Embedded(
+        np.random.default_rng(3).normal(size=(rows, 5)).astype(np.float32),
+        *(test.labels, np.arange(rows), np.array(test.paths), test.is_query, test.is_gallery, test.groups),
+    )
+    report = PROTOCOLS["market1501"].evaluate(given)
+    unit = given.embeddings / np.linalg.norm(given.embeddings, axis=1, keepdims=True)
+    precisions = []
+    for query in np.flatnonzero(test.is_query):
+        own = (test.labels == test.labels[query]) & (test.groups == test.groups[query])
+        gallery = np.flatnonzero(test.is_gallery & ~own)
+        order = gallery[np.argsort(-(unit[gallery] @ unit[query]))]
+        found = test.labels[order] == test.labels[query]
+        precisions.append(np.mean((np.cumsum(found) / np.arange(1, len(found) + 1))[found]))
+    assert report.mauprc == pytest.approx(np.mean(precisions), abs=1e-6)
+    assert (report.num_queries, report.num_gallery) == (3, 7)
+
+
+def test_vehicles_and_cameras_are_read_from_the_names_and_their_number_is_insisted_on(tmp_path):
+    folder = veri_tree(tmp_path)
+    manifest = read("veri776", tmp_path)
+    images = [name for folder in VERI for name in sorted(VERI[folder])]
+    assert names(manifest) == [name[:4] for name in images]
+    assert manifest.groups.tolist() == [int(name[6:9]) for name in images]
+    (folder / "image_test/0005_c008_00077625_0.jpg").unlink()
+    assert "image_test has 3 images of 1 classes, expected 4 images of 2 classes" in refusal("veri776", tmp_path)
+    assert read("veri776", tmp_path, complete=False).split_sizes == {"train": 4, "test": 5}
+
+
+@pytest.mark.parametrize("folders", [{}, {"train": "mask_train_v2", "test": "mask_test_v2"}], ids=["first", "second"])
+def test_persons_of_training_and_test_that_share_a_number_are_two_classes(tmp_path, folders):
+    msmt_tree(tmp_path, **folders)
+    manifest = read("msmt17", tmp_path)
+    rows = [(file, image, person) for file in MSMT for image, person in MSMT[file]]
+    kinds = ["train" if file in ("list_train.txt", "list_val.txt") else "test" for file, *_ in rows]
+    assert names(manifest) == [f"{kind}/{person}" for kind, (_, _, person) in zip(kinds, rows, strict=True)]
+    inside = {kind: folders.get(kind, kind) for kind in ("train", "test")}
+    paths = [f"{inside[kind]}/{image}.jpg" for kind, (_, image, _) in zip(kinds, rows, strict=True)]
+    assert manifest.paths == tuple(paths)
+    assert manifest.groups.tolist() == [1, 5, 14, 11, 1, 2, 1, 7, 2, 15]
+    assert read("msmt17", tmp_path, validation=True).split_sizes == {"train": 2, "val": 2, "test": 6}
+
+
+@pytest.mark.parametrize(("size", "count"), [("small", 3000), ("medium", 5000), ("large", 10000)])
+def test_vehicles_in_the_wild_take_their_cameras_from_the_information_file(tmp_path, size, count):
+    wild_tree(tmp_path)
+    manifest = read("veriwild", tmp_path, test=size)
+    rows = [*WILD["train_list"], *WILD[f"test_{count}_query"], *WILD[f"test_{count}"]]
+    assert manifest.paths == tuple(f"images/{image}.jpg" for image, _ in rows)
+    assert names(manifest) == [image.split("/")[0] for image, _ in rows]
+    assert manifest.groups.tolist() == [camera for _, camera in rows]
+    assert manifest.split("test").is_query.tolist() == [True, False, False, False]

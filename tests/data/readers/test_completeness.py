@@ -1,16 +1,11 @@
 import hashlib
 
 import pytest
-from testing.benchmark_trees import TREES, publish_small_sizes, sop_tree, vehicleid_tree
+from testing.benchmark_trees import TREES, sop_tree, vehicleid_tree
 from testing.data_trees import zip_tree
 
 from aurank.data import BENCHMARKS, check_benchmark
 from aurank.errors import UserError
-
-
-@pytest.fixture
-def small_sizes(monkeypatch):
-    publish_small_sizes(monkeypatch)
 
 
 @pytest.mark.usefixtures("small_sizes")
@@ -101,15 +96,6 @@ def test_everything_wrong_is_listed_together_and_ends_with_source_layout_and_ter
         assert part in text
 
 
-@pytest.mark.parametrize("name", TREES)
-def test_an_empty_folder_says_where_the_set_is_looked_for_and_where_to_get_it(name, tmp_path):
-    report = check_benchmark(name, tmp_path)
-    assert not report.complete
-    assert str(tmp_path / BENCHMARKS[name].folders[0]) in report.problems[0]
-    assert f"get it from: {BENCHMARKS[name].origin}" in str(report)
-    assert str(tmp_path / "x") in check_benchmark(name, tmp_path, path="x").problems[0]
-
-
 @pytest.mark.usefixtures("small_sizes")
 @pytest.mark.parametrize("beside", ["tree", "tree/Stanford_Online_Products"])
 def test_an_archive_that_is_there_is_compared_with_its_published_md5(tmp_path, monkeypatch, beside):
@@ -129,12 +115,6 @@ def test_an_archive_that_is_there_is_compared_with_its_published_md5(tmp_path, m
     assert f"{archive} with the published md5" in report.confirmed
     size = archive.stat().st_size
     assert seen == [(size, size)]
-
-
-@pytest.mark.usefixtures("small_sizes")
-def test_the_archive_alone_is_complete_too(tmp_path, monkeypatch):
-    zip_tree(sop_tree(tmp_path / "tree"), tmp_path / "Stanford_Online_Products.zip", prefix="Stanford_Online_Products/")
-    assert check_benchmark("sop", tmp_path, checksums=False).complete
 
 
 def test_a_name_that_is_no_benchmark_is_refused_naming_those_that_are(tmp_path):

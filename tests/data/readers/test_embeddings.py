@@ -69,18 +69,13 @@ def spoiled(row: int, value: float) -> np.ndarray:
     [
         ({"splits": None}, r"holds no array 'splits', .* aurank embed --split all, or name .* data.params.splits"),
         ({"splits": np.array(["training"] * 72)}, "split 'training' is not known; expected one of train, val, test"),
-        ({"splits": np.arange(72)}, "splits has shape"),
         ({"labels": None}, "holds no array 'labels'"),
         ({"labels": np.arange(71)}, r"labels has shape \(71,\)"),
         ({"embeddings": spoiled(50, np.nan)}, r"row 50 \('8/50.png'\) holds NaN or infinity; .*aurank doctor"),
-        ({"embeddings": spoiled(0, -np.inf)}, "row 0 .* holds NaN or infinity"),
         ({"embeddings": rows()["embeddings"].astype(np.float64) * 1e200}, "holds NaN or infinity"),
-        ({"embeddings": rows()["embeddings"][:, 0]}, r"embeddings has shape \(72,\)"),
-        ({"embeddings": np.zeros((72, 0))}, "expected a matrix of numbers"),
         ({"embeddings": np.array([["a"]] * 72)}, "embeddings has shape .* expected a matrix of numbers"),
         ({"paths": np.array(["same"] * 72)}, "holds image 'same' twice"),
         ({"made_by": np.array("{}")}, "embeddings with made_by"),
-        ({"made_by": np.array(3)}, "made_by has shape"),
     ],
 )
 def test_files_that_cannot_be_trained_on_are_refused_in_one_line(

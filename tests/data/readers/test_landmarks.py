@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 from scipy.io import loadmat, savemat
-from testing.benchmark_trees import publish_small_sizes
 from testing.retrieval_trees import GALLERY, GLD, INDEX, LANDMARKS, gld_tree, landmark_tree
 
 from aurank.data import ImageDataset
@@ -12,16 +11,12 @@ from aurank.embedding.embed import Embedded, embed_pixels
 from aurank.embedding.protocols import PROTOCOLS
 from aurank.errors import UserError
 
+pytestmark = pytest.mark.usefixtures("small_sizes")
 SOUGHT = {
     "easy": {"positives": ["easy"], "ignored": ["junk", "hard"]},
     "medium": {"positives": ["easy", "hard"], "ignored": ["junk"]},
     "hard": {"positives": ["hard"], "ignored": ["junk", "easy"]},
 }
-
-
-@pytest.fixture(autouse=True)
-def small_sizes(monkeypatch):
-    publish_small_sizes(monkeypatch)
 
 
 def _listed(difficulty, column):
@@ -83,19 +78,6 @@ def test_the_numbers_are_those_of_a_list_without_what_is_left_out(tmp_path, diff
     assert report.metrics["precision@5(last)"] == pytest.approx(np.mean(precisions), abs=1e-12)
     assert report.num_queries == len(areas) + report.num_lone_queries
     assert protocol.evaluate(given, metrics=["mauprc"]).metrics == {"mauprc": report.mauprc}
-
-
-def test_order_of_rows_changes_nothing_but_other_pairs_are_another_question(tmp_path):
-    landmark_tree(tmp_path)
-    protocol = PROTOCOLS["roxford5k-medium"]
-    manifest = protocol.manifest(tmp_path)
-    one, turned = (protocol.evaluate(_embedded(manifest, order)) for order in (slice(None), slice(None, None, -1)))
-    assert one.protocol == turned.protocol
-    assert one.metrics == pytest.approx(turned.metrics)
-    protocol.require_same(_embedded(manifest), manifest)
-    easy = PROTOCOLS["roxford5k-easy"].manifest(tmp_path)
-    with pytest.raises(UserError, match="not those of protocol roxford5k-medium"):
-        protocol.require_same(_embedded(easy), manifest)
 
 
 def test_pairs_stay_with_their_rows_and_in_the_file_of_embeddings(tmp_path):

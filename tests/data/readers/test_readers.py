@@ -78,12 +78,6 @@ def test_a_folder_with_split_folders_is_read_as_they_say(tmp_path):
     assert read_folder(tmp_path, path="pets").sha256 == manifest.sha256
 
 
-def test_a_class_in_two_split_folders_is_one_class(tmp_path):
-    manifest = read_folder(write_tree(tmp_path, ["train/cat/1.png", "test/cat/2.png"]))
-    assert manifest.classes == ("cat",)
-    assert "classes in both train and test: 1 (cat)" in examine(manifest).warnings
-
-
 def test_a_folder_of_classes_is_for_testing_unless_told_otherwise(tmp_path):
     tree = write_tree(tmp_path, [f"class{number}/{image}.png" for number in range(10) for image in range(3)])
     assert read_folder(tree).split_sizes == {"test": 30}

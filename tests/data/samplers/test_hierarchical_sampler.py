@@ -48,23 +48,6 @@ def test_equal_super_categories_give_full_batches_of_each_image_once():
     assert len(met) > 5
 
 
-def test_ranks_share_the_batches_of_one_process():
-    labels = shuffled_labels([8] * 24)
-    given = {"super_labels": labels // 6, "categories": 2}
-    one = HierarchicalSampler(labels, 32, **given).epoch(1)
-    parts = [HierarchicalSampler(labels, 32, **given, rank=rank, world_size=2).epoch(1) for rank in range(2)]
-    for whole, *shares in zip(one, *parts, strict=True):
-        assert np.concatenate(shares).tolist() == whole.tolist()
-
-
-def test_a_super_category_that_outweighs_all_others_ends_in_batches_of_its_own():
-    labels = shuffled_labels([8] * 24)
-    super_labels = np.where(labels < 20, 0, 1)
-    batches = HierarchicalSampler(labels, 16, super_labels=super_labels).epoch(0)
-    assert sorted(np.concatenate(batches).tolist()) == list(range(len(labels)))
-    assert sorted({len(rows) for rows in batches}) == [8, 16]
-
-
 @pytest.mark.parametrize(("batch", "categories", "most"), [(32, 2, 32), (80, 2, 56), (112, 3, 76), (30, 3, 30)])
 def test_the_largest_batch_is_what_the_largest_super_categories_have_room_for(batch, categories, most):
     labels = shuffled_labels([8] * 24)

@@ -1,6 +1,5 @@
 import pickle
 
-import cv2
 import numpy as np
 import pytest
 import torch
@@ -55,15 +54,6 @@ def test_the_result_depends_on_image_and_seed_only(name, seeds):
         torch.testing.assert_close(pipeline(image, seed), first, rtol=0, atol=0)
         torch.testing.assert_close(TRANSFORMS[name](12, 3)(image, seed), first, rtol=0, atol=0)
         torch.testing.assert_close(pickle.loads(pickle.dumps(pipeline))(image, seed), first, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("name", RANDOM)
-def test_training_transforms_vary_with_the_seed_and_rest_without_one(name):
-    pipeline = TRANSFORMS[name](16, 3)
-    image = pixels(0, 30, 60)
-    found = [pipeline(image, seed) for seed in range(20)]
-    assert len({one.numpy().tobytes() for one in found}) >= 15  # two crops of so small an image may agree
-    assert torch.equal(pipeline(image), pipeline(image, None))
 
 
 @pytest.mark.parametrize("name", TRANSFORMS)
@@ -127,15 +117,6 @@ def test_crop_flip_without_margin_crops_the_image_at_its_own_size():
     assert min(changes[0]) > 2 * max(changes[1])
 
 
-@pytest.mark.parametrize("name", ["crop_flip", "random_crop"])
-def test_images_are_flipped_as_often_as_told(name):
-    image = np.tile(np.arange(64, dtype=np.uint8)[None, :, None], (64, 1, 1))
-    for flip in (0.0, 0.5, 1.0):
-        pipeline = TRANSFORMS[name](56, 1, flip=flip)
-        flipped = [bool(found[0, 0, 0] > found[0, 0, -1]) for found in (pipeline(image, seed) for seed in range(200))]
-        assert abs(sum(flipped) / 200 - flip) < 0.12  # more than three standard deviations
-
-
 @pytest.mark.parametrize("channels", [1, 3, 4, 6])
 def test_affine_fills_every_channel_with_paper(channels):
     image = np.zeros((40, 40, channels), np.uint8)
@@ -146,33 +127,6 @@ def test_affine_fills_every_channel_with_paper(channels):
         corners = torch.stack([found(image, seed)[:, [0, 0, -1, -1], [0, -1, 0, -1]] for seed in range(20)])
         assert corners.max() == fill / 255
         assert (corners.amax(dim=(0, 2)) == fill / 255).all()
-
-
-def _centre_and_angle(image: np.ndarray) -> tuple[float, float, float]:
-    """Returns the centre of the ink (x, y) and the angle of its long axis in degrees."""
-    moments = cv2.moments(255 - image)
-    angle = 0.5 * np.arctan2(2 * moments["mu11"], moments["mu20"] - moments["mu02"])
-    return moments["m10"] / moments["m00"], moments["m01"] / moments["m00"], float(np.rad2deg(angle))
-
-
-def test_affine_stays_within_its_ranges_and_uses_them():
-    image = np.full((105, 105, 1), 255, np.uint8)
-    image[50:55, 30:75] = 0
-    pipeline = TRANSFORMS["affine"](105, 1, shear=0, oversample=1)
-    found = np.array([_centre_and_angle(pipeline.augment(image, seed)[:, :, 0]) for seed in range(200)])
-    shifts = found[:, :2] - np.array(_centre_and_angle(image[:, :, 0])[:2])
-    assert (np.abs(shifts) < 0.1 * 105 + 1).all()
-    assert (np.abs(shifts).max(axis=0) > 0.085 * 105).all()
-    # Width and height are scaled by themselves, which turns a line at 15 degrees by up to 2.9 more.
-    assert (np.abs(found[:, 2]) < 18).all()
-    assert np.abs(found[:, 2]).max() > 13
-    assert abs(found[:, 2].mean()) < 2
-
-
-def test_affine_warps_large_images_at_most_at_the_oversampled_size():
-    pipeline = TRANSFORMS["affine"](32, 1, oversample=2)
-    assert pipeline.prepare(pixels(0, 400, 50, 1)).shape == (64, 50, 1)
-    assert pipeline.prepare(pixels(0, 8, 8, 1)).shape == (32, 32, 1)
 
 
 @given(height=st.integers(1, 60), width=st.integers(1, 60), side=st.integers(1, 40))
@@ -187,24 +141,14 @@ def test_the_shorter_side_is_exact_and_the_shape_kept(height, width, side):
     ("name", "params", "message"),
     [
         ("crop_flip", {"scale": [0.5, 0.1]}, "scale must be two numbers between 1e-06 and 1, smaller one first"),
-        ("crop_flip", {"scale": [0, 1]}, r"scale must be .* got \[0, 1\]"),
         ("crop_flip", {"ratio": [1.0]}, "ratio must be two numbers"),
         ("crop_flip", {"flip": 2}, "flip must be between 0 and 1, got 2"),
         ("crop_flip", {"margin": 0.5}, "margin must be at least 1"),
-        ("random_crop", {"flip": -0.1}, "flip must be between 0 and 1, got -0.1"),
-        ("random_crop", {"margin": 0.5}, "margin must be at least 1"),
-        ("center", {"margin": 0.9}, "margin must be at least 1, got 0.9"),
         ("timm", {"crop_pct": 0}, "crop_pct must be between 0.01 and 2, got 0"),
         ("timm", {"crop_mode": "middle"}, "crop_mode must be one of center, squash, border, got 'middle'"),
-        ("affine", {"rotate": -1}, "rotate must be between 0 and 180, got -1"),
-        ("affine", {"translate": 2}, "translate must be between 0 and 1, got 2"),
-        ("affine", {"shear": 90}, "shear must be between 0 and 60, got 90"),
-        ("affine", {"fill": 256}, "fill must be between 0 and 255, got 256"),
         ("affine", {"oversample": 0.5}, "oversample must be at least 1, got 0.5"),
-        ("affine", {"scale": [-1, 1]}, "scale must be"),
         ("resize", {"image_size": 0}, "image_size must be at least 1, got 0"),
         ("resize", {"mean": [0.5]}, "mean must be 3 numbers"),
-        ("resize", {"std": [1, 1, 0]}, "std must be"),
         ("resize", {"mean": [123, 116, 103]}, "mean must be 3 numbers between 0 and 1"),
     ],
 )
