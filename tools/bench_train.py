@@ -23,8 +23,8 @@ import torch
 from aurank.data import Batch, view_keys
 from aurank.training import read_config
 from aurank.training.build import build_splits
-from aurank.training.checkpoints.state import Progress, seed_everything
 from aurank.training.loop import Loop
+from aurank.training.state import Progress, seed_everything
 from aurank.training.trainer import Trainer
 
 WARM = 4  # steps of a turn that do not count
@@ -92,7 +92,7 @@ def trainer_of(given: argparse.Namespace, workers: int, folder: Path) -> Trainer
     far = [f"train.{key}={FAR}" for key in ("steps", "validate_every", "checkpoint_every")]
     config = read_config(given.config, [*given.override, *far, f"data.workers={workers}"])
     seed_everything(0)
-    return Trainer(config, build_splits(config.data, seed=config.seed), folder)
+    return Trainer(config, build_splits(config), folder)
 
 
 def as_model_sees(trainer: Trainer, batch: Batch) -> Batch:

@@ -19,9 +19,9 @@ CONFIG = "digits/soprc"
 def baselines(config: Config) -> dict[str, Report]:
     """What training has to beat on the test split: the untrained network, and the pixels themselves as embeddings."""
     from aurank.training.build import build_splits
-    from aurank.training.checkpoints.state import seed_everything
+    from aurank.training.state import seed_everything
 
-    splits = build_splits(config.data, seed=config.seed, texts=False)
+    splits = build_splits(config, texts=False)
     if splits.test is None:
         raise UserError(f"{splits.whole.name} has no test split to measure a baseline on; choose data that has one")
     config = fill_preprocessing(config)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from aurank.config import Component, Config, DataConfig, LossTerm
+from aurank.config import Component, Config, LossTerm
 from aurank.config.components import build, signature
 from aurank.config.schema import NO_BACKBONE
 from aurank.data import SAMPLERS, Manifest, Sampler
@@ -36,10 +36,7 @@ from aurank.training.optim import BATCH_RULES, OPTIMISERS, SCHEDULES, Schedule, 
 
 @dataclass(frozen=True, eq=False)
 class Splits:
-    """The data of a run: ``whole`` as read, and its parts; ``val`` is None when nothing is held out.
-
-    ``test`` is None where data without labels, trained on with data.train_labels=image, have no such split.
-    """
+    """The data of a run: ``whole`` as read, and its parts; None where there is no such split."""
 
     whole: Manifest
     train: Manifest
@@ -47,47 +44,39 @@ class Splits:
     test: Manifest | None
 
 
-def build_splits(config: DataConfig, *, seed: int, texts: bool = True) -> Splits:
-    """The training, validation and test images.
-
-    `texts=False`: none are read (model.text is null), so that each split has an image once, however many its texts are.
-    """
-    given = read_whole(config)
-    if asks_about_classes(config, given):
-        labelled = given if config.train_labels == "class" else given.select(given.splits != "train")
+def build_splits(config: Config, *, texts: bool = True) -> Splits:
+    """Return the splits, with each image once, however many its texts are, where ``model.text`` or `texts` is not."""
+    data, once = config.data, config.model.text is None or not texts
+    given = read_whole(data)
+    if asks_about_classes(data, given):
+        labelled = given if data.train_labels == "class" else given.select(given.splits != "train")
         counts = ", ".join(f"{count:,} {split}" for split, count in labelled.split_sizes.items())
-        require_likely_classes(labelled, config, counts=counts)
-    whole = hold_out(given, config, seed=seed)
-    require_distinct(whole, config)
-
-    def taken(name: str) -> Manifest:
-        rows = split_of(whole, config, name)
-        return rows if texts else each_image_once(rows)
-
-    train = taken("train")
-    val = taken("val") if "val" in whole.split_sizes else None
-    if config.train_labels == "class":
-        return Splits(whole, train, val, taken("test"))
-    return Splits(whole, with_own_labels(train), val, taken("test") if "test" in whole.split_sizes else None)
+        require_likely_classes(labelled, data, counts=counts)
+    whole = hold_out(given, data, seed=config.seed)
+    require_distinct(whole, data)
+    by_class, splits = data.train_labels == "class", {}
+    for name in ("train", "val", "test"):
+        is_needed = name == "train" or (name == "test" and by_class)
+        rows = split_of(whole, data, name) if is_needed or name in whole.split_sizes else None
+        splits[name] = each_image_once(rows) if once and rows is not None else rows
+    train = splits["train"]
+    assert train is not None
+    return Splits(whole, train if by_class else with_own_labels(train), splits["val"], splits["test"])
 
 
 def build_sampler(
     config: Config, train: Manifest, *, rank: int, world_size: int, neighbours: Callable[[int], Any]
 ) -> Sampler:
-    """The batch sampler over the training rows; ``neighbours`` finds the nearest images, for one that asks for them."""
+    """Return the batch sampler; ``neighbours`` finds the nearest images, for a sampler that asks for them."""
     component = config.sampler
-    offered = {"labels": train.labels, "batch": component.batch, "seed": config.seed}
-    offered |= {"rank": rank, "world_size": world_size, "neighbours": neighbours}
-    offered["super_labels"] = train.super_labels
+    offered: dict[str, Any] = {"labels": train.labels, "super_labels": train.super_labels, "neighbours": neighbours}
+    offered |= {"batch": component.batch, "seed": config.seed, "rank": rank, "world_size": world_size}
     sampler: Sampler = build("sampler.params", SAMPLERS[component.name], offered, component.params)
     return sampler
 
 
 def check_image_size(encoder: Encoder, config: Config, device: torch.device) -> None:
-    """Raise UserError where the encoder, unless it is a head alone, cannot take images of every size that is used.
-
-    One image of each goes through it, of zeros and in evaluation mode: neither it nor a random generator changes.
-    """
+    """Raise UserError where the encoder cannot take images of every size that is used; try an image of zeros."""
     if config.model.backbone == NO_BACKBONE:
         return
     augmented = build_transform(config.data, train=True)
@@ -100,32 +89,25 @@ def check_image_size(encoder: Encoder, config: Config, device: torch.device) -> 
                 encoder(torch.zeros(1, config.data.channels, size, size, device=device))
     except UserError:
         raise
-    # A backbone refuses an image in its own way: by an assertion, a shape that does not fit, a missing attribute.
-    except Exception as error:
-        key = "data.image_size" if size == config.data.image_size else "data.train_transform.params.local_size"
-        own = encoder.image_size
-        fitting = f"a larger {key}" if own is None else f"{key}={own}, which it was made for"
-        given = f", or give model.params.img_size={size} to a transformer"
-        if len(sizes) > 1:
-            given = ", or give model.params.dynamic_img_size=true to a transformer, for several sizes"
+    except Exception as error:  # each backbone has a way of its own to refuse an image
         name = config.model.backbone
+        key = "data.image_size" if size == config.data.image_size else "data.train_transform.params.local_size"
+        fitting = f"a larger {key}" if encoder.image_size is None else f"{key}={encoder.image_size}, as it was made for"
+        given = f"model.params.img_size={size} or dynamic_img_size=true to one of timm"
         if is_tower(name):
-            given = f", or name it {name},force_image_size={size}" if name.startswith("open_clip:") else ""
+            given = f"force_image_size={size} to one of open_clip, behind a comma of its name"
         raise UserError(
-            f"model.backbone={name} fails on an image of {key}={size} ({first_line(error)}); use {fitting}{given}"
+            f"model.backbone={name} fails on an image of {key}={size} ({first_line(error)}); use {fitting}, or give "
+            f"{given}"
         ) from error
     finally:
         encoder.train(training)
 
 
 def build_loss(config: Config, train: Manifest) -> nn.Module:
-    """The loss over all processes, its sizes filled in from the data and the encoder, with its memory if it has one.
-
-    With texts it is of both directions. Several losses, or one of several widths, are a `MultipleLosses`.
-    """
+    """Return the loss over all processes, its sizes filled in from the data and the encoder, with its memory."""
     memory = config.memory
-    # Who sees the whole batch gathers it: the memory, where there is one.
-    gathers = memory is None
+    gathers = memory is None  # else the memory gathers the batch
     if not is_sum(config):
         loss = _build_term(config, config.terms[0], train, dim=config.model.dim, gathers=gathers)
     else:
@@ -142,13 +124,13 @@ def build_loss(config: Config, train: Manifest) -> nn.Module:
 
 
 def is_sum(config: Config) -> bool:
-    """Whether the loss is a sum, of several losses or of one over several widths, and asks miners by itself."""
+    """Return whether the loss is a sum, of several losses or of one over several widths, and asks its own miners."""
     first = config.terms[0]
     return len(config.terms) > 1 or first.matryoshka is not None or first.miner is not None or first.weight != 1
 
 
 def _parts(config: Config) -> Iterator[tuple[str, LossTerm, int | None, float]]:
-    """Each loss of a sum by its name, with the width of the embeddings that it sees, None for all, and its weight."""
+    """Yield each loss of a sum: its name, its term, the width of its embeddings (None: all) and its weight."""
     for term in config.terms:
         if term.matryoshka is None:
             yield term.name, term, None, term.weight
@@ -159,7 +141,7 @@ def _parts(config: Config) -> Iterator[tuple[str, LossTerm, int | None, float]]:
 
 
 def losses_of_terms(config: Config, loss: nn.Module) -> Iterator[tuple[str, LossTerm, nn.Module]]:
-    """Yield what `build_loss` built for each term, of several widths each, with its name and the term."""
+    """Yield each loss that `build_loss` built, of several widths each, with its name and the term."""
     whole = loss.loss if isinstance(loss, CrossBatchMemory) else loss
     if not isinstance(whole, MultipleLosses):
         yield "loss", config.terms[0], loss
@@ -185,7 +167,6 @@ def _build_term(config: Config, term: LossTerm, train: Manifest, *, dim: int, ga
 
 
 def build_miner(component: Component | None, train: Manifest) -> nn.Module | None:
-    """The miner, its sizes filled in from the data, or None."""
     if component is None:
         return None
     miner: nn.Module = build("miner.params", MINERS[component.name], {"num_samples": len(train)}, component.params)
@@ -193,12 +174,11 @@ def build_miner(component: Component | None, train: Manifest) -> nn.Module | Non
 
 
 def learning_rate(config: Config) -> float:
-    """The learning rate of the backbone after the warm-up, by the rule for the images of an update."""
+    """Return the learning rate of the backbone after the warm-up, by the rule for the images of an update."""
     return config.optim.lr * BATCH_RULES[config.optim.batch_rule](config.sampler.batch * config.train.accumulate)
 
 
 def build_optimiser(config: Config, model: nn.Module, loss: nn.Module) -> Optimizer:
-    """The optimiser of the model's weights and of the loss's own parameters."""
     optim, rate = config.optim, learning_rate(config)
     scales = None
     if optim.layer_decay is not None:
@@ -215,7 +195,6 @@ def build_optimiser(config: Config, model: nn.Module, loss: nn.Module) -> Optimi
 
 
 def build_schedule(config: Config) -> Schedule:
-    """The learning-rate factor as a function of the step."""
     optim = config.optim
     steps = {"steps": config.train.steps, "warmup_steps": optim.warmup_steps}
     key, factory = "optim.schedule.params", SCHEDULES[optim.schedule.name]

@@ -1,4 +1,4 @@
-"""A rehearsal: everything is built, two batches run and a few images are measured: a long run does not fail late."""
+"""A rehearsal: everything is built, two batches run and a few images are measured, so that no long run fails late."""
 
 import itertools
 import time
@@ -9,15 +9,13 @@ import torch
 from torch import Tensor
 
 from aurank.config import Config
-from aurank.data import Batch, ImageDataset, view_keys
+from aurank.data import ImageDataset, view_keys
 from aurank.embedding.from_config import build_dataset
 from aurank.losses import CrossBatchMemory
-from aurank.training.build import Splits, build_splits
-from aurank.training.checkpoints.state import seed_everything
 from aurank.training.loop import too_few_readable
 from aurank.training.optim import OPTIMISERS
 from aurank.training.processes import training_group
-from aurank.training.trainer import Trainer
+from aurank.training.trainer import Trainer, build_trainer
 
 GIB = 2**30
 BATCHES = 2
@@ -28,9 +26,10 @@ MEASURED = 8  # rows of each split that are embedded and measured
 class Rehearsal:
     """Sizes, counts and an estimate of memory (bytes) and time (seconds a step, data included); notices to read.
 
-    ``parts``: of backbone, projection, texts and loss, how many parameters there are and how many of them are trained.
-    ``batch`` counts the images drawn, each of which the encoder sees in ``views`` views. ``unit``: what is counted as
-    images, which with texts are pairs.
+    Attributes:
+        unit: what is counted as images: "images" or "pairs".
+        parts: of backbone, projection, texts and loss, how many parameters there are and how many of them are trained.
+        batch: the images drawn, each of which the encoder sees in ``views`` views.
     """
 
     unit: str
@@ -83,30 +82,37 @@ def rehearse(config: Config) -> Rehearsal:
         (16, 899)
     """
     with training_group(config):
-        seed_everything(config.seed)
-        splits = build_splits(config.data, seed=config.seed, texts=config.model.text is not None)
-        return _rehearse(splits, Trainer(config, splits))
+        return _rehearse(build_trainer(config))
 
 
-def _rehearse(splits: Splits, trainer: Trainer) -> Rehearsal:
+def _rehearse(trainer: Trainer) -> Rehearsal:
     config, saved = trainer.config, _SavedBytes()
     seconds, loss, batch = _steps(trainer, saved)
-    test = None if splits.test is None else build_dataset(config.data, splits.test, train=False)
-    measured = {"validation": trainer.val_data, "test": test}
-    data = {"train": trainer.train_data} | {name: images for name, images in measured.items() if images is not None}
+    data = {"train": trainer.train_data}
+    if trainer.val_data is not None:
+        data["validation"] = trainer.val_data
+    if trainer.splits.test is not None:
+        data["test"] = build_dataset(config.data, trainer.splits.test, train=False)
     for name in list(data)[1:]:
         _measure(trainer, data[name], name)
+    parts: dict[str, tuple[int, int]] = {"backbone": (0, 0), "head": (0, 0), "text": (0, 0), "loss": (0, 0)}
+    of_loss = ((f"loss.{name}", parameter) for name, parameter in trainer.loss.named_parameters())
+    for name, parameter in itertools.chain(trainer.model.named_parameters(), of_loss):
+        first = name.removeprefix("image.").split(".")[0]
+        part = first if first in parts else "backbone"
+        count, trained = parts[part]
+        parts[part] = (count + parameter.numel(), trained + parameter.numel() * parameter.requires_grad)
     parameters = list(trainer.model.parameters())
-    trained = [parameter for parameter in parameters if parameter.requires_grad]
-    weights = sum(_size(value) for value in trainer.model.state_dict().values())
-    gradients = sum(_size(parameter) for parameter in trained)
+    trained_parameters = [parameter for parameter in parameters if parameter.requires_grad]
+    weights = sum(value.nbytes for value in trainer.model.state_dict().values())
+    gradients = sum(parameter.nbytes for parameter in trained_parameters)
     return Rehearsal(
         unit=trainer.task.unit,
         images={name: len(images) for name, images in data.items()},
         classes={name: len(images.manifest.classes) for name, images in data.items()},
         parameters=sum(parameter.numel() for parameter in parameters),
-        trained_parameters=sum(parameter.numel() for parameter in trained),
-        parts=_parts(trainer),
+        trained_parameters=sum(parameter.numel() for parameter in trained_parameters),
+        parts={part: counts for part, counts in parts.items() if counts[0]},
         batch=batch,
         views=trainer.views,
         batches_per_epoch=len(trainer.sampler.epoch(0)),
@@ -116,25 +122,13 @@ def _rehearse(splits: Splits, trainer: Trainer) -> Rehearsal:
             "gradients": gradients,
             "optimiser": int(_state_per_weight(config) * gradients),
             "activations": saved.total,
-            "loss state": sum(_size(value) for value in [*trainer.loss.buffers(), *trainer.loss.parameters()]),
+            "loss state": sum(value.nbytes for value in [*trainer.loss.buffers(), *trainer.loss.parameters()]),
             "moving average": 0 if trainer.average is None else weights,
             "images": sum(images.cached_bytes for images in data.values()),
         },
         loss=loss,
         notices=trainer.notices,
     )
-
-
-def _parts(trainer: Trainer) -> dict[str, tuple[int, int]]:
-    """How many parameters each part has that has any, and how many of them are trained."""
-    found: dict[str, tuple[int, int]] = {}
-    loss = ((f"loss.{name}", parameter) for name, parameter in trainer.loss.named_parameters())
-    for name, parameter in itertools.chain(trainer.model.named_parameters(), loss):
-        own = name.removeprefix("image.")
-        part = own.split(".")[0] if own.startswith(("head.", "text.", "loss.")) else "backbone"
-        count, trained = found.get(part, (0, 0))
-        found[part] = (count + parameter.numel(), trained + parameter.numel() * parameter.requires_grad)
-    return {part: found[part] for part in ("backbone", "head", "text", "loss") if part in found}
 
 
 def _steps(trainer: Trainer, saved: "_SavedBytes") -> tuple[float, float, int]:
@@ -144,24 +138,20 @@ def _steps(trainer: Trainer, saved: "_SavedBytes") -> tuple[float, float, int]:
     done, limit = 0, len(trainer.sampler.epoch(0)) + BATCHES
     for epoch, _, rows in itertools.islice(trainer.sampler.iterate(0, 0), limit):
         started = time.perf_counter()
-        images = trainer.train_data.__getitems__(view_keys(rows, epoch, trainer.views))
-        if len(images.id) < 2 * trainer.views:
+        batch = trainer.train_data.__getitems__(view_keys(rows, epoch, trainer.views))
+        if len(batch.id) < 2 * trainer.views:
             continue
         trainer.set_progress(done, epoch)
-        loss, done = _step(trainer, images, saved), done + 1
+        saved.reset()
+        chunks = nullcontext() if trainer.cache is None else trainer.encoder.register_forward_pre_hook(saved.next_pass)
+        with chunks, torch.autograd.graph.saved_tensors_hooks(saved.pack, lambda tensor: tensor):
+            _, loss = trainer.forward(batch)
+            trainer.backward(loss)
+        trainer.optimiser.zero_grad()
+        done += 1
         if done == BATCHES:
-            return time.perf_counter() - started, loss, len(images.id) // trainer.views
+            return time.perf_counter() - started, float(loss.detach()), len(batch.id) // trainer.views
     raise too_few_readable(trainer.train_data)
-
-
-def _step(trainer: Trainer, batch: Batch, saved: "_SavedBytes") -> float:
-    saved.reset()
-    chunks = nullcontext() if trainer.cache is None else trainer.encoder.register_forward_pre_hook(saved.next_pass)
-    with chunks, torch.autograd.graph.saved_tensors_hooks(saved.pack, lambda tensor: tensor):
-        _, loss = trainer.forward(batch)
-        trainer.backward(loss)
-    trainer.optimiser.zero_grad()
-    return float(loss.detach())
 
 
 def _measure(trainer: Trainer, data: ImageDataset, name: str) -> None:
@@ -176,7 +166,7 @@ def _measure(trainer: Trainer, data: ImageDataset, name: str) -> None:
 
 
 def _state_per_weight(config: Config) -> float:
-    """How many numbers the optimiser keeps for each weight, tried on a few."""
+    """Return how many numbers the optimiser keeps for each weight, tried on a few."""
     weight = torch.ones(8, 8, requires_grad=True)
     optimiser = OPTIMISERS[config.optim.name]([{"params": [weight]}], lr=config.optim.lr, **config.optim.params)
     weight.grad = torch.ones_like(weight)
@@ -196,8 +186,7 @@ class _SavedBytes:
         self._before = 0
 
     def next_pass(self, *_: object) -> None:
-        """With cached gradients, what was kept for a chunk is gone when the next one comes."""
-        self._before = self.total
+        self._before = self.total  # with cached gradients, what was kept for a chunk is gone when the next one comes
         self._storages.clear()
 
     @property
@@ -208,7 +197,3 @@ class _SavedBytes:
         storage = tensor.untyped_storage()
         self._storages[storage.data_ptr()] = storage.nbytes()
         return tensor
-
-
-def _size(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()

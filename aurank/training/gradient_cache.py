@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,19 +9,9 @@ from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
 from aurank.errors import UserError
-from aurank.training.checkpoints.state import random_state, restore_random_state
+from aurank.training.state import random_state, restore_random_state
 
-
-@dataclass(eq=False)
-class _FirstPass:
-    """What the second pass repeats: chunks, the random state before each, buffers before all, device and autocast."""
-
-    chunks: tuple[Tensor, ...]
-    random: list[dict[str, Any]]
-    buffers: list[Tensor]
-    device: torch.device
-    autocast: dict[str, Any]
-    embeddings: Tensor
+Repeat = Callable[[Callable[[Tensor], object], bool], None]  # a second pass; whether it is the last
 
 
 def split_into_chunks(images: Tensor, at_most: int) -> tuple[Tensor, ...]:
@@ -33,25 +22,18 @@ def split_into_chunks(images: Tensor, at_most: int) -> tuple[Tensor, ...]:
 class GradientCache:
     """Gradients of a batch of any size in the memory that `micro_batch` images need.
 
-    The loss of a batch depends on the weights only through the embeddings, so the gradient of the weights is a sum over
-    images once the gradient of the embeddings is known:
-
     1. `embed`: embeddings of the whole batch, chunk by chunk, without a graph;
     2. the caller's loss and its backward pass: the gradient of the embeddings;
     3. `backward`: each chunk once more, with a graph, of which the derivative along that gradient is taken.
 
-    Several batches may be embedded before, as two views of the same images; `backward` goes through all of them.
-
-    The result is that of a plain step through the same chunks: the second pass repeats the first one's random numbers
-    (dropout), buffers (running statistics, power iterations) and autocast, and both together leave random generators
-    and buffers as one pass does. So it is that of a plain step of the whole batch unless a layer looks at several
-    images at once: a batch norm that is not frozen takes its statistics over a chunk. Chunks are nearly equal and have
-    at most `micro_batch` images, but never a single one, which such a layer could not take: with `micro_batch` 2, one
-    of an odd batch's has 3.
+    Several batches may be embedded before `backward`, such as two views of the same images. The result is that of a
+    plain step through the same chunks: random numbers, buffers and autocast are those of the first pass. So it is that
+    of the whole batch unless a layer, such as a batch norm that is trained, looks at several images at once. Chunks are
+    nearly equal and never a single image: with `micro_batch` 2, one of an odd batch has 3.
 
     In half precision only the second pass needs a gradient scaler: `cache.backward(lambda value:
-    scaler.scale(value).backward())`, or `cache.backward(accelerator.backward)`. The loss is never scaled. Under
-    DistributedDataParallel, gradients are exchanged with the last chunk.
+    scaler.scale(value).backward())`, or `cache.backward(accelerator.backward)`. Under DistributedDataParallel,
+    gradients are exchanged with the last chunk.
 
     Args:
         encoder: maps a chunk of images to its embeddings, one row for each; on one device.
@@ -80,66 +62,66 @@ class GradientCache:
         self.encoder = encoder
         self.micro_batch = micro_batch
         self.prepare = prepare
-        self._passes: list[_FirstPass] = []
+        self._passes: list[tuple[Tensor, Repeat]] = []
 
     def embed(self, images: Shaped[Tensor, "batch ..."]) -> Float[Tensor, "batch dim"]:
         """Return the embeddings of images, or of texts as tokens, in float32 at least, as a leaf with a gradient."""
-        if not len(images):
-            raise UserError("the batch has no images")
         chunks = split_into_chunks(images, self.micro_batch)
         device = next((value.device for value in self.encoder.parameters()), images.device)
-        autocast = {
+        autocast: dict[str, Any] = {
             "device_type": device.type,
             "enabled": torch.is_autocast_enabled(device.type),
             "dtype": torch.get_autocast_dtype(device.type),
             "cache_enabled": torch.is_autocast_cache_enabled(),
         }
+
+        def encode(chunk: Tensor) -> Tensor:
+            with torch.autocast(**autocast):
+                # Older torch (issue 65766) keeps a weight rounded without a graph while an outer autocast lasts.
+                torch.clear_autocast_cache()
+                chunk = chunk.to(device, non_blocking=True)
+                rows: Tensor = self.encoder(chunk if self.prepare is None else self.prepare(chunk))
+                return rows
+
         buffers = [value.clone() for value in self.encoder.buffers()]
-        random, parts = [], []
+        states, parts = [], []
         with torch.no_grad():
             for chunk in chunks:
-                random.append(random_state())
-                parts.append(self._encode(chunk, device, autocast))
+                states.append(random_state())
+                parts.append(encode(chunk))
             embeddings = torch.cat(parts)
         if embeddings.dtype in (torch.float16, torch.bfloat16):
             embeddings = embeddings.float()
-        self._passes.append(_FirstPass(chunks, random, buffers, device, autocast, embeddings.requires_grad_()))
+
+        def repeat(backward: Callable[[Tensor], object], is_last: bool) -> None:
+            assert embeddings.grad is not None
+            self._set_buffers(buffers)
+            gradients = torch.split(embeddings.grad, [len(chunk) for chunk in chunks])
+            for number, (chunk, gradient, state) in enumerate(zip(chunks, gradients, states, strict=True), start=1):
+                exchanges = is_last and number == len(chunks)
+                with nullcontext() if exchanges else getattr(self.encoder, "no_sync", nullcontext)():
+                    restore_random_state(state)
+                    # Its derivative is that of the loss: the gradient is a constant here.
+                    backward((encode(chunk).to(gradient.dtype) * gradient).sum())
+
+        self._passes.append((embeddings.requires_grad_(), repeat))
         return embeddings
 
     def backward(self, backward: Callable[[Tensor], object] = Tensor.backward) -> None:
         """Add the gradient of the weights, given that of the embeddings; ``backward`` is called once for each chunk."""
-        passes, self._passes = [one for one in self._passes if one.embeddings.grad is not None], []
-        if not passes:
+        repeats = [repeat for embeddings, repeat in self._passes if embeddings.grad is not None]
+        self._passes = []
+        if not repeats:
             raise UserError(
                 "there is no gradient of the embeddings: call embed, the loss and its backward() before, each time"
             )
         buffers, random = [value.clone() for value in self.encoder.buffers()], random_state()
         try:
-            for first in passes:
-                self._repeat(first, backward, is_last=first is passes[-1])
+            for repeat in repeats:
+                repeat(backward, repeat is repeats[-1])
         finally:
             self._set_buffers(buffers)
             restore_random_state(random)
-
-    def _repeat(self, first: _FirstPass, backward: Callable[[Tensor], object], *, is_last: bool) -> None:
-        assert first.embeddings.grad is not None
-        gradients = torch.split(first.embeddings.grad, [len(chunk) for chunk in first.chunks])
-        self._set_buffers(first.buffers)
-        for index, (chunk, gradient) in enumerate(zip(first.chunks, gradients, strict=True)):
-            last = is_last and index == len(first.chunks) - 1
-            with nullcontext() if last else getattr(self.encoder, "no_sync", nullcontext)():
-                restore_random_state(first.random[index])
-                embeddings = self._encode(chunk, first.device, first.autocast)
-                # Its derivative is that of the loss: the gradient is a constant here.
-                backward((embeddings.to(gradient.dtype) * gradient).sum())
-
-    def _encode(self, chunk: Tensor, device: torch.device, autocast: dict[str, Any]) -> Tensor:
-        with torch.autocast(**autocast):
-            # Older torch (issue 65766) keeps a weight that was rounded without a graph while an outer autocast lasts.
-            torch.clear_autocast_cache()
-            chunk = chunk.to(device, non_blocking=True)
-            embeddings: Tensor = self.encoder(chunk if self.prepare is None else self.prepare(chunk))
-            return embeddings
 
     @torch.no_grad()
     def _set_buffers(self, values: list[Tensor]) -> None:

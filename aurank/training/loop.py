@@ -4,7 +4,7 @@ import itertools
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,25 +19,25 @@ from aurank.errors import AurankError, UserError
 from aurank.files import write_text
 from aurank.losses.core.distributed import Shares
 from aurank.training.build import learning_rate
-from aurank.training.checkpoints.state import Progress, random_state
-from aurank.training.logs import (
+from aurank.training.optim import set_learning_rate, update_average
+from aurank.training.processes import StopRequest
+from aurank.training.state import Progress, random_state
+from aurank.training.trainer import Trainer
+from aurank.training.watch import (
     NEIGHBOURS,
+    LossWatch,
     MetricsFile,
+    SeenBatch,
     collapse_signs,
     learned_temperature,
     log_pictures,
 )
-from aurank.training.optim import set_learning_rate, update_average
-from aurank.training.processes import StopRequest
-from aurank.training.trainer import Trainer
-from aurank.training.watch import LossWatch, SeenBatch
 
 Listener = Callable[[str, dict[str, Any]], None]
-"""Called in the main process with ("step", …), ("validation", …), ("saved", …), ("testing", …), ("measuring", …),
-("tested", …).
+"""Called in the main process with an event and its values.
 
-("notice", {"text": …}) is to be shown. ``skipped`` in a step, a validation or a test counts the unreadable images left
-out so far (data.on_error=skip).
+The events are "step", "validation", "saved", "testing", "measuring", "tested", and "notice" with a text to be shown.
+``skipped`` counts the unreadable images left out so far (data.on_error=skip).
 """
 
 
@@ -65,6 +65,7 @@ class Loop:
         *,
         progress: Progress,
         listener: Listener | None = None,
+        writes: bool = True,
     ) -> None:
         self.trainer = trainer
         self.group = trainer.task.group
@@ -74,7 +75,9 @@ class Loop:
         self.settings = trainer.config.train
         self.main = trainer.accelerator.is_main_process
         self.listen: Listener = listener if listener is not None and self.main else lambda kind, values: None
-        self.metrics = MetricsFile(out / "metrics.jsonl", keep=progress.metrics_bytes) if self.main else None
+        self.metrics: MetricsFile | None = None
+        if self.main and writes:
+            self.metrics = MetricsFile(out / "metrics.jsonl", keep=progress.metrics_bytes)
         self.validation_seconds = 0.0
         self.saved_step = progress.step  # that of the last checkpoint
         self.stop = StopRequest()
@@ -86,30 +89,33 @@ class Loop:
 
     def run(self) -> int | None:
         """Train; return the signal that ended the run early, or None: the same in every process."""
+        progress = self.progress
         try:
             with self.stop:
-                if self.progress.step == 0:
+                if progress.step == 0:
                     self.save("last")
-                if self.progress.validation_owed:
+                if progress.validation_owed:
                     self._conclude()
                 batches: Iterator[Drawn] | None = None
                 while not self.finished:
                     if self._refresh() or batches is None:
                         batches = self._batches()
                     self._step(batches)
-                    if (received := self._received) is not None:
+                    received = self.stop.received if self.watch.processes == 1 else self.watch.received
+                    if received is not None:
                         self.save("last")
                         return received
-                self._announce_early_end()
+                if self._stopped_early() and progress.step < self.settings.steps:
+                    text = (
+                        f"stopped early at step {progress.step} of {self.settings.steps}: "
+                        f"{self.settings.early_stopping} validation(s) without improvement (train.early_stopping), "
+                        f"the best is that of step {progress.best['step']:.0f}"
+                    )
+                    self.listen("notice", {"text": text})
                 return None
         finally:
             if self.metrics is not None:
                 self.metrics.close()
-
-    @property
-    def _received(self) -> int | None:
-        """The signal that ends the run after this step: in several processes the one that they agreed on."""
-        return self.stop.received if self.watch.processes == 1 else self.watch.received
 
     # -- batches ------------------------------------------------------------------------------------------------
 
@@ -123,66 +129,54 @@ class Loop:
         return due
 
     def _batches(self) -> Iterator[Drawn]:
-        """Batches with their epoch and number in it, from the next one up to the next refresh or the end."""
+        """Yield batches up to the next refresh or the end."""
         step, every = self.progress.step, self.trainer.sampler.refresh_every or self.settings.steps
         return self.batches((min(self.settings.steps, step - step % every + every) - step) * self.settings.accumulate)
 
     def batches(self, count: int | None) -> Iterator[Drawn]:
         """Yield so many batches from the next one on, without end for None."""
         progress, sampler, trainer = self.progress, self.trainer.sampler, self.trainer
-        skips = trainer.config.data.on_error == "skip"
-        if skips:  # how many are wanted is not known where some may be passed over
-            count = None
-        drawn = itertools.islice(sampler.iterate_ranks(progress.epoch, progress.batch), count)
-        places, batches = itertools.tee(drawn)
-        wanted = (view_keys(parts[sampler.rank], epoch, trainer.views) for epoch, _, parts in batches)
-        data = BatchLoader(trainer.train_data, wanted, workers=trainer.config.data.workers)
-        both = zip(data, places, strict=True)
-        if skips:
-            return self._large_enough((Drawn(batch, epoch, index), parts) for batch, (epoch, index, parts) in both)
-        return (Drawn(batch, epoch, index, self._shares(parts)) for batch, (epoch, index, parts) in both)
-
-    def _shares(self, parts: Sequence[np.ndarray]) -> Shares | None:
-        """What every process has of a batch, all its views after one another, None where there is one process."""
-        if len(parts) == 1:
-            return None
-        return self._shares_of_rows([torch.from_numpy(np.tile(rows, self.trainer.views)) for rows in parts])
-
-    def _shares_of_rows(self, rows: list[Tensor]) -> Shares:
-        labels = self.trainer.train_data.manifest.labels
-        return Shares([torch.from_numpy(labels[each.numpy()]) for each in rows], rows)
-
-    def _large_enough(self, batches: Iterator[tuple[Drawn, list[np.ndarray]]]) -> Iterator[Drawn]:
-        """The batches in which every process could read two images: a batch norm and a pair need as many."""
-        passed: tuple[int, int] | None = None
-        for drawn, parts in batches:
-            (batch, epoch, index, _), views = drawn, self.trainer.views
-            rows = self.group.all_gather(batch.id)
-            if min(map(len, rows)) >= 2 * views:
+        skips, views = trainer.config.data.on_error == "skip", trainer.views
+        # How many are wanted is not known where some may be passed over.
+        drawn = itertools.islice(sampler.iterate_ranks(progress.epoch, progress.batch), None if skips else count)
+        places, keys = itertools.tee(drawn)
+        wanted = (view_keys(parts[sampler.rank], epoch, views) for epoch, _, parts in keys)
+        loader = BatchLoader(trainer.train_data, wanted, workers=trainer.config.data.workers)
+        passed: tuple[int, int] | None = None  # the first of the batches left out, one after another
+        for batch, (epoch, index, parts) in zip(loader, places, strict=True):
+            # A batch norm and a pair need two images that every process could read.
+            rows = (
+                self.group.all_gather(batch.id) if skips else [torch.from_numpy(np.tile(part, views)) for part in parts]
+            )
+            if not skips or min(map(len, rows)) >= 2 * views:
                 passed = None
-                yield drawn if len(parts) == 1 else drawn._replace(shares=self._shares_of_rows(rows))
+                yield Drawn(batch, epoch, index, self._shares(rows) if len(parts) > 1 else None)
             elif passed is None:
                 passed = epoch, index
             elif (epoch, index) >= (passed[0] + 1, passed[1]):
-                raise too_few_readable(self.trainer.train_data)
+                raise too_few_readable(trainer.train_data)
+
+    def _shares(self, rows: list[Tensor]) -> Shares:
+        labels = self.trainer.train_data.manifest.labels
+        return Shares([torch.from_numpy(labels[each.numpy()]) for each in rows], rows)
 
     # -- one step -----------------------------------------------------------------------------------------------
 
     def _step(self, batches: Iterator[Drawn]) -> None:
-        trainer, progress, watch = self.trainer, self.progress, self.watch
+        trainer, progress, watch, settings = self.trainer, self.progress, self.watch, self.settings
         if not self._images:
             self._started = time.perf_counter()
         rate = learning_rate(trainer.config) * trainer.schedule(progress.step)
         set_learning_rate(trainer.optimiser, rate)
-        for part in range(self.settings.accumulate):
+        for part in range(settings.accumulate):
             batch, epoch, index, shares = next(batches)
             if part == 0:
                 trainer.set_progress(progress.step, epoch)
                 trainer.restore_order(batch)
-            is_last = part == self.settings.accumulate - 1
+            is_last = part == settings.accumulate - 1
             with nullcontext() if is_last else trainer.accelerator.no_sync(trainer.encoder):
                 embeddings, loss = trainer.forward(batch, shares)
-                watch.add(SeenBatch(progress.step + 1, epoch, index, batch.id, loss.detach(), trainer.loss_terms()))
+                watch.add(SeenBatch(progress.step + 1, epoch, index, batch.id, loss.detach(), trainer.loss_terms))
                 if is_last:
                     watch.share(self.stop.received)
                 trainer.backward(loss if trainer.accelerator.scaler is None else watch.marked(loss))
@@ -193,30 +187,40 @@ class Loop:
         if watch.guard():
             self._look()
         trainer.update()
-        if trainer.average is not None and self.settings.ema is not None:
+        if trainer.average is not None and settings.ema is not None:
             trainer.gather()
-            update_average(trainer.average, trainer.model, decay=self.settings.ema, step=progress.step)
+            update_average(trainer.average, trainer.model, decay=settings.ema, step=progress.step)
         progress.step += 1
-        due = (self.settings.log_every, self.settings.checkpoint_every, self.settings.validate_every)
+        due = (settings.log_every, settings.checkpoint_every, settings.validate_every)
         if watch.is_due or any(map(self._due, due)):
             self._look()
-        self._tell(rate)
-        if self._due(self.settings.log_every):
+        if not watch.batches:  # all that was asked of the device is done
+            self.told["images_per_second"] = self._images / (time.perf_counter() - self._started)
+            self._images = 0
+        skipped = len(trainer.train_data.skipped) if trainer.config.data.on_error == "skip" else 0
+        place = {"step": progress.step, "steps": settings.steps}
+        self.listen("step", {**place, **self.told, "lr": rate, "skipped": skipped})
+        if self._due(settings.log_every):
+            mean = progress.loss_sum / progress.loss_count
+            terms = {f"loss {name}": total / progress.loss_count for name, total in progress.term_sums.items()}
             signs = {**learned_temperature(trainer.loss), **collapse_signs(embeddings.detach())}
-            self._log(rate, signs)
+            record = {"step": progress.step, "epoch": epoch, "loss": mean, **terms, "lr": rate, **signs}
+            progress.loss_sum, progress.loss_count, progress.term_sums = 0.0, 0, {}
+            self._record(record, split="train")
         self._after_step()
 
     def _look(self) -> None:
         """Add up the losses since the last look; stop every process where one was not finite."""
-        found, progress = self.watch.look(), self.progress
-        if found.bad is not None:
-            self._report_bad(found.bad, found.losses[-1][0])
-        for loss, terms in found.losses:
+        progress = self.progress
+        losses, bad = self.watch.look()
+        if bad is not None:
+            self._report_bad(bad, losses[-1][0])
+        for loss, terms in losses:
             progress.loss_sum += loss
             progress.loss_count += 1
             for name, value in terms.items():
                 progress.term_sums[name] = progress.term_sums.get(name, 0.0) + value
-        if found.losses:
+        if losses:
             self.told["loss"] = progress.loss_sum / progress.loss_count
 
     def _report_bad(self, batch: SeenBatch, value: float) -> None:
@@ -234,23 +238,6 @@ class Loop:
             "optim.clip_norm=1, or look at those images"
         )
 
-    def _tell(self, rate: float) -> None:
-        """Tell the listener of a step: of its loss and its pace what was known at the last look."""
-        if not self.watch.batches:  # all that was asked of the device is done
-            self.told["images_per_second"] = self._images / (time.perf_counter() - self._started)
-            self._images = 0
-        skipped = len(self.trainer.train_data.skipped) if self.trainer.config.data.on_error == "skip" else 0
-        place = {"step": self.progress.step, "steps": self.settings.steps}
-        self.listen("step", {**place, **self.told, "lr": rate, "skipped": skipped})
-
-    def _log(self, rate: float, signs: dict[str, float]) -> None:
-        progress = self.progress
-        mean = progress.loss_sum / progress.loss_count
-        terms = {f"loss {name}": total / progress.loss_count for name, total in progress.term_sums.items()}
-        record = {"step": progress.step, "epoch": progress.epoch, "loss": mean, **terms, "lr": rate, **signs}
-        progress.loss_sum, progress.loss_count, progress.term_sums = 0.0, 0, {}
-        self._record(record, split="train")
-
     # -- what happens every so many steps -----------------------------------------------------------------------
 
     def _due(self, every: int) -> bool:
@@ -259,12 +246,10 @@ class Loop:
     def _after_step(self) -> None:
         checkpoint, validation = self._due(self.settings.checkpoint_every), self._due(self.settings.validate_every)
         self.progress.validation_owed = validation and self.trainer.val_data is not None
-        if checkpoint and self.progress.validation_owed:
-            self.save("last")  # so that a validation that fails loses no step
+        if checkpoint and (self.progress.validation_owed or not validation):
+            self.save("last")  # before a validation, which may fail
         if validation:
             self._conclude()
-        elif checkpoint:
-            self.save("last")
 
     def _conclude(self) -> None:
         """Do the validation that is due at this step, and save what it and the step ask for."""
@@ -284,15 +269,6 @@ class Loop:
     def _stopped_early(self) -> bool:
         patience = self.settings.early_stopping
         return patience is not None and self.progress.without_improvement >= patience
-
-    def _announce_early_end(self) -> None:
-        progress, patience = self.progress, self.settings.early_stopping
-        if self._stopped_early() and progress.step < self.settings.steps:
-            text = (
-                f"stopped early at step {progress.step} of {self.settings.steps}: {patience} validation(s) without "
-                f"improvement (train.early_stopping), the best is that of step {progress.best['step']:.0f}"
-            )
-            self.listen("notice", {"text": text})
 
     def _record(self, record: dict[str, Any], *, split: str) -> None:
         if self.metrics is not None:
@@ -314,7 +290,7 @@ class Loop:
         self._record({"step": progress.step, **values}, split="val")
         if trackers and self.main:
             pictures = trainer.task.pictures(report, trainer.val_data)
-            log_pictures(trackers, {f"val/{name}": one for name, one in pictures.items()}, step=progress.step)
+            log_pictures(trackers, {f"val/{name}": each for name, each in pictures.items()}, step=progress.step)
         chosen_by = trainer.task.chosen_by
         improved = not progress.best or values[chosen_by] > progress.best[chosen_by]
         if improved:
@@ -347,7 +323,7 @@ class Loop:
             )
         if name == "last":
             self.saved_step = progress.step  # in every process, whose errors name it
-        if not self.main or self.metrics is None:
+        if self.metrics is None:
             return
         progress.metrics_bytes = self.metrics.position()
         average = None if trainer.average is None else dict(trainer.measured.state_dict())

@@ -63,21 +63,14 @@ BATCH_RULES: dict[str, Callable[[int], float]] = {
 
 
 def _of_timm(name: str, params: ParamsT, *, lr: float, **options: Any) -> Optimizer:
-    """Return timm's optimiser of that name, with its defaults.
-
-    Where it adapts its step to the size of a layer (LARS, LAMB), norms and biases are neither decayed nor adapted, as
-    in SimCLR, and so is every group that says so.
-    """
+    """Return timm's optimiser of that name; LARS and LAMB adapt neither norms nor biases, as in SimCLR."""
     from timm.optim import create_optimizer_v2, get_optimizer_class  # type: ignore[attr-defined]
 
     groups: list[dict[str, Any]] = [one if isinstance(one, dict) else {"params": [one]} for one in params]
     if "always_adapt" in inspect.signature(get_optimizer_class(name)).parameters:
         for group in groups:
             group.setdefault("always_adapt", all(parameter.ndim > 1 for parameter in group["params"]))
-    optimiser = create_optimizer_v2(groups, name, lr=lr, **options)
-    if getattr(optimiser, "is_second_order", False):
-        raise ValueError("it needs second derivatives, which training does not compute: name another optimiser")
-    return optimiser
+    return create_optimizer_v2(groups, name, lr=lr, **options)
 
 
 class _Optimisers(dict[str, Callable[..., Optimizer]]):
@@ -88,7 +81,7 @@ class _Optimisers(dict[str, Callable[..., Optimizer]]):
             return True
         from timm.optim import list_optimizers  # type: ignore[attr-defined]
 
-        return name in list_optimizers()
+        return name in list_optimizers(exclude_filters=["adahessian"])  # which needs second derivatives
 
     def __missing__(self, name: str) -> Callable[..., Optimizer]:
         return partial(_of_timm, name)
@@ -103,10 +96,9 @@ OPTIMISERS = _Optimisers(  # fused: one pass over a parameter and its state, a f
 
 
 def loss_groups(name: str, loss: nn.Module, term: LossTerm, *, usual: float) -> list[dict[str, Any]]:
-    """Return the optimiser groups of a loss's own parameters, such as temperatures and proxies; none where it has none.
+    """Return the optimiser groups of a loss's own parameters, such as temperatures and proxies.
 
-    Without LARS's trust ratio, which would tie a temperature's step to its size. Only vectors are decayed, and only
-    where `weight_decay` of the loss asks for it: a temperature would be drawn to zero.
+    LARS adapts none of them, which would tie a temperature's step to its size, and only vectors are decayed.
 
     Args:
         usual: `lr_multiplier` where the configuration gives none.
@@ -114,11 +106,9 @@ def loss_groups(name: str, loss: nn.Module, term: LossTerm, *, usual: float) -> 
     own = [parameter for parameter in loss.parameters() if parameter.requires_grad]
     multiplier = usual if term.lr_multiplier is None else term.lr_multiplier
     common = {"lr_multiplier": multiplier, "always_adapt": False}
-    kinds = [(own, 0.0, name)]
-    if term.weight_decay:
-        vectors = [parameter for parameter in own if parameter.ndim > 1]
-        others = [parameter for parameter in own if parameter.ndim <= 1]
-        kinds = [(vectors, term.weight_decay, f"{name} decayed"), (others, 0.0, name)]
+    vectors = [parameter for parameter in own if parameter.ndim > 1 and term.weight_decay]
+    others = [parameter for parameter in own if parameter.ndim <= 1 or not term.weight_decay]
+    kinds = [(vectors, term.weight_decay, f"{name} decayed"), (others, 0.0, name)]
     return [{"name": group, "params": of, "weight_decay": decay, **common} for of, decay, group in kinds if of]
 
 
@@ -137,9 +127,7 @@ def weight_average(model: nn.Module) -> nn.Module:
 
 
 def update_average(average: Any, model: nn.Module, *, decay: float, step: int) -> None:
-    """Take the weights into the average, of which the share ``decay`` is kept, in (0, 1); copy the buffers.
-
-    The first updates keep (1 + step) / (10 + step) at most, so that the average leaves its random start quickly.
-    """
+    """Take the weights into the average, of which the share ``decay`` is kept; copy the buffers."""
+    # The first updates keep less, so that the average leaves its random start quickly.
     average.decay = min(decay, (1 + step) / (10 + step))
     average.update(model)

@@ -7,11 +7,10 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-import torch
 from accelerate.state import AcceleratorState
 
 from aurank.config import Config, config_difference
-from aurank.distributed import ProcessGroup, joined, launched
+from aurank.distributed import ProcessGroup, joined
 from aurank.errors import UserError
 
 INSISTING = (signal.SIGINT, signal.SIGTERM)
@@ -20,10 +19,7 @@ WARNING = tuple(getattr(signal, name) for name in ("SIGHUP", "SIGUSR1") if hasat
 
 
 class StopRequest:
-    """While entered, keeps the first of the signals in ``received``: the run ends after its step, and saves.
-
-    A second SIGINT or SIGTERM interrupts at once. SIGHUP that is ignored, as under nohup, stays so.
-    """
+    """While entered, keeps the first signal in ``received``; a second SIGINT or SIGTERM interrupts at once."""
 
     def __init__(self) -> None:
         self.received: int | None = None
@@ -34,7 +30,7 @@ class StopRequest:
         # Python delivers signals to the main thread only, and lets only that thread install handlers.
         if threading.current_thread() is threading.main_thread():
             for number in (*INSISTING, *WARNING):
-                if number in INSISTING or signal.getsignal(number) != signal.SIG_IGN:
+                if number in INSISTING or signal.getsignal(number) != signal.SIG_IGN:  # ignored under nohup
                     self._previous[number] = signal.signal(number, self._receive)
         return self
 
@@ -47,11 +43,6 @@ class StopRequest:
             raise KeyboardInterrupt
         self._insisted |= number in INSISTING
         self.received = self.received or number
-
-
-def on_cpu() -> bool:
-    """Return whether Accelerate has to be told that there are no GPUs: it would not join processes without them."""
-    return launched() > 1 and not torch.cuda.is_available()
 
 
 @contextmanager
@@ -76,16 +67,16 @@ def differences(saved: Config, given: Config) -> list[str]:
 
 
 def require_same(config: Config, **others: object) -> None:
-    """Raise UserError where the processes were started with different options, naming each of these and the ranks."""
+    """Raise UserError where the processes were started with different options."""
     everyone: list[tuple[Config, dict[str, object]]] = ProcessGroup(None).all_gather((config, others))
     first, first_others = everyone[0]
     for rank, (settings, values) in enumerate(everyone):
-        found = differences(first, settings)
-        found += [
-            f"{name}: {first_others[name]} != {value}" for name, value in values.items() if first_others[name] != value
+        differing = differences(first, settings)
+        differing += [
+            f"{name}: {first_others[name]} != {values[name]}" for name in values if first_others[name] != values[name]
         ]
-        if found:
+        if differing:
             raise UserError(
                 f"rank 0 and rank {rank} were started with different options (rank 0 != rank {rank}): "
-                f"{'; '.join(found)}; start every process with the same command"
+                f"{'; '.join(differing)}; start every process with the same command"
             )

@@ -1,10 +1,12 @@
 """``profile``: real steps of a run that leave nothing behind, what each of their parts takes, and what to change."""
 
+import itertools
 import os
+import resource
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from textwrap import wrap
@@ -12,19 +14,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.profiler import ProfilerActivity, record_function
-from torch.profiler import profile as tracing
+from torch.profiler import record_function
 
 from aurank.config import Config
 from aurank.distributed import ProcessGroup
 from aurank.errors import AurankError, UserError
 from aurank.files import replacing, require_writable
 from aurank.losses import CrossBatchMemory
-from aurank.training.build import build_splits
-from aurank.training.checkpoints.state import Progress, seed_everything
 from aurank.training.loop import Drawn, Loop
 from aurank.training.processes import require_same, training_group
-from aurank.training.trainer import Trainer
+from aurank.training.state import Progress
+from aurank.training.trainer import Trainer, build_trainer
 from aurank.training.watch import SeenBatch
 
 WARM_UP = 5
@@ -40,7 +40,6 @@ PHASES = {
     "optimiser": "optimiser",
     "rest": "the rest (Python, log)",
 }
-"""The names of the phases, and what they are called where they are shown, in the order of a step."""
 ADVICE = {
     "data": "more data.workers (now {workers}, for {processors} processors), data.cache or aurank data prepare",
     "sampler": "a larger refresh_every of the sampler",
@@ -52,7 +51,6 @@ ADVICE = {
     "optimiser": "optim.name=adamw, adam or sgd, which are fused; fewer trained weights (model.freeze, model.lora)",
     "rest": "a larger train.log_every or sampler.batch",
 }
-"""For each phase the settings that would change it."""
 StepListener = Callable[[str, int, int], None]
 """Called with what is measured, how many of its steps are done and how many there are."""
 
@@ -87,7 +85,6 @@ class TrainingProfile:
         data_alone: of a step's batches from the loader while nothing else runs.
         step_alone: of a step on one batch again and again, without any loader beside it.
         memory: bytes at most, of one process and of its GPU if it has one.
-        notices: what to know of the figures, and what of the run is not in them.
         is_main: whether this is the process that has to print.
 
     Example:
@@ -133,7 +130,6 @@ class TrainingProfile:
         return max(self.data_alone, self.step_alone)
 
     def share(self, name: str) -> float:
-        """The share of a phase in the time of all steps."""
         return self.phases[name].mean / self.step.mean
 
     @property
@@ -145,7 +141,6 @@ class TrainingProfile:
         return [f"{name}: {100 * self.share(name):.0f} %; try {ADVICE[name].format(**named)}" for name in worth[:3]]
 
     def to_json(self) -> dict[str, Any]:
-        """Return all of it as plain values."""
         extra = {name: getattr(self, name) for name in ("images_per_second", "bottleneck", "bound", "advice")}
         return {name: value for name, value in {**asdict(self), **extra}.items() if name != "is_main"}
 
@@ -170,10 +165,7 @@ class TrainingProfile:
 
 
 class Phases:
-    """A clock that is in exactly one phase at any time: a phase within another takes its time away from it.
-
-    On a GPU it waits for the device between phases. In a trace of torch.profiler the phases stand by their names.
-    """
+    """A clock that is in exactly one phase at any time, and waits for a GPU between phases; traces name the phases."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -200,54 +192,42 @@ class Phases:
             self._enter(before)
 
     def end_step(self) -> None:
-        """End a step; the next one begins."""
         self._enter(self._current)
         self.steps.append(dict.fromkeys(PHASES, 0.0))
 
-    @contextmanager
-    def around(self, trainer: Trainer) -> Iterator[None]:
-        """Put the phases around the parts of a trainer; ordinary training knows nothing of them."""
-
-        def timed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-            def call(*given: Any, **named: Any) -> Any:
-                with self(name):
-                    return function(*given, **named)
-
-            return call
-
-        parts = {"embed": "forward", "forward": "loss", "backward": "backward", "update": "optimiser"}
-        for method, name in parts.items():  # what is left of `forward` without `embed` is the loss
-            setattr(trainer, method, timed(name, getattr(trainer, method)))
-        try:
-            yield
-        finally:
-            for method in parts:
-                delattr(trainer, method)
-
 
 class _MeasuredLoop(Loop):
-    """The loop of training for a number of steps, without validations and checkpoints.
+    """Training for a number of steps without validations and checkpoints; ``again``: on this batch alone."""
 
-    Args:
-        again: a batch that takes the place of all others.
-    """
-
-    def __init__(self, trainer: Trainer, progress: Progress, phases: Phases, steps: int, again: Drawn | None) -> None:
-        with tempfile.TemporaryDirectory(prefix="aurank-profile-") as folder:  # the log's name goes, its file stays
-            super().__init__(trainer, Path(folder), {}, progress=progress)
-        self.phases, self.again, self.left, self.drawn = phases, again, steps, 0
+    def __init__(
+        self, trainer: Trainer, progress: Progress, phases: Phases, steps: int = 0, *, again: Drawn | None = None
+    ) -> None:
+        super().__init__(trainer, Path(), {}, progress=progress, writes=False)
+        self.phases, self.again, self.left, self.images_drawn = phases, again, steps, 0
         self.mining_seconds = 0.0
         self.first: Drawn | None = again
+
+    def run(self) -> None:
+        """Train with the phases around the parts of the trainer."""
+        parts = {"embed": "forward", "forward": "loss", "backward": "backward", "update": "optimiser"}
+        for method, name in parts.items():  # what is left of `forward` without `embed` is the loss
+            setattr(self.trainer, method, self.phases(name)(getattr(self.trainer, method)))
+        try:
+            if super().run() is not None:
+                raise KeyboardInterrupt
+        finally:
+            for method in parts:
+                delattr(self.trainer, method)
 
     @property
     def finished(self) -> bool:
         return self.left <= 0
 
-    def save(self, name: str) -> None:
-        """Save nothing."""
+    def save(self, name: str) -> None: ...
 
     def _after_step(self) -> None:
-        """Neither validate nor save."""
+        self.phases.end_step()
+        self.left -= 1
 
     def _report_bad(self, batch: SeenBatch, value: float) -> None:
         raise AurankError(
@@ -265,28 +245,21 @@ class _MeasuredLoop(Loop):
         return due
 
     def _batches(self) -> Iterator[Drawn]:
-        batches = None if self.again is not None else super()._batches()
+        batches = itertools.repeat(self.again) if self.again is not None else super()._batches()
         while True:
             with self.phases("data"):
-                drawn = self.again if batches is None else next(batches, None)
+                drawn = next(batches, None)
             if drawn is None:
                 return
             self.first = self.first or drawn
-            self.drawn += len(drawn.batch.id) // self.trainer.views
+            self.images_drawn += len(drawn.batch.id) // self.trainer.views
             yield drawn
-
-    def _step(self, batches: Iterator[Drawn]) -> None:
-        super()._step(batches)
-        self.phases.end_step()
-        self.left -= 1
 
 
 def profile_training(
     config: Config, *, steps: int = 50, trace: Path | None = None, listener: StepListener | None = None
 ) -> TrainingProfile:
     """Train for a few steps, to say where their time goes; nothing is written but the trace.
-
-    Beside the steps as they are, the loader alone is measured, and steps on one batch again and again.
 
     Args:
         config: what `read_config` returns.
@@ -319,49 +292,57 @@ def profile_training(
     config = config.model_copy(update={"train": train})
     with training_group(config) as group:
         require_same(config, **{"--steps": steps, "--trace": str(trace)})
-        seed_everything(config.seed)
-        splits = build_splits(config.data, seed=config.seed, texts=config.model.text is not None)
-        return _measured(Trainer(config, splits), group, steps, trace, listener or (lambda stage, done, total: None))
+        return _measured(build_trainer(config), group, steps, trace, listener or (lambda stage, done, total: None))
 
 
 def _measured(
     trainer: Trainer, group: ProcessGroup, steps: int, trace: Path | None, listen: StepListener
 ) -> TrainingProfile:
-    progress, phases, workers = Progress(), Phases(trainer.accelerator.device), trainer.config.data.workers
+    device, workers, further = trainer.accelerator.device, trainer.config.data.workers, max(2, min(FURTHER, steps))
+    progress, phases = Progress(), Phases(device)
     memory = trainer.loss if isinstance(trainer.loss, CrossBatchMemory) else None
     if memory is not None:
         memory.start_at = min(memory.start_at, 1)  # as it is in most of the run
     listen("steps", 0, steps)
-    first = _run(trainer, progress, phases, WARM_UP + steps)
+    loop = _MeasuredLoop(trainer, progress, phases, WARM_UP + steps)
+    loop.run()
     measured = phases.steps[WARM_UP : WARM_UP + steps]
-    images = first.drawn / (WARM_UP + steps)
-    used = _memory(trainer.accelerator.device)
-    if trace is not None and group.rank == 0:
-        with _traced(trace):
-            _run(trainer, progress, phases, TRACED)
-    elif trace is not None:
-        _run(trainer, progress, phases, TRACED)
-    further = max(2, min(FURTHER, steps))
+    used = {"in a process": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}  # workers are not in it
+    if device.type == "cuda":
+        used["on its GPU"] = torch.cuda.max_memory_allocated(device)
+    if trace is not None:
+        with _traced(trace) if group.rank == 0 else nullcontext():
+            _MeasuredLoop(trainer, progress, phases, TRACED).run()
+
     listen("steps on one batch", 0, further)
-    phases.steps = [dict.fromkeys(PHASES, 0.0)]
-    _run(trainer, progress, phases, 1 + further, again=first.first)
+    phases = Phases(device)
+    _MeasuredLoop(trainer, progress, phases, 1 + further, again=loop.first).run()
     step_alone = sum(sum(step.values()) for step in phases.steps[1 : 1 + further]) / further
+
     listen("data alone", 0, further)
-    data_alone = _read_alone(trainer, progress, further * trainer.config.train.accumulate) / further
+    drawn = _MeasuredLoop(trainer, progress, phases).batches(None)
+    for _ in range(2 * workers):  # read ahead before all workers are at work
+        next(drawn)
+    started = time.perf_counter()
+    for _ in range(further * trainer.config.train.accumulate):
+        next(drawn)
+    data_alone = (time.perf_counter() - started) / further
+
     own = sum(step[name] for step in measured for name in ("data", "sampler", "forward", "loss")) / steps
-    everyone = group.all_gather((own, used, images, step_alone, data_alone))
+    everyone = group.all_gather((own, used, loop.images_drawn / (WARM_UP + steps), step_alone, data_alone))
     owns, memories, counts, steps_alone, data = zip(*everyone, strict=True)
     notices = [*trainer.notices]
     if max(owns) > 1.1 * float(np.median(owns)):
         slowest = owns.index(max(owns))
         notices.insert(0, f"rank {slowest} is the slowest before its backward pass: the others wait for it")
-    if first.mining_seconds:
+    if loop.mining_seconds:
         every = trainer.sampler.refresh_every or 1
-        notices.insert(0, f"mining took {first.mining_seconds:.1f} s, every {every} steps")
+        notices.insert(0, f"mining took {loop.mining_seconds:.1f} s, every {every} steps")
     if memory is not None and not memory.has_been_filled:
         notices.insert(0, f"the memory of {memory.memory_size:,} embeddings was not full yet: later steps rank more")
+    threads = f"{device.type}, {torch.get_num_threads()} of {processors()} processors"
     return TrainingProfile(
-        device=_device(trainer.accelerator.device),
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else threads,
         own_seconds=list(owns),
         workers=workers,
         unit=trainer.task.unit,
@@ -377,22 +358,11 @@ def _measured(
     )
 
 
-def _run(
-    trainer: Trainer, progress: Progress, phases: Phases, steps: int, *, again: Drawn | None = None
-) -> _MeasuredLoop:
-    loop = _MeasuredLoop(trainer, progress, phases, steps, again)
-    with phases.around(trainer):
-        if loop.run() is not None:
-            raise KeyboardInterrupt
-    return loop
-
-
 @contextmanager
 def _traced(path: Path) -> Iterator[None]:
     """Write a trace of torch.profiler of what happens in the context."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # it tells of its own doings, and of a GPU that is not there
-    cuda = [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
-    with tracing(activities=[ProfilerActivity.CPU, *cuda]) as trace:
+    with torch.profiler.profile() as trace:
         yield
     with tempfile.TemporaryDirectory(prefix="aurank-profile-") as folder:
         trace.export_chrome_trace(f"{folder}/trace.json")
@@ -400,37 +370,7 @@ def _traced(path: Path) -> Iterator[None]:
             file.write(Path(folder, "trace.json").read_bytes())
 
 
-def _read_alone(trainer: Trainer, progress: Progress, batches: int) -> float:
-    """Return the seconds that the loader takes for so many batches when nothing else is done."""
-    loop = _MeasuredLoop(trainer, progress, Phases(torch.device("cpu")), 0, None)
-    if loop.metrics is not None:
-        loop.metrics.close()
-    drawn = loop.batches(None)
-    for _ in range(2 * trainer.config.data.workers):  # read ahead before all workers are at work
-        next(drawn)
-    started = time.perf_counter()
-    for _ in range(batches):
-        next(drawn)
-    return time.perf_counter() - started
-
-
 def processors() -> int:
     """Return how many processors each of the processes on this machine may use."""
     mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, mine // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-
-
-def _memory(device: torch.device) -> dict[str, int]:
-    """Bytes at most so far, of this process and of its GPU; workers are not in it."""
-    import resource
-
-    usage = {"in a process": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
-    if device.type == "cuda":
-        usage["on its GPU"] = torch.cuda.max_memory_allocated(device)
-    return usage
-
-
-def _device(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"{device.type}, {torch.get_num_threads()} of {processors()} processors"

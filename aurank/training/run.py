@@ -16,7 +16,7 @@ from aurank.config import Config, DataConfig, dump_config
 from aurank.data import Manifest
 from aurank.data.prepared import PreparedImages, contents
 from aurank.distributed import ProcessGroup
-from aurank.embedding.evaluation_options import try_evaluation
+from aurank.embedding.evaluation_options import noted, try_evaluation
 from aurank.embedding.from_config import build_dataset, open_prepared
 from aurank.embedding.stored.checkpoint import BEST, load_checkpoint, load_weights, model_weights
 from aurank.evaluation.report import Report
@@ -24,19 +24,12 @@ from aurank.evaluation.two_way import TwoWayReport
 from aurank.files import claimed, remove_temporaries, write_text
 from aurank.reporting.results import save_results
 from aurank.training.build import Splits, build_splits
-from aurank.training.checkpoints.resume import (
-    Resumed,
-    prepare_folder,
-    read_progress,
-    require_same_data,
-    require_usable,
-    restore,
-)
-from aurank.training.checkpoints.state import Progress, seed_everything, seed_stream
 from aurank.training.components import read_config
 from aurank.training.loop import Listener, Loop
 from aurank.training.processes import require_same, training_group
-from aurank.training.tasks import TestResult
+from aurank.training.resume import Resumed, find_checkpoint, read_progress, require_same_data, require_usable, restore
+from aurank.training.state import Progress, seed_everything, seed_stream
+from aurank.training.tasks import SplitReports
 from aurank.training.trainer import Trainer
 
 
@@ -47,8 +40,7 @@ class TrainResult:
     Attributes:
         best: the step and the metrics of the best validation, empty without a validation split.
         report: the exact Report of the test split under the best weights; None when a signal ended the run early,
-            without a test split (data.train_labels=image), in every process but the main one, and of pairs also where
-            the labels of their images cannot be compared.
+            without a test split, in every process but the main one, and of pairs whose images cannot be compared.
         stopped_by: the signal that ended the run early.
         two_way: the retrieval between images and texts (model.text), of "all" test pairs and the groups "seen_texts",
             "new_texts" and "new_classes"; empty for images.
@@ -82,8 +74,7 @@ def train(
     """Train an embedding as ``config`` says, into the folder ``out``.
 
     Writes config.yaml, metrics.jsonl, last.safetensors, best.safetensors, timing.json and, at the end, the report.json,
-    per_query.parquet and pr_curve.png of the test split (data.train_labels=image may be without one), and with
-    model.text two_way/GROUP for each group of test pairs.
+    per_query.parquet and pr_curve.png of the test split; with model.text two_way/GROUP for each group of test pairs.
 
     Args:
         config: a ``Config``, the path of a YAML file, the name of a shipped configuration, or a plain dict.
@@ -115,66 +106,62 @@ def train(
         group = held.enter_context(training_group(config))
         require_same(config, **{"--out": str(out), "--resume": resume})
 
-        def begin() -> Resumed | None:
+        def prepare_folder() -> Resumed | None:
             require_usable(out, resume)  # before anything is written there
             if group.rank == 0:
                 held.enter_context(claimed(out))
-            resumed = prepare_folder(config, out, resume)
-            if group.rank == 0:
                 for folder in out.glob("two_way/*"):
                     remove_temporaries(folder)
-            return resumed
+            return find_checkpoint(config, out)
 
-        resumed = group.together(begin)
-        found = None if resumed is None else resumed.state["progress"]["step"]
-        require_same(config, **{"the step of the checkpoint in --out, a folder that all processes share": found})
+        resumed = group.together(prepare_folder)
+        step = None if resumed is None else resumed.progress.step
+        require_same(config, **{"the step of the checkpoint in --out, a folder that all processes share": step})
         started = time.perf_counter()
-        loop, splits = _prepare_loop(config, out, resumed, listener)
+        loop = _prepare_loop(config, out, resumed, listener)
         if resume and resumed is None:
             loop.trainer.notices.insert(0, f"--resume: {out} holds no checkpoint yet; the run starts anew")
-        return _run(loop, splits, started)
+        return _run(loop, started)
 
 
-def _prepare_loop(config: Config, out: Path, resumed: Resumed | None, listener: Listener | None) -> tuple[Loop, Splits]:
+def _prepare_loop(config: Config, out: Path, resumed: Resumed | None, listener: Listener | None) -> Loop:
     """Build the components of the run, restore what it goes on from, and write its configuration."""
     seed_everything(config.seed)
-    group = ProcessGroup(None)
-    splits = group.together(lambda: build_splits(config.data, seed=config.seed, texts=config.model.text is not None))
-    prepared, data = group.together(lambda: _contents(config, splits.whole))
-    require_same(config, images=splits.whole.sha256[:12], **{"prepared images": data.get("pixels", "")[:12]})
+
+    def read() -> tuple[Splits, PreparedImages | None, dict[str, str]]:
+        splits, prepared, data = build_splits(config), open_prepared(config.data), config.data
+        if prepared is None:
+            return splits, None, contents(splits.whole)
+        rows = prepared.rows_of(splits.whole, data.channels, on_error=data.on_error)  # raises for images it lacks
+        return splits, prepared, contents(splits.whole, rows)
+
+    splits, prepared, data = ProcessGroup(None).together(read)
+    whole = splits.whole
+    require_same(config, images=whole.sha256[:12], **{"prepared images": data.get("pixels", "")[:12]})
     if resumed is not None:
-        require_same_data(resumed, splits.whole, data)
+        require_same_data(resumed, whole, data)
     trainer = Trainer(config, splits, out, state=None if resumed is None else resumed.state, prepared=prepared)
-    if resumed is None:
+    if resumed is not None:
+        progress = restore(trainer, resumed)
+    else:
         progress = Progress()
         if rank := trainer.accelerator.process_index:
             seed_stream(config.seed, 0, 0, rank)  # else all processes would drop the same
-    else:
-        progress = restore(trainer, resumed)
     if trainer.accelerator.is_main_process:
-        try_evaluation(config, splits.whole)
+        try_evaluation(config, whole)
         write_text(out / "config.yaml", dump_config(trainer.config))
     if config.train.trackers:
         trainer.accelerator.init_trackers("aurank")
-    identity = {"manifest": splits.whole.sha256, "data": data}
-    loop = Loop(trainer, out, identity, progress=progress, listener=listener)
+    loop = Loop(trainer, out, {"manifest": whole.sha256, "data": data}, progress=progress, listener=listener)
     if resumed is not None:
         again = "measuring the test split again" if splits.test is not None else "there is no test split to measure"
         done = f"finished already at step {progress.step}; {again}"
         text = done if loop.finished else f"resumed from step {progress.step} of {config.train.steps}"
         trainer.notices[:0] = [*resumed.notices, text]
-    return loop, splits
+    return loop
 
 
-def _contents(config: Config, whole: Manifest) -> tuple[PreparedImages | None, dict[str, str]]:
-    """Return the prepared images, and digests of those of all splits; what one lacks is told before any training."""
-    prepared = open_prepared(config.data)
-    if prepared is None:
-        return None, contents(whole)
-    return prepared, contents(whole, prepared.rows_of(whole, config.data.channels, on_error=config.data.on_error))
-
-
-def _run(loop: Loop, splits: Splits, started: float) -> TrainResult:
+def _run(loop: Loop, started: float) -> TrainResult:
     """Run the loop, then measure the test split under the best weights."""
     trainer, progress, out = loop.trainer, loop.progress, loop.out
     for text in trainer.notices:
@@ -182,13 +169,13 @@ def _run(loop: Loop, splits: Splits, started: float) -> TrainResult:
     first_step = progress.step
     stopped_by = loop.run()
     training_seconds = time.perf_counter() - started
-    unread = trainer.task.group.all_gather(trainer.train_data.skipped)
+    unread = loop.group.all_gather(trainer.train_data.skipped)
     skipped = {"train": len({row for rows in unread for row in rows})}
     if trainer.val_data is not None:
         skipped["validation"] = len(trainer.val_data.skipped)
-    tested = TestResult()
-    if stopped_by is None and splits.test is not None:
-        tested, skipped["test"] = _test(loop, splits.test, splits.train)
+    tested = SplitReports()
+    if stopped_by is None and trainer.splits.test is not None:
+        tested, skipped["test"] = _test(loop, trainer.splits.test)
     if stopped_by is None and loop.main:
         timing = {
             "finished": time.strftime("%Y-%m-%d %H:%M:%S%z"),
@@ -204,12 +191,12 @@ def _run(loop: Loop, splits: Splits, started: float) -> TrainResult:
     return TrainResult(out, progress.step, progress.best, tested.report, stopped_by, tested.two_way, skipped, loop.main)
 
 
-def _test(loop: Loop, test: Manifest, train: Manifest) -> tuple[TestResult, int]:
+def _test(loop: Loop, test: Manifest) -> tuple[SplitReports, int]:
     """Measure the test split under the best weights, all processes together, and save the reports in the first.
 
     Returns what was measured, nothing in other processes, and how many images were skipped.
     """
-    trainer, out, group = loop.trainer, loop.out, loop.trainer.task.group
+    trainer, out, group = loop.trainer, loop.out, loop.group
     loop.listen("testing", {"images": len(test)})
 
     def load_best() -> int:
@@ -224,23 +211,25 @@ def _test(loop: Loop, test: Manifest, train: Manifest) -> tuple[TestResult, int]
     def progress(stage: str, done: int, total: int) -> None:
         loop.listen("measuring", {"stage": stage, "done": done, "total": total})
 
-    tested = trainer.task.test(data, train, progress)
+    tested = trainer.task.test(data, trainer.splits.train, progress)
     if not loop.main:
-        return TestResult(), len(data.skipped)
+        return SplitReports(), len(data.skipped)
     # Nothing of this process's own course, such as what training skipped: a resumed run writes the same report.
-    tested.add_note(
+    notes = [
         f"best weights, of step {step}; {len(data):,} {trainer.task.unit} of "
         f"{data.manifest.name}, split test, manifest {data.manifest.sha256[:16]}, {len(data.skipped):,} of them "
         "skipped as unreadable"
-    )
+    ]
     if data.made_of:
-        tested.add_note(f"embeddings{data.made_of}")
+        notes.append(f"embeddings{data.made_of}")
     loop.listen("tested", {"images": len(test), "skipped": len(data.skipped)})
-    if tested.report is not None:
-        save_results(tested.report, out)
-    for name, found in tested.two_way.items():
-        found.save(out / "two_way" / name)
-    return tested, len(data.skipped)
+    report = None if tested.report is None else noted(tested.report, *notes)
+    two_way = {name: noted(both, *notes) for name, both in tested.two_way.items()}
+    if report is not None:
+        save_results(report, out)
+    for name, both in two_way.items():
+        both.save(out / "two_way" / name)
+    return SplitReports(report, two_way), len(data.skipped)
 
 
 def _read_once(config: DataConfig, group: ProcessGroup) -> DataConfig:

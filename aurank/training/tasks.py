@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -35,28 +35,18 @@ StageProgress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, eq=False)
-class TestResult:
-    """What was measured of a test split: images with each other, and pairs both ways, by groups of them."""
-
-    __test__: ClassVar[bool] = False  # for pytest: no class of tests
+class SplitReports:
+    """Reports on a split: of images found by images, and of pairs both ways, by groups of them."""
 
     report: Report | None = None
     two_way: dict[str, TwoWayReport] = field(default_factory=dict)
 
-    def add_note(self, note: str) -> None:
-        """Add a note to every report."""
-        reports = [one for both in self.two_way.values() for one in (both.image_to_text, both.text_to_image)]
-        for report in reports if self.report is None else [self.report, *reports]:
-            report.notes.append(note)
-
 
 class Task:
-    """Images, compared with each other by their labels.
+    """Images, compared with each other by their labels. All processes of ``group`` call its methods together.
 
     Attributes:
-        model: what is trained and saved.
-        encoder: of images.
-        group: the processes of the run, which share what is embedded and measured; each calls the same methods.
+        model: what is trained and saved; ``encoder`` is its encoder of images.
     """
 
     unit = "images"  # what a row of the data set is
@@ -69,48 +59,37 @@ class Task:
         self.encoder = encoder
         self.model = encoder if model is None else model
 
-    def measure(
-        self,
-        model: nn.Module,
-        data: ImageDataset,
-        *,
-        neighbours: int = 0,
-        progress: StageProgress | None = None,
-    ) -> Report:
-        """Return the exact report of a model of this kind, in every process of the run.
-
-        In the first it has as many neighbours of each query as are wanted.
-        """
-        options = {**evaluation_options(self.config), "progress": _stage(progress, "ranking")}
-        embedded = self._embedded(model, data, progress)
-        return evaluate_together(embedded.evaluate, self.group, neighbours=neighbours, **options)
+    def measure(self, model: nn.Module, data: ImageDataset, *, neighbours: int = 0) -> Report:
+        """Return the exact report of a model in every process; in the first with neighbours of each query."""
+        embedded = self._embedded(model, data)
+        return evaluate_together(
+            embedded.evaluate, self.group, neighbours=neighbours, **evaluation_options(self.config)
+        )
 
     def pictures(self, report: Report, data: ImageDataset) -> dict[str, Pixels]:
         """Return pictures of a report that has neighbours, by names for a tracker."""
         curves = _curves({"precision_recall": report})
-        if isinstance(data, EmbeddingDataset):
-            return curves
-        return {"grid": grid_snapshot(report, data.manifest.source), **curves}
+        return (
+            curves
+            if isinstance(data, EmbeddingDataset)
+            else {"grid": grid_snapshot(report, data.manifest.source), **curves}
+        )
 
-    def test(self, data: ImageDataset, train: Manifest, progress: StageProgress | None = None) -> TestResult:
-        """Return all that is measured of a test split: of a matryoshka loss, each of its widths too.
-
-        What the first process measures alone the others do not wait for, however long it takes: they return nothing.
-        """
+    def test(self, data: ImageDataset, train: Manifest, progress: StageProgress | None = None) -> SplitReports:
+        """Return all that is measured of a test split; nothing in other processes where the first measures alone."""
         options = {**evaluation_options(self.config), "codes": learnt_widths(self.config)}
         options["progress"] = _stage(progress, "ranking")
         embedded = self._embedded(self.model, data, progress)
         if measured_alone(**options):
-            return TestResult(embedded.evaluate(**options) if self.group.rank == 0 else None)
-        return TestResult(evaluate_together(embedded.evaluate, self.group, **options))
+            return SplitReports(embedded.evaluate(**options) if self.group.rank == 0 else None)
+        return SplitReports(evaluate_together(embedded.evaluate, self.group, **options))
 
-    def _embedded(self, model: nn.Module, data: ImageDataset, progress: StageProgress | None) -> Embedded:
-        """Return the embeddings of a split in every process; raise AurankError where they cannot be compared."""
+    def _embedded(self, model: nn.Module, data: ImageDataset, progress: StageProgress | None = None) -> Embedded:
         batch, workers = self.config.evaluate.batch, self.config.data.workers
         self.group.broadcast(model.buffers())  # statistics of batch norms are of each process's own batches
-        same: dict[str, Any] = {"batch": batch, "workers": workers, "group": self.group}
         with self.group.failing_together():
-            embedded = embed(model, data, progress=_stage(progress, "embedding"), **same)
+            stage = _stage(progress, "embedding")
+            embedded = embed(model, data, batch=batch, workers=workers, group=self.group, progress=stage)
             require_alive(np.asarray(embedded.embeddings))
         return embedded
 
@@ -132,36 +111,15 @@ class Task:
         return [first, partner, *others[: most - 2].tolist()]
 
     def notices(self) -> list[str]:
-        """Return what to say before a run."""
         return []
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return what a checkpoint keeps beside the weights, as its "tokeniser"; None for that of another library."""
+        """Return the tokeniser that a checkpoint keeps, None without one."""
         return None
 
 
-def learnt_widths(config: Config) -> Codes | None:
-    """Return the widths of a matryoshka loss below that of whole embeddings; None without any."""
-    widths = {width for term in config.terms for width in term.matryoshka or () if width < config.model.dim}
-    return Codes(dims=tuple(sorted(widths))) if widths and not config.model.discard_head else None
-
-
-def require_alive(embeddings: Float[np.ndarray, "image dim"]) -> None:
-    """Raise AurankError where embeddings cannot be compared, since the network gives zeros or no numbers for them."""
-    dead = ~np.isfinite(embeddings).all(axis=1) | ~embeddings.any(axis=1)
-    if dead.any():
-        raise AurankError(
-            f"the network has collapsed: of {len(dead):,} embeddings {int(dead.sum()):,} are all zeros or not finite; "
-            "try a lower optim.lr, a longer optim.warmup_steps or optim.clip_norm=1"
-        )
-
-
 class PairTask(Task):
-    """Pairs of an image and a text, each found by the other.
-
-    Attributes:
-        tokens: [row, length], of the text of each training row.
-    """
+    """Pairs of an image and a text, each found by the other; ``tokens``: [row, length], of each training row's text."""
 
     unit = "pairs"
     chosen_by = "mean_recall"
@@ -179,29 +137,24 @@ class PairTask(Task):
         return evaluate_together(self._embed(model, data).evaluate, self.group, **two_way_options(self.config))
 
     def pictures(self, report: TwoWayReport, data: ImageDataset) -> dict[str, Pixels]:  # type: ignore[override]
-        """Return the curves of both directions; what they find are texts, or images by texts."""
         return _curves({f"{name}/precision_recall": getattr(report, name) for name in DIRECTIONS})
 
-    def test(self, data: ImageDataset, train: Manifest, progress: StageProgress | None = None) -> TestResult:
-        """Measure both ways all pairs and each group; and the images with each other where their labels allow it.
-
-        Of a matryoshka loss, the images are measured at each of its widths too. The first process measures; the others
-        do not wait for it, and return nothing.
-        """
+    def test(self, data: ImageDataset, train: Manifest, progress: StageProgress | None = None) -> SplitReports:
+        """Measure all pairs and each group both ways, and images among themselves where their labels allow it."""
         embedded = self._embed(self.model, data)
-        return TestResult() if self.group.rank > 0 else self._test(embedded, data, train)
+        return self._test(embedded, data, train) if self.group.rank == 0 else SplitReports()
 
-    def _test(self, embedded: EmbeddedPairs, data: ImageDataset, train: Manifest) -> TestResult:
+    def _test(self, embedded: EmbeddedPairs, data: ImageDataset, train: Manifest) -> SplitReports:
         images = embedded.images_alone(data.manifest)
         options = {**evaluation_options(self.config), "codes": learnt_widths(self.config)}
         report = None if images is None else images.evaluate(**options)
-        return TestResult(report, reports_by_group(embedded, train, data.manifest, **two_way_options(self.config)))
+        return SplitReports(report, reports_by_group(embedded, train, data.manifest, **two_way_options(self.config)))
 
     def sample(self, data: ImageDataset, name: str, most: int) -> Sequence[int]:
-        found: list[int] = np.flatnonzero(_readable(data))[:most].tolist()
-        if not found:
+        rows: list[int] = np.flatnonzero(_readable(data))[:most].tolist()
+        if not rows:
             raise UserError(f"the {name} split of {data.manifest.name} cannot be measured: no image of it can be read")
-        return found
+        return rows
 
     def notices(self) -> list[str]:
         tokeniser = self.towers.tokeniser
@@ -221,12 +174,27 @@ class PairTask(Task):
         assert isinstance(model, TwoTower)
         batch, workers = self.config.evaluate.batch, self.config.data.workers
         self.group.broadcast(model.buffers())
-        same: dict[str, Any] = {"batch": batch, "workers": workers, "group": self.group}
         with self.group.failing_together():
-            pairs = embed_pairs(model, self.towers.tokenise, data, **same)
+            pairs = embed_pairs(model, self.towers.tokenise, data, batch=batch, workers=workers, group=self.group)
             require_alive(pairs.images)
             require_alive(pairs.texts)
         return pairs
+
+
+def learnt_widths(config: Config) -> Codes | None:
+    """Return the widths of a matryoshka loss below that of whole embeddings; None without any."""
+    widths = {width for term in config.terms for width in term.matryoshka or () if width < config.model.dim}
+    return Codes(dims=tuple(sorted(widths))) if widths and not config.model.discard_head else None
+
+
+def require_alive(embeddings: Float[np.ndarray, "image dim"]) -> None:
+    """Raise AurankError where the network gives zeros, or no numbers, for some images."""
+    dead = ~np.isfinite(embeddings).all(axis=1) | ~embeddings.any(axis=1)
+    if dead.any():
+        raise AurankError(
+            f"the network has collapsed: of {len(dead):,} embeddings {int(dead.sum()):,} are all zeros or not finite; "
+            "try a lower optim.lr, a longer optim.warmup_steps or optim.clip_norm=1"
+        )
 
 
 def _stage(progress: StageProgress | None, name: str) -> Callable[[int, int], None] | None:

@@ -6,18 +6,20 @@ from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.tracking import get_available_trackers
-from accelerate.utils import GradientAccumulationPlugin
-from jaxtyping import Float
+from accelerate.utils import GradientAccumulationPlugin, broadcast
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from aurank.config import Config
-from aurank.data import Batch, MultiCrop, Sampler
+from aurank.data import Batch, ImageDataset, MultiCrop, Sampler
 from aurank.data.prepared import PreparedImages
-from aurank.distributed import launched
+from aurank.distributed import ProcessGroup, launched
+from aurank.embedding.embed import embed
 from aurank.embedding.from_config import (
     build_dataset,
     build_encoder,
@@ -28,8 +30,9 @@ from aurank.embedding.from_config import (
 )
 from aurank.embedding.image_text_pairs import require_pairs, texts_of
 from aurank.errors import UserError
+from aurank.evaluation.index.neighbours import neighbours
 from aurank.losses import MultipleLosses
-from aurank.losses.core.distributed import Gather, Shares
+from aurank.losses.core.distributed import Shares
 from aurank.losses.core.pair_loss import TakesInputs
 from aurank.losses.core.training_protocols import FollowsProgress, Reencodes
 from aurank.models.encoder import EachPart
@@ -40,16 +43,15 @@ from aurank.training.build import (
     build_optimiser,
     build_sampler,
     build_schedule,
+    build_splits,
     check_image_size,
     is_sum,
     losses_of_terms,
 )
-from aurank.training.checkpoints.state import stream
-from aurank.training.gradient_cache import GradientCache
-from aurank.training.mining import Reencode, nearest_images, offer_reencoding
+from aurank.training.gradient_cache import GradientCache, split_into_chunks
 from aurank.training.optim import weight_average
-from aurank.training.processes import on_cpu
-from aurank.training.sharding import ShardedCopy, require_shardable, settle_on_shards
+from aurank.training.sharding import ShardedCopy, prepare_for_shards, require_shardable
+from aurank.training.state import random_state, restore_random_state, seed_everything, stream
 from aurank.training.tasks import PairTask, Task
 from aurank.training.watch import notice_of_waiting
 
@@ -59,9 +61,11 @@ class Trainer:
 
     Args:
         out: folder of the run; None where nothing is written.
-        state: of the checkpoint to resume from, which is not restored here; the first weights are then at random.
+        state: of the checkpoint to resume from, which is restored later; the first weights are then at random.
 
     Attributes:
+        model: what is trained and saved, without any wrapper.
+        views: images that the encoder sees for each that is drawn.
         encoder: embeds all that a step embeds in one call, wrapped for several processes and mixed precision.
         average: moving average of the weights, None without train.ema.
         goes_on: whether the next batch is the first after those of a checkpoint.
@@ -83,67 +87,75 @@ class Trainer:
                 "has none; set data.validation_fraction above 0, or train.early_stopping=null"
             )
         self.config = config = with_features(fill_preprocessing(config, state), splits.whole)
+        self.splits = splits
+        self.views = config.data.views
         self.accelerator = accelerator = _accelerator(config, out)
+        device, rank, processes = accelerator.device, accelerator.process_index, accelerator.num_processes
         self.notices: list[str] = []
         self.task = task = _task(config, splits, state, self.notices.append)
-        self.loss = build_loss(config, splits.train).to(accelerator.device)
-        for module in self.loss.modules():
-            if isinstance(module, TakesInputs):
-                module.gather.views = self.views
+        self.model: nn.Module = task.model
+        self.loss = build_loss(config, splits.train).to(device)
         miner = None if is_sum(config) else build_miner(config.miner, splits.train)  # a sum asks its own
-        self.miner = None if miner is None else miner.to(accelerator.device)
-        self.sharded = _sharded(config, task.model.to(accelerator.device), accelerator, self.stateful_modules)
-        trained = task.model if self.sharded is None else self.sharded.module
-        optimiser = build_optimiser(config, trained, self.loss)
+        self.miner = None if miner is None else miner.to(device)
+        modules = [*self.loss.modules(), *([] if self.miner is None else self.miner.modules())]
+        self._followers = [module for module in modules if isinstance(module, FollowsProgress)]
+        self._sum = next((module for module in modules if isinstance(module, MultipleLosses)), None)
+        self._gathers = [module.gather for module in self.loss.modules() if isinstance(module, TakesInputs)]
+        for gather in self._gathers:
+            gather.views = self.views
+
+        trained = task.model.to(device)
+        self.sharded = None
+        if config.train.sharded and processes > 1:
+            require_shardable(config, modules)
+            self.sharded = ShardedCopy(trained)
+            trained = self.sharded.module
+        # Torch's own: what Accelerate makes of it skips a call of step or zero_grad between two batches of a step.
+        self.optimiser = optimiser = build_optimiser(config, trained, self.loss)
         if self.sharded is not None:
-            settle_on_shards(optimiser, config)
+            prepare_for_shards(optimiser, config)
         self.schedule = build_schedule(config)
+
         build = partial(build_dataset, config.data, prepared=prepared or open_prepared(config.data))
         images = cache(partial(build, splits.train, train=False))
         nearest = partial(
             nearest_images, encoder=task.encoder, training_images=images, accelerator=accelerator, config=config
         )
-        rank, processes = accelerator.process_index, accelerator.num_processes
         self.sampler = build_sampler(config, splits.train, rank=rank, world_size=processes, neighbours=nearest)
         self.train_data = build(splits.train, train=True, seed=config.seed)
         self.val_data = None if splits.val is None else build(splits.val, train=False)
         # Accelerate puts autocast into the forward of what it is given; the encoder inside stays as it is.
-        # Torch's own: what Accelerate makes of it skips a call of step or zero_grad between two batches of a step.
-        self.optimiser = optimiser
         if self.sharded is None:
             parts = EachPart(trained, compiled=config.train.compile)
             self.encoder, _ = accelerator.prepare(parts, optimiser)
-        else:  # which exchanges gradients by itself
+        else:  # FSDP2 exchanges gradients by itself
             self.encoder = accelerator.prepare_model(EachPart(trained), evaluation_mode=True)
             accelerator.prepare(optimiser)
-        check_image_size(task.encoder, config, accelerator.device)
+        check_image_size(task.encoder, config, device)
         self.average = None if config.train.ema is None else weight_average(task.model)
         self.cache = _gradient_cache(config, self.encoder, self.sampler, self.train_data.to_input)
         self.goes_on = False
         self._calls = (0, 0)  # of the loss: the step, and which of its batches
-        self._offer_reencoding()
-        waiting = notice_of_waiting(accelerator.device, optimiser, config.optim.name, sharded=self.sharded is not None)
-        self.notices += [*task.notices(), *_without_effect(self, splits), *waiting]
 
-    def _offer_reencoding(self) -> None:
-        if isinstance(self.task, PairTask):  # their loss would need texts re-encoded too
-            if any(isinstance(module, Reencodes) and module.wants_reencode for module in self.stateful_modules):
+        if isinstance(task, PairTask):  # their loss would need texts re-encoded too
+            if any(isinstance(module, Reencodes) and module.wants_reencode for module in modules):
                 raise UserError(
                     'out_of_batch=reencode embeds images alone, which model.text has no use for: set it to "stored"'
                 )
-            return
-        plain = self.accelerator.unwrap_model(self.encoder)
-        at_most = self.config.train.micro_batch or self.config.sampler.batch * self.views
-        reencode = Reencode(plain, self.train_data, dim=self.task.encoder.dim, at_most=at_most)
-        offer_reencoding(self.stateful_modules, reencode)
+        else:
+            plain, at_most = accelerator.unwrap_model(self.encoder), config.train.micro_batch
+            at_most = at_most or config.sampler.batch * self.views
+            offer_reencoding(modules, Reencode(plain, self.train_data, dim=task.encoder.dim, at_most=at_most))
+        waiting = notice_of_waiting(device, optimiser, config.optim.name, sharded=self.sharded is not None)
+        self.notices += [*task.notices(), *_without_effect(self), *waiting]
 
     @property
-    def model(self) -> nn.Module:
-        """What is trained and saved, without any wrapper."""
-        return self.task.model
+    def measured(self) -> nn.Module:
+        """What is measured: the moving average of the weights where there is one."""
+        return self.model if self.average is None else self.average.get_submodule("module")
 
     def gather(self) -> None:
-        """Give `model` the weights as they stand, where they are shared out; all processes call it."""
+        """Give `model` the weights as they stand, where they are sharded; all processes call it."""
         if self.sharded is not None:
             self.sharded.gather()
 
@@ -153,33 +165,14 @@ class Trainer:
             return dict(self.optimiser.state_dict())
         return self.sharded.optimiser_state(self.optimiser, keep=self.accelerator.is_main_process)
 
-    @property
-    def measured(self) -> nn.Module:
-        """What is measured: the moving average of the weights where there is one."""
-        return self.model if self.average is None else self.average.get_submodule("module")
-
-    @property
-    def views(self) -> int:
-        """Images that the encoder sees for each that is drawn."""
-        return self.config.data.views
-
     @cached_property
     def epochs(self) -> float:
         """Epochs of the whole run, each as long as the first one, or as full batches would make it."""
-        settings, sampler = self.config.train, self.sampler
+        batches, sampler = self.config.train.steps * self.config.train.accumulate, self.sampler
         # Mining changes the number of batches a little: a resumed run would count others.
         if sampler.refresh_every is not None:
-            return settings.steps * settings.accumulate * sampler.largest_batch / len(sampler.labels)
-        return settings.steps * settings.accumulate / max(1, len(sampler.epoch(0)))
-
-    @cached_property
-    def stateful_modules(self) -> list[nn.Module]:
-        """Every module of the loss and of the miner."""
-        return [*self.loss.modules(), *([] if self.miner is None else self.miner.modules())]
-
-    @cached_property
-    def _followers(self) -> list[FollowsProgress]:
-        return [module for module in self.stateful_modules if isinstance(module, FollowsProgress)]
+            return batches * sampler.largest_batch / len(sampler.labels)
+        return batches / max(1, len(sampler.epoch(0)))
 
     def set_progress(self, step: int, epoch: int) -> None:
         """Tell every module that follows the progress, before a step, how far training is."""
@@ -187,17 +180,10 @@ class Trainer:
         for module in self._followers:
             module.set_progress(step=step, steps=self.config.train.steps, epoch=epoch, epochs=self.epochs)
 
+    @property
     def loss_terms(self) -> dict[str, Tensor]:
-        """Return the weighted losses of the last batch by name, on their device, where the loss is a sum."""
+        """The weighted losses of the last batch by name, on their device, where the loss is a sum."""
         return {} if self._sum is None else self._sum.last_terms
-
-    @cached_property
-    def _sum(self) -> MultipleLosses | None:
-        return next((module for module in self.stateful_modules if isinstance(module, MultipleLosses)), None)
-
-    @cached_property
-    def _gathers(self) -> list[Gather]:
-        return [module.gather for module in self.loss.modules() if isinstance(module, TakesInputs)]
 
     def forward(self, batch: Batch, shares: Shares | None = None) -> tuple[Float[Tensor, "image dim"], Tensor]:
         """Return the embeddings of a batch's images, and the loss of the batch.
@@ -240,13 +226,11 @@ class Trainer:
         """Let DistributedDataParallel see a backward pass, after the first of which it orders its sums anew.
 
         A run that goes on has seen one, and of more than two processes the order of a sum shows in the last digit. All
-        processes call it before the first batch of a step, while gradients are exchanged and there are none yet.
+        processes call it before the first batch of a step.
         """
-        if not self.goes_on:
-            return
-        self.goes_on = False
-        has_order = isinstance(self.encoder, DistributedDataParallel)
-        if has_order and self.accelerator.num_processes > 2:
+        goes_on, self.goes_on = self.goes_on, False
+        has_order = isinstance(self.encoder, DistributedDataParallel) and self.accelerator.num_processes > 2
+        if goes_on and has_order:
             self.encoder.eval()  # neither batch norms nor random generators change
             self.encoder(self._on_device(same[:2] for same in self._inputs(batch))).sum().backward()
             self.encoder.train()
@@ -281,20 +265,87 @@ class Trainer:
         self.optimiser.zero_grad()
 
 
-def _sharded(
-    config: Config, model: nn.Module, accelerator: Accelerator, stateful: list[nn.Module]
-) -> ShardedCopy | None:
-    """A copy of the model with its weights shared out, where that is asked for and there are several processes."""
-    if not config.train.sharded or accelerator.num_processes == 1:
-        return None
-    require_shardable(config)
-    if any(isinstance(module, Reencodes) and module.wants_reencode for module in stateful):
-        raise UserError('train.sharded=true does not work with out_of_batch=reencode; set it to "stored"')
-    return ShardedCopy(model)
+def build_trainer(config: Config) -> Trainer:
+    """Seed every generator, read the data and build the components of a run that writes nothing."""
+    seed_everything(config.seed)
+    return Trainer(config, build_splits(config))
+
+
+class Reencode:
+    """Embeds training images by their rows, not augmented, with the current weights, `at_most` at a time.
+
+    The encoder keeps its mode and buffers, and every random generator its state. Batch norms in training mode take
+    their statistics over the images asked for; a single image, which has none, is doubled.
+    """
+
+    def __init__(self, encoder: nn.Module, data: ImageDataset, *, dim: int, at_most: int) -> None:
+        self.encoder = encoder
+        self.data = data
+        self.dim = dim
+        self.at_most = at_most
+
+    @torch.no_grad()
+    def __call__(self, ids: Int64[Tensor, " image"]) -> Float[Tensor, "image dim"]:
+        """Return the embeddings of those rows, in their order; raise UserError if an image can no longer be read."""
+        device = next(self.encoder.parameters()).device
+        if not len(ids):
+            return torch.empty(0, self.dim, device=device)
+        batch = self.data.__getitems__(ids.tolist())
+        if len(batch.id) < len(ids):
+            lost = next(row for row in ids.tolist() if row not in batch.id)
+            raise UserError(f"image {self.data.manifest.paths[lost]!r} was read before and cannot be read any more")
+        assert isinstance(batch.image, Tensor)  # only augmentation makes several sizes
+        images = batch.image if len(ids) > 1 else torch.cat([batch.image, batch.image])
+        random, parts = random_state(), []
+        try:
+            for chunk in split_into_chunks(images, self.at_most):
+                # On copies: writing the old values back would spoil a backward pass that is still to come.
+                buffers = {name: value.clone() for name, value in self.encoder.named_buffers()}
+                inputs = (self.data.to_input(chunk.to(device)),)
+                parts.append(torch.func.functional_call(self.encoder, buffers, inputs).float())
+            return torch.cat(parts)[: len(ids)]
+        finally:
+            restore_random_state(random)
+
+
+def offer_reencoding(modules: list[nn.Module], reencode: Reencode) -> None:
+    """Give the callback to every module that wants it and has none yet."""
+    for module in modules:
+        if isinstance(module, Reencodes) and module.wants_reencode and module.reencode is None:
+            module.reencode = reencode
+
+
+def nearest_images(
+    count: int,
+    *,
+    encoder: nn.Module,
+    training_images: Callable[[], ImageDataset],
+    accelerator: Accelerator,
+    config: Config,
+) -> Int64[np.ndarray, "image count"]:
+    """Return the rows nearest to each training image, nearest first, the same in each process.
+
+    −1 where there are no more, and for images that could not be read. The processes share the embedding; the main one
+    searches with faiss, exactly up to float32.
+
+    Args:
+        training_images: returns them under the evaluation transform.
+    """
+    data, device = training_images(), accelerator.device
+    table = np.full((len(data), count), -1, dtype=np.int64)
+    group = ProcessGroup(None)
+    group.broadcast(encoder.buffers())
+    embedded = embed(encoder, data, batch=config.evaluate.batch, workers=config.data.workers, group=group)
+    if accelerator.is_main_process:
+        nearest = neighbours(embedded.embeddings, count, device=device if device.type == "cuda" else "cpu").row
+        # An entry that an index did not find names a row behind the last one.
+        table[embedded.ids, : nearest.shape[1]] = np.append(embedded.ids, -1)[nearest]
+    shared: np.ndarray = broadcast(torch.from_numpy(table).to(device)).cpu().numpy()
+    return shared
 
 
 def _task(config: Config, splits: Splits, state: dict[str, Any] | None, say: Callable[[str], None]) -> Task:
-    """What the configuration trains, with its first weights."""
+    """Return what the configuration trains, with its first weights."""
     load = state is None
     if config.model.text is None:
         return Task(config, build_encoder(config.model, channels=config.data.channels, load=load, say=say))
@@ -320,74 +371,68 @@ def _gradient_cache(
     return GradientCache(encoder, micro_batch, prepare=prepare)
 
 
-def _without_effect(trainer: Trainer, splits: Splits) -> list[str]:
-    """What to say of settings that have another effect, or less of one, than their values promise."""
-    config, sampler, pipeline = trainer.config, trainer.sampler, trainer.train_data.pipeline
-    possible, unit, found = sampler.largest_batch, trainer.task.unit, []
-    if possible < config.sampler.batch:
-        found.append(
+def _without_effect(trainer: Trainer) -> list[str]:
+    """Return notices about settings that have another effect, or less of one, than their values promise."""
+    config, splits, sampler, pipeline = trainer.config, trainer.splits, trainer.sampler, trainer.train_data.pipeline
+    possible, unit, views = sampler.largest_batch, trainer.task.unit, trainer.views
+    train, rate = config.train, config.optim.temperature_lr
+    names = ", ".join(term.name for term in config.terms)
+    global_views = pipeline.global_views if isinstance(pipeline, MultiCrop) else 0
+    best = "best is the newest checkpoint" if splits.val is None else "best is that of the validation split"
+    notices = [
+        (
+            possible < config.sampler.batch,
             f"batches have {possible} {unit} in place of sampler.batch={config.sampler.batch}: that is all that the "
-            f"sampler can draw from {len(splits.train):,} training {unit} of {len(splits.train.classes):,} classes"
-        )
-    if config.train.micro_batch is not None and trainer.cache is None:
-        found.append(
-            f"train.micro_batch={config.train.micro_batch} has no effect: batches of {possible * trainer.views} images "
-            f"over {sampler.world_size} process(es) are no larger"
-        )
-    if isinstance(pipeline, MultiCrop) and trainer.views <= pipeline.global_views:
-        found.append(
-            f"there are no small crops: the first global_views={pipeline.global_views} views are large ones, and "
-            f"data.views={trainer.views}"
-        )
-    if config.optim.temperature_lr is not None and not any(one.requires_grad for one in trainer.loss.parameters()):
-        found.append(
-            f"optim.temperature_lr={config.optim.temperature_lr:g} has no effect: the loss "
-            f"{', '.join(term.name for term in config.terms)} has no parameters of its own"
-        )
-    for _, term, own in losses_of_terms(config, trainer.loss):
-        learnt = [one for one in own.parameters() if one.requires_grad]
-        if term.lr_multiplier is not None and not learnt:
-            found.append(f"lr_multiplier={term.lr_multiplier:g} of {term.name} has no effect: it learns nothing itself")
-        if term.weight_decay and not any(one.ndim > 1 for one in learnt):
-            found.append(f"weight_decay={term.weight_decay:g} of {term.name} has no effect: it learns no vectors")
-    if splits.test is None:
-        best = "best is the newest checkpoint" if splits.val is None else "best is that of the validation split"
-        found.append(f"{splits.whole.name} has no test split: nothing is measured at the end, {best}")
-    return list(dict.fromkeys(found))  # what is so at several widths is said once
+            f"sampler can draw from {len(splits.train):,} training {unit} of {len(splits.train.classes):,} classes",
+        ),
+        (
+            train.micro_batch is not None and trainer.cache is None,
+            f"train.micro_batch={train.micro_batch} has no effect: batches of {possible * views} images "
+            f"over {sampler.world_size} process(es) are no larger",
+        ),
+        (
+            views <= global_views,
+            f"there are no small crops: the first global_views={global_views} views are large ones, and "
+            f"data.views={views}",
+        ),
+        (
+            rate is not None and not any(parameter.requires_grad for parameter in trainer.loss.parameters()),
+            f"optim.temperature_lr={rate} has no effect: the loss {names} has no parameters of its own",
+        ),
+    ]
+    for _, term, loss in losses_of_terms(config, trainer.loss):
+        learnt = [parameter for parameter in loss.parameters() if parameter.requires_grad]
+        vectors = [parameter for parameter in learnt if parameter.ndim > 1]
+        multiplier, decay = f"lr_multiplier={term.lr_multiplier or 0:g}", f"weight_decay={term.weight_decay or 0:g}"
+        fixed, without_vectors = term.lr_multiplier is not None and not learnt, bool(term.weight_decay) and not vectors
+        notices += [
+            (fixed, f"{multiplier} of {term.name} has no effect: it learns nothing itself"),
+            (without_vectors, f"{decay} of {term.name} has no effect: it learns no vectors"),
+        ]
+    no_test = f"{splits.whole.name} has no test split: nothing is measured at the end, {best}"
+    notices.append((splits.test is None, no_test))
+    return list(dict.fromkeys(text for applies, text in notices if applies))  # the same at several widths
 
 
 def _accelerator(config: Config, out: Path | None) -> Accelerator:
-    available = {str(tracker) for tracker in get_available_trackers()}
-    missing = [name for name in config.train.trackers if name not in available]
+    missing = set(config.train.trackers) - {str(tracker) for tracker in get_available_trackers()}
     if missing:
-        packages = " ".join(name.replace("_", "-") for name in missing)
+        packages = " ".join(name.replace("_", "-") for name in sorted(missing))
         raise UserError(
-            f"train.trackers: {', '.join(missing)} cannot be used, its package is not installed; "
+            f"train.trackers: {', '.join(sorted(missing))} cannot be used, its package is not installed; "
             f"pip install {packages}, or leave it out"
         )
-    for option, variable in (("--use_fsdp", "ACCELERATE_USE_FSDP"), ("--use_deepspeed", "ACCELERATE_USE_DEEPSPEED")):
-        if os.environ.get(variable, "").lower() == "true":
-            raise UserError(
-                f"accelerate launch {option} shares out a model in a way that is not known here: leave it out, and set "
-                "train.sharded=true"
-            )
-    trackers = list(config.train.trackers) if out is not None else []
+    for option in ("fsdp", "deepspeed"):
+        if os.environ.get(f"ACCELERATE_USE_{option.upper()}", "").lower() == "true":
+            raise UserError(f"aurank does not train under accelerate launch --use_{option}; set train.sharded=true")
     try:
-        accelerator = Accelerator(
-            cpu=on_cpu(),
+        return Accelerator(
+            # It would not join processes without GPUs unless it is told that there are none.
+            cpu=launched() > 1 and not torch.cuda.is_available(),
             mixed_precision=config.train.mixed_precision,
             gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=config.train.accumulate),
-            log_with=trackers or None,
+            log_with=list(config.train.trackers) if out is not None and config.train.trackers else None,
             project_dir=None if out is None else str(out),
         )
-    except (ValueError, ImportError) as error:
-        raise UserError(
-            f"train.mixed_precision={config.train.mixed_precision}, train.trackers={trackers}: {error}; "
-            "fp16 needs a GPU, trackers need their package (pip install 'aurank[trackers]')"
-        ) from error
-    if accelerator.num_processes != launched():
-        raise UserError(
-            f"{launched()} processes were launched and Accelerate joins {accelerator.num_processes}: launch with "
-            "torchrun or accelerate launch, one process for each GPU"
-        )
-    return accelerator
+    except ValueError as error:  # a device without that precision
+        raise UserError(f"train.mixed_precision={config.train.mixed_precision}: {error}; use no") from error

@@ -1,61 +1,49 @@
-"""What the losses of the last steps were: read together, and kept from the weights where one is not finite."""
+"""What a run watches and logs: losses that are not finite, signs of collapse, metrics.jsonl, pictures."""
 
+import contextlib
+import json
 import math
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int64
-from torch import Tensor, distributed
+from torch import Tensor, distributed, nn
 from torch.optim import Optimizer
 
+from aurank.errors import AurankError
 from aurank.losses.core.common import HostCopy
+from aurank.losses.core.training_protocols import LearnsTemperature
+from aurank.reporting.snapshots import Pixels
 
 MOST = 100  # steps from one look to the next: what follows a loss that is not finite is lost
 READ_AT_ONCE = ("cpu",)  # devices whose numbers are on the host already
+NEIGHBOURS = 10  # of a query, in the grid that trackers get
 _LAST = 2**31 - 1  # above every number of a batch
 
 
 @dataclass(frozen=True, eq=False)
 class SeenBatch:
-    """A batch that was trained on, and its loss.
-
-    Attributes:
-        step: that it is part of, counted from 1.
-        index: its number in the epoch.
-        ids: the images, on the host.
-        terms: the weighted losses of a sum, by name.
-    """
+    """A batch that was trained on, and its loss; ``step`` counts from 1, ``index`` within the epoch."""
 
     step: int
     epoch: int
     index: int
-    ids: Int64[Tensor, " image"]
+    ids: Int64[Tensor, " image"]  # on the host
     loss: Float[Tensor, ""]
-    terms: dict[str, Tensor] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, eq=False)
-class LossLook:
-    """What `LossWatch.look` found.
-
-    Attributes:
-        losses: of every batch since the last look, with its terms; the bad one is the last.
-        bad: the first batch whose loss was not finite, in this process or in another.
-    """
-
-    losses: list[tuple[float, dict[str, float]]]
-    bad: SeenBatch | None
+    terms: dict[str, Tensor] = field(default_factory=dict)  # the weighted losses of a sum
 
 
 class LossWatch:
     """Watches over the losses of the steps without waiting for the device or for other processes.
 
-    Losses stay where they are until `look`. Until then an update is made only if no loss of any process was infinite or
-    NaN since the last look: a fused optimiser leaves out an update itself, as it does for a gradient scaler. Where
-    numbers are on the host already, or the optimiser cannot leave out an update, `look` is due in every step. Of
-    several processes, whether all losses are finite and the signals received go round in one small tensor, sent while
-    the backward pass runs.
+    Losses stay where they are until `look`. Until then a fused optimiser leaves out every update after a loss of any
+    process that was not finite, as it does for a gradient scaler. Where numbers are on the host already, or the
+    optimiser cannot leave out an update, `look` is due in every step. Several processes exchange this, and the signals
+    they received, while the backward pass runs.
 
     Args:
         optimiser: torch's own, without a wrapper.
@@ -85,7 +73,7 @@ class LossWatch:
             self._flags[0] = mark
 
     def marked(self, loss: Float[Tensor, ""]) -> Float[Tensor, ""]:
-        """Return the loss, NaN after one that was not finite: a gradient scaler leaves out the update by itself."""
+        """Return the loss, NaN after one that was not finite, so that a gradient scaler leaves out the update."""
         return loss if self.on_host else loss * torch.where(self._flags[0] > 0, math.nan, 1.0)
 
     def share(self, signal: int | None) -> None:
@@ -100,57 +88,51 @@ class LossWatch:
         if self._work is not None:
             self._work.wait()
             self._work = None
-            self._receive()
+            # The signal agreed on; where reading it would wait for the device, that of the step before.
+            copy = HostCopy(self._flags)
+            ready, self._sent = (copy, None) if self.every == 1 else (self._sent, copy)
+            if ready is not None:
+                self.received = int(ready.wait()[0][1]) or None
         self.steps = None if self.steps is None else self.steps + 1
         if self.every > 1:
             self.optimiser.found_inf = (self._flags[0] > 0).float()  # type: ignore[attr-defined]
         return self.every == 1
-
-    def _receive(self) -> None:
-        """Take over the signal that was agreed on: where reading it would wait, that of the step before."""
-        copy = HostCopy(self._flags)
-        ready, self._sent = (copy, None) if self.every == 1 else (self._sent, copy)
-        if ready is not None:
-            self.received = int(ready.wait()[0][1]) or None
 
     @property
     def is_due(self) -> bool:
         """Whether so many steps were done since the last look; after the first step, too."""
         return self.steps is None or self.steps >= self.every
 
-    def look(self) -> LossLook:
-        """Return the losses since the last look, and the first batch that is not finite: the same in all processes."""
+    def look(self) -> tuple[list[tuple[float, dict[str, float]]], SeenBatch | None]:
+        """Return the losses of every batch since the last look, with their terms, and the first that is not finite.
+
+        It is the same in all processes, and the last of the losses is then its.
+        """
         if not self.batches:
-            return LossLook([], None)
+            return [], None
         batches, self.batches, self.steps = self.batches, [], 0
-        losses = _numbers([one.loss for one in batches])
-        terms = {name: _numbers([one.terms[name] for one in batches]) for name in batches[0].terms}
-        found = [(loss, {name: terms[name][row] for name in terms}) for row, loss in enumerate(losses)]
-        if not (mark := int(self._flags[0])):
-            return LossLook(found, None)
+        losses = _numbers([batch.loss for batch in batches])
+        terms = {name: _numbers([batch.terms[name] for batch in batches]) for name in batches[0].terms}
+        seen = [(loss, {name: terms[name][row] for name in terms}) for row, loss in enumerate(losses)]
+        mark = int(self._flags[0])
         number = _LAST - mark
-        return LossLook(found[:number], batches[number - 1])
+        return (seen[:number], batches[number - 1]) if mark else (seen, None)
 
 
 def _numbers(values: Sequence[Tensor]) -> list[float]:
     """Return numbers of a device, read at once."""
-    if len(values) == 1:
-        return [float(values[0])]
-    numbers: list[float] = torch.stack(list(values)).tolist()
+    numbers: list[float] = [float(values[0])] if len(values) == 1 else torch.stack(list(values)).tolist()
     return numbers
 
 
 def leaves_out_updates(optimiser: Optimizer) -> bool:
-    """Return whether the optimiser takes `found_inf`, by which a gradient scaler tells it to leave out an update."""
+    """Return whether the optimiser takes `found_inf`, by which a gradient scaler makes it leave out an update."""
     fused = all(group.get("fused") for group in optimiser.param_groups)
     return fused and bool(getattr(optimiser, "_step_supports_amp_scaling", False))
 
 
 def notice_of_waiting(device: torch.device, optimiser: Optimizer, name: str, *, sharded: bool = False) -> list[str]:
-    """Return what to say where every step waits for the device, because the optimiser cannot leave out an update.
-
-    sharded: with train.sharded, for which torch has no fused SGD.
-    """
+    """Return a notice where every step waits for the device, because the optimiser cannot leave out an update."""
     if device.type in READ_AT_ONCE or leaves_out_updates(optimiser):
         return []
     where, others = (" with train.sharded=true", "adam and adamw") if sharded else (" here", "adam, adamw and sgd")
@@ -158,3 +140,78 @@ def notice_of_waiting(device: torch.device, optimiser: Optimizer, name: str, *, 
         f"optim.name={name} is not fused{where}, so every step waits for the device, to see whether its loss is "
         f"finite; {others} need not"
     ]
+
+
+class MetricsFile:
+    """Appends records, without wall-clock values; of an existing file it keeps the first ``keep`` bytes."""
+
+    def __init__(self, path: Path, *, keep: int = 0) -> None:
+        self._path = path
+        with self._complaining():
+            path.touch(exist_ok=True)
+            os.truncate(path, min(keep, path.stat().st_size))
+            self._file = path.open("a", encoding="utf-8")
+
+    def write(self, record: dict[str, Any]) -> None:
+        """Append a record; NaN and infinity, which JSON has not, become null."""
+        odd = (key for key, value in record.items() if isinstance(value, float) and not math.isfinite(value))
+        with self._complaining():
+            self._file.write(json.dumps({**record, **dict.fromkeys(odd)}) + "\n")
+            self._file.flush()
+
+    def position(self) -> int:
+        """Return the bytes written so far, safe on disk."""
+        with self._complaining():
+            os.fsync(self._file.fileno())
+            return os.fstat(self._file.fileno()).st_size
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):  # a record that could not be flushed has raised already
+            self._file.close()
+
+    @contextlib.contextmanager
+    def _complaining(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise AurankError(
+                f"cannot write {self._path}: {error.strerror or error}; free some space, then --resume"
+            ) from error
+
+
+def log_pictures(trackers: Sequence[Any], pictures: Mapping[str, Pixels], *, step: int) -> None:
+    """Give the pictures to each tracker that Accelerate has `log_images` for."""
+    for tracker in trackers:
+        if tracker.name == "tensorboard":  # wants a batch, and to be told where the channels are
+            batches = {name: picture[None] for name, picture in pictures.items()}
+            tracker.log_images(batches, step=step, dataformats="NHWC")
+        elif tracker.name in ("wandb", "swanlab"):
+            tracker.log_images({name: [picture] for name, picture in pictures.items()}, step=step)
+        elif hasattr(tracker, "log_images"):
+            tracker.log_images(dict(pictures), step=step)
+
+
+def learned_temperature(loss: nn.Module) -> dict[str, float]:
+    """Return ``temperature``, the first that the loss learns, the mean of individual ones; empty without one."""
+    held = [part.learned_temperature for part in loss.modules() if isinstance(part, LearnsTemperature)]
+    learned = [float(value) for value in held if value is not None]
+    return {"temperature": learned[0]} if learned else {}
+
+
+@torch.no_grad()
+def collapse_signs(embeddings: Float[Tensor, "batch dim"]) -> dict[str, float]:
+    """Return two signs of collapse of unit-length embeddings.
+
+    ``mean_similarity`` is the mean cosine over pairs of different rows. ``effective_rank`` is exp of the entropy of the
+    normalised singular values: 1 when all embeddings lie on a line, at most min(batch, dim).
+
+    Source: Roy and Vetterli, The effective rank (EUSIPCO 2007), https://ieeexplore.ieee.org/document/7098875
+    """
+    rows = embeddings.detach().float()
+    count = rows.shape[0]
+    total = rows.sum(dim=0)
+    similarity = (total @ total - rows.square().sum()) / max(1, count * (count - 1))
+    singular = torch.linalg.svdvals(rows)
+    share = singular / singular.sum().clamp(min=1e-12)
+    entropy = -(share * share.clamp(min=1e-12).log()).sum()
+    return {"mean_similarity": float(similarity), "effective_rank": float(entropy.exp())}

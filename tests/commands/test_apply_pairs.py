@@ -137,7 +137,7 @@ def test_a_run_of_images_alone_is_refused_before_data_are_read(best: Path, tmp_p
 
 def test_first_weights_of_a_run_with_texts_are_said_to_be_of_its_images(root: Path, best: Path, tmp_path: Path) -> None:
     config = read_config(pairs_config(root, model={"init_from": str(best)}))
-    splits = build_splits(config.data, seed=config.seed)
+    splits = build_splits(config)
     trainer = Trainer(config, splits)
     said = f"model.init_from: {best} is of images and texts; its image encoder is taken, its text encoder is not"
     assert trainer.notices[0] == said
@@ -196,7 +196,7 @@ def test_cut_texts_are_counted_among_those_that_fill_their_rows(root: Path, monk
     )
     text = {"layers": 1, "width": 16, "heads": 2, "length": 17, "vocabulary": 259}
     config = read_config(pairs_config(root, model={"text": text}))
-    splits = build_splits(config.data, seed=config.seed)
+    splits = build_splits(config)
     found = Trainer(config, splits).notices
     texts = splits.train.texts
     assert texts is not None

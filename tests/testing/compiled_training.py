@@ -16,7 +16,7 @@ from testing.tiny import tiny_config
 from aurank.data import view_keys
 from aurank.training import read_config
 from aurank.training.build import build_splits
-from aurank.training.checkpoints.state import seed_everything
+from aurank.training.state import seed_everything
 from aurank.training.trainer import Trainer
 
 TOGETHER = {"compile": True, "micro_batch": 5}
@@ -33,7 +33,7 @@ def gradient(model: dict[str, Any], train: dict[str, Any]) -> tuple[torch.Tensor
     settings = {"train": {"accumulate": 2, **train}, "model": network}
     config = read_config(tiny_config({"name": "smooth_ap", "params": {"temperature": 0.1}}, **settings))
     seed_everything(0)
-    trainer = Trainer(config, build_splits(config.data, seed=0))
+    trainer = Trainer(config, build_splits(config))
     whole = next(trainer.sampler.iterate(0, 0))[2]
     for rows in (whole, whole[:12]):
         batch = trainer.train_data.__getitems__(view_keys(rows, 0))

@@ -49,4 +49,4 @@ def pairs_config(root: Path, loss: str = "sogclr", **sections: dict[str, Any]) -
 
 def trainer_of(config: dict[str, Any]) -> Trainer:
     settings = read_config(config)
-    return Trainer(settings, build_splits(settings.data, seed=settings.seed))
+    return Trainer(settings, build_splits(settings))

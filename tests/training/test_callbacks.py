@@ -16,9 +16,8 @@ from aurank.errors import AurankError, UserError
 from aurank.losses import LOSSES, MINERS
 from aurank.training import read_config
 from aurank.training.build import build_splits
-from aurank.training.checkpoints.state import random_state
-from aurank.training.mining import Reencode
-from aurank.training.trainer import Trainer
+from aurank.training.state import random_state
+from aurank.training.trainer import Reencode, Trainer
 
 
 class Wants(Learnt):
@@ -71,7 +70,7 @@ def known(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def build(loss: str, **sections: dict[str, Any]) -> Trainer:
     settings = read_config(tiny_config(loss, **sections))
-    return Trainer(settings, build_splits(settings.data, seed=settings.seed))
+    return Trainer(settings, build_splits(settings))
 
 
 @pytest.mark.slow
@@ -142,27 +141,6 @@ def test_only_who_wants_it_is_given_the_callback() -> None:
     trainer = build("wants", memory={"size": 100})
     assert isinstance(trainer.loss.loss.reencode, Reencode)
     assert not hasattr(build("learnt").loss, "reencode")
-
-
-@pytest.mark.slow
-def test_a_run_whose_loss_embeds_anew_resumes_bit_for_bit(tmp_path: Path) -> None:
-    config = tiny_config("wants", train={"steps": 3, "checkpoint_every": 2, "micro_batch": 12}, data={"views": 2})
-    aurank.train(config, tmp_path / "whole")
-    lasts: list[bytes] = []
-    aurank.train(
-        config,
-        tmp_path / "first",
-        listener=lambda kind, values: (
-            lasts.append((tmp_path / "first" / "last.safetensors").read_bytes())
-            if kind == "saved" and values == {"name": "last", "step": 2}
-            else None
-        ),
-    )
-    (tmp_path / "first" / "last.safetensors").write_bytes(lasts[0])
-    aurank.train(config, tmp_path / "first", resume=True)
-    assert_equal(
-        *(load_checkpoint(tmp_path / name / "last.safetensors") for name in ("whole", "first")), ignore=("python",)
-    )
 
 
 def test_an_image_that_is_gone_is_named(tmp_path: Path) -> None:

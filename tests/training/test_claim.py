@@ -29,7 +29,7 @@ def hold(out: Path, pids: Any) -> None:
         time.sleep(60)
 
 
-def test_a_second_run_is_told_who_trains_there_and_a_killed_owner_gives_way_at_once(tmp_path: Path) -> None:
+def test_a_second_run_is_refused_and_a_killed_owner_gives_way_at_once(tmp_path: Path) -> None:
     out = tmp_path / "out"
     pids = FORK.SimpleQueue()
     process = FORK.Process(target=hold, args=(out, pids))

@@ -18,8 +18,8 @@ from torch.profiler import ProfilerActivity, profile
 from aurank.distributed import joined
 from aurank.training import read_config
 from aurank.training.build import build_splits
-from aurank.training.checkpoints.state import Progress, seed_everything
 from aurank.training.loop import Loop
+from aurank.training.state import Progress, seed_everything
 from aurank.training.trainer import Trainer
 
 STEPS, FAR = 2, 10**6
@@ -61,7 +61,7 @@ def measure(rank: int, port: int, out: str) -> None:
             plain = tiny_config("smooth_ap", **{**sections, "train": {**train, **sections.get("train", {})}})
             config = read_config(plain)
             seed_everything(0)
-            trainer = Trainer(config, build_splits(config.data, seed=0), Path(out))
+            trainer = Trainer(config, build_splits(config), Path(out))
             loop = Loop(trainer, Path(out), {}, progress=Progress())
             batches = loop._batches()
 

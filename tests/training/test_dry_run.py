@@ -24,12 +24,6 @@ def test_a_miner_and_a_rehearsal_work_from_the_configuration() -> None:
 
 
 @pytest.mark.slow
-def test_a_moving_average_needs_the_memory_of_the_weights() -> None:
-    memory = rehearse(read_config(tiny_config(train={"ema": 0.9}))).memory
-    assert memory["moving average"] == memory["weights"] > 0
-
-
-@pytest.mark.slow
 def test_a_bound_on_memory_that_is_too_low_to_measure_is_refused() -> None:
     with pytest.raises(UserError, match="max_memory is 1000 bytes"):
         rehearse(read_config(tiny_config(evaluate={"max_memory": "1KB"})))
@@ -89,9 +83,3 @@ def test_a_folder_that_holds_no_training_classes_is_met_with_the_remedy(tmp_path
         UserError, match=r"'test'.*; write test into the column split of mine\.csv for some of its classes"
     ):
         rehearse(read_config(tiny_config(data=table)))
-
-
-@pytest.mark.slow
-def test_a_run_after_a_rehearsal_may_ask_for_another_precision(tmp_path: Path) -> None:
-    rehearse(read_config(tiny_config(train={"mixed_precision": "bf16"})))
-    aurank.train(tiny_config(train={"steps": 3}), tmp_path / "out")

@@ -18,11 +18,11 @@ from aurank.embedding.from_config import build_encoder
 from aurank.embedding.stored.checkpoint import load_checkpoint, save_checkpoint
 from aurank.errors import AurankError, UserError
 from aurank.training.build import build_splits
-from aurank.training.checkpoints.resume import Resumed, restore
-from aurank.training.checkpoints.state import Progress
 from aurank.training.components import read_config
 from aurank.training.loop import Loop
 from aurank.training.processes import training_group
+from aurank.training.resume import Resumed, restore
+from aurank.training.state import Progress
 from aurank.training.trainer import Trainer
 
 CONFIG = tiny_config(
@@ -44,7 +44,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trainer(run: Path) -> Iterator[Trainer]:
     config = read_config(CONFIG)
     with training_group(config):
-        yield Trainer(config, build_splits(config.data, seed=config.seed))
+        yield Trainer(config, build_splits(config))
 
 
 def without(*path: Any) -> Callable[[Any], None]:

@@ -13,7 +13,6 @@ from torch.nn.functional import normalize
 
 import aurank
 from aurank.commands import embed_model, evaluate_model, export_model
-from aurank.config import ConfigError
 from aurank.config.schema import SavedFeatures
 from aurank.data import READERS
 from aurank.data.decode import decode
@@ -55,24 +54,6 @@ def test_a_linear_head_is_the_matrix_of_its_checkpoint(tmp_path: Path) -> None:
     assert other.num_queries == 48
 
 
-def test_the_loop_learns(tmp_path: Path) -> None:
-    file = write_rows(tmp_path / "rows.npz")
-    aurank.train(head_config(file, train={"steps": 40, "log_every": 1}, optim={"lr": 3e-2}), tmp_path / "run")
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    losses = [line["loss"] for line in lines if line["split"] == "train"]
-    assert np.mean(losses[-10:]) < 0.7 * np.mean(losses[:10])
-
-
-def test_a_stopped_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
-    file = write_rows(tmp_path / "rows.npz")
-    config = head_config(file, loss={"name": "soprc"})
-    aurank.train(config, tmp_path / "whole", overrides=["train.steps=6"])
-    aurank.train(config, tmp_path / "parts", overrides=["train.steps=4"])
-    aurank.train(config, tmp_path / "parts", resume=True, overrides=["train.steps=6"])
-    whole, parts = (load_checkpoint(tmp_path / name / "last.safetensors")["encoder"] for name in ("whole", "parts"))
-    assert all(torch.equal(whole[name], parts[name]) for name in whole)
-
-
 def test_a_file_that_changed_is_not_trained_on_further(tmp_path: Path) -> None:
     file = write_rows(tmp_path / "rows.npz")
     aurank.train(head_config(file), tmp_path / "run")
@@ -85,34 +66,6 @@ def test_a_rehearsal_counts_the_head_alone(tmp_path: Path) -> None:
     rehearsal = rehearse(read_config(head_config(write_rows(tmp_path / "rows.npz"))))
     assert rehearsal.parameters == rehearsal.trained_parameters == 16 * 4 + 4
     assert rehearsal.images == {"train": 36, "validation": 12, "test": 24}
-
-
-@pytest.mark.parametrize(
-    ("sections", "message"),
-    [
-        ({"model": {"backbone": "resnet18"}}, "model.backbone: got 'resnet18' for data.name=embeddings"),
-        (
-            {"data": {"views": 2}},
-            "data.views: got 2, which has no use: data.name=embeddings holds what",
-        ),
-        (
-            {"data": {"train_transform": {"name": "simclr"}}},
-            "data.train_transform: got .*simclr",
-        ),
-        ({"data": {"image_size": 64}}, "data.image_size: got 64, which has no use"),
-        ({"data": {"normalise": {"mean": [0.5] * 3, "std": [0.5] * 3}}}, "data.normalise: got .*, which has no use"),
-        ({"data": {"train_labels": "image"}}, "data.train_labels: got 'image', which has no use"),
-        ({"model": {"pooling": "gem"}}, "model.pooling: got 'gem', which has no use"),
-        ({"model": {"discard_head": True}}, "model.discard_head: got True, which has no use"),
-        (
-            {"data": {"name": "digits", "params": {}}, "model": {"backbone": "none"}},
-            "got 'none' for data.name=digits",
-        ),
-    ],
-)
-def test_keys_of_images_are_refused_in_one_line(tmp_path: Path, sections: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        read_config(head_config(tmp_path / "rows.npz", **sections))
 
 
 @pytest.fixture(scope="module")

@@ -52,17 +52,3 @@ def test_a_rehearsal_counts_the_activations_of_one_chunk() -> None:
     assert used[0] > 3 * used[1]
     assert used[1] == pytest.approx(used[2], rel=0.2)  # the loss counts as well
     assert cached.loss == pytest.approx(plain.loss, rel=0.5)
-
-
-@pytest.mark.slow
-def test_a_micro_batch_no_smaller_than_the_batch_is_told_to_have_no_effect() -> None:
-    said = "train.micro_batch=16 has no effect: batches of 16 images over 1 process(es) are no larger"
-    assert said in rehearse(read_config(tiny_config(train={"micro_batch": 16}))).notices
-    assert rehearse(read_config(tiny_config(train={"micro_batch": 15}))).notices == []
-
-
-@pytest.mark.slow
-def test_the_memory_is_part_of_the_estimate() -> None:
-    config = tiny_config("smooth_ap", memory={"size": 1000})
-    assert rehearse(read_config(config)).memory["loss state"] >= 1000 * 8 * 4
-    assert rehearse(read_config(tiny_config("smooth_ap"))).memory["loss state"] == 0

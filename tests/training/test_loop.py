@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 from accelerate.utils import LoggerType
-from testing.processes import run_aurank
 from testing.runs import records
 from testing.tiny import tiny_config
 
@@ -14,7 +13,7 @@ import aurank
 from aurank.commands import embed_model, evaluate_model
 from aurank.data.decode import decode
 from aurank.embedding import ImageSelection
-from aurank.embedding.embed import Embedded, embed
+from aurank.embedding.embed import embed
 from aurank.embedding.from_config import build_dataset, build_encoder, fill_preprocessing
 from aurank.embedding.stored.checkpoint import load_checkpoint
 from aurank.errors import AurankError, UserError
@@ -22,7 +21,7 @@ from aurank.models import Encoder
 from aurank.training import rehearse
 from aurank.training.build import build_splits
 from aurank.training.components import read_config
-from aurank.training.logs import MetricsFile, collapse_signs
+from aurank.training.watch import MetricsFile, collapse_signs
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +38,7 @@ def test_a_short_run_learns_and_leaves_every_promised_file(trained: Path) -> Non
     assert {"finished", "command"} < json.loads((trained / "timing.json").read_text(encoding="utf-8")).keys()
     losses = [record["loss"] for record in records(trained, "train")]
     assert sum(losses[-10:]) < 0.9 * sum(losses[:10])
-    splits = build_splits(read_config(tiny_config()).data, seed=3)
+    splits = build_splits(read_config(tiny_config()))
     data = build_dataset(fill_preprocessing(read_config(tiny_config())).data, splits.test, train=False)
     untrained = embed(build_encoder(read_config(tiny_config()).model, channels=1), data).evaluate()
     report = aurank.Report.load(trained / "report.json")
@@ -70,7 +69,7 @@ def test_the_loaded_model_gives_the_reported_numbers(
     report = aurank.Report.load(trained / "report.json")
     config = read_config(tiny_config())
     model, transform = aurank.load(trained / "best")
-    manifest = build_splits(config.data, seed=3).test
+    manifest = build_splits(config).test
     images = torch.stack([transform(decode(manifest.source, path, 1), None) for path in manifest.paths[:8]])
     whole = embed_model(f"aurank:{trained}/best")
     with torch.inference_mode():
@@ -109,7 +108,7 @@ def test_accumulated_gradients_are_the_mean_of_their_batches(tmp_path: Path, mon
     torch.manual_seed(settings.seed)
     from aurank.training.trainer import Trainer
 
-    trainer = Trainer(settings, build_splits(settings.data, seed=settings.seed))
+    trainer = Trainer(settings, build_splits(settings))
     trainer.model.load_state_dict(_initial(settings))
     position = trainer.sampler.iterate(0, 0)
     for _ in range(2):
@@ -128,21 +127,10 @@ def test_accumulated_gradients_are_the_mean_of_their_batches(tmp_path: Path, mon
 
 
 def _initial(settings: Any) -> dict[str, torch.Tensor]:
-    from aurank.training.checkpoints.state import seed_everything
+    from aurank.training.state import seed_everything
 
     seed_everything(settings.seed)
     return build_encoder(settings.model, channels=settings.data.channels).state_dict()
-
-
-@pytest.mark.slow
-def test_early_stopping_ends_the_run(tmp_path: Path) -> None:
-    config = tiny_config(
-        optim={"lr": 1e-12}, train={"steps": 200, "validate_every": 1, "early_stopping": 2, "log_every": 100}
-    )
-    result = aurank.train(config, tmp_path / "out")
-    assert result.steps < 200
-    assert result.report is not None
-    assert load_checkpoint(tmp_path / "out" / "last.safetensors")["progress"]["step"] == result.steps
 
 
 @pytest.mark.slow
@@ -206,22 +194,6 @@ def test_a_run_starts_from_the_weights_of_another(trained: Path) -> None:
         build_encoder(config.model.model_copy(update={"backbone": "resnet18"}), channels=1)
 
 
-def test_saved_embeddings_with_faults_are_refused(tmp_path: Path) -> None:
-    import numpy as np
-
-    np.save(tmp_path / "rows.npy", np.eye(4, dtype=np.float32))
-    np.save(tmp_path / "labels.npy", np.array([0, 0, 1]))
-    np.save(tmp_path / "objects.npy", np.array([{}], dtype=object), allow_pickle=True)
-    with pytest.raises(UserError, match=r"no array 'labels'.*--labels"):
-        Embedded.load(tmp_path / "rows.npy")
-    with pytest.raises(UserError, match=r"labels has shape \(3,\)"):
-        Embedded.load(tmp_path / "rows.npy", tmp_path / "labels.npy")
-    with pytest.raises(UserError, match=r"pickled objects, which are refused"):
-        Embedded.load(tmp_path / "objects.npy")
-    with pytest.raises(UserError, match="no file"):
-        Embedded.load(tmp_path / "none.npz")
-
-
 def test_the_log_keeps_only_what_a_checkpoint_knows(tmp_path: Path) -> None:
     log = MetricsFile(tmp_path / "metrics.jsonl")
     log.write({"step": 1, "value": float("nan")})
@@ -241,12 +213,6 @@ def test_collapse_shows_in_similarity_and_rank() -> None:
     spread = collapse_signs(torch.eye(4))
     assert spread["mean_similarity"] == pytest.approx(0.0, abs=1e-6)
     assert spread["effective_rank"] == pytest.approx(4.0, rel=1e-4)
-
-
-def test_early_stopping_without_a_validation_split_is_refused(tmp_path: Path) -> None:
-    config = tiny_config(data={"validation_fraction": 0}, train={"early_stopping": 1})
-    with pytest.raises(UserError, match=r"early_stopping=1 needs a validation split.*data\.validation_fraction"):
-        aurank.train(config, tmp_path / "out")
 
 
 def test_a_tracker_that_is_not_installed_is_refused_with_its_package(
@@ -283,43 +249,6 @@ def test_a_resumed_run_needs_no_first_weights(trained: Path, tmp_path: Path) -> 
     assert again.report.metrics == first.report.metrics
     with pytest.raises(UserError, match="no checkpoint at"):
         aurank.train(config, tmp_path / "new")
-
-
-@pytest.mark.slow
-def test_a_listener_is_told_the_loss_of_every_step(tmp_path: Path) -> None:
-    told = []
-    aurank.train(
-        tiny_config(train={"steps": 4}),
-        tmp_path / "out",
-        listener=lambda kind, values: told.append(values["loss"]) if kind == "step" else None,
-    )
-    assert told == [record["loss"] for record in records(tmp_path / "out", "train")]
-
-
-@pytest.mark.slow
-def test_a_log_that_cannot_be_written_ends_the_run_with_file_reason_and_remedy(tmp_path: Path) -> None:
-    """The limit on file size makes the kernel itself refuse a longer log."""
-    script = f"""
-import resource, signal
-from pathlib import Path
-from aurank.errors import AurankError
-from aurank.training.logs import MetricsFile
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-free = resource.getrlimit(resource.RLIMIT_FSIZE)
-resource.setrlimit(resource.RLIMIT_FSIZE, (100, free[1]))
-log = MetricsFile(Path({str(tmp_path / "metrics.jsonl")!r}))
-try:
-    log.write({{"text": "x" * 200}})
-except AurankError as error:
-    resource.setrlimit(resource.RLIMIT_FSIZE, free)
-    print(error)
-log.close()
-"""
-    output, complaints = run_aurank(setup=f"{script}\nraise SystemExit").communicate()
-    assert complaints == ""
-    assert output == f"cannot write {tmp_path / 'metrics.jsonl'}: File too large; free some space, then --resume\n"
-    with pytest.raises(AurankError, match=r"cannot write .*Is a directory"):
-        MetricsFile(tmp_path)
 
 
 def test_what_measures_is_tried_before_the_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,15 +1,12 @@
 """Hard negatives in the loop: mined from the weights as they stand, in checkpoints, whatever the workers."""
 
-import os
-import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from testing.photos import photos
-from testing.runs import assert_same_run
-from testing.tiny import STEPS, tiny_config
+from testing.tiny import tiny_config
 
 import aurank
 from aurank.data import HardNegativeSampler
@@ -28,9 +25,9 @@ def test_nearest_images_are_those_of_all_others_under_the_evaluation_transform(t
     (tmp_path / "train" / "trainb" / "1.png").write_bytes(b"broken")
     data = {"name": "folder", "root": str(tmp_path), "on_error": "skip", "channels": 3}
     config = fill_preprocessing(read_config(tiny_config(data=data, sampler=HARD)))
-    data_set = build_dataset(config.data, build_splits(config.data, seed=3).train, train=False)
+    data_set = build_dataset(config.data, build_splits(config).train, train=False)
     with training_group(config):
-        trainer = Trainer(config, build_splits(config.data, seed=3))
+        trainer = Trainer(config, build_splits(config))
         assert isinstance(trainer.sampler, HardNegativeSampler)
         found = trainer.sampler.neighbours(20)
     assert trainer.model.training
@@ -67,28 +64,6 @@ def test_neighbours_are_mined_anew_every_so_many_steps_from_the_weights_of_then(
     state = load_checkpoint(tmp_path / "out" / "last.safetensors")["sampler"]
     np.testing.assert_array_equal(state["nearest"].numpy(), mined[-1][2])
     assert len(state["shown"]) == 20
-
-
-@pytest.mark.slow
-def test_a_run_stopped_between_two_refreshes_goes_on_as_if_it_had_not(tmp_path: Path) -> None:
-    """With everything that a step can keep, and with a worker that reads ahead, which the whole run had not."""
-    config = tiny_config(
-        sampler=HARD,
-        memory={"size": 60, "start_at": 3},
-        train={"accumulate": 2, "micro_batch": 6, "checkpoint_every": 100, "ema": 0.9},
-    )
-    aurank.train(config, tmp_path / "whole")
-
-    def interrupt(kind: str, values: dict[str, object]) -> None:
-        if kind == "step" and values["step"] in (3, 6):
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    config["data"]["workers"] = 1
-    for steps in (3, 6, STEPS):
-        result = aurank.train(config, tmp_path / "stopped", resume=True, listener=interrupt)
-        assert result.steps == steps
-    # Checking types in this process draws from Python's own generator; nothing of the training does.
-    assert_same_run(tmp_path / "whole", tmp_path / "stopped", ignore=("python", "workers"))
 
 
 def test_a_rehearsal_needs_no_neighbours() -> None:

@@ -131,7 +131,7 @@ def test_on_a_terminal_a_model_that_runs_long_draws_its_bar_alone(
 
 def test_a_killed_data_worker_is_one_line_with_a_remedy() -> None:
     config = fill_preprocessing(read_config(tiny_config(data={"workers": 1})))
-    splits = build_splits(config.data, seed=config.seed)
+    splits = build_splits(config)
     data = build_dataset(config.data, splits.train, train=True)
     batches = iter(BatchLoader(data, (view_keys([0, 1], 0, 1) for _ in range(1000)), workers=1))
     next(batches)

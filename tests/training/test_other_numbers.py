@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 from testing.processes import ended, start
-from testing.runs import EXACT, records, weights
+from testing.runs import EXACT, records
 from testing.tiny import tiny_config
 
 import aurank
 from aurank.embedding.stored.checkpoint import load_checkpoint
-from aurank.training.checkpoints.state import seed_stream, stream
+from aurank.training.state import seed_stream, stream
 
 
 @pytest.mark.slow
@@ -49,21 +49,6 @@ def test_two_then_one_then_four_processes_train_the_weights_of_one(tmp_path: Pat
     torch.testing.assert_close(last["optimiser"]["state"], first["optimiser"]["state"], rtol=1e-4, atol=1e-6)
     losses = [[record["loss"] for record in records(tmp_path / name, "train")] for name in ("one", "many")]
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
-
-
-@pytest.mark.slow
-def test_one_then_three_processes_whose_gradients_add_up_train_the_weights_of_one(tmp_path: Path) -> None:
-    constant = {**EXACT, "optim": {**EXACT["optim"], "schedule": {"name": "constant"}}}  # steps are added
-    content = tiny_config(**constant, sampler={"params": {"per_class": 2}}, train={"accumulate": 2, "steps": 4})
-    config = tmp_path / "config.yaml"
-    config.write_text(json.dumps(content), encoding="utf-8")
-    aurank.train(config, tmp_path / "one")
-    aurank.train(config, tmp_path / "three", overrides=["train.steps=2"])
-    three = ended(start(config, tmp_path / "three", 3, common=["--resume"]))
-    assert [code for code, _, _ in three] == [0] * 3, three
-    one, other = (weights(tmp_path / name) for name in ("one", "three"))
-    for name, value in one.items():
-        torch.testing.assert_close(other[name], value, rtol=0, atol=1e-6, msg=name)
 
 
 def test_a_stream_is_named_by_its_numbers_and_leaves_the_generators_alone() -> None:

@@ -69,23 +69,6 @@ def test_where_a_process_ends_or_stops_the_others_end_with_one_line(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["_validate", "save"])
-def test_one_that_is_killed_while_it_validates_or_saves_ends_the_other(tmp_path: Path, method: str) -> None:
-    config = tmp_path / "config.yaml"
-    config.write_text(json.dumps(tiny_config(train={"steps": 3, "validate_every": 1})), encoding="utf-8")
-    kill = (
-        f"import os\nfrom aurank.training.loop import Loop\ndef killed(loop, *given, run=Loop.{method}):\n"
-        "    if os.environ['RANK'] == '0' and loop.progress.step:\n        os.kill(os.getpid(), 9)\n"
-        f"    return run(loop, *given)\nLoop.{method} = killed"
-    )
-    first, second = start(config, tmp_path / "out", 2, setup=kill)
-    (_, _, _), (code, _, complaint) = ended([first, second])
-    assert code == 1, complaint
-    assert complaint.startswith("error: rank 1 has stopped: another rank is gone"), complaint
-    assert complaint.count("\n") == 1
-
-
-@pytest.mark.slow
 def test_an_option_that_differs_is_told_by_every_process(tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     config.write_text(json.dumps(tiny_config(train={"steps": 3})), encoding="utf-8")

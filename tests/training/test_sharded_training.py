@@ -6,11 +6,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import torch
-from accelerate import Accelerator
 from accelerate.state import PartialState
 from testing.few_digits import few_digits
 from testing.processes import run_ranks
@@ -22,9 +20,7 @@ from torch.distributed.tensor import DTensor
 import aurank
 from aurank.data import READERS
 from aurank.embedding.stored.checkpoint import load_checkpoint
-from aurank.errors import UserError
-from aurank.training import read_config, trainer
-from aurank.training.checkpoints import resume
+from aurank.training import resume, trainer
 from aurank.training.sharding import ShardedCopy, load_state
 
 # Single numbers, weights in another layout, statistics of batches, neighbours of the weights as they stand. Every
@@ -116,33 +112,3 @@ def test_a_run_with_shared_out_weights_is_that_of_whole_ones(tmp_path: Path) -> 
         ports = [probe.getsockname()[1] for probe in found]
     run_ranks(train_all, 2, ports, str(tmp_path))
     assert_alike(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("sections", "message"),
-    [
-        (
-            {"train": {"micro_batch": 4}},
-            "train.micro_batch=4: processes may have other numbers of",
-        ),
-        ({"train": {"mixed_precision": "fp16"}}, "train.mixed_precision=fp16; use bf16 or no"),
-        ({"train": {"compile": True}}, "train.compile=true; set one of them to false"),
-        ({"model": {"text": {}}}, "model.text, which has two encoders"),
-        ({"optim": {"name": "lars"}}, "optim.name=lars; use adamw, adam or sgd"),
-        ({}, 'out_of_batch=reencode; set it to "stored"'),
-    ],
-)
-def test_what_sharded_weights_cannot_be_combined_with_is_refused(sections: dict[str, Any], message: str) -> None:
-    config = read_config(tiny_config("sogclr", sampler={"name": "shuffled", "params": {}}, **sections))
-    config = config.model_copy(update={"train": config.train.model_copy(update={"sharded": True})})
-    loss = nn.Identity()
-    loss.wants_reencode, loss.reencode = True, None  # type: ignore[assignment]
-    with pytest.raises(UserError, match=f"train.sharded=true does not work with {message}"):
-        trainer._sharded(config, loss, Mock(spec=Accelerator, num_processes=2), [loss])
-
-
-@pytest.mark.parametrize(("option", "variable"), [("fsdp", "FSDP"), ("deepspeed", "DEEPSPEED")])
-def test_other_ways_of_sharing_out_are_refused(monkeypatch: pytest.MonkeyPatch, option: str, variable: str) -> None:
-    monkeypatch.setenv(f"ACCELERATE_USE_{variable}", "true")
-    with pytest.raises(UserError, match=f"accelerate launch --use_{option} shares out .*set train.sharded=true"):
-        trainer._accelerator(read_config(tiny_config()), None)

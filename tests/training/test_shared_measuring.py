@@ -17,7 +17,7 @@ from aurank.errors import AurankError
 from aurank.evaluation.two_way import TwoWayReport
 from aurank.training import read_config, tasks
 from aurank.training.run import _read_once
-from aurank.training.tasks import PairTask, Task, TestResult
+from aurank.training.tasks import PairTask, SplitReports, Task
 
 LABELS, ROWS = np.arange(12) // 3, np.random.default_rng(0).standard_normal((12, 8)).astype(np.float32)
 DATA, TRAIN = object.__new__(ImageDataset), object.__new__(Manifest)  # nothing is read of them
@@ -51,7 +51,7 @@ def test_nobody_waits_for_a_test_that_the_first_measures_alone(rank: int, monkey
     pairs = object.__new__(PairTask)
     pairs.group, pairs.model = one_of_two(rank), nn.Identity()
     monkeypatch.setattr(PairTask, "_embed", lambda *_: object.__new__(EmbeddedPairs))
-    monkeypatch.setattr(PairTask, "_test", lambda *_: TestResult(two_way={"all": object.__new__(TwoWayReport)}))
+    monkeypatch.setattr(PairTask, "_test", lambda *_: SplitReports(two_way={"all": object.__new__(TwoWayReport)}))
     assert bool(pairs.test(DATA, TRAIN).two_way) == (rank == 0)
 
 

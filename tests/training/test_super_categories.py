@@ -21,7 +21,7 @@ def test_loss_and_sampler_get_those_of_the_training_classes() -> None:
     given = tiny_config("hierarchical_ap", sampler=SAMPLER)
     given["loss"]["params"] = {"clustering": 0.1}
     config = read_config(given)
-    train = build_splits(config.data, seed=0).train
+    train = build_splits(config).train
     train = dataclasses.replace(train, super_labels=train.labels // 3)
     loss = build_loss(config, train)
     assert isinstance(loss, HierarchicalAPLoss)
@@ -37,7 +37,7 @@ def test_loss_and_sampler_get_those_of_the_training_classes() -> None:
 def test_a_data_set_without_them_is_said_to_be_of_one_level() -> None:
     config = read_config(tiny_config("hierarchical_ap", memory={"size": 100}))
     with pytest.warns(AurankWarning, match="loss hierarchical_ap: digits has no super-categories, so classes alone"):
-        loss = build_loss(config, build_splits(config.data, seed=0).train)
+        loss = build_loss(config, build_splits(config).train)
     assert isinstance(loss, CrossBatchMemory)
 
 
@@ -45,7 +45,7 @@ def test_the_clustering_term_needs_none() -> None:
     given = tiny_config("hierarchical_ap")
     given["loss"]["params"] = {"clustering": 0.1}
     config = read_config(given)
-    train = build_splits(config.data, seed=0).train
+    train = build_splits(config).train
     with pytest.warns(AurankWarning, match="digits has no super-categories"):
         loss = build_loss(config, train)
     assert isinstance(loss, HierarchicalAPLoss)

@@ -1,6 +1,5 @@
 """Parameters of the loss: optimised beside the encoder's, at a rate of their own, right in every way of training."""
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -8,18 +7,16 @@ from typing import Any
 import pytest
 import torch
 from testing.learnt import Learnt
-from testing.processes import ended, start
-from testing.runs import EXACT, assert_equal
+from testing.runs import EXACT
 from testing.tiny import tiny_config
 
 import aurank
 from aurank.embedding.stored.checkpoint import load_checkpoint
-from aurank.errors import AurankError
 from aurank.losses import LOSSES, CLIPLoss, CrossBatchMemory, ISogCLRLoss, SogCLRLoss
-from aurank.training import read_config, rehearse
+from aurank.training import read_config
 from aurank.training.build import build_splits, learning_rate
-from aurank.training.logs import learned_temperature
 from aurank.training.trainer import Trainer
+from aurank.training.watch import learned_temperature
 
 START = math.log(0.5)
 
@@ -41,7 +38,7 @@ def temperature(out: Path, name: str = "last") -> torch.Tensor:
 
 def trainer_of(config: dict[str, Any]) -> Trainer:
     settings = read_config(config)
-    return Trainer(settings, build_splits(settings.data, seed=settings.seed))
+    return Trainer(settings, build_splits(settings))
 
 
 def test_what_is_logged_of_a_temperature_is_what_the_next_step_takes_and_the_mean_of_individual_ones() -> None:
@@ -138,65 +135,3 @@ def test_a_scaled_and_averaged_backward_pass_scales_the_gradient_of_the_temperat
     assert float(found[0][0].abs()) > 0
     for plain, scaled in zip(*found, strict=True):
         torch.testing.assert_close(scaled, plain, rtol=1e-4, atol=1e-7)
-
-
-@pytest.mark.slow
-def test_a_run_resumed_after_a_step_that_diverges_is_the_whole_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = learnt_config(optim={"name": "adamw"}, train={"steps": 4, "checkpoint_every": 1})
-    aurank.train(config, tmp_path / "whole")
-    original, calls = Learnt.per_query, []
-
-    def poisoned(self: Learnt, pairs: Any) -> torch.Tensor:
-        calls.append(1)
-        return original(self, pairs) * (float("nan") if len(calls) == 3 else 1.0)
-
-    monkeypatch.setattr(Learnt, "per_query", poisoned)
-    with pytest.raises(AurankError, match="the loss is nan at step 3"):
-        aurank.train(config, tmp_path / "out")
-    assert (tmp_path / "out" / "diverged.json").exists()
-    aurank.train(config, tmp_path / "out", resume=True)
-    assert not (tmp_path / "out" / "diverged.json").exists()
-    assert_equal(
-        *(load_checkpoint(tmp_path / name / "last.safetensors") for name in ("whole", "out")), ignore=("python",)
-    )
-
-
-@pytest.mark.slow
-def test_a_rate_for_a_loss_without_parameters_is_told_to_have_no_effect() -> None:
-    said = "optim.temperature_lr=0.2 has no effect: the loss smooth_ap has no parameters of its own"
-    assert rehearse(read_config({**learnt_config(), "loss": {"name": "smooth_ap"}})).notices == [said]
-    assert rehearse(read_config(learnt_config())).notices == []
-
-
-@pytest.mark.slow
-def test_lars_with_a_batch_rule_learns(tmp_path: Path) -> None:
-    optim = {"name": "lars", "lr": 0.3, "batch_rule": "sqrt", "weight_decay": 1e-6, "temperature_lr": 0.01}
-    config = tiny_config("learnt", optim=optim, train={"steps": 20, "validate_every": 20}, data={"views": 2})
-    losses: list[float] = []
-    aurank.train(
-        config,
-        tmp_path / "out",
-        listener=lambda kind, values: losses.append(values["loss"]) if kind == "step" else None,
-    )
-    assert sum(losses[-5:]) < sum(losses[:5])
-
-
-SETUP = "from aurank.losses import LOSSES; from testing.learnt import Learnt; LOSSES['learnt'] = Learnt"
-
-
-@pytest.mark.slow
-def test_two_processes_learn_the_temperature_of_one(tmp_path: Path) -> None:
-    train = {"steps": 3, "accumulate": 2, "micro_batch": 5, "validate_every": 100}
-    data = {"views": 3, "train_transform": {"name": "multi_crop", "params": {"local_size": 8, "blur": 0}}}
-    config = tmp_path / "config.yaml"
-    config.write_text(json.dumps(learnt_config(train=train, data=data)), encoding="utf-8")
-    aurank.train(config, tmp_path / "1")
-    results = ended(start(config, tmp_path / "2", 2, setup=SETUP))
-    assert [code for code, _, _ in results] == [0, 0], results
-    one, two = (load_checkpoint(tmp_path / name / "last.safetensors") for name in "12")
-    torch.testing.assert_close(two["loss"]["log_temperature"], one["loss"]["log_temperature"], rtol=1e-5, atol=1e-6)
-    assert abs(float(one["loss"]["log_temperature"]) - START) > 3e-4
-    for name, value in one["encoder"].items():
-        torch.testing.assert_close(two["encoder"][name], value, rtol=1e-5, atol=1e-6, msg=name)

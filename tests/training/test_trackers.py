@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 import torch
 from testing.tiny import tiny_config
-from testing.two_towers import pairs_config, write_table
 
 import aurank
 from aurank.embedding.stored.checkpoint import load_checkpoint
-from aurank.training.logs import log_pictures
+from aurank.training.watch import log_pictures
 
 
 def images_of(out: Path) -> dict[str, list[int]]:
@@ -37,16 +36,6 @@ def test_pictures_of_each_validation_change_nothing_else(tmp_path: Path) -> None
         # Python's own generator is drawn from by imports and by the type checks of the tests, never by a run.
         assert all(str(one[name]) == str(other[name]) for name in ("numpy", "torch", "cuda"))
     assert all(torch.equal(value, second["encoder"][name]) for name, value in first["encoder"].items())
-
-
-@pytest.mark.slow
-def test_of_pairs_the_curves_of_both_directions_are_logged(tmp_path: Path) -> None:
-    write_table(tmp_path)
-    config = pairs_config(tmp_path, train={"steps": 2, "validate_every": 2, "trackers": ["tensorboard"]})
-    config["optim"] |= {"warmup_steps": 0}
-    aurank.train(config, tmp_path / "out")
-    names = {f"val/{way}/precision_recall": [2] for way in ("image_to_text", "text_to_image")}
-    assert images_of(tmp_path / "out") == names
 
 
 class Tracker:

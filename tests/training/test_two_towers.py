@@ -12,16 +12,14 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from testing.processes import KILLED, ended, start
-from testing.runs import assert_equal, assert_same_run, records
-from testing.tiny import tiny_config
+from testing.processes import ended, start
+from testing.runs import assert_equal, records
 from testing.two_towers import pairs_config, trainer_of, write_table
 from torch import Tensor, nn
 
 import aurank
 from aurank import cli
-from aurank.commands import evaluate_model, evaluate_pairs, probe_model
-from aurank.config import ConfigError
+from aurank.commands import evaluate_model, evaluate_pairs
 from aurank.embedding import ImageSelection
 from aurank.embedding.stored.checkpoint import load_checkpoint
 from aurank.errors import UserError
@@ -131,18 +129,6 @@ def test_an_interrupted_run_resumes_bit_for_bit(root: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_three_processes_that_are_killed_go_on_bit_for_bit(root: Path, tmp_path: Path) -> None:
-    config, whole, out = (tmp_path / name for name in ("config.yaml", "whole", "killed"))
-    sections = {"train": {"accumulate": 2, "checkpoint_every": 4}, "optim": {"temperature_lr": 0.01}}
-    config.write_text(json.dumps(pairs_config(root, "clip", **sections)), encoding="utf-8")
-    undisturbed, killed = (ended(start(config, path, 3, setup=setup)) for path, setup in ((whole, ""), (out, KILLED)))
-    resumed = ended(start(config, out, 3, common=["--resume"]))
-    assert [code for code, _, _ in (*undisturbed, *resumed)] == [0] * 6, (undisturbed, killed, resumed)
-    assert "resumed from step 4 of 8" in resumed[0][2]
-    assert_same_run(whole, out)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("loss", ["sogclr", "clip"])
 def test_cached_gradients_train_the_weights_of_plain_ones(root: Path, tmp_path: Path, loss: str) -> None:
     states = []
@@ -175,7 +161,7 @@ def test_two_processes_train_the_weights_of_one(root: Path, tmp_path: Path, loss
 
 def test_cached_gradients_of_texts_are_refused_in_several_processes(root: Path) -> None:
     config = read_config(pairs_config(root, train={"micro_batch": 4}))
-    train = build_splits(config.data, seed=0).train
+    train = build_splits(config).train
     sampler = build_sampler(config, train, rank=0, world_size=2, neighbours=np.zeros)
     with pytest.raises(UserError, match=r"train\.micro_batch=4 with model\.text works in one process"):
         _gradient_cache(config, nn.Identity(), sampler, torch.Tensor.float)
@@ -272,22 +258,14 @@ def test_an_image_in_several_rows_stands_once_among_images(tmp_path: Path) -> No
 def test_without_a_text_model_an_image_stands_once_in_every_split(tmp_path: Path, train_labels: str) -> None:
     write_table(tmp_path, captions=2)
     data = {"train_labels": train_labels, "views": 2}
-    config = read_config(pairs_config(tmp_path, model={"text": None}, data=data)).data
-    with_texts, splits = build_splits(config, seed=3), build_splits(config, seed=3, texts=False)
+    config = read_config(pairs_config(tmp_path, model={"text": None}, data=data))
+    splits = build_splits(config)
+    with_texts = build_splits(config.model_copy(update={"model": read_config(pairs_config(tmp_path)).model}))
     assert splits.whole.sha256 == with_texts.whole.sha256
     for name in ("train", "val", "test"):
         pairs, once = getattr(with_texts, name), getattr(splits, name)
         assert once.paths == tuple(dict.fromkeys(pairs.paths))
         assert len(once) == len(pairs) // 2
-
-
-@pytest.mark.slow
-def test_an_image_in_several_rows_trains_a_probe_once(tmp_path: Path) -> None:
-    write_table(tmp_path, captions=2)
-    images = ImageSelection(data=f"table:{tmp_path}/pairs.csv")
-    found = probe_model("timm:test_resnet,pretrained=false", images, protocols=["knn"], k=3)
-    assert found["knn"].notes
-    assert any(note.startswith("training: model") and "; 60 images" in note for note in found["knn"].notes)
 
 
 @pytest.mark.slow
@@ -300,49 +278,6 @@ def test_unreadable_images_are_left_out_with_their_texts(tmp_path: Path) -> None
     assert result.skipped == {"train": 2, "test": 2}
     assert result.two_way["all"].image_to_text.num_queries == 6 * 6 + 2 * 16 - 2
     assert rehearse(read_config(config)).images == {"train": 60, "test": 68}
-
-
-@pytest.mark.slow
-def test_a_rehearsal_counts_pairs_and_says_which_texts_are_cut(root: Path) -> None:
-    text = {"layers": 1, "width": 16, "heads": 2, "length": 6, "vocabulary": 259}
-    config = pairs_config(root, model={"text": text}, train={"micro_batch": 4}, optim={"temperature_lr": 0.1})
-    rehearsal = rehearse(read_config(config))
-    assert "40 pairs" in str(rehearsal)
-    assert (
-        rehearsal.notices[0] == "40 of 40 training texts have more than model.text.length=6 tokens and lose their ends"
-    )
-    assert rehearsal.memory["activations"] > 0
-
-
-@pytest.mark.parametrize(
-    ("sections", "said"),
-    [
-        ({"data": {"views": 2}}, r"data\.views: got 2, which has no use"),
-        ({"data": {"train_labels": "image", "views": 2}}, r"data\.train_labels: got 'image', which has no use"),
-        ({"memory": {"size": 100}}, r"memory: got .*, which has no use"),
-        ({"model": {"discard_head": True}}, r"model\.discard_head: got True, which has no use"),
-        ({"both": False}, r"loss\.params\.two_way: got False"),
-        ({"both": True, "model": {"text": None}}, r"loss\.params\.two_way: got True"),
-        ({"model": {"text": {"width": 10, "heads": 4}}}, r"model\.text\.width: got 10, expected a multiple of"),
-        ({"model": {"text": {"name": "clip"}}}, r"text\.name: .*expected transformer, open_clip:NAME or "),
-        ({"model": {"text": {"name": "open_clip:ViT-B-32", "layers": 2}}}, r"model\.text\.layers: got 2"),
-        ({"loss": {"name": "soprc"}}, r"loss\.name: got 'soprc', which compares images alone; .* take one of .*sogclr"),
-    ],
-)  # fmt: skip
-def test_what_does_not_go_with_texts_is_a_mistake_of_the_configuration(
-    root: Path, sections: dict[str, Any], said: str
-) -> None:
-    both = {"params": {"two_way": sections["both"]}} if "both" in sections else {}
-    config = pairs_config(root, **{name: values for name, values in sections.items() if name != "both"})
-    with pytest.raises(ConfigError, match=said):
-        read_config({**config, "loss": {"name": "clip", **both, **sections.get("loss", {})}})
-
-
-def test_a_table_without_texts_is_refused(root: Path, tmp_path: Path) -> None:
-    digits = tiny_config("sogclr", model={"text": {}})
-    with pytest.raises(UserError, match="digits has no texts: read a table with a column text"):
-        trainer_of(digits)
-    assert trainer_of(tiny_config("clip", train={"steps": 3})).loss.two_way is False
 
 
 class Clip(nn.Module):

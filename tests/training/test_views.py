@@ -1,7 +1,5 @@
 """Several views of each image, and training without labels, through the whole loop."""
 
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 from testing.learnt import Learnt
-from testing.photos import broken_photos, photos
-from testing.runs import EXACT, assert_equal, records, weights
+from testing.photos import photos
+from testing.runs import EXACT, records, weights
 from testing.tiny import tiny_config
 
 import aurank
@@ -62,7 +60,7 @@ def test_the_encoder_sees_all_views_and_the_loss_their_labels_and_ids(
     assert len(rows) in (15, 16)
     assert len(rows.unique()) == len(rows)
     assert torch.equal(ids, rows.repeat(4))
-    assert labels.tolist() == build_splits(config.data, seed=3).train.labels[ids].tolist()
+    assert labels.tolist() == build_splits(config).train.labels[ids].tolist()
     assert embeddings.shape == (4 * len(rows), 8)
     assert sum(shape[0] for shape in seen if shape[2] == 16) == 2 * len(rows)
     assert sum(shape[0] for shape in seen if shape[2] == 8) == 2 * len(rows)
@@ -87,40 +85,6 @@ def test_a_run_of_views_with_cached_gradients_accumulation_and_a_memory_is_the_p
 
 
 @pytest.mark.slow
-def test_a_run_of_views_and_crops_resumes_bit_for_bit(tmp_path: Path) -> None:
-    config = tiny_config("smooth_ap", data={**OWN_LABELS, **CROPS, "workers": 1}, sampler=SHUFFLED, train={"steps": 4})
-    aurank.train(config, tmp_path / "whole")
-
-    def interrupt(kind: str, values: dict[str, object]) -> None:
-        if kind == "step" and values["step"] == 3:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    assert aurank.train(config, tmp_path / "stopped", listener=interrupt).steps == 3
-    aurank.train(config, tmp_path / "stopped", resume=True, overrides=["data.workers=0"])
-    assert_equal(
-        *(load_checkpoint(tmp_path / name / "last.safetensors") for name in ("whole", "stopped")),
-        ignore=("python", "workers"),
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:no query of the batch")
-def test_views_of_unreadable_images_are_left_out_and_batches_of_one_image_passed_over(tmp_path: Path) -> None:
-    config = broken_photos(tmp_path / "photos")
-    config["data"] |= {"cache": "0", "views": 3}
-    config["sampler"]["batch"] = 2
-    told: list[float] = []
-    result = aurank.train(
-        config,
-        tmp_path / "out",
-        listener=lambda kind, values: told.append(values["images_per_second"]) if kind == "step" else None,
-    )
-    assert result.skipped["train"] == 8
-    assert len(told) == 12
-    assert min(told) > 0
-
-
-@pytest.mark.slow
 def test_a_rehearsal_counts_images_and_views() -> None:
     one, four = (rehearse(read_config(tiny_config(data=data))) for data in ({}, CROPS))
     assert (four.batch, four.views, four.batches_per_epoch) == (one.batch, 4, one.batches_per_epoch)
@@ -128,10 +92,6 @@ def test_a_rehearsal_counts_images_and_views() -> None:
     assert "views" not in str(one)
     used = [part.memory["activations"] - part.memory["weights"] for part in (one, four)]
     assert 2 * used[0] < used[1]  # two small crops count for half a large one
-    micro = rehearse(read_config(tiny_config(data={"views": 2}, train={"micro_batch": 32})))
-    assert micro.notices == [
-        "train.micro_batch=32 has no effect: batches of 32 images over 1 process(es) are no larger"
-    ]
 
 
 @pytest.mark.slow
@@ -148,8 +108,8 @@ def test_a_backbone_that_cannot_take_the_small_crops_is_refused_with_the_remedy(
 @pytest.mark.slow
 def test_labels_of_images_are_rows_and_what_is_measured_stays_by_class(tmp_path: Path) -> None:
     config = read_config(tiny_config("smooth_ap", data=OWN_LABELS, sampler=SHUFFLED, train={"steps": 3}))
-    by_class = build_splits(read_config(tiny_config()).data, seed=3)
-    splits = build_splits(config.data, seed=3)
+    by_class = build_splits(read_config(tiny_config()))
+    splits = build_splits(config)
     assert splits.train.paths == by_class.train.paths
     assert splits.train.labels.tolist() == list(range(len(splits.train)))
     assert splits.whole.sha256 == by_class.whole.sha256
@@ -228,12 +188,6 @@ def test_a_discarded_projection_of_several_layers_is_trained_and_not_measured(tm
     first = {"init_from": str(tmp_path / "out" / "best"), "head_layers": 2, "head_width": 16}
     parts = tiny_config(model=first, train={"steps": 3})
     aurank.train(parts, tmp_path / "again")
-
-
-@pytest.mark.slow
-def test_crops_that_are_all_large_are_told() -> None:
-    (notice,) = rehearse(read_config(tiny_config(data={**CROPS, "views": 2}))).notices
-    assert notice == "there are no small crops: the first global_views=2 views are large ones, and data.views=2"
 
 
 def test_crops_of_a_training_are_no_matter_to_a_measurement_at_another_size() -> None:

@@ -1,4 +1,4 @@
-"""How far a run is, and the state of every global random generator: with the weights, all that a resumed run needs."""
+"""How far a run is, and the global random generators: with the weights, all that a resumed run needs."""
 
 import random
 from collections.abc import Iterator
@@ -15,29 +15,24 @@ Count = Annotated[int, Ge(0)]
 
 @dataclass
 class Progress:
-    """How far a run is. ``epoch`` and ``batch`` name the next batch to consume; all of it is in the checkpoint.
-
-    ``term_sums``: of a loss that is a sum, each loss in it, over the same batches as ``loss_sum``.
-    ``metrics_bytes``: how long metrics.jsonl was. ``validation_owed``: one is due at this step, and was not done when
-    the checkpoint was written.
-    """
+    """How far a run is, as checkpoints hold it; ``epoch`` and ``batch`` name the next batch to consume."""
 
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012
 
     step: Count = 0
     epoch: Count = 0
     batch: Count = 0
-    loss_sum: float = 0.0
+    loss_sum: float = 0.0  # since the last line of metrics.jsonl
     loss_count: Count = 0
-    term_sums: dict[str, float] = field(default_factory=dict)
+    term_sums: dict[str, float] = field(default_factory=dict)  # of a loss that is a sum, over the same batches
     best: dict[str, float] = field(default_factory=dict)
     without_improvement: Count = 0
-    metrics_bytes: Count = 0
-    validation_owed: bool = False
+    metrics_bytes: Count = 0  # the length of metrics.jsonl
+    validation_owed: bool = False  # due at this step, and not done when the checkpoint was written
 
 
 def random_state() -> dict[str, Any]:
-    """Return the state of every global random generator, in plain types that ``weights_only`` loading accepts."""
+    """Return the state of every global random generator, in plain types."""
     numpy_state: Any = np.random.get_state(legacy=False)  # noqa: NPY002 (libraries draw from the global generator)
     return {
         "python": random.getstate(),
@@ -68,7 +63,7 @@ def seed_everything(seed: int) -> None:
 
 
 def seed_stream(*names: int) -> None:
-    """Seed every global generator for the stream that these numbers name, independent of all others."""
+    """Seed every global generator for the stream that these numbers name."""
     seed = int(np.random.SeedSequence(names).generate_state(1, np.uint64)[0] >> np.uint64(1))
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002

@@ -1,4 +1,4 @@
-"""Resuming: the state that a run goes on from, whether it belongs to its folder and data, and restoring it."""
+"""Resuming: whether a checkpoint belongs to its folder, configuration and data, and restoring from it."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -12,20 +12,24 @@ from aurank.embedding.stored.checkpoint import BEST, LAST, load_checkpoint, load
 from aurank.errors import UserError
 from aurank.files import checked, reading
 from aurank.training.build import build_schedule
-from aurank.training.checkpoints.state import Progress, restore_random_state, seed_stream
 from aurank.training.components import read_config
 from aurank.training.processes import differences
-from aurank.training.sharding import load_state, settle_on_shards
+from aurank.training.sharding import load_state, prepare_for_shards
+from aurank.training.state import Progress, restore_random_state, seed_stream
 from aurank.training.trainer import Trainer
 
 
 @dataclass(frozen=True)
 class Resumed:
-    """Where a run goes on from: what the checkpoint ``path`` holds, and notices about that."""
+    """What a run goes on from: the checkpoint at ``path``, and notices about it."""
 
     path: Path
     state: dict[str, Any]
     notices: list[str]
+
+    @property
+    def progress(self) -> Progress:
+        return read_progress(self.state, self.path)
 
 
 def require_usable(out: Path, resume: bool) -> None:
@@ -34,31 +38,31 @@ def require_usable(out: Path, resume: bool) -> None:
         names = {path.name for path in out.iterdir()} if out.is_dir() else set()
     except OSError as error:
         raise UserError(f"cannot read --out {out}: {error.strerror or error}; name another folder") from error
-    names = {name for name in names if not name.startswith(".")}  # locks, and what a killed run left half written
+    names = {name for name in names if not name.startswith(".")}  # locks, and temporary files of a killed run
     if names and not resume:
         raise UserError(f"--out {out} is not empty; add --resume to go on with the run in it, or name another folder")
     if names and not names & {LAST, "config.yaml", "metrics.jsonl"}:
         raise UserError(f"--resume: {out} holds no aurank run (no {LAST}); name the folder of one")
-    if BEST in names and LAST not in names:
-        raise UserError(f"{out / LAST} is missing, which the run wrote; put it back, or train into another --out")
 
 
-def prepare_folder(config: Config, out: Path, resume: bool) -> Resumed | None:
-    """Return where to resume from, or None for a fresh run; refuse a folder or a configuration that does not fit."""
-    require_usable(out, resume)
-    path = out / LAST
-    if not path.exists():
-        return None
-    state = load_checkpoint(path, read_run=read_config)
-    progress = read_progress(state, path)
-    saved = read_config(state["config"])
-    if progress.best and not (out / BEST).exists():
-        raise UserError(f"{out / BEST} is missing, which the run wrote; put it back, or train into another --out")
-    return Resumed(path, state, _changes(path, saved, with_preprocessing(config, saved), progress))
+def find_checkpoint(config: Config, out: Path) -> Resumed | None:
+    """Return what the run in a folder goes on from, None where it begins; UserError for another configuration."""
+    path, best = out / LAST, out / BEST
+    resumed = None
+    if path.exists():
+        state = load_checkpoint(path, read_run=read_config)
+        progress, saved = read_progress(state, path), read_config(state["config"])
+        notices = _changes(path, saved, with_preprocessing(config, saved), progress)
+        resumed = Resumed(path, state, notices)
+    measured = resumed is not None and bool(resumed.progress.best)
+    for file, expected in ((path, best.exists()), (best, measured)):
+        if expected and not file.exists():
+            raise UserError(f"{file} is missing, which the run wrote; put it back, or train into another --out")
+    return resumed
 
 
 def _changes(path: Path, saved: Config, config: Config, progress: Progress) -> list[str]:
-    """Return notices about the settings that changed; raise UserError for one that a resumed run may not change."""
+    """Return notices about settings that changed; raise UserError for one that a resumed run may not change."""
     before, now = saved.train, config.train
     longer = now.steps > before.steps
     patient = before.early_stopping is not None and (now.early_stopping or 10**9) > before.early_stopping
@@ -83,39 +87,40 @@ def _changes(path: Path, saved: Config, config: Config, progress: Progress) -> l
     return [f"train.steps={now.steps} extends a run of {before.steps}: {rates}, {effect}"]
 
 
-def require_same_data(resumed: Resumed, whole: Manifest, found: dict[str, str]) -> None:
-    """Raise UserError unless the data set, and what it ``found`` in its images, is what the run was trained on."""
-    state, path = resumed.state, resumed.path
-    remedy = "point data.root at the same images, or choose another --out"
-    if state["manifest"] != whole.sha256:
-        raise UserError(
-            f"{path} was trained on other data: manifest {state['manifest'][:12]}…, now {whole.sha256[:12]}…; {remedy}"
-        )
-    recorded = state["data"] or {}
-    words = {"sizes": "the lengths of its files", "sample": "what files of it hold", "sums": "what its files hold"}
-    words |= {"prepared": "how they were prepared (data.prepared)", "pixels": "what the folder of data.prepared holds"}
+def require_same_data(resumed: Resumed, whole: Manifest, data: dict[str, str]) -> None:
+    """Raise UserError unless the data set and the digests of its images are those that the run was trained on."""
+    recorded = {"manifest": resumed.state["manifest"], **(resumed.state["data"] or {})}
+    now = {"manifest": whole.sha256, **data}
+    words = {
+        "manifest": "its manifest",
+        "sizes": "the lengths of its files",
+        "sample": "what files of it hold",
+        "sums": "what its files hold",
+        "prepared": "how they were prepared (data.prepared)",
+        "pixels": "what the folder of data.prepared holds",
+    }
     for name, what in words.items():
-        if name in recorded and name in found and recorded[name] != found[name]:
-            raise UserError(f"{path} was trained on other images of {whole.name}: {what} changed; {remedy}")
+        if name in recorded and name in now and recorded[name] != now[name]:
+            raise UserError(
+                f"{resumed.path} was trained on other images of {whole.name}: {what} changed; point data.root at the "
+                "same images, or choose another --out"
+            )
 
 
 def restore(trainer: Trainer, resumed: Resumed) -> Progress:
     """Restore the components' state from a checkpoint; return how far the run was."""
-    state, path = resumed.state, resumed.path
+    state, path, progress = resumed.state, resumed.path, resumed.progress
     load_weights(trainer.model, state["encoder"], path)
     if trainer.average is not None:
         load_weights(trainer.measured, (state["average"] or {}).get("values", {}), path, part="average")
     load_part(partial(load_state, trainer.optimiser), state["optimiser"], path, "optimiser")
     if trainer.sharded is not None:
         trainer.sharded.spread()
-        settle_on_shards(trainer.optimiser, trainer.config)
-    for name in ("loss", "miner", "sampler"):
-        component = getattr(trainer, name)
+        prepare_for_shards(trainer.optimiser, trainer.config)
+    components = {name: getattr(trainer, name) for name in ("loss", "miner", "sampler")}
+    for name, component in {**components, "scaler": trainer.accelerator.scaler}.items():
         if component is not None:
             load_part(component.load_state_dict, state[name], path, name)
-    if trainer.accelerator.scaler is not None:
-        load_part(trainer.accelerator.scaler.load_state_dict, state["scaler"], path, "scaler")
-    progress = read_progress(state, path)
     trainer.goes_on = progress.step > 0
     before, rank, processes = len(state["random"]), trainer.accelerator.process_index, trainer.accelerator.num_processes
     if rank < before:

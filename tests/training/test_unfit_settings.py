@@ -1,0 +1,160 @@
+"""What does not go together is a mistake that is told by its key, before any training; what has no effect is said."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from testing.saved_rows import head_config
+from testing.tiny import SUM, tiny_config
+from testing.two_towers import pairs_config, write_table
+from torch import nn
+
+import aurank
+from aurank.config import ConfigError
+from aurank.errors import AurankError, UserError
+from aurank.training import read_config, rehearse, trainer
+from aurank.training.sharding import require_shardable
+from aurank.training.watch import MetricsFile
+
+LOSSES: list[tuple[Any, str]] = [
+    ([{"name": "soprc"}, {"name": "sprc"}], r"loss\[1\].name: got 'sprc'"),
+    ([{"name": "soprc"}, {"name": "soprc"}], r"loss\[1\].name: got 'soprc'"),
+    ([{"name": "soprc", "weight": 0}], r"loss\[0\].weight: got 0"),
+    ({"name": "soprc", "weight": -1.0}, "loss.weight: got -1.0"),
+    ([{"name": "soprc", "wieght": 1}], r"loss\[0\].wieght"),
+    ([{"name": "soprc", "params": {"tau": 1.0}}], r"loss\[0\].params.tau"),
+    ([{"name": "cosface", "params": {"num_classes": 3}}], r"loss\[0\].params.num_classes"),
+    ([{"name": "soprc", "miner": {"name": "hardest"}}], r"loss\[0\].miner.name: got 'hardest'"),
+    ([], r"loss: got \[\]"),
+    (["soprc"], r"loss\[0\]: got 'soprc'"),
+    ("soprc", "loss: got 'soprc'"),
+    ([{"name": "soprc", "matryoshka": [8, 4]}], r"loss\[0\].matryoshka"),
+    ([{"name": "soprc", "matryoshka": [4, 64]}], r"loss\[0\].matryoshka: got 64"),
+    ({"name": "soprc", "matryoshka": [4, 8], "matryoshka_weights": [1.0]}, "loss.matryoshka_weights"),
+    ([{"name": "smooth_ap"}, {"name": "clip", "params": {"two_way": True}}], r"loss\[1\].params.two_way"),
+]
+HEADS: list[tuple[dict[str, Any], str]] = [
+    ({"model": {"backbone": "resnet18"}}, "model.backbone: got 'resnet18'"),
+    ({"data": {"views": 2}}, "data.views: got 2"),
+    ({"data": {"train_transform": {"name": "simclr"}}}, "data.train_transform"),
+    ({"data": {"image_size": 64}}, "data.image_size: got 64"),
+    ({"data": {"normalise": {"mean": [0.5] * 3, "std": [0.5] * 3}}}, "data.normalise"),
+    ({"data": {"train_labels": "image"}}, "data.train_labels: got 'image'"),
+    ({"model": {"pooling": "gem"}}, "model.pooling: got 'gem'"),
+    ({"model": {"discard_head": True}}, "model.discard_head"),
+    ({"data": {"name": "digits", "params": {}}, "model": {"backbone": "none"}}, "got 'none'"),
+]
+TEXTS: list[tuple[dict[str, Any], str]] = [
+    ({"data": {"views": 2}}, "data.views: got 2"),
+    ({"data": {"train_labels": "image", "views": 2}}, "data.train_labels: got 'image'"),
+    ({"memory": {"size": 100}}, "memory"),
+    ({"model": {"discard_head": True}}, "model.discard_head"),
+    ({"loss": {"params": {"two_way": False}}}, "loss.params.two_way"),
+    ({"loss": {"params": {"two_way": True}}, "model": {"text": None}}, "loss.params.two_way"),
+    ({"model": {"text": {"width": 10, "heads": 4}}}, "model.text.width: got 10"),
+    ({"model": {"text": {"name": "clip"}}}, "text.name"),
+    ({"model": {"text": {"name": "open_clip:ViT-B-32", "layers": 2}}}, "model.text.layers: got 2"),
+    ({"loss": {"name": "soprc"}}, "loss.name: got 'soprc'"),
+]
+
+
+@pytest.mark.parametrize(
+    ("config", "key"),
+    [
+        *(({**tiny_config(), "loss": loss}, key) for loss, key in LOSSES),
+        *((head_config(Path("rows.npz"), **sections), key) for sections, key in HEADS),
+        *(
+            ({**pairs_config(Path(), **sections), "loss": {"name": "clip", **sections.get("loss", {})}}, key)
+            for sections, key in TEXTS
+        ),
+    ],
+)
+def test_a_mistake_in_a_configuration_is_told_by_its_key(config: dict[str, Any], key: str) -> None:
+    with pytest.raises(ConfigError, match=key):
+        read_config(config)
+
+
+@pytest.mark.parametrize(
+    ("sections", "name"),
+    [
+        ({"data": {"validation_fraction": 0}, "train": {"early_stopping": 1}}, "early_stopping=1 needs a validation"),
+        ({"model": {"text": {}}, "sampler": {"name": "shuffled", "params": {}}}, "digits has no texts"),
+        ({"optim": {"name": "sgd", "params": {"momentum": 0.0}}}, "optim.params"),
+    ],
+)
+def test_a_run_that_cannot_begin_is_told_by_the_setting(tmp_path: Path, sections: dict[str, Any], name: str) -> None:
+    with pytest.raises(UserError, match=name):
+        aurank.train(tiny_config("clip", **sections), tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("sections", "name"),
+    [
+        ({"train": {"micro_batch": 4}}, "train.micro_batch=4"),
+        ({"train": {"mixed_precision": "fp16"}}, "train.mixed_precision=fp16"),
+        ({"train": {"compile": True}}, "train.compile=true"),
+        ({"model": {"text": {}}}, "model.text"),
+        ({"optim": {"name": "lars"}}, "optim.name=lars"),
+        ({}, "out_of_batch=reencode"),
+    ],
+)
+def test_what_sharded_weights_cannot_be_combined_with_is_named(sections: dict[str, Any], name: str) -> None:
+    config = read_config(tiny_config("sogclr", sampler={"name": "shuffled", "params": {}}, **sections))
+    loss = nn.Identity()
+    loss.wants_reencode, loss.reencode = True, None  # type: ignore[assignment]
+    with pytest.raises(UserError, match=f"train.sharded=true does not work with {name}"):
+        require_shardable(config, [loss])
+
+
+@pytest.mark.parametrize("option", ["fsdp", "deepspeed"])
+def test_other_ways_of_sharding_are_refused(monkeypatch: pytest.MonkeyPatch, option: str) -> None:
+    monkeypatch.setenv(f"ACCELERATE_USE_{option.upper()}", "true")
+    with pytest.raises(UserError, match=f"accelerate launch --use_{option}; set train.sharded=true"):
+        trainer._accelerator(read_config(tiny_config()), None)
+
+
+def test_a_log_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    with pytest.raises(AurankError, match=r"cannot write .*Is a directory.* --resume"):
+        MetricsFile(tmp_path)
+
+
+UNUSED = {"lr_multiplier": 10.0, "weight_decay": 0.5}
+NO_EFFECT: list[tuple[dict[str, Any], list[str]]] = [
+    ({}, []),
+    ({"train": {"micro_batch": 15}}, []),
+    ({"train": {"micro_batch": 16}}, ["train.micro_batch=16 has no effect"]),
+    ({"optim": {"temperature_lr": 0.2}}, ["optim.temperature_lr=0.2 has no effect: the loss soprc has no parameters"]),
+    (
+        {"data": {"views": 2, "train_transform": {"name": "multi_crop", "params": {"local_size": 8, "blur": 0}}}},
+        ["there are no small crops: the first global_views=2 views are large ones, and data.views=2"],
+    ),
+    (
+        {"loss": [{"name": "soprc", "matryoshka": [4, 8], **UNUSED}, {"name": "clip", **UNUSED}, {**SUM[1], **UNUSED}]},
+        [
+            "lr_multiplier=10 of soprc has no effect",
+            "weight_decay=0.5 of soprc has no effect",
+            "weight_decay=0.5 of clip has no effect",
+        ],
+    ),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("sections", "said"), NO_EFFECT)
+def test_settings_without_effect_are_said_once(sections: dict[str, Any], said: list[str]) -> None:
+    loss = sections.get("loss", "soprc")
+    others = {name: values for name, values in sections.items() if name != "loss"}
+    notices = rehearse(read_config(tiny_config(loss, **others))).notices
+    assert [notice[: len(start)] for notice, start in zip(notices, said, strict=True)] == said
+
+
+@pytest.mark.slow
+def test_the_cut_texts_of_pairs_are_counted(tmp_path: Path) -> None:
+    write_table(tmp_path)
+    text = {"layers": 1, "width": 16, "heads": 2, "length": 6, "vocabulary": 259}
+    config = pairs_config(tmp_path, model={"text": text}, train={"micro_batch": 4}, optim={"temperature_lr": 0.1})
+    rehearsal = rehearse(read_config(config))
+    assert "40 pairs" in str(rehearsal)
+    said = "40 of 40 training texts have more than model.text.length=6 tokens and lose their ends"
+    assert rehearsal.notices[0] == said
+    assert rehearsal.memory["activations"] > 0
