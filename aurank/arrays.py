@@ -73,22 +73,12 @@ def _load_archive(file: io.BufferedReader, path: Path) -> dict[str, np.ndarray]:
 
 
 class MappedRows:
-    """Rows of several matrices in files, one after another, or some of them; `rows[index]` reads what it returns.
-
-    Args:
-        parts: matrices of one type and width, mapped.
-        places: the rows that are chosen, by their places in all parts together; by default all.
-
-    Example:
-        >>> rows = MappedRows([np.eye(3), np.ones((2, 3))])
-        >>> rows.shape, rows[2:4].tolist(), rows.select(np.array([4, 0]))[1].tolist()
-        ((5, 3), [[0.0, 0.0, 1.0], [1.0, 1.0, 1.0]], [1.0, 0.0, 0.0])
-    """
+    """Rows of several matrices in files, one after another, or some of them; `rows[index]` reads what it returns."""
 
     ndim = 2
 
     def __init__(self, parts: Sequence[np.ndarray], places: Int64[np.ndarray, " row"] | None = None) -> None:
-        self.parts, self.places = parts, places
+        self.parts, self.places = parts, places  # matrices of one type and width; rows of all together, None: all
         self.edges = np.cumsum([0, *(len(part) for part in parts)])
         self.dtype: np.dtype[Any] = parts[0].dtype
         self.itemsize = self.dtype.itemsize

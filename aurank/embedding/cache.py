@@ -88,11 +88,7 @@ class EmbeddingCache:
             raise UserError(f"the embedding cache: {error}; {remedy}") from error
 
     def read(self, count: int, wanted: Bool[np.ndarray, " row"] | None = None) -> list[Piece]:
-        """Return the whole pieces, of a data set of ``count`` rows, no row twice; remove damaged ones.
-
-        Args:
-            wanted: rows to return; pieces without any are not read again.
-        """
+        """Return the whole pieces, of a data set of ``count`` rows, no row twice; remove damaged ones."""
         wanted = np.ones(count, dtype=np.bool_) if wanted is None else wanted
         done, damaged = np.zeros(count, dtype=np.bool_), 0
         pieces: list[Piece] = []
@@ -166,19 +162,14 @@ def _stats(folder: Path) -> list[os.stat_result]:
 
 
 def prune(root: Path, most: int, *, removed: Callable[[CachedSet], None], dry_run: bool = False) -> list[CachedSet]:
-    """Remove the least recently used sets until at most so many bytes are left; return what stays.
-
-    A folder is renamed before anything in it is removed, so that a run that uses it finds all of it or nothing.
-
-    Args:
-        removed: given each set that is gone.
-    """
+    """Remove the least recently used sets until at most so many bytes are left; return what stays."""
     held = cached_sets(root)
     total = sum(one.num_bytes for one in held)
     while held and total > most:
         oldest = held.pop(0)
         total -= oldest.num_bytes
         if not dry_run:
+            # A run that uses the folder finds all of it or nothing.
             away = oldest.folder.with_name(f"{oldest.folder.name}{_REMOVED}{uuid.uuid4().hex[:12]}")
             try:
                 with suppress(FileNotFoundError):  # another prune was first
@@ -224,10 +215,7 @@ def data_sha256(manifest: Manifest) -> str:
 
 
 def image_marks(dataset: ImageDataset) -> Int64[np.ndarray, " row"]:
-    """Return a number for each row, another one where its file, its box in that or the prepared pixels are others.
-
-    Take them before the images are embedded: a file that is replaced meanwhile then counts as another.
-    """
+    """Return a number for each row, another one where its file, its box in that or the prepared pixels are others."""
     boxes = dataset.manifest.boxes
     parts = itertools.repeat(None) if boxes is None else boxes.tolist()
     return _numbers(json.dumps(both).encode() for both in zip(_plain(dataset.marks()), parts, strict=False))
@@ -236,13 +224,7 @@ def image_marks(dataset: ImageDataset) -> Int64[np.ndarray, " row"]:
 def row_sums(
     embeddings: Shaped[np.ndarray, "row dim"], paths: Shaped[np.ndarray, " row"], marks: Int64[np.ndarray, " row"]
 ) -> Int64[np.ndarray, " row"]:
-    """Return a number for each row, which changes with its embedding, its path and the mark of its image.
-
-    Example:
-        >>> rows, paths, marks = np.eye(2, dtype=np.float32), np.array(["a.png", "b.png"]), np.array([5, 6])
-        >>> (row_sums(rows[::-1], paths, marks) == row_sums(rows, paths, marks)).tolist()
-        [False, False]
-    """
+    """Return a number for each row, which changes with its embedding, its path and the mark of its image."""
     described = zip(embeddings, paths.tolist(), marks.tolist(), strict=True)
     return _numbers(os.fsencode(f"{path}\n{mark}\n") + row.tobytes() for row, path, mark in described)
 

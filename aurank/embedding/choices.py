@@ -25,10 +25,7 @@ DATA_CHOICES = {
 
 
 def read_trained(content: dict[str, Any], overrides: Sequence[str] = ()) -> Config:
-    """Return the configuration in the checkpoint of a trained model, checked as far as using its weights needs.
-
-    How it was trained is taken as it stands: what a loss no longer allows keeps nobody from measuring the model.
-    """
+    """Return the configuration in the checkpoint of a trained model, checked as far as using its weights needs."""
     return load_config(content, overrides, choices=DATA_CHOICES, complaints=wrong_names)
 
 

@@ -33,10 +33,7 @@ def evaluation_options(config: Config) -> dict[str, Any]:
 
 
 def evaluate_together(measure: Callable[..., Result], group: ProcessGroup, **options: Any) -> Result:
-    """Return what `measure` returns with these options of ``aurank.evaluate``, in every process of a group.
-
-    All count together, on the same rows; or the first alone, with options that only one process can measure.
-    """
+    """Return what `measure` returns with these options of ``aurank.evaluate``, in every process of a group."""
     if group.size == 1:
         return measure(**options)
     if measured_alone(**options):

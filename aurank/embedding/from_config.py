@@ -58,11 +58,7 @@ def build_transform(config: DataConfig, *, train: bool) -> Pipeline:
 
 
 def fill_preprocessing(config: Config, state: dict[str, Any] | None = None) -> Config:
-    """Return the configuration with the normalisation, interpolation and crop of its backbone, where it names none.
-
-    Args:
-        state: the checkpoint that a run resumes from, whose values it keeps; otherwise `model.init_from` may name one.
-    """
+    """Return the configuration with the normalisation, interpolation and crop of its backbone, where it names none."""
     if state is None and config.model.init_from is not None:
         state = load_checkpoint(resolve_checkpoint(config.model.init_from))
         if is_head(state) and config.model.backbone != NO_BACKBONE:
@@ -74,10 +70,7 @@ def fill_preprocessing(config: Config, state: dict[str, Any] | None = None) -> C
 
 
 def with_preprocessing(config: Config, saved: Config | None = None) -> Config:
-    """Return the configuration with `data.normalise`, `interpolation`, `test_transform` and `decoding` filled in.
-
-    They are those of `saved`, the run to go on with or to take the first weights from, else the backbone's.
-    """
+    """Return the configuration with `data.normalise`, `interpolation`, `test_transform` and `decoding` filled in."""
     data, model = config.data, config.model
     if model.backbone == NO_BACKBONE:
         known = model.features if saved is None else saved.model.features
@@ -116,11 +109,7 @@ def with_preprocessing(config: Config, saved: Config | None = None) -> Config:
 
 
 def with_features(config: Config, manifest: Manifest) -> Config:
-    """Return the configuration with what saved embeddings are, for the checkpoint; with images it is unchanged.
-
-    Raises:
-        UserError: the configuration was written for embeddings of another width, or by another model.
-    """
+    """Return the configuration with what saved embeddings are, for the checkpoint; with images it is unchanged."""
     source = manifest.source
     if config.model.backbone != NO_BACKBONE or not isinstance(source, EmbeddingSource):
         return config
@@ -152,11 +141,7 @@ def require_same_features(known: SavedFeatures | None, found: SavedFeatures, whe
 def build_dataset(
     config: DataConfig, manifest: Manifest, *, train: bool, seed: int = 0, prepared: PreparedImages | None = None
 ) -> ImageDataset:
-    """Return the images of a manifest under the training or the evaluation pipeline; saved embeddings as they are.
-
-    Args:
-        prepared: what `open_prepared` gave, where it was called before.
-    """
+    """Return the images of a manifest under the training or the evaluation pipeline; saved embeddings as they are."""
     if isinstance(manifest.source, EmbeddingSource):
         return EmbeddingDataset(manifest)
     transform, prepared = build_transform(config, train=train), prepared or open_prepared(config)
@@ -195,26 +180,14 @@ def build_encoder(config: ModelConfig, *, channels: int, load: bool = True, say:
 
 
 def encoder_arguments(config: ModelConfig) -> dict[str, Any]:
-    """Return the arguments of `Encoder` among the keys of a configuration, but for the channels of its images.
-
-    Example:
-        >>> encoder_arguments(ModelConfig(backbone="resnet50", init_from="a.pt"))["backbone"]
-        'resnet50'
-    """
+    """Return the arguments of `Encoder` among the keys of a configuration, but for the channels of its images."""
     others = ("init_from", "text", "freeze", "lora", "gradient_checkpointing", "features")
     same = {name: value for name, value in vars(config).items() if name not in others}
     return {**same, "width": None if config.features is None else config.features.width}
 
 
 def describe_model(config: Config) -> str:
-    """Return all that decides an embedding of a model that was trained here, beside its weights and the images.
-
-    Example:
-        >>> given = {"data": {"name": "digits"}, "model": {"backbone": "test_resnet", "pretrained": False}}
-        >>> config = Config(**given, loss={"name": "soprc"}, optim={"lr": 1}, train={"steps": 1})
-        >>> describe_model(with_preprocessing(config)).partition("} ")[0]
-        "{'backbone': 'test_resnet'"
-    """
+    """Return all that decides an embedding of a model that was trained here, beside its weights and the images."""
     keys = type(config.model).model_fields
     own = {
         name: value
@@ -281,13 +254,7 @@ def build_towers(
     load: bool = True,
     say: Say | None = None,
 ) -> Towers:
-    """Return two towers, in training mode.
-
-    Args:
-        texts: of training, from which the tokeniser is learnt.
-        saved: the state of a tokeniser, in place of texts.
-        load: fetch weights of other libraries.
-    """
+    """Return two towers, in training mode."""
     settings, dim = config.model.text, config.model.dim
     assert settings is not None
     image = build_encoder(config.model, channels=config.data.channels, load=load, say=say)

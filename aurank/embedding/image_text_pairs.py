@@ -87,13 +87,7 @@ def embed_pairs(
     group: ProcessGroup | None = None,
     **options: Any,
 ) -> EmbeddedPairs:
-    """Return the pairs of the data set, each distinct image and text embedded once; skipped images are left out.
-
-    Args:
-        pairs: those to embed, if other than the rows of `data`, which then has their images.
-        group: processes that share both sides.
-        options: of `embed`, for the images.
-    """
+    """Return the pairs of the data set, each distinct image and text embedded once; skipped images are left out."""
     manifest = data.manifest if pairs is None else pairs
     written = texts_of(manifest)
     image_ids, text_ids = _numbered(manifest.paths), _numbered([text_key(text) for text in written])
@@ -180,11 +174,7 @@ def distinct_images(manifest: Manifest) -> Manifest:
 def reports_by_group(
     embedded: EmbeddedPairs, train: Manifest | None, test: Manifest, **options: Any
 ) -> dict[str, TwoWayReport]:
-    """Return the report of all pairs of `test`, "all", and with `train` of each of its `groups_of`.
-
-    Args:
-        options: of `two_way`.
-    """
+    """Return the report of all pairs of `test`, "all", and with `train` of each of its `groups_of`."""
     groups = {} if train is None else groups_of(train, test)
     groups = {name: rows for name, rows in groups.items() if np.isin(rows, embedded.rows).any()}
     return {name: embedded.evaluate(rows, **options) for name, rows in {"all": None, **groups}.items()}

@@ -89,11 +89,7 @@ class IndexedRows:
 def write_index_folder(
     folder: Path, about: dict[str, Any], rows: IndexedRows, model: ImageModel | None = None
 ) -> dict[str, Any]:
-    """Write the rows, the model where one is given, and index.json last; return what it says.
-
-    Args:
-        about: the fields "sources" and "distance", without `model` also "model", and what else is to be kept.
-    """
+    """Write the rows, the model where one is given, and index.json last; return what it says."""
     name, own_model = (f"{kind}-{uuid.uuid4().hex[:12]}" for kind in ("rows", "model"))
     try:
         if model is not None:

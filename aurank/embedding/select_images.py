@@ -99,22 +99,15 @@ def read_data(data: str, overrides: Sequence[str] = ()) -> DataConfig | None:
 
 
 class Selected(NamedTuple):
-    """The data section that applies, and the images to embed.
-
-    `trained`: the whole data set with the splits of the run that trained the model; None where that had other data.
-    """
+    """The data section that applies, and the images to embed."""
 
     data: DataConfig
     images: Manifest
-    trained: Manifest | None = None
+    trained: Manifest | None = None  # the whole data set with the splits of the run, None of other data
 
 
 def select(images: ImageSelection, checkpoint: dict[str, Any] | None) -> Selected:
-    """Return the images to embed, with the data section that applies to them.
-
-    Args:
-        checkpoint: of the model, or None for a model from elsewhere.
-    """
+    """Return the images to embed, with the data section that applies to them."""
     images.check()
     wrong = [override for override in images.overrides if not override.startswith("data.")]
     if wrong:

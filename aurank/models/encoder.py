@@ -140,11 +140,7 @@ class Encoder(nn.Module):
 
 
 class EachPart(nn.Sequential):
-    """A model, called once for a tuple of tensors, as images of several sizes: the embeddings of all as one matrix.
-
-    Args:
-        compiled: run the model through torch.compile in training mode; its weights keep their names.
-    """
+    """A model, called once for a tuple of tensors, as images of several sizes: the embeddings of all as one matrix."""
 
     def __init__(self, model: nn.Module, *, compiled: bool = False) -> None:
         super().__init__(model)
@@ -246,12 +242,7 @@ def _about(key: str) -> Iterator[None]:
 
 
 def network_of(backbone: nn.Module) -> nn.Module:
-    """Return the library's own network inside a backbone.
-
-    Example:
-        >>> type(network_of(Encoder("test_resnet", pretrained=False, pooling="gem").backbone)).__name__
-        'ResNet'
-    """
+    """Return the library's own network inside a backbone."""
     network = backbone.model if isinstance(backbone, _FeatureMap | ImageTower) else backbone
     if isinstance(backbone, ImageTower):
         network = getattr(network, "model", network)  # transformers' models stand in a wrapper
@@ -265,10 +256,7 @@ def parameter_groups(
     head_lr_multiplier: float = 1.0,
     scales: Mapping[nn.Parameter, float] | None = None,
 ) -> list[dict[str, Any]]:
-    """Return optimiser groups: {backbone, head} × {decayed, not decayed}; one-dimensional parameters are not decayed.
-
-    Each has a ``name`` and an ``lr_multiplier``. Parameters of the backbone with ``scales`` have a group for each.
-    """
+    """Return optimiser groups: {backbone, head} × {decayed, not decayed}; one-dimensional parameters are not."""
     groups: dict[str, dict[str, Any]] = {}
     scales = scales or {}
     for name, parameter in encoder.named_parameters():

@@ -22,17 +22,7 @@ _LAYERS = {
 
 
 def freeze(encoder: Encoder, parts: Sequence[str]) -> None:
-    """Freeze the backbone, or those of its parameters whose names begin so; their batch norms keep their statistics.
-
-    Args:
-        parts: ("backbone",), or beginnings of names, as ("conv1", "bn1", "layer1").
-
-    Example:
-        >>> encoder = Encoder("test_resnet", dim=8, pretrained=False)
-        >>> freeze(encoder, ["conv1", "bn1", "layer1", "layer2", "layer3"])
-        >>> sorted({name.split(".")[1] for name, value in encoder.named_parameters() if value.requires_grad})
-        ['bias', 'layer4', 'weight']
-    """
+    """Freeze the backbone, or those of its parameters whose names begin so; their batch norms keep their statistics."""
     network = network_of(encoder.backbone)
     names = [name for name, _ in network.named_parameters()]
     beginnings = [""] if WHOLE in parts else list(parts)
@@ -66,9 +56,6 @@ def checkpoint_gradients(encoder: Encoder, name: str) -> None:
 def add_lora(encoder: Encoder, *, rank: int, alpha: float, targets: Sequence[str] | None = None) -> None:
     """Add adapters of low rank to layers of the backbone, the rest of which is frozen, batch norms' statistics too.
 
-    Args:
-        targets: names, or their ends, of those layers; None: the linear layers that go into attention.
-
     Source: Hu et al., LoRA: low-rank adaptation of large language models (ICLR 2022), https://arxiv.org/abs/2106.09685;
     peft's implementation.
     """
@@ -100,15 +87,7 @@ def merge_lora(encoder: nn.Module) -> None:
 
 
 def layer_scales(encoder: Encoder, decay: float, name: str) -> dict[nn.Parameter, float]:
-    """Return what the learning rate of each parameter is multiplied by: `decay` times the next layer's.
-
-    Layers are those of timm's models (`group_matcher`), else numbered blocks.
-
-    Example:
-        >>> encoder = Encoder("test_vit", dim=8, pretrained=False, params={"global_pool": "token"})
-        >>> sorted({round(scale, 2) for scale in layer_scales(encoder, 0.5, "test_vit").values()})[-3:]
-        [0.25, 0.5, 1.0]
-    """
+    """Return what the learning rate of each parameter is multiplied by: `decay` times the next layer's."""
     helpers: Any = importlib.import_module("timm.models")
     network: Any = network_of(encoder.backbone)
     matcher = network.group_matcher(coarse=False) if hasattr(network, "group_matcher") else _LAYERS

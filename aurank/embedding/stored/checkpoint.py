@@ -78,14 +78,7 @@ def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
 
 
 def load_checkpoint(path: Path, *, read_run: Callable[[dict[str, Any]], Config] | None = None) -> dict[str, Any]:
-    """Return the content of a checkpoint, on the CPU, verified.
-
-    Args:
-        read_run: reads the configuration of a run that goes on.
-
-    Raises:
-        UserError: the file is missing, damaged, something else, or has a configuration that this aurank cannot read.
-    """
+    """Return the content of a checkpoint, on the CPU, verified."""
     if not path.exists():
         raise UserError(f"no checkpoint at {path}; a run writes {LAST} and {BEST} into its --out folder")
     content: Any = read_bundle(path, Checkpoint, _WHAT, remedy="use another one")

@@ -66,11 +66,7 @@ def store_model(folder: Path, model: ImageModel) -> StoredRecord:
 
 
 def load_stored(folder: Path, record: StoredRecord, *, allow_code: bool = False) -> ImageModel:
-    """Return the model of a record; UserError unless its weights and its preprocessing are what they were.
-
-    Args:
-        folder: where the folder that `store_model` filled lies in.
-    """
+    """Return the model of a record; UserError unless its weights and its preprocessing are what they were."""
     name, file = record["name"], None if record["file"] is None else folder / record["file"]
     kind = name.partition(":")[0]
     with reading(folder, "a stored model", remedy=_REMEDY):

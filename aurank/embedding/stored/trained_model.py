@@ -137,11 +137,7 @@ def made_by(model: ImageModel) -> MadeBy:
 
 
 def with_backbone(checkpoint: dict[str, Any], name: str) -> dict[str, Any]:
-    """Return a checkpoint of a head joined with the backbone that made its embeddings; any other as it is.
-
-    Raises:
-        UserError: what made the embeddings is unknown or has changed, or no network of aurank gives the same.
-    """
+    """Return a checkpoint of a head joined with the backbone that made its embeddings; any other as it is."""
     if not is_head(checkpoint):
         return checkpoint
     config = read_trained(checkpoint["config"])

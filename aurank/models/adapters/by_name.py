@@ -84,11 +84,7 @@ def load_model(name: str, *, allow_code: bool = False, file: Path | None = None)
 
 
 def check_model(name: str, *, allow_code: bool = False) -> tuple[str, str, Options]:
-    """Return the kind that a name begins with, what it names and the options; nothing is loaded.
-
-    Raises:
-        UserError: an unknown name or option, or one that may run code unless `allow_code` is set.
-    """
+    """Return the kind that a name begins with, what it names and the options; nothing is loaded."""
     kind, _, rest = name.partition(":")
     if kind not in ADAPTERS or not rest:
         raise UserError(f"no model {name!r}; expected one of {', '.join(f'{known}:…' for known in ADAPTERS)}")

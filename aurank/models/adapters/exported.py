@@ -37,18 +37,7 @@ _ANY_BATCH = "export it with a batch of any size, torch.onnx.export(…, dynamic
 
 
 class StoredTransform:
-    """An image of Pillow to the tensor of an exported model, by the pipeline that it was exported with.
-
-    Args:
-        is_inside: whether the model normalises by itself: it then takes uint8 pixels [channel, size, size].
-
-    Example:
-        >>> from PIL import Image
-        >>> transform = StoredTransform(TRANSFORMS["resize"](4, 3), is_inside=True)
-        >>> pixels = transform(Image.new("RGB", (20, 30), "white"))
-        >>> pixels.shape, pixels.dtype, int(pixels.min())
-        (torch.Size([3, 4, 4]), torch.uint8, 255)
-    """
+    """An image of Pillow to the tensor of an exported model, by the pipeline that it was exported with."""
 
     def __init__(self, pipeline: Pipeline, *, is_inside: bool) -> None:
         self.pipeline, self.is_inside, self.needed_side = pipeline, is_inside, pipeline.needed_side
@@ -63,18 +52,7 @@ class StoredTransform:
 
 
 def pack_preprocessing(pipeline: Pipeline, *, dim: int, is_inside: bool, is_unit: bool = True) -> str:
-    """Return what a model's file says of its input and output, as JSON for programs and people.
-
-    Args:
-        dim: width of the embedding.
-        is_inside: whether the model takes uint8 pixels and normalises them by itself.
-        is_unit: whether embeddings come at unit length.
-
-    Example:
-        >>> text = pack_preprocessing(TRANSFORMS["resize"](4, 3), dim=8, is_inside=True)
-        >>> json.loads(text)["input"]["shape"]
-        ['batch', 3, 4, 4]
-    """
+    """Return what a model's file says of its input and output, as JSON for programs and people."""
     size, channels = pipeline.image_size, pipeline.channels
     names = {kind: name for name, kind in TRANSFORMS.items()}
     outside = "(value / 255 - mean) / std, by channel, made outside"
@@ -95,13 +73,7 @@ def pack_preprocessing(pipeline: Pipeline, *, dim: int, is_inside: bool, is_unit
 
 
 def unpack_preprocessing(text: str, source: str) -> StoredTransform:
-    """Return the transform that `pack_preprocessing` described; raise UserError, naming `source`, for anything else.
-
-    Example:
-        >>> text = pack_preprocessing(TRANSFORMS["resize"](4, 3), dim=8, is_inside=False)
-        >>> unpack_preprocessing(text, "model.onnx").pipeline.image_size
-        4
-    """
+    """Return the transform that `pack_preprocessing` described; raise UserError, naming `source`, for anything else."""
     with reading(source, "stored preprocessing", remedy="export the model again"):
         content: Any = json.loads(text)
         if content["format"] != _FORMAT:
@@ -114,14 +86,7 @@ def unpack_preprocessing(text: str, source: str) -> StoredTransform:
 
 
 def describe_steps(pipeline: Pipeline) -> list[str]:
-    """Return what is done to an image before it is normalised, in words, to the pixel.
-
-    Example:
-        >>> describe_steps(TRANSFORMS["resize"](32, 1))
-        ['turn upright, grey', 'resize to 32 × 32 by area, whatever its shape']
-        >>> describe_steps(TRANSFORMS["timm"](32, 3, crop_pct=0.95, interpolation="bicubic"))[1]
-        'resize by bicubic, the shorter side to 33, the longer to 33 × longer / shorter, cut down to whole pixels'
-    """
+    """Return what is done to an image before it is normalised, in words, to the pixel."""
     size, by = pipeline.image_size, pipeline.interpolation
     mode, side = crop_of(pipeline)
     steps = [f"turn upright, {_COLOURS.get(pipeline.channels, f'{pipeline.channels} channels')}"]
@@ -141,12 +106,7 @@ def describe_steps(pipeline: Pipeline) -> list[str]:
 
 
 def crop_of(pipeline: Pipeline) -> tuple[str, int]:
-    """Return how evaluation cuts an image, in timm's word, and the side that the image is resized to before.
-
-    Example:
-        >>> crop_of(TRANSFORMS["center"](32, 1, margin=1.25))
-        ('center', 40)
-    """
+    """Return how evaluation cuts an image, in timm's word, and the side that the image is resized to before."""
     if isinstance(pipeline, Timm):
         return pipeline.crop_mode, pipeline.needed_side
     if isinstance(pipeline, Resize | Affine):

@@ -109,10 +109,7 @@ def weights_only(allow_code: bool = False) -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_code_of_hubs(allow_code: bool = False) -> Iterator[None]:
-    """A context in which transformers runs no code of a model's repository, whoever tells it to trust that.
-
-    open_clip hands on what a repository's own configuration says.
-    """
+    """A context in which transformers runs no code of a model's repository, whoever tells it to trust that."""
     try:
         hub: Any = None if allow_code else importlib.import_module("transformers.dynamic_module_utils")
     except ImportError:

@@ -37,15 +37,12 @@ _OF_BUILDERS = ("bn_eps", "bn_momentum", "bn_tf")  # EfficientNets take these ap
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """How a backbone was shown images: (v / 255 − mean) / std by channel, resized by that interpolation.
-
-    transform, params: the evaluation transform that cuts images, by its name in TRANSFORMS.
-    """
+    """How a backbone was shown images: (v / 255 − mean) / std by channel, resized by that interpolation."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
     interpolation: str
-    transform: str = "center"
+    transform: str = "center"  # of evaluation, by its name in TRANSFORMS
     params: Options = field(default_factory=dict)
 
 
@@ -66,10 +63,7 @@ def unknown_backbone(name: str) -> str | None:
 
 
 def unknown_options(name: str, options: Mapping[str, Any], *, filled: Collection[str] = ()) -> dict[str, str]:
-    """Return what is wrong with each option that the model's constructor does not take, or that aurank fills in.
-
-    timm's builders also take functions, and places to fetch from and to write to; none is passed on.
-    """
+    """Return what is wrong with each option that the model's constructor does not take, or that aurank fills in."""
     if not options:
         return {}
     known = [option for option in (*_constructor_arguments(name), *_OF_BUILDERS) if option not in filled]
@@ -137,14 +131,7 @@ def create(name: str, options: Mapping[str, Any], *, pretrained: bool, allow_cod
 
 
 def load_file(model: nn.Module, path: Path | str, *, name: str) -> str:
-    """Load a file or folder of weights into a model of timm; return what was taken, in words.
-
-    Names of timm, open_clip and transformers are known. As in timm, position embeddings are resized, and the first
-    layer is adapted to the channels of its images.
-
-    Raises:
-        UserError: no file, none of weights, or weights that do not fill the model.
-    """
+    """Load a file or folder of weights into a model of timm; return what was taken, in words."""
     timm: Any = importlib.import_module("timm")
     settings, own = cast("dict[str, Any]", model.pretrained_cfg), model.state_dict()
     module = sys.modules[type(model).__module__]
@@ -184,17 +171,7 @@ def load_file(model: nn.Module, path: Path | str, *, name: str) -> str:
 def preprocessing(
     name: str, options: Mapping[str, Any], *, channels: int, pretrained: bool, weights: str | None = None
 ) -> Preprocessing:
-    """Return how images are shown to a backbone: as it was trained, as far as that is known.
-
-    With another number of channels than it was trained with, pretrained weights get the colours' mean for each, random
-    ones 0.5. Random weights have no interpolation ("area") and no crop ("center").
-
-    Args:
-        weights: a file or folder that it is filled from; a folder may say more than timm knows.
-
-    Raises:
-        UserError: mean or deviation is no list of numbers.
-    """
+    """Return how images are shown to a backbone: as it was trained, as far as that is known."""
     timm: Any = importlib.import_module("timm")
     if name.startswith(HUBS):
         known = dict(_skeleton(name).pretrained_cfg)  # type: ignore[arg-type]
@@ -206,6 +183,7 @@ def preprocessing(
     settings |= {} if weights is None else read_look(weights)
     settings |= {key: overlay[key] for key in _OVERLAID if key in overlay}
     learnt = pretrained or weights is not None
+    # Of another number of channels trained weights get the colours' mean for each.
     try:
         mean, std = (tuple(float(value) for value in settings[key]) for key in ("mean", "std"))
         if len(mean) != len(std):
@@ -220,12 +198,7 @@ def preprocessing(
 
 
 def timm_crop(settings: Mapping[str, Any]) -> Options:
-    """Return the parameters of the transform "timm" among timm's settings.
-
-    Example:
-        >>> timm_crop({"mean": (0.5,), "crop_pct": 0.95, "crop_mode": None})
-        {'crop_pct': 0.95, 'crop_mode': 'center'}
-    """
+    """Return the parameters of the transform "timm" among timm's settings."""
     return {"crop_pct": settings["crop_pct"], "crop_mode": settings.get("crop_mode") or "center"}
 
 

@@ -21,17 +21,7 @@ _SIZE = 224  # of images where a tower does not say its own
 
 
 class ImageTower(nn.Module):
-    """The image tower of another library, pooled and projected as that does it.
-
-    Args:
-        model: maps images to features.
-        image_size: that it was made for, None where it takes any.
-        notes: what was taken of a file of weights.
-
-    Example:
-        >>> ImageTower(nn.Flatten(), image_size=2).num_features
-        12
-    """
+    """The image tower of another library, pooled and projected as that does it."""
 
     def __init__(self, model: nn.Module, image_size: int | None = None, notes: tuple[str, ...] = ()) -> None:
         super().__init__()
@@ -47,35 +37,18 @@ class ImageTower(nn.Module):
 
 
 def is_tower(name: str) -> bool:
-    """Return whether a backbone is named as one of open_clip or transformers.
-
-    Example:
-        >>> is_tower("transformers:facebook/dinov2-small"), is_tower("hf-hub:timm/resnet18.a1_in1k")
-        (True, False)
-    """
+    """Return whether a backbone is named as one of open_clip or transformers."""
     return name.partition(":")[0] in _TOWERS
 
 
 def is_local(name: str) -> bool:
-    """Return whether a backbone is one of a folder of this machine, which others do not have.
-
-    Example:
-        >>> is_local("local-dir:net"), is_local("transformers:facebook/dinov2-small")
-        (True, False)
-    """
+    """Return whether a backbone is one of a folder of this machine, which others do not have."""
     kind, _, what = name.partition(":")
     return kind == "local-dir" or (kind == "transformers" and Path(what.split(",")[0]).is_dir())
 
 
 def without_places(name: str) -> str:
-    """Return the name of a backbone without files and folders of this machine, which only its first weights need.
-
-    Example:
-        >>> without_places("open_clip:ViT-B-32,pretrained=here.pt,force_image_size=64")
-        'open_clip:ViT-B-32,force_image_size=64'
-        >>> without_places("open_clip:ViT-B-32,pretrained=laion2b_s34b_b79k")
-        'open_clip:ViT-B-32,pretrained=laion2b_s34b_b79k'
-    """
+    """Return the name of a backbone without files and folders of this machine, which only its first weights need."""
     what, *options = name.split(",")
     values = {one: Path(one.partition("=")[2]) for one in options if one.startswith(_PLACES)}
     places = [one for one, value in values.items() if value.suffix or value.name != str(value) or value.exists()]
@@ -93,11 +66,7 @@ def check_tower(name: str) -> tuple[str, str, Options]:
 
 
 def load_tower(name: str, *, pretrained: bool, weights: str | None = None) -> ImageTower:
-    """Return the tower that `name` asks for, in float32: with published weights, those of a file, or random ones.
-
-    Raises:
-        UserError: an unknown name, a package that is not installed, weights that cannot be had or do not fit.
-    """
+    """Return the tower that `name` asks for, in float32: with published weights, those of a file, or random ones."""
     kind, what, options = _options(name, pretrained and weights is None)
     with weights_only():
         model, size, said = _TOWERS[kind](name, what, options, weights)
@@ -119,10 +88,7 @@ def tower_preprocessing(name: str, *, pretrained: bool, weights: str | None = No
 
 
 def freeze_unused(module: nn.Module, inputs: Tensor) -> Tensor:
-    """Freeze the parameters that no output depends on, as a temperature or another tower; return the output.
-
-    Processes that train together would wait for their gradients. Where gradients are off, nothing is frozen.
-    """
+    """Freeze the parameters that no output depends on, as a temperature or another tower; return the output."""
     output: Tensor = module(inputs)
     if not isinstance(output, Tensor) or output.ndim != 2:
         raise UserError("the model gives something else than one vector for each image; use another one")

@@ -27,10 +27,7 @@ _LONGEST = 77  # tokens of a text where the model would take more: CLIP's length
 
 
 class _Images(nn.Module):
-    """The image features of a model: projected, else pooled, else the first token.
-
-    image_size: that it was made for; positions are interpolated for others, where the model can. None: never.
-    """
+    """The image features of a model: projected, else pooled, else the first token."""
 
     def __init__(self, model: Any, image_size: int | None = None) -> None:
         super().__init__()
@@ -51,10 +48,7 @@ class _Images(nn.Module):
 
 
 class _Texts(nn.Module):
-    """The text features of a model: projected, else the mean over the tokens.
-
-    Tokens come one higher than the library's, 0 where the text has none, so that one tensor says both.
-    """
+    """The text features of a model: projected, else the mean over the tokens, which come one higher: 0 is padding."""
 
     def __init__(self, model: Any, padding: int) -> None:
         super().__init__()

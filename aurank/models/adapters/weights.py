@@ -36,20 +36,7 @@ _WRAPPERS = re.compile(r"^((_orig_mod|module|model|net|network|backbone|encoder|
 
 
 def read_weights(path: Path | str) -> dict[str, Tensors]:
-    """Return the tensors of a file or folder by the key they stand under: "" is the file itself, averages come first.
-
-    A folder is one that timm, open_clip or transformers wrote, with one file or several and an index.
-
-    Raises:
-        UserError: no such file, none of weights, or one that would run code.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     torch.save({"epoch": 3, "state_dict": {"fc.bias": torch.zeros(2)}}, f"{folder}/net.pth")
-        ...     read_weights(folder)
-        {'state_dict': {'fc.bias': tensor([0., 0.])}}
-    """
+    """Return the tensors of a file or folder by the key they stand under ("" the file itself), averages first."""
     path = Path(path)
     if not path.exists():
         raise UserError(f"no file or folder of weights at {path}; correct the path")
@@ -110,33 +97,17 @@ def _containers(content: Mapping[Any, Any], name: str, depth: int) -> Iterator[t
 
 @dataclass(frozen=True)
 class Fit:
-    """How tensors of a file fit a network.
+    """How tensors of a file fit a network."""
 
-    Attributes:
-        tensors: those that fit, by the network's names.
-        wrong: what does not fit, in words: missing tensors, those of another shape, those of a larger network.
-        count: how many do not fit.
-        left_over: names of the file without use: a classifier, a text tower.
-        fresh: names of the network's classifier, which begins at random.
-    """
-
-    tensors: Tensors
-    wrong: str
-    count: int
-    left_over: list[str]
-    fresh: list[str]
+    tensors: Tensors  # by the network's names
+    wrong: str  # missing tensors, those of another shape, those of a larger network
+    count: int  # of what is wrong
+    left_over: list[str]  # names of the file without use: a classifier, a text tower
+    fresh: list[str]  # names of the network's classifier, which begins at random
 
 
 def fit_tensors(own: Mapping[str, Tensor], weights: Tensors, *, classifier: Sequence[str] = ()) -> Fit:
-    """Return how tensors fit those of a network, below the prefix that most of the names have.
-
-    Args:
-        classifier: names, or beginnings of names, of the network's classifier, which may be missing or another one.
-
-    Example:
-        >>> fit_tensors({"conv.bias": torch.zeros(2)}, {"module.conv.bias": torch.ones(2), "fc.bias": torch.ones(1)})
-        Fit(tensors={'conv.bias': tensor([1., 1.])}, wrong='', count=0, left_over=['fc.bias'], fresh=[])
-    """
+    """Return how tensors fit those of a network, below the prefix that most of the names have."""
     prefixes: Counter[str] = Counter()
     for name in weights:
         parts = name.split(".")
@@ -185,16 +156,7 @@ def load_weights_file(
     conversions: Sequence[Conversion] = (),
     finish: Callable[[Tensors], Tensors] = lambda weights: weights,
 ) -> str:
-    """Load a file or folder of weights into a network; return in words what was taken and what was left over.
-
-    Args:
-        name: the network's, for messages.
-        conversions: tried in turn where the names do not fit as they are.
-        finish: applied to each candidate.
-
-    Raises:
-        UserError: no file, none of weights, or weights that do not fill the network.
-    """
+    """Load a file or folder of weights into a network; return in words what was taken and what was left over."""
     own = module.state_dict()
     tried: list[tuple[str, Fit]] = []
     for container, weights in read_weights(path).items():
@@ -220,12 +182,7 @@ def load_weights_file(
 
 
 def some(names: Sequence[str], most: int = 3) -> str:
-    """Return how many names there are, and a few of them.
-
-    Example:
-        >>> some(["fc.weight", "fc.bias"])
-        '2 (fc.weight, fc.bias)'
-    """
+    """Return how many names there are, and a few of them."""
     return f"{len(names)} ({', '.join(names[:most])}{', …' if len(names) > most else ''})"
 
 
@@ -255,12 +212,7 @@ _ATTENTION = re.compile(r"^(blocks\.\d+\.attn)\.(q|k|v|query|key|value)\.(weight
 
 
 def from_transformers(weights: Mapping[str, Tensor]) -> Tensors | None:
-    """Return weights of transformers' ViT, DINOv2, CLIP or SigLIP under timm's names, None for any others.
-
-    Example:
-        >>> sorted(from_transformers({"vit.embeddings.patch_embeddings.projection.weight": torch.zeros(4, 3, 2, 2)}))
-        ['patch_embed.proj.weight']
-    """
+    """Return weights of transformers' ViT, DINOv2, CLIP or SigLIP under timm's names, None for any others."""
     if (anchor := next(filter(None, map(_ANCHOR.match, weights)), None)) is None:
         return None
     renamed: Tensors = {}
@@ -297,10 +249,7 @@ class _Look(TypedDict):
 
 
 def read_look(path: Path | str) -> dict[str, Any]:
-    """Return mean, deviation, interpolation and crop of images in timm's words where a folder says them, else nothing.
-
-    "crop", of open_clip and transformers, is a transform. A file that is no JSON is as if it were not there.
-    """
+    """Return mean, deviation, interpolation and crop of images in timm's words where a folder says them."""
     for name in ("config.json", "preprocessor_config.json", "open_clip_config.json"):
         settings: Any = None
         with suppress(UserError), reading(path, "settings"):
@@ -323,23 +272,13 @@ def read_look(path: Path | str) -> dict[str, Any]:
 
 
 def crop_of_open_clip(settings: Mapping[str, Any]) -> Crop:
-    """Return the transform that cuts images as open_clip's settings of its preprocessing say.
-
-    Example:
-        >>> crop_of_open_clip({"resize_mode": "squash"})
-        ('timm', {'crop_pct': 1.0, 'crop_mode': 'squash'})
-    """
+    """Return the transform that cuts images as open_clip's settings of its preprocessing say."""
     mode = "squash" if settings.get("resize_mode") == "squash" else "center"
     return "timm", {"crop_pct": 1.0, "crop_mode": mode}  # both are torchvision's
 
 
 def crop_of_processor(settings: Mapping[str, Any]) -> Crop:
-    """Return the transform that cuts images as a processor of transformers does; older ones write a size as a number.
-
-    Example:
-        >>> crop_of_processor({"do_center_crop": True, "size": {"shortest_edge": 256}, "crop_size": 128})
-        ('transformers_center', {'margin': 2.0})
-    """
+    """Return the transform that cuts images as a processor of transformers does; a size may be a number."""
     size, crop_size = settings.get("size") or {}, settings.get("crop_size") or {}
     shorter = size if isinstance(size, int) else size.get("shortest_edge")
     square = crop_size if isinstance(crop_size, int) else crop_size.get("height")
@@ -352,10 +291,5 @@ _CROPS = {"open_clip_config.json": crop_of_open_clip, "preprocessor_config.json"
 
 
 def interpolation_of(number: object) -> str | None:
-    """Return the word for one of Pillow's ways to resize, None where it is none.
-
-    Example:
-        >>> interpolation_of(3)
-        'bicubic'
-    """
+    """Return the word for one of Pillow's ways to resize, None where it is none."""
     return _PILLOWS[number] if isinstance(number, int) and 0 <= number < len(_PILLOWS) else None
