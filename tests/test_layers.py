@@ -74,7 +74,7 @@ HOMES = {
         "aurank.evaluation.postprocessing",
         "aurank.data.checks",
         "aurank.data.readers",  # for the Matlab files of published sets
-        "aurank.evaluation.calibration.rates",
+        "aurank.evaluation.calibration",
     ),  # for sparse matrices
 }
 # Imports that were there when the rooms were drawn; none may be added, and none shall stay.
@@ -164,7 +164,7 @@ def test_a_library_is_imported_in_its_one_home(path: Path) -> None:
 BUDGETS = {
     "data": 7445,
     "losses": 8024,
-    "evaluation": 9583,
+    "evaluation": 8560,
     "models": 2623,
     "embedding": 2940,
     "training": 3053,

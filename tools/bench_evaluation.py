@@ -111,9 +111,8 @@ def turns(steps: dict[str, Callable[[], object]], repeats: int) -> dict[str, flo
 
 def side_by_side(text: str, rows: int, given: argparse.Namespace) -> None:
     from aurank.evaluation import positive_ranks
-    from aurank.evaluation.aggregate import mean
     from aurank.evaluation.engine import tiles
-    from aurank.evaluation.metrics import average_precision
+    from aurank.evaluation.metrics import average_precision, mean
 
     vectors, labels = (part.to(given.device) for part in named(text, rows, given))
     rows, found = len(vectors), {}

@@ -91,7 +91,7 @@ def fill(gallery: np.ndarray, factory: str, file: Path) -> dict[str, Any]:
 
 
 def search(index: Any, queries: np.ndarray, truth: np.ndarray, probes: list[int]) -> list[dict[str, float]]:
-    from aurank.evaluation.index.faiss_bridge import set_parameters
+    from aurank.evaluation.index.neighbours import set_parameters
 
     lines = []
     for probe in probes:

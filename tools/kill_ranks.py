@@ -35,7 +35,7 @@ from aurank import cli
 from aurank.embedding import embed as embedding
 from aurank.embedding.embed import Embedded
 from aurank.embedding.stored.checkpoint import load_checkpoint
-from aurank.evaluation.engine.counting import TileCounter
+from aurank.evaluation.engine.tiles import TileCounter
 from aurank.reporting.results import PER_CLASS, PER_QUERY, REPORT
 from aurank.training import run as training_run
 from aurank.training.loop import Loop

@@ -315,7 +315,7 @@ def calibrate(
     """
     from aurank.commands import calibrate_model
     from aurank.evaluation import Report, calibrate_report
-    from aurank.evaluation.calibration.calibrate import Aim
+    from aurank.evaluation.calibration import Aim
     from aurank.reporting.calibration_page import require_free_calibration, write_calibration
 
     if model is not None and report is not None:  # a change of the data section stands where a report would

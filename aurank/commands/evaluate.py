@@ -18,8 +18,8 @@ from aurank.embedding.manifest_from_config import require_distinct, require_like
 from aurank.embedding.protocols import Protocol
 from aurank.embedding.select_images import ALL, ImageSelection, require_comparable, select
 from aurank.errors import UserError
-from aurank.evaluation.calibration.calibrate import Aim, Calibration, calibrate
-from aurank.evaluation.engine.inputs import byte_count
+from aurank.evaluation.calibration import Aim, Calibration, calibrate
+from aurank.evaluation.engine.problem import byte_count
 from aurank.evaluation.index.neighbours import Index
 from aurank.evaluation.metrics import pooled_names
 from aurank.evaluation.report import Report

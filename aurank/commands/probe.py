@@ -16,9 +16,8 @@ from aurank.embedding.embed import Embedded
 from aurank.embedding.evaluation_options import noted
 from aurank.embedding.select_images import ImageSelection
 from aurank.errors import UserError
-from aurank.evaluation.engine.inputs import integer_array, numbered
-from aurank.evaluation.probes import CHECKS, PROBES
-from aurank.evaluation.probes.result import ProbeResult, split_labels
+from aurank.evaluation.engine.problem import integer_array, numbered
+from aurank.evaluation.probes import CHECKS, PROBES, ProbeResult, split_labels
 
 CLOSED = 0.5  # part of the tested classes from which on the training split's rows train
 

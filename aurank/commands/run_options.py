@@ -25,7 +25,7 @@ from aurank.embedding.select_images import ImageSelection, describe_overlap, des
 from aurank.embedding.stored.checkpoint import describe_average, is_head, load_checkpoint, resolve_checkpoint
 from aurank.embedding.stored.trained_model import encoder_of, made_by, trained_model, with_backbone
 from aurank.errors import UserError, first_line
-from aurank.evaluation.engine.inputs import ProgressCallback
+from aurank.evaluation.engine.problem import ProgressCallback
 from aurank.models import Encoder
 from aurank.models.adapters.by_name import ADAPTERS, check_model, load_model
 from aurank.models.image_model import ImageModel, ModelImages

@@ -17,9 +17,8 @@ from aurank.data.saved_embeddings import read_arrays
 from aurank.distributed import ProcessGroup
 from aurank.embedding.cache import EmbeddingCache, Piece
 from aurank.errors import UserError
-from aurank.evaluation.engine.inputs import ProgressCallback, choose_devices
 from aurank.evaluation.engine.nearest import nearest_rows
-from aurank.evaluation.engine.problem import RetrievalProblem
+from aurank.evaluation.engine.problem import ProgressCallback, RetrievalProblem, choose_devices
 from aurank.evaluation.evaluate import evaluate
 from aurank.evaluation.report import Report
 from aurank.files import replacing

@@ -11,7 +11,7 @@ from aurank.data import Manifest
 from aurank.distributed import ProcessGroup
 from aurank.embedding.embed import Embedded
 from aurank.evaluation.metrics import hierarchical_names
-from aurank.evaluation.probes.result import ProbeResult
+from aurank.evaluation.probes import ProbeResult
 from aurank.evaluation.report import Report
 from aurank.evaluation.two_way import TwoWayReport
 

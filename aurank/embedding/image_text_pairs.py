@@ -15,7 +15,7 @@ from aurank.distributed import ProcessGroup
 from aurank.embedding.cache import Piece
 from aurank.embedding.embed import Embedded, described, embed, gather_pieces
 from aurank.errors import UserError
-from aurank.evaluation.engine.inputs import ProgressCallback
+from aurank.evaluation.engine.problem import ProgressCallback
 from aurank.evaluation.report import Report
 from aurank.evaluation.two_way import PROMPTS, TwoWayReport, prompts, two_way, zero_shot
 from aurank.models.image_model import Tokenise

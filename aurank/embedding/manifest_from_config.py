@@ -9,7 +9,7 @@ from aurank.config import DataConfig
 from aurank.data import READERS, Manifest
 from aurank.data.checks.doctor import odd_classes, repeated_image
 from aurank.errors import UserError
-from aurank.evaluation.engine.positives import count_positives, require_room
+from aurank.evaluation.engine.problem import count_positives, require_room
 
 
 def data_folder(root: Path | str | None) -> Path:

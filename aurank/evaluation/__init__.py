@@ -11,9 +11,7 @@ from aurank.evaluation.evaluate import evaluate
 from aurank.evaluation.index.approximate import Approximation, approximate_report
 from aurank.evaluation.index.neighbours import Index, Neighbours, neighbours
 from aurank.evaluation.postprocessing import Codes, PostProcessing
-from aurank.evaluation.probes.knn import knn
-from aurank.evaluation.probes.linear import linear_probe
-from aurank.evaluation.probes.result import ProbeResult
+from aurank.evaluation.probes import ProbeResult, knn, linear_probe
 from aurank.evaluation.report import Report
 from aurank.evaluation.two_way import TwoWayReport, ensemble, prompts, two_way, zero_shot
 

@@ -12,12 +12,11 @@ from torch import Tensor
 
 from aurank.errors import UserError, first_line
 from aurank.evaluation import metrics
-from aurank.evaluation.aggregate import Classes, mean
-from aurank.evaluation.engine.inputs import Embeddings, Integers, device_of, integer_array
-from aurank.evaluation.engine.problem import RetrievalProblem
+from aurank.evaluation.engine.problem import Embeddings, Integers, RetrievalProblem, device_of, integer_array
 from aurank.evaluation.engine.ranks import RankBlocks, Ranks, query_columns
 from aurank.evaluation.engine.scores import read
-from aurank.evaluation.index.faiss_bridge import faiss_library, transforms
+from aurank.evaluation.index.neighbours import faiss_library, transforms
+from aurank.evaluation.metrics import Classes, mean
 from aurank.names import meant, nearest
 
 MEAN_AP = ("mauprc", "mean_average_precision", "mean_average_precision_at_r")
@@ -129,7 +128,6 @@ class AccuracyCalculator:
         return means | self._cluster(query, labels)
 
     def _depth(self, ranks: RankBlocks) -> int:
-        """Return how many neighbours PML would look at."""
         most = int(ranks.num_positives.max(initial=0)) if self.k == "max_bin_count" else self.k or ranks.num_gallery
         return min(int(most), ranks.num_gallery)
 
@@ -269,7 +267,6 @@ def distance_of_index(make: Callable[[int], Any]) -> str | None:
 
 
 def _same(left: Embeddings, right: Embeddings) -> bool:
-    """Return whether two sets of rows are equal up to rounding; NaN equals NaN, and is refused by its row later."""
     if tuple(left.shape) != tuple(right.shape):
         return False
     for rows in torch.split(torch.arange(len(left)), 4096):

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from aurank.errors import UserError
-from aurank.evaluation.aggregate import MACRO, Classes
+from aurank.evaluation.metrics import MACRO, Classes
 
 FEW = 20  # units: of fewer, intervals of 95 % miss in more than 8 of 100 cases (normal), of 6 in 15
 CELLS = 2**20  # numbers held at a time: 8 MiB each of draws and of weights
@@ -92,7 +92,6 @@ class Units:
         return len(self.classes.label)
 
     def terms(self, name: str, values: Float64[np.ndarray, " query"]) -> Float64[np.ndarray, " unit 2"]:
-        """Return numerator and denominator that each unit adds to the mean over queries, or classes for "macro:"."""
         if name.startswith(MACRO):
             return np.stack([self.classes.means(values), np.ones(len(self))], axis=1)
         return np.stack([self.classes.sums(values), self.classes.count.astype(np.float64)], axis=1)
@@ -123,5 +122,4 @@ def resampled_means(
 
 
 def _scale(bound: float) -> float:
-    """Return the power of two that keeps numbers that sum to at most `bound` below 2⁵², where integers add exactly."""
     return math.ldexp(1.0, 52 - math.frexp(bound)[1]) if bound else 1.0

@@ -8,10 +8,9 @@ import numpy as np
 from jaxtyping import Float64
 
 from aurank.errors import UserError
-from aurank.evaluation._report_files import Column
-from aurank.evaluation.aggregate import MACRO, average
 from aurank.evaluation.bootstrap import Resampling, Units, resampled_means
-from aurank.evaluation.report import RUN, Report
+from aurank.evaluation.metrics import MACRO, average
+from aurank.evaluation.report import RUN, Column, Report
 
 FACTS = ("query", "label", "path", "class")
 ROUNDING = 1e-12  # of a sum of changes that cancel
@@ -174,10 +173,6 @@ def holm(p_values: Sequence[float]) -> Float64[np.ndarray, " test"]:
 
     Source: Holm, A simple sequentially rejective multiple test procedure (Scandinavian Journal of Statistics 1979),
         https://www.jstor.org/stable/4615733
-
-    Example:
-        >>> holm([0.04, 0.01, 0.03]).tolist()
-        [0.06, 0.03, 0.06]
     """
     values = np.asarray(p_values, dtype=np.float64)
     order = np.argsort(values, kind="stable")

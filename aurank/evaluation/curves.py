@@ -56,14 +56,7 @@ def precision_recall_curve(
 
 
 class MeanCurve:
-    """The mean of queries' precision-recall curves, which may come in blocks: `precision_recall_curve` says of what.
-
-    Args:
-        recall: where it is taken, increasing.
-        count: of all queries.
-        interpolated: as there.
-        ties: as there.
-    """
+    """The mean of queries' precision-recall curves, which may come in blocks: `precision_recall_curve` says of what."""
 
     def __init__(
         self, recall: Float64[np.ndarray, " point"], count: int, *, interpolated: bool = True, ties: str = "threshold"
@@ -86,7 +79,6 @@ class MeanCurve:
         self.total += level[ranks.offset[:-1]].sum() + np.cumsum(changes[:-1])
 
     def curve(self) -> Curve:
-        """Return the mean of what was added."""
         return Curve(self.recall, self.total / self.scale / self.count)
 
 
@@ -97,19 +89,12 @@ def _recall_when_found(ranks: Ranks) -> Float64[np.ndarray, " positive"]:
 def random_order_ap(
     num_positives: Int64[np.ndarray, " query"], num_negatives: Int64[np.ndarray, " query"]
 ) -> Float64[np.ndarray, " query"]:
-    """Return the expected AP of each query when its list is in random order.
-
-    With R positives among N items, place k holds a positive with probability R / N. The k − 1 places before it then
-    hold (k − 1) (R − 1) / (N − 1) positives on average, and its precision is one more than that, over k. Summed over k
-    and divided by R: E[AP] = (H + (N − H) (R − 1) / (N − 1)) / N, with H = 1 + 1/2 + … + 1/N.
-    """
     count = num_positives + num_negatives
     sums = _harmonic(count)
     return np.asarray((sums + (count - sums) * (num_positives - 1) / np.maximum(count - 1, 1)) / count)
 
 
 def _harmonic(count: Int64[np.ndarray, " query"]) -> Float64[np.ndarray, " query"]:
-    """Return 1 + 1/2 + … + 1/n for each n; from 100 on by Euler's series, whose next term is below 4e-15."""
     small = np.cumsum(1 / np.arange(1, 101))
     n = count.astype(np.float64)
     series = np.log(n) + np.euler_gamma + 1 / (2 * n) - 1 / (12 * n**2) + 1 / (120 * n**4)
@@ -117,7 +102,6 @@ def _harmonic(count: Int64[np.ndarray, " query"]) -> Float64[np.ndarray, " query
 
 
 def _highest_from_here(values: Float64[np.ndarray, " positive"], ranks: Ranks) -> Float64[np.ndarray, " positive"]:
-    """Return the maximum of each positive's value and of those after it in its query."""
     highest, left = values.copy(), np.repeat(ranks.num_positives, ranks.num_positives) - ranks.place
     step = 1
     while step <= left.max(initial=0):  # after each pass an entry covers twice as many of its followers

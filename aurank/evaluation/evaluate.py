@@ -10,42 +10,43 @@ from jaxtyping import Float64, Shaped
 
 from aurank.distributed import ProcessGroup
 from aurank.errors import UserError
-from aurank.evaluation.aggregate import MACRO, Classes, average, mean
 from aurank.evaluation.bootstrap import Resampling
-from aurank.evaluation.calibration.thresholds import pooled_metrics
+from aurank.evaluation.calibration import pooled_metrics
 from aurank.evaluation.curves import POINTS, MeanCurve
-from aurank.evaluation.engine.grades import Grades, check_grades
-from aurank.evaluation.engine.inputs import (
+from aurank.evaluation.engine.nearest import nearest_rows
+from aurank.evaluation.engine.problem import (
     Devices,
     Embeddings,
     Integers,
     ProgressCallback,
+    RetrievalProblem,
     as_array,
     choose_devices,
     numbered,
+    require_equal,
 )
-from aurank.evaluation.engine.nearest import nearest_rows
-from aurank.evaluation.engine.problem import RetrievalProblem
-from aurank.evaluation.engine.ranks import RankBlocks, Ranks, RankSource, query_columns
-from aurank.evaluation.engine.shards import require_equal
+from aurank.evaluation.engine.ranks import Grades, RankBlocks, Ranks, RankSource, check_grades, query_columns
 from aurank.evaluation.hierarchy import SuperCategories
 from aurank.evaluation.index.approximate import index_report
 from aurank.evaluation.index.neighbours import Index
 from aurank.evaluation.metrics import (
+    MACRO,
     TIES,
+    Classes,
+    average,
     average_precision,
     check_names,
     default_metrics,
     first_rank,
     hierarchical_names,
     last_rank,
+    mean,
     pooled_names,
     query_values,
     sorted_cuts,
     split_cut,
 )
-from aurank.evaluation.postprocessing.code_table import Codes, code_table
-from aurank.evaluation.postprocessing.postprocessing import PostProcessing, Processed
+from aurank.evaluation.postprocessing.postprocessing import Codes, PostProcessing, Processed, code_table
 from aurank.evaluation.report import Report
 
 BOUNDS = ("pessimistic", "optimistic")  # rules between whose values those of all others lie
@@ -190,7 +191,6 @@ def _check_together(
     index: str | Index | None,
     distance: str,
 ) -> None:
-    """Raise UserError for what does not go with lists that are ordered anew, or with each other."""
     reordered = (steps is not None and steps.orders_lists) or (codes is not None and codes.rescore is not None)
     if reordered and (odd := [*pooled_names(names), *hierarchical_names(names)]):
         raise UserError(f"{odd[0]} has no use where lists are ordered by other scores than all pairs have: drop one")
@@ -289,7 +289,6 @@ class _Measure:
 
 
 def fitting_cuts(recall_at: tuple[int, ...], ranks: RankSource) -> tuple[int, ...]:
-    """Return the cut-offs within at least one query's list: beyond, every recall is 1 and says nothing."""
     longest = int((ranks.num_positives + ranks.num_negatives).max())
     return tuple(k for k in recall_at if k <= longest)
 
@@ -308,16 +307,7 @@ def build_report(
     notes: Iterable[str] = (),
     resampling: Resampling | None = None,
 ) -> Report:
-    """Return the report of ranks that hold at least one query.
-
-    Args:
-        labels: of the queries with a positive, in the order of the ranks; without them nothing is averaged by class.
-        metrics: names of docs/metrics.md; by default those of `default_metrics` up to the length of the gallery.
-        pooled: values of those that ranks do not tell, such as tpr@fpr=1e-3.
-        columns: values per query of those that these ranks do not tell, such as h_ap.
-        distance: by which the ranks were made.
-        resampling: asks for intervals; where they cannot be had, a note says why.
-    """
+    """Return the report of ranks that hold at least one query."""
     names = check_names(default_metrics(fitting_cuts(recall_at, ranks)) if metrics is None else metrics)
     if labels is None and any(name.startswith(MACRO) for name in names):
         raise UserError(f"a metric with {MACRO} is a mean over classes, and the queries came without labels")

@@ -11,12 +11,9 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
 from aurank.errors import UserError
-from aurank.evaluation.aggregate import segment_sums
-from aurank.evaluation.engine.grades import with_grades
-from aurank.evaluation.engine.inputs import Integers, integer_array
-from aurank.evaluation.engine.problem import RetrievalProblem
-from aurank.evaluation.engine.ranks import RankBlocks, Ranks, query_columns
-from aurank.evaluation.metrics import SUPER, hierarchical_names, ndcg, query_values
+from aurank.evaluation.engine.problem import Integers, RetrievalProblem, integer_array
+from aurank.evaluation.engine.ranks import RankBlocks, Ranks, query_columns, with_grades
+from aurank.evaluation.metrics import SUPER, hierarchical_names, ndcg, query_values, segment_sums
 
 CLASS_GAIN, SUPER_GAIN = 3.0, 1.0  # of h_ndcg: 2^level − 1
 SUPER_WORTH = 0.5  # that all of the super-category together have in h_ap, where those of the class have 1
@@ -24,16 +21,7 @@ SUPER_WORTH = 0.5  # that all of the super-category together have in h_ap, where
 
 @dataclass(frozen=True, eq=False)
 class SuperCategories:
-    """The super-category of each row of both sides, −1 for none; without a gallery's, the queries are the gallery.
-
-    A row without one shares its own with its class alone. All rows of a class have one super-category.
-
-    Example:
-        >>> rows = np.array([[1.0, 0.0], [0.9, 0.1], [0.8, 0.6], [0.0, 1.0]])
-        >>> problem = RetrievalProblem(rows, labels=np.array([0, 0, 1, 2]))
-        >>> SuperCategories([5, 5, 5, 6]).values(problem, np.array([0, 1]), ["h_ap"])
-        {'h_ap': array([1., 1.])}
-    """
+    """The super-category of each row of both sides, −1 for none; without a gallery's, the queries are the gallery."""
 
     super_labels: Integers
     gallery_super_labels: Integers | None = None
@@ -48,13 +36,7 @@ class SuperCategories:
         max_memory: int | str = "1GiB",
         **options: Any,
     ) -> dict[str, Float64[np.ndarray, " query"]]:
-        """Return the values of hierarchical metrics by name for some queries, each of which has a positive.
-
-        Args:
-            names: of `hierarchical_names`.
-            ties: of super:mauprc; h_ap takes equal scores by "threshold".
-            max_memory: as for `RankBlocks`, which takes the options.
-        """
+        """Return the values of hierarchical metrics by name for some queries, each of which has a positive."""
         wanted = hierarchical_names(names)
         if not wanted:
             return {}
@@ -113,12 +95,6 @@ def hierarchical_average_precision(
     ranks: Ranks, is_class: Bool[np.ndarray, " positive"]
 ) -> Float64[np.ndarray, " query"]:
     """Return H-AP = Σ_k (Σ_{j: s_j ≥ s_k} min(rel_j, rel_k)) / rank_k / Σ_k rel_k over each query's positives.
-
-    rel is 1 / n for the n positives of the query's class, and ½ / m for the m others. Equal scores all have the rank of
-    the last of them. Where every positive is of the class, this is average precision.
-
-    Args:
-        is_class: which positives are of the query's class; the others are of its super-category.
 
     Source: Ramzi et al., ECCV 2022, https://arxiv.org/abs/2207.04873, with α = 1.
     """

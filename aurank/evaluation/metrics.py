@@ -1,24 +1,60 @@
-"""Metrics of retrieval as pure functions of `Ranks`: one float64 per query that has a positive, in its order.
+"""Metrics of retrieval as pure functions of `Ranks`: one float64 per query that has a positive, in its order."""
 
-In all of them but average precision a tied negative counts as ahead, and tied positives come one after another. R is
-the number of a query's positives, rank_j the rank of its j-th positive in the full gallery, from 1. Sums within a
-query are taken with `math.fsum`: rounded once, so the order of terms changes no digit. docs/metrics.md has the table.
-"""
-
+import itertools
 import math
 import re
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
 from typing import Literal, TypeAlias, get_args
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int64
+from jaxtyping import Bool, Float64, Int64, Shaped
 
 from aurank.errors import UserError
-from aurank.evaluation.aggregate import MACRO, segment_sums
 from aurank.evaluation.engine.ranks import Ranks
 from aurank.names import meant, nearest
+
+MACRO = "macro:"  # the prefix of a metric that is averaged over classes instead of queries
+
+
+def mean(values: Iterable[float] | Float64[np.ndarray, " query"]) -> float:
+    listed = values.tolist() if isinstance(values, np.ndarray) else list(values)
+    return math.fsum(listed) / len(listed)
+
+
+def segment_sums(values: Float64[np.ndarray, " value"], edges: list[int]) -> Float64[np.ndarray, " segment"]:
+    listed = values.tolist()
+    return np.array([math.fsum(listed[start:end]) for start, end in itertools.pairwise(edges)], dtype=np.float64)
+
+
+@dataclass(frozen=True, eq=False)
+class Classes:
+    """The queries of each label, for sums and means within a class; classes are in the order of their labels."""
+
+    label: Shaped[np.ndarray, " class"]  # integers or text
+    count: Int64[np.ndarray, " class"]  # queries of the class
+    order: Int64[np.ndarray, " query"]  # queries, class by class
+
+    @classmethod
+    def of(cls, labels: Shaped[np.ndarray, " query"]) -> "Classes":
+        label, count = np.unique(labels, return_counts=True)
+        return cls(label, count.astype(np.int64), np.argsort(labels, kind="stable"))
+
+    def sums(self, values: Float64[np.ndarray, " query"]) -> Float64[np.ndarray, " class"]:
+        return segment_sums(values[self.order], [0, *np.cumsum(self.count).tolist()])
+
+    def means(self, values: Float64[np.ndarray, " query"]) -> Float64[np.ndarray, " class"]:
+        return np.asarray(self.sums(values) / self.count)
+
+
+def average(metric: str, values: Float64[np.ndarray, " query"], classes: Classes | None = None) -> float:
+    if metric.startswith(MACRO):
+        assert classes is not None
+        return mean(classes.means(values))
+    return mean(values)
+
 
 Ties = Literal["threshold", "optimistic", "pessimistic"]
 TIES: tuple[str, ...] = get_args(Ties)
@@ -26,15 +62,7 @@ Cut: TypeAlias = int | Int64[np.ndarray, " query"]  # one k for all queries, or 
 
 
 def precision_when_found(ranks: Ranks, *, ties: str = "threshold") -> Float64[np.ndarray, " positive"]:
-    """Return the precision of the list that ends where each positive is found.
-
-    `ties` is the rule inside a group of equal scores:
-
-    - "threshold": one threshold admits the whole group, so each of its positives gets the precision at the group's end
-      (as `sklearn.metrics.average_precision_score`). If everything ties, AP is the prevalence.
-    - "optimistic": tied negatives count as behind; tied positives all get the precision after the last of them.
-    - "pessimistic": tied negatives count as ahead; tied positives are found one after another.
-    """
+    """Return the precision of the list that ends where each positive is found."""
     if ties not in TIES:
         raise UserError(f"ties must be one of {', '.join(TIES)}; got {ties!r}")
     found = ranks.place if ties == "pessimistic" else ranks.at_least
@@ -43,43 +71,30 @@ def precision_when_found(ranks: Ranks, *, ties: str = "threshold") -> Float64[np
 
 
 def average_precision(ranks: Ranks, *, ties: str = "threshold") -> Float64[np.ndarray, " query"]:
-    """Return AP over the full gallery: the mean over a query's positives of `precision_when_found`.
-
-    The "optimistic" and the "pessimistic" AP bound the "threshold" AP, and that of every order of tied items.
-    """
     return np.asarray(_query_sums(precision_when_found(ranks, ties=ties), ranks) / ranks.num_positives)
 
 
 def first_rank(ranks: Ranks) -> Int64[np.ndarray, " query"]:
-    """Return rank_1, the best positive's."""
     return np.asarray(ranks.rank[ranks.offset[:-1]])
 
 
 def last_rank(ranks: Ranks) -> Int64[np.ndarray, " query"]:
-    """Return rank_R, the worst positive's: how far one reads to see them all."""
     return np.asarray(ranks.rank[ranks.offset[1:] - 1])
 
 
 def recall_at(ranks: Ranks, k: int) -> Float64[np.ndarray, " query"]:
-    """Return recall@k as retrieval papers use it: 1 if a positive is among the first k (rank_1 <= k), else 0."""
     return (first_rank(ranks) <= _cut(ranks, k)).astype(np.float64)
 
 
 def precision_at(ranks: Ranks, k: Cut) -> Float64[np.ndarray, " query"]:
-    """Return the positives among the first k, divided by k, also where the gallery or R is smaller than k."""
     return np.asarray(_count(ranks, k) / (float(k) if isinstance(k, int) else k))
 
 
 def coverage_at(ranks: Ranks, k: int) -> Float64[np.ndarray, " query"]:
-    """Return the positives among the first k, divided by R: what trec_eval and scikit-learn call recall."""
     return np.asarray(_count(ranks, k) / ranks.num_positives)
 
 
 def map_at(ranks: Ranks, k: Cut, *, denominator: Literal["min", "r"]) -> Float64[np.ndarray, " query"]:
-    """Return MAP@k, the sum of j / rank_j over the positives with rank_j <= k, divided by min(k, R) or by R.
-
-    By min(k, R) a perfect list scores 1 whatever k is; by R, what lies beyond k counts as never found.
-    """
     found = np.where(_is_within(ranks, k), ranks.place / ranks.rank, 0.0)
     possible = np.minimum(ranks.num_positives, _cut(ranks, k)) if denominator == "min" else ranks.num_positives
     return np.asarray(_query_sums(found, ranks) / possible)
@@ -94,15 +109,11 @@ def map_at_r(ranks: Ranks) -> Float64[np.ndarray, " query"]:
 
 
 def r_precision(ranks: Ranks) -> Float64[np.ndarray, " query"]:
-    """Return the positives among the first R, divided by R."""
     return precision_at(ranks, ranks.num_positives)
 
 
 def ndcg(ranks: Ranks, k: int | None = None) -> Float64[np.ndarray, " query"]:
-    """Return nDCG: sum of relevance_j / log2(1 + rank_j), divided by that of the best order.
-
-    Both sums run over ranks up to `k`, or over the whole gallery without one. Relevance is 1 where `ranks` have none.
-    """
+    """Return nDCG: sum of relevance_j / log2(1 + rank_j), divided by that of the best order."""
     cut = ranks.num_gallery if k is None else min(k, ranks.num_gallery)
     # A table over ranks, since a vectorised logarithm may round differently at different places of an array.
     highest = min(cut, int(ranks.rank.max(initial=1)))
@@ -119,12 +130,10 @@ def ndcg(ranks: Ranks, k: int | None = None) -> Float64[np.ndarray, " query"]:
 
 
 def reciprocal_rank(ranks: Ranks) -> Float64[np.ndarray, " query"]:
-    """Return 1 / rank_1; its mean over queries is MRR."""
     return 1 / first_rank(ranks)
 
 
 def reciprocal_rank_at(ranks: Ranks, k: int) -> Float64[np.ndarray, " query"]:
-    """Return 1 / rank_1 if a positive is among the first k, else 0; its mean over queries is MRR@k."""
     return np.asarray(recall_at(ranks, k) / first_rank(ranks))
 
 
@@ -140,10 +149,6 @@ def inverse_negative_penalty(ranks: Ranks) -> Float64[np.ndarray, " query"]:
 def trapezoid_ap(ranks: Ranks) -> Float64[np.ndarray, " query"]:
     """Return AP by trapezoids: 1/R times the sum of ((j − 1) / (rank_j − 1) + j / rank_j) / 2, 0 / 0 counting as 1.
 
-    The area below the line through the points before and after each positive, where `average_precision` takes the
-    precision after it: never more than its "pessimistic" value. The mAP of the revisited Oxford and Paris, and of the
-    original code of Market-1501.
-
     Source: `compute_ap` of https://github.com/filipradenovic/revisitop, python/evaluate.py (Radenović et al., 2018)
     """
     before = np.where(ranks.rank > 1, (ranks.place - 1) / np.maximum(ranks.rank - 1, 1), 1.0)
@@ -153,19 +158,12 @@ def trapezoid_ap(ranks: Ranks) -> Float64[np.ndarray, " query"]:
 def precision_to_last(ranks: Ranks, k: int) -> Float64[np.ndarray, " query"]:
     """Return the positives among the first min(k, rank_R), divided by that: a list that ends with its last positive.
 
-    Of a perfect list it is 1 for every k, where `precision_at` is R / k for k > R. The mP@k of the revisited Oxford and
-    Paris.
-
     Source: `compute_map` of the same file as for `trapezoid_ap`.
     """
     return precision_at(ranks, np.minimum(last_rank(ranks), _cut(ranks, k)))
 
 
 def auroc(ranks: Ranks) -> Float64[np.ndarray, " query"]:
-    """Return the part of pairs (positive, negative) whose positive scores strictly higher; 1 without negatives.
-
-    Without ties the area under the ROC curve. That area counts a tie as half; here it counts as lost.
-    """
     lost = np.add.reduceat(ranks.higher + ranks.tied, ranks.offset[:-1])  # integers: exact in any order
     return np.asarray(1 - lost / np.maximum(ranks.num_positives * ranks.num_negatives, 1))
 
@@ -208,31 +206,26 @@ def query_values(ranks: Ranks, name: str, *, ties: str = "threshold") -> Float64
 
 
 def split_cut(name: str) -> tuple[str, int]:
-    """Return ("recall@{k}", 10) for "recall@10"; ("", 0) for a name that is cut at no k."""
     parts = CUT.fullmatch(name)
     return (f"{parts[1]}{{k}}{parts[3] or ''}", int(parts[2])) if parts else ("", 0)
 
 
 def hierarchical_names(names: Iterable[str] | None) -> list[str]:
-    """Return those that need super-categories, each once, without "macro:"."""
     bases = dict.fromkeys(name.removeprefix(MACRO) for name in names or ())
     return [name for name in bases if name in HIERARCHICAL or name.startswith(SUPER)]
 
 
 def pooled_rate(name: str) -> Fraction | None:
-    """Return the rate in a name such as "tpr@fpr=1e-3", exactly; None for a metric of ranks."""
     parts = RATE.fullmatch(name)
     rate = Fraction(parts[1]) if parts else Fraction(0)
     return rate if 0 < rate < 1 else None
 
 
 def pooled_names(names: Iterable[str] | None) -> list[str]:
-    """Return those that are of the pairs of all queries, and so have no value per query."""
     return [name for name in names or () if pooled_rate(name) is not None]
 
 
 def names_per_query(names: Iterable[str]) -> list[str]:
-    """Return the other ones, which are means over queries; UserError where there is none."""
     listed = list(names)
     if kept := [name for name in listed if pooled_rate(name) is None]:
         return kept
@@ -271,7 +264,6 @@ def check_names(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def default_metrics(recall_at: tuple[int, ...] = (1, 10, 100, 1000)) -> tuple[str, ...]:
-    """Return the names of the metrics that a report has unless others are asked for, in its order."""
     cuts = [f"{name}@{k}" for name in ("recall", "precision") for k in recall_at]
     return ("mauprc", *cuts, "map@r", "r_precision", "ndcg", "mrr", "minp", "auroc")
 

@@ -1,5 +1,6 @@
 """What an evaluation found: numbers, values per query, a table to read and files to keep."""
 
+import json
 import platform
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -10,22 +11,200 @@ from html import escape
 from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, NotRequired
 
 import numpy as np
+from annotated_types import Ge, Gt, Lt, MinLen
 from jaxtyping import Float64, Shaped
+from typing_extensions import TypedDict
 
 from aurank.errors import UserError
-from aurank.evaluation._report_files import Column, report_from_json, report_to_json, table_columns
-from aurank.evaluation.aggregate import MACRO, Classes, mean
 from aurank.evaluation.bootstrap import Intervals, Resampling, Units, resampled_means
 from aurank.evaluation.curves import Curve, random_order_ap
 from aurank.evaluation.engine.nearest import NearestRows
-from aurank.evaluation.metrics import names_per_query
-from aurank.evaluation.postprocessing.code_table import describe_codes
-from aurank.evaluation.text_tables import html_table, latex_table, markdown_table
-from aurank.files import read_record, reading, replacing, write_text
+from aurank.evaluation.metrics import MACRO, Classes, mean, names_per_query
+from aurank.evaluation.postprocessing.postprocessing import describe_codes
+from aurank.files import checked, read_record, reading, replacing, write_text
 from aurank.names import meant, nearest
+
+Row = Sequence[str]
+_LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+_LATEX |= {sign: f"\\{sign}" for sign in "&%$#_{}"}
+_MARKDOWN = {sign: f"\\{sign}" for sign in "\\|`*"} | {"<": "&lt;", "&": "&amp;"}
+
+
+def markdown_table(head: Row, rows: Sequence[Row]) -> str:
+    first, *others = ["| " + " | ".join(_escaped(cell, _MARKDOWN) for cell in line) + " |" for line in (head, *rows)]
+    return "\n".join([first, "|---" + "|---:" * (len(head) - 1) + "|", *others])
+
+
+def latex_table(head: Row, rows: Sequence[Row]) -> str:
+    first, *others = [" & ".join(_escaped(cell, _LATEX) for cell in line) + r" \\" for line in (head, *rows)]
+    begin = rf"\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}"
+    return "\n".join([begin, r"\toprule", first, r"\midrule", *others, r"\bottomrule", r"\end{tabular}"])
+
+
+def html_table(head: Row, rows: Sequence[Row]) -> str:
+    first = "".join(f"<th>{escape(cell)}</th>" for cell in head)
+    others = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<table><thead><tr>{first}</tr></thead><tbody>{others}</tbody></table>"
+
+
+def _escaped(cell: str, signs: dict[str, str]) -> str:
+    return "".join(signs.get(sign, sign) for sign in " ".join(cell.split()))
+
+
+Column = np.ndarray[Any, np.dtype[Any]]
+Count = Annotated[int, Ge(0), Lt(2**53)]  # what floats hold exactly
+Number = Annotated[int | float, Gt(-1e300), Lt(1e300)]
+Names = list[str] | list[Annotated[int, Ge(-(2**63)), Lt(2**63)]]
+Metrics = Annotated[dict[str, Number], MinLen(1)]
+_KINDS: dict[str, Any] = {
+    **dict.fromkeys(("query", "num_positives", "num_negatives", "first_rank", "last_rank"), list[Count]),
+    **dict.fromkeys(("label", "class", "path"), Names),
+}
+"""The columns of `per_query` and of the gallery that are no metrics."""
+_LONG = ("curve", "neighbours", "gallery", "per_query")  # at the end of the file
+
+
+class _Intervals(TypedDict):
+    bounds: dict[str, tuple[Number, Number]]
+    unit: Literal["class", "query"]
+    num_units: Count
+    resamples: Count
+    seed: int
+    level: Number
+
+
+class _Curve(TypedDict):
+    recall: list[Number]
+    precision: list[Number]
+
+
+class _Neighbours(TypedDict):
+    row: list[list[Annotated[int, Ge(-1)]]]
+    score: list[list[Number | None]]
+    is_positive: list[list[bool]]
+
+
+class _Code(TypedDict):
+    dim: Count
+    precision: str
+    bytes: Count
+    rescored: NotRequired[Count | None]
+    metrics: Metrics
+
+
+class _PostProcessing(TypedDict):
+    steps: str
+    transductive: list[str]
+    fitted_rows: Count
+    plain: NotRequired[dict[str, Number]]
+
+
+class _Report(TypedDict):
+    metrics: Metrics
+    per_query: Annotated[dict[str, Any], MinLen(1)]
+    num_queries: Count
+    num_lone_queries: Count
+    num_gallery: Count
+    ties: Annotated[str, MinLen(1)]
+    tie_bounds: tuple[Number, Number] | None
+    distance: str
+    protocol: dict[str, Any] | None
+    notes: list[str]
+    intervals: _Intervals | None
+    approximation: dict[str, Any] | None
+    versions: dict[str, str]
+    postprocessing: NotRequired[_PostProcessing]
+    codes: NotRequired[list[_Code]]
+    date: NotRequired[str]
+    command: NotRequired[str]
+    curve: NotRequired[_Curve]
+    neighbours: NotRequired[_Neighbours]
+    gallery: NotRequired[dict[str, Names]]
+
+
+def report_to_json(head: Mapping[str, Any], held: Mapping[str, Any]) -> str:
+    """Return the text of a file: its head and the fields of a report, the long ones last, a line for each column."""
+    short = {name: value for name, value in held.items() if name not in _LONG}
+    content = {**head, **{n: v for n, v in short.items() if v is not None or n in _Report.__required_keys__}}
+    if (intervals := held["intervals"]) is not None:
+        kept = {"unit": intervals.unit, "num_units": intervals.num_units, "bounds": intervals.bounds}
+        content["intervals"] = {**vars(intervals.resampling), **kept}
+    columns = {"curve": held["curve"] and vars(held["curve"]), "neighbours": None, "gallery": held["gallery"]}
+    if (lists := held["neighbours"]) is not None:
+        score = lists.score.astype(np.object_)
+        score[np.isnan(lists.score)] = None  # JSON has no NaN
+        columns["neighbours"] = {"row": lists.row, "score": score, "is_positive": lists.is_positive}
+    text = json.dumps(content, indent=2)[: -len("\n}")]
+    for name, values in {**columns, "per_query": held["per_query"]}.items():
+        if values:
+            lines = [f"    {json.dumps(key)}: {json.dumps(column.tolist())}" for key, column in values.items()]
+            text += f",\n  {json.dumps(name)}: {{\n" + ",\n".join(lines) + "\n  }"
+    return text + "\n}\n"
+
+
+def report_from_json(content: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a report; raise ValueError, naming the entry that does not fit."""
+    known: dict[str, Any] = {**checked(content, _Report)}
+    known = {name: value for name, value in known.items() if name in _Report.__annotations__}
+    rows, columns = known["num_queries"] - known["num_lone_queries"], known["per_query"]
+    needed = ("query", "num_positives", *(() if known["tie_bounds"] is None else ("ap",)))
+    if rows < 1 or any(name not in columns for name in needed):
+        raise ValueError(f"per_query must hold {', '.join(needed)} of one query or more")
+    for name, values in columns.items():
+        kind: Any = dict[str, Annotated[_KINDS.get(name, list[Number]), MinLen(rows)]]  # type: ignore[misc]
+        columns[name] = np.asarray(checked({f"per_query.{name}": values}, kind)[f"per_query.{name}"])
+    if any(len(values) != rows for values in columns.values()):
+        raise ValueError(f"per_query has columns of other lengths than {rows}")
+    known["metrics"] = {name: float(value) for name, value in known["metrics"].items()}
+    known["gallery"] = {name: np.asarray(values) for name, values in known.get("gallery", {}).items()}
+    if (lists := known.get("neighbours")) is not None:
+        row, score = np.array(lists["row"], np.int64), np.array(lists["score"], np.float64)
+        found = known["neighbours"] = NearestRows(columns["query"], row, score, np.array(lists["is_positive"], bool))
+        if not row.shape == score.shape == found.is_positive.shape or len(row) != rows or row.ndim != 2:
+            raise ValueError("neighbours have lists of other lengths")
+        if row.size and row.max() >= known["num_gallery"]:
+            raise ValueError(f"neighbours name row {row.max()} of a gallery of {known['num_gallery']}")
+    if known["tie_bounds"] is not None:
+        known["tie_bounds"] = tuple(map(float, known["tie_bounds"]))
+    if (kept := known["intervals"]) is not None:
+        bounds = {name: (float(low), float(high)) for name, (low, high) in kept["bounds"].items()}
+        resampling = Resampling(kept["resamples"], kept["seed"], float(kept["level"]))
+        known["intervals"] = Intervals(bounds, resampling, kept["unit"], kept["num_units"])
+    if (curve := known.get("curve")) is not None:
+        if len(curve["recall"]) != len(curve["precision"]):
+            raise ValueError("curve has other numbers of recalls and precisions")
+        known["curve"] = Curve(np.array(curve["recall"]), np.array(curve["precision"]))
+    codes = known.get("codes", [])
+    if any(code["metrics"].keys() != codes[0]["metrics"].keys() for code in codes):
+        raise ValueError("codes have other metrics in each row")
+    return known
+
+
+def table_columns(
+    per_query: Mapping[str, Column], lists: NearestRows | None, gallery: Mapping[str, Column]
+) -> dict[str, Any]:
+    """Return columns of one row a query; its neighbours are lists, without padding."""
+    columns: dict[str, Any] = {
+        name: _plain(values.tolist()) if values.dtype.kind == "U" else values for name, values in per_query.items()
+    }
+    if lists is None:
+        return columns
+    exists = lists.row >= 0
+    found = {"rows": lists.row, "scores": lists.score, "are_positive": lists.is_positive}
+    if "path" in gallery:
+        found["paths"] = gallery["path"][lists.row]
+    return columns | {
+        f"neighbour_{name}": [_plain(row[there].tolist()) for row, there in zip(values, exists, strict=True)]
+        for name, values in found.items()
+    }
+
+
+def _plain(values: Sequence[Any]) -> list[Any]:
+    return [one.encode("utf-8", "backslashreplace").decode() if isinstance(one, str) else one for one in values]
+
 
 _LIBRARIES = ("aurank", "numpy", "torch", "timm", "numba", "faiss-cpu", "faiss-gpu")
 FORMAT, VERSION = "aurank.report", 2
@@ -34,7 +213,6 @@ RUN = "run"  # in place of a distance: the lists were ranked elsewhere
 
 @cache
 def _versions() -> dict[str, str]:
-    """Return the versions of Python and of the libraries that a number may depend on, as far as they are there."""
     found = {"python": platform.python_version()}
     for name in _LIBRARIES:
         with suppress(PackageNotFoundError):
@@ -201,7 +379,6 @@ class Report:
         return "\n".join([*lines, *self._conditions(), *table])
 
     def _conditions(self) -> list[str]:
-        """Return lines that say what the numbers are of."""
         lines = []
         lone = f", {self.num_lone_queries:,} of them skipped: no positive" if self.num_lone_queries else ""
         items = "documents" if self.distance == RUN else "gallery rows"
@@ -238,7 +415,6 @@ class Report:
         return latex_table(*self._table())
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows: the metrics as a table, and below it what they are of."""
         conditions = "".join(f"<li>{escape(line)}</li>" for line in self._conditions())
         return f"{html_table(*self._table())}<ul>{conditions}</ul>"
 
@@ -291,7 +467,6 @@ class Report:
 
     @property
     def _metric_names(self) -> list[str]:
-        """The metrics of which `per_query` holds the values, mauprc first."""
         facts = {"query", "label", "path", "class", "num_positives", "num_negatives", "first_rank", "last_rank", "ap"}
         whole = ["mauprc"] if "ap" in self.per_query else []
         return [*whole, *(name for name in self.per_query if name not in facts)]

@@ -16,13 +16,11 @@ import numpy as np
 from jaxtyping import Bool, Int64, Shaped
 
 from aurank.errors import UserError
-from aurank.evaluation.aggregate import mean
 from aurank.evaluation.bootstrap import Resampling
-from aurank.evaluation.engine.inputs import Embeddings
-from aurank.evaluation.engine.positives import NO_GROUP
+from aurank.evaluation.engine.problem import NO_GROUP, Embeddings
 from aurank.evaluation.engine.ranks import Ranks
 from aurank.evaluation.index.neighbours import Index
-from aurank.evaluation.metrics import check_names, query_values, sorted_cuts, split_cut
+from aurank.evaluation.metrics import check_names, mean, query_values, sorted_cuts, split_cut
 from aurank.evaluation.report import RUN, Report
 from aurank.files import reading, replacing, require_ordinary
 
@@ -30,12 +28,10 @@ Table = dict[str, dict[str, float]]  # a number for each document of each query
 
 
 def read_run(path: Path) -> Table:
-    """Return score by document by query; UserError for a file that is no run."""
     return _read(path, columns=6, number=4, what="run (query Q0 document rank score tag)")
 
 
 def read_qrels(path: Path) -> Table:
-    """Return relevance by document by query; UserError for a file that is no qrels."""
     return _read(path, columns=4, number=3, what="qrels (query 0 document relevance)")
 
 
@@ -76,11 +72,9 @@ def evaluate_run(
 ) -> Report:
     """Return the report of a run over the queries of which qrels name a relevant document, with relevance above 0.
 
-    A document that the run does not list for a query was never retrieved, and a query that it lacks retrieved nothing.
-    So metrics are cut at most where the longest list ends, at depth D: `map@D(r)` and `mrr@D` are trec_eval's map and
-    recip_rank, `coverage@k` its recall_k, and `ndcg@D` its ndcg_cut_D. (Its ndcg compares with a list of all that is
-    relevant, also beyond D.) nDCG takes the grades of the qrels. Equal scores count against the run, as in `evaluate`;
-    trec_eval goes by the documents' names. `per_query["path"]` names the queries.
+    What the run does not list was never retrieved, so metrics are cut at most where the longest list ends, at depth D:
+    `map@D(r)` and `mrr@D` are trec_eval's map and recip_rank, `coverage@k` its recall_k, and `ndcg@D` its ndcg_cut_D.
+    Equal scores count against the run, as in `evaluate`; trec_eval goes by the documents' names.
     """
     depth = max(map(len, run.values()))
     cuts = tuple(k for k in sorted_cuts(recall_at) if k <= depth)
@@ -149,10 +143,7 @@ def _ranks(run: Table, judged: Table, depth: int, documents: int) -> Ranks:
 
 
 def run_names(names: Iterable[Any]) -> list[str]:
-    """Return the names as runs and qrels hold them; UserError unless they are all different.
-
-    Blanks and "%" are written as in URLs. A name that is no UTF-8 is written with its bytes as escapes.
-    """
+    """Return the names as runs and qrels hold them; UserError unless they are all different."""
     texts = [str(name).encode("utf-8", "backslashreplace").decode() for name in names]
     written = [re.sub(r"[\s%]", lambda blank: quote(blank[0]), text) for text in texts]
     if len(set(written)) < len(written) or not all(written):
@@ -173,11 +164,7 @@ def write_run(
     distance: str = "cosine",
     depth: int = 1000,
 ) -> None:
-    """Write the `depth` nearest gallery rows of every query, and which of the gallery are relevant to it.
-
-    A row is neither in its own list nor relevant to itself, and the same holds for rows of its own label and group. The
-    scores are faiss's, in float32: rows closer than that rounding may come in another order than in `evaluate`.
-    """
+    """Write the `depth` nearest gallery rows of every query, and which of the gallery are relevant to it."""
     written = run_names(names)
     queries, gallery = np.flatnonzero(is_query), np.flatnonzero(is_gallery)
 

@@ -12,11 +12,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from aurank.errors import UserError
-from aurank.evaluation.aggregate import mean
-from aurank.evaluation.engine.inputs import Embeddings, Integers, check_matrix, integer_array
+from aurank.evaluation.engine.problem import Embeddings, Integers, check_matrix, integer_array
 from aurank.evaluation.evaluate import evaluate
-from aurank.evaluation.index.faiss_bridge import take
-from aurank.evaluation.metrics import default_metrics, sorted_cuts
+from aurank.evaluation.index.neighbours import take
+from aurank.evaluation.metrics import default_metrics, mean, sorted_cuts
 from aurank.evaluation.report import Report
 from aurank.files import write_text
 
@@ -57,7 +56,6 @@ class TwoWayReport:
         return {**_named(self.recall), "mean_recall": self.mean_recall}
 
     def __str__(self) -> str:
-        """Return a table for people: one recall a line with chance beside it, then what was counted."""
         chance = {**_named(self.chance), "mean_recall": _mean_of(self.chance)}
         lines = [f"{name:<24}  {value:.4f}  (chance {chance[name]:.4f})" for name, value in self.metrics.items()]
         lines.append(f"{self.image_to_text.num_queries:,} images; {self.text_to_image.num_queries:,} texts")
@@ -210,7 +208,6 @@ class _Side:
             self.items, self.item = take(embeddings, self.rows), item.reshape(-1)
 
     def entries(self, labels: Int64[np.ndarray, " pair"]) -> Int64[np.ndarray, "entry 2"]:
-        """Return every item with each of its labels, by label."""
         return np.unique(np.stack([labels, self.item], axis=1), axis=0)[:, ::-1]
 
 

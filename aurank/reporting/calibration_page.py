@@ -9,8 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from aurank.errors import UserError
-from aurank.evaluation.calibration.calibrate import Calibration
-from aurank.evaluation.calibration.rates import Rate, short_rate
+from aurank.evaluation.calibration import Calibration, Rate, short_rate
 from aurank.files import require_writable, write_text
 from aurank.reporting.charts import svg
 from aurank.reporting.page import render, trusted

@@ -9,7 +9,7 @@ import numpy as np
 from aurank.arrays import Rows
 from aurank.data.checks.findings import Finding
 from aurank.data.sources import ImageSource
-from aurank.evaluation.failures import confusions, hubs
+from aurank.evaluation.checks import confusions, hubs
 from aurank.evaluation.report import Report
 from aurank.reporting.charts import ap_histogram, frequency_chart, precision_recall_chart, recall_chart
 from aurank.reporting.doctor_page import shown_findings

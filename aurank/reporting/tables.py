@@ -5,8 +5,7 @@ import io
 from collections.abc import Mapping, Sequence
 
 from aurank.errors import UserError
-from aurank.evaluation.report import Report
-from aurank.evaluation.text_tables import latex_table, markdown_table
+from aurank.evaluation.report import Report, latex_table, markdown_table
 from aurank.reporting.grids import query_names
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # what a spreadsheet takes for the beginning of one

@@ -138,7 +138,7 @@ def test_tensors_and_memory_maps_give_the_same_report(tmp_path: Path) -> None:
 ROWS = np.eye(4, dtype=np.float32)
 PAIR = [[0, 1]]
 BAD: list[tuple[dict[str, Any], str]] = [
-    ({"labels": [0, 0, 1]}, "query labels have 3 entries"),
+    ({"labels": [0, 0, 1]}, "query labels have shape .3,"),
     ({"labels": [0.0, 0.0, 1.0, 1.0]}, "query labels are float64"),
     ({"labels": [True, False, True, False]}, "query labels are bool"),
     ({"labels": np.array([2**63, 1, 1, 1], np.uint64)}, "query labels are uint64"),
@@ -153,12 +153,12 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"embeddings": np.where(ROWS > 2, ROWS, np.nan)}, "row 0 of the query embeddings holds NaN"),
     ({"embeddings": ROWS * [[1], [1], [0], [1]]}, "row 2 of the query embeddings is all zeros"),
     ({"embeddings": ROWS[0]}, "query embeddings have shape"),
-    ({"embeddings": ROWS[:0], "labels": []}, "query embeddings are empty"),
+    ({"embeddings": ROWS[:0], "labels": []}, "query embeddings have shape"),
     ({"embeddings": ROWS.astype(str)}, "query embeddings have type <U"),
     ({"embeddings": torch.from_numpy(ROWS) * 1j}, "query embeddings have type torch.complex64"),
-    ({"gallery": ROWS}, "without gallery_labels"),
+    ({"gallery": ROWS}, "labels and gallery_labels belong"),
     ({"gallery": ROWS[:, :2], "gallery_labels": [0] * 4}, "width 4 and the gallery's 2"),
-    ({"gallery": ROWS, "gallery_labels": [0] * 3}, "gallery labels have 3 entries"),
+    ({"gallery": ROWS, "gallery_labels": [0] * 3}, "gallery labels have shape .3,"),
     ({"gallery": ROWS, "gallery_labels": [0] * 4, "ids": [1, 2, 3, 4]}, "ids and gallery_ids"),
     ({"gallery": ROWS, "gallery_labels": [0] * 4, "groups": [1, 2, 3, 4]}, "groups and gallery_groups"),
     ({"gallery": ROWS, "gallery_labels": [0] * 4, "ids": [1, 1, 3, 4], "gallery_ids": range(4)}, "query ids name .* 1"),
@@ -174,7 +174,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"junk": [4]}, "junk names gallery row 4"),
     ({"junk": [0.5]}, "rows in junk are float64"),
     ({"junk": [True] * 4}, "all 4 gallery rows are junk"),
-    ({"relevance": [1.0]}, "relevance holds the grade of each pair in positives"),
+    ({"relevance": [1.0]}, "relevance .*each pair in positives"),
     ({"positives": PAIR, "relevance": [1.0, 2.0]}, "relevance has shape"),
     ({"positives": PAIR, "relevance": ["a"]}, "relevance has shape"),
     ({"positives": PAIR, "relevance": [0]}, "relevance must be above 0, and is 0"),
@@ -203,7 +203,7 @@ def test_values_of_other_types_are_refused_where_types_are_not_checked(monkeypat
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as everywhere but in these tests
     with pytest.raises(UserError, match=r"recall_at must be a list of integers, such as \(1, 10, 100\); got 5"):
         aurank.evaluate(ROWS, [0, 0, 1, 1], recall_at=5)  # type: ignore[arg-type]
-    with pytest.raises(UserError, match=r"are a list: give a tensor or NumPy array, numpy\.asarray"):
+    with pytest.raises(UserError, match="type list: give a tensor or NumPy array"):
         aurank.evaluate(ROWS.tolist(), [0, 0, 1, 1])
 
 

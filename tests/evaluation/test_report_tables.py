@@ -6,7 +6,7 @@ import numpy as np
 
 from aurank.evaluation import Report, evaluate
 from aurank.evaluation.bootstrap import Resampling
-from aurank.evaluation.text_tables import html_table, latex_table, markdown_table
+from aurank.evaluation.report import html_table, latex_table, markdown_table
 
 EVIL = '<script>alert(1)</script>|`a`\n\\| 50% & a_b^~ {x} "q"'
 

@@ -12,7 +12,7 @@ import aurank
 from aurank.data.checks.findings import Finding
 from aurank.data.sources import ArraySource
 from aurank.errors import UserError
-from aurank.evaluation.failures import confusions, hubs
+from aurank.evaluation.checks import confusions, hubs
 from aurank.evaluation.report import Report
 from aurank.reporting.doctor_page import shown_findings
 from aurank.reporting.grids import make_grids

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from aurank.evaluation.engine.kernels import Edges, compiled
+from aurank.evaluation.engine import compiled
+from aurank.evaluation.engine.codes import Edges
 
 
 def tile(counts: list[int], *, others: int = 70, spread: float = 0.3, width: float = 1e-2, seed: int = 0):  # type: ignore[no-untyped-def]

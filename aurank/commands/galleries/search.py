@@ -28,7 +28,7 @@ from aurank.embedding.index_folder import (
 )
 from aurank.embedding.stored.stored_model import load_stored
 from aurank.errors import UserError
-from aurank.evaluation.engine.inputs import Embeddings, ProgressCallback
+from aurank.evaluation.engine.problem import Embeddings, ProgressCallback
 from aurank.evaluation.postprocessing import GallerySearch
 from aurank.models.image_model import ImageModel
 from aurank.names import meant, nearest

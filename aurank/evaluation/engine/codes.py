@@ -1,28 +1,23 @@
 """Rows in eight bits, twice: a first, fast product for most scores, with a bound that holds for each pair.
 
-Products of int8 are exact integers, and on processors with instructions for them (VNNI) many times as fast as those of
-float32. Features less a common centre, rotated, are written as `scale * (high + low / 254)` and a rest, where high and
-low are int8: u = û + r. For two such rows <u, v> = <û, v̂> + <r, v> + <û, s>, so that by Cauchy-Schwarz the product of
-the codes errs by at most |r| |v| + |û| |s|: lengths that were measured when the codes were made. `HIGH` takes
-the product of the high codes alone; `BOTH` adds those of high with low ones, and counts low with low as error.
-For rows of length 1 and 512 numbers the bound is about 0.02 and 0.00015, that of float32 0.00003.
-
-The centre c takes what all rows share out of the lengths, thus out of the bound: <f, g> = <f - c, g - c> + a + b with
-a = <f, c> - |c|²/2 of one row and b of the other; for the Euclidean distance a = -|f - c|²/2. The rotation changes no
-product; it spreads what stands out in few numbers of a row, for which the steps would be wide.
+Features less a common centre, rotated, are `scale * (high + low / 254)` and a rest, u = û + r, with int8 high and low.
+<u, v> = <û, v̂> + <r, v> + <û, s>, so the product of codes errs by at most |r| |v| + |û| |s|, lengths that are measured.
+`HIGH` takes the product of the high codes; `BOTH` adds those of high with low ones, and counts low with low as error.
+For the centre c, <f, g> = <f - c, g - c> + a + b with a = <f, c> - |c|²/2 of one row (Euclidean: -|f - c|²/2), b of the
+other. The rotation changes no product; it spreads what stands out in few numbers of a row.
 """
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float32, Float64, Int8, Int64, UInt8
+from jaxtyping import Float32, Float64, Int8, Int64, Shaped, UInt8
 from torch import Tensor
 
-from aurank.evaluation.engine.kernels import Edges
 from aurank.evaluation.engine.scores import ELEMENTS, ExactScores, Vectors, read
 
 HIGH, BOTH = "high", "both"  # as tiers
@@ -33,23 +28,26 @@ FASTER = {HIGH: 2.0, BOTH: 4.5}  # times as fast as float32 that a product of in
 UNIT = 2.0**-24  # half the distance of 1 from the next float32
 
 
+class Edges(NamedTuple):
+    """Edges around the thresholds of consecutive queries: `offset` starts at 0; edges have the type of the scores."""
+
+    offset: Int64[np.ndarray, " query_plus_one"]
+    low: Shaped[np.ndarray, " threshold"]
+    high: Shaped[np.ndarray, " threshold"]
+
+
 @dataclass(frozen=True, eq=False)
 class ByteCodes:
-    """Codes of consecutive places of a side, and what is known of each row: numbers in float64, rounded up by bounds.
-
-    Planes are high, low and high again, so that one product of two of them adds high with low and low with high.
-    """
+    """Codes of consecutive places of a side (high, low and high again) and what is known of each row, in float64."""
 
     planes: Int8[Tensor, "row planes"]
     numbers: Float64[np.ndarray, "6 row"]  # scale; offset a; lengths of u, of the rest behind high, both, and of low
 
     @classmethod
     def empty(cls, rows: int, dim: int) -> "ByteCodes":
-        """Return room for the codes of so many rows."""
         return cls(torch.empty((rows, 3 * dim), dtype=torch.int8), np.empty((6, rows)))
 
     def part(self, rows: slice) -> "ByteCodes":
-        """Return the codes of some of these rows."""
         return ByteCodes(self.planes[rows], self.numbers[:, rows])
 
     def error(self, others: "ByteCodes", kind: str, slack: float) -> Float64[np.ndarray, " row"]:
@@ -81,18 +79,19 @@ class Coder:
 
     def codes(self, side: Vectors, places: slice, out: ByteCodes, *, gallery: bool) -> ByteCodes:
         """Write and return the codes of these places."""
-        from aurank.evaluation.engine.kernels import int8
+        from aurank.evaluation.engine import compiled
 
         step = max(1, ELEMENTS // side.dim)
         for start in range(places.start, places.stop, step):
             stop = min(start + step, places.stop)
             rows = self._features(side, slice(start, stop), gallery=gallery).cpu().numpy()
             here = out.part(slice(start - places.start, stop - places.start))
-            int8.write_codes(rows, self.centre, self.signs, self.distance.squared, here.planes.numpy(), here.numbers)
+            compiled.write_codes(
+                rows, self.centre, self.signs, self.distance.squared, here.planes.numpy(), here.numbers
+            )
         return out.part(slice(0, places.stop - places.start))
 
     def _features(self, side: Vectors, places: slice | Tensor, *, gallery: bool) -> Float64[Tensor, "place dim"]:
-        """Return rows scaled as for products, without the columns that the Euclidean distance adds."""
         rows = read(side.embeddings, side.order[places])
         if self.distance.name == "cosine":
             return rows.div_(side.lengths[places, None])
@@ -102,23 +101,19 @@ class Coder:
 def multiply_codes(
     left: ByteCodes, right: ByteCodes, kind: str, memory: UInt8[Tensor, " byte"]
 ) -> Float32[Tensor, "row column"]:
-    """Return the scores of a tile by the high codes or, where these are in memory already, by both.
-
-    `memory`: 8 bytes for each pair.
-    """
-    from aurank.evaluation.engine.kernels import int8
+    """Return the scores of a tile by the high codes or, where these are in memory already, by both."""
+    from aurank.evaluation.engine import compiled
 
     dim, shape = left.planes.shape[1] // 3, (len(left.planes), len(right.planes))
     own, others = (slice(0, dim), slice(0, dim)) if kind == HIGH else (slice(0, 2 * dim), slice(dim, 3 * dim))
     products, scores = memory[: len(memory) // 2].view(torch.int32).view(shape), scores_in(memory, shape)
     torch._int_mm(left.planes[:, own], right.planes[:, others].T, out=products)
     numbers = (side.numbers[:2].astype(np.float32) for side in (left, right))
-    int8.scale_products(products.numpy(), scores.numpy(), *numbers, kind == BOTH)
+    compiled.scale_products(products.numpy(), scores.numpy(), *numbers, kind == BOTH)
     return scores
 
 
 def scores_in(memory: UInt8[Tensor, " byte"], shape: tuple[int, int]) -> Float32[Tensor, "row column"]:
-    """Return the scores that `multiply_codes` wrote last."""
     return memory[len(memory) // 2 :].view(torch.float32).view(shape)
 
 
@@ -129,15 +124,14 @@ def code_edges(
     factor: float,
 ) -> Edges:
     """Return edges around thresholds, between which products of codes decide nothing."""
-    from aurank.evaluation.engine.kernels import int8
+    from aurank.evaluation.engine import compiled
 
     low, high = (np.empty(len(thresholds), np.float32) for _ in range(2))
-    int8.write_edges(thresholds, offset, error, factor, 4 * UNIT, low, high)
+    compiled.write_edges(thresholds, offset, error, factor, 4 * UNIT, low, high)
     return Edges(offset, low, high)
 
 
 def code_kinds(exact: ExactScores) -> tuple[str, ...]:
-    """Return which products of codes are tried before float32, in their order; none for little work."""
     work = len(exact.queries.order) * len(exact.gallery.order) * exact.gallery.dim
     if work < FEWEST or exact.gallery.dim not in WIDTHS or exact.product_type is not None:
         return ()

@@ -1,8 +1,6 @@
-"""The top of each query's list: the nearest gallery rows, in the order that the ranks count.
+"""The top of each query's list: candidates by float32 products, put in the order of exact scores that ranks count.
 
-Candidates by float32 products are put in order by exact scores. A list is certain where no row beyond the candidates
-can reach its end, by the error bound of the products. The few lists of which that is not known are taken again by
-float64 products.
+Where a row beyond the candidates may reach the end of a list, by the error bound, float64 products look again.
 """
 
 from collections.abc import Callable
@@ -17,10 +15,7 @@ from jaxtyping import Bool, Float32, Float64, Int64
 from torch import Tensor
 
 from aurank.errors import UserError
-from aurank.evaluation.engine.inputs import ProgressCallback
-from aurank.evaluation.engine.kernels import importable
-from aurank.evaluation.engine.positives import Pairs, sort_by_label
-from aurank.evaluation.engine.problem import RetrievalProblem
+from aurank.evaluation.engine.problem import Pairs, ProgressCallback, RetrievalProblem, importable, sort_by_label
 from aurank.evaluation.engine.scores import ExactScores, full_precision
 from aurank.evaluation.engine.tiles import SIDES, Tiles, Work
 
@@ -30,11 +25,7 @@ Places = Int64[np.ndarray, "query k"]
 
 @dataclass(frozen=True, eq=False)
 class NearestRows:
-    """The k nearest gallery rows of some queries, best first.
-
-    What a query may not find (itself, junk, ignored pairs) is not there. Among equal scores negatives come first, then
-    the order of the gallery: a positive stands at its `Ranks.rank`. A shorter list ends in row -1, score NaN.
-    """
+    """The k nearest gallery rows of some queries, best first."""
 
     query: Int64[np.ndarray, " query"]  # row of the query
     row: Int64[np.ndarray, "query k"]
@@ -51,31 +42,11 @@ def nearest_rows(
     max_memory: int | str = "1GiB",
     progress: ProgressCallback | None = None,
 ) -> NearestRows:
-    """Return the k nearest gallery rows of each query with a positive, by the exact scores that ranks are counted from.
-
-    Args:
-        problem: as for `positive_ranks`.
-        k: length of a list; a gallery that offers less makes it shorter.
-        distance: "cosine", "dot" or "euclidean".
-        device: where products are taken.
-        max_memory: bound of the working memory; the lists and a few numbers per row come on top.
-        progress: called as progress(done, total) now and then.
-
-    Raises:
-        UserError: k below 1, and whatever `positive_ranks` refuses.
-
-    Example:
-        >>> problem = RetrievalProblem(np.array([[1.0, 0.0], [0.8, 0.6], [0.9, 0.1]]), labels=[0, 0, 1])
-        >>> nearest = nearest_rows(problem, 2)
-        >>> nearest.row.tolist(), nearest.is_positive.tolist()
-        ([[2, 1], [2, 0]], [[False, True], [False, True]])
-    """
+    """Return the k nearest gallery rows of each query with a positive, by exact scores."""
     if k < 1:
         raise UserError(f"k must be 1 or more, got {k}")
-    ordered, work = (
-        sort_by_label(problem),
-        Work.of(problem.embeddings, device=device, max_memory=max_memory, distributed=False),
-    )
+    ordered = sort_by_label(problem)
+    work = Work.of(problem.embeddings, device=device, max_memory=max_memory, distributed=False)
     gallery_index, rows = ordered.gallery_index, ordered.num_gallery
     exact = ExactScores.of(problem, ordered.query_index, gallery_index, distance=distance)
 
@@ -100,16 +71,7 @@ def nearest_rows(
 
 @dataclass(frozen=True, eq=False)
 class BestSearch:
-    """A search for the best places of the gallery.
-
-    Args:
-        exact: scores of both sides.
-        hidden: called with ranges of queries and of the gallery, gives the pairs that must not be found, counted from
-            the starts of both.
-        tied: called with queries and places, gives numbers by which equal scores are ordered, lowest first.
-        symmetric: query i scores with place j as query j with place i, and what is hidden is so both ways.
-        work: where float32 products are taken, and in how much memory.
-    """
+    """A search for the best places of the gallery."""
 
     exact: ExactScores
     hidden: Callable[[slice, slice], Pairs]
@@ -121,10 +83,7 @@ class BestSearch:
     def run(
         self, k: int, chosen: Int64[np.ndarray, " query"], progress: ProgressCallback | None = None
     ) -> tuple[Places, Float64[np.ndarray, "query k"]]:
-        """Return places and exact scores, best first, for some queries; -1 and minus infinity behind a shorter list.
-
-        No list is longer than the gallery.
-        """
+        """Return places and exact scores, best first, for some queries; -1 and minus infinity behind a shorter list."""
         k, wanted = min(k, self.size), min(k + SPARE, self.size)
         value, place = (found[chosen] for found in self._candidates(wanted, progress))
         lists = place, score = self._ordered(chosen, place, k)
@@ -143,7 +102,6 @@ class BestSearch:
 
     @property
     def size(self) -> int:
-        """Rows of the gallery."""
         return len(self.exact.gallery.order)
 
     def _candidates(
@@ -170,7 +128,6 @@ class BestSearch:
     def _ordered(
         self, query: Int64[np.ndarray, " query"], place: Int64[np.ndarray, "query wanted"], k: int
     ) -> tuple[Places, Float64[np.ndarray, "query k"]]:
-        """Return the k best candidates of each query by their exact scores."""
         exists = place >= 0
         score = np.full(place.shape, -np.inf)
         score[exists] = self.exact.pairs(np.broadcast_to(query[:, None], place.shape)[exists], place[exists])
@@ -202,7 +159,6 @@ class BestSearch:
 
     @cached_property
     def _first_equal(self) -> Int64[np.ndarray, " gallery"]:
-        """For each place of the gallery the first one that holds the same numbers."""
         first: dict[bytes, int] = {}
         places = []
         for start in range(0, self.size, SIDES["cuda"]):
@@ -212,12 +168,8 @@ class BestSearch:
 
 
 def _keep(value: Tensor, place: Tensor, product: Tensor, start: int, *, transposed: bool) -> None:
-    """Put into lists of products and their places what is greater in a tile whose other side begins at `start`.
-
-    The lists are those of the rows, or, transposed, of the columns.
-    """
     if not product.is_cuda and importable("numba"):
-        from aurank.evaluation.engine.kernels.pairs import keep_greatest
+        from aurank.evaluation.engine.compiled import keep_greatest
 
         keep_greatest(product.numpy(), value.numpy(), place.numpy(), start, transposed)
         return

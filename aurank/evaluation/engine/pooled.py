@@ -1,9 +1,4 @@
-"""Scores of all pairs under one threshold for all queries: positives as a list, negatives counted in bounded memory.
-
-`Ranks` compare scores within a query. Here the pairs of all queries are one pool, so that a single threshold tells
-matches from non-matches. Negatives are far too many to keep: each pass over the tiles counts how many score at least as
-high as given edges.
-"""
+"""Scores of all pairs under one threshold: positives as a list, negatives counted in bounded memory."""
 
 from functools import cached_property
 
@@ -11,32 +6,21 @@ import numpy as np
 from jaxtyping import Float64, Int64
 from typing_extensions import Unpack
 
-from aurank.evaluation.engine.counting import Thresholds, count_negatives
-from aurank.evaluation.engine.inputs import ProgressCallback
-from aurank.evaluation.engine.positives import require_room, sort_by_label
-from aurank.evaluation.engine.problem import RetrievalProblem
+from aurank.evaluation.engine.problem import (
+    ProgressCallback,
+    RetrievalProblem,
+    gather_shards,
+    require_room,
+    sort_by_label,
+)
 from aurank.evaluation.engine.scores import ExactScores
-from aurank.evaluation.engine.shards import gather_shards
-from aurank.evaluation.engine.tiles import How, Tiles, Work
+from aurank.evaluation.engine.tiles import How, Thresholds, Tiles, Work, count_negatives
 
 CELLS = 256  # of the first look at all negatives
 
 
 class PooledScores:
-    """The exact scores of all positive pairs, and counts of negative ones; of queries that have a positive.
-
-    Args:
-        problem: as for `positive_ranks`, as are `distance` and how it is computed.
-        progress: called as progress(done, total) in every pass over the negatives.
-
-    Example:
-        >>> problem = RetrievalProblem(np.array([[1.0, 0.0], [0.8, 0.6], [0.6, 0.8]]), labels=[0, 0, 1])
-        >>> scores = PooledScores(problem)
-        >>> scores.positives.tolist(), scores.num_negatives
-        ([0.8, 0.8], 2)
-        >>> scores.negatives_at_least(np.array([0.5, 0.8])).tolist()
-        [2, 1]
-    """
+    """The exact scores of all positive pairs, and counts of negative ones; of queries that have a positive."""
 
     def __init__(
         self,
@@ -66,17 +50,14 @@ class PooledScores:
     def bracket(
         self, scores: Float64[np.ndarray, " score"]
     ) -> tuple[Int64[np.ndarray, " score"], Int64[np.ndarray, " score"]]:
-        """Return at least and at most how many negatives score so high, from one look at all of them."""
         cells, counts = self._cells
         known = np.concatenate([[self.num_negatives], counts, [0]])
         return known[np.searchsorted(cells, scores) + 1], known[np.searchsorted(cells, scores, side="right")]
 
     def negatives_at_least(self, edges: Float64[np.ndarray, " edge"]) -> Int64[np.ndarray, " edge"]:
-        """Return how many negatives score at least as high as each of some increasing edges, exactly."""
         return self._count(Thresholds(edges))
 
     def positives_by_query(self, edge: float) -> Int64[np.ndarray, " sorted_query"]:
-        """Return for each sorted query how many of its positives score at least as high as an edge."""
         reached = self.positive_query[np.searchsorted(self.positives, edge) :]
         return np.bincount(reached, minlength=len(self.negatives_each))
 
@@ -97,7 +78,6 @@ class PooledScores:
 
     @cached_property
     def _cells(self) -> tuple[Float64[np.ndarray, " cell"], Int64[np.ndarray, " cell"]]:
-        """Scores between which about equally many positives lie, and how many negatives reach each."""
         distinct = np.unique(self.positives)
         cells = distinct[np.linspace(0, len(distinct) - 1, min(CELLS, len(distinct))).astype(np.int64)]
         return cells, self.negatives_at_least(cells)

@@ -1,28 +1,218 @@
-"""The question that an evaluation answers: which rows search which, and what counts as found."""
+"""The question of an evaluation: which rows search which, what counts as found, and both sides sorted by label."""
 
-from dataclasses import dataclass
-from typing import NamedTuple
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-from jaxtyping import Int64
+import torch
+from jaxtyping import Bool, Int64, Integer, Shaped
+from torch import Tensor
 
+from aurank.arrays import MappedRows
+from aurank.distributed import SENT, ProcessGroup
 from aurank.errors import UserError
-from aurank.evaluation.engine.inputs import Embeddings, Integers, check_matrix, integer_array, row_array, unique_ids
+from aurank.sizes import as_text, available_memory, size_in_bytes
+
+Device: TypeAlias = torch.device | str
+Devices: TypeAlias = Device | Sequence[Device] | None
+Embeddings: TypeAlias = Tensor | np.ndarray[Any, np.dtype[Any]] | MappedRows
+Integers: TypeAlias = Tensor | np.ndarray[Any, np.dtype[Any]] | Sequence[Any]
+ProgressCallback: TypeAlias = Callable[[int, int], object]  # called with what is done and the total
+Pairs: TypeAlias = tuple[Int64[np.ndarray, " pair"], Int64[np.ndarray, " pair"]]  # sorted queries and places
+
+NO_GROUP = -1
+POSITIVE_BYTES = 110  # that a positive takes at most at once: its place, score, counts, and terms of the metrics
+
+
+# -- what a caller may pass --------------------------------------------------------------------------------------------
+
+
+def importable(name: str) -> bool:
+    """Return whether an optional package is there and whole."""
+    try:
+        __import__(name)
+    except ImportError:
+        return False
+    return True
+
+
+def byte_count(max_memory: int | str) -> int:
+    """Return the number of bytes of an integer or of text such as "512MiB", "1.5 GiB" or "200MB"."""
+    try:
+        size = size_in_bytes(str(max_memory))
+    except ValueError:
+        size = 0
+    if size < 1:
+        raise UserError(f'max_memory must be a positive number of bytes or text such as "512MiB", got {max_memory!r}')
+    return size
+
+
+def device_of(embeddings: Embeddings) -> torch.device:
+    return embeddings.device if isinstance(embeddings, Tensor) else torch.device("cpu")
+
+
+def choose_devices(device: Devices, queries: Embeddings) -> list[torch.device]:
+    """Return where to compute: on each `device`, else on the CUDA device that holds the queries, else on the CPU."""
+    if device is None:
+        return [device_of(queries) if device_of(queries).type == "cuda" else torch.device("cpu")]
+    try:
+        devices = [torch.device(each) for each in ([device] if isinstance(device, str | torch.device) else device)]
+    except RuntimeError as error:
+        raise UserError(f'device must be such as "cpu" or "cuda:0", got {device!r}') from error
+    kinds = {each.type for each in devices}
+    # float64 decides close calls, and not every accelerator has it.
+    if kinds != {"cpu"} and not (kinds == {"cuda"} and torch.cuda.is_available()):
+        raise UserError(f"device must name the CPU or available CUDA devices, got {device!r}")
+    return devices
+
+
+def refuse_masked(values: Any, name: str) -> None:
+    """Raise UserError for a masked array that hides entries, which np.asarray would bring back."""
+    if isinstance(values, np.ma.MaskedArray) and values.mask.any():
+        hidden = int(np.count_nonzero(values.mask))
+        raise UserError(f"the {name} are a masked array with {hidden} entries hidden: leave those rows out")
+
+
+def check_matrix(embeddings: Embeddings, *, side: str) -> None:
+    """Raise UserError unless `embeddings` is a non-empty matrix of real numbers."""
+    refuse_masked(embeddings, f"{side} embeddings")
+    shape = tuple(getattr(embeddings, "shape", ()))
+    if len(shape) != 2 or 0 in shape:
+        kind = f"shape {shape}" if hasattr(embeddings, "shape") else f"type {type(embeddings).__name__}"
+        raise UserError(f"the {side} embeddings have {kind}: give a tensor or NumPy array with a row for each item")
+    if isinstance(embeddings, Tensor):
+        real = not embeddings.is_complex() and embeddings.layout == torch.strided
+    else:  # bfloat16 and its kin come from the ml_dtypes package, under a kind of their own
+        real = embeddings.dtype.kind in "fiub" or embeddings.dtype.name.startswith(("bfloat", "float"))
+    if not real:
+        raise UserError(f"the {side} embeddings have type {embeddings.dtype}: give a dense array of real numbers")
+
+
+def as_array(values: Integers) -> np.ndarray:
+    """Return a tensor or a list of numbers as an array."""
+    if isinstance(values, Tensor):  # NumPy has no bfloat16
+        return (values.float() if values.dtype == torch.bfloat16 else values).detach().cpu().numpy()
+    return np.asarray(values)
+
+
+def numbered(
+    first: Integers | None,
+    second: Integers | None,
+    *,
+    name: str,
+    gather: Callable[..., list[Any]] = lambda own: [own],
+) -> tuple[Integers | None, Integers | None, Shaped[np.ndarray, " name"] | None]:
+    """Return labels or ids of both sides with text as integers, and the names in the order of their numbers.
+
+    What is no text comes back as it came. `gather` is a process group's `all_gather`.
+    """
+
+    def text(values: Integers | None) -> Shaped[np.ndarray, "..."] | None:
+        if values is None or isinstance(values, Tensor) or (isinstance(values, np.ndarray) and values.ndim != 1):
+            return None
+        if not len(values) or not all(isinstance(value, str) for value in values):
+            return None
+        refuse_masked(values, f"{name}s")
+        return np.asarray(values, dtype=np.str_)
+
+    sides = [text(values) for values in (first, second)]
+    given = sum(values is not None for values in (first, second))
+    members = gather((given, [np.unique(values) for values in sides if values is not None]))
+    texts = [each for _, some in members for each in some]
+    if not texts:
+        return first, second, None
+    if len(texts) < sum(given for given, _ in members):
+        raise UserError(f"some {name}s are text and some are not: give the {name}s of both sides alike")
+    names = np.unique(np.concatenate(texts))
+    left, right = (None if values is None else np.searchsorted(names, values) for values in sides)
+    return left, right, names
+
+
+def _integers(values: Integers, name: str) -> np.ndarray:
+    refuse_masked(values, name)
+    try:
+        array = as_array(values)
+    except ValueError as error:  # nested lists of unequal length
+        raise UserError(f"the {name} are not a list of integers: {error}") from error
+    if array.size and (array.dtype.kind not in "iu" or int(array.max()) > np.iinfo(np.int64).max):
+        raise UserError(
+            f"the {name} are {array.dtype}: give integers that fit in int64, for example by "
+            "np.unique(…, return_inverse=True)[1], over both sides together where there are two"
+        )
+    return array.astype(np.int64)
+
+
+def integer_array(values: Integers, *, name: str, rows: int, side: str) -> Int64[np.ndarray, " row"]:
+    """Return `values` as int64, never by way of a float; UserError unless it is one integer for each row."""
+    array = _integers(values, f"{side} {name}s")
+    if array.shape != (rows,):
+        raise UserError(
+            f"the {side} {name}s have shape {array.shape} for {rows} {side} embeddings: give one {name} per row"
+        )
+    return array
+
+
+def unique_ids(values: Integers, *, rows: int, side: str) -> Int64[np.ndarray, " row"]:
+    """Return `values` as int64; UserError when two rows of one side claim to be the same item."""
+    ids = integer_array(values, name="id", rows=rows, side=side)
+    names, counts = np.unique(ids, return_counts=True)
+    if (counts > 1).any():
+        raise UserError(f"the {side} ids name an item twice: {names[counts > 1][0]}; give each item its own id")
+    return ids
+
+
+def pair_array(values: Integers | None, name: str, queries: int, gallery: int) -> Int64[np.ndarray, "pair 2"]:
+    """Return `values` as index pairs (query row, gallery row), none for None."""
+    array = _integers(() if values is None else values, f"pairs in {name}")
+    if not array.size:
+        return np.empty((0, 2), np.int64)
+    if array.ndim != 2 or array.shape[1] != 2:
+        raise UserError(f"{name} must be pairs (query row, gallery row), shape [pair, 2]; got shape {array.shape}")
+    for indices, side, rows in ((array[:, 0], "query", queries), (array[:, 1], "gallery", gallery)):
+        _check_rows(indices, name, side, rows)
+    return array
+
+
+def _check_rows(indices: Int64[np.ndarray, " index"], name: str, side: str, rows: int) -> None:
+    wrong = indices[(indices < 0) | (indices >= rows)]
+    if len(wrong):
+        raise UserError(f"{name} names {side} row {wrong[0]}: there are rows 0 to {rows - 1}")
+
+
+def rows_without_junk(junk: Integers | None, rows: int) -> Int64[np.ndarray, " kept"]:
+    """Return the gallery rows that are not junk, which is given as rows or as a truth value for each."""
+    refuse_masked(junk, "junk")
+    given = np.asarray(() if junk is None else junk)
+    if given.dtype == np.bool_ and given.shape == (rows,):
+        left_out = np.flatnonzero(given)
+    else:
+        left_out = _integers(() if junk is None else junk, "rows in junk")
+    if left_out.ndim != 1:
+        raise UserError(f"junk must be gallery rows or one truth value per row, got shape {left_out.shape}")
+    _check_rows(left_out, "junk", "gallery", rows)
+    kept = np.setdiff1d(np.arange(rows), left_out)
+    if not len(kept):
+        raise UserError(f"all {rows} gallery rows are junk: nothing is left to retrieve")
+    return kept
+
+
+# -- the problem -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class RetrievalProblem:
     """Hold both sides of a search and all that says which gallery rows are positives of which query.
 
-    This is where positives come from in evaluation. A gallery row is a *positive* of a query if both have one label or,
-    where `positives` are given, if the pair is listed there. Left out, as neither positive nor negative, are
+    A gallery row is a *positive* of a query if both have one label or, where `positives` are given, if the pair is
+    listed there. Left out, as neither positive nor negative, are
 
     - the query itself: its own row without a gallery, else the gallery row with the query's id;
     - what would be a positive but has the query's own group, if groups are given;
     - the pairs in `ignore`, and for all queries the gallery rows in `junk`.
 
-    Every other gallery row is a *negative*. The problem is made once, where a caller's arguments come in, and handed on
-    whole; its fields are checked against each other when both sides are sorted (`positives.sort_by_label`).
+    Every other gallery row is a *negative*.
 
     Example:
         >>> problem = RetrievalProblem(np.eye(3), labels=[0, 0, 1], junk=[2])
@@ -68,7 +258,7 @@ class Side(NamedTuple):
 
 
 def check_sides(problem: RetrievalProblem) -> tuple[Side, Side]:
-    """Return the queries' and the gallery's labels and groups; UserError where the fields do not fit each other.
+    """Return the labels and groups of both sides; UserError where the fields do not fit each other.
 
     Without labels each row is a class of its own.
     """
@@ -82,27 +272,304 @@ def check_sides(problem: RetrievalProblem) -> tuple[Side, Side]:
     if problem.labels is None and problem.positives is None:
         raise UserError("labels are missing: give one label per query row, or the positives as a list of pairs")
     query = side(problem.labels, problem.groups, len(queries), "query")
-    fields = ("labels", "ids", "groups")
+    for name in ("labels", "ids", "groups"):
+        here, there = (getattr(problem, field) is not None for field in (name, f"gallery_{name}"))
+        if gallery is None and there:
+            raise UserError(f"gallery_{name} came without a gallery: give the gallery's embeddings too")
+        if gallery is not None and here != there and (name != "labels" or problem.positives is None):
+            raise UserError(f"{name} and gallery_{name} belong together: give both or neither")
     if gallery is None:
-        for name in fields:
-            if getattr(problem, f"gallery_{name}") is not None:
-                raise UserError(f"gallery_{name} came without a gallery: give the gallery's embeddings too")
         return query, query
     check_matrix(gallery, side="gallery")
     if gallery.shape[1] != queries.shape[1]:
         widths = f"width {queries.shape[1]} and the gallery's {gallery.shape[1]}"
         raise UserError(f"the query embeddings have {widths}: embed both with the same model")
-    if problem.gallery_labels is None and problem.positives is None:
-        raise UserError("a gallery came without gallery_labels: give one label per gallery row")
-    for name in fields[1:]:
-        if (getattr(problem, name) is None) != (getattr(problem, f"gallery_{name}") is None):
-            raise UserError(f"{name} and gallery_{name} belong together: give both or neither")
     return query, side(problem.gallery_labels, problem.gallery_groups, len(gallery), "gallery")
 
 
-def rows_without_junk(junk: Integers | None, rows: int) -> Int64[np.ndarray, " kept"]:
-    """Return the gallery rows that are not junk; UserError where all are."""
-    kept = np.setdiff1d(np.arange(rows), row_array(() if junk is None else junk, "junk", rows))
-    if not len(kept):
-        raise UserError(f"all {rows} gallery rows are junk: nothing is left to retrieve")
-    return kept
+# -- rows that several processes hold ----------------------------------------------------------------------------------
+
+
+def gather_shards(group: ProcessGroup, problem: RetrievalProblem, *, shards: bool) -> RetrievalProblem:
+    """Return the problem as if one process had all rows of both sides.
+
+    A side that all processes hold alike is taken as it is; else, and always with `shards`, its parts are put together
+    in the order of ranks. The same labels with other embeddings are copies that differ, which must not pass for shards.
+    """
+    if group.size == 1:
+        return problem
+    whole: dict[str, Any] = {}
+    for side, names in (
+        ("query", ("embeddings", "labels", "ids", "groups")),
+        ("gallery", ("gallery", "gallery_labels", "gallery_ids", "gallery_groups")),
+    ):
+        given = [getattr(problem, name) for name in names]
+        arrays = [array if array is None or hasattr(array, "shape") else np.asarray(array) for array in given]
+        kinds = [None if array is None else (str(array.dtype), tuple(array.shape[1:])) for array in arrays]
+        _check_equal(group, kinds, f"the types and widths of the {side} side (embeddings, labels, ids, groups)")
+        digests = group.all_gather([_digest(array) for array in arrays])
+        copies = all(other == digests[0] for other in digests)
+        if not shards and not copies and all(other[1:] == digests[0][1:] for other in digests):
+            raise UserError(
+                f"all ranks gave the same {side} labels and ids, but other embeddings: give every rank its own rows, "
+                'or all the very same; distributed="shards" says that these are different rows'
+            )
+        for name, array in zip(names, arrays, strict=True):
+            whole[name] = array if array is None or (copies and not shards) else group.concatenate(array)
+    return replace(problem, **whole)
+
+
+def require_equal(group: ProcessGroup, **settings: Any) -> None:
+    """Raise UserError where processes were called with different settings."""
+    for name, value in settings.items():
+        plain = value if value is None or isinstance(value, str | int | float | tuple) else _digest(value)
+        _check_equal(group, plain, name)
+
+
+def _check_equal(group: ProcessGroup, value: Any, what: str) -> None:
+    given = group.all_gather(value)
+    for rank, other in enumerate(given):
+        if other != given[0]:
+            raise UserError(f"{what} must be the same on all ranks: rank 0 has {given[0]}, rank {rank} has {other}")
+
+
+def _digest(array: Any) -> str | None:
+    if array is None:
+        return None
+    plain = array if isinstance(array, Tensor | MappedRows) else np.asarray(array)
+    digest = hashlib.sha256(repr((tuple(plain.shape), str(plain.dtype))).encode())
+    if isinstance(plain, MappedRows):
+        step = max(1, SENT // max(1, plain.shape[1] * plain.itemsize))
+        for start in range(0, len(plain), step):
+            digest.update(np.ascontiguousarray(plain[start : start + step]).data)
+        return digest.hexdigest()
+    bits = plain.detach().cpu().contiguous().view(torch.uint8).numpy() if isinstance(plain, Tensor) else plain
+    digest.update(np.ascontiguousarray(bits).data)
+    return digest.hexdigest()
+
+
+# -- both sides sorted by label, so that a class is one range of the gallery -------------------------------------------
+
+
+class Groups(NamedTuple):
+    """The group of each sorted query and of each place of the sorted gallery."""
+
+    query: Int64[np.ndarray, " sorted_query"]
+    gallery: Int64[np.ndarray, " sorted_gallery"]
+
+
+@dataclass(frozen=True, eq=False)
+class SortedProblem:
+    """A `RetrievalProblem` with both sides sorted by label; positives are listed for a range of queries at a time.
+
+    The negatives of sorted query i are the gallery without the places `class_start[i]` to `class_stop[i]`, and without
+    `extra[extra_offset[i] : extra_offset[i + 1]]`. Pairs in `left_out` and `listed` are numbers, query times places
+    plus place, increasing.
+    """
+
+    query_index: Int64[np.ndarray, " sorted_query"]  # row of the caller's queries
+    gallery_index: Int64[np.ndarray, " sorted_gallery"]
+    class_start: Int64[np.ndarray, " sorted_query"]
+    class_stop: Int64[np.ndarray, " sorted_query"]
+    offset: Int64[np.ndarray, " sorted_query_plus_one"]  # cumulated numbers of positives
+    extra_offset: Int64[np.ndarray, " sorted_query_plus_one"]
+    extra: Int64[np.ndarray, " extra"]
+    left_out: Int64[np.ndarray, " left_out"]  # own rows and ignored pairs
+    listed: Int64[np.ndarray, " listed"] | None  # where these are the positives, and no class
+    groups: Groups | None
+    labels: Int64[np.ndarray, " query"]  # of every query given, in the caller's order
+    num_gallery: int  # rows given, junk included
+    symmetric: bool  # both sides are the same rows in the same order, and `extra` is empty
+
+    @property
+    def num_positives(self) -> Int64[np.ndarray, " sorted_query"]:
+        return np.asarray(np.diff(self.offset))
+
+    @property
+    def num_negatives(self) -> Int64[np.ndarray, " sorted_query"]:
+        excluded = self.class_stop - self.class_start + np.diff(self.extra_offset)
+        return np.asarray(len(self.gallery_index) - excluded)
+
+    def positives(self, queries: slice) -> Pairs:
+        """Return the positives of a range of sorted queries, query by query, and the places of each increasing."""
+        query, place = self._candidates(queries)
+        numbers, left_out = query * len(self.gallery_index) + place, self._within(self.left_out, queries)
+        at = np.minimum(np.searchsorted(numbers, left_out), max(len(numbers) - 1, 0))
+        keep = np.ones(len(numbers), bool)
+        if len(numbers):
+            keep[at[numbers[at] == left_out]] = False
+        if self.groups is not None:
+            keep &= ~_same_group(self.groups, query, place)
+        return query[keep], place[keep]
+
+    def is_positive(
+        self, query: Int64[np.ndarray, "*#shape"], place: Int64[np.ndarray, "*shape"]
+    ) -> Bool[np.ndarray, "*shape"]:
+        """Return which pairs of a sorted query and a place are positives."""
+        numbers = query * len(self.gallery_index) + place
+        found = (place >= self.class_start[query]) & (place < self.class_stop[query])
+        if self.listed is not None:
+            found = among(numbers, self.listed)
+        found &= ~among(numbers, self.left_out)
+        return np.asarray(found if self.groups is None else found & ~_same_group(self.groups, query, place))
+
+    def hidden(self, queries: slice, places: slice) -> Pairs:
+        """Return the pairs of two ranges that are neither positive nor negative, each once."""
+        size = len(self.gallery_index)
+        query, place = np.divmod(self._within(self.left_out, queries), size)
+        inside = (place >= places.start) & (place < places.stop)
+        query, place = query[inside], place[inside]
+        if self.groups is None:
+            return query, place
+        own, other = self._candidates(queries, places)
+        same = _same_group(self.groups, own, other)
+        query, place = np.divmod(np.union1d(query * size + place, own[same] * size + other[same]), size)
+        return query, place
+
+    def _candidates(self, queries: slice, places: slice | None = None) -> Pairs:
+        """Return the pairs of a range that would be positives if none were left out."""
+        if self.listed is not None:
+            query, place = np.divmod(self._within(self.listed, queries), len(self.gallery_index))
+            inside = slice(None) if places is None else (place >= places.start) & (place < places.stop)
+            return query[inside], place[inside]
+        start, stop = self.class_start[queries], self.class_stop[queries]
+        if places is not None:
+            start, stop = (np.clip(edge, places.start, places.stop) for edge in (start, stop))
+        count = stop - start
+        query = np.repeat(np.arange(queries.start, queries.stop), count)
+        return query, np.arange(len(query)) - np.repeat(np.cumsum(count) - count - start, count)
+
+    def _within(self, numbers: Int64[np.ndarray, " pair"], queries: slice) -> Int64[np.ndarray, " some"]:
+        size = len(self.gallery_index)
+        first, last = np.searchsorted(numbers, [queries.start * size, queries.stop * size])
+        return numbers[first:last]
+
+
+def sort_by_label(problem: RetrievalProblem) -> SortedProblem:
+    """Return the problem sorted by label, positives counted; UserError where its fields do not fit each other."""
+    query, gallery = check_sides(problem)
+    rows, there = len(query.labels), len(gallery.labels)
+    own, kept = problem.own_rows(), rows_without_junk(problem.junk, there)
+    ignore = pair_array(problem.ignore, "ignore", rows, there)
+    if own is not None:
+        ignore = np.concatenate([ignore, np.stack([np.arange(rows), own], axis=1)[own >= 0]])
+    size = len(kept)
+    if problem.positives is None:
+        query_index = np.argsort(query.labels, kind="stable")
+        gallery_index = kept[np.argsort(gallery.labels[kept], kind="stable")]
+        ordered, wanted = gallery.labels[gallery_index], query.labels[query_index]
+        start, stop = np.searchsorted(ordered, wanted), np.searchsorted(ordered, wanted, side="right")
+    else:  # nobody is of the same class, and both sides stay as they are
+        query_index, gallery_index = np.arange(rows), kept
+        start = stop = np.zeros(rows, np.int64)
+    query_place, gallery_place = places_of(query_index, rows), places_of(gallery_index, there)
+
+    def numbers(pairs: Int64[np.ndarray, "pair 2"]) -> Int64[np.ndarray, " kept"]:
+        place = gallery_place[pairs[:, 1]]
+        return np.unique((query_place[pairs[:, 0]] * size + place)[place >= 0])
+
+    left_out, listed, groups = numbers(ignore), None, None
+    if query.groups is not None and gallery.groups is not None:
+        groups = Groups(query.groups[query_index], gallery.groups[gallery_index])
+    if problem.positives is not None:
+        listed = numbers(pair_array(problem.positives, "positives", rows, there))
+        at, place = np.divmod(listed[~among(listed, left_out)], size)
+        keep = slice(None) if groups is None else ~_same_group(groups, at, place)
+        counts = np.bincount(at[keep], minlength=rows)
+    else:
+        at, place = np.divmod(left_out, size)
+        less, counts = (place >= start[at]) & (place < stop[at]), stop - start
+        if groups is not None:
+            less &= ~_same_group(groups, at, place)
+            counts = counts - _count_same_group(groups, start, stop)
+        counts = np.asarray(counts - np.bincount(at[less], minlength=rows))
+    # What the range of the class does not hide: listed positives, and pairs left out beyond the range.
+    extra_query, extra = np.divmod(left_out if listed is None else np.union1d(left_out, listed), size)
+    beyond = (extra < start[extra_query]) | (extra >= stop[extra_query])
+    extra_query, extra = extra_query[beyond], extra[beyond]
+    symmetric = problem.gallery is None and listed is None and size == there and not len(extra)
+    # Where most queries have no positive, dropping them saves more than half of the tiles.
+    symmetric = symmetric and 2 * int((counts > 0).sum()) >= rows
+    chosen = np.ones(rows, bool) if symmetric else counts > 0
+
+    def renumbered(numbers: Int64[np.ndarray, " pair"]) -> Int64[np.ndarray, " kept"]:
+        at, place = np.divmod(numbers, size)
+        return np.asarray(((np.cumsum(chosen) - 1)[at] * size + place)[chosen[at]])
+
+    return SortedProblem(
+        query_index=query_index[chosen],
+        gallery_index=gallery_index,
+        class_start=start[chosen],
+        class_stop=stop[chosen],
+        offset=np.concatenate([[0], np.cumsum(counts[chosen])]),
+        extra_offset=np.concatenate([[0], np.cumsum(np.bincount(extra_query, minlength=rows)[chosen])]),
+        extra=extra[chosen[extra_query]],
+        left_out=renumbered(left_out),
+        listed=None if listed is None else renumbered(listed),
+        groups=None if groups is None else Groups(groups.query[chosen], groups.gallery),
+        labels=query.labels,
+        num_gallery=there,
+        symmetric=symmetric,
+    )
+
+
+def _same_group(
+    groups: Groups, query: Int64[np.ndarray, "*#shape"], place: Int64[np.ndarray, "*shape"]
+) -> Bool[np.ndarray, "*shape"]:
+    own = groups.query[query]
+    return np.asarray((own != NO_GROUP) & (own == groups.gallery[place]))
+
+
+def _count_same_group(
+    groups: Groups, start: Int64[np.ndarray, " sorted_query"], stop: Int64[np.ndarray, " sorted_query"]
+) -> Int64[np.ndarray, " sorted_query"]:
+    """Return how many gallery rows each query shares both class and group with."""
+    names, number = np.unique(groups.gallery, return_inverse=True)
+    some = stop > start
+    first, index = np.unique(start[some], return_index=True)
+    if not len(first):
+        return np.zeros(len(some), np.int64)
+    # Queries of one class have one range, and ranges do not overlap: of a place's ranges the last that begins.
+    places = np.arange(len(number))
+    at = np.searchsorted(first, places, side="right") - 1
+    held = (at >= 0) & (places < stop[some][index][at])
+    keys = np.sort((first[at] * len(names) + number)[held])
+    place = np.minimum(np.searchsorted(names, groups.query), len(names) - 1)
+    known = (names[place] == groups.query) & (groups.query != NO_GROUP) & some
+    wanted = start * len(names) + place
+    return np.where(known, np.searchsorted(keys, wanted, side="right") - np.searchsorted(keys, wanted), 0)
+
+
+def places_of(index: Int64[np.ndarray, " place"], rows: int) -> Int64[np.ndarray, " row"]:
+    """Return the place of each row in `index`, -1 where it has none."""
+    places = np.full(rows, -1)
+    places[index] = np.arange(len(index))
+    return places
+
+
+def among(values: Int64[np.ndarray, "*shape"], ordered: Int64[np.ndarray, " other"]) -> Bool[np.ndarray, "*shape"]:
+    """Return which values are in a sorted list."""
+    if not len(ordered):
+        return np.zeros(values.shape, bool)
+    place = np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)
+    return np.asarray(ordered[place] == values)
+
+
+def count_positives(queries: Integer[np.ndarray, " query"], gallery: Integer[np.ndarray, " gallery"]) -> int:
+    """Return the number of pairs of a query and a gallery row of one label."""
+    if not len(gallery):
+        return 0
+    names, sizes = np.unique(gallery, return_counts=True)
+    place = np.minimum(np.searchsorted(names, queries), len(names) - 1)
+    return int(sizes[place][names[place] == queries].sum())
+
+
+def require_room(positives: int) -> None:
+    """Raise UserError where so many positives do not fit into memory, before anything is computed."""
+    free = available_memory()
+    if free is not None and positives * POSITIVE_BYTES > free:
+        raise UserError(
+            f"the labels make {positives:,} positives, which take about {as_text(positives * POSITIVE_BYTES)} beside "
+            f"max_memory, and {as_text(free)} are available: measure a sample of the queries against the whole "
+            "gallery, or labels of smaller classes"
+        )

@@ -1,29 +1,32 @@
-"""The engine: for each query, where each of its positives ranks among all negatives of the gallery.
-
-These ranks are sufficient for every metric of retrieval. Both sides are sorted by label once, so that a class is a
-contiguous range of the gallery; tiles of queries and gallery rows are scored in bounded memory, and what they count
-adds up; where both sides are the same rows, half of the tiles are enough. The numbers are exact: they follow from
-scores whose value depends on the two rows alone (see `scores`).
-"""
+"""The engine: for each query, where each of its positives ranks among all negatives of the gallery."""
 
 from collections.abc import Callable, Iterator
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial, reduce
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from jaxtyping import Float64, Int64, Integer
 from typing_extensions import Unpack
 
 from aurank.errors import UserError
-from aurank.evaluation.engine.counting import Thresholds, count_negatives
-from aurank.evaluation.engine.inputs import Devices, Embeddings, Integers, ProgressCallback
-from aurank.evaluation.engine.positives import POSITIVE_BYTES, require_room, sort_by_label
-from aurank.evaluation.engine.problem import RetrievalProblem
+from aurank.evaluation.engine.problem import (
+    POSITIVE_BYTES,
+    Devices,
+    Embeddings,
+    Integers,
+    ProgressCallback,
+    RetrievalProblem,
+    as_array,
+    gather_shards,
+    refuse_masked,
+    require_equal,
+    require_room,
+    sort_by_label,
+)
 from aurank.evaluation.engine.scores import ExactScores, full_precision, one_thread_each
-from aurank.evaluation.engine.shards import gather_shards, require_equal
-from aurank.evaluation.engine.tiles import How, Tiles, Work, consecutive
+from aurank.evaluation.engine.tiles import How, Thresholds, Tiles, Work, consecutive, count_negatives
 
 COUNT_BYTES = 20  # of a positive while negatives are counted: its score, place and two counts
 BLOCK = 2**20  # positives of a block that is read at once: more would not be faster
@@ -89,17 +92,10 @@ Change: TypeAlias = Callable[[Ranks], Ranks]  # of the positives of each query b
 
 
 class RankBlocks:
-    """The ranks of a problem, in blocks of queries of which the positives fit into memory.
+    """The ranks of a problem, in blocks of queries of which the positives fit into memory; no block changes a digit.
 
-    What a block is does not change a digit. The arguments are those of `positive_ranks`; `max_memory` bounds positives
-    too, unless a single query has more: only the embeddings and a few numbers per row come on top.
-    Where all positives fit, they are counted at once, half of the tiles for both sides if the set is its own gallery.
-
-    Example:
-        >>> problem = RetrievalProblem(np.array([[1.0, 0.0], [0.8, 0.6], [0.9, 0.1]]), [0, 0, 1])
-        >>> ranks = RankBlocks(problem)
-        >>> ranks.num_positives.tolist(), [block.rank.tolist() for block in ranks.blocks()]
-        ([1, 1], [[2, 2]])
+    The arguments are those of `positive_ranks`; `max_memory` bounds positives too, unless a single query has more.
+    `whole`: one block, and UserError where it does not fit.
     """
 
     def __init__(
@@ -111,7 +107,6 @@ class RankBlocks:
         whole: bool = False,
         **how: Unpack[How],
     ) -> None:
-        """Check and sort the problem; `whole`: one block, and UserError where it does not fit."""
         self.changes: tuple[Change, ...] = ()
         work = self.work = Work.of(problem.embeddings, **how)
         fields = {name: getattr(problem, name) for name in ("positives", "ignore", "junk")}
@@ -132,42 +127,27 @@ class RankBlocks:
         ranges = [every] if whole else self._ranges(every, room // COUNT_BYTES)
         taken = 0 if whole else min(room, int(ordered.offset[-1]) * COUNT_BYTES)
         self.most, size = min(BLOCK, (work.size - taken) // POSITIVE_BYTES), work.size - taken
-        self.tilings = [
-            Tiles(
-                self.exact,
-                work,
-                symmetric=ordered.symmetric,
-                size=size,
-                queries=queries,
-                offset=ordered.offset,
-                coded=True,
-            )
-            for queries in ranges
-        ]
+        shared: dict[str, Any] = {"symmetric": ordered.symmetric, "size": size, "offset": ordered.offset, "coded": True}
+        self.tilings = [Tiles(self.exact, work, queries=queries, **shared) for queries in ranges]
 
     @property
     def query(self) -> Int64[np.ndarray, " query"]:
-        """Rows of the queries with a positive, in the caller's order."""
         return np.sort(self.ordered.query_index[self.ordered.num_positives > 0])
 
     @property
     def labels(self) -> Int64[np.ndarray, " query"]:
-        """Their labels; where only pairs were given, their rows."""
         return np.asarray(self.ordered.labels[self.query])
 
     @property
     def num_positives(self) -> Int64[np.ndarray, " query"]:
-        """Positives of each of them."""
         return self._of_queries(self.ordered.num_positives)
 
     @property
     def num_negatives(self) -> Int64[np.ndarray, " query"]:
-        """Negatives of each of them."""
         return self._of_queries(self.ordered.num_negatives)
 
     @property
     def num_lone_queries(self) -> int:
-        """Queries left out because the gallery holds no positive for them."""
         return self.num_queries - int((self.ordered.num_positives > 0).sum())
 
     def blocks(self) -> Iterator[Ranks]:
@@ -176,9 +156,7 @@ class RankBlocks:
         for tiles in self.tilings:
             with full_precision(), one_thread_each(self.work.compiled):
                 positives, counts = self._thresholds(tiles.queries)
-            count_negatives(
-                counts, self.ordered, tiles, self.progress and partial(_progress, self.progress, done, total)
-            )
+            count_negatives(counts, self.ordered, tiles, self.progress and partial(self._report, done, total))
             done += tiles.num_tiles
             for queries in [tiles.queries] if self.whole else self._ranges(tiles.queries, self.most):
                 yield reduce(lambda ranks, change: change(ranks), self.changes, self._ranks(counts, positives, queries))
@@ -186,13 +164,15 @@ class RankBlocks:
             del counts, positives
 
     def changed(self, change: Change) -> "RankBlocks":
-        """Return the ranks behind a change of each block."""
         other = copy(self)
         other.changes = (*self.changes, change)
         return other
 
+    def _report(self, before: int, total: int, done: int, _: int) -> None:
+        assert self.progress is not None
+        self.progress(before + done, total)
+
     def _ranges(self, queries: slice, most: int) -> list[slice]:
-        """Cut a range of sorted queries by their positives; ranges of lone queries alone are left out."""
         offset = self.ordered.offset
         return [some for some in consecutive(offset, queries, most=most) if offset[some.start] < offset[some.stop]]
 
@@ -201,10 +181,6 @@ class RankBlocks:
         return np.asarray(values[some[np.argsort(self.ordered.query_index[some])]])
 
     def _thresholds(self, queries: slice) -> tuple[Integer[np.ndarray, " positive"], Thresholds]:
-        """Return the positives of a range of sorted queries, as places, and their scores, which increase by query.
-
-        Of equal scores the positive that comes first in the gallery comes last.
-        """
         ordered, group = self.ordered, self.work.group
         offset = ordered.offset[queries.start : queries.stop + 1] - ordered.offset[queries.start]
         kind = np.min_scalar_type(-len(ordered.gallery_index) - 1)
@@ -264,10 +240,6 @@ def query_columns(ranks: RankSource, compute: Callable[[Ranks], dict[str, np.nda
     return {name: np.concatenate(values)[order] for name, values in parts.items()}
 
 
-def _progress(progress: ProgressCallback, before: int, total: int, done: int, _: int) -> None:
-    progress(before + done, total)
-
-
 def positive_ranks(
     queries: Embeddings | RetrievalProblem,
     query_labels: Integers | None = None,
@@ -291,12 +263,9 @@ def positive_ranks(
     """Return the ranks of every positive of every query in the full gallery.
 
     The first arguments are the fields of a `RetrievalProblem`, which may be given in their place: tensors or NumPy
-    arrays of any real type; memory-mapped ones are read in pieces.
-
-    Under an initialised torch.distributed every rank calls this, and gets the same result. A side of which all ranks
-    hold the very same rows is taken as it is; else each holds a shard of it, and they are put together in the order of
-    ranks (always so with `distributed="shards"`). Rows in `positives`, `ignore` and `junk` count over all shards.
-    `distributed=False`: this process by itself.
+    arrays of any real type; memory-mapped ones are read in pieces. Under an initialised torch.distributed every rank
+    calls this, and gets the same result: a side of which all ranks hold the very same rows is taken as it is, else each
+    holds a shard of it. Rows in `positives`, `ignore` and `junk` count over all shards.
 
     The result does not depend on `backend`, `max_memory`, `device`, threads, processes or the order of rows.
 
@@ -306,6 +275,7 @@ def positive_ranks(
         device: that of CUDA queries by default, else the CPU; several CUDA devices share the work.
         max_memory: bytes, or text such as "512MiB", for the working memory. The embeddings, a few numbers per row, and
             with the result about 110 bytes per positive come on top; `RankBlocks` has the ranks in parts.
+        distributed: "shards" puts all sides together; False: this process by itself.
         progress: called as progress(done, total) now and then.
 
     Raises:
@@ -322,3 +292,37 @@ def positive_ranks(
         problem = RetrievalProblem(*sides, positives, ignore, junk)
     how: How = {"backend": backend, "device": device, "max_memory": max_memory, "distributed": distributed}
     return next(RankBlocks(problem, distance=distance, progress=progress, whole=True, **how).blocks())
+
+
+def check_grades(positives: Integers | None, relevance: Integers) -> Float64[np.ndarray, " pair"]:
+    """Return the grade of each pair in `positives`; UserError unless there is one number above 0 for each, once."""
+    refuse_masked(relevance, "relevance")
+    pairs, grade = as_array(() if positives is None else positives), as_array(relevance)
+    if positives is None or grade.shape != pairs.shape[:1] or grade.dtype.kind not in "iuf":
+        raise UserError(f"relevance has shape {grade.shape}, {grade.dtype}: give a number for each pair in positives")
+    if not ((grade > 0) & np.isfinite(grade)).all():
+        raise UserError(f"relevance must be above 0, and is {grade.min()}: leave out what is not relevant")
+    if len(np.unique(pairs, axis=0)) < len(pairs):
+        raise UserError("positives names a pair twice, so that its relevance is not clear: give each pair once")
+    return grade.astype(np.float64)
+
+
+class Grades:
+    """The grades of listed pairs, to be given to ranks of some queries or of all."""
+
+    def __init__(self, positives: Integers, grade: Float64[np.ndarray, " pair"], num_gallery: int) -> None:
+        pairs = as_array(positives).astype(np.int64)
+        keys = pairs[:, 0] * num_gallery + pairs[:, 1]
+        order = np.argsort(keys)
+        self.keys, self.grade = keys[order], grade[order]
+
+    def given_to(self, ranks: Ranks) -> Ranks:
+        query = np.repeat(ranks.query, ranks.num_positives)
+        found = np.searchsorted(self.keys, query * ranks.num_gallery + ranks.positive)
+        return with_grades(ranks, self.grade[found])
+
+
+def with_grades(ranks: Ranks, grades: Float64[np.ndarray, " positive"]) -> Ranks:
+    query = np.repeat(np.arange(len(ranks.query)), ranks.num_positives)
+    worst_first = np.lexsort((grades, ranks.at_least, query))
+    return replace(ranks, positive=ranks.positive[worst_first], relevance=grades[worst_first])

@@ -1,10 +1,7 @@
 """The score of two rows: exact in a stated sense, and products that come close to it with a rigorous bound.
 
-The score that decides is taken in float64 from the rows as they came: `tree_sum(x * y) / (|x| * |y|)` for the cosine,
-`tree_sum(x * y)` for the dot product, `-tree_sum((x - y)²)` for the Euclidean distance. Every step is a single rounded
-operation on elements in a fixed order, so its value depends on the two rows and on nothing else: not on the tile they
-fall in, the number of threads, the device, or which of the two is the query. Equal rows therefore tie exactly. Matrix
-products are faster but none of that; they serve where the bound proves that the score must fall on the same side.
+The score that decides is `tree_sum(x * y) / (|x| * |y|)`, `tree_sum(x * y)` or `-tree_sum((x - y)²)` in float64: its
+value depends on the two rows alone. Matrix products serve where their bound proves on which side the score falls.
 """
 
 from collections.abc import Iterator
@@ -20,9 +17,7 @@ from torch import Tensor
 
 from aurank.arrays import MappedRows
 from aurank.errors import UserError
-from aurank.evaluation.engine.inputs import Embeddings, Places, device_of
-from aurank.evaluation.engine.kernels import importable
-from aurank.evaluation.engine.problem import RetrievalProblem
+from aurank.evaluation.engine.problem import Embeddings, RetrievalProblem, device_of, importable
 
 # Squares of lengths in this range, and products of two such lengths, stay far from overflow and underflow in float64.
 SHORTEST, LONGEST = 1e-140, 1e140
@@ -45,11 +40,7 @@ def tree_sum(terms: Float64[Tensor, "*shape dim"]) -> Float64[Tensor, "*shape"]:
 
 @dataclass(frozen=True)
 class Distance:
-    """How two rows are scored, larger being closer, and how a matrix product can stand for that score.
-
-    Products are taken of *features*: rows scaled to a length of at most 1, of which the Euclidean distance needs two
-    more, for |u - v|² = |u|² + |v|² - 2 u·v. A product times `factor` is the score, up to `error`.
-    """
+    """How two rows are scored, larger being closer, and how a matrix product can stand for that score."""
 
     name: str
     query_scale: float = 1.0
@@ -57,20 +48,16 @@ class Distance:
 
     @property
     def squared(self) -> bool:
-        """Whether the score is a squared difference; then a row's features differ between query and gallery."""
         return self.name == "euclidean"
 
     @property
     def factor(self) -> float:
-        """What a product of features has to be multiplied with to be a score."""
         return (2.0 if self.squared else 1.0) * self.query_scale * self.gallery_scale
 
     def width(self, dim: int) -> int:
-        """Return how many numbers a feature has."""
         return dim + 2 if self.squared else dim
 
     def units(self, lengths: Float64[Tensor, " row"]) -> Float64[Tensor, " row"]:
-        """Return by what each row's exact sums are divided."""
         return lengths if self.name == "cosine" else torch.ones_like(lengths)
 
     def pairs(
@@ -79,7 +66,6 @@ class Distance:
         second: Float64[Tensor, "*#pair dim"],
         units: Float64[Tensor, "*pair"],
     ) -> Float64[Tensor, "*pair"]:
-        """Return exact scores of pairs of rows; `units` are the products of their units; `first` is overwritten."""
         if self.squared:
             first.sub_(second)
             return -tree_sum(first.mul_(first)) / units
@@ -103,10 +89,8 @@ class Distance:
         """Return how far a product of two `dtype` features may be from score / factor, in any order of summation.
 
         A sum of n products errs by at most gamma(n) = n u / (1 - n u) times the sum of their sizes (Higham, Accuracy
-        and Stability of Numerical Algorithms, section 3.1). That sum is at most 1 by Cauchy-Schwarz, and 2 for the
-        Euclidean distance. float32: n products and two rounded inputs, and six roundings to spare, far more than the
-        steps in float64 and the rounding of a threshold's edges take. float64: product, score, lengths and divisions
-        each err by gamma(n) and a few u.
+        and Stability of Numerical Algorithms, section 3.1), which is at most 1, and 2 for the Euclidean distance.
+        float32: two rounded inputs and six roundings to spare. float64: product, score, lengths and divisions each.
         """
         rounding = torch.finfo(dtype).eps / 2
         width = self.width(dim)
@@ -116,18 +100,18 @@ class Distance:
         return (4.08 if self.squared else 1.02) * count * rounding
 
     def feature_error(self, dim: int) -> float:
-        """Return how far a product of two float32 features, taken in float64, may be from score / factor.
-
-        As `error` counts it: two rounded inputs and six roundings to spare, and what float64 takes.
-        """
         rounding = torch.finfo(torch.float32).eps / 2
         return (4.08 if self.squared else 1.02) * 8 * rounding + self.error(dim, torch.float64)
 
 
-def make_distance(name: str, longest_query: float, longest_gallery: float) -> Distance:
-    """Return the Distance for rows of at most these lengths; UserError for an unknown name."""
+def check_distance(name: str) -> None:
     if name not in DISTANCES:
         raise UserError(f"distance must be one of {', '.join(DISTANCES)}; got {name!r}")
+
+
+def make_distance(name: str, longest_query: float, longest_gallery: float) -> Distance:
+    """Return the Distance for rows of at most these lengths; UserError for an unknown name."""
+    check_distance(name)
     if name == "cosine":
         return Distance(name)
     if name == "euclidean":
@@ -152,10 +136,7 @@ def full_precision() -> Iterator[None]:
 
 @contextmanager
 def one_thread_each(wanted: bool) -> Iterator[None]:
-    """Let every thread compute by itself inside, if wanted: tiles are shared out among threads, not what is in one.
-
-    Threads that wait for each other within many small operations took ten times the work on a busy machine.
-    """
+    """Let every thread compute by itself inside, if wanted: tiles are shared out among threads, not what is in one."""
     before = torch.get_num_threads()
     if wanted:
         torch.set_num_threads(1)
@@ -166,7 +147,6 @@ def one_thread_each(wanted: bool) -> Iterator[None]:
 
 
 def read(embeddings: Embeddings, index: Int64[Tensor, " row"]) -> Float64[Tensor, "row dim"]:
-    """Return the rows at `index`, in float64, where the index lives; nothing else of `embeddings` is read."""
     if isinstance(embeddings, Tensor):
         return embeddings.detach().index_select(0, index).to(torch.float64)
     return torch.from_numpy(np.asarray(embeddings[index.numpy()], dtype=np.float64))
@@ -185,13 +165,10 @@ def plain_array(embeddings: Embeddings) -> np.ndarray[Any, np.dtype[Any]] | None
 
 
 def row_lengths(embeddings: Embeddings, *, side: str, distance: str, compiled: bool) -> Float64[Tensor, " row"]:
-    """Return the Euclidean length of every row, in the caller's order, where the embeddings live.
-
-    UserError names the first row that is not finite, too long for float64, or under cosine zero or too short.
-    """
+    """Return the Euclidean length of every row, in the caller's order, where the embeddings live."""
     array = plain_array(embeddings) if compiled else None
     if array is not None:
-        from aurank.evaluation.engine.kernels.pairs import exact_lengths
+        from aurank.evaluation.engine.compiled import exact_lengths
 
         lengths = torch.empty(len(array), dtype=torch.float64)
         exact_lengths(array, lengths.numpy())
@@ -216,23 +193,16 @@ def row_lengths(embeddings: Embeddings, *, side: str, distance: str, compiled: b
     raise UserError(f"row {row} of the {side} embeddings {what}")
 
 
-def greatest_whole(embeddings: Embeddings) -> float | None:
-    """Return the greatest absolute value of embeddings of whole numbers, None for other ones."""
-    greatest = 0.0
-    index = torch.arange(len(embeddings), device=device_of(embeddings))
-    for piece in torch.split(index, max(1, ELEMENTS // embeddings.shape[1])):
-        rows = read(embeddings, piece)
-        if bool((rows != rows.round()).any()):
-            return None
-        greatest = max(greatest, float(rows.abs().max()))
-    return greatest
-
-
 class Vectors:
     """Rows of one side after sorting, given out in pieces: as they came, or as features for products."""
 
     def __init__(
-        self, embeddings: Embeddings, lengths: Float64[Tensor, " row"], *, order: Places, distance: Distance
+        self,
+        embeddings: Embeddings,
+        lengths: Float64[Tensor, " row"],
+        *,
+        order: Int64[np.ndarray, " place"],
+        distance: Distance,
     ) -> None:
         self.embeddings, self.distance = embeddings, distance
         self.order = torch.from_numpy(order).to(lengths.device)
@@ -241,7 +211,6 @@ class Vectors:
         self.dim, self.device = int(embeddings.shape[1]), lengths.device
 
     def raw(self, places: slice | Int64[Tensor, " place"]) -> Float64[Tensor, "place dim"]:
-        """Return the rows at these places as they came, in float64."""
         return read(self.embeddings, self.order[places])
 
     def features(
@@ -297,11 +266,11 @@ class ExactScores:
         """Return the score of each pair of a sorted query and a place in the sorted gallery."""
         out = np.empty(len(queries))
         if len(self.plain) == 2:
-            from aurank.evaluation.engine.kernels import pairs
+            from aurank.evaluation.engine import compiled
 
             (left, left_order, left_units), (right, right_order, right_units) = self.plain
             here = (left, left_order[queries], left_units[queries], right, right_order[gallery], right_units[gallery])
-            pairs.exact_pairs(*here, self.queries.distance.squared, out)
+            compiled.exact_pairs(*here, self.queries.distance.squared, out)
             return out
         elements = CUDA_ELEMENTS if self.queries.device.type == "cuda" else ELEMENTS
         step = max(1, elements // self.queries.dim)
@@ -315,16 +284,15 @@ class ExactScores:
 
     @cached_property
     def product_type(self) -> torch.dtype | None:
-        """The type whose matrix products of the rows as they came are exact, if there is one: of small whole numbers.
-
-        Such as codes of one bit: so many of their scores tie that taking each again would take ten times as long.
-        """
-        largest = greatest_whole(self.queries.embeddings)
-        if self.gallery.embeddings is not self.queries.embeddings and largest is not None:
-            other = greatest_whole(self.gallery.embeddings)
-            largest = None if other is None else max(largest, other)
-        if largest is None:
-            return None
+        """The type whose products of the rows as they came are exact, as of small whole numbers; None for others."""
+        largest = 0.0
+        for embeddings in {id(side): side for side in (self.queries.embeddings, self.gallery.embeddings)}.values():
+            index = torch.arange(len(embeddings), device=device_of(embeddings))
+            for piece in torch.split(index, max(1, ELEMENTS // embeddings.shape[1])):
+                rows = read(embeddings, piece)
+                if bool((rows != rows.round()).any()):
+                    return None
+                largest = max(largest, float(rows.abs().max()))
         most = 4 * self.queries.dim * largest**2  # |x|² + |y|² + 2 |x·y|
         return next((kind for kind in (torch.float32, torch.float64) if most * torch.finfo(kind).eps < 1), None)
 
@@ -343,7 +311,6 @@ class ExactScores:
     def _product_tile(
         self, queries: slice, gallery: slice, kind: torch.dtype, out: Float64[Tensor, "query gallery"]
     ) -> None:
-        """Write the same scores by products of this type, which is exact for all rows."""
         right = self.gallery.raw(gallery).to(out.device, kind)
         units = self.gallery.units[gallery].to(out.device)
         step = max(1, (CUDA_ELEMENTS if out.is_cuda else ELEMENTS) // len(right))

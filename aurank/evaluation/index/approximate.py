@@ -15,13 +15,17 @@ from jaxtyping import Float64
 
 from aurank.errors import UserError
 from aurank.evaluation import metrics
-from aurank.evaluation.aggregate import mean
-from aurank.evaluation.engine.inputs import ProgressCallback
-from aurank.evaluation.engine.positives import SortedProblem, among, places_of, sort_by_label
-from aurank.evaluation.engine.problem import RetrievalProblem
+from aurank.evaluation.engine.problem import (
+    ProgressCallback,
+    RetrievalProblem,
+    SortedProblem,
+    among,
+    places_of,
+    sort_by_label,
+)
 from aurank.evaluation.engine.ranks import Ranks
-from aurank.evaluation.index.faiss_bridge import faiss_library, take
-from aurank.evaluation.index.neighbours import Index, Neighbours
+from aurank.evaluation.index.neighbours import Index, Neighbours, faiss_library, take
+from aurank.evaluation.metrics import mean
 
 NEIGHBOUR_QUERIES = 1000  # queries whose neighbours are compared with the exact ones
 
@@ -55,7 +59,6 @@ class Approximation:
     measured: dict[str, float] = field(compare=False)
 
     def __str__(self) -> str:
-        """Return a table for people: metric, index and exact side by side, then what was measured."""
         width = max(len(name) for name in (*self.metrics, "metric"))
         lines = [f"{'metric':<{width}}   index   exact"]
         lines += [f"{name:<{width}}  {value:.4f}  {self.exact[name]:.4f}" for name, value in self.metrics.items()]
@@ -147,10 +150,6 @@ def index_report(
 def _list_metrics(
     problem: RetrievalProblem, index: Index, depth: int, cuts: tuple[int, ...], ties: str, told: ProgressCallback | None
 ) -> tuple[dict[str, float], float]:
-    """Return mauprc and recall@k over all queries with a positive, and the seconds of all searches.
-
-    What no list shows was never retrieved.
-    """
     ordered, seconds = sort_by_label(problem), list[float]()
     reader = _ListReader(ordered)
     values: dict[str, list[float]] = {"mauprc": [], **{f"recall@{k}": [] for k in cuts}}
@@ -177,10 +176,7 @@ class _ListReader:
         self.extra = np.sort(np.repeat(queries, np.diff(problem.extra_offset)) * self.width + problem.extra)
 
     def ranks(self, rows: slice, found: Neighbours) -> tuple[Ranks, Float64[np.ndarray, " query"]]:
-        """Return the ranks of the positives that these queries' lists show, and which part of all positives that is.
-
-        Queries whose lists show none are not among them. A rank counts the rows of the list alone.
-        """
+        """Return the ranks of the positives that these queries' lists show, and which part of all positives that is."""
         problem, query = self.problem, self.sorted_query[rows]
         use = np.flatnonzero(query >= 0)
         query, row, similarity = query[use], found.row[use], found.similarity[use]

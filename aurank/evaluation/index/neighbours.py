@@ -1,15 +1,12 @@
-"""Nearest neighbours by faiss, exact or approximate: for grids, for mining and for judging an approximate index.
-
-A similarity here is larger where two rows are closer: the cosine, the dot product, or minus the squared Euclidean
-distance. faiss works in float32, so rows closer to one another than its rounding may change places. Results that must
-be exact come from `positive_ranks`.
-"""
+"""Nearest neighbours by faiss, exact or approximate: for grids, for mining and for judging an approximate index."""
 
 import hashlib
 import json
 import os
+import re
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Unpack
@@ -17,14 +14,118 @@ from typing import Any, Literal, Unpack
 import numpy as np
 import torch
 from jaxtyping import Float32, Int64
+from torch import Tensor
 from typing_extensions import TypedDict
 
 from aurank.errors import UserError
-from aurank.evaluation.engine.inputs import Embeddings, ProgressCallback, byte_count, check_matrix
-from aurank.evaluation.engine.scores import DISTANCES
-from aurank.evaluation.index import faiss_bridge
-from aurank.evaluation.index.faiss_bridge import blocks, faiss_library, faiss_says, load_rows, row_blocks
+from aurank.evaluation.engine.problem import Embeddings, ProgressCallback, byte_count, check_matrix
+from aurank.evaluation.engine.scores import check_distance
 from aurank.files import checked, read_record, reading, replacing, require_ordinary
+
+BLOCK = 2**21  # numbers read and handed to faiss at a time
+LONGEST_FACTORY, LARGEST_NUMBER, MOST_BITS = 200, 2**24, 16
+
+
+def faiss_library() -> Any:
+    import faiss
+
+    return faiss
+
+
+@contextmanager
+def faiss_says(trouble: str) -> Iterator[None]:
+    """Turn an error of faiss into a UserError: the trouble, and in brackets what faiss says about it."""
+    try:
+        yield
+    except RuntimeError as error:
+        reason = re.sub(r"^.*? at \S+:\d+: ", "", str(error).strip(), flags=re.DOTALL)
+        raise UserError(f"{trouble} ({' '.join(reason.split())})") from error
+
+
+def check_factory(factory: str) -> None:
+    """Raise UserError unless the factory string is short text with numbers that an index can be made for."""
+    if not isinstance(factory, str) or not 0 < len(factory) <= LONGEST_FACTORY:
+        shown = factory if len(str(factory)) <= LONGEST_FACTORY else f"{str(factory)[:20]}…"
+        raise UserError(f'an index is a text such as "Flat" or "IVF1024,Flat", got {shown!r}')
+    for number in re.findall(r"\d+", factory):
+        if int(number) > LARGEST_NUMBER:
+            raise UserError(f"the index {factory!r} has the number {number}: at most {LARGEST_NUMBER:,} can be made")
+    for bits in re.findall(r"x(\d+)", factory):
+        if int(bits) > MOST_BITS:
+            raise UserError(f"the index {factory!r} has codes of {bits} bits: at most {MOST_BITS} can be trained")
+
+
+def set_parameters(index: Any, parameters: str) -> None:
+    """Set search parameters such as "nprobe=16, efSearch=64"."""
+    for item in parameters.split(","):
+        match = re.fullmatch(r"\s*(\w+)\s*=\s*(\d+(?:\.\d+)?)\s*", item)
+        if match is None or float(match[2]) <= 0:
+            raise UserError(f'a search parameter must be such as "nprobe=16", got {item.strip()!r}')
+        faiss_library().ParameterSpace().set_index_parameter(index, match[1], float(match[2]))
+
+
+def transforms(index: Any) -> list[Any]:
+    faiss = faiss_library()
+    chain = index.chain if isinstance(index, faiss.IndexPreTransform) else None
+    return [] if chain is None else [faiss.downcast_VectorTransform(chain.at(place)) for place in range(chain.size())]
+
+
+def choose_gpus(device: torch.device | str | None, index: Any, factory: str) -> list[int]:
+    """Return the GPUs for an index, none for the CPU; UserError for a GPU that is missing or cannot hold the index."""
+    faiss = faiss_library()
+    available = int(faiss.get_num_gpus())
+    inner = faiss.downcast_index(index.index) if isinstance(index, faiss.IndexPreTransform) else index
+    match = re.fullmatch(r"cpu|cuda(?::(\d+))?", "cuda" if device is None else str(device))
+    if match is None:
+        raise UserError(f'device must be such as "cpu", "cuda" or "cuda:0", got {str(device)!r}')
+    if match[0] == "cpu" or (device is None and not (available and faiss.isGpuIndexImplemented(inner))):
+        return []
+    chosen = list(range(available)) if match[1] is None else [int(match[1])]
+    if not chosen or chosen[-1] >= available:
+        raise UserError(f'device is {str(device)!r}, but faiss sees {available} GPUs: use device="cpu"')
+    if not faiss.isGpuIndexImplemented(inner):
+        raise UserError(f'faiss has no index {factory!r} on the GPU: use device="cpu", or a Flat or IVF index')
+    return chosen
+
+
+def blocks(total: int, step: int) -> Iterator[slice]:
+    return (slice(start, min(start + step, total)) for start in range(0, total, step))
+
+
+def row_blocks(embeddings: Embeddings) -> Iterator[slice]:
+    return blocks(len(embeddings), max(1, BLOCK // embeddings.shape[1]))
+
+
+def take(embeddings: Embeddings, rows: Int64[np.ndarray, " row"]) -> Embeddings:
+    index = torch.from_numpy(rows).to(embeddings.device) if isinstance(embeddings, Tensor) else rows
+    return embeddings[index]
+
+
+def load_rows(
+    embeddings: Embeddings, rows: slice | Int64[np.ndarray, " row"], distance: str
+) -> Float32[np.ndarray, "row dim"]:
+    """Return rows as faiss takes them: float32 in main memory, of length 1 under cosine, not finite if none fits."""
+    part = embeddings[rows] if isinstance(rows, slice) else take(embeddings, rows)
+    if isinstance(part, Tensor):
+        part = part.detach().to("cpu", torch.float64).numpy()
+    values = np.asarray(part, dtype=np.float64)
+    with np.errstate(all="ignore"):  # check_rows names what is not finite in the end
+        if distance == "cosine":
+            values = values / np.abs(values).max(axis=1, keepdims=True)  # squares neither overflow nor vanish
+            values = values / np.sqrt((values * values).sum(axis=1, keepdims=True))
+        return np.ascontiguousarray(values, dtype=np.float32)
+
+
+def check_rows(embeddings: Embeddings, *, side: str, distance: str) -> None:
+    """Raise UserError naming the first row that faiss cannot take."""
+    for rows in row_blocks(embeddings):
+        wrong = np.flatnonzero(~np.isfinite(load_rows(embeddings, rows, distance)).all(axis=1))
+        if len(wrong):
+            reason = "holds NaN or infinity, or is all zeros, and has no cosine with anything"
+            if distance != "cosine":
+                reason = "holds NaN, infinity or a number beyond float32"
+            raise UserError(f"row {rows.start + wrong[0]} of the {side} embeddings {reason}: remove it")
+
 
 FORMAT, VERSION = "aurank.index", 3
 PIECE = 2**20
@@ -94,17 +195,16 @@ class Index:
         faiss = faiss_library()
         if dim < 1:
             raise UserError(f"dim must be 1 or more, got {dim}")
-        if distance not in DISTANCES:
-            raise UserError(f"distance must be one of {', '.join(DISTANCES)}; got {distance!r}")
-        faiss_bridge.check_factory(factory)
+        check_distance(distance)
+        check_factory(factory)
         self.dim, self.factory, self.distance = dim, factory, distance
         kind, _, parameters = (part.strip() for part in factory.partition(";"))
         metric = faiss.METRIC_L2 if distance == "euclidean" else faiss.METRIC_INNER_PRODUCT
         with faiss_says(f"the index {factory!r} cannot be made for {dim} dimensions and the distance {distance}"):
             self.host = faiss.index_factory(dim, kind, metric)
             if parameters:
-                faiss_bridge.set_parameters(self.host, parameters)
-        self.gpus = faiss_bridge.choose_gpus(device, self.host, factory)
+                set_parameters(self.host, parameters)
+        self.gpus = choose_gpus(device, self.host, factory)
         if float16 and not self.gpus:
             raise UserError('float16 is for indexes on a GPU; on the CPU write "SQfp16" in place of "Flat"')
         self.float16, self.temporary_bytes = float16, byte_count(temporary_memory)
@@ -223,7 +323,7 @@ class Index:
             with faiss_says(f"the index {self.factory!r} cannot be moved to {self.place}"):
                 self._copy = self._to_gpus(self.host)
         engine = self._copy if self.gpus else self.host
-        for rows in blocks(len(queries), max(1, min(faiss_bridge.BLOCK // self.dim, LIST_BLOCK // depth))):
+        for rows in blocks(len(queries), max(1, min(BLOCK // self.dim, LIST_BLOCK // depth))):
             block = load_rows(queries, rows, self.distance)
             before = time.perf_counter()
             with faiss_says(f"the index {self.factory!r} cannot be searched"):
@@ -271,7 +371,7 @@ class Index:
                 f"the {side} embeddings have {embeddings.shape[1]} columns and the index has {self.dim}: "
                 "both must come from the same model"
             )
-        faiss_bridge.check_rows(embeddings, side=side, distance=self.distance)
+        check_rows(embeddings, side=side, distance=self.distance)
 
     def _depth(self, queries: Embeddings, k: int, leave_out: np.ndarray | None) -> int:
         if k < 1:
@@ -294,7 +394,7 @@ class Index:
         lists = faiss.try_extract_index_ivf(self.host)
         coded = self.host if lists is None else faiss.downcast_index(lists)
         counts = [1 if lists is None else lists.nlist, coded.pq.ksub if hasattr(coded, "pq") else 1]
-        if any(isinstance(step, faiss.OPQMatrix) for step in faiss_bridge.transforms(self.host)):
+        if any(isinstance(step, faiss.OPQMatrix) for step in transforms(self.host)):
             counts.append(OPQ_CENTROIDS)
         return int(max(counts))
 
@@ -334,7 +434,6 @@ def neighbours(
 
 
 def _without(row: np.ndarray, similarity: np.ndarray, unwanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return both lists less the unwanted row of each query; what follows moves up, and padding fills the end."""
     row, similarity = (np.pad(part, ((0, 0), (0, 1)), constant_values=-1) for part in (row, similarity))
     drop = (row == unwanted[:, None]) & (unwanted[:, None] >= 0)
     drop[~drop.any(axis=1), -1] = True
@@ -351,15 +450,11 @@ class Description(TypedDict):
 
 
 def description_of(path: Path) -> Path:
-    """Return where the description of a saved index stands."""
     return path.with_name(path.name + ".json")
 
 
 def write_index(host: Any, path: Path, *, factory: str, distance: str) -> None:
-    """Write a faiss index and its description; what was there before stays until both are complete.
-
-    A crash between the two last steps, which give both their names, leaves a pair that `read_index` refuses.
-    """
+    """Write a faiss index and its description; what was there before stays until both are complete."""
     faiss, digest = faiss_library(), hashlib.sha256()
     with replacing(description_of(path)) as description, replacing(path) as file:
 
@@ -377,11 +472,7 @@ def write_index(host: Any, path: Path, *, factory: str, distance: str) -> None:
 
 
 def read_index(path: Path, *, memory_map: bool = False) -> tuple[Any, Description]:
-    """Return the faiss index and its description; UserError unless `write_index` wrote both and no byte has changed.
-
-    The checksum comes first, because faiss trusts the sizes that it reads.
-    With `memory_map` lists and vectors stay in the file, and are read as searches need them.
-    """
+    """Return the faiss index and its description; UserError unless `write_index` wrote both and no byte has changed."""
     require_ordinary(path)
     description = description_of(path)
     content = read_record(description, "the description of an index", named=FORMAT, versions=(VERSION,), remedy=REMEDY)

@@ -1,7 +1,7 @@
 """Post-processing of embeddings and of ranked lists as named steps, with a text form and a file."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,17 +11,40 @@ import torch
 from jaxtyping import Float64
 
 from aurank.errors import UserError
-from aurank.evaluation.engine.inputs import Embeddings, ProgressCallback, check_matrix, device_of
-from aurank.evaluation.engine.kernels import importable
 from aurank.evaluation.engine.nearest import NearestRows, nearest_rows
-from aurank.evaluation.engine.problem import RetrievalProblem, check_sides, rows_without_junk
+from aurank.evaluation.engine.problem import (
+    Embeddings,
+    ProgressCallback,
+    RetrievalProblem,
+    check_matrix,
+    check_sides,
+    device_of,
+    importable,
+    rows_without_junk,
+)
 from aurank.evaluation.engine.ranks import RankBlocks, Ranks
-from aurank.evaluation.engine.scores import DISTANCES, ELEMENTS, read, row_lengths
-from aurank.evaluation.postprocessing._step import ListStep, Rows, RowStep, Sides, SideStep, Step
-from aurank.evaluation.postprocessing.expansion import DatabaseAugmentation, QueryExpansion
-from aurank.evaluation.postprocessing.k_reciprocal import KReciprocal
-from aurank.evaluation.postprocessing.reorder import Rescore, reordered_ranks
-from aurank.evaluation.postprocessing.row_steps import Binary, Centring, Float16, Int8, Truncate, Whiten
+from aurank.evaluation.engine.scores import ELEMENTS, check_distance, read, row_lengths
+from aurank.evaluation.postprocessing.neighbour_steps import (
+    DatabaseAugmentation,
+    KReciprocal,
+    QueryExpansion,
+    Rescore,
+    reordered_ranks,
+)
+from aurank.evaluation.postprocessing.steps import (
+    Binary,
+    Centring,
+    Float16,
+    Int8,
+    ListStep,
+    Rows,
+    RowStep,
+    Sides,
+    SideStep,
+    Step,
+    Truncate,
+    Whiten,
+)
 from aurank.files import read_bundle, reading, write_bundle
 from aurank.names import meant, nearest
 
@@ -31,7 +54,6 @@ _ALL: tuple[type[Step], ...] = (
 )
 STEPS = {step.name: step for step in _ALL}
 Source = TypeVar("Source", Ranks, RankBlocks)
-SUFFIX = ".safetensors"
 _WHAT = "post-processing"
 
 
@@ -55,7 +77,6 @@ class PostProcessing:
     anew. Under cosine every step to which length matters gets rows of length 1.
 
     Args:
-        steps: at least one.
         distance: of the evaluation that they belong to.
         fitted_rows: how many training rows they have learnt from.
 
@@ -73,14 +94,8 @@ class PostProcessing:
     fitted_rows: int = 0
 
     def __post_init__(self) -> None:
-        kinds = [
-            next(at for at, kind in enumerate((RowStep, SideStep, ListStep)) if isinstance(step, kind))
-            for step in self.steps
-        ]
-        if not kinds:
-            raise UserError(f"post-processing names no step: give some of {', '.join(STEPS)}")
-        if self.distance not in DISTANCES:
-            raise UserError(f"distance must be one of {', '.join(DISTANCES)}; got {self.distance!r}")
+        check_distance(self.distance)
+        kinds = [[isinstance(step, kind) for kind in (RowStep, SideStep, ListStep)].index(True) for step in self.steps]
         if kinds != sorted(kinds) or kinds.count(2) > 1:
             raise UserError(
                 f"post-processing {str(self)!r}: steps that change single rows come first, then those that look at "
@@ -89,9 +104,7 @@ class PostProcessing:
             )
         for step in self.steps:
             if self.distance != "cosine" and isinstance(step, SideStep | KReciprocal):
-                raise UserError(
-                    f"{step.name} goes by cosines, and the distance is {self.distance}: use cosine, or leave it out"
-                )
+                raise UserError(f"{step.name} goes by cosines, and the distance is {self.distance}: leave one out")
 
     @classmethod
     def parse(cls, text: str, *, distance: str = "cosine") -> "PostProcessing":
@@ -108,7 +121,11 @@ class PostProcessing:
                 if not key or not value or key in steps[-1][1]:
                     raise UserError(f"post-processing {text!r}: expected NAME=VALUE, each name once, got {first!r}")
                 steps[-1][1][key] = value
-        return cls(tuple(_step(name, given) for name, given in steps), distance)
+        for name, _ in steps:
+            if name not in STEPS:
+                hint = meant(nearest(name, STEPS))
+                raise UserError(f"no post-processing step {name!r}, expected some of {', '.join(STEPS)}{hint}")
+        return cls(tuple(STEPS[name](**given) for name, given in steps), distance)
 
     def __str__(self) -> str:
         return ", ".join(map(str, self.steps))
@@ -120,33 +137,25 @@ class PostProcessing:
 
     @property
     def is_fitted(self) -> bool:
-        """Whether no step has anything to learn any more."""
         return all(bool(step.state) for step in self._row_steps if step.learns)
 
     @property
     def is_of_rows(self) -> bool:
-        """Whether every step changes each row by itself."""
         return len(self._row_steps) == len(self.steps)
 
     @property
     def orders_lists(self) -> bool:
-        """Whether the last step orders lists anew."""
         return isinstance(self.steps[-1], ListStep)
 
     def require_fitted(self) -> None:
-        """Raise UserError where a step has not learnt yet."""
         for step in self._row_steps:
             step.require_fitted()
 
     def require_distance(self, distance: str) -> None:
-        """Raise UserError where the steps are for another distance."""
         if self.distance != distance:
-            raise UserError(
-                f"the post-processing is for the distance {self.distance}, and the distance here is {distance}"
-            )
+            raise UserError(f"the post-processing is for the distance {self.distance}, not for {distance}")
 
     def require_scores_of_all_pairs(self) -> None:
-        """Raise UserError where the last step gives scores of its own to the beginnings of lists."""
         if self.orders_lists:
             raise UserError(
                 f"{str(self)!r} orders lists by scores of their own, which no threshold fits: calibrate without"
@@ -200,8 +209,13 @@ class PostProcessing:
         with reading(path, _WHAT, remedy="save it anew"):
             steps = cls.parse(about.steps, distance=about.distance)
             states = zip(steps.steps, about.states, strict=True)
-            fitted = tuple(_with_state(step, state) for step, state in states)
-            return replace(steps, steps=fitted, fitted_rows=about.fitted_rows)
+            fitted = [
+                step.with_state({name: state[name].numpy() for name in step.learns})
+                if isinstance(step, RowStep) and step.learns
+                else step
+                for step, state in states
+            ]
+            return replace(steps, steps=tuple(fitted), fitted_rows=about.fitted_rows)
 
     @property
     def note(self) -> str:
@@ -215,7 +229,6 @@ class PostProcessing:
 
     @property
     def has_codes(self) -> bool:
-        """Whether a step makes a code."""
         return any(step.makes_code for step in self._row_steps)
 
     @property
@@ -239,7 +252,6 @@ class PostProcessing:
         )
 
     def _changed(self, embeddings: Embeddings, steps: Sequence[Step], *, side: str, final: bool = True) -> Rows:
-        """Return rows behind some steps that change single rows, read in pieces; of length 1 unless `final`."""
         row_lengths(embeddings, side=side, distance=self.distance, compiled=importable("numba"))
         index = torch.arange(len(embeddings), device=device_of(embeddings))
         kept = np.float64 if not final or str(embeddings.dtype).endswith("float64") else np.float32
@@ -256,7 +268,6 @@ class PostProcessing:
         return found
 
     def _scaled(self, rows: Float64[np.ndarray, "row dim"]) -> Float64[np.ndarray, "row dim"]:
-        """Return the rows as the distance sees them; one that is all zeros stays, to be refused by the ranking."""
         if self.distance != "cosine":
             return rows
         length = np.sqrt((rows * rows).sum(axis=1, keepdims=True))
@@ -297,16 +308,13 @@ class Processed:
         last = self.processing.steps[-1]
         if not isinstance(last, ListStep):
             return self._before(k, max_memory, progress)
-        lists = self._before(max(k, last.depth), max_memory, progress)
-        head = NearestRows(
-            lists.query, *(part[:, : last.depth] for part in (lists.row, lists.score, lists.is_positive))
-        )
+        lists, depth = self._before(max(k, last.depth), max_memory, progress), last.depth
+        head = NearestRows(lists.query, lists.row[:, :depth], lists.score[:, :depth], lists.is_positive[:, :depth])
         score = self._scores(last, head)
         order = np.lexsort((head.row, head.is_positive, -score), axis=1)
-        parts = ((head.row, lists.row), (score, lists.score), (head.is_positive, lists.is_positive))
         joined = [
-            np.concatenate([np.take_along_axis(new, order, axis=1), old[:, last.depth :]], axis=1)[:, :k]
-            for new, old in parts
+            np.concatenate([np.take_along_axis(new, order, axis=1), old[:, depth:]], axis=1)[:, :k]
+            for new, old in ((head.row, lists.row), (score, lists.score), (head.is_positive, lists.is_positive))
         ]
         return NearestRows(lists.query, *joined)
 
@@ -319,27 +327,85 @@ class Processed:
         return step.scores(lists, self.sides, self.uncoded, distance=distance, device=self.device)
 
 
-def _step(name: str, given: dict[str, str]) -> Step:
-    if name not in STEPS:
-        raise UserError(
-            f"no post-processing step {name!r}, expected some of {', '.join(STEPS)}{meant(nearest(name, STEPS))}"
-        )
-    kinds = {one.name: one.type for one in fields(STEPS[name]) if one.name != "state"}
-    for parameter in given:
-        if parameter not in kinds:
-            known = f"its parameters are {', '.join(kinds)}" if kinds else "it has none"
-            raise UserError(f"{name} has no parameter {parameter!r}; {known}{meant(nearest(parameter, kinds))}")
-    values: dict[str, Any] = {}
-    for parameter, text in given.items():
-        try:
-            values[parameter] = float(text) if kinds[parameter] is float else int(text)
-        except ValueError:
-            expected = "a number" if kinds[parameter] is float else "a whole number"
-            raise UserError(f"{name}: {parameter} must be {expected}, got {text!r}") from None
-    return STEPS[name](**values)
+BITS = {"float32": 32, "float16": 16, "int8": 8, "binary": 1}
 
 
-def _with_state(step: Step, state: dict[str, torch.Tensor]) -> Step:
-    if not isinstance(step, RowStep) or not step.learns:
-        return step
-    return replace(step, state={name: state[name].numpy() for name in step.learns})
+@dataclass(frozen=True)
+class Codes:
+    """Which widths and precisions of the embeddings to measure beside the embeddings as they are.
+
+    Args:
+        dims: how many numbers of each row, from the first, are kept; none: all.
+        precisions: "float32", "float16", "int8" (scales from the gallery) or "binary".
+        rescore: length of the lists that each code is measured with once more, scored again by the rows as they came.
+
+    Example:
+        >>> import aurank, numpy as np
+        >>> rows = np.array([[1.0, 0.2], [0.9, 0.3], [-1.0, 0.2], [-0.9, 0.1]])
+        >>> report = aurank.evaluate(rows, [0, 0, 1, 1], codes=Codes(dims=(1, 2), precisions=("float32", "binary")))
+        >>> [(code["dim"], code["precision"], code["bytes"]) for code in report.codes]
+        [(1, 'float32', 4), (1, 'binary', 1), (2, 'float32', 8), (2, 'binary', 1)]
+    """
+
+    dims: tuple[int, ...] = ()
+    precisions: tuple[str, ...] = ("float32",)
+    rescore: int | None = None
+
+    def __post_init__(self) -> None:
+        if min((*self.dims, 1 if self.rescore is None else self.rescore), default=1) < 1:
+            raise UserError(f"dims and rescore must be 1 or more; got {self.dims} and {self.rescore}")
+        for precision in self.precisions or ("",):
+            if precision not in BITS:
+                raise UserError(
+                    f"no precision {precision!r}, expected some of {', '.join(BITS)}{meant(nearest(precision, BITS))}"
+                )
+
+    def each(self, width: int) -> Iterator[dict[str, Any]]:
+        """Yield "dim", "precision", "rescored" (a length or None) and "bytes" of each code of rows of that width."""
+        wide = [dim for dim in self.dims if dim > width]
+        if wide:
+            raise UserError(f"dims asks for {wide[0]} numbers, and the embeddings have {width}: name smaller ones")
+        for dim in sorted(set(self.dims)) or [width]:
+            for precision in dict.fromkeys(self.precisions):
+                code = {"dim": dim, "precision": precision, "bytes": -(-dim * BITS[precision] // 8)}
+                is_whole = (dim, precision) == (width, "float32")
+                for depth in [None] if self.rescore is None or is_whole else [None, self.rescore]:
+                    yield {**code, "rescored": depth}
+
+
+def code_table(
+    problem: RetrievalProblem,
+    codes: Codes,
+    *,
+    distance: str,
+    device: str,
+    measure: Callable[[Processed], dict[str, float]],
+) -> list[dict[str, Any]]:
+    """Return what `Codes.each` gives, with the "metrics" that `measure` returns for the problem in that code."""
+    width, table = int(problem.target.shape[1]), []
+    for code in codes.each(width):
+        steps = [f"truncate:dim={code['dim']}"]
+        steps += [code["precision"]] if code["precision"] != "float32" else []
+        steps += [] if code["rescored"] is None else [f"rescore:depth={code['rescored']}"]
+        processing = PostProcessing.parse(", ".join(steps), distance=distance)
+        processing = processing.fit(problem.target) if not processing.is_fitted else processing
+        table.append({**code, "metrics": measure(processing.apply(problem, device=device))})
+    return table
+
+
+def describe_codes(table: list[dict[str, Any]]) -> str:
+    """Return the table as text: a line for each code.
+
+    Example:
+        >>> code = {"dim": 64, "precision": "int8", "bytes": 64, "rescored": 100, "metrics": {"mauprc": 0.5}}
+        >>> print(describe_codes([code]))
+        dim  precision  bytes an image  rescored  mauprc
+         64  int8                   64       100  0.5000
+    """
+    names = list(table[0]["metrics"])
+    lines = ["dim  precision  bytes an image  rescored  " + "  ".join(names)]
+    for code in table:
+        values = "  ".join(f"{code['metrics'][name]:<{len(name)}.4f}" for name in names)
+        depth = "" if code["rescored"] is None else f"{code['rescored']:,}"
+        lines.append(f"{code['dim']:>3}  {code['precision']:<9}  {code['bytes']:>14,}  {depth:>8}  {values.rstrip()}")
+    return "\n".join(lines)

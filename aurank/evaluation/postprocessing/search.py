@@ -8,14 +8,12 @@ from jaxtyping import Float64, Int64
 
 from aurank.arrays import Rows
 from aurank.errors import UserError
-from aurank.evaluation.engine.inputs import check_matrix
 from aurank.evaluation.engine.nearest import NearestRows
-from aurank.evaluation.index.faiss_bridge import check_rows
-from aurank.evaluation.index.neighbours import Index
-from aurank.evaluation.postprocessing._step import ListStep, Sides, SideStep
-from aurank.evaluation.postprocessing.expansion import DatabaseAugmentation
+from aurank.evaluation.engine.problem import check_matrix
+from aurank.evaluation.index.neighbours import Index, check_rows
+from aurank.evaluation.postprocessing.neighbour_steps import DatabaseAugmentation, Rescore
 from aurank.evaluation.postprocessing.postprocessing import PostProcessing
-from aurank.evaluation.postprocessing.reorder import Rescore
+from aurank.evaluation.postprocessing.steps import ListStep, Sides, SideStep
 
 SPARE = 8  # rows beyond k, which are then ordered by float64 scores
 TILE = 2**21  # scores taken at a time
@@ -137,10 +135,7 @@ class GallerySearch:
             if self.index.distance == "euclidean":
                 score = 2 * score - (right * right).sum(axis=1)  # the query's own length moves no row
             score[own[:, None] == some] = -np.inf
-            best, row = (
-                np.concatenate([best, score], axis=1),
-                np.concatenate([row, np.tile(some, (len(row), 1))], axis=1),
-            )
+            best, row = np.hstack([best, score]), np.hstack([row, np.tile(some, (len(row), 1))])
             top = np.argsort(-best, axis=1, kind="stable")[:, :depth]
             best, row = np.take_along_axis(best, top, 1), np.take_along_axis(row, top, 1)
         return np.where(np.isfinite(best), row, -1)
@@ -168,34 +163,22 @@ class GallerySearch:
         self, step: ListStep, row: Places, score: Scores, sides: Sides, queries: np.ndarray
     ) -> tuple[Places, Scores]:
         """Return the lists, the first `depth` of each in the order of the step."""
-        lists = NearestRows(
-            np.arange(len(row)),
-            row[:, : step.depth],
-            score[:, : step.depth],
-            np.zeros(row[:, : step.depth].shape, bool),
-        )
-        uncoded = self._uncoded(queries, sides) if isinstance(step, Rescore) else sides
+        assert self.processing is not None
+        depth, uncoded = step.depth, sides
+        if isinstance(step, Rescore) and self.processing.has_codes:
+            coarse = self.processing.rows(queries, uncoded=True)
+            uncoded = Sides(coarse, self._uncoded_gallery, sides.own, sides.kept)
+        lists = NearestRows(np.arange(len(row)), row[:, :depth], score[:, :depth], np.zeros(row[:, :depth].shape, bool))
         new = step.scores(lists, sides, uncoded, distance=self.index.distance, device="cpu")
-        first, again = _ordered(lists.row, new, step.depth)
-        return (
-            np.concatenate([first, row[:, step.depth :]], axis=1),
-            np.concatenate([again, score[:, step.depth :]], axis=1),
-        )
+        first, again = _ordered(lists.row, new, depth)
+        return np.hstack([first, row[:, depth:]]), np.hstack([again, score[:, depth:]])
 
     @cached_property
     def _uncoded_gallery(self) -> np.ndarray:
         assert self.processing is not None
         return self.processing.rows(np.asarray(self.embeddings), side="gallery", uncoded=True)
 
-    def _uncoded(self, queries: np.ndarray, sides: Sides) -> Sides:
-        assert self.processing is not None
-        if not self.processing.has_codes:
-            return sides
-        rows = self.processing.rows(queries, uncoded=True)
-        return Sides(rows, self._uncoded_gallery, sides.own, sides.kept)
-
 
 def _ordered(row: Places, score: Scores, k: int) -> tuple[Places, Scores]:
-    """Return the best k of each list; among equal scores the order of the gallery."""
     order = np.lexsort((row, -np.where(row >= 0, score, -np.inf)), axis=1)[:, :k]
     return np.take_along_axis(row, order, 1), np.take_along_axis(score, order, 1)

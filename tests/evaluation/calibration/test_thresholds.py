@@ -13,9 +13,9 @@ from sklearn.metrics import roc_curve
 import aurank
 from aurank.errors import UserError
 from aurank.evaluation import Resampling, RetrievalProblem
-from aurank.evaluation.calibration.rates import clustered_interval
-from aurank.evaluation.calibration.thresholds import (
+from aurank.evaluation.calibration import (
     best_precision,
+    clustered_interval,
     shortest_equal,
     threshold_at_false_match_rate,
     threshold_at_precision,

@@ -3,8 +3,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from aurank.evaluation.checks import close_rows, crowded, doubtful_labels, faulty_rows, near_rows, spread, with_cosines
-from aurank.evaluation.checks.labels import RIDGE
+from aurank.evaluation.checks import (
+    RIDGE,
+    close_rows,
+    crowded,
+    doubtful_labels,
+    faulty_rows,
+    near_rows,
+    spread,
+    with_cosines,
+)
 from aurank.evaluation.engine.nearest import NearestRows
 
 

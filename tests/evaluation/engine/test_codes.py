@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aurank.evaluation import Ranks, RetrievalProblem, positive_ranks
-from aurank.evaluation.engine import codes, counting
+from aurank.evaluation.engine import codes, tiles
 from aurank.evaluation.engine.codes import BOTH, HIGH, ByteCodes, Coder, multiply_codes
 from aurank.evaluation.engine.scores import ExactScores
 
@@ -67,14 +67,14 @@ def decided(monkeypatch: pytest.MonkeyPatch) -> Counter[Any]:
     monkeypatch.setattr(codes, "FEWEST", 0)
     monkeypatch.setattr(codes, "int8_speed", lambda: 100.0)
     found: Counter[Any] = Counter()
-    before = counting.TileCounter._decides
+    before = tiles.TileCounter._decides
 
     def listening(self: Any, tile: Any, view: Any, tier: Any, scores: Any) -> bool:
         decides = before(self, tile, view, tier, scores)
         found[tier] += decides
         return decides
 
-    monkeypatch.setattr(counting.TileCounter, "_decides", listening)
+    monkeypatch.setattr(tiles.TileCounter, "_decides", listening)
     return found
 
 

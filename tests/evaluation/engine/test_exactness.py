@@ -15,7 +15,7 @@ from testing.listing import Item, expected
 
 from aurank.errors import UserError
 from aurank.evaluation import Report, evaluate, metrics
-from aurank.evaluation.engine import counting
+from aurank.evaluation.engine import tiles
 
 DISTANCES = ("cosine", "dot", "euclidean")
 BACKENDS = ("numba", "torch")
@@ -214,7 +214,7 @@ def test_blocks_threads_backends_and_row_order_change_no_digit_of_close_calls(
         options: dict[str, Any] = {"max_memory": memory, "backend": backend, "metrics": asked}
         same_report(reference, evaluate(embeddings[rows], labels[rows], **options), rows)
     # Without any product: the exact score of every pair.
-    monkeypatch.setattr(counting, "NEAR", {torch.float32: -1.0, torch.float64: -1.0})
+    monkeypatch.setattr(tiles, "NEAR", {torch.float32: -1.0, torch.float64: -1.0})
     same_report(reference, evaluate(embeddings, labels, metrics=asked))
 
 

@@ -6,8 +6,8 @@ import torch
 from testing.brute_force import exact_score
 
 from aurank.evaluation import RetrievalProblem
-from aurank.evaluation.engine import kernels, tiles
 from aurank.evaluation.engine import scores as exact_scores
+from aurank.evaluation.engine import tiles
 from aurank.evaluation.engine.pooled import PooledScores
 from aurank.evaluation.engine.scores import ExactScores
 
@@ -70,7 +70,7 @@ def problems() -> dict[str, tuple[RetrievalProblem, str]]:
 def test_counts_are_those_of_every_pair(name: str, compiled: bool, side: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(tiles.SIDES, "cpu", side)
     if not compiled:
-        for module in (exact_scores, kernels):
+        for module in (exact_scores, tiles):
             monkeypatch.setattr(module, "importable", lambda name: False)
     problem, distance = problems()[name]
     pairs = brute_force(problem, distance)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from aurank.errors import UserError
 from aurank.evaluation import Ranks, positive_ranks
-from aurank.evaluation.engine.positives import count_positives
+from aurank.evaluation.engine.problem import count_positives
 
 
 def loop(

@@ -21,9 +21,8 @@ from aurank.distributed import ProcessGroup
 from aurank.embedding.evaluation_options import evaluate_together
 from aurank.errors import AurankError
 from aurank.evaluation import evaluate
-from aurank.evaluation.engine.counting import TileCounter
 from aurank.evaluation.engine.pooled import PooledScores
-from aurank.evaluation.engine.tiles import Tiles
+from aurank.evaluation.engine.tiles import TileCounter, Tiles
 
 # Run by every process: for each mode it writes its report, or the error that all of them get, to its own file.
 MEMBER = """

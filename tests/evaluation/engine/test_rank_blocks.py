@@ -119,7 +119,7 @@ def test_the_calculator_takes_blocks_too() -> None:
 
 
 def test_ranks_that_do_not_fit_are_refused_where_all_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aurank.evaluation.engine.positives.available_memory", lambda: 2000)
+    monkeypatch.setattr("aurank.evaluation.engine.problem.available_memory", lambda: 2000)
     with pytest.raises(UserError, match="positives, which take about"):
         positive_ranks(ROWS, LABELS)
     with pytest.raises(UserError, match="positives, which take about"):

@@ -12,7 +12,7 @@ import torch
 import aurank
 from aurank.errors import UserError
 from aurank.evaluation import Ranks, positive_ranks
-from aurank.evaluation.engine import counting, tiles
+from aurank.evaluation.engine import tiles
 
 ARRAYS = ("query", "labels", "num_negatives", "offset", "positive", "higher", "tied", "at_least")
 
@@ -48,7 +48,7 @@ def test_every_tier_finds_the_same_ranks(
 ) -> None:
     embeddings, labels = mixed()
     reference = positive_ranks(embeddings, labels)
-    monkeypatch.setattr(counting, "NEAR", tiers)
+    monkeypatch.setattr(tiles, "NEAR", tiers)
     assert same(positive_ranks(embeddings, labels, backend=backend), reference)
     assert same(positive_ranks(embeddings, labels, backend=backend, max_memory="256KiB"), reference)
 

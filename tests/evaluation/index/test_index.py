@@ -13,7 +13,7 @@ import torch
 
 from aurank.errors import AurankError, UserError
 from aurank.evaluation import Index, neighbours
-from aurank.evaluation.index import faiss_bridge
+from aurank.evaluation.index import neighbours as module
 from aurank.evaluation.index import neighbours as saving
 
 KINDS = ["Flat", "HNSW8", "IVF4,Flat; nprobe=2", "IVF4,PQ4x4", "PCA4,IVF4,PQ4x4; nprobe=4"]
@@ -63,7 +63,7 @@ def test_blocks_change_nothing_and_progress_counts_them(tmp_path: Path, monkeypa
     whole = Index.build(gallery, device="cpu").search(gallery, 5)
     mapped = np.memmap(tmp_path / "rows", dtype=np.float32, mode="w+", shape=gallery.shape)
     mapped[:] = gallery
-    monkeypatch.setattr(faiss_bridge, "BLOCK", 48 * 8)
+    monkeypatch.setattr(module, "BLOCK", 48 * 8)
     added: list[tuple[int, int]] = []
     searched: list[tuple[int, int]] = []
     pieces = Index.build(mapped, device="cpu", progress=lambda *done: added.append(done)).search(

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from aurank.evaluation.engine import tiles
-from aurank.evaluation.postprocessing._lists import farthest_scores, nearest_lists, pair_scores
+from aurank.evaluation.postprocessing.neighbour_steps import farthest_scores, nearest_lists, pair_scores
 
 
 def all_scores(queries: np.ndarray, gallery: np.ndarray) -> np.ndarray:

@@ -14,8 +14,7 @@ from sklearn.preprocessing import StandardScaler
 
 from aurank.errors import UserError
 from aurank.evaluation import ProbeResult, knn, linear_probe
-from aurank.evaluation.probes.knn import vote_ranks
-from aurank.evaluation.probes.result import held_out, split_labels
+from aurank.evaluation.probes import held_out, split_labels, vote_ranks
 
 Arrays = tuple[np.ndarray, np.ndarray]
 
@@ -256,11 +255,11 @@ BAD[7, 1] = np.nan
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [
-        ((ROWS, np.zeros(40, int)), {}, "needs two classes of two rows or more: there are 1, among 1 class$"),
+        ((ROWS, np.zeros(40, int)), {}, "needs two classes of two rows or more: there are 1, among 1$"),
         ((ROWS, np.zeros(40, int), ROWS, LABELS), {}, "the training rows are all of one class"),
-        ((ROWS, np.arange(40)), {}, "two rows or more: there are 0, among 40 classes"),
+        ((ROWS, np.arange(40)), {}, "two rows or more: there are 0, among 40"),
         ((ROWS, LABELS, ROWS, LABELS + 1), {}, "no class of the test rows occurs among the training rows"),
-        ((ROWS, LABELS[:9]), {}, "the probed labels have 9 entries for 40 probed embeddings"),
+        ((ROWS, LABELS[:9]), {}, "the probed labels have shape .9,. for 40 probed embeddings"),
         ((ROWS, LABELS.astype(float)), {}, "give integers"),
         ((ROWS, LABELS, ROWS), {}, "test and test_labels go together"),
         ((ROWS, LABELS, ROWS[:, :3], LABELS), {}, "have 8 columns and the test embeddings 3"),

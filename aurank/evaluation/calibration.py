@@ -1,30 +1,227 @@
-"""The score above which a match is right often enough, what it costs, and how sure that is."""
+"""A part of some pairs, and how sure it is."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from decimal import ROUND_FLOOR, Context, Decimal
 from fractions import Fraction
-from typing import Any, Literal
+from functools import cached_property
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Float64
+from jaxtyping import Float64, Int64, Shaped
 
 from aurank.errors import UserError
-from aurank.evaluation.calibration.rates import LEVEL, Rate, short_rate
-from aurank.evaluation.calibration.thresholds import (
-    ListedScores,
-    PairScores,
-    best_precision,
-    exact_fraction,
-    positives_at_least,
-    shortest_equal,
-    threshold_at_false_match_rate,
-    threshold_at_precision,
-)
-from aurank.evaluation.engine.inputs import ProgressCallback
 from aurank.evaluation.engine.pooled import PooledScores
-from aurank.evaluation.engine.problem import RetrievalProblem
+from aurank.evaluation.engine.problem import ProgressCallback, RetrievalProblem
+from aurank.evaluation.metrics import pooled_names, pooled_rate
 from aurank.evaluation.postprocessing.postprocessing import PostProcessing
 from aurank.evaluation.report import Report
+
+LEVEL = 0.95  # of intervals
+
+
+@dataclass(frozen=True)
+class Rate:
+    """A part of some pairs or queries, with its interval."""
+
+    count: int
+    total: int
+    low: float
+    high: float
+
+    @property
+    def value(self) -> float:
+        return self.count / self.total if self.total else float("nan")
+
+    @classmethod
+    def of(cls, counts: Int64[np.ndarray, " query"], totals: Int64[np.ndarray, " query"], unit: np.ndarray) -> "Rate":
+        low, high = clustered_interval(counts, totals, unit)
+        return cls(int(counts.sum()), int(totals.sum()), low, high)
+
+
+def clustered_interval(
+    counts: Int64[np.ndarray, " query"],
+    totals: Int64[np.ndarray, " query"],
+    unit: Shaped[np.ndarray, " query"],
+    *,
+    level: float = LEVEL,
+) -> tuple[float, float]:
+    """Return the interval of Clopper and Pearson for sum(counts) / sum(totals), of pairs that come in units.
+
+    Source: Korn and Graubard, Confidence intervals for proportions with small expected number of positive counts
+    estimated from survey data, Survey Methodology 24 (1998), 193-201.
+    """
+    from scipy.special import betaincinv, stdtrit
+
+    _, which = np.unique(unit, return_inverse=True)
+    hits, sizes = (np.bincount(which, weights=values) for values in (counts, totals))
+    hits, sizes = hits[sizes > 0], sizes[sizes > 0]
+    total, units = sizes.sum(), len(sizes)
+    if not units:
+        return 0.0, 1.0
+    part, effective, tail = hits.sum() / total, 1.0, (1 - level) / 2
+    if units > 1:
+        variance = units / (units - 1) * float(np.square(hits - part * sizes).sum()) / total**2
+        independent = part * (1 - part) / variance if variance > 0 else total
+        wider = (stdtrit(max(total, 2) - 1, 1 - tail) / stdtrit(units - 1, 1 - tail)) ** 2
+        effective = min(total, max(1.0, independent * wider))
+    hit = part * effective
+    low = 0.0 if hit == 0 else float(betaincinv(hit, effective - hit + 1, tail))
+    high = 1.0 if hit == effective else float(betaincinv(hit + 1, effective - hit, 1 - tail))
+    return low, high
+
+
+def short_rate(value: float) -> str:
+    return "0" if value == 0 else f"{value:.1e}" if value < 0.001 else f"{value:.4f}"
+
+
+PARTS = 10**9  # a precision is taken as a fraction of at most this denominator, so that counts stay within 64 bits
+
+
+@runtime_checkable
+class PairScores(Protocol):
+    """Scores of positive pairs, and counts of negative ones, whatever they come from."""
+
+    positives: Float64[np.ndarray, " positive"]  # increasing
+    num_positives: int  # all there are; `positives` may lack some of the lowest
+    num_negatives: int
+
+    def bracket(
+        self, scores: Float64[np.ndarray, " score"]
+    ) -> tuple[Int64[np.ndarray, " score"], Int64[np.ndarray, " score"]]: ...
+
+    def negatives_at_least(self, edges: Float64[np.ndarray, " edge"]) -> Int64[np.ndarray, " edge"]: ...
+
+
+class ListedScores:
+    """The pairs that a report's lists of neighbours hold, and where these are cut."""
+
+    def __init__(self, report: Report) -> None:
+        lists = report.neighbours
+        assert lists is not None
+        listed, own = lists.row >= 0, lists.is_positive
+        self.query, _ = np.nonzero(listed)
+        self.score, self.is_positive = lists.score[listed], own[listed]
+        self.positives: Float64[np.ndarray, " positive"] = np.sort(self.score[self.is_positive])
+        self.negatives = np.sort(self.score[~self.is_positive])
+        columns = report.per_query
+        self.unit = "class" if "label" in columns else "query"
+        self.labels = columns.get("label", columns["query"])
+        self.positives_each, self.negatives_each = (columns[f"num_{kind}"] for kind in ("positives", "negatives"))
+        self.num_positives, self.num_negatives = int(self.positives_each.sum()), int(self.negatives_each.sum())
+        self.length = lists.row.shape[1]
+        # Of a list that leaves out candidates the last score; those that it leaves out score at most as much.
+        is_cut = listed.sum(axis=1) < self.positives_each + self.negatives_each
+        self.last = np.where(is_cut, np.min(lists.score, axis=1, initial=np.inf, where=listed), -np.inf)
+
+    @cached_property
+    def cut(self) -> float:
+        return float(self.last.max(initial=-np.inf))
+
+    def bracket(
+        self, scores: Float64[np.ndarray, " score"]
+    ) -> tuple[Int64[np.ndarray, " score"], Int64[np.ndarray, " score"]]:
+        return self.negatives_at_least(scores), self.negatives_at_least(scores)
+
+    def negatives_at_least(self, edges: Float64[np.ndarray, " edge"]) -> Int64[np.ndarray, " edge"]:
+        return np.asarray(len(self.negatives) - np.searchsorted(self.negatives, edges))
+
+    def positives_by_query(self, edge: float) -> Int64[np.ndarray, " query"]:
+        return self._by_query(self.is_positive & (self.score >= edge))
+
+    def negatives_by_query(self, edge: float) -> Int64[np.ndarray, " query"]:
+        return self._by_query(~self.is_positive & (self.score >= edge))
+
+    def _by_query(self, counted: np.ndarray) -> Int64[np.ndarray, " query"]:
+        return np.bincount(self.query[counted], minlength=len(self.labels))
+
+
+def exact_fraction(rate: float | str) -> Fraction:
+    return Fraction(repr(float(rate)))
+
+
+def threshold_at_false_match_rate(scores: PairScores, rate: Fraction) -> float | None:
+    most = rate.numerator * scores.num_negatives // rate.denominator
+    distinct = np.unique(scores.positives)
+    return _lowest(scores, distinct, np.full(len(distinct), most))
+
+
+def threshold_at_precision(scores: PairScores, precision: Fraction) -> float | None:
+    wrong_for_each = 1 / max(precision.limit_denominator(PARTS), Fraction(1, PARTS)) - 1
+    distinct = np.unique(scores.positives)
+    allowed = positives_at_least(scores, distinct) * wrong_for_each.numerator // wrong_for_each.denominator
+    return _lowest(scores, distinct, allowed)
+
+
+def best_precision(scores: PairScores) -> tuple[float, float]:
+    """Return the highest precision at the score of any positive, and the lowest score that has it."""
+    distinct = np.unique(scores.positives)
+    right, (least, most) = positives_at_least(scores, distinct), scores.bracket(distinct)
+    possible = np.flatnonzero(right / (right + least) >= (right / (right + most)).max())
+    exact = right[possible] / (right[possible] + scores.negatives_at_least(distinct[possible]))
+    return float(exact.max()), float(distinct[possible][exact.argmax()])
+
+
+def positives_at_least(scores: PairScores, edges: Float64[np.ndarray, " edge"]) -> Int64[np.ndarray, " edge"]:
+    return np.asarray(len(scores.positives) - np.searchsorted(scores.positives, edges))
+
+
+def shortest_equal(scores: PairScores, threshold: float) -> float:
+    """Return the threshold of fewest digits, at most the given one, that makes exactly the same matches."""
+    exact = Decimal(threshold)
+    rounded = {
+        float(Context(prec=digits, rounding=ROUND_FLOOR).create_decimal(exact)): digits for digits in range(16, 1, -1)
+    }
+    place = int(np.searchsorted(scores.positives, threshold))
+    lower = -np.inf if place == 0 else scores.positives[place - 1]
+    edges = np.array(sorted({threshold, *(one for one in rounded if lower < one <= threshold)}))
+    counts = scores.negatives_at_least(edges)
+    equal: list[float] = edges[counts == counts[-1]].tolist()
+    return min(equal, key=lambda edge: rounded.get(edge, 17)) + 0.0  # not -0.0
+
+
+def true_positive_rates(scores: PairScores, names: Iterable[str]) -> dict[str, float]:
+    """Return the value of each tpr@fpr by its name: positives that match where at most so many negatives do."""
+    found = {}
+    for name in names:
+        rate = pooled_rate(name)
+        assert rate is not None
+        threshold = threshold_at_false_match_rate(scores, rate)
+        matches = 0 if threshold is None else scores.num_positives - int(np.searchsorted(scores.positives, threshold))
+        found[name] = matches / scores.num_positives
+    return found
+
+
+def pooled_metrics(
+    problem: RetrievalProblem,
+    names: Iterable[str] | None,
+    *,
+    distance: str,
+    device: torch.device,
+    max_memory: int | str,
+    distributed: bool | str | None,
+) -> tuple[dict[str, float], list[str]]:
+    """Return those of some metrics that are of the pairs of all queries, and a note where there are few pairs."""
+    if not (pooled := pooled_names(names)):
+        return {}, []
+    scores = PooledScores(problem, distance=distance, device=device, max_memory=max_memory, distributed=distributed)
+    few = [name for name in pooled if (pooled_rate(name) or 0) * scores.num_negatives < 1]
+    note = f"{', '.join(few)}: that is less than one of {scores.num_negatives:,} negative pairs, so none may match"
+    return true_positive_rates(scores, pooled), [note] if few else []
+
+
+def _lowest(
+    scores: PairScores, distinct: Float64[np.ndarray, " score"], allowed: Int64[np.ndarray, " score"]
+) -> float | None:
+    least, most = scores.bracket(distinct)
+    certain = np.flatnonzero(most <= allowed)[:1]
+    end = certain[0] if len(certain) else len(distinct)
+    unsure = distinct[np.append(np.flatnonzero(least[:end] <= allowed[:end]), certain)]
+    places = np.searchsorted(distinct, unsure)
+    right = unsure[scores.negatives_at_least(unsure) <= allowed[places]]
+    return float(right[0]) if len(right) else None
+
 
 STEPS = 200  # of the curve: so many recalls, and half as many scores, evenly spread
 Column = Float64[np.ndarray, " threshold"]
@@ -68,7 +265,6 @@ class Calibration:
     notes: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        """Return the threshold and its rates as lines for people."""
         rows = {"precision": (self.precision, "matches are right"), "recall": (self.recall, "positive pairs match")}
         if self.false_match_rate is not None:
             rows["false-match rate"] = (self.false_match_rate, "negative pairs match")
@@ -94,12 +290,7 @@ class Calibration:
 
 @dataclass(frozen=True)
 class Aim:
-    """What a threshold has to reach: a precision, or a false-match rate that it must not exceed.
-
-    Example:
-        >>> Aim(precision=0.99).name
-        'precision'
-    """
+    """What a threshold has to reach: a precision, or a false-match rate that it must not exceed."""
 
     precision: float | None = None
     false_match_rate: float | None = None
@@ -115,12 +306,10 @@ class Aim:
 
     @property
     def name(self) -> Literal["precision", "false_match_rate"]:
-        """Which of the two it is."""
         return "precision" if self.precision is not None else "false_match_rate"
 
     @property
     def rate(self) -> Fraction:
-        """What is wanted, as the fraction that it is written as."""
         return exact_fraction(getattr(self, self.name))
 
     def threshold(self, scores: PairScores) -> float:

@@ -16,14 +16,14 @@ def test_measuring_needs_no_folder_to_keep_compiled_code_in(tmp_path: Path) -> N
     package = tmp_path / "aurank"
     shutil.copytree(Path(aurank.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
     # Permissions do not bind root: a file where numba would make a folder stops anyone.
-    (package / "evaluation" / "engine" / "kernels" / "__pycache__").write_bytes(b"")
+    (package / "evaluation" / "engine" / "__pycache__").write_bytes(b"")
     script = """
 import numpy as np
 import aurank
 assert aurank.__file__.startswith("PACKAGE"), aurank.__file__
-from aurank.evaluation.engine.kernels import pairs
+from aurank.evaluation.engine import compiled
 lengths = np.empty(2)
-pairs.exact_lengths(np.array([[3, 4], [0, 1]], np.float32), lengths)
+compiled.exact_lengths(np.array([[3, 4], [0, 1]], np.float32), lengths)
 print(lengths)
 """
     environment = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_")}

@@ -1,0 +1,267 @@
+"""Where retrieval goes wrong: which classes take whose places, and which gallery rows are in too many lists."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from jaxtyping import Float, Float32, Float64, Int64, Shaped
+
+from aurank.arrays import Rows
+from aurank.evaluation.engine.nearest import NearestRows
+from aurank.evaluation.index.neighbours import neighbours
+
+
+@dataclass(frozen=True, eq=False)
+class Confusions:
+    """How often the places of one class's lists are taken by another class."""
+
+    query_class: Shaped[np.ndarray, " query_class"]
+    gallery_class: Shaped[np.ndarray, " gallery_class"]
+    count: Int64[np.ndarray, "query_class gallery_class"]
+    places: Int64[np.ndarray, " query_class"]
+
+
+def confusions(
+    nearest: NearestRows,
+    classes: Shaped[np.ndarray, " query"],
+    gallery_classes: Shaped[np.ndarray, " gallery"],
+    *,
+    most: int = 20,
+) -> Confusions:
+    """Return the classes that lose most places to one other class, and the classes that take most from one."""
+    exists = nearest.row >= 0
+    wrong = exists & ~nearest.is_positive
+    names, query = np.unique(classes, return_inverse=True)
+    others, gallery = np.unique(gallery_classes, return_inverse=True)
+    pair = np.broadcast_to(query[:, None], wrong.shape)[wrong] * len(others) + gallery[nearest.row[wrong]]
+    pairs, number = np.unique(pair, return_counts=True)
+    losing, taking = np.divmod(pairs, len(others))
+    worst = np.argsort(-number, kind="stable")
+    # Each class once, in the order of its worst confusion.
+    firsts = (np.sort(np.unique(side[worst], return_index=True)[1])[:most] for side in (losing, taking))
+    rows, columns = (side[worst][first] for side, first in zip((losing, taking), firsts, strict=True))
+    # Classes times classes may not fit into memory: only what is shown is filled in.
+    row, column = np.full(len(names), -1), np.full(len(others), -1)
+    row[rows], column[columns] = np.arange(len(rows)), np.arange(len(columns))
+    shown = (row[losing] >= 0) & (column[taking] >= 0)
+    count = np.zeros((len(rows), len(columns)), np.int64)
+    count[row[losing[shown]], column[taking[shown]]] = number[shown]
+    places = np.bincount(query, weights=exists.sum(axis=1), minlength=len(names)).astype(np.int64)
+    return Confusions(names[rows], others[columns], count, places[rows])
+
+
+@dataclass(frozen=True, eq=False)
+class Hubs:
+    """Gallery rows in the lists of many queries, the most frequent first.
+
+    Source: Radovanović, Nanopoulos, Ivanović, "Hubs in Space", JMLR 2010
+        (https://www.jmlr.org/papers/v11/radovanovic10a.html): k-occurrences and their skewness.
+    """
+
+    row: Int64[np.ndarray, " hub"]
+    lists: Int64[np.ndarray, " hub"]  # that hold the row
+    right: Int64[np.ndarray, " hub"]  # of these, lists of which it is a positive
+    expected: float  # lists that a row would be in if all were in equally many
+    skewness: float  # of the number of lists over all gallery rows; 0 where all are in equally many
+    never: int  # gallery rows in no list at all
+
+
+def hubs(nearest: NearestRows, num_gallery: int, *, most: int = 12, above: float = 4.0) -> Hubs:
+    """Return the gallery rows that are in more than `above` times as many lists as expected, at most `most`."""
+    exists = nearest.row >= 0
+    count = np.bincount(nearest.row[exists], minlength=num_gallery)
+    right = np.bincount(nearest.row[nearest.is_positive], minlength=num_gallery)
+    expected = float(count.mean())
+    spread = float(count.std())
+    skewness = 0.0 if spread == 0 else float((((count - expected) / spread) ** 3).mean())
+    rows = np.argsort(-count, kind="stable")[:most]
+    rows = rows[count[rows] > above * expected]
+    return Hubs(rows, count[rows], right[rows], expected, skewness, int((count == 0).sum()))
+
+
+LISTS = 6.0  # times more lists than usual make a row a hub
+LENGTH = 10  # of a list
+MOST_HUBS = 1000
+_BLOCK = 2**24  # numbers of rows laid beside each other at a time
+
+
+def near_rows(
+    embeddings: Float[Rows, "row dim"], among: Int64[np.ndarray, " some"] | None = None, *, k: int = LENGTH
+) -> NearestRows:
+    """Return the k nearest other rows of each row with their cosines, by faiss; fewer rows than k make it narrower."""
+    rows = np.arange(len(embeddings)) if among is None else among
+    if len(rows) < 2:
+        return NearestRows(rows, *(np.zeros((len(rows), 0), kind) for kind in (np.int64, np.float64, np.bool_)))
+    found = neighbours(embeddings if among is None else embeddings[rows], k, device="cpu")
+    none = np.zeros(found.row.shape, np.bool_)
+    return NearestRows(rows, rows[found.row], found.similarity.astype(np.float64), none)
+
+
+def with_cosines(lists: NearestRows, embeddings: Float[Rows, "row dim"]) -> NearestRows:
+    """Return lists that were ranked in another way with the cosines as scores, −1 where a list has ended."""
+    cosine = np.full(lists.row.shape, -1.0)
+    step = max(1, _BLOCK // max(1, lists.row.shape[1] * embeddings.shape[1]))
+    for start in range(0, len(lists.query), step):
+        part = slice(start, start + step)
+        own, there = (_unit(embeddings[rows]) for rows in (lists.query[part], lists.row[part]))
+        cosine[part] = np.matmul(there, own[..., None])[..., 0]
+    return replace(lists, score=np.where(lists.row >= 0, cosine, -1.0))
+
+
+def close_rows(near: NearestRows, *, at_least: float) -> Int64[np.ndarray, "pair 2"]:
+    own, place = np.nonzero(near.score >= at_least)
+    pairs = np.stack([near.query[own], near.row[own, place]], axis=1)
+    return np.unique(np.sort(pairs, axis=1), axis=0).reshape(-1, 2)
+
+
+def crowded(near: NearestRows, searched: Int64[np.ndarray, " gallery"]) -> Hubs:
+    place = np.where(near.row >= 0, np.searchsorted(searched, near.row), -1)
+    found = hubs(replace(near, row=place), len(searched), most=MOST_HUBS, above=LISTS)
+    return replace(found, row=np.asarray(searched[found.row]))
+
+
+def _unit(rows: Float[np.ndarray, "*shape dim"]) -> Float64[np.ndarray, "*shape dim"]:
+    rows = np.asarray(rows, np.float64)
+    return np.asarray(rows / np.linalg.norm(rows, axis=-1, keepdims=True).clip(np.finfo(float).tiny))
+
+
+MARGIN = 0.3  # by which another class must be predicted above the own; chosen with RIDGE, see docs/doctor.md
+LEAST_RIGHT = 0.5  # part of the rows that are predicted right, below which the embeddings cannot judge labels
+RIDGE = 0.1  # times the mean eigenvalue of rows.T @ rows
+_BLOCK, _ROWS = 2**24, 8192  # predictions, and rows in float64, in memory at a time
+
+
+@dataclass(frozen=True, eq=False)
+class DoubtfulLabels:
+    """Rows whose label is doubtful, the most doubtful first, and the class that they look like."""
+
+    row: Int64[np.ndarray, " doubtful"]
+    label: Shaped[np.ndarray, " doubtful"]  # that the row looks like
+    margin: Float64[np.ndarray, " doubtful"]  # above its own label
+
+
+def doubtful_labels(
+    embeddings: Float[np.ndarray, "row dim"], labels: Shaped[np.ndarray, " row"], *, margin: float = MARGIN
+) -> DoubtfulLabels:
+    """Return the rows that a linear classifier fitted on all other rows puts into another class, by a clear margin.
+
+    Source: held-out predictions as in confident learning (Northcutt, Jiang, Chuang, JAIR 2021,
+        https://arxiv.org/abs/1911.00068). Theirs are probabilities with a threshold for each class, here it is one
+        margin of a regression.
+    """
+    classes, own = np.unique(labels, return_inverse=True)
+    count = np.bincount(own, minlength=len(classes))
+    nothing = DoubtfulLabels(np.zeros(0, np.int64), labels[:0], np.zeros(0))
+    if len(classes) < 2:
+        return nothing
+    rows = _centred(embeddings)
+    inverse = _inverse(rows)
+    sums = np.add.reduceat(rows[np.argsort(own, kind="stable")], np.cumsum(count) - count, axis=0, dtype=np.float64)
+    weights = np.asarray(inverse @ sums.T, np.float32)
+    other, ahead = np.zeros(len(rows), np.int64), np.zeros(len(rows))
+    step = max(1, _BLOCK // len(classes))
+    for start in range(0, len(rows), step):
+        part = slice(start, min(start + step, len(rows)))
+        exact = rows[part].astype(np.float64)
+        leverage = np.einsum("ij,ij->i", exact @ inverse, exact)  # what a row itself added to its own class
+        predicted, each = rows[part] @ weights, np.arange(len(exact))
+        mine = predicted[each, own[part]] - leverage
+        predicted[each, own[part]] = -np.inf
+        other[part] = predicted.argmax(axis=1)
+        ahead[part] = (predicted[each, other[part]] - mine) / (1 - leverage).clip(1e-9)
+    if (ahead < 0).mean() < LEAST_RIGHT:
+        return nothing
+    doubtful = np.flatnonzero((ahead > margin) & (count[own] > 1))
+    doubtful = doubtful[np.argsort(-ahead[doubtful], kind="stable")]
+    return DoubtfulLabels(doubtful, classes[other[doubtful]], ahead[doubtful])
+
+
+def _centred(embeddings: Float[np.ndarray, "row dim"]) -> Float32[np.ndarray, "row dim"]:
+    rows = np.asarray(embeddings, np.result_type(embeddings, np.float32))
+    size = np.frexp(np.abs(rows).max(axis=1, keepdims=True))[1]  # powers of two: the same digits, and squares fit
+    rows = np.asarray(np.ldexp(rows, -size), np.float32)
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    rows -= rows.mean(axis=0, dtype=np.float64).astype(np.float32)
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True).clip(1e-12)
+    return rows
+
+
+def _inverse(rows: Float32[np.ndarray, "row dim"]) -> Float64[np.ndarray, "dim dim"]:
+    gram = np.zeros((rows.shape[1], rows.shape[1]))
+    for start in range(0, len(rows), _ROWS):
+        exact = rows[start : start + _ROWS].astype(np.float64)
+        gram += exact.T @ exact
+    np.fill_diagonal(gram, gram.diagonal() + RIDGE * float(gram.trace()) / len(gram) + 1e-12)
+    return np.linalg.inv(gram)
+
+
+UNIT = 1e-3  # how far from 1 the length of a normalised row is at most
+FAR = 10.0  # times longer or shorter than the usual length is odd where rows are not normalised
+SILENT = 1e-4  # part of the usual variance below which a dimension says nothing
+LEAST_RANK, MOST_ALIKE = 5.0, 0.9  # effective rank and mean cosine beyond which embeddings have collapsed
+_SAMPLE = 20_000  # rows that the spread is measured on
+_ROWS_MEASURED = 65_536  # at a time
+
+
+@dataclass(frozen=True, eq=False)
+class FaultyRows:
+    """Rows that cannot be compared, each in the first list it belongs to."""
+
+    not_finite: Int64[np.ndarray, " broken"]
+    zero: Int64[np.ndarray, " zero"]
+    odd_length: Int64[np.ndarray, " odd"]
+    usual_length: float  # the median; NaN without any row of a length
+
+
+def faulty_rows(embeddings: Float[Rows, "row dim"]) -> FaultyRows:
+    """Return the rows with NaN or infinity, those of zeros, and those that are not as long as the others."""
+    lengths = np.empty(len(embeddings))
+    for start in range(0, len(embeddings), _ROWS_MEASURED):
+        block = np.asarray(embeddings[start : start + _ROWS_MEASURED], np.float64)
+        with np.errstate(over="ignore", invalid="ignore"):
+            lengths[start : start + len(block)] = np.linalg.norm(block, axis=1)
+    finite = np.isfinite(lengths)
+    has_length = finite & (lengths > 0)
+    usual = float(np.median(lengths[has_length])) if has_length.any() else float("nan")
+    is_unit = abs(usual - 1) <= UNIT
+    odd = np.abs(lengths - 1) > UNIT if is_unit else (lengths > FAR * usual) | (lengths * FAR < usual)
+    return FaultyRows(
+        np.flatnonzero(~finite), np.flatnonzero(finite & ~has_length), np.flatnonzero(has_length & odd), usual
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Spread:
+    """How much of their space embeddings use, their rows brought to length 1.
+
+    Source: effective rank as in Roy, Vetterli, EUSIPCO 2007: the exponential of the entropy of the spectrum, here of
+    the covariance.
+    """
+
+    effective_rank: float
+    mean_cosine: float  # of two different rows
+    silent: Int64[np.ndarray, " dim"]  # dimensions that hardly vary
+    dim: int
+
+    @property
+    def is_collapsed(self) -> bool:
+        return self.mean_cosine > MOST_ALIKE or self.effective_rank < min(LEAST_RANK, self.dim / 4)
+
+
+def spread(embeddings: Float[Rows, "row dim"], *, seed: int = 0) -> Spread:
+    """Return the spread of embeddings without faulty rows, measured on at most 20,000 of them."""
+    chosen = np.arange(len(embeddings))
+    if len(chosen) > _SAMPLE:
+        chosen = np.sort(np.random.default_rng(seed).choice(len(chosen), _SAMPLE, replace=False))
+    rows = np.asarray(embeddings[chosen], np.float64)
+    variance = rows.var(axis=0)  # before lengths are taken off: a dimension of one value would vary with them
+    rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    count, dim = rows.shape
+    mean = rows.mean(axis=0)
+    cosine = (count * float(mean @ mean) - 1) / (count - 1) if count > 1 else 1.0
+    rows -= mean
+    gram = rows.T @ rows if dim <= count else rows @ rows.T  # of one spectrum
+    values = np.linalg.eigvalsh(gram).clip(0)
+    total = float(values.sum())
+    part = values[values > 1e-12 * total] / total if total > 0 else np.ones(1)
+    usual = float(np.median(variance[variance > 0])) if (variance > 0).any() else 1.0
+    return Spread(float(np.exp(-(part * np.log(part)).sum())), cosine, np.flatnonzero(variance < SILENT * usual), dim)

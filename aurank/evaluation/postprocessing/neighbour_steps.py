@@ -1,0 +1,362 @@
+"""Steps that look at neighbours: they draw rows towards them, or order the beginnings of lists anew."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+from annotated_types import Ge
+from jaxtyping import Bool, Float64, Int64
+
+from aurank.evaluation.engine.nearest import BestSearch, NearestRows
+from aurank.evaluation.engine.problem import Pairs, RetrievalProblem, places_of
+from aurank.evaluation.engine.ranks import Ranks
+from aurank.evaluation.engine.scores import ExactScores
+from aurank.evaluation.engine.tiles import Work
+from aurank.evaluation.postprocessing.steps import Count, ListStep, Part, Rows, Sides, SideStep
+
+MEMORY = 2**27  # bytes at a time
+
+
+@dataclass(frozen=True, eq=False)
+class Lists:
+    """The k nearest rows of each query by cosine, best first, equal ones in an order of their own."""
+
+    row: Int64[np.ndarray, "query k"]
+    score: Float64[np.ndarray, "query k"]
+
+
+def nearest_lists(
+    queries: Rows, gallery: Rows, k: int, *, leave_out: Int64[np.ndarray, " query"], device: str = "cpu"
+) -> Lists:
+    """Return the k nearest gallery rows of each query, by no label; `leave_out` names one it must not find, or -1.
+
+    Equal rows come in a random order, always the same: files often come class by class, and in their order a collapsed
+    model would find neighbours of the right class. A shorter list ends in a row of score minus infinity.
+    """
+    shuffled = np.random.default_rng(0).permutation(len(gallery))
+    symmetric = queries is gallery and np.array_equal(leave_out, np.arange(len(gallery)))
+    order = shuffled if symmetric else np.arange(len(queries))
+    hidden = np.append(places_of(shuffled, len(gallery)), -1)[leave_out[order]]
+
+    def within(here: slice, there: slice) -> Pairs:
+        place = hidden[here] - there.start
+        query = np.flatnonzero((place >= 0) & (place < there.stop - there.start))
+        return query, place[query]
+
+    search = _search(queries, gallery, order, shuffled, within, symmetric=symmetric, device=device)
+    place, score = search.run(k, places_of(order, len(queries)))
+    return Lists(shuffled[place], score)
+
+
+def farthest_scores(rows: Rows, *, device: str = "cpu") -> Float64[np.ndarray, " row"]:
+    """Return the cosine of each row and the row that is farthest from it: of its opposite the nearest."""
+    order = np.arange(len(rows))
+    search = _search(-rows, rows, order, order, lambda *_: (order[:0], order[:0]), symmetric=True, device=device)
+    return -search.run(1, order)[1][:, 0]
+
+
+def pair_scores(
+    queries: Rows,
+    gallery: Rows,
+    query: Int64[np.ndarray, " pair"],
+    row: Int64[np.ndarray, " pair"],
+    *,
+    distance: str = "cosine",
+) -> Float64[np.ndarray, " pair"]:
+    """Return the exact score of each pair of a query and a gallery row."""
+    problem = RetrievalProblem(queries, gallery=None if gallery is queries else gallery)
+    orders = np.arange(len(queries)), np.arange(len(gallery))
+    return ExactScores.of(problem, *orders, distance=distance).pairs(query, row)
+
+
+def _search(
+    queries: Rows,
+    gallery: Rows,
+    order: Int64[np.ndarray, " query"],
+    gallery_order: Int64[np.ndarray, " gallery"],
+    hidden: Callable[[slice, slice], Pairs],
+    *,
+    symmetric: bool,
+    device: str,
+) -> BestSearch:
+    problem = RetrievalProblem(queries, gallery=None if gallery is queries else gallery)
+    scores = ExactScores.of(problem, order, gallery_order, distance="cosine")
+    work = Work.of(queries, device=device, max_memory=MEMORY, distributed=False)
+    return BestSearch(scores, hidden, tied=lambda _, place: place, symmetric=symmetric, work=work)
+
+
+ELEMENTS = 2**22  # numbers of neighbours read at a time
+
+
+class _Expansion(SideStep):
+    k: Count = 5
+    alpha: Annotated[float, Ge(0)] = 3.0
+
+    def drawn(self, rows: Rows, gallery: Rows, own: Int64[np.ndarray, " row"], device: str) -> Rows:
+        """Return each row plus its nearest gallery rows, weighted, all of length 1."""
+        lists = nearest_lists(rows, gallery, self.k, leave_out=own, device=device)
+        weight = np.where(lists.score > 0, lists.score.clip(0) ** self.alpha, 0)
+        found = np.empty(rows.shape, np.result_type(rows, np.float32))
+        step = max(1, ELEMENTS // (self.k * rows.shape[1]))
+        for start in range(0, len(rows), step):
+            here = slice(start, start + step)
+            near = np.einsum("rk,rkd->rd", weight[here], _unit(gallery[lists.row[here]]))
+            found[here] = _unit(_unit(rows[here]) + near)
+        return found
+
+
+class QueryExpansion(_Expansion):
+    """Replace each query q by q + Σ max(cos(q, g), 0)^alpha g over its k nearest gallery rows g, all of length 1.
+
+    αQE; with alpha=0 the plain average over those with a cosine above 0. A query's own item in the gallery is left out
+    of the k. Transductive: a score depends on other gallery rows.
+
+    Source:
+        section 3.3 of Radenović, Tolias and Chum (TPAMI 2018), https://arxiv.org/abs/1711.02512
+
+    Example:
+        >>> from aurank.evaluation import RetrievalProblem
+        >>> from aurank.evaluation.postprocessing import PostProcessing
+        >>> problem = RetrievalProblem(np.array([[1.0, 0.0], [0.0, 1.0], [0.6, 0.8]]), labels=[0, 1, 1])
+        >>> processed = PostProcessing.parse("query_expansion:k=1,alpha=0").apply(problem).problem
+        >>> processed.embeddings[1].round(3).tolist()
+        [0.316, 0.949]
+    """
+
+    name: ClassVar[str] = "query_expansion"
+    is_transductive: ClassVar[bool] = True
+
+    def sides(self, sides: Sides, *, device: str) -> Sides:
+        queries = self.drawn(sides.queries, sides.searched, sides.own_kept, device)
+        return replace(sides, queries=queries, gallery=sides.target)
+
+
+class DatabaseAugmentation(_Expansion):
+    """Replace each gallery row g by g + Σ max(cos(g, h), 0)^alpha h over its k nearest other gallery rows h.
+
+    All rows are of length 1; junk stays as it is. Transductive: a score depends on other gallery rows. Where the
+    queries are the gallery, its neighbours are drawn to a query too: read such a number as a bound.
+
+    Source:
+        Turcot and Lowe (ICCV Workshops 2009); Arandjelović and Zisserman (CVPR 2012), section 4; weights as in αQE
+
+    Example:
+        >>> str(DatabaseAugmentation(k=10, alpha=1.0))
+        'database_augmentation:k=10,alpha=1'
+    """
+
+    name: ClassVar[str] = "database_augmentation"
+    is_transductive: ClassVar[bool] = True
+
+    def sides(self, sides: Sides, *, device: str) -> Sides:
+        gallery = sides.target.copy()
+        gallery[sides.kept] = self.drawn(sides.searched, sides.searched, np.arange(len(sides.kept)), device)
+        return Sides(sides.queries, gallery, sides.own, sides.kept)
+
+
+def _unit(rows: Rows) -> Rows:
+    values = np.asarray(rows, np.float64)
+    return np.asarray(values / np.sqrt((values * values).sum(axis=-1, keepdims=True)))
+
+
+BLOCK = 512  # rows whose neighbours' neighbours are compared at a time
+
+
+class KReciprocal(ListStep):
+    """Order the first `depth` of each list by how much the neighbourhoods of query and row overlap.
+
+    Two rows are k-reciprocal where each is among the other's k1 nearest. The new distance is (1 - weight) times the
+    Jaccard distance of these neighbourhoods, averaged over the k2 nearest, plus weight times the squared Euclidean one,
+    divided by the query's greatest. With a `depth` of the whole gallery that is the published code, number for number.
+    Transductive: a score depends on other gallery rows and, as in the published code, on the other queries.
+
+    Args:
+        weight: λ of the paper.
+
+    Source:
+        Zhong et al. (CVPR 2017), https://arxiv.org/abs/1701.08398; https://github.com/zhunzhong07/person-re-ranking
+
+    Example:
+        >>> str(KReciprocal(k1=10, k2=3))
+        'k_reciprocal:k1=10,k2=3'
+    """
+
+    name: ClassVar[str] = "k_reciprocal"
+    is_transductive: ClassVar[bool] = True
+
+    k1: Count = 20
+    k2: Count = 6
+    weight: Part = 0.3
+
+    def scores(
+        self, lists: NearestRows, sides: Sides, uncoded: Sides, *, distance: str, device: str
+    ) -> Float64[np.ndarray, "query k"]:
+        nodes, query_node, gallery_node = _nodes(sides)
+        encoding, greatest = encode(nodes, self.k1, self.k2, device=device)
+        exists = lists.row >= 0
+        jaccard = jaccard_distances(encoding, query_node[lists.query], gallery_node[lists.row], exists)
+        euclidean = (2 - 2 * lists.score) / greatest[query_node[lists.query]][:, None]
+        return np.asarray(-((1 - self.weight) * jaccard + self.weight * euclidean))
+
+
+def _nodes(sides: Sides) -> tuple[Rows, Int64[np.ndarray, " query"], Int64[np.ndarray, " gallery"]]:
+    gallery, own = sides.searched, sides.own_kept
+    gallery_node = np.full(len(sides.target), -1)
+    gallery_node[sides.kept] = np.arange(len(gallery))
+    is_same = own >= 0
+    if sides.queries is not gallery:
+        is_same[is_same] = (sides.queries[is_same] == gallery[own[is_same]]).all(axis=1)
+    query_node = np.where(is_same, own, len(gallery) + np.cumsum(~is_same) - 1)
+    nodes = gallery if is_same.all() else np.concatenate([gallery, sides.queries[~is_same]])
+    return nodes, query_node, gallery_node
+
+
+def encode(nodes: Rows, k1: int, k2: int, *, device: str = "cpu") -> tuple[Any, Float64[np.ndarray, " node"]]:
+    """Return each node's neighbourhood (equations 7 to 10) as a sparse row, and its greatest squared distance."""
+    from scipy import sparse  # takes a tenth of a second, and few evaluations need it
+
+    own = np.arange(len(nodes))
+    lists = nearest_lists(nodes, nodes, min(k1, len(nodes) - 1), leave_out=own, device=device)
+    greatest = 2 - 2 * farthest_scores(nodes, device=device)
+    greatest[greatest <= 0] = 1  # all rows are alike
+    rank = np.concatenate([own[:, None], lists.row], axis=1)
+    node, member = _reciprocal_pairs(rank, k1)
+    squared = 2 - 2 * pair_scores(nodes, nodes, node, member)
+    squared[node == member] = 0
+    weight = np.exp(-squared / greatest[node])
+    weight /= np.bincount(node, weight)[node]
+    encoding = sparse.csr_matrix((weight, (node, member)), shape=(len(nodes), len(nodes)))
+    if k2 > 1:
+        near = rank[:, :k2]
+        start = np.arange(0, near.size + 1, near.shape[1])
+        mean = np.full(near.size, 1 / near.shape[1])
+        encoding = sparse.csr_matrix((mean, near.ravel(), start), shape=encoding.shape) @ encoding
+        encoding.sort_indices()
+    return encoding, greatest
+
+
+def _reciprocal_pairs(rank: Int64[np.ndarray, "node k"], k1: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the pairs of a node and a member of its expanded k-reciprocal neighbourhood, in increasing order."""
+    narrow = rank[:, : round(k1 / 2) + 1]
+    mutual, narrow_mutual = _mutual(rank), _mutual(narrow)
+    pairs = []
+    for start in range(0, len(rank), BLOCK):
+        here = slice(start, min(start + BLOCK, len(rank)))
+        own, is_own = rank[here], mutual[here]
+        theirs = narrow[own]
+        is_theirs = narrow_mutual[own] & is_own[:, :, None]
+        # A neighbour's closer neighbourhood joins if more than two thirds of it are here already (equation 5).
+        shared = np.zeros(theirs.shape, bool)
+        for place in range(own.shape[1]):
+            shared |= (theirs == own[:, place, None, None]) & is_own[:, place, None, None]
+        joins = (shared & is_theirs).sum(axis=2) > 2 / 3 * is_theirs.sum(axis=2)
+        for is_member, member in ((is_own, own), (is_theirs & joins[:, :, None], theirs)):
+            node = np.nonzero(is_member)[0] + start
+            pairs.append(node * len(rank) + member[is_member])
+    node, member = np.divmod(np.unique(np.concatenate(pairs)), len(rank))
+    return node, member
+
+
+def _mutual(rank: Int64[np.ndarray, "node k"]) -> Bool[np.ndarray, "node k"]:
+    found = np.empty(rank.shape, bool)
+    for start in range(0, len(rank), BLOCK):
+        here = slice(start, min(start + BLOCK, len(rank)))
+        node = np.arange(here.start, here.stop)[:, None, None]
+        found[here] = (rank[rank[here]] == node).any(axis=2)
+    return found
+
+
+def jaccard_distances(
+    encoding: Any,
+    query: Int64[np.ndarray, " query"],
+    row: Int64[np.ndarray, "query k"],
+    exists: Bool[np.ndarray, "query k"],
+) -> Float64[np.ndarray, "query k"]:
+    """Return 1 - Σ min / Σ max of the encodings of each query and the rows of its list; NaN where there is no row."""
+    found = np.full(row.shape, np.nan)
+    dense = np.zeros(encoding.shape[1])
+    start, column, weight = encoding.indptr.astype(np.int64), encoding.indices, encoding.data
+    for place, node in enumerate(query.tolist()):
+        here = slice(start[node], start[node + 1])
+        dense[column[here]] = weight[here]
+        listed = row[place][exists[place]]
+        count = start[listed + 1] - start[listed]
+        first = np.cumsum(count) - count
+        entry = np.arange(count.sum()) + np.repeat(start[listed] - first, count)
+        shared = np.add.reduceat(np.minimum(dense[column[entry]], weight[entry]), first)
+        found[place][exists[place]] = 1 - shared / (2 - shared)
+        dense[column[here]] = 0
+    return found
+
+
+COMPARED = 2**24  # scores at a time
+
+
+class Rescore(ListStep):
+    """Order the first `depth` of each list by the rows as they were before truncation and codes.
+
+    Example:
+        >>> str(Rescore(depth=50))
+        'rescore:depth=50'
+    """
+
+    name: ClassVar[str] = "rescore"
+
+    def scores(
+        self, lists: NearestRows, sides: Sides, uncoded: Sides, *, distance: str, device: str
+    ) -> Float64[np.ndarray, "query k"]:
+        exists = lists.row >= 0
+        found = np.full(lists.row.shape, np.nan)
+        query = np.broadcast_to(lists.query[:, None], lists.row.shape)[exists]
+        found[exists] = pair_scores(uncoded.queries, uncoded.target, query, lists.row[exists], distance=distance)
+        return found
+
+
+def reordered_ranks(ranks: Ranks, lists: NearestRows, score: Float64[np.ndarray, "query k"]) -> Ranks:
+    """Return the ranks of the positives after the rows listed were ordered by new scores, larger being closer.
+
+    What stands behind a list stays there, in its old order. Equal new scores tie; a list's last row and the next one,
+    behind it, do not.
+
+    Args:
+        ranks: before, of all queries or some.
+        lists: the beginnings of all lists, as `nearest_rows` gives them for the same problem.
+        score: of the rows listed; NaN where there is none.
+
+    Example:
+        >>> from aurank.evaluation.engine.nearest import nearest_rows
+        >>> from aurank.evaluation.engine.problem import RetrievalProblem
+        >>> from aurank.evaluation.engine.ranks import positive_ranks
+        >>> problem = RetrievalProblem(np.array([[1.0, 0.0], [0.8, 0.6], [0.9, 0.1]]), labels=[0, 0, 1])
+        >>> ranks, lists = positive_ranks(problem), nearest_rows(problem, 2)
+        >>> ranks.rank.tolist(), reordered_ranks(ranks, lists, -lists.score).rank.tolist()
+        ([2, 2], [1, 1])
+    """
+    if len(ranks.query) < len(lists.query):
+        rows = np.searchsorted(lists.query, ranks.query)
+        lists = NearestRows(lists.query[rows], lists.row[rows], lists.score[rows], lists.is_positive[rows])
+        score = score[rows]
+    is_positive, exists = lists.is_positive, lists.row >= 0
+    is_negative = exists & ~is_positive
+    line, column = np.nonzero(is_positive)
+    own = score[line, column]
+    # The positives listed come first of each query's, in its new order; equal ones in the order of the gallery.
+    order = np.lexsort((lists.row[line, column], -own, line))
+    line, column, own = line[order], column[order], own[order]
+    listed = is_positive.sum(axis=1)
+    place = np.arange(len(line)) + np.repeat(ranks.offset[:-1] - (np.cumsum(listed) - listed), listed)
+    negatives = np.repeat(is_negative.sum(axis=1), ranks.num_positives)
+    higher = np.maximum(ranks.higher, negatives)  # of those behind: what tied with a row listed is behind it now
+    tied = ranks.higher + ranks.tied - higher
+    positive, at_least = ranks.positive.copy(), ranks.at_least.copy()
+    positive[place] = lists.row[line, column]
+    step = max(1, COMPARED // score.shape[1])
+    for start in range(0, len(line), step):
+        here = slice(start, start + step)
+        there, threshold = line[here], own[here][:, None]
+        above, equal = score[there] > threshold, score[there] == threshold
+        higher[place[here]] = (above & is_negative[there]).sum(axis=1)
+        tied[place[here]] = (equal & is_negative[there]).sum(axis=1)
+        at_least[place[here]] = ((above | equal) & is_positive[there]).sum(axis=1)
+    return replace(ranks, positive=positive, higher=higher, tied=tied, at_least=at_least)
