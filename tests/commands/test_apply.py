@@ -15,7 +15,7 @@ from aurank.embedding import ImageSelection
 from aurank.embedding.embed import embed
 from aurank.embedding.select_images import select
 from aurank.errors import UserError
-from aurank.evaluation.engine import positives
+from aurank.evaluation.engine import problem as engine
 
 MODEL = "python:tiny_embedder:build"
 CODE = """
@@ -172,7 +172,7 @@ def sop_tree(root: Path) -> Path:
 def test_too_many_positives_for_a_metric_that_needs_all_are_refused_before_anything_is_embedded(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(positives, "available_memory", lambda: 2000)
+    monkeypatch.setattr(engine, "available_memory", lambda: 2000)
     monkeypatch.setattr(run_options, "embed", lambda *_, **__: pytest.fail("embedded"))
     with pytest.raises(UserError, match=r"make 24 positives, which take about 2\.6 KiB .*, and 2\.0 KiB are available"):
         evaluate_model(MODEL, ImageSelection("folder:photos"), running=running(), metrics=["mauprc", "tpr@fpr=0.1"])
