@@ -137,8 +137,7 @@ def prepare(
 
     with draw_stages() as progress:
         result = prepare_data(config, out, overrides or [], short_side=short_side, jpeg=jpeg, progress=progress)
-    console.say(result)
-    console.say(f"read them by data.prepared={out}")
+    console.say(result, f"read them by data.prepared={out}")
 
 
 @cache_app.command("prune")

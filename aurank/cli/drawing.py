@@ -37,9 +37,10 @@ class Terminal(Console):
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(printable(text), **options)
 
-    def say(self, content: object) -> None:
-        """Print plain text: nothing in it is taken for markup, and long lines are left to the terminal."""
-        self.print(str(content), highlight=False, markup=False, soft_wrap=True)
+    def say(self, *contents: object) -> None:
+        """Print plain texts: nothing in them is taken for markup, and long lines are left to the terminal."""
+        for content in contents:
+            self.print(str(content), highlight=False, markup=False, soft_wrap=True)
 
 
 def printable(text: str) -> str:

@@ -206,8 +206,7 @@ def pairs(
     with drawn() as running:
         result = evaluate_pairs(model, images, templates=prompt, running=running)
     result.save(out)
-    console.say(result)
-    console.say(f"written to {out}")
+    console.say(result, f"written to {out}")
 
 
 @app.command()
@@ -241,8 +240,7 @@ def probe(
 
     def finished(name: str, result: "ProbeResult") -> None:
         result.save(out / f"{name}.json")
-        console.say(result)
-        console.say(f"written to {out / f'{name}.json'}")
+        console.say(result, f"written to {out / f'{name}.json'}")
 
     with drawn(finished) as running:
         probe_model(model, images, protocols=protocols, labels=labels, k=k, seeds=numbers, running=running)
@@ -284,8 +282,7 @@ def compare(
     found = compare_reports(paths, out=out, images=images, metric=metric, most=most, force=force, **chances)
     for name, comparison in found.items():
         if len(found) > 1:
-            console.say(f"{name} against the first:")
-        console.say(comparison)
+            console.say(f"{name} against the first:", comparison)
     console.say(f"written to {out}")
 
 

@@ -63,8 +63,7 @@ def build(
         how = {"factory": index, "distance": distance, "overwrite": overwrite, "seed": seed, "running": running}
         made = build_index(model, images, out=out, **steps, **how)
     if made is not None:
-        console.say(made.description)
-        console.say(f"written to {out}")
+        console.say(made.description, f"written to {out}")
 
 
 @index_app.command("add")
@@ -79,8 +78,7 @@ def add(*, folder: IndexFolder, roots: Roots = None, images: "ImageSelection", d
 
     with drawn() as running:
         change = add_images(folder, images, roots=roots or [], running=running)
-    console.say(change)
-    console.say(ImageIndex.open(folder, device="cpu").description)
+    console.say(change, ImageIndex.open(folder, device="cpu").description)
 
 
 @index_app.command("remove")

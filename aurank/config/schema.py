@@ -1,7 +1,8 @@
 """What a configuration holds: every key with its type, range, default and one line of description."""
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+import re
+from collections.abc import Callable, Iterator
 from functools import cache
 from operator import attrgetter
 from pathlib import Path
@@ -63,16 +64,11 @@ Names = Annotated[tuple[str, ...], Field(min_length=1)]
 TextModel = Annotated[
     str,
     _must(
-        lambda name: name == "transformer" or name.startswith(("open_clip:", "transformers:")),
-        "transformer, open_clip:NAME or transformers:NAME",
+        re.compile("transformer$|(open_clip|transformers):").match, "transformer, open_clip:NAME or transformers:NAME"
     ),
 ]
-Freeze = Annotated[
-    Names,
-    BeforeValidator(
-        lambda value: ("backbone",) if value == "backbone" else tuple(value) if isinstance(value, list) else value
-    ),
-]
+_AsTuple = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
+Freeze = Annotated[Names, _AsTuple, BeforeValidator(lambda value: ["backbone"] if value == "backbone" else value)]
 Widths = Annotated[
     tuple[Count, ...],
     _must(
@@ -163,9 +159,7 @@ class LossTerm(Component):
     miner: Miner | None = key(None, "Which pairs of a batch count for it; null: as the key miner says.")
     matryoshka: Widths | None = key(None, "Numbers of an embedding, of whose losses it is the sum; null: all alone.")
     matryoshka_weights: Weights | None = key(None, "What these are multiplied by; null: 1 each.")
-    lr_multiplier: float | None = key(
-        None, "Its own parameters learn at the rate times this; null: at optim.temperature_lr.", gt=0, le=1e6
-    )
+    lr_multiplier: float | None = key(None, "Rate of its own parameters; null: optim.temperature_lr.", gt=0, le=1e6)
     weight_decay: float = key(0.0, "Decay of its own vectors, such as proxies.", ge=0, le=1000)
 
 
@@ -174,16 +168,6 @@ class Schedule(Component):
 
     table = "optim.schedule"
     name: str = key("constant", "Which one: a name from its table.")
-
-
-def _refuse(found: Iterable[tuple[str, str]]) -> None:
-    """Raise pydantic's error of dotted paths and what is wrong there, if there are any."""
-    errors = [
-        InitErrorDetails(type=PydanticCustomError("contradiction", "{text}", {"text": text}), loc=(path,), input=None)
-        for path, text in found
-    ]
-    if errors:
-        raise ValidationError.from_exception_data("configuration", errors)
 
 
 class NormaliseConfig(Strict):
@@ -209,18 +193,14 @@ class DataConfig(Component):
     normalise: NormaliseConfig | None = key(None, "Mean and deviation of each channel; null: the backbone's.")
     interpolation: Interpolation | None = key(None, "How images are resized; null: the backbone's, else by area.")
     decoding: Literal["reduced", "whole"] | None = key(
-        None, "Training JPEGs: at a fraction of their size where that is enough, or whole; null: reduced."
+        None, "Training JPEGs: decoded smaller, or whole; null: reduced."
     )
     train_transform: Augmentation = Field(default_factory=Augmentation, description="Augmentation while training.")
-    test_transform: Transform | None = key(
-        None, "Transform for validation and test; null: the backbone's, else center."
-    )
+    test_transform: Transform | None = key(None, "For validation and test; null: the backbone's, else center.")
     views: int = key(1, "Augmented views of each image in a training batch.", ge=1, le=16)
     train_labels: Literal["class", "image"] = key("class", "Positives are images of a class, or views of one image.")
     validation_fraction: float = key(0.1, "Training classes held out where the data has no split.", ge=0, le=0.5)
-    validation_by: Literal["class", "super_category"] = key(
-        "class", "What is held out: classes, or whole super-categories."
-    )
+    validation_by: Literal["class", "super_category"] = key("class", "Held out: classes, or whole super-categories.")
     workers: int = key(0, "Processes that read images; 0 reads in the main one.", ge=0, le=1024)
     on_error: Literal["raise", "skip"] = key("raise", "A corrupt image stops the run, or is left out and counted.")
     max_pixels: int = key(128_000_000, "An image of more pixels counts as corrupt.", ge=1, le=178_956_970)
@@ -232,14 +212,6 @@ class DataConfig(Component):
     def cache_bytes(self) -> int:
         """``cache`` as a number of bytes."""
         return size_in_bytes(self.cache)
-
-    @model_validator(mode="after")
-    def _a_value_for_each_channel(self) -> "DataConfig":
-        values = {} if self.normalise is None else self.normalise.model_dump()
-        wrong = {name: len(given) for name, given in values.items() if len(given) != self.channels}
-        expected = f"expected one for each of data.channels = {self.channels}"
-        _refuse((f"normalise.{name}", f"got {count} values, {expected}") for name, count in wrong.items())
-        return self
 
 
 class SamplerConfig(Component):
@@ -287,9 +259,7 @@ class ModelConfig(Strict):
         512
     """
 
-    backbone: str = key(
-        "resnet18", "Name of a timm model, open_clip:NAME or transformers:NAME; none: a head alone.", min_length=1
-    )
+    backbone: str = key("resnet18", "A timm model, open_clip:NAME, transformers:NAME; none: a head.", min_length=1)
     pretrained: bool = key(True, "Start from published weights (fetched once) or at random.")
     weights: str | None = key(None, "File or folder of weights of the backbone, in place of pretrained.", min_length=1)
     dim: int = key(512, "Length of an embedding, as the loss sees it.", ge=1, le=65536)
@@ -408,7 +378,14 @@ class Config(Strict):
     @model_validator(mode="after")
     def _keys_agree(self, info: Any) -> "Config":
         complaints = (info.context or {}).get("complaints", lambda _: ())
-        _refuse([*_unused(self), *_contradictions(self), *complaints(self)])
+        errors = [
+            InitErrorDetails(
+                type=PydanticCustomError("contradiction", "{text}", {"text": text}), loc=(path,), input=None
+            )
+            for path, text in (*_unused(self), *_contradictions(self), *complaints(self))
+        ]
+        if errors:
+            raise ValidationError.from_exception_data("configuration", errors)
         return self
 
 
@@ -481,6 +458,10 @@ def _contradictions(config: Config) -> Iterator[tuple[str, str]]:
         path, better = "data.train_transform.params.local_size", max(1, round(data.image_size * 96 / 224))
         expected = f"expected at most data.image_size = {data.image_size}, the side of the large crops"
         yield path, f"got {crops['local_size']}, {expected}; set {path}={better}"
+    for name, values in data.normalise or ():
+        if len(values) != data.channels:
+            expected = f"expected one for each of data.channels = {data.channels}"
+            yield f"data.normalise.{name}", f"got {len(values)} values, {expected}"
     if (model.backbone == NO_BACKBONE) != (data.name == EMBEDDINGS):
         expected = f"data.name={EMBEDDINGS} goes with model.backbone={NO_BACKBONE} and with no other"
         yield "model.backbone", f"got {model.backbone!r} for data.name={data.name}, but {expected}"
@@ -509,21 +490,14 @@ def known_keys() -> dict[str, FieldInfo]:
         >>> known_keys()["optim.lr"].description
         'Learning rate after the warm-up.'
     """
-    found: dict[str, FieldInfo] = {}
-
-    def visit(section: type[BaseModel], path: str) -> None:
-        for name, field in section.model_fields.items():
-            found[path + name] = field
-            for part in _parts(field.annotation):
-                if inspect.isclass(part) and issubclass(part, BaseModel):
-                    visit(part, f"{path}{name}.")
-
-    visit(Config, "")
-    return found
+    return dict(_keys(Config, ""))
 
 
-def _parts(annotation: Any) -> Iterator[Any]:
-    """Yield an annotation and all that it is made of."""
-    yield annotation
+def _keys(annotation: Any, path: str) -> Iterator[tuple[str, FieldInfo]]:
+    """Yield the keys of the sections that an annotation is made of."""
+    if inspect.isclass(annotation) and issubclass(annotation, BaseModel):
+        for name, field in annotation.model_fields.items():
+            yield path + name, field
+            yield from _keys(field.annotation, f"{path}{name}.")
     for part in get_args(annotation):
-        yield from _parts(part)
+        yield from _keys(part, path)

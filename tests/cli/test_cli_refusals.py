@@ -62,6 +62,8 @@ REFUSED = {
     f"{TREC} --baselines": "--baselines has no use with --model trec:a.run",
     "embed --model trec:a.run --out x.npz": "a file of ranked lists, which `aurank evaluate`",
     "embed --model aurank:none/best --out x.npy": "--out",
+    "probe --model timm:test_resnet,pretrained=false --data table:one.csv --out x": "there are 1, among 1 class",
+    "probe --model timm:test_resnet,pretrained=false --data table:twice.csv --out x": "'photos/a/0.png' twice",
     f"{PROBE} --k 5": "k must be from 1 to the number of training rows, 4; got 5",
     f"{PROBE} --protocol kn": "expected knn or linear_probe, each once; got kn",
     f"{PROBE} --protocol linear_probe --k 2": "--k 2 goes with --protocol knn",
@@ -105,6 +107,9 @@ def test_what_cannot_be_meant_is_one_line_and_writes_nothing(place: Path, aurank
     evaluate(rows, labels, neighbours=5).save(place / "measured" / "report.json")
     evaluate(rows, labels).save(place / "bare.json")
     evaluate(np.eye(8), np.arange(8) // 2, neighbours=2).save(place / "other.json")
+    lines = ["path,label,split", *(f"photos/a/{row}.png,a,test" for row in range(4))]
+    (place / "one.csv").write_text("\n".join(lines) + "\n")
+    (place / "twice.csv").write_text("\n".join([*lines, "photos/a/0.png,a,test"]) + "\n")
     before = {path.relative_to(place) for path in place.rglob("*")}
     code, output, complaint = aurank(*shlex.split(command))
     assert (code, output) == (2, "")

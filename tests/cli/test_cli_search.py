@@ -46,13 +46,8 @@ def test_a_list_is_read_from_stdin_and_printed_as_json(
     content = json.loads(out)
     assert code == 2
     assert [one["photo"] for one in content["photos"]] == [str(odd), "photos/c0/1.png", "gone.png"]
-    assert content["photos"][1]["hits"][0] | {"score": 1} == {
-        "rank": 1,
-        "score": 1,
-        "path": "c0/1.png",
-        "class": "c0",
-        "row": 1,
-    }
+    expected = {"rank": 1, "score": 1, "path": "c0/1.png", "class": "c0", "row": 1}
+    assert content["photos"][1]["hits"][0] | {"score": 1} == expected
     assert all(hit["score"] >= 0.99 for one in content["photos"] for hit in one["hits"])
     assert "gone.png" in content["photos"][2]["error"]
     assert content["index"]["count"] == 6

@@ -7,20 +7,9 @@ import pytest
 from testing.shell import Shell
 
 GROUPS = [(), ("index",), ("data",), ("cache",)]
-COMMANDS = ["train", "demo", "evaluate", "embed", "pairs", "probe", "export", "compare", "calibrate", "search", "serve"]
-COMMANDS += [
-    "doctor",
-    "config",
-    "ls",
-    "cp",
-    "index build",
-    "index add",
-    "index remove",
-    "data check",
-    "data prepare",
-    "cache prune",
-]
-COMMANDS += ["average", "profile"]
+NAMES = """train, profile, demo, average, export, config, ls, cp, evaluate, embed, pairs, probe, compare, calibrate,
+search, serve, doctor, index build, index add, index remove, data check, data prepare, cache prune"""
+COMMANDS = NAMES.replace("\n", " ").split(", ")
 
 
 @pytest.fixture

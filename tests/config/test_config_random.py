@@ -18,7 +18,7 @@ from aurank.config import Config, ConfigError, dump_config, load_config
 pytestmark = pytest.mark.slow
 
 VALUES: list[Any] = [
-    None, True, False, 0, -1, 1, 2, 10**9, 10**30, -(10**400), 10**5000, 0.0, -0.5, 0.5, 1e300, 1e-300, float("nan"),
+    None, True, False, 0, -1, 1, 2, 10**9, 10**30, -(10**400), 0.0, -0.5, 0.5, 1e300, 1e-300, float("nan"),
     float("inf"), -float("inf"), "", " ", "x", "1", "1e-4", "nan", "no", "${oc.env:HOME}", "\0", "\ud800", "a\nb",
     "é" * 99, "x" * 10_000, [], [1], [[]], [[1, [2, [3]]]], [None], [float("nan")], ["a", 1, None], {}, {"a": 1},
     {"name": "x"}, {"name": None, "params": []}, {"name": "rank", "params": {"tau1": -1}}, {"params": {"params": {}}},
@@ -35,26 +35,21 @@ def _places(tree: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 def _edit(tree: dict[str, Any], chance: random.Random) -> None:
-    """Delete, rename, add, replace, wrap or swap one thing of the tree in place."""
+    """Delete, rename, add, replace or wrap one thing of the tree in place."""
     *parents, last = chance.choice(_places(tree))
     holder: Any = tree
     for key in parents:
         holder = holder[key]
-    kind = chance.choice(["delete", "rename", "add", "replace", "replace", "replace", "wrap", "text", "swap"])
+    kind = chance.choice(["delete", "rename", "add", "replace", "replace", "replace", "wrap"])
     if kind == "delete":
         del holder[last]
     elif kind == "rename" and isinstance(last, str):
         cut = chance.randrange(len(last))
-        holder[last[:cut] + chance.choice(["", "x", "_", ".", " ", "\n"]) + last[cut + 1 :]] = holder.pop(last)
+        holder[last[:cut] + chance.choice(["", "x", ".", " ", "\n"]) + last[cut + 1 :]] = holder.pop(last)
     elif kind == "add" and isinstance(holder, dict):
-        holder[chance.choice(["lr", "extra", "name", "params", "", "7", "null", "<<"])] = chance.choice(VALUES)
+        holder[chance.choice(["lr", "extra", "name", "params", "", "7", "<<"])] = chance.choice(VALUES)
     elif kind == "wrap":
-        holder[last] = chance.choice([[holder[last]], {last: holder[last]}, {"name": holder[last]}])
-    elif kind == "text":
-        holder[last] = str(holder[last])
-    elif kind == "swap":
-        other = chance.choice(list(tree))
-        holder[last], tree[other] = copy.deepcopy(tree[other]), copy.deepcopy(holder[last])
+        holder[last] = chance.choice([[holder[last]], {last: holder[last]}, {"name": holder[last]}, str(holder[last])])
     else:
         holder[last] = chance.choice(VALUES)
 
@@ -81,14 +76,15 @@ def test_random_edits_of_a_valid_config_end_valid_or_in_a_config_error(tmp_path:
         tree = copy.deepcopy(whole)
         if form == "override":
             place = [str(key) for key in chance.choice(_places(whole))]
-            value = dump_yaml(_writable(chance.choice(VALUES)), flow=True)
+            value = dump_yaml(chance.choice(VALUES), flow=True)
             config = _outcome(tree, [f"{'.'.join(place)}={value}"])
         else:
             _edit(tree, chance)
-            config = _outcome(tree if form == "dict" else _written(path, dump_yaml(_writable(tree))))
+            config = _outcome(tree if form == "dict" else _written(path, dump_yaml(tree)))
         if config is not None:
             valid += 1
-            assert load_config(_written(path, dump_config(config)), choices=CHOICES) == config
+            text = dump_config(config)
+            assert dump_config(load_config(_written(path, text), choices=CHOICES)) == text
     assert 0.03 * edits < valid < 0.7 * edits
 
 
@@ -107,15 +103,6 @@ def test_no_value_anywhere_ends_in_anything_else(path: str) -> None:
 def _written(path: Path, text: str) -> Path:
     path.write_text(text, encoding="utf-8", errors="surrogatepass")
     return path
-
-
-def _writable(value: Any) -> Any:
-    # Python itself refuses to write a number of thousands of digits.
-    if isinstance(value, dict):
-        return {key: _writable(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_writable(item) for item in value]
-    return 10**1000 if isinstance(value, int) and value > 10**1000 else value
 
 
 _SCRAPS = [
