@@ -63,19 +63,16 @@ def require_choice(name: str, value: str, choices: Collection[str]) -> str:
 
 
 def require_kind(name: str, value: object, kind: type) -> None:
-    """Raise UserError unless the value is None or of PML's kind."""
     if value is not None and not isinstance(value, kind):
         raise UserError(f"{name} must be a pytorch-metric-learning {kind.__name__}, got {value!r}")
 
 
 def require_module(name: str, value: object, expected: str) -> None:
-    """Raise UserError unless the value is a module, not its class or its name."""
     if not isinstance(value, nn.Module):
         raise UserError(f"{name} must be {expected}, got {value!r}")
 
 
 def refuse_unused(constructor: Callable[..., object], choice: str, **given: object) -> None:
-    """Raise UserError where an option that has no effect beside the choice differs from the constructor's default."""
     defaults = inspect.signature(constructor).parameters
     for name, value in given.items():
         plain = tuple(value) if isinstance(value, list) else value  # YAML has lists for tuples
@@ -84,7 +81,6 @@ def refuse_unused(constructor: Callable[..., object], choice: str, **given: obje
 
 
 def check_embeddings(name: str, embeddings: Tensor, labels_name: str, labels: Tensor | None) -> None:
-    """Raise UserError unless embeddings are [batch, dim] floats with one integer label each."""
     got = f"got {kind_of(embeddings)}"
     if not isinstance(embeddings, Tensor) or embeddings.ndim != 2 or not embeddings.is_floating_point():
         raise UserError(f"{name} must be a floating-point tensor of shape [batch, dim], {got}")
@@ -98,13 +94,11 @@ def check_embeddings(name: str, embeddings: Tensor, labels_name: str, labels: Te
 
 
 def check_width(embeddings: Tensor, name: str, width: int) -> None:
-    """Raise UserError unless the embeddings are as wide as the loss's argument of that name says."""
     if embeddings.shape[1] != width:
         raise UserError(f"embeddings must be as wide as {name}={width}, got {embeddings.shape[1]}")
 
 
 def check_integers(name: str, values: Tensor, per: str, length: int) -> None:
-    """Raise UserError unless the values are a one-dimensional integer tensor of this length."""
     if not isinstance(values, Tensor) or values.ndim != 1:
         raise UserError(f"{name} must be a one-dimensional tensor, got {kind_of(values)}")
     if not is_integer(values):
@@ -119,7 +113,6 @@ def is_integer(values: Tensor) -> bool:
 
 
 def check_labels_in_range(labels: Tensor, num_classes: int) -> None:
-    """Raise UserError naming the first label outside 0..num_classes-1. The labels are on the host."""
     outside = labels[(labels < 0) | (labels >= num_classes)]
     if len(outside):
         raise UserError(

@@ -1,8 +1,4 @@
-"""What all losses stand on: precision, devices, and what is taken of pytorch-metric-learning (PML), without scipy.
-
-PML imports scipy.stats and scipy.special, which take a third as long as torch, for two functions that nothing here
-calls; scipy imports them by itself when one is called.
-"""
+"""What all losses stand on: precision, devices, and what is taken of pytorch-metric-learning (PML), without scipy."""
 
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial

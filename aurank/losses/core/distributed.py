@@ -28,22 +28,7 @@ class Shares:
 
 
 class Gather:
-    """Makes of each process's inputs those of all processes, the same in each of them.
-
-    Each process then computes the loss of the whole batch, with its references: W processes with batch B / W get the
-    gradient that one with batch B has. A miner is asked in the first process. Where the parts of the processes, one
-    after another, are the batch that one process would have, rows stand as they would there: what a loss draws for a
-    row, or keeps of it, does not depend on the number of processes.
-
-    Args:
-        distributed: whether to gather where torch.distributed joins several processes, unless a wrapper around the loss
-            did so before.
-
-    Attributes:
-        views: so many views of the same images, one after another, are the rows of each process, and of all of them.
-        known: what the processes pass in the next call, where all of them know: only embeddings are then exchanged, at
-            once, and nothing is read of a device.
-    """
+    """Makes of each process's inputs those of all processes, the same in each of them."""
 
     views = 1
     known: Shares | None = None
@@ -53,7 +38,6 @@ class Gather:
         self.checked = False
 
     def __call__(self, inputs: Inputs) -> Inputs:
-        """Return the inputs of all processes, a miner among them replaced by what it finds there."""
         return self.ask_miner(self.batch(inputs))
 
     def ask_miner(self, inputs: Inputs) -> Inputs:
@@ -61,12 +45,7 @@ class Gather:
         return mined_in_first(inputs) if inputs.shared else inputs.mined()
 
     def batch(self, inputs: Inputs) -> Inputs:
-        """Return the inputs of all processes, in the order of their ranks within a view; a miner stays as it is.
-
-        Raises:
-            UserError: the processes disagree on what they pass or, in the first call, all of them pass the same rows,
-                which somebody must have gathered before.
-        """
+        """Return the inputs of all processes, in the order of their ranks within a view; a miner stays as it is."""
         if not self.distributed or inputs.shared or world_size() == 1:
             return inputs
         if self.known is not None and is_of_batch(inputs):
@@ -161,7 +140,6 @@ def gather_mined(inputs: Inputs, lengths: list[list[int]]) -> Mined:
 
 
 def refuse_copies(name: str, rows: Tensor | None, lengths: list[int], views: int) -> None:
-    """Raise UserError if every process passed the same rows."""
     if rows is None or len(set(lengths)) > 1 or lengths[0] == 0:
         return
     first, *others = torch.unflatten(rows.detach(), 0, (views, -1)).tensor_split(len(lengths), dim=1)
@@ -189,11 +167,7 @@ def mined_in_first(inputs: Inputs) -> Inputs:
 
 
 def gather_rows(local: Tensor, lengths: list[int], *, views: int = 1) -> Tensor:
-    """Return the rows of all processes, `lengths` of them, in the order of the ranks within each of the views.
-
-    Every process computes the same loss, so the gradient of its own rows is all there. It is multiplied by the number
-    of processes, since data-parallel training averages the gradients of the weights.
-    """
+    """Return the rows of all processes, `lengths` of them, in the order of the ranks within each of the views."""
     if max(lengths) == 0:
         return local.clone()
     padded = local.new_zeros(max(lengths), *local.shape[1:])

@@ -22,16 +22,7 @@ class KeyedLossOptions(PairLossOptions, total=False):
 
 
 class KeyedLoss(PairLoss):
-    """A loss whose state is keyed by `ids`, rows 0 … num_samples − 1 of the data set.
-
-    Without `ids` the labels are the ids, which is right where each image is its own class; more than `views` rows of
-    one label are then refused. Several rows of an id, its views, share its state. Messages about ids name `owner`, and
-    show its `call`.
-
-    Args:
-        num_samples: rows of the data set.
-        views: most rows of one label in a batch that comes without ids, on each side of a two-way loss.
-    """
+    """A loss whose state is keyed by `ids`, rows 0 … num_samples − 1 of the data set."""
 
     call = "loss(embeddings, labels, ids=batch.id)"
 
@@ -42,7 +33,6 @@ class KeyedLoss(PairLoss):
         self.views = require_whole("views", views)
 
     def prepared(self, inputs: Inputs) -> Inputs:
-        """Return the inputs with ids, on the host and checked; tables on the host fetch the rows of these ids."""
         ids = self.ids_of("labels", inputs.labels, "ids", inputs.ids)
         if not self.two_way:
             self._prefetch(ids, inputs)

@@ -18,12 +18,7 @@ Mined = Sequence[Tensor] | nn.Module | None  # a miner's tuple, or the miner its
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """The arguments of a loss: embeddings [batch, dim], labels [batch], what was mined, references, data-set ids.
-
-    Attributes:
-        batch_leads: the references begin with the batch itself, one by one, as a memory's do.
-        shared: every process has these same inputs.
-    """
+    """The arguments of a loss: embeddings [batch, dim], labels [batch], what was mined, references, data-set ids."""
 
     embeddings: Tensor
     labels: Tensor
@@ -46,10 +41,7 @@ class Inputs:
         return self.embeddings if self.ref_emb is None else self.ref_emb
 
     def itself(self, like: Tensor | None = None) -> Bool[Tensor, "query reference"] | None:
-        """Return True where a reference of its own set is the query, by index or by id; None where none can be.
-
-        It is where `like` is, or the embeddings are.
-        """
+        """Return True where a reference of its own set is the query, by index or by id; None where none can be."""
         size, by_id = len(self.embeddings), self.ids is not None and self.ref_ids is not None
         if not by_id and not self.batch_leads:
             return None
@@ -113,7 +105,6 @@ def read_inputs(
 def check_references(
     embeddings: Tensor, ref_emb: Tensor, ref_labels: Tensor | None, ids: Tensor | None, ref_ids: Tensor | None
 ) -> None:
-    """Raise UserError unless the references fit the embeddings, and their labels and ids them."""
     check_embeddings("ref_emb", ref_emb, "ref_labels", ref_labels)
     if ref_emb.shape[1] != embeddings.shape[1]:
         raise UserError(f"ref_emb must be as wide as embeddings, {embeddings.shape[1]}, got {ref_emb.shape[1]}")

@@ -25,19 +25,13 @@ from aurank.losses.core.row_table import check_device
 
 
 class TakesInputs:
-    """The call that all losses here have in common: it reads the arguments, and hands them to `compute`.
-
-    Attributes:
-        two_way: the references are another modality of the same data.
-        gather: brings together the batches of all processes.
-    """
+    """The call that all losses here have in common: it reads the arguments, and hands them to `compute`."""
 
     two_way: bool = False
     gather: Gather
 
     @property
     def takes_references(self) -> bool:
-        """Whether the loss takes references of their own; no memory can wrap one that does not."""
         return True
 
     def forward(
@@ -74,7 +68,6 @@ class TakesInputs:
         )
 
     def compute(self, inputs: Inputs) -> Any:
-        """Return the loss of arguments that were read before."""
         raise NotImplementedError
 
 
@@ -92,19 +85,15 @@ class PairLoss(TakesInputs, BaseMetricLossFunction):  # type: ignore[misc]  # PM
     """A PML loss that is one method, `per_query`, and optionally `extra_terms`, of the pairs of a batch.
 
     The loss is the mean over queries with at least one positive and one negative, or what a PML reducer makes of those
-    queries' values ("element" losses); extra terms are reduced in the same way and added. A batch without such a query
-    gives exactly 0 with zero gradient. Numbers are float32 inside autocast too, float64 for float64 embeddings.
+    queries' values ("element" losses); extra terms are reduced in the same way and added.
 
     A subclass with extra terms sets `extra_names` before this constructor, in which PML makes one reducer per term.
-    A subclass with `two_way` True is given the references as another modality of the same data, and asked for both
-    directions: `per_query` again with the references as queries (`pairs.side` is 1); the loss is the sum of both.
 
     Args:
         distance: similarity of embeddings; None: cosine.
         reducer: what makes a number of the queries' values; None: their mean.
         embedding_regularizer: PML's, added with `embedding_reg_weight`.
-        distributed: whether to make the loss that of all processes' batches together, where torch.distributed joins
-            several; the gradient is then that of one process with the whole batch.
+        distributed: whether to make the loss that of all processes' batches together.
 
     Example:
         >>> class Contrast(PairLoss):
@@ -140,15 +129,12 @@ class PairLoss(TakesInputs, BaseMetricLossFunction):  # type: ignore[misc]  # PM
 
     @abstractmethod
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
-        """Return the loss of each query; one without a positive or a negative is left out, so any finite value does."""
         raise NotImplementedError
 
     def extra_terms(self, pairs: Pairs) -> dict[str, Tensor]:
-        """Return further terms by name: one value per query, reduced as the loss is, or one value for the batch."""
         return {}
 
     def compute(self, inputs: Inputs) -> Any:
-        """Return the loss of arguments that were read before."""
         self.reset_stats()
         check_device(self, inputs.embeddings)
         if self.two_way and inputs.is_self_set:
@@ -167,7 +153,6 @@ class PairLoss(TakesInputs, BaseMetricLossFunction):  # type: ignore[misc]  # PM
         return sum(found[1:], found[0])
 
     def prepared(self, inputs: Inputs) -> Inputs:
-        """Return the inputs of all processes as the pairs are made of them: a loss completes or refuses them here."""
         return inputs
 
     def _warn_of_no_pairs(self, pairs: Pairs) -> None:
@@ -196,7 +181,6 @@ class PairLoss(TakesInputs, BaseMetricLossFunction):  # type: ignore[misc]  # PM
         return self.reducer(loss_dict, pairs.query, pairs.query_labels)
 
     def get_default_distance(self) -> BaseDistance:
-        """Return cosine similarity."""
         return CosineSimilarity()
 
     def _sub_loss_names(self) -> list[str]:

@@ -1,9 +1,4 @@
-"""The shared layer of every loss: similarity, positives and negatives of a batch, made in one place.
-
-Nothing here waits for an accelerator while the labels are on the host: how many positives a query has, and which
-queries count, is worked out from the labels where they live. Labels on the accelerator cost one copy to the host; a
-miner's tuple two more, because its indices are checked, and only the narrowed masks know what is left.
-"""
+"""The shared layer of every loss: similarity, positives and negatives of a batch, made in one place."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -157,12 +152,10 @@ def make_pairs(inputs: Inputs, *, distance: BaseDistance, two_way: bool = False)
     """Return the pairs of a batch, in float32 (float64 if the embeddings are), whatever autocast says.
 
     Positives share the query's label, negatives do not. Without `ref_emb` a query is never its own reference; with it,
-    a reference of the query's id is left out of both when `ids` and `ref_ids` are given. A miner's `indices_tuple`
-    (pairs or triplets, indices into the batch and the references) only narrows both masks.
+    a reference of the query's id is left out of both when `ids` and `ref_ids` are given.
 
     Args:
-        two_way: the references are another modality of the same data, so one of the query's id is no copy of it, but
-            what it belongs to.
+        two_way: the references are another modality of the same data, so one of the query's id is no copy of it.
 
     Raises:
         UserError: references or mined indices that do not fit.
@@ -229,10 +222,7 @@ def make_pairs(inputs: Inputs, *, distance: BaseDistance, two_way: bool = False)
 def same_label_index(
     query: Int64[Tensor, " query"], reference: Int64[Tensor, " reference"], *, without_self: bool
 ) -> tuple[Int64[Tensor, "query width"], Bool[Tensor, "query width"]]:
-    """Return the references of each query's label, ascending, padded to the widest query, and the mask of real ones.
-
-    With `without_self` the references are the queries, and each is left out of its own list.
-    """
+    """Return the references of each query's label, ascending, padded to the widest query, and the mask of real ones."""
     ordered, order = reference.sort(stable=True)
     first, count = count_equal(query, ordered)
     count = count - int(without_self)
@@ -256,10 +246,7 @@ def count_equal(
 def valid_by_labels(
     inputs: Inputs, labels: Int64[Tensor, " query"], ref_labels: Int64[Tensor, " reference"], *, two_way: bool
 ) -> list[Bool[Tensor, " row"]]:
-    """Return whether each query, and each reference if two_way, has a positive and a negative.
-
-    They are counted on the host by sorting, not pair by pair.
-    """
+    """Return whether each query, and each reference if two_way, has a positive and a negative."""
     positives = count_equal(labels, ref_labels.sort().values)[1]
     negatives = len(ref_labels) - positives
     if two_way:
@@ -280,10 +267,7 @@ def valid_by_labels(
 def narrow(
     positive: Bool[Tensor, "query reference"], negative: Bool[Tensor, "query reference"], mined: Sequence[Tensor]
 ) -> tuple[Bool[Tensor, "query reference"], Bool[Tensor, "query reference"]]:
-    """Return both masks with only what a miner kept, pairs or triplets as `as_pairs` has them.
-
-    Which negative a triplet paired with which positive is not kept: a list-wise loss ranks all of a query's at once.
-    """
+    """Return both masks with only what a miner kept, pairs or triplets as `as_pairs` has them."""
     mined = check_mined(mined, positive.shape)
     kept = [torch.zeros_like(positive), torch.zeros_like(negative)]
     for mask, rows, columns in zip(kept, mined[::2], mined[1::2], strict=True):

@@ -21,15 +21,11 @@ EntryMarks = Bool[Tensor, " entry"]
 
 
 def writes(module: nn.Module) -> bool:
-    """Return whether a call may change what the module keeps: in training mode, unless gradients are disabled.
-
-    Loops that put only the model in evaluation mode validate with a loss in training mode, without gradients.
-    """
+    """Return whether a call may change what the module keeps: in training mode, unless gradients are disabled."""
     return module.training and torch.is_grad_enabled()
 
 
 def check_device(loss: nn.Module, embeddings: Tensor) -> None:
-    """Raise UserError if the state of the loss is not where the embeddings are, except tables kept on the host."""
     for part in loss.modules():
         if isinstance(part, RowTable) and part.on_host:
             continue
@@ -56,29 +52,20 @@ class FullPrecision(nn.Module):
 
 
 class Counters:
-    """A module's whole numbers on the host: the attributes named in COUNTERS, saved as one tensor.
-
-    Checkpoints hold tensors only, as safetensors and the frameworks that use it ask for.
-    """
+    """A module's whole numbers on the host: the attributes named in COUNTERS, saved as one tensor."""
 
     COUNTERS: ClassVar[tuple[str, ...]] = ()
 
     def get_extra_state(self) -> Int64[Tensor, " counter"]:
-        """Return the numbers in their order, for `state_dict`."""
         return torch.tensor([getattr(self, name) for name in self.COUNTERS])
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Take over saved numbers."""
         for name, number in zip(self.COUNTERS, state.flatten().tolist(), strict=True):
             setattr(self, name, int(number))
 
 
 class Staging:
-    """The rows `host_ids` of a table in host memory that one batch reads and writes, on the batch's device.
-
-    Neither way makes the host wait: copies go through pinned memory, and those `returning` are only asked for when the
-    next batch is fetched, a step later.
-    """
+    """The rows `host_ids` of a table in host memory that one batch reads and writes, on the batch's device."""
 
     def __init__(self, table: "RowTable", ids: EntryIndex, device: torch.device) -> None:
         def send(values: Tensor) -> Tensor:
@@ -105,10 +92,8 @@ class RowTable(FullPrecision):
         width: numbers per row.
         start: what every row holds from the beginning, as if seen; None: zeros, unseen.
         logarithms: rows and values are logarithms; what they are logarithms of is averaged.
-        starts_at_zero: unseen rows count as 0, as in a published table of zeros, unless the whole batch is unseen:
-            then its values are copied. For logarithms alone.
-        on_host: stay in host memory when the module moves. A batch's rows are fetched by `prefetch` before they are
-            read, kept where the batch is, and written back behind it; `settle` waits for the last.
+        starts_at_zero: unseen rows count as 0, as in a published table of zeros, unless the whole batch is unseen.
+        on_host: stay in host memory when the module moves.
 
     Example:
         >>> table = RowTable(num_rows=3, width=1)
@@ -164,11 +149,7 @@ class RowTable(FullPrecision):
     def blended(
         self, index: EntryIndex, values: EntryValues, *, rate: float, batch: Int64[Tensor, " batch_entry"] | None = None
     ) -> EntryValues:
-        """Return (1 − rate)·row + rate·value for each entry by itself, its value where the row was never written.
-
-        Args:
-            batch: the entries of all ranks, where `index` has those of one: for `starts_at_zero`.
-        """
+        """Return (1 − rate)·row + rate·value for each entry by itself, its value where the row was never written."""
         old, seen = self.read(index)
         if self.logarithms:
             kept = math.log1p(-rate) if rate < 1 else -math.inf
@@ -183,14 +164,7 @@ class RowTable(FullPrecision):
 
     @torch.no_grad()
     def update(self, index: EntryIndex, values: EntryValues, *, rate: float, is_shared: bool = False) -> None:
-        """Set row ← (1 − rate)·row + rate·value, or the value itself for a row not seen before.
-
-        Several entries for one row are averaged first, to the same bits in any order. With torch.distributed, the
-        entries of all ranks count, and every rank must call, if only with none. Values not finite are left out.
-
-        Args:
-            is_shared: each rank has the entries of all ranks already.
-        """
+        """Set row ← (1 − rate)·row + rate·value, or the value itself for a row not seen before."""
         values = values.detach().to(self.rows.dtype)
         index, values = self.gathered(index, values, is_shared=is_shared)
         if len(index) == 0:
@@ -247,11 +221,7 @@ class RowTable(FullPrecision):
 
 
 def mean_by_row(index: EntryIndex, values: EntryValues) -> tuple[EntryValues, EntryMarks]:
-    """Return for each entry the mean over all finite entries of its row, and whether there is one.
-
-    Sums are taken in integers, which add up to the same bits in any order: neither the order of a batch, nor a GPU's
-    atomic additions, nor the order of the ranks shows, and the tables of all ranks stay equal.
-    """
+    """Return for each entry the mean over all finite entries of its row, and whether there is one."""
     finite = values.isfinite().all(dim=1)
     exact = values.masked_fill(~finite[:, None], 0).to(torch.float64)
     group = group_entries(index)

@@ -10,14 +10,7 @@ from aurank.losses.core.common import to_device_of
 
 
 class SavedGenerator(nn.Module):
-    """A random generator whose position in its sequence is part of `state_dict`, so that a resumed run draws the same.
-
-    Numbers are drawn on the host in float32, so that neither device nor precision changes them, nor the process.
-
-    Args:
-        seed: start of the sequence.
-        generator: one of the caller's on the host, in place of the seed.
-    """
+    """A random generator on the host whose position in its sequence is part of `state_dict`."""
 
     def __init__(self, seed: int, generator: torch.Generator | None = None) -> None:
         super().__init__()
@@ -38,10 +31,7 @@ class SavedGenerator(nn.Module):
         return to_device_of(like, numbers).to(like.dtype)
 
     def on_device(self, device: torch.device) -> torch.Generator | None:
-        """Return a generator on the device for draws too many to send there, seeded by the next number here.
-
-        It is the same one each time until `advance`. None on the meta device, where nothing is drawn.
-        """
+        """Return a generator on the device for draws too many to send there, seeded by the next number here."""
         if device.type == "meta":
             return None
         ahead = torch.Generator()
@@ -53,9 +43,7 @@ class SavedGenerator(nn.Module):
         torch.randint(2**62, (), generator=self.generator)
 
     def get_extra_state(self) -> Tensor:
-        """Return the generator's state, for `state_dict`."""
         return self.generator.get_state()
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Go on from a saved state."""
         self.generator.set_state(state.cpu())

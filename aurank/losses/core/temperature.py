@@ -17,17 +17,7 @@ Scale = Literal["linear", "log"]
 
 
 class Temperature(FullPrecision):
-    """τ, one number above 0.
-
-    Args:
-        temperature: its value, the first one where it is learned.
-        learnable: make it a parameter of the loss: give `loss.parameters()` to an optimiser (`aurank train` does, at
-            the rate `optim.temperature_lr`).
-        bounds: least and greatest value of a learnable one (None: no greatest). A call returns the value within them,
-            with the gradient that τ has there. Where a step may follow, in training mode with gradients enabled and
-            outside of torch.func's transforms, the parameter itself is clamped too, so that the step starts there.
-        scale: what the parameter is, τ itself ("linear") or log τ ("log"), −1 times the logit scale of CLIP.
-    """
+    """τ, one number above 0."""
 
     def __init__(
         self,
@@ -94,12 +84,7 @@ def attraction(pairs: Pairs) -> Float[Tensor, " query"]:
 def log_mean_exp(
     pairs: Pairs, temperature: AnyTemperature, *, relative: bool = False, with_positives: bool = False
 ) -> Float[Tensor, " query"]:
-    """log of the mean of exp(s/τ) over each query's negatives in the batch; 0 for a query without any.
-
-    temperature: one for all, or one for each query.
-    relative: s less the mean similarity to the query's positives, h of iSogCLR, FastCLIP and NeuCLIP.
-    with_positives: the mean is over positives and negatives.
-    """
+    """log of the mean of exp(s/τ) over each query's negatives in the batch; 0 for a query without any."""
     temperature = column(temperature)
     wanted = pairs.negative | pairs.positive if with_positives else pairs.negative
     similarity = pairs.similarity - attraction(pairs)[:, None] if relative else pairs.similarity

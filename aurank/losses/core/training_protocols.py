@@ -1,9 +1,4 @@
-"""What a loss or a miner may offer the loop that trains with it.
-
-The loop asks every module of the loss and of the miner, so what is inside of a wrapper is found without being passed
-on. Nothing has to be inherited: a module that has the attributes of a protocol here offers it. State is no protocol:
-what is in `state_dict` is saved with a checkpoint, and `RowTable` keeps it on the host where that was asked for.
-"""
+"""What a loss or a miner may offer the loop that trains with it."""
 
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
@@ -19,22 +14,12 @@ class FollowsProgress(Protocol):
     """A module that changes over the training, as a schedule does."""
 
     def set_progress(self, *, step: int, steps: int, epoch: int, epochs: float) -> None:
-        """Take over where training stands, before each step.
-
-        Args:
-            step: of `steps`, counted from 0.
-            epoch: of `epochs`, counted from 0; the whole run need not be a whole number of epochs.
-        """
+        """Take over where training stands, before each step."""
 
 
 @runtime_checkable
 class Reencodes(Protocol):
-    """A module that needs embeddings of images that are not in the batch.
-
-    Attributes:
-        wants_reencode: whether the loop shall set `reencode`, where it is still None.
-        reencode: embeds images of the training set by their rows (on the host), with the current weights.
-    """
+    """A module that needs embeddings of images that are not in the batch."""
 
     wants_reencode: bool
     reencode: EmbedByIds | None

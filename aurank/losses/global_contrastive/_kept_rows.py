@@ -18,11 +18,7 @@ NONE = -1
 
 
 class TaggedTable(RowTable):
-    """Rows that are replaced, not averaged, each with a tag: an id or a label, −1 for none.
-
-    Buffers: those of RowTable and `tags` [row], int64, which holds ids that float32 would round. A width of 0 becomes
-    that of the first rows put in.
-    """
+    """Rows that are replaced, not averaged, each with a tag: an id or a label, −1 for none."""
 
     tags: Tensor
 
@@ -39,11 +35,7 @@ class TaggedTable(RowTable):
         *,
         is_shared: bool,
     ) -> bool:
-        """Replace rows and tags by those of the last entry of each row; return whether any rank had an entry.
-
-        With torch.distributed, the entries of all ranks count, in the order of the ranks, and every rank must call, if
-        only with none; `is_shared` says that each rank has them all already. Values not finite are left out.
-        """
+        """Replace rows and tags by those of the last entry of each row; return whether any rank had an entry."""
         values = values.detach().to(self.rows.dtype)
         if not is_shared and world_size() > 1:  # in one piece: float64 holds every id, and every float32
             both = torch.cat([tags[:, None].to(torch.float64), values.to(torch.float64)], dim=1)
@@ -94,11 +86,7 @@ def row_similarity(
 def embedded_anew(
     reencode: EmbedByIds | None, ids: Int64[Tensor, " entry"], pairs: Pairs, *, name: str
 ) -> Float[Tensor, "entry dim"]:
-    """Return images of the data set as the encoder embeds them now, with their graph if they come with one.
-
-    Each image is embedded once, and each by one of the processes where all of them have the same pairs. The host waits
-    for the ids. UserError without a callback, or where it returns something else; `name` is who asks.
-    """
+    """Return images of the data set as the encoder embeds them now, with their graph if they come with one."""
     if reencode is None:
         raise UserError(
             f'{name} with out_of_batch="reencode" needs a callback that embeds images anew: set its attribute '

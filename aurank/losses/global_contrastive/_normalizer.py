@@ -1,11 +1,4 @@
-"""State of each sample: the moving average that stands for its normaliser, its rate γ, and its own temperature.
-
-A global contrastive loss minimises −s⁺ + τ·log g, where g is the mean of exp(s⁻/τ) over all negatives of the data set.
-A batch shows a few of them. Their mean ḡ gives the direction of the gradient, and the normaliser u, an estimate of g
-from earlier batches, its length: the gradient is (τ/u)·∇ḡ. While a network starts to learn, g falls by orders of
-magnitude for all samples together, which an average of ḡ remembers for epochs. So what is averaged here is ḡ over the
-level of its batch. docs/results.md has what both come to.
-"""
+"""State of each sample: the moving average that stands for its normaliser, its rate γ, and its own temperature."""
 
 import math
 import warnings
@@ -47,12 +40,7 @@ OFFICIAL = "official=True, LibAUC's loss of one modality"  # whose other options
 def surrogate_loss(
     log_mean: Float[Tensor, " query"], log_normalizer: Float[Tensor, " query"], temperature: AnyTemperature
 ) -> Float[Tensor, " query"]:
-    """Return τ·log u of each query, with the gradient (τ/u)·∇ḡ, and in τ the one that τ·log g would have.
-
-    Args:
-        log_mean: log ḡ of the batch, with its graph.
-        log_normalizer: log u, taken as a constant.
-    """
+    """Return τ·log u of each query, with the gradient (τ/u)·∇ḡ, and in τ the one that τ·log g would have."""
     normalizer = log_normalizer.detach()
     # At most 1/γ, unless u is from before this batch. There it must not overflow, for the difference below is 0.
     weight = (log_mean.detach() - normalizer).clamp(max=LARGEST_LOG_WEIGHT).exp()
@@ -61,19 +49,7 @@ def surrogate_loss(
 
 
 class Gamma(nn.Module):
-    """γ of u ← (1 − γ)·u + γ·ḡ, the share of the new value; at 1 nothing of the past is kept.
-
-    A training loop calls `set_progress` before each step, as `aurank train` does.
-
-    Args:
-        gamma: γ; with "cosine" its last value.
-        gamma_schedule: "constant", or "cosine": γ(t) = γ + ½(1 − γ)(1 + cos(π·t/T)) falls from 1 until T and stays.
-        gamma_every: "epoch" counts t in whole epochs, as the authors do; "step" in steps.
-        gamma_decay: T as a share of the training.
-
-    Source:
-        FastCLIP (Wei et al., 2024), https://arxiv.org/abs/2407.01445.
-    """
+    """γ of u ← (1 − γ)·u + γ·ḡ, the share of the new value; at 1 nothing of the past is kept."""
 
     def __init__(
         self,
@@ -116,11 +92,9 @@ class Gamma(nn.Module):
         return self.value
 
     def get_extra_state(self) -> Float64[Tensor, ""]:
-        """Return γ, for `state_dict`."""
         return torch.tensor(self.value, dtype=torch.float64)
 
     def set_extra_state(self, state: Tensor | float) -> None:
-        """Continue from the saved γ; a constant one is what the constructor says."""
         if self.schedule != "constant":
             self.value = float(state)
 
@@ -133,11 +107,9 @@ class Levels(nn.Module):
         self.values = [torch.zeros(()) for _ in range(directions)]
 
     def get_extra_state(self) -> Float64[Tensor, " direction"]:
-        """Return the levels, for `state_dict`."""
         return torch.stack([value.detach().cpu().double() for value in self.values])
 
     def set_extra_state(self, state: Float64[Tensor, " direction"]) -> None:
-        """Take over saved levels."""
         self.values = list(state.to(torch.float64).unbind())
 
 
@@ -150,15 +122,7 @@ class NormalizedLossOptions(KeyedLossOptions, total=False):
 
 
 class NormalizedLoss(KeyedLoss):
-    """A loss that keeps log u of each sample, one for each direction; `SogCLRLoss` describes the arguments.
-
-    Args:
-        average: "plain" averages ḡ itself, as the papers do. "relative" averages ḡ / M, where log M, the batch's level,
-            is the mean of log ḡ over its valid queries; u is that average times the present M, and balanced: times what
-            makes the mean of the weights ḡ / u 1.
-        official: True averages ḡ itself, and where a batch has samples that were seen, those that were not from 0, as
-            LibAUC does.
-    """
+    """A loss that keeps log u of each sample, one for each direction; `SogCLRLoss` describes the arguments."""
 
     def __init__(
         self,
@@ -199,16 +163,7 @@ class NormalizedLoss(KeyedLoss):
     def log_normalizer(
         self, pairs: Pairs, log_mean: Float[Tensor, " query"], *, shared: bool = False, previous: bool = False
     ) -> Float[Tensor, " query"]:
-        """Return log u of each query's sample after this batch, and keep it where the call may write.
-
-        The first ḡ is copied. What is kept is u of the valid queries' samples, blended with the mean of ḡ over views.
-        Where each process has a loss of its own batch, level and balance are of all batches, but in evaluation mode.
-
-        Args:
-            log_mean: log ḡ of each query.
-            shared: True blends u with the mean of ḡ over all views of the sample, False with the query's own.
-            previous: True returns u as it was before, where the sample was seen.
-        """
+        """Return log u of each query's sample after this batch, and keep it where the call may write."""
         gamma, table, index = self.gamma(), table_of(self.tables, pairs), query_ids(pairs)
         values = log_mean.detach()[:, None].to(table.rows.dtype)
         own = values.masked_fill(~pairs.valid[:, None], torch.nan)  # which means and tables leave out
@@ -268,18 +223,7 @@ WATCH_FIRST = 100  # before that, as a training may be over by then
 
 
 class IndividualTemperatures(nn.Module):
-    """τ of each sample, for each direction: tables of τ and of the averages of its gradient.
-
-    Args:
-        beside: the tables of the normalisers, of the same samples and directions, in the same place.
-        temperature: the first τ of every sample.
-        bounds: least and greatest τ, onto which each step is projected.
-        rate: the step η.
-        update: "momentum", u ← (1 − β)·u + β·G and τ ← Π[τ − η·u] (Alg. 1-2 of iSogCLR), or "adam", with the average of
-            G² at the share 0.001 and both averages corrected by the sample's own number of steps.
-        beta: β, the share of the new gradient; None: 0.9, for "adam" 0.1.
-        clip: G is clipped to [−clip, clip]; None leaves it.
-    """
+    """τ of each sample, for each direction: tables of τ and of the averages of its gradient."""
 
     def __init__(
         self,
@@ -328,11 +272,7 @@ class IndividualTemperatures(nn.Module):
 
     @torch.no_grad()
     def step(self, pairs: Pairs, gradient: Float[Tensor, " query"]) -> None:
-        """Move τ of the valid queries' samples, each down the mean of the gradients of its queries.
-
-        With torch.distributed the queries of all ranks count, and every rank must call. A gradient that is not finite
-        is left out.
-        """
+        """Move τ of the valid queries' samples, each down the mean of the gradients of its queries."""
         table, rows = table_of(self.tables, pairs), pairs.valid_rows
         index, gradients = query_ids(pairs)[rows], gradient[rows][:, None].to(table.rows.dtype)
         index, gradients = table.gathered(index, gradients, is_shared=pairs.is_shared)
@@ -355,7 +295,6 @@ class IndividualTemperatures(nn.Module):
         return torch.cat([moved.clamp(*self.bounds), average, square, steps], dim=1)
 
     def _warn_at_bounds(self) -> None:
-        """Warn once where most temperatures are at a bound."""
         self.steps += 1
         every = WATCH_FIRST if self.steps < WATCH_EVERY else WATCH_EVERY
         if self.warned or self.steps % every or torch.compiler.is_compiling():
@@ -401,10 +340,7 @@ class RobustLoss(NormalizedLoss):
     def relative_log_mean(
         self, pairs: Pairs, temperature: AnyTemperature
     ) -> tuple[Float[Tensor, " query"], Float[Tensor, " query"] | int]:
-        """Return log ḡ, through which s⁺ has a gradient if `weighted_pull`, and s⁺ − s⁺, which has it otherwise.
-
-        LibAUC's ḡ is of exp(s⁻/τ), and all of s⁺ is beside it.
-        """
+        """Return log ḡ, through which s⁺ has a gradient if `weighted_pull`, and s⁺ − s⁺, which has it otherwise."""
         pull, log_mean = attraction(pairs), log_mean_exp(pairs, temperature)
         if self.of_similarity:
             return log_mean, pull
@@ -414,10 +350,7 @@ class RobustLoss(NormalizedLoss):
     def step_temperatures(
         self, pairs: Pairs, tau: AnyTemperature, log_mean: Float[Tensor, " query"], log_u: Float[Tensor, " query"]
     ) -> None:
-        """Move each query's τ, where it has one, down log u + ρ − (ḡ/u)·E_w[h]/τ, w ∝ exp(h/τ) over its negatives.
-
-        Source: Eq. 13 of iSogCLR, https://arxiv.org/abs/2305.11965, without 1/n, which belongs to the rate.
-        """
+        """Move each query's τ, where it has one, down log u + ρ − (ḡ/u)·E_w[h]/τ, w ∝ exp(h/τ) over its negatives."""
         if not writes(self) or not isinstance(self.temperature, IndividualTemperatures):
             return
         with torch.no_grad():

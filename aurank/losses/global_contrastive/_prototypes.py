@@ -1,7 +1,4 @@
-"""The network of NeuCLIP: prototypes that stand for all references, fitted to the batches by AdaGrad within the loss.
-
-Its numbers are buffers, not parameters: the optimiser of the encoder does not move them.
-"""
+"""The network of NeuCLIP: prototypes that stand for all references, fitted to the batches by AdaGrad."""
 
 import math
 from collections.abc import Callable
@@ -69,14 +66,7 @@ def normalized(rows: Float[Tensor, "row dim"], distance: BaseDistance) -> Float[
 
 
 class Prototypes(Counters, FullPrecision):
-    """The log mean of exp(cos(e, W_j)/τ) over prototypes W_j, for a query e, and AdaGrad's steps on W.
-
-    W starts from the references of a batch in their order, and where they are fewer than num_prototypes, from the
-    newest ones of earlier batches too, as far as there are any. The similarity is the loss's own.
-
-    State: `weight_0` [prototype, dim], W, of which the first `count` are in use; `squares_0`, AdaGrad's sums of squared
-    gradients; `queue`, the newest references; `steps`, the batches it learned from.
-    """
+    """The log mean of exp(cos(e, W_j)/τ) over prototypes W_j, for a query e, and AdaGrad's steps on W."""
 
     COUNTERS = ("steps", "count", "position", "filled")
     weight_0: Tensor
@@ -121,12 +111,7 @@ class Prototypes(Counters, FullPrecision):
         distance: BaseDistance,
         known: Bool[Tensor, "query reference"] | None,
     ) -> Float[Tensor, " query"]:
-        """Return the log mean of each query.
-
-        Args:
-            prototypes: those in use, or a copy of them.
-            known: where the prototypes are the references of this batch, those over which to take a query's mean.
-        """
+        """Return the log mean of each query."""
         similarity = distance(query, prototypes.to(query.dtype))
         scores = similarity / (temperature if distance.is_inverted else -temperature)
         if known is None:

@@ -1,10 +1,4 @@
-"""The Metropolis-Hastings chains of EMC², one for each sample, all queries and all proposals of a batch at once.
-
-A chain at a state of similarity c moves to proposal j where log U < (s_j − c)/τ, U uniform. As −log U is exponentially
-distributed, that is where s_j + τ·Exp_j, how far the proposal reaches, is above c: which later proposal a chain accepts
-next depends on where it is and on nothing before, so that the next state is found for every proposal at once, by
-bisection in running maxima, and the chain's own path is marked among them by doubling its steps.
-"""
+"""The Metropolis-Hastings chains of EMC², one for each sample, all queries and all proposals of a batch at once."""
 
 from typing import Literal, NamedTuple, get_args
 
@@ -41,15 +35,7 @@ def occupancy(
     *,
     temperature: float,
 ) -> tuple[Float[Tensor, "chain 1+proposal"], Int64[Tensor, " chain"]]:
-    """Return how many kept steps each chain spent where, and where it ended: 0 is its start, j + 1 proposal j.
-
-    Args:
-        scores: similarity of each proposal, in the order in which they are made.
-        start: that of the chain's first state; at minus infinity any first proposal is accepted.
-        exponentials: −log U of each proposal.
-        wanted: False is no proposal, and no step.
-        burn_in: how many steps are not kept; a step ends when its proposal was accepted or not.
-    """
+    """Return how many kept steps each chain spent where, and where it ended: 0 is its start, j + 1 proposal j."""
     number = scores.shape[1]
     reach = torch.where(wanted, scores + temperature * exponentials, -torch.inf)
     following = next_above(reach, torch.cat([start[:, None], scores], dim=1))
@@ -83,11 +69,7 @@ def next_above(
 
 
 def path(following: Int64[Tensor, "chain node"]) -> Bool[Tensor, "chain node"]:
-    """Return True at the nodes of a chain that starts at 0 and goes from j to following[j] + 1, to beyond the last.
-
-    In blocks of about the square root of the number: first, for all blocks together, where a chain leaves its block,
-    from its last node back to its first; then from block to block; then, for all together again, the steps within.
-    """
+    """Return True at the nodes of a chain that starts at 0 and goes from j to following[j] + 1, to beyond the last."""
     chains, size = following.shape
     width = 2 ** -(-(size - 1).bit_length() // 2)
     number = -(-size // width)
@@ -129,14 +111,7 @@ class Walk(NamedTuple):
 
 
 class Chains(nn.Module):
-    """The chains of all samples.
-
-    State: `table.tags`, the id of each chain's state, −1 for none; `table.rows`, what is kept of the state: its
-    embedding ("stored"), its similarity (official), nothing; the position in the sequence of random numbers.
-
-    Args:
-        owner: the loss or the miner that error messages name.
-    """
+    """The chains of all samples."""
 
     def __init__(
         self,
@@ -176,12 +151,7 @@ class Chains(nn.Module):
             self.table.check_width(embeddings)
 
     def forward(self, pairs: Pairs, distance: BaseDistance, *, reencode: EmbedByIds | None, write: bool) -> Walk:
-        """Continue the chain of each query over its negatives in the batch; keep where they end if `write`.
-
-        Each negative is proposed once, in one random order for all queries: at any step each one is as likely as any
-        other, also where the batch is sorted, by view or by class. The paper draws proposals with replacement from the
-        data set; a batch without repetitions is biased by about one over the size of the data set.
-        """
+        """Continue the chain of each query over its negatives in the batch; keep where they end if `write`."""
         similarity, device = pairs.similarity.detach(), pairs.similarity.device
         score, column, inside, outside = self._start(pairs, distance, reencode)
         generator, number = self.random.on_device(device), similarity.shape[1]
@@ -215,11 +185,6 @@ class Chains(nn.Module):
     def _start(
         self, pairs: Pairs, distance: BaseDistance, reencode: EmbedByIds | None
     ) -> tuple[Float[Tensor, " query"], Int64[Tensor, " query"], Bool[Tensor, " query"], Float[Tensor, " query"]]:
-        """Return where the chains were left, scored by the current encoder as far as `out_of_batch` allows.
-
-        That is the similarity to the state (minus infinity: none, any proposal is accepted), the state's reference,
-        whether it is among the query's negatives, and the similarity to one that is not, with its graph to the query.
-        """
         index = query_ids(pairs)
         state, (rows, seen) = self.table.tags[index], self.table.read(index)
         outside = torch.zeros_like(pairs.similarity[:, 0])
@@ -248,7 +213,6 @@ class Chains(nn.Module):
     def _in_batch(
         self, pairs: Pairs, state: Int64[Tensor, " query"]
     ) -> tuple[Int64[Tensor, " query"], Bool[Tensor, " query"]]:
-        """Return the first reference that is the chain's state, and whether one is among the query's negatives."""
         if pairs.reference_ids is None:
             return torch.zeros_like(state), torch.zeros_like(state, dtype=torch.bool)
         ordered, first = pairs.reference_ids.sort(stable=True)
@@ -258,7 +222,6 @@ class Chains(nn.Module):
 
     @torch.no_grad()
     def _write(self, pairs: Pairs, last: Int64[Tensor, " query"]) -> bool:
-        """Keep where the chains of all processes ended, NONE being unmoved; return whether there was any query."""
         rows = pairs.valid_rows
         index, column = query_ids(pairs)[rows], last[rows]
         moved, column = column != NONE, column.clamp(min=0)

@@ -30,10 +30,7 @@ SCORES = 2**20  # of queries with candidates at a time, of some 30 bytes each, n
 def gumbel_max(
     pieces: Iterable[Float[Tensor, "query _"]], generator: torch.Generator | None
 ) -> tuple[Int64[Tensor, " query"], Float64[Tensor, " query"]]:
-    """Return a candidate for each query, drawn from the softmax of its scores, and log Σ exp(score).
-
-    The scores come in pieces, side by side, one at a time.
-    """
+    """Return a candidate for each query, drawn from the softmax of its scores, and log Σ exp(score)."""
     heights, candidates, log_sums, before = [], [], [], 0
     for scores in pieces:
         # in float64: of ten million numbers in float32 several are the greatest below 1, and the first would be drawn
@@ -52,9 +49,7 @@ class NegativeCacheLoss(Counters, KeyedLoss):
 
     The embeddings of the batch are the current ones; those of all other samples are stored ones, from the last batch
     that held them. w = 1 − p⁺, where p⁺ is the positive's share of the softmax over it and all negatives: so the
-    gradient is in the mean that of the cross-entropy, times τ. Its value is no estimate of the loss. A sample not seen
-    yet is no candidate, nor is one of the query's label. The EMC² paper, which compares with it, stores images that are
-    not augmented, and embeds B of them beside a batch; here each sample's last view in the batch is stored.
+    gradient is in the mean that of the cross-entropy, times τ.
 
     The cache takes num_samples · embedding_size numbers where the loss is, and in each checkpoint, whatever
     `out_of_batch` is: 5 GB for ten million samples in 128 dimensions. Each step compares every query with all of it.
@@ -62,10 +57,8 @@ class NegativeCacheLoss(Counters, KeyedLoss):
     State: `cache.rows`, the embeddings, and `cache.tags`, the labels, by sample; `turn` as extra state.
 
     Args:
-        out_of_batch: what a drawn negative that is not in the batch is: its "stored" embedding, or embedded anew
-            ("reencode") by `reencode`, a function of ids that `aurank train` sets, and so refreshed in the cache. A
-            stored one is a constant; a new one has a gradient if the function returns it with a graph, as the authors'
-            does.
+        out_of_batch: what a drawn negative outside of the batch is: its "stored" embedding, or embedded anew
+            ("reencode") by `reencode`, a function of ids that `aurank train` sets.
         refresh: ρ, the share of the cache embedded anew at each step, by turns, for "reencode".
         positive_in_denominator: False sets w = 1, the gradient of the contrastive loss without the positive in its sum.
         num_samples, temperature, embedding_size, seed: as in `EMC2Loss`.
@@ -113,7 +106,6 @@ class NegativeCacheLoss(Counters, KeyedLoss):
         self.turn = 0  # the first sample to be embedded anew next
 
     def prepared(self, inputs: Inputs) -> Inputs:
-        """Return the inputs with ids; raise UserError unless they are as wide as the cache."""
         self.cache.check_width(inputs.embeddings)
         return super().prepared(inputs)
 
@@ -139,7 +131,6 @@ class NegativeCacheLoss(Counters, KeyedLoss):
 
     @torch.no_grad()
     def _scores(self, pairs: Pairs) -> Iterator[Float[Tensor, "query _"]]:
-        """Yield s/τ of each query with references, then with all samples, in pieces; minus infinity: no candidate."""
         query, labels = pairs.query.detach(), pairs.query_labels[:, None]
         size = max(1, SCORES // max(query.shape))  # queries stay whole, so that each row is normalised once
         for scores in torch.split(pairs.negative_similarity.detach(), size, dim=1):
@@ -162,7 +153,6 @@ class NegativeCacheLoss(Counters, KeyedLoss):
 
     @torch.no_grad()
     def _write(self, pairs: Pairs, anew: Int64[Tensor, " entry"], values: Float[Tensor, "entry dim"]) -> None:
-        """Put into the cache what was embedded anew, the samples whose turn it is, and the batch."""
         rows = pairs.valid_rows
         number = math.ceil(self.refresh * self.num_samples)
         turn = (torch.arange(number, device=rows.device) + self.turn) % self.num_samples

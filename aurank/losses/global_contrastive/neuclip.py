@@ -29,16 +29,7 @@ LARGEST_EXCESS = 10.0  # beyond it a query's weight stops growing: e^10 times wh
 def certainty_equivalent(
     log_normalizer: Float[Tensor, " query"], alpha: Float[Tensor, " query"]
 ) -> Float[Tensor, " query"]:
-    """Return e^(−α)·(ε + g) + α − 1, whose least value is log(ε + g), at α = log(ε + g) (Eq. 5).
-
-    It is one exponential of the difference, so that neither factor has to be finite by itself. Where α is too small by
-    more than LARGEST_EXCESS the exponential continues as its tangent: a network that is far off, at a low temperature
-    by hundreds, still gives finite values.
-
-    Args:
-        log_normalizer: log(ε + g).
-        alpha: α.
-    """
+    """Return e^(−α)·(ε + g) + α − 1, whose least value is log(ε + g), at α = log(ε + g) (Eq. 5)."""
     excess = log_normalizer - alpha
     bounded = torch.where(excess < LARGEST_EXCESS, excess, LARGEST_EXCESS)
     return bounded.exp() * (1 + excess - bounded) + alpha - 1
@@ -51,30 +42,19 @@ class NeuCLIPLoss(PairLoss):
     logarithm of ε + g over the whole data set, is predicted from prototypes W, one set for each direction:
     α = log(ε + mean_j exp((cos(e, W_j) − s⁺)/τ)) (Eq. 10, 11). No state is kept per sample, so no ids are needed.
 
-    Each step in training mode (Alg. 1): every `restart_every` steps the prototypes become the references of this
-    batch, normalised where the distance does so, in their order, and where those are fewer than num_prototypes, the
-    newest of earlier batches too, as far as there are any. Then the prototypes take `inner_steps` steps of AdaGrad down
-    the same objective on this batch. Then α is predicted. In evaluation mode, and while gradients are disabled, nothing
-    moves. Before the first step α is log(ε + g) of the batch, which makes this the loss of the batch alone.
-
-    Deviations: in the step of a start, a query's mean is over those of its batch that are its pairs, so that a query
-    that is a reference itself is not its own prototype. Several processes learn from the batch of all, gathered or not,
-    so that their prototypes stay equal.
+    Each step in training mode (Alg. 1): every `restart_every` steps the prototypes become the references of this batch,
+    then they take `inner_steps` steps of AdaGrad down the same objective, then α is predicted.
 
     Args:
         embedding_size: width of the embeddings.
         num_prototypes: m, the most prototypes of a direction.
         temperature: τ, a parameter unless learn_temperature is False, within temperature_bounds.
-        rho: the higher, the lower the learned τ; with a fixed one ρ, a constant then, is left out, and refused as
-            bounds are.
+        rho: the higher, the lower the learned τ; a fixed one has none.
         epsilon: ε. A query that is right by so much that g is far below it gets next to no gradient; with 0 it does.
         restart_every: T_r; None starts once. What AdaGrad has summed goes with the prototypes.
         inner_steps: T_u, may be 0.
-        inner_lr: AdaGrad's rate. Its first step is the sign of the gradient times this, which at the paper's 1.0 is
-            longer than a prototype: the estimates are worse for some steps after each start, then better than those of
-            batches.
-        detach_alpha: True takes α as a constant in the gradient, which is right where α is. False lets the gradient
-            through it, as that of Eq. 12 taken literally: the prototypes then act as further negatives.
+        inner_lr: AdaGrad's rate; its first step is the sign of the gradient times this.
+        detach_alpha: True takes α as a constant in the gradient; False lets the gradient through, as Eq. 12 literally.
         two_way: both directions between two modalities, as in the paper. False: within a batch, or against references.
 
     Source: Wei, Lin, Yang, ICLR 2026, https://arxiv.org/abs/2511.08417.
@@ -121,7 +101,6 @@ class NeuCLIPLoss(PairLoss):
         self.networks = nn.ModuleList(Prototypes(num_prototypes, embedding_size) for _ in range(1 + two_way))
 
     def prepared(self, inputs: Inputs) -> Inputs:
-        """Return the inputs; raise UserError unless they are as wide as the prototypes."""
         check_width(inputs.embeddings, "embedding_size", self.embedding_size)
         return inputs
 
@@ -141,11 +120,7 @@ class NeuCLIPLoss(PairLoss):
         return value
 
     def alpha(self, pairs: Pairs, *, known: Bool[Tensor, "query reference"] | None = None) -> Float[Tensor, " query"]:
-        """Return α of each query as the prototypes predict it; before their first batch, log(ε + g) of these pairs.
-
-        Args:
-            known: where the prototypes were just started from references, over which of them to take the mean.
-        """
+        """Return α of each query as the prototypes predict it; before their first batch, log(ε + g) of these pairs."""
         network, temperature = self._network(pairs), self.temperature()
         if network.count == 0:
             return self._of_batch(pairs, temperature)
@@ -154,7 +129,6 @@ class NeuCLIPLoss(PairLoss):
         return add_epsilon(log_mean - attraction(pairs) / temperature, self.epsilon)
 
     def _of_batch(self, pairs: Pairs, temperature: Tensor | float) -> Float[Tensor, " query"]:
-        """Return log(ε + g)."""
         return add_epsilon(log_mean_exp(pairs, temperature, relative=True), self.epsilon)
 
     def _network(self, pairs: Pairs) -> Prototypes:
@@ -163,7 +137,6 @@ class NeuCLIPLoss(PairLoss):
         return network
 
     def _fit(self, network: Prototypes, seen: Seen, temperature: Tensor | float) -> None:
-        """Fit the prototypes to a batch, unless no query of it counts."""
         if seen.empty:
             return
         temperature = temperature.detach() if isinstance(temperature, Tensor) else temperature

@@ -25,8 +25,7 @@ class CLIPLoss(PairLoss):
         temperature: τ, the first one where it is learned.
         learn_temperature: True makes log τ a parameter of the loss: give it to an optimiser.
         temperature_bounds: least and greatest τ; 1/τ is at most 100, as in the paper.
-        two_way: True takes another modality as `ref_emb`. False takes one direction, over any references or the batch
-            itself: with rows as their own labels InfoNCE, with classes SupCon's L_out.
+        two_way: True takes another modality as `ref_emb`; False one direction, over any references or the batch itself.
 
     Source: Radford et al., ICML 2021, https://arxiv.org/abs/2103.00020.
 
@@ -54,7 +53,6 @@ class CLIPLoss(PairLoss):
             refuse_unused(CLIPLoss, "learn_temperature=False", temperature_bounds=temperature_bounds)
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
-        """Return the cross-entropy, half of it where both directions are added."""
         return cross_entropy(pairs, self.temperature()) / (1 + self.two_way)
 
 
@@ -74,8 +72,8 @@ class Bias(FullPrecision):
 class SigLIPLoss(PairLoss):
     """The sum of −log sigmoid(z·(s/τ + b)) over all pairs, divided by the batch; z = 1 for rows of one label, else −1.
 
-    In its standard form, not in similarity units. Where the sides differ in number, the sum is divided by the one
-    and by the other, and the loss is the mean of the two.
+    In its standard form, not in similarity units. Where the sides differ in number, the sum is divided by the one and
+    by the other, and the loss is the mean of the two.
 
     Args:
         temperature: τ, the first one where it is learned; 1/10 as in the paper.
@@ -112,7 +110,6 @@ class SigLIPLoss(PairLoss):
         self.bias = Bias(bias, learnable=learnable)
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
-        """Return the sum over the query's pairs, half of it where both directions are added."""
         logits = pairs.similarity / self.temperature() + self.bias()
         losses = nn.functional.softplus(torch.where(pairs.positive, -logits, logits))
         return losses.masked_fill(~(pairs.positive | pairs.negative), 0).sum(dim=1) / (1 + self.two_way)

@@ -16,10 +16,7 @@ Of = Literal["samples", "classes"]
 
 
 def coding_rate(rows: Float[Tensor, "row dim"], *, variance: float) -> Float[Tensor, ""]:
-    """Return ½ log det(I + dim/(rows · variance) · ZᵀZ), in nats, over the smaller of both Gram matrices.
-
-    Source: Yu et al., Maximal Coding Rate Reduction, NeurIPS 2020, https://arxiv.org/abs/2006.08558.
-    """
+    """Return ½ log det(I + dim/(rows · variance) · ZᵀZ), in nats, over the smaller of both Gram matrices."""
     number, dim = rows.shape
     gram = rows @ rows.T if number < dim else rows.T @ rows
     identity = torch.eye(len(gram), dtype=rows.dtype, device=rows.device)
@@ -31,17 +28,13 @@ class CodingRateLoss(TakesInputs, nn.Module):
 
     R = ½ log det(I + dim/(n·epsilon²) · ZᵀZ) of the n rows of unit length is 0 for none, grows with each direction that
     they take, and is greatest where all are orthogonal: up to ½ min(n, dim) · log(1 + …), 100 for a batch of 112 in 128
-    dimensions, so that weights of some 0.001 to 0.1 suit a loss between 0 and 1. By itself it knows no labels: put it
-    beside another loss, `MultipleLosses([SmoothAPLoss(), CodingRateLoss()], weights=[1, 0.01])`. References and a miner
-    do not matter to it.
+    dimensions, so that weights of some 0.001 to 0.1 suit a loss between 0 and 1.
 
     Args:
         epsilon: the distortion at which rows are told apart; the greater, the less small directions count.
-        of: "samples": of all rows. "classes": of the mean row of each label, which leaves the images of a class
-            together; they stand for the paper's class proxies.
-        official: True does as the authors' code with antico_type="pair", of samples: e^−R in place of −R, epsilon in
-            place of epsilon². Its default, "batch_proxy", is not here: that is the rate, with n and dim exchanged in
-            its factor, of class proxies that a proxy loss trains at the same time, and embeddings have no gradient.
+        of: "samples": of all rows. "classes": of the mean row of each label.
+        official: True does as the authors' code with antico_type="pair": e^−R in place of −R, epsilon in place of
+            epsilon².
         distributed: as in `PairLoss`.
 
     Source: Jiang et al., Anti-Collapse Loss for Deep Metric Learning Based on Coding Rate Metric, 2024,
@@ -70,7 +63,6 @@ class CodingRateLoss(TakesInputs, nn.Module):
         self.gather = Gather(distributed)
 
     def compute(self, inputs: Inputs) -> Any:
-        """Return −R of the batches of all processes together; without rows of two directions it is a constant."""
         inputs = self.gather.batch(inputs)
         rows, _ = in_common_precision(inputs.embeddings, inputs.embeddings)
         with without_autocast(rows.device):

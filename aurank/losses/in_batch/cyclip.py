@@ -22,10 +22,7 @@ def cross_modal_difference(pairs: Pairs) -> Float[Tensor, "query query"]:
 
 
 def in_modal_difference(pairs: Pairs, distance: BaseDistance) -> Float[Tensor, "query query"]:
-    """Return s(query j, query k) − s(partner j, partner k), a partner being the mean embedding of a query's positives.
-
-    Up to the sign, where the distance is greater for what is farther.
-    """
+    """Return s(query j, query k) − s(partner j, partner k), a partner being the mean of a query's positives."""
     partners = partner_weights(pairs) @ distance.maybe_normalize(pairs.reference)
     # A query without any is left out later, but the length of zero has no second derivative.
     partners = torch.where(pairs.positive.any(dim=1, keepdim=True), partners, 1)
@@ -50,16 +47,12 @@ class CyCLIPLoss(CLIPLoss):
 
     Of an image j and a text k, cross-modal consistency compares s(image j, text k) with s(image k, text j), in-modal
     consistency s(image j, image k) with s(text j, text k): λ/N·Σ_jk of the squared difference, without τ, as in the
-    authors' code. A row's partners are those of its label; where there are several, the mean of their similarities
-    stands for the one of the paper, in "in_modal" the similarity of their mean embeddings. Rows without a partner or a
-    negative are left out. Each direction is computed from its own rows, and the mean taken: where each image has one
-    text, both are the same.
+    authors' code.
 
     Args:
         cross_modal, in_modal: the weights λ, 0.25 each in the paper; 0 leaves a term out.
         temperature, learn_temperature, temperature_bounds: as in `CLIPLoss`.
-        two_way: True takes another modality as `ref_emb`. False takes one direction; in a batch by itself, as of two
-            views of each image, partners are the other rows of the label.
+        two_way: True takes another modality as `ref_emb`. False takes one direction.
 
     Source: Goel et al., NeurIPS 2022, https://arxiv.org/abs/2205.14459.
 
@@ -98,7 +91,6 @@ class CyCLIPLoss(CLIPLoss):
         self.weights = weights
 
     def extra_terms(self, pairs: Pairs) -> dict[str, Tensor]:
-        """Return both inconsistencies, weighted; half of them where both directions are added."""
         found = {}
         for name, weight in self.weights.items():
             cross = name == "cross_modal"

@@ -31,11 +31,7 @@ def one_positive_each(
 
 
 def cross_entropy(pairs: Pairs, temperature: AnyTemperature) -> Float[Tensor, " query"]:
-    """Return −log softmax(s/τ) at each query's positive; of several, the mean. All pairs are in the softmax.
-
-    Several positives of one label are thus targets of equal weight, as in UniCL (Yang et al., CVPR 2022,
-    https://arxiv.org/abs/2204.03610), and in SupCon's L_out where the references are the batch itself.
-    """
+    """Return −log softmax(s/τ) at each query's positive; of several, the mean. All pairs are in the softmax."""
     count = (pairs.positive | pairs.negative).sum(dim=1).clamp(min=1).to(pairs.similarity.dtype)
     return log_mean_exp(pairs, temperature, with_positives=True) + count.log() - attraction(pairs) / temperature
 
@@ -44,16 +40,13 @@ class InfoNCELoss(PairLoss):
     """−log(exp(s⁺/τ) / (exp(s⁺/τ) + Σ exp(s⁻/τ))) of each query and positive, the mean over its positives.
 
     With cosine similarity it is NT-Xent. A query with several positives has one such term for each, in which the others
-    are left out. PML's NTXentLoss is the mean over all pairs of queries and positives, and stops at 87, without
-    gradient, where exp underflows.
+    are left out.
 
     Args:
         temperature: τ; 0.1 as in SimCLR.
-        two_way: the sum of both directions between two modalities; with one positive each, twice `CLIPLoss` at a fixed
-            τ.
+        two_way: the sum of both directions between two modalities.
 
-    Source:
-        van den Oord et al., 2018, https://arxiv.org/abs/1807.03748; SimCLR, Eq. 1 (Chen et al., ICML 2020),
+    Source: van den Oord et al., 2018, https://arxiv.org/abs/1807.03748; SimCLR, Eq. 1 (Chen et al., ICML 2020),
         https://arxiv.org/abs/2002.05709.
 
     Example:
@@ -80,8 +73,8 @@ class SupConLoss(PairLoss):
     Args:
         temperature: τ; 0.1 as in the paper.
 
-    Source:
-        Supervised contrastive learning, Eq. 2, L_out (Khosla et al., NeurIPS 2020), https://arxiv.org/abs/2004.11362.
+    Source: Supervised contrastive learning, Eq. 2, L_out (Khosla et al., NeurIPS 2020),
+        https://arxiv.org/abs/2004.11362.
 
     Example:
         >>> import torch

@@ -18,14 +18,7 @@ PUBLISHED_OFFSET = 1.44  # of the authors' class, and of their configurations bu
 
 @dataclass(frozen=True)
 class BoundedRanks:
-    """How many of a query's less relevant references are ahead of a score, at most, with a gradient that does not fade.
-
-    With t = s_j − s_i, a reference counts H⁻(t) = σ(t/temperature) for t < 0, jump more from 0 to delta, and
-    slope · (t − delta) + offset beyond, where offset is σ(delta/temperature) + jump unless given: at least the step
-    that is 1 from t = 0 on, if jump ≥ ½.
-
-    Source: Ramzi et al., NeurIPS 2021, https://arxiv.org/abs/2110.01445.
-    """
+    """How many less relevant references are ahead of a score, at most (NeurIPS 2021, arXiv 2110.01445)."""
 
     temperature: float
     slope: float
@@ -86,13 +79,7 @@ def count_ahead(
 
 @dataclass(frozen=True)
 class Calibration:
-    """Positive scores are pulled above one threshold, negative ones pushed below another, the same for all queries.
-
-    Per query mean_{positives} [high − s]₊ + mean_{negatives} [s − low]₊, times `weight`; the ranking loss beside it
-    counts 1 − weight.
-
-    Source: Ramzi et al., NeurIPS 2021, https://arxiv.org/abs/2110.01445.
-    """
+    """Positive scores are pulled above one threshold, negative ones pushed below another, the same for all queries."""
 
     weight: float
     high: float

@@ -1,9 +1,4 @@
-"""Soft histograms of a query's similarities, and average precision read off them: FastAP and list-wise AP share both.
-
-Bins are triangles around evenly spaced centres, bin 0 around the greatest similarity: a similarity counts in the two
-bins whose centres it lies between, in each by how near it is, so its shares add up to 1. Beyond the outermost centres
-it counts in the last bin whole.
-"""
+"""Soft histograms of a query's similarities, in triangular bins, and average precision read off them."""
 
 import math
 from collections.abc import Sequence
@@ -35,10 +30,7 @@ def bin_position(
 def soft_histogram(
     similarity: Float[Tensor, "query item"], wanted: Bool[Tensor, "query item"], *, num_bins: int, limits: Limits
 ) -> Float[Tensor, "query bin"]:
-    """Return how many of the wanted similarities each bin holds, in shares of them.
-
-    A similarity touches two bins, however many there are: time is O(queries · items), memory that and the bins.
-    """
+    """Return how many of the wanted similarities each bin holds, in shares of them."""
     first, share = bin_position(similarity, num_bins=num_bins, limits=limits)
     column = first.masked_fill(~wanted, num_bins)  # what is not wanted goes to a column of its own
     empty = share.new_zeros(len(share), num_bins + 1)
@@ -49,11 +41,7 @@ def soft_histogram(
 def average_precision(
     positives: Float[Tensor, "query bin"], negatives: Float[Tensor, "query bin"], count: Int64[Tensor, " query"]
 ) -> Float[Tensor, " query"]:
-    """Return Σ_m h⁺_m H⁺_m / (H_m N⁺) of each query, in [0, 1]; 0 for a query without a positive (a count of 0).
-
-    h⁺_m is the number of positives in bin m, H⁺_m and H_m that of positives and of all items up to and with bin m:
-    every positive is given the precision at the end of its bin.
-    """
+    """Return Σ_m h⁺_m H⁺_m / (H_m N⁺) of each query, in [0, 1]; 0 for a query without a positive (a count of 0)."""
     positives_so_far = positives.cumsum(dim=1)
     so_far = positives_so_far + negatives.cumsum(dim=1)
     # divided before it is multiplied: the product of two small counts would vanish

@@ -19,10 +19,7 @@ from aurank.losses.core.saved_generator import SavedGenerator
 
 
 class RankedLists(NamedTuple):
-    """Lists to be ranked, an entry at minus infinity not being in its list, and the positives in each.
-
-    The positives are a mask, and once more side by side, padded where `is_hit` is False.
-    """
+    """Lists to be ranked, an entry at minus infinity not being in its list, and the positives in each."""
 
     scores: Float[Tensor, "list entry"]
     positive: Bool[Tensor, "list entry"]
@@ -31,14 +28,7 @@ class RankedLists(NamedTuple):
 
 
 def blackbox_average_precision(lists: RankedLists, *, step: float) -> Float[Tensor, " list"]:
-    """Return the exact average precision of each list, 0 for one without a positive.
-
-    Equal scores all get the rank of the last of them, as in scikit-learn's average precision. Backward: with r(s) the
-    ranks divided by the length of the list, d = ∂(1 − AP)/∂r, the ranks among the positives being held fixed, the
-    gradient of 1 − AP is (r(s + step·d) − r(s)) / step. Time is O(entries · log entries) per list.
-
-    Source: Eq. 5-7 of Rolinek et al., https://arxiv.org/abs/1912.03500.
-    """
+    """Return the exact average precision of each list, 0 for one without a positive."""
     precision: Tensor = _AveragePrecision.apply(lists.scores, lists.hit, lists.is_hit, step)
     return precision
 
@@ -80,21 +70,14 @@ def at_least(scores: Float[Tensor, "list item"], ascending: Float[Tensor, "list 
 
 
 def tie_mirrored(similarity: Float[Tensor, "row row"]) -> Float[Tensor, "row row"]:
-    """Return the similarity, with s_ij and s_ji made equal where they differ by rounding only.
-
-    A matrix product rounds the two differently, which would rank one pair of rows before its mirror image.
-    """
+    """Return the similarity, with s_ij and s_ji made equal where they differ by rounding only."""
     rounding = 8 * torch.finfo(similarity.dtype).eps
     equal = similarity.isclose(similarity.T, rtol=rounding, atol=rounding)
     return torch.where(equal, (similarity + similarity.T) / 2, similarity)
 
 
 class RankingMemory(nn.Module):
-    """The lists of previous batches, appended to each query's own row by row, as the SOPRC repository does.
-
-    Row i of a batch is not the same query as row i of the batch before it: what comes out is no ranking of anything.
-    In the paper's own code a row is a class, whose images of several batches may well be ranked together.
-    """
+    """The lists of previous batches, appended to each query's own row by row, as the SOPRC repository does."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -122,7 +105,6 @@ class RankingMemory(nn.Module):
         self.batches.append(RankedLists(scores.masked_fill(bad, -torch.inf), positive, lists.hit, is_hit))
 
     def get_extra_state(self) -> UInt8[Tensor, " byte"]:
-        """Return the batches in memory, oldest first, as the bytes of safetensors: their sizes differ."""
         parts = {}
         for number, lists in enumerate(self.batches):
             for name, part in lists._asdict().items():
@@ -130,7 +112,6 @@ class RankingMemory(nn.Module):
         return torch.frombuffer(bytearray(save(parts)), dtype=torch.uint8)
 
     def set_extra_state(self, state: UInt8[Tensor, " byte"]) -> None:
-        """Fill the memory with these batches."""
         parts = load(bytes(state.cpu().numpy()))
         batches = (
             RankedLists(**{name: parts[f"{batch}.{name}"] for name in RankedLists._fields})
@@ -143,21 +124,15 @@ class BlackBoxAPLoss(PairLoss):
     """(1 − flat_weight) · (1 − AP) of each query, exact, plus flat_weight · (1 − AP) of all pairs in one list.
 
     The second, the term "flat", ranks the pairs of all valid queries together, so it is one value for the batch, which
-    a reducer leaves as it is. The gradient is a finite difference of ranks: informative where a step of `lambda_` along
-    the ranks' gradient changes their order. In training mode a margin is drawn anew for each pair: a positive's score
-    is lowered and a negative's raised by margin · |N(0, 1)| / 2; in evaluation mode, and while gradients are
-    disabled, there is none.
+    a reducer leaves as it is.
 
     Args:
-        lambda_: length of the step, with ranks divided by the length of their list and the loss a plain mean over the
-            queries: what it means in the authors' code. There it also grows with whatever multiplies the loss, such as
-            the 65,536 of half-precision loss scaling; here such a factor multiplies the gradient and nothing else.
+        lambda_: length of the step, with ranks divided by the length of their list.
         margin: scale of the random margin, α of the paper.
         flat_weight: share of the term "flat", β of the paper; 0 leaves it out.
         generator, seed: where the margins come from; their place in the sequence is saved.
-        official: True does as the SOPRC authors' copy: the query stays in its own ranking, its own first positive, and
-            `batch_memory` previous batches' similarities are appended to each query's, though they belong to other
-            queries. The code's 1e-5 added to the number of positives, and its 1e-8 to lambda, are left out.
+        official: True does as the SOPRC authors' copy: the query is its own first positive, and `batch_memory` previous
+            batches' similarities are appended to each query's.
         batch_memory: how many batches; 0 unless official, which takes 20.
 
     Source: Rolinek et al., CVPR 2020, https://arxiv.org/abs/1912.03500; the finite difference is that of Vlastelica et
@@ -197,7 +172,6 @@ class BlackBoxAPLoss(PairLoss):
         self.memory = RankingMemory(size) if size else None
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
-        """Return (1 − flat_weight) · (1 − AP), each query's references in one list."""
         lists = own = self._lists(pairs, pairs.similarity)
         if self.memory is not None:
             lists = self.memory.append_to(own)
@@ -206,7 +180,6 @@ class BlackBoxAPLoss(PairLoss):
         return self._loss(lists, pairs, weight=1 - self.flat_weight, averaged=len(pairs.valid_rows))
 
     def extra_terms(self, pairs: Pairs) -> dict[str, Tensor]:
-        """Return flat_weight · (1 − AP) of one list of the pairs of all valid queries."""
         if not self.flat_weight:
             return {}
         lists = self._lists(pairs, tie_mirrored(pairs.similarity) if pairs.is_self_set else pairs.similarity)
@@ -217,14 +190,12 @@ class BlackBoxAPLoss(PairLoss):
         return {"flat": self._loss(flat, pairs, weight=self.flat_weight, averaged=1).squeeze(0)}
 
     def _lists(self, pairs: Pairs, similarity: Float[Tensor, "query reference"]) -> RankedLists:
-        """Return each query's references to be ranked, and which of them are positive."""
         positives = pairs.positives_and_self if self.official else pairs.positives
         positive = pairs.positive | pairs.itself if self.official else pairs.positive
         scores = similarity.masked_fill(~(positive | pairs.negative), -torch.inf)
         return RankedLists(scores, positive, positives.index, positives.mask)
 
     def _loss(self, lists: RankedLists, pairs: Pairs, *, weight: float, averaged: int) -> Float[Tensor, " list"]:
-        """Return weight · (1 − AP) of each list; the step is shorter by how many of them are averaged."""
         if writes(self) and self.margin and len(pairs.valid_rows):
             widths = self.noise.normal(lists.scores.shape, like=lists.scores).abs() * (self.margin / 2)
             lists = lists._replace(scores=lists.scores + torch.where(lists.positive, -widths, widths))

@@ -36,29 +36,19 @@ class HierarchicalAPLoss(PairLoss):
 
         H-AP = Σ_k (Σ_{j: s_j ≥ s_k} min(rel_j, rel_k)) / rank_k / Σ_k rel_k,
 
-    over the relevant references k, j among them k itself. Numerator and what is at least as relevant as k are
-    counted exactly and without a gradient; each less relevant reference adds H⁻(s_j − s_k) of `SupAPLoss` to rank_k.
-    So the loss is at least 1 − H-AP. Without super-labels, or where no two classes share one, H-AP is AP, and the loss
-    `SupAPLoss` without its calibration. Time is O(queries · relevant · references), memory that of the similarity.
-
-    As everywhere, queries without another reference of their class are left out. With a miner, the references that it
-    kept are ranked. Batches need classes of one super-category: `sampler: {name: hierarchical}`.
+    over the relevant references k, j among them k itself. Numerator and what is at least as relevant as k are counted
+    exactly and without a gradient; each less relevant reference adds H⁻(s_j − s_k) of `SupAPLoss` to rank_k.
 
     Args:
-        super_labels: the super-category of each class 0 … C − 1, [class], or several levels [class, level], from the
-            nearest to the widest, each within the next; −1: none, shared with no class. A configuration fills it in
-            from the data set. None: one level.
-        relevance: "level": (l/L)^alpha / |Ω_l| for each of the references Ω_l of exactly level l, as the paper: a level
-            counts alike however many it has, but where there are few of a wide one, each of these may outweigh one of
-            the query's class. "mean_ap": Σ_{p≤l} 1/|Ω_p ∪ … ∪ Ω_L|, with which H-AP is the mean of the average
-            precisions of all levels, and a finer level is always more relevant.
+        super_labels: the super-category of each class 0 … C − 1, [class], or several levels [class, level] from the
+            nearest to the widest; −1: none. A configuration fills it in from the data set. None: one level.
+        relevance: "level": (l/L)^alpha / |Ω_l| for each reference of exactly level l, as the paper; "mean_ap": Σ_{p≤l}
+            1/|Ω_p ∪ … ∪ Ω_L|, with which H-AP is the mean of the average precisions of all levels.
         alpha: of "level": the greater, the less the wide levels count.
         temperature, slope, delta, jump, offset: of H⁻, as in `SupAPLoss`.
-        clustering: λ, in [0, 1), of −log softmax(cos(query, proxies) / clustering_temperature) at the query's class;
-            the paper takes 0.1. The proxies, one for each class, are parameters of the loss; reported as "clustering".
+        clustering: λ, in [0, 1), of −log softmax(cos(query, proxies) / clustering_temperature) at the query's class.
         embedding_size: width of the embeddings, which the proxies need.
-        official: True does as the authors' code (HAPPIER): the query is relevant to itself, and H⁻ falls at `delta` as
-            `SupAPLoss` says. Their option `with_hrank`, off in their configurations, is not here.
+        official: True does as the authors' code (HAPPIER): the query is relevant to itself, H⁻ as `SupAPLoss` says.
 
     Source: Ramzi et al., Hierarchical Average Precision Training for Pertinent Image Retrieval, ECCV 2022,
         https://arxiv.org/abs/2207.04873.
@@ -106,13 +96,11 @@ class HierarchicalAPLoss(PairLoss):
             self.proxies = nn.Parameter(normalize(torch.randn(size, generator=own)))
 
     def prepared(self, inputs: Inputs) -> Inputs:
-        """Return the inputs; raise UserError unless they are as wide as the proxies, if any are."""
         if self.proxies is not None:
             check_width(inputs.embeddings, "embedding_size", self.proxies.shape[1])
         return inputs
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
-        """Return the bound of 1 − H-AP, with its weight."""
         codes = [self._codes(labels) for labels in (pairs.host_query_labels, pairs.host_reference_labels)]
         levels = [pairs.positives_and_self if self.official else pairs.positives]
         less_relevant = [pairs.negative]
@@ -139,7 +127,6 @@ class HierarchicalAPLoss(PairLoss):
         return (1 - self.clustering) * (1 - found / torch.where(pairs.valid, possible, 1))
 
     def extra_terms(self, pairs: Pairs) -> dict[str, Tensor]:
-        """Return the clustering term of each query."""
         if self.proxies is None:
             return {}
         self._require_known(pairs.host_query_labels)
@@ -148,7 +135,6 @@ class HierarchicalAPLoss(PairLoss):
         return {"clustering": self.clustering * loss}
 
     def _codes(self, labels: Int64[Tensor, " row"]) -> list[Int64[Tensor, " row"]]:
-        """Return the super-category of each row, on the host, for each level; what has none is alone with its class."""
         if self.super_labels is None:
             return []
         self._require_known(labels)
@@ -167,7 +153,6 @@ class HierarchicalAPLoss(PairLoss):
     def _relevances(
         self, counts: Int64[Tensor, "level query"], like: Float[Tensor, "query reference"]
     ) -> Float[Tensor, "level query"]:
-        """Return what one reference of each level, the finest first, is worth to each query."""
         number = len(counts)
         if self.relevance == "level":
             weights = torch.linspace(1, 1 / number, number, dtype=like.dtype, device=like.device) ** self.alpha

@@ -19,11 +19,7 @@ def tie_aware_average_precision(
     minus: Float[Tensor, "query bin"],
     limits: tuple[float, float],
 ) -> Float[Tensor, " query"]:
-    """Return the mean of each query's average precision over all orders within a bin, in [0, 1]; 0 without a positive.
-
-    AP = 1/N⁺ Σ_i Σ_m q_m(i) · E[precision at i | i in bin m], where q_m(i) is positive i's share in bin m; for the
-    expectation see `expected_precision`. The items of each order are the other ones: i itself is whole in either bin.
-    """
+    """Return the mean of each query's average precision over all orders within a bin, 0 without a positive."""
     first, share = bin_position(positives.similarity, num_bins=plus.shape[1], limits=limits)
     # differences of counts and of digamma cancel; these tensors are small
     share, plus, every = share.double(), plus.double(), plus.double() + minus.double()
@@ -46,14 +42,7 @@ def expected_precision(
     ahead: Float64[Tensor, "query width"],
     tied: Float64[Tensor, "query width"],
 ) -> Float64[Tensor, "query width"]:
-    """Return the mean precision at a positive over the orders of it and the c others that tie, a others being ahead.
-
-    k = 0…c of the others come before it, each equally often, of which kc⁺/c are positive in the mean:
-    1/(c+1) Σ_k (1 + a⁺ + k·c⁺/c) / (1 + a + k) for one positive. Counts need not be whole: Σ_k 1/(1 + a + k) is
-    ψ(a + c + 2) − ψ(a + 1), ψ the digamma function.
-
-    Source: McSherry and Najork, ECIR 2008, https://doi.org/10.1007/978-3-540-78646-7_38.
-    """
+    """Return the mean precision at a positive over the orders of it and the c others that tie, a others being ahead."""
     mean_inverse = (torch.digamma(ahead + tied + 2) - torch.digamma(ahead + 1)) / (tied + 1)
     # Where next to nothing is tied the ratio is of no weight, and its gradient must not become rounding noise over 0.
     ratio = positives_tied / tied.clamp(min=1e-8)
@@ -67,17 +56,10 @@ class ListwiseAPLoss(PairLoss):
 
     Args:
         num_bins: bins that the range is quantised into, their centres evenly spaced, the outermost at its ends.
-        range: the least and the greatest similarity; others count at the nearer end and get no gradient. (-1, 1) is
-            that of cosine similarity; a distance counts negative, (-2, 0) for PML's LpDistance.
-        tie_aware: False (default) gives each positive the precision at the end of its bin, as the paper: of equal
-            similarities at a centre the negatives come first. A positive between two centres then counts at the first
-            with a part of itself only, so that even very many bins stay below the exact average precision. True takes
-            the mean over all orders within a bin, each positive counting whole, and tends to the exact one. The
-            authors' code has a tie-aware variant too, whose logarithms stand in for sums: it gives 0.69 to a perfect
-            ranking of one positive.
-        official: True ranks the query itself, as its own first positive, as the copy in the SOPRC repository does for
-            that paper's numbers; the authors' own code ranks what its label matrix says. A query without another
-            positive is left out all the same; there it counts, with a loss of about 0.
+        range: the least and the greatest similarity; others count at the nearer end. A distance counts negative.
+        tie_aware: False gives each positive the precision at the end of its bin, as the paper; True the mean over all
+            orders within a bin, which tends to the exact average precision.
+        official: True ranks the query itself, as its own first positive.
 
     Source: Revaud et al., Learning with Average Precision, ICCV 2019, https://arxiv.org/abs/1906.07589.
 

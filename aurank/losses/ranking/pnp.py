@@ -39,8 +39,7 @@ class PNPLoss(PairLoss):
         temperature: how far apart two similarities count as ordered.
         alpha: of D_q; 4 in that command, for SOP.
         b: of I_b.
-        official: True does as the authors' code: the query is a positive of its own, and I_u lacks its − R, so that its
-            derivative is 1 + log(1 + R) and does not vanish where no negative is ahead.
+        official: True does as the authors' code: the query is a positive of its own, and I_u lacks its − R.
 
     Source: Li et al., Rethinking the Optimization of Average Precision: Only Penalizing Negative Instances before
         Positive Ones is Enough, AAAI 2022, https://arxiv.org/abs/2102.04640.
@@ -69,7 +68,6 @@ class PNPLoss(PairLoss):
         self.official = official
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
-        """Return the mean of f over each query's positives."""
         positives = pairs.positives_and_self if self.official else pairs.positives
         count = partial(ranking_sums, surrogate="sigmoid", temperature=self.temperature)
         ahead = count(positives.similarity, pairs.negative_similarity)

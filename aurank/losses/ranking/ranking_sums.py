@@ -1,19 +1,4 @@
-"""Sums over references of a surrogate of "ranked above", for each score of a query: what ranking losses are made of.
-
-They are operators of torch (`torch.ops.aurank`), which compilers take as they are. Two kernels take `scores` [query,
-width] and `others` [query, reference] of one type and device, no score infinite: with x = (other − score) / temperature
-they return Σ_j ℓ(x) for each score and, given the gradient of those sums, the gradients of `scores` and `others`. NaN
-in, NaN out, in that query alone. Neither keeps a tensor of query · width · reference entries.
-
-Block by block in plain torch: memory is that of a block, small enough for the processor's caches, and the backward
-computes each block anew, which is faster than to read it from memory.
-
-By intervals, for "huber", in O(reference · log width) per query:
-Σ_j ℓ = (Q(score − temperature) − Q(score)) / temperature² with Q(a) = Σ_{other_j > a} (other_j − a)². Sort the 2·width
-edges a, find each other's interval among them, and add up count, sum and sum of squares per interval: sums over the
-intervals above an edge give its Q. Likewise the gradient of an other is linear in it on each interval. Sums are
-float64, centred at the query's greatest score.
-"""
+"""Sums over references of a surrogate of "ranked above", for each score of a query: what ranking losses are made of."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -68,7 +53,6 @@ def block_gradients(
 
 
 def _blocks(scores: Tensor, others: Tensor) -> Iterator[tuple[slice, slice]]:
-    """Yield queries and columns of their scores which, with all others of the queries, make a block."""
     (queries, width), room = scores.shape, max(1, BLOCK_BYTES // scores.element_size())
     columns = min(max(1, room // max(1, others.shape[1])), max(1, width))
     step = max(1, room // (columns * max(1, others.shape[1])))
@@ -78,7 +62,6 @@ def _blocks(scores: Tensor, others: Tensor) -> Iterator[tuple[slice, slice]]:
 
 
 def _differences(scores: Scores, others: Others, temperature: float) -> Float[Tensor, "query width reference"]:
-    """Return x: subtracted first, since scores divided by a small temperature are large, and their rounding too."""
     return (others[:, None, :] - scores[:, :, None]).mul_(1 / temperature)
 
 
@@ -86,29 +69,23 @@ def _differences(scores: Scores, others: Others, temperature: float) -> Float[Te
 
 
 def _huber(x: Tensor) -> Tensor:
-    """(1+x)² where it is below 1, else 2(1+x) − 1: twice torch's Huber loss of max(0, 1+x)."""
     excess = x.add_(1).relu_()
     return huber_loss(excess, torch.zeros_like(excess[:1, :1, :1]).expand_as(excess), reduction="none").mul_(2)
 
 
 def _sigmoid_slope(x: Tensor) -> Tensor:
-    """σ(1 − σ)."""
     value = x.sigmoid_()
     return value.mul_(1 - value)
 
 
 def _tanh_slope(x: Tensor) -> Tensor:
-    """½(1 − tanh²(x/2)) above 0."""
     above = x > 0
     value = x.div_(2).tanh_()
     return value.mul_(value).neg_().add_(1).mul_(0.5).mul_(above)
 
 
 class Bound(NamedTuple):
-    """What "bound" is made of: σ(x) up to `knee`, then a line; `jump` more from x = 0 on, so that it bounds a step.
-
-    `drop` is taken off beyond the knee. `strict` (1): the jump comes above 0 only, and σ(0) = ½ stands there.
-    """
+    """What "bound" is made of: σ(x) up to `knee`, then a line; `jump` more from x = 0 on, so that it bounds a step."""
 
     jump: float = 0.5
     knee: float = 5.0
@@ -175,7 +152,6 @@ class _Cut(NamedTuple):
 
 
 def _cuts(scores: Tensor, others: Tensor, temperature: float) -> Iterator[_Cut]:
-    """Yield the cut of some queries at a time."""
     step = max(1, INTERVAL_BLOCK // max(1, others.shape[1]))
     for query in range(0, len(others), step):
         queries = slice(query, query + step)
@@ -233,17 +209,7 @@ def ranking_sums(
     temperature: float,
     bound: Bound | None = None,
 ) -> Scores:
-    """Return for each score Σ_j ℓ(x) over the query's others, x = (other_j − score) / temperature; −∞ adds 0.
-
-    Memory beyond arguments, result and their gradients is some 16 MB, forward and backward; time is
-    O(query · width · reference), and for "huber" with many scores per query O(query · reference · log width). Second
-    derivatives are right, but hold tensors of query · width · reference entries.
-
-    Args:
-        surrogate: "sigmoid" 1/(1+e^{−x}); "huber" 0 up to x = −1, (1+x)² up to 0, then 1 + 2x; "logistic" log2(1+e^x);
-            "tanh" 0 up to x = 0, then tanh(x/2); "bound" at least the step that is 1 from x = 0 on.
-        bound: the constants of "bound".
-    """
+    """Return for each score Σ_j ℓ(x) over the query's others, x = (other_j − score) / temperature; −∞ adds 0."""
     sums: Tensor = sum_operator(scores, others, surrogate, temperature, bound and list(bound))
     return sums
 

@@ -34,10 +34,7 @@ def mix_similarity(
     second: Int64[Tensor, " pair"],
     share: Float[Tensor, " pair"],
 ) -> Float[Tensor, "all all"]:
-    """Return the similarity of the rows and, behind them, of virtual rows share · first + (1 − share) · second.
-
-    An inner product of mixtures is the mixture of inner products, so no embedding is mixed, nor made of unit length.
-    """
+    """Return the similarity of the rows and, behind them, of virtual rows share · first + (1 − share) · second."""
     rows = torch.cat([similarity, torch.lerp(similarity[second], similarity[first], share[:, None])])
     return torch.cat([rows, torch.lerp(rows[:, second], rows[:, first], share)], dim=1)
 
@@ -52,17 +49,12 @@ class RecallAtKLoss(PairLoss):
         k: the cuts; a recall@k with k below the number of positives cannot reach 1, and the loss then not 0.
         temperature: how far apart two similarities count as ordered.
         rank_temperature: how far a rank must be from k to count as inside or outside.
-        similarity_mixup: True adds a virtual sample between any two samples of a class, share · one + (1 − share) ·
-            other, the share drawn from [0, 1); all samples, true and virtual, are queries and references, and the loss
-            of a virtual query is added half to either parent, so that the mean over queries is the paper's. In training
-            mode only, and for the batch itself: references or a miner are then refused, since neither knows virtual
-            samples. False (default), as in the authors' code by default; their best results have it.
+        similarity_mixup: True adds a virtual sample between any two samples of a class, in training mode, for the batch
+            itself, as in the authors' best results.
         seed, generator: where the shares come from; their place in the sequence is saved.
-        official: what the repository RecallatK_surrogate does in every version, and the paper has nothing of: the query
-            stays in its own ranking, ahead of its positives without being one; k is cut to the number of references;
-            recall@k is cut off at k positives and divided by the lesser of k and their number. With True
-            rank_temperature is multiplied by k, as by the defaults of its src/main.py (commits aa418d6, 44b7011); with
-            "one_temperature" it is that of all k, which its main.py of commit c949c56 forces to 1.
+        official: True does as RecallatK_surrogate: the query stays in its own ranking, recall@k is cut off at k
+            positives, k at the number of references, and rank_temperature is multiplied by k; "one_temperature" leaves
+            that out.
 
     Source: Patel, Tolias, Matas, Recall@k Surrogate Loss, CVPR 2022, https://arxiv.org/abs/2108.11179.
 
@@ -96,11 +88,9 @@ class RecallAtKLoss(PairLoss):
 
     @property
     def takes_references(self) -> bool:
-        """False with similarity_mixup, which knows the batch only."""
         return not self.similarity_mixup
 
     def compute(self, inputs: Inputs) -> Any:
-        """As `PairLoss.compute`; UserError on references or a miner with similarity_mixup in training mode."""
         if self.similarity_mixup and writes(self) and not (inputs.is_self_set and inputs.indices_tuple is None):
             given = "indices_tuple" if inputs.is_self_set else "ref_emb"
             raise UserError(
@@ -117,7 +107,6 @@ class RecallAtKLoss(PairLoss):
         return self._loss(pairs.positives, pairs.similarity.masked_fill(~kept, -torch.inf), len(pairs.reference))
 
     def _mixed(self, pairs: Pairs, shares: SavedGenerator) -> Float[Tensor, " query"]:
-        """Return the loss of each query among true and virtual samples, with half of that of its virtual samples."""
         ends = pairs_within_classes(pairs.host_query_labels)
         labels = torch.cat([pairs.host_query_labels, pairs.host_query_labels[ends[0]]])
         first, second = (to_device_of(pairs.similarity, end) for end in ends)
@@ -131,7 +120,6 @@ class RecallAtKLoss(PairLoss):
         return total * (len(pairs.valid_rows) / (len(pairs.valid_rows) + len(first)))
 
     def _loss(self, positives: Positives, ranked: Float[Tensor, "query item"], batch: int) -> Float[Tensor, " query"]:
-        """Return 1 − the smoothed recall among references, `batch` of them true; minus infinity is not ranked."""
         options: dict[str, Any] = {"temperature": self.temperature}
         # a positive is counted ahead of itself by σ(0) = ½
         rank = 0.5 + ranking_sums(positives.similarity, ranked, surrogate="sigmoid", **options)

@@ -25,12 +25,7 @@ from aurank.losses.ranking.ranking_sums import ranking_sums
 
 
 def semi_variance_per_query(pairs: Pairs, *, weights: tuple[float, float]) -> Float[Tensor, " query"]:
-    """Return for each query λ1/n⁺ Σ_{s<μ⁺} (s − μ⁺)² + λ2/n⁻ Σ_{s>μ⁻} (s − μ⁻)², the means μ being its own.
-
-    Each sum is divided by the number of all its positives or negatives; the gradient goes through the means too.
-
-    Source: Eq. 9 of Wen et al., https://arxiv.org/abs/2209.13262.
-    """
+    """Return for each query λ1/n⁺ Σ_{s<μ⁺} (s − μ⁺)² + λ2/n⁻ Σ_{s>μ⁻} (s − μ⁻)², the means μ being its own."""
     positives = pairs.positives
     positive_mean = positives.mean(positives.similarity)
     below = (positive_mean[:, None] - positives.similarity).relu().square()
@@ -41,10 +36,7 @@ def semi_variance_per_query(pairs: Pairs, *, weights: tuple[float, float]) -> Fl
 
 
 def semi_variance_pooled(pairs: Pairs, *, weights: tuple[float, float]) -> Float[Tensor, ""]:
-    """Return λ1·mean_{s<μ⁺} (s − μ⁺)² + λ2·mean_{s>μ⁻} (s − μ⁻)² over the pairs of all valid queries together.
-
-    The authors' code: one mean μ for all queries, and each sum divided by the number of selected pairs only.
-    """
+    """Return λ1·mean_{s<μ⁺} (s − μ⁺)² + λ2·mean_{s>μ⁻} (s − μ⁻)² over the pairs of all valid queries together."""
     positive = pairs.positive & pairs.valid[:, None]
     negative = pairs.negative & pairs.valid[:, None]
     below = (_masked_mean(pairs.similarity, positive) - pairs.similarity).relu()
@@ -65,8 +57,7 @@ class SemiVarianceLoss(PairLoss):
 
     Args:
         weights: λ1 and λ2.
-        official: True does as the authors' code: one mean for the scores of all queries, and each sum divided by the
-            number of scores on its side of the mean. That is one value for the batch, given to every query.
+        official: True does as the authors' code: one mean for the scores of all queries, one value for the batch.
 
     Source: Eq. 9 of Wen et al., NeurIPS 2022, https://arxiv.org/abs/2209.13262.
 
@@ -84,7 +75,6 @@ class SemiVarianceLoss(PairLoss):
         self.official = official
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
-        """Return the weighted semi-variances, of each query or of the batch."""
         if self.official:
             return semi_variance_pooled(pairs, weights=self.weights).expand(len(pairs.query))
         return semi_variance_per_query(pairs, weights=self.weights)
@@ -107,13 +97,7 @@ Bounds: TypeAlias = tuple[float, float]
 
 
 def false_positive_rate(pairs: Pairs, *, tau1: float) -> Float[Tensor, "query width"]:
-    """Return for each gathered positive the mean over the query's negatives of ℓ1(s⁺ − s⁻), at least the true rate.
-
-    ℓ1(x) = (1 − x/τ1)² up to x = τ1, 0 beyond, and 1 − 2x/τ1 for x < 0. The paper prints −2x/τ1, which jumps at 0 and
-    bounds nothing; the authors' code has the 1. Time and memory are those of `ranking_sums`.
-
-    Source: Eq. 7 of Wen et al., https://arxiv.org/abs/2209.13262.
-    """
+    """Return for each gathered positive the mean over the query's negatives of ℓ1(s⁺ − s⁻), at least the true rate."""
     sums = ranking_sums(pairs.positives.similarity, pairs.negative_similarity, surrogate="huber", temperature=tau1)
     return sums / pairs.negative_count.clamp(min=1)[:, None]
 
@@ -121,10 +105,7 @@ def false_positive_rate(pairs: Pairs, *, tau1: float) -> Float[Tensor, "query wi
 def true_positive_rate(
     scores: Float[Tensor, "query width"], quantiles: Quantiles, *, tau2: float
 ) -> Float[Tensor, "query width"]:
-    """Return for each score (1 + Σ_k ℓ2(score − v_k)) / (K + 1), in (0, 1]: how many positives of its class are higher.
-
-    ℓ2(x) = tanh(−x / 2τ2) for x < 0, else 0: Eq. 7 without its overflow. The added 1, the score itself, is the code's.
-    """
+    """Return (1 + Σ_k ℓ2(score − v_k)) / (K + 1) for each score; ℓ2(x) = tanh(−x / 2τ2) for x < 0, else 0."""
     sums = ranking_sums(scores, quantiles, surrogate="tanh", temperature=tau2)
     return (1 + sums) / (quantiles.shape[1] + 1)
 
@@ -133,23 +114,20 @@ class SOPRCLoss(PairLoss):
     """Per query the mean over positives of σ((1−π)/π · FPR/TPR), σ(r) = r/(1+r), in [0, 1): Eq. 8; plus Eq. 9.
 
     FPR compares a positive with the batch's negatives; TPR with `v`, a moving average of the quantiles of its class's
-    positive scores (Eq. 10), updated in training mode before it is used. A batch's quantiles are averaged over a
-    class's queries (of all ranks, which must all call); the first are copied into v, later ones blended in by `beta`.
-    In evaluation mode nothing is written, and a query of a class not seen yet uses the quantiles of its own positives.
+    positive scores (Eq. 10), updated in training mode before it is used.
 
     Args:
         class_counts: images of each class in the training set; labels are 0..C-1.
         tau1, tau2: widths of the surrogates of FPR and TPR.
         num_quantiles: columns of v; the paper has one for each positive of the data set, the authors' code 100.
         prior: π of a class. "scaled": prior_max · count / greatest count, as the code; "frequency": count / sum of
-            counts, the true one; "batch": the share of positives in the query's batch, the biased one (ablation).
+            counts; "batch": the share of positives in the query's batch.
         interpolation: how a batch's positive scores become quantiles, "quantile", "paper" or "official".
-        tpr_gradient: True lets the gradient through TPR as Eq. 8 has it; False (default), as the code. At tau2 = 0.001
-            TPR is a step and its gradient is almost always 0.
+        tpr_gradient: True lets the gradient through TPR as Eq. 8 has it; False (default), as the code.
         semi_variance: weights λ1, λ2 of Eq. 9, reported as the term "semi_variance"; None leaves it out.
         moving_average: False takes the query's own quantiles of this batch in place of v (ablation).
-        official: True does as the authors' code: its interpolation, v starting at 0, 0.01 … 0.99 with no first copy and
-            the last query of a class overwriting the others', and the semi-variance over the pooled pairs of the batch.
+        official: True does as the authors' code: its interpolation, v starting at 0, 0.01 … 0.99, the last query of a
+            class overwriting the others', and the semi-variance over the pooled pairs of the batch.
 
     The distance is cosine similarity unless given; interpolated scores are clamped to [-1, 1] for that one only.
 
@@ -213,7 +191,6 @@ class SOPRCLoss(PairLoss):
         return self.table.rows
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
-        """Return Eq. 8, σ(r) as numerator / (numerator + denominator): r itself reaches 4e5."""
         # A graph cannot depend on a value. There, torch refuses labels too large, and takes -1 for the last class.
         if not torch.compiler.is_compiling():
             check_labels_in_range(pairs.host_query_labels, self.num_classes)
@@ -227,14 +204,12 @@ class SOPRCLoss(PairLoss):
         return pairs.positives.mean(numerator / (numerator + prior * true_positives))
 
     def extra_terms(self, pairs: Pairs) -> dict[str, Tensor]:
-        """Return the semi-variance of Eq. 9, per query; under `official` pooled over the batch."""
         if self.semi_variance is None:
             return {}
         form = semi_variance_pooled if self.official else semi_variance_per_query
         return {"semi_variance": form(pairs, weights=self.semi_variance)}
 
     def _class_quantiles(self, pairs: Pairs, *, write: bool) -> Float[Tensor, "query quantile"]:
-        """Return v of each query's class, after this batch's scores are blended into it where `write` is True."""
         positives = pairs.positives
         ascending = positives.similarity.masked_fill(~positives.mask, torch.inf).sort(dim=1).values
         interpolate = INTERPOLATIONS[self.interpolation]
@@ -252,7 +227,6 @@ class SOPRCLoss(PairLoss):
         return torch.where(seen[:, None], stored.to(own.dtype), own)
 
     def _class_prior(self, pairs: Pairs) -> Float[Tensor, " query"]:
-        """Return π of each query, in (0, 1]."""
         if self.prior == "batch":
             positives = pairs.positives.count.clamp(min=1).to(pairs.similarity.dtype)
             return positives / (positives + pairs.negative_count)
@@ -281,11 +255,7 @@ def check_class_counts(class_counts: Tensor | Iterable[Any]) -> Int64[Tensor, " 
 
 
 def quantile_scores(scores: Ascending, count: Count, *, num_quantiles: int, bounds: Bounds) -> Quantiles:
-    """Return quantiles at k/(K+1), k = 1..K: linear through (i/(n+1), u_i), extrapolated at both ends, clamped.
-
-    The identity for n = K; one score alone gives K times itself. Root mean square error 0.017 for n = 3 scores of a
-    normal distribution with standard deviation 0.1, against 0.029 for `block_scores`.
-    """
+    """Return quantiles at k/(K+1), k = 1..K: linear through (i/(n+1), u_i), extrapolated at both ends, clamped."""
     number = count[:, None]
     step = torch.arange(1, num_quantiles + 1, device=scores.device, dtype=scores.dtype)
     position = step * (number + 1) / (num_quantiles + 1)  # score i, counted from 1, is at i
@@ -296,10 +266,7 @@ def quantile_scores(scores: Ascending, count: Count, *, num_quantiles: int, boun
 
 
 def paper_scores(scores: Ascending, count: Count, *, num_quantiles: int, bounds: Bounds) -> Quantiles:
-    """Return what Algorithm 2 must mean: ascending, u_{n+1} = 2u_n − u_{n−1}, and half-open steps t = jn/K in [i−1, i).
-
-    m_j = ½[(i−t)·u_{i−1} + (t−i+1)·u_i] + ½[(i−t)·u_i + (t−i+1)·u_{i+1}], j = 0..K−1.
-    """
+    """Return what Algorithm 2 must mean: ascending, u_{n+1} = 2u_n − u_{n−1}, half-open steps t = jn/K in [i−1, i)."""
     step = torch.arange(num_quantiles, device=scores.device)
     position = step * count[:, None]
     block = position // num_quantiles
@@ -326,7 +293,6 @@ INTERPOLATIONS: dict[str, Callable[..., Tensor]] = {
 def _blend_neighbours(
     scores: Ascending, count: Count, block: Int64[Tensor, "query quantile"], within: Quantiles, bounds: Bounds
 ) -> Quantiles:
-    """Return the mean of the segments before and after score `block` (from 0), both `within` of the way along."""
     last = (count - 1).clamp(min=0)[:, None]
     low, high = scores[:, :1], scores.gather(1, last)
     second, second_last = scores.gather(1, last.clamp(max=1)), scores.gather(1, (last - 1).clamp(min=0))

@@ -18,16 +18,15 @@ class SupRecallLoss(PairLoss):
     """(1 − λ) · (1 − the mean over k of each query's smoothed recall@k) + λ · the calibration of its scores.
 
     recall@k = 1/|P| Σ_{i∈P} σ((k − rank_i) / rank_temperature), as `RecallAtKLoss` has it, with SupAP's rank: the
-    positives that score at least s_i, counted exactly and without a gradient, and H⁻(s_j − s_i) of each negative j. As
-    H⁻ is at least a step, no rank is taken for better than it is.
+    positives that score at least s_i, counted exactly and without a gradient, and H⁻(s_j − s_i) of each negative j.
 
     Args:
         k: the cuts; a recall@k with k below the number of positives cannot reach 1, and the loss then not 0.
         temperature, slope, delta, jump, offset: of H⁻, as in `SupAPLoss`.
         rank_temperature: how far a rank must be from k to count as inside or outside.
         calibration, positive_margin, negative_margin: as in `SupAPLoss`.
-        official: True does as the authors' code (SupRank): recall@k is divided by the lesser of k and |P|; the query is
-            a positive of its own, at rank 1; H⁻ and the calibration are as `SupAPLoss` says.
+        official: True does as the authors' code (SupRank): recall@k is divided by the lesser of k and |P|; else as
+            `SupAPLoss`.
 
     Source: Ramzi et al., Optimization of Rank Losses for Image Retrieval, 2023, https://arxiv.org/abs/2309.08250.
 
@@ -63,7 +62,6 @@ class SupRecallLoss(PairLoss):
         self.official = official
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
-        """Return 1 − the mean of recall@k, with its weight."""
         positives = pairs.positives_and_self if self.official else pairs.positives
         rank = count_ahead(positives.similarity, ascending(positives))
         rank = rank + self.ranks.behind(positives.similarity, pairs.negative_similarity)
@@ -74,5 +72,4 @@ class SupRecallLoss(PairLoss):
         return (1 - self.calibration.weight) * (1 - recall / len(self.k))
 
     def extra_terms(self, pairs: Pairs) -> dict[str, Tensor]:
-        """Return the calibration."""
         return self.calibration.terms(pairs)

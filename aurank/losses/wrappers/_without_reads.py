@@ -13,7 +13,6 @@ class NonZeroMeanReducer(AvgNonZeroReducer):  # type: ignore[misc]  # PML ships 
     """The mean of what is above 0, and 0 where nothing is; NaN, and so is its gradient, with embeddings that are."""
 
     def element_reduction_helper(self, losses: Tensor, embeddings: Tensor) -> Tensor:
-        """Return the mean: of those selected on the host, as PML has it, elsewhere by a mask."""
         if losses.device.type != "cpu":
             return mean_of_positive(losses).add(self.zero_loss(embeddings))
         counted = is_counted(losses)
@@ -37,7 +36,6 @@ class PlainDivisorReducer(DivisorReducer):  # type: ignore[misc]
     """PML's, for float32 and float64, and a divisor above 0."""
 
     def sum_and_divide(self, losses: Tensor, embeddings: Tensor, divisor: Tensor | int) -> Tensor:
-        """Return the sum of the losses over the divisor."""
         return losses.sum() / divisor
 
 
@@ -78,7 +76,6 @@ class _TargetCosine:
     def compute_loss(
         self: Any, embeddings: Float[Tensor, "row dim"], labels: Int64[Tensor, " row"], indices_tuple: Any, *_: object
     ) -> dict[str, Any]:
-        """Return the loss of each row, as PML does."""
         self.cast_types(embeddings.dtype, embeddings.device)
         weights = convert_to_weights(indices_tuple, labels, dtype=embeddings.dtype)
         cosine, own = self.get_cosine(embeddings), labels[:, None]
@@ -93,11 +90,7 @@ class _TargetCosine:
 
 
 class SafeArcFaceLoss(_TargetCosine, pml_losses.ArcFaceLoss):  # type: ignore[misc]
-    """PML's ArcFace whose gradient stays finite where an embedding lies on its class's vector.
-
-    There the slope of arccos is infinite. PML clamps the cosine at ±1 itself, so that it depends on torch's version
-    whether that slope reaches the weights.
-    """
+    """PML's ArcFace whose gradient stays finite where an embedding lies on its class's vector."""
 
     def get_angles(self, cosine_of_target_classes: Tensor) -> Tensor:
         """Return the angles in radians, away from 0 and π by 1e-3, within which the slope is at most 1,000."""
@@ -121,7 +114,6 @@ class MaskedProxyAnchorLoss(pml_losses.ProxyAnchorLoss):  # type: ignore[misc]
     """PML's Proxy-Anchor."""
 
     def compute_loss(self, embeddings: Tensor, labels: Tensor, indices_tuple: Any, *_: object) -> dict[str, Any]:
-        """Return the loss of each class, as PML does."""
         self.cast_types(embeddings.dtype, embeddings.device)
         weights = convert_to_weights(indices_tuple, labels, dtype=embeddings.dtype)[:, None] - 1
         cosine = self.get_logits(embeddings)
@@ -142,12 +134,10 @@ class MaskedProxyAnchorLoss(pml_losses.ProxyAnchorLoss):  # type: ignore[misc]
         return found
 
     def get_default_reducer(self) -> DivisorReducer:
-        """Return the reducer that does not look at the divisor."""
         return PlainDivisorReducer()
 
 
 def _softplus_of_sums(values: Float[Tensor, "row column"], kept: Tensor) -> Float[Tensor, " column"]:
-    """Return log(1 + Σ exp) over the rows that are kept; exactly 0 where none is."""
     known = values.masked_fill(~kept, -torch.inf)
     sums = torch.logsumexp(torch.cat([known, known.new_zeros(1, known.shape[1])]), dim=0)
     return sums.masked_fill(~kept.any(dim=0), 0)
@@ -159,7 +149,6 @@ class MaskedProxyNCALoss(pml_losses.ProxyNCALoss):  # type: ignore[misc]
     def nca_computation(
         self, query: Tensor, reference: Tensor, labels: Tensor, proxy_labels: Tensor, indices_tuple: Any
     ) -> dict[str, Any]:
-        """Return the mean loss, as PML does."""
         weights = convert_to_weights(indices_tuple, labels, dtype=query.dtype, using_ref=True)
         sign = 1 if self.distance.is_inverted else -1
         logits = self.softmax_scale * (sign * self.distance(query, reference))

@@ -35,11 +35,7 @@ class Fill(NamedTuple):
 class CrossBatchMemory(TakesInputs, FullPrecision):
     """Any loss of aurank or PML against the batch and, from a certain step on, the newest rows of earlier batches.
 
-    The references are the batch followed by the memory, `memory_size` rows in all, a query never among its own. The
-    batch's rows keep their gradient as references, so that a memory no larger than the batch gives the loss within the
-    batch; the memory's rows have none. In evaluation mode, and while gradients are disabled, the memory is used but not
-    written. Rows that are not finite are never stored. With `ids`, earlier embeddings of a query's own image are left
-    out of its references.
+    The references are the batch followed by the memory, `memory_size` rows in all, a query never among its own.
 
     State: four buffers, always of the same rows: `embedding_memory`, `label_memory`, `id_memory` (−1 for a row without
     one), and `counters`: the next row, the rows in use, the calls in training mode.
@@ -48,19 +44,12 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
         loss: a loss of aurank or PML, or MultipleLosses of them, that takes references. Only this memory can gather.
         memory_size: rows of the memory, the batch included.
         miner: a PML miner, asked for pairs of the batch with all references; or give the call's `indices_tuple` one. A
-            tuple of indices, which can only be of the batch, is added to what the miner finds, as in PML; without a
-            miner it narrows the pairs within the batch and takes all with the memory.
-        start_at: calls in training mode before the memory is used; the batch alone is used until then. Embeddings
-            change fast in the beginning: the paper starts after 1,000 steps, the SOPRC repository after 10,000 to
-            30,000.
-        official: do as PML: the batch's rows too are references without gradient. The paper's own code adds the loss
-            within the batch to that; the copy in the SOPRC repository takes a query's own copy for a positive too.
-        distributed: as in `PairLoss`; every process then keeps the same memory, of all batches. With False each keeps
-            its own, or, inside of DistributedDataParallel, which hands out the first process's buffers, that of the
-            first.
+            tuple of indices, which can only be of the batch, is added to what the miner finds.
+        start_at: calls in training mode before the memory is used; the batch alone is used until then.
+        official: do as PML: the batch's rows too are references without gradient.
+        distributed: as in `PairLoss`; every process then keeps the same memory, of all batches.
 
-    Source:
-        Wang et al., Cross-Batch Memory for Embedding Learning, CVPR 2020. https://arxiv.org/abs/1912.06798
+    Source: Wang et al., Cross-Batch Memory for Embedding Learning, CVPR 2020. https://arxiv.org/abs/1912.06798
 
     Example:
         >>> from aurank.losses import SmoothAPLoss
@@ -139,24 +128,16 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
         *,
         ids: Tensor | None = None,
     ) -> Any:
-        """Return the loss of a batch, as of any loss here.
-
-        Args:
-            enqueue_mask: True for rows that are put in the memory and are the references of the others, without
-                gradient, False for the queries, which are not put there: MoCo's keys and queries. A key may have its
-                query's id: it is another view of the same image.
-        """
+        """Return the loss of a batch, as of any loss here."""
         inputs = read_inputs(embeddings, labels, indices_tuple, ids=ids)
         return self._loss(inputs if enqueue_mask is None else with_keys(inputs, enqueue_mask))
 
     def compute(self, inputs: Inputs) -> Any:
-        """Return the loss of arguments that were read before, without references of their own."""
         if inputs.ref_emb is not None:
             raise UserError("CrossBatchMemory brings its own references: leave out ref_emb, ref_labels and ref_ids")
         return self._loss(inputs)
 
     def _loss(self, inputs: Inputs) -> Any:
-        """Return the loss of a batch, or of queries whose references here are the keys to be put in the memory."""
         check_width(inputs.embeddings, "embedding_size", self.embedding_size)
         check_device(self, inputs.embeddings)
         miner = self._miner(inputs)
@@ -177,7 +158,6 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
         return value
 
     def _miner(self, inputs: Inputs) -> nn.Module | None:
-        """Return the miner of this call; UserError for one that cannot be asked."""
         given = inputs.indices_tuple if isinstance(inputs.indices_tuple, nn.Module) else None
         if self.miner is not None and given is not None:
             raise UserError("indices_tuple was given a miner, but CrossBatchMemory has one: leave one of them out")
@@ -248,7 +228,6 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
         return self.embedding_memory, self.label_memory, self.id_memory, self.counters
 
     def _on_host(self) -> tuple[Tensor, Tensor, Fill]:
-        """Return labels and ids of the memory on the host, where losses look at them, and how it is filled."""
         kept, found = self._buffers_kept()[1:], None
         # DistributedDataParallel writes the first process's rows here, and no version counter tells of it
         if self._sent is not None and (world_size() == 1 or self.gather.distributed):
@@ -259,7 +238,6 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
         return labels, ids, Fill(*counters.tolist())
 
     def _stored(self, memory: Tensor, fill: Fill, batch: int, *, used: bool = True) -> Tensor:
-        """Return the newest rows, oldest first, as many as fit beside a batch of this size; none if not used."""
         number = max(0, min(fill.filled, self.memory_size - batch)) * used
         start = (fill.position - number) % self.memory_size
         first = min(number, self.memory_size - start)  # the others begin again at the top
@@ -270,7 +248,6 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
 
 
 def refuse_unfit(loss: nn.Module, *, gathers: bool) -> None:
-    """Raise UserError for a loss that no memory can wrap; `gathers`: the memory brings all processes together."""
     parts = loss.modules()
     if isinstance(loss, MultipleLosses) and (ranking := [one for one in loss.losses.values() if takes_references(one)]):
         parts = itertools.chain(*(one.modules() for one in ranking))  # the others see the batch alone

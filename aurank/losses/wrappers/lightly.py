@@ -25,15 +25,11 @@ TWO_VIEWS += ("NTXentLoss", "NegativeCosineSimilarity", "TiCoLoss", "VICRegLoss"
 class LightlyLoss(TakesInputs, nn.Module):
     """Any loss of two views that lightly has, called as aurank's losses are: the two rows of a label are its views.
 
-    The first rows of all labels are one view, the second ones the other. It adds to lightly's: float32 inside of
-    autocast; and distributed=True, the loss of all processes' batches together, with the gradient of one process
-    (lightly's own `gather_distributed` is left False). A batch of a single label gives 0 with zero gradient.
+    The first rows of all labels are one view, the second ones the other.
 
     Args:
-        loss: a loss of lightly that takes the embeddings of both views. What it keeps beside buffers, as TiCo's
-            covariance, is not in the state.
-        unit_variance: scale rows to the length √dim, at which an even spread has variance 1 in each dimension, as
-            VICReg asks for: encoders here give unit length. False leaves them as they come.
+        loss: a loss of lightly that takes the embeddings of both views.
+        unit_variance: scale rows to the length √dim, at which an even spread has variance 1 in each dimension.
         distributed: as in `PairLoss`.
 
     Example:
@@ -58,11 +54,9 @@ class LightlyLoss(TakesInputs, nn.Module):
 
     @property
     def takes_references(self) -> bool:
-        """False: the two views of a batch are compared with each other alone."""
         return False
 
     def compute(self, inputs: Inputs) -> Any:
-        """Return the loss of arguments that were read before; ids are not needed."""
         for given, what in ((inputs.indices_tuple, "a miner"), (inputs.ref_emb, "ref_emb")):
             if given is not None:
                 raise UserError(f"{type(self.loss).__name__} compares the two views of a batch: leave out {what}")
@@ -91,8 +85,7 @@ def two_views(labels: Int64[Tensor, " row"]) -> Int64[Tensor, "two label"]:
 def barlow_twins(lambda_param: Number = 5e-3, *, distributed: bool = False) -> LightlyLoss:
     """Return lightly's Barlow Twins, Σ (1 − C_ii)² + λ·Σ C_ij², C the cross-correlation of both views' dimensions.
 
-    Source:
-        Zbontar et al., Barlow Twins, ICML 2021. https://arxiv.org/abs/2103.03230
+    Source: Zbontar et al., Barlow Twins, ICML 2021. https://arxiv.org/abs/2103.03230
 
     Example:
         >>> from importlib.util import find_spec
@@ -115,8 +108,7 @@ def vicreg(
     Args:
         unit_variance: as in `LightlyLoss`; False is lightly's own, for embeddings of any length.
 
-    Source:
-        Bardes et al., VICReg, ICLR 2022. https://arxiv.org/abs/2105.04906
+    Source: Bardes et al., VICReg, ICLR 2022. https://arxiv.org/abs/2105.04906
 
     Example:
         >>> from importlib.util import find_spec

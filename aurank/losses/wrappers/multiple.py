@@ -26,15 +26,14 @@ class MultipleLosses(TakesInputs, nn.Module):
         losses: a list or a dict.
         miners: one for each loss, in a list (None: no miner) or a dict for some of the keys; the call then has none.
         weights: one finite number for each loss, in a list or a dict; None: 1.
-        widths: a loss with a width sees the first so many numbers of each embedding, at unit length again; one for each
-            loss, in a list (None: all numbers) or a dict for some of the keys.
+        widths: a loss with a width sees the first so many numbers of each embedding, at unit length again; a list or a
+            dict.
         distributed: as in `PairLoss`, for all of them at once.
 
     Attributes:
         last_terms: weight · loss of each in the last call, without a gradient.
 
-    Source:
-        Kusupati et al., Matryoshka Representation Learning, NeurIPS 2022, Eq. 1, for `widths`.
+    Source: Kusupati et al., Matryoshka Representation Learning, NeurIPS 2022, Eq. 1, for `widths`.
         https://arxiv.org/abs/2205.13147
 
     Example:
@@ -86,7 +85,6 @@ class MultipleLosses(TakesInputs, nn.Module):
         return [miner for name, miner in self.miners.items() if takes_references(self.losses[name])]
 
     def compute(self, inputs: Inputs) -> Tensor:
-        """Return the weighted sum, a scalar, of arguments that were read before."""
         if inputs.indices_tuple is not None and len(self.miners):
             raise UserError("indices_tuple was given, but MultipleLosses has its own miners: leave one of them out")
         inputs, terms = self.gather.batch(inputs), {}
@@ -113,11 +111,7 @@ def takes_references(loss: nn.Module) -> bool:
 
 
 def narrowed(inputs: Inputs, width: int) -> Inputs:
-    """Return the inputs with the first `width` numbers of every embedding, at unit length.
-
-    Raises:
-        UserError: the embeddings have fewer.
-    """
+    """Return the inputs with the first `width` numbers of every embedding, at unit length."""
     if width > inputs.embeddings.shape[1]:
         raise UserError(f"embeddings must be at least as wide as widths, {width}, got {inputs.embeddings.shape[1]}")
     query, reference = in_common_precision(inputs.embeddings, inputs.references)

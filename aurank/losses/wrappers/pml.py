@@ -80,15 +80,11 @@ class PMLLoss(TakesInputs, nn.Module):
         return bool(self.loss.collect_stats)
 
     def compute(self, inputs: Inputs) -> Any:
-        """Return the loss of arguments that were read before."""
         return call_loss(self.loss, self.gather(inputs))
 
 
 def call_loss(loss: nn.Module, inputs: Inputs) -> Any:
-    """Return any loss of the inputs, whose miner was asked; aurank's takes them whole.
-
-    One of PML's gets its five arguments in float32 or float64, and the pairs without those of a query and itself.
-    """
+    """Return any loss of the inputs, whose miner was asked; aurank's takes them whole."""
     if isinstance(loss, TakesInputs):
         return loss.compute(inputs)
     if "ids" in inspect.signature(loss.forward).parameters:
@@ -111,10 +107,7 @@ def call_loss(loss: nn.Module, inputs: Inputs) -> Any:
 
 
 def listed(loss: nn.Module, inputs: Inputs) -> Mined:
-    """Return all pairs or triplets that a loss of PML would look for itself, None where it shall do so.
-
-    Where the labels are on the host, they are found there, and the host does not wait for a device to list them.
-    """
+    """Return all pairs or triplets that a loss of PML would look for itself, None where it shall do so."""
     triplets = isinstance(loss, pml_losses.TripletMarginLoss) and loss.triplets_per_anchor == "all"
     on_host = all(labels is None or labels.device.type == "cpu" for labels in (inputs.labels, inputs.ref_labels))
     if inputs.indices_tuple is not None or not (triplets or isinstance(loss, pml_losses.GenericPairLoss)):
@@ -177,7 +170,6 @@ class SumPerQueryReducer(SumReducer):  # type: ignore[misc]  # PML ships no type
     """The sum of all pairs' or triplets' losses, divided by the number of embeddings in the batch."""
 
     def element_reduction(self, losses: Tensor, indices: Any, embeddings: Tensor, labels: Tensor) -> Tensor:
-        """Return the sum over the batch size."""
         return losses.sum() / len(embeddings)
 
 
@@ -204,8 +196,7 @@ def contrastive(
     Args:
         pos_margin: similarity at which a positive costs nothing more.
         neg_margin: similarity up to which a negative costs nothing.
-        reduction: "sum", as the SOPRC repository; "batch", the sum divided by the batch size, as its cross-batch memory
-            has it; "pml", PML's own mean over the pairs that are not 0. A PML `reducer` overrides it.
+        reduction: "sum", as the SOPRC repository; "batch", the sum divided by the batch size; "pml", PML's own mean.
 
     Example:
         >>> contrastive()(torch.eye(2), torch.tensor([0, 0])).item()
@@ -228,8 +219,7 @@ def triplet(
 
     Args:
         margin: by how much a positive has to be closer than a negative.
-        reduction: "batch", the mean over anchors of their sums, as the SOPRC repository; "sum"; "pml", PML's own mean
-            over the triplets that are not 0. A PML `reducer` overrides it.
+        reduction: "batch", the sum divided by the batch size, as the SOPRC repository; "sum"; "pml", PML's own mean.
 
     Example:
         >>> round(triplet()(torch.ones(3, 2), torch.tensor([0, 0, 1])).item(), 4)  # 2 triplets, 3 anchors
@@ -253,12 +243,10 @@ def multi_similarity(
 
     Args:
         alpha: sharpness for positives.
-        beta: sharpness for negatives; 40 as in the SOPRC repository. PML's default is 50, and the paper also mines
-            pairs, which `miner: {name: multi_similarity}` does.
+        beta: sharpness for negatives; 40 as in the SOPRC repository.
         base: similarity that positives should be above and negatives below.
 
-    Source:
-        Wang et al., Multi-Similarity Loss with General Pair Weighting, CVPR 2019. https://arxiv.org/abs/1904.06627
+    Source: Wang et al., Multi-Similarity Loss with General Pair Weighting, CVPR 2019. https://arxiv.org/abs/1904.06627
 
     Example:
         >>> round(multi_similarity()(torch.ones(2, 2), torch.tensor([0, 0])).item(), 4)  # ½·log(1 + exp(−1))
@@ -285,8 +273,7 @@ def circle(
         m: relaxation; positives should be above 1 − m, negatives below m.
         gamma: scale of the cosines; 80, as PML has it for fine-grained retrieval.
 
-    Source:
-        Sun et al., Circle Loss, CVPR 2020, Eq. 6. https://arxiv.org/abs/2002.10857
+    Source: Sun et al., Circle Loss, CVPR 2020, Eq. 6. https://arxiv.org/abs/2002.10857
 
     Example:
         >>> circle()(torch.eye(2), torch.tensor([0, 0])).item()  # no negative
@@ -297,7 +284,6 @@ def circle(
 
 
 def _wrap(name: str, loss: type[nn.Module], given: dict[str, Any], **own: Number) -> PMLLoss:
-    """Return the PML loss with its options; UserError for what PML would take and fail with in the first batch."""
     require_choice(f"{name}: reduction", given["reduction"], get_args(Reduction))
     kinds = {"distance": BaseDistance, "reducer": BaseReducer, "embedding_regularizer": BaseRegularizer}
     for option, kind in kinds.items():

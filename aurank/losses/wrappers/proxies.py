@@ -28,8 +28,8 @@ from aurank.losses.wrappers.pml import PMLLoss
 class ProxyLoss(PMLLoss):
     """A PML loss of embeddings against learnt vectors of the classes, called as aurank's losses are.
 
-    The vectors are parameters of the loss: give them to the optimiser, as a configuration does
-    (`loss.lr_multiplier`). There are no references to rank, so neither a memory nor texts can be beside it.
+    The vectors are parameters of the loss: give them to the optimiser, as a configuration does (`loss.lr_multiplier`).
+    There are no references to rank, so neither a memory nor texts can be beside it.
 
     Args:
         loss: of PML.
@@ -38,8 +38,7 @@ class ProxyLoss(PMLLoss):
         distributed: as in `PairLoss`.
 
     Raises:
-        UserError: in a call with references, with embeddings of another width, or with a label that is none of
-            0 … num_classes − 1.
+        UserError: references, embeddings of another width, or a label that is none of 0 … num_classes − 1.
 
     Example:
         >>> from pytorch_metric_learning.losses import CosFaceLoss
@@ -55,11 +54,9 @@ class ProxyLoss(PMLLoss):
 
     @property
     def takes_references(self) -> bool:
-        """False: embeddings are compared with the vectors of the classes alone."""
         return False
 
     def compute(self, inputs: Inputs) -> Any:
-        """Return the loss of arguments that were read before; ids are not needed."""
         if not inputs.is_self_set:
             raise UserError(f"{type(self.loss).__name__} compares embeddings with its proxies: leave out ref_emb")
         check_width(inputs.embeddings, "embedding_size", self.embedding_size)
@@ -84,8 +81,7 @@ def arcface(
         margin: m, in degrees.
         scale: s.
 
-    Source:
-        Deng et al., ArcFace, CVPR 2019, Eq. 3. https://arxiv.org/abs/1801.07698
+    Source: Deng et al., ArcFace, CVPR 2019, Eq. 3. https://arxiv.org/abs/1801.07698
 
     Example:
         >>> import torch
@@ -113,8 +109,7 @@ def subcenter_arcface(
         scale: of the cosines.
         sub_centers: vectors of each class.
 
-    Source:
-        Deng et al., Sub-center ArcFace, ECCV 2020, Sec. 3.2.
+    Source: Deng et al., Sub-center ArcFace, ECCV 2020, Sec. 3.2.
 
     Example:
         >>> subcenter_arcface(4, 2).loss.W.shape
@@ -141,8 +136,7 @@ def cosface(
         margin: m.
         scale: s.
 
-    Source:
-        Wang et al., CosFace, CVPR 2018, Eq. 4. https://arxiv.org/abs/1801.09414
+    Source: Wang et al., CosFace, CVPR 2018, Eq. 4. https://arxiv.org/abs/1801.09414
 
     Example:
         >>> cosface(3, 2).num_classes
@@ -161,8 +155,7 @@ def normalized_softmax(
         embedding_size: width of the embeddings.
         temperature: τ.
 
-    Source:
-        Zhai and Wu, Classification is a Strong Baseline for Deep Metric Learning, BMVC 2019.
+    Source: Zhai and Wu, Classification is a Strong Baseline for Deep Metric Learning, BMVC 2019.
         https://arxiv.org/abs/1811.12649
 
     Example:
@@ -191,8 +184,7 @@ def proxy_anchor(
         margin: δ, added to and taken off the cosines.
         alpha: sharpness.
 
-    Source:
-        Kim et al., Proxy Anchor Loss for Deep Metric Learning, CVPR 2020, Eq. 4. https://arxiv.org/abs/2003.13911
+    Source: Kim et al., Proxy Anchor Loss for Deep Metric Learning, CVPR 2020, Eq. 4. https://arxiv.org/abs/2003.13911
         Its repository trains the proxies at 100 times the rate of the network.
 
     Example:
@@ -213,8 +205,7 @@ def proxy_nca(
         embedding_size: width of the embeddings.
         softmax_scale: s, the paper's 1 / T with T = 1/9; PML's default is 1.
 
-    Source:
-        Teh et al., ProxyNCA++, ECCV 2020, Eq. 8. https://arxiv.org/abs/2004.01113
+    Source: Teh et al., ProxyNCA++, ECCV 2020, Eq. 8. https://arxiv.org/abs/2004.01113
 
     Example:
         >>> proxy_nca(3, 2).loss.softmax_scale
@@ -244,8 +235,7 @@ def soft_triple(
         gamma: γ, the temperature of the soft maximum.
         margin: δ, taken off the right class.
 
-    Source:
-        Qian et al., SoftTriple Loss, ICCV 2019, Eq. 7 and 8, without its regulariser of the centres.
+    Source: Qian et al., SoftTriple Loss, ICCV 2019, Eq. 7 and 8, without its regulariser of the centres.
         https://arxiv.org/abs/1909.05235
 
     Example:
@@ -260,7 +250,6 @@ def soft_triple(
 
 
 def _with_proxies(name: str, loss: type[nn.Module], given: dict[str, Any], **own: Any) -> ProxyLoss:
-    """Return the PML loss with its options; UserError for what PML would take and fail with in the first batch."""
     classes, dim = (require_whole(f"{name}: {key}", given[key]) for key in ("num_classes", "embedding_size"))
     for option, value in own.items():
         if option != "distance":
