@@ -158,6 +158,8 @@ def test_corrupt_images_are_skipped_and_counted_when_told(tmp_path, cache_bytes)
     assert dataset.__getitems__([bad]).image.shape == (0, 3, 8, 8)
     with pytest.raises(UserError, match=r"image 'class0/2\.png' was skipped: it cannot be read"):
         dataset[bad]
+    with pytest.raises(UserError, match=r"none of the 1 images of .* can be read \(first: 'class0/2\.png'\)"):
+        ImageDataset(manifest.select([bad]), TRANSFORMS["resize"](8, 3), channels=3, on_error="skip")
 
 
 def test_what_does_not_fit_is_refused():

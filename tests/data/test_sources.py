@@ -1,4 +1,5 @@
 import multiprocessing
+import pickle
 import threading
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +32,7 @@ def test_every_source_gives_the_same_names_and_pixels(source):
     assert source.exists("a/1.png")
     assert not source.exists("a")
     assert not source.exists("a/4.png")
+    source = pickle.loads(pickle.dumps(source))
     for seed, name in enumerate(NAMES):
         np.testing.assert_array_equal(decode(source, name, 3), pixels(seed))
 

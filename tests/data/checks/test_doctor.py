@@ -26,6 +26,8 @@ def test_a_sound_data_set_has_no_findings():
         "train classes": 2,
     }
     assert str(report).endswith("nothing wrong was found")
+    gone = build_manifest("gone", ArraySource({}), paths=list("0123"), labels=["x"] * 4, splits=["test"] * 4)
+    assert examine(gone).errors == ["missing files: 4 (0; 1; 2, and 1 more)"]
 
 
 def test_everything_is_reported_together_with_counts(tmp_path):

@@ -40,6 +40,9 @@ def test_a_table_is_read_from_csv_and_parquet_alike(tree):
     assert manifest.super_labels is None
     assert read_table(tree, file="rows.parquet").sha256 == manifest.sha256
     assert examine(manifest).findings == ()
+    numbered = pyarrow.table({"path": IMAGES[:2], "label": [3, 3], "split": ["test"] * 2, "group": [40, None]})
+    pyarrow.parquet.write_table(numbered, tree / "rows.parquet")
+    assert read_table(tree, file="rows.parquet").groups.tolist() == [40, -1]
 
 
 def test_a_table_may_have_flags_groups_and_columns_of_its_own(tree):
