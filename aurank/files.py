@@ -215,9 +215,7 @@ def _said(error: Exception, path: str) -> str:
     return " ".join(str(error).split())[:200] or type(error).__name__
 
 
-def read_record(
-    path: Path, what: str, *, named: str, versions: tuple[int, ...] = (1,), remedy: str = _AGAIN
-) -> dict[str, Any]:
+def read_record(path: Path, what: str, *, named: str, version: int = 1, remedy: str = _AGAIN) -> dict[str, Any]:
     """Return the mapping in a JSON file, whose "format" and "version" say that it is `what` aurank writes.
 
     Raises:
@@ -226,22 +224,10 @@ def read_record(
     require_ordinary(path)
     with reading(path, what, remedy=remedy):
         content: Any = json.loads(path.read_bytes())
-        require_version(content, path, what, named=named, versions=versions, remedy=remedy)
+        if not isinstance(content, dict) or (content.get("format"), content.get("version")) != (named, version):
+            raise UserError(f"{path} is not {what} of this aurank (version {version}): {remedy}")
     record: dict[str, Any] = content
     return record
-
-
-def require_version(
-    content: Any, path: Path, what: str, *, named: str, versions: tuple[int | str, ...] = (1,), remedy: str = _AGAIN
-) -> None:
-    """Raise UserError unless a record has the format `named` so, in a version that this aurank reads."""
-    if not isinstance(content, dict) or content.get("format") != named:
-        raise UserError(f"{path} is not {what} of aurank: {remedy}")
-    if (found := content.get("version")) not in versions:
-        reads = f"version{'s' * (len(versions) > 1)} {' and '.join(map(str, versions))}"
-        raise UserError(
-            f"{path} is {what} of version {found!r}, and this aurank reads {reads}: update aurank, or {remedy}"
-        )
 
 
 def checked(value: Any, kind: Callable[..., T]) -> T:

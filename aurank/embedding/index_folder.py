@@ -133,7 +133,7 @@ def read_about(folder: Path) -> dict[str, Any]:
     if not path.exists():
         what = "there is no index in it" if folder.is_dir() else "there is no such folder"
         raise UserError(f"no index at {folder}: {what}; make one with aurank index build --out {folder}")
-    content = read_record(path, _WHAT, named=FORMAT, versions=(VERSION,), remedy=_REMEDY)
+    content = read_record(path, _WHAT, named=FORMAT, version=VERSION, remedy=_REMEDY)
     with reading(path, _WHAT, remedy=_REMEDY):
         if content["checksum"] != content_sha256(content):
             raise ValueError("it is damaged, or was changed by hand")

@@ -461,7 +461,7 @@ class Report:
     @classmethod
     def load(cls, path: Path | str) -> "Report":
         """Return the report that `save` wrote, digit for digit; UserError if the file is missing or something else."""
-        content = read_record(Path(path), "a report", named=FORMAT, versions=(VERSION,), remedy="evaluate again")
+        content = read_record(Path(path), "a report", named=FORMAT, version=VERSION, remedy="evaluate again")
         with reading(path, "a report", remedy="evaluate again"):
             return cls(**report_from_json(content))
 

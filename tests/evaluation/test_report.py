@@ -105,7 +105,7 @@ def test_what_is_no_report_is_refused(tmp_path: Path) -> None:
     report = json.loads(path.read_text())
     wrong = {
         "[1, 2]": "is not a report",
-        '{"format": "aurank.report", "version": 1}': "version 1",
+        '{"format": "aurank.report", "version": 1}': "is not a report",
         "[" * 100_000: "cannot be read as a report",
         "\u0000\u0001": "cannot be read as a report",
     }

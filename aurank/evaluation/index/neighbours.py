@@ -475,7 +475,7 @@ def read_index(path: Path, *, memory_map: bool = False) -> tuple[Any, Descriptio
     """Return the faiss index and its description; UserError unless `write_index` wrote both and no byte has changed."""
     require_ordinary(path)
     description = description_of(path)
-    content = read_record(description, "the description of an index", named=FORMAT, versions=(VERSION,), remedy=REMEDY)
+    content = read_record(description, "the description of an index", named=FORMAT, version=VERSION, remedy=REMEDY)
     with reading(description, "the description of an index", remedy=REMEDY):
         kept: Description = checked({name: content[name] for name in Description.__annotations__}, Description)
     with reading(path, "an index", remedy=REMEDY), path.open("rb") as file:
