@@ -1,14 +1,11 @@
 """Two commands that write to one place: the second ends with one line, before it reads anything."""
 
-import time
 from pathlib import Path
 
-import numpy as np
 import pytest
-from testing.processes import run_aurank
 from testing.shell import Shell
 
-from aurank.files import LOCK, claimed
+from aurank.files import claimed
 
 # None of what these name is there: a command that looked for it would say so.
 FOLDERS = [
@@ -53,33 +50,3 @@ def test_the_second_command_that_writes_a_file_ends_at_once(
         assert f"--out {name} is in use by another process" in aurank(*words, "--out", name)[2]
         assert "is in use" not in aurank(*words, "--out", f"other-{name}")[2]
     assert not list(tmp_path.iterdir())
-
-
-SLOWLY = """
-import time
-from aurank.evaluation import Report
-def slow(self, path, sleep=time.sleep, write=Report.write_per_query):
-    sleep(30)
-    write(self, path)
-Report.write_per_query = slow
-"""
-
-
-@pytest.mark.slow
-def test_one_of_two_evaluations_into_one_folder_loses(tmp_path: Path) -> None:
-    rows = np.random.default_rng(0).normal(size=(60, 8)).astype(np.float32)
-    np.savez(tmp_path / "rows.npz", embeddings=rows, labels=np.arange(60) % 6)
-    command = ("evaluate", "--model", f"embeddings:{tmp_path / 'rows.npz'}", "--out", tmp_path / "out", "--no-report")
-    first = run_aurank(*command, setup=SLOWLY)
-    for _ in range(600):
-        if (tmp_path / "out" / LOCK).exists():
-            break
-        time.sleep(0.1)
-    second = run_aurank(*command)
-    _, complaint = second.communicate()
-    assert (second.returncode, first.poll()) == (2, None)
-    assert complaint.startswith(f"error: --out {tmp_path / 'out'} is in use by another process")
-    assert complaint.count("\n") == 1
-    assert first.wait() == 0
-    names = sorted(path.name for path in (tmp_path / "out").iterdir())
-    assert names == ["per_class.csv", "per_query.parquet", "pr_curve.png", "report.json"]
