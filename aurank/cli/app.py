@@ -16,12 +16,17 @@ app = typer.Typer(
     rich_markup_mode=None,  # its boxes leave half of a line for the words
     context_settings={"max_content_width": 120},
 )
-data_app = typer.Typer(help="Look after data sets.", no_args_is_help=True, rich_markup_mode=None)
-app.add_typer(data_app, name="data")
-index_app = typer.Typer(help="Make an index of images, and change it.", no_args_is_help=True, rich_markup_mode=None)
-app.add_typer(index_app, name="index")
-cache_app = typer.Typer(help="Look after the embedding cache.", no_args_is_help=True, rich_markup_mode=None)
-app.add_typer(cache_app, name="cache")
+
+
+def _group(name: str, text: str) -> typer.Typer:
+    group = typer.Typer(help=text, no_args_is_help=True, rich_markup_mode=None)
+    app.add_typer(group, name=name)
+    return group
+
+
+data_app = _group("data", "Look after data sets.")
+index_app = _group("index", "Make an index of images, and change it.")
+cache_app = _group("cache", "Look after the embedding cache.")
 
 
 def _print_version(wanted: bool) -> bool:

@@ -40,11 +40,7 @@ class Choices:
         return [argument for argument in signature(self.table[name])[0] if argument not in self.filled]
 
     def fit(self, name: str, params: dict[str, Any]) -> dict[str, Any]:
-        """Return ``params`` as the constructor's annotations want them (tuples for lists), by the rules of strict JSON.
-
-        Raises:
-            ValidationError: names every argument that is unknown, missing or of another type.
-        """
+        """Return ``params`` as the constructor's annotations want them (tuples for lists); else a ValidationError."""
         fitted: dict[str, Any] = _adapter(self.table[name], self.filled).validate_json(json.dumps(params))
         return fitted
 
@@ -70,10 +66,7 @@ def _judged(annotation: Any) -> Any:
 
 
 def signature(factory: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter], bool]:
-    """Return the arguments that ``factory`` takes by name, and whether it takes any others as well.
-
-    ``**kwargs`` of a class are followed into the constructors that it inherits from.
-    """
+    """Return the arguments that ``factory`` and its base classes take by name, and whether it takes any others."""
     ancestors = factory.__mro__[:-1] if inspect.isclass(factory) else ()
     constructors = [vars(ancestor)["__init__"] for ancestor in ancestors if "__init__" in vars(ancestor)]
     found: dict[str, inspect.Parameter] = {}
@@ -93,23 +86,13 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
 
 
 def build(key: str, factory: Callable[..., Any], offered: Mapping[str, Any], params: Mapping[str, Any]) -> Any:
-    """Return what ``factory`` makes of ``params`` and of those of the ``offered`` arguments that it takes.
-
-    Raises:
-        UserError: the factory refuses them; the line begins with ``key``.
-
-    Example:
-        >>> build("crop.params", lambda size, scale: size * scale, {"size": 3, "seed": 0}, {"scale": 2})
-        6
-    """
+    """Return what ``factory`` makes of ``params`` and what it takes of ``offered``; a refusal begins with ``key``."""
     named, _ = signature(factory)
     try:
         return factory(**{name: value for name, value in offered.items() if name in named}, **params)
-    except AurankError as error:
-        if not isinstance(error, UserError):
-            raise
+    except UserError as error:
         raise UserError(f"{key}: {error}") from error
     except Exception as error:  # whatever a library does with an impossible value
-        if explained(error) is not None:
+        if isinstance(error, AurankError) or explained(error) is not None:
             raise
         raise UserError(f"{key}: got {dict(params)}: {type(error).__name__}: {one_line(str(error))}") from error

@@ -136,11 +136,7 @@ def _plain(source: Any) -> Any:
 
 
 def _apply_overrides(tree: Tree, overrides: Sequence[str], origins: dict[KeyPath, str]) -> list[str]:
-    """Set each key of ``tree`` to its value, in place; return a line on each set of ``params`` that was dropped.
-
-    Naming another component drops the ``params`` of ``tree``, which belonged to the one before; ``params`` given by
-    overrides stay, before or after the name.
-    """
+    """Set each key of ``tree`` to its value, in place; return a line on each set of ``params`` that was dropped."""
     changes: dict[tuple[str, ...], Any] = {}
     for text in overrides:
         label, (name, equals, value) = f"override {show(text)}", text.partition("=")
@@ -190,13 +186,7 @@ def _read_file(path: Path, origins: dict[KeyPath, str]) -> Tree:
 
 
 def _parse(text: str, source: str, origins: dict[KeyPath, str]) -> Any:
-    """Return the value of one YAML 1.2 document; ``origins`` receives where each part of it stands.
-
-    Nothing in it runs or is looked up: tags, anchors and aliases are refused.
-
-    Raises:
-        UserError: a syntax error or something refused, after its place.
-    """
+    """Return the value of one YAML 1.2 document, of which nothing runs; ``origins`` gets where each part stands."""
 
     def where(mark: Any) -> str:
         return f"{source}:{mark.line + 1}:{mark.column + 1}"
@@ -255,9 +245,7 @@ _Representer.add_representer(str, _text)
 
 
 def dump_config(config: Config) -> str:
-    """Return ``config`` as YAML with every key written out; loading it gives an equal config.
-
-    It means the same in YAML 1.1 and 1.2.
+    """Return ``config`` as YAML 1.1 and 1.2 with every key written out; loading it gives an equal config.
 
     Example:
         >>> source = {"data": {"name": "any"}, "loss": {"name": "any"}, "optim": {"lr": 0.1}, "train": {"steps": 9}}

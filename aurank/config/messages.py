@@ -58,14 +58,7 @@ def lines_of(
     known: Collection[str],
     tags: Collection[str],
 ) -> list[str]:
-    """Return one line for each key of the first of pydantic's errors, and one that counts the others.
-
-    Args:
-        tree: what was validated.
-        origins: where the value at a path came from.
-        known: every key that there is, dotted, for "did you mean".
-        tags: parts of paths that are no keys.
-    """
+    """Return one line for each key of the first of pydantic's errors in a tree, and one that counts the others."""
     texts: dict[KeyPath, str] = {}
     for error in found[:_MOST_LINES]:
         path = tuple(part for part in error["loc"] if part not in tags)
