@@ -11,35 +11,9 @@ from typing import Literal, cast
 
 import numpy as np
 
-from aurank.data.readers.facts import (
-    CARS,
-    CARS_PARTS,
-    CARS_WHOLE,
-    CUB,
-    GLD,
-    GLD_INDEX,
-    GLD_SOLUTION,
-    INATURALIST,
-    INATURALIST_LISTS,
-    INSHOP,
-    INSHOP_LIST,
-    MARKET,
-    MSMT,
-    ROXFORD,
-    RPARIS,
-    SOP,
-    VEHICLE_OF_IMAGE,
-    VEHICLE_TESTS,
-    VEHICLE_TRAIN,
-    VEHICLEID,
-    VERI,
-    WILD,
-    WILD_CAMERAS,
-    WILD_TESTS,
-    WILD_TRAIN,
-)
+from aurank.data.readers import facts
 from aurank.data.readers.listing import NUMBER, Role, Row, list_rows, read_fields, read_mat, read_text
-from aurank.data.readers.published import Contents, Part, Place, compare_classes, published, summarise
+from aurank.data.readers.published import Contents, Place, compare_classes, published, summarise
 from aurank.errors import UserError
 from aurank.files import reading
 
@@ -49,8 +23,8 @@ Usage = Literal["public", "private"]
 Difficulty = Literal["easy", "medium", "hard"]
 # Of the names of files in two sets: class and camera, and an example.
 _NAMES = {
-    MARKET.name: (re.compile(r"(-1|\d{4})_c(\d)s\d_.*"), "0002_c1s1_000451_03.jpg"),
-    VERI.name: (re.compile(r"(\d{4})_c(\d{3})_.*"), "0002_c002_00030600_0.jpg"),
+    facts.MARKET.name: (re.compile(r"(-1|\d{4})_c(\d)s\d_.*"), "0002_c1s1_000451_03.jpg"),
+    facts.VERI.name: (re.compile(r"(\d{4})_c(\d{3})_.*"), "0002_c002_00030600_0.jpg"),
 }
 # Of each difficulty what is sought and what is left out, by the names of the ground truth.
 _JUDGED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
@@ -60,7 +34,7 @@ _JUDGED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 }
 
 
-@published(SOP)
+@published(facts.SOP)
 def read_sop(place: Place, *, train: str = "Ebay_train.txt", test: str = "Ebay_test.txt", images: str = "") -> Contents:
     """Read Stanford Online Products: the class is the product as numbered, the super-label its category, 1 … 12.
 
@@ -71,14 +45,12 @@ def read_sop(place: Place, *, train: str = "Ebay_train.txt", test: str = "Ebay_t
         https://arxiv.org/abs/1511.06452.
     """
     place.require((train, test))
-    lists = zip(("train", "test"), (train, test), SOP.sizes.values(), strict=True)
-    return Contents(
-        [Part(file, list(list_rows(place.source, split, file)), expected) for split, file, expected in lists],
-        images=images,
-    )
+    lists = zip(("train", "test"), (train, test), facts.SOP.sizes, strict=True)
+    parts = [place.part(file, list_rows(place.source, split, file), size) for split, file, size in lists]
+    return Contents(parts, images=images)
 
 
-@published(INATURALIST)
+@published(facts.INATURALIST)
 def read_inaturalist(place: Place) -> Contents:
     """Read iNaturalist 2018: the class is "SUPERCATEGORY/CATEGORY"; `super_labels` number the super-categories.
 
@@ -88,29 +60,29 @@ def read_inaturalist(place: Place) -> Contents:
     Source: Van Horn et al. (CVPR 2018), https://arxiv.org/abs/1707.06642, for the images; Brown et al., Smooth-AP (ECCV
         2020), https://arxiv.org/abs/2007.12163, for the split.
     """
-    problems = place.require(INATURALIST_LISTS.values(), INATURALIST.lines)
+    problems = place.require(facts.INATURALIST_LISTS.values(), facts.INATURALIST.lines)
     numbers: dict[str, int] = {}
     parts = []
-    for split, file in INATURALIST_LISTS.items():
-        rows = []
+    for split, file in facts.INATURALIST_LISTS.items():
         pattern, form = r"((?:.*/)?([^/]*)/([^/]*)/[^/]*)", "train_val2018/SUPERCATEGORY/CATEGORY/IMAGE.jpg"
-        for where, (image, above, category) in read_fields(place.source, file, pattern, form):
-            rows.append(Row(where, image, f"{above}/{category}", split, numbers.setdefault(above, len(numbers))))
-        parts.append(Part(file, rows, INATURALIST.sizes[file]))
+        rows = (
+            Row(where, image, f"{above}/{category}", split, numbers.setdefault(above, len(numbers)))
+            for where, (image, above, category) in read_fields(place.source, file, pattern, form)
+        )
+        parts.append(place.part(file, rows))
     notes: dict[str, dict[str, str]] = {}
-    for file in filter(place.holds, INATURALIST.lines):
+    for file in filter(place.holds, facts.INATURALIST.lines):
         what, remedy = "the competition's annotation file", f"unpack {file}.tar.gz again"
         with reading(f"{file} in {place.source.where}", what, remedy=remedy):
             content = json.loads(read_text(place.source, file))
             names = {kind["id"]: f"{kind['supercategory']}/{kind['id']}" for kind in content["categories"]}
             name_of = {note["image_id"]: names[note["category_id"]] for note in content["annotations"]}
             notes[file] = {str(image["file_name"]): name_of[image["id"]] for image in content["images"]}
-    rows = [row for part in parts for row in part.rows]
-    wrong = compare_classes(INATURALIST, rows, notes, whole=len(notes) == len(INATURALIST.lines))
-    return Contents(parts, problems + wrong)
+    whole = len(notes) == len(facts.INATURALIST.lines)
+    return Contents(parts, problems + compare_classes(facts.INATURALIST, parts, notes, whole=whole))
 
 
-@published(VEHICLEID, each="test")
+@published(facts.VEHICLEID, each="test")
 def read_vehicleid(place: Place, *, test: TestList = "large", attribute: Attribute = "model") -> Contents:
     """Read PKU VehicleID with one of its test lists: the class is the vehicle as numbered.
 
@@ -122,8 +94,8 @@ def read_vehicleid(place: Place, *, test: TestList = "large", attribute: Attribu
 
     Source: Liu et al., Deep relative distance learning (CVPR 2016), https://doi.org/10.1109/CVPR.2016.238.
     """
-    files, values = {"train": VEHICLE_TRAIN, "test": VEHICLE_TESTS[test]}, f"attribute/{attribute}_attr.txt"
-    problems = place.require(files.values(), (VEHICLE_OF_IMAGE, values))
+    files, values = {"train": facts.VEHICLE_TRAIN, "test": facts.VEHICLE_TESTS[test]}, f"attribute/{attribute}_attr.txt"
+    problems = place.require(files.values(), (facts.VEHICLE_OF_IMAGE, values))
 
     def pairs(file: str) -> Iterator[tuple[str, tuple[str, ...]]]:
         return read_fields(place.source, file, rf"{NUMBER}\s+{NUMBER}", "two whole numbers with a blank between")
@@ -134,27 +106,27 @@ def read_vehicleid(place: Place, *, test: TestList = "large", attribute: Attribu
     value_of = {vehicle: int(value) for _, (vehicle, value) in pairs(values)} if place.holds(values) else None
     parts = []
     for split, file in files.items():
-        rows = []
-        for where, (image, vehicle) in pairs(file):
-            super_label = None if value_of is None else value_of.get(vehicle, -1)
-            rows.append(Row(where, path_of(image), vehicle, split, super_label))
-        parts.append(Part(file, rows, VEHICLEID.sizes[file]))
-    if place.holds(VEHICLE_OF_IMAGE):
-        known = {VEHICLE_OF_IMAGE: {path_of(image): vehicle for _, (image, vehicle) in pairs(VEHICLE_OF_IMAGE)}}
-        problems += compare_classes(VEHICLEID, [row for part in parts for row in part.rows], known, whole=True)
+        rows = (
+            Row(where, path_of(image), vehicle, split, None if value_of is None else value_of.get(vehicle, -1))
+            for where, (image, vehicle) in pairs(file)
+        )
+        parts.append(place.part(file, rows))
+    if place.holds(facts.VEHICLE_OF_IMAGE):
+        known = {path_of(image): vehicle for _, (image, vehicle) in pairs(facts.VEHICLE_OF_IMAGE)}
+        problems += compare_classes(facts.VEHICLEID, parts, {facts.VEHICLE_OF_IMAGE: known}, whole=True)
     return Contents(parts, problems)
 
 
-@published(CUB)
+@published(facts.CUB)
 def read_cub(place: Place) -> Contents:
-    """Read CUB-200-2011: classes 1 to 100 are "train", 101 to 200 "test"; a class is named as its folder.
+    """Read facts.CUB-200-2011: classes 1 to 100 are "train", 101 to 200 "test"; a class is named as its folder.
 
     Source: Wah et al., The Caltech-UCSD Birds-200-2011 Dataset (CNS-TR-2011-001), for the images; Song et al. (CVPR
         2016), https://arxiv.org/abs/1511.06452, section 6, for the halves, as `datasets/cub.py` of
         pytorch-metric-learning cuts them.
     """
-    place.require(CUB.files)
-    names, classes = CUB.files
+    place.require(facts.CUB.files)
+    names, classes = facts.CUB.files
     form = "the number of an image and what belongs to it"
     numbered = read_fields(place.source, classes, rf"{NUMBER}\s+{NUMBER}", f"{form}, a class")
     class_of = {image: number for _, (image, number) in numbered}
@@ -173,7 +145,7 @@ def read_cub(place: Place) -> Contents:
     return _in_halves(place, rows, problems, classes=200)
 
 
-@published(CARS)
+@published(facts.CARS)
 def read_cars(place: Place) -> Contents:
     """Read Cars-196: classes 1 to 98 are "train", 99 to 196 "test"; a class is named by its number.
 
@@ -183,8 +155,8 @@ def read_cars(place: Place) -> Contents:
         et al. (CVPR 2016), https://arxiv.org/abs/1511.06452, section 6, for the halves, as `datasets/cars196.py` of
         pytorch-metric-learning cuts them; `stanford_cars.py` of torchvision for the layout with devkit.
     """
-    in_parts = not place.holds(CARS_WHOLE) and any(map(place.holds, CARS_PARTS))
-    files: Mapping[str, str] = CARS_PARTS if in_parts else {CARS_WHOLE: ""}
+    in_parts = not place.holds(facts.CARS_WHOLE) and any(map(place.holds, facts.CARS_PARTS))
+    files: Mapping[str, str] = facts.CARS_PARTS if in_parts else {facts.CARS_WHOLE: ""}
     place.require(files)
     rows: dict[int, list[Row]] = {}
     for file, folder in files.items():
@@ -201,18 +173,14 @@ def read_cars(place: Place) -> Contents:
 def _in_halves(place: Place, rows: Mapping[int, Sequence[Row]], problems: Sequence[str], *, classes: int) -> Contents:
     """Return the classes numbered up to the half as "train", the others as "test"."""
     parts = []
-    for (name, expected), split, first in zip(
-        place.benchmark.sizes.items(), ("train", "test"), (1, classes // 2 + 1), strict=True
-    ):
+    for name, split, first in zip(place.benchmark.sizes, ("train", "test"), (1, classes // 2 + 1), strict=True):
         half = range(first, first + classes // 2)
-        parts.append(
-            Part(name, [row._replace(split=split) for number in half for row in rows.get(number, ())], expected)
-        )
+        parts.append(place.part(name, (row._replace(split=split) for number in half for row in rows.get(number, ()))))
     return Contents(parts, problems)
 
 
-@published(INSHOP)
-def read_inshop(place: Place, *, partition: str = INSHOP_LIST, images: str | None = None) -> Contents:
+@published(facts.INSHOP)
+def read_inshop(place: Place, *, partition: str = facts.INSHOP_LIST, images: str | None = None) -> Contents:
     """Read In-shop Clothes Retrieval: the class is the item; queries search the gallery, not each other.
 
     Args:
@@ -225,18 +193,17 @@ def read_inshop(place: Place, *, partition: str = INSHOP_LIST, images: str | Non
     place.require([partition])
     header = [r"\d+", r"image_name\s+item_id\s+evaluation_status"]
     pattern, form = r"(\S+)\s+(\S+)\s+(train|query|gallery)", "an image, its item, and train, query or gallery"
-    rows: dict[str, list[Row]] = {state: [] for state in INSHOP.sizes}
+    rows: dict[str, list[Row]] = {state: [] for state in facts.INSHOP.sizes}
     for where, (image, item, state) in read_fields(place.source, partition, pattern, form, header=header):
         split, role = ("train", "both") if state == "train" else ("test", state)
         rows[state].append(Row(where, image, item, split, role=cast(Role, role)))
     if images is None:
         listed = [row for held in rows.values() for row in held[:100]]
         images = "Img" if any(place.source.exists(f"Img/{row.path}") for row in listed) else ""
-    parts = [Part(f"{state} of {partition}", held, INSHOP.sizes[state]) for state, held in rows.items()]
-    return Contents(parts, images=images)
+    return Contents([place.part(f"{state} of {partition}", rows[state], state) for state in rows], images=images)
 
 
-@published(MARKET)
+@published(facts.MARKET)
 def read_market(place: Place) -> Contents:
     """Read Market-1501: the class is the person as numbered, `groups` the six cameras.
 
@@ -249,7 +216,7 @@ def read_market(place: Place) -> Contents:
     return _of_folders(place)
 
 
-@published(MSMT)
+@published(facts.MSMT)
 def read_msmt(place: Place, *, validation: bool = False) -> Contents:
     """Read MSMT17: the class is "train/PERSON" or "test/PERSON", for both count from 0; `groups` are 15 cameras.
 
@@ -260,7 +227,7 @@ def read_msmt(place: Place, *, validation: bool = False) -> Contents:
     Source: Wei et al., Person Transfer GAN to Bridge Domain Gap (CVPR 2018), https://arxiv.org/abs/1711.08565. Layout
         of both versions, of which the second has blurred faces: `msmt17.py` of torchreid and of fast-reid.
     """
-    place.require(MSMT.files)
+    place.require(facts.MSMT.files)
     folders = {"train": "train", "test": "test"}
     if place.holds("mask_train_v2/"):
         folders = {"train": "mask_train_v2", "test": "mask_test_v2"}
@@ -276,10 +243,10 @@ def read_msmt(place: Place, *, validation: bool = False) -> Contents:
     training = rows_of("list_train.txt", "train", "train")
     training += rows_of("list_val.txt", "train", "val" if validation else "train")
     sides = [rows_of(f"list_{role}.txt", "test", "test", role) for role in ("query", "gallery")]
-    return Contents([Part(*part) for part in zip(MSMT.sizes, [training, *sides], MSMT.sizes.values(), strict=True)])
+    return Contents(list(map(place.part, facts.MSMT.sizes, (training, *sides))))
 
 
-@published(VERI)
+@published(facts.VERI)
 def read_veri(place: Place) -> Contents:
     """Read VeRi-776: the class is the vehicle as numbered, `groups` the twenty cameras.
 
@@ -297,7 +264,7 @@ def _of_folders(place: Place) -> Contents:
     pattern, example = _NAMES[place.benchmark.name]
     roles: tuple[Role, ...] = ("both", "query", "gallery")
     parts = []
-    for (folder, expected), role in zip(place.benchmark.sizes.items(), roles, strict=True):
+    for folder, role in zip(place.benchmark.sizes, roles, strict=True):
         inside, rows = place.inside(folder), []
         for name in inside.names():
             if not name.lower().endswith(".jpg"):
@@ -307,11 +274,11 @@ def _of_folders(place: Place) -> Contents:
             if match[1] != "-1":  # images that no query may find
                 image, split = f"{folder}/{name}", "train" if role == "both" else "test"
                 rows.append(Row(image, image, match[1], split, group=int(match[2]), role=role))
-        parts.append(Part(folder, rows, expected))
+        parts.append(place.part(folder, rows))
     return Contents(parts)
 
 
-@published(WILD, each="test")
+@published(facts.WILD, each="test")
 def read_wild(place: Place, *, test: TestList = "large") -> Contents:
     """Read VERI-Wild with one of its test lists: the class is the vehicle as numbered, `groups` 174 cameras.
 
@@ -321,11 +288,12 @@ def read_wild(place: Place, *, test: TestList = "large") -> Contents:
     Source: Lou et al., VERI-Wild (CVPR 2019). Layout and the camera's part in it: `veriwild.py` of fast-reid, which
         leaves gallery images of a query's vehicle and camera out.
     """
-    roles: dict[str, Role] = {WILD_TRAIN: "both", WILD_TESTS[test][0]: "query", WILD_TESTS[test][1]: "gallery"}
-    place.require((*roles, WILD_CAMERAS))
+    asked, answers = facts.WILD_TESTS[test]
+    roles: dict[str, Role] = {facts.WILD_TRAIN: "both", asked: "query", answers: "gallery"}
+    place.require((*roles, facts.WILD_CAMERAS))
     # The header: id/image;Camera ID;Time;Model;Type;Color
     pattern, form = rf"([^;]*);\s*{NUMBER}\s*(?:;.*)?", "VEHICLE/IMAGE;CAMERA;…"
-    cameras = read_fields(place.source, WILD_CAMERAS, pattern, form, header=[".*"])
+    cameras = read_fields(place.source, facts.WILD_CAMERAS, pattern, form, header=[".*"])
     camera_of = {image.strip(): int(camera) for _, (image, camera) in cameras}
     unknown: list[str] = []
     parts = []
@@ -337,11 +305,11 @@ def read_wild(place: Place, *, test: TestList = "large") -> Contents:
             unknown += [] if camera is not None else [image]
             split = "train" if role == "both" else "test"
             rows.append(Row(where, f"images/{image}.jpg", vehicle, split, group=camera, role=role))
-        parts.append(Part(file, rows, WILD.sizes[file]))
-    return Contents(parts, summarise(f"images without a camera in {WILD_CAMERAS}", unknown))
+        parts.append(place.part(file, rows))
+    return Contents(parts, summarise(f"images without a camera in {facts.WILD_CAMERAS}", unknown))
 
 
-@published(ROXFORD, each="difficulty")
+@published(facts.ROXFORD, each="difficulty")
 def read_roxford(place: Place, *, difficulty: Difficulty = "medium") -> Contents:
     """Read ROxford5k or RParis6k, all of it "test": 70 queries cut to their box, and a gallery that holds none of them.
 
@@ -376,15 +344,14 @@ def read_roxford(place: Place, *, difficulty: Difficulty = "medium") -> Contents
         for row, name in enumerate(others):
             path = f"jpg/{name}.jpg"
             gallery.append(Row(f"{file}, image {row + 1}", path, path, "test", role="gallery"))
-    sizes = place.benchmark.sizes
-    parts = [Part("queries", queries, sizes["queries"]), Part("images", gallery, sizes["images"])]
+    parts = [place.part("queries", queries), place.part("images", gallery)]
     return Contents(parts, positives=pairs["positives"], ignored=pairs["ignored"])
 
 
-read_rparis = published(RPARIS, each="difficulty")(read_roxford.read)
+read_rparis = published(facts.RPARIS, each="difficulty")(read_roxford.read)
 
 
-@published(GLD, each="usage")
+@published(facts.GLD, each="usage")
 def read_gld(place: Place, *, usage: Usage = "private") -> Contents:
     """Read the retrieval part of Google Landmarks v2.1, all of it "test": queries, and the index as gallery.
 
@@ -398,27 +365,27 @@ def read_gld(place: Place, *, usage: Usage = "private") -> Contents:
         https://github.com/cvdfoundation/google-landmark; the measure: `MeanAveragePrecision` in `metrics.py`, and the
         lists: `dataset_file_io.py`, of delf/python/datasets/google_landmarks_dataset in tensorflow/models.
     """
-    place.require(GLD.files)
+    place.require(facts.GLD.files)
 
     def row_of(where: str, folder: str, image: str, role: Role) -> Row:
         path = f"{folder}/{'/'.join(image[:3])}/{image}.jpg"
         return Row(where, path, path, "test", role=role)
 
     image_id, form = r"([^\W_]{3,})", "the id of an image, such as 0123456789abcdef"
-    index = read_fields(place.source, GLD_INDEX, image_id, form, header=["id"])
+    index = read_fields(place.source, facts.GLD_INDEX, image_id, form, header=["id"])
     gallery = {image: row_of(where, "index", image, "gallery") for where, (image,) in index}
     number = {image: row for row, image in enumerate(gallery)}
     queries: list[Row] = []
     pairs, unknown = [], []
     pattern, form = f"{image_id},([^,]*),(Public|Private|Ignored)", f"{form}, the images sought, and its Usage"
-    lines = read_fields(place.source, GLD_SOLUTION, pattern, form, header=["id,images,Usage"])
+    lines = read_fields(place.source, facts.GLD_SOLUTION, pattern, form, header=["id,images,Usage"])
     for where, (image, sought, used) in lines:
         if used.lower() == usage:
             pairs += [(len(queries), number[other]) for other in sought.split() if other in number]
             unknown += [f"{other}, {where}" for other in sought.split() if other not in number]
             queries.append(row_of(where, "test", image, "query"))
     parts = [
-        Part(f"{usage} queries of {GLD_SOLUTION}", queries, GLD.sizes[usage]),
-        Part(GLD_INDEX, list(gallery.values()), GLD.sizes["index"]),
+        place.part(f"{usage} queries of {facts.GLD_SOLUTION}", queries, usage),
+        place.part(facts.GLD_INDEX, gallery.values(), "index"),
     ]
-    return Contents(parts, summarise(f"images sought that are not in {GLD_INDEX}", unknown), positives=pairs)
+    return Contents(parts, summarise(f"images sought that are not in {facts.GLD_INDEX}", unknown), positives=pairs)

@@ -21,6 +21,14 @@ _EXAMPLES = 3
 _CHUNK = 2**22
 
 
+class Part(NamedTuple):
+    """The rows of one list or folder of a benchmark, and how many it has as published."""
+
+    name: str
+    rows: Sequence[Row]
+    expected: SplitSize
+
+
 class _Missing(Exception):
     """Lists are missing without which nothing can be read; one text each."""
 
@@ -50,6 +58,10 @@ class Place:
             return (self.source.root / file).is_dir()
         return any(name.startswith(file) for name in self.source.names())
 
+    def part(self, name: str, rows: Iterable[Row], size: str = "") -> Part:
+        """Return rows as a part whose published size is that of `size`, by default of `name`."""
+        return Part(name, list(rows), self.benchmark.sizes[size or name])
+
     def missing(self, files: Iterable[str]) -> list[str]:
         """Return one line for each of the files that is not there: what it is and where to get it."""
         known = {**self.benchmark.either, **self.benchmark.files}
@@ -65,14 +77,6 @@ class Place:
         if needed:
             raise _Missing(*needed, *others)
         return others
-
-
-class Part(NamedTuple):
-    """The rows of one list or folder of a benchmark, and how many it has as published."""
-
-    name: str
-    rows: Sequence[Row]
-    expected: SplitSize
 
 
 @dataclass(frozen=True)
@@ -184,7 +188,7 @@ def describe_absence(benchmark: Benchmark, root: Path, path: str | None = None) 
 
 
 def compare_classes(
-    benchmark: Benchmark, rows: Sequence[Row], files: Mapping[str, Mapping[str, str]], *, whole: bool
+    benchmark: Benchmark, parts: Sequence[Part], files: Mapping[str, Mapping[str, str]], *, whole: bool
 ) -> list[str]:
     """Return how files that name the class of each image differ from their published length, and from the rows."""
     problems = [
@@ -194,6 +198,7 @@ def compare_classes(
     ]
     if not whole:
         return problems
+    rows = [row for part in parts for row in part.rows]
     class_of = {path: label for classes in files.values() for path, label in classes.items()}
     names = " and ".join(files)
     unknown = [row.path for row in rows if row.path not in class_of]

@@ -120,7 +120,8 @@ def _of_lines(name: str, source: ImageSource, lines: Sequence[Line], *, outside:
     rows = []
     for (where, line), text, super_label in zip(lines, texts, super_labels, strict=True):
         label = line["label"] if labelled else named.setdefault(text_key(text), text)
-        path, box = PurePosixPath(line["path"]).as_posix(), _box(where, [line.get(column, "") for column in _BOX])
+        path = PurePosixPath(line["path"]).as_posix()
+        box = _box(where, [line[column] for column in _BOX]) if _BOX[0] in header else None
         rows.append(Row(where, path, label, line["split"], super_label, box=box))
     more = {
         "is_query": _flags(lines, "is_query"),
