@@ -256,16 +256,6 @@ def test_a_run_goes_on_while_its_set_is_pruned(tmp_path: Path, monkeypatch: pyte
     assert len(calls) >= 2
     monkeypatch.undo()
     assert same(opened(tmp_path, said).read(COUNT), [piece(7, 10)])
-    (held,) = cached_sets(tmp_path)
-    assert held.about == "unknown"  # of the words that these tests give
-
-    def gone(path: Path, *_: object, **__: object) -> None:
-        path.unlink()
-
-    monkeypatch.setattr("aurank.embedding.cache._read_piece", gone)
-    said.clear()
-    assert cache.read(COUNT) == []
-    assert said == []  # nothing was damaged
 
 
 def test_a_prune_that_was_killed_is_finished_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,10 +1,5 @@
 """Embedding a manifest's images: in order, without the unreadable, once each however often it is broken off."""
 
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -152,47 +147,6 @@ def test_nothing_readable_is_an_error(tmp_path: Path) -> None:
         path.write_bytes(b"no image")
     with pytest.raises(UserError, match="no image of photos could be read"):
         embed(Counting(), data)
-
-
-SLOW = """
-import sys, time
-from pathlib import Path
-sys.path[:0] = [sys.argv[1], str(Path(sys.argv[1]).parent)]
-import test_embed
-class Slow(test_embed.Counting):
-    def forward(self, images):
-        found = super().forward(images)
-        time.sleep(0.2)
-        return found
-model = Slow()
-root = Path(sys.argv[2])
-test_embed.embed(model, test_embed.images(root, model), batch=1, cache=test_embed.opened(root))
-"""
-
-
-@pytest.mark.slow
-def test_a_killed_run_is_continued_where_it_was(tmp_path: Path) -> None:
-    manifest = photos(tmp_path)
-    folder = opened(tmp_path).folder
-    command = [sys.executable, "-c", SLOW, str(Path(__file__).parent), str(tmp_path)]
-    root = Path(__file__).parents[2]
-    process = subprocess.Popen(command, cwd=root, env={**os.environ, "PYTHONPATH": str(root)})
-    deadline = time.monotonic() + 120
-    while len(list(folder.glob("*.safetensors"))) < 3:
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
-    held = len(list(folder.glob("*.safetensors")))
-    assert 3 <= held < COUNT
-    said: list[str] = []
-    model = Counting()
-    data = ModelImages(manifest, ImageModel("mine", model, pixels, "mine"))
-    embedded = embed(model, data, batch=1, cache=opened(tmp_path, said))
-    assert said[0].startswith(f"read {held} of 12 embeddings")
-    assert model.seen == [float(row) for row in range(held, COUNT)]
-    assert embedded.embeddings[:, 0].tolist() == list(range(COUNT))
 
 
 @pytest.mark.parametrize(

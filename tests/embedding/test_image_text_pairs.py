@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from aurank.data import TRANSFORMS, ArraySource, ImageDataset, Manifest, build_manifest
 from aurank.data.captions import Tokeniser
-from aurank.embedding.image_text_pairs import each_image_once, embed_pairs, embed_texts, groups_of
+from aurank.embedding.image_text_pairs import each_image_once, embed_pairs, embed_texts, groups_of, texts_of
 from aurank.errors import UserError
 from aurank.models.text_encoder import TextTower, TwoTower
 
@@ -83,13 +83,6 @@ def test_images_that_cannot_be_read_are_left_out_with_all_their_texts(model: Two
     assert found.evaluate(recall_at=(1,)).image_to_text.num_queries == 3
 
 
-def test_texts_are_embedded_alike_in_batches_of_any_size(model: TwoTower) -> None:
-    tokenise = Tokeniser([], length=16).encode
-    np.testing.assert_allclose(
-        embed_texts(model, tokenise, TEXTS, batch=2), embed_texts(model, tokenise, TEXTS), rtol=1e-5, atol=1e-6
-    )
-
-
 def test_zero_shot_names_the_classes_by_the_text_tower(model: TwoTower) -> None:
     tokenise = Tokeniser([], length=16).encode
     manifest = pairs_manifest()
@@ -159,9 +152,5 @@ def test_an_image_of_several_texts_is_taken_once_if_it_has_one_label() -> None:
         each_image_once(pairs_manifest())
     plain = dataclasses.replace(pairs_manifest(), texts=None)
     assert each_image_once(plain) is plain
-
-
-def test_a_data_set_without_texts_is_refused(model: TwoTower) -> None:
-    plain = dataclasses.replace(pairs_manifest(), texts=None)
     with pytest.raises(UserError, match="pairs has no texts: read a table with a column text"):
-        embed_pairs(model, Tokeniser([], length=16).encode, dataset(plain))
+        texts_of(plain)

@@ -38,7 +38,7 @@ def weights_of(folder: Path) -> str:
     return str(folder / "weights.safetensors")
 
 
-@pytest.mark.parametrize("backbone", ["resnet18", "test_vit", "vit_base_patch16_clip_224.openai", "test_resnet"])
+@pytest.mark.parametrize("backbone", ["resnet18", "vit_base_patch16_clip_224.openai"])
 @pytest.mark.parametrize("pretrained", [True, False])
 def test_of_colours_mean_and_deviation_are_the_backbones(backbone: str, pretrained: bool) -> None:
     own = timm.get_pretrained_cfg(backbone)
@@ -104,10 +104,7 @@ def test_the_configuration_overrides_the_backbone() -> None:
     ("overlay", "message"),
     [
         ({"mean": [123.7, 116.3, 103.5]}, r"mean\.0 is 123\.7"),
-        ({"std": [0, 0, 0]}, r"std\.0 is 0"),
         ({"mean": 0.5}, r"got mean=0\.5, .*expected lists of numbers"),
-        ({"mean": "abc"}, r"got mean='abc', .*expected lists of numbers"),
-        ({"mean": []}, r"got mean=\[\], .*expected lists of numbers"),
         ({"std": [0.5]}, r"std=\[0\.5\], expected lists of numbers, one for each channel"),
         ({"interpolation": "cubic"}, r"interpolation is 'cubic', expected one of .*bicubic"),
     ],
@@ -187,12 +184,9 @@ def test_the_evaluation_transform_is_that_of_timm(interpolation: str) -> None:
     torch.testing.assert_close(found, expected(image), rtol=0, atol=1e-5)  # either sums in its own order
 
 
-def test_training_photos_are_decoded_smaller() -> None:
-    assert with_preprocessing(read_config(tiny_config())).data.decoding == "reduced"
-
-
-def test_measuring_decodes_whole_photos() -> None:
+def test_training_photos_are_decoded_smaller_and_measured_ones_whole() -> None:
     config = with_preprocessing(read_config(tiny_config())).data
+    assert config.decoding == "reduced"
     manifest = read_manifest(config, seed=0)
     least = [build_dataset(config, manifest, train=train)._least_side for train in (True, False)]
     assert least == [build_transform(config, train=True).least_decoded_side, None]

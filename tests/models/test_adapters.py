@@ -45,6 +45,10 @@ def test_a_timm_model_embeds_as_timm_would_under_its_own_transform() -> None:
     assert seen.shape == settings["input_size"]
     with torch.inference_mode():
         assert torch.equal(model.module(seen[None]), reference(expected[None]))
+    largest = load_model("timm:resnet10t,pretrained=false,global_pool=max,in_chans=1")
+    assert (model.channels, largest.channels) == (3, 1)
+    assert model.description != largest.description
+    assert largest.module.global_pool.pool_type == "max"  # type: ignore[union-attr]
 
 
 def test_random_weights_are_the_same_every_time_and_leave_the_global_generator_alone() -> None:
@@ -56,24 +60,6 @@ def test_random_weights_are_the_same_every_time_and_leave_the_global_generator_a
     assert all(torch.equal(first[name], second[name]) for name in first)
     torch.manual_seed(5)
     assert torch.equal(torch.rand(3), after)
-
-
-def test_options_reach_timm_and_the_description() -> None:
-    average = load_model("timm:resnet10t,pretrained=false")
-    largest = load_model("timm:resnet10t,pretrained=false,global_pool=max,in_chans=1")
-    assert (average.channels, largest.channels) == (3, 1)
-    assert average.description != largest.description
-    assert largest.module.global_pool.pool_type == "max"  # type: ignore[union-attr]
-
-
-def test_weights_that_cannot_be_fetched_name_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise OSError("no route to host\nand much more")
-
-    monkeypatch.setattr(timm, "create_model", fail)
-    with pytest.raises(UserError, match=r"timm:resnet18: .*no route to host\); connect .*pretrained=false") as caught:
-        load_model("timm:resnet18")
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -184,43 +170,35 @@ class Tower(nn.Module):
         return SimpleNamespace(pooler_output=tokens.mean(1) if self.pooled else None, last_hidden_state=tokens)
 
 
-@pytest.mark.parametrize("pooled", [True, False])
-def test_transformers_are_pooled_or_give_their_first_token(pooled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    values = torch.arange(12.0).reshape(3, 2, 2)
+@pytest.mark.parametrize(
+    ("pooled", "said", "side"),
+    [
+        (True, {"do_resize": True, "size": {"shortest_edge": 40, "longest_edge": None}}, 40),
+        (True, {"do_resize": True, "size": {"height": 36, "width": 38}}, 36),
+        (False, {"do_resize": False, "size": {"height": 36, "width": 36}}, None),
+        (False, {}, None),
+    ],
+)
+def test_transformers_are_pooled_or_give_their_first_token_and_say_how_large_they_want_images(
+    pooled: bool, said: dict[str, Any], side: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Processor:
+        def __call__(self, images: Image.Image, return_tensors: str) -> dict[str, torch.Tensor]:
+            return {"pixel_values": torch.arange(12.0).reshape(1, 3, 2, 2)}
 
-    def processor(images: Image.Image, return_tensors: str) -> dict[str, torch.Tensor]:
-        return {"pixel_values": values[None]}
+        def to_dict(self) -> dict[str, Any]:
+            return said
 
     library = ModuleType("transformers")
     vars(library).update(
-        AutoImageProcessor=SimpleNamespace(from_pretrained=lambda what, **_: processor),
+        AutoImageProcessor=SimpleNamespace(from_pretrained=lambda what, **_: Processor()),
         AutoModel=SimpleNamespace(from_pretrained=lambda what, **_: Tower(pooled)),
     )
     monkeypatch.setitem(sys.modules, "transformers", library)
     model = load_model("transformers:some/model")
     found = model.module(model.transform(picture())[None])
     assert found.tolist() == [[1.5, 5.5, 9.5] if pooled else [0.0, 4.0, 8.0]]
-
-
-@pytest.mark.parametrize(
-    ("said", "side"),
-    [
-        ({"do_resize": True, "size": {"shortest_edge": 40, "longest_edge": None}}, 40),
-        ({"do_resize": True, "size": {"height": 36, "width": 38}}, 36),
-        ({"do_resize": False, "size": {"height": 36, "width": 36}}, None),
-        ({}, None),
-    ],
-)
-def test_a_model_of_transformers_says_how_large_it_wants_images(
-    said: dict[str, Any], side: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    library, processor = ModuleType("transformers"), SimpleNamespace(to_dict=lambda: said)
-    vars(library).update(
-        AutoImageProcessor=SimpleNamespace(from_pretrained=lambda what, **_: processor),
-        AutoModel=SimpleNamespace(from_pretrained=lambda what, **_: Tower(pooled=True)),
-    )
-    monkeypatch.setitem(sys.modules, "transformers", library)
-    assert load_model("transformers:some/model").needed_side == side
+    assert model.needed_side == side
 
 
 class Session:

@@ -156,26 +156,6 @@ def test_what_would_act_on_a_frozen_part_is_refused(sections: dict[str, Any], me
 
 
 @pytest.mark.slow
-def test_a_frozen_backbone_under_bf16_and_a_moving_average_is_trained_measured_and_loaded(tmp_path: Path) -> None:
-    train = {"steps": 4, "validate_every": 2, "ema": 0.9, "mixed_precision": "bf16"}
-    optim = {"warmup_steps": 0, "name": "nadamw"}
-    config = tiny_config(model={"freeze": "backbone"}, train=train, optim=optim)
-    torch.manual_seed(3)
-    aurank.train(config, tmp_path / "frozen")
-    content = load_checkpoint(tmp_path / "frozen/last.safetensors")
-    first, average = content["encoder"], content["average"]["values"]
-    for name in first:
-        if name.startswith("backbone."):
-            assert torch.equal(first[name], average[name]), name
-    assert not torch.equal(first["head.weight"], average["head.weight"])
-    model, _ = aurank.load(tmp_path / "frozen")
-    assert torch.equal(
-        model.state_dict()["head.weight"],
-        load_checkpoint(tmp_path / "frozen/best.safetensors")["average"]["values"]["head.weight"],
-    )
-
-
-@pytest.mark.slow
 def test_a_run_with_decay_by_layer_and_activations_made_anew_resumes(tmp_path: Path) -> None:
     model = {**VIT, "gradient_checkpointing": True, "freeze": ["patch_embed"]}
     config = tiny_config(model=model, data={"channels": 3, "image_size": 32}, optim={"layer_decay": 0.6})
@@ -209,16 +189,11 @@ def test_adapters_alone_are_trained_and_begin_as_nothing() -> None:
     changed = {name for name, value in encoder.state_dict().items() if not torch.equal(value, before[name])}
     assert {name.split(".")[-3] for name in changed if "lora_" in name} == {"lora_B"}
     assert changed <= trained
-
-
-def test_beside_adapters_batch_norms_keep_their_statistics() -> None:
-    pytest.importorskip("peft")
-    encoder = Encoder("test_resnet", dim=8, pretrained=False)
-    add_lora(encoder, rank=2, alpha=4.0, targets=["conv2"])
-    before = state(encoder)
-    step(encoder)
-    changed = {name for name, value in encoder.state_dict().items() if not torch.equal(value, before[name])}
-    assert changed
+    convolutional = Encoder("test_resnet", dim=8, pretrained=False)
+    add_lora(convolutional, rank=2, alpha=4.0, targets=["conv2"])
+    before = state(convolutional)
+    step(convolutional)  # batch norms keep their statistics
+    changed = {name for name, value in convolutional.state_dict().items() if not torch.equal(value, before[name])}
     assert all("lora_" in name or name.startswith("head.") for name in changed)
 
 
