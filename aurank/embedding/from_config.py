@@ -4,12 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import ValidationError
 from torch import Tensor
 
 from aurank.config import Config, DataConfig, ModelConfig
 from aurank.config.components import build
-from aurank.config.messages import one_line, show
 from aurank.config.schema import NO_BACKBONE, NormaliseConfig, SavedFeatures, Transform
 from aurank.data import TRANSFORMS, ImageDataset, Manifest, Pipeline, Tokeniser
 from aurank.data.prepared import PreparedImages
@@ -25,7 +23,7 @@ from aurank.embedding.stored.checkpoint import (
     resolve_checkpoint,
 )
 from aurank.errors import UserError
-from aurank.files import reading
+from aurank.files import checked, reading
 from aurank.models import Encoder, TextTower, TwoTower
 from aurank.models.adapters.by_name import load_text_model
 from aurank.models.adapters.timm import preprocessing
@@ -83,28 +81,20 @@ def with_preprocessing(config: Config, saved: Config | None = None) -> Config:
     if saved is not None:
         look = {key: getattr(saved.data, key) for key in wanted}
         return config.model_copy(update={"data": data.model_copy(update=look)})
-    try:
+    remedy = "set data.normalise, data.interpolation and data.test_transform"
+    with reading(f"model.backbone={model.backbone}", "how it was shown images", remedy=remedy):
         same: dict[str, Any] = {"pretrained": model.pretrained, "weights": model.weights}
         if is_tower(model.backbone):
             own = tower_preprocessing(model.backbone, **same)
         else:
             own = preprocessing(model.backbone, model.params, channels=data.channels, **same)
+        if (interpolation := data.interpolation or own.interpolation) not in INTERPOLATIONS:
+            raise ValueError(f"interpolation is {interpolation!r}, expected one of {', '.join(INTERPOLATIONS)}")
         look = {
-            "normalise": data.normalise or NormaliseConfig(mean=own.mean, std=own.std),
-            "interpolation": data.interpolation or own.interpolation,
+            "normalise": data.normalise or checked({"mean": own.mean, "std": own.std}, NormaliseConfig),
+            "interpolation": interpolation,
             "test_transform": data.test_transform or Transform(name=own.transform, params=own.params),
         }
-        if look["interpolation"] not in INTERPOLATIONS:
-            raise UserError(f"interpolation is {look['interpolation']!r}, expected one of {', '.join(INTERPOLATIONS)}")
-    except (UserError, ValidationError) as error:
-        said = str(error)
-        if isinstance(error, ValidationError):
-            wrong = error.errors()[0]
-            said = f"{'.'.join(map(str, wrong['loc']))} is {show(wrong['input'])}: {wrong['msg']}"
-        raise UserError(
-            f"model.backbone={model.backbone}: how it was shown images cannot be taken over ({one_line(said)}); set "
-            "data.normalise, data.interpolation and data.test_transform"
-        ) from error
     return config.model_copy(update={"data": data.model_copy(update=look)})
 
 

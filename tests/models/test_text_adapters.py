@@ -14,7 +14,7 @@ from aurank.models.adapters.by_name import load_text_model
 
 @pytest.mark.parametrize("name", ["clip", "open_clip:", "timm:resnet18"])
 def test_an_unknown_name_is_told_what_there_is(name: str) -> None:
-    with pytest.raises(UserError, match=r"no text model .* expected one of open_clip:…, transformers:…"):
+    with pytest.raises(UserError, match=r"no model .* expected one of open_clip:…, transformers:…"):
         load_text_model(name)
 
 
@@ -53,9 +53,6 @@ def test_open_clip_gives_the_text_tower_and_its_own_tokens(monkeypatch: pytest.M
         load_text_model("open_clip:ViT-B-32")
     load_text_model("open_clip:ViT-B-32,pretrained=laion2b", weights=False)
     assert asked[1:] == [{"model": "ViT-B-32", "pretrained": None, "pretrained_hf": False}]
-    vars(library).update(__version__="2.24.0")
-    with pytest.raises(UserError, match=r"open_clip_torch 2\.24\.0 is too old, upgrade it to 3\.0 or later"):
-        load_text_model("open_clip:ViT-B-32,pretrained=laion2b")
 
 
 class Bert(nn.Module):

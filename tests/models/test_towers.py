@@ -122,7 +122,7 @@ def test_weights_that_lack_a_layer_are_refused(tmp_path: Path) -> None:
         ({"backbone": "transformers:x"}, "data.channels: got 1"),
         ({"backbone": "open_clip:x", "params": {"a": 1}}, "model.params: got {'a': 1}.*after commas"),
         ({"backbone": "open_clip:x,a=1"}, "model.backbone: open_clip:x,a=1: unknown option 'a'"),
-        ({"backbone": "transformers:,revision=1"}, "names no model"),
+        ({"backbone": "transformers:,revision=1"}, "no model .transformers:,"),
     ],
 )
 def test_what_a_tower_has_no_use_for_is_refused(model: dict[str, Any], message: str) -> None:

@@ -181,7 +181,7 @@ def _joined(config: Config, base: ImageModel) -> Config:
     kind, what, options = check_model(base.name)
     file, params = options.get("weights"), {}
     if kind == "timm":
-        settings = evaluation_settings(base.name, base.module, options)
+        settings = evaluation_settings(base.module, options)
         pool: Any = getattr(base.module, "global_pool", "avg")
         pool = pool if isinstance(pool, str) else getattr(pool, "pool_type", "avg")
         params = {key: value for key, value in options.items() if key not in _OWN}

@@ -14,8 +14,7 @@ from aurank.models.adapters.loading import (
     TEXT_OPTIONS,
     Options,
     TextParts,
-    parse_options,
-    require_known,
+    parse_name,
     weights_only,
 )
 from aurank.models.adapters.open_clip import open_clip_model, open_clip_text_model
@@ -85,17 +84,13 @@ def load_model(name: str, *, allow_code: bool = False, file: Path | None = None)
 
 def check_model(name: str, *, allow_code: bool = False) -> tuple[str, str, Options]:
     """Return the kind that a name begins with, what it names and the options; nothing is loaded."""
-    kind, _, rest = name.partition(":")
-    if kind not in ADAPTERS or not rest:
-        raise UserError(f"no model {name!r}; expected one of {', '.join(f'{known}:…' for known in ADAPTERS)}")
-    if kind in ("python", "torchexport") and not allow_code:
-        what = "runs Python code of that module" if kind == "python" else "is read with pickle, which can run code"
+    if name.startswith(("python:", "torchexport:")) and not allow_code:
+        what = "runs Python code of that module" if name[0] == "p" else "is read with pickle, which can run code"
         raise UserError(f"{name} {what}; if you trust it, add --allow-code")
-    what, options = parse_options(name, rest)
+    known = {kind: options for kind, options in IMAGE_OPTIONS.items() if kind in _FILES or not allow_code}
+    kind, what, options = parse_name(name, ADAPTERS, known, flag=not name.startswith(_FILES))
     if kind == "timm" and (complaint := unknown_backbone(what)) is not None:
         raise UserError(f"{name}: {complaint}")
-    if kind in IMAGE_OPTIONS and (kind in _FILES or not allow_code):
-        require_known(name, options, IMAGE_OPTIONS[kind], flag=kind not in _FILES)
     return kind, what, options
 
 
@@ -128,9 +123,4 @@ def load_text_model(name: str, *, weights: bool = True) -> TextModel:
 
 def check_text_model(name: str) -> tuple[str, str, Options]:
     """Return the kind that a name begins with, what it names and the options; UserError for unknown ones."""
-    kind, _, rest = name.partition(":")
-    if kind not in TEXT_ADAPTERS or not rest:
-        raise UserError(f"no text model {name!r}; expected one of {', '.join(f'{known}:…' for known in TEXT_ADAPTERS)}")
-    what, options = parse_options(name, rest)
-    require_known(name, options, TEXT_OPTIONS[kind], flag=False)
-    return kind, what, options
+    return parse_name(name, TEXT_ADAPTERS, TEXT_OPTIONS)

@@ -40,28 +40,34 @@ IMAGE_OPTIONS: Mapping[str, frozenset[str]] = {
 """The same of image models; timm's depend on the model."""
 
 
-def parse_options(name: str, text: str) -> tuple[str, Options]:
-    """Return what stands before the first comma, and the option=value pairs behind."""
-    what, *pairs = text.split(",")
-    options: Options = {}
+def parse_name(
+    name: str, known: Collection[str], options: Mapping[str, frozenset[str]], *, flag: bool = False
+) -> tuple[str, str, Options]:
+    """Return the kind that a name KIND:WHAT[,option=value…] begins with, what it names and its options.
+
+    Args:
+        known: kinds.
+        options: known options by kind, where others might run code.
+        flag: whether --allow-code permits those.
+    """
+    kind, _, rest = name.partition(":")
+    what, *pairs = rest.split(",")
+    if kind not in known or not what:
+        raise UserError(f"no model {name!r}; expected one of {', '.join(f'{kind}:…' for kind in known)}")
+    values: Options = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals or not key.isidentifier():
             raise UserError(f"{name}: {pair!r} is not option=value; options follow the model's name after commas")
-        options[key] = _WORDS.get(value.lower(), value)
+        if kind in options and key not in options[kind]:
+            remedy = "; if you trust what it may run, add --allow-code" if flag else ""
+            expected = f"known are {', '.join(sorted(options[kind])) or 'none'}"
+            raise UserError(f"{name}: unknown option {key!r}{meant(nearest(key, options[kind]))}; {expected}{remedy}")
+        values[key] = _WORDS.get(value.lower(), value)
         for number in (float, int):  # the last that takes it
             with contextlib.suppress(ValueError):
-                options[key] = number(value)
-    return what, options
-
-
-def require_known(name: str, options: Mapping[str, Any], known: Collection[str], *, flag: bool = True) -> None:
-    """Raise UserError for an option that might run code. `flag`: whether --allow-code permits it."""
-    for option in options:
-        if option not in known:
-            remedy = "; if you trust what it may run, add --allow-code" if flag else ""
-            expected = f"known are {', '.join(sorted(known)) or 'none'}"
-            raise UserError(f"{name}: unknown option {option!r}{meant(nearest(option, known))}; {expected}{remedy}")
+                values[key] = number(value)
+    return kind, what, values
 
 
 def import_library(module: str, name: str, *, package: str) -> ModuleType:
@@ -141,10 +147,3 @@ def describe_adapter(library: ModuleType, what: str, options: Mapping[str, Any],
     version = getattr(library, "__version__", "?")
     stable = re.sub(r" at 0x[0-9a-fA-F]+", "", repr(transform))  # addresses in memory differ from run to run
     return f"{library.__name__} {version} {what} {dict(sorted(options.items()))} {stable}"
-
-
-def require_size(name: str, option: str, value: Any) -> int:
-    """Return the value; UserError unless it is a whole number above 0."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise UserError(f"{name}: {option} must be a whole number above 0, got {value!r}")
-    return value

@@ -19,8 +19,6 @@ from aurank.models.adapters.loading import (
 from aurank.models.adapters.weights import crop_of_open_clip, load_weights_file
 from aurank.models.image_model import ImageModel
 
-_OLDEST = "3.0"  # of the text towers
-
 
 class _Tower(nn.Module):
     """One side of an open_clip model, by its method that encodes it."""
@@ -45,7 +43,7 @@ def open_clip_model(name: str, what: str, options: Options, allow_code: bool) ->
 
 def open_clip_text_model(name: str, what: str, options: Options) -> TextParts:
     """Return the text tower, with open_clip's tokeniser."""
-    with _building(name, what, options, oldest=_OLDEST) as (library, arguments):
+    with _building(name, what, options) as (library, arguments):
         model = library.create_model(what, **arguments)
         tokeniser = library.get_tokenizer(what)
     if hasattr(model, "visual"):
@@ -55,7 +53,7 @@ def open_clip_text_model(name: str, what: str, options: Options) -> TextParts:
 
 def open_clip_tower(name: str, what: str, options: Options, weights: str | None) -> tuple[nn.Module, Any, str | None]:
     """Return the image tower alone, the size of its images, and what was taken of a file of weights."""
-    with _building(name, what, options, oldest=_OLDEST) as (library, arguments):
+    with _building(name, what, options) as (library, arguments):
         visual: Any = library.create_model(what, **arguments).visual
     said = None if weights is None else load_weights_file(visual, weights, name=name)
     return visual, getattr(visual, "image_size", None), said
@@ -63,7 +61,7 @@ def open_clip_tower(name: str, what: str, options: Options, weights: str | None)
 
 def open_clip_look(name: str, what: str, options: Options) -> dict[str, Any]:
     """Return mean, deviation, interpolation and crop of the images that the weights were trained on."""
-    with _building(name, what, options, oldest=_OLDEST) as (library, arguments):
+    with _building(name, what, options) as (library, arguments):
         tags = [tag for model, tag in library.list_pretrained() if model == what]
         tag = arguments["pretrained"] or next(iter(tags), None)
         found = library.get_pretrained_cfg(what, tag) if tag in tags else None
@@ -76,15 +74,9 @@ def open_clip_look(name: str, what: str, options: Options) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _building(
-    name: str, what: str, options: Options, *, allow_code: bool = False, oldest: str = "0"
-) -> Iterator[tuple[Any, Options]]:
+def _building(name: str, what: str, options: Options, *, allow_code: bool = False) -> Iterator[tuple[Any, Options]]:
     """A context in which open_clip builds a model with these arguments; UserError unless the weights are named."""
     library: Any = import_library("open_clip", name, package="open_clip_torch")
-    version = getattr(library, "__version__", oldest)
-    if int(version.split(".")[0]) < int(oldest.split(".")[0]):
-        # before, "openai" weights changed the activations too, which a checkpoint would come back without
-        raise UserError(f"{name}: open_clip_torch {version} is too old, upgrade it to {oldest} or later")
     tags = [tag for model, tag in library.list_pretrained() if model == what]
     # The command line's other models are pretrained unless said otherwise; here weights go by tags.
     if options.get("pretrained") is True or ("pretrained" not in options and tags):

@@ -19,7 +19,6 @@ from aurank.models.adapters.loading import (
     Options,
     describe_adapter,
     loading,
-    require_size,
     weights_only,
 )
 from aurank.models.adapters.weights import Conversion, Tensors, from_transformers, load_weights_file, read_look
@@ -94,7 +93,7 @@ def timm_model(name: str, what: str, options: Options, allow_code: bool) -> Imag
     notes = () if file is None else (load_file(module, str(file), name=what),)
     timm: Any = importlib.import_module("timm")
     with reading(name, "a model of timm"):
-        settings = evaluation_settings(name, module, options)
+        settings = evaluation_settings(module, options)
         transform = timm.data.create_transform(**settings)
     told = {**options, "pretrained": learnt}
     told.pop("weights", None)  # they have a digest
@@ -102,8 +101,8 @@ def timm_model(name: str, what: str, options: Options, allow_code: bool) -> Imag
     return ImageModel(name, module, transform, description, channels=settings["input_size"][0], notes=notes)
 
 
-def evaluation_settings(name: str, module: nn.Module, options: Options) -> dict[str, Any]:
-    """Return the settings of timm's evaluation transform for a model of that name with these options."""
+def evaluation_settings(module: nn.Module, options: Options) -> dict[str, Any]:
+    """Return the settings of timm's evaluation transform for a model with these options."""
     timm: Any = importlib.import_module("timm")
     settings: dict[str, Any] = timm.data.resolve_data_config({}, model=module)
     said = read_look(str(options["weights"])) if "weights" in options else {}
@@ -111,7 +110,7 @@ def evaluation_settings(name: str, module: nn.Module, options: Options) -> dict[
     channels, height, width = settings["input_size"]
     for option in ("img_size", "input_size"):
         if (size := options.get(option)) is not None:
-            height = width = require_size(name, option, size)
+            height = width = size
     if isinstance(given := options.get("in_chans"), int):
         channels = given
     for key in ("mean", "std"):

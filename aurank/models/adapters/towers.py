@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from aurank.errors import UserError
-from aurank.models.adapters.loading import IMAGE_OPTIONS, Options, parse_options, require_known, weights_only
+from aurank.models.adapters.loading import IMAGE_OPTIONS, Options, parse_name, weights_only
 from aurank.models.adapters.open_clip import open_clip_look, open_clip_tower
 from aurank.models.adapters.timm import Preprocessing, timm_crop
 from aurank.models.adapters.transformers import transformers_look, transformers_tower
@@ -57,12 +57,7 @@ def without_places(name: str) -> str:
 
 def check_tower(name: str) -> tuple[str, str, Options]:
     """Return the kind of a tower's name, what it names and the options; raise UserError for unknown ones."""
-    kind, _, rest = name.partition(":")
-    what, options = parse_options(name, rest)
-    require_known(name, options, IMAGE_OPTIONS[kind], flag=False)
-    if not what:
-        raise UserError(f"{name!r} names no model; expected open_clip:NAME or transformers:NAME")
-    return kind, what, options
+    return parse_name(name, _TOWERS, IMAGE_OPTIONS)
 
 
 def load_tower(name: str, *, pretrained: bool, weights: str | None = None) -> ImageTower:

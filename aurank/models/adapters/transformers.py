@@ -18,7 +18,6 @@ from aurank.models.adapters.loading import (
     import_library,
     loading,
     no_code_of_hubs,
-    require_size,
 )
 from aurank.models.adapters.weights import Tensors, crop_of_processor, interpolation_of, load_weights_file, some
 from aurank.models.image_model import ImageModel
@@ -159,12 +158,13 @@ def _silent(library: Any) -> Iterator[None]:
 
 def transformers_text_model(name: str, what: str, options: Options) -> TextParts:
     """Return the model's text features, with its tokeniser."""
-    longest = require_size(name, "length", options.get("length", _LONGEST))
     own = {key: value for key, value in options.items() if key != "length"}
     with _building(name, what, own) as (library, arguments, pretrained):
         tokeniser = library.AutoTokenizer.from_pretrained(what, **_located(arguments))
+        if not isinstance(longest := options.get("length", _LONGEST), int) or longest < 1:
+            raise ValueError(f"length must be a whole number above 0, got {longest!r}")
+        length = min(tokeniser.model_max_length, longest)
         model = _model(library, what, arguments, pretrained)
-    length = min(tokeniser.model_max_length, longest)
     if tokeniser.pad_token_id is None:
         raise UserError(f"{name}: its tokeniser has no padding token, so texts of different lengths cannot be a batch")
 
