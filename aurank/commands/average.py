@@ -41,24 +41,22 @@ _ALIKE = 0.5  # trainings from one network have cosines near 1, from random weig
 def average_models(models: Sequence[Path | str], out: Path | str) -> Path:
     """Write the mean of the weights of several trainings of one network, a model as any other; return its checkpoint.
 
-    The mean is taken in float64 of all that is real, running statistics too; counters are the first model's. Adapters
-    (model.lora) are added to their layers first. Of a run with a moving average of its weights, that is taken.
+    The mean is taken in float64, of running statistics and moving averages too; counters are the first model's.
+    Adapters (model.lora) are added to their layers first.
 
     Args:
         models: ``DIR`` for the best checkpoint of a run, ``DIR/best``, ``DIR/last``; all are of one network, and see
-            images alike. Trainings that began at the same weights have an average worth measuring.
+            images alike.
         out: folder to make, in which ``best.safetensors`` is written.
 
     Raises:
-        UserError: fewer than two models, models that differ in more than their training or have a value that is not
-            finite, or a folder in use.
+        UserError: fewer than two models, models that differ in more than their training, or a folder in use.
 
     Warns:
         AurankWarning: where the average is known to fail: trainings from random weights, or that learnt batch-norm
             statistics; where each held out other images for validation.
 
-    Source: Wortsman et al., Model soups: averaging weights of multiple fine-tuned models improves accuracy without
-    increasing inference time (ICML 2022), the uniform soup, https://arxiv.org/abs/2203.05482.
+    Source: Wortsman et al., Model soups (ICML 2022), the uniform soup, https://arxiv.org/abs/2203.05482.
 
     Example:
         >>> import tempfile

@@ -35,10 +35,10 @@ def baselines(config: Config) -> dict[str, Report]:
 def demo(
     out: Path, *, listener: Callable[[str, dict[str, Any]], None] | None = None
 ) -> tuple[dict[str, dict[str, float]], int | None]:
-    """Metrics on the test digits, untrained, of raw pixels and trained; and the signal that ended training, or None.
+    """Return metrics on the test digits, untrained, of raw pixels and trained; and the signal that ended training, or
+    None.
 
-    Trains the shipped configuration ``digits/soprc`` into ``out/run`` and writes ``out/demo.json``. A folder that holds
-    a demo already is gone on with, so a second call only measures.
+    Trains ``digits/soprc`` into ``out/run``, or goes on with what is there, and writes ``out/demo.json``.
     """
     from aurank.training import read_config, train
 

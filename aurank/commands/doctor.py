@@ -71,7 +71,6 @@ class EmbeddingExamination:
     """Embeddings with what they are of, to be examined; faulty rows are left out of all but their own findings.
 
     Args:
-        embedded: with at least one row.
         rows: of the data set, by embedding; None of embeddings without one.
         labelled: which embeddings have a label.
         lists: of an evaluation of `embedded`, its queries and gallery counted each by itself; None searches new ones.
@@ -196,10 +195,9 @@ def examine_data(
 
     Args:
         data: READER:PATH, a YAML file, or the name of a shipped configuration.
-        overrides: dotted changes of the data section and the seed of its splits, or of the configuration.
+        overrides: dotted changes of the data section, or of the configuration.
         model: whose embeddings are examined too, for wrong labels and more; needs READER:PATH.
-        table: that the rows kept will be written to; data of which there can be none are refused at once.
-        running: how the model is run.
+        table: that the rows kept will be written to.
 
     Example:
         >>> report = examine_data("digits:", ["data.validation_fraction=0.3", "seed=1"])

@@ -57,8 +57,8 @@ def embed_to_folder(
 ) -> Embedded | None:
     """Write the embeddings of the images chosen into a folder of parts, and return them as they lie there.
 
-    No process holds more than a part in memory. A part that is there already, and whole, is not made again. The
-    processes of a group share each part, which the first one writes; the others return None.
+    No process holds more than a part in memory, and a part that is there already is not made again. Of several
+    processes the first one writes and returns the embeddings; the others return None.
 
     Args:
         model, images, running: as for `evaluate_model`.

@@ -43,13 +43,11 @@ def evaluate_model(
     """Return the exact report of a model, or of saved embeddings, on the images chosen.
 
     Args:
-        model: ``aurank:DIR/best``, a name as for ``aurank.models.adapters.by_name.load_model``, ``embeddings:FILE``, or
-            ``trec:RUN``, a file of ranked lists.
-        images: with ``embeddings:FILE`` at most a protocol, whose data, read too, must be what was embedded, or a split
-            that the file knows of; of several it is the test split.
+        model: ``aurank:DIR/best``, a name of another library's, ``embeddings:FILE``, or ``trec:RUN``, ranked lists.
+        images: with ``embeddings:FILE`` at most a protocol, whose data must be what was embedded, or a split; of
+            several it is the test split.
         labels: for ``embeddings:FILE.npy``: the file of their labels; for ``trec:RUN`` the qrels.
-        trec_run: a file to write the nearest 1000 images of each query to, with the qrels beside it, for trec_eval: by
-            the images' paths, or by their ids where no paths are known.
+        trec_run: a file to write the nearest 1000 images of each query to, with the qrels beside it, for trec_eval.
         postprocess: as for ``read_postprocessing``; steps that learn are fitted on the training images of the data.
         fit_on: a file of embeddings to fit them on instead, which ``embeddings:FILE`` needs.
         options: arguments of ``aurank.evaluate``; where absent, those of a checkpoint's configuration hold.
@@ -123,18 +121,11 @@ def calibrate_model(
     """Return the lowest threshold with a precision, or a false-match rate, over all pairs of the images chosen.
 
     Args:
-        model: as for ``evaluate_model``, ranked lists excepted.
-        images: as for ``evaluate_model``.
         precision: the part of the matches that has to be right.
         false_match_rate: instead of it, the part of the negative pairs that may match.
-        labels: for ``embeddings:FILE.npy``: the file of their labels.
-        postprocess: as for ``evaluate_model``; steps that order lists anew are refused.
-        fit_on: as for ``evaluate_model``.
-        running: how the model is run.
+        model, images, labels, postprocess, fit_on, running: as for ``evaluate_model``; ranked lists, and steps that
+            order lists anew, are refused.
         options: `distance` and `max_memory` of ``aurank.evaluate``.
-
-    Raises:
-        UserError: for options that do not go together, and whatever ``aurank.evaluation.calibrate`` refuses.
 
     Example:
         >>> import tempfile

@@ -99,7 +99,7 @@ def export_model(
         to: onnx (one graph), torchexport (a program and preprocessing.json), safetensors (weights that aurank builds
             the network for), hf (the layout of timm on the hub).
         images: those of the check; default: the test split of the data that the model was trained on.
-        int8: with onnx, a graph of 8 bits too, calibrated on training images, with its measured loss.
+        int8: with onnx, a graph of 8 bits too, calibrated on training images.
         licence: for the card, as hubs name it, such as mit.
         overwrite: replace an earlier export in `out`.
 

@@ -30,10 +30,7 @@ from aurank.evaluation.two_way import DIRECTIONS, PROMPTS, TwoWayReport, prompts
 
 @dataclass(frozen=True, eq=False)
 class PairsResult:
-    """Retrieval both ways, of "all" pairs and by group, and images classified by the names of their classes.
-
-    The groups say what training has seen of a pair, and are there where its data are those of training. `zero_shot` is
-    None where images have no classes but their texts.
+    """Retrieval both ways, of "all" pairs and by what training has seen of them, and images classified by class names.
 
     Example:
         >>> import numpy as np
@@ -55,10 +52,7 @@ class PairsResult:
         return describe_groups(self.two_way, "\n".join(["zero-shot classification", *lines, *self.zero_shot.notes]))
 
     def save(self, folder: Path | str) -> None:
-        """Writes two_way/GROUP for each group, and zero_shot.json, into the folder.
-
-        Then the files of an earlier result that this one has not are removed: a folder holds one result.
-        """
+        """Write two_way/GROUP for each group, and zero_shot.json, into the folder; files of an earlier result go."""
         folder = Path(folder)
         for name, report in self.two_way.items():
             report.save(folder / "two_way" / name)

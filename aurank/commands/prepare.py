@@ -25,18 +25,15 @@ def prepare_data(
 ) -> PreparedResult:
     """Decode and resize every image of a configuration, of all its splits, into the folder `out` for ``data.prepared``.
 
-    What is there already, and of the same originals, is verified and stays: a killed preparation goes on, and changed
-    or new originals are added.
+    What is there already, and of the same originals, is verified and stays: a killed preparation goes on.
 
     Args:
-        short_side: of the images kept; smaller ones stay as they are. By default what the larger of the two transforms
-            needs: the side that it reduces images to, or what makes its smallest random part `data.image_size` wide.
+        short_side: of the images kept; smaller ones stay as they are. By default what the larger transform needs.
         jpeg: keep JPEGs, a fifth as large, whose pixels differ by a level of 255 or two.
         progress: called with a stage, how much of it is done and how much there is.
 
     Raises:
-        UserError: the folder holds other things, lies among the originals, or is written by another process; an image
-            cannot be read (data.on_error).
+        UserError: the folder holds other things, or another process writes it; an image cannot be read (data.on_error).
         AurankError: a full disk.
 
     Example:

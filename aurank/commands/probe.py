@@ -32,15 +32,14 @@ def probe_model(
     seeds: Sequence[int] | None = None,
     running: RunOptions | None = None,
 ) -> dict[str, ProbeResult]:
-    """The result of each of the ``protocols``, "knn" and "linear_probe", on a model's frozen embeddings.
+    """Return the result of each of the ``protocols``, "knn" and "linear_probe", on a model's frozen embeddings.
 
     Where at least half of the classes of the split chosen occur in the data's split "train", those rows train and the
-    split tests; rows that a configuration holds out of "train" for validation train too. Else, and for saved
-    embeddings, seeded halves of the classes of the split do.
+    split tests. Else, and for saved embeddings, seeded halves of the classes of the split do.
 
     Args:
         model, labels: as for ``evaluate_model``.
-        images: its ``data``, ``split`` and ``overrides``; protocols of retrieval and two tables have no use here.
+        images: its ``data``, ``split`` and ``overrides``.
         k, seeds: as for ``aurank.evaluation.knn`` and ``linear_probe``.
 
     Example:

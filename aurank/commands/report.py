@@ -50,13 +50,7 @@ class Measurement:
 
 
 def evaluation_page(report: Report, measured: Measurement, *, classes: Sequence[str] = ()) -> str:
-    """Return the page of an evaluation as HTML text, with what `examine_measured` finds.
-
-    Args:
-        classes: names of classes that get a grid of their own.
-
-    Raises:
-        UserError: no query of a class asked for.
+    """Return the page of an evaluation as HTML text, with the doctor's findings; `classes` get grids of their own.
 
     Example:
         >>> rows = np.array([[1.0, 0.0], [0.8, 0.6], [0.9, 0.1], [0.0, 1.0]])
@@ -75,10 +69,7 @@ def evaluation_page(report: Report, measured: Measurement, *, classes: Sequence[
 
 
 def examine_measured(report: Report, measured: Measurement) -> Examined:
-    """Return what the doctor finds in the embeddings and labels of an evaluation, by the lists that it made.
-
-    Nothing is searched anew, and labels are judged where that is quick, so it takes seconds beside the evaluation.
-    """
+    """Return what the doctor finds in an evaluation, by its lists; labels are judged where that is quick."""
     embedded, images, lists = measured.embedded, measured.images, report.neighbours
     rows, dim = embedded.embeddings.shape
     classes = len(np.unique(embedded.labels))

@@ -18,11 +18,11 @@ from aurank.data import TRANSFORMS, Pipeline
 from aurank.data.transforms.standard import CROP_MODES
 from aurank.embedding.from_config import encoder_arguments
 from aurank.errors import UserError
+from aurank.exporting.card import usage
 from aurank.exporting.graphs import quantise, write_graph
 from aurank.exporting.portable import write_program, write_weights
 from aurank.exporting.resizing import timm_settings
 from aurank.exporting.timm_folder import require_expressible, write_folder
-from aurank.exporting.usage import usage
 from aurank.models import Encoder
 from aurank.models.adapters.by_name import load_model
 from aurank.models.adapters.exported import StoredTransform, pack_preprocessing, unpack_preprocessing

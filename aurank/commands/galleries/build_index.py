@@ -58,23 +58,17 @@ def build_index(
 ) -> ImageIndex | None:
     """Embed images, and write a folder in which they can be searched: embeddings, faiss index, paths and the model.
 
-    Of several processes, which share the images, the first writes and returns the index; the others return None.
+    Of several processes the first writes and returns the index; the others return None.
 
     Args:
-        model, running: as for `evaluate_model`.
-        images: by default all images of the data that the model was trained on; without a split, those of all splits.
+        images: by default all images of the data that the model was trained on, of all splits.
         out: the folder, which must not hold anything else.
-        factory: a faiss index such as "Flat" (exact), "IVF64,Flat" or "HNSW32"; what an approximate one finds of the
-            true nearest images is measured.
+        factory: a faiss index such as "Flat" (exact) or "HNSW32"; the recall of an approximate one is measured.
         distance: "cosine", "dot" or "euclidean".
-        postprocess, fit_on: as for `evaluate_model`; the steps are kept with the index and applied to each photo.
-        embeddings: what ``aurank embed`` wrote of this model and these images, which are then not embedded again; read
-            a part at a time where they lie in parts.
+        model, running, postprocess, fit_on: as for `evaluate_model`; the steps are applied to each photo.
+        embeddings: what ``aurank embed`` wrote of this model and these images, which are then not embedded again.
         overwrite: replace an index that is there.
         seed: of the faiss index's training, and of the images that its recall is measured with.
-
-    Raises:
-        UserError: for options that cannot be met, before anything is embedded where that can be known.
 
     Example:
         >>> import tempfile
@@ -157,10 +151,9 @@ def add_images(
     """Embed images and add them to an index; what is there is not embedded again, and what was learnt stays.
 
     An image that is there already, by its place and the bytes of its file, is left as it is; one whose file has changed
-    takes the place of the old one. Until all is done the old index is what is there.
+    is replaced. Until all is done the old index is what is there.
 
     Args:
-        folder: of the index.
         images: with `data`; without a split, those of all splits.
         roots: as for `ImageIndex.open`; the index keeps them.
 
@@ -236,8 +229,6 @@ def remove_images(
     roots: Sequence[Path] = (),
 ) -> IndexChange:
     """Remove images from an index, by their paths as it shows them, by class, or where their files are gone.
-
-    Nothing is embedded or learnt again. Until all is done the old index is what is there.
 
     Args:
         roots: as for `ImageIndex.open`; the index keeps them.

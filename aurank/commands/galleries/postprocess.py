@@ -22,9 +22,6 @@ def read_postprocessing(text: str, *, distance: str = "cosine", fit_on: Path | N
         distance: of the evaluation.
         fit_on: a file of embeddings (.npz or .npy) of training images, or of several splits, which it names.
 
-    Raises:
-        UserError: for steps that are none, a file that is none, or `fit_on` without a step that learns.
-
     Example:
         >>> print(read_postprocessing("query_expansion:k=3"))
         query_expansion:k=3

@@ -291,9 +291,6 @@ def search_photos(
         k, threshold, classes, exact: as for `ImageIndex.search`.
         batch: photos embedded at once.
 
-    Raises:
-        UserError: for a folder without images, no photo at all, or where not one can be read.
-
     Example:
         >>> import tempfile
         >>> from PIL import Image
