@@ -30,15 +30,12 @@ AT_K = re.compile(r"(recall|precision)_at_([1-9][0-9]*)")
 class AccuracyCalculator:
     """Compute the metrics of pytorch-metric-learning's calculator of this name, from exact ranks.
 
-    Arguments mean what they mean there. Metrics: "precision_at_1", "r_precision", "mean_average_precision",
-    "mean_average_precision_at_r", "mean_reciprocal_rank"; besides "mauprc" (mean average precision over the whole
-    gallery, whatever `k`), "recall_at_{k}" (a positive among the first k) and "precision_at_{k}" for any k. "NMI" and
-    "AMI" cluster, by PML's code, and are computed only if they are named in `include`.
+    Arguments mean what they mean there. Metrics are PML's, and "mauprc" (over the whole gallery, whatever `k`),
+    "recall_at_{k}" and "precision_at_{k}" for any k. "NMI" and "AMI" cluster, by PML's code, if `include` names them.
 
-    What differs: any `k` is fine, also beyond the gallery; a tie never helps (a collapsed model scores the prevalence);
-    labels are never rounded to float32; memory is bounded by `max_memory`. `knn_func` says no more than which distance
-    to rank by, Euclidean as in PML if it is left out. `per_query` holds the last call's values for each query that has
-    a positive: "query" (its row), "label", "num_positives" and each metric by its name.
+    What differs: any `k` is fine; a tie never helps; labels are never rounded to float32; memory is bounded. `knn_func`
+    says no more than which distance to rank by. `per_query` holds the last call's values of each query that has a
+    positive: "query" (its row), "label", "num_positives" and each metric by its name.
 
     Example:
         >>> rows, labels = torch.tensor([[0.0], [1.0], [5.0], [7.0]]), torch.tensor([0, 0, 1, 1])
@@ -65,15 +62,10 @@ class AccuracyCalculator:
         if not (k is None or k == "max_bin_count" or (isinstance(k, int) and not isinstance(k, bool) and k > 0)):
             raise UserError(f"k must be an integer greater than 0, or None, or 'max_bin_count'; got {k!r}")
         if label_comparison_fn not in (None, torch.eq):
-            raise UserError(
-                "label_comparison_fn is given, and this calculator ranks by equal labels: leave it out, or call "
-                "aurank.evaluation.positive_ranks with the positives as a list of pairs, or keep PML's calculator"
-            )
+            raise UserError("label_comparison_fn is given, and this calculator ranks by equal labels: leave it out")
         if own := [name for name, _ in inspect.getmembers(type(self)) if name.startswith("calculate_")]:
-            raise UserError(
-                f"{type(self).__name__}.{own[0]} would never be called: metrics here are read from exact ranks, not "
-                "from lists of neighbours; write it as a function of aurank.evaluation.positive_ranks"
-            )
+            remedy = "write it as a function of aurank.evaluation.positive_ranks"
+            raise UserError(f"{type(self).__name__}.{own[0]} would never be called: {remedy}")
         self.include = check_metrics(include, "include")
         self.exclude = check_metrics(exclude, "exclude")
         self.avg_of_avgs, self.return_per_class, self.k = avg_of_avgs, return_per_class, k
@@ -181,10 +173,7 @@ def _problem(
         return RetrievalProblem(query, labels, reference, others)
     size = len(query)
     if not (size <= len(reference) and np.array_equal(labels, others[:size]) and _same(query, reference[:size])):
-        raise UserError(
-            "ref_includes_query is set, but the first rows of reference and reference_labels are not the queries "
-            "and their labels: put them there in the same order, or leave ref_includes_query out"
-        )
+        raise UserError("ref_includes_query is set, but the first rows of the reference are not the queries")
     if size == len(reference):  # half of the product is enough where both sides are one
         return RetrievalProblem(query, labels)
     return RetrievalProblem(query, labels, reference, others, np.arange(size), np.arange(len(reference)))
@@ -197,10 +186,9 @@ def check_metrics(names: Iterable[str], argument: str) -> tuple[str, ...]:
     listed, known = tuple(dict.fromkeys(names)), (*DEFAULT, *CLUSTERING)
     for name in listed:
         if name not in known and not AT_K.fullmatch(name):
-            raise UserError(
-                f"{argument} names an unknown metric {name!r}, expected one of {', '.join((*WHOLE, *CLUSTERING))}, "
-                f"recall_at_K and precision_at_K{meant(nearest(name, known, most=3))}"
-            )
+            names = f"{', '.join((*WHOLE, *CLUSTERING))}, recall_at_K and precision_at_K"
+            hint = meant(nearest(name, known, most=3))
+            raise UserError(f"{argument} names an unknown metric {name!r}, expected one of {names}{hint}")
     return listed
 
 
@@ -213,10 +201,8 @@ def whole_labels(labels: Integers, *, rows: int, side: str) -> Int64[np.ndarray,
     else:
         return integer_array(labels, name="label", rows=rows, side=side)
     if not bool((np.abs(values) < limit).all() and (values == np.round(values)).all()):
-        raise UserError(
-            f"the {side} labels are {labels.dtype} and hold fractions, or numbers of {limit:.0f} and more, "
-            "which that type may have merged: give integers"
-        )
+        what = f"hold fractions, or numbers of {limit:.0f} and more, which that type may have merged"
+        raise UserError(f"the {side} labels are {labels.dtype} and {what}: give integers")
     return integer_array(values.astype(np.int64), name="label", rows=rows, side=side)
 
 
@@ -238,11 +224,10 @@ def distance_of(knn_func: Any) -> str:
         if type(distance) in kinds and distance.p == 2 and keeps_order:
             found = "cosine" if distance.normalize_embeddings else kinds[type(distance)]
     if found is None:
-        raise UserError(
-            f"knn_func is {knn_func!r}; this calculator ranks by the Euclidean distance, the cosine or the dot "
-            "product: leave it out, or give FaissKNN with a flat index, or CustomKNN with LpDistance(p=2), "
-            "CosineSimilarity or DotProductSimilarity"
+        known = (
+            "FaissKNN with a flat index, or CustomKNN with LpDistance(p=2), CosineSimilarity or DotProductSimilarity"
         )
+        raise UserError(f"knn_func is {knn_func!r}: leave it out, or give {known}")
     return found
 
 
@@ -252,10 +237,7 @@ def distance_of_index(make: Callable[[int], Any]) -> str | None:
     try:
         index = make(64)
     except Exception as error:  # whatever somebody's function fails with
-        raise UserError(
-            f"index_init_fn of knn_func makes no index of 64 columns ({first_line(error)}): leave knn_func out, or "
-            "give FaissKNN with a flat index"
-        ) from error
+        raise UserError(f"index_init_fn of knn_func makes no index of 64 columns ({first_line(error)})") from error
     is_normalised = isinstance(index, faiss.IndexPreTransform)
     if is_normalised:
         kept = all(isinstance(each, faiss.NormalizationTransform) and each.norm == 2 for each in transforms(index))

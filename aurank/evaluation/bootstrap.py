@@ -1,8 +1,7 @@
-"""Bootstrap by class: all queries of a drawn class come together, since what helps one of them helps the others.
+"""Bootstrap by class, of the same digits on every machine and after any renaming of labels.
 
-The draws are the same digits on every machine, under any number of threads and after any renaming of labels: classes
-are sorted by what they hold before any is drawn, and their sums are rounded to multiples of a power of two so small
-that a matrix product adds them exactly, in whatever order it runs.
+Classes are sorted by what they hold before any is drawn, and their sums are rounded to multiples of a power of two so
+small that a matrix product adds them exactly, in whatever order it runs.
 """
 
 import math
@@ -105,7 +104,8 @@ def resampled_means(
     columns, scales = [], []
     for numerator, denominator in terms.transpose(0, 2, 1):
         order = np.lexsort((numerator, denominator))  # by what a unit holds: labels' names and row order do not count
-        scale = _scale(units * float(np.abs(numerator).max()))
+        bound = units * float(np.abs(numerator).max())  # of sums, which stay below 2⁵², where integers add exactly
+        scale = math.ldexp(1.0, 52 - math.frexp(bound)[1]) if bound else 1.0
         columns += [np.round(numerator[order] * scale), denominator[order]]
         scales.append(scale)
     table = np.stack(columns, axis=1)
@@ -119,7 +119,3 @@ def resampled_means(
         times = np.bincount(drawn.ravel(), minlength=rows * units).reshape(rows, units)  # that each unit is drawn
         totals[start : start + rows] = times.astype(np.float64) @ table
     return np.ascontiguousarray((totals[:, 0::2] / np.array(scales) / totals[:, 1::2]).T)
-
-
-def _scale(bound: float) -> float:
-    return math.ldexp(1.0, 52 - math.frexp(bound)[1]) if bound else 1.0

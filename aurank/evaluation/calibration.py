@@ -76,6 +76,9 @@ def short_rate(value: float) -> str:
     return "0" if value == 0 else f"{value:.1e}" if value < 0.001 else f"{value:.4f}"
 
 
+STEPS = 200  # of the curve: so many recalls, and half as many scores, evenly spread
+Column = Float64[np.ndarray, " threshold"]
+Counts = Int64[np.ndarray, " threshold"]
 PARTS = 10**9  # a precision is taken as a fraction of at most this denominator, so that counts stay within 64 bits
 
 
@@ -87,11 +90,9 @@ class PairScores(Protocol):
     num_positives: int  # all there are; `positives` may lack some of the lowest
     num_negatives: int
 
-    def bracket(
-        self, scores: Float64[np.ndarray, " score"]
-    ) -> tuple[Int64[np.ndarray, " score"], Int64[np.ndarray, " score"]]: ...
+    def bracket(self, scores: Column) -> tuple[Counts, Counts]: ...
 
-    def negatives_at_least(self, edges: Float64[np.ndarray, " edge"]) -> Int64[np.ndarray, " edge"]: ...
+    def negatives_at_least(self, edges: Column) -> Counts: ...
 
 
 class ListedScores:
@@ -119,9 +120,7 @@ class ListedScores:
     def cut(self) -> float:
         return float(self.last.max(initial=-np.inf))
 
-    def bracket(
-        self, scores: Float64[np.ndarray, " score"]
-    ) -> tuple[Int64[np.ndarray, " score"], Int64[np.ndarray, " score"]]:
+    def bracket(self, scores: Column) -> tuple[Counts, Counts]:
         return self.negatives_at_least(scores), self.negatives_at_least(scores)
 
     def negatives_at_least(self, edges: Float64[np.ndarray, " edge"]) -> Int64[np.ndarray, " edge"]:
@@ -135,10 +134,6 @@ class ListedScores:
 
     def _by_query(self, counted: np.ndarray) -> Int64[np.ndarray, " query"]:
         return np.bincount(self.query[counted], minlength=len(self.labels))
-
-
-def exact_fraction(rate: float | str) -> Fraction:
-    return Fraction(repr(float(rate)))
 
 
 def threshold_at_false_match_rate(scores: PairScores, rate: Fraction) -> float | None:
@@ -211,9 +206,7 @@ def pooled_metrics(
     return true_positive_rates(scores, pooled), [note] if few else []
 
 
-def _lowest(
-    scores: PairScores, distinct: Float64[np.ndarray, " score"], allowed: Int64[np.ndarray, " score"]
-) -> float | None:
+def _lowest(scores: PairScores, distinct: Column, allowed: Counts) -> float | None:
     least, most = scores.bracket(distinct)
     certain = np.flatnonzero(most <= allowed)[:1]
     end = certain[0] if len(certain) else len(distinct)
@@ -221,10 +214,6 @@ def _lowest(
     places = np.searchsorted(distinct, unsure)
     right = unsure[scores.negatives_at_least(unsure) <= allowed[places]]
     return float(right[0]) if len(right) else None
-
-
-STEPS = 200  # of the curve: so many recalls, and half as many scores, evenly spread
-Column = Float64[np.ndarray, " threshold"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -310,7 +299,7 @@ class Aim:
 
     @property
     def rate(self) -> Fraction:
-        return exact_fraction(getattr(self, self.name))
+        return Fraction(repr(float(getattr(self, self.name))))
 
     def threshold(self, scores: PairScores) -> float:
         """Return the lowest score of a positive that reaches it; UserError where none does."""
@@ -318,24 +307,18 @@ class Aim:
             found = threshold_at_precision(scores, self.rate)
             if found is None and len(scores.positives):
                 best, at = best_precision(scores)
-                raise UserError(
-                    f"no threshold has precision {self.precision}: the highest is {best:.4f}, at {at:.4f}; ask for less"
-                )
+                what = f"no threshold has precision {self.precision}: the highest is {best:.4f}, at {at:.4f}"
+                raise UserError(f"{what}; ask for less")
             if found is None:
                 raise UserError("no query lists a positive, so no threshold has any precision")
             return found
-        negatives = scores.num_negatives
+        negatives, what = scores.num_negatives, f"a false-match rate of {self.false_match_rate}"
         if self.rate * negatives < 1:
-            raise UserError(
-                f"a false-match rate of {self.false_match_rate} is less than one of the {negatives:,} negative pairs, "
-                f"which can tell rates from {1 / max(negatives, 1):.2g} on: ask for one of these, or give more images"
-            )
+            least = f"{1 / max(negatives, 1):.2g}"
+            raise UserError(f"{what} is less than one of the {negatives:,} negative pairs: ask for {least} or more")
         found = threshold_at_false_match_rate(scores, self.rate)
         if found is None:
-            raise UserError(
-                f"at a false-match rate of {self.false_match_rate} nothing is found: more negative pairs than that "
-                "score as high as the highest positive; ask for a higher rate"
-            )
+            raise UserError(f"{what} finds nothing: more negative pairs score as high as the highest positive")
         return found
 
 
@@ -352,16 +335,11 @@ def calibrate(
     """Return the lowest threshold with a precision, or with at most a false-match rate, over all pairs of a problem.
 
     Pairs are those of a query that has a positive with each gallery row that it may find. Counts are exact, in bounded
-    memory; the negatives are gone through five times.
+    memory; the other arguments are as for `positive_ranks`.
 
     Args:
-        problem: as for `aurank.evaluation.positive_ranks`.
         precision: the part of the matches that has to be right, above 0 and at most 1.
         false_match_rate: instead of it, the part of the negative pairs that may match.
-        distance: "cosine", "dot" or "euclidean".
-        device: where products are taken.
-        max_memory: bound of the working memory; the embeddings and about 110 bytes per positive come on top.
-        progress: called as progress(done, total) in every pass.
 
     Raises:
         UserError: what no threshold reaches, a rate below one negative pair, and whatever `positive_ranks` refuses.
@@ -377,9 +355,7 @@ def calibrate(
         problem, distance=distance, device=device, max_memory=max_memory, distributed=False, progress=progress
     )
     if not scores.num_positives:
-        raise UserError(
-            "no query has a positive among the gallery rows: check that labels and embeddings belong together"
-        )
+        raise UserError("no query has a positive in the gallery: check that labels and embeddings belong together")
     return _calibration(scores, aim, aim.threshold(scores), distance)
 
 
@@ -387,9 +363,6 @@ def calibrate_report(
     report: Report, *, precision: float | None = None, false_match_rate: float | None = None
 ) -> Calibration:
     """Return the threshold by the lists of neighbours that a report holds, with a note on where these are cut.
-
-    Precision is that of what the lists show, as in a search for so many neighbours; where no list is cut above the
-    threshold, that is all pairs. A false-match rate counts all negatives, so it is refused elsewhere.
 
     Raises:
         UserError: a report without neighbours or with re-ordered ones, a false-match rate that cut lists cannot tell,
@@ -403,10 +376,7 @@ def calibrate_report(
     """
     aim = Aim(precision, false_match_rate)
     if report.neighbours is None or not report.neighbours.row.shape[1] or "num_negatives" not in report.per_query:
-        raise UserError(
-            "the report holds no neighbours, so no scores: evaluate again, or calibrate the model or its embeddings "
-            "(--model)"
-        )
+        raise UserError("the report holds no neighbours, so no scores: calibrate the model itself (--model)")
     steps = (report.postprocessing or {}).get("steps", "")
     if steps:
         PostProcessing.parse(steps, distance=report.distance).require_scores_of_all_pairs()
@@ -419,10 +389,8 @@ def calibrate_report(
         return _calibration(scores, aim, threshold, report.distance, cut=cut, notes=[*about, note])
     number = int((scores.last >= threshold).sum())
     if aim.name == "false_match_rate":
-        raise UserError(
-            f"the report lists {length} neighbours of each query, and {number:,} lists are cut above the threshold, so "
-            "not all negatives are known: calibrate the model or its embeddings (--model)"
-        )
+        what = f"the report lists {length} neighbours, and {number:,} lists are cut above the threshold"
+        raise UserError(f"{what}, so not all negatives are known: calibrate the model or its embeddings (--model)")
     note = (
         f"lists of {length} neighbours: {number:,} of {len(scores.last):,} are cut above the threshold; precision and "
         f"recall are of what a search for {length} shows, and above {cut:.4f} of all pairs"

@@ -1,4 +1,4 @@
-"""Where retrieval goes wrong: which classes take whose places, and which gallery rows are in too many lists."""
+"""What is wrong with embeddings, labels or lists of neighbours: pure functions of arrays."""
 
 from dataclasses import dataclass, replace
 
@@ -53,8 +53,7 @@ def confusions(
 class Hubs:
     """Gallery rows in the lists of many queries, the most frequent first.
 
-    Source: Radovanović, Nanopoulos, Ivanović, "Hubs in Space", JMLR 2010
-        (https://www.jmlr.org/papers/v11/radovanovic10a.html): k-occurrences and their skewness.
+    Source: Radovanović et al., JMLR 2010, https://www.jmlr.org/papers/v11/radovanovic10a.html
     """
 
     row: Int64[np.ndarray, " hub"]
@@ -144,9 +143,7 @@ def doubtful_labels(
 ) -> DoubtfulLabels:
     """Return the rows that a linear classifier fitted on all other rows puts into another class, by a clear margin.
 
-    Source: held-out predictions as in confident learning (Northcutt, Jiang, Chuang, JAIR 2021,
-        https://arxiv.org/abs/1911.00068). Theirs are probabilities with a threshold for each class, here it is one
-        margin of a regression.
+    Source: held-out predictions as in confident learning (Northcutt et al., JAIR 2021), by one margin of a regression.
     """
     classes, own = np.unique(labels, return_inverse=True)
     count = np.bincount(own, minlength=len(classes))

@@ -44,14 +44,11 @@ class Comparison:
     b: float
     difference: float
     interval: tuple[float, float]  # the percentile bootstrap interval of the difference
-    # twice the part of the resamples in which the difference is 0 or has the other sign, at least 2 / (resamples + 1)
-    # and 2 / 2^(classes that changed), the chance that all of them change the same way
-    p_value: float
+    p_value: float  # two-sided; at least 2 / (resamples + 1) and 2 / 2^(classes that changed)
     num_queries: int
     num_better: int  # queries for which b scores higher than a
     num_worse: int
-    # most changed queries first: columns "query", "label", "path" and "class" where known, "a", "b", "difference"
-    changed: dict[str, Column]
+    changed: dict[str, Column]  # most changed queries first: facts where known, "a", "b", "difference"
     how: str  # the interval was made, in words
     corrected_p_value: float | None = None  # of `compare_all`, for the number of its comparisons
 
@@ -88,17 +85,14 @@ def compare(
 ) -> Comparison:
     """Return the Comparison b − a of two reports over the same queries, in the same order.
 
-    Paired bootstrap: both reports get the same draws, of whole classes where the reports have labels, else of single
-    queries. Paths are compared where both reports have them; numbers of documents of two runs are not, since each
-    counts what its own run names.
+    Paired bootstrap: both reports get the same draws, of whole classes where they have labels, else of single queries.
 
     Args:
         most: length of the list of changed queries.
         force: compare reports of other protocols or distances all the same.
 
     Raises:
-        UserError: queries, labels, positives or galleries of the reports differ; the metric depends on a rule for ties
-            and those differ; or, unless `force`, the protocols or the distances differ.
+        UserError: queries, positives, galleries or rules for ties differ; unless `force`, also protocols or distances.
 
     Example:
         >>> import aurank

@@ -86,29 +86,24 @@ def evaluate(
     """Return the report of how well embeddings retrieve what belongs to them, over the full gallery.
 
     Equal labels make a positive. Without a gallery the set is its own, and each row is left out of its own result.
-    Queries without a positive are skipped and counted. `ids`, `groups`, `positives`, `ignore` and `junk`, and their
-    gallery sides, are the fields of `RetrievalProblem`; here labels and ids may be text as well, and the report names
-    classes as they came. `device`, `max_memory`, `distributed` and `progress` are as for `positive_ranks`.
+    Queries without a positive are skipped and counted. `ids`, `groups`, `positives`, `ignore`, `junk` and their gallery
+    sides are the fields of `RetrievalProblem`; here labels and ids may be text as well. `device`, `max_memory`,
+    `distributed` and `progress` are as for `positive_ranks`.
 
     Args:
         embeddings: queries [query, dim]: tensors or NumPy arrays of any real type, memory-mapped too.
         super_labels: the super-category of each row, −1 for none, for metrics such as h_ap and super:mauprc.
-        gallery_super_labels: of the gallery's rows.
         relevance: for each pair in `positives` a number above 0, its gain in nDCG; other metrics count pairs alike.
         distance: "cosine", "dot" or "euclidean".
         recall_at: every k for recall@k and precision@k; those beyond the gallery are left out, and a note says so.
         metrics: names of docs/metrics.md, in place of the usual ones; there k may exceed the gallery.
-        ties: how average precision treats equal scores: "threshold" as scikit-learn, or "optimistic" and "pessimistic",
-            which bound it.
+        ties: how average precision treats equal scores: "threshold", or "optimistic" and "pessimistic", its bounds.
         resampling: asks for bootstrap intervals by class.
         postprocess: steps to measure behind, such as "query_expansion:k=5, k_reciprocal"; those that learn are fitted
-            before, `PostProcessing.parse("whiten:dim=64").fit(rows)`. `report.postprocessing["plain"]` has the metrics
-            without.
-        codes: widths and precisions to measure beside, `Codes(dims=(64, 128), precisions=("int8", "binary"))`
-            (`report.codes`); of embeddings behind `postprocess`.
+            before. `report.postprocessing["plain"]` has the metrics without.
+        codes: widths and precisions to measure beside (`report.codes`); of embeddings behind `postprocess`.
         neighbours: length of each query's list of nearest gallery rows to keep (`report.neighbours`), in one process.
-        index: a faiss factory string such as "IVF1024,Flat", or an Index that holds the gallery, to be measured beside
-            the exact numbers (`report.approximation`).
+        index: a faiss factory string, or an Index that holds the gallery, to be measured beside the exact numbers.
         backend: "auto", "numba" or "torch"; all count the same digits.
 
     Raises:
@@ -127,8 +122,7 @@ def evaluate(
     if labels is None and any(name.startswith(MACRO) for name in names or ()):
         raise UserError(f"a metric with {MACRO} is a mean over classes: give the queries' labels")
     if (hierarchical := hierarchical_names(names)) and super_labels is None:
-        lacking = "of which there are none: give super_labels, one for each row"
-        raise UserError(f"metric {hierarchical[0]!r} is of super-categories, {lacking}")
+        raise UserError(f"metric {hierarchical[0]!r} is of super-categories: give super_labels, one for each row")
     grades = None if relevance is None else check_grades(positives, relevance)
     steps = PostProcessing.parse(postprocess, distance=distance) if isinstance(postprocess, str) else postprocess
     _check_together(names, steps, codes, index, distance)
@@ -201,9 +195,7 @@ def _check_together(
     if codes is not None and not steps.is_of_rows:
         raise UserError(f"codes are made of single rows, so they do not go with the post-processing {str(steps)!r}")
     if index is not None and steps.orders_lists:
-        raise UserError(
-            f"an index is measured by its own lists, which {str(steps)!r} orders anew: leave one of them out"
-        )
+        raise UserError(f"an index is measured by its own lists, which {str(steps)!r} orders anew: leave one out")
 
 
 @dataclass(frozen=True, eq=False)

@@ -46,7 +46,12 @@ class SuperCategories:
 
         def compute(block: Ranks) -> dict[str, np.ndarray]:
             is_class = np.repeat(classes[block.query], block.num_positives) == gallery_classes[block.positive]
-            return {name: _query_values(name, block, is_class, ties) for name in wanted}
+            graded = with_grades(block, np.where(is_class, CLASS_GAIN, SUPER_GAIN))
+            own = {"h_ap": lambda: hierarchical_average_precision(block, is_class), "h_ndcg": lambda: ndcg(graded)}
+            return {
+                name: own[name]() if name in own else query_values(block, name.removeprefix(SUPER), ties=ties)
+                for name in wanted
+            }
 
         found, chosen = query_columns(ranks, compute), np.searchsorted(ranks.query, queries)
         return {name: found[name][chosen] if len(queries) else np.zeros(0) for name in wanted}
@@ -57,9 +62,7 @@ class SuperCategories:
             raise UserError("super_labels group classes: give labels, and no list of positives")
         own = problem.gallery is None
         if own != (self.gallery_super_labels is None):
-            raise UserError(
-                "super_labels and gallery_super_labels are of both sides: give both where there is a gallery"
-            )
+            raise UserError("super_labels and gallery_super_labels belong together where there is a gallery")
         others = (problem.labels, self.super_labels) if own else (problem.gallery_labels, self.gallery_super_labels)
         query, gallery = len(problem.embeddings), len(problem.target)
         columns = []
@@ -79,16 +82,6 @@ class SuperCategories:
             which = f"query {row}" if own or row < query else f"gallery row {row - query}"
             raise UserError(f"super_labels of {which} and of others of its label differ: a class lies within one")
         return (labels[:query], labels[query:]), (codes[:query], codes[query:])
-
-
-def _query_values(
-    name: str, ranks: Ranks, is_class: Bool[np.ndarray, " positive"], ties: str
-) -> Float64[np.ndarray, " query"]:
-    if name == "h_ap":
-        return hierarchical_average_precision(ranks, is_class)
-    if name == "h_ndcg":
-        return ndcg(with_grades(ranks, np.where(is_class, CLASS_GAIN, SUPER_GAIN)))
-    return query_values(ranks, name.removeprefix(SUPER), ties=ties)
 
 
 def hierarchical_average_precision(

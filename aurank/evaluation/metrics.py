@@ -244,22 +244,15 @@ def check_names(names: Iterable[str]) -> tuple[str, ...]:
         if base in HIERARCHICAL:
             continue
         base = base.removeprefix(SUPER)
-        if name.startswith("tpr@fpr"):
+        if base.startswith("tpr@fpr"):
             if pooled_rate(name) is None:
-                raise UserError(f"metric {name!r}: expected a rate between 0 and 1, such as tpr@fpr=1e-3")
-        elif base.startswith("tpr@fpr"):
-            raise UserError(
-                f"metric {name!r}: it is of the pairs of all queries, and has no mean over classes or super-categories"
-            )
+                raise UserError(f"metric {name!r}: expected a rate from 0 to 1, such as tpr@fpr=1e-3, and no prefix")
         elif base != "mauprc" and base not in WHOLE and split_cut(base)[0] not in AT_K:
             number = re.search(r"[1-9][0-9]{0,99}", base)
             known = [metric.format(k=number[0] if number else 1) for metric in (*NAMES, *HIERARCHICAL)]
-            every = ", ".join(NAMES)
-            raise UserError(
-                f"unknown metric {name!r}, expected one of {every}, each also as {MACRO}NAME and {SUPER}NAME, "
-                f"{', '.join(HIERARCHICAL)}, or {POOLED}"
-                f"{meant(nearest(base, known, most=3))}"
-            )
+            also = f"each also as {MACRO}NAME and {SUPER}NAME, {', '.join(HIERARCHICAL)}, or {POOLED}"
+            hint = meant(nearest(base, known, most=3))
+            raise UserError(f"unknown metric {name!r}, expected one of {', '.join(NAMES)}, {also}{hint}")
     return listed
 
 
@@ -270,13 +263,9 @@ def default_metrics(recall_at: tuple[int, ...] = (1, 10, 100, 1000)) -> tuple[st
 
 def sorted_cuts(recall_at: Iterable[int]) -> tuple[int, ...]:
     """Return the cut-offs in increasing order, each once; UserError unless all are positive integers."""
-    try:
-        cuts = list(recall_at)
-    except TypeError:
-        raise UserError(f"recall_at must be a list of integers, such as (1, 10, 100); got {recall_at!r}") from None
-    wrong = [k for k in cuts if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1]
-    if wrong:
-        raise UserError(f"recall_at must hold integers of 1 or more, such as (1, 10, 100); got {wrong[0]!r}")
+    cuts = list(recall_at) if isinstance(recall_at, Iterable) else [None]
+    if any(isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1 for k in cuts):
+        raise UserError(f"recall_at must be a list of integers of 1 or more, such as (1, 10, 100); got {recall_at!r}")
     return tuple(sorted({int(k) for k in cuts}))
 
 

@@ -442,8 +442,13 @@ def linear_probe(
         features, centre, scale = _standardised(_pick(embeddings, draw.train))
         trial, model, place = _Regression(split.num_classes), _Regression(split.num_classes), 0
         if several:
-            place, is_end = _choose(trial, features, draw, ordered, fitted)
-            at_end |= is_end
+            aside, accuracy = held_out(draw.train_classes, seed=draw.seed), list[float]()
+            for strength in ordered:
+                trial.fit(features[~aside], draw.train_classes[~aside], strength)
+                accuracy.append(_top(trial.ranks(features[aside], draw.train_classes[aside]))["top1"])
+                fitted()
+            place = int(np.argmax(accuracy))  # of equals the strongest
+            at_end |= place == len(ordered) - 1 or (place == 0 and accuracy[0] > accuracy[1])
         chosen.append(ordered[place])
         model.fit(features, draw.train_classes, ordered[place])
         unfinished += trial.unfinished + model.unfinished
@@ -514,20 +519,6 @@ class _Regression:
         if scores.ndim == 1:  # of the second of two classes
             scores = np.stack([-scores, scores], axis=1)
         return np.asarray((scores >= scores[np.arange(len(own)), own][:, None]).sum(axis=1))
-
-
-def _choose(
-    model: _Regression, features: Features, draw: Draw, strengths: Sequence[float], fitted: Callable[[], None]
-) -> tuple[int, bool]:
-    """Return the place of the best strength (of equals the strongest), and whether it stands at an end."""
-    aside = held_out(draw.train_classes, seed=draw.seed)
-    train, tested, accuracy = features[~aside], features[aside], []
-    for strength in strengths:
-        model.fit(train, draw.train_classes[~aside], strength)
-        accuracy.append(_top(model.ranks(tested, draw.train_classes[aside]))["top1"])
-        fitted()
-    best = int(np.argmax(accuracy))
-    return best, best == len(strengths) - 1 or (best == 0 and accuracy[0] > accuracy[1])
 
 
 PROBES: Mapping[str, Callable[..., ProbeResult]] = {"knn": knn, "linear_probe": linear_probe}

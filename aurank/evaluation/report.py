@@ -279,10 +279,8 @@ class Report:
         names_per_query([base])
         held = {name: "ap" if name == "mauprc" else name for name in self._metric_names}
         if base not in held:
-            raise UserError(
-                f"the report holds no values per query of {name!r}, only of {', '.join(held)}: evaluate again with it "
-                f"among the metrics{meant(nearest(base, held, most=3))}"
-            )
+            hint = meant(nearest(base, held, most=3))
+            raise UserError(f"the report holds no values per query of {name!r}, only of {', '.join(held)}{hint}")
         return self.per_query[held[base]]
 
     def with_intervals(self, *, resamples: int = 1000, seed: int = 0, level: float = 0.95) -> "Report":
@@ -341,12 +339,10 @@ class Report:
     def frequency_table(
         self, edges: Sequence[int], *, class_counts: Mapping[Any, int] | None = None
     ) -> dict[str, Column]:
-        """Return columns over buckets of frequency, from rare to common: the long tail in numbers.
+        """Return columns over buckets of frequency: "bucket", "num_queries", and each metric's mean over its queries.
 
-        A query's frequency is its number of positives, or, given `class_counts` (say, images of each label in
-        training), the count of its label, 0 where that holds none. Edges (20, 100) make the buckets "0-19", "20-99" and
-        "100+". Columns: "bucket", "num_queries", and each metric's mean over the bucket's queries; a bucket without
-        queries has no row.
+        A query's frequency is its number of positives, or the count of its label in `class_counts` (say, in training).
+        Edges (20, 100) make the buckets "0-19", "20-99" and "100+"; a bucket without queries has no row.
         """
         if not len(edges) or any(low >= high for low, high in pairwise([0, *edges])):
             raise UserError(f"edges must be increasing integers of 1 or more, such as (20, 100); got {tuple(edges)}")

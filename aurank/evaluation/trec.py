@@ -1,8 +1,6 @@
 """Runs and qrels, TREC's files of rankings and judgements: read and measured, and written for trec_eval and its kin.
 
-A line of a run is "query Q0 document rank score tag", of qrels "query 0 document relevance", split by blanks. As in
-trec_eval, scores decide the order and ranks are not read. A run holds the first documents of each list: what it does
-not list was never retrieved, so it has metrics at cut-offs alone. Names are written with blanks as in URLs (%20).
+As in trec_eval, scores decide the order and ranks are not read. Names are written with blanks as in URLs (%20).
 """
 
 import math

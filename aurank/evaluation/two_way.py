@@ -92,15 +92,12 @@ def two_way(
     Args:
         images, texts: embeddings [pair, dim].
         labels: what each pair shows.
-        image_ids: rows of one id are one image: a single query, and a single row of the gallery. Without them every
-            row is an image of its own. The first row of an id gives its embedding.
-        text_ids: the same for texts, so that a sentence that many images have is in the gallery once. The field keeps
-            such texts apart, since its captions hardly recur: leave `text_ids` out for that.
+        image_ids: rows of one id are one image, a single query and gallery row, whose embedding its first row gives.
+        text_ids: the same for texts, so that a sentence that many images have is in the gallery once.
         options: those of `aurank.evaluate`, `metrics` aside.
 
-    Source: recall@k both ways and its mean as for Flickr30K and MS-COCO, Karpathy and Fei-Fei, Deep visual-semantic
-    alignments (CVPR 2015), https://arxiv.org/abs/1412.2306. Deviation: equal labels, not the pair alone, make a
-    positive.
+    Source: recall@k both ways and its mean, Karpathy and Fei-Fei (CVPR 2015), https://arxiv.org/abs/1412.2306.
+    Deviation: equal labels, not the pair alone, make a positive.
 
     Example:
         >>> report = two_way(np.eye(2), np.eye(2)[::-1], [0, 1], recall_at=(1,))
@@ -149,8 +146,7 @@ def prompts(classes: Sequence[str], templates: Sequence[str] = PROMPTS) -> list[
 def ensemble(embeddings: Float[Tensor, "class prompt dim"]) -> Float[Tensor, "class dim"]:
     """Return one embedding of each class: the mean of its prompts' unit-length embeddings, of unit length itself.
 
-    Source: section 3.1.4 of Radford et al., Learning transferable visual models from language supervision (ICML 2021),
-    https://arxiv.org/abs/2103.00020
+    Source: section 3.1.4 of Radford et al. (ICML 2021), https://arxiv.org/abs/2103.00020
 
     Example:
         >>> import torch

@@ -156,9 +156,7 @@ def test_a_metric_that_heeds_no_ties_is_compared_across_rules() -> None:
 
 
 def test_a_metric_that_the_report_lacks_is_refused_with_the_nearest() -> None:
-    with pytest.raises(
-        UserError, match=r"no values per query of 'recall@2'.*evaluate again with it.*; did you mean 'recall@1'"
-    ):
+    with pytest.raises(UserError, match=r"no values per query of 'recall@2'.*; did you mean 'recall@1'"):
         compare(report(), report(), metric="recall@2")
 
 

@@ -201,7 +201,7 @@ def test_bad_input_is_refused_in_one_line(change: dict[str, Any], message: str) 
 
 def test_values_of_other_types_are_refused_where_types_are_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as everywhere but in these tests
-    with pytest.raises(UserError, match=r"recall_at must be a list of integers, such as \(1, 10, 100\); got 5"):
+    with pytest.raises(UserError, match=r"recall_at must be a list of integers .*; got 5"):
         aurank.evaluate(ROWS, [0, 0, 1, 1], recall_at=5)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="type list: give a tensor or NumPy array"):
         aurank.evaluate(ROWS.tolist(), [0, 0, 1, 1])

@@ -128,10 +128,10 @@ def test_a_perfect_order_has_the_value_1() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"super_labels": None}, "metric 'h_ap' is of super-categories, of which there are none: give super_labels"),
+        ({"super_labels": None}, "metric 'h_ap' is of super-categories: give super_labels"),
         ({"super_labels": ABOVE[:5]}, "super_label"),
         ({"super_labels": np.arange(20)}, "super_labels of query 0 and of others of its label differ: a class lies"),
-        ({"gallery_super_labels": ABOVE}, "give both where there is a gallery"),
+        ({"gallery_super_labels": ABOVE}, "belong together where there is a gallery"),
         ({"positives": [(0, 1)]}, "super_labels group classes: give labels, and no list of positives"),
         ({"postprocess": "k_reciprocal"}, "h_ap has no use where lists are ordered by other scores"),
     ],

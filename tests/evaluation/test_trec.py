@@ -123,11 +123,7 @@ def test_a_written_run_has_the_numbers_of_evaluate(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("run", "qrels", "message"),
     [
-        (
-            "q1 a 1 2\n",
-            QRELS,
-            r"a.run, line 1: 4 columns, expected the 6 of a run \(query Q0 document",
-        ),
+        ("q1 a 1 2\n", QRELS, r"a.run, line 1: 4 columns, expected the 6 of a run \(query Q0 document"),
         ("q1 Q0 a 1 high t\n", QRELS, r"a.run, line 1: 'high' is no number"),
         ("q1 Q0 a 1 nan t\n", QRELS, r"'nan' is no number"),
         ("q1 Q0 a 1 2 t\nq1 Q0 a 2 1 t\n", QRELS, r"line 2: document 'a' is listed twice for query 'q1'"),

@@ -7,7 +7,7 @@ For the centre c, <f, g> = <f - c, g - c> + a + b with a = <f, c> - |c|²/2 of o
 other. The rotation changes no product; it spreads what stands out in few numbers of a row.
 """
 
-import time
+import timeit
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -151,15 +151,9 @@ def int8_speed() -> float:
         lambda: torch._int_mm(left, right.T, out=out),
     ]
     try:
-        times = [[_seconds(step) for step in steps] for _ in range(15)]
+        times = [[timeit.timeit(step, number=1) for step in steps] for _ in range(15)]
     except (AttributeError, RuntimeError):  # torch has none, or not for this processor
         return 0.0
     exact = torch.equal(out.double(), left.double() @ right.double().T)
     slow, fast = np.min(times, axis=0)
     return float(slow / fast) if exact else 0.0
-
-
-def _seconds(step: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    step()
-    return time.perf_counter() - start

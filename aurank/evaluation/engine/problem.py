@@ -98,11 +98,7 @@ def as_array(values: Integers) -> np.ndarray:
 
 
 def numbered(
-    first: Integers | None,
-    second: Integers | None,
-    *,
-    name: str,
-    gather: Callable[..., list[Any]] = lambda own: [own],
+    first: Integers | None, second: Integers | None, *, name: str, gather: Callable[..., list[Any]] = lambda own: [own]
 ) -> tuple[Integers | None, Integers | None, Shaped[np.ndarray, " name"] | None]:
     """Return labels or ids of both sides with text as integers, and the names in the order of their numbers.
 
@@ -137,10 +133,7 @@ def _integers(values: Integers, name: str) -> np.ndarray:
     except ValueError as error:  # nested lists of unequal length
         raise UserError(f"the {name} are not a list of integers: {error}") from error
     if array.size and (array.dtype.kind not in "iu" or int(array.max()) > np.iinfo(np.int64).max):
-        raise UserError(
-            f"the {name} are {array.dtype}: give integers that fit in int64, for example by "
-            "np.unique(…, return_inverse=True)[1], over both sides together where there are two"
-        )
+        raise UserError(f"the {name} are {array.dtype}: give integers, as by np.unique(…, return_inverse=True)[1]")
     return array.astype(np.int64)
 
 
@@ -148,9 +141,8 @@ def integer_array(values: Integers, *, name: str, rows: int, side: str) -> Int64
     """Return `values` as int64, never by way of a float; UserError unless it is one integer for each row."""
     array = _integers(values, f"{side} {name}s")
     if array.shape != (rows,):
-        raise UserError(
-            f"the {side} {name}s have shape {array.shape} for {rows} {side} embeddings: give one {name} per row"
-        )
+        what = f"the {side} {name}s have shape {array.shape}"
+        raise UserError(f"{what} for {rows} {side} embeddings: give one {name} per row")
     return array
 
 
@@ -310,10 +302,8 @@ def gather_shards(group: ProcessGroup, problem: RetrievalProblem, *, shards: boo
         digests = group.all_gather([_digest(array) for array in arrays])
         copies = all(other == digests[0] for other in digests)
         if not shards and not copies and all(other[1:] == digests[0][1:] for other in digests):
-            raise UserError(
-                f"all ranks gave the same {side} labels and ids, but other embeddings: give every rank its own rows, "
-                'or all the very same; distributed="shards" says that these are different rows'
-            )
+            what = f"all ranks gave the same {side} labels and ids, but other embeddings"
+            raise UserError(f'{what}: distributed="shards" says that these are different rows')
         for name, array in zip(names, arrays, strict=True):
             whole[name] = array if array is None or (copies and not shards) else group.concatenate(array)
     return replace(problem, **whole)
@@ -568,8 +558,6 @@ def require_room(positives: int) -> None:
     """Raise UserError where so many positives do not fit into memory, before anything is computed."""
     free = available_memory()
     if free is not None and positives * POSITIVE_BYTES > free:
-        raise UserError(
-            f"the labels make {positives:,} positives, which take about {as_text(positives * POSITIVE_BYTES)} beside "
-            f"max_memory, and {as_text(free)} are available: measure a sample of the queries against the whole "
-            "gallery, or labels of smaller classes"
-        )
+        what = f"{positives:,} positives, which take about {as_text(positives * POSITIVE_BYTES)} beside max_memory"
+        remedy = "measure a sample of the queries against the whole gallery, or labels of smaller classes"
+        raise UserError(f"the labels make {what}, and {as_text(free)} are available: {remedy}")

@@ -1,8 +1,4 @@
-"""What an approximate index retrieves, beside the exact numbers.
-
-A list of neighbours shows a positive only if it is long enough, and its scores carry the rounding of float32. So an
-index is measured by its own lists, in which a positive that is not listed was never retrieved.
-"""
+"""What an approximate index retrieves by its own lists, in which a positive that is not listed was never retrieved."""
 
 import math
 import time
@@ -34,11 +30,9 @@ NEIGHBOUR_QUERIES = 1000  # queries whose neighbours are compared with the exact
 class Approximation:
     """What an approximate index retrieves, with the exact numbers beside it.
 
-    `metrics`: "mauprc" and "recall@{k}" from its lists of `depth` neighbours, in which a positive that is not listed
-    counts as never retrieved; `exact`: the same over the full gallery. `neighbour_recall`: the part of the k true
-    nearest rows (by faiss's Flat index) that the index finds among its k, as a mean over `neighbour_queries` random
-    queries; of rows that score the same, only those that Flat lists count. `measured`: seconds and queries per second
-    of this one run, which equality of two results leaves out.
+    `metrics`: "mauprc" and "recall@{k}" from its lists of `depth` neighbours; `exact`: the same over the full gallery.
+    `neighbour_recall`: the part of the k true nearest rows (by faiss's Flat index) that the index finds among its k, as
+    a mean over `neighbour_queries` random queries. `measured`: seconds and queries per second of this one run.
 
     Example:
         >>> found = Approximation("Flat", "CPU", 1, {"recall@1": 0.5}, {"recall@1": 1.0}, {1: 0.5}, 2, {"seconds": 0.1})

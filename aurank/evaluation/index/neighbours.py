@@ -23,7 +23,7 @@ from aurank.evaluation.engine.scores import check_distance
 from aurank.files import checked, read_record, reading, replacing, require_ordinary
 
 BLOCK = 2**21  # numbers read and handed to faiss at a time
-LONGEST_FACTORY, LARGEST_NUMBER, MOST_BITS = 200, 2**24, 16
+LONGEST_FACTORY = 200
 
 
 def faiss_library() -> Any:
@@ -44,15 +44,11 @@ def faiss_says(trouble: str) -> Iterator[None]:
 
 def check_factory(factory: str) -> None:
     """Raise UserError unless the factory string is short text with numbers that an index can be made for."""
-    if not isinstance(factory, str) or not 0 < len(factory) <= LONGEST_FACTORY:
-        shown = factory if len(str(factory)) <= LONGEST_FACTORY else f"{str(factory)[:20]}…"
-        raise UserError(f'an index is a text such as "Flat" or "IVF1024,Flat", got {shown!r}')
-    for number in re.findall(r"\d+", factory):
-        if int(number) > LARGEST_NUMBER:
-            raise UserError(f"the index {factory!r} has the number {number}: at most {LARGEST_NUMBER:,} can be made")
-    for bits in re.findall(r"x(\d+)", factory):
-        if int(bits) > MOST_BITS:
-            raise UserError(f"the index {factory!r} has codes of {bits} bits: at most {MOST_BITS} can be trained")
+    numbers = (24, re.findall(r"\d+", str(factory))), (4, re.findall(r"x(\d+)", str(factory)))  # bits of a code
+    fits = isinstance(factory, str) and 0 < len(factory) <= LONGEST_FACTORY
+    if not fits or any(int(number) > 2**most for most, found in numbers for number in found):
+        shown = str(factory)[:LONGEST_FACTORY]
+        raise UserError(f'an index is a text such as "Flat" or "IVF1024,Flat", of small numbers, got {shown!r}')
 
 
 def set_parameters(index: Any, parameters: str) -> None:
@@ -81,10 +77,9 @@ def choose_gpus(device: torch.device | str | None, index: Any, factory: str) -> 
     if match[0] == "cpu" or (device is None and not (available and faiss.isGpuIndexImplemented(inner))):
         return []
     chosen = list(range(available)) if match[1] is None else [int(match[1])]
-    if not chosen or chosen[-1] >= available:
-        raise UserError(f'device is {str(device)!r}, but faiss sees {available} GPUs: use device="cpu"')
-    if not faiss.isGpuIndexImplemented(inner):
-        raise UserError(f'faiss has no index {factory!r} on the GPU: use device="cpu", or a Flat or IVF index')
+    if not chosen or chosen[-1] >= available or not faiss.isGpuIndexImplemented(inner):
+        what = f"device is {str(device)!r}, faiss sees {available} GPUs, and not every index runs there"
+        raise UserError(f'{what}, {factory!r} for one: use device="cpu", or a Flat or IVF index')
     return chosen
 
 
@@ -121,10 +116,9 @@ def check_rows(embeddings: Embeddings, *, side: str, distance: str) -> None:
     for rows in row_blocks(embeddings):
         wrong = np.flatnonzero(~np.isfinite(load_rows(embeddings, rows, distance)).all(axis=1))
         if len(wrong):
-            reason = "holds NaN or infinity, or is all zeros, and has no cosine with anything"
-            if distance != "cosine":
-                reason = "holds NaN, infinity or a number beyond float32"
-            raise UserError(f"row {rows.start + wrong[0]} of the {side} embeddings {reason}: remove it")
+            reason = "is all zeros, or holds NaN, infinity" if distance == "cosine" else "holds NaN, infinity"
+            where = f"row {rows.start + wrong[0]} of the {side} embeddings"
+            raise UserError(f"{where} {reason} or a number beyond float32: remove it")
 
 
 FORMAT, VERSION = "aurank.index", 3
@@ -155,7 +149,7 @@ class Neighbours:
 
 
 class Placement(TypedDict, total=False):
-    """Where an index searches: the last arguments of `Index`."""
+    """The last arguments of `Index`."""
 
     device: torch.device | str | None
     float16: bool
@@ -167,11 +161,10 @@ class Index:
 
     Args:
         dim: width of the rows.
-        factory: faiss's text such as "Flat" (exact up to float32), "IVF1024,Flat", "HNSW32" or "IVF1024,PQ32"; after a
-            semicolon it may set search parameters, as in "IVF1024,Flat; nprobe=16".
+        factory: faiss's text such as "Flat" (exact up to float32), "HNSW32" or, with search parameters,
+            "IVF1024,Flat; nprobe=16".
         distance: "cosine" (rows are normalised), "dot" or "euclidean".
-        device: by default all GPUs where faiss has this kind on the GPU, else the CPU; "cpu", "cuda" or "cuda:1" decide
-            it. Several GPUs share the rows, which are also kept in main memory.
+        device: by default all GPUs where faiss has this kind on the GPU, else the CPU; several GPUs share the rows.
         float16: halve what flat vectors take on the GPU (on the CPU, write "SQfp16" for "Flat").
         temporary_memory: bound of what each GPU sets aside besides.
 
@@ -255,10 +248,8 @@ class Index:
         least, available = self._centroids(), len(embeddings)
         size = min(available, least * ROWS_PER_CENTROID if rows is None else rows)
         if size < least:
-            raise UserError(
-                f"the index {self.factory!r} learns {least} centroids and got {size} training rows: "
-                "give at least one row for each, better 39, or choose fewer lists or shorter codes"
-            )
+            what = f"the index {self.factory!r} learns {least} centroids and got {size} training rows"
+            raise UserError(f"{what}: give at least one row for each, or choose fewer lists or shorter codes")
         chosen = np.sort(np.random.default_rng(seed).permutation(available)[:size])
         sample = np.empty((size, self.dim), dtype=np.float32)
         for part in row_blocks(sample):
@@ -266,12 +257,11 @@ class Index:
         lists = faiss.try_extract_index_ivf(self.host)
         with faiss_says(f"the index {self.factory!r} cannot be trained on {size} rows"):
             if self.gpus and lists is not None:
-                on_gpus = self._to_gpus(faiss.IndexFlat(lists.d, lists.metric_type))
-                lists.clustering_index = on_gpus
-                self.host.train(sample)
+                lists.clustering_index = on_gpus = self._to_gpus(faiss.IndexFlat(lists.d, lists.metric_type))
+            self.host.train(sample)
+            if self.gpus and lists is not None:
                 lists.clustering_index = None
-            else:
-                self.host.train(sample)
+                del on_gpus
 
     def add(self, embeddings: Embeddings, *, progress: ProgressCallback | None = None) -> None:
         """Add the rows behind those that are there, a block at a time; all of them are checked first."""
@@ -279,8 +269,7 @@ class Index:
             raise UserError("the index is memory-mapped and takes no further rows: load it without memory_map")
         self._check(embeddings, side="gallery")
         if not self.is_trained:
-            remedy = "use Index.build, or train"
-            raise UserError(f"the index {self.factory!r} must be trained before rows are added: {remedy}")
+            raise UserError(f"the index {self.factory!r} must be trained before rows are added: use Index.build")
         self._copy = None
         for rows in row_blocks(embeddings):
             with faiss_says(f"rows cannot be added to the index {self.factory!r}"):
@@ -298,8 +287,7 @@ class Index:
     ) -> Neighbours:
         """Return the k nearest rows of each query, or all rows where there are fewer.
 
-        `leave_out` names a row that each query must not find, such as its own, or -1: it is recognised by its number,
-        never by its rank, so a duplicate stays. `progress(done, total)` counts queries.
+        `leave_out` names a row that each query must not find, such as its own, or -1; a duplicate of it stays.
         """
         parts = []
         for rows, part in self.search_batches(queries, k, leave_out=leave_out):
@@ -333,7 +321,11 @@ class Index:
             if self.distance == "euclidean":
                 similarity = -similarity
             if leave_out is not None:
-                row, similarity = _without(row, similarity, leave_out[rows])
+                # What follows the unwanted row moves up, and padding fills the end.
+                row, similarity = (np.pad(part, ((0, 0), (0, 1)), constant_values=-1) for part in (row, similarity))
+                drop = (row == leave_out[rows, None]) & (leave_out[rows, None] >= 0)
+                drop[~drop.any(axis=1), -1] = True
+                row, similarity = (part[~drop].reshape(len(part), -1) for part in (row, similarity))
             row, similarity = row[:, :width], similarity[:, :width]
             missing = row < 0  # faiss pads with -1, which would silently name the last row
             row = np.where(missing, len(self), row).astype(np.int64)
@@ -341,19 +333,12 @@ class Index:
             yield rows, Neighbours(row, similarity, np.asarray((~missing).sum(axis=1), dtype=np.int64))
 
     def save(self, path: Path | str) -> None:
-        """Write faiss's own file to `path`, and what `load` checks it by to `path` with ".json" behind.
-
-        Both are written whole or not at all, and what was there before stays until they are complete.
-        """
+        """Write faiss's own file to `path`, and what `load` checks it by to `path` with ".json" behind."""
         write_index(self.host, Path(path), factory=self.factory, distance=self.distance)
 
     @classmethod
     def load(cls, path: Path | str, *, memory_map: bool = False, **placement: Unpack[Placement]) -> "Index":
-        """Return the index that `save` wrote; UserError for files that are damaged or something else.
-
-        With `memory_map` its rows stay in the file, so that it may be larger than memory: such an index searches on the
-        CPU, and takes no further rows.
-        """
+        """Return the index that `save` wrote; with `memory_map` its rows stay in the file, searched on the CPU."""
         host, saved = read_index(Path(path), memory_map=memory_map)
         if memory_map:
             placement = {**placement, "device": placement.get("device") or "cpu"}
@@ -367,10 +352,8 @@ class Index:
     def _check(self, embeddings: Embeddings, *, side: str) -> None:
         check_matrix(embeddings, side=side)
         if embeddings.shape[1] != self.dim:
-            raise UserError(
-                f"the {side} embeddings have {embeddings.shape[1]} columns and the index has {self.dim}: "
-                "both must come from the same model"
-            )
+            columns = f"have {embeddings.shape[1]} columns and the index has {self.dim}"
+            raise UserError(f"the {side} embeddings {columns}: both must come from the same model")
         check_rows(embeddings, side=side, distance=self.distance)
 
     def _depth(self, queries: Embeddings, k: int, leave_out: np.ndarray | None) -> int:
@@ -383,10 +366,7 @@ class Index:
             raise UserError(f"leave_out has {len(leave_out)} entries for {len(queries)} queries: give one for each")
         depth = min(k + (leave_out is not None), len(self))
         if self.gpus and depth > GPU_LONGEST_LIST:
-            raise UserError(
-                f"faiss on a GPU finds at most {GPU_LONGEST_LIST} neighbours, the query's own row included, "
-                f'and k = {k} asks for {depth}: use a smaller k, or device="cpu"'
-            )
+            raise UserError(f'k = {k}: faiss on a GPU finds at most {GPU_LONGEST_LIST} neighbours; use device="cpu"')
         return depth
 
     def _centroids(self) -> int:
@@ -431,14 +411,6 @@ def neighbours(
     index = Index.build(embeddings, factory, distance=distance, device=device)
     own = np.arange(len(embeddings)) if exclude_self else None
     return index.search(embeddings, k, leave_out=own, progress=progress)
-
-
-def _without(row: np.ndarray, similarity: np.ndarray, unwanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    row, similarity = (np.pad(part, ((0, 0), (0, 1)), constant_values=-1) for part in (row, similarity))
-    drop = (row == unwanted[:, None]) & (unwanted[:, None] >= 0)
-    drop[~drop.any(axis=1), -1] = True
-    shape = (len(row), row.shape[1] - 1)
-    return row[~drop].reshape(shape), similarity[~drop].reshape(shape)
 
 
 class Description(TypedDict):

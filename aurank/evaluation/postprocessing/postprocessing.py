@@ -97,11 +97,9 @@ class PostProcessing:
         check_distance(self.distance)
         kinds = [[isinstance(step, kind) for kind in (RowStep, SideStep, ListStep)].index(True) for step in self.steps]
         if kinds != sorted(kinds) or kinds.count(2) > 1:
-            raise UserError(
-                f"post-processing {str(self)!r}: steps that change single rows come first, then those that look at "
-                "neighbours (query_expansion, database_augmentation), then at most one that orders lists anew "
-                "(k_reciprocal, rescore)"
-            )
+            order = "steps that change single rows come first, then query_expansion and database_augmentation"
+            last = "then at most one that orders lists anew (k_reciprocal, rescore)"
+            raise UserError(f"post-processing {str(self)!r}: {order}, {last}")
         for step in self.steps:
             if self.distance != "cosine" and isinstance(step, SideStep | KReciprocal):
                 raise UserError(f"{step.name} goes by cosines, and the distance is {self.distance}: leave one out")
@@ -157,9 +155,7 @@ class PostProcessing:
 
     def require_scores_of_all_pairs(self) -> None:
         if self.orders_lists:
-            raise UserError(
-                f"{str(self)!r} orders lists by scores of their own, which no threshold fits: calibrate without"
-            )
+            raise UserError(f"{str(self)!r} orders lists by scores of their own, which no threshold fits")
 
     def fit(self, rows: Embeddings) -> "PostProcessing":
         """Return the steps with what they learn of training rows, each behind those before it."""
@@ -356,9 +352,8 @@ class Codes:
             raise UserError(f"dims and rescore must be 1 or more; got {self.dims} and {self.rescore}")
         for precision in self.precisions or ("",):
             if precision not in BITS:
-                raise UserError(
-                    f"no precision {precision!r}, expected some of {', '.join(BITS)}{meant(nearest(precision, BITS))}"
-                )
+                hint = meant(nearest(precision, BITS))
+                raise UserError(f"no precision {precision!r}, expected some of {', '.join(BITS)}{hint}")
 
     def each(self, width: int) -> Iterator[dict[str, Any]]:
         """Yield "dim", "precision", "rescored" (a length or None) and "bytes" of each code of rows of that width."""

@@ -100,7 +100,8 @@ class GallerySearch:
         last = None if self.processing is None else self.processing.steps[-1]
         depth = max(k, last.depth) if isinstance(last, ListStep) else k
         if among is None and not exact:
-            row = self._by_faiss(sides.queries, depth + SPARE, own)
+            near = self.index.search(sides.queries, depth + SPARE, leave_out=own)
+            row = np.where(near.row < len(self.index), near.row, -1)
         else:
             chosen = np.arange(len(self.vectors)) if among is None else among
             row = self._by_products(sides.queries, depth + SPARE, own, chosen)
@@ -117,10 +118,6 @@ class GallerySearch:
             if isinstance(step, SideStep) and not isinstance(step, DatabaseAugmentation):  # done once for all queries
                 sides = step.sides(sides, device="cpu")
         return sides
-
-    def _by_faiss(self, queries: np.ndarray, depth: int, own: Int64[np.ndarray, " query"]) -> Places:
-        found = self.index.search(queries, depth, leave_out=own)
-        return np.where(found.row < len(self.index), found.row, -1)
 
     def _by_products(
         self, queries: np.ndarray, depth: int, own: Int64[np.ndarray, " query"], among: Int64[np.ndarray, " row"]

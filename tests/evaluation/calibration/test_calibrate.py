@@ -117,7 +117,7 @@ def test_whose_pairs_are_counted_for_queries_without_labels() -> None:
         ({"precision": 0.0}, "precision must be above 0 and at most 1"),
         ({"precision": float("nan")}, "precision must be above 0 and at most 1"),
         ({"false_match_rate": 1.0}, "must lie between 0 and 1"),
-        ({"false_match_rate": 1e-7}, "less than one of the 6,080 negative pairs, which can tell rates from 0.00016 on"),
+        ({"false_match_rate": 1e-7}, "less than one of the 6,080 negative pairs: ask for 0.00016 or more"),
     ],
 )
 def test_what_is_refused(aim: dict[str, float], said: str) -> None:
@@ -133,7 +133,7 @@ def test_a_precision_that_no_threshold_reaches() -> None:
         calibrate(RetrievalProblem(rows, [0, 0, 1, 1]), precision=0.9)
     with pytest.raises(UserError, match="no query has a positive"):
         calibrate(RetrievalProblem(rows, [0, 1, 2, 3]), precision=0.9)
-    with pytest.raises(UserError, match="more negative pairs than that score as high"):
+    with pytest.raises(UserError, match="more negative pairs score as high"):
         calibrate(RetrievalProblem(rows, [0, 0, 1, 1]), false_match_rate=0.13)
 
 

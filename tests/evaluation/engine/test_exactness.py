@@ -195,9 +195,7 @@ def close_calls(rows: int = 2500, dim: int = 32) -> tuple[np.ndarray, np.ndarray
 
 
 @pytest.mark.slow
-def test_blocks_threads_backends_and_row_order_change_no_digit_of_close_calls(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_blocks_threads_backends_and_row_order_change_no_digit_of_close_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     embeddings, labels = close_calls()
     asked = names(10)
     reference = evaluate(embeddings, labels, metrics=asked, max_memory="1GiB")
@@ -243,8 +241,7 @@ def collapsed(noise: float, rows: int = 150) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize("distance", DISTANCES)
 @pytest.mark.parametrize(
-    ("backend", "kind", "noise"),
-    [("numba", np.float64, 0.0), ("torch", np.float32, 1e-9), ("numba", np.float16, 1e-9)],
+    ("backend", "kind", "noise"), [("numba", np.float64, 0.0), ("torch", np.float32, 1e-9), ("numba", np.float16, 1e-9)]
 )
 def test_equal_rows_score_the_prevalence_of_each_query(distance: str, backend: str, kind: Any, noise: float) -> None:
     embeddings, labels = collapsed(noise)

@@ -8,15 +8,7 @@ import numpy as np
 import pytest
 
 from aurank.errors import UserError
-from aurank.evaluation import (
-    Index,
-    Ranks,
-    RetrievalProblem,
-    approximate_report,
-    evaluate,
-    metrics,
-    positive_ranks,
-)
+from aurank.evaluation import Index, Ranks, RetrievalProblem, approximate_report, evaluate, metrics, positive_ranks
 
 
 def clusters(seed: int = 0, classes: int = 12, each: int = 9, dim: int = 8) -> tuple[np.ndarray, np.ndarray]:

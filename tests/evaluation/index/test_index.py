@@ -239,8 +239,8 @@ def test_both_files_stay_whole_when_writing_fails(tmp_path: Path, monkeypatch: p
         ("Rubbish", "'Rubbish' cannot be made for 8 dimensions.*could not parse index string Rubbish"),
         ("", 'an index is a text such as "Flat"'),
         ("Flat," * 100, 'an index is a text such as "Flat"'),
-        ("IVF99999999999,Flat", "number 99999999999: at most"),
-        ("PQ4x24", "codes of 24 bits: at most 16"),
+        ("IVF99999999999,Flat", "IVF99999999999,Flat"),
+        ("PQ4x24", "PQ4x24"),
         ("PQ3", "multiple of"),
         ("Flat; nprobe=3", "could not set parameter nprobe"),
         ("IVF4,Flat; nprobe=0", 'such as "nprobe=16", got .nprobe=0.'),
@@ -307,7 +307,7 @@ def test_a_zero_row_has_no_cosine_but_a_distance() -> None:
 def test_devices_are_checked() -> None:
     with pytest.raises(UserError, match='device must be such as "cpu", "cuda" or "cuda:0", got \'tpu\''):
         Index(8, device="tpu")
-    with pytest.raises(UserError, match=r"device is 'cuda:99', but faiss sees \d+ GPUs"):
+    with pytest.raises(UserError, match=r"device is 'cuda:99', faiss sees \d+ GPUs"):
         Index(8, device="cuda:99")
     with pytest.raises(UserError, match='write "SQfp16"'):
         Index(8, device="cpu", float16=True)
@@ -317,7 +317,7 @@ def test_devices_are_checked() -> None:
 def test_a_list_longer_than_a_gpu_can_make_is_refused() -> None:
     built = Index.build(rows(0, 3000, 2), device="cpu")
     built.gpus = [0]
-    with pytest.raises(UserError, match=r"at most 2048 neighbours.* k = 2048 asks for 2049: use a smaller k, or"):
+    with pytest.raises(UserError, match=r"k = 2048: faiss on a GPU finds at most 2048 neighbours"):
         built.search(rows(0, 3000, 2), 2048, leave_out=np.arange(3000))
 
 
@@ -344,5 +344,5 @@ def test_the_gpu_stores_float16_on_demand_and_refuses_what_it_lacks() -> None:
     half = Index.build(gallery, device="cuda:0", float16=True).search(gallery, 10)
     exact = Index.build(gallery, device="cpu").search(gallery, 10)
     assert half.similarity == pytest.approx(exact.similarity, abs=2e-3)
-    with pytest.raises(UserError, match="faiss has no index 'HNSW8' on the GPU"):
+    with pytest.raises(UserError, match="'HNSW8' for one"):
         Index(8, "HNSW8", device="cuda")

@@ -118,7 +118,7 @@ def test_a_report_with_both_is_read_back(tmp_path: Path) -> None:
         ({"postprocess": "center"}, "center has to be fitted on training rows"),
         ({"postprocess": "binary", "distance": "dot", "index": "Flat"}, None),
         ({"postprocess": PostProcessing.parse("binary"), "distance": "dot"}, "for the distance cosine"),
-        ({"postprocess": "k_reciprocal", "index": "Flat"}, "orders anew: leave one of them out"),
+        ({"postprocess": "k_reciprocal", "index": "Flat"}, "orders anew: leave one out"),
         ({"postprocess": "query_expansion", "codes": Codes()}, "codes are made of single rows"),
         ({"codes": Codes(dims=(17,))}, "dims asks for 17 numbers, and the embeddings have 16"),
     ],
