@@ -401,8 +401,6 @@ def prepare_images(
         AurankError: a full disk; what was prepared stays.
     """
     report: Progress = progress or (lambda stage, done, total: None)
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"--out {folder} is a file; name a folder")
     first: dict[str, int] = {}
     for row, region in enumerate(manifest.regions):  # of texts and roles, an image may have several rows
         first.setdefault(region, row)

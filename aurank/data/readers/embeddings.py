@@ -6,9 +6,10 @@ from pathlib import Path
 import numpy as np
 
 from aurank.arrays import load_arrays
-from aurank.data.manifest import SPLITS, Manifest, build_manifest
+from aurank.data.manifest import Manifest, build_manifest
 from aurank.data.saved_embeddings import EmbeddingSource, MadeBy, read_arrays, require_form
 from aurank.errors import UserError
+from aurank.files import reading
 
 _BLOCK = 4096  # rows that are looked at at once
 
@@ -28,8 +29,6 @@ def read_embeddings(root: Path, *, file: str, labels: str | None = None, splits:
     content = read_arrays(path, None if labels is None else root / labels)
     count = len(content["labels"])
     if splits is not None:
-        if "splits" in content:
-            raise UserError(f"{path} holds splits of its own: leave out data.params.splits, or the array")
         held = load_arrays(root / splits)
         content["splits"] = held.get("splits", next(iter(held.values()), np.empty(0)))
         require_form("splits", content["splits"], count, root / splits)
@@ -38,8 +37,6 @@ def read_embeddings(root: Path, *, file: str, labels: str | None = None, splits:
             f"{path} holds no array 'splits', which says what each row is for; write it with aurank embed --split all, "
             "or name a file of train, val and test in data.params.splits"
         )
-    if odd := sorted(set(np.unique(content["splits"]).tolist()) - set(SPLITS)):
-        raise UserError(f"{path}: split {odd[0]!r} is not known; expected one of {', '.join(SPLITS)}")
     paths = content["paths"].tolist()
     if not any(paths):
         paths = [f"row {row}" for row in range(count)]
@@ -59,14 +56,15 @@ def read_embeddings(root: Path, *, file: str, labels: str | None = None, splits:
     names, label = content.get("classes"), content["labels"].tolist()
     super_labels, groups = content.get("super_labels"), content["groups"]
     made_by = MadeBy.parse(str(content["made_by"]), str(path)) if "made_by" in content else None
-    return build_manifest(
-        path.stem,
-        EmbeddingSource(rows, paths, where=str(path), made_by=made_by),
-        paths=paths,
-        labels=[str(one) for one in label] if names is None else [str(names[one]) for one in label],
-        splits=content["splits"].tolist(),
-        is_query=content["is_query"].tolist(),
-        is_gallery=content["is_gallery"].tolist(),
-        groups=groups.tolist() if (groups != -1).any() else None,
-        super_labels=None if super_labels is None else super_labels.tolist(),
-    )
+    with reading(path, "saved embeddings"):
+        return build_manifest(
+            path.stem,
+            EmbeddingSource(rows, paths, where=str(path), made_by=made_by),
+            paths=paths,
+            labels=[str(one) for one in label] if names is None else [str(names[one]) for one in label],
+            splits=content["splits"].tolist(),
+            is_query=content["is_query"].tolist(),
+            is_gallery=content["is_gallery"].tolist(),
+            groups=groups.tolist() if (groups != -1).any() else None,
+            super_labels=None if super_labels is None else super_labels.tolist(),
+        )

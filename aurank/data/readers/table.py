@@ -84,8 +84,6 @@ def read_two_tables(query: Path, gallery: Path, *, root: Path | None = None, out
 
 def _side_lines(file: Path, source: ImageSource, *, outside: bool) -> dict[str, Line]:
     """Return the lines of the table of queries, or of that of the gallery, by their paths."""
-    if not file.is_file():
-        raise UserError(f"no table {file}; expected csv or parquet with the columns path,label")
     lines: dict[str, Line] = {}
     for where, values in _table_lines(FolderSource(file.parent), file.name, splits=False):
         path = PurePosixPath(values["path"]).as_posix()
@@ -176,7 +174,7 @@ def _table_lines(source: ImageSource, file: str, *, splits: bool = True) -> Iter
         names = ", ".join(map(repr, unknown))
         told = f"{file}: ignored columns: {names}; those read are {', '.join(_KNOWN)}"
         warnings.warn(told, AurankWarning, stacklevel=2)
-    try:
+    with reading(file, "a csv table", remedy="mend it"):
         for number, line in body:
             if not line:
                 continue
@@ -184,8 +182,6 @@ def _table_lines(source: ImageSource, file: str, *, splits: bool = True) -> Iter
             if len(line) != len(header):
                 raise UserError(f"{where}: expected {len(header)} columns ({','.join(header)}), got {len(line)}")
             yield where, dict(zip(header, (value.strip() for value in line), strict=True))
-    except csv.Error as error:
-        raise UserError(f"{file}: not a csv table that can be read ({error})") from None
 
 
 def _parquet(source: ImageSource, file: str) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
