@@ -78,19 +78,6 @@ def test_boxes_are_part_of_the_content_and_stay_with_their_rows(folder: Path) ->
     assert read_table(folder, file="kept.csv").sha256 == manifest.sha256
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("path,label,split,x1,y1,x2\na.png,cat,test,0,0,3\n", "rows.csv, line 2: column 'y2' of the boxes is missing"),
-        (HEADER + "a.png,cat,test,0,0,,\n", "line 2: the box must be x1,y1,x2,y2 in pixels from 0, x1 below x2 and y1"),
-        (HEADER + "a.png,cat,test,3,0,3,2\n", "below y2, got 3,0,3,2"),
-        (HEADER + "a.png,cat,test,0,0,nan,2\n", "got 0,0,nan,2"),
-    ],
-)
-def test_a_box_that_is_none_is_refused_naming_the_line(folder: Path, text: str, message: str) -> None:
-    assert message in refusal(folder, text)
-
-
 def test_a_box_reaches_no_further_than_its_image_and_one_beyond_it_is_named() -> None:
     image = pixels(1, height=4, width=5)
     np.testing.assert_array_equal(crop(image, (3, 2, 90, 90), "a.png"), image[2:, 3:])
