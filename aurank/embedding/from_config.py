@@ -32,11 +32,6 @@ from aurank.models.image_model import Tokenise, warn_of_small
 from aurank.models.text_encoder import ProjectedText
 from aurank.models.tuning import add_lora, checkpoint_gradients, freeze, merge_lora
 
-# Keys of a model that decide its weights, and nothing of what is done with them.
-_OF_TRAINING = (
-    *("pretrained", "weights", "init_from", "text", "lora"),
-    *("freeze", "freeze_batch_norm", "gradient_checkpointing"),
-)
 _OF_BACKBONE = ("normalise", "interpolation", "test_transform")  # keys that say how a backbone is shown images
 _USUAL = "in float32 of the images themselves"
 OWN_TEXTS = "transformer"  # the text model that is trained from random weights, with a tokeniser of its own
@@ -178,15 +173,9 @@ def encoder_arguments(config: ModelConfig) -> dict[str, Any]:
 
 def describe_model(config: Config) -> str:
     """Return all that decides an embedding of a model that was trained here, beside its weights and the images."""
-    keys = type(config.model).model_fields
-    own = {
-        name: value
-        for name, value in sorted(dict(config.model).items())
-        if name not in _OF_TRAINING and value != keys[name].get_default(call_default_factory=True)
-    }
-    if config.model.backbone == NO_BACKBONE:
-        return repr(own)
-    return f"{own!r} {build_transform(config.data, train=False)!r}"
+    first = ("pretrained", "weights", "freeze_batch_norm")  # of training, or of the weights that it began with
+    own = {name: value for name, value in encoder_arguments(config.model).items() if name not in first}
+    return f"{own}" if config.model.backbone == NO_BACKBONE else f"{own} {build_transform(config.data, train=False)!r}"
 
 
 def trained_encoder(config: ModelConfig, weights: dict[str, Tensor], name: str, *, channels: int) -> Encoder:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 import time
 import zipfile
@@ -110,22 +109,6 @@ def test_a_folder_that_cannot_be_written_is_told_with_the_remedy(
         cache.write(piece(0, 4))
     assert list(cache.folder.glob("*.safetensors")) == []
     assert [path.name for path in cache.folder.iterdir()] == ["about.json"]
-
-
-@pytest.mark.slow
-def test_runs_that_share_a_cache_do_not_disturb_each_other(tmp_path: Path) -> None:
-    script = f"""
-from pathlib import Path
-import numpy as np
-from aurank.embedding.cache import EmbeddingCache, Piece
-cache = EmbeddingCache(Path({str(tmp_path)!r}), weights="w", transform="t", data="d", about={{}})
-for start in range(0, 320, 8):
-    cache.write(Piece(np.arange(start, start + 8), np.zeros((8, 4096), np.float32)))
-"""
-    runs = [subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    assert [(run.communicate(timeout=120)[1], run.returncode) for run in runs] == [("", 0)] * 2
-    (folder,) = tmp_path.iterdir()
-    assert len(list(folder.iterdir())) == 41
 
 
 def test_weights_are_told_apart_by_name_shape_type_and_every_value() -> None:

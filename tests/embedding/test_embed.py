@@ -87,26 +87,6 @@ def test_of_some_rows_no_other_image_is_embedded(tmp_path: Path) -> None:
     assert model.seen == [2, 5, 9, 0]
 
 
-def test_a_second_run_reads_and_computes_nothing(tmp_path: Path) -> None:
-    first, second = Counting(), Counting()
-    written = embed(first, images(tmp_path, first), batch=5, cache=opened(tmp_path))
-    said: list[str] = []
-    done: list[tuple[int, int]] = []
-    read = embed(
-        second,
-        images(tmp_path, second),
-        batch=4,
-        cache=opened(tmp_path, said),
-        progress=lambda *counts: done.append(counts),
-    )
-    assert second.seen == []
-    assert len(said) == 1
-    assert said[0].startswith("read 12 embeddings from the cache")
-    assert done == [(COUNT, COUNT)]
-    for name in Embedded.__dataclass_fields__:
-        assert np.array_equal(getattr(written, name), getattr(read, name)), name
-
-
 def test_a_damaged_piece_alone_is_embedded_again(tmp_path: Path) -> None:
     embed(Counting(), images(tmp_path, Counting()), batch=4, cache=opened(tmp_path))
     file = opened(tmp_path).folder / "0000000004.safetensors"

@@ -114,26 +114,6 @@ def test_tokens_of_transformers_keep_what_is_text_and_what_is_padding(monkeypatc
     assert list(model.module.state_dict()) == ["model.text_projection.weight", "model.text_projection.bias"]
 
 
-def test_without_weights_only_the_architecture_of_a_model_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under the same options: those that the library's configuration does not take are of the model."""
-    transformers_with(monkeypatch, Bert(), Tokens())
-    library = sys.modules["transformers"]
-
-    def config_of(
-        what: str, *, return_unused_kwargs: bool, num_hidden_layers: int, **others: Any
-    ) -> tuple[str, dict[str, Any]]:
-        assert return_unused_kwargs
-        return f"{what} of {num_hidden_layers}", others
-
-    asked: list[tuple[str, dict[str, Any]]] = []
-    vars(library).update(
-        AutoModel=SimpleNamespace(from_config=lambda config, **options: asked.append((config, options)) or Bert()),
-        AutoConfig=SimpleNamespace(from_pretrained=config_of),
-    )
-    load_text_model("transformers:some/model,num_hidden_layers=1,add_pooling_layer=false", weights=False)
-    assert asked == [("some/model of 1", {"trust_remote_code": False, "add_pooling_layer": False})]
-
-
 def test_a_model_that_has_learnt_to_see_its_padding_sees_it(monkeypatch: pytest.MonkeyPatch) -> None:
     transformers_with(monkeypatch, Projected(), Tokens(masked=False))
     model = load_text_model("transformers:some/model,length=4")

@@ -192,13 +192,3 @@ def test_a_file_of_open_clip_gives_timms_network_the_same_features(tmp_path: Pat
     images = torch.rand(2, 3, 224, 224)
     with torch.inference_mode():
         torch.testing.assert_close(encoder.backbone(images), model.visual(images), rtol=1e-4, atol=1e-4)
-
-
-def test_a_tower_of_open_clip_is_tuned_too() -> None:
-    pytest.importorskip("open_clip")
-    encoder = Encoder("open_clip:ViT-S-32-alt", dim=8, pretrained=False)
-    checkpoint_gradients(encoder, "open_clip")
-    assert min(layer_scales(encoder, 0.5, "open_clip").values()) == 0.5**12
-    freeze(encoder, ["conv1", "transformer.resblocks.0"])
-    encoder(torch.rand(2, 3, 224, 224))[:, 0].sum().backward()
-    assert {key.split(".")[2] for key, value in encoder.named_parameters() if not value.requires_grad} >= {"conv1"}
