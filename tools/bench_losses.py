@@ -34,7 +34,7 @@ from torch.nn.functional import normalize
 
 from aurank.config.components import signature
 from aurank.losses import LOSSES, CrossBatchMemory, ListwiseAPLoss, RecallAtKLoss, contrastive
-from aurank.losses.core.loss_inputs import read_inputs
+from aurank.losses.core.pairs import read_inputs
 
 Loss = Callable[..., Tensor]
 Result = dict[str, Any]

@@ -10,7 +10,7 @@ from testing.unread import Unread
 from torch import Tensor, nn
 
 from aurank.losses import LOSSES, contrastive
-from aurank.losses.core.saved_generator import SavedGenerator
+from aurank.losses.core.row_table import SavedGenerator
 
 LABELS = torch.tensor([0] * 5 + [1] * 2 + [2] * 6 + [3] + [4] * 3 + [5])
 IDS = torch.arange(len(LABELS))

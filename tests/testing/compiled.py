@@ -7,7 +7,7 @@ import torch
 from pytorch_metric_learning.distances import CosineSimilarity
 
 from aurank.losses import AUROCLoss, Pairs, PNPLoss, RecallAtKLoss, SmoothAPLoss, SOPRCLoss, SupAPLoss, make_pairs
-from aurank.losses.core.loss_inputs import read_inputs
+from aurank.losses.core.pairs import read_inputs
 
 LABELS = torch.tensor([0] * 5 + [1] * 2 + [2] * 6 + [3] + [4] * 3 + [5])
 

@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from numbers import Real
 
 import torch
@@ -13,32 +13,27 @@ from aurank.errors import UserError
 Number = float | int
 
 
-def as_number(value: object) -> float:
-    """Return the value as a float, NaN for what is no number, True and False included."""
-    return math.nan if isinstance(value, bool) or not isinstance(value, Real) else float(value)
-
-
-def require_positive(name: str, value: object) -> float:
-    """Return the value as a float; UserError unless it is a finite number above 0."""
-    return require_number(name, value, 0 < as_number(value) < math.inf, "> 0")
-
-
-def require_finite(name: str, value: object) -> float:
-    """Return the value as a float; UserError unless it is a finite number."""
-    return require_number(name, value, math.isfinite(as_number(value)), "a finite number")
-
-
-def require_fraction(name: str, value: object, *, one: bool = False) -> float:
-    """Return the value as a float; UserError unless 0 < value < 1 (value <= 1 with `one`)."""
-    number = as_number(value)
-    return require_number(name, value, 0 < number < 1 or (one and number == 1), f"> 0 and {'<=' if one else '<'} 1")
-
-
-def require_number(name: str, value: object, fits: bool, expected: str) -> float:
-    """Return the value as a float; UserError, with what was expected, unless it fits."""
-    if not fits:
+def require_number(name: str, value: object, interval: str = "(0, inf)") -> float:
+    """Return the value as a float; UserError unless it is a number of the interval, as "[0, 1)"."""
+    number = math.nan if isinstance(value, bool) or not isinstance(value, Real) else float(value)
+    low, high = map(float, interval[1:-1].split(","))
+    above = low < number if interval[0] == "(" else low <= number
+    if not (above and (number < high if interval[-1] == ")" else number <= high)):
+        expected = "a finite number" if interval == "(-inf, inf)" else f"a number in {interval}"
         raise UserError(f"{name} must be {expected}, got {value!r}")
-    return as_number(value)
+    return number
+
+
+def require_pair(
+    name: str, value: object, interval: str = "(-inf, inf)", *, rising: bool = False
+) -> tuple[float, float]:
+    """Return two numbers of the interval as floats; UserError unless there are two, the first less if `rising`."""
+    if not isinstance(value, Sequence) or len(value) != 2:
+        raise UserError(f"{name} must be two numbers in {interval}, got {value!r}")
+    first, second = (require_number(name, each, interval) for each in value)
+    if rising and not first < second:
+        raise UserError(f"{name} must be a lesser and a greater number, got {value!r}")
+    return first, second
 
 
 def require_whole(name: str, value: object, *, least: int = 1) -> int:

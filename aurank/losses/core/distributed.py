@@ -10,8 +10,7 @@ from torch import Tensor, distributed, nn
 
 from aurank.errors import UserError
 from aurank.losses.core.checks import require_flag
-from aurank.losses.core.loss_inputs import Inputs, Mined
-from aurank.losses.core.pairs import as_pairs
+from aurank.losses.core.pairs import Inputs, Mined, as_pairs
 
 
 def world_size() -> int:
@@ -48,7 +47,9 @@ class Gather:
         """Return the inputs of all processes, in the order of their ranks within a view; a miner stays as it is."""
         if not self.distributed or inputs.shared or world_size() == 1:
             return inputs
-        if self.known is not None and is_of_batch(inputs):
+        paired = inputs.is_self_set or (inputs.ref_labels is inputs.labels and inputs.ref_ids is inputs.ids)
+        is_of_batch = inputs.ids is not None and not isinstance(inputs.indices_tuple, Sequence) and paired
+        if self.known is not None and is_of_batch:
             return self._of_known(inputs, self.known)
         lengths = exchange_lengths(inputs)
         queries, references = ([row[side] for row in lengths] for side in (0, 1))
@@ -91,12 +92,6 @@ class Gather:
         both = torch.cat([inputs.embeddings, inputs.references], dim=1)
         embeddings, references = gather_rows(both, lengths, views=self.views).chunk(2, dim=1)
         return replace(whole, embeddings=embeddings, ref_emb=references, ref_labels=labels, ref_ids=ids)
-
-
-def is_of_batch(inputs: Inputs) -> bool:
-    """Return whether all that is passed is of the batch's own rows: references, if any, are theirs one by one."""
-    paired = inputs.ref_labels is inputs.labels and inputs.ref_ids is inputs.ids
-    return inputs.ids is not None and not isinstance(inputs.indices_tuple, Sequence) and (inputs.is_self_set or paired)
 
 
 def exchange_lengths(inputs: Inputs) -> list[list[int]]:

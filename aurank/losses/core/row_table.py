@@ -1,15 +1,15 @@
 """State that a loss keeps per class or per sample: complete in `state_dict`, the same on every rank."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Bool, Float, Float64, Int, Int64
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor, distributed, nn
 
 from aurank.errors import UserError
-from aurank.losses.core.common import HostCopy
+from aurank.losses.core.common import HostCopy, to_device_of
 from aurank.losses.core.distributed import gather_rows, world_size
 
 HALF = (torch.float16, torch.bfloat16)
@@ -226,7 +226,9 @@ def mean_by_row(index: EntryIndex, values: EntryValues) -> tuple[EntryValues, En
     exact = values.masked_fill(~finite[:, None], 0).to(torch.float64)
     group = group_entries(index)
     peak = torch.zeros_like(exact).scatter_reduce_(0, group[:, None].expand_as(exact), exact.abs(), "amax")[group]
-    scale = power_of_two(62 - len(index).bit_length() - torch.frexp(peak).exponent)
+    exponent = 62 - len(index).bit_length() - torch.frexp(peak).exponent
+    # 2 to the exponent by its bits, exactly: pow and exp2 promise only to come close
+    scale = (exponent.to(torch.int64).clamp(-1022, 1023) + 1023 << 52).view(torch.float64)
     total = torch.zeros_like(exact, dtype=torch.int64)
     total.index_add_(0, group, (exact * scale).round().to(torch.int64))
     count = torch.zeros_like(group).index_add_(0, group, finite.to(torch.int64))[group]
@@ -253,12 +255,6 @@ def group_entries(index: EntryIndex) -> EntryIndex:
     return torch.empty_like(index).scatter_(0, order, starts.cumsum(0))
 
 
-def power_of_two(exponent: Int[Tensor, "*shape"]) -> Float64[Tensor, "*shape"]:
-    """Return 2 to an integer power in float64, exactly: pow and exp2 promise only to come close."""
-    biased = exponent.to(torch.int64).clamp(-1022, 1023) + 1023
-    return (biased << 52).view(torch.float64)
-
-
 def gather_entries(
     index: EntryIndex, values: EntryValues
 ) -> tuple[Int64[Tensor, " total"], Float[Tensor, "total width"]]:
@@ -270,3 +266,43 @@ def gather_entries(
     distributed.all_gather(sizes, own)
     lengths = torch.cat(sizes).tolist()
     return gather_rows(index, lengths), gather_rows(values, lengths)
+
+
+class SavedGenerator(nn.Module):
+    """A random generator on the host whose position in its sequence is part of `state_dict`."""
+
+    def __init__(self, seed: int, generator: torch.Generator | None = None) -> None:
+        super().__init__()
+        if not isinstance(seed, int) or isinstance(seed, bool):
+            raise UserError(f"seed must be a whole number, got {seed!r}")
+        if generator is not None and (not isinstance(generator, torch.Generator) or generator.device.type != "cpu"):
+            raise UserError(f"generator must be a torch.Generator on the CPU, got {generator!r}: or give a seed")
+        self.generator = torch.Generator().manual_seed(seed) if generator is None else generator
+
+    def normal(self, shape: Sequence[int], *, like: Tensor) -> Tensor:
+        """Return numbers from N(0, 1) with the other tensor's type, on its device."""
+        numbers = torch.randn(*shape, generator=self.generator, dtype=torch.float32, device="cpu")
+        return to_device_of(like, numbers).to(like.dtype)
+
+    def uniform(self, shape: Sequence[int], *, like: Tensor) -> Tensor:
+        """Return numbers from [0, 1) with the other tensor's type, on its device."""
+        numbers = torch.rand(*shape, generator=self.generator, dtype=torch.float32, device="cpu")
+        return to_device_of(like, numbers).to(like.dtype)
+
+    def on_device(self, device: torch.device) -> torch.Generator | None:
+        """Return a generator on the device for draws too many to send there, seeded by the next number here."""
+        if device.type == "meta":
+            return None
+        ahead = torch.Generator()
+        ahead.set_state(self.generator.get_state())
+        return torch.Generator(device).manual_seed(int(torch.randint(2**62, (), generator=ahead)))
+
+    def advance(self) -> None:
+        """Let `on_device` go on to the next number."""
+        torch.randint(2**62, (), generator=self.generator)
+
+    def get_extra_state(self) -> Tensor:
+        return self.generator.get_state()
+
+    def set_extra_state(self, state: Tensor) -> None:
+        self.generator.set_state(state.cpu())

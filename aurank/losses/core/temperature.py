@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from aurank.errors import UserError
-from aurank.losses.core.checks import Number, require_choice, require_positive
+from aurank.losses.core.checks import Number, require_choice, require_number, require_pair
 from aurank.losses.core.pairs import Pairs
 from aurank.losses.core.row_table import FullPrecision, writes
 
@@ -28,7 +28,7 @@ class Temperature(FullPrecision):
         scale: Scale = "linear",
     ) -> None:
         super().__init__()
-        self.start = require_positive("temperature", temperature)
+        self.start = require_number("temperature", temperature)
         self.scale = require_choice("scale", scale, get_args(Scale))
         self.low, self.high = require_bounds("temperature_bounds", bounds)
         self.parameter: nn.Parameter | None = None
@@ -64,13 +64,8 @@ class Temperature(FullPrecision):
 
 def require_bounds(name: str, bounds: Sequence[Number | None]) -> tuple[float, float]:
     """Return both bounds, None as infinity; UserError unless 0 < low < high."""
-    if not isinstance(bounds, Sequence) or len(bounds) != 2 or bounds[0] is None:
-        raise UserError(f"{name} must be two numbers, the second or None, as (0.05, None), got {bounds!r}")
-    low = require_positive(name, bounds[0])
-    high = math.inf if bounds[1] is None else require_positive(name, bounds[1])
-    if low >= high:
-        raise UserError(f"{name} must rise, as (0.05, 0.7), got {bounds!r}")
-    return low, high
+    given = [math.inf if each is None else each for each in bounds]
+    return require_pair(name, given, "(0, inf]", rising=True)
 
 
 AnyTemperature = Float[Tensor, ""] | Float[Tensor, " query"] | float

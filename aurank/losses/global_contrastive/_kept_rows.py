@@ -45,7 +45,8 @@ class TaggedTable(RowTable):
             return False
         if self.rows.shape[1] == 0:
             self.rows = self.rows.new_zeros(len(self.rows), values.shape[1])
-        last = last_of_row(index)
+        group, position = group_entries(index), torch.arange(len(index), device=index.device)
+        last = torch.zeros_like(index).scatter_reduce_(0, group, position, "amax")[group]
         tags, values = tags[last], values[last]
         finite = values.isfinite().all(dim=1)
         before = self.tags[index]
@@ -63,12 +64,6 @@ class TaggedTable(RowTable):
         if saved is not None and 0 in (saved.shape[1], self.rows.shape[1]):  # one of them has not seen its width
             self.rows = self.rows.new_zeros(len(self.rows), saved.shape[1])
         super()._load_from_state_dict(state_dict, prefix, *others)
-
-
-def last_of_row(index: Int64[Tensor, " entry"]) -> Int64[Tensor, " entry"]:
-    """Return for each entry the position of the last entry of the same row."""
-    group, position = group_entries(index), torch.arange(len(index), device=index.device)
-    return torch.zeros_like(index).scatter_reduce_(0, group, position, "amax")[group]
 
 
 ROWS = 128  # at a time: a distance compares all with all, of which the diagonal is wanted

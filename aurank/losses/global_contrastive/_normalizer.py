@@ -9,15 +9,8 @@ from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
 from aurank.errors import AurankWarning, UserError
-from aurank.losses.core.checks import (
-    Number,
-    refuse_unused,
-    require_choice,
-    require_flag,
-    require_fraction,
-    require_positive,
-)
-from aurank.losses.core.keyed_loss import KeyedLoss, KeyedLossOptions, query_ids
+from aurank.losses.core.checks import Number, refuse_unused, require_choice, require_flag, require_number
+from aurank.losses.core.pair_loss import KeyedLoss, KeyedLossOptions, query_ids
 from aurank.losses.core.pairs import Pairs, count_equal
 from aurank.losses.core.row_table import (
     EntryIndex,
@@ -60,10 +53,10 @@ class Gamma(nn.Module):
         gamma_decay: Number = 0.5,
     ) -> None:
         super().__init__()
-        self.last = require_fraction("gamma", gamma, one=True)
+        self.last = require_number("gamma", gamma, "(0, 1]")
         self.schedule = require_choice("gamma_schedule", gamma_schedule, get_args(Schedule))
         self.every = require_choice("gamma_every", gamma_every, get_args(Every))
-        self.decay = require_fraction("gamma_decay", gamma_decay, one=True)
+        self.decay = require_number("gamma_decay", gamma_decay, "(0, 1]")
         constant = self.schedule == "constant"
         if constant:
             refuse_unused(Gamma, 'gamma_schedule="constant"', gamma_every=gamma_every, gamma_decay=gamma_decay)
@@ -237,15 +230,15 @@ class IndividualTemperatures(nn.Module):
         clip: Number | None,
     ) -> None:
         super().__init__()
-        start = require_positive("temperature", temperature)
+        start = require_number("temperature", temperature)
         if not bounds[0] <= start <= bounds[1]:
             raise UserError(f"temperature must lie within temperature_bounds={bounds}, got {temperature!r}")
         self.bounds = bounds
-        self.rate = require_positive("temperature_lr", rate)
+        self.rate = require_number("temperature_lr", rate)
         self.update = require_choice("temperature_update", update, get_args(Update))
         beta = (0.9 if update == "momentum" else 0.1) if beta is None else beta
-        self.beta = require_fraction("temperature_beta", beta, one=True)
-        self.clip = None if clip is None else require_positive("temperature_clip", clip)
+        self.beta = require_number("temperature_beta", beta, "(0, 1]")
+        self.clip = None if clip is None else require_number("temperature_clip", clip)
         row = torch.tensor([start, 0.0] if update == "momentum" else [start, 0.0, 0.0, 0.0])
         self.tables = nn.ModuleList()
         for other in beside:

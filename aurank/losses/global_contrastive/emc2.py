@@ -7,10 +7,8 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from aurank.losses.core.checks import Number
-from aurank.losses.core.keyed_loss import KeyedLoss
-from aurank.losses.core.loss_inputs import Inputs
-from aurank.losses.core.pair_loss import PairLossOptions
-from aurank.losses.core.pairs import Pairs
+from aurank.losses.core.pair_loss import KeyedLoss, PairLossOptions
+from aurank.losses.core.pairs import Inputs, Pairs
 from aurank.losses.core.row_table import writes
 from aurank.losses.core.temperature import attraction
 from aurank.losses.core.training_protocols import EmbedByIds
@@ -79,7 +77,6 @@ class EMC2Loss(KeyedLoss):
             embedding_size=embedding_size,
             seed=seed,
             official=official,
-            owner=type(self).__name__,
         )
 
     @property

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from aurank.errors import UserError
-from aurank.losses.core.checks import Number, refuse_unused, require_choice, require_positive
+from aurank.losses.core.checks import Number, refuse_unused, require_choice, require_number
 from aurank.losses.core.pairs import Pairs
 from aurank.losses.core.temperature import Temperature, add_epsilon, require_bounds
 from aurank.losses.global_contrastive._normalizer import (
@@ -90,8 +90,8 @@ class FastCLIPLoss(RobustLoss):
             )
         if official and version not in ("v0", "v3"):
             raise UserError(f"official=True is the authors' gradient of τ in v0 and v3; {version} has none of it")
-        self.rho = default_rho if rho is None else require_positive("rho", rho)
-        self.epsilon = require_positive("epsilon", epsilon)
+        self.rho = default_rho if rho is None else require_number("rho", rho)
+        self.epsilon = require_number("epsilon", epsilon)
         self.weighted_pull = weighted_pull or official
         self.official = official
         first = default_temperature if temperature is None else temperature

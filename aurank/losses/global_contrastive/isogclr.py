@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from aurank.errors import UserError
-from aurank.losses.core.checks import Number, refuse_unused, require_positive
+from aurank.losses.core.checks import Number, refuse_unused, require_number
 from aurank.losses.core.common import CosineSimilarity
 from aurank.losses.core.pairs import Pairs
 from aurank.losses.core.temperature import Temperature, require_bounds
@@ -91,7 +91,7 @@ class ISogCLRLoss(RobustLoss):
             refuse_unused(ISogCLRLoss, OFFICIAL, **given)
         super().__init__(num_samples, gamma, gamma_schedule, average, two_way=two_way, official=official, **options)
         self.of_similarity = official
-        self.rho = require_positive("rho", rho)
+        self.rho = require_number("rho", rho)
         self.weighted_pull = weighted_pull
         low, high = require_bounds("temperature_bounds", temperature_bounds)
         if temperature_bounds[1] is None and isinstance(self.distance, CosineSimilarity):

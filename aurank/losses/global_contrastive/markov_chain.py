@@ -7,11 +7,11 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from aurank.errors import UserError
-from aurank.losses.core.checks import Number, as_number, require_choice, require_number, require_positive, require_whole
+from aurank.losses.core.checks import Number, require_choice, require_number, require_whole
 from aurank.losses.core.common import BaseDistance
-from aurank.losses.core.keyed_loss import query_ids
+from aurank.losses.core.pair_loss import query_ids
 from aurank.losses.core.pairs import Pairs
-from aurank.losses.core.saved_generator import SavedGenerator
+from aurank.losses.core.row_table import SavedGenerator
 from aurank.losses.core.training_protocols import EmbedByIds
 from aurank.losses.global_contrastive._kept_rows import NONE, TaggedTable, embedded_anew, row_similarity
 
@@ -123,12 +123,10 @@ class Chains(nn.Module):
         embedding_size: int | None,
         seed: int,
         official: bool,
-        owner: str,
     ) -> None:
         super().__init__()
-        self.temperature = require_positive("temperature", temperature)
-        expected = ">= 0 and < 1, the share of steps that are not kept"
-        self.burn_in = require_number("burn_in", burn_in, 0 <= as_number(burn_in) < 1, expected)
+        self.temperature = require_number("temperature", temperature)
+        self.burn_in = require_number("burn_in", burn_in, "[0, 1)")
         self.out_of_batch = require_choice("out_of_batch", out_of_batch, get_args(OutsideState))
         if official and out_of_batch != "stored":
             raise UserError(f'official=True drops states outside of the batch: leave out out_of_batch="{out_of_batch}"')
@@ -141,7 +139,6 @@ class Chains(nn.Module):
             require_whole("embedding_size", embedding_size)
         self.official = official
         self.random = SavedGenerator(seed)
-        self.owner = owner
         self.keeps_embedding = out_of_batch == "stored" and not official
         self.table = TaggedTable(num_samples, (embedding_size or 0) if self.keeps_embedding else int(official))
 
@@ -198,11 +195,11 @@ class Chains(nn.Module):
         elif self.out_of_batch == "reencode":
             if pairs.reference_ids is None:
                 raise UserError(
-                    f'{self.owner} with out_of_batch="reencode" names its states by ids: pass ref_ids beside ref_emb'
+                    'EMC² with out_of_batch="reencode" names its states by ids: pass ref_ids beside ref_emb'
                 )
             known, other = state != NONE, torch.zeros_like(pairs.query)
             wanted = known & ~inside
-            other[wanted] = embedded_anew(reencode, state[wanted], pairs, name=self.owner)
+            other[wanted] = embedded_anew(reencode, state[wanted], pairs, name="EMC²")
         if other is not None and other.shape[1]:
             with torch.enable_grad():
                 outside = row_similarity(distance, pairs.query, other)

@@ -10,13 +10,10 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from aurank.errors import UserError
-from aurank.losses.core.checks import Number, as_number, require_choice, require_number, require_positive, require_whole
-from aurank.losses.core.keyed_loss import KeyedLoss, query_ids
-from aurank.losses.core.loss_inputs import Inputs
-from aurank.losses.core.pair_loss import PairLossOptions
-from aurank.losses.core.pairs import Pairs
-from aurank.losses.core.row_table import Counters, writes
-from aurank.losses.core.saved_generator import SavedGenerator
+from aurank.losses.core.checks import Number, require_choice, require_number, require_whole
+from aurank.losses.core.pair_loss import KeyedLoss, PairLossOptions, query_ids
+from aurank.losses.core.pairs import Inputs, Pairs
+from aurank.losses.core.row_table import Counters, SavedGenerator, writes
 from aurank.losses.core.temperature import attraction
 from aurank.losses.core.training_protocols import EmbedByIds
 from aurank.losses.global_contrastive._kept_rows import TaggedTable, embedded_anew, row_similarity
@@ -91,11 +88,10 @@ class NegativeCacheLoss(Counters, KeyedLoss):
         **options: Unpack[PairLossOptions],
     ) -> None:
         super().__init__(num_samples, views=views, **options)
-        self.temperature = require_positive("temperature", temperature)
+        self.temperature = require_number("temperature", temperature)
         self.out_of_batch = require_choice("out_of_batch", out_of_batch, get_args(OutsideNegative))
         self.wants_reencode = out_of_batch == "reencode"
-        expected = ">= 0 and <= 1, the share of the cache"
-        self.refresh = require_number("refresh", refresh, 0 <= as_number(refresh) <= 1, expected)
+        self.refresh = require_number("refresh", refresh, "[0, 1]")
         if refresh and out_of_batch != "reencode":
             raise UserError(f'refresh={refresh} embeds images anew: set out_of_batch="reencode" too')
         self.positive_in_denominator = positive_in_denominator

@@ -7,18 +7,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from aurank.losses.core.checks import (
-    Number,
-    as_number,
-    check_width,
-    refuse_unused,
-    require_number,
-    require_positive,
-    require_whole,
-)
-from aurank.losses.core.loss_inputs import Inputs
+from aurank.losses.core.checks import Number, check_width, refuse_unused, require_number, require_whole
 from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
-from aurank.losses.core.pairs import Pairs
+from aurank.losses.core.pairs import Inputs, Pairs
 from aurank.losses.core.row_table import writes
 from aurank.losses.core.temperature import Temperature, add_epsilon, attraction, log_mean_exp
 from aurank.losses.global_contrastive._prototypes import Prototypes, Seen, see
@@ -91,11 +82,11 @@ class NeuCLIPLoss(PairLoss):
         self.temperature = Temperature(temperature, learnable=learn_temperature, bounds=temperature_bounds)
         if not learn_temperature:
             refuse_unused(NeuCLIPLoss, "learn_temperature=False", rho=rho, temperature_bounds=temperature_bounds)
-        self.rho = require_positive("rho", rho) if learn_temperature else 0.0
-        self.epsilon = require_number("epsilon", epsilon, 0 <= as_number(epsilon) < 1, ">= 0 and < 1")
+        self.rho = require_number("rho", rho) if learn_temperature else 0.0
+        self.epsilon = require_number("epsilon", epsilon, "[0, 1)")
         self.restart_every = None if restart_every is None else require_whole("restart_every", restart_every)
         self.inner_steps = require_whole("inner_steps", inner_steps, least=0)
-        self.inner_lr = require_positive("inner_lr", inner_lr)
+        self.inner_lr = require_number("inner_lr", inner_lr)
         self.detach_alpha = detach_alpha
         self.two_way = two_way
         self.networks = nn.ModuleList(Prototypes(num_prototypes, embedding_size) for _ in range(1 + two_way))

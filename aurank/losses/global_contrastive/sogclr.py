@@ -5,7 +5,7 @@ from typing import Literal, Unpack, get_args
 from jaxtyping import Float
 from torch import Tensor
 
-from aurank.losses.core.checks import Number, refuse_unused, require_choice, require_positive
+from aurank.losses.core.checks import Number, refuse_unused, require_choice, require_number
 from aurank.losses.core.pairs import Pairs
 from aurank.losses.core.temperature import attraction, log_mean_exp
 from aurank.losses.global_contrastive._normalizer import (
@@ -79,7 +79,7 @@ class SogCLRLoss(NormalizedLoss):
             given |= {"previous_normalizer": previous_normalizer, "two_way": two_way}
             refuse_unused(SogCLRLoss, OFFICIAL, **given)
         super().__init__(num_samples, gamma, gamma_schedule, average, two_way=two_way, official=official, **options)
-        self.temperature = require_positive("temperature", temperature)
+        self.temperature = require_number("temperature", temperature)
         self.normalizer = require_choice("normalizer", normalizer, get_args(Normalizer))
         self.positive_in_denominator = positive_in_denominator
         self.previous_normalizer = previous_normalizer

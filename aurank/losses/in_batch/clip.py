@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from aurank.losses.core.checks import Number, refuse_unused, require_finite
+from aurank.losses.core.checks import Number, refuse_unused, require_number
 from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
 from aurank.losses.core.pairs import Pairs
 from aurank.losses.core.row_table import FullPrecision
@@ -61,7 +61,7 @@ class Bias(FullPrecision):
 
     def __init__(self, start: Number, *, learnable: bool) -> None:
         super().__init__()
-        self.start = require_finite("bias", start)
+        self.start = require_number("bias", start, "(-inf, inf)")
         self.parameter = nn.Parameter(torch.tensor(self.start)) if learnable else None
 
     def forward(self) -> Float[Tensor, ""] | float:

@@ -3,14 +3,14 @@
 from typing import Any, Literal, get_args
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from torch import Tensor, nn
 
-from aurank.losses.core.checks import Number, refuse_unused, require_choice, require_positive
+from aurank.losses.core.checks import Number, refuse_unused, require_choice, require_number
 from aurank.losses.core.common import in_common_precision, normalize, to_device_of, without_autocast
 from aurank.losses.core.distributed import Gather
-from aurank.losses.core.loss_inputs import Inputs
 from aurank.losses.core.pair_loss import TakesInputs
+from aurank.losses.core.pairs import Inputs
 
 Of = Literal["samples", "classes"]
 
@@ -55,7 +55,7 @@ class CodingRateLoss(TakesInputs, nn.Module):
         distributed: bool = False,
     ) -> None:
         super().__init__()
-        self.epsilon = require_positive("epsilon", epsilon)
+        self.epsilon = require_number("epsilon", epsilon)
         self.of = require_choice("of", of, get_args(Of))
         if official:
             refuse_unused(CodingRateLoss, 'official=True, the authors\' code with antico_type="pair"', of=of)
@@ -68,13 +68,9 @@ class CodingRateLoss(TakesInputs, nn.Module):
         with without_autocast(rows.device):
             rows = normalize(rows)
             if self.of == "classes":
-                rows = normalize(class_means(rows, inputs.labels.detach().cpu()))
+                labels = torch.unique(inputs.labels.detach().cpu(), return_inverse=True, return_counts=True)
+                place, counts = (to_device_of(rows, each) for each in labels[1:])
+                sums = rows.new_zeros(len(counts), rows.shape[1]).index_add(0, place, rows)
+                rows = normalize(sums / counts[:, None])
             rate = coding_rate(rows, variance=self.epsilon if self.official else self.epsilon**2)
             return (-rate).exp() if self.official else -rate
-
-
-def class_means(rows: Float[Tensor, "row dim"], labels: Int64[Tensor, " row"]) -> Float[Tensor, "class dim"]:
-    """Return the mean row of each label, which are on the host, in their order."""
-    values, place, counts = torch.unique(labels, return_inverse=True, return_counts=True)
-    place, counts = (to_device_of(rows, each) for each in (place, counts))
-    return rows.new_zeros(len(values), rows.shape[1]).index_add(0, place, rows) / counts[:, None]

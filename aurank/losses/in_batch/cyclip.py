@@ -1,45 +1,15 @@
 """CyCLIP: CLIP with similarities that are consistent between and within modalities."""
 
-import math
 from collections.abc import Sequence
 from typing import Unpack
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
-from aurank.losses.core.checks import Number, as_number, require_number
-from aurank.losses.core.common import BaseDistance
+from aurank.losses.core.checks import Number, require_number
 from aurank.losses.core.pair_loss import PairLossOptions
 from aurank.losses.core.pairs import Pairs
 from aurank.losses.in_batch.clip import CLIPLoss
-
-
-def cross_modal_difference(pairs: Pairs) -> Float[Tensor, "query query"]:
-    """Return s(query j, partner k) − s(query k, partner j), the mean similarity to a query's positives."""
-    similarity = pairs.similarity @ partner_weights(pairs).T
-    return similarity - similarity.T
-
-
-def in_modal_difference(pairs: Pairs, distance: BaseDistance) -> Float[Tensor, "query query"]:
-    """Return s(query j, query k) − s(partner j, partner k), a partner being the mean of a query's positives."""
-    partners = partner_weights(pairs) @ distance.maybe_normalize(pairs.reference)
-    # A query without any is left out later, but the length of zero has no second derivative.
-    partners = torch.where(pairs.positive.any(dim=1, keepdim=True), partners, 1)
-    found: Tensor = distance(pairs.query) - distance(partners)
-    return found
-
-
-def partner_weights(pairs: Pairs) -> Float[Tensor, "query reference"]:
-    """Return 1 / their number for each query's positives, else 0."""
-    weights = pairs.positive.to(pairs.similarity.dtype)
-    return weights / weights.sum(dim=1, keepdim=True).clamp(min=1)
-
-
-def inconsistency(difference: Float[Tensor, "query query"], pairs: Pairs) -> Float[Tensor, ""]:
-    """Return the sum of squares over pairs of different valid queries, divided by the number of valid queries."""
-    wanted = (pairs.valid[:, None] & pairs.valid).fill_diagonal_(False)
-    return difference.masked_fill(~wanted, 0).square().sum() / max(1, len(pairs.valid_rows))
 
 
 class CyCLIPLoss(CLIPLoss):
@@ -78,7 +48,7 @@ class CyCLIPLoss(CLIPLoss):
     ) -> None:
         weights = {"cross_modal": cross_modal, "in_modal": in_modal}
         for name, weight in weights.items():
-            require_number(name, weight, 0 <= as_number(weight) < math.inf, ">= 0")
+            require_number(name, weight, "[0, inf)")
         weights = {name: weight for name, weight in weights.items() if weight}
         self.extra_names = tuple(weights)
         super().__init__(
@@ -91,9 +61,19 @@ class CyCLIPLoss(CLIPLoss):
         self.weights = weights
 
     def extra_terms(self, pairs: Pairs) -> dict[str, Tensor]:
+        partner = pairs.positive.to(pairs.similarity.dtype)
+        partner = partner / partner.sum(dim=1, keepdim=True).clamp(min=1)
+        counted = (pairs.valid[:, None] & pairs.valid).fill_diagonal_(False)
         found = {}
         for name, weight in self.weights.items():
-            cross = name == "cross_modal"
-            difference = cross_modal_difference(pairs) if cross else in_modal_difference(pairs, self.distance)
-            found[name] = weight / (1 + self.two_way) * inconsistency(difference, pairs)
+            if name == "cross_modal":
+                similarity = pairs.similarity @ partner.T
+                difference = similarity - similarity.T
+            else:
+                partners = partner @ self.distance.maybe_normalize(pairs.reference)
+                # A query without any is left out later, but the length of zero has no second derivative.
+                partners = torch.where(pairs.positive.any(dim=1, keepdim=True), partners, 1)
+                difference = self.distance(pairs.query) - self.distance(partners)
+            squares = difference.masked_fill(~counted, 0).square().sum() / max(1, len(pairs.valid_rows))
+            found[name] = weight / (1 + self.two_way) * squares
         return found

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from aurank.losses.core.checks import Number, refuse_unused, require_choice, require_flag, require_positive
+from aurank.losses.core.checks import Number, refuse_unused, require_choice, require_flag, require_number
 from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
 from aurank.losses.core.pairs import Pairs
 from aurank.losses.core.temperature import attraction, log_mean_exp
@@ -54,8 +54,8 @@ class DCLLoss(PairLoss):
         **options: Unpack[PairLossOptions],
     ) -> None:
         super().__init__(**options)
-        self.temperature = require_positive("temperature", temperature)
-        self.weight_sigma = None if weight_sigma is None else require_positive("weight_sigma", weight_sigma)
+        self.temperature = require_number("temperature", temperature)
+        self.weight_sigma = None if weight_sigma is None else require_number("weight_sigma", weight_sigma)
         self.weight_gradient = require_flag("weight_gradient", weight_gradient)
         if weight_sigma is None:
             refuse_unused(DCLLoss, "weight_sigma=None", weight_gradient=weight_gradient)
@@ -90,7 +90,7 @@ class FlatNCELoss(PairLoss):
         self, temperature: Number = 0.1, *, value: Value = "info_nce", **options: Unpack[PairLossOptions]
     ) -> None:
         super().__init__(**options)
-        self.temperature = require_positive("temperature", temperature)
+        self.temperature = require_number("temperature", temperature)
         self.value = require_choice("value", value, get_args(Value))
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
@@ -122,8 +122,8 @@ class SiMoLoss(PairLoss):
 
     def __init__(self, temperature: Number = 0.2, alpha: Number = 65536, **options: Unpack[PairLossOptions]) -> None:
         super().__init__(**options)
-        self.temperature = require_positive("temperature", temperature)
-        self.alpha = require_positive("alpha", alpha)
+        self.temperature = require_number("temperature", temperature)
+        self.alpha = require_number("alpha", alpha)
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
         log_negatives = log_mean_exp(pairs, self.temperature) + math.log(self.alpha)

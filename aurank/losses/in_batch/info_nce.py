@@ -6,7 +6,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from aurank.losses.core.checks import Number, require_positive
+from aurank.losses.core.checks import Number, require_number
 from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
 from aurank.losses.core.pairs import Pairs
 from aurank.losses.core.temperature import AnyTemperature, attraction, log_mean_exp
@@ -58,7 +58,7 @@ class InfoNCELoss(PairLoss):
 
     def __init__(self, temperature: Number = 0.1, *, two_way: bool = False, **options: Unpack[PairLossOptions]) -> None:
         super().__init__(**options)
-        self.temperature = require_positive("temperature", temperature)
+        self.temperature = require_number("temperature", temperature)
         self.two_way = two_way
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
@@ -85,7 +85,7 @@ class SupConLoss(PairLoss):
 
     def __init__(self, temperature: Number = 0.1, **options: Unpack[PairLossOptions]) -> None:
         super().__init__(**options)
-        self.temperature = require_positive("temperature", temperature)
+        self.temperature = require_number("temperature", temperature)
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
         return cross_entropy(pairs, self.temperature)

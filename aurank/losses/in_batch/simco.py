@@ -6,7 +6,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from aurank.losses.core.checks import Number, require_positive
+from aurank.losses.core.checks import Number, require_number
 from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
 from aurank.losses.core.pairs import Pairs
 from aurank.losses.in_batch.info_nce import log_sum_exp
@@ -37,8 +37,8 @@ class SimCoLoss(PairLoss):
         self, temperature: Number = 0.1, inter_temperature: Number = 1.0, **options: Unpack[PairLossOptions]
     ) -> None:
         super().__init__(**options)
-        self.temperature = require_positive("temperature", temperature)
-        self.inter_temperature = require_positive("inter_temperature", inter_temperature)
+        self.temperature = require_number("temperature", temperature)
+        self.inter_temperature = require_number("inter_temperature", inter_temperature)
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
         # With odds x, 1 − p is sigmoid(x), InfoNCE softplus(x), and its gradient sigmoid(x)·∇x, so that of the product

@@ -5,7 +5,7 @@ from typing import Unpack
 from jaxtyping import Float
 from torch import Tensor
 
-from aurank.losses.core.checks import Number, require_positive
+from aurank.losses.core.checks import Number, require_number
 from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
 from aurank.losses.core.pairs import Pairs
 from aurank.losses.core.temperature import attraction
@@ -31,7 +31,7 @@ class SpectralContrastiveLoss(PairLoss):
 
     def __init__(self, mu: Number = 1.0, **options: Unpack[PairLossOptions]) -> None:
         super().__init__(**options)
-        self.mu = require_positive("mu", mu)
+        self.mu = require_number("mu", mu)
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
         squares = pairs.similarity.masked_fill(~pairs.negative, 0).square().sum(dim=1)

@@ -8,8 +8,7 @@ from torch import Tensor, nn
 
 from aurank.losses.core.checks import Number, require_whole
 from aurank.losses.core.common import BaseDistance, without_autocast
-from aurank.losses.core.loss_inputs import read_inputs
-from aurank.losses.core.pairs import make_pairs
+from aurank.losses.core.pairs import make_pairs, read_inputs
 from aurank.losses.core.row_table import check_device, writes
 from aurank.losses.core.training_protocols import EmbedByIds
 from aurank.losses.global_contrastive.emc2 import EMC2Loss
@@ -60,8 +59,6 @@ class EMC2Miner(nn.Module):
             views=views,
             distance=distance,
         )
-        self.emc2.owner = self.emc2.chains.owner = type(self).__name__
-        self.emc2.call = "miner(embeddings, labels, ids=batch.id) or loss(embeddings, labels, miner, ids=batch.id)"
 
     @property
     def wants_reencode(self) -> bool:

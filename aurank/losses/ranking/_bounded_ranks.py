@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from aurank.losses.core.checks import Number, as_number, require_finite, require_number, require_positive
+from aurank.losses.core.checks import Number, require_number
 from aurank.losses.core.pairs import Pairs, Positives
 from aurank.losses.ranking.blackbox_ap import at_least
 from aurank.losses.ranking.ranking_sums import Bound, ranking_sums
@@ -20,33 +20,17 @@ PUBLISHED_OFFSET = 1.44  # of the authors' class, and of their configurations bu
 class BoundedRanks:
     """How many less relevant references are ahead of a score, at most (NeurIPS 2021, arXiv 2110.01445)."""
 
-    temperature: float
-    slope: float
-    delta: float
-    jump: float
-    offset: float | None = None
+    temperature: Number
+    slope: Number
+    delta: Number
+    jump: Number
+    offset: Number | None = None
     official: bool = False  # the authors' code: ½ at t = 0, and an offset of 1.44 unless given
 
-    @classmethod
-    def checked(
-        cls,
-        temperature: Number,
-        slope: Number,
-        delta: Number,
-        jump: Number,
-        offset: Number | None = None,
-        *,
-        official: bool,
-    ) -> "BoundedRanks":
-        """Return the ranks of a loss's arguments; UserError where they are no numbers of that kind."""
-        return cls(
-            require_positive("temperature", temperature),
-            require_not_negative("slope", slope),
-            require_not_negative("delta", delta),
-            require_not_negative("jump", jump),
-            None if offset is None else require_not_negative("offset", offset),
-            official,
-        )
+    def __post_init__(self) -> None:
+        require_number("temperature", self.temperature)
+        for name in ("slope", "delta", "jump", *(["offset"] if self.offset is not None else [])):
+            require_number(name, getattr(self, name), "[0, inf)")
 
     def behind(
         self, scores: Float[Tensor, "query width"], others: Float[Tensor, "query reference"]
@@ -56,13 +40,8 @@ class BoundedRanks:
         height = 1 / (1 + math.exp(-knee)) + self.jump
         published = PUBLISHED_OFFSET if self.official else height
         drop = height - (published if self.offset is None else self.offset)
-        bound = Bound(self.jump, knee, self.slope * self.temperature, drop, float(self.official))
-        return ranking_sums(scores, others, surrogate="bound", temperature=self.temperature, bound=bound)
-
-
-def require_not_negative(name: str, value: object) -> float:
-    """Return the value as a float; UserError unless it is a finite number of at least 0."""
-    return require_number(name, value, 0 <= as_number(value) < torch.inf, ">= 0")
+        bound = Bound(float(self.jump), float(knee), float(self.slope * self.temperature), drop, float(self.official))
+        return ranking_sums(scores, others, surrogate="bound", temperature=float(self.temperature), bound=bound)
 
 
 def ascending(positives: Positives) -> Float[Tensor, "query width"]:
@@ -81,16 +60,15 @@ def count_ahead(
 class Calibration:
     """Positive scores are pulled above one threshold, negative ones pushed below another, the same for all queries."""
 
-    weight: float
-    high: float
-    low: float
+    weight: Number
+    high: Number
+    low: Number
     official: bool = False  # means over the pairs of the whole batch that are not there yet, as PML's ContrastiveLoss
 
-    @classmethod
-    def checked(cls, weight: Number, high: Number, low: Number, *, official: bool) -> "Calibration":
-        """Return the calibration of a loss's arguments; UserError where they do not fit."""
-        kept = require_number("calibration", weight, 0 <= as_number(weight) < 1, ">= 0 and < 1")
-        return cls(kept, require_finite("positive_margin", high), require_finite("negative_margin", low), official)
+    def __post_init__(self) -> None:
+        require_number("calibration", self.weight, "[0, 1)")
+        require_number("positive_margin", self.high, "(-inf, inf)")
+        require_number("negative_margin", self.low, "(-inf, inf)")
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -1,7 +1,6 @@
 """Soft histograms of a query's similarities, in triangular bins, and average precision read off them."""
 
 import math
-from collections.abc import Sequence
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -9,7 +8,6 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from aurank.errors import UserError
-from aurank.losses.core.checks import as_number
 from aurank.losses.core.common import BaseDistance
 
 Limits = tuple[float, float]  # the least and the greatest similarity, where the outermost bins have their centres
@@ -47,14 +45,6 @@ def average_precision(
     # divided before it is multiplied: the product of two small counts would vanish
     precision = positives_so_far / so_far.clamp(min=torch.finfo(so_far.dtype).tiny)
     return (positives * precision).sum(dim=1) / count.clamp(min=1)
-
-
-def require_limits(value: object) -> Limits:
-    """Return the range as two floats; UserError unless it is two finite numbers, the first one less."""
-    numbers = tuple(as_number(each) for each in value) if isinstance(value, Sequence) else ()
-    if len(numbers) != 2 or not all(map(math.isfinite, numbers)) or not numbers[0] < numbers[1]:
-        raise UserError(f"range must be the least and the greatest similarity, as (-1, 1), got {value!r}")
-    return numbers[0], numbers[1]
 
 
 def default_limits(distance: BaseDistance) -> Limits:

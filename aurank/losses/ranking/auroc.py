@@ -6,7 +6,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from aurank.errors import UserError
-from aurank.losses.core.checks import Number, require_choice, require_positive
+from aurank.losses.core.checks import Number, require_choice, require_number
 from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
 from aurank.losses.core.pairs import Pairs
 from aurank.losses.ranking.ranking_sums import Surrogate, ranking_sums
@@ -44,7 +44,7 @@ class AUROCLoss(PairLoss):
         super().__init__(**options)
         require_choice("surrogate", surrogate, get_args(Surrogate))
         self.surrogate: Surrogate = surrogate
-        self.temperature = require_positive("temperature", temperature)
+        self.temperature = require_number("temperature", temperature)
         if official and surrogate == "logistic":
             if temperature not in (DEFAULT_TEMPERATURE, 1):
                 raise UserError(

@@ -10,12 +10,11 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from aurank.errors import UserError
-from aurank.losses.core.checks import Number, as_number, require_number, require_positive, require_whole
+from aurank.losses.core.checks import Number, require_number, require_whole
 from aurank.losses.core.common import to_device_of
 from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
 from aurank.losses.core.pairs import Pairs
-from aurank.losses.core.row_table import writes
-from aurank.losses.core.saved_generator import SavedGenerator
+from aurank.losses.core.row_table import SavedGenerator, writes
 
 
 class RankedLists(NamedTuple):
@@ -158,9 +157,9 @@ class BlackBoxAPLoss(PairLoss):
     ) -> None:
         self.extra_names = ("flat",) if flat_weight else ()
         super().__init__(**options)
-        self.lambda_ = require_positive("lambda_", lambda_)
-        self.margin = require_number("margin", margin, 0 <= as_number(margin) < torch.inf, ">= 0")
-        self.flat_weight = require_number("flat_weight", flat_weight, 0 <= as_number(flat_weight) < 1, ">= 0 and < 1")
+        self.lambda_ = require_number("lambda_", lambda_)
+        self.margin = require_number("margin", margin, "[0, inf)")
+        self.flat_weight = require_number("flat_weight", flat_weight, "[0, 1)")
         self.official = official
         self.noise = SavedGenerator(seed, generator)
         size = (20 if official else 0) if batch_memory is None else batch_memory

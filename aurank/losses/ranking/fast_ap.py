@@ -6,10 +6,10 @@ from typing import Unpack
 from jaxtyping import Float
 from torch import Tensor
 
-from aurank.losses.core.checks import Number, require_whole
+from aurank.losses.core.checks import Number, require_pair, require_whole
 from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
 from aurank.losses.core.pairs import Pairs
-from aurank.losses.ranking._soft_histogram import average_precision, default_limits, require_limits, soft_histogram
+from aurank.losses.ranking._soft_histogram import average_precision, default_limits, soft_histogram
 
 
 class FastAPLoss(PairLoss):
@@ -44,7 +44,7 @@ class FastAPLoss(PairLoss):
     ) -> None:
         super().__init__(**options)
         self.num_bins = require_whole("num_bins", num_bins)
-        self.limits = default_limits(self.distance) if range is None else require_limits(range)
+        self.limits = default_limits(self.distance) if range is None else require_pair("range", range, rising=True)
         self.official = official
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:

@@ -10,19 +10,16 @@ from torch.nn.functional import cross_entropy
 from aurank.errors import UserError
 from aurank.losses.core.checks import (
     Number,
-    as_number,
     check_width,
     is_integer,
     kind_of,
     require_choice,
     require_number,
-    require_positive,
     require_whole,
 )
 from aurank.losses.core.common import normalize, to_device_of
-from aurank.losses.core.loss_inputs import Inputs
 from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
-from aurank.losses.core.pairs import Pairs, Positives, same_label_index
+from aurank.losses.core.pairs import Inputs, Pairs, Positives, same_label_index
 from aurank.losses.ranking._bounded_ranks import BoundedRanks, ascending, count_ahead
 
 Relevance = Literal["level", "mean_ap"]
@@ -77,15 +74,15 @@ class HierarchicalAPLoss(PairLoss):
         official: bool = False,
         **options: Unpack[PairLossOptions],
     ) -> None:
-        self.clustering = require_number("clustering", clustering, 0 <= as_number(clustering) < 1, ">= 0 and < 1")
+        self.clustering = require_number("clustering", clustering, "[0, 1)")
         self.extra_names = ("clustering",) if self.clustering else ()
         super().__init__(**options)
         # no buffer: it stays on the host, where labels are looked up, and is no state
         self.super_labels = None if super_labels is None else check_super_labels(super_labels)
         self.relevance = require_choice("relevance", relevance, get_args(Relevance))
-        self.alpha = require_positive("alpha", alpha)
-        self.ranks = BoundedRanks.checked(temperature, slope, delta, jump, offset, official=official)
-        self.clustering_temperature = require_positive("clustering_temperature", clustering_temperature)
+        self.alpha = require_number("alpha", alpha)
+        self.ranks = BoundedRanks(temperature, slope, delta, jump, offset, official)
+        self.clustering_temperature = require_number("clustering_temperature", clustering_temperature)
         self.official = official
         self.proxies: nn.Parameter | None = None
         if self.clustering:

@@ -7,10 +7,10 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from aurank.losses.core.checks import Number, require_whole
+from aurank.losses.core.checks import Number, require_pair, require_whole
 from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
 from aurank.losses.core.pairs import Pairs, Positives
-from aurank.losses.ranking._soft_histogram import average_precision, bin_position, require_limits, soft_histogram
+from aurank.losses.ranking._soft_histogram import average_precision, bin_position, soft_histogram
 
 
 def tie_aware_average_precision(
@@ -80,7 +80,7 @@ class ListwiseAPLoss(PairLoss):
     ) -> None:
         super().__init__(**options)
         self.num_bins = require_whole("num_bins", num_bins, least=2)
-        self.limits = require_limits(range)
+        self.limits = require_pair("range", range, rising=True)
         self.tie_aware = tie_aware
         self.official = official
 

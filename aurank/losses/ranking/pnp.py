@@ -1,14 +1,13 @@
 """PNP (Li et al., AAAI 2022): only the negatives ahead of a positive are penalised."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Literal, Unpack, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from aurank.losses.core.checks import Number, require_choice, require_positive
+from aurank.losses.core.checks import Number, require_choice, require_number
 from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
 from aurank.losses.core.pairs import Pairs
 from aurank.losses.ranking.ranking_sums import ranking_sums
@@ -62,27 +61,24 @@ class PNPLoss(PairLoss):
     ) -> None:
         super().__init__(**options)
         self.variant = require_choice("variant", variant, get_args(Variant))
-        self.temperature = require_positive("temperature", temperature)
-        self.alpha = require_positive("alpha", alpha)
-        self.b = require_positive("b", b)
+        self.temperature = require_number("temperature", temperature)
+        self.alpha = require_number("alpha", alpha)
+        self.b = require_number("b", b)
         self.official = official
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
         positives = pairs.positives_and_self if self.official else pairs.positives
-        count = partial(ranking_sums, surrogate="sigmoid", temperature=self.temperature)
-        ahead = count(positives.similarity, pairs.negative_similarity)
-        return positives.mean(self._penalties[self.variant](ahead))
+        scores, others = positives.similarity, pairs.negative_similarity
+        ahead = ranking_sums(scores, others, surrogate="sigmoid", temperature=self.temperature)
+        return positives.mean(self.penalty(ahead))
 
-    @property
-    def _penalties(self) -> dict[str, Callable[[Ahead], Ahead]]:
-        return {
+    def penalty(self, ahead: Ahead) -> Ahead:
+        """Return f of the numbers of negatives ahead."""
+        penalties: dict[str, Callable[[Ahead], Ahead]] = {
             "O": torch.clone,
-            "I_u": partial(_unbounded, less=0.0 if self.official else 1.0),
+            "I_u": lambda ahead: (1 + ahead) * ahead.log1p() - (0.0 if self.official else 1.0) * ahead,
             "I_b": lambda ahead: (self.b * ahead - (self.b * ahead).log1p()) / self.b**2,
             "D_s": torch.log1p,
             "D_q": lambda ahead: -(-self.alpha * ahead.log1p()).expm1(),
         }
-
-
-def _unbounded(ahead: Ahead, *, less: float) -> Ahead:
-    return (1 + ahead) * ahead.log1p() - less * ahead
+        return penalties[self.variant](ahead)

@@ -8,13 +8,11 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from aurank.errors import UserError
-from aurank.losses.core.checks import Number, require_positive
+from aurank.losses.core.checks import Number, require_number
 from aurank.losses.core.common import to_device_of
-from aurank.losses.core.loss_inputs import Inputs
 from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
-from aurank.losses.core.pairs import Pairs, Positives, same_label_index
-from aurank.losses.core.row_table import writes
-from aurank.losses.core.saved_generator import SavedGenerator
+from aurank.losses.core.pairs import Inputs, Pairs, Positives, same_label_index
+from aurank.losses.core.row_table import SavedGenerator, writes
 from aurank.losses.ranking.ranking_sums import ranking_sums
 
 Official: TypeAlias = bool | Literal["one_temperature"]
@@ -78,8 +76,8 @@ class RecallAtKLoss(PairLoss):
     ) -> None:
         super().__init__(**options)
         self.k = check_cuts(k)
-        self.temperature = require_positive("temperature", temperature)
-        self.rank_temperature = require_positive("rank_temperature", rank_temperature)
+        self.temperature = require_number("temperature", temperature)
+        self.rank_temperature = require_number("rank_temperature", rank_temperature)
         self.similarity_mixup = similarity_mixup
         if not isinstance(official, bool) and official != "one_temperature":
             raise UserError(f'official must be True, False or "one_temperature", got {official!r}')

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from aurank.errors import UserError
-from aurank.losses.core.checks import Number, require_positive
+from aurank.losses.core.checks import Number, require_number
 from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
 from aurank.losses.core.pairs import Pairs
 from aurank.losses.ranking.ranking_sums import ranking_sums
@@ -43,7 +43,7 @@ class SmoothAPLoss(PairLoss):
         **options: Unpack[PairLossOptions],
     ) -> None:
         super().__init__(**options)
-        self.temperature = require_positive("temperature", temperature)
+        self.temperature = require_number("temperature", temperature)
         if official and include_self is False:
             raise UserError("include_self=False contradicts official=True, which ranks the query itself")
         self.include_self = official if include_self is None else include_self

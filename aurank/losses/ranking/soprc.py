@@ -10,12 +10,11 @@ from torch import Tensor
 from aurank.errors import UserError
 from aurank.losses.core.checks import (
     Number,
-    as_number,
     check_labels_in_range,
     kind_of,
     require_choice,
-    require_fraction,
-    require_positive,
+    require_number,
+    require_pair,
     require_whole,
 )
 from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
@@ -71,21 +70,13 @@ class SemiVarianceLoss(PairLoss):
         self, weights: Sequence[Number] = (1.0, 5.0), official: bool = False, **options: Unpack[PairLossOptions]
     ) -> None:
         super().__init__(**options)
-        self.weights = check_weights("weights", weights)
+        self.weights = require_pair("weights", weights, "[0, inf)")
         self.official = official
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
         if self.official:
             return semi_variance_pooled(pairs, weights=self.weights).expand(len(pairs.query))
         return semi_variance_per_query(pairs, weights=self.weights)
-
-
-def check_weights(name: str, weights: Sequence[Number]) -> tuple[float, float]:
-    """Return the two weights; UserError unless they are two finite numbers >= 0."""
-    pair = tuple(map(as_number, weights)) if isinstance(weights, Sequence) else ()
-    if len(pair) != 2 or not all(0 <= weight < torch.inf for weight in pair):
-        raise UserError(f"{name} must be two numbers >= 0, as (1.0, 5.0), got {weights!r}")
-    return pair[0], pair[1]
 
 
 Prior = Literal["scaled", "frequency", "batch"]
@@ -164,14 +155,14 @@ class SOPRCLoss(PairLoss):
     ) -> None:
         self.extra_names = () if semi_variance is None else ("semi_variance",)
         super().__init__(**options)
-        self.tau1 = require_positive("tau1", tau1)
-        self.tau2 = require_positive("tau2", tau2)
-        self.beta = require_fraction("beta", beta, one=True)
+        self.tau1 = require_number("tau1", tau1)
+        self.tau2 = require_number("tau2", tau2)
+        self.beta = require_number("beta", beta, "(0, 1]")
         self.prior = require_choice("prior", prior, get_args(Prior))
-        self.prior_max = require_fraction("prior_max", prior_max)
+        self.prior_max = require_number("prior_max", prior_max, "(0, 1)")
         self.interpolation = require_choice("interpolation", interpolation, INTERPOLATIONS)
         self.tpr_gradient = tpr_gradient
-        self.semi_variance = None if semi_variance is None else check_weights("semi_variance", semi_variance)
+        self.semi_variance = None if semi_variance is None else require_pair("semi_variance", semi_variance, "[0, inf)")
         self.moving_average = moving_average
         self.official = official
         if official:

@@ -53,11 +53,11 @@ class SupAPLoss(PairLoss):
         official: bool = False,
         **options: Unpack[PairLossOptions],
     ) -> None:
-        own = Calibration.checked(calibration, positive_margin, negative_margin, official=official)
+        own = Calibration(calibration, positive_margin, negative_margin, official)
         self.extra_names = own.names
         super().__init__(**options)
         self.calibration = own
-        self.ranks = BoundedRanks.checked(temperature, slope, delta, jump, offset, official=official)
+        self.ranks = BoundedRanks(temperature, slope, delta, jump, offset, official)
         self.official = official
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:

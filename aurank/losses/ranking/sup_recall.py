@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from aurank.losses.core.checks import Number, require_positive
+from aurank.losses.core.checks import Number, require_number
 from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
 from aurank.losses.core.pairs import Pairs
 from aurank.losses.ranking._bounded_ranks import BoundedRanks, Calibration, ascending, count_ahead
@@ -52,13 +52,13 @@ class SupRecallLoss(PairLoss):
         official: bool = False,
         **options: Unpack[PairLossOptions],
     ) -> None:
-        own = Calibration.checked(calibration, positive_margin, negative_margin, official=official)
+        own = Calibration(calibration, positive_margin, negative_margin, official)
         self.extra_names = own.names
         super().__init__(**options)
         self.k = check_cuts(k)
         self.calibration = own
-        self.ranks = BoundedRanks.checked(temperature, slope, delta, jump, offset, official=official)
-        self.rank_temperature = require_positive("rank_temperature", rank_temperature)
+        self.ranks = BoundedRanks(temperature, slope, delta, jump, offset, official)
+        self.rank_temperature = require_number("rank_temperature", rank_temperature)
         self.official = official
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:

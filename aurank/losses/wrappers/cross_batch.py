@@ -12,10 +12,8 @@ from aurank.errors import UserError
 from aurank.losses.core.checks import check_width, kind_of, require_module, require_whole
 from aurank.losses.core.common import HostCopy, convert_to_triplets, in_common_precision, pml_losses, to_device_of
 from aurank.losses.core.distributed import Gather, world_size
-from aurank.losses.core.keyed_loss import KeyedLoss
-from aurank.losses.core.loss_inputs import Inputs, Mined, read_inputs
-from aurank.losses.core.pair_loss import TakesInputs
-from aurank.losses.core.pairs import check_mined
+from aurank.losses.core.pair_loss import KeyedLoss, TakesInputs
+from aurank.losses.core.pairs import Inputs, Mined, check_mined, read_inputs
 from aurank.losses.core.row_table import FullPrecision, check_device, writes
 from aurank.losses.wrappers.multiple import MultipleLosses, takes_references
 from aurank.losses.wrappers.pml import all_pairs, call_loss

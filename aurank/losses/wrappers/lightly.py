@@ -14,8 +14,8 @@ from aurank.errors import UserError
 from aurank.losses.core.checks import Number
 from aurank.losses.core.common import in_common_precision, normalize, to_device_of, without_autocast
 from aurank.losses.core.distributed import Gather
-from aurank.losses.core.loss_inputs import Inputs
 from aurank.losses.core.pair_loss import TakesInputs
+from aurank.losses.core.pairs import Inputs
 
 # Classes of lightly 1.6.0 that were seen to take embeddings of two views; others with two arguments want other things.
 TWO_VIEWS: tuple[str, ...] = ("BarlowTwinsLoss", "DCLLoss", "DCLWLoss", "DirectCLRLoss", "MACLLoss")

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from aurank.errors import UserError
-from aurank.losses.core.checks import kind_of, require_finite, require_module, require_whole
+from aurank.losses.core.checks import kind_of, require_module, require_number, require_whole
 from aurank.losses.core.common import in_common_precision, normalize
 from aurank.losses.core.distributed import Gather
-from aurank.losses.core.loss_inputs import Inputs
 from aurank.losses.core.pair_loss import TakesInputs
+from aurank.losses.core.pairs import Inputs
 from aurank.losses.wrappers.pml import call_loss, mined_among
 
 
@@ -69,7 +69,7 @@ class MultipleLosses(TakesInputs, nn.Module):
         if set(self.weights) != set(named):
             raise UserError(f"weights must be one per loss, {', '.join(named)}, got {', '.join(self.weights)}")
         for name, weight in self.weights.items():
-            require_finite(f"weights[{name!r}]", weight)
+            require_number(f"weights[{name!r}]", weight, "(-inf, inf)")
         asked = for_some("miners", miners, losses)
         for name, miner in asked.items():
             require_module(f"miners[{name!r}]", miner, "a miner, as MultiSimilarityMiner()")

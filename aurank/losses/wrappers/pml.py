@@ -9,14 +9,7 @@ import torch
 from jaxtyping import Bool, Int64
 from torch import Tensor, nn
 
-from aurank.losses.core.checks import (
-    Number,
-    require_choice,
-    require_finite,
-    require_kind,
-    require_module,
-    require_positive,
-)
+from aurank.losses.core.checks import Number, require_choice, require_kind, require_module, require_number
 from aurank.losses.core.common import (
     BaseDistance,
     BaseReducer,
@@ -31,9 +24,8 @@ from aurank.losses.core.common import (
     without_autocast,
 )
 from aurank.losses.core.distributed import Gather
-from aurank.losses.core.loss_inputs import Inputs, Mined
 from aurank.losses.core.pair_loss import TakesInputs
-from aurank.losses.core.pairs import check_mined
+from aurank.losses.core.pairs import Inputs, Mined, check_mined
 from aurank.losses.wrappers._without_reads import MaskedCircleLoss, MaskedMultiSimilarityLoss, NonZeroMeanReducer
 
 Reduction = Literal["sum", "batch", "pml"]
@@ -98,7 +90,11 @@ def call_loss(loss: nn.Module, inputs: Inputs) -> Any:
         inputs = replace(inputs, embeddings=query, indices_tuple=found, ref_emb=None, ref_labels=None)
     else:
         query, reference = in_common_precision(inputs.embeddings, inputs.references)
-        found = without_itself(inputs) if found is None else found
+        mined, itself = inputs.indices_tuple, inputs.itself() if found is None else None
+        assert not isinstance(mined, nn.Module)
+        if itself is not None:
+            found = all_pairs(inputs, ~itself) if mined is None else mined_among(mined, ~itself)
+        found = mined if found is None else found
         inputs = replace(inputs, embeddings=query, indices_tuple=found, ref_emb=reference)
         if inputs.ref_labels is inputs.labels:  # one tensor for two sets: PML would take both for the same set
             inputs = replace(inputs, ref_labels=inputs.labels.clone())
@@ -118,17 +114,6 @@ def listed(loss: nn.Module, inputs: Inputs) -> Mined:
     found = all_pairs(inputs, None if itself is None else ~itself)
     found = triplets_of(*found) if triplets else found
     return tuple(to_device_of(inputs.embeddings, part) for part in found)
-
-
-def without_itself(inputs: Inputs) -> Sequence[Tensor] | None:
-    """Return the mined pairs or triplets, all pairs where nothing was mined, without those of a query and itself."""
-    mined, itself = inputs.indices_tuple, inputs.itself()
-    assert not isinstance(mined, nn.Module)
-    if itself is None:
-        return mined
-    if mined is None:
-        return all_pairs(inputs, ~itself)
-    return mined_among(mined, ~itself)
 
 
 def mined_among(mined: Sequence[Tensor], wanted: Bool[Tensor, "query reference"]) -> Sequence[Tensor]:
@@ -254,7 +239,7 @@ def multi_similarity(
     """
     name, given = "multi_similarity", {"reduction": "pml", **locals(), "reducer": reducer or MeanReducer()}
     for scale, value in (("alpha", alpha), ("beta", beta)):
-        require_positive(f"{name}: {scale}", value)
+        require_number(f"{name}: {scale}", value)
     return _wrap(name, MaskedMultiSimilarityLoss, given, alpha=alpha, beta=beta, base=base)
 
 
@@ -279,7 +264,7 @@ def circle(
         >>> circle()(torch.eye(2), torch.tensor([0, 0])).item()  # no negative
         0.0
     """
-    require_positive("circle: gamma", gamma)
+    require_number("circle: gamma", gamma)
     return _wrap("circle", MaskedCircleLoss, {"reduction": "pml", "distance": None, **locals()}, m=m, gamma=gamma)
 
 
@@ -289,7 +274,7 @@ def _wrap(name: str, loss: type[nn.Module], given: dict[str, Any], **own: Number
     for option, kind in kinds.items():
         require_kind(f"{name}: {option}", given[option], kind)
     for option, value in (*own.items(), ("embedding_reg_weight", given["embedding_reg_weight"])):
-        require_finite(f"{name}: {option}", value)
+        require_number(f"{name}: {option}", value, "(-inf, inf)")
     wrapped = loss(
         **own,
         distance=given["distance"] or CosineSimilarity(),

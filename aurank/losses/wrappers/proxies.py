@@ -5,16 +5,9 @@ from typing import Any
 from torch import nn
 
 from aurank.errors import UserError
-from aurank.losses.core.checks import (
-    Number,
-    check_labels_in_range,
-    check_width,
-    require_finite,
-    require_positive,
-    require_whole,
-)
+from aurank.losses.core.checks import Number, check_labels_in_range, check_width, require_number, require_whole
 from aurank.losses.core.common import CosineSimilarity, pml_losses
-from aurank.losses.core.loss_inputs import Inputs
+from aurank.losses.core.pairs import Inputs
 from aurank.losses.wrappers._without_reads import (
     MaskedProxyAnchorLoss,
     MaskedProxyNCALoss,
@@ -162,7 +155,7 @@ def normalized_softmax(
         >>> normalized_softmax(3, 2).loss.temperature
         0.05
     """
-    require_positive("normalized_softmax: temperature", temperature)
+    require_number("normalized_softmax: temperature", temperature)
     loss = pml_losses.NormalizedSoftmaxLoss
     own = {"temperature": temperature, "distance": CosineSimilarity()}
     return _with_proxies("normalized_softmax", loss, locals(), **own)
@@ -191,7 +184,7 @@ def proxy_anchor(
         >>> proxy_anchor(3, 2).loss.proxies.shape
         torch.Size([3, 2])
     """
-    require_positive("proxy_anchor: alpha", alpha)
+    require_number("proxy_anchor: alpha", alpha)
     return _with_proxies("proxy_anchor", MaskedProxyAnchorLoss, locals(), margin=margin, alpha=alpha)
 
 
@@ -211,7 +204,7 @@ def proxy_nca(
         >>> proxy_nca(3, 2).loss.softmax_scale
         9.0
     """
-    require_positive("proxy_nca: softmax_scale", softmax_scale)
+    require_number("proxy_nca: softmax_scale", softmax_scale)
     return _with_proxies("proxy_nca", MaskedProxyNCALoss, locals(), softmax_scale=softmax_scale)
 
 
@@ -243,8 +236,8 @@ def soft_triple(
         torch.Size([2, 30])
     """
     require_whole("soft_triple: centers_per_class", centers_per_class)
-    require_positive("soft_triple: la", la)
-    require_positive("soft_triple: gamma", gamma)
+    require_number("soft_triple: la", la)
+    require_number("soft_triple: gamma", gamma)
     own = {"la": la, "gamma": gamma, "margin": margin}
     return _with_proxies("soft_triple", pml_losses.SoftTripleLoss, locals(), **own, centers_per_class=centers_per_class)
 
@@ -253,8 +246,8 @@ def _with_proxies(name: str, loss: type[nn.Module], given: dict[str, Any], **own
     classes, dim = (require_whole(f"{name}: {key}", given[key]) for key in ("num_classes", "embedding_size"))
     for option, value in own.items():
         if option != "distance":
-            require_finite(f"{name}: {option}", value)
+            require_number(f"{name}: {option}", value, "(-inf, inf)")
     if "scale" in own:
-        require_positive(f"{name}: scale", own["scale"])
+        require_number(f"{name}: scale", own["scale"])
     made = loss(num_classes=classes, embedding_size=dim, **own)
     return ProxyLoss(made, classes, dim, distributed=given["distributed"])

@@ -8,7 +8,7 @@ from pytorch_metric_learning.distances import CosineSimilarity, DotProductSimila
 from aurank.errors import UserError
 from aurank.losses import Pairs
 from aurank.losses import make_pairs as pairs_of_inputs
-from aurank.losses.core.loss_inputs import read_inputs
+from aurank.losses.core.pairs import read_inputs
 
 LABELS = torch.tensor([3, -7, 3, 2**40, -7, 3, 5, -7, 3, 11])  # unequal classes, two singletons, odd numbers, shuffled
 

@@ -268,7 +268,7 @@ def calls_of(reencode: Callable[[Tensor], object] | None, **given: object) -> EM
 
 @pytest.mark.filterwarnings("ignore:no query of the batch")
 def test_reencoding_needs_a_callback_that_returns_embeddings() -> None:
-    with pytest.raises(UserError, match=r"EMC2Loss with .* set its attribute reencode"):
+    with pytest.raises(UserError, match=r"EMC² with .* set its attribute reencode"):
         calls_of(None)
     with pytest.raises(UserError, match=r"must return embeddings of shape \[1, 6\]"):
         calls_of(lambda ids: torch.zeros(len(ids), 1))

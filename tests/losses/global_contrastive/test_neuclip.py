@@ -16,7 +16,7 @@ from torch.nn.functional import normalize
 
 from aurank.errors import UserError
 from aurank.losses import CrossBatchMemory, NeuCLIPLoss, Pairs, make_pairs
-from aurank.losses.core.loss_inputs import read_inputs
+from aurank.losses.core.pairs import read_inputs
 from aurank.losses.global_contrastive.neuclip import LARGEST_EXCESS, certainty_equivalent
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from aurank.losses import NeuCLIPLoss, make_pairs
-from aurank.losses.core.loss_inputs import read_inputs
+from aurank.losses.core.pairs import read_inputs
 
 LABELS = torch.tensor([0, 0, 1, 1, 2])
 

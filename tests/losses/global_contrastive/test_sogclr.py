@@ -13,7 +13,7 @@ from torch import Tensor
 
 from aurank.errors import UserError
 from aurank.losses import CrossBatchMemory, MultipleLosses, SogCLRLoss, make_pairs
-from aurank.losses.core.loss_inputs import read_inputs
+from aurank.losses.core.pairs import read_inputs
 from aurank.losses.core.temperature import log_mean_exp
 from aurank.losses.global_contrastive._normalizer import Gamma
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from aurank.losses import SogCLRLoss, make_pairs
-from aurank.losses.core.loss_inputs import read_inputs
+from aurank.losses.core.pairs import read_inputs
 from aurank.losses.core.temperature import log_mean_exp
 
 IMAGES = 8  # of two views, 16 rows in 70 batches of 8

@@ -62,7 +62,7 @@ def test_views_in_one_batch_are_each_other_s_partners() -> None:
 def test_without_weights_it_is_clip() -> None:
     given = two_way.batch()
     assert CyCLIPLoss(cross_modal=0, in_modal=0).double()(**given) == CLIPLoss().double()(**given)
-    with pytest.raises(UserError, match="in_modal must be >= 0, got -1"):
+    with pytest.raises(UserError, match="in_modal"):
         CyCLIPLoss(in_modal=-1)
 
 

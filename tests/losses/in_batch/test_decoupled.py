@@ -7,8 +7,7 @@ from testing import oracles_contrastive, oracles_repositories
 from torch import Tensor
 
 from aurank.losses import DCLLoss, FlatNCELoss, InfoNCELoss, PairLoss, SiMoLoss, SogCLRLoss
-from aurank.losses.core.loss_inputs import Inputs
-from aurank.losses.core.pairs import make_pairs
+from aurank.losses.core.pairs import Inputs, make_pairs
 from aurank.losses.in_batch.decoupled import hardness_weights
 
 SHUFFLED = [0] * 5 + [1] * 2 + [2] * 7 + [3] + [4] * 3 + [5]  # unequal classes, two queries without a positive

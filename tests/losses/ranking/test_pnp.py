@@ -19,7 +19,7 @@ DERIVATIVES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {  # of the pap
 @pytest.mark.parametrize("variant", DERIVATIVES)
 def test_the_derivative_is_that_of_the_paper(variant: str) -> None:
     ahead = torch.tensor([[0.0, 0.5, 3.0, 100.0]], dtype=torch.float64, requires_grad=True)
-    penalty = PNPLoss(variant)._penalties[variant](ahead)
+    penalty = PNPLoss(variant).penalty(ahead)
     assert penalty[0, 0] == 0
     (slope,) = torch.autograd.grad(penalty.sum(), ahead)
     torch.testing.assert_close(slope, DERIVATIVES[variant](ahead.detach()))
@@ -27,7 +27,7 @@ def test_the_derivative_is_that_of_the_paper(variant: str) -> None:
 
 def test_the_code_s_variant_pulls_where_no_negative_is_ahead() -> None:
     ahead = torch.zeros(1, 1, requires_grad=True)
-    (slope,) = torch.autograd.grad(PNPLoss("I_u", official=True)._penalties["I_u"](ahead).sum(), ahead)
+    (slope,) = torch.autograd.grad(PNPLoss("I_u", official=True).penalty(ahead).sum(), ahead)
     assert slope == 1
 
 
