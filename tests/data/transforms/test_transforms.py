@@ -13,8 +13,6 @@ from aurank.data.decode import decode
 from aurank.data.transforms.base import resize, resize_shorter
 from aurank.errors import UserError
 
-RANDOM = ("crop_flip", "random_crop", "affine", "simclr", "multi_crop")
-
 
 @pytest.mark.parametrize("channels", [1, 3, 4, 6])
 @pytest.mark.parametrize("name", TRANSFORMS)
