@@ -108,8 +108,10 @@ def build_loss(config: Config, train: Manifest) -> nn.Module:
     """Return the loss over all processes, its sizes filled in from the data and the encoder, with its memory."""
     memory = config.memory
     gathers = memory is None  # else the memory gathers the batch
-    if not is_sum(config):
-        loss = _build_term(config, config.terms[0], train, dim=config.model.dim, gathers=gathers)
+    first = config.terms[0]
+    is_alone = len(config.terms) == 1 and first.matryoshka is None and first.miner is None and first.weight == 1
+    if is_alone:
+        loss = _build_term(config, first, train, dim=config.model.dim, gathers=gathers)
     else:
         losses, weights, widths, miners = {}, {}, {}, {}
         for name, term, width, weight in _parts(config):
@@ -121,12 +123,6 @@ def build_loss(config: Config, train: Manifest) -> nn.Module:
         return loss
     start_at = memory.start_at * config.train.accumulate  # counted in batches there
     return CrossBatchMemory(loss, config.model.dim, memory.size, start_at=start_at, distributed=True)
-
-
-def is_sum(config: Config) -> bool:
-    """Return whether the loss is a sum, of several losses or of one over several widths, and asks its own miners."""
-    first = config.terms[0]
-    return len(config.terms) > 1 or first.matryoshka is not None or first.miner is not None or first.weight != 1
 
 
 def _parts(config: Config) -> Iterator[tuple[str, LossTerm, int | None, float]]:

@@ -14,7 +14,7 @@ from aurank.embedding.from_config import build_dataset
 from aurank.losses import CrossBatchMemory
 from aurank.training.loop import too_few_readable
 from aurank.training.optim import OPTIMISERS
-from aurank.training.processes import training_group
+from aurank.training.run import training_group
 from aurank.training.trainer import Trainer, build_trainer
 
 GIB = 2**30
@@ -82,53 +82,50 @@ def rehearse(config: Config) -> Rehearsal:
         (16, 899)
     """
     with training_group(config):
-        return _rehearse(build_trainer(config))
-
-
-def _rehearse(trainer: Trainer) -> Rehearsal:
-    config, saved = trainer.config, _SavedBytes()
-    seconds, loss, batch = _steps(trainer, saved)
-    data = {"train": trainer.train_data}
-    if trainer.val_data is not None:
-        data["validation"] = trainer.val_data
-    if trainer.splits.test is not None:
-        data["test"] = build_dataset(config.data, trainer.splits.test, train=False)
-    for name in list(data)[1:]:
-        _measure(trainer, data[name], name)
-    parts: dict[str, tuple[int, int]] = {"backbone": (0, 0), "head": (0, 0), "text": (0, 0), "loss": (0, 0)}
-    of_loss = ((f"loss.{name}", parameter) for name, parameter in trainer.loss.named_parameters())
-    for name, parameter in itertools.chain(trainer.model.named_parameters(), of_loss):
-        first = name.removeprefix("image.").split(".")[0]
-        part = first if first in parts else "backbone"
-        count, trained = parts[part]
-        parts[part] = (count + parameter.numel(), trained + parameter.numel() * parameter.requires_grad)
-    parameters = list(trainer.model.parameters())
-    trained_parameters = [parameter for parameter in parameters if parameter.requires_grad]
-    weights = sum(value.nbytes for value in trainer.model.state_dict().values())
-    gradients = sum(parameter.nbytes for parameter in trained_parameters)
-    return Rehearsal(
-        unit=trainer.task.unit,
-        images={name: len(images) for name, images in data.items()},
-        classes={name: len(images.manifest.classes) for name, images in data.items()},
-        parameters=sum(parameter.numel() for parameter in parameters),
-        trained_parameters=sum(parameter.numel() for parameter in trained_parameters),
-        parts={part: counts for part, counts in parts.items() if counts[0]},
-        batch=batch,
-        views=trainer.views,
-        batches_per_epoch=len(trainer.sampler.epoch(0)),
-        seconds_per_step=seconds,
-        memory={
-            "weights": weights,
-            "gradients": gradients,
-            "optimiser": int(_state_per_weight(config) * gradients),
-            "activations": saved.total,
-            "loss state": sum(value.nbytes for value in [*trainer.loss.buffers(), *trainer.loss.parameters()]),
-            "moving average": 0 if trainer.average is None else weights,
-            "images": sum(images.cached_bytes for images in data.values()),
-        },
-        loss=loss,
-        notices=trainer.notices,
-    )
+        trainer, saved = build_trainer(config), _SavedBytes()
+        config = trainer.config
+        seconds, loss, batch = _steps(trainer, saved)
+        data = {"train": trainer.train_data}
+        if trainer.val_data is not None:
+            data["validation"] = trainer.val_data
+        if trainer.splits.test is not None:
+            data["test"] = build_dataset(config.data, trainer.splits.test, train=False)
+        for name in list(data)[1:]:
+            _measure(trainer, data[name], name)
+        parts: dict[str, tuple[int, int]] = {"backbone": (0, 0), "head": (0, 0), "text": (0, 0), "loss": (0, 0)}
+        of_loss = ((f"loss.{name}", parameter) for name, parameter in trainer.loss.named_parameters())
+        for name, parameter in itertools.chain(trainer.model.named_parameters(), of_loss):
+            first = name.removeprefix("image.").split(".")[0]
+            part = first if first in parts else "backbone"
+            count, trained = parts[part]
+            parts[part] = (count + parameter.numel(), trained + parameter.numel() * parameter.requires_grad)
+        parameters = list(trainer.model.parameters())
+        trained_parameters = [parameter for parameter in parameters if parameter.requires_grad]
+        weights = sum(value.nbytes for value in trainer.model.state_dict().values())
+        gradients = sum(parameter.nbytes for parameter in trained_parameters)
+        return Rehearsal(
+            unit=trainer.task.unit,
+            images={name: len(images) for name, images in data.items()},
+            classes={name: len(images.manifest.classes) for name, images in data.items()},
+            parameters=sum(parameter.numel() for parameter in parameters),
+            trained_parameters=sum(parameter.numel() for parameter in trained_parameters),
+            parts={part: counts for part, counts in parts.items() if counts[0]},
+            batch=batch,
+            views=trainer.views,
+            batches_per_epoch=len(trainer.sampler.epoch(0)),
+            seconds_per_step=seconds,
+            memory={
+                "weights": weights,
+                "gradients": gradients,
+                "optimiser": int(_state_per_weight(config) * gradients),
+                "activations": saved.total,
+                "loss state": sum(value.nbytes for value in [*trainer.loss.buffers(), *trainer.loss.parameters()]),
+                "moving average": 0 if trainer.average is None else weights,
+                "images": sum(images.cached_bytes for images in data.values()),
+            },
+            loss=loss,
+            notices=trainer.notices,
+        )
 
 
 def _steps(trainer: Trainer, saved: "_SavedBytes") -> tuple[float, float, int]:

@@ -3,10 +3,13 @@
 import itertools
 import json
 import math
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +23,6 @@ from aurank.files import write_text
 from aurank.losses.core.distributed import Shares
 from aurank.training.build import learning_rate
 from aurank.training.optim import set_learning_rate, update_average
-from aurank.training.processes import StopRequest
 from aurank.training.state import Progress, random_state
 from aurank.training.trainer import Trainer
 from aurank.training.watch import (
@@ -33,12 +35,42 @@ from aurank.training.watch import (
     log_pictures,
 )
 
+INSISTING = (signal.SIGINT, signal.SIGTERM)
+# A closed terminal, which often sends it twice, and what schedulers send some time before they kill. Not on Windows.
+WARNING = tuple(getattr(signal, name) for name in ("SIGHUP", "SIGUSR1") if hasattr(signal, name))
 Listener = Callable[[str, dict[str, Any]], None]
 """Called in the main process with an event and its values.
 
 The events are "step", "validation", "saved", "testing", "measuring", "tested", and "notice" with a text to be shown.
 ``skipped`` counts the unreadable images left out so far (data.on_error=skip).
 """
+
+
+class StopRequest:
+    """While entered, keeps the first signal in ``received``; a second SIGINT or SIGTERM interrupts at once."""
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+        self._insisted = False
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> "StopRequest":
+        # Python delivers signals to the main thread only, and lets only that thread install handlers.
+        if threading.current_thread() is threading.main_thread():
+            for number in (*INSISTING, *WARNING):
+                if number in INSISTING or signal.getsignal(number) != signal.SIG_IGN:  # ignored under nohup
+                    self._previous[number] = signal.signal(number, self._receive)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        if self._insisted and number in INSISTING:
+            raise KeyboardInterrupt
+        self._insisted |= number in INSISTING
+        self.received = self.received or number
 
 
 class Drawn(NamedTuple):

@@ -17,12 +17,11 @@ import torch
 from torch.profiler import record_function
 
 from aurank.config import Config
-from aurank.distributed import ProcessGroup
 from aurank.errors import AurankError, UserError
 from aurank.files import replacing, require_writable
 from aurank.losses import CrossBatchMemory
 from aurank.training.loop import Drawn, Loop
-from aurank.training.processes import require_same, training_group
+from aurank.training.run import require_same, training_group
 from aurank.training.state import Progress
 from aurank.training.trainer import Trainer, build_trainer
 from aurank.training.watch import SeenBatch
@@ -292,70 +291,65 @@ def profile_training(
     config = config.model_copy(update={"train": train})
     with training_group(config) as group:
         require_same(config, **{"--steps": steps, "--trace": str(trace)})
-        return _measured(build_trainer(config), group, steps, trace, listener or (lambda stage, done, total: None))
+        trainer, listen = build_trainer(config), listener or (lambda stage, done, total: None)
+        device, workers, further = trainer.accelerator.device, trainer.config.data.workers, max(2, min(FURTHER, steps))
+        progress, phases = Progress(), Phases(device)
+        memory = trainer.loss if isinstance(trainer.loss, CrossBatchMemory) else None
+        if memory is not None:
+            memory.start_at = min(memory.start_at, 1)  # as it is in most of the run
+        listen("steps", 0, steps)
+        loop = _MeasuredLoop(trainer, progress, phases, WARM_UP + steps)
+        loop.run()
+        measured = phases.steps[WARM_UP : WARM_UP + steps]
+        used = {"in a process": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}  # workers are not in it
+        if device.type == "cuda":
+            used["on its GPU"] = torch.cuda.max_memory_allocated(device)
+        if trace is not None:
+            with _traced(trace) if group.rank == 0 else nullcontext():
+                _MeasuredLoop(trainer, progress, phases, TRACED).run()
 
+        listen("steps on one batch", 0, further)
+        phases = Phases(device)
+        _MeasuredLoop(trainer, progress, phases, 1 + further, again=loop.first).run()
+        step_alone = sum(sum(step.values()) for step in phases.steps[1 : 1 + further]) / further
 
-def _measured(
-    trainer: Trainer, group: ProcessGroup, steps: int, trace: Path | None, listen: StepListener
-) -> TrainingProfile:
-    device, workers, further = trainer.accelerator.device, trainer.config.data.workers, max(2, min(FURTHER, steps))
-    progress, phases = Progress(), Phases(device)
-    memory = trainer.loss if isinstance(trainer.loss, CrossBatchMemory) else None
-    if memory is not None:
-        memory.start_at = min(memory.start_at, 1)  # as it is in most of the run
-    listen("steps", 0, steps)
-    loop = _MeasuredLoop(trainer, progress, phases, WARM_UP + steps)
-    loop.run()
-    measured = phases.steps[WARM_UP : WARM_UP + steps]
-    used = {"in a process": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}  # workers are not in it
-    if device.type == "cuda":
-        used["on its GPU"] = torch.cuda.max_memory_allocated(device)
-    if trace is not None:
-        with _traced(trace) if group.rank == 0 else nullcontext():
-            _MeasuredLoop(trainer, progress, phases, TRACED).run()
+        listen("data alone", 0, further)
+        drawn = _MeasuredLoop(trainer, progress, phases).batches(None)
+        for _ in range(2 * workers):  # read ahead before all workers are at work
+            next(drawn)
+        started = time.perf_counter()
+        for _ in range(further * trainer.config.train.accumulate):
+            next(drawn)
+        data_alone = (time.perf_counter() - started) / further
 
-    listen("steps on one batch", 0, further)
-    phases = Phases(device)
-    _MeasuredLoop(trainer, progress, phases, 1 + further, again=loop.first).run()
-    step_alone = sum(sum(step.values()) for step in phases.steps[1 : 1 + further]) / further
-
-    listen("data alone", 0, further)
-    drawn = _MeasuredLoop(trainer, progress, phases).batches(None)
-    for _ in range(2 * workers):  # read ahead before all workers are at work
-        next(drawn)
-    started = time.perf_counter()
-    for _ in range(further * trainer.config.train.accumulate):
-        next(drawn)
-    data_alone = (time.perf_counter() - started) / further
-
-    own = sum(step[name] for step in measured for name in ("data", "sampler", "forward", "loss")) / steps
-    everyone = group.all_gather((own, used, loop.images_drawn / (WARM_UP + steps), step_alone, data_alone))
-    owns, memories, counts, steps_alone, data = zip(*everyone, strict=True)
-    notices = [*trainer.notices]
-    if max(owns) > 1.1 * float(np.median(owns)):
-        slowest = owns.index(max(owns))
-        notices.insert(0, f"rank {slowest} is the slowest before its backward pass: the others wait for it")
-    if loop.mining_seconds:
-        every = trainer.sampler.refresh_every or 1
-        notices.insert(0, f"mining took {loop.mining_seconds:.1f} s, every {every} steps")
-    if memory is not None and not memory.has_been_filled:
-        notices.insert(0, f"the memory of {memory.memory_size:,} embeddings was not full yet: later steps rank more")
-    threads = f"{device.type}, {torch.get_num_threads()} of {processors()} processors"
-    return TrainingProfile(
-        device=torch.cuda.get_device_name(device) if device.type == "cuda" else threads,
-        own_seconds=list(owns),
-        workers=workers,
-        unit=trainer.task.unit,
-        images=sum(counts),
-        steps=steps,
-        step=PhaseTime.of([sum(step.values()) for step in measured]),
-        phases={name: PhaseTime.of([step[name] for step in measured]) for name in PHASES},
-        data_alone=max(data),
-        step_alone=max(steps_alone),
-        memory={name: max(each[name] for each in memories) for name in used},
-        notices=notices,
-        is_main=group.rank == 0,
-    )
+        own = sum(step[name] for step in measured for name in ("data", "sampler", "forward", "loss")) / steps
+        everyone = group.all_gather((own, used, loop.images_drawn / (WARM_UP + steps), step_alone, data_alone))
+        owns, memories, counts, steps_alone, data = zip(*everyone, strict=True)
+        notices = [*trainer.notices]
+        if max(owns) > 1.1 * float(np.median(owns)):
+            slowest = owns.index(max(owns))
+            notices.insert(0, f"rank {slowest} is the slowest before its backward pass: the others wait for it")
+        if loop.mining_seconds:
+            every = trainer.sampler.refresh_every or 1
+            notices.insert(0, f"mining took {loop.mining_seconds:.1f} s, every {every} steps")
+        if memory is not None and not memory.has_been_filled:
+            notices.insert(0, f"the memory of {memory.memory_size:,} embeddings was not full: later steps rank more")
+        threads = f"{device.type}, {torch.get_num_threads()} of {processors()} processors"
+        return TrainingProfile(
+            device=torch.cuda.get_device_name(device) if device.type == "cuda" else threads,
+            own_seconds=list(owns),
+            workers=workers,
+            unit=trainer.task.unit,
+            images=sum(counts),
+            steps=steps,
+            step=PhaseTime.of([sum(step.values()) for step in measured]),
+            phases={name: PhaseTime.of([step[name] for step in measured]) for name in PHASES},
+            data_alone=max(data),
+            step_alone=max(steps_alone),
+            memory={name: max(each[name] for each in memories) for name in used},
+            notices=notices,
+            is_main=group.rank == 0,
+        )
 
 
 @contextmanager

@@ -1,34 +1,36 @@
-"""``train``: from a configuration to a trained, measured and saved embedding."""
+"""``train``: from a configuration to a trained, measured and saved embedding, going on from its last checkpoint."""
 
 import json
 import shlex
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from accelerate.state import AcceleratorState
 from torch import Tensor
 
-from aurank.config import Config, DataConfig, dump_config
+from aurank.config import Config, DataConfig, config_difference, dump_config
 from aurank.data import Manifest
 from aurank.data.prepared import PreparedImages, contents
-from aurank.distributed import ProcessGroup
+from aurank.distributed import ProcessGroup, joined
 from aurank.embedding.evaluation_options import noted, try_evaluation
-from aurank.embedding.from_config import build_dataset, open_prepared
-from aurank.embedding.stored.checkpoint import BEST, load_checkpoint, load_weights, model_weights
+from aurank.embedding.from_config import build_dataset, open_prepared, with_preprocessing
+from aurank.embedding.stored.checkpoint import BEST, LAST, load_checkpoint, load_part, load_weights, model_weights
+from aurank.errors import UserError
 from aurank.evaluation.report import Report
 from aurank.evaluation.two_way import TwoWayReport
-from aurank.files import claimed, remove_temporaries, write_text
+from aurank.files import checked, claimed, reading, remove_temporaries, write_text
 from aurank.reporting.results import save_results
-from aurank.training.build import Splits, build_splits
+from aurank.training.build import Splits, build_schedule, build_splits
 from aurank.training.components import read_config
 from aurank.training.loop import Listener, Loop
-from aurank.training.processes import require_same, training_group
-from aurank.training.resume import Resumed, find_checkpoint, read_progress, require_same_data, require_usable, restore
-from aurank.training.state import Progress, seed_everything, seed_stream
+from aurank.training.sharding import load_state, prepare_for_shards
+from aurank.training.state import Progress, restore_random_state, seed_everything, seed_stream
 from aurank.training.tasks import SplitReports
 from aurank.training.trainer import Trainer
 
@@ -61,6 +63,19 @@ class TrainResult:
     two_way: dict[str, TwoWayReport] = field(default_factory=dict)
     skipped: dict[str, int] = field(default_factory=dict)
     is_main: bool = True
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """What a run goes on from: the checkpoint at ``path``, and notices about it."""
+
+    path: Path
+    state: dict[str, Any]
+    notices: list[str]
+
+    @property
+    def progress(self) -> Progress:
+        return read_progress(self.state, self.path)
 
 
 def train(
@@ -235,3 +250,155 @@ def _test(loop: Loop, test: Manifest) -> tuple[SplitReports, int]:
 def _read_once(config: DataConfig, group: ProcessGroup) -> DataConfig:
     """Return the data section without a cache: each of several processes reads only its share of the images."""
     return config if group.size == 1 else config.model_copy(update={"cache": "0"})
+
+
+# -- the processes of a run -------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def training_group(config: Config) -> Iterator[ProcessGroup]:
+    """Join the processes that were launched to train; Accelerate forgets its settings in the end."""
+    try:
+        with joined(config.train.timeout) as group:
+            yield group
+    finally:
+        AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def differences(saved: Config, given: Config) -> list[str]:
+    """Return the settings that differ, as "key: saved != given", but for those that cannot change a result."""
+    harmless: tuple[str, ...] = (
+        *("data.workers", "data.root", "data.cache", "data.repeated", "data.odd_classes"),
+        *("train.timeout", "train.trackers", "train.sharded"),
+    )
+    if (saved.data.prepared is None) == (given.data.prepared is None):
+        harmless += ("data.prepared",)  # what the folder holds is compared, wherever it lies
+    return [line for line in config_difference(saved, given) if not line.startswith(harmless)]
+
+
+def require_same(config: Config, **others: object) -> None:
+    """Raise UserError where the processes were started with different options."""
+    everyone: list[tuple[Config, dict[str, object]]] = ProcessGroup(None).all_gather((config, others))
+    first, first_others = everyone[0]
+    for rank, (settings, values) in enumerate(everyone):
+        differing = differences(first, settings)
+        differing += [
+            f"{name}: {first_others[name]} != {values[name]}" for name in values if first_others[name] != values[name]
+        ]
+        if differing:
+            raise UserError(
+                f"rank 0 and rank {rank} were started with different options (rank 0 != rank {rank}): "
+                f"{'; '.join(differing)}; start every process with the same command"
+            )
+
+
+# -- going on from a checkpoint ---------------------------------------------------------------------------------------
+
+
+def require_usable(out: Path, resume: bool) -> None:
+    """Raise UserError for a folder that holds something and is not that of a run to resume."""
+    try:
+        names = {path.name for path in out.iterdir()} if out.is_dir() else set()
+    except OSError as error:
+        raise UserError(f"cannot read --out {out}: {error.strerror or error}; name another folder") from error
+    names = {name for name in names if not name.startswith(".")}  # locks, and temporary files of a killed run
+    if names and not resume:
+        raise UserError(f"--out {out} is not empty; add --resume to go on with the run in it, or name another folder")
+    if names and not names & {LAST, "config.yaml", "metrics.jsonl"}:
+        raise UserError(f"--resume: {out} holds no aurank run (no {LAST}); name the folder of one")
+
+
+def find_checkpoint(config: Config, out: Path) -> Resumed | None:
+    """Return what the run in a folder goes on from, None where it begins; UserError for another configuration."""
+    path, best = out / LAST, out / BEST
+    resumed = None
+    if path.exists():
+        state = load_checkpoint(path, read_run=read_config)
+        progress, saved = read_progress(state, path), read_config(state["config"])
+        notices = _changes(path, saved, with_preprocessing(config, saved), progress)
+        resumed = Resumed(path, state, notices)
+    measured = resumed is not None and bool(resumed.progress.best)
+    for file, expected in ((path, best.exists()), (best, measured)):
+        if expected and not file.exists():
+            raise UserError(f"{file} is missing, which the run wrote; put it back, or train into another --out")
+    return resumed
+
+
+def _changes(path: Path, saved: Config, config: Config, progress: Progress) -> list[str]:
+    """Return notices about settings that changed; raise UserError for one that a resumed run may not change."""
+    before, now = saved.train, config.train
+    longer = now.steps > before.steps
+    patient = before.early_stopping is not None and (now.early_stopping or 10**9) > before.early_stopping
+    horizon = ["train.steps:"] * longer + ["train.early_stopping:"] * patient
+    refused = [line for line in differences(saved, config) if not line.startswith(tuple(horizon))]
+    if refused:
+        raise UserError(
+            f"{path} was trained with another configuration (saved != given): {'; '.join(refused)}; "
+            "use the same one, or another --out"
+        )
+    if not longer:
+        return []
+    if now.early_stopping is not None and progress.without_improvement >= now.early_stopping:
+        raise UserError(
+            f"{path}: the run was ended by early stopping at step {progress.step}, which more train.steps do not "
+            f"change; raise train.early_stopping={now.early_stopping} as well, or set it to null"
+        )
+    old, new = build_schedule(saved), build_schedule(config)
+    same = all(old(step) == new(step) for step in range(0, progress.step, max(1, progress.step // 1000)))
+    rates = f"the learning rates up to step {progress.step} were those of {before.steps} steps"
+    effect = "the same as of the longer run" if same else f"a run of {now.steps} steps from its start would differ"
+    return [f"train.steps={now.steps} extends a run of {before.steps}: {rates}, {effect}"]
+
+
+def require_same_data(resumed: Resumed, whole: Manifest, data: dict[str, str]) -> None:
+    """Raise UserError unless the data set and the digests of its images are those that the run was trained on."""
+    recorded = {"manifest": resumed.state["manifest"], **(resumed.state["data"] or {})}
+    now = {"manifest": whole.sha256, **data}
+    words = {
+        "manifest": "its manifest",
+        "sizes": "the lengths of its files",
+        "sample": "what files of it hold",
+        "sums": "what its files hold",
+        "prepared": "how they were prepared (data.prepared)",
+        "pixels": "what the folder of data.prepared holds",
+    }
+    for name, what in words.items():
+        if name in recorded and name in now and recorded[name] != now[name]:
+            raise UserError(
+                f"{resumed.path} was trained on other images of {whole.name}: {what} changed; point data.root at the "
+                "same images, or choose another --out"
+            )
+
+
+def restore(trainer: Trainer, resumed: Resumed) -> Progress:
+    """Restore the components' state from a checkpoint; return how far the run was."""
+    state, path, progress = resumed.state, resumed.path, resumed.progress
+    load_weights(trainer.model, state["encoder"], path)
+    if trainer.average is not None:
+        load_weights(trainer.measured, (state["average"] or {}).get("values", {}), path, part="average")
+    load_part(partial(load_state, trainer.optimiser), state["optimiser"], path, "optimiser")
+    if trainer.sharded is not None:
+        trainer.sharded.spread()
+        prepare_for_shards(trainer.optimiser, trainer.config)
+    components = {name: getattr(trainer, name) for name in ("loss", "miner", "sampler")}
+    for name, component in {**components, "scaler": trainer.accelerator.scaler}.items():
+        if component is not None:
+            load_part(component.load_state_dict, state[name], path, name)
+    trainer.goes_on = progress.step > 0
+    before, rank, processes = len(state["random"]), trainer.accelerator.process_index, trainer.accelerator.num_processes
+    if rank < before:
+        load_part(restore_random_state, state["random"][rank], path, "random")
+    else:
+        seed_stream(trainer.config.seed, progress.step, 0, rank)
+    if before != processes:
+        resumed.notices.append(
+            f"the run used {before} process(es) and goes on with {processes}: batches and what the loss draws stay the "
+            "same; dropout draws other numbers, and a batch norm that is trained sees parts of another size"
+        )
+    return progress
+
+
+def read_progress(checkpoint: dict[str, Any], source: Path | str) -> Progress:
+    """Return the progress saved in a checkpoint; raise UserError for values of another type."""
+    with reading(source, "the progress of a run", remedy="use another one"):
+        return checked(checkpoint["progress"], Progress)

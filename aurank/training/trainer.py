@@ -45,7 +45,6 @@ from aurank.training.build import (
     build_schedule,
     build_splits,
     check_image_size,
-    is_sum,
     losses_of_terms,
 )
 from aurank.training.gradient_cache import GradientCache, split_into_chunks
@@ -95,11 +94,11 @@ class Trainer:
         self.task = task = _task(config, splits, state, self.notices.append)
         self.model: nn.Module = task.model
         self.loss = build_loss(config, splits.train).to(device)
-        miner = None if is_sum(config) else build_miner(config.miner, splits.train)  # a sum asks its own
+        self._sum = next((module for module in self.loss.modules() if isinstance(module, MultipleLosses)), None)
+        miner = build_miner(config.miner, splits.train) if self._sum is None else None  # a sum asks its own
         self.miner = None if miner is None else miner.to(device)
         modules = [*self.loss.modules(), *([] if self.miner is None else self.miner.modules())]
         self._followers = [module for module in modules if isinstance(module, FollowsProgress)]
-        self._sum = next((module for module in modules if isinstance(module, MultipleLosses)), None)
         self._gathers = [module.gather for module in self.loss.modules() if isinstance(module, TakesInputs)]
         for gather in self._gathers:
             gather.views = self.views

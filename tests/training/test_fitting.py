@@ -20,8 +20,7 @@ from aurank.errors import AurankError, UserError
 from aurank.training.build import build_splits
 from aurank.training.components import read_config
 from aurank.training.loop import Loop
-from aurank.training.processes import training_group
-from aurank.training.resume import Resumed, restore
+from aurank.training.run import Resumed, restore, training_group
 from aurank.training.state import Progress
 from aurank.training.trainer import Trainer
 

@@ -14,7 +14,7 @@ from aurank.embedding.from_config import build_dataset, fill_preprocessing
 from aurank.embedding.stored.checkpoint import load_checkpoint
 from aurank.training import read_config, rehearse
 from aurank.training.build import build_splits
-from aurank.training.processes import training_group
+from aurank.training.run import training_group
 from aurank.training.trainer import Trainer
 
 HARD = {"name": "hard_negative", "params": {"per_class": 2, "refresh_every": 5, "num_neighbours": 7}}

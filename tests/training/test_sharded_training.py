@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 import aurank
 from aurank.data import READERS
 from aurank.embedding.stored.checkpoint import load_checkpoint
-from aurank.training import resume, trainer
+from aurank.training import run, trainer
 from aurank.training.sharding import ShardedCopy, load_state
 
 # Single numbers, weights in another layout, statistics of batches, neighbours of the weights as they stand. Every
@@ -83,7 +83,7 @@ def train_all(rank: int, ports: list[int], folder: str) -> None:
     torch.set_num_threads(1)
     READERS["digits"] = few_digits
     trainer.ShardedCopy = Checked  # type: ignore[misc]
-    resume.load_state = load_checked  # for the run that goes on: it is the only one
+    run.load_state = load_checked  # for the run that goes on: it is the only one
     for port, (name, overrides, goes_on) in zip(ports, RUNS, strict=True):
         with one_of_two(rank, port):
             aurank.train(tiny_config(LOSS, **SECTIONS), Path(folder) / name, overrides=overrides, resume=goes_on)

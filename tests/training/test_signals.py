@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from aurank.training.processes import StopRequest
+from aurank.training.loop import StopRequest
 
 
 @pytest.fixture(autouse=True)
