@@ -167,7 +167,7 @@ BUDGETS = {
     "evaluation": 8341,
     "models": 2623,
     "embedding": 2940,
-    "training": 3053,
+    "training": 2994,
     "reporting": 1831,
     "commands exporting serving": 5012,
     "config": 1598,

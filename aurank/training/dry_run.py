@@ -82,9 +82,9 @@ def rehearse(config: Config) -> Rehearsal:
         (16, 899)
     """
     with training_group(config):
-        trainer, saved = build_trainer(config), _SavedBytes()
+        trainer = build_trainer(config)
         config = trainer.config
-        seconds, loss, batch = _steps(trainer, saved)
+        seconds, loss, batch, activations = _steps(trainer)
         data = {"train": trainer.train_data}
         if trainer.val_data is not None:
             data["validation"] = trainer.val_data
@@ -118,7 +118,7 @@ def rehearse(config: Config) -> Rehearsal:
                 "weights": weights,
                 "gradients": gradients,
                 "optimiser": int(_state_per_weight(config) * gradients),
-                "activations": saved.total,
+                "activations": activations,
                 "loss state": sum(value.nbytes for value in [*trainer.loss.buffers(), *trainer.loss.parameters()]),
                 "moving average": 0 if trainer.average is None else weights,
                 "images": sum(images.cached_bytes for images in data.values()),
@@ -128,8 +128,8 @@ def rehearse(config: Config) -> Rehearsal:
         )
 
 
-def _steps(trainer: Trainer, saved: "_SavedBytes") -> tuple[float, float, int]:
-    """Train on two batches; return the seconds, the loss and the size of the second."""
+def _steps(trainer: Trainer) -> tuple[float, float, int, int]:
+    """Train on two batches; return the seconds, the loss, the size and the bytes of activations of the second."""
     if isinstance(trainer.loss, CrossBatchMemory):
         trainer.loss.start_at = min(trainer.loss.start_at, 1)  # so that the second batch meets the memory
     done, limit = 0, len(trainer.sampler.epoch(0)) + BATCHES
@@ -139,15 +139,15 @@ def _steps(trainer: Trainer, saved: "_SavedBytes") -> tuple[float, float, int]:
         if len(batch.id) < 2 * trainer.views:
             continue
         trainer.set_progress(done, epoch)
-        saved.reset()
+        saved = _SavedBytes()
         chunks = nullcontext() if trainer.cache is None else trainer.encoder.register_forward_pre_hook(saved.next_pass)
         with chunks, torch.autograd.graph.saved_tensors_hooks(saved.pack, lambda tensor: tensor):
             _, loss = trainer.forward(batch)
             trainer.backward(loss)
         trainer.optimiser.zero_grad()
-        done += 1
+        value, done = float(loss.detach()), done + 1
         if done == BATCHES:
-            return time.perf_counter() - started, float(loss.detach()), len(batch.id) // trainer.views
+            return time.perf_counter() - started, value, len(batch.id) // trainer.views, saved.total
     raise too_few_readable(trainer.train_data)
 
 
@@ -176,9 +176,6 @@ class _SavedBytes:
     """Bytes that autograd keeps for the backward pass, each storage counted once, in the largest pass of a step."""
 
     def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
         self._storages: dict[int, int] = {}
         self._before = 0
 

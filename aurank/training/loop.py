@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from aurank.data import Batch, BatchLoader, ImageDataset, view_keys
 from aurank.embedding.stored.checkpoint import LAST, SUFFIX, save_checkpoint
@@ -169,6 +168,7 @@ class Loop:
         """Yield so many batches from the next one on, without end for None."""
         progress, sampler, trainer = self.progress, self.trainer.sampler, self.trainer
         skips, views = trainer.config.data.on_error == "skip", trainer.views
+        labels = trainer.train_data.manifest.labels
         # How many are wanted is not known where some may be passed over.
         drawn = itertools.islice(sampler.iterate_ranks(progress.epoch, progress.batch), None if skips else count)
         places, keys = itertools.tee(drawn)
@@ -182,15 +182,12 @@ class Loop:
             )
             if not skips or min(map(len, rows)) >= 2 * views:
                 passed = None
-                yield Drawn(batch, epoch, index, self._shares(rows) if len(parts) > 1 else None)
+                own = [torch.from_numpy(labels[each.numpy()]) for each in rows]
+                yield Drawn(batch, epoch, index, Shares(own, rows) if len(parts) > 1 else None)
             elif passed is None:
                 passed = epoch, index
             elif (epoch, index) >= (passed[0] + 1, passed[1]):
                 raise too_few_readable(trainer.train_data)
-
-    def _shares(self, rows: list[Tensor]) -> Shares:
-        labels = self.trainer.train_data.manifest.labels
-        return Shares([torch.from_numpy(labels[each.numpy()]) for each in rows], rows)
 
     # -- one step -----------------------------------------------------------------------------------------------
 

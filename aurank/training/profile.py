@@ -17,7 +17,7 @@ import torch
 from torch.profiler import record_function
 
 from aurank.config import Config
-from aurank.errors import AurankError, UserError
+from aurank.errors import AurankError
 from aurank.files import replacing, require_writable
 from aurank.losses import CrossBatchMemory
 from aurank.training.loop import Drawn, Loop
@@ -281,8 +281,6 @@ def profile_training(
         >>> abs(sum(phase.mean for phase in profile.phases.values()) - profile.step.mean) < 1e-9
         True
     """
-    if steps < 1:
-        raise UserError(f"steps must be at least 1, got {steps}")
     if trace is not None:
         require_writable(trace, suffix=".json", option="--trace")
     # For all that is measured, and what workers read ahead: a step of a longer run takes as long.

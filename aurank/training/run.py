@@ -14,7 +14,7 @@ from typing import Any
 from accelerate.state import AcceleratorState
 from torch import Tensor
 
-from aurank.config import Config, DataConfig, config_difference, dump_config
+from aurank.config import Config, config_difference, dump_config
 from aurank.data import Manifest
 from aurank.data.prepared import PreparedImages, contents
 from aurank.distributed import ProcessGroup, joined
@@ -221,7 +221,8 @@ def _test(loop: Loop, test: Manifest) -> tuple[SplitReports, int]:
 
     step = group.in_first(load_best)
     group.broadcast(value for value in trainer.model.state_dict().values() if isinstance(value, Tensor))
-    data = build_dataset(_read_once(trainer.config.data, group), test, train=False)
+    read_once = {"cache": "0"} if group.size > 1 else {}  # each of several processes reads its share of the images
+    data = build_dataset(trainer.config.data.model_copy(update=read_once), test, train=False)
 
     def progress(stage: str, done: int, total: int) -> None:
         loop.listen("measuring", {"stage": stage, "done": done, "total": total})
@@ -245,11 +246,6 @@ def _test(loop: Loop, test: Manifest) -> tuple[SplitReports, int]:
     for name, both in two_way.items():
         both.save(out / "two_way" / name)
     return SplitReports(report, two_way), len(data.skipped)
-
-
-def _read_once(config: DataConfig, group: ProcessGroup) -> DataConfig:
-    """Return the data section without a cache: each of several processes reads only its share of the images."""
-    return config if group.size == 1 else config.model_copy(update={"cache": "0"})
 
 
 # -- the processes of a run -------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.tracking import get_available_trackers
-from accelerate.utils import GradientAccumulationPlugin, broadcast
+from accelerate.utils import GradientAccumulationPlugin
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -331,16 +331,16 @@ def nearest_images(
         training_images: returns them under the evaluation transform.
     """
     data, device = training_images(), accelerator.device
-    table = np.full((len(data), count), -1, dtype=np.int64)
+    table = torch.full((len(data), count), -1)
     group = ProcessGroup(None)
     group.broadcast(encoder.buffers())
     embedded = embed(encoder, data, batch=config.evaluate.batch, workers=config.data.workers, group=group)
     if accelerator.is_main_process:
         nearest = neighbours(embedded.embeddings, count, device=device if device.type == "cuda" else "cpu").row
         # An entry that an index did not find names a row behind the last one.
-        table[embedded.ids, : nearest.shape[1]] = np.append(embedded.ids, -1)[nearest]
-    shared: np.ndarray = broadcast(torch.from_numpy(table).to(device)).cpu().numpy()
-    return shared
+        table.numpy()[embedded.ids, : nearest.shape[1]] = np.append(embedded.ids, -1)[nearest]
+    group.broadcast([table])
+    return table.numpy()
 
 
 def _task(config: Config, splits: Splits, state: dict[str, Any] | None, say: Callable[[str], None]) -> Task:

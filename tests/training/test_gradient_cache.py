@@ -12,12 +12,15 @@ import numpy as np
 import pytest
 import torch
 from pytorch_metric_learning.miners import MultiSimilarityMiner
-from testing.runs import assert_equal
+from testing.photos import broken_photos
+from testing.runs import EXACT, assert_equal, weights
+from testing.tiny import tiny_config
 from torch import Tensor, nn
 
+import aurank
 from aurank.errors import UserError
 from aurank.losses import SmoothAPLoss
-from aurank.training import GradientCache
+from aurank.training import GradientCache, read_config, rehearse
 from aurank.training.state import random_state
 
 LABELS = torch.arange(6).repeat_interleave(4)
@@ -164,25 +167,6 @@ def test_a_gradient_scaler_scales_the_second_pass_and_not_the_loss() -> None:
     assert_same_gradients(encoder, other, 1e-12)
 
 
-def test_pixels_are_prepared_chunk_by_chunk_for_both_passes() -> None:
-    encoder, other = (make_encoder(stateful=False).eval() for _ in range(2))
-    pixels = (images() * 50 + 128).clamp(0, 255).to(torch.uint8)
-    sizes = []
-
-    def prepare(chunk: Tensor) -> Tensor:
-        sizes.append(len(chunk))
-        return chunk.double() / 255
-
-    cache = GradientCache(encoder, 6, prepare=prepare)
-    seed_all()
-    ranking_loss(cache.embed(pixels)).backward()
-    cache.backward()
-    seed_all()
-    plain(other, pixels.double() / 255, 1)
-    assert sizes == [6] * 8
-    assert_same_gradients(encoder, other, 1e-12)
-
-
 def test_buffers_end_as_the_first_pass_left_them_also_where_the_second_would_differ() -> None:
     """As under DistributedDataParallel, which copies the first process's buffers before one of the passes only."""
 
@@ -323,3 +307,47 @@ def test_a_batch_of_512_in_chunks_of_64_needs_hardly_more_memory_than_a_batch_of
     print(f"plain 64: {small} kB; 512 in chunks of 64: {large} kB")
     assert small > 80_000
     assert large < 1.1 * small
+
+
+# -- train.micro_batch and memory in the loop
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "more",
+    [{"miner": {"name": "multi_similarity"}, "memory": {"size": 40, "start_at": 1}}, {"loss": {"name": "soprc"}}],
+    ids=str,
+)
+def test_a_run_with_cached_gradients_is_the_plain_run(tmp_path: Path, more: dict[str, Any]) -> None:
+    train = {"steps": 4, "accumulate": 2, "ema": 0.5, "validate_every": 4}
+    for name, micro_batch in (("plain", None), ("cached", 5)):
+        config = tiny_config(**EXACT, train={**train, "micro_batch": micro_batch})
+        aurank.train({**config, "loss": {"name": "smooth_ap", "params": {"temperature": 0.1}}, **more}, tmp_path / name)
+    plain, cached = weights(tmp_path / "plain"), weights(tmp_path / "cached")
+    for name, value in plain.items():
+        torch.testing.assert_close(cached[name], value, rtol=1e-5, atol=1e-6, msg=name)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:no query of the batch")
+def test_cached_gradients_in_half_precision_and_with_skipped_images_learn(tmp_path: Path) -> None:
+    config = broken_photos(tmp_path / "photos")
+    config["sampler"]["batch"] = 8
+    config["model"] |= {"backbone": "test_vit", "params": {"img_size": 16}}
+    config["train"] |= {"micro_batch": 2, "mixed_precision": "bf16"}
+    result = aurank.train(config, tmp_path / "out")
+    assert result.skipped["train"] == 8
+    assert result.steps == 12
+
+
+@pytest.mark.slow
+def test_a_rehearsal_counts_the_activations_of_one_chunk() -> None:
+    plain, cached, small = (
+        rehearse(read_config(tiny_config(sampler={"batch": batch}, train={"micro_batch": micro_batch})))
+        for batch, micro_batch in ((32, None), (32, 8), (8, None))
+    )
+    # Beside the weights, which a backward pass needs as well.
+    used = [part.memory["activations"] - part.memory["weights"] for part in (plain, cached, small)]
+    assert used[0] > 3 * used[1]
+    assert used[1] == pytest.approx(used[2], rel=0.2)  # the loss counts as well
+    assert cached.loss == pytest.approx(plain.loss, rel=0.5)

@@ -1,11 +1,16 @@
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from accelerate.utils import LoggerType
+from testing.photos import broken_photos
 from testing.runs import records
 from testing.tiny import tiny_config
 
@@ -18,10 +23,11 @@ from aurank.embedding.from_config import build_dataset, build_encoder, fill_prep
 from aurank.embedding.stored.checkpoint import load_checkpoint
 from aurank.errors import AurankError, UserError
 from aurank.models import Encoder
+from aurank.models.encoder import EachPart
 from aurank.training import rehearse
 from aurank.training.build import build_splits
 from aurank.training.components import read_config
-from aurank.training.watch import MetricsFile, collapse_signs
+from aurank.training.watch import MetricsFile, collapse_signs, log_pictures
 
 
 @pytest.fixture(scope="module")
@@ -259,3 +265,112 @@ def test_what_measures_is_tried_before_the_first_step(tmp_path: Path, monkeypatc
     with pytest.raises(AurankError, match="no kernel"):
         aurank.train(tiny_config(), tmp_path / "out")
     assert not (tmp_path / "out" / "metrics.jsonl").exists()
+
+
+# -- Unreadable images under data.on_error=skip: counted, told, and no batch fails for want of them
+
+
+@pytest.mark.filterwarnings("ignore:no query of the batch")
+@pytest.mark.slow
+def test_a_run_passes_over_batches_of_fewer_than_two_images_and_tells_what_it_skipped(tmp_path: Path) -> None:
+    """Whether images are kept in memory or read by workers changes neither."""
+    config = broken_photos(tmp_path / "photos")
+    logs = set()
+    for name, data in {"a": {"cache": "0"}, "b": {"workers": 2, "cache": "0"}, "c": {}}.items():
+        told: dict[str, int] = {}
+
+        def listen(kind: str, values: dict[str, Any], told: dict[str, int] = told) -> None:
+            if "skipped" in values:
+                told[kind] = values["skipped"]
+
+        result = aurank.train({**config, "data": {**config["data"], **data}}, tmp_path / name, listener=listen)
+        assert result.steps == 12
+        assert result.skipped == {"train": 8, "validation": 1, "test": 1}
+        assert told == {"step": 8, "validation": 1, "tested": 1}
+        logs.add((tmp_path / name / "metrics.jsonl").read_bytes())
+    assert len(logs) == 1
+
+
+@pytest.mark.filterwarnings("ignore:no query of the batch")
+def test_a_training_set_without_readable_images_ends_the_run(tmp_path: Path) -> None:
+    config = broken_photos(tmp_path / "photos")
+    config["data"]["cache"] = "0"
+    for path in (tmp_path / "photos" / "train").rglob("*.png"):
+        path.write_bytes(b"broken")
+    with pytest.raises(UserError, match=r"no batch of a whole epoch of photos has two readable images \(16 of 16"):
+        aurank.train(config, tmp_path / "out")
+
+
+# -- Pictures of every validation go to the trackers, and change nothing else of a run
+
+
+def images_of(out: Path) -> dict[str, list[int]]:
+    """The steps of every image that TensorBoard got, by its name."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    (folder,) = {path.parent for path in out.rglob("events.out.tfevents.*")}
+    events = EventAccumulator(str(folder), size_guidance={"images": 0})
+    events.Reload()
+    return {tag: [event.step for event in events.Images(tag)] for tag in events.Tags()["images"]}
+
+
+@pytest.mark.slow
+def test_pictures_of_each_validation_change_nothing_else(tmp_path: Path) -> None:
+    for name, trackers in (("plain", []), ("tracked", ["tensorboard"])):
+        aurank.train(tiny_config(train={"trackers": trackers}), tmp_path / name)
+    assert images_of(tmp_path / "tracked") == {"val/grid": [4, 8], "val/precision_recall": [4, 8]}
+    for file in ("metrics.jsonl", "report.json"):
+        plain, tracked = ((tmp_path / name / file).read_bytes() for name in ("plain", "tracked"))
+        assert plain == tracked, file
+    first, second = (load_checkpoint(tmp_path / name / "last.safetensors") for name in ("plain", "tracked"))
+    for one, other in zip(first["random"], second["random"], strict=True):
+        # Python's own generator is drawn from by imports and by the type checks of the tests, never by a run.
+        assert all(str(one[name]) == str(other[name]) for name in ("numpy", "torch", "cuda"))
+    assert all(torch.equal(value, second["encoder"][name]) for name, value in first["encoder"].items())
+
+
+class Tracker:
+    """Keeps what it is given, as a tracker of Accelerate would take it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.given: dict[str, Any] = {}
+
+    def log_images(self, values: dict[str, Any], step: int, **options: Any) -> None:
+        self.given = {name: np.shape(value) for name, value in values.items()} | {"step": step, **options}
+
+
+def test_each_tracker_gets_pictures_in_its_own_shape() -> None:
+    class Numbers:
+        name = "mlflow"
+
+    trackers: Any = [Tracker("tensorboard"), Tracker("wandb"), Tracker("aim"), Numbers()]
+    log_pictures(trackers, {"val/grid": np.zeros((4, 5, 3), np.uint8)}, step=7)
+    tensorboard, wandb, aim, _ = trackers
+    assert tensorboard.given == {"val/grid": (1, 4, 5, 3), "step": 7, "dataformats": "NHWC"}
+    assert wandb.given == {"val/grid": (1, 4, 5, 3), "step": 7}
+    assert aim.given == {"val/grid": (4, 5, 3), "step": 7}
+
+
+# -- train.compile, and what goes with it
+
+
+@pytest.mark.slow
+def test_compiled_cached_accumulated_channels_last_and_in_half_precision_it_is_the_same_gradient() -> None:
+    script = Path(__file__).parents[1] / "testing" / "compiled_training.py"
+    paths = os.pathsep.join(str(path) for path in (script.parents[2], script.parents[1]))
+    environment = {**os.environ, "PYTHONPATH": paths}
+    run = subprocess.run([sys.executable, script, "aot_eager"], capture_output=True, text=True, env=environment)
+    assert run.returncode == 0, run.stderr
+    away = json.loads(run.stdout)
+    assert away["all in float32"] < 1e-5
+    assert away["all in bfloat16"] < 2 * away["bfloat16 alone"] < 0.04
+
+
+def test_a_network_that_cannot_be_compiled_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> object:
+        raise torch._dynamo.exc.TorchDynamoException("no\nsuch thing")
+
+    monkeypatch.setattr(torch, "compile", lambda work: fails)
+    with pytest.raises(UserError, match=r"train\.compile=true: .* \(no\); .*set train\.compile=false"):
+        EachPart(torch.nn.Linear(2, 2), compiled=True)(torch.ones(1, 2))

@@ -1,23 +1,41 @@
 """Several processes over gloo train one model."""
 
+import contextlib
 import json
+import os
 import signal
 import socket
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from testing.processes import KILLED, ended, start, steps_done
-from testing.runs import assert_same_run
+from accelerate.state import PartialState
+from testing.few_digits import few_digits
+from testing.processes import KILLED, ended, run_ranks, start, steps_done
+from testing.runs import EXACT, assert_same_run, records
 from testing.tiny import SUM, tiny_config
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.profiler import ProfilerActivity, profile
 
 import aurank
 from aurank.commands import RunOptions, evaluate_model
+from aurank.data import READERS
 from aurank.distributed import joined, launched
 from aurank.embedding import ImageSelection
 from aurank.embedding.stored.checkpoint import load_checkpoint
 from aurank.errors import AurankError
+from aurank.training import read_config, run, trainer
+from aurank.training.build import build_splits
+from aurank.training.loop import Loop
+from aurank.training.sharding import ShardedCopy, load_state
+from aurank.training.state import Progress, seed_everything, seed_stream, stream
+from aurank.training.trainer import Trainer
 
 
 @pytest.mark.slow
@@ -213,3 +231,210 @@ def test_a_process_without_others_says_so(monkeypatch: pytest.MonkeyPatch) -> No
     expected = f"rank 0 did not meet the other 1 processes at 127.0.0.1:{port} within 1s .*unset WORLD_SIZE"
     with pytest.raises(AurankError, match=expected), joined("1s"):
         pass
+
+
+# -- A run that goes on with another number of processes comes to the weights of one that never stopped
+
+
+@pytest.mark.slow
+def test_two_then_one_then_four_processes_train_the_weights_of_one(tmp_path: Path) -> None:
+    """With every state that a loss keeps: tables by image, chains that draw, a memory that no batch fills evenly.
+
+    The four share out weights, gradients and the state of the optimiser, and write what one process reads.
+    """
+    sections = {
+        **EXACT,
+        "data": {"views": 2, "train_labels": "image", "validation_fraction": 0},
+        "sampler": {"name": "shuffled", "batch": 22, "params": {}},
+        "memory": {"size": 51, "start_at": 1},
+        "optim": {**EXACT["optim"], "params": {"momentum": 0.9}, "schedule": {"name": "constant"}},
+        # steps are added
+        "train": {"steps": 6, "validate_every": 100, "checkpoint_every": 100, "ema": 0.9},
+    }
+    terms = [{"name": "soprc"}, {"name": "sogclr"}, {"name": "emc2"}]
+    config, many = tmp_path / "config.yaml", tmp_path / "many"
+    config.write_text(json.dumps(tiny_config(terms, **sections)), encoding="utf-8")
+    aurank.train(config, tmp_path / "one")
+    two = ended(start(config, many, 2, common=["train.steps=2"]))
+    aurank.train(config, many, resume=True, overrides=["train.steps=4"])
+    four = ended(start(config, many, 4, common=["train.steps=6", "train.sharded=true", "--resume"]))
+    assert [code for code, _, _ in (*two, *four)] == [0] * 6, (two, four)
+    assert "the run used 1 process(es) and goes on with 4: batches" in four[0][2]
+
+    first, last = (load_checkpoint(tmp_path / name / "last.safetensors") for name in ("one", "many"))
+    assert len(last["random"]) == 4
+    for name, value in first["encoder"].items():
+        torch.testing.assert_close(last["encoder"][name], value, rtol=0, atol=1e-6, msg=name)
+    for name, value in first["loss"].items():  # the rows of a memory stand in the same order, too
+        torch.testing.assert_close(last["loss"][name], value, rtol=1e-4, atol=1e-5, msg=name)
+    torch.testing.assert_close(last["average"], first["average"], rtol=0, atol=1e-6)
+    torch.testing.assert_close(last["optimiser"]["state"], first["optimiser"]["state"], rtol=1e-4, atol=1e-6)
+    losses = [[record["loss"] for record in records(tmp_path / name, "train")] for name in ("one", "many")]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+
+
+def test_a_stream_is_named_by_its_numbers_and_leaves_the_generators_alone() -> None:
+    seed_stream(3, 0, 0, 1)
+    first = torch.rand(3)
+    seed_stream(3, 0, 0, 1)
+    with stream(7, 5):
+        inside = torch.rand(3)
+    assert torch.equal(torch.rand(3), first)
+    with stream(7, 5):
+        assert torch.equal(torch.rand(3), inside)
+    with stream(7, 6):
+        assert not torch.equal(torch.rand(3), inside)
+
+
+# -- How often the processes of a run talk to each other in a step
+
+STEPS, FAR = 2, 10**6
+CASES: dict[str, tuple[dict[str, Any], int]] = {  # how many more than DistributedDataParallel's own are allowed
+    "plain": ({}, 2),
+    "all at once": ({"memory": {"size": 40}, "optim": {"clip_norm": 0.5}, "train": {"ema": 0.9, "accumulate": 2}}, 3),
+    "unreadable images are skipped": ({"data": {"on_error": "skip"}}, 4),
+    "a miner": ({"miner": {"name": "multi_similarity"}}, 4),
+}
+
+
+def counted(work: Callable[[], object]) -> int:
+    """Collectives that this process takes part in, those of C++ too."""
+    with profile(activities=[ProfilerActivity.CPU]) as found:
+        work()
+    return Counter(event.name.partition(":")[0] for event in found.events())["gloo"]
+
+
+def steps(loop: Loop, batches: Any) -> None:
+    for _ in range(STEPS):
+        loop._step(batches)
+
+
+def bare(trainer: Trainer, images: torch.Tensor) -> None:
+    for _ in range(STEPS):
+        for part in range(accumulate := trainer.config.train.accumulate):
+            with contextlib.nullcontext() if part == accumulate - 1 else trainer.encoder.no_sync():
+                trainer.encoder((images,)).square().sum().backward()
+
+
+def measure(rank: int, port: int, out: str) -> None:
+    shared = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
+    shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}
+    os.environ.update({name: str(value) for name, value in shared.items()})
+    torch.set_num_threads(1)
+    with joined("5min"):
+        for name, (sections, allowed) in CASES.items():
+            train = {"steps": FAR, "validate_every": FAR, "checkpoint_every": FAR, "log_every": FAR}
+            plain = tiny_config("smooth_ap", **{**sections, "train": {**train, **sections.get("train", {})}})
+            config = read_config(plain)
+            seed_everything(0)
+            trainer = Trainer(config, build_splits(config), Path(out))
+            loop = Loop(trainer, Path(out), {}, progress=Progress())
+            batches = loop._batches()
+
+            steps(loop, batches)
+            images = trainer.train_data.to_input(next(batches).batch.image)
+            bare(trainer, images)
+            own, of_ddp = counted(partial(steps, loop, batches)), counted(partial(bare, trainer, images))
+            assert of_ddp >= STEPS, name
+            assert own == of_ddp + allowed * STEPS, (name, own, of_ddp)
+
+
+@pytest.mark.slow
+def test_a_step_has_two_collectives_beside_those_of_data_parallel_training(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    run_ranks(measure, 2, port, str(tmp_path))
+
+
+# -- With weights, gradients and state shared out a run is that of whole ones
+
+# Single numbers, weights in another layout, statistics of batches, neighbours of the weights as they stand. Every
+# weight moves by its gradient: Adam would turn the last digits of one that is zero into a whole step.
+LOSS = [{"name": "normalized_softmax", "params": {"temperature": 1.0}}]
+SECTIONS: dict[str, dict[str, Any]] = {
+    "model": {"pooling": "gem", "channels_last": True},
+    "optim": {
+        "lr": 0.002,
+        "warmup_steps": 0,
+        "params": {"eps": 1e-3},
+        "clip_norm": 0.5,
+        "schedule": {"name": "constant"},
+    },
+    "sampler": {"name": "hard_negative", "params": {"per_class": 2, "refresh_every": 1, "num_neighbours": 5}},
+    "train": {"steps": 5, "validate_every": 2, "checkpoint_every": 4, "accumulate": 2},
+}
+RUNS: list[tuple[str, list[str], bool]] = [
+    ("whole", [], False),
+    ("sharded", ["train.sharded=true", "train.steps=4"], False),
+    ("sharded", ["train.sharded=true"], True),
+]
+
+
+class Checked(ShardedCopy):
+    """One whose processes begin with other weights, of which the first keeps the state of the optimiser alone."""
+
+    def __init__(self, whole: nn.Module) -> None:
+        with torch.no_grad():
+            for value in whole.state_dict().values():
+                value += int(os.environ["RANK"])
+        super().__init__(whole)
+
+    def optimiser_state(self, optimiser: Any, *, keep: bool) -> dict[str, Any]:
+        found = super().optimiser_state(optimiser, keep=keep)
+        assert bool(found) == keep == (os.environ["RANK"] == "0")
+        return found
+
+
+def load_checked(optimiser: Any, saved: dict[str, Any]) -> None:
+    """Load it, and see that a process holds no more than its parts."""
+    load_state(optimiser, saved)
+    values = [value for state in optimiser.state.values() for value in state.values() if isinstance(value, DTensor)]
+    parts = [value.to_local() for value in values]
+    assert parts
+    assert all(part.untyped_storage().nbytes() == part.nbytes for part in parts)
+    assert sum(part.numel() for part in parts) < 0.6 * sum(value.numel() for value in values)
+
+
+@contextmanager
+def one_of_two(rank: int, port: int) -> Iterator[None]:
+    shared = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
+    shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}
+    os.environ.update({name: str(value) for name, value in shared.items()})
+    yield
+    PartialState._reset_state()
+
+
+def train_all(rank: int, ports: list[int], folder: str) -> None:
+    torch.set_num_threads(1)
+    READERS["digits"] = few_digits
+    trainer.ShardedCopy = Checked  # type: ignore[misc]
+    run.load_state = load_checked  # for the run that goes on: it is the only one
+    for port, (name, overrides, goes_on) in zip(ports, RUNS, strict=True):
+        with one_of_two(rank, port):
+            aurank.train(tiny_config(LOSS, **SECTIONS), Path(folder) / name, overrides=overrides, resume=goes_on)
+
+
+def assert_alike(folder: Path) -> None:
+    for file in ("last.safetensors", "best.safetensors"):
+        first, second = (load_checkpoint(folder / name / file) for name in ("whole", "sharded"))
+        torch.testing.assert_close(second["encoder"], first["encoder"], rtol=1e-5, atol=1e-5, msg=file)
+        if file == "last.safetensors":
+            torch.testing.assert_close(second["optimiser"]["state"], first["optimiser"]["state"], rtol=1e-3, atol=1e-6)
+    for split in ("train", "val"):
+        first, second = (records(folder / name, split) for name in ("whole", "sharded"))
+        for one, other in zip(first, second, strict=True):
+            assert other.pop("split") == one.pop("split")
+            assert other == pytest.approx(one, rel=1e-4)
+
+
+@pytest.mark.slow
+def test_a_run_with_shared_out_weights_is_that_of_whole_ones(tmp_path: Path) -> None:
+    """It stops and goes on, too, and begins with the weights of the first process."""
+    with ExitStack() as probes:
+        found = [probes.enter_context(socket.socket()) for _ in RUNS]
+        for probe in found:
+            probe.bind(("127.0.0.1", 0))
+        ports = [probe.getsockname()[1] for probe in found]
+    run_ranks(train_all, 2, ports, str(tmp_path))
+    assert_alike(tmp_path)

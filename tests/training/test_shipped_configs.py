@@ -1,6 +1,7 @@
 """The configurations that come with aurank: valid, documented, robust against edits, and ready to run."""
 
 import copy
+import importlib.util
 import json
 import random
 import re
@@ -11,10 +12,15 @@ from typing import Any
 
 import pytest
 from testing.data_trees import REAL_DATA
+from testing.photos import photos
+from testing.tiny import tiny_config
 from testing.yaml_text import read_yaml
 
+import aurank
 from aurank import cli
 from aurank.config import shipped_configs
+from aurank.embedding.evaluation_options import evaluation_options, two_way_options
+from aurank.errors import UserError
 from aurank.training import read_config, rehearse
 
 SHIPPED = shipped_configs()
@@ -140,3 +146,138 @@ def test_a_dry_run_works_where_the_data_is_and_else_says_what_is_missing(
 def test_a_dry_run_on_a_real_archive_counts_its_images() -> None:
     rehearsal = rehearse(read_config("grocery/soprc", [f"data.root={REAL_DATA}", "data.cache=0"]))
     assert rehearsal.images["test"] == 2943
+
+
+# -- The recipes for published networks: each is built and takes two steps, at a small size and from random weights
+
+PAGE = Path(__file__).parents[2] / "docs/configurations.md"
+SECTION = PAGE.read_text(encoding="utf-8").split("## Fine-tuning published networks")[1]
+RECIPES = [shlex.split(command) for command in re.findall(r"`aurank train ([^`]+)`", SECTION)]
+SMALL = ["model.pretrained=false", "sampler.batch=16", "optim.warmup_steps=0"]
+SIZES = {"vit_small_patch14": 56, "vit_base_patch16": 64}
+
+
+def test_there_is_a_recipe_for_each_kind_of_network() -> None:
+    for name in (
+        "resnet50",
+        "dinov2",
+        "dinov3",
+        "siglip",
+        "freeze",
+        "lora",
+        "layer_decay",
+        "transformers:",
+        "open_clip:",
+    ):
+        assert any(name in " ".join(recipe) for recipe in RECIPES), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", RECIPES, ids=[" ".join(recipe[1:3])[:60] for recipe in RECIPES])
+def test_a_recipe_takes_two_steps(recipe: list[str]) -> None:
+    config = read_config(recipe[0], recipe[1:])
+    if ":" in config.model.backbone:
+        pytest.skip("its configuration is fetched")
+    if config.model.lora is not None and importlib.util.find_spec("peft") is None:
+        pytest.skip("peft is not installed")
+    transformer = next((size for name, size in SIZES.items() if config.model.backbone.startswith(name)), None)
+    size = transformer or 64
+    small = [*SMALL, f"data={{name: digits, image_size: {size}, channels: 3, validation_fraction: 0.0}}"]
+    if transformer is not None:
+        small += ["model.params.depth=2", f"model.params.img_size={size}"]
+    rehearsal = rehearse(read_config(recipe[0], [*recipe[1:], *small]))
+    total, trained = rehearsal.parts["backbone"]
+    if config.model.freeze == ("backbone",):
+        assert trained == 0
+    elif config.model.freeze is not None or config.model.lora is not None:
+        assert 0 < trained < total
+    assert rehearsal.parts["head"][1] == rehearsal.parts["head"][0]
+
+
+# -- The rehearsal finds what a long run would fail at, and what it will need
+
+
+def test_a_miner_and_a_rehearsal_work_from_the_configuration() -> None:
+    rehearsal = rehearse(read_config({**tiny_config("smooth_ap"), "miner": {"name": "multi_similarity"}}))
+    assert rehearsal.images == {"train": 149, "validation": 31, "test": 180}
+    assert rehearsal.classes == {"train": 8, "validation": 2, "test": 10}
+    assert rehearsal.parameters == rehearsal.trained_parameters == 373176
+    assert (rehearsal.batch, rehearsal.batches_per_epoch) == (15, 10)  # the last class has fewer images
+    assert rehearsal.memory["activations"] > rehearsal.batch * 16 * 16 * 4
+    assert rehearsal.memory["images"] == 360 * 16 * 16
+    assert rehearsal.memory["moving average"] == 0
+    assert "GiB" in str(rehearsal)
+
+
+@pytest.mark.slow
+def test_a_bound_on_memory_that_is_too_low_to_measure_is_refused() -> None:
+    with pytest.raises(UserError, match="max_memory is 1000 bytes"):
+        rehearse(read_config(tiny_config(evaluate={"max_memory": "1KB"})))
+
+
+@pytest.mark.parametrize("split", ["val", "test"])
+def test_a_split_in_which_no_query_has_a_positive_is_refused(tmp_path: Path, split: str) -> None:
+    counts = {f"{name}/{name}{label}": 4 for name in ("train", "val", "test") for label in "abcd"}
+    photos(tmp_path, {place: 1 if place.startswith(split) else count for place, count in counts.items()})
+    config = read_config(tiny_config(data={"name": "folder", "root": str(tmp_path)}))
+    name = {"val": "validation", "test": "test"}[split]
+    with pytest.raises(UserError, match=f"the {name} split of .* cannot be measured: none of its 4 queries"):
+        rehearse(config)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cache", ["0", "1GiB"])
+def test_unreadable_images_are_passed_over_where_they_are_skipped(tmp_path: Path, cache: str) -> None:
+    photos(tmp_path, {f"{name}/{name}{label}": 4 for name in ("train", "val", "test") for label in "abcd"})
+    for broken in tmp_path.glob("*/*/[012].png"):
+        if broken.parent.name[-1] in "ab" or broken.name == "0.png":
+            broken.write_bytes(b"broken")
+    sections = {"data": {"name": "folder", "root": str(tmp_path), "on_error": "skip", "cache": cache}}
+    assert rehearse(read_config(tiny_config(**sections))).images["test"] == 16
+    for broken in tmp_path.glob("train/*/*.png"):
+        broken.write_bytes(b"broken")
+    with pytest.raises(UserError, match=r"readable|can be read"):
+        rehearse(read_config(tiny_config(**sections)))
+
+
+@pytest.mark.slow
+def test_a_batch_that_the_classes_cannot_fill_is_told_by_rehearsal_and_run(tmp_path: Path) -> None:
+    photos(tmp_path / "photos", {f"{split}/{split}{label}": 4 for split in ("train", "test") for label in "ab"})
+    data = {"name": "folder", "root": str(tmp_path / "photos"), "validation_fraction": 0}
+    config = read_config(tiny_config(data=data, train={"steps": 3}))
+    said = "batches have 8 images in place of sampler.batch=16: that is all that the sampler can draw from 8 training"
+    assert said in str(rehearse(config))
+    notices: list[str] = []
+    aurank.train(config, tmp_path / "out", listener=lambda kind, values: notices.extend(
+        [values["text"]] if kind == "notice" else []))  # fmt: skip
+    assert len(notices) == 1
+    assert notices[0].startswith(said)
+    assert said not in str(rehearse(read_config(tiny_config())))
+
+
+def test_a_folder_that_holds_no_training_classes_is_met_with_the_remedy(tmp_path: Path) -> None:
+    photos(tmp_path, dict.fromkeys("abcd", 4))
+    data = {"name": "folder", "root": str(tmp_path), "validation_fraction": 0}
+    with pytest.raises(UserError, match=r"no images in split 'train'.*set data\.params\.test_fraction below 1"):
+        rehearse(read_config(tiny_config(data=data)))
+    with pytest.raises(UserError, match=r"no images in split 'test'.*set data\.params\.test_fraction above 0"):
+        rehearse(read_config(tiny_config(data={**data, "params": {"test_fraction": 0}})))
+    rows = [f"{label}/{number}.png,{label},train" for label in "abcd" for number in range(4)]
+    (tmp_path / "mine.csv").write_text("\n".join(["path,label,split", *rows]), encoding="utf-8")
+    table = {**data, "name": "table", "params": {"file": "mine.csv"}}
+    with pytest.raises(
+        UserError, match=r"'test'.*; write test into the column split of mine\.csv for some of its classes"
+    ):
+        rehearse(read_config(tiny_config(data=table)))
+
+
+# -- Metrics chosen in a configuration reach the evaluation, and unknown ones are refused with it
+
+
+def test_metrics_are_chosen_in_a_configuration() -> None:
+    config = read_config("digits/soprc", ["evaluate.metrics=[mrr@10,coverage@5]"])
+    assert evaluation_options(config)["metrics"] == ("mauprc", "mrr@10", "coverage@5")
+    assert "metrics" not in two_way_options(config)
+    assert "metrics" not in evaluation_options(read_config("digits/soprc"))
+    with pytest.raises(UserError, match=r"evaluate\.metrics: unknown metric 'mr@10', .*did you mean 'mrr@10'"):
+        read_config("digits/soprc", ["evaluate.metrics=[mr@10]"])
