@@ -14,9 +14,8 @@ from aurank.data import READERS, Manifest
 from aurank.data.manifest import pairs_among
 from aurank.embedding.embed import Embedded
 from aurank.errors import UserError
-from aurank.evaluation.curves import Curve
 from aurank.evaluation.evaluate import evaluate
-from aurank.evaluation.metrics import mean
+from aurank.evaluation.metrics import Curve, mean
 from aurank.evaluation.report import Report
 from aurank.names import meant, nearest
 

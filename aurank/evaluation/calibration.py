@@ -14,7 +14,7 @@ from jaxtyping import Float64, Int64, Shaped
 from aurank.errors import UserError
 from aurank.evaluation.engine.pooled import PooledScores
 from aurank.evaluation.engine.problem import ProgressCallback, RetrievalProblem
-from aurank.evaluation.metrics import pooled_names, pooled_rate
+from aurank.evaluation.metrics import pooled_rate
 from aurank.evaluation.postprocessing.postprocessing import PostProcessing
 from aurank.evaluation.report import Report
 
@@ -190,20 +190,18 @@ def true_positive_rates(scores: PairScores, names: Iterable[str]) -> dict[str, f
 
 def pooled_metrics(
     problem: RetrievalProblem,
-    names: Iterable[str] | None,
+    names: list[str],
     *,
     distance: str,
     device: torch.device,
     max_memory: int | str,
     distributed: bool | str | None,
 ) -> tuple[dict[str, float], list[str]]:
-    """Return those of some metrics that are of the pairs of all queries, and a note where there are few pairs."""
-    if not (pooled := pooled_names(names)):
-        return {}, []
+    """Return metrics that are of the pairs of all queries, and a note where there are few pairs."""
     scores = PooledScores(problem, distance=distance, device=device, max_memory=max_memory, distributed=distributed)
-    few = [name for name in pooled if (pooled_rate(name) or 0) * scores.num_negatives < 1]
+    few = [name for name in names if (pooled_rate(name) or 0) * scores.num_negatives < 1]
     note = f"{', '.join(few)}: that is less than one of {scores.num_negatives:,} negative pairs, so none may match"
-    return true_positive_rates(scores, pooled), [note] if few else []
+    return true_positive_rates(scores, names), [note] if few else []
 
 
 def _lowest(scores: PairScores, distinct: Column, allowed: Counts) -> float | None:

@@ -1,18 +1,16 @@
 """One call from embeddings and labels to a Report."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
-import torch
 from jaxtyping import Float64, Shaped
 
 from aurank.distributed import ProcessGroup
 from aurank.errors import UserError
 from aurank.evaluation.bootstrap import Resampling
 from aurank.evaluation.calibration import pooled_metrics
-from aurank.evaluation.curves import POINTS, MeanCurve
 from aurank.evaluation.engine.nearest import nearest_rows
 from aurank.evaluation.engine.problem import (
     Devices,
@@ -31,8 +29,10 @@ from aurank.evaluation.index.approximate import index_report
 from aurank.evaluation.index.neighbours import Index
 from aurank.evaluation.metrics import (
     MACRO,
+    POINTS,
     TIES,
     Classes,
+    MeanCurve,
     average,
     average_precision,
     check_names,
@@ -118,16 +118,25 @@ def evaluate(
     """
     if ties not in TIES:
         raise UserError(f"ties must be one of {', '.join(TIES)}; got {ties!r}")
-    names = None if metrics is None else check_names(metrics)
+    names, cuts = None if metrics is None else check_names(metrics), sorted_cuts(recall_at)
     if labels is None and any(name.startswith(MACRO) for name in names or ()):
         raise UserError(f"a metric with {MACRO} is a mean over classes: give the queries' labels")
     if (hierarchical := hierarchical_names(names)) and super_labels is None:
         raise UserError(f"metric {hierarchical[0]!r} is of super-categories: give super_labels, one for each row")
-    grades = None if relevance is None else check_grades(positives, relevance)
-    steps = PostProcessing.parse(postprocess, distance=distance) if isinstance(postprocess, str) else postprocess
-    _check_together(names, steps, codes, index, distance)
     if neighbours < 0:
         raise UserError(f"neighbours must be 0 or more; got {neighbours}")
+    graded = None if relevance is None else check_grades(positives, relevance)
+    steps = PostProcessing.parse(postprocess, distance=distance) if isinstance(postprocess, str) else postprocess
+    reordered = (steps is not None and steps.orders_lists) or (codes is not None and codes.rescore is not None)
+    if reordered and (odd := [*pooled_names(names), *hierarchical]):
+        raise UserError(f"{odd[0]} has no use where lists are ordered by other scores than all pairs have: drop one")
+    if steps is not None:
+        steps.require_fitted()
+        steps.require_distance(distance)
+        if codes is not None and not steps.is_of_rows:
+            raise UserError(f"codes are made of single rows, so they do not go with the post-processing {str(steps)!r}")
+        if index is not None and steps.orders_lists:
+            raise UserError(f"an index is measured by its own lists, which {str(steps)!r} orders anew: leave one out")
     group = ProcessGroup(distributed)
     if group.size > 1:
         alone = {**dict.fromkeys(hierarchical, True), "index": index, "neighbours": neighbours or None}
@@ -138,146 +147,92 @@ def evaluate(
     labels, gallery_labels, classes = numbered(labels, gallery_labels, name="label", gather=group.all_gather)
     above, gallery_above, _ = numbered(super_labels, gallery_super_labels, name="super_label", gather=group.all_gather)
     ids, gallery_ids, _ = numbered(ids, gallery_ids, name="id", gather=group.all_gather)
-    problem = RetrievalProblem(
+    given = RetrievalProblem(
         embeddings, labels, gallery, gallery_labels, ids, gallery_ids, groups, gallery_groups, positives, ignore, junk
     )
-    device = choose_devices(device, embeddings)
-    measure = _Measure(
-        cuts=sorted_cuts(recall_at),
-        names=names,
-        ties=ties,
-        distance=distance,
-        classes=classes,
-        grades=grades,
-        categories=None if above is None else SuperCategories(above, gallery_above),
-        device=device[0],
-        max_memory=max_memory,
-        counting={"backend": backend, "device": device, "progress": progress},
-        distributed=distributed,
-    )
-    ranks, processed = measure.ranks(problem), None
-    report = measure.report(problem, ranks, None if steps else resampling)
-    if steps is not None:
-        processed = steps.apply(problem, device=str(device[0]))
-        ranks, plain = measure.ranks(processed.problem, processed), report.metrics
-        report = measure.report(problem, ranks, resampling)
-        about = {"steps": str(steps), "transductive": steps.transductive, "fitted_rows": steps.fitted_rows}
-        report = replace(report, postprocessing={**about, "plain": plain}, notes=[*report.notes, steps.note])
-        problem = processed.problem
-    if codes is not None:
-        report = measure.with_codes(report, problem, codes)
-    if neighbours:
-        memory: dict[str, Any] = {"max_memory": max_memory, "progress": progress}
-        if processed is None:
-            nearest = nearest_rows(problem, neighbours, distance=distance, device=device[0], **memory)
-        else:
-            nearest = processed.nearest(neighbours, **memory)
-        there = labels if gallery is None else gallery_labels
-        columns = {} if there is None else {"label": as_array(there) if classes is None else classes[as_array(there)]}
-        report = replace(report, neighbours=nearest, gallery=columns)
-    return report if index is None else measure.with_index(report, problem, ranks, index)
+    devices = choose_devices(device, embeddings)
+    first, categories = devices[0], None if above is None else SuperCategories(above, gallery_above)
+    counting: dict[str, Any] = {"backend": backend, "device": devices, "progress": progress, "max_memory": max_memory}
 
-
-def _check_together(
-    names: tuple[str, ...] | None,
-    steps: PostProcessing | None,
-    codes: Codes | None,
-    index: str | Index | None,
-    distance: str,
-) -> None:
-    reordered = (steps is not None and steps.orders_lists) or (codes is not None and codes.rescore is not None)
-    if reordered and (odd := [*pooled_names(names), *hierarchical_names(names)]):
-        raise UserError(f"{odd[0]} has no use where lists are ordered by other scores than all pairs have: drop one")
-    if steps is None:
-        return
-    steps.require_fitted()
-    steps.require_distance(distance)
-    if codes is not None and not steps.is_of_rows:
-        raise UserError(f"codes are made of single rows, so they do not go with the post-processing {str(steps)!r}")
-    if index is not None and steps.orders_lists:
-        raise UserError(f"an index is measured by its own lists, which {str(steps)!r} orders anew: leave one out")
-
-
-@dataclass(frozen=True, eq=False)
-class _Measure:
-    """How the ranks of a problem, of one and the same behind steps or in codes, become a report."""
-
-    cuts: tuple[int, ...]
-    names: tuple[str, ...] | None
-    ties: str
-    distance: str
-    classes: Shaped[np.ndarray, " name"] | None
-    grades: Float64[np.ndarray, " pair"] | None
-    categories: SuperCategories | None
-    device: torch.device
-    max_memory: int | str
-    counting: dict[str, Any]  # backend, devices and progress
-    distributed: bool | str | None
-
-    def ranks(self, problem: RetrievalProblem, processed: Processed | None = None) -> RankBlocks:
+    def ranks_of(problem: RetrievalProblem, processed: Processed | None = None) -> RankBlocks:
         """Return the ranks of a problem, of one behind post-processing in the order of its last step."""
-        how = {"max_memory": self.max_memory, "distributed": self.distributed, **self.counting}
-        ranks = RankBlocks(problem, distance=self.distance, **how)
+        ranks = RankBlocks(problem, distance=distance, distributed=distributed, **counting)
         if not len(ranks.query):
             remedy = "no other row there has a query's label; check that labels and embeddings belong together"
-            raise UserError(
-                f"none of the {ranks.num_queries} queries has a positive among the {ranks.num_gallery} gallery rows: "
-                f"{remedy if problem.positives is None else 'the pairs in positives are none, or all left out'}"
-            )
+            if problem.positives is not None:
+                remedy = "the pairs in positives are none, or all left out"
+            where = f"the {ranks.num_gallery} gallery rows"
+            raise UserError(f"none of the {ranks.num_queries} queries has a positive among {where}: {remedy}")
         if processed is not None:
-            ranks = processed.finish(ranks, max_memory=self.max_memory, progress=self.counting["progress"])
-        if self.grades is None or problem.positives is None:
+            ranks = processed.finish(ranks, max_memory=max_memory, progress=progress)
+        if graded is None or problem.positives is None:
             return ranks
-        return ranks.changed(Grades(problem.positives, self.grades, ranks.num_gallery).given_to)
+        return ranks.changed(Grades(problem.positives, graded, ranks.num_gallery).given_to)
 
-    def report(self, problem: RetrievalProblem, ranks: RankBlocks, resampling: Resampling | None = None) -> Report:
+    def report_of(problem: RetrievalProblem, ranks: RankBlocks, resampling: Resampling | None = None) -> Report:
         """Return the report of ranks, with notes on what a reader must know."""
-        notes = [] if self.grades is None else ["nDCG is of graded relevance, with linear gain"]
-        fitting = fitting_cuts(self.cuts, ranks)
-        if self.names is None and fitting != self.cuts:
-            beyond = ", ".join(str(k) for k in self.cuts if k not in fitting)
+        notes = [] if graded is None else ["nDCG is of graded relevance, with linear gain"]
+        fitting = fitting_cuts(cuts, ranks)
+        if names is None and fitting != cuts:
+            beyond = ", ".join(str(k) for k in cuts if k not in fitting)
             notes.append(f"recall and precision at {beyond} are left out: no gallery is that large")
-        labels = None if problem.labels is None else ranks.labels
-        how: dict[str, Any] = {"distance": self.distance, "max_memory": self.max_memory}
-        pooled, few = pooled_metrics(problem, self.names, device=self.device, distributed=self.distributed, **how)
+        own = None if problem.labels is None else ranks.labels
+        how: dict[str, Any] = {"device": first, "max_memory": max_memory, "distributed": distributed}
+        of_pairs = pooled_names(names)
+        pooled, few = pooled_metrics(problem, of_pairs, distance=distance, **how) if of_pairs else ({}, [])
         columns: dict[str, np.ndarray] = {}
-        if self.categories is not None:
-            how |= {"ties": self.ties, **self.counting}
-            columns = self.categories.values(problem, ranks.query, self.names or (), **how)
+        if categories is not None:
+            columns = categories.values(problem, ranks.query, names or (), ties=ties, distance=distance, **counting)
         return build_report(
             ranks,
-            recall_at=self.cuts,
-            ties=self.ties,
-            distance=self.distance,
-            labels=labels if labels is None or self.classes is None else self.classes[labels],
-            metrics=self.names,
+            recall_at=cuts,
+            ties=ties,
+            distance=distance,
+            labels=own if own is None or classes is None else classes[own],
+            metrics=names,
             pooled=pooled,
             columns=columns,
             notes=[*notes, *few],
             resampling=resampling,
         )
 
-    def with_codes(self, report: Report, problem: RetrievalProblem, codes: Codes) -> Report:
-        """Return the report with what codes reach, by the metrics asked for, else by mauprc and recall."""
-        shown = self.names or [name for name in report.metrics if name == "mauprc" or name.startswith("recall@")]
+    problem, processed, ranks = given, None, ranks_of(given)
+    report = report_of(problem, ranks, None if steps else resampling)
+    if steps is not None:
+        processed = steps.apply(problem, device=str(first))
+        problem, plain = processed.problem, report.metrics
+        ranks = ranks_of(problem, processed)
+        report = report_of(problem, ranks, resampling)
+        about = {"steps": str(steps), "transductive": steps.transductive, "fitted_rows": steps.fitted_rows}
+        report = replace(report, postprocessing={**about, "plain": plain}, notes=[*report.notes, steps.note])
+    if codes is not None:
+        shown = names or [name for name in report.metrics if name == "mauprc" or name.startswith("recall@")]
 
         def measure(coded: Processed) -> dict[str, float]:
-            metrics = self.report(coded.problem, self.ranks(coded.problem, coded)).metrics
-            return {name: metrics[name] for name in shown}
+            found = report_of(coded.problem, ranks_of(coded.problem, coded)).metrics
+            return {name: found[name] for name in shown}
 
-        table = code_table(problem, codes, distance=self.distance, device=str(self.device), measure=measure)
-        return replace(report, codes=table)
-
-    def with_index(self, report: Report, problem: RetrievalProblem, ranks: RankBlocks, index: str | Index) -> Report:
-        """Return the report with what an index retrieves."""
-        named = tuple(sorted({k for name in self.names or () if (k := split_cut(name.removeprefix(MACRO))[1])}))
-        cuts = named or fitting_cuts(self.cuts, ranks) or self.cuts
+        table = code_table(problem, codes, distance=distance, device=str(first), measure=measure)
+        report = replace(report, codes=table)
+    if neighbours:
+        memory: dict[str, Any] = {"max_memory": max_memory, "progress": progress}
+        if processed is None:
+            nearest = nearest_rows(problem, neighbours, distance=distance, device=first, **memory)
+        else:
+            nearest = processed.nearest(neighbours, **memory)
+        there = labels if gallery is None else gallery_labels
+        kept = {} if there is None else {"label": as_array(there) if classes is None else classes[as_array(there)]}
+        report = replace(report, neighbours=nearest, gallery=kept)
+    if index is not None:
+        named = tuple(sorted({k for name in names or () if (k := split_cut(name.removeprefix(MACRO))[1])}))
+        wanted = named or fitting_cuts(cuts, ranks) or cuts
         exact = {"mauprc": mean(report.per_query["ap"])}
-        exact |= {f"recall@{k}": mean((report.per_query["first_rank"] <= k).astype(np.float64)) for k in cuts}
-        how: dict[str, Any] = {"ties": self.ties, "distance": self.distance, "device": self.device}
-        near = index_report(problem, exact, index=index, recall_at=cuts, progress=self.counting["progress"], **how)
+        exact |= {f"recall@{k}": mean((report.per_query["first_rank"] <= k).astype(np.float64)) for k in wanted}
+        how: dict[str, Any] = {"ties": ties, "distance": distance, "device": first, "progress": progress}
+        near = index_report(problem, exact, index=index, recall_at=wanted, **how)
         content = {**asdict(near), "neighbour_recall": {str(k): value for k, value in near.neighbour_recall.items()}}
-        return replace(report, approximation=content, notes=[*report.notes, str(near)])
+        report = replace(report, approximation=content, notes=[*report.notes, str(near)])
+    return report
 
 
 def fitting_cuts(recall_at: tuple[int, ...], ranks: RankSource) -> tuple[int, ...]:

@@ -20,9 +20,8 @@ from typing_extensions import TypedDict
 
 from aurank.errors import UserError
 from aurank.evaluation.bootstrap import Intervals, Resampling, Units, resampled_means
-from aurank.evaluation.curves import Curve, random_order_ap
 from aurank.evaluation.engine.nearest import NearestRows
-from aurank.evaluation.metrics import MACRO, Classes, mean, names_per_query
+from aurank.evaluation.metrics import MACRO, Classes, Curve, mean, names_per_query, random_order_ap
 from aurank.evaluation.postprocessing.postprocessing import describe_codes
 from aurank.files import checked, read_record, reading, replacing, write_text
 from aurank.names import meant, nearest

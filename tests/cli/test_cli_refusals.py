@@ -62,7 +62,7 @@ REFUSED = {
     f"{TREC} --baselines": "--baselines has no use with --model trec:a.run",
     "embed --model trec:a.run --out x.npz": "a file of ranked lists, which `aurank evaluate`",
     "embed --model aurank:none/best --out x.npy": "--out",
-    "probe --model timm:test_resnet,pretrained=false --data table:one.csv --out x": "there are 1, among 1 class",
+    "probe --model timm:test_resnet,pretrained=false --data table:one.csv --out x": "there are 1, among 1",
     "probe --model timm:test_resnet,pretrained=false --data table:twice.csv --out x": "'photos/a/0.png' twice",
     f"{PROBE} --k 5": "k must be from 1 to the number of training rows, 4; got 5",
     f"{PROBE} --protocol kn": "expected knn or linear_probe, each once; got kn",

@@ -156,13 +156,6 @@ def test_a_collapsed_model_scores_the_prevalence() -> None:
     assert found["precision_at_1"] == found["r_precision"] == 0.0
 
 
-def test_neighbours_beyond_the_reference_change_nothing() -> None:
-    data = clusters()
-    assert AccuracyCalculator(k=10**6, include=SHARED).get_accuracy(*data) == AccuracyCalculator(
-        include=SHARED
-    ).get_accuracy(*data)
-
-
 @pytest.mark.parametrize("mode", [{}, {"avg_of_avgs": True}, {"return_per_class": True}])
 def test_queries_without_any_positive_give_nan_as_in_pml(mode: dict[str, bool]) -> None:
     query = clusters()[0][:4]
@@ -244,19 +237,6 @@ def test_hierarchies_and_two_streams_work_in_pml_testers() -> None:
     streams = {"test": Rows(embeddings, labels, streams=True)}  # this tester turns labels into float32
     ours, theirs = both(testers.GlobalTwoStreamEmbeddingSpaceTester, streams)
     assert ours["test"] == pytest.approx(theirs["test"], abs=1e-7)
-
-
-def test_a_hook_sees_the_values_of_each_query() -> None:
-    seen: list[int] = []
-    tester = testers.GlobalEmbeddingSpaceTester(
-        accuracy_calculator=AccuracyCalculator(include=("mauprc", "recall_at_5")),
-        dataloader_num_workers=0,
-        data_device=CPU,
-        end_of_testing_hook=lambda own: seen.append(len(own.accuracy_calculator.per_query["mauprc"])),
-    )
-    result = tester.test({"test": Rows(*clusters())}, 1, torch.nn.Identity())
-    assert seen == [58]
-    assert set(result["test"]) == {"epoch", "mauprc_level0", "recall_at_5_level0"}
 
 
 @pytest.mark.parametrize(

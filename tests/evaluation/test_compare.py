@@ -171,23 +171,9 @@ def test_the_queries_that_changed_are_named_by_path_and_class() -> None:
     assert "(label 1)" in str(compare(a, b, resamples=100, most=1))
 
 
-def test_classes_that_were_named_otherwise_are_compared_as_ever() -> None:
-    rows = np.random.default_rng(0).normal(size=(6, 3))
-    paths, ids = np.array(list("abcdef")), np.array([7, 7, 7, 8, 8, 8])
-    before, now = (
-        evaluate(rows, ids).named(paths, np.array(names)[ids - 7]) for names in (("7", "8"), ("Kiwi", "Pear"))
-    )
-    assert compare(before, now).difference == 0
-
-
 def test_reports_over_other_images_with_the_same_labels_are_refused() -> None:
     paths = np.array([f"a/{row}.png" for row in range(6)])
     one, other = report().named(paths), report().named(np.char.replace(paths, "5", "9"))
     with pytest.raises(UserError, match=r"differ in their paths: a/5\.png and a/9\.png at place 5"):
         compare(one, other)
     assert compare(one, report()).difference == 0  # saved embeddings may have no paths
-
-
-def test_text_against_numbers_is_told_as_such() -> None:
-    with pytest.raises(UserError, match="differ in their labels"):
-        compare(report(), report(labels=LABELS.astype(str)))

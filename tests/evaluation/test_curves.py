@@ -11,8 +11,7 @@ from testing.listing import Item, groups, ranks_of, read
 
 from aurank.errors import UserError
 from aurank.evaluation import metrics
-from aurank.evaluation.curves import precision_recall_curve, random_order_ap
-from aurank.evaluation.metrics import mean
+from aurank.evaluation.metrics import mean, precision_recall_curve, random_order_ap
 
 ITEMS = st.lists(st.tuples(st.integers(0, 4), st.booleans()), min_size=1, max_size=12).filter(
     lambda items: any(is_positive for _, is_positive in items)

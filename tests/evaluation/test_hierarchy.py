@@ -61,14 +61,6 @@ def test_a_set_that_is_its_own_gallery_equals_the_definition() -> None:
     np.testing.assert_allclose(found["h_ndcg"], gains, rtol=1e-12)
 
 
-def test_parts_of_the_queries_give_what_all_give() -> None:
-    given: dict[str, Any] = {"super_labels": ABOVE, "metrics": NAMES}
-    whole = evaluate(rows(), LABELS, **given)
-    parts = evaluate(rows(), LABELS, **given, max_memory=20_000)
-    assert parts.metrics == whole.metrics
-    assert all(np.array_equal(parts.values(name), whole.values(name)) for name in NAMES)
-
-
 @pytest.mark.parametrize("ties", [False, True])
 def test_a_gallery_of_its_own_equals_the_definition(ties: bool) -> None:
     embeddings, queries, gallery = rows(1, ties=ties), list(range(0, 20, 2)), [row for row in range(20) if row % 5]
@@ -114,17 +106,6 @@ def test_what_is_ignored_junk_or_of_the_own_camera_counts_nowhere() -> None:
     assert len(report.values("h_ap")) == len(evaluate(embeddings, LABELS, **given).values("h_ap"))
 
 
-def test_a_perfect_order_has_the_value_1() -> None:
-    place = np.array([0.0, 0.01, 0.3, 0.31, 1.5])
-    report = evaluate(
-        np.stack([np.cos(place), np.sin(place)], axis=1),
-        ["cat", "cat", "dog", "dog", "oak"],
-        super_labels=["animal"] * 4 + ["plant"],
-        metrics=["h_ap", "h_ndcg", "super:mauprc"],
-    )
-    assert report.metrics == {"h_ap": 1.0, "h_ndcg": 1.0, "super:mauprc": 1.0}
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -139,12 +120,6 @@ def test_a_perfect_order_has_the_value_1() -> None:
 def test_what_does_not_fit_is_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         evaluate(rows(), LABELS, metrics=["h_ap"], **{"super_labels": ABOVE, **given})
-
-
-def test_nothing_is_ranked_again_where_no_hierarchical_metric_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aurank.evaluation.hierarchy.RankBlocks", None)
-    report = evaluate(np.eye(4), [0, 0, 1, 1], super_labels=[0, 0, 0, 0])
-    assert not any(name.startswith("super:") for name in report.metrics)
 
 
 def test_names() -> None:

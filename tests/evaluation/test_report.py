@@ -83,13 +83,6 @@ def test_a_saved_report_loads_digit_for_digit(tmp_path: Path) -> None:
     assert content["intervals"]["bounds"].keys() == report.metrics.keys()
 
 
-def test_a_report_without_the_optional_parts_loads_too(tmp_path: Path) -> None:
-    build_report(ranks_of(LISTS)).save(tmp_path / "report.json")
-    loaded = Report.load(tmp_path / "report.json")
-    assert (loaded.protocol, loaded.notes, loaded.intervals) == (None, [], None)
-    assert "label" not in loaded.per_query
-
-
 def _damaged(report: dict[str, Any], place: str, value: Any) -> str:
     *way, last = place.split(".")
     entry = report = copy.deepcopy(report)
@@ -127,16 +120,6 @@ def test_what_is_no_report_is_refused(tmp_path: Path) -> None:
         path.write_text(content, encoding="utf-8")
         with pytest.raises(UserError, match=message):
             Report.load(path)
-
-
-def test_values_per_query_are_written_as_a_parquet_table(tmp_path: Path) -> None:
-    report = full()
-    report.write_per_query(tmp_path / "deep" / "per_query.parquet")
-    table = pyarrow.parquet.read_table(tmp_path / "deep" / "per_query.parquet")
-    assert table.column_names == list(report.per_query)
-    assert table.column("label").to_pylist() == LABELS.tolist()
-    assert table.column("query").to_pylist() == [0, 1, 2, 4]
-    assert table.column("ap").to_pylist() == report.per_query["ap"].tolist()
 
 
 def test_a_table_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,33 +129,26 @@ def index_report(
         measured["build_seconds"] = time.perf_counter() - before
     given, shape = (len(index), index.dim, index.distance), tuple(gallery.shape)
     if given != (*shape, distance):
-        raise UserError(
-            f"the index holds {given[0]} rows of width {given[1]} for the distance {given[2]}, and the gallery is "
-            f"{shape[0]} rows of width {shape[1]} under {distance}: build the index from this gallery"
-        )
-    found, seconds = _list_metrics(problem, index, depth, recall_at, ties, progress)
+        held = f"the index holds {given[0]} rows of width {given[1]} for the distance {given[2]}"
+        asked = f"the gallery is {shape[0]} rows of width {shape[1]} under {distance}"
+        raise UserError(f"{held}, and {asked}: build the index from this gallery")
+    ordered, times = sort_by_label(problem), list[float]()
+    reader = _ListReader(ordered)
+    values: dict[str, list[float]] = {"mauprc": [], **{f"recall@{k}": [] for k in recall_at}}
+    for rows, near in index.search_batches(problem.embeddings, depth, leave_out=problem.own_rows(), seconds=times):
+        ranks, share = reader.ranks(rows, near)
+        values["mauprc"] += (metrics.average_precision(ranks, ties=ties) * share).tolist()
+        for k in recall_at:
+            values[f"recall@{k}"] += metrics.recall_at(ranks, k).tolist()
+        if progress is not None:
+            progress(rows.stop, len(problem.embeddings))
+    total, seconds = int((ordered.num_positives > 0).sum()), sum(times)
+    found = {name: math.fsum(column) / total for name, column in values.items()}
     measured |= {"search_seconds": seconds, "queries_per_second": len(problem.embeddings) / max(seconds, 1e-9)}
     if not index.gpus:
         measured["threads"] = float(faiss_library().omp_get_max_threads())
     recall, queries = _neighbour_recall(problem, index, recall_at, seed=seed)
     return Approximation(index.factory, index.place, depth, found, exact, recall, queries, measured)
-
-
-def _list_metrics(
-    problem: RetrievalProblem, index: Index, depth: int, cuts: tuple[int, ...], ties: str, told: ProgressCallback | None
-) -> tuple[dict[str, float], float]:
-    ordered, seconds = sort_by_label(problem), list[float]()
-    reader = _ListReader(ordered)
-    values: dict[str, list[float]] = {"mauprc": [], **{f"recall@{k}": [] for k in cuts}}
-    for rows, found in index.search_batches(problem.embeddings, depth, leave_out=problem.own_rows(), seconds=seconds):
-        ranks, share = reader.ranks(rows, found)
-        values["mauprc"] += (metrics.average_precision(ranks, ties=ties) * share).tolist()
-        for k in cuts:
-            values[f"recall@{k}"] += metrics.recall_at(ranks, k).tolist()
-        if told is not None:
-            told(rows.stop, len(problem.embeddings))
-    total = int((ordered.num_positives > 0).sum())
-    return {name: math.fsum(column) / total for name, column in values.items()}, sum(seconds)
 
 
 class _ListReader:

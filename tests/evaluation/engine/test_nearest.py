@@ -120,12 +120,6 @@ def test_close_scores_are_told_apart_beyond_float32() -> None:
         assert (np.flatnonzero(found.is_positive[i]) + 1).tolist() == own[own <= 7].tolist()
 
 
-def test_memory_only_makes_tiles_smaller() -> None:
-    problem = random_problem(1, "own")
-    whole, small = nearest_rows(problem, 3), nearest_rows(problem, 3, max_memory="1KiB")
-    assert small.row.tolist() == whole.row.tolist()
-
-
 def test_progress_is_told() -> None:
     told: list[tuple[int, int]] = []
     nearest_rows(random_problem(0, "own"), 3, progress=lambda done, total: told.append((done, total)))

@@ -151,13 +151,6 @@ def test_junk_may_be_rows_or_truth_values() -> None:
     )
 
 
-def test_captions_of_images_are_positives_by_pairs() -> None:
-    images = np.array([[1.0, 0.0], [0.0, 1.0]])
-    captions = np.array([[1.0, 0.1], [0.9, 0.2], [0.1, 1.0], [1.0, 0.0]])  # the last one misled
-    ranks = positive_ranks(images, gallery=captions, positives=[(0, 0), (0, 1), (1, 2), (1, 3)])
-    assert listed(ranks) == [(0, 2, [(0, 1, 0, 1), (1, 1, 0, 2)]), (1, 2, [(2, 0, 0, 1), (3, 2, 0, 2)])]
-
-
 @pytest.mark.slow
 def test_more_positives_than_memory_holds_are_refused_before_anything_is_computed() -> None:
     rows, before = 2_000_000, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -10,7 +10,7 @@ import pytest
 
 import aurank
 from aurank.errors import UserError
-from aurank.evaluation import AccuracyCalculator, Resampling, RetrievalProblem, positive_ranks
+from aurank.evaluation import Resampling, RetrievalProblem, positive_ranks
 from aurank.evaluation.engine.ranks import RankBlocks, query_columns
 
 CHANCE = np.random.default_rng(0)
@@ -107,15 +107,6 @@ def test_progress_goes_on_through_all_blocks() -> None:
     aurank.evaluate(ROWS, LABELS, max_memory=12_000, progress=lambda *at: seen.append(at))
     assert [done for done, _ in seen] == sorted({done for done, _ in seen})
     assert {total for _, total in seen} == {seen[-1][0]}
-
-
-def test_the_calculator_takes_blocks_too() -> None:
-    names = ("mean_average_precision", "r_precision", "precision_at_1", "mauprc")
-    whole, small = (
-        AccuracyCalculator(include=names, k="max_bin_count"),
-        AccuracyCalculator(include=names, k="max_bin_count", max_memory=12_000),
-    )
-    assert whole.get_accuracy(ROWS, LABELS) == small.get_accuracy(ROWS, LABELS)
 
 
 def test_ranks_that_do_not_fit_are_refused_where_all_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

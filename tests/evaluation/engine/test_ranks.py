@@ -101,16 +101,6 @@ def test_lone_queries_alone_leave_empty_ranks() -> None:
     assert (len(ranks.query), ranks.num_lone_queries, ranks.offset.tolist()) == (0, 3, [0])
 
 
-def test_progress_comes_to_its_end_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiles, "TILES", 8)
-    seen: list[tuple[int, int]] = []
-    positive_ranks(*mixed(rows=240), max_memory="64KiB", progress=lambda *at: seen.append(at))
-    done = [at for at, _ in seen]
-    assert len(done) > 3
-    assert done == sorted(set(done))
-    assert {total for _, total in seen} == {done[-1]}
-
-
 def test_extreme_lengths_are_normalised_and_impossible_ones_named() -> None:
     embeddings, labels = mixed(rows=90, seed=4)
     reference = positive_ranks(embeddings, labels)
