@@ -433,7 +433,8 @@ def _unused(config: Config) -> Iterator[tuple[str, str]]:
 def _contradictions(config: Config) -> Iterator[tuple[str, str]]:
     """Yield keys that are right alone but not together."""
     data, model, optim, sampler, steps = config.data, config.model, config.optim, config.sampler, config.train.steps
-    milestones = optim.schedule.params.get("milestones", [])
+    given = optim.schedule.params.get("milestones")  # of any type where the schedules have no table
+    milestones = [one for one in given if type(one) is int] if isinstance(given, list | tuple) else []
     late = {
         "optim.warmup_steps": (optim.warmup_steps, steps // 10),
         "optim.schedule.params.milestones": (max(milestones, default=0), [one for one in milestones if one < steps]),

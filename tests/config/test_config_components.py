@@ -121,6 +121,8 @@ def test_building_takes_what_the_constructor_knows_and_names_the_key_of_what_it_
         build("loss.params", full, {}, {"value": 1})
 
 
-def test_a_section_without_a_table_is_not_checked() -> None:
-    config = load_config({**MINIMAL, "loss": {"name": "any", "params": {"x": [1]}}}, choices={})
-    assert config.loss.params == {"x": [1]}
+@pytest.mark.parametrize("params", [{"x": [1]}, {"milestones": "x"}, {"milestones": ["x"]}])
+def test_a_section_without_a_table_is_not_checked(params: dict[str, Any]) -> None:
+    component = {"name": "any", "params": params}
+    config = load_config({**MINIMAL, "loss": component, "optim": {"lr": 1, "schedule": component}}, choices={})
+    assert config.loss.params == config.optim.schedule.params == params
