@@ -71,6 +71,23 @@ def test_batch_equals_the_oracle(case: Case) -> None:
     check_equal(case.make().double()(embeddings, labels), expect(case, embeddings, labels), embeddings)
 
 
+@pytest.mark.parametrize("name", sorted(PLAIN.keys() - {"emc2", "negative_cache"}))  # which draw by the order of rows
+def test_any_order_of_rows_gives_the_same_loss_and_gradient(name: str) -> None:
+    (embeddings, labels), order = batch(), torch.randperm(len(SHUFFLED), generator=torch.Generator().manual_seed(3))
+    make = PLAIN[name].make
+    value, moved = make().double()(embeddings, labels), make().double()(embeddings[order], labels[order])
+    check_equal(moved, value, embeddings)
+
+
+@pytest.mark.parametrize("name", ["auroc", "info_nce", "pnp", "recall_at_k", "smooth_ap", "sup_ap"])
+def test_a_small_temperature_leaves_value_and_gradient_finite_in_float32(name: str) -> None:
+    embeddings, labels = batch()
+    rows = embeddings.detach().float().requires_grad_()
+    value = LOSSES[name](temperature=1e-6)(rows, labels)
+    assert value.isfinite()
+    assert torch.autograd.grad(value, rows)[0].isfinite().all()
+
+
 # One miner per loss, each of them for several; all of them for one loss.
 MINED = list(zip(TABLE, cycle(MADE_MINERS))) + [("smooth_ap", miner) for miner in MADE_MINERS]
 

@@ -9,7 +9,7 @@ from testing.cases import OF_LIGHTLY, TABLE
 from testing.stateful import EVERY as MAKERS
 from torch import Tensor, nn
 
-from aurank.losses import LOSSES, CrossBatchMemory, MultipleLosses, PMLLoss, SmoothAPLoss, arcface, contrastive
+from aurank.losses import LOSSES, CrossBatchMemory, MultipleLosses, PMLLoss, SmoothAPLoss, contrastive
 
 EVERY = pytest.mark.parametrize("name", sorted(LOSSES.keys() - OF_LIGHTLY))
 LABELS = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 3])
@@ -105,16 +105,3 @@ def test_a_mean_over_pairs_above_zero_counts_those_that_are_not_a_number() -> No
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.int8, torch.uint8])
 def test_labels_of_any_integer_type_are_those_of_int64(name: str, dtype: torch.dtype) -> None:
     assert make(name)(rows(), LABELS.to(dtype)) == make(name)(rows(), LABELS)
-
-
-def test_references_labels_and_ids_may_be_of_other_integer_types() -> None:
-    narrow, wide = LABELS.to(torch.uint8), LABELS
-    ids, ref_ids = torch.arange(9), torch.arange(4, 13)
-    for loss in (PMLLoss(ContrastiveLoss()), SmoothAPLoss()):
-        given = {"ref_emb": rows(seed=1), "ids": ids, "ref_ids": ref_ids}
-        expected = loss(rows(), wide, **given, ref_labels=wide.clone())
-        given |= {"ids": ids.short(), "ref_ids": ref_ids.byte()}
-        assert loss(rows(), narrow, **given, ref_labels=wide.int()) == expected
-        assert loss(rows(), narrow, **given, ref_labels=narrow) == expected
-    memory = CrossBatchMemory(MultipleLosses([arcface(4, 6), SmoothAPLoss()]), embedding_size=6, memory_size=20)
-    assert memory(rows(), narrow).isfinite()

@@ -66,12 +66,6 @@ def test_gathered_positives_are_the_positive_references_in_order() -> None:
             assert gathered.similarity[row][gathered.mask[row]].equal(pairs.similarity[row][rows])
 
 
-def test_gathered_positives_of_a_batch_without_positives_are_all_padding() -> None:
-    pairs = make_pairs(embed(4), torch.arange(4), distance=CosineSimilarity())
-    assert not pairs.positives.mask.any()
-    assert pairs.positives.mean(pairs.positives.similarity).tolist() == [0, 0, 0, 0]
-
-
 @pytest.mark.parametrize("triplets", [False, True])
 def test_a_miner_s_tuple_narrows_the_masks_and_never_widens_them(triplets: bool) -> None:
     anchor, positive = torch.tensor([0, 0, 2, 1, 0]), torch.tensor([2, 5, 5, 3, 2])  # (1, 3) is no positive pair

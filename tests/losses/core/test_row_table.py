@@ -1,5 +1,4 @@
 import copy
-import io
 import math
 
 import pytest
@@ -54,39 +53,12 @@ def test_the_order_of_entries_never_changes_a_bit(scale: float) -> None:
     assert all(rows.equal(tables[0]) for rows in tables)
 
 
-def test_one_entry_is_stored_to_the_last_bit() -> None:
-    values = torch.randn(200, 3) * torch.logspace(-8, 8, 200)[:, None]
-    table = RowTable(200, 3)
-    table.update(torch.arange(200), values, rate=0.5)
-    assert table.rows.equal(values)
-
-
 def test_values_that_are_not_finite_are_left_out() -> None:
     table = RowTable(3, 2)
     values = torch.tensor([[1.0, 1.0], [torch.nan, 5.0], [torch.inf, 5.0], [3.0, 1.0]])
     table.update(torch.tensor([0, 0, 1, 0]), values, rate=0.1)
     assert table.rows.tolist() == [[2, 1], [0, 0], [0, 0]]
     assert table.seen.tolist() == [True, False, False]
-
-
-def test_no_entries_change_nothing() -> None:
-    table = RowTable(3, 2)
-    table.update(torch.empty(0, dtype=torch.int64), torch.empty(0, 2), rate=0.5)
-    assert not table.rows.any()
-    assert not table.seen.any()
-
-
-def test_state_goes_through_a_file_complete_and_to_the_last_bit() -> None:
-    table, restored = RowTable(7, 5), RowTable(7, 5)
-    table.update(*entries(number=3), rate=0.1)
-    file = io.BytesIO()
-    torch.save(table.state_dict(), file)
-    file.seek(0)
-    restored.load_state_dict(torch.load(file, weights_only=True))
-    for each in (table, restored):
-        each.update(*entries(seed=2), rate=0.1)
-    assert restored.rows.equal(table.rows)
-    assert restored.seen.equal(table.seen)
 
 
 def test_half_precision_leaves_state_in_float32_and_double_makes_it_float64() -> None:
@@ -99,13 +71,6 @@ def test_half_precision_leaves_state_in_float32_and_double_makes_it_float64() ->
         assert table.rows.equal(before)
     assert table.half().to("meta").rows.is_meta
     assert copy.deepcopy(RowTable(7, 5)).double().rows.dtype == torch.float64
-
-
-def test_a_copy_has_state_of_its_own() -> None:
-    table = RowTable(7, 5)
-    copied = copy.deepcopy(table)
-    copied.update(*entries(), rate=0.1)
-    assert not table.seen.any()
 
 
 def test_means_are_right_for_zeros_and_for_large_counts() -> None:

@@ -1,5 +1,3 @@
-import copy
-import io
 from collections.abc import Callable
 
 import oracles
@@ -142,25 +140,6 @@ def test_the_order_of_the_batch_does_not_say_what_is_proposed_when() -> None:
         ended += torch.bincount(loss.states[:1], minlength=6)
     assert ended[0] == 0
     torch.testing.assert_close(ended[1:] / 150, torch.full((5,), 0.2), rtol=0, atol=0.1)
-
-
-def test_a_restored_state_goes_on_to_the_last_bit() -> None:
-    loss = EMC2Loss(IMAGES)
-    loss(**in_float32(batch(BATCHES[0])))
-    before = copy.deepcopy(loss.state_dict())
-    file = io.BytesIO()
-    torch.save(before, file)
-    file.seek(0)
-    for embedding_size in (None, DIM):
-        restored = EMC2Loss(IMAGES, embedding_size=embedding_size)
-        file.seek(0)
-        restored.load_state_dict(torch.load(file, weights_only=True))
-        one, other = (each(**in_float32(batch(BATCHES[2]))) for each in (copy.deepcopy(loss), restored))
-        assert one == other
-
-
-def in_float32(given: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {"embeddings": given["embeddings"].detach().float(), "labels": given["labels"]}
 
 
 def test_states_are_rows_of_the_data_set_that_ids_name() -> None:

@@ -1,5 +1,3 @@
-import math
-
 import oracles
 import pytest
 import torch
@@ -112,15 +110,6 @@ def test_v1_is_sogclr_and_v2_isogclr_on_a_first_batch() -> None:
     other = ISogCLRLoss(20, temperature=0.03, temperature_bounds=(0.01, 1.0), two_way=True, **adam).double()
     torch.testing.assert_close(one(**given), other(**given), rtol=0, atol=1e-10)
     torch.testing.assert_close(one.temperatures, other.temperatures, rtol=0, atol=1e-10)
-
-
-def test_gamma_falls_from_1_along_a_cosine_for_half_of_the_training() -> None:
-    loss = FastCLIPLoss(20)
-    found = []
-    for epoch in (0, 1, 5, 9):
-        loss.gamma.set_progress(step=epoch * 7, steps=70, epoch=epoch, epochs=10.0)
-        found.append(loss.gamma())
-    assert found == pytest.approx([1, 0.2 + 0.4 * (1 + math.cos(math.pi / 5)), 0.2, 0.2])
 
 
 def test_versions_have_the_authors_defaults() -> None:

@@ -275,13 +275,6 @@ def test_neither_the_order_of_rows_nor_where_the_state_is_kept_changes_the_tempe
         torch.testing.assert_close(loss.temperatures, expected.temperatures, rtol=0, atol=1e-12)
 
 
-def test_evaluation_mode_gives_the_value_of_training_mode() -> None:
-    for individual in (True, False):
-        loss = make(individual=individual)
-        loss(views(0), LABELS)
-        assert loss.eval()(views(1), LABELS) == loss.train()(views(1), LABELS)
-
-
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("both", [False, True])
 def test_a_hard_batch_and_then_an_easy_one_leave_a_gradient_at_a_small_temperature(autocast: bool, both: bool) -> None:
@@ -326,19 +319,3 @@ def test_temperatures_at_a_bound_are_named_once_though_a_training_is_short(monke
         warnings.simplefilter("error")
         for _ in range(10):
             loss(views().float(), LABELS)
-
-
-def test_the_temperatures_are_looked_at_every_hundred_steps_and_later_every_thousand() -> None:
-    looked = []
-
-    class Watched(individual_temperatures.IndividualTemperatures):
-        @property
-        def values(self) -> Tensor:
-            looked.append(self.steps)
-            return super().values
-
-    given = {"bounds": (0.05, 1.0), "rate": 0.1, "update": "momentum", "clip": None}
-    temperatures = Watched(ISogCLRLoss(8).tables, 0.5, **given)
-    for _ in range(3000):
-        temperatures._warn_at_bounds()
-    assert looked == [*range(100, 1000, 100), 1000, 2000, 3000]

@@ -6,7 +6,6 @@ from testing import oracles_chains
 from testing.states import same_state
 from torch import Tensor
 
-from aurank.errors import UserError
 from aurank.losses import NegativeCacheLoss
 from aurank.losses.global_contrastive import negative_cache
 from aurank.losses.global_contrastive.negative_cache import gumbel_max
@@ -184,25 +183,9 @@ def test_a_turn_passes_over_samples_not_seen_yet() -> None:
     assert loss.cache.seen.nonzero().flatten().tolist() == [6, 7, 10, 11]
 
 
-@pytest.mark.parametrize("embedding_size", [None, 6])
-def test_embeddings_of_another_width_than_the_cache_are_refused(embedding_size: int | None) -> None:
-    loss = (
-        seen([0, 1], embedding_size=embedding_size)
-        if embedding_size is None
-        else NegativeCacheLoss(4, embedding_size=6)
-    )
-    with pytest.raises(UserError, match="embeddings must be as wide as embedding_size=6, got 5"):
-        loss(torch.randn(4, 5), torch.tensor([0, 1, 0, 1]))
-
-
 def test_a_distance_ranks_the_cache_too() -> None:
     loss = seen([0, 1, 2], distance=LpDistance(power=2), temperature=0.001, positive_in_denominator=False)
     query = ENCODED[[1, 1]]
     value = loss(torch.cat([query, query * -1]), torch.tensor([5, 5, 6, 6]))
     nearest = ((ENCODED[:3] + ENCODED[1]) ** 2).sum(dim=1).min()
     torch.testing.assert_close(value, -nearest / 2)  # image 5 has image 1, at distance 0
-
-
-def test_reencoding_without_a_callback_is_refused() -> None:
-    with pytest.raises(UserError, match=r"NegativeCacheLoss.*set its attribute reencode"):
-        seen([0, 1], out_of_batch="reencode")

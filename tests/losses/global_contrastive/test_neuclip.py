@@ -1,5 +1,4 @@
 import copy
-import io
 import math
 
 import oracles
@@ -179,20 +178,6 @@ def test_a_batch_larger_than_the_prototypes_gives_its_first_rows_each_time_or_on
             assert network.prototypes.equal(normalize(rows[:4].detach()))
 
 
-def test_resumed_in_mid_period_it_goes_on_as_the_original_to_the_last_bit() -> None:
-    loss, resumed = (NeuCLIPLoss(DIM, num_prototypes=30, restart_every=3) for _ in range(2))
-    for step in range(4):  # the last is the second of its period
-        call(loss, *(each.float() for each in sides(step)))
-    file = io.BytesIO()
-    torch.save(loss.state_dict(), file)
-    file.seek(0)
-    resumed.load_state_dict(torch.load(file, weights_only=True))
-    for step in range(4, 8):
-        batch = [each.float() for each in sides(step)]
-        assert call(loss, *batch) == call(resumed, *batch)
-        assert same_state(loss.state_dict(), resumed.state_dict())
-
-
 @pytest.mark.parametrize("detach", [True, False])
 @pytest.mark.parametrize(("autocast", "epsilon"), [(True, 0.0), (False, 1e-8)])
 def test_a_hard_batch_and_then_an_easy_one_stay_finite_at_a_low_temperature(
@@ -232,11 +217,6 @@ def test_it_takes_memories_one_way_only() -> None:
         CrossBatchMemory(make(), embedding_size=DIM)
     with pytest.raises(UserError, match="two_way=True contrasts two modalities"):
         make()(rows, LABELS)
-
-
-def test_embeddings_of_another_width_are_refused() -> None:
-    with pytest.raises(UserError, match="as wide as embedding_size=7, got 5"):
-        call(NeuCLIPLoss(7), *sides())
 
 
 def test_evaluation_predicts_with_the_prototypes_as_they_are() -> None:

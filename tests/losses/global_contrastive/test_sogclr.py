@@ -1,4 +1,3 @@
-import io
 import math
 import warnings
 from itertools import combinations
@@ -174,18 +173,6 @@ def test_what_all_samples_have_in_common_is_not_remembered_but_by_the_paper_s_av
     assert (found["plain"][1] - found["plain"][0] > 2).all()  # a tenth of e^8 times as much
 
 
-def test_a_first_visit_is_a_copy_in_a_batch_of_samples_seen_before_too() -> None:
-    # an update scaled by gamma would multiply the weights of new samples by 1 / gamma
-    loss, fresh, embeddings = make(gamma=0.2), make(), data()
-    seen = VIEWS < 3
-    loss(data(1)[seen], VIEWS[seen])
-    assert (loss.log_u[0, 3:] == 0).all()
-    loss(embeddings, VIEWS)
-    fresh(embeddings, VIEWS)
-    torch.testing.assert_close(loss.log_u[0, 3:], fresh.log_u[0, 3:], rtol=0, atol=1e-12)
-    assert ((loss.log_u - fresh.log_u)[0, :3].abs() > 1e-3).all()
-
-
 def test_what_is_stored_is_the_mean_over_all_views_which_are_mutual_positives() -> None:
     embeddings, labels = data(views=4), torch.arange(NUMBER).repeat(4)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
@@ -287,22 +274,6 @@ def test_a_schedule_that_is_never_told_warns_once() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         loss(data(), VIEWS)
-
-
-def test_state_goes_on_to_the_last_bit_with_gamma_where_it_stood() -> None:
-    given = {"gamma": 0.2, "gamma_schedule": "cosine", "two_way": True}
-    loss, restored = make(**given), make(**given)
-    loss.gamma.set_progress(step=0, steps=4, epoch=1, epochs=4.0)
-    call = {"ref_emb": data(1), "ref_labels": VIEWS, "ids": VIEWS, "ref_ids": VIEWS}
-    loss(data(), VIEWS, **call)
-    file = io.BytesIO()
-    torch.save(loss.state_dict(), file)
-    file.seek(0)
-    restored.load_state_dict(torch.load(file, weights_only=True))
-    assert restored.gamma.value == loss.gamma.value < 1
-    restored.gamma.progress_known = True
-    assert loss(data(2), VIEWS, **call) == restored(data(2), VIEWS, **call)
-    assert restored.log_u.equal(loss.log_u)
 
 
 class AnyLoss(pml.CrossBatchMemory):

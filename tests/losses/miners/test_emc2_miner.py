@@ -88,15 +88,6 @@ def test_autocast_leaves_the_similarity_to_states_of_earlier_batches_as_it_is() 
     assert found[1].equal(found[0])
 
 
-def test_labels_that_repeat_more_often_than_views_need_ids() -> None:
-    with pytest.raises(UserError, match="takes labels for rows of the data set"):
-        EMC2Miner(20)(rows(), LABELS)
-    with pytest.raises(UserError, match="ids hold 27, outside the 20 rows"):
-        EMC2Miner(20)(rows(), LABELS, ids=torch.arange(20, 28).flip(0))
-    with pytest.raises(UserError, match="per_anchor"):
-        EMC2Miner(20, per_anchor=0)
-
-
 @pytest.mark.parametrize("with_ids", [False, True])
 def test_other_views_in_a_memory_s_batch_are_positives(with_ids: bool) -> None:
     miner = EMC2Miner(4, temperature=0.2)
@@ -139,8 +130,3 @@ def test_states_outside_of_the_batch_are_embedded_anew_by_the_miner_s_own_callba
     assert asked == []
     miner(rows(1, 4), labels * 3)
     assert asked == [1]
-
-
-def test_embeddings_of_another_width_are_refused() -> None:
-    with pytest.raises(UserError, match="embeddings must be as wide as embedding_size=6, got 5"):
-        EMC2Miner(20, embedding_size=6)(rows(), LABELS, ids=torch.arange(8))

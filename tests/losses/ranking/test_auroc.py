@@ -46,13 +46,6 @@ def test_value_and_gradient_equal_the_loop(surrogate: str, temperature: float, o
     torch.testing.assert_close(gradient, wanted, rtol=1e-8, atol=1e-10)
 
 
-@pytest.mark.parametrize("surrogate", SURROGATES)
-def test_gradient_is_that_of_finite_differences(surrogate: str) -> None:
-    embeddings, labels = batch([0, 0, 0, 1, 1, 2])
-    loss = AUROCLoss(surrogate, 0.3)
-    assert torch.autograd.gradcheck(lambda rows: loss(rows, labels), (embeddings,))
-
-
 def test_sigmoid_tends_to_one_minus_auroc_as_temperature_falls() -> None:
     embeddings, labels = batch()
     assert AUROCLoss("sigmoid", 1e-6)(embeddings, labels).item() == pytest.approx(exact(embeddings, labels), abs=1e-9)
@@ -71,25 +64,6 @@ def test_values_by_hand() -> None:
     assert AUROCLoss("huber", 2.0)(rows, labels).item() == pytest.approx((1 - 1 / 2) ** 2)
     assert AUROCLoss("logistic", 1.0)(rows, labels).item() == pytest.approx(torch.tensor(-1.0).exp().log1p() / 0.693147)
     assert AUROCLoss("huber")(torch.ones(4, 2), labels) == 1  # all equal
-
-
-def test_any_order_of_rows_and_any_names_of_labels_give_the_same_loss() -> None:
-    embeddings, labels = batch()
-    loss = AUROCLoss()
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(3))
-    torch.testing.assert_close(loss(embeddings[order], labels[order]), loss(embeddings, labels), rtol=0, atol=1e-12)
-    torch.testing.assert_close(loss(embeddings, labels * -7 + 2**40), loss(embeddings, labels), rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("surrogate", SURROGATES)
-def test_float32_at_a_small_temperature_stays_finite(surrogate: str) -> None:
-    embeddings, labels = batch()
-    rows = embeddings.detach().float().requires_grad_()
-    loss = AUROCLoss(surrogate, 1e-3)(rows, labels)
-    loss.backward()
-    assert loss.isfinite()
-    assert rows.grad is not None
-    assert rows.grad.isfinite().all()
 
 
 def test_a_temperature_that_the_authors_logistic_has_not_is_refused() -> None:

@@ -1,5 +1,4 @@
 import copy
-import io
 
 import oracles
 import pytest
@@ -169,29 +168,6 @@ def test_margins_are_new_at_each_step_and_absent_in_evaluation_mode() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:no query of the batch")
-def test_a_batch_without_a_valid_query_draws_nothing() -> None:
-    loss = BlackBoxAPLoss()
-    before = loss.state_dict()["noise._extra_state"].clone()
-    loss(*batch([0, 1, 2]))
-    assert loss.state_dict()["noise._extra_state"].equal(before)
-
-
-@pytest.mark.parametrize("official", [False, True])
-def test_copies_and_restored_states_draw_and_remember_the_same(official: bool) -> None:
-    loss, restored = BlackBoxAPLoss(official=official), BlackBoxAPLoss(seed=9, official=official)
-    for seed in (1, 2):
-        loss(*batch(seed=seed))
-    file = io.BytesIO()
-    torch.save(loss.state_dict(), file)
-    file.seek(0)
-    restored.load_state_dict(torch.load(file, weights_only=True))
-    copied = copy.deepcopy(loss)
-    for seed in (3, 4):
-        values = [each(*batch(seed=seed)).item() for each in (loss, restored, copied)]
-        assert len(set(values)) == 1
-
-
-@pytest.mark.filterwarnings("ignore:no query of the batch")
 def test_official_appends_previous_batches_rows_to_each_query() -> None:
     labels = torch.tensor([0, 0, 0, 1, 1, 2, 2])
     loss = BlackBoxAPLoss(margin=0, official=True, batch_memory=2)
@@ -241,23 +217,3 @@ def test_rows_that_are_not_finite_are_never_stored() -> None:
         expected.append(1 - sum(hit / rank for hit, (rank, _) in zip(hits, ranks, strict=True)) / len(ranks))
     torch.testing.assert_close(value, torch.tensor(expected, dtype=torch.float64).mean(), rtol=0, atol=1e-12)
     assert loss(rows, labels).isfinite()
-
-
-def test_any_order_of_rows_and_any_names_of_labels_give_the_same_loss() -> None:
-    embeddings, labels = batch()
-    loss = BlackBoxAPLoss(margin=0)
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(3))
-    torch.testing.assert_close(loss(embeddings[order], labels[order]), loss(embeddings, labels), rtol=0, atol=1e-12)
-    torch.testing.assert_close(loss(embeddings, labels * -7 + 2**40), loss(embeddings, labels), rtol=0, atol=0)
-
-
-def test_training_on_it_raises_average_precision() -> None:
-    embeddings, labels = batch([0] * 6 + [1] * 6 + [2] * 6)
-    loss, exact = BlackBoxAPLoss(), BlackBoxAPLoss(margin=0, flat_weight=0)
-    rows = embeddings.detach().clone().requires_grad_()
-    optimiser = torch.optim.Adam([rows], lr=0.1)
-    for _ in range(30):
-        optimiser.zero_grad()
-        loss(rows, labels).backward()
-        optimiser.step()
-    assert exact(rows, labels) < 0.2 < exact(embeddings, labels)

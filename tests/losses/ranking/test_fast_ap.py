@@ -37,16 +37,6 @@ def test_value_and_gradient_equal_the_loop(num_bins: int) -> None:
     check_equal(FastAPLoss(num_bins)(embeddings, labels), expected, embeddings)
 
 
-def test_references_and_mined_pairs_equal_the_loop() -> None:
-    (embeddings, labels), (references, ref_labels) = batch(), batch(seed=1)
-    kept = torch.rand(19, 19, generator=torch.Generator().manual_seed(2)) < 0.6
-    same = labels[:, None] == ref_labels
-    mined = (*(same & kept).nonzero().T, *(~same & kept).nonzero().T)
-    sides = oracles.masks(labels.tolist(), ref_labels.tolist(), mined=mined)
-    expected = oracles.mean(oracles_binned.binned_ap(oracles.cosine(embeddings, references), *sides, number=11))
-    check_equal(FastAPLoss()(embeddings, labels, mined, references, ref_labels), expected, embeddings, references)
-
-
 @pytest.mark.parametrize("num_bins", [1, 10, 25])
 def test_value_and_gradient_are_those_of_pml_s_loss_by_either_distance(num_bins: int) -> None:
     embeddings, labels = batch()
@@ -59,22 +49,6 @@ def test_value_and_gradient_are_those_of_pml_s_loss_by_either_distance(num_bins:
 def test_bins_of_squared_distance_are_dir_s_bins_of_similarity() -> None:
     embeddings, labels = batch()
     check_equal(FastAPLoss(10)(embeddings, labels), ListwiseAPLoss(11)(embeddings, labels), embeddings)
-
-
-def test_gradient_is_that_of_finite_differences() -> None:
-    embeddings, labels = batch([0, 0, 0, 1, 1, 2])
-    assert torch.autograd.gradcheck(lambda rows: FastAPLoss()(rows, labels), (embeddings,))
-
-
-def test_any_order_of_rows_and_any_names_of_labels_give_the_same_loss() -> None:
-    embeddings, labels = batch()
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(3))
-    loss = FastAPLoss()
-    value, gradient = loss(embeddings, labels), gradient_of(loss, embeddings, labels)
-    torch.testing.assert_close(loss(embeddings[order], labels[order]), value, rtol=0, atol=1e-12)
-    torch.testing.assert_close(loss(embeddings, labels * -7 + 2**40), value, rtol=0, atol=0)
-    moved = gradient_of(loss, embeddings.detach()[order].requires_grad_(), labels[order])
-    torch.testing.assert_close(moved, gradient[order], rtol=0, atol=1e-12)
 
 
 def test_scores_at_the_centres_one_to_a_bin_give_the_exact_average_precision() -> None:
@@ -120,8 +94,3 @@ def test_extreme_embeddings_and_unbounded_distances_stay_finite(scale: float) ->
         loss = FastAPLoss(1000, distance=distance)(rows, labels)
         assert 0 <= loss <= 1
         assert torch.autograd.grad(loss, rows)[0].isfinite().all()
-
-
-def test_nothing_is_kept_in_the_state() -> None:
-    assert not FastAPLoss().state_dict()
-    assert not list(FastAPLoss().parameters())

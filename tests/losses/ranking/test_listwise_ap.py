@@ -61,39 +61,6 @@ def test_value_and_gradient_equal_the_loop(given: dict[str, object], official: b
     check_equal(loss(embeddings, labels), oracles.mean(value), embeddings)
 
 
-@BOTH
-def test_references_and_mined_pairs_equal_the_loop(tie_aware: bool) -> None:
-    (embeddings, labels), (references, ref_labels) = batch(), batch(seed=1)
-    kept = torch.rand(19, 19, generator=torch.Generator().manual_seed(2)) < 0.6
-    same = labels[:, None] == ref_labels
-    mined = (*(same & kept).nonzero().T, *(~same & kept).nonzero().T)
-    sides = oracles.masks(labels.tolist(), ref_labels.tolist(), mined=mined)
-    expected = oracles.mean(oracle(tie_aware)(oracles.cosine(embeddings, references), *sides, number=20))
-    loss = ListwiseAPLoss(tie_aware=tie_aware)
-    check_equal(loss(embeddings, labels, mined, references, ref_labels), expected, embeddings, references)
-
-
-@BOTH
-def test_gradient_is_that_of_finite_differences(tie_aware: bool) -> None:
-    embeddings, labels = batch([0, 0, 0, 1, 1, 2])
-    loss = ListwiseAPLoss(tie_aware=tie_aware)
-    assert torch.autograd.gradcheck(lambda rows: loss(rows, labels), (embeddings,))
-
-
-@BOTH
-def test_any_order_of_rows_and_any_names_of_labels_give_the_same_loss(tie_aware: bool) -> None:
-    embeddings, labels = batch()
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(3))
-    loss = ListwiseAPLoss(tie_aware=tie_aware)
-    value = loss(embeddings, labels)
-    (gradient,) = torch.autograd.grad(value, embeddings)
-    torch.testing.assert_close(loss(embeddings, labels * -7 + 2**40), value, rtol=0, atol=0)
-    moved = embeddings.detach()[order].requires_grad_()
-    other = loss(moved, labels[order])
-    torch.testing.assert_close(other, value, rtol=0, atol=1e-12)
-    torch.testing.assert_close(torch.autograd.grad(other, moved)[0], gradient[order], rtol=0, atol=1e-12)
-
-
 CENTRES = [1.0, 0.5, 0.5, 0.5, 0.0, -0.5, -0.5]  # ties of three and two, whole in one of five bins
 
 
@@ -163,18 +130,3 @@ def test_extreme_embeddings_and_unbounded_distances_stay_finite(scale: float, ti
         loss = ListwiseAPLoss(2000, tie_aware=tie_aware, distance=distance)(rows, labels)
         assert 0 <= loss <= 1
         assert torch.autograd.grad(loss, rows)[0].isfinite().all()
-
-
-@BOTH
-def test_float32_agrees_with_float64(tie_aware: bool) -> None:
-    embeddings, labels = batch([c for c in range(40) for _ in range(5)])
-    loss = ListwiseAPLoss(tie_aware=tie_aware)
-    rows = embeddings.detach().float().requires_grad_()
-    torch.testing.assert_close(loss(rows, labels).double(), loss(embeddings, labels), rtol=0, atol=1e-5)
-    gradient, wanted = (torch.autograd.grad(loss(each, labels), each)[0] for each in (rows, embeddings))
-    torch.testing.assert_close(gradient.double(), wanted, rtol=0, atol=1e-5)
-
-
-def test_nothing_is_kept_in_the_state() -> None:
-    assert not ListwiseAPLoss().state_dict()
-    assert not list(ListwiseAPLoss().parameters())

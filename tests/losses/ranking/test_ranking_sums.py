@@ -74,12 +74,6 @@ def test_intervals_count_copies_and_references_left_out_altogether() -> None:
     compare(INTERVALS, gradient, scores, others, surrogate="huber", temperature=0.1)
 
 
-@EACH_KERNEL
-def test_strides_make_no_difference(kernel: Kernel, surrogate: str) -> None:
-    gradient, scores, others = (each.T.contiguous().T for each in sides(3, 5, 30, dtype=torch.float64))
-    compare(kernel, gradient, scores, others, surrogate=surrogate, temperature=0.1)
-
-
 @pytest.mark.slow  # imports torch's compiler
 @pytest.mark.parametrize(
     ("surrogate", "width", "strided"),
@@ -117,15 +111,6 @@ def test_the_public_function_has_the_values_and_the_gradient_of_the_definition(s
     found = (found, *torch.autograd.grad(found, (scores, others), gradient))
     wanted = defined(gradient, scores.detach(), others.detach(), surrogate=surrogate, temperature=0.1)
     torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-10)
-
-
-def test_only_what_asks_for_a_gradient_gets_one() -> None:
-    _, scores, others = sides(2, 3, 9, dtype=torch.float32)
-    scores.requires_grad_()
-    ranking_sums(scores, others, surrogate="tanh", temperature=0.1).sum().backward()
-    assert scores.grad is not None
-    assert others.grad is None
-    assert not ranking_sums(scores.detach(), others, surrogate="tanh", temperature=0.1).requires_grad
 
 
 def test_many_scores_of_a_query_are_summed_by_intervals_and_few_are_not() -> None:

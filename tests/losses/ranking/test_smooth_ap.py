@@ -35,13 +35,6 @@ def test_value_and_gradient_equal_the_loop(temperature: float, include_self: boo
     torch.testing.assert_close(gradient, wanted, rtol=1e-8, atol=1e-10)
 
 
-def test_gradient_is_that_of_finite_differences() -> None:
-    embeddings, labels = batch([0, 0, 0, 1, 1, 2])
-    loss = SmoothAPLoss(temperature=0.1)
-    assert torch.autograd.gradcheck(lambda rows: loss(rows, labels), (embeddings,))
-    assert torch.autograd.gradgradcheck(lambda rows: loss(rows, labels), (embeddings,))
-
-
 @pytest.mark.parametrize("include_self", [False, True])
 def test_smooth_ap_tends_to_exact_ap_as_temperature_falls(include_self: bool) -> None:
     embeddings, labels = batch()
@@ -74,29 +67,11 @@ def test_pml_s_loss_agrees_where_it_is_right() -> None:
     )
 
 
-def test_any_order_of_rows_and_any_names_of_labels_give_the_same_loss() -> None:
-    embeddings, labels = batch()
-    loss = SmoothAPLoss()
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(3))
-    torch.testing.assert_close(loss(embeddings[order], labels[order]), loss(embeddings, labels), rtol=0, atol=1e-12)
-    torch.testing.assert_close(loss(embeddings, labels * -7 + 2**40), loss(embeddings, labels), rtol=0, atol=0)
-
-
 def test_a_perfect_ranking_has_no_loss_and_equal_embeddings_score_a_half_rank_each() -> None:
     labels = torch.tensor([0, 0, 0, 1, 1, 1])
     assert SmoothAPLoss(1e-4)(torch.eye(2)[labels], labels) == pytest.approx(0, abs=1e-6)
     # 1 + ½ among the two positives, and 3·½ negatives ahead
     assert SmoothAPLoss()(torch.ones(6, 4), labels) == pytest.approx(1 - 1.5 / 3)
-
-
-def test_float32_at_a_small_temperature_stays_finite() -> None:
-    embeddings, labels = batch()
-    rows = embeddings.detach().float().requires_grad_()
-    loss = SmoothAPLoss(temperature=1e-6)(rows, labels)
-    loss.backward()
-    assert loss.isfinite()
-    assert rows.grad is not None
-    assert rows.grad.isfinite().all()
 
 
 def test_official_ranks_the_query_itself_and_nothing_else_may_be_said() -> None:

@@ -1,5 +1,3 @@
-from typing import get_args
-
 import numpy as np
 import oracles
 import pytest
@@ -7,9 +5,9 @@ import torch
 from sklearn.metrics import average_precision_score
 
 from aurank.errors import UserError
-from aurank.losses import SmoothAPLoss, SOPRCLoss
+from aurank.losses import SOPRCLoss
 from aurank.losses.ranking.ranking_sums import LEAST_WIDTH
-from aurank.losses.ranking.soprc import INTERPOLATIONS, Interpolation, true_positive_rate
+from aurank.losses.ranking.soprc import true_positive_rate
 
 SHUFFLED = [0] * 5 + [1] * 2 + [2] * 7 + [3] + [4] * 3 + [5]  # unequal classes, two queries without a positive
 COUNTS = [9, 4, 20, 1, 6, 0]
@@ -103,29 +101,6 @@ def test_v_is_updated_before_it_is_used_and_fixed_for_the_gradient() -> None:
     check_gradient(value, expected, second)
 
 
-def test_gradient_is_that_of_finite_differences() -> None:
-    embeddings, labels = batch([0, 0, 0, 1, 1, 2])
-    for tpr_gradient, tau2 in ((True, 0.2), (False, 1e-12)):  # at 1e-12 TPR is a step: a gradient of 0 is the right one
-        loss = SOPRCLoss([3, 2, 1], tau2=tau2, tpr_gradient=tpr_gradient).double()
-        loss(*batch([0, 0, 0, 1, 1, 2], seed=5))
-        loss.eval()
-        assert torch.autograd.gradcheck(lambda rows, loss=loss: loss(rows, labels), (embeddings,))
-
-
-def test_evaluation_mode_writes_nothing_and_reads_what_training_left() -> None:
-    embeddings, labels = batch()
-    loss = SOPRCLoss(COUNTS, semi_variance=None).double()
-    untrained = loss.eval()(embeddings, labels)
-    assert not loss.table.seen.any()
-    own = SOPRCLoss(COUNTS, semi_variance=None, moving_average=False).double()(embeddings, labels)
-    assert untrained == own  # the documented fallback: the query's own quantiles
-    trained = loss.train()(embeddings, labels)
-    state = loss.v.clone()
-    assert loss.eval()(embeddings, labels) == trained
-    assert loss(*batch(seed=4)) != trained
-    assert loss.v.equal(state)
-
-
 def test_v_follows_the_law_of_the_moving_average() -> None:
     # Prop. 1: v_T = φ + (1 − β)^T (v_1 − φ) when every batch has the same scores
     start, (embeddings, labels) = batch(seed=3), batch(seed=4)
@@ -164,40 +139,6 @@ def test_true_positive_rate_and_true_prior_give_average_precision() -> None:
     assert float(risk) == pytest.approx(1 - truth, abs=1e-3)
 
 
-def test_more_copies_of_the_negatives_change_smooth_ap_but_not_soprc() -> None:
-    random = torch.Generator().manual_seed(0)
-    query, references = (torch.randn(rows, 4, generator=random, dtype=torch.float64) for rows in (6, 20))
-    labels, ref_labels = torch.tensor([0, 1, 0, 1, 0, 1]), torch.tensor([0] * 4 + [1] * 4 + [2] * 12)
-    more = torch.cat([references, *[references[8:]] * 3])
-    more_labels = torch.cat([ref_labels, *[ref_labels[8:]] * 3])
-    # all negatives alike, and only those: classes 0 and 1 are no negatives of each other for this
-    mined = [(ref_labels == labels[:, None]).nonzero().T, (ref_labels == 2).expand(6, -1).nonzero().T]
-    mined_more = [(more_labels == labels[:, None]).nonzero().T, (more_labels == 2).expand(6, -1).nonzero().T]
-    for loss, same in ((SOPRCLoss([4, 4, 12]).double(), True), (SmoothAPLoss(), False)):
-        loss.eval()
-        once = loss(query, labels, (*mined[0], *mined[1]), references, ref_labels)
-        often = loss(query, labels, (*mined_more[0], *mined_more[1]), more, more_labels)
-        assert torch.isclose(once, often, rtol=0, atol=1e-12) == same
-
-
-def test_any_order_of_rows_gives_the_same_loss_and_the_same_state() -> None:
-    embeddings, labels = batch()
-    one, other = SOPRCLoss(COUNTS).double(), SOPRCLoss(COUNTS).double()
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(3))
-    torch.testing.assert_close(other(embeddings[order], labels[order]), one(embeddings, labels), rtol=0, atol=1e-12)
-    torch.testing.assert_close(other.v, one.v, rtol=0, atol=1e-12)
-
-
-def test_renamed_classes_give_the_same_loss() -> None:
-    embeddings, labels = batch()
-    names = torch.tensor([4, 2, 0, 5, 3, 1])
-    counts = [0] * 6
-    for label, count in enumerate(COUNTS):
-        counts[int(names[label])] = count
-    renamed = SOPRCLoss(counts).double()(embeddings, names[labels])
-    torch.testing.assert_close(renamed, SOPRCLoss(COUNTS).double()(embeddings, labels), rtol=0, atol=1e-12)
-
-
 def test_official_does_what_the_authors_code_does() -> None:
     embeddings, labels = batch()
     loss = SOPRCLoss(COUNTS, official=True, beta=0.25, num_quantiles=10).double()
@@ -226,10 +167,6 @@ def test_the_loss_stays_below_one_where_the_ratio_is_huge() -> None:
     assert 0.9 < loss <= 1
     assert rows.grad is not None
     assert rows.grad.isfinite().all()
-
-
-def test_the_choices_named_in_the_signature_are_those_there_are() -> None:
-    assert get_args(Interpolation) == tuple(INTERPOLATIONS)
 
 
 @pytest.mark.parametrize("label", [-1, 2, 2**40])

@@ -253,15 +253,6 @@ def test_mined_indices_narrow_the_batch_and_take_all_pairs_with_the_memory(tripl
     torch.testing.assert_close(value, expected)
 
 
-def test_half_precision_leaves_the_memory_in_float32() -> None:
-    memory = CrossBatchMemory(SmoothAPLoss(), embedding_size=5, memory_size=20)
-    assert memory.half().embedding_memory.dtype == torch.float32
-    rows, labels = batch()
-    memory(rows.detach().half(), labels)
-    value = memory(rows.detach().half().requires_grad_(), labels)
-    assert value.dtype == torch.float32
-
-
 @pytest.mark.parametrize(
     ("given", "word"),
     [
@@ -305,26 +296,6 @@ def test_a_warning_of_pairs_that_ids_leave_out_says_so() -> None:
     (images, _), (texts, _), rows = batch(0), batch(1), torch.arange(SIZE)
     with pytest.warns(UserWarning, match="references of a query's own id do not count: leave out ref_ids"):
         assert SogCLRLoss(SIZE)(images, rows, ref_emb=texts, ref_labels=rows, ids=rows, ref_ids=rows) == 0
-
-
-def test_labels_of_classes_are_not_taken_for_ids() -> None:
-    memory = CrossBatchMemory(SogCLRLoss(50), embedding_size=5, memory_size=40)
-    rows = torch.randn(6, 5, generator=torch.Generator().manual_seed(0))
-    classes = torch.tensor([0, 0, 0, 1, 1, 1])
-    with pytest.raises(UserError, match=r"label 0 occurs 3 times, more than views=2.*SogCLRLoss.*ids=batch.id"):
-        memory(rows, classes)
-    memory(rows, classes, ids=torch.arange(6))
-    assert int((memory.loss.log_u != 0).sum()) == 6
-
-
-def test_the_state_is_tensors() -> None:
-    memory = memory_of("contrastive", size=30, start_at=1)
-    for seed in range(3):
-        memory(*batch(seed), ids=torch.arange(SIZE) + SIZE * seed)
-    state = memory.state_dict()
-    assert {type(value) for value in state.values()} == {Tensor}
-    position, filled, calls = state["counters"].tolist()
-    assert (position, filled, calls) == (6, 30, 3)
 
 
 @EACH

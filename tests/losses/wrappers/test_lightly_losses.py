@@ -64,16 +64,6 @@ def test_unit_variance_brings_rows_to_the_root_of_their_width() -> None:
         torch.testing.assert_close(view.norm(dim=1), torch.full((3,), 2.0, dtype=torch.float64))
 
 
-def test_autocast_leaves_numbers_in_float32() -> None:
-    recorder, rows = Recorder(), embeddings().detach().bfloat16().requires_grad_()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        value = LightlyLoss(recorder)(rows, LABELS)
-    value.backward()
-    assert value.dtype == recorder.seen[0].dtype == torch.float32
-    assert rows.grad is not None
-    assert rows.grad.dtype == torch.bfloat16
-
-
 def test_a_single_label_gives_zero_with_zero_gradient() -> None:
     rows = embeddings(2)
     value = LightlyLoss(Recorder())(rows, torch.tensor([3, 3]))
