@@ -42,7 +42,6 @@ def build_transform(config: DataConfig, *, train: bool) -> Pipeline:
     component = config.train_transform if train else config.test_transform
     assert component is not None
     assert config.normalise is not None
-    assert config.interpolation is not None
     look = {"interpolation": config.interpolation, **vars(config.normalise), **component.params}
     sizes = {"image_size": config.image_size, "channels": config.channels}
     key = f"data.{'train' if train else 'test'}_transform.params"

@@ -141,11 +141,9 @@ def require_pairs(manifest: Manifest) -> None:
     texts_of(manifest)
     marked = np.flatnonzero(~(manifest.is_query & manifest.is_gallery))
     if len(marked):
-        raise UserError(
-            f"{manifest.name} marks {len(marked):,} of {len(manifest):,} pairs as no query or not in the gallery "
-            f"(is_query, is_gallery), such as that of {manifest.paths[marked[0]]!r}, but both ways the image and the "
-            "text of each pair are both; leave out these columns, or the rows"
-        )
+        what = f"{len(marked):,} of {len(manifest):,} pairs as no query or not in the gallery (is_query, is_gallery)"
+        remedy = "both ways each image and text is both; leave out these columns, or the rows"
+        raise UserError(f"{manifest.name} marks {what}, such as that of {manifest.paths[marked[0]]!r}: {remedy}")
 
 
 def first_rows(manifest: Manifest) -> Int64[np.ndarray, " image"] | None:
