@@ -170,8 +170,8 @@ BUDGETS = {
     "training": 2994,
     "reporting": 1831,
     "commands exporting serving": 5012,
-    "config": 1598,
-    "cli": 1652,
+    "config": 1070,
+    "cli": 1441,
     "": 1145,  # beside the rooms
 }
 
