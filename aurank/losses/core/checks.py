@@ -44,14 +44,12 @@ def require_whole(name: str, value: object, *, least: int = 1) -> int:
 
 
 def require_flag(name: str, value: object) -> bool:
-    """Return the value; UserError unless it is True or False."""
     if not isinstance(value, bool):
         raise UserError(f"{name} must be True or False, got {value!r}")
     return value
 
 
 def require_choice(name: str, value: str, choices: Collection[str]) -> str:
-    """Return the value; UserError unless it is one of the choices."""
     if value not in tuple(choices):
         raise UserError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
     return value
@@ -103,7 +101,6 @@ def check_integers(name: str, values: Tensor, per: str, length: int) -> None:
 
 
 def is_integer(values: Tensor) -> bool:
-    """Return whether the tensor's type is one of integers."""
     return not (values.is_floating_point() or values.is_complex() or values.dtype == torch.bool)
 
 

@@ -59,7 +59,6 @@ class HostCopy:
             self.event.record()
 
     def wait(self) -> list[Tensor]:
-        """Return the copies, once they have come."""
         if self.event is not None:
             self.event.synchronize()
         return self.copies
@@ -80,7 +79,6 @@ def without_autocast(device: torch.device) -> AbstractContextManager[object]:
 
 
 def normalize(rows: Tensor, dim: int = 1) -> Tensor:
-    """Return the rows at length 1, those whose squares would overflow too."""
     return functional.normalize(shrink_huge(rows, dim), dim=dim)
 
 
@@ -96,7 +94,6 @@ def shrink_huge(rows: Tensor, dim: int = 1) -> Tensor:
 
 
 def to_device_of(like: Tensor, values: Tensor) -> Tensor:
-    """The values on the other tensor's device, sent without waiting for it."""
     return values.to(like.device, non_blocking=True)
 
 

@@ -253,6 +253,5 @@ class KeyedLoss(PairLoss):
 
 
 def query_ids(pairs: Pairs) -> Int64[Tensor, " query"]:
-    """Return the ids of the queries, which `KeyedLoss` always has."""
     assert pairs.query_ids is not None
     return pairs.query_ids

@@ -39,12 +39,10 @@ class Inputs:
 
     @property
     def is_self_set(self) -> bool:
-        """Whether the references are the batch itself."""
         return self.ref_emb is None or self.ref_emb is self.embeddings
 
     @property
     def references(self) -> Tensor:
-        """The embeddings of the references."""
         return self.embeddings if self.ref_emb is None else self.ref_emb
 
     def itself(self, like: Tensor | None = None) -> Bool[Tensor, "query reference"] | None:
@@ -77,7 +75,6 @@ class Inputs:
 
     @property
     def pml_args(self) -> tuple[Any, ...]:
-        """The five arguments that PML's own losses take."""
         return self.embeddings, self.labels, self.indices_tuple, self.ref_emb, self.ref_labels
 
 

@@ -285,7 +285,6 @@ class SavedGenerator(nn.Module):
         return to_device_of(like, numbers).to(like.dtype)
 
     def uniform(self, shape: Sequence[int], *, like: Tensor) -> Tensor:
-        """Return numbers from [0, 1) with the other tensor's type, on its device."""
         numbers = torch.rand(*shape, generator=self.generator, dtype=torch.float32, device="cpu")
         return to_device_of(like, numbers).to(like.dtype)
 
@@ -298,7 +297,6 @@ class SavedGenerator(nn.Module):
         return torch.Generator(device).manual_seed(int(torch.randint(2**62, (), generator=ahead)))
 
     def advance(self) -> None:
-        """Let `on_device` go on to the next number."""
         torch.randint(2**62, (), generator=self.generator)
 
     def get_extra_state(self) -> Tensor:

@@ -38,7 +38,6 @@ class Temperature(FullPrecision):
             self.parameter = nn.Parameter(torch.tensor(self._stored(self.start)))
 
     def forward(self) -> Float[Tensor, ""] | float:
-        """Return τ, a tensor with a gradient where it is learnable."""
         if (parameter := self.parameter) is None:
             return self.start
         # torch.func has to know of every change
@@ -50,7 +49,6 @@ class Temperature(FullPrecision):
 
     @property
     def learned_temperature(self) -> Float[Tensor, ""] | None:
-        """The current τ without a gradient; None where it is fixed."""
         return None if self.parameter is None else self._bounded(0)
 
     def _bounded(self, zero: Tensor | int) -> Tensor:
@@ -63,7 +61,6 @@ class Temperature(FullPrecision):
 
 
 def require_bounds(name: str, bounds: Sequence[Number | None]) -> tuple[float, float]:
-    """Return both bounds, None as infinity; UserError unless 0 < low < high."""
     given = [math.inf if each is None else each for each in bounds]
     return require_pair(name, given, "(0, inf]", rising=True)
 
@@ -72,7 +69,6 @@ AnyTemperature = Float[Tensor, ""] | Float[Tensor, " query"] | float
 
 
 def attraction(pairs: Pairs) -> Float[Tensor, " query"]:
-    """The mean similarity of each query to its positives; 0 without any."""
     return pairs.positives.mean(pairs.positives.similarity)
 
 

@@ -73,7 +73,6 @@ class Gamma(nn.Module):
         self.value = self.last + (1 - self.last) * fall
 
     def forward(self) -> float:
-        """Return γ now."""
         if not self.progress_known and self.training:
             self.progress_known = True  # warn once
             warnings.warn(
@@ -196,14 +195,12 @@ def mean_of_all(values: EntryValues, *, logarithms: bool = False) -> Float[Tenso
 
 
 def table_of(tables: nn.ModuleList, pairs: Pairs) -> RowTable:
-    """Return the table of the pairs' direction."""
     table = tables[pairs.side]
     assert isinstance(table, RowTable)
     return table
 
 
 def first_column(tables: nn.ModuleList) -> Float[Tensor, "direction sample"]:
-    """Return the first column of the tables of all directions."""
     for table in tables:
         assert isinstance(table, RowTable)
         table.settle()
@@ -256,11 +253,9 @@ class IndividualTemperatures(nn.Module):
 
     @property
     def learned_temperature(self) -> Float[Tensor, ""]:
-        """The mean τ."""
         return self.values.mean()
 
     def forward(self, pairs: Pairs) -> Float[Tensor, " query"]:
-        """Return τ of each query's sample, without a gradient."""
         return table_of(self.tables, pairs).read(query_ids(pairs))[0][:, 0].to(pairs.similarity.dtype)
 
     @torch.no_grad()

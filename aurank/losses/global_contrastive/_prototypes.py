@@ -81,7 +81,6 @@ class Prototypes(Counters, FullPrecision):
 
     @property
     def prototypes(self) -> Float[Tensor, "prototype dim"]:
-        """The prototypes in use."""
         return self.weight_0[: self.count]
 
     @torch.no_grad()
@@ -111,7 +110,6 @@ class Prototypes(Counters, FullPrecision):
         distance: BaseDistance,
         known: Bool[Tensor, "query reference"] | None,
     ) -> Float[Tensor, " query"]:
-        """Return the log mean of each query."""
         similarity = distance(query, prototypes.to(query.dtype))
         scores = similarity / (temperature if distance.is_inverted else -temperature)
         if known is None:

@@ -65,7 +65,6 @@ class Bias(FullPrecision):
         self.parameter = nn.Parameter(torch.tensor(self.start)) if learnable else None
 
     def forward(self) -> Float[Tensor, ""] | float:
-        """Return the number, with its gradient where it is learnable."""
         return self.start if self.parameter is None else self.parameter * 1
 
 

@@ -72,7 +72,6 @@ class Calibration:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of its terms."""
         return ("calibration",) if self.weight else ()
 
     def terms(self, pairs: Pairs) -> dict[str, Any]:

@@ -42,7 +42,6 @@ def block_gradients(
     temperature: float,
     constants: Sequence[float] = (),
 ) -> tuple[Scores, Others]:
-    """Return the gradients of scores and others, given that of the sums."""
     of_scores, of_others = scores.new_zeros(scores.shape), others.new_zeros(others.shape)
     scaled = gradient / temperature
     for queries, columns in _blocks(scores, others):
@@ -141,7 +140,6 @@ class _Cut(NamedTuple):
     interval: Int64[Tensor, "query reference"]  # how many edges the other is above
 
     def above(self, terms: Float64[Tensor, "query reference"]) -> Float64[Tensor, "query edge"]:
-        """Return for each edge the sum of the terms of the others above it."""
         shape = len(self.edges), self.edges.shape[1] + 1
         per_interval = self.edges.new_zeros(shape).scatter_add_(1, self.interval, terms)
         return per_interval.flip(1).cumsum(dim=1).flip(1)[:, 1:]
@@ -165,7 +163,6 @@ def _cuts(scores: Tensor, others: Tensor, temperature: float) -> Iterator[_Cut]:
 
 
 def interval_sums(scores: Scores, others: Others, *, surrogate: str, temperature: float) -> Scores:
-    """Return Σ_j ℓ((other_j − score) / temperature) for each score."""
     found = scores.new_empty(scores.shape)
     for cut in _cuts(scores, others, temperature):
         ones = torch.ones_like(cut.others[:1, :1]).expand_as(cut.others)
@@ -179,7 +176,6 @@ def interval_sums(scores: Scores, others: Others, *, surrogate: str, temperature
 def interval_gradients(
     gradient: Scores, scores: Scores, others: Others, *, surrogate: str, temperature: float
 ) -> tuple[Scores, Others]:
-    """Return the gradients of scores and others, given that of the sums."""
     of_scores, of_others = scores.new_empty(scores.shape), others.new_empty(others.shape)
     scaled = gradient.double() * (2 / temperature**2)
     for cut in _cuts(scores, others, temperature):
@@ -225,7 +221,6 @@ BLOCKS, INTERVALS = Kernel(block_sums, block_gradients), Kernel(interval_sums, i
 
 
 def choose_kernel(scores: Tensor, surrogate: str) -> Kernel:
-    """Return the kernel to use."""
     # On a GPU the sums of intervals would be atomic additions, in an order that changes from run to run.
     if surrogate == "huber" and scores.device.type == "cpu" and scores.shape[1] >= LEAST_WIDTH:
         return INTERVALS
@@ -240,7 +235,6 @@ def sum_operator(
     temperature: float,
     constants: Sequence[float] | None = None,
 ) -> Tensor:
-    """Return the sums."""
     options = _options(surrogate, temperature, constants)
     return choose_kernel(scores, surrogate).sums(scores, others, **options)
 
@@ -254,7 +248,6 @@ def gradient_operator(
     temperature: float,
     constants: Sequence[float] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradients of scores and others, given that of the sums."""
     options = _options(surrogate, temperature, constants)
     return choose_kernel(scores, surrogate).gradients(gradient, scores, others, **options)
 

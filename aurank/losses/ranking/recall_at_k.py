@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias, Unpack
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from torch import Tensor
 
 from aurank.errors import UserError
@@ -16,25 +16,6 @@ from aurank.losses.core.row_table import SavedGenerator, writes
 from aurank.losses.ranking.ranking_sums import ranking_sums
 
 Official: TypeAlias = bool | Literal["one_temperature"]
-
-
-def pairs_within_classes(labels: Int64[Tensor, " row"]) -> tuple[Int64[Tensor, " pair"], Int64[Tensor, " pair"]]:
-    """Return the first and second rows of all unordered pairs of rows with one label, ascending; all on the host."""
-    index, mask = same_label_index(labels, labels, without_self=True)
-    rows = torch.arange(len(labels))[:, None].expand_as(index)
-    later = mask & (index > rows)
-    return rows[later], index[later]
-
-
-def mix_similarity(
-    similarity: Float[Tensor, "row row"],
-    first: Int64[Tensor, " pair"],
-    second: Int64[Tensor, " pair"],
-    share: Float[Tensor, " pair"],
-) -> Float[Tensor, "all all"]:
-    """Return the similarity of the rows and, behind them, of virtual rows share · first + (1 − share) · second."""
-    rows = torch.cat([similarity, torch.lerp(similarity[second], similarity[first], share[:, None])])
-    return torch.cat([rows, torch.lerp(rows[:, second], rows[:, first], share)], dim=1)
 
 
 class RecallAtKLoss(PairLoss):
@@ -105,10 +86,16 @@ class RecallAtKLoss(PairLoss):
         return self._loss(pairs.positives, pairs.similarity.masked_fill(~kept, -torch.inf), len(pairs.reference))
 
     def _mixed(self, pairs: Pairs, shares: SavedGenerator) -> Float[Tensor, " query"]:
-        ends = pairs_within_classes(pairs.host_query_labels)
-        labels = torch.cat([pairs.host_query_labels, pairs.host_query_labels[ends[0]]])
-        first, second = (to_device_of(pairs.similarity, end) for end in ends)
-        similarity = mix_similarity(pairs.similarity, first, second, shares.uniform(first.shape, like=pairs.similarity))
+        labels, similarity = pairs.host_query_labels, pairs.similarity
+        index, mask = same_label_index(labels, labels, without_self=True)
+        rows = torch.arange(len(labels))[:, None].expand_as(index)
+        later = mask & (index > rows)  # all unordered pairs of rows with one label
+        labels = torch.cat([labels, labels[rows[later]]])
+        first, second = (to_device_of(similarity, end[later]) for end in (rows, index))
+        share = shares.uniform(first.shape, like=similarity)
+        # An inner product of mixtures is the mixture of inner products: no embedding is mixed, nor made of unit length.
+        similarity = torch.cat([similarity, torch.lerp(similarity[second], similarity[first], share[:, None])])
+        similarity = torch.cat([similarity, torch.lerp(similarity[:, second], similarity[:, first], share)], dim=1)
         index, mask = (to_device_of(similarity, each) for each in same_label_index(labels, labels, without_self=True))
         itself = torch.eye(len(labels), dtype=torch.bool, device=similarity.device)
         ranked = similarity if self.official else similarity.masked_fill(itself, -torch.inf)

@@ -22,13 +22,11 @@ class NonZeroMeanReducer(AvgNonZeroReducer):  # type: ignore[misc]  # PML ships 
 
 
 def mean_of_positive(losses: Float[Tensor, " loss"]) -> Float[Tensor, ""]:
-    """Return the mean of what is above 0, and 0 where nothing is."""
     counted = is_counted(losses)
     return losses.masked_fill(~counted, 0).sum() / counted.sum().clamp(min=1)
 
 
 def is_counted(losses: Float[Tensor, " loss"]) -> Bool[Tensor, " loss"]:
-    """Return which are above 0 or NaN, which is to show in the mean."""
     return ~(losses <= 0)
 
 

@@ -69,8 +69,6 @@ def arcface(
     """Return ArcFace: a softmax over s · cos θ of the classes, with s · cos(θ + m) for the right one.
 
     Args:
-        num_classes: labels are 0 … num_classes − 1.
-        embedding_size: width of the embeddings.
         margin: m, in degrees.
         scale: s.
 
@@ -96,8 +94,6 @@ def subcenter_arcface(
     """Return sub-center ArcFace: `arcface` with several vectors of each class, of which the nearest counts.
 
     Args:
-        num_classes: labels are 0 … num_classes − 1.
-        embedding_size: width of the embeddings.
         margin: in degrees.
         scale: of the cosines.
         sub_centers: vectors of each class.
@@ -124,8 +120,6 @@ def cosface(
     """Return CosFace: a softmax over s · cos θ of the classes, with s · (cos θ − m) for the right one.
 
     Args:
-        num_classes: labels are 0 … num_classes − 1.
-        embedding_size: width of the embeddings.
         margin: m.
         scale: s.
 
@@ -144,8 +138,6 @@ def normalized_softmax(
     """Return the softmax over cos θ / τ of the classes.
 
     Args:
-        num_classes: labels are 0 … num_classes − 1.
-        embedding_size: width of the embeddings.
         temperature: τ.
 
     Source: Zhai and Wu, Classification is a Strong Baseline for Deep Metric Learning, BMVC 2019.
@@ -172,8 +164,6 @@ def proxy_anchor(
     """Return Proxy-Anchor: a class's vector draws its embeddings near and pushes the others away, the hard ones most.
 
     Args:
-        num_classes: labels are 0 … num_classes − 1.
-        embedding_size: width of the embeddings.
         margin: δ, added to and taken off the cosines.
         alpha: sharpness.
 
@@ -194,8 +184,6 @@ def proxy_nca(
     """Return ProxyNCA++: a softmax over −s · ‖x − p‖² of the classes' vectors p, all at unit length.
 
     Args:
-        num_classes: labels are 0 … num_classes − 1.
-        embedding_size: width of the embeddings.
         softmax_scale: s, the paper's 1 / T with T = 1/9; PML's default is 1.
 
     Source: Teh et al., ProxyNCA++, ECCV 2020, Eq. 8. https://arxiv.org/abs/2004.01113
@@ -221,8 +209,6 @@ def soft_triple(
     """Return SoftTriple: a softmax over the classes, each the soft maximum of the cosines with its centres.
 
     Args:
-        num_classes: labels are 0 … num_classes − 1.
-        embedding_size: width of the embeddings.
         centers_per_class: K.
         la: λ, which the cosines are multiplied by.
         gamma: γ, the temperature of the soft maximum.
