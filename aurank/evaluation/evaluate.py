@@ -23,7 +23,7 @@ from aurank.evaluation.engine.problem import (
     numbered,
     require_equal,
 )
-from aurank.evaluation.engine.ranks import Grades, RankBlocks, Ranks, RankSource, check_grades, query_columns
+from aurank.evaluation.engine.ranks import RankBlocks, Ranks, RankSource, check_grades, graded, query_columns
 from aurank.evaluation.hierarchy import SuperCategories
 from aurank.evaluation.index.approximate import index_report
 from aurank.evaluation.index.neighbours import Index
@@ -125,7 +125,7 @@ def evaluate(
         raise UserError(f"metric {hierarchical[0]!r} is of super-categories: give super_labels, one for each row")
     if neighbours < 0:
         raise UserError(f"neighbours must be 0 or more; got {neighbours}")
-    graded = None if relevance is None else check_grades(positives, relevance)
+    grades = None if relevance is None else check_grades(positives, relevance)
     steps = PostProcessing.parse(postprocess, distance=distance) if isinstance(postprocess, str) else postprocess
     reordered = (steps is not None and steps.orders_lists) or (codes is not None and codes.rescore is not None)
     if reordered and (odd := [*pooled_names(names), *hierarchical]):
@@ -165,13 +165,13 @@ def evaluate(
             raise UserError(f"none of the {ranks.num_queries} queries has a positive among {where}: {remedy}")
         if processed is not None:
             ranks = processed.finish(ranks, max_memory=max_memory, progress=progress)
-        if graded is None or problem.positives is None:
+        if grades is None or problem.positives is None:
             return ranks
-        return ranks.changed(Grades(problem.positives, graded, ranks.num_gallery).given_to)
+        return ranks.changed(graded(problem.positives, grades, ranks.num_gallery))
 
     def report_of(problem: RetrievalProblem, ranks: RankBlocks, resampling: Resampling | None = None) -> Report:
         """Return the report of ranks, with notes on what a reader must know."""
-        notes = [] if graded is None else ["nDCG is of graded relevance, with linear gain"]
+        notes = [] if grades is None else ["nDCG is of graded relevance, with linear gain"]
         fitting = fitting_cuts(cuts, ranks)
         if names is None and fitting != cuts:
             beyond = ", ".join(str(k) for k in cuts if k not in fitting)

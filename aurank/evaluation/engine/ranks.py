@@ -307,19 +307,18 @@ def check_grades(positives: Integers | None, relevance: Integers) -> Float64[np.
     return grade.astype(np.float64)
 
 
-class Grades:
-    """The grades of listed pairs, to be given to ranks of some queries or of all."""
+def graded(positives: Integers, grade: Float64[np.ndarray, " pair"], num_gallery: int) -> Change:
+    """Return the change that gives ranks the grades of listed pairs."""
+    pairs = as_array(positives).astype(np.int64)
+    keys = pairs[:, 0] * num_gallery + pairs[:, 1]
+    order = np.argsort(keys)
 
-    def __init__(self, positives: Integers, grade: Float64[np.ndarray, " pair"], num_gallery: int) -> None:
-        pairs = as_array(positives).astype(np.int64)
-        keys = pairs[:, 0] * num_gallery + pairs[:, 1]
-        order = np.argsort(keys)
-        self.keys, self.grade = keys[order], grade[order]
-
-    def given_to(self, ranks: Ranks) -> Ranks:
+    def change(ranks: Ranks) -> Ranks:
         query = np.repeat(ranks.query, ranks.num_positives)
-        found = np.searchsorted(self.keys, query * ranks.num_gallery + ranks.positive)
-        return with_grades(ranks, self.grade[found])
+        found = np.searchsorted(keys[order], query * ranks.num_gallery + ranks.positive)
+        return with_grades(ranks, grade[order][found])
+
+    return change
 
 
 def with_grades(ranks: Ranks, grades: Float64[np.ndarray, " positive"]) -> Ranks:
