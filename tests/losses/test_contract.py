@@ -11,6 +11,7 @@ import torch
 from pytorch_metric_learning import distances, reducers, regularizers
 from pytorch_metric_learning import losses as pml_losses
 from testing.cases import COUNTS, FURTHER, MADE_MINERS, OF_LIGHTLY, TABLE, Case
+from testing.equal import check_equal
 from testing.stateful import EVERY as MAKERS
 from testing.stateful import PROXIES
 from testing.states import same_state
@@ -51,12 +52,6 @@ def terms_of(
 def reduce_terms(terms: dict[str, oracles.PerQuery | Tensor], reduce: Callable[[oracles.PerQuery], Tensor]) -> Tensor:
     values = [term if isinstance(term, Tensor) else reduce(term) for term in terms.values()]
     return sum(values, torch.zeros((), dtype=torch.float64))
-
-
-def check_equal(loss: Tensor, expected: Tensor, *leaves: Tensor) -> None:
-    torch.testing.assert_close(loss, expected, rtol=0, atol=1e-10)
-    for gradient, wanted in zip(torch.autograd.grad(loss, leaves), torch.autograd.grad(expected, leaves), strict=True):
-        torch.testing.assert_close(gradient, wanted, rtol=1e-8, atol=1e-8)
 
 
 def test_every_loss_is_in_the_table() -> None:

@@ -8,6 +8,7 @@ import torch
 from pytorch_metric_learning import losses as pml
 from testing import oracles_contrastive
 from testing import two_way_batches as two_way
+from testing.equal import check_equal
 from torch import Tensor
 
 from aurank.errors import UserError
@@ -34,11 +35,6 @@ def make(**given: object) -> SogCLRLoss:
 
 def gradient(loss: Tensor, embeddings: Tensor) -> Tensor:
     return torch.autograd.grad(loss, embeddings, retain_graph=True)[0]
-
-
-def check_equal(loss: Tensor, expected: Tensor, embeddings: Tensor) -> None:
-    torch.testing.assert_close(loss, expected, rtol=0, atol=1e-10)
-    torch.testing.assert_close(gradient(loss, embeddings), gradient(expected, embeddings), rtol=1e-9, atol=1e-9)
 
 
 def exact(embeddings: Tensor, *, temperature: float = 0.3) -> Tensor:

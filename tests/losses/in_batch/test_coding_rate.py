@@ -3,6 +3,7 @@ import math
 import pytest
 import torch
 from testing import oracles_repositories
+from testing.equal import check_equal
 from torch.nn.functional import normalize
 
 from aurank.errors import UserError
@@ -20,12 +21,6 @@ def rate(rows: torch.Tensor, variance: float) -> torch.Tensor:
     unit = torch.stack([row / row.norm() for row in rows])
     values = torch.linalg.eigvalsh(unit @ unit.T).clamp(min=0)
     return torch.log1p(rows.shape[1] / (len(rows) * variance) * values).sum() / 2
-
-
-def check_equal(loss: torch.Tensor, expected: torch.Tensor, rows: torch.Tensor) -> None:
-    torch.testing.assert_close(loss, expected, rtol=0, atol=1e-10)
-    found, wanted = (torch.autograd.grad(each, rows)[0] for each in (loss, expected))
-    torch.testing.assert_close(found, wanted, rtol=1e-8, atol=1e-8)
 
 
 @pytest.mark.parametrize(("number", "dim"), [(12, 5), (5, 12), (6, 6)])

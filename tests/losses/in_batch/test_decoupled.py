@@ -4,6 +4,7 @@ import oracles
 import pytest
 import torch
 from testing import oracles_contrastive, oracles_repositories
+from testing.equal import check_equal
 from torch import Tensor
 
 from aurank.losses import DCLLoss, FlatNCELoss, InfoNCELoss, PairLoss, SiMoLoss, SogCLRLoss
@@ -19,12 +20,6 @@ def batch(labels: list[int] = SHUFFLED, *, seed: int = 0) -> tuple[Tensor, Tenso
     order = torch.randperm(len(labels), generator=random)
     embeddings = torch.randn(len(labels), 5, generator=random, dtype=torch.float64)
     return embeddings.requires_grad_(), torch.tensor(labels)[order]
-
-
-def check_equal(loss: Tensor, expected: Tensor, embeddings: Tensor) -> None:
-    torch.testing.assert_close(loss, expected, rtol=0, atol=1e-10)
-    gradient, wanted = (torch.autograd.grad(each, embeddings)[0] for each in (loss, expected))
-    torch.testing.assert_close(gradient, wanted, rtol=1e-8, atol=1e-10)
 
 
 def test_dcl_is_sogclr_of_one_batch_over_the_temperature_but_for_the_number_of_negatives() -> None:

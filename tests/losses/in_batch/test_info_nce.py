@@ -6,6 +6,7 @@ import torch
 from pytorch_metric_learning import losses as pml
 from testing import oracles_contrastive
 from testing import two_way_batches as two_way
+from testing.equal import check_equal
 from torch import Tensor
 
 from aurank.errors import UserError
@@ -20,12 +21,6 @@ def batch(labels: list[int] = SHUFFLED, *, seed: int = 0) -> tuple[Tensor, Tenso
     order = torch.randperm(len(labels), generator=random)
     embeddings = torch.randn(len(labels), 5, generator=random, dtype=torch.float64)
     return embeddings.requires_grad_(), torch.tensor(labels)[order]
-
-
-def check_equal(loss: Tensor, expected: Tensor, *leaves: Tensor) -> None:
-    torch.testing.assert_close(loss, expected, rtol=0, atol=1e-10)
-    for gradient, wanted in zip(torch.autograd.grad(loss, leaves), torch.autograd.grad(expected, leaves), strict=True):
-        torch.testing.assert_close(gradient, wanted, rtol=1e-8, atol=1e-10)
 
 
 def test_info_nce_is_pml_s_nt_xent_where_all_queries_have_as_many_positives() -> None:

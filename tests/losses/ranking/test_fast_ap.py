@@ -5,6 +5,7 @@ import oracles_binned
 import pytest
 import torch
 from pytorch_metric_learning import distances, losses, reducers
+from testing.equal import check_equal
 from torch import Tensor
 
 from aurank.losses import FastAPLoss, ListwiseAPLoss, MultipleLosses
@@ -17,12 +18,6 @@ def batch(labels: list[int] = SHUFFLED, *, seed: int = 0) -> tuple[Tensor, Tenso
     order = torch.randperm(len(labels), generator=random)
     embeddings = torch.randn(len(labels), 5, generator=random, dtype=torch.float64)
     return embeddings.requires_grad_(), torch.tensor(labels)[order]
-
-
-def check_equal(loss: Tensor, expected: Tensor, *leaves: Tensor) -> None:
-    torch.testing.assert_close(loss, expected, rtol=0, atol=1e-10)
-    for gradient, wanted in zip(torch.autograd.grad(loss, leaves), torch.autograd.grad(expected, leaves), strict=True):
-        torch.testing.assert_close(gradient, wanted, rtol=1e-8, atol=1e-10)
 
 
 def gradient_of(loss: torch.nn.Module, embeddings: Tensor, labels: Tensor) -> Tensor:

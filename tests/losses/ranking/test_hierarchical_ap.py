@@ -7,6 +7,7 @@ import oracles
 import pytest
 import torch
 from testing import oracles_sup
+from testing.equal import check_equal
 from torch.nn.functional import normalize
 
 from aurank.errors import UserError
@@ -22,12 +23,6 @@ def batch(labels: list[int] = SHUFFLED, *, seed: int = 0) -> tuple[torch.Tensor,
     order = torch.randperm(len(labels), generator=random)
     embeddings = torch.randn(len(labels), 6, generator=random, dtype=torch.float64)
     return embeddings.requires_grad_(), torch.tensor(labels)[order]
-
-
-def check_equal(loss: torch.Tensor, expected: torch.Tensor, *leaves: torch.Tensor) -> None:
-    torch.testing.assert_close(loss, expected, rtol=0, atol=1e-10)
-    for found, wanted in zip(torch.autograd.grad(loss, leaves), torch.autograd.grad(expected, leaves), strict=True):
-        torch.testing.assert_close(found, wanted, rtol=1e-8, atol=1e-8)
 
 
 @pytest.mark.parametrize("given", [{}, {"relevance": "mean_ap"}, {"official": True}], ids=str)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from pytorch_metric_learning import distances
 from sklearn.metrics import average_precision_score
+from testing.equal import check_equal
 from torch import Tensor
 
 from aurank.losses import ListwiseAPLoss
@@ -23,12 +24,6 @@ def batch(labels: list[int] = SHUFFLED, *, seed: int = 0) -> tuple[Tensor, Tenso
 
 def oracle(tie_aware: bool):
     return oracles_binned.tie_aware_ap if tie_aware else oracles_binned.binned_ap
-
-
-def check_equal(loss: Tensor, expected: Tensor, *leaves: Tensor) -> None:
-    torch.testing.assert_close(loss, expected, rtol=0, atol=1e-10)
-    for gradient, wanted in zip(torch.autograd.grad(loss, leaves), torch.autograd.grad(expected, leaves), strict=True):
-        torch.testing.assert_close(gradient, wanted, rtol=1e-8, atol=1e-9)
 
 
 def ranking(scores: list[float], relevant: list[int], **given: object) -> float:
