@@ -447,8 +447,11 @@ def _contradictions(config: Config) -> Iterator[tuple[str, str]]:
     if config.memory is not None and config.memory.size <= sampler.batch * data.views:
         seen = f"sampler.batch * data.views = {sampler.batch * data.views}"
         yield "memory.size", f"got {config.memory.size}, expected more than {seen}: a batch is part of the memory"
+    of_classes, per_class = sampler.name in ("pk", "hard_negative", "hierarchical"), sampler.params.get("per_class", 4)
+    if of_classes and type(per_class) is int and per_class > 0 and sampler.batch % per_class:
+        yield "sampler.batch", f"got {sampler.batch}, expected a multiple of sampler.params.per_class = {per_class}"
     if data.train_labels == "image":
-        if sampler.name in ("pk", "hard_negative", "hierarchical"):
+        if of_classes:
             reason = "draws images of one class, but data.train_labels=image gives each a label of its own"
             yield "sampler.name", f"got {sampler.name!r}, which {reason}; set sampler.name=shuffled"
         if data.views == 1:
