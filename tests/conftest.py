@@ -33,7 +33,7 @@ def pytest_collection() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of `tiny_config` with three steps, to be read and not changed."""
-    from testing.tiny import tiny_config
+    from testing.runs import tiny_config
 
     import aurank
 

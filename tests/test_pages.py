@@ -15,8 +15,8 @@ import torch
 from pytorch_metric_learning import testers
 from pytorch_metric_learning.miners import MultiSimilarityMiner
 from ruamel.yaml import YAML
-from testing.benchmark_trees import publish_small_sizes
 from testing.pages import LANGUAGES, ROOT, Block, blocks, commands, write_world
+from testing.trees import publish_small_sizes
 
 import aurank
 from aurank import cli

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from testing.shell import Shell
+from testing.processes import Shell
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from testing.shell import Shell
-from testing.tiny import tiny_config
-from testing.yaml_text import read_yaml
+from testing.configs import read_yaml
+from testing.processes import Shell
+from testing.runs import tiny_config
 
 from aurank import __version__
 from aurank.config import shipped_configs

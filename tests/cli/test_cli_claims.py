@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from testing.shell import Shell
+from testing.processes import Shell
 
 from aurank.files import claimed
 

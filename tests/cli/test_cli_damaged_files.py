@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from testing.indexes import MODEL, small_index, write_photos
+from testing.galleries import MODEL, small_index, write_photos
 
 from aurank.commands.prepare import prepare_data
 from aurank.config import ModelConfig

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from testing.data_trees import pixels
-from testing.shell import Shell
+from testing.processes import Shell
+from testing.trees import pixels
 
 from aurank.data.checks.findings import FIXES
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet
 import pytest
-from testing.shell import Shell
+from testing.processes import Shell
 
 from aurank.cli.drawing import keep_baselines
 from aurank.errors import AurankError

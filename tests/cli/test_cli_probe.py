@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from testing.shell import Shell
+from testing.processes import Shell
 
 from aurank.evaluation import ProbeResult
 from aurank.evaluation.probes import PROBES

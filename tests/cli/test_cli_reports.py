@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from testing.shell import Shell
+from testing.processes import Shell
 
 from aurank.commands.compare import short_names
 from aurank.evaluation import PostProcessing, RetrievalProblem, calibrate, evaluate

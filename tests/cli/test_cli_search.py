@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 import pytest
-from testing.indexes import MODEL, small_index, write_photo, write_photos
-from testing.shell import Shell
+from testing.galleries import MODEL, small_index, write_photo, write_photos
+from testing.processes import Shell
 
 from aurank.commands import ImageIndex
 

@@ -4,7 +4,7 @@ import re
 import shlex
 
 import pytest
-from testing.shell import Shell
+from testing.processes import Shell
 
 GROUPS = [(), ("index",), ("data",), ("cache",)]
 NAMES = """train, profile, demo, average, export, config, ls, cp, evaluate, embed, pairs, probe, compare, calibrate,

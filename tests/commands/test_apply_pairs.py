@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
-from testing.two_towers import pairs_config, trainer_of, write_table
+from testing.runs import pairs_config, trainer_of, write_table
 
 import aurank
 from aurank.commands import RunOptions, evaluate_model, evaluate_pairs

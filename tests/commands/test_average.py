@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from testing.tiny import tiny_config
-from testing.two_towers import pairs_config, trainer_of, write_table
+from testing.runs import pairs_config, tiny_config, trainer_of, write_table
 from torch import Tensor
 
 import aurank

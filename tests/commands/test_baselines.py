@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from testing.photos import photos
-from testing.tiny import tiny_config
+from testing.galleries import photos
+from testing.runs import tiny_config
 
 from aurank import Report
 from aurank.commands import RunOptions, evaluate_model, measure_baselines

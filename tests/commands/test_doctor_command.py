@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from testing.data_trees import pixels
+from testing.trees import pixels
 
 from aurank.commands import doctor, examine_data, examine_embeddings
 from aurank.errors import UserError

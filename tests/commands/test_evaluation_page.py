@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from testing.elements import Elements
+from testing.cases import Elements
 
 from aurank.commands import RunOptions, evaluate_model, evaluation_page, examine_embeddings
 from aurank.commands.report import Measurement, examine_measured

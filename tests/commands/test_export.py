@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 from ruamel.yaml import YAML
-from testing.tiny import tiny_config
+from testing.runs import tiny_config
 
 import aurank
 from aurank.commands import evaluate_model, export_model

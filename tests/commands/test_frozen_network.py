@@ -11,7 +11,7 @@ import timm
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
-from testing.tiny import tiny_config
+from testing.runs import tiny_config
 from torch import Tensor
 from torch.nn import functional
 

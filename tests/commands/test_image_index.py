@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from testing.indexes import MODEL, small_index, write_photo, write_photos
+from testing.galleries import MODEL, small_index, write_photo, write_photos
 
 import aurank
 from aurank.commands import Hit, ImageIndex, RunOptions, add_images, build_index, remove_images, search_photos

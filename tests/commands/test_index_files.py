@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from testing.indexes import MODEL, small_index, write_photo, write_photos
+from testing.galleries import MODEL, small_index, write_photo, write_photos
 
 from aurank.commands import ImageIndex, add_images, build_index, remove_images
 from aurank.embedding import ImageSelection

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from testing.indexes import small_index, write_photo, write_photos
+from testing.galleries import small_index, write_photo, write_photos
 
 from aurank.commands import ImageIndex, add_images, remove_images
 from aurank.data import ZipSource

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from testing.tiny import tiny_config
+from testing.runs import tiny_config
 
 import aurank
 from aurank.commands import RunOptions, embed_model, evaluate_model, examine_data, prepare_data

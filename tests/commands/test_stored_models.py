@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from testing.indexes import write_photos
+from testing.galleries import write_photos
 
 from aurank.commands import ImageIndex, RunOptions, build_index, export_model
 from aurank.embedding import ImageSelection

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from testing.config_tables import CHOICES, MINIMAL, VALID
-from testing.yaml_text import read_yaml
+from testing.configs import CHOICES, MINIMAL, VALID, read_yaml
 
 from aurank.config import (
     Config,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal, Optional
 
 import pytest
-from testing.config_tables import MINIMAL, RankLoss
+from testing.configs import MINIMAL, RankLoss
 
 from aurank.config import Choices, ConfigError, load_config
 from aurank.config.components import build, signature

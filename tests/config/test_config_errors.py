@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from testing.config_tables import CHOICES, MINIMAL, VALID
-from testing.yaml_text import dump_yaml, read_yaml
+from testing.configs import CHOICES, MINIMAL, VALID, dump_yaml, read_yaml
 
 from aurank.config import ConfigError, load_config
 from aurank.training.components import read_config

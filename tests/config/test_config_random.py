@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from testing.config_tables import CHOICES, VALID
-from testing.yaml_text import dump_yaml, read_yaml
+from testing.configs import CHOICES, VALID, dump_yaml, read_yaml
 
 from aurank.config import Config, ConfigError, dump_config, load_config
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from testing.config_tables import CHOICES, MINIMAL, VALID
+from testing.configs import CHOICES, MINIMAL, VALID
 
 from aurank.config import Config, ConfigError, load_config
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from testing.data_trees import array_manifest, pixels, write_tree
+from testing.trees import array_manifest, pixels, write_tree
 
 from aurank.data import TRANSFORMS, ArraySource, ImageDataset, view_keys
 from aurank.data.dataset import with_own_labels

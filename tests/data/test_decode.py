@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from testing.data_trees import pixels, png
+from testing.trees import pixels, png
 
 from aurank.data import ArraySource, FolderSource
 from aurank.data.decode import decode, quiet_decoding

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
-from testing.data_trees import png, write_tree
+from testing.trees import png, write_tree
 
 from aurank.arrays import load_arrays
 from aurank.data import READERS, FolderSource, ImageDataset, build_manifest

@@ -7,7 +7,7 @@ import signal
 import numpy as np
 import pytest
 import torch
-from testing.data_trees import array_manifest, write_tree, zip_tree
+from testing.trees import array_manifest, write_tree, zip_tree
 
 from aurank.data import TRANSFORMS, Batch, BatchLoader, ImageDataset, PKSampler, loader, view_keys
 from aurank.data.readers.folders import read_folder

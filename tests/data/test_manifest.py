@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from testing.data_trees import array_manifest, pixels
+from testing.trees import array_manifest, pixels
 
 from aurank.data import ArraySource, Manifest, build_manifest
 from aurank.errors import UserError

@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 from sklearn.datasets import load_sample_images
-from testing.data_trees import pixels, zip_tree
+from testing.trees import pixels, zip_tree
 
 from aurank.data import TRANSFORMS, FolderSource, ImageDataset, Manifest, ZipSource, build_manifest, prepared
 from aurank.data.checks.doctor import check_prepared

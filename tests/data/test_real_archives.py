@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from testing.data_trees import real_archive
+from testing.trees import real_archive
 
 from aurank.data import TRANSFORMS, ImageDataset, Manifest, view_keys
 from aurank.data.checks.doctor import examine

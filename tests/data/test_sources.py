@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from testing.data_trees import pixels, png, write_tree, zip_tree
+from testing.trees import pixels, png, write_tree, zip_tree
 
 from aurank.data import ArraySource, FolderSource, ImageSource, ZipSource, open_source
 from aurank.data.decode import decode

@@ -9,7 +9,7 @@ import timm
 import torch
 from PIL import Image
 from safetensors.torch import save_file
-from testing.tiny import tiny_config
+from testing.runs import tiny_config
 
 import aurank
 from aurank.commands import evaluate_model

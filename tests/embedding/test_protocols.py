@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from testing import benchmark_trees as trees
+from testing import trees as trees
 
 from aurank.data import BENCHMARKS, ImageDataset
 from aurank.data.transforms.standard import Resize

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from testing.tiny import tiny_config
+from testing.runs import tiny_config
 
 from aurank.commands import RunOptions, embed_model, evaluate_model
 from aurank.embedding import ImageSelection

@@ -8,8 +8,8 @@ import jaxtyping
 import numpy as np
 import pytest
 import torch
+from oracles.brute_force import brute_force
 from sklearn.metrics import average_precision_score, ndcg_score, roc_auc_score
-from testing.brute_force import brute_force
 
 import aurank
 from aurank.errors import UserError

@@ -13,8 +13,7 @@ from pytorch_metric_learning import losses as pml_losses
 from testing.cases import COUNTS, FURTHER, MADE_MINERS, OF_LIGHTLY, TABLE, Case
 from testing.equal import check_equal
 from testing.stateful import EVERY as MAKERS
-from testing.stateful import PROXIES
-from testing.states import same_state
+from testing.stateful import PROXIES, same_state
 from torch import Tensor
 
 from aurank.errors import UserError

@@ -9,8 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load, load_file, save
 from testing.cases import OF_LIGHTLY
-from testing.stateful import EVERY, FURTHER_STATEFUL, KEYED, SAMPLES, WIDTH
-from testing.states import same_state
+from testing.stateful import EVERY, FURTHER_STATEFUL, KEYED, SAMPLES, WIDTH, same_state
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Subset
 

@@ -4,9 +4,9 @@ import math
 
 import pytest
 import torch
+from oracles import repositories as oracles_repositories
+from oracles.repositories import Average, Temperatures
 from pytorch_metric_learning import losses as pml
-from testing import oracles_repositories
-from testing.oracles_repositories import Average, Temperatures
 from torch import Tensor
 from torch.nn.functional import normalize
 

@@ -5,8 +5,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from testing.cases import MADE_MINERS
-from testing.stateful import EVERY, PROXIES
-from testing.unread import Unread
+from testing.stateful import EVERY, PROXIES, Unread
 from torch import Tensor, nn
 
 from aurank.losses import LOSSES, contrastive

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from testing.transformers_folders import folder_of
+from testing.galleries import folder_of
 
 from aurank.commands import RunOptions, evaluate_model
 from aurank.config import ConfigError

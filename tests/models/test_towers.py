@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from testing.tiny import tiny_config
-from testing.transformers_folders import SIZES, folder_of
+from testing.galleries import SIZES, folder_of
+from testing.runs import tiny_config
 from torch import nn
 
 import aurank

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from testing.tiny import tiny_config
+from testing.runs import tiny_config
 from torch import Tensor, nn
 
 import aurank

@@ -10,7 +10,7 @@ import pytest
 import timm
 import torch
 from safetensors.torch import save_file
-from testing.tiny import tiny_config
+from testing.runs import tiny_config
 from torch import Tensor, nn
 
 from aurank.embedding.from_config import fill_preprocessing

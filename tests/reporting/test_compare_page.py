@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from testing.elements import Elements
+from testing.cases import Elements
 
 import aurank
 from aurank.data.sources import ArraySource

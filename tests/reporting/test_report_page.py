@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from testing.elements import Elements
+from testing.cases import Elements
 
 import aurank
 from aurank.data.checks.findings import Finding

@@ -2,7 +2,7 @@
 
 import pytest
 from starlette.testclient import TestClient
-from testing.indexes import small_index, write_coloured
+from testing.galleries import small_index, write_coloured
 
 from aurank.commands import ImageIndex
 from aurank.serving.app import make_app

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from starlette.testclient import TestClient
-from testing.indexes import COLOURS, EVIL, MODEL
+from testing.galleries import COLOURS, EVIL, MODEL
 
 from aurank.commands import ImageIndex
 from aurank.serving import schema

@@ -18,8 +18,7 @@ from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select, WebDriverWait
-from testing.indexes import COLOURS, EVIL, MODEL
-from testing.served import running_server
+from testing.galleries import COLOURS, EVIL, MODEL, running_server
 
 import aurank
 from aurank.commands import ImageIndex

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from testing.served import running_server
+from testing.galleries import running_server
 
 from aurank import cli
 from aurank.commands import ImageIndex

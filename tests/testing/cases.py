@@ -1,16 +1,18 @@
-"""The table of test_contract.py: how each loss is made, and the oracle it must equal.
+"""How each loss is made, its oracle, and batches to call it with."""
 
-Variants of a loss are further lines, named after it. FastAP's official one is the same but for a factor of the
-gradient, and BlackBox AP's ranks what is no list of anything: their own tests have them.
-"""
-
+import math
 from collections.abc import Callable
-from typing import NamedTuple
+from html.parser import HTMLParser
+from typing import Any, NamedTuple
 
 import oracles
-import oracles_binned
 import torch
-from testing import oracles_chains, oracles_contrastive, oracles_neuclip, oracles_sup, oracles_temperatures
+from oracles import binned as oracles_binned
+from oracles import chains as oracles_chains
+from oracles import contrastive as oracles_contrastive
+from oracles import neuclip as oracles_neuclip
+from oracles import sup as oracles_sup
+from oracles import temperatures as oracles_temperatures
 from torch import Tensor, nn
 
 from aurank.losses import (
@@ -303,3 +305,142 @@ FURTHER = {
         "sogclr shared": lambda **given: SogCLRLoss(SAMPLES, views=SAMPLES, normalizer="shared", **given),
     }.items()
 }
+
+
+def soft_step(x: Tensor) -> Tensor:
+    return 1 / (1 + (-x).exp())
+
+
+SOFT_STEP_OF_5 = 1 / (1 + math.exp(-5))
+
+# value and slope, from the formulas of the papers; a branch that is not taken may overflow
+DEFINITIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+    "sigmoid": (soft_step, lambda x: soft_step(x) * soft_step(-x)),
+    "huber": (
+        lambda x: torch.where(x <= -1, 0, torch.where(x <= 0, (1 + x) ** 2, 1 + 2 * x)),
+        lambda x: torch.where(x <= -1, 0, torch.where(x <= 0, 2 * (1 + x), 2)),
+    ),
+    "logistic": (
+        lambda x: torch.logaddexp(x, torch.zeros_like(x)) / math.log(2),
+        lambda x: soft_step(x) / math.log(2),
+    ),
+    "tanh": (
+        lambda x: torch.where(x <= 0, 0, torch.tanh(x / 2)),
+        lambda x: torch.where(x <= 0, 0, 2 * soft_step(x) * soft_step(-x)),
+    ),
+    "bound": (  # of its default constants
+        lambda x: torch.where(x < 0, soft_step(x), torch.where(x <= 5, soft_step(x) + 0.5, x - 4.5 + SOFT_STEP_OF_5)),
+        lambda x: torch.where(x <= 5, soft_step(x) * soft_step(-x), 1),
+    ),
+}
+
+
+def sides(
+    queries: int, width: int, references: int, *, dtype: torch.dtype, device: torch.device | str = "cpu"
+) -> tuple[Tensor, Tensor, Tensor]:
+    """A gradient, scores and others; some others are left out as −∞, some equal a score."""
+    random = torch.Generator().manual_seed(queries + width + references)
+    gradient, scores = (torch.randn(queries, width, generator=random, dtype=dtype) for _ in range(2))
+    others = torch.rand(queries, references, generator=random, dtype=dtype) * 2 - 1
+    scores = scores.tanh()
+    others[torch.rand(queries, references, generator=random) < 0.2] = -torch.inf
+    same = min(width, references) // 2
+    others[:, :same] = scores[:, :same]
+    return gradient.to(device), scores.to(device), others.to(device)
+
+
+def defined(
+    gradient: Tensor, scores: Tensor, others: Tensor, *, surrogate: str, temperature: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The sums and the gradients of scores and others, in float64 over all triples."""
+    value, slope = DEFINITIONS[surrogate]
+    x = (others.double()[:, None, :] - scores.double()[:, :, None]) / temperature
+    pull = gradient.double()[:, :, None] * slope(x) / temperature
+    return value(x).sum(dim=2), -pull.sum(dim=2), pull.sum(dim=1)
+
+
+def compare(kernel: Any, gradient: Tensor, scores: Tensor, others: Tensor, **named: Any) -> None:
+    """Nothing; raises unless the kernel's sums and gradients are those of the definition, to the type's precision.
+
+    In float32 a gradient may be off by a rounding of x, which the temperature magnifies.
+    """
+    found = (kernel.sums(scores, others, **named), *kernel.gradients(gradient, scores, others, **named))
+    for each, wanted, like in zip(
+        found, defined(gradient, scores, others, **named), (scores, scores, others), strict=True
+    ):
+        assert each.dtype == like.dtype
+        assert each.device == like.device
+        size = max(1.0, float(wanted.abs().amax()) if wanted.numel() else 0.0)
+        tolerance = {torch.float32: 1e-5, torch.float64: 1e-10}[each.dtype]
+        torch.testing.assert_close(each.double(), wanted, rtol=tolerance, atol=tolerance * size)
+    compare_not_a_number(kernel, gradient, scores, others, **named)
+
+
+def compare_not_a_number(kernel: Any, gradient: Tensor, scores: Tensor, others: Tensor, **named: Any) -> None:
+    """Nothing; raises unless what is made of a score or other that is not a number is none, in its query alone."""
+    for left, right in ((spoilt(scores), others), (scores, spoilt(others))):
+        found = (kernel.sums(left, right, **named), *kernel.gradients(gradient, left, right, **named))
+        for each, wanted in zip(found, defined(gradient, left, right, **named), strict=True):
+            assert each[wanted.isnan()].isnan().all()
+            assert not each[1:].isnan().any()
+
+
+def spoilt(values: Tensor) -> Tensor:
+    """The values with one of the first query's, where it has any, that is not a number."""
+    values = values.clone()
+    values[:1, -1:] = torch.nan
+    return values
+
+
+class Elements(HTMLParser):
+    """The start tags of a page, and its visible text."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+IMAGES = [0, 1, 2, 3, 4, 1]  # labels: two images of 1
+TEXTS = [3, 0, 0, 1, 4, 2, 5, 0]  # three texts of 0, one without an image
+
+
+def batch(seed: int = 0) -> dict[str, Tensor]:
+    """The arguments of a loss; sample ids differ from labels and between rows of one label."""
+    random = torch.Generator().manual_seed(seed)
+    images, texts = torch.tensor(IMAGES), torch.tensor(TEXTS)
+    orders = [torch.randperm(len(rows), generator=random) for rows in (images, texts)]
+    embeddings = [torch.randn(len(rows), 5, generator=random, dtype=torch.float64) for rows in (images, texts)]
+    return {
+        "embeddings": embeddings[0].requires_grad_(),
+        "labels": images[orders[0]],
+        "ref_emb": embeddings[1].requires_grad_(),
+        "ref_labels": texts[orders[1]],
+        "ids": (torch.arange(len(images)) + 10)[orders[0]],
+        "ref_ids": (torch.arange(len(texts)) + 10)[orders[1]],
+    }
+
+
+def both_directions(given: dict[str, Tensor], oracle: Callable[..., oracles.PerQuery]) -> Tensor:
+    """The sum over both directions of an oracle's mean over the rows with a positive and a negative."""
+    similarity = oracles.cosine(given["embeddings"], given["ref_emb"])
+    labels = given["labels"].tolist(), given["ref_labels"].tolist()
+    total = similarity.new_zeros(())
+    for scores, own, other in ((similarity, *labels), (similarity.T, *labels[::-1])):
+        total = total + oracles.mean(oracle(scores, *oracles.masks(own, other)))
+    return total
+
+
+def check_equal(loss: Tensor, expected: Tensor, given: dict[str, Tensor], *others: Tensor) -> None:
+    """Nothing; raises unless value and gradient are the same, of both modalities and whatever else is given."""
+    torch.testing.assert_close(loss, expected, rtol=0, atol=1e-10)
+    leaves = (given["embeddings"], given["ref_emb"], *others)
+    for found, wanted in zip(torch.autograd.grad(loss, leaves), torch.autograd.grad(expected, leaves), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-7, atol=1e-9)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from accelerate.state import AcceleratorState
-from testing.tiny import tiny_config
+from testing.runs import tiny_config
 
 from aurank.data import view_keys
 from aurank.training import read_config

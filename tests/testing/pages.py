@@ -9,11 +9,9 @@ import numpy as np
 import timm
 from PIL import Image
 from safetensors.torch import save_file
-from testing.benchmark_trees import sop_tree
-from testing.data_trees import grocery_zip, omniglot_zip, pixels, png
-from testing.indexes import small_index
-from testing.tiny import tiny_config
-from testing.two_towers import pairs_config, write_table
+from testing.galleries import small_index
+from testing.runs import pairs_config, tiny_config, write_table
+from testing.trees import grocery_zip, omniglot_zip, pixels, png, sop_tree
 
 import aurank
 from aurank.commands import embed_model, embed_to_folder, export_model

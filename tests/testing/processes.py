@@ -1,4 +1,4 @@
-"""Processes that run commands of aurank, started from a server that has imported everything once."""
+"""Commands and processes that tests start."""
 
 import importlib
 import multiprocessing
@@ -13,7 +13,28 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from aurank import cli
 from aurank.data import READERS
+
+
+class Shell:
+    """Runs a command in this process; returns its exit code, output and complaints."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self.monkeypatch, self.capsys = monkeypatch, capsys
+
+    def __call__(self, *arguments: object) -> tuple[int, str, str]:
+        self.monkeypatch.setattr(sys, "argv", ["aurank", *map(str, arguments)])
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as end:
+            code = int(end.code or 0)
+        captured = self.capsys.readouterr()
+        return code, captured.out, captured.err
+
 
 CONTEXT = multiprocessing.get_context("forkserver")
 # What a training imports in its course is here, too: each process would spend seconds on it.

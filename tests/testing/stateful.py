@@ -1,11 +1,15 @@
-"""Losses, memories and miners that keep something from batch to batch, beside those in cases.py."""
+"""Losses and miners with a state: how each is made, compared and read."""
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from testing.cases import COUNTS, FURTHER, SAMPLES, TABLE
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from aurank.losses import (
     LOSSES,
@@ -26,6 +30,20 @@ from aurank.losses import (
     SOPRCLoss,
     contrastive,
 )
+
+
+def same_state(one: object, other: object) -> bool:
+    """True if both hold the same keys, types, dtypes and values to the last bit, however deep."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, Tensor):
+        return one.dtype == other.dtype and one.equal(other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same_state(value, other[key]) for key, value in one.items())
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same_state, one, other))
+    return one == other
+
 
 WIDTH = 6
 PROXIES = ["arcface", "cosface", "normalized_softmax", "proxy_anchor", "proxy_nca", "soft_triple", "subcenter_arcface"]
@@ -113,3 +131,40 @@ def batch(seed: int) -> tuple[Tensor, Tensor]:
     random = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(LABELS), generator=random)
     return torch.randn(len(LABELS), WIDTH, generator=random).requires_grad_(), LABELS[order]
+
+
+class Unread(TorchDispatchMode):
+    """While entered, tensors on `cuda` have shapes and no values, and those on the host are as ever.
+
+    No GPU is needed. What would make the host wait for a device fails: a copy to the host, a number, an `if`, a shape
+    that depends on values, as that of nonzero() and of boolean indexing.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fake = FakeTensorMode(allow_non_fake_inputs=True)
+
+    def __enter__(self) -> "Unread":
+        self.fake.__enter__()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *reason: Any) -> None:
+        super().__exit__(*reason)
+        self.fake.__exit__(*reason)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        device = kwargs.get("device")
+        on_device = any(isinstance(value, FakeTensor) for value in tree_leaves((args, kwargs)))
+        if on_device and device is not None and torch.device(device).type == "cpu":
+            raise AssertionError(f"{func} copies numbers of the device to the host")
+        if on_device or (device is not None and torch.device(device).type == "cuda"):
+            return func(*args, **kwargs)
+        with unset_fake_temporarily():
+            return func(*args, **kwargs)
+
+
+def on_device(values: Tensor) -> Tensor:
+    """The tensor on the device, inside of `Unread`."""
+    return values.to("cuda")

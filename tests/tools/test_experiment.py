@@ -12,8 +12,8 @@ from experiment import carry_out, frozen
 from experiments.methods import EXPERIMENTS, grid, training_run
 from experiments.report import FROZEN, Plan, cost, picture, rows, table, write_tables
 from experiments.runs import Line, Run, Store, carry_out_all
-from testing.saved_rows import rows as rows_of_classes
-from testing.saved_rows import write_rows
+from testing.galleries import rows as rows_of_classes
+from testing.galleries import write_rows
 
 from aurank.errors import UserError
 from aurank.training import read_config

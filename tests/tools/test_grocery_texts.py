@@ -4,7 +4,7 @@ from pathlib import Path
 import grocery_texts
 import pytest
 from grocery_texts import Product, read, table
-from testing.data_trees import grocery_zip
+from testing.trees import grocery_zip
 
 from aurank.data.checks.doctor import examine
 from aurank.data.readers.table import read_table

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from testing.few_digits import few_digits
+from testing.runs import few_digits
 
 from aurank.data import READERS
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from testing.tiny import tiny_config
+from testing.runs import tiny_config
 from torch import nn
 
 import aurank

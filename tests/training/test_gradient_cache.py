@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 import torch
 from pytorch_metric_learning.miners import MultiSimilarityMiner
-from testing.photos import broken_photos
-from testing.runs import EXACT, assert_equal, weights
-from testing.tiny import tiny_config
+from testing.galleries import broken_photos
+from testing.runs import EXACT, assert_equal, tiny_config, weights
 from torch import Tensor, nn
 
 import aurank

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from testing.saved_rows import head_config, rows, write_photos, write_rows
-from testing.tiny import tiny_config
-from testing.transformers_folders import folder_of
+from testing.galleries import folder_of, head_config, rows, write_rows, write_split_photos
+from testing.runs import tiny_config
 from torch.nn.functional import normalize
 
 import aurank
@@ -76,7 +75,7 @@ def test_a_rehearsal_counts_the_head_alone(tmp_path: Path) -> None:
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Photos, their embeddings beside them, and a run of a head on these."""
     folder = tmp_path_factory.mktemp("heads")
-    images = ImageSelection(f"folder:{write_photos(folder / 'photos')}", split="all")
+    images = ImageSelection(f"folder:{write_split_photos(folder / 'photos')}", split="all")
     embed_model(BASE, images).save(folder / "rows.npz")
     sections = {"sampler": {"batch": 4}, "data": {"validation_fraction": 0.0}}
     aurank.train(head_config(folder / "rows.npz", **sections), folder / "run")
@@ -196,7 +195,7 @@ LOOKS: dict[str, dict[str, Any]] = {
 
 def head_on(name: str, folder: Path) -> Path:
     """Photos, their embeddings by that model, and a run of a head on these, in a folder."""
-    images = ImageSelection(f"folder:{write_photos(folder / 'photos')}", split="all")
+    images = ImageSelection(f"folder:{write_split_photos(folder / 'photos')}", split="all")
     embed_model(name, images).save(folder / "rows.npz")
     sections = {"sampler": {"batch": 4}, "data": {"validation_fraction": 0.0}}
     aurank.train(head_config(folder / "rows.npz", **sections), folder / "run")

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 import torch
 from accelerate.utils import LoggerType
-from testing.photos import broken_photos
-from testing.runs import records
-from testing.tiny import tiny_config
+from testing.galleries import broken_photos
+from testing.runs import records, tiny_config
 
 import aurank
 from aurank.commands import embed_model, evaluate_model

@@ -9,9 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from testing.learnt import Learnt
-from testing.runs import EXACT, assert_equal
-from testing.tiny import SUM, tiny_config
+from testing.runs import EXACT, SUM, Learnt, assert_equal, tiny_config
 from torch import Tensor, nn
 
 import aurank

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from testing.tiny import tiny_config
+from testing.runs import tiny_config
 
 import aurank
 from aurank import cli

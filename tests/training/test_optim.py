@@ -3,7 +3,7 @@ import math
 
 import pytest
 import torch
-from testing.tiny import tiny_config
+from testing.runs import tiny_config
 from torch import nn
 from torch.optim import Optimizer
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from testing.processes import ended, launch
-from testing.tiny import tiny_config
+from testing.runs import tiny_config
 
 from aurank.data import ImageDataset
 from aurank.errors import AurankError, UserError

@@ -18,8 +18,7 @@ import torch
 from PIL import Image
 from testing.pages import blocks
 from testing.processes import Running, run_aurank
-from testing.runs import assert_equal, assert_same_run
-from testing.tiny import STEPS, SUM, tiny_config
+from testing.runs import STEPS, SUM, assert_equal, assert_same_run, tiny_config
 
 import aurank
 from aurank.embedding.stored.checkpoint import load_checkpoint, save_checkpoint

@@ -15,10 +15,8 @@ from typing import Any
 import pytest
 import torch
 from accelerate.state import PartialState
-from testing.few_digits import few_digits
 from testing.processes import KILLED, ended, run_ranks, start, steps_done
-from testing.runs import EXACT, assert_same_run, records
-from testing.tiny import SUM, tiny_config
+from testing.runs import EXACT, SUM, assert_same_run, few_digits, records, tiny_config
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from testing.data_trees import REAL_DATA
-from testing.photos import photos
-from testing.tiny import tiny_config
-from testing.yaml_text import read_yaml
+from testing.configs import read_yaml
+from testing.galleries import photos
+from testing.runs import tiny_config
+from testing.trees import REAL_DATA
 
 import aurank
 from aurank import cli

@@ -13,8 +13,7 @@ import pytest
 import torch
 from PIL import Image
 from testing.processes import ended, start
-from testing.runs import assert_equal, records
-from testing.two_towers import pairs_config, trainer_of, write_table
+from testing.runs import assert_equal, pairs_config, records, trainer_of, write_table
 from torch import Tensor, nn
 
 import aurank

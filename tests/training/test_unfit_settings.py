@@ -4,9 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from testing.saved_rows import head_config
-from testing.tiny import SUM, tiny_config
-from testing.two_towers import pairs_config, write_table
+from testing.galleries import head_config
+from testing.runs import SUM, pairs_config, tiny_config, write_table
 from torch import nn
 
 import aurank

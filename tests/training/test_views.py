@@ -6,10 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from testing.learnt import Learnt
-from testing.photos import photos
-from testing.runs import EXACT, records, weights
-from testing.tiny import tiny_config
+from testing.galleries import photos
+from testing.runs import EXACT, Learnt, records, tiny_config, weights
 
 import aurank
 from aurank.commands import evaluate_model

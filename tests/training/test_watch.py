@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from testing.runs import assert_equal
-from testing.tiny import SUM, tiny_config
-from testing.unread import Unread
+from testing.runs import SUM, assert_equal, tiny_config
+from testing.stateful import Unread
 from torch import nn
 
 import aurank

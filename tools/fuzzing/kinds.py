@@ -70,7 +70,7 @@ class Kind:
 
 
 def _photos(folder: str = "photos", classes: int = 3) -> None:
-    from testing.indexes import write_photos
+    from testing.galleries import write_photos
 
     write_photos(Path(folder), classes=classes, images=4)
 
@@ -127,10 +127,10 @@ def _archive() -> None:
 
 
 def _sets() -> None:
-    from testing import benchmark_trees, retrieval_trees
+    from testing import trees
 
-    trees = {"sop": benchmark_trees.sop_tree, "inaturalist2018": benchmark_trees.inaturalist_tree}
-    for name, tree in {**trees, "vehicleid": benchmark_trees.vehicleid_tree, **retrieval_trees.TREES}.items():
+    made = trees.TREES
+    for name, tree in made.items():
         tree(Path("sets", name))
 
 
@@ -216,7 +216,7 @@ def _model(kind: str) -> None:
     if kind == "timm":
         write_folder(encoder, config, pipeline, Path("model"), interpolation="bilinear")
     elif kind == "transformers":
-        from testing.transformers_folders import folder_of
+        from testing.galleries import folder_of
 
         folder_of(Path("model"))
     elif kind == "weights":

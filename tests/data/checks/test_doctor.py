@@ -1,6 +1,6 @@
 import pytest
 from PIL import Image
-from testing.data_trees import array_manifest, pixels, png, write_tree
+from testing.trees import array_manifest, pixels, png, write_tree
 
 from aurank.data import ArraySource, FolderSource, Manifest, build_manifest
 from aurank.data.captions import text_key

@@ -1,5 +1,5 @@
 import pytest
-from testing.benchmark_trees import publish_small_sizes
+from testing.trees import publish_small_sizes
 
 
 @pytest.fixture

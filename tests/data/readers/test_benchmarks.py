@@ -4,37 +4,35 @@ import json
 
 import numpy as np
 import pytest
-from testing.benchmark_trees import (
+from testing.trees import (
+    CARS,
+    CUB,
     INATURALIST_TEST,
     INATURALIST_TRAIN,
+    INSHOP,
+    MARKET,
+    MSMT,
     SOP_TEST,
     SOP_TRAIN,
     TREES,
     VEHICLE_TEST,
     VEHICLE_TRAIN,
-    annotations,
-    inaturalist_tree,
-    sop_tree,
-    vehicleid_tree,
-)
-from testing.data_trees import zip_tree
-from testing.retrieval_trees import (
-    CARS,
-    CUB,
-    INSHOP,
-    MARKET,
-    MSMT,
     VERI,
     WILD,
+    annotations,
     cars_tree,
     cars_tree_of_two_folders,
     cub_tree,
+    inaturalist_tree,
     inshop_tree,
     market_tree,
     msmt_tree,
+    sop_tree,
+    vehicleid_tree,
     veri_tree,
     wild_tree,
     write_annotations,
+    zip_tree,
 )
 
 from aurank.data import READERS

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from testing.data_trees import pixels
+from testing.trees import pixels
 
 from aurank.data import ImageDataset
 from aurank.data.checks.doctor import examine, repeated_image

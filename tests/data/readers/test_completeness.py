@@ -1,8 +1,7 @@
 import hashlib
 
 import pytest
-from testing.benchmark_trees import TREES, sop_tree, vehicleid_tree
-from testing.data_trees import zip_tree
+from testing.trees import TREES, sop_tree, vehicleid_tree, zip_tree
 
 from aurank.data import BENCHMARKS, check_benchmark
 from aurank.errors import UserError

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from testing.saved_rows import rows, write_rows
+from testing.galleries import rows, write_rows
 
 from aurank.data import READERS
 from aurank.data.prepared import contents

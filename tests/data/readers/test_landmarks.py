@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 from scipy.io import loadmat, savemat
-from testing.retrieval_trees import GALLERY, GLD, INDEX, LANDMARKS, gld_tree, landmark_tree
+from testing.trees import GALLERY, GLD, INDEX, LANDMARKS, gld_tree, landmark_tree
 
 from aurank.data import ImageDataset
 from aurank.data.checks.findings import write_table

@@ -3,7 +3,7 @@ import dataclasses
 import pyarrow
 import pyarrow.parquet
 import pytest
-from testing.data_trees import write_tree, zip_tree
+from testing.trees import write_tree, zip_tree
 
 from aurank.data.checks.doctor import examine
 from aurank.data.readers.listing import Row, class_folders, read_lists

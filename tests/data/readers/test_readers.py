@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from testing.data_trees import write_tree, zip_tree
+from testing.trees import write_tree, zip_tree
 
 from aurank.data import READERS
 from aurank.data.checks.doctor import examine

@@ -7,7 +7,7 @@ import albumentations
 import cv2
 import numpy as np
 import pytest
-from testing.data_trees import pixels
+from testing.trees import pixels
 
 from aurank.data import TRANSFORMS, Pipeline
 from aurank.data.transforms.geometry import chance_of, draw_part, warp_matrices

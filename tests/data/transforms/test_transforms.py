@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from testing.data_trees import pixels
+from testing.trees import pixels
 
 from aurank.data import TRANSFORMS, open_source
 from aurank.data.decode import decode

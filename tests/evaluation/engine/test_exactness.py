@@ -9,8 +9,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles.brute_force import exact_lists
 from sklearn.metrics import average_precision_score
-from testing.brute_force import exact_lists
 from testing.listing import Item, expected
 
 from aurank.errors import UserError

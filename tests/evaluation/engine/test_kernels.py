@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from testing.kernel_tiles import COUNTS, expected, tile
+from testing.listing import COUNTS, counted_by_hand, tile
 
 from aurank.errors import UserError
 from aurank.evaluation.engine.codes import Edges
@@ -35,7 +35,7 @@ def test_a_kernel_counts_what_comparing_every_pair_counts(
     scores, edges = tile(COUNTS[kind], width=width)
     scores = scores.astype(dtype)
     edges = Edges(edges.offset, edges.low.astype(dtype), edges.high.astype(dtype))
-    above, near, pairs = expected(scores, edges)
+    above, near, pairs = counted_by_hand(scores, edges)
     given = torch.from_numpy(np.ascontiguousarray(scores.T) if transposed else scores)
     counted = kernel.count(given, edges, transposed=transposed, room=len(pairs))
     assert (counted[0] == above).all()
@@ -55,7 +55,7 @@ def test_thresholds_that_all_but_coincide_are_told_apart(backend: str) -> None:
     middle[:20], middle[40:] = 0.5, np.nextafter(middle[0], np.float32(1))
     scores = np.array([[0.25, 0.5, middle[0], middle[50], 0.75]], np.float32)
     edges = Edges(np.array([0, 60]), middle, middle)
-    above, near, _ = expected(scores, edges)
+    above, near, _ = counted_by_hand(scores, edges)
     counted = kernel_of(backend).count(torch.from_numpy(scores), edges, transposed=False, room=None)
     assert (counted[0] == above).all()
     assert (counted[1] == near).all()

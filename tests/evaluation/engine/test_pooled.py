@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from testing.brute_force import exact_score
+from oracles.brute_force import exact_score
 
 from aurank.evaluation import RetrievalProblem
 from aurank.evaluation.engine import scores as exact_scores

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from testing.oracles_postprocessing import ranks_by_scores
+from oracles.postprocessing import ranks_by_scores
 
 from aurank.evaluation import RetrievalProblem
 from aurank.evaluation.engine.nearest import nearest_rows

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from oracles.postprocessing import expanded, k_reciprocal_distances, ranks_by_scores, unit
 from sklearn.covariance import shrunk_covariance
 from sklearn.decomposition import PCA
-from testing.oracles_postprocessing import expanded, k_reciprocal_distances, ranks_by_scores, unit
 
 from aurank.errors import UserError
 from aurank.evaluation import RetrievalProblem

@@ -6,8 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from safetensors.torch import load, save
-from testing.stateful import STATEFUL, batch
-from testing.states import same_state
+from testing.stateful import STATEFUL, batch, same_state
 from torch import nn
 
 EACH = pytest.mark.parametrize("make", STATEFUL.values(), ids=STATEFUL.keys())

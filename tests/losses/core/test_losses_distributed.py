@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 import torch
 from pytorch_metric_learning.utils.distributed import DistributedLossWrapper
-from testing import two_way_batches
+from testing import cases as two_way_batches
 from testing.cases import OF_LIGHTLY
 from testing.processes import run_ranks
-from testing.stateful import PROXIES
-from testing.states import same_state
+from testing.stateful import PROXIES, same_state
 from torch import Tensor, distributed, nn
 
 from aurank.config.components import signature

@@ -2,7 +2,7 @@ import math
 
 import pytest
 import torch
-from testing import two_way_batches as two_way
+from testing import cases as two_way
 from torch import Tensor, nn
 from torch.func import functional_call, grad
 

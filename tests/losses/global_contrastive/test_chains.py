@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from testing import oracles_chains
+from oracles import chains as oracles_chains
 from torch import Tensor
 
 from aurank.losses.global_contrastive._kept_rows import TaggedTable

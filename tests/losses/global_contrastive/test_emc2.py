@@ -3,9 +3,9 @@ from collections.abc import Callable
 import oracles
 import pytest
 import torch
+from oracles import chains as oracles_chains
+from oracles.chains import BATCHES, DIM, ENCODED, IMAGES, batch
 from pytorch_metric_learning.distances import LpDistance
-from testing import oracles_chains
-from testing.emc2_batches import BATCHES, DIM, ENCODED, IMAGES, batch
 from torch import Tensor
 
 from aurank.errors import UserError

@@ -6,10 +6,10 @@ import numpy as np
 import oracles
 import pytest
 import torch
+from oracles import temperatures as oracles_temperatures
 from pytorch_metric_learning import distances
 from scipy.optimize import minimize
-from testing import oracles_temperatures
-from testing import two_way_batches as two_way
+from testing import cases as two_way
 from torch import Tensor
 
 from aurank.losses import ISogCLRLoss, SogCLRLoss

@@ -1,9 +1,9 @@
 import oracles
 import pytest
 import torch
+from oracles import chains as oracles_chains
 from pytorch_metric_learning.distances import CosineSimilarity, LpDistance
-from testing import oracles_chains
-from testing.states import same_state
+from testing.stateful import same_state
 from torch import Tensor
 
 from aurank.losses import NegativeCacheLoss

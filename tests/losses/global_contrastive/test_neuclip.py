@@ -4,11 +4,11 @@ import math
 import oracles
 import pytest
 import torch
+from oracles import neuclip as oracles_neuclip
+from oracles.neuclip import DIM, LABELS, SETTINGS, TEXT_LABELS, Reference, call, make
+from oracles.neuclip import two_sides as sides
 from pytorch_metric_learning.distances import CosineSimilarity
-from testing import oracles_neuclip
-from testing.neuclip_sides import DIM, LABELS, SETTINGS, TEXT_LABELS, call, make, sides
-from testing.oracles_neuclip import Reference
-from testing.states import same_state
+from testing.stateful import same_state
 from torch import Tensor
 from torch.func import functional_call
 from torch.nn.functional import normalize

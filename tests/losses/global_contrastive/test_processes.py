@@ -7,10 +7,11 @@ from typing import Any
 import oracles
 import pytest
 import torch
-from testing import oracles_neuclip
-from testing.emc2_batches import BATCHES, ENCODED, IMAGES, batch
-from testing.neuclip_sides import LABELS, TEXT_LABELS, call, make, sides
-from testing.states import same_state
+from oracles import neuclip as oracles_neuclip
+from oracles.chains import BATCHES, ENCODED, IMAGES, batch
+from oracles.neuclip import LABELS, TEXT_LABELS, call, make
+from oracles.neuclip import two_sides as sides
+from testing.stateful import same_state
 from torch import Tensor, distributed, multiprocessing
 from torch.nn.functional import normalize
 

@@ -2,7 +2,7 @@
 
 import torch
 from pytorch_metric_learning.distances import CosineSimilarity, DotProductSimilarity
-from testing import two_way_batches as two_way
+from testing import cases as two_way
 from torch import Tensor
 from torch.nn.functional import normalize
 

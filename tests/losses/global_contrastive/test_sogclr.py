@@ -5,9 +5,9 @@ from itertools import combinations
 import oracles
 import pytest
 import torch
+from oracles import contrastive as oracles_contrastive
 from pytorch_metric_learning import losses as pml
-from testing import oracles_contrastive
-from testing import two_way_batches as two_way
+from testing import cases as two_way
 from testing.equal import check_equal
 from torch import Tensor
 

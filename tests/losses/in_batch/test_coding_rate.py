@@ -2,7 +2,7 @@ import math
 
 import pytest
 import torch
-from testing import oracles_repositories
+from oracles import repositories as oracles_repositories
 from testing.equal import check_equal
 from torch.nn.functional import normalize
 

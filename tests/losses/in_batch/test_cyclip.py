@@ -1,8 +1,8 @@
 import oracles
 import pytest
 import torch
-from testing import oracles_temperatures
-from testing import two_way_batches as two_way
+from oracles import temperatures as oracles_temperatures
+from testing import cases as two_way
 from torch import Tensor, nn
 
 from aurank.errors import UserError

@@ -3,7 +3,8 @@ import math
 import oracles
 import pytest
 import torch
-from testing import oracles_contrastive, oracles_repositories
+from oracles import contrastive as oracles_contrastive
+from oracles import repositories as oracles_repositories
 from testing.equal import check_equal
 from torch import Tensor
 

@@ -3,7 +3,7 @@ import copy
 import pytest
 import torch
 from pytorch_metric_learning.losses import TripletMarginLoss
-from testing.states import same_state
+from testing.stateful import same_state
 from torch import Tensor
 
 from aurank.errors import UserError

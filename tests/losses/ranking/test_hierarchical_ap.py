@@ -6,7 +6,7 @@ from typing import Any
 import oracles
 import pytest
 import torch
-from testing import oracles_sup
+from oracles import sup as oracles_sup
 from testing.equal import check_equal
 from torch.nn.functional import normalize
 

@@ -1,9 +1,9 @@
 import itertools
 
 import oracles
-import oracles_binned
 import pytest
 import torch
+from oracles import binned as oracles_binned
 from pytorch_metric_learning import distances
 from sklearn.metrics import average_precision_score
 from testing.equal import check_equal

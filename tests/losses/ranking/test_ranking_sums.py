@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from testing.ranking_losses import compare, defined, sides
+from testing.cases import compare, defined, sides
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from aurank.losses.ranking import ranking_sums as module

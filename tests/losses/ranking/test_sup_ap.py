@@ -3,8 +3,8 @@
 import oracles
 import pytest
 import torch
+from oracles import sup as oracles_sup
 from sklearn.metrics import average_precision_score
-from testing import oracles_sup
 
 from aurank.losses import HierarchicalAPLoss, RecallAtKLoss, SupAPLoss, SupRecallLoss
 

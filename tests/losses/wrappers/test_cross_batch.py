@@ -9,7 +9,7 @@ import torch
 from pytorch_metric_learning import losses as pml
 from pytorch_metric_learning import miners
 from pytorch_metric_learning.distances import CosineSimilarity
-from testing.states import same_state
+from testing.stateful import same_state
 from torch import Tensor
 
 from aurank.errors import UserError

@@ -1,10 +1,11 @@
-"""Slow, obvious references of the losses that sample negatives: one proposal after the other, on scalars."""
+"""Slow references of the losses that sample negatives, one proposal after the other; batches for them."""
 
 import math
 
 import torch
-from oracles import Mask, PerQuery, sides
 from torch import Tensor
+
+from oracles import Mask, PerQuery, sides
 
 
 def generator_of(seed: int, batch: int) -> torch.Generator:
@@ -101,3 +102,20 @@ def pushed_and_pulled(
     push = sum(math.exp(plain[column] / temperature) for column in negatives)
     share = push / (push + math.exp(float(pull.detach()) / temperature)) if weighted else 1.0
     return share * (row[drawn] - pull)
+
+
+IMAGES, DIM = 24, 6
+ENCODED = torch.nn.functional.normalize(
+    torch.randn(2, IMAGES, DIM, generator=torch.Generator().manual_seed(3), dtype=torch.float64), dim=2
+)
+
+
+def batch(images: list[int], *, seed: int = 0, fixed: bool = False) -> dict[str, Tensor]:
+    """Both views of some images; their embeddings are the data set's own, or new ones."""
+    rows = torch.randn(2 * len(images), DIM, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    if fixed:
+        rows = ENCODED[:, images].flatten(0, 1)
+    return {"embeddings": rows.clone().requires_grad_(), "labels": torch.tensor(images * 2)}
+
+
+BATCHES = ([0, 1, 2], [0, 3, 4], [5, 0, 1], [2, 3, 0], [4, 1, 6], [0, 5, 2])

@@ -4,8 +4,9 @@ import itertools
 
 import numpy as np
 import torch
-from oracles import Mask, PerQuery, sides
 from torch import Tensor
+
+from oracles import Mask, PerQuery, sides
 
 
 def bin_shares(

@@ -8,8 +8,9 @@ import math
 from collections.abc import Sequence
 
 import torch
-from oracles import Mask, PerQuery, sides
 from torch import Tensor
+
+from oracles import Mask, PerQuery, sides
 
 OFFICIAL = 1.44
 

@@ -3,8 +3,9 @@
 import math
 
 import torch
-from oracles import Mask, PerQuery, sides
 from torch import Tensor
+
+from oracles import Mask, PerQuery, sides
 
 
 def mean_of(values: list[Tensor]) -> Tensor:

@@ -1,12 +1,114 @@
-"""Small trees in the official layouts of the sets beside the three benchmarks, and their sizes."""
+"""Small data sets in the official layouts."""
 
+import io
+import json
+import os
+import zipfile
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import pytest
+from PIL import Image
 from scipy.io import savemat
-from testing.data_trees import write_tree
 
+from aurank.data import BENCHMARKS, ArraySource, Manifest, build_manifest
 from aurank.data.readers.facts import SplitSize
+
+# Real archives lie where aurank itself looks: in $AURANK_DATA, else in ./data.
+REAL_DATA = Path(os.environ.get("AURANK_DATA") or "data").expanduser()
+
+
+def real_archive(name: str) -> Path:
+    """Returns the data folder that holds the archive, or skips the test."""
+    if not (REAL_DATA / name).is_file():
+        pytest.skip(f"{name} is not in {REAL_DATA}")
+    return REAL_DATA
+
+
+def pixels(seed: int, height: int = 6, width: int = 5, channels: int = 3) -> np.ndarray:
+    """Returns a random image, uint8 [height, width, channels]."""
+    return np.random.default_rng(seed).integers(0, 256, (height, width, channels), dtype=np.uint8)
+
+
+def png(seed: int, **shape: int) -> bytes:
+    """Returns the bytes of a random PNG."""
+    buffer = io.BytesIO()
+    Image.fromarray(pixels(seed, **shape)).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def write_tree(root: Path, names: list[str]) -> Path:
+    """Writes a different PNG under each name below `root`."""
+    for seed, name in enumerate(names):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(png(seed))
+    return root
+
+
+def zip_tree(root: Path, file: Path, *, prefix: str = "") -> Path:
+    """Writes the files below `root` to a zip archive."""
+    with zipfile.ZipFile(file, "w") as archive:
+        for path in sorted(root.rglob("*")):
+            if path.is_file():
+                archive.write(path, prefix + path.relative_to(root).as_posix())
+    return file
+
+
+def omniglot_zip(file: Path, alphabets: int = 10) -> None:
+    """Writes drawings in the layout of Omniglot: alphabets of four characters, every fifth of them for evaluation."""
+    with zipfile.ZipFile(file, "w") as archive:
+        for place in range(16 * alphabets):
+            alphabet, character, drawing = place // 16, place // 4 % 4 + 1, place % 4 + 1
+            split = "evaluation" if alphabet % 5 == 4 else "background"
+            name = f"images_{split}/Alphabet{alphabet}/character{character:02}/{place // 4:04}_{drawing:02}.png"
+            archive.writestr(name, png(place, height=20, width=20))
+
+
+def grocery_zip(file: Path, kinds: dict[str, tuple[str, int]], images: int, content: bytes = b"") -> None:
+    """Writes the layout of the Grocery Store data set: for each kind its aisle and number of products.
+
+    All images have the same content. Beside the published lists stand disjoint ones in the format of SOP, by product.
+    """
+    classes = ["Class Name (str),Class ID (int),Coarse Class Name (str),Coarse Class ID (int),Icon,Text"]
+    lists: dict[str, list[str]] = {"train.txt": [], "val.txt": [], "test.txt": []}
+    disjoint = {
+        f"derived_disjoint_{split}.txt": ["image_id class_id super_class_id path"] for split in ("train", "test")
+    }
+    with zipfile.ZipFile(file, "w") as archive:
+        for kind, (aisle, count) in kinds.items():
+            for place in range(count):
+                name, product = f"Brand-{place}-{kind}" if count > 1 else kind, len(classes)
+                classes.append(f"{name},{product - 1},{kind},0,,")
+                for index in range(images):
+                    part = list(lists)[index % 3]
+                    path = f"{part.removesuffix('.txt')}/{aisle}/{kind}/{name}/{name}_{index:03d}.jpg"
+                    lists[part].append(f"{path}, {product - 1}, 0")
+                    list(disjoint.values())[product % 2].append(f"{product * images + index} {product} 1 {path}")
+                    archive.writestr(f"grocery/images/{path}", content)
+        for name, lines in {**lists, **disjoint, "classes.csv": classes}.items():
+            archive.writestr(f"grocery/{name}", "\n".join(lines) + "\n")
+
+
+def array_manifest(
+    sizes: dict[str, list[int]],
+    *,
+    height: int = 12,
+    width: int = 10,
+    channels: int = 3,
+    source: ArraySource | None = None,
+) -> Manifest:
+    """Returns a manifest of random images in memory: for each split, the number of images of each of its classes."""
+    paths, labels, splits = [], [], []
+    for split, counts in sizes.items():
+        for label, count in enumerate(counts):
+            for index in range(count):
+                paths.append(f"{split}/{label}/{index}")
+                labels.append(f"{split}{label}")
+                splits.append(split)
+    images = {path: pixels(row, height, width, channels) for row, path in enumerate(paths)}
+    return build_manifest("arrays", ArraySource(images), paths=paths, labels=labels, splits=splits)
+
 
 # (class, image)
 CUB = [
@@ -81,7 +183,7 @@ GLD = {
     "0ff0000000000003": ([1], "Public"),
     "0ff0000000000004": ([5, 2, 4], "Private"),
 }
-SIZES = {
+RETRIEVAL_SIZES = {
     "gldv2": {"public": SplitSize(1, 1), "private": SplitSize(2, 2), "index": SplitSize(6, 6)},
     **{name: {"queries": SplitSize(3, 3), "images": SplitSize(8, 8)} for name in ("roxford5k", "rparis6k")},
     "market1501": {
@@ -224,7 +326,7 @@ def gld_tree(root: Path) -> Path:
     return folder
 
 
-TREES = {
+RETRIEVAL_TREES = {
     "gldv2": gld_tree,
     "roxford5k": landmark_tree,
     "rparis6k": paris_tree,
@@ -236,3 +338,116 @@ TREES = {
     "msmt17": msmt_tree,
     "veriwild": wild_tree,
 }
+
+
+# (image_id, class_id, super_class_id, path)
+SOP_TRAIN = [
+    (1, 1, 1, "bicycle_final/111085122871_0.JPG"),
+    (2, 1, 1, "bicycle_final/111085122871_1.JPG"),
+    (3, 2, 12, "toaster_final/111157129195_0.JPG"),
+    (4, 2, 12, "toaster_final/111157129195_1.JPG"),
+]
+SOP_TEST = [
+    (59552, 11319, 1, "bicycle_final/251952414262_0.JPG"),
+    (59553, 11319, 1, "bicycle_final/251952414262_1.JPG"),
+    (59554, 11319, 1, "bicycle_final/251952414262_2.JPG"),
+    (59555, 11320, 5, "fan_final/111194782300_0.JPG"),
+    (59556, 11320, 5, "fan_final/111194782300_1.JPG"),
+]
+INATURALIST_TRAIN = [f"train_val2018/{name}.jpg" for name in ("Plantae/6000/a1", "Plantae/6000/b2", "Aves/3000/c3")]
+INATURALIST_TEST = [
+    f"train_val2018/{name}.jpg" for name in ("Aves/3001/d4", "Aves/3001/e5", "Fungi/17/f6", "Fungi/17/g7")
+]
+# (image, vehicle)
+VEHICLE_TRAIN = [("0000001", 30), ("0000002", 30), ("0000010", 7), ("0000011", 7)]
+VEHICLE_TEST = {
+    "small": [("0279029", 23781), ("0279030", 23781), ("0279031", 23781), ("0000100", 901), ("0000101", 901)],
+    "medium": [("0279029", 23781), ("0279030", 23781), ("0000200", 902), ("0000201", 902), ("0000202", 902)],
+    "large": [("0000300", 903), ("0000301", 903), ("0000302", 904), ("0000303", 904)],
+}
+VEHICLE_COUNTS = {"small": 800, "medium": 1600, "large": 2400}
+
+
+def sop_tree(root: Path) -> Path:
+    """Writes Stanford Online Products below `root`; returns its folder."""
+    folder = write_tree(root / "Stanford_Online_Products", [row[3] for row in SOP_TRAIN + SOP_TEST])
+    for name, rows in (("train", SOP_TRAIN), ("test", SOP_TEST), ("info", SOP_TRAIN + SOP_TEST)):
+        lines = ["image_id class_id super_class_id path", *(" ".join(map(str, row)) for row in rows)]
+        (folder / f"Ebay_{name}.txt").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def inaturalist_tree(root: Path) -> Path:
+    """Writes iNaturalist 2018 below `root`, split and annotations cut differently; returns its folder."""
+    paths = INATURALIST_TRAIN + INATURALIST_TEST
+    folder = write_tree(root / "Inaturalist", paths)
+    (folder / "Inat_dataset_splits").mkdir()
+    for name, rows in (("train", INATURALIST_TRAIN), ("test", INATURALIST_TEST)):
+        (folder / f"Inat_dataset_splits/Inaturalist_{name}_set1.txt").write_text("\n".join(rows) + "\n")
+    for name, rows in (("train", paths[1:]), ("val", paths[:1])):
+        (folder / f"{name}2018.json").write_text(json.dumps(annotations(rows)))
+    return folder
+
+
+def annotations(paths: list[str]) -> dict[str, list[dict[str, object]]]:
+    """Returns the content of an annotation file for these images, with ids that are not row numbers."""
+    categories = {int(path.split("/")[2]): path.split("/")[1] for path in INATURALIST_TRAIN + INATURALIST_TEST}
+    ids = {path: 1000 + 7 * row for row, path in enumerate(paths)}
+    return {
+        "images": [{"id": ids[path], "width": 8, "height": 8, "file_name": path} for path in paths],
+        "annotations": [
+            {"id": row, "image_id": ids[path], "category_id": int(path.split("/")[2])}
+            for row, path in enumerate(reversed(paths))
+        ],
+        "categories": [{"id": key, "name": f"name{key}", "supercategory": value} for key, value in categories.items()],
+    }
+
+
+def vehicleid_tree(root: Path) -> Path:
+    """Writes PKU VehicleID below `root`; returns its folder."""
+    lists = {"train_list": VEHICLE_TRAIN} | {
+        f"test_list_{VEHICLE_COUNTS[size]}": VEHICLE_TEST[size] for size in VEHICLE_TEST
+    }
+    vehicle_of = dict(pair for rows in lists.values() for pair in rows)
+    folder = write_tree(root / "VehicleID_V1.0", [f"image/{image}.jpg" for image in vehicle_of])
+    files = {f"train_test_split/{name}": rows for name, rows in lists.items()}
+    files["attribute/img2vid"] = list(vehicle_of.items())
+    files["attribute/model_attr"] = [("30", 12), ("7", 249), ("23781", 0), ("901", 12)]
+    files["attribute/color_attr"] = [("30", 6), ("901", 2)]
+    for name, pairs in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / f"{name}.txt").write_text("".join(f"{first} {second}\n" for first, second in pairs))
+    return folder
+
+
+TREES = {"sop": sop_tree, "inaturalist2018": inaturalist_tree, "vehicleid": vehicleid_tree, **RETRIEVAL_TREES}
+
+
+def size_of(classes: list[object]) -> SplitSize:
+    return SplitSize(len(classes), len(Counter(classes)))
+
+
+def publish_small_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes the sizes of the small trees the published ones, so that the trees are complete."""
+    sizes = {
+        "sop": {
+            "Ebay_train.txt": size_of([row[1] for row in SOP_TRAIN]),
+            "Ebay_test.txt": size_of([row[1] for row in SOP_TEST]),
+        },
+        "inaturalist2018": {
+            "Inat_dataset_splits/Inaturalist_train_set1.txt": size_of([row.split("/")[2] for row in INATURALIST_TRAIN]),
+            "Inat_dataset_splits/Inaturalist_test_set1.txt": size_of([row.split("/")[2] for row in INATURALIST_TEST]),
+        },
+        "vehicleid": {"train_test_split/train_list.txt": size_of([row[1] for row in VEHICLE_TRAIN])}
+        | {
+            f"train_test_split/test_list_{VEHICLE_COUNTS[size]}.txt": size_of([row[1] for row in rows])
+            for size, rows in VEHICLE_TEST.items()
+        },
+        **RETRIEVAL_SIZES,
+    }
+    lines = {"train2018.json": 6, "val2018.json": 1, "attribute/img2vid.txt": 16}
+    for name, benchmark in BENCHMARKS.items():  # changed in place: the reader has the same object
+        for file, size in sizes[name].items():
+            monkeypatch.setitem(benchmark.sizes, file, size)
+        for file in benchmark.lines:
+            monkeypatch.setitem(benchmark.lines, file, lines[file])

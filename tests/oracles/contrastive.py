@@ -4,8 +4,9 @@ import math
 from collections.abc import Callable, Sequence
 
 import torch
-from oracles import Mask, PerQuery, sides
 from torch import Tensor
+
+from oracles import Mask, PerQuery, sides
 
 
 def mean_exp(row: Tensor, references: list[int], *, temperature: float) -> Tensor:

@@ -1,0 +1,180 @@
+"""Photos, saved rows, indexes and models that tests search, serve and embed with."""
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from testing.runs import tiny_config
+from torch import nn
+
+from aurank.commands import ImageIndex, build_index
+from aurank.embedding import ImageSelection
+from aurank.serving.app import make_app
+from aurank.serving.server import listen, make_server
+from aurank.serving.uploads import Limits
+
+
+def photos(root: Path, counts: dict[str, int]) -> None:
+    """So many images in each ``split/class``."""
+    for folder, count in counts.items():
+        for number in range(count):
+            path = root / folder / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            pixels = np.random.default_rng([number, len(folder)]).integers(0, 255, (20, 20, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(path)
+
+
+def broken_photos(root: Path) -> dict[str, Any]:
+    """A configuration whose data set has 4 classes of 4 images a split; half of the training images are broken."""
+    photos(root, {f"{name}/{name}{label}": 4 for name in ("train", "val", "test") for label in "abcd"})
+    for path in [*root.glob("train/*/[01].png"), root / "val/vala/0.png", root / "test/testb/3.png"]:
+        path.write_bytes(b"broken")
+    return tiny_config(
+        data={"name": "folder", "root": str(root), "on_error": "skip"},
+        sampler={"name": "shuffled", "batch": 4, "params": {}},
+        train={"steps": 12, "validate_every": 6},
+    )
+
+
+MODEL = "timm:test_vit,pretrained=false,input_size=32"
+COLOURS = {"red": (220, 40, 40), "green": (40, 180, 60), "blue": (40, 60, 220)}
+EVIL = ("<img src=x onerror=alert(1)>.png", "\x1b[31mred\x1b[0m.png", 'quote"&lt;.png', "=1+1.png")
+
+
+def write_photo(path: Path, seed: int) -> None:
+    """Write a photo of noise, as .png whatever its name says."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.random.default_rng(seed).integers(0, 255, (12, 12, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(path, format="PNG")
+
+
+def write_photos(folder: Path, classes: int = 4, images: int = 5) -> Path:
+    """Write photos "c0/0.png" and so on; return the folder."""
+    for number in range(classes * images):
+        write_photo(folder / f"c{number % classes}/{number // classes}.png", number)
+    return folder
+
+
+def write_coloured(folder: Path, *, each: int = 10) -> Path:
+    """Write `each` noisy photos of each colour, some red ones with the names of `EVIL`; return the folder."""
+    for colour, value in COLOURS.items():
+        (folder / colour).mkdir(parents=True)
+        for number in range(each):
+            noise = np.random.default_rng([number, *value]).integers(-35, 36, (48, 64, 3))
+            name = EVIL[number] if colour == "red" and number < len(EVIL) else f"{number}.png"
+            Image.fromarray((np.array(value) + noise).clip(0, 255).astype(np.uint8)).save(folder / colour / name)
+    return folder
+
+
+def small_index(folder: Path, out: Path, **options: object) -> ImageIndex:
+    """Return an index of the photos of a folder by an untrained network."""
+    return build_index(MODEL, ImageSelection(f"folder:{folder}"), out=out, **options)  # type: ignore[arg-type]
+
+
+CLASSES, PER_CLASS, WIDTH = 12, 6, 16
+
+
+def write_split_photos(folder: Path, *, classes: int = 9, each: int = 4) -> Path:
+    """Write train/CLASS/IMAGE and test/CLASS/IMAGE, of sides that are rounded, and return the folder."""
+    chance = np.random.default_rng(0)
+    for label in range(classes):
+        split = "test" if label >= classes - 3 else "train"
+        for place in range(each):
+            shape = (41 + place, 57 - label, 3)
+            pixels = chance.integers(0, 256, shape, dtype=np.uint8) // 4 + np.uint8(label * 20)
+            path = folder / split / f"class{label}" / f"{place}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels).save(path)
+    return folder
+
+
+def rows(**changes: Any) -> dict[str, np.ndarray]:
+    """Arrays of a file of embeddings: twelve classes, of which the last four are for testing."""
+    chance = np.random.default_rng(0)
+    labels = np.repeat(np.arange(CLASSES), PER_CLASS)
+    embeddings = chance.normal(size=(CLASSES, WIDTH))[labels] + 0.5 * chance.normal(size=(len(labels), WIDTH))
+    content: dict[str, Any] = {
+        "embeddings": embeddings.astype(np.float32),
+        "labels": labels,
+        "paths": np.array([f"{label}/{row}.png" for row, label in enumerate(labels.tolist())]),
+        "splits": np.where(labels < 8, "train", "test"),
+    }
+    content |= changes
+    return {name: values for name, values in content.items() if values is not None}
+
+
+def write_rows(path: Path, **changes: Any) -> Path:
+    """Write them, with other arrays, or without those that are None."""
+    np.savez(path, **rows(**changes))
+    return path
+
+
+def head_config(file: Path, **sections: dict[str, Any]) -> dict[str, Any]:
+    """A configuration of a head on them; ``sections`` override single keys."""
+    config: dict[str, Any] = {
+        "data": {"name": "embeddings", "root": str(file.parent), "params": {"file": file.name}},
+        "sampler": {"batch": 8, "params": {"per_class": 2}},
+        "model": {"dim": 4},
+        "loss": {"name": "smooth_ap"},
+        "optim": {"lr": 1e-2},
+        "train": {"steps": 4, "validate_every": 2, "checkpoint_every": 2, "log_every": 1},
+        "evaluate": {"recall_at": [1]},
+    }
+    config["data"] |= {"validation_fraction": 0.25}
+    for name, values in sections.items():
+        config[name] = {**config.get(name, {}), **values}
+    return config
+
+
+@contextlib.contextmanager
+def running_server(index: ImageIndex, limits: Limits | None = None) -> Iterator[int]:
+    """Serve an index while the context lasts; gives the port."""
+    with listen("127.0.0.1", 0) as listening:
+        app = make_app(index, limits=limits, hosts=["127.0.0.1"])
+        server = make_server(app)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        thread.start()
+        while not server.started:
+            time.sleep(0.01)
+        try:
+            yield int(listening.getsockname()[1])
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32, "patch_size": 16}
+LOOK = {"image_mean": [0.4, 0.5, 0.6], "image_std": [0.2, 0.2, 0.2], "resample": 3, "size": {"height": 32, "width": 32}}
+_PROCESSORS = {"clip": "CLIPImageProcessor", "dinov2": "BitImageProcessor", "siglip": "SiglipImageProcessor"}
+
+
+def folder_of(folder: Path, kind: str = "dinov2", **look: Any) -> str:
+    """A folder of a network of that kind, with its processor; `look` overrides what that does."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    both = {"intermediate_size": 32}
+    if kind == "clip":
+        text = {key: value for key, value in SIZES.items() if key not in ("image_size", "patch_size")}
+        config = transformers.CLIPConfig(
+            text_config={**text, **both, "vocab_size": 9}, vision_config={**SIZES, **both}, projection_dim=12
+        )
+        model = transformers.CLIPModel(config)
+    elif kind == "siglip":
+        model = transformers.SiglipVisionModel(transformers.SiglipVisionConfig(**SIZES, **both))
+    else:
+        model = transformers.Dinov2Model(transformers.Dinov2Config(**SIZES))
+    for value in model.parameters():
+        if value.ndim > 1:
+            nn.init.normal_(value, std=0.2)
+    model.save_pretrained(folder)
+    settings = {**LOOK, "image_processor_type": _PROCESSORS[kind], "crop_size": LOOK["size"], **look}
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+    return str(folder)
