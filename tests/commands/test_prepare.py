@@ -116,7 +116,7 @@ def test_a_side_that_is_too_small_for_the_transform_is_told(tmp_path):
     prepare_data(config, tmp_path / "out", short_side=20)
     settings = read_config(config, [f"data.prepared={tmp_path / 'out'}"])
     with pytest.warns(
-        AurankWarning, match=r"shorter side of 20 pixels, and (random_crop|center) asks for 37; prepare .*--short"
+        AurankWarning, match=r"data\.prepared: .* 20 pixels, and (random_crop|center) asks for 37; .*--short-side 37"
     ):
         rehearse(settings)
 

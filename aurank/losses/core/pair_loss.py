@@ -85,15 +85,19 @@ class PairLoss(TakesInputs, BaseMetricLossFunction):  # type: ignore[misc]  # PM
     """A PML loss that is one method, `per_query`, and optionally `extra_terms`, of the pairs of a batch.
 
     The loss is the mean over queries with at least one positive and one negative, or what a PML reducer makes of those
-    queries' values ("element" losses); extra terms are reduced in the same way and added.
+    queries' values ("element" losses); extra terms are reduced in the same way and added. A batch without such a query
+    gives exactly 0 with zero gradient. Numbers are float32 inside autocast too, float64 for float64 embeddings.
 
     A subclass with extra terms sets `extra_names` before this constructor, in which PML makes one reducer per term.
+    A subclass with `two_way` True is given the references as another modality of the same data, and asked for both
+    directions: `per_query` again with the references as queries (`pairs.side` is 1); the loss is the sum of both.
 
     Args:
         distance: similarity of embeddings; None: cosine.
         reducer: what makes a number of the queries' values; None: their mean.
         embedding_regularizer: PML's, added with `embedding_reg_weight`.
-        distributed: whether to make the loss that of all processes' batches together.
+        distributed: whether to make the loss that of all processes' batches together, where torch.distributed joins
+            several; the gradient is then that of one process with the whole batch.
 
     Example:
         >>> class Contrast(PairLoss):

@@ -244,10 +244,12 @@ def make_pairs(inputs: Inputs, *, distance: BaseDistance, two_way: bool = False)
     """Return the pairs of a batch, in float32 (float64 if the embeddings are), whatever autocast says.
 
     Positives share the query's label, negatives do not. Without `ref_emb` a query is never its own reference; with it,
-    a reference of the query's id is left out of both when `ids` and `ref_ids` are given.
+    a reference of the query's id is left out of both when `ids` and `ref_ids` are given. A miner's `indices_tuple`
+    (pairs or triplets, indices into the batch and the references) only narrows both masks.
 
     Args:
-        two_way: the references are another modality of the same data, so one of the query's id is no copy of it.
+        two_way: the references are another modality of the same data, so one of the query's id is no copy of it, but
+            what it belongs to.
 
     Raises:
         UserError: references or mined indices that do not fit.

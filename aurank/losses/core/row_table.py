@@ -92,8 +92,10 @@ class RowTable(FullPrecision):
         width: numbers per row.
         start: what every row holds from the beginning, as if seen; None: zeros, unseen.
         logarithms: rows and values are logarithms; what they are logarithms of is averaged.
-        starts_at_zero: unseen rows count as 0, as in a published table of zeros, unless the whole batch is unseen.
-        on_host: stay in host memory when the module moves.
+        starts_at_zero: unseen rows count as 0, as in a published table of zeros, unless the whole batch is unseen:
+            then its values are copied. For logarithms alone.
+        on_host: stay in host memory when the module moves. A batch's rows are fetched by `prefetch` before they are
+            read, kept where the batch is, and written back behind it; `settle` waits for the last.
 
     Example:
         >>> table = RowTable(num_rows=3, width=1)

@@ -28,25 +28,30 @@ class FastCLIPLoss(RobustLoss):
     """τ·(log(ε + u) + ρ) of each query, u the moving average of ḡ = mean exp((s⁻ − s⁺)/τ), its rate falling from 1.
 
     Deviations: the authors' repository (fast_clip, commit c3ae1f5) takes the mean of both directions, and has the
-    factor τ in v3 alone; docs/losses.md has the factors between the gradients.
+    factor τ in v3 alone; docs/losses.md has the factors between the gradients. There v2's averages of the gradient of τ
+    begin in the second epoch (β is 0 in the first, so that a step is the rate times a sign) and are corrected by the
+    epochs; here they begin at once, and are corrected by the steps that the sample took.
 
     State: `temperatures` and `log_u`, as of `ISogCLRLoss`.
 
     Args:
         num_samples: rows of the data set, which `ids` (or labels, in their absence) name.
-        version: "v0": one learnable τ, neither the factor τ nor ρ. "v1": a fixed τ, no ρ. "v2": a τ for each sample and
-            side. "v3": one learnable τ with ρ, its gradient that of Eq. 13 of the NeuCLIP paper.
-        rho: ρ of v2 and v3 (7.0 and 6.5, which need batches of 1,100 and 670), below the log of the number of
-            negatives.
-        temperature: τ, the first one where it is learned: 0.03 for v2, else 0.07. The parameter of v0 and v3 is log τ.
+        version: "v0", one learnable τ, and neither the factor τ nor ρ: log(ε + u). "v1", a fixed τ and no ρ: SogCLR
+            with this schedule. "v2", a τ for each sample and side, as in iSogCLR, moved by Adam's rule. "v3", one
+            learnable τ with ρ, its gradient that of Eq. 13 of the NeuCLIP paper (App. A.3).
+        rho: ρ of v2 and v3 (7.0 and 6.5, which need batches of 1,100 and 670): below the logarithm of the number of
+            negatives. The authors take 8.5 on CC12M and 16 on LAION-400M.
+        temperature: τ, the first one where it is learned: 0.03 for v2, else 0.07. The parameter of v0 and v3 is log τ;
+            give it to an optimiser (`optim.temperature_lr`; the authors take 2e-4 on CC3M).
         temperature_bounds: of what is learned, as the authors clamp it.
         temperature_lr: the step of v2 (0.0133).
         gamma: γ at the end (0.2 on CC3M, 0.8 on LAION-400M).
         gamma_schedule: "cosine" falls from 1, by default epoch by epoch for half of the training.
         epsilon: ε (1e-14 on CC3M and CC12M, 1e-6 on LAION-400M).
-        weighted_pull: False pulls the positive with weight 1, as the objective does; True with ḡ/(ε + u), as the
-            authors.
-        official: True, for v0 and v3, pulls as the authors do, and gives τ their gradient.
+        weighted_pull: False pulls the positive with weight 1, as the objective's gradient does. True with ḡ/(ε + u), as
+            the authors do: at small τ no gradient is left in a batch that is easier than earlier ones.
+        official: True, for v0 and v3, pulls as the authors do, and gives τ their gradient, which counts what comes
+            through ḡ twice.
         two_way: True is the sum of both directions; False takes one, against any references.
         gamma_every, gamma_decay, state_on: as in `SogCLRLoss`.
 

@@ -28,30 +28,40 @@ class ISogCLRLoss(RobustLoss):
     """τ_i·(log u_i + ρ) of each query: the contrastive loss over all negatives, with a temperature for each sample.
 
     It is the dual of RGCL (Eq. 6-7), the greatest mean of h = s⁻ − s⁺ under weights of the negatives whose divergence
-    KL from uniform is at most ρ: where τ_i comes to rest within its bounds, the divergence is ρ.
+    KL from uniform is at most ρ: where τ_i comes to rest within its bounds, the divergence is ρ. u_i is the moving
+    average of ḡ = mean exp(h/τ_i), taken as in `SogCLRLoss`; the paper's is average="plain". In training mode the
+    loss of τ_i is computed first, then τ_i moves down G = log u + ρ − (ḡ/u)·E_w[h]/τ and is projected onto its bounds
+    (Alg. 1-2); views of a sample share τ_i, and their gradients are averaged. In evaluation mode nothing is written,
+    and the value is the one that training mode would give. s⁺ is the mean similarity to the positives.
 
-    Deviations: Eq. 13-14 are printed with u before this batch; here it is the new one, as in the authors' code.
+    Deviations: Eq. 13-14 are printed with u before this batch; here it is the new one, as in the authors' code. Their
+    code for two modalities (commit 98aca98) is not reproduced: it counts the positive in ḡ but divides by the number of
+    negatives; u starts from 0 and not from the first ḡ; it pulls as weighted_pull=True does; and it clips G to [−5, 5].
 
     State: `temperatures` and `log_u`; `temperature` and `tables` in `state_dict`.
 
     Args:
         num_samples: rows of the data set, which `ids` (or labels, in their absence) name.
-        rho: ρ > 0, below the logarithm of the number of negatives.
+        rho: ρ > 0, below the logarithm of the number of negatives. The paper has 0.1 to 4 on images, about 6 on image
+            and text at batches of 512.
         temperature: the first τ of every sample.
-        temperature_bounds: least and greatest τ; None is the bound of Lemma 1, the least + 2/ρ (cosine similarity
-            alone).
+        temperature_bounds: least and greatest τ; None is the bound of Lemma 1, the least + 2/ρ (none for a distance
+            other than cosine similarity).
         temperature_lr: step of τ (0.01 unless given), the paper's rate without its 1/n.
         temperature_update: "momentum" (unless given) as Alg. 1, or "adam".
-        temperature_beta: share β1 of the new gradient in its average (0.9 unless given, 0.1 for "adam").
+        temperature_beta: share β1 of the new gradient in its average, 1 less what momentum usually means (0.9 unless
+            given, 0.1 for "adam").
         temperature_clip: greatest |G|; None leaves it.
-        individual: False has one τ for all samples, a parameter that the optimiser moves; the step has no arguments
-            then.
+        individual: False has one τ for all samples, a parameter of the loss that the training's optimiser moves; the
+            arguments of the step are then refused.
         gamma: γ, the share of the new ḡ in u, β0 of Eq. 12.
         gamma_schedule, average, gamma_every, gamma_decay, state_on: as in `SogCLRLoss`.
-        official: True does as LibAUC's GCLoss_v1 with enable_isogclr (2.0.1; 812f98f): ḡ is the mean of exp(s⁻/τ_i).
-            With temperature_clip=3 it is the iSogCLR repository's loss (unimodal_exps, commit 4f28823).
-        weighted_pull: False pulls the positive with weight 1, as the objective does; True with ḡ/u, as Eq. 14 estimates
-            it.
+        official: True does as LibAUC's GCLoss_v1 with enable_isogclr (2.0.1; 812f98f): ḡ is the mean of exp(s⁻/τ_i), so
+            that u holds no s⁺ of earlier batches; the rest is as in `SogCLRLoss`. Its defaults are temperature=0.1,
+            temperature_bounds=(0.05, 0.7). With temperature_clip=3 it is the iSogCLR repository's loss (unimodal_exps,
+            commit 4f28823), which has γ = 1 in the first epoch in place of the copies.
+        weighted_pull: False pulls the positive with weight 1, as the objective's gradient does. True with ḡ/u, as
+            Eq. 14 estimates that weight: at small τ no gradient is left in a batch that is easier than earlier ones.
         two_way: both directions between two modalities (App. B), each with u and τ of its own.
 
     Source: Qiu et al., ICML 2023, https://arxiv.org/abs/2305.11965.

@@ -46,7 +46,9 @@ class NegativeCacheLoss(Counters, KeyedLoss):
 
     The embeddings of the batch are the current ones; those of all other samples are stored ones, from the last batch
     that held them. w = 1 − p⁺, where p⁺ is the positive's share of the softmax over it and all negatives: so the
-    gradient is in the mean that of the cross-entropy, times τ.
+    gradient is in the mean that of the cross-entropy, times τ. Its value is no estimate of the loss. A sample not seen
+    yet is no candidate, nor is one of the query's label. The EMC² paper, which compares with it, stores images that are
+    not augmented, and embeds B of them beside a batch; here each sample's last view in the batch is stored.
 
     The cache takes num_samples · embedding_size numbers where the loss is, and in each checkpoint, whatever
     `out_of_batch` is: 5 GB for ten million samples in 128 dimensions. Each step compares every query with all of it.
@@ -54,8 +56,10 @@ class NegativeCacheLoss(Counters, KeyedLoss):
     State: `cache.rows`, the embeddings, and `cache.tags`, the labels, by sample; `turn` as extra state.
 
     Args:
-        out_of_batch: what a drawn negative outside of the batch is: its "stored" embedding, or embedded anew
-            ("reencode") by `reencode`, a function of ids that `aurank train` sets.
+        out_of_batch: what a drawn negative that is not in the batch is: its "stored" embedding, or embedded anew
+            ("reencode") by `reencode`, a function of ids that `aurank train` sets, and so refreshed in the cache. A
+            stored one is a constant; a new one has a gradient if the function returns it with a graph, as the authors'
+            does.
         refresh: ρ, the share of the cache embedded anew at each step, by turns, for "reencode".
         positive_in_denominator: False sets w = 1, the gradient of the contrastive loss without the positive in its sum.
         num_samples, temperature, embedding_size, seed: as in `EMC2Loss`.

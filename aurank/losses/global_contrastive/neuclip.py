@@ -33,19 +33,30 @@ class NeuCLIPLoss(PairLoss):
     logarithm of ε + g over the whole data set, is predicted from prototypes W, one set for each direction:
     α = log(ε + mean_j exp((cos(e, W_j) − s⁺)/τ)) (Eq. 10, 11). No state is kept per sample, so no ids are needed.
 
-    Each step in training mode (Alg. 1): every `restart_every` steps the prototypes become the references of this batch,
-    then they take `inner_steps` steps of AdaGrad down the same objective, then α is predicted.
+    Each step in training mode (Alg. 1): every `restart_every` steps the prototypes become the references of this
+    batch, normalised where the distance does so, in their order, and where those are fewer than num_prototypes, the
+    newest of earlier batches too, as far as there are any. Then the prototypes take `inner_steps` steps of AdaGrad down
+    the same objective on this batch. Then α is predicted. In evaluation mode, and while gradients are disabled, nothing
+    moves. Before the first step α is log(ε + g) of the batch, which makes this the loss of the batch alone.
+
+    Deviations: in the step of a start, a query's mean is over those of its batch that are its pairs, so that a query
+    that is a reference itself is not its own prototype. Several processes learn from the batch of all, gathered or not,
+    so that their prototypes stay equal.
 
     Args:
         embedding_size: width of the embeddings.
         num_prototypes: m, the most prototypes of a direction.
         temperature: τ, a parameter unless learn_temperature is False, within temperature_bounds.
-        rho: the higher, the lower the learned τ; a fixed one has none.
+        rho: the higher, the lower the learned τ; with a fixed one ρ, a constant then, is left out, and refused as
+            bounds are.
         epsilon: ε. A query that is right by so much that g is far below it gets next to no gradient; with 0 it does.
         restart_every: T_r; None starts once. What AdaGrad has summed goes with the prototypes.
         inner_steps: T_u, may be 0.
-        inner_lr: AdaGrad's rate; its first step is the sign of the gradient times this.
-        detach_alpha: True takes α as a constant in the gradient; False lets the gradient through, as Eq. 12 literally.
+        inner_lr: AdaGrad's rate. Its first step is the sign of the gradient times this, which at the paper's 1.0 is
+            longer than a prototype: the estimates are worse for some steps after each start, then better than those of
+            batches.
+        detach_alpha: True takes α as a constant in the gradient, which is right where α is. False lets the gradient
+            through it, as that of Eq. 12 taken literally: the prototypes then act as further negatives.
         two_way: both directions between two modalities, as in the paper. False: within a batch, or against references.
 
     Source: Wei, Lin, Yang, ICLR 2026, https://arxiv.org/abs/2511.08417.

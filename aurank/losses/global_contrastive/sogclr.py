@@ -24,11 +24,19 @@ class SogCLRLoss(NormalizedLoss):
     """−s⁺ + τ·log u of each query: the contrastive loss whose normaliser u is a moving average over earlier batches.
 
     The default u is ours and gives up the paper's promise: it is balanced within each batch, which makes it a ratio, so
-    γ → 0 does not take the bias of small batches away; the paper's average, `average="plain"`, does. docs/losses.md has
-    figures.
+    γ → 0 does not take the bias of small batches away. The paper's average does, `average="plain"` and `official=True`:
+    it is the better one where embeddings change so slowly, as in fine-tuning, that γ can be small. While a network
+    starts to learn, the default is the better one. docs/losses.md has figures.
 
     ḡ is the mean of exp(s⁻/τ) over the negatives of a batch. The gradient is −∇s⁺ + (τ/u)·∇ḡ (Alg. 1); the value is
-    comparable between batch sizes.
+    comparable between batch sizes. In evaluation mode nothing is written, and the value is the one that training mode
+    would give.
+
+    The paper averages ḡ: u ← (1 − γ)·u + γ·ḡ, the first one copied (`average="plain"`). As ḡ falls by orders of
+    magnitude while a network starts to learn, that u is too large for epochs. Here, r ← (1 − γ)·r + γ·ḡ/M, the first
+    one copied, where M is the geometric mean of ḡ over the batch: what all samples have in common is taken from the
+    present batch, and only how a sample differs is remembered. u = c·M·r, with c such that the weights ḡ/u of the batch
+    are 1 in the mean, as the pull's are. docs/results.md has both measured.
 
     State: `log_u`; `tables` in `state_dict`. docs/losses.md has the factors to the gradients of other repositories.
 
@@ -36,14 +44,15 @@ class SogCLRLoss(NormalizedLoss):
         num_samples: rows of the data set, which `ids` (or labels, in their absence) name.
         temperature: τ.
         gamma: γ; 1 is the decoupled loss of the batch alone.
-        normalizer: "view" divides the gradient of each view by the blend of its own ḡ with u (Eq. 5, the authors'
-            code); "shared" by the one u of the sample (Eq. 9, 10).
+        normalizer: "view" divides the gradient of each view by the blend of its own ḡ with u, as the authors' code does
+            (Eq. 5). "shared" divides by the one u of the sample, the blend with the mean over its views (Eq. 9, 10).
         positive_in_denominator: True counts positives in ḡ (§4, for two modalities).
         previous_normalizer: True divides by u before this batch, as Eq. 10 is printed; False by the new one, as the
-            code.
+            paper's table and code do.
         gamma_schedule: "cosine" lets γ fall from 1 to `gamma`; the loop then calls `gamma.set_progress`.
         average: "relative" averages ḡ/M, "plain" ḡ itself, as the paper.
-        official: True does as LibAUC's GCLoss_v1 (2.0.1; 812f98f), without its clamp of u at 1e-8: it averages ḡ.
+        official: True does as LibAUC's GCLoss_v1 (2.0.1; 812f98f), without its clamp of u at 1e-8: it averages ḡ; a
+            first ḡ is copied only where no sample of the batch was seen before, elsewhere u is γ·ḡ, too small by γ.
         two_way: both directions between two modalities (§4), each with a u of its own.
         gamma_every: "epoch" or "step", what the schedule counts.
         gamma_decay: share of the training over which γ falls.

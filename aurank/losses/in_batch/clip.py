@@ -25,7 +25,8 @@ class CLIPLoss(PairLoss):
         temperature: τ, the first one where it is learned.
         learn_temperature: True makes log τ a parameter of the loss: give it to an optimiser.
         temperature_bounds: least and greatest τ; 1/τ is at most 100, as in the paper.
-        two_way: True takes another modality as `ref_emb`; False one direction, over any references or the batch itself.
+        two_way: True takes another modality as `ref_emb`. False takes one direction, over any references or the batch
+            itself: with rows as their own labels InfoNCE, with classes SupCon's L_out.
 
     Source: Radford et al., ICML 2021, https://arxiv.org/abs/2103.00020.
 

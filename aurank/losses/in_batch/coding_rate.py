@@ -28,13 +28,17 @@ class CodingRateLoss(TakesInputs, nn.Module):
 
     R = ½ log det(I + dim/(n·epsilon²) · ZᵀZ) of the n rows of unit length is 0 for none, grows with each direction that
     they take, and is greatest where all are orthogonal: up to ½ min(n, dim) · log(1 + …), 100 for a batch of 112 in 128
-    dimensions, so that weights of some 0.001 to 0.1 suit a loss between 0 and 1.
+    dimensions, so that weights of some 0.001 to 0.1 suit a loss between 0 and 1. By itself it knows no labels: put it
+    beside another loss, `MultipleLosses([SmoothAPLoss(), CodingRateLoss()], weights=[1, 0.01])`. References and a miner
+    do not matter to it.
 
     Args:
         epsilon: the distortion at which rows are told apart; the greater, the less small directions count.
-        of: "samples": of all rows. "classes": of the mean row of each label.
-        official: True does as the authors' code with antico_type="pair": e^−R in place of −R, epsilon in place of
-            epsilon².
+        of: "samples": of all rows. "classes": of the mean row of each label, which leaves the images of a class
+            together; they stand for the paper's class proxies.
+        official: True does as the authors' code with antico_type="pair", of samples: e^−R in place of −R, epsilon in
+            place of epsilon². Its default, "batch_proxy", is not here: that is the rate, with n and dim exchanged in
+            its factor, of class proxies that a proxy loss trains at the same time, and embeddings have no gradient.
         distributed: as in `PairLoss`.
 
     Source: Jiang et al., Anti-Collapse Loss for Deep Metric Learning Based on Coding Rate Metric, 2024,

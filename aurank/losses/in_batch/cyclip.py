@@ -17,12 +17,16 @@ class CyCLIPLoss(CLIPLoss):
 
     Of an image j and a text k, cross-modal consistency compares s(image j, text k) with s(image k, text j), in-modal
     consistency s(image j, image k) with s(text j, text k): λ/N·Σ_jk of the squared difference, without τ, as in the
-    authors' code.
+    authors' code. A row's partners are those of its label; where there are several, the mean of their similarities
+    stands for the one of the paper, in "in_modal" the similarity of their mean embeddings. Rows without a partner or a
+    negative are left out. Each direction is computed from its own rows, and the mean taken: where each image has one
+    text, both are the same.
 
     Args:
         cross_modal, in_modal: the weights λ, 0.25 each in the paper; 0 leaves a term out.
         temperature, learn_temperature, temperature_bounds: as in `CLIPLoss`.
-        two_way: True takes another modality as `ref_emb`. False takes one direction.
+        two_way: True takes another modality as `ref_emb`. False takes one direction; in a batch by itself, as of two
+            views of each image, partners are the other rows of the label.
 
     Source: Goel et al., NeurIPS 2022, https://arxiv.org/abs/2205.14459.
 

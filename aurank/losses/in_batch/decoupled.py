@@ -32,9 +32,10 @@ class DCLLoss(PairLoss):
 
     Args:
         temperature: τ.
-        weight_sigma: σ of DCLW, 0.5 in the paper: s⁺/τ is multiplied by 2 − exp(s⁺/σ) / mean exp(s⁺/σ); None: no
-            weights.
-        weight_gradient: False takes that weight as a constant, as lightly does; True goes through it too.
+        weight_sigma: σ of DCLW, 0.5 in the paper: −s⁺/τ is multiplied by 2 − exp(s⁺/σ) / mean exp(s⁺/σ), the mean over
+            the queries of the batch. None leaves it out.
+        weight_gradient: False takes that weight as a constant, as lightly does. True goes through it too, as the code
+            in common use does (raminnakhli/Decoupled-Contrastive-Learning, which is not the authors').
 
     Source: Decoupled contrastive learning, Eq. 6 (Yeh et al., ECCV 2022), https://arxiv.org/abs/2110.06848.
 
@@ -75,7 +76,8 @@ class FlatNCELoss(PairLoss):
 
     Args:
         temperature: τ.
-        value: "info_nce" reports InfoNCE, as the authors' code does; "one" is the formula as printed.
+        value: "info_nce" reports InfoNCE instead of 1, as the authors' code does, so that there is something to watch;
+            "one" is the formula as printed.
 
     Source: FlatNCE, in its method FlatCLR (Chen et al., 2021), https://arxiv.org/abs/2107.01152.
 

@@ -40,13 +40,16 @@ class InfoNCELoss(PairLoss):
     """−log(exp(s⁺/τ) / (exp(s⁺/τ) + Σ exp(s⁻/τ))) of each query and positive, the mean over its positives.
 
     With cosine similarity it is NT-Xent. A query with several positives has one such term for each, in which the others
-    are left out.
+    are left out. PML's NTXentLoss is the mean over all pairs of queries and positives, and stops at 87, without
+    gradient, where exp underflows.
 
     Args:
         temperature: τ; 0.1 as in SimCLR.
-        two_way: the sum of both directions between two modalities.
+        two_way: the sum of both directions between two modalities; with one positive each, twice `CLIPLoss` at a fixed
+            τ.
 
-    Source: van den Oord et al., 2018, https://arxiv.org/abs/1807.03748; SimCLR, Eq. 1 (Chen et al., ICML 2020),
+    Source:
+        van den Oord et al., 2018, https://arxiv.org/abs/1807.03748; SimCLR, Eq. 1 (Chen et al., ICML 2020),
         https://arxiv.org/abs/2002.05709.
 
     Example:

@@ -17,8 +17,11 @@ FAR = -40.0  # odds below which softplus and sigmoid are the same number, also i
 class SimCoLoss(PairLoss):
     """(1 − p′)/(1 − p) · InfoNCE of each query and positive, the first factor held constant; the mean over positives.
 
-    p is the share of the positive in InfoNCE's softmax at `temperature`, p′ that at `inter_temperature`. InfoNCE's
-    gradient is 1 − p, how hard the query is at the temperature, times a distribution over its negatives.
+    p is the share of the positive in InfoNCE's softmax at `temperature`, p′ that at `inter_temperature`.
+    InfoNCE's gradient is 1 − p, how hard the query is at the temperature, times a distribution over its negatives. The
+    factor puts the hardness at a higher temperature in the place of that, so that easy queries keep a weight in small
+    batches. The authors' code contrasts a view with the other views alone; here negatives are in both, as in the losses
+    beside.
 
     Args:
         temperature: τ of the distribution over the negatives of a query, as in the authors' code.

@@ -15,7 +15,9 @@ class SpectralContrastiveLoss(PairLoss):
     """−2·mean s⁺ + μ·mean (s⁻)² of each query.
 
     The paper's s is the inner product of embeddings of any length: `distance=DotProductSimilarity(
-    normalize_embeddings=False)` of PML.
+    normalize_embeddings=False)` of PML. Its code shortens those longer than √μ to that length, and divides by μ; with
+    cosine similarity (default), all are of that length. There the negatives of a view are in the other one alone, here
+    in both.
 
     Args:
         mu: μ, the squared length of embeddings; in the authors' runs 1 on CIFAR-10 and 10 on ImageNet.

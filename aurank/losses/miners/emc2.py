@@ -19,13 +19,19 @@ class EMC2Miner(nn.Module):
     """Triplets (anchor, positive, negative) whose negatives are states that the anchor's chain kept, as in `EMC2Loss`.
 
     Called as PML's miners are, and with ids: miner(embeddings, labels, ref_emb, ref_labels, ids=ids, ref_ids=ref_ids).
-    A chain that spent the steps after the burn-in at a state outside of the batch gives no triplet.
+    A chain that spent the steps after the burn-in at a state outside of the batch gives no triplet. The chains go on in
+    training mode, unless gradients are disabled. Where losses gather the batches of several processes, the miner is
+    asked in the first one only, and that one has the state.
 
     Args:
-        per_anchor: negatives of each anchor, drawn from the references that its chain visited after the burn-in.
-        num_samples, temperature, burn_in, out_of_batch, embedding_size, seed, views, distance: as in `EMC2Loss`.
+        per_anchor: negatives of each anchor, drawn with replacement from the references that its chain visited after
+            the burn-in, as often as it was there; each comes once with each of the anchor's positives.
+        num_samples, temperature, burn_in, out_of_batch, embedding_size, seed, views, distance: as in `EMC2Loss`, with
+            the same memory: out_of_batch="stored" keeps num_samples · embedding_size numbers, 5 GB for ten million
+            samples in 128 dimensions; "restart" and "reencode" need none.
 
-    Source: Yau et al., EMC², ICML 2024. https://arxiv.org/abs/2404.10575
+    Source:
+        Yau et al., EMC², ICML 2024. https://arxiv.org/abs/2404.10575
 
     Example:
         >>> miner = EMC2Miner(num_samples=2, burn_in=0)

@@ -18,11 +18,12 @@ class AUROCLoss(PairLoss):
     """A surrogate of 1 − AUROC of each query: the mean over its positives and negatives of ℓ((s⁻ − s⁺) / temperature).
 
     Args:
-        surrogate: ℓ(x): "huber" (1 + 2x for x > 0, (1 + x)² down to x = −1, then 0) or "logistic" log2(1 + e^x), which
-            bound 1 − AUROC from above, or "sigmoid", which tends to it as the temperature falls.
+        surrogate: ℓ(x), "huber" (1 + 2x for x > 0, (1 + x)² down to x = −1, then 0), "logistic" log2(1 + e^x), or
+            "sigmoid". The first two bound 1 − AUROC from above; "sigmoid" tends to it as the temperature falls.
         temperature: how far apart two similarities count as ordered.
-        official: True does as the SOPRC authors' code: the query is its own first positive, "logistic" has no
-            temperature.
+        official: True does as the SOPRC authors' code: the query stays in its own ranking as a positive, and "logistic"
+            takes no temperature: any but 1 and the default is refused. That code averages over all triplets of equal
+            classes at once; here, over each query's, then over the queries, which is the same for equal classes.
 
     Source: Gao and Zhou, On the Consistency of AUC Pairwise Optimization, https://arxiv.org/abs/1208.0645.
 

@@ -123,15 +123,21 @@ class BlackBoxAPLoss(PairLoss):
     """(1 − flat_weight) · (1 − AP) of each query, exact, plus flat_weight · (1 − AP) of all pairs in one list.
 
     The second, the term "flat", ranks the pairs of all valid queries together, so it is one value for the batch, which
-    a reducer leaves as it is.
+    a reducer leaves as it is. The gradient is a finite difference of ranks: informative where a step of `lambda_` along
+    the ranks' gradient changes their order. In training mode a margin is drawn anew for each pair: a positive's score
+    is lowered and a negative's raised by margin · |N(0, 1)| / 2; in evaluation mode, and while gradients are
+    disabled, there is none.
 
     Args:
-        lambda_: length of the step, with ranks divided by the length of their list.
+        lambda_: length of the step, with ranks divided by the length of their list and the loss a plain mean over the
+            queries: what it means in the authors' code. There it also grows with whatever multiplies the loss, such as
+            the 65,536 of half-precision loss scaling; here such a factor multiplies the gradient and nothing else.
         margin: scale of the random margin, α of the paper.
         flat_weight: share of the term "flat", β of the paper; 0 leaves it out.
         generator, seed: where the margins come from; their place in the sequence is saved.
-        official: True does as the SOPRC authors' copy: the query is its own first positive, and `batch_memory` previous
-            batches' similarities are appended to each query's.
+        official: True does as the SOPRC authors' copy: the query stays in its own ranking, its own first positive, and
+            `batch_memory` previous batches' similarities are appended to each query's, though they belong to other
+            queries. The code's 1e-5 added to the number of positives, and its 1e-8 to lambda, are left out.
         batch_memory: how many batches; 0 unless official, which takes 20.
 
     Source: Rolinek et al., CVPR 2020, https://arxiv.org/abs/1912.03500; the finite difference is that of Vlastelica et

@@ -16,13 +16,19 @@ class FastAPLoss(PairLoss):
     """1 − Σ_l h⁺_l H⁺_l / (H_l N⁺) of each query, in [0, 1]: FastAP over num_bins + 1 bins of its references (Eq. 5).
 
     The paper's bins divide the squared distance d² = 2 − 2s of unit vectors, 0 to 4, evenly; so they divide the
-    similarity s. The query is left out of its own ranking, as in the authors' code.
+    similarity s. The query is left out of its own ranking, as in the authors' code. Time and memory are O(queries ·
+    references).
 
     Args:
-        num_bins: parts that the range of similarities is divided into.
-        range: the least and the greatest similarity; others count at the nearer end. A distance counts negative. None:
-            that of unit vectors under the distance, (-1, 1) for cosine similarity.
-        official: True multiplies the gradient by half the number of queries, as the authors' backward does.
+        num_bins: parts that the range of similarities is divided into; bins have their centres where parts meet, so
+            there are num_bins + 1.
+        range: the least and the greatest similarity; others count at the nearer end and get no gradient. A distance
+            counts negative: (-4, 0) for PML's LpDistance(power=2), the default of PML's FastAPLoss, which this equals
+            in value. None (default) takes that of unit vectors under the distance: (-1, 1) for cosine similarity.
+        official: True multiplies the gradient by half the number of queries, to half the sum over queries: what the
+            authors' backward computes, instead of the gradient of the mean that its forward returns. The value is the
+            same. Not reproduced: that backward ignores the gradient it is given, so that weights of several losses do
+            nothing, and the scale of mixed precision is taken out of a gradient it never went into.
 
     Source: Cakir et al., Deep Metric Learning to Rank, CVPR 2019,
         https://openaccess.thecvf.com/content_CVPR_2019/html/Cakir_Deep_Metric_Learning_to_Rank_CVPR_2019_paper.html.

@@ -33,19 +33,29 @@ class HierarchicalAPLoss(PairLoss):
 
         H-AP = Σ_k (Σ_{j: s_j ≥ s_k} min(rel_j, rel_k)) / rank_k / Σ_k rel_k,
 
-    over the relevant references k, j among them k itself. Numerator and what is at least as relevant as k are counted
-    exactly and without a gradient; each less relevant reference adds H⁻(s_j − s_k) of `SupAPLoss` to rank_k.
+    over the relevant references k, j among them k itself. Numerator and what is at least as relevant as k are
+    counted exactly and without a gradient; each less relevant reference adds H⁻(s_j − s_k) of `SupAPLoss` to rank_k.
+    So the loss is at least 1 − H-AP. Without super-labels, or where no two classes share one, H-AP is AP, and the loss
+    `SupAPLoss` without its calibration. Time is O(queries · relevant · references), memory that of the similarity.
+
+    As everywhere, queries without another reference of their class are left out. With a miner, the references that it
+    kept are ranked. Batches need classes of one super-category: `sampler: {name: hierarchical}`.
 
     Args:
-        super_labels: the super-category of each class 0 … C − 1, [class], or several levels [class, level] from the
-            nearest to the widest; −1: none. A configuration fills it in from the data set. None: one level.
-        relevance: "level": (l/L)^alpha / |Ω_l| for each reference of exactly level l, as the paper; "mean_ap": Σ_{p≤l}
-            1/|Ω_p ∪ … ∪ Ω_L|, with which H-AP is the mean of the average precisions of all levels.
+        super_labels: the super-category of each class 0 … C − 1, [class], or several levels [class, level], from the
+            nearest to the widest, each within the next; −1: none, shared with no class. A configuration fills it in
+            from the data set. None: one level.
+        relevance: "level": (l/L)^alpha / |Ω_l| for each of the references Ω_l of exactly level l, as the paper: a level
+            counts alike however many it has, but where there are few of a wide one, each of these may outweigh one of
+            the query's class. "mean_ap": Σ_{p≤l} 1/|Ω_p ∪ … ∪ Ω_L|, with which H-AP is the mean of the average
+            precisions of all levels, and a finer level is always more relevant.
         alpha: of "level": the greater, the less the wide levels count.
         temperature, slope, delta, jump, offset: of H⁻, as in `SupAPLoss`.
-        clustering: λ, in [0, 1), of −log softmax(cos(query, proxies) / clustering_temperature) at the query's class.
+        clustering: λ, in [0, 1), of −log softmax(cos(query, proxies) / clustering_temperature) at the query's class;
+            the paper takes 0.1. The proxies, one for each class, are parameters of the loss; reported as "clustering".
         embedding_size: width of the embeddings, which the proxies need.
-        official: True does as the authors' code (HAPPIER): the query is relevant to itself, H⁻ as `SupAPLoss` says.
+        official: True does as the authors' code (HAPPIER): the query is relevant to itself, and H⁻ falls at `delta` as
+            `SupAPLoss` says. Their option `with_hrank`, off in their configurations, is not here.
 
     Source: Ramzi et al., Hierarchical Average Precision Training for Pertinent Image Retrieval, ECCV 2022,
         https://arxiv.org/abs/2207.04873.

@@ -56,10 +56,17 @@ class ListwiseAPLoss(PairLoss):
 
     Args:
         num_bins: bins that the range is quantised into, their centres evenly spaced, the outermost at its ends.
-        range: the least and the greatest similarity; others count at the nearer end. A distance counts negative.
-        tie_aware: False gives each positive the precision at the end of its bin, as the paper; True the mean over all
-            orders within a bin, which tends to the exact average precision.
-        official: True ranks the query itself, as its own first positive.
+        range: the least and the greatest similarity; others count at the nearer end and get no gradient. (-1, 1) is
+            that of cosine similarity; a distance counts negative, (-2, 0) for PML's LpDistance.
+        tie_aware: False (default) gives each positive the precision at the end of its bin, as the paper: of equal
+            similarities at a centre the negatives come first. A positive between two centres then counts at the first
+            with a part of itself only, so that even very many bins stay below the exact average precision. True takes
+            the mean over all orders within a bin, each positive counting whole, and tends to the exact one. The
+            authors' code has a tie-aware variant too, whose logarithms stand in for sums: it gives 0.69 to a perfect
+            ranking of one positive.
+        official: True ranks the query itself, as its own first positive, as the copy in the SOPRC repository does for
+            that paper's numbers; the authors' own code ranks what its label matrix says. A query without another
+            positive is left out all the same; there it counts, with a loss of about 0.
 
     Source: Revaud et al., Learning with Average Precision, ICCV 2019, https://arxiv.org/abs/1906.07589.
 

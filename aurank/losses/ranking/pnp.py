@@ -38,7 +38,8 @@ class PNPLoss(PairLoss):
         temperature: how far apart two similarities count as ordered.
         alpha: of D_q; 4 in that command, for SOP.
         b: of I_b.
-        official: True does as the authors' code: the query is a positive of its own, and I_u lacks its − R.
+        official: True does as the authors' code: the query is a positive of its own, and I_u lacks its − R, so that its
+            derivative is 1 + log(1 + R) and does not vanish where no negative is ahead.
 
     Source: Li et al., Rethinking the Optimization of Average Precision: Only Penalizing Negative Instances before
         Positive Ones is Enough, AAAI 2022, https://arxiv.org/abs/2102.04640.

@@ -28,12 +28,17 @@ class RecallAtKLoss(PairLoss):
         k: the cuts; a recall@k with k below the number of positives cannot reach 1, and the loss then not 0.
         temperature: how far apart two similarities count as ordered.
         rank_temperature: how far a rank must be from k to count as inside or outside.
-        similarity_mixup: True adds a virtual sample between any two samples of a class, in training mode, for the batch
-            itself, as in the authors' best results.
+        similarity_mixup: True adds a virtual sample between any two samples of a class, share · one + (1 − share) ·
+            other, the share drawn from [0, 1); all samples, true and virtual, are queries and references, and the loss
+            of a virtual query is added half to either parent, so that the mean over queries is the paper's. In training
+            mode only, and for the batch itself: references or a miner are then refused, since neither knows virtual
+            samples. False (default), as in the authors' code by default; their best results have it.
         seed, generator: where the shares come from; their place in the sequence is saved.
-        official: True does as RecallatK_surrogate: the query stays in its own ranking, recall@k is cut off at k
-            positives, k at the number of references, and rank_temperature is multiplied by k; "one_temperature" leaves
-            that out.
+        official: what the repository RecallatK_surrogate does in every version, and the paper has nothing of: the query
+            stays in its own ranking, ahead of its positives without being one; k is cut to the number of references;
+            recall@k is cut off at k positives and divided by the lesser of k and their number. With True
+            rank_temperature is multiplied by k, as by the defaults of its src/main.py (commits aa418d6, 44b7011); with
+            "one_temperature" it is that of all k, which its main.py of commit c949c56 forces to 1.
 
     Source: Patel, Tolias, Matas, Recall@k Surrogate Loss, CVPR 2022, https://arxiv.org/abs/2108.11179.
 

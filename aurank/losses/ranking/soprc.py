@@ -56,7 +56,8 @@ class SemiVarianceLoss(PairLoss):
 
     Args:
         weights: λ1 and λ2.
-        official: True does as the authors' code: one mean for the scores of all queries, one value for the batch.
+        official: True does as the authors' code: one mean for the scores of all queries, and each sum divided by the
+            number of scores on its side of the mean. That is one value for the batch, given to every query.
 
     Source: Eq. 9 of Wen et al., NeurIPS 2022, https://arxiv.org/abs/2209.13262.
 
@@ -105,20 +106,23 @@ class SOPRCLoss(PairLoss):
     """Per query the mean over positives of σ((1−π)/π · FPR/TPR), σ(r) = r/(1+r), in [0, 1): Eq. 8; plus Eq. 9.
 
     FPR compares a positive with the batch's negatives; TPR with `v`, a moving average of the quantiles of its class's
-    positive scores (Eq. 10), updated in training mode before it is used.
+    positive scores (Eq. 10), updated in training mode before it is used. A batch's quantiles are averaged over a
+    class's queries (of all ranks, which must all call); the first are copied into v, later ones blended in by `beta`.
+    In evaluation mode nothing is written, and a query of a class not seen yet uses the quantiles of its own positives.
 
     Args:
         class_counts: images of each class in the training set; labels are 0..C-1.
         tau1, tau2: widths of the surrogates of FPR and TPR.
         num_quantiles: columns of v; the paper has one for each positive of the data set, the authors' code 100.
         prior: π of a class. "scaled": prior_max · count / greatest count, as the code; "frequency": count / sum of
-            counts; "batch": the share of positives in the query's batch.
+            counts, the true one; "batch": the share of positives in the query's batch, the biased one (ablation).
         interpolation: how a batch's positive scores become quantiles, "quantile", "paper" or "official".
-        tpr_gradient: True lets the gradient through TPR as Eq. 8 has it; False (default), as the code.
+        tpr_gradient: True lets the gradient through TPR as Eq. 8 has it; False (default), as the code. At tau2 = 0.001
+            TPR is a step and its gradient is almost always 0.
         semi_variance: weights λ1, λ2 of Eq. 9, reported as the term "semi_variance"; None leaves it out.
         moving_average: False takes the query's own quantiles of this batch in place of v (ablation).
-        official: True does as the authors' code: its interpolation, v starting at 0, 0.01 … 0.99, the last query of a
-            class overwriting the others', and the semi-variance over the pooled pairs of the batch.
+        official: True does as the authors' code: its interpolation, v starting at 0, 0.01 … 0.99 with no first copy and
+            the last query of a class overwriting the others', and the semi-variance over the pooled pairs of the batch.
 
     The distance is cosine similarity unless given; interpolated scores are clamped to [-1, 1] for that one only.
 

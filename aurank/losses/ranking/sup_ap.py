@@ -15,19 +15,27 @@ class SupAPLoss(PairLoss):
     """(1 − λ) · an upper bound of each query's 1 − average precision + λ · the calibration of its scores (ROADMAP).
 
     AP = mean over positives i of r⁺/(r⁺ + r⁻): r⁺ counts the positives that score at least s_i, exactly and without a
-    gradient; r⁻ adds up H⁻(s_j − s_i) over negatives j.
+    gradient; r⁻ adds up H⁻(s_j − s_i) over negatives j. With t = s_j − s_i, H⁻ is σ(t/temperature) for t < 0, jump more
+    from 0 on, and goes on with `slope` beyond `delta`: the further ahead a negative is, the more it counts, and the
+    gradient does not fade. Time and memory are those of SmoothAP.
 
     Args:
         temperature: width of the sigmoid.
         slope: of the line beyond `delta`, per unit of similarity.
         delta: from where on the sigmoid is flat.
-        jump: what a negative ahead counts more than its sigmoid; from ½ on, H⁻ is at least 1 there, which makes the
-            bound.
+        jump: what a negative ahead counts more than its sigmoid. From ½ on, H⁻ is at least 1 there, which makes the
+            bound. As temperature, delta and slope go to 0, temperature the fastest, the loss becomes 1 − average
+            precision with jump=0 and calibration=0; with a jump, that of negatives counted 1 + jump times.
         offset: where the line beyond `delta` begins; None: where the curve is, σ(delta/temperature) + jump.
         calibration: λ, in [0, 1); reported as the term "calibration".
-        positive_margin, negative_margin: the scores above which a positive, below which a negative, costs nothing.
-        official: True does as the authors' code (SupRank, commit 99041e8; HAPPIER, commit 4d7c054): the query is its
-            own positive, offset is 1.44 unless given, a tied negative counts ½, the calibration is of the whole batch.
+        positive_margin, negative_margin: the score above which a positive, and below which a negative, has no
+            calibration loss.
+        official: True does as the authors' code (SupRank, commit 99041e8; HAPPIER, commit 4d7c054). The query counts as
+            a positive of its own. `offset` is 1.44 unless given, so H⁻ falls by 0.05 at `delta`: their class has that,
+            whatever `jump` is. For iNaturalist their configurations have offset=1.0, jump=0.0; ROADMAP's first release
+            has offset=6.44. A tied negative counts ½. The calibration is PML's contrastive loss over the batch: means
+            over the pairs whose loss is not 0. The weights stay: SupRank has 0.9 and 0.1 as here, ROADMAP's
+            configurations 1 and 1.
 
     Source: Ramzi et al., Robust and Decomposable Average Precision for Image Retrieval, NeurIPS 2021,
         https://arxiv.org/abs/2110.01445.

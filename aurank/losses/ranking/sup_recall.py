@@ -18,15 +18,16 @@ class SupRecallLoss(PairLoss):
     """(1 − λ) · (1 − the mean over k of each query's smoothed recall@k) + λ · the calibration of its scores.
 
     recall@k = 1/|P| Σ_{i∈P} σ((k − rank_i) / rank_temperature), as `RecallAtKLoss` has it, with SupAP's rank: the
-    positives that score at least s_i, counted exactly and without a gradient, and H⁻(s_j − s_i) of each negative j.
+    positives that score at least s_i, counted exactly and without a gradient, and H⁻(s_j − s_i) of each negative j. As
+    H⁻ is at least a step, no rank is taken for better than it is.
 
     Args:
         k: the cuts; a recall@k with k below the number of positives cannot reach 1, and the loss then not 0.
         temperature, slope, delta, jump, offset: of H⁻, as in `SupAPLoss`.
         rank_temperature: how far a rank must be from k to count as inside or outside.
         calibration, positive_margin, negative_margin: as in `SupAPLoss`.
-        official: True does as the authors' code (SupRank): recall@k is divided by the lesser of k and |P|; else as
-            `SupAPLoss`.
+        official: True does as the authors' code (SupRank): recall@k is divided by the lesser of k and |P|; the query is
+            a positive of its own, at rank 1; H⁻ and the calibration are as `SupAPLoss` says.
 
     Source: Ramzi et al., Optimization of Rank Losses for Image Retrieval, 2023, https://arxiv.org/abs/2309.08250.
 

@@ -33,7 +33,11 @@ class Fill(NamedTuple):
 class CrossBatchMemory(TakesInputs, FullPrecision):
     """Any loss of aurank or PML against the batch and, from a certain step on, the newest rows of earlier batches.
 
-    The references are the batch followed by the memory, `memory_size` rows in all, a query never among its own.
+    The references are the batch followed by the memory, `memory_size` rows in all, a query never among its own. The
+    batch's rows keep their gradient as references, so that a memory no larger than the batch gives the loss within the
+    batch; the memory's rows have none. In evaluation mode, and while gradients are disabled, the memory is used but not
+    written. Rows that are not finite are never stored. With `ids`, earlier embeddings of a query's own image are left
+    out of its references.
 
     State: four buffers, always of the same rows: `embedding_memory`, `label_memory`, `id_memory` (−1 for a row without
     one), and `counters`: the next row, the rows in use, the calls in training mode.
@@ -42,12 +46,19 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
         loss: a loss of aurank or PML, or MultipleLosses of them, that takes references. Only this memory can gather.
         memory_size: rows of the memory, the batch included.
         miner: a PML miner, asked for pairs of the batch with all references; or give the call's `indices_tuple` one. A
-            tuple of indices, which can only be of the batch, is added to what the miner finds.
-        start_at: calls in training mode before the memory is used; the batch alone is used until then.
-        official: do as PML: the batch's rows too are references without gradient.
-        distributed: as in `PairLoss`; every process then keeps the same memory, of all batches.
+            tuple of indices, which can only be of the batch, is added to what the miner finds, as in PML; without a
+            miner it narrows the pairs within the batch and takes all with the memory.
+        start_at: calls in training mode before the memory is used; the batch alone is used until then. Embeddings
+            change fast in the beginning: the paper starts after 1,000 steps, the SOPRC repository after 10,000 to
+            30,000.
+        official: do as PML: the batch's rows too are references without gradient. The paper's own code adds the loss
+            within the batch to that; the copy in the SOPRC repository takes a query's own copy for a positive too.
+        distributed: as in `PairLoss`; every process then keeps the same memory, of all batches. With False each keeps
+            its own, or, inside of DistributedDataParallel, which hands out the first process's buffers, that of the
+            first.
 
-    Source: Wang et al., Cross-Batch Memory for Embedding Learning, CVPR 2020. https://arxiv.org/abs/1912.06798
+    Source:
+        Wang et al., Cross-Batch Memory for Embedding Learning, CVPR 2020. https://arxiv.org/abs/1912.06798
 
     Example:
         >>> from aurank.losses import SmoothAPLoss

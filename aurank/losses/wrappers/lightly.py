@@ -25,11 +25,15 @@ TWO_VIEWS += ("NTXentLoss", "NegativeCosineSimilarity", "TiCoLoss", "VICRegLoss"
 class LightlyLoss(TakesInputs, nn.Module):
     """Any loss of two views that lightly has, called as aurank's losses are: the two rows of a label are its views.
 
-    The first rows of all labels are one view, the second ones the other.
+    The first rows of all labels are one view, the second ones the other. It adds to lightly's: float32 inside of
+    autocast; and distributed=True, the loss of all processes' batches together, with the gradient of one process
+    (lightly's own `gather_distributed` is left False). A batch of a single label gives 0 with zero gradient.
 
     Args:
-        loss: a loss of lightly that takes the embeddings of both views.
-        unit_variance: scale rows to the length √dim, at which an even spread has variance 1 in each dimension.
+        loss: a loss of lightly that takes the embeddings of both views. What it keeps beside buffers, as TiCo's
+            covariance, is not in the state.
+        unit_variance: scale rows to the length √dim, at which an even spread has variance 1 in each dimension, as
+            VICReg asks for: encoders here give unit length. False leaves them as they come.
         distributed: as in `PairLoss`.
 
     Example:

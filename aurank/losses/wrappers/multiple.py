@@ -26,14 +26,15 @@ class MultipleLosses(TakesInputs, nn.Module):
         losses: a list or a dict.
         miners: one for each loss, in a list (None: no miner) or a dict for some of the keys; the call then has none.
         weights: one finite number for each loss, in a list or a dict; None: 1.
-        widths: a loss with a width sees the first so many numbers of each embedding, at unit length again; a list or a
-            dict.
+        widths: a loss with a width sees the first so many numbers of each embedding, at unit length again; one for each
+            loss, in a list (None: all numbers) or a dict for some of the keys.
         distributed: as in `PairLoss`, for all of them at once.
 
     Attributes:
         last_terms: weight · loss of each in the last call, without a gradient.
 
-    Source: Kusupati et al., Matryoshka Representation Learning, NeurIPS 2022, Eq. 1, for `widths`.
+    Source:
+        Kusupati et al., Matryoshka Representation Learning, NeurIPS 2022, Eq. 1, for `widths`.
         https://arxiv.org/abs/2205.13147
 
     Example:
