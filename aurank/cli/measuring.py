@@ -281,8 +281,7 @@ def compare(
     images = ImageSelection(data, split, protocol, root, query, gallery, overrides)
     found = compare_reports(paths, out=out, images=images, metric=metric, most=most, force=force, **chances)
     for name, comparison in found.items():
-        if len(found) > 1:
-            console.say(f"{name} against the first:", comparison)
+        console.say(*([f"{name} against the first:"] if len(found) > 1 else []), comparison)
     console.say(f"written to {out}")
 
 
