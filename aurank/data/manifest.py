@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -63,20 +63,22 @@ class Manifest:
     ignored: Int64[np.ndarray, "ignored 2"] | None = None
 
     def __post_init__(self) -> None:
+        if trouble := next(self._troubles(), None):
+            raise UserError(f"{self.name}: {trouble}")
         for field in dataclasses.fields(self):
-            column = getattr(self, field.name)
-            if field.name in (*_COLUMNS, "labels") and column is not None and len(column) != len(self.paths):
-                raise UserError(
-                    f"{self.name}: {len(column)} {field.name} for {len(self.paths)} images; give one for each"
-                )
-            if isinstance(column, np.ndarray):
+            if isinstance(column := getattr(self, field.name), np.ndarray):
                 column = column.copy()  # the caller's array stays writable
                 column.setflags(write=False)
                 object.__setattr__(self, field.name, column)
+
+    def _troubles(self) -> Iterator[str]:
+        for name in (*_COLUMNS, "labels"):
+            if (column := getattr(self, name)) is not None and len(column) != len(self.paths):
+                yield f"{len(column)} {name} for {len(self.paths)} images; give one for each"
         if not np.array_equal(np.unique(self.labels), np.arange(len(self.classes))):
-            raise UserError(f"{self.name}: labels must be 0 … {len(self.classes) - 1}, each used by at least one image")
+            yield f"labels must be 0 … {len(self.classes) - 1}, each used by at least one image"
         if odd := sorted(set(np.unique(self.splits).tolist()) - set(SPLITS)):
-            raise UserError(f"{self.name}: split {odd[0]!r} is not known; expected one of {', '.join(SPLITS)}")
+            yield f"split {odd[0]!r} is not known; expected one of {', '.join(SPLITS)}"
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -178,8 +180,6 @@ class Manifest:
         Raises:
             UserError: with fewer than four training classes, or super-categories that do not fit.
         """
-        if not 0 <= fraction < 1:
-            raise UserError(f"the validation fraction must be at least 0 and below 1, got {fraction}")
         training = self.splits == "train"
         if fraction == 0 or "val" in self.split_sizes or not training.any():
             return self

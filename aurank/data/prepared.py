@@ -28,7 +28,7 @@ from jaxtyping import Bool, Int64, UInt8
 from aurank.data.decode import MAX_PIXELS, crop, decode, quiet_decoding
 from aurank.data.manifest import Manifest
 from aurank.data.sources import BytesSource, FileMark, FolderSource, file_marks
-from aurank.data.transforms.base import AREA, INTERPOLATIONS, resize_shorter
+from aurank.data.transforms.base import AREA, resize_shorter
 from aurank.errors import AurankError, UserError, first_line
 from aurank.files import EXACT, checked, content_sha256, reading, replacing
 from aurank.sizes import as_text
@@ -74,8 +74,6 @@ class Preparation:
     raw: bool = True
 
     def __post_init__(self) -> None:
-        if not 1 <= self.short_side < 2**16 or self.channels < 1 or self.interpolation not in INTERPOLATIONS:
-            raise UserError(f"images cannot be prepared with {self}")
         if not self.raw and self.channels not in (1, 3):
             raise UserError(f"a JPEG holds 1 or 3 channels, not data.channels={self.channels}; leave out --jpeg")
 
@@ -153,11 +151,10 @@ class PreparedImages:
             mapped.seek(0)
             stream = pyarrow.ipc.open_stream(mapped)
             content = json.loads((stream.schema.metadata or {})[_ABOUT])
-            if content.pop("checksum") != content_sha256(content):
-                raise ValueError("it is damaged")
+            content.pop("checksum")
             self.how = checked(content, Preparation)
-            if not stream.schema.equals(_schema(self.how)):
-                raise ValueError("it has other columns")
+            if not stream.schema.equals(_schema(self.how), check_metadata=True):
+                raise ValueError("its description was changed, or it has other columns")
             self.end = mapped.tell()
             with suppress(StopIteration, pyarrow.ArrowException, OSError):  # the end, or what a killed process left
                 while True:

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -43,8 +44,13 @@ class Sampler(ABC):
     world_size: int = 1
 
     def __post_init__(self) -> None:
+        if trouble := next(self.troubles(), None):
+            raise UserError(trouble)
+
+    def troubles(self) -> Iterator[str]:
+        """Yield what makes batches of these arguments impossible; the first is raised as a UserError."""
         if self.seed < 0:
-            raise UserError(f"seed must be at least 0, got {self.seed}")
+            yield f"seed must be at least 0, got {self.seed}"
 
     @property
     def refresh_every(self) -> int | None:
@@ -88,8 +94,7 @@ class Sampler(ABC):
         passed = False
         while True:
             dealt = [deal(chunks, self.world_size) for chunks in self.global_batches(epoch)]
-            if not 0 <= batch <= len(dealt):
-                raise UserError(f"epoch {epoch} has {len(dealt)} batches, so it cannot start at batch {batch}")
+            assert 0 <= batch <= len(dealt), f"epoch {epoch} has {len(dealt)} batches, so none is {batch}"
             for index in range(batch, len(dealt)):
                 if len(dealt[index][0]):
                     passed = False
@@ -127,11 +132,11 @@ class ShuffledSampler(Sampler):
         [4, 3, 3]
     """
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def troubles(self) -> Iterator[str]:
+        yield from super().troubles()
         least, images = LEAST * self.world_size, len(self.labels)
         if min(self.batch, images) < least:
-            raise UserError(f"at least {least} images a batch are needed, got batch={self.batch} and {images} images")
+            yield f"at least {least} images a batch are needed, got batch={self.batch} and {images} images"
 
     def global_batches(self, epoch: int) -> list[Chunks]:
         """Return the batches of one epoch, each in one piece."""
@@ -165,22 +170,24 @@ class PKSampler(Sampler):
     per_class: int = field(default=4, kw_only=True)
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        per_class, processes, least = self.per_class, self.world_size, 2 * self.per_class * self.world_size
-        if per_class < 2:
-            raise UserError(f"per_class must be at least 2 (an image needs a positive), got {per_class}")
-        needed = f" for each of {processes} processes" if processes > 1 else ""
-        if self.batch < least:
-            expected = f"batch must be at least 2 × per_class{needed} = {least} (an image needs a negative)"
-            raise UserError(f"{expected}, got {self.batch}; raise sampler.batch or lower per_class")
         order = np.argsort(self.labels, kind="stable")
         starts = np.flatnonzero(np.diff(self.labels[order])) + 1
         self.classes: list[Rows] = np.split(order.astype(np.int64), starts) if len(order) else []
+        super().__post_init__()
+
+    def troubles(self) -> Iterator[str]:
+        yield from super().troubles()
+        per_class, processes, least = self.per_class, self.world_size, 2 * self.per_class * self.world_size
+        needed = f" for each of {processes} processes" if processes > 1 else ""
+        if per_class < 2:
+            yield f"per_class must be at least 2 (an image needs a positive), got {per_class}"
+        if self.batch < least:
+            expected = f"batch must be at least 2 × per_class{needed} = {least} (an image needs a negative)"
+            yield f"{expected}, got {self.batch}; raise sampler.batch or lower per_class"
         if len(self.classes) < 2 * processes:
-            raise UserError(f"the training set has {len(self.classes)} classes; at least 2{needed} are needed")
+            yield f"the training set has {len(self.classes)} classes; at least 2{needed} are needed"
         if (largest := max(map(len, self.classes))) < per_class:
-            what = f"no class has per_class={per_class} images (the largest has {largest})"
-            raise UserError(f"{what}; lower sampler.params.per_class")
+            yield f"no class has {per_class=} images (the largest has {largest}); lower sampler.params.per_class"
 
     @property
     def largest_batch(self) -> int:
@@ -286,24 +293,29 @@ class HierarchicalSampler(PKSampler):
     super_labels: Int64[np.ndarray, " image"] | None = field(default=None, kw_only=True)
     categories: int = field(default=2, kw_only=True)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def troubles(self) -> Iterator[str]:
+        yield from super().troubles()
         if self.super_labels is None:
-            raise UserError("the hierarchical sampler draws super-categories, and the data set has none; use pk")
-        most = self.batch // self.per_class
+            yield "the hierarchical sampler draws super-categories, and the data set has none; use pk"
+        assert self.super_labels is not None
+        most, found = self.batch // self.per_class, len(np.unique(self.super_labels))
         if not 1 <= self.categories <= most:
-            raise UserError(f"categories must be from 1 to batch / per_class = {most}, got {self.categories}")
+            yield f"categories must be from 1 to batch / per_class = {most}, got {self.categories}"
+        for rows in self.classes:
+            if len(names := np.unique(self.super_labels[rows]).tolist()) > 1:
+                label, both = self.labels[rows[0]], f"{names[0]} and {names[1]}"
+                yield f"images of label {label} have the super-categories {both}: give one"
+        if found < self.categories:
+            yield f"the training set has {found} super-categories; lower sampler.params.categories={self.categories}"
+
+    @cached_property
+    def _members(self) -> list[list[Rows]]:
+        """The classes of each super-category."""
+        assert self.super_labels is not None
         members: dict[int, list[Rows]] = {}
         for rows in self.classes:
-            names = np.unique(self.super_labels[rows]).tolist()
-            if len(names) > 1:
-                both = f"{names[0]} and {names[1]}"
-                raise UserError(f"images of label {self.labels[rows[0]]} have the super-categories {both}: give one")
-            members.setdefault(names[0], []).append(rows)
-        if len(members) < self.categories:
-            what = f"the training set has {len(members)} super-categories"
-            raise UserError(f"{what}; lower sampler.params.categories={self.categories}")
-        self._members = [members[name] for name in sorted(members)]
+            members.setdefault(int(self.super_labels[rows[0]]), []).append(rows)
+        return [members[name] for name in sorted(members)]
 
     @property
     def largest_batch(self) -> int:
@@ -361,11 +373,14 @@ class HardNegativeSampler(PKSampler):
     refresh_every: int = 500
     num_neighbours: int = 50
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def troubles(self) -> Iterator[str]:
+        yield from super().troubles()
         for name in ("refresh_every", "num_neighbours"):
             if getattr(self, name) < 1:
-                raise UserError(f"{name} must be at least 1, got {getattr(self, name)}")
+                yield f"{name} must be at least 1, got {getattr(self, name)}"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._nearest = np.empty((len(self.classes), 0), dtype=np.int64)
         self._epoch = 0
         self._shown: list[Chunks] = []  # of that epoch, before the last refresh

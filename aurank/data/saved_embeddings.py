@@ -1,7 +1,7 @@
 """Saved embeddings: the arrays of a file, checked, as the rows of a data set that trains a head without any image."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,13 @@ from aurank.arrays import load_arrays
 from aurank.data.dataset import Batch, ImageDataset, Key
 from aurank.data.manifest import Manifest
 from aurank.data.shards import INDEX, read_shards
+from aurank.data.sources import ReadSource
 from aurank.data.transforms import Pipeline
 from aurank.errors import UserError
 from aurank.files import EXACT, checked, reading
 from aurank.names import meant, nearest
 
-PAIRS = ("positives", "ignored")
+PAIRS, _FLAGS = ("positives", "ignored"), ("is_query", "is_gallery")
 ARRAYS = (
     *("embeddings", "labels", "ids", "paths", "is_query", "is_gallery", "groups", "classes"),
     *("splits", "super_labels", "made_by", "marks", "sums", *PAIRS),
@@ -79,58 +80,63 @@ def read_arrays(path: Path, labels: Path | None = None) -> dict[str, Any]:
             embeddings, which is mapped, not read, or a folder of such parts, or the table in it.
         labels: the file of their labels, where `path` holds none.
 
-    Raises:
-        UserError: a file, an array or a value that is not one of these.
     """
     if path.is_dir() or path.name == INDEX:
         content = read_shards(path if path.is_dir() else path.parent)
     else:
         content = {name or "embeddings": values for name, values in load_arrays(path).items()}  # "" that of an .npy
-    if odd := next((name for name in content if name not in ARRAYS), None):
-        what = f"which means nothing here{meant(nearest(odd, ARRAYS))}; known are {', '.join(ARRAYS)}"
-        raise UserError(f"{path} holds an array {odd!r}, {what}")
     if labels is not None:
         if "labels" in content:
             raise UserError(f"{path} holds labels of its own: leave out --labels {labels}, or the array")
-        given = load_arrays(labels)
-        if "labels" not in given and len(given) != 1:
-            raise UserError(f"--labels {labels} holds {', '.join(given) or 'nothing'}; expected one array, or 'labels'")
-        content["labels"] = given.get("labels", next(iter(given.values())))
+        content["labels"] = read_column(labels, "labels")
+    if trouble := next(_troubles(content), None):
+        raise UserError(f"{path}: {trouble}")
+    count = len(content["embeddings"])
+    usual = {"ids": np.arange(count), "paths": np.array([""] * count), "groups": np.full(count, -1)}
+    content = {**usual, **dict.fromkeys(_FLAGS, np.ones(count, dtype=bool)), **content}
+    return content | {name: content[name].astype(bool) for name in _FLAGS}
+
+
+def read_column(path: Path, name: str) -> np.ndarray:
+    """Return the array of that name, or the only array, of a file."""
+    arrays = load_arrays(path)
+    if name not in arrays and len(arrays) != 1:
+        raise UserError(f"{path} holds {', '.join(arrays) or 'nothing'}; expected one array, or {name!r}")
+    return arrays.get(name, next(iter(arrays.values())))
+
+
+def _troubles(content: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what is wrong with the arrays of a file."""
+    if odd := next((name for name in content if name not in ARRAYS), None):
+        means = f"which means nothing here{meant(nearest(odd, ARRAYS))}; known are {', '.join(ARRAYS)}"
+        yield f"holds an array {odd!r}, {means}"
     for name, remedy in (("embeddings", ""), ("labels", "; give them with --labels FILE.npy")):
         if name not in content:
-            raise UserError(f"{path} holds no array {name!r}, only {', '.join(content) or 'nothing'}{remedy}")
+            yield f"holds no array {name!r}, only {', '.join(content) or 'nothing'}{remedy}"
     count = content["embeddings"].shape[0] if content["embeddings"].ndim else 1
-    usual = {"ids": np.arange(count), "paths": np.array([""] * count), "groups": np.full(count, -1)}
-    usual |= {name: np.ones(count, dtype=bool) for name in ("is_query", "is_gallery")}
-    content = usual | content
     for name, values in content.items():
-        require_form(name, values, count, path)
-    ids, places = np.unique(content["ids"], return_index=True)
-    if len(ids) < count:
+        yield from misfits(name, values, count)
+    ids, places = np.unique(content.get("ids", []), return_index=True)
+    if "ids" in content and len(ids) < count:
         again = content["ids"][np.setdiff1d(np.arange(count), places)[0]]
-        raise UserError(f"{path}: ids name an item twice, {again!r}; give each item its own id")
-    for name in ("is_query", "is_gallery"):
-        if not np.isin(content[name], (0, 1)).all():
-            raise UserError(f"{path}: {name} must hold True or False, or 1 or 0, in each row")
-        content[name] = content[name].astype(bool)
+        yield f"ids name an item twice, {again!r}; give each item its own id"
     if "classes" in content and not np.isin(content["labels"], np.arange(len(content["classes"]))).all():
-        raise UserError(f"{path}: classes must be the names of the labels 0, 1, …, in their order; leave them out")
-    return content
+        yield "classes must be the names of the labels 0, 1, …, in their order; leave them out"
 
 
-def require_form(name: str, values: Any, count: int, path: Path) -> None:
-    """Raise UserError unless an array of a file with so many rows has the shape and type that its name asks for."""
+def misfits(name: str, values: Any, count: int) -> Iterator[str]:
+    """Yield how an array of a file with so many rows differs from the shape and values that its name asks for."""
     ndim, kinds, expected = _FORMS.get(name, (1, "", "one value a row"))
     whole = name in ("classes", "made_by", *PAIRS) or (values.ndim and len(values) == count)
     if values.ndim != ndim or not whole or (kinds and values.dtype.kind not in kinds) or values.shape[1:] == (0,):
-        what = f"{name} has shape {values.shape}, {values.dtype}"
-        raise UserError(f"{path}: {what}; expected {expected}, {count} rows in all arrays")
+        yield f"{name} has shape {values.shape}, {values.dtype}; expected {expected}, {count} rows in all arrays"
     if name in PAIRS and values.size and not (values.min() >= 0 and values.max() < count):
-        named = f"{name} name rows {values.min()} to {values.max()}"
-        raise UserError(f"{path}: {named}; expected rows from 0 to {count - 1}")
+        yield f"{name} name rows {values.min()} to {values.max()}; expected rows from 0 to {count - 1}"
+    if name in _FLAGS and not np.isin(values, (0, 1)).all():
+        yield f"{name} must hold True or False, or 1 or 0, in each row"
 
 
-class EmbeddingSource:
+class EmbeddingSource(ReadSource):
     """The rows of a matrix in the place of images, each by its path."""
 
     def __init__(
@@ -139,9 +145,7 @@ class EmbeddingSource:
         self.rows, self.where, self.made_by = rows, where, made_by
         self.place = {path: row for row, path in enumerate(paths)}
 
-    def read_bytes(self, path: str) -> bytes:
-        if path not in self.place:
-            raise UserError(f"image {path!r} is not in {self.where}")
+    def content(self, path: str) -> bytes:
         held: bytes = self.rows[self.place[path]].tobytes()
         return held
 

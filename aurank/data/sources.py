@@ -5,6 +5,7 @@ import os
 import stat
 import zipfile
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +46,28 @@ class ImageSource(Protocol):
         """Return the paths of all files, sorted, without what operating systems leave; links are followed once."""
 
 
+class ReadSource(ABC):
+    """A source that says in one way which image is not there, or cannot be read."""
+
+    where: str
+
+    @abstractmethod
+    def content(self, path: str) -> bytes:
+        """Return the content of one file; KeyError or FileNotFoundError where it is not there."""
+
+    def read_bytes(self, path: str) -> bytes:
+        try:
+            return self.content(path)
+        except (MemoryError, UserError):
+            raise
+        except (KeyError, FileNotFoundError):
+            said = f"image {path!r} is not in {self.where}"
+        # OSError; a zero byte in a name; of archives BadZipFile, zlib.error, an unknown method, a password.
+        except Exception as error:
+            said = f"image {path!r} in {self.where} cannot be read: {getattr(error, 'strerror', None) or error}"
+        raise UserError(said)
+
+
 def open_source(path: Path, *, prefix: str = "") -> ImageSource:
     """Return the folder or zip archive at `path`; paths start at the folder `prefix` inside it.
 
@@ -66,7 +89,7 @@ def open_source(path: Path, *, prefix: str = "") -> ImageSource:
     )
 
 
-class FolderSource:
+class FolderSource(ReadSource):
     """Files below one folder.
 
     Example:
@@ -78,18 +101,12 @@ class FolderSource:
         self.root = root
         self.where = str(root)
 
-    def read_bytes(self, path: str) -> bytes:
+    def content(self, path: str) -> bytes:
         file = self.root / path
-        try:
-            # A pipe or a device would be waited for, or never end.
-            if stat.S_ISREG(kind := file.stat().st_mode) or stat.S_ISDIR(kind):
-                return file.read_bytes()
-            said = "is a pipe or a device, no file; remove it"
-        except FileNotFoundError:
-            raise UserError(f"image {path!r} is not in {self.where}") from None
-        except (OSError, ValueError) as error:  # besides, a zero byte in the name
-            said = f"cannot be read: {getattr(error, 'strerror', None) or error}"
-        raise UserError(f"image {path!r} in {self.where} {said}")
+        # A pipe or a device would be waited for, or never end.
+        if not (stat.S_ISREG(kind := file.stat().st_mode) or stat.S_ISDIR(kind)):
+            raise ValueError("it is a pipe or a device, no file; remove it")
+        return file.read_bytes()
 
     def exists(self, path: str) -> bool:
         try:
@@ -123,7 +140,7 @@ def _folders(root: str) -> Iterator[tuple[str, list[str]]]:
         waiting = sorted(links)
 
 
-class ZipSource:
+class ZipSource(ReadSource):
     """Members of one zip archive below the folder `prefix` ("" is all of it).
 
     The archive is opened once in each process: a forked worker that shared its parent's file position would read
@@ -155,20 +172,13 @@ class ZipSource:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_opened": None}
 
-    def read_bytes(self, path: str) -> bytes:
+    def content(self, path: str) -> bytes:
         archive = self._archive()
-        if (member := archive.NameToInfo.get(self.prefix + path)) is None:
-            raise UserError(f"image {path!r} is not in {self.where}")
-        try:
-            if is_bomb(member, self._size):
-                claims = f"claims {member.file_size:,} bytes in {member.compress_size:,} of the archive"
-                raise ValueError(f"it {claims}; no image is packed so densely: remove it")
-            return archive.read(member)
-        except MemoryError:
-            raise
-        # Besides BadZipFile: zlib.error, an unknown method (NotImplementedError), a password (RuntimeError).
-        except Exception as error:
-            raise UserError(f"image {path!r} in {self.where} cannot be read: {error}") from None
+        member = archive.NameToInfo[self.prefix + path]
+        if is_bomb(member, self._size):
+            claims = f"claims {member.file_size:,} bytes in {member.compress_size:,} of the archive"
+            raise ValueError(f"it {claims}; no image is packed so densely: remove it")
+        return archive.read(member)
 
     def members(self) -> dict[str, zipfile.ZipInfo]:
         """Return what the archive's own directory says of each member, by its whole name, as it is now."""
@@ -183,7 +193,7 @@ class ZipSource:
         return sorted(name[len(self.prefix) :] for name in members if not _is_litter(name))
 
 
-class ArraySource:
+class ArraySource(ReadSource):
     """Images held in memory: uint8 arrays [height, width] or [height, width, channel]; their files are .npy.
 
     Example:
@@ -198,12 +208,12 @@ class ArraySource:
     def pixels(self, path: str) -> np.ndarray:
         """Return the array itself, which `decode` takes without the way through a file."""
         if path not in self._images:
-            raise UserError(f"image {path!r} is not in {self.where}")
+            self.read_bytes(path)
         return self._images[path]
 
-    def read_bytes(self, path: str) -> bytes:
+    def content(self, path: str) -> bytes:
         buffer = io.BytesIO()
-        np.save(buffer, self.pixels(path), allow_pickle=False)
+        np.save(buffer, self._images[path], allow_pickle=False)
         return buffer.getvalue()
 
     def exists(self, path: str) -> bool:

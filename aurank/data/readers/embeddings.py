@@ -1,13 +1,13 @@
 """Saved embeddings, as ``aurank embed`` writes them: a head is trained on them as on images."""
 
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
-from aurank.arrays import load_arrays
 from aurank.data.manifest import Manifest, build_manifest
-from aurank.data.saved_embeddings import EmbeddingSource, MadeBy, read_arrays, require_form
+from aurank.data.saved_embeddings import EmbeddingSource, MadeBy, misfits, read_arrays, read_column
 from aurank.errors import UserError
 from aurank.files import reading
 
@@ -21,38 +21,37 @@ def read_embeddings(root: Path, *, file: str, labels: str | None = None, splits:
         file: what ``aurank embed --split all`` writes, or an ``.npz`` or ``.npy`` of other programs, in `root`.
         labels: a file of their labels, in `root`, where `file` holds none.
         splits: a file of one text a row, train, val or test, likewise.
-
-    Raises:
-        UserError: arrays that lack, or do not fit; rows with NaN or infinity, named.
     """
     path = root / file
     content = read_arrays(path, None if labels is None else root / labels)
     count = len(content["labels"])
     if splits is not None:
-        held = load_arrays(root / splits)
-        content["splits"] = held.get("splits", next(iter(held.values()), np.empty(0)))
-        require_form("splits", content["splits"], count, root / splits)
-    if "splits" not in content:
-        raise UserError(
-            f"{path} holds no array 'splits', which says what each row is for; write it with aurank embed --split all, "
-            "or name a file of train, val and test in data.params.splits"
-        )
-    paths = content["paths"].tolist()
+        content["splits"] = read_column(root / splits, "splits")
+    rows, paths = content["embeddings"], content["paths"].tolist()
     if not any(paths):
         paths = [f"row {row}" for row in range(count)]
-    if again := next((name for name, times in Counter(paths).items() if times > 1), None):
-        raise UserError(f"{path} holds image {again!r} twice; embed each image once")
-    rows = content["embeddings"]
     with np.errstate(over="ignore"):
         rows = rows if rows.dtype == np.float32 else rows.astype(np.float32)
-    for start in range(0, count, _BLOCK):
-        wrong = np.flatnonzero(~np.isfinite(rows[start : start + _BLOCK]).all(axis=1))
-        if len(wrong):
-            row = start + int(wrong[0])
-            raise UserError(
-                f"{path}: row {row} ({paths[row]!r}) holds NaN or infinity; look at it with aurank doctor --embeddings "
-                f"{path}, and embed it again or leave it out"
+
+    def troubles() -> Iterator[str]:
+        if "splits" not in content:
+            yield (
+                "holds no array 'splits', which says what each row is for; write it with aurank embed --split all, or "
+                "name a file of train, val and test in data.params.splits"
             )
+        yield from misfits("splits", content["splits"], count)
+        if again := next((name for name, times in Counter(paths).items() if times > 1), None):
+            yield f"holds image {again!r} twice; embed each image once"
+        for start in range(0, count, _BLOCK):
+            for place in np.flatnonzero(~np.isfinite(rows[start : start + _BLOCK]).all(axis=1)).tolist():
+                row = start + place
+                yield (
+                    f"row {row} ({paths[row]!r}) holds NaN or infinity; look at it with aurank doctor --embeddings "
+                    f"{path}, and embed it again or leave it out"
+                )
+
+    if trouble := next(troubles(), None):
+        raise UserError(f"{path}: {trouble}")
     names, label = content.get("classes"), content["labels"].tolist()
     super_labels, groups = content.get("super_labels"), content["groups"]
     made_by = MadeBy.parse(str(content["made_by"]), str(path)) if "made_by" in content else None

@@ -4,7 +4,7 @@ import csv
 import dataclasses
 import io
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -23,7 +23,8 @@ _REQUIRED = ("path", "label", "text", "split")  # those of them that a table has
 _BOX = ("x1", "y1", "x2", "y2")
 _KNOWN = (*_REQUIRED, "is_query", "is_gallery", "group", "super_label", *_BOX)
 _NEARLY = 0.76  # likeness of names: "groups" and "group" have 0.91, "query" and "is_query" 0.77
-_FLAGS = {"1": True, "true": True, "yes": True, "": True, "0": False, "false": False, "no": False}
+_FLAGS = {"is_query", "is_gallery"}
+_MEANS = {"1": True, "true": True, "yes": True, "": True, "0": False, "false": False, "no": False}
 
 Line = tuple[str, dict[str, str]]  # its place ("FILE, line 7"), and its values by column
 
@@ -99,19 +100,8 @@ def _side_lines(file: Path, source: ImageSource, *, outside: bool) -> dict[str, 
 def _of_lines(name: str, source: ImageSource, lines: Sequence[Line], *, outside: bool) -> Manifest:
     header = lines[0][1] if lines else dict.fromkeys(_REQUIRED, "")
     labelled = "label" in header
-    for where, line in lines:
-        if line["split"] not in SPLITS:
-            raise UserError(f"{where}: split {line['split']!r} is not one of {', '.join(SPLITS)}")
-    for column in _REQUIRED:
-        empty = [where for where, line in lines if not line.get(column, "?")]
-        if empty and (column != "text" or not labelled):
-            others = f", and in {len(empty) - 1:,} more line{'s' if len(empty) > 2 else ''}" if len(empty) > 1 else ""
-            raise UserError(f"{empty[0]}: {column} is empty{others}")
-    if lacking := [column for column in _BOX if column not in header and any(each in header for each in _BOX)]:
-        columns = ",".join(_BOX)
-        raise UserError(
-            f"{lines[0][0]}: column {lacking[0]!r} of the boxes is missing; give {columns}, or none of them"
-        )
+    if trouble := next(_troubles(header, lines), None):
+        raise UserError(trouble)
     texts = [tidied(line.get("text", "")) for _, line in lines]
     named: dict[str, str] = {}  # without labels a class is named by the first of its texts
     super_labels: Sequence[int | None] = _numbers(lines, "super_label") or [None] * len(lines)
@@ -119,7 +109,7 @@ def _of_lines(name: str, source: ImageSource, lines: Sequence[Line], *, outside:
     for (where, line), text, super_label in zip(lines, texts, super_labels, strict=True):
         label = line["label"] if labelled else named.setdefault(text_key(text), text)
         path = PurePosixPath(line["path"]).as_posix()
-        box = _box(where, [line[column] for column in _BOX]) if _BOX[0] in header else None
+        box = _box(line) if _BOX[0] in header else None
         rows.append(Row(where, path, label, line["split"], super_label, box=box))
     more = {
         "is_query": _flags(lines, "is_query"),
@@ -130,19 +120,37 @@ def _of_lines(name: str, source: ImageSource, lines: Sequence[Line], *, outside:
     return build_listed(name, source, rows, one_label=labelled, outside=outside, **more)
 
 
-def _box(where: str, given: Sequence[str]) -> tuple[int, int, int, int] | None:
+def _troubles(header: Mapping[str, str], lines: Sequence[Line]) -> Iterator[str]:
+    """Yield what is wrong in the lines of a table."""
+    for where, line in lines:
+        if line["split"] not in SPLITS:
+            yield f"{where}: split {line['split']!r} is not one of {', '.join(SPLITS)}"
+    for column in _REQUIRED:
+        empty = [where for where, line in lines if not line.get(column, "?")]
+        if empty and (column != "text" or "label" not in header):
+            others = f", and in {len(empty) - 1:,} more line{'s' if len(empty) > 2 else ''}" if len(empty) > 1 else ""
+            yield f"{empty[0]}: {column} is empty{others}"
+    lacking = [column for column in _BOX if column not in header]
+    if 0 < len(lacking) < len(_BOX):
+        yield f"{lines[0][0]}: column {lacking[0]!r} of the boxes is missing; give {','.join(_BOX)}, or none of them"
+    for where, line in lines if not lacking else ():
+        x1, y1, x2, y2 = _box(line) or (0, 0, 1, 1)
+        if not (0 <= x1 < x2 < 2**31 and 0 <= y1 < y2 < 2**31):
+            got = ",".join(line[column] for column in _BOX)
+            yield f"{where}: the box must be {','.join(_BOX)} in pixels from 0, x1 below x2 and y1 below y2, got {got}"
+    for column in _FLAGS & header.keys():
+        for where, line in lines:
+            if line[column].lower() not in _MEANS:
+                yield f"{where}: {column} must be one of 1, 0, true, false, yes, no, got {line[column]!r}"
+
+
+def _box(line: Mapping[str, str]) -> tuple[int, int, int, int] | None:
     """Return the box of a line, None for the whole image."""
-    if not any(given):
-        return None
+    given = [line[column] for column in _BOX]
     try:
         x1, y1, x2, y2 = (round(float(value)) for value in given)
     except (ValueError, OverflowError):  # no number, NaN, infinity
-        x1 = y1 = x2 = y2 = -1
-    if not (0 <= x1 < x2 < 2**31 and 0 <= y1 < y2 < 2**31):
-        raise UserError(
-            f"{where}: the box must be {','.join(_BOX)} in pixels from 0, x1 below x2 and y1 below y2, got "
-            f"{','.join(given)}"
-        )
+        return (-1, -1, -1, -1) if any(given) else None
     return x1, y1, x2, y2
 
 
@@ -157,19 +165,23 @@ def _table_lines(source: ImageSource, file: str, *, splits: bool = True) -> Iter
         body = ((reader.line_num, line) for line in reader)
     what = "text" if "text" in header and "label" not in header else "label"
     wanted = ("path", what, "split") if splits else ("path", what)
-    if absent := next((name for name in wanted if name not in header), None):
-        either, also = f"column {absent!r} is", ""
-        if absent == "label":
-            either, also = "columns 'label' and 'text' are both", " or path,text" + ",split" * splits
-        raise UserError(f"{file}: {either} missing; expected {','.join(wanted)}{also}, got {','.join(header)}")
-    known = [name for name in header if name in _KNOWN]
-    if len(known) > len(set(known)):
-        raise UserError(f"{file}: a column occurs twice in {','.join(header)}")
     unknown = [name for name in header if name not in _KNOWN]
-    for name in unknown:
-        if likely := nearest(name, [column for column in _KNOWN if column not in header], cutoff=_NEARLY):
-            remedy = "Rename it; if it is something else, give it another name"
-            raise UserError(f"{file}: column {name!r} is not known{meant(likely)} {remedy}")
+
+    def troubles() -> Iterator[str]:
+        if absent := next((name for name in wanted if name not in header), None):
+            either, also = f"column {absent!r} is", ""
+            if absent == "label":
+                either, also = "columns 'label' and 'text' are both", " or path,text" + ",split" * splits
+            yield f"{either} missing; expected {','.join(wanted)}{also}, got {','.join(header)}"
+        if any(header.count(name) > 1 for name in _KNOWN):
+            yield f"a column occurs twice in {','.join(header)}"
+        for name in unknown:
+            if likely := nearest(name, [column for column in _KNOWN if column not in header], cutoff=_NEARLY):
+                remedy = "Rename it; if it is something else, give it another name"
+                yield f"column {name!r} is not known{meant(likely)} {remedy}"
+
+    if trouble := next(troubles(), None):
+        raise UserError(f"{file}: {trouble}")
     if unknown:
         names = ", ".join(map(repr, unknown))
         told = f"{file}: ignored columns: {names}; those read are {', '.join(_KNOWN)}"
@@ -221,10 +233,7 @@ def _texts(column: Any) -> list[str]:
 def _flags(lines: Sequence[Line], column: str) -> list[bool] | None:
     if not lines or column not in lines[0][1]:
         return None
-    for where, line in lines:
-        if line[column].lower() not in _FLAGS:
-            raise UserError(f"{where}: {column} must be one of 1, 0, true, false, yes, no, got {line[column]!r}")
-    return [_FLAGS[line[column].lower()] for _, line in lines]
+    return [_MEANS[line[column].lower()] for _, line in lines]
 
 
 def _numbers(lines: Sequence[Line], column: str) -> list[int] | None:
