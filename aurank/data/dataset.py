@@ -130,7 +130,7 @@ class ImageDataset(Dataset[Sample]):
     def marks(self) -> list[FileMark | None]:
         """Return what tells each image from another now: its file, or what is kept of a prepared image."""
         if self._prepared_rows is not None:
-            return [*self._prepared_rows.marks]
+            return [*self._prepared_rows.marks()]
         return file_marks(self.manifest.source, self.manifest.paths)
 
     def __len__(self) -> int:

@@ -15,6 +15,7 @@ from aurank.data.sources import ArraySource, ImageSource
 from aurank.errors import UserError
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".npy")
+OR_SKIP = ", or set data.on_error=skip"
 MAX_PIXELS = 128_000_000  # 384 MB decoded
 _LONGEST_STRIP = 400  # its shorter side brought to 512 pixels, such a strip has as many as the largest photo
 # NumPy parses the header as Python code, which in threads at once can fail with a SystemError under Python 3.11.
@@ -72,18 +73,14 @@ def decode(
         raise
     except UserError as error:
         raise UserError(f"image {path!r} in {source.where}: {error}") from None
-    except Image.DecompressionBombError:
-        said = (
-            "has more than 178,956,970 pixels, the most that Pillow reads, and more than "
-            f"data.max_pixels={max_pixels:,}; reduce it"
-        )
     # Pillow's readers of broken files raise almost anything: OSError, SyntaxError, ValueError, struct.error, …
     except Exception as error:
         why = f"{type(error).__name__}: {error}"
         if isinstance(error, UnidentifiedImageError):
             why = f"its {len(data):,} bytes are in no format of Pillow"
-        said = f"cannot be decoded ({why}); replace it"
-    raise UserError(f"image {path!r} in {source.where} {said}, or set data.on_error=skip")
+    raise UserError(
+        f"image {path!r} in {source.where} cannot be decoded ({why}); replace it, or set data.on_error=skip"
+    )
 
 
 def crop(
@@ -94,10 +91,8 @@ def crop(
     part = pixels[y1:y2, x1:x2]
     if not part.size:
         height, width = pixels.shape[:2]
-        raise UserError(
-            f"image {where!r} has {width} × {height} pixels, of which none lies in the box {x1},{y1},{x2},{y2}; mend "
-            "the box (x1,y1,x2,y2 in pixels), or set data.on_error=skip"
-        )
+        none = f"of which none lies in the box {x1},{y1},{x2},{y2}; mend the box (x1,y1,x2,y2 in pixels){OR_SKIP}"
+        raise UserError(f"image {where!r} has {width} × {height} pixels, {none}")
     return np.ascontiguousarray(part)
 
 
@@ -116,7 +111,7 @@ def _check_size(width: int, height: int, max_pixels: int) -> None:
     elif max(width, height) > _LONGEST_STRIP * min(width, height):
         said = f"a strip of {width:,} × {height:,} pixels, over {_LONGEST_STRIP} times as long as wide; remove it"
     if said:
-        raise UserError(f"{said}, or set data.on_error=skip")
+        raise UserError(said + OR_SKIP)
 
 
 def _from_array(array: np.ndarray | None, data: bytes, max_pixels: int) -> UInt8[np.ndarray, "height width channel"]:

@@ -11,11 +11,10 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image
 
-from aurank.data.decode import IMAGE_SUFFIXES, MAX_PIXELS, decode, to_pixels
+from aurank.data.decode import IMAGE_SUFFIXES, MAX_PIXELS, OR_SKIP, decode, to_pixels
 from aurank.data.sources import ArraySource, BytesSource, FolderSource, ImageSource, open_source
 from aurank.errors import UserError
 
-_OF_DATA_SETS = ", or set data.on_error=skip"
 _GIVEN = "what was given"
 
 
@@ -82,7 +81,7 @@ def read_photo(
     try:
         return decode(source, name, channels, max_pixels=max_pixels)
     except UserError as error:
-        raise UserError(str(error).removesuffix(_OF_DATA_SETS)) from None
+        raise UserError(str(error).removesuffix(OR_SKIP)) from None
 
 
 @dataclass(frozen=True, eq=False)

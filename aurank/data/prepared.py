@@ -11,9 +11,8 @@ import json
 import os
 import random
 import zlib
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -39,7 +38,7 @@ COMPARED = 64  # originals with another time, but the same length, that a run re
 _ABOUT = b"aurank.prepared"
 _LONGEST = 65_500  # side of a JPEG
 _KEPT_EVERY, _KEPT_BYTES = 256, 2**26  # images, and their bytes, after which what was made stays
-_AHEAD = 4  # images for each thread that are made before they are written
+_PORTION = 8  # images for each thread that are made at a time
 _SMALL = 64 << 20  # bytes: of a data set up to this size, `contents` reads every file
 _SAMPLE = 64  # files that it reads of a larger one, the same ones every time
 _NUMBERS = {
@@ -53,18 +52,12 @@ _NUMBERS = {
 # Of an image: its key, a digest of path and box; its place in the file; a length of 0 says that it could not be read.
 RECORD = np.dtype([("key", "V16"), ("offset", "<i8"), ("length", "<i8"), *_NUMBERS.items()])
 Pixels = UInt8[np.ndarray, "_ _ channel"]
-Progress = Callable[[str, int, int], None]
-"""Called with a stage, how much of it is done and how much there is."""
+Progress = Callable[[str, int, int], None]  # a stage, how much of it is done, how much there is
 
 
 @dataclass(frozen=True)
 class Preparation:
-    """How images are prepared.
-
-    Attributes:
-        short_side: larger images are reduced to it.
-        raw: keep their pixels; otherwise JPEGs of quality 95 in all colours, a fifth as large and slower to read.
-    """
+    """How images are prepared: reduced to `short_side`, raw, or as JPEGs, a fifth as large and slower to read."""
 
     __pydantic_config__ = EXACT
 
@@ -269,19 +262,10 @@ class PreparedRows:
         """Digest of the sums of the images kept and of their originals, which tells other pixels at the same paths."""
         return hashlib.sha256(self._records["crc"].tobytes() + self._records["original_crc"].tobytes()).hexdigest()
 
-    @property
-    def originals(self) -> list[FileMark]:
-        """What the original of each row is known by, as it was when it was prepared."""
-        return self._marks("original_length", "original_crc")
-
-    @property
-    def marks(self) -> list[FileMark]:
-        """What the image kept of each row is known by."""
-        return self._marks("length", "crc")
-
-    def _marks(self, length: str, crc: str) -> list[FileMark]:
-        pairs = zip(self._records[length].tolist(), self._records[crc].tolist(), strict=True)
-        return [FileMark(size, None, total) for size, total in pairs]
+    def marks(self, prefix: str = "") -> list[FileMark]:
+        """Return what the image kept of each row is known by; with "original_", its original when it was prepared."""
+        columns = self._records[f"{prefix}length"].tolist(), self._records[f"{prefix}crc"].tolist()
+        return [FileMark(size, None, total) for size, total in zip(*columns, strict=True)]
 
     def _map(self) -> np.ndarray:
         try:
@@ -334,7 +318,7 @@ def contents(manifest: Manifest, prepared: PreparedRows | None = None) -> dict[s
     if prepared is None:
         marks = file_marks(manifest.source, paths)
     else:
-        known = dict(zip(manifest.paths, prepared.originals, strict=True))
+        known = dict(zip(manifest.paths, prepared.marks("original_"), strict=True))
         marks = [known[path] for path in paths]
     sizes = [mark and mark.length for mark in marks]
     sums = {path: mark and mark.crc for path, mark in zip(paths, marks, strict=True)}
@@ -352,14 +336,7 @@ def contents(manifest: Manifest, prepared: PreparedRows | None = None) -> dict[s
 
 @dataclass(frozen=True)
 class PreparedResult:
-    """What a folder of prepared images holds now.
-
-    Attributes:
-        images: of the data set, in the folder.
-        written: of these, those that were prepared this time.
-        unreadable: the names of those that cannot be decoded (data.on_error=skip).
-        num_bytes: of the file of images.
-    """
+    """What a folder of prepared images holds now; of its `images`, `written` were prepared this time."""
 
     folder: Path
     how: Preparation
@@ -388,14 +365,7 @@ def prepare_images(
 ) -> PreparedResult:
     """Prepare the images of a manifest, those of them that are not in the folder yet, or changed, or damaged there.
 
-    One process at a time may write into a folder; a killed one is gone on with.
-
-    Args:
-        on_error: "raise" a UserError naming an image that cannot be read, or "skip" it: it counts as unreadable then.
-
-    Raises:
-        UserError: the folder holds other things, or images prepared otherwise.
-        AurankError: a full disk; what was prepared stays.
+    One process at a time may write into a folder; a killed one is gone on with, and so is one whose disk was full.
     """
     report: Progress = progress or (lambda stage, done, total: None)
     first: dict[str, int] = {}
@@ -424,7 +394,7 @@ def prepare_images(
         todo = np.flatnonzero(needed).tolist()
         marks = file_marks(manifest.source, [once.paths[row] for row in todo])  # before they are read
         make = partial(_make, once, how, on_error=on_error, max_pixels=max_pixels)
-        made = _in_order(make, list(zip(todo, marks, strict=True)))
+        made = _in_order(make, todo, marks)
         waiting: list[dict[str, Any]] = []
         with (folder / IMAGES).open("ab", buffering=0) as file:
             file.truncate(stored.end)
@@ -494,19 +464,10 @@ def _make(
 
 
 def _in_order(
-    make: Callable[[int, FileMark | None], Mapping[str, Any]], originals: Sequence[tuple[int, FileMark | None]]
+    make: Callable[..., Mapping[str, Any]], rows: Sequence[int], marks: Sequence[FileMark | None]
 ) -> Iterator[Mapping[str, Any]]:
-    """Yield what is made of each original, in their order, by threads that run a little ahead."""
+    """Yield what is made of each row, in their order, by threads, which make a portion of them at a time."""
     threads = min(32, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
-    waiting: deque[Future[Mapping[str, Any]]] = deque()
     with quiet_decoding(), ThreadPoolExecutor(threads) as pool:
-        try:
-            for original in originals:
-                waiting.append(pool.submit(make, *original))
-                if len(waiting) > _AHEAD * threads:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-        finally:
-            for future in waiting:
-                future.cancel()
+        for start in range(0, len(rows), portion := _PORTION * threads):
+            yield from pool.map(make, rows[start : start + portion], marks[start : start + portion])

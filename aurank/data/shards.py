@@ -89,14 +89,7 @@ class _Record:
 class ShardWriter:
     """Writes a folder of embeddings part by part: what is there already of the same embeddings is left as it is.
 
-    Args:
-        folder: new, or with parts that a run which was broken off left, or finished.
-        key: digest of all that decides the embeddings.
-        count: rows of the data set.
-        shard_rows: rows of the data set in each part.
-
-    Raises:
-        UserError: the folder holds anything else.
+    `key` is a digest of all that decides the embeddings, `count` the rows of the data set.
     """
 
     folder: Path

@@ -1,5 +1,6 @@
 """Images whose folders name splits and classes, or nothing does; Omniglot; and digits that need no file."""
 
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 import numpy as np
@@ -25,22 +26,26 @@ def read_folder(root: Path, *, path: str = ".", test_fraction: int | float = 1.0
         seed: of that draw.
     """
     source, names = _images(root / path)
-    if not names:
-        raise UserError(f"no images in {source.where}; expected train/CLASS/IMAGE and test/CLASS/IMAGE, or CLASS/IMAGE")
     tops = {name.split("/")[0] for name in names}
     has_splits = bool(tops & {"train", "test"})
-    if has_splits and (odd := sorted(tops - set(SPLITS))):
-        raise UserError(f"{source.where} holds {odd[0]!r} beside train, val and test; move it, or set data.params.path")
     labels = ["/".join(name.split("/")[has_splits:-1]) for name in names]
-    if "" in labels:
-        image = names[labels.index("")]
-        expected = f"CLASS/{image.split('/')[-1]}"
-        raise UserError(f"image {image!r} in {source.where} is in no class folder; expected {expected}")
+
+    def troubles() -> Iterator[str]:
+        if not names:
+            yield f"no images in {source.where}; expected train/CLASS/IMAGE and test/CLASS/IMAGE, or CLASS/IMAGE"
+        if has_splits and (odd := sorted(tops - set(SPLITS))):
+            yield f"{source.where} holds {odd[0]!r} beside train, val and test; move it, or set data.params.path"
+        if "" in labels:
+            image = names[labels.index("")]
+            yield f"image {image!r} in {source.where} is in no class folder; expected CLASS/{image.split('/')[-1]}"
+        if not 0 <= test_fraction <= 1:
+            yield f"test_fraction must be between 0 and 1, got {test_fraction}"
+
+    if trouble := next(troubles(), None):
+        raise UserError(trouble)
     if has_splits:
         splits = [name.split("/")[0] for name in names]
     else:
-        if not 0 <= test_fraction <= 1:
-            raise UserError(f"test_fraction must be between 0 and 1, got {test_fraction}")
         classes = np.array(sorted(set(labels)))
         drawn = np.random.default_rng(seed).permutation(classes)[: round(test_fraction * len(classes))]
         test = set(drawn.tolist())
