@@ -99,7 +99,6 @@ class Tokeniser:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> "Tokeniser":
-        """Return the tokeniser whose `state_dict` that is."""
         return cls([(left, right) for left, right in state["merges"]], length=state["length"])
 
     def _of(self, text: str) -> list[int]:

@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Int64, Shaped, UInt8
+from jaxtyping import Bool, Int64, Shaped
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from aurank.data.decode import MAX_PIXELS, crop, decode, quiet_decoding
+from aurank.data.decode import MAX_PIXELS, Pixels, crop, decode, quiet_decoding
 from aurank.data.manifest import Manifest
 from aurank.data.prepared import PreparedImages
 from aurank.data.seeds import augmentation_seeds
@@ -24,7 +24,6 @@ from aurank.data.transforms import Pipeline
 from aurank.errors import UserError
 
 Key = int | np.integer | tuple[int, int, int]  # row, or (row, epoch, view)
-Pixels = UInt8[np.ndarray, "_ _ channel"]
 _ParsedKey = tuple[int, int | None, int]  # row, epoch (None: not augmented) and view
 Sample = tuple[Shaped[Tensor, "channel height width"], int, int]
 _ESTIMATE_FROM = 32  # images whose prepared size decides whether all of them fit in memory
@@ -138,7 +137,6 @@ class ImageDataset(Dataset[Sample]):
 
     @property
     def cached_bytes(self) -> int:
-        """Memory that the images held take; 0 when they are read each time."""
         return sum(image.nbytes for image in self._cache or () if image is not None)
 
     @property
@@ -147,7 +145,6 @@ class ImageDataset(Dataset[Sample]):
         return [self.manifest.paths[row] for row in torch.nonzero(self._unreadable).flatten().tolist()]
 
     def leave_out(self, rows: Int64[np.ndarray, " row"]) -> None:
-        """Skip these rows too: another process has found that they cannot be read."""
         self._unreadable[torch.from_numpy(rows)] = True
 
     def __getitem__(self, key: Key) -> Sample:
@@ -203,7 +200,6 @@ class ImageDataset(Dataset[Sample]):
         return is_there
 
     def _prepared(self, row: int) -> Pixels | None:
-        """Return one prepared image, or None if it is skipped."""
         if self.on_error == "skip" and self._unreadable[row]:
             return None
         return self._read(row) if self._cache is None else self._cache[row]

@@ -27,6 +27,8 @@ _COLOURS = {1: "L", 3: "RGB", 4: "RGBA"}
 _SCALES = (8, 4, 2)  # parts of its sides that a JPEG can be decoded at
 _SMALL = 2**16  # pixels of a photo that is always decoded whole: there is nothing to win
 
+Pixels = UInt8[np.ndarray, "_ _ channel"]
+
 
 def decode(
     source: ImageSource,
@@ -36,7 +38,7 @@ def decode(
     max_pixels: int = MAX_PIXELS,
     least_side: int | None = None,
     on_white: bool = False,
-) -> UInt8[np.ndarray, "height width channel"]:
+) -> Pixels:
     """Return the pixels of one image, upright, as 1 (grey), 3 (RGB) or 4 (RGBA) channels; None keeps the file's own.
 
     1-bit, grey, 16-bit (its upper 8 bits), palette, CMYK and other files are converted; what is transparent is laid on
@@ -83,9 +85,7 @@ def decode(
     )
 
 
-def crop(
-    pixels: UInt8[np.ndarray, "height width channel"], box: Sequence[int], where: str
-) -> UInt8[np.ndarray, "_ _ channel"]:
+def crop(pixels: Pixels, box: Sequence[int], where: str) -> Pixels:
     """Return the part of an image within a box x1, y1, x2, y2, as far as the image has it; x2 and y2 are outside."""
     x1, y1, x2, y2 = box
     part = pixels[y1:y2, x1:x2]
@@ -114,8 +114,7 @@ def _check_size(width: int, height: int, max_pixels: int) -> None:
         raise UserError(said + OR_SKIP)
 
 
-def _from_array(array: np.ndarray | None, data: bytes, max_pixels: int) -> UInt8[np.ndarray, "height width channel"]:
-    """Return a copy of an array, or the array in an .npy file."""
+def _from_array(array: np.ndarray | None, data: bytes, max_pixels: int) -> Pixels:
     with _NPY_HEADER:
         shape, dtype = read_header(io.BytesIO(data), len(data)) if array is None else (array.shape, array.dtype)
     if dtype != np.uint8 or len(shape) not in (2, 3) or 0 in shape:
@@ -127,9 +126,7 @@ def _from_array(array: np.ndarray | None, data: bytes, max_pixels: int) -> UInt8
     return np.array(array if array.ndim == 3 else array[:, :, None], order="C")
 
 
-def to_pixels(
-    file: Image.Image, channels: int | None, *, on_white: bool = False
-) -> UInt8[np.ndarray, "height width channel"]:
+def to_pixels(file: Image.Image, channels: int | None, *, on_white: bool = False) -> Pixels:
     """Return the pixels of an opened file, or of any image of Pillow, by the rules of `decode`."""
     file.load()
     is_turned = file.getexif().get(ExifTags.Base.Orientation, 1) != 1
@@ -148,7 +145,7 @@ def to_pixels(
     return _convert(image, channels, transparent=transparent)
 
 
-def _convert(image: Image.Image, channels: int, *, transparent: bool) -> UInt8[np.ndarray, "height width channel"]:
+def _convert(image: Image.Image, channels: int, *, transparent: bool) -> Pixels:
     """Return the pixels with 1, 3 or 4 channels; what is transparent is laid on white unless 4 are asked for."""
     if transparent:
         image = image.convert("RGBA")
@@ -158,9 +155,7 @@ def _convert(image: Image.Image, channels: int, *, transparent: bool) -> UInt8[n
     return pixels if pixels.ndim == 3 else pixels[:, :, None]
 
 
-def _match_channels(
-    array: UInt8[np.ndarray, "height width old"], channels: int | None
-) -> UInt8[np.ndarray, "height width new"]:
+def _match_channels(array: Pixels, channels: int | None) -> Pixels:
     """Return the array with another number of channels, as Pillow would convert a file."""
     old = array.shape[2]
     if channels is None or channels == old:

@@ -122,7 +122,6 @@ def _to_send(batch: Any) -> Any:
 
 
 def _changed(batch: Batch, change: Callable[[Any], Any]) -> Batch:
-    """Return the batch with something else for each tensor."""
     image = tuple(map(change, batch.image)) if isinstance(batch.image, tuple) else change(batch.image)
     return Batch(image, change(batch.label), change(batch.id))
 

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 import numpy as np
-from jaxtyping import UInt8
 from PIL import Image
 
-from aurank.data.decode import IMAGE_SUFFIXES, MAX_PIXELS, OR_SKIP, decode, to_pixels
+from aurank.data.decode import IMAGE_SUFFIXES, MAX_PIXELS, OR_SKIP, Pixels, decode, to_pixels
 from aurank.data.sources import ArraySource, BytesSource, FolderSource, ImageSource, open_source
 from aurank.errors import UserError
 
@@ -55,9 +54,7 @@ def find_photos(given: Iterable[str]) -> list[PhotoFile]:
     return photos
 
 
-def read_photo(
-    photo: Photo, channels: int | None, *, max_pixels: int = MAX_PIXELS
-) -> UInt8[np.ndarray, "height width channel"]:
+def read_photo(photo: Photo, channels: int | None, *, max_pixels: int = MAX_PIXELS) -> Pixels:
     """Return the pixels of a photo, upright; UserError for one that cannot be read or has more than `max_pixels`."""
     if isinstance(photo, Image.Image):
         if photo.width * photo.height > max_pixels:

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Int64, UInt8
 
-from aurank.data.decode import MAX_PIXELS, crop, decode, quiet_decoding
+from aurank.data.decode import MAX_PIXELS, Pixels, crop, decode, quiet_decoding
 from aurank.data.manifest import Manifest
 from aurank.data.sources import BytesSource, FileMark, FolderSource, file_marks
 from aurank.data.transforms.base import AREA, resize_shorter
@@ -51,7 +51,6 @@ _NUMBERS = {
 }
 # Of an image: its key, a digest of path and box; its place in the file; a length of 0 says that it could not be read.
 RECORD = np.dtype([("key", "V16"), ("offset", "<i8"), ("length", "<i8"), *_NUMBERS.items()])
-Pixels = UInt8[np.ndarray, "_ _ channel"]
 Progress = Callable[[str, int, int], None]  # a stage, how much of it is done, how much there is
 
 
@@ -76,12 +75,10 @@ class Preparation:
         return f"shorter side {self.short_side}, {channels}, by {self.interpolation}, {kind}"
 
     def shrink(self, image: Pixels) -> Pixels:
-        """Return the image as it is kept: a smaller one stays as it is."""
         is_small = min(image.shape[:2]) <= self.short_side
         return image if is_small else resize_shorter(image, self.short_side, self.interpolation)
 
     def encode(self, image: Pixels) -> bytes:
-        """Return the bytes that `decode` takes; UserError for what no JPEG holds."""
         if self.raw:
             return image.tobytes()
         if max(image.shape[:2]) > _LONGEST:
@@ -106,7 +103,6 @@ class Preparation:
 
 
 def remedy_for(folder: Path) -> str:
-    """Return the remedy for what a folder lacks."""
     return f"give aurank data prepare CONFIG --out {folder} again"
 
 
@@ -438,7 +434,6 @@ def _append(file: BinaryIO, waiting: list[dict[str, Any]], how: Preparation) -> 
 def _make(
     manifest: Manifest, how: Preparation, row: int, mark: FileMark | None, *, on_error: str, max_pixels: int
 ) -> Mapping[str, Any]:
-    """Return what is kept of a row, without its key."""
     path, content, original, shape = manifest.paths[row], b"", b"", (0, 0)
     try:
         original = manifest.source.read_bytes(path)

@@ -202,7 +202,6 @@ class PKSampler(Sampler):
         return [batches[index] for index in generator.permutation(len(batches))]
 
     def _packed(self, classes: Sequence[Rows], batch: int, generator: np.random.Generator) -> list[Chunks]:
-        """Return batches of at most so many rows, each class's chunks in different ones."""
         chunks = [cut(generator.permutation(rows), self.per_class) for rows in classes]
         number = least_number(chunks, batch, self.per_class)
         while True:
@@ -310,7 +309,6 @@ class HierarchicalSampler(PKSampler):
 
     @cached_property
     def _members(self) -> list[list[Rows]]:
-        """The classes of each super-category."""
         assert self.super_labels is not None
         members: dict[int, list[Rows]] = {}
         for rows in self.classes:

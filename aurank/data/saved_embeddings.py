@@ -60,7 +60,6 @@ class MadeBy:
 
     @property
     def text(self) -> str:
-        """All of it as JSON."""
         return json.dumps(vars(self))
 
     @staticmethod
@@ -106,7 +105,6 @@ def read_column(path: Path, name: str) -> np.ndarray:
 
 
 def _troubles(content: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what is wrong with the arrays of a file."""
     if odd := next((name for name in content if name not in ARRAYS), None):
         means = f"which means nothing here{meant(nearest(odd, ARRAYS))}; known are {', '.join(ARRAYS)}"
         yield f"holds an array {odd!r}, {means}"
@@ -179,21 +177,17 @@ class EmbeddingDataset(ImageDataset):
 
     @property
     def dim(self) -> int:
-        """Width of a row."""
         return int(self._rows.shape[1])
 
     @property
     def cached_bytes(self) -> int:
-        """Memory that its rows take."""
         return 0 if isinstance(self._rows, np.memmap) else len(self) * self.dim * self._rows.itemsize
 
     @property
     def skipped(self) -> list[str]:
-        """None: every row has been read."""
         return []
 
     def __getitems__(self, keys: Sequence[Key]) -> Batch:
-        """Return the rows of those keys, in their order."""
         rows = np.array([key[0] if isinstance(key, tuple) else key for key in keys], dtype=np.int64)
         ids = torch.from_numpy(rows)
         return Batch(torch.from_numpy(self._rows[self._place[rows]]), self._labels[ids], ids)

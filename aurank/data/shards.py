@@ -44,7 +44,6 @@ class EmbeddingPart:
     sha256: str
 
     def trouble(self, folder: Path) -> str | None:
-        """Return what is wrong with the file, None where it is what was written."""
         path = folder / self.file
         try:
             if not path.is_file():
@@ -116,11 +115,9 @@ class ShardWriter:
 
     @property
     def missing(self) -> list[int]:
-        """Numbers of the parts that are still to be written."""
         return [number for number in range(-(-self.count // self.shard_rows)) if number not in self.parts]
 
     def extent(self, number: int) -> slice:
-        """Return the rows of the data set that a part is of."""
         return slice(number * self.shard_rows, min((number + 1) * self.shard_rows, self.count))
 
     def ids(self) -> Int64[np.ndarray, " row"]:
@@ -166,7 +163,6 @@ class ShardWriter:
 
 
 def _places(lengths: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the part of each row, and its row in that."""
     part = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
     return part, np.concatenate([np.arange(0), *map(np.arange, lengths)])
 

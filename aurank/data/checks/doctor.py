@@ -134,7 +134,6 @@ def repeated_image(manifest: Manifest) -> str | None:
 
 
 def _counts(manifest: Manifest, labelled: Shaped[np.ndarray, " image"]) -> dict[str, int]:
-    """Return the counts of a report; of classes only where images have some."""
     texts, rows = manifest.texts, "images" if manifest.texts is None else "pairs"
     counts = {rows: len(manifest)}
     if texts is not None:

@@ -134,7 +134,6 @@ class DoctorReport:
         return replace(self, findings=(*self.findings, *(finding for finding in more if finding.count)))
 
     def left_out(self, fix: str) -> set[int]:
-        """Return the rows that the findings of one name of FIXES leave out."""
         return {row for finding in self.findings if finding.fix == fix for row in finding.drop}
 
     def kept(self, fixes: Collection[str]) -> Manifest:
@@ -175,7 +174,6 @@ def stand_alike(manifest: Manifest, one: int, other: int) -> bool:
 
 
 def read_fixes(text: str) -> list[str]:
-    """Return the names in "repeats,unreadable"; UserError for one that is not among FIXES."""
     names = [name.strip() for name in text.split(",")]
     for name in names:
         if name not in FIXES:

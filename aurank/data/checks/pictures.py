@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from aurank.data.checks.findings import Advice, Finding, finding_of, stand_alike, surplus
-from aurank.data.decode import decode, quiet_decoding
+from aurank.data.decode import Pixels, decode, quiet_decoding
 from aurank.data.manifest import Manifest
 from aurank.errors import UserError
 
@@ -85,8 +85,6 @@ _Result = TypeVar("_Result")
 
 
 class Look(NamedTuple):
-    """What one reading keeps of an image."""
-
     digest: bytes  # of the decoded pixels, which another compression without loss does not change
     height: int
     width: int
@@ -109,7 +107,7 @@ def examine_contents(
         if path not in missing:
             rows[path].append(row)
 
-    def read(path: str) -> UInt8[np.ndarray, "height width channel"]:
+    def read(path: str) -> Pixels:
         return decode(manifest.source, path, None, max_pixels=max_pixels)
 
     def look(path: str) -> Look | UserError:
@@ -155,7 +153,6 @@ def examine_contents(
 
 
 def for_each(read: Callable[[str], _Result], paths: Sequence[str]) -> list[_Result]:
-    """Return what a function that reads an image returns for each path, several at a time."""
     with quiet_decoding(), ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         return list(pool.map(read, paths))
 
@@ -163,8 +160,7 @@ def for_each(read: Callable[[str], _Result], paths: Sequence[str]) -> list[_Resu
 # -- poor images ------------------------------------------------------------------------------------------------------
 
 
-def look_at(pixels: UInt8[np.ndarray, "height width channel"]) -> Look:
-    """Return the look of an image."""
+def look_at(pixels: Pixels) -> Look:
     digest = hashlib.sha256(repr(pixels.shape).encode() + pixels.tobytes()).digest()
     image = _grey(pixels)
     height, width = pixels.shape[:2]
@@ -176,7 +172,7 @@ def look_at(pixels: UInt8[np.ndarray, "height width channel"]) -> Look:
     return Look(digest, height, width, brightness, blur_effect(values), imagehash.phash(image).hash.ravel())
 
 
-def _grey(pixels: UInt8[np.ndarray, "height width channel"]) -> Image.Image:
+def _grey(pixels: Pixels) -> Image.Image:
     """Return an image in grey: of more than three channels the first three count, of two the first."""
     return Image.fromarray(pixels[..., 0] if pixels.shape[2] < 3 else pixels[..., :3]).convert("L")
 
@@ -232,7 +228,6 @@ def examine_quality(looks: Mapping[str, Look], rows: Mapping[str, Sequence[int]]
 def _of_groups(
     manifest: Manifest, labels: Int64[np.ndarray, " image"], what: str, groups: list[list[int]]
 ) -> list[Finding]:
-    """Return the findings about groups of rows that show one image, by where they stand."""
     texts = [" = ".join(manifest.paths[row] for row in rows) for rows in groups]
     splits = [set(manifest.splits[rows].tolist()) for rows in groups]
     asks, answers = manifest.is_query & ~manifest.is_gallery, manifest.is_gallery & ~manifest.is_query
@@ -262,7 +257,6 @@ def _of_groups(
 
 
 def _left_out(manifest: Manifest, labels: Int64[np.ndarray, " image"], rows: Sequence[int], kind: str) -> list[int]:
-    """Return which rows of one image a cleaned table leaves out for a kind of finding."""
     if kind == "splits":
         return surplus(manifest, rows)
     if kind == "within":  # two classes are no repetition: nobody knows which is right
@@ -408,7 +402,6 @@ def _improved(one: Tensor, other: Tensor, scale: Tensor, shift: Tensor) -> tuple
 
 
 def _agreement(one: Tensor, other: Tensor, scale: Tensor, shift: Tensor) -> Float[Tensor, " pair"]:
-    """Return the correlation of the pixels that both cover."""
     moved, covered = _sampled(other, scale, shift)
     weight = covered.float()
     total = weight.sum((1, 2)).clamp_min(1)

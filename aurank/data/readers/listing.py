@@ -32,7 +32,6 @@ class Row(NamedTuple):
 
 
 def read_text(source: ImageSource, file: str) -> str:
-    """Return a text file of the source."""
     if not source.exists(file):
         raise UserError(f"list file {file!r} is not in {source.where}")
     with reading(file, "UTF-8 text", remedy="save it as UTF-8"):
@@ -146,7 +145,6 @@ def class_folders(rows: Iterable[Row]) -> dict[str, str] | None:
 
 
 def list_rows(source: ImageSource, split: str, file: str) -> Iterator[Row]:
-    """Yield the rows of one list file."""
     pattern = rf"{NUMBER}\s+{NUMBER}\s+{NUMBER}\s+(.+)"  # a path may hold blanks
     form = f"{' '.join(_COLUMNS)}, numbers of at most 18 digits and a path"
     lines = read_fields(source, file, pattern, form, header=[r"\s+".join(_COLUMNS)])

@@ -47,7 +47,6 @@ class Place:
         return open_source(self.path, prefix=self.prefix)
 
     def inside(self, folder: str) -> ImageSource:
-        """Return the files below a folder."""
         return open_source(self.path, prefix=f"{self.prefix}/{folder}".lstrip("/"))
 
     def holds(self, file: str) -> bool:
@@ -63,7 +62,6 @@ class Place:
         return Part(name, list(rows), self.benchmark.sizes[size or name])
 
     def missing(self, files: Iterable[str]) -> list[str]:
-        """Return one line for each of the files that is not there: what it is and where to get it."""
         known = {**self.benchmark.either, **self.benchmark.files}
         return [
             f"{file}, {known.get(file, 'a list')}, is missing: get it from {self.benchmark.origin}"
@@ -115,7 +113,6 @@ class PublishedReader:
         self.__signature__ = inspect.Signature(given, return_annotation=Manifest)
 
     def __call__(self, root: Path, *, path: str | None = None, complete: bool = True, **params: Any) -> Manifest:
-        """Return the manifest."""
         benchmark = self.benchmark
         place = locate(benchmark, root, path)
         if place is None:

@@ -84,7 +84,6 @@ def read_two_tables(query: Path, gallery: Path, *, root: Path | None = None, out
 
 
 def _side_lines(file: Path, source: ImageSource, *, outside: bool) -> dict[str, Line]:
-    """Return the lines of the table of queries, or of that of the gallery, by their paths."""
     lines: dict[str, Line] = {}
     for where, values in _table_lines(FolderSource(file.parent), file.name, splits=False):
         path = PurePosixPath(values["path"]).as_posix()
@@ -121,7 +120,6 @@ def _of_lines(name: str, source: ImageSource, lines: Sequence[Line], *, outside:
 
 
 def _troubles(header: Mapping[str, str], lines: Sequence[Line]) -> Iterator[str]:
-    """Yield what is wrong in the lines of a table."""
     for where, line in lines:
         if line["split"] not in SPLITS:
             yield f"{where}: split {line['split']!r} is not one of {', '.join(SPLITS)}"
@@ -145,7 +143,6 @@ def _troubles(header: Mapping[str, str], lines: Sequence[Line]) -> Iterator[str]
 
 
 def _box(line: Mapping[str, str]) -> tuple[int, int, int, int] | None:
-    """Return the box of a line, None for the whole image."""
     given = [line[column] for column in _BOX]
     try:
         x1, y1, x2, y2 = (round(float(value)) for value in given)
@@ -219,7 +216,6 @@ def _parquet(source: ImageSource, file: str) -> tuple[list[str], Iterator[tuple[
 
 
 def _texts(column: Any) -> list[str]:
-    """Return the values of a column of a parquet table as text, "" where there is none."""
     texts: list[str] = []
     for chunk in column.chunks:
         if hasattr(chunk, "dictionary"):

@@ -115,7 +115,6 @@ class Pipeline(ABC):
         """Return what is always done to an image, and so may be kept in memory."""
 
     def fit(self, prepared: Prepared) -> Square:
-        """Return the prepared image at `image_size` without chance."""
         return prepared
 
     def change(self, prepared: Prepared, chance: random.Random, seed: int) -> Square:
@@ -180,7 +179,6 @@ class Pipeline(ABC):
         return self.normalise(channels_first(self.augment(self.prepare(image), seed)))
 
     def resize(self, image: Pixels, height: int, width: int) -> Prepared:
-        """Return the image at another size, by this pipeline's interpolation."""
         return resize(image, height, width, self.interpolation)
 
     def resize_shorter(self, image: Pixels, margin: Number) -> Prepared:
@@ -201,7 +199,6 @@ def channels_first(square: Square) -> UInt8[Tensor, "channel size size"]:
 
 
 def resize(image: Pixels, height: int, width: int, interpolation: str = AREA) -> Prepared:
-    """Return the image at another size, without aliasing where it shrinks."""
     if image.shape[:2] == (height, width):
         return image
     method = _PILLOWS.get(interpolation)

@@ -19,15 +19,12 @@ _TRIES = 10  # parts that are drawn until one lies in the image
 
 
 class Rectangle(NamedTuple):
-    """A rectangle of an image, in pixels."""
-
     top: int
     left: int
     height: int
     width: int
 
     def of(self, image: Pixels) -> NewPixels:
-        """Return a view of that part of an image."""
         return image[self.top : self.top + self.height, self.left : self.left + self.width]
 
 
@@ -78,7 +75,6 @@ def scaled(image: Pixels, side: int, interpolation: int) -> NewPixels:
 
 
 def flipped(image: Pixels) -> Pixels:
-    """Return an image's mirror image, left for right."""
     if image.shape[2] > _CHANNELS:
         return np.ascontiguousarray(image[:, ::-1])
     return with_channels(cv2.flip(image, 1))
@@ -119,7 +115,6 @@ def warp_matrices(
 
 
 def warp(image: Pixels, matrix: Float64[np.ndarray, "3 3"], fill: int) -> Pixels:
-    """Return an image of the same size, warped; `fill` is the value of what comes into view."""
     height, width = image.shape[:2]
     values = [float(fill)] * min(image.shape[2], _CHANNELS)
     how: dict[str, Any] = {"flags": cv2.INTER_LINEAR, "borderMode": cv2.BORDER_CONSTANT, "borderValue": values}
