@@ -155,7 +155,7 @@ def _convert(image: Image.Image, channels: int, *, transparent: bool) -> Pixels:
     return pixels if pixels.ndim == 3 else pixels[:, :, None]
 
 
-def _match_channels(array: Pixels, channels: int | None) -> Pixels:
+def _match_channels(array: Pixels, channels: int | None) -> UInt8[np.ndarray, "_ _ new"]:
     """Return the array with another number of channels, as Pillow would convert a file."""
     old = array.shape[2]
     if channels is None or channels == old:
