@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from testing.trees import pixels, png
+from testing.trees import pixels
 
 from aurank.data import ArraySource, FolderSource
 from aurank.data.decode import decode, quiet_decoding
@@ -87,30 +87,6 @@ def test_arrays_are_converted_as_files_are():
         file = _file(Image.fromarray(image[:, :, 0] if old == 1 else image))
         for new in (1, 3, 4):
             np.testing.assert_array_equal(decode(ArraySource({"x": image}), "x", new), decode(file, "x", new))
-
-
-@pytest.mark.parametrize(
-    ("array", "channels", "message"),
-    [
-        (np.zeros((2, 2, 7), np.uint8), 3, r"an array of 7 channels cannot become 3; set data\.channels=7"),
-        (np.zeros((2, 2), np.float32), 1, "expected a uint8 array"),
-        (np.zeros((0, 2), np.uint8), 1, "expected a uint8 array"),
-        (np.zeros(4, np.uint8), 1, "expected a uint8 array"),
-    ],
-)
-def test_an_array_that_is_no_image_is_named(array, channels, message):
-    with pytest.raises(UserError, match=f"image 'x' in memory: {message}"):
-        decode(ArraySource({"x": array}), "x", channels)
-
-
-def test_a_file_cannot_have_two_channels():
-    with pytest.raises(UserError, match=r"image 'x' in here: a PNG file gives 1, 3 or 4 channels, not 2"):
-        decode(BytesSource(png(0), "here"), "x", 2)
-
-
-def test_floating_point_files_are_refused():
-    with pytest.raises(UserError, match="floating-point"):
-        decode(_file(Image.new("F", (2, 2)), "TIFF"), "x", 1)
 
 
 @settings(max_examples=60, deadline=None)

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from testing.trees import array_manifest, pixels
 
 from aurank.data import ArraySource, Manifest, build_manifest
-from aurank.errors import UserError
 
 
 def _manifest(**columns: object) -> Manifest:
@@ -45,21 +44,16 @@ def test_selected_rows_keep_their_names_and_have_contiguous_labels(names, data):
         labels=names,
         splits=["test"] * count,
         groups=list(range(count)),
+        texts=[f"text {row}" for row in range(count)],
     )
     mask = np.array(data.draw(st.lists(st.booleans(), min_size=count, max_size=count)))
     rows = np.flatnonzero(mask)
     for chosen in (manifest.select(mask), manifest.select(rows), manifest.select(rows.tolist())):
         assert [chosen.classes[label] for label in chosen.labels] == [names[row] for row in rows]
         assert chosen.paths == tuple(str(row) for row in rows)
-        assert chosen.groups is not None
         assert chosen.groups.tolist() == rows.tolist()
+        assert chosen.texts == tuple(f"text {row}" for row in rows)
         assert set(chosen.labels.tolist()) == set(range(len(chosen.classes)))
-
-
-def test_a_split_without_images_is_refused_naming_those_that_have_some():
-    assert len(_manifest().split("test")) == 2
-    with pytest.raises(UserError, match=r"no images in split 'val'; splits with images: train \(4\), test \(2\)"):
-        _manifest().split("val")
 
 
 @pytest.mark.parametrize("fraction", [0.1, 0.3, 0.5])
@@ -85,8 +79,6 @@ def test_validation_leaves_a_manifest_with_its_own_alone():
 def test_validation_never_takes_one_class_nor_leaves_one():
     parts = array_manifest({"train": [2] * 4}).split_validation(0.01, seed=0)
     assert len(parts.split("val").classes) == len(parts.split("train").classes) == 2
-    with pytest.raises(UserError, match="3 training classes, too few"):
-        array_manifest({"train": [2] * 3}).split_validation(0.1, seed=0)
 
 
 def _categorised(sizes: list[int]) -> Manifest:
@@ -112,14 +104,6 @@ def test_validation_takes_whole_super_categories_that_fit(seed):
     assert len(training.classes) + len(validation.classes) == 20
     again = _categorised([5, 3, 2, 2, 1, 7]).split_validation(0.4, seed=seed, by="super_category")
     assert parts.sha256 == again.sha256
-
-
-def test_super_categories_that_cannot_be_held_out_are_refused():
-    with pytest.raises(UserError, match="no super-categories of 2 to 3 classes together"):
-        _categorised([6, 6]).split_validation(0.25, seed=0, by="super_category")
-    with pytest.raises(UserError, match=r"no super-categories to hold out; set data.validation_by=class"):
-        array_manifest({"train": [2] * 6}).split_validation(0.25, seed=0, by="super_category")
-    assert _categorised([6, 6]).split_validation(0, seed=0, by="super_category").split_sizes == {"train": 24}
 
 
 def test_the_digest_follows_the_content_but_neither_source_nor_name():
@@ -149,14 +133,6 @@ def test_the_digest_is_the_same_in_every_version():
     assert _manifest().sha256 == "d034a394e58b79c31a9fe8dc09f95480f821510c9db2419a6f24cddae8bed0d8"
 
 
-def test_texts_stay_with_their_rows():
-    manifest = _manifest(texts=[f"text {row}" for row in range(6)])
-    assert manifest.split("test").texts == ("text 3", "text 5")
-    assert manifest.select([4, 1]).texts == ("text 4", "text 1")
-    assert manifest.split_validation(0, seed=0).texts == manifest.texts
-    assert _manifest().select([0]).texts is None
-
-
 def _with_texts(paths: list[str], texts: list[str]) -> Manifest:
     return build_manifest(
         "texts", ArraySource({}), paths=paths, labels=texts, splits=["train"] * len(paths), texts=texts
@@ -174,29 +150,9 @@ def test_validation_shares_no_image_with_training_where_an_image_has_several_tex
     assert len({frozenset(unit) for unit in ("012", "34", "5", "6", "7") if set(unit) & set(validation.classes)}) == 2
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"labels": np.array([0, 1, 0, 3, 1, 3])}, "labels must be 0 … 2"),
-        ({"labels": np.array([0, 1, 0, 1, 1, 1])}, "each used by at least one image"),
-        ({"splits": np.array(["train"] * 5 + ["query"])}, "split 'query' is not known"),
-        ({"splits": np.array(["train"] * 5)}, "5 splits for 6 images"),
-        ({"texts": ("one", "two")}, "2 texts for 6 images"),
-    ],
-)
-def test_columns_that_do_not_fit_are_refused(change, message):
-    # What jaxtyping checks in tests is checked here for callers without it.
-    with pytest.raises((UserError, TypeError), match=rf"{message}|image"):
-        dataclasses.replace(_manifest(), **change)
-
-
 def test_a_class_has_the_super_category_of_its_images():
     assert _manifest().class_super_labels is None
     labels = _manifest().labels
     assert _manifest(super_labels=(labels * 2).tolist()).class_super_labels.tolist() == [
         2 * label for label in range(labels.max() + 1)
     ]
-    mixed = (labels * 2).tolist()
-    mixed[-1] = 9
-    with pytest.raises(UserError, match=r"have the super-categories . and 9; .* a class lies within one"):
-        _ = _manifest(super_labels=mixed).class_super_labels

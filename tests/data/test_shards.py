@@ -141,6 +141,13 @@ def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-4])
 
 
+def damaged_pages(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    for place in range(4, len(content) // 2, 97):
+        content[place] ^= 255
+    path.write_bytes(content)
+
+
 def another_table(folder: Path) -> None:
     write(folder.parent / "longer")
     import pyarrow.parquet
@@ -165,6 +172,7 @@ def changed(path: Path) -> None:
         (exchange, "part-00001.npy is damaged, cut short or another part"),
         (lambda folder: cut(folder / "index.parquet"), "index.parquet: cannot be read as a table of embeddings"),
         (lambda folder: changed(folder / "index.parquet"), "index.parquet: cannot be read as a table of embeddings"),
+        (lambda folder: damaged_pages(folder / "index.parquet"), "index.parquet: "),
         (another_table, "index.parquet does not fit its 3 parts of 22 rows"),
         (lambda folder: shutil.rmtree(folder), "no file|holds no embeddings"),
     ],
@@ -176,17 +184,6 @@ def test_what_does_not_fit_is_named_in_one_line_with_the_remedy(tmp_path: Path, 
     with pytest.raises(UserError, match=said) as caught:
         Embedded.load(folder)
     assert "\n" not in str(caught.value)
-
-
-def test_a_damaged_page_of_the_table_is_noticed(tmp_path: Path) -> None:
-    write(tmp_path)
-    path = tmp_path / "index.parquet"
-    content = bytearray(path.read_bytes())
-    for place in range(4, len(content) // 2, 97):
-        content[place] ^= 255
-    path.write_bytes(content)
-    with pytest.raises(UserError, match=r"index\.parquet: "):
-        read_shards(tmp_path)
 
 
 def test_an_evaluation_of_a_part_of_the_rows_holds_none_of_them_for_long(tmp_path: Path) -> None:

@@ -1,0 +1,150 @@
+"""What makes no sense is refused in one line that names it."""
+
+import dataclasses
+import io
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from testing.trees import array_manifest, pixels, png, write_tree
+
+from aurank.data import (
+    TRANSFORMS,
+    ArraySource,
+    HardNegativeSampler,
+    HierarchicalSampler,
+    ImageDataset,
+    Manifest,
+    PKSampler,
+    ShuffledSampler,
+    Tokeniser,
+    build_manifest,
+)
+from aurank.data.decode import decode
+from aurank.data.prepared import Preparation
+from aurank.data.readers.folders import read_folder, read_unlabelled
+from aurank.data.sources import BytesSource
+from aurank.errors import UserError
+
+EIGHT = np.repeat(np.arange(8), 4)
+NONE = np.zeros(0, np.int64)
+
+
+def manifest(super_labels: Sequence[int] | None = None) -> Manifest:
+    rows = {"paths": list("012345"), "labels": list("cdcodo"), "splits": ["train"] * 3 + ["test", "train", "test"]}
+    return build_manifest("six", ArraySource({}), **rows, super_labels=super_labels)
+
+
+def changed(**columns: Any) -> Manifest:
+    return dataclasses.replace(manifest(), **columns)
+
+
+def decoded(array: np.ndarray, channels: int) -> np.ndarray:
+    return decode(ArraySource({"x": array}), "x", channels)
+
+
+def floating_point() -> np.ndarray:
+    Image.new("F", (2, 2)).save(file := io.BytesIO(), "TIFF")
+    return decode(BytesSource(file.getvalue(), "here"), "x", 1)
+
+
+def transform(name: str, **params: Any) -> Any:
+    return TRANSFORMS[name](**{"image_size": 32, "channels": 3} | params)
+
+
+def held_out(fraction: float, classes: int = 6, super_labels: Sequence[int] | None = None) -> Manifest:
+    whole = dataclasses.replace(array_manifest({"train": [2] * classes}), super_labels=super_labels)
+    return whole.split_validation(fraction, seed=0, by="class" if classes < 4 else "super_category")
+
+
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [
+        (lambda: PKSampler(EIGHT, 16, per_class=5), "sampler.params.per_class"),
+        (lambda: PKSampler(EIGHT, 7), "batch must be at least 2 × per_class = 8"),
+        (lambda: PKSampler(NONE, 16), "the training set has 0 classes"),
+        (lambda: PKSampler(EIGHT, 16, per_class=1), "per_class must be at least 2"),
+        (lambda: PKSampler(EIGHT, 16, seed=-1), "seed must be at least 0, got -1"),
+        (lambda: PKSampler(EIGHT, 15, world_size=2), "for each of 2 processes = 16"),
+        (lambda: HardNegativeSampler(EIGHT, 16, neighbours=len, refresh_every=0), "refresh_every must be at least 1"),
+        (lambda: HierarchicalSampler(EIGHT, 16), "draws super-categories, and the data set has none; use pk"),
+        (lambda: HierarchicalSampler(EIGHT, 16, super_labels=EIGHT // 8), "the training set has 1 super-categories"),
+        (lambda: HierarchicalSampler(EIGHT, 16, super_labels=np.arange(32) // 3), "images of label 0 have the super-c"),
+        (lambda: HierarchicalSampler(EIGHT, 16, super_labels=EIGHT, categories=5), "= 4, got 5"),
+        (lambda: ShuffledSampler(EIGHT, 1), "at least 2 images a batch are needed"),
+        (lambda: next(ShuffledSampler(EIGHT[:10], 8, world_size=4).iterate()), "no batch of epoch 1 has 2 rows for"),
+        (lambda: Tokeniser.learn(["a pear"], vocabulary=100), "vocabulary must be at least 259"),
+        (lambda: Tokeniser.learn(["a pear"], length=2), "at least 3 tokens"),
+        (lambda: Tokeniser.learn(["a pear"], length=8).encode("a pear"), "list of texts, as ['a pear']"),
+        (lambda: changed(labels=np.array([0, 1, 0, 3, 1, 3])), "labels must be 0 … 2"),
+        (lambda: changed(labels=np.array([0, 1, 0, 1, 1, 1])), "each used by at least one image"),
+        (lambda: changed(splits=np.array(["train"] * 5 + ["query"])), "split 'query' is not known"),
+        (lambda: changed(texts=("one", "two")), "2 texts for 6 images"),
+        (lambda: manifest().split("val"), "no images in split 'val'; splits with images: train (4), test (2)"),
+        (lambda: manifest([0, 2, 0, 4, 2, 9]).class_super_labels, "have the super-categories 4 and 9"),
+        (lambda: held_out(0.1, classes=3), "3 training classes, too few"),
+        (lambda: held_out(0.25), "no super-categories to hold out; set data.validation_by=class"),
+        (lambda: held_out(0.5, super_labels=np.zeros(12, np.int64)), "no super-categories of 2 to 3 classes together"),
+        (lambda: ImageDataset(manifest(), transform("resize", channels=1), channels=3), "the transform is for 1 chann"),
+        (lambda: Preparation(36, 4, raw=False), "a JPEG holds 1 or 3 channels, not data.channels=4"),
+        (lambda: decoded(np.zeros((2, 2, 7), np.uint8), 3), "array of 7 channels cannot become 3; set data.channels=7"),
+        (lambda: decoded(np.zeros((2, 2), np.float32), 1), "image 'x' in memory: expected a uint8 array"),
+        (lambda: decoded(np.zeros((0, 2), np.uint8), 1), "expected a uint8 array"),
+        (lambda: decoded(np.zeros(4, np.uint8), 1), "expected a uint8 array"),
+        (lambda: decode(BytesSource(png(0), "here"), "x", 2), "image 'x' in here: a PNG file gives 1, 3 or 4 channels"),
+        (floating_point, "floating-point"),
+        (lambda: transform("crop_flip", scale=[0.5, 0.1]), "scale must be two numbers between 1e-06 and 1, smaller on"),
+        (lambda: transform("crop_flip", ratio=[1.0]), "ratio must be two numbers"),
+        (lambda: transform("crop_flip", flip=2), "flip must be between 0 and 1, got 2"),
+        (lambda: transform("crop_flip", margin=0.5), "margin must be at least 1"),
+        (lambda: transform("timm", crop_pct=0), "crop_pct must be between 0.01 and 2, got 0"),
+        (
+            lambda: transform("timm", crop_mode="middle"),
+            "crop_mode must be one of center, squash, border",
+        ),
+        (lambda: transform("affine", oversample=0.5), "oversample must be at least 1, got 0.5"),
+        (lambda: transform("resize", image_size=0), "image_size must be at least 1, got 0"),
+        (lambda: transform("resize", mean=[123, 116, 103]), "mean must be 3 numbers between 0 and 1"),
+        (lambda: transform("simclr", jitter=2), "jitter must be between 0 and 1, got 2"),
+        (lambda: transform("simclr", strength=3), "strength must be between 0 and 2.5, got 3"),
+        (lambda: transform("multi_crop", local_size=0), "local_size must be at least 1, got 0"),
+        (lambda: transform("multi_crop", local_scale=[0.5, 0.1]), "local_scale must be two numbers"),
+        (lambda: transform("resize")(pixels(0, 9, 8, 1)), "uint8 of shape [9, 8, 1]"),
+        (lambda: transform("resize")(pixels(0, 9, 8, 3)[:0]), "uint8 of shape [0, 8, 3]"),
+        (lambda: transform("resize")(pixels(0, 9, 8, 3) / 255), "float64 of shape [9, 8, 3]"),
+        (lambda: transform("resize")(Image.new("I", (8, 8))), "mode I, whose values may be of 8 or 16 bits"),
+        (
+            lambda: transform("resize", channels=2)(Image.new("L", (8, 8))),
+            "an image of Pillow gives 1, 3 or 4",
+        ),
+    ],
+)
+def test_what_makes_no_sense_is_refused(call: Callable[[], object], named: str) -> None:
+    with pytest.raises(UserError) as error:
+        call()
+    assert named in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("names", "params", "named"),
+    [
+        (["train/cat/1.png", "extra/cat/1.png"], {}, "holds 'extra' beside train, val and test"),
+        (["train/1.png"], {}, "image 'train/1.png' in "),
+        (["1.png"], {}, "is in no class folder; expected CLASS/1.png"),
+        (["cat/1.txt"], {}, "; expected train/CLASS/IMAGE"),
+        (["cat/1.png"], {"test_fraction": 2}, "test_fraction must be between 0 and 1, got 2"),
+        (["cat/1.png"], {"path": "dog"}, "dog does not exist; expected a folder or a zip archive"),
+    ],
+)
+def test_a_folder_that_cannot_be_understood_is_refused(tmp_path, names, params, named):
+    with pytest.raises(UserError) as error:
+        read_folder(write_tree(tmp_path, names), **params)
+    assert named in str(error.value)
+
+
+def test_a_folder_without_images_is_refused(tmp_path):
+    with pytest.raises(UserError, match="no images in"):
+        read_unlabelled(tmp_path)
