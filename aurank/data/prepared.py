@@ -216,11 +216,9 @@ class PreparedImages:
 
     def rows_of(self, manifest: Manifest, channels: int, *, on_error: str = "raise") -> "PreparedRows":
         """Return the images of a manifest; UserError names the first that is not there, or is of another original."""
-        if channels != self.how.channels:
-            raise UserError(
-                f"data.prepared: the images in {self.folder} have {self.how.channels} channels, not data.channels="
-                f"{channels}; prepare them into another folder"
-            )
+        if (own := self.how.channels) != channels:
+            said = f"the images in {self.folder} have {own} channels, not data.channels={channels}"
+            raise UserError(f"data.prepared: {said}; prepare them into another folder")
         places = self.places(manifest)
         missing, changed = self.unfit(manifest, places)
         held = np.flatnonzero(places >= 0)
@@ -273,22 +271,19 @@ class PreparedRows:
     def read(self, row: int) -> Pixels:
         """Return the pixels of a row; UserError where the original could not be read, or the file is damaged."""
         record = self._records[row]
-        if not record["length"]:
-            raise UserError(f"image {self._names[row]!r} could not be read when it was prepared in {self.folder}")
         if self._mapped is None:
             self._mapped = self._map()
         begin = int(record["offset"])
         content: Any = np.asarray(self._mapped[begin : begin + int(record["length"])])
-        image = None
-        if self._verified[row] or zlib.crc32(content) == record["crc"]:
+        if record["length"] and (self._verified[row] or zlib.crc32(content) == record["crc"]):
             self._verified[row] = True
-            image = self.how.decode(content, int(record["height"]), int(record["width"]))
-        if image is None:
-            raise UserError(
-                f"image {self._names[row]!r} is damaged in {self.folder / IMAGES}: its bytes are not those that were "
-                f"written; {remedy_for(self.folder)}, which mends it"
-            )
-        return image
+            if (image := self.how.decode(content, int(record["height"]), int(record["width"]))) is not None:
+                return image
+        said = f"could not be read when it was prepared in {self.folder}"
+        if record["length"]:
+            lost = "its bytes are not those that were written"
+            said = f"is damaged in {self.folder / IMAGES}: {lost}; {remedy_for(self.folder)}, which mends it"
+        raise UserError(f"image {self._names[row]!r} {said}")
 
 
 def contents(manifest: Manifest, prepared: PreparedRows | None = None) -> dict[str, str]:

@@ -181,25 +181,24 @@ def read_shards(folder: Path) -> dict[str, Any]:
     import pyarrow.parquet
 
     path = folder / INDEX
-    if not path.is_file():
-        raise UserError(f"{folder} holds no embeddings, as it has no {INDEX}: {AGAIN}")
-    record = _Record.read(path)
-    parts = list(record.parts.values())
-    if trouble := next(filter(None, (part.trouble(folder) for part in parts)), None):
-        raise UserError(f"{trouble}: {AGAIN}")
+    record = _Record.read(path) if path.is_file() else None
+    parts = list(record.parts.values()) if record is not None else []
+    trouble = next(filter(None, (part.trouble(folder) for part in parts)), None)
+    if record is None or trouble:
+        raise UserError(f"{trouble or f'{folder} holds no embeddings, as it has no {INDEX}'}: {AGAIN}")
     with reading(path, "a table of embeddings", remedy=AGAIN):
         table = pyarrow.parquet.read_table(path, page_checksum_verification=True)
         lengths = [part.rows for part in parts]
         rows = zip(("part", "row"), _places(lengths), strict=True)
+        matrices = [load_arrays(folder / part.file)[""] for part in parts if part.rows]
+        widths = {matrix.shape[1:] for matrix in matrices}
         if not (
             {"label", "id"} <= set(table.column_names)
             and all(np.array_equal(table[name].to_numpy(), expected) for name, expected in rows)
+            and [len(matrix) for matrix in matrices] == list(filter(None, lengths))
+            and [*map(len, widths)] == [1]
         ):
             raise UserError(f"{path} does not fit its {len(parts)} parts of {sum(lengths):,} rows: {AGAIN}")
-        matrices = [load_arrays(folder / part.file)[""] for part in parts if part.rows]
-        widths = {matrix.shape[1:] for matrix in matrices}
-        if [len(matrix) for matrix in matrices] != list(filter(None, lengths)) or [*map(len, widths)] != [1]:
-            raise ValueError("its parts are no matrices of one width and their lengths")
         found: dict[str, Any] = {"embeddings": matrices[0] if len(matrices) == 1 else MappedRows(matrices)}
         for name, column in _COLUMNS.items():
             if column in table.column_names:

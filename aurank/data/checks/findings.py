@@ -242,21 +242,23 @@ def write_table(manifest: Manifest, file: Path) -> str:
 
 def require_table(manifest: Manifest) -> str:
     """Return the overrides by which a table finds the images; raise UserError where none could."""
-    source = manifest.source
+    source, name = manifest.source, manifest.name
+    texts = (*manifest.paths, *manifest.classes)
+    odd = (text for text in texts if text.encode("utf-8", "ignore").decode().strip() != text)
     if not len(manifest):
-        raise UserError(f"nothing of {manifest.name} would be left, so no table is written")
-    if manifest.positives is not None:
-        raise UserError(f"{manifest.name} lists which images belong together, which a table does not hold")
-    for name in (*manifest.paths, *manifest.classes):
-        if name.encode("utf-8", "ignore").decode().strip() != name:
-            what = "begins or ends with a space, or is no UTF-8"
-            raise UserError(f"{name!r} of {manifest.name} {what}, which a table does not keep")
-    if isinstance(source, FolderSource):
+        trouble = f"nothing of {name} would be left, so no table is written"
+    elif manifest.positives is not None:
+        trouble = f"{name} lists which images belong together, which a table does not hold"
+    elif text := next(odd, None):
+        trouble = f"{text!r} of {name} begins or ends with a space, or is no UTF-8, which a table does not keep"
+    elif isinstance(source, FolderSource):
         return f"data.params.path={source.root.resolve()}"
-    if isinstance(source, ZipSource):
+    elif isinstance(source, ZipSource):
         inside = f" data.params.images={source.prefix.rstrip('/')}" if source.prefix else ""
         return f"data.params.path={source.file.resolve()}{inside}"
-    raise UserError(f"the images of {manifest.name} are in memory, so no table can name them; save them as files first")
+    else:
+        trouble = f"the images of {name} are in memory, so no table can name them; save them as files first"
+    raise UserError(trouble)
 
 
 def _cell(text: str) -> str:

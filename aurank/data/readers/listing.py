@@ -92,23 +92,22 @@ def check_listing(
 ) -> None:
     """Raise UserError where one image has two labels, where a path leaves the source, or where no image is found."""
     first: dict[tuple[str, Any], Row] = {}
-    for row in rows:
-        climbs = ".." in row.path and ".." in PurePosixPath(row.path).parts
-        if not outside and (climbs or row.path.startswith(("/", "\\"))):
-            raise UserError(
-                f"{row.where}: path {row.path!r} leaves {source.where}; write it relative to that folder, or, if you "
-                "trust the list, set data.params.outside=true"
-            )
-        before = first.setdefault((row.path, row.box), row)
-        if one_label and before.label != row.label:
-            raise UserError(
-                f"{row.where}: image {row.path!r} has label {row.label!r}, but {before.label!r} at {before.where}"
-            )
-    if rows and not any(source.exists(path) for path, _ in first):
-        raise UserError(
-            f"none of the images listed is in {source.where} (first: {rows[0].path!r}, {rows[0].where}); unpack the "
-            f"images there, or {remedy}"
-        )
+
+    def troubles() -> Iterator[str]:
+        for row in rows:
+            climbs = ".." in row.path and ".." in PurePosixPath(row.path).parts
+            if not outside and (climbs or row.path.startswith(("/", "\\"))):
+                trusted = "write it relative to that folder, or, if you trust the list, set data.params.outside=true"
+                yield f"{row.where}: path {row.path!r} leaves {source.where}; {trusted}"
+            before = first.setdefault((row.path, row.box), row)
+            if one_label and before.label != row.label:
+                yield f"{row.where}: image {row.path!r} has label {row.label!r}, but {before.label!r} at {before.where}"
+        if rows and not any(source.exists(path) for path, _ in first):
+            image = f"first: {rows[0].path!r}, {rows[0].where}"
+            yield f"none of the images listed is in {source.where} ({image}); unpack the images there, or {remedy}"
+
+    if trouble := next(troubles(), None):
+        raise UserError(trouble)
 
 
 def read_lists(
