@@ -60,7 +60,7 @@ def decode(
         if array is not None or data.startswith(NPY_MAGIC):
             return _match_channels(_from_array(array, data, max_pixels), channels)
         with Image.open(io.BytesIO(data)) as file:
-            _check_size(*file.size, max_pixels)
+            check_size(*file.size, max_pixels)
             if least_side is not None and file.format == "JPEG" and file.width * file.height > _SMALL:
                 # The smallest scale that leaves enough of it and no part of a pixel at its edges.
                 fit = (
@@ -104,7 +104,7 @@ def quiet_decoding() -> Iterator[None]:
         yield
 
 
-def _check_size(width: int, height: int, max_pixels: int) -> None:
+def check_size(width: int, height: int, max_pixels: int) -> None:
     said = ""
     if width * height > max_pixels:
         said = f"{width:,} × {height:,} pixels are more than data.max_pixels={max_pixels:,}; raise it, reduce the image"
@@ -119,7 +119,7 @@ def _from_array(array: np.ndarray | None, data: bytes, max_pixels: int) -> Pixel
         shape, dtype = read_header(io.BytesIO(data), len(data)) if array is None else (array.shape, array.dtype)
     if dtype != np.uint8 or len(shape) not in (2, 3) or 0 in shape:
         raise UserError(f"expected a uint8 array [height, width(, channel)], got {dtype} {shape}")
-    _check_size(shape[1], shape[0], max_pixels)
+    check_size(shape[1], shape[0], max_pixels)
     if array is None:
         with _NPY_HEADER:
             array = np.load(io.BytesIO(data), allow_pickle=False)

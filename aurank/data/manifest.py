@@ -185,20 +185,16 @@ class Manifest:
             return self
         units = self.labels
         if by == "super_category":
-            of_class = self.class_super_labels
-            if of_class is None:
+            if (of_class := self.class_super_labels) is None:
                 raise UserError(f"{self.name} has no super-categories to hold out; set data.validation_by=class")
             own = of_class.max() + 1 + np.arange(len(of_class))  # a class without one is its own
             units = np.unique(np.where(of_class < 0, own, of_class), return_inverse=True)[1][self.labels]
         units = units if self.texts is None else _joined_by_images(self.paths, units, training)
         # what moves as one, and its classes; the classes that share an image count as one where classes move
         moved, classes = units[training], (units if by == "class" else self.labels)[training]
-        number = len(np.unique(classes))
-        if number < 4:
-            raise UserError(
-                f"{self.name} has {number} training classes, too few to keep some for validation "
-                "(4 are needed); set data.validation_fraction=0"
-            )
+        if (number := len(np.unique(classes))) < 4:
+            few = f"{number} training classes, too few to keep some for validation (4 are needed)"
+            raise UserError(f"{self.name} has {few}; set data.validation_fraction=0")
         wanted = room = min(max(2, round(fraction * number)), number - 2)
         random = np.random.default_rng([seed, number])
         if by == "class":
@@ -213,9 +209,10 @@ class Manifest:
                     room -= int(sizes[place])
             chosen = names[taken]
             if wanted - room < 2:
+                asked = f"data.validation_fraction={fraction} of {number} training classes asks for"
+                remedy = "set it higher, or data.validation_by=class"
                 raise UserError(
-                    f"{self.name}: no super-categories of 2 to {wanted} classes together, as data.validation_fraction="
-                    f"{fraction} of {number} training classes asks for; set it higher, or data.validation_by=class"
+                    f"{self.name}: no super-categories of 2 to {wanted} classes together, as {asked}; {remedy}"
                 )
         splits = self.splits.copy()
         splits[training & np.isin(units, chosen)] = "val"
@@ -254,13 +251,10 @@ def build_manifest(
     if not paths:
         raise UserError(f"{name}: no images in {source.where}")
     for what, names in (("path", paths), ("class", labels)):
-        for one in names:
-            # As a column, all are as wide as the longest; a line break would forge a line of what is printed.
-            if len(one) > _LONGEST_NAME or "\n" in one or "\r" in one:
-                raise UserError(
-                    f"{name}: the {what} {one[:40]!r} has {len(one):,} characters, or a line break among them; a name "
-                    f"has at most {_LONGEST_NAME:,} and stands on one line: rename it"
-                )
+        # As a column, all are as wide as the longest; a line break would forge a line of what is printed.
+        if odd := next((one for one in names if len(one) > _LONGEST_NAME or "\n" in one or "\r" in one), None):
+            limits = f"a name has at most {_LONGEST_NAME:,} and stands on one line: rename it"
+            raise UserError(f"{name}: the {what} {odd[:40]!r} has {len(odd):,} characters, or a line break; {limits}")
     numbers, everything = first_seen(labels), [True] * len(paths)
 
     def whole(column: Sequence[Any] | None) -> Int64[np.ndarray, "image ..."] | None:

@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 from PIL import Image
 
-from aurank.data.decode import IMAGE_SUFFIXES, MAX_PIXELS, OR_SKIP, Pixels, decode, to_pixels
+from aurank.data.decode import IMAGE_SUFFIXES, MAX_PIXELS, OR_SKIP, Pixels, check_size, decode, to_pixels
 from aurank.data.sources import ArraySource, BytesSource, FolderSource, ImageSource, open_source
 from aurank.errors import UserError
 
@@ -56,29 +56,23 @@ def find_photos(given: Iterable[str]) -> list[PhotoFile]:
 
 def read_photo(photo: Photo, channels: int | None, *, max_pixels: int = MAX_PIXELS) -> Pixels:
     """Return the pixels of a photo, upright; UserError for one that cannot be read or has more than `max_pixels`."""
-    if isinstance(photo, Image.Image):
-        if photo.width * photo.height > max_pixels:
-            raise UserError(f"the photo has {photo.width:,} × {photo.height:,} pixels, at most {max_pixels:,} are read")
-        try:
-            return to_pixels(photo, channels)
-        except OSError as error:
-            raise UserError(f"the photo cannot be decoded: {error}") from error
-    source: ImageSource
-    if isinstance(photo, np.ndarray | bytes):
-        name = "photo"
-        source = BytesSource(photo, _GIVEN) if isinstance(photo, bytes) else ArraySource({name: photo}, where=_GIVEN)
-    else:
-        if isinstance(photo, Path | str):
-            photo = PhotoFile(FolderSource(Path(photo).parent), Path(photo).name, str(photo))
-        source, name = photo.source, photo.name
-        if isinstance(source, FolderSource):
-            with suppress(OSError):  # of a name longer than the file system takes: reading says so
-                if not (source.root / name).exists():
-                    raise UserError(f"there is no photo {str(source.root / name)!r}")
+    if isinstance(photo, bytes):
+        photo = PhotoFile(BytesSource(photo, _GIVEN), "photo", "photo")
+    elif isinstance(photo, np.ndarray):
+        photo = PhotoFile(ArraySource({"photo": photo}, where=_GIVEN), "photo", "photo")
+    elif isinstance(photo, Path | str):
+        photo = PhotoFile(FolderSource(Path(photo).parent), Path(photo).name, str(photo))
     try:
-        return decode(source, name, channels, max_pixels=max_pixels)
+        if isinstance(photo, PhotoFile):
+            if isinstance(photo.source, FolderSource) and not (photo.source.root / photo.name).exists():
+                raise UserError(f"there is no photo {str(photo.source.root / photo.name)!r}")
+            return decode(photo.source, photo.name, channels, max_pixels=max_pixels)
+        check_size(photo.width, photo.height, max_pixels)
+        return to_pixels(photo, channels)
     except UserError as error:
         raise UserError(str(error).removesuffix(OR_SKIP)) from None
+    except OSError as error:
+        raise UserError(f"the photo cannot be decoded: {error}") from error
 
 
 @dataclass(frozen=True, eq=False)
