@@ -39,7 +39,7 @@ def read_embeddings(root: Path, *, file: str, labels: str | None = None, splits:
                 "holds no array 'splits', which says what each row is for; write it with aurank embed --split all, or "
                 "name a file of train, val and test in data.params.splits"
             )
-        yield from misfits("splits", content["splits"], count)
+        yield from (f"{said}; they are of {splits or path}" for said in misfits("splits", content["splits"], count))
         if again := next((name for name, times in Counter(paths).items() if times > 1), None):
             yield f"holds image {again!r} twice; embed each image once"
         for start in range(0, count, _BLOCK):

@@ -20,10 +20,9 @@ from aurank.files import reading
 from aurank.names import meant, nearest
 
 _REQUIRED = ("path", "label", "text", "split")  # those of them that a table has are filled in every line
-_BOX = ("x1", "y1", "x2", "y2")
-_KNOWN = (*_REQUIRED, "is_query", "is_gallery", "group", "super_label", *_BOX)
+_BOX, _FLAGS = ("x1", "y1", "x2", "y2"), ("is_query", "is_gallery")
+_KNOWN = (*_REQUIRED, *_FLAGS, "group", "super_label", *_BOX)
 _NEARLY = 0.76  # likeness of names: "groups" and "group" have 0.91, "query" and "is_query" 0.77
-_FLAGS = {"is_query", "is_gallery"}
 _MEANS = {"1": True, "true": True, "yes": True, "": True, "0": False, "false": False, "no": False}
 
 Line = tuple[str, dict[str, str]]  # its place ("FILE, line 7"), and its values by column
@@ -136,7 +135,7 @@ def _troubles(header: Mapping[str, str], lines: Sequence[Line]) -> Iterator[str]
         if not (0 <= x1 < x2 < 2**31 and 0 <= y1 < y2 < 2**31):
             got = ",".join(line[column] for column in _BOX)
             yield f"{where}: the box must be {','.join(_BOX)} in pixels from 0, x1 below x2 and y1 below y2, got {got}"
-    for column in _FLAGS & header.keys():
+    for column in filter(header.__contains__, _FLAGS):
         for where, line in lines:
             if line[column].lower() not in _MEANS:
                 yield f"{where}: {column} must be one of 1, 0, true, false, yes, no, got {line[column]!r}"
