@@ -115,23 +115,19 @@ class PublishedReader:
     def __call__(self, root: Path, *, path: str | None = None, complete: bool = True, **params: Any) -> Manifest:
         benchmark = self.benchmark
         place = locate(benchmark, root, path)
-        if place is None:
-            raise UserError(
-                f"{describe_absence(benchmark, root, path)}; get it from {benchmark.origin}; expected layout: "
-                f"{benchmark.layout}; terms: {benchmark.terms}; then set data.root (or AURANK_DATA) to the folder that "
-                "holds it"
-            )
-        manifest, problems = self.examine(place, **params)
+        manifest, problems = (None, []) if place is None else self.examine(place, **params)
         if manifest is not None and not (complete and problems):
             return manifest
-        remedy = f"Get it from {benchmark.origin}"
+        remedy = f"Get it from {benchmark.origin} (terms: {benchmark.terms})"
         if manifest is not None:
             remark = f" ({benchmark.remark})" if benchmark.remark else ""
             remedy = f"Get the rest from {benchmark.origin}, or data.params.complete=false reads it as a part{remark}"
+        absence = describe_absence(benchmark, root, path)
+        if place is not None:
+            absence = f"{benchmark.title} in {place.source.where} is not as published: {'; '.join(problems)}"
         raise UserError(
-            f"{benchmark.title} in {place.source.where} is not as published: {'; '.join(problems)}. {remedy}; expected "
-            f"layout: {benchmark.layout}; `aurank data check {benchmark.name} --root {root}` lists all that is "
-            "missing; data.root (or AURANK_DATA) names the folder that holds it"
+            f"{absence}. {remedy}; expected layout: {benchmark.layout}; `aurank data check {benchmark.name} --root "
+            f"{root}` lists all that is missing; data.root (or AURANK_DATA) names the folder that holds it"
         )
 
     def examine(self, place: Place, **params: Any) -> tuple[Manifest | None, list[str]]:
