@@ -166,10 +166,10 @@ BUDGETS = {
     "losses": 7181,
     "evaluation": 8278,
     "models": 2177,
-    "embedding": 2497,
+    "embedding": 2480,
     "training": 2994,
     "reporting": 1611,
-    "commands exporting serving": 4840,
+    "commands exporting serving": 4842,
     "config": 1073,
     "cli": 1441,
     "": 1052,  # beside the rooms

@@ -103,7 +103,7 @@ def check_data(
     aurank data check sop --root /data
     """
     from aurank.data import check_benchmark
-    from aurank.embedding.manifest_from_config import data_folder
+    from aurank.embedding.select_images import data_folder
 
     with bar("checksums") as (_, show):
 

@@ -17,8 +17,7 @@ from aurank.data.checks.findings import Advice, DoctorReport, Finding, finding_o
 from aurank.embedding.embed import Embedded
 from aurank.embedding.from_config import open_prepared
 from aurank.embedding.image_text_pairs import each_image_once
-from aurank.embedding.manifest_from_config import asks_about_classes, read_manifest
-from aurank.embedding.select_images import ImageSelection, read_data
+from aurank.embedding.select_images import ImageSelection, asks_about_classes, read_data, read_manifest
 from aurank.errors import UserError
 from aurank.evaluation.checks import (
     DoubtfulLabels,

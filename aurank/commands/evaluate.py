@@ -14,9 +14,15 @@ from aurank.data import Manifest
 from aurank.data.saved_embeddings import EmbeddingSource
 from aurank.embedding.embed import Embedded
 from aurank.embedding.evaluation_options import TRIAL, evaluate_together, noted, trial_of
-from aurank.embedding.manifest_from_config import require_distinct, require_likely_classes, require_room_for
 from aurank.embedding.protocols import Protocol
-from aurank.embedding.select_images import ALL, ImageSelection, require_comparable, select
+from aurank.embedding.select_images import (
+    ALL,
+    ImageSelection,
+    require_distinct,
+    require_likely_classes,
+    require_measurable,
+    select,
+)
 from aurank.errors import UserError
 from aurank.evaluation.calibration import Aim, Calibration, calibrate
 from aurank.evaluation.engine.problem import byte_count
@@ -214,9 +220,7 @@ def embed_chosen(
     """Return the options with those of the model, its embeddings of what was chosen, notes, and the images, if any."""
     prepared = prepare_model(model, images, running)
     manifest = prepared.dataset.manifest
-    require_comparable(manifest)
-    if pooled_names(options.get("metrics")):  # whose positives are kept together
-        require_room_for(manifest)
+    require_measurable(manifest, pooled=bool(pooled_names(options.get("metrics"))))
     options = prepared.evaluation_options(protocol, options)
     _check_options(options, protocol, trial_of(manifest))
     if images.data is not None or images.query is not None:  # a folder too high can have been named

@@ -19,8 +19,7 @@ from aurank.data import Manifest, Pipeline
 from aurank.embedding.choices import read_trained
 from aurank.embedding.embed import Embedded, embed
 from aurank.embedding.from_config import build_transform, open_prepared
-from aurank.embedding.manifest_from_config import read_manifest, require_distinct
-from aurank.embedding.select_images import ImageSelection
+from aurank.embedding.select_images import ImageSelection, read_manifest, require_distinct
 from aurank.embedding.stored.checkpoint import is_head, load_checkpoint, resolve_checkpoint
 from aurank.errors import AurankError, UserError, first_line
 from aurank.exporting.card import Facts, describe_begun_licence, describe_training, write_card

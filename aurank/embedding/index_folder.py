@@ -17,7 +17,7 @@ from typing_extensions import TypedDict
 from aurank.arrays import Rows, load_arrays, save_rows
 from aurank.data import FolderSource, ImageSource, ZipSource
 from aurank.data.shards import storable_texts
-from aurank.embedding.stored.stored_model import StoredRecord, store_model
+from aurank.embedding.stored.trained_model import StoredRecord, store_model
 from aurank.errors import UserError
 from aurank.evaluation.index.neighbours import Index
 from aurank.evaluation.postprocessing import GallerySearch, PostProcessing, processed_gallery

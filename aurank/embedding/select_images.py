@@ -1,20 +1,24 @@
-"""Which images are embedded: a split of a data set, the test images of a protocol, or a query and a gallery table."""
+"""The images that a configuration or options name: whole data sets, their splits, a protocol, two tables."""
 
+import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from aurank.config import Config, DataConfig, load_config, shipped_configs
 from aurank.config.schema import EMBEDDINGS
 from aurank.data import READERS, Manifest
+from aurank.data.checks.doctor import odd_classes, repeated_image
 from aurank.data.readers.table import read_two_tables
 from aurank.embedding.choices import DATA_CHOICES, read_data_config, read_trained
 from aurank.embedding.image_text_pairs import WITH_TEXTS
-from aurank.embedding.manifest_from_config import data_folder, hold_out, read_whole, split_of
 from aurank.embedding.protocols import Protocol, find_protocol
 from aurank.errors import UserError
+from aurank.evaluation.engine.problem import count_positives, require_room
 
 ALL = "all"  # splits together
 _HELD_OUT = ("validation_fraction", "validation_by")  # keys that say which training images are validation
@@ -73,16 +77,23 @@ class ImageSelection:
         tables = self.query is not None or self.gallery is not None
         ways = [("--data", self.data is not None), ("--protocol", self.protocol is not None), ("--query", tables)]
         chosen = [name for name, there in ways if there]
-        if len(chosen) > 1:
-            raise UserError(f"{chosen[0]} and {chosen[1]} both say which images to take; give one of them")
-        if tables and (self.query is None or self.gallery is None):
-            raise UserError("--query and --gallery go together: give a table for each side")
-        if self.split is not None and (tables or self.protocol is not None):
-            raise UserError(f"--split {self.split} has no use with {chosen[0]}, which says what is measured")
-        if self.seeds is not None and self.protocol is None:
-            raise UserError("--seeds goes with --protocol: they are of its draws")
-        if self.root is not None and not (tables or self.protocol is not None):
-            raise UserError(f"--root {self.root} goes with --protocol or --query; with --data, write READER:PATH")
+        named = tables or self.protocol is not None
+        both = " and ".join(chosen[:2])
+        for is_wrong, message in (
+            (len(chosen) > 1, f"{both} both say which images to take; give one of them"),
+            ((self.query is None) != (self.gallery is None), "--query and --gallery go together: give both tables"),
+            (
+                self.split is not None and named,
+                f"--split {self.split} has no use with {both}, which says what is measured",
+            ),
+            (self.seeds is not None and self.protocol is None, "--seeds goes with --protocol: they are of its draws"),
+            (
+                self.root is not None and not named,
+                f"--root {self.root} goes with --protocol or --query; with --data, write READER:PATH",
+            ),
+        ):
+            if is_wrong:
+                raise UserError(message)
 
     def find_protocol(self) -> Protocol | None:
         """Return the protocol named, or None."""
@@ -201,11 +212,16 @@ def describe_overlap(images: ImageSelection, selected: Selected) -> list[str]:
     return [f"{said}, so this is no test; without --data and --split its test images are taken"]
 
 
-def require_comparable(manifest: Manifest) -> None:
-    """Raise UserError where no two images share a label, so that there is nothing to measure."""
-    if manifest.positives is None and manifest.class_counts.max() < 2:
+def require_measurable(manifest: Manifest, *, pooled: bool) -> None:
+    """Raise UserError where no image has a positive, or where pooled metrics would keep more than the memory holds."""
+    listed, labels = manifest.positives, manifest.labels
+    if listed is None and manifest.class_counts.max() < 2:
         remedy = f"measuring {_WANTS_LABELS}" if manifest.texts is None else WITH_TEXTS
         raise UserError(f"no two of the {len(manifest):,} images of {manifest.name} have one label: {remedy}")
+    if pooled:
+        query, gallery = manifest.is_query, manifest.is_gallery
+        count = count_positives(labels[query], labels[gallery]) - int((query & gallery).sum())
+        require_room(count if listed is None else len(listed))
 
 
 def _located(data: str) -> dict[str, Any]:
@@ -229,3 +245,77 @@ def _located(data: str) -> dict[str, Any]:
         return {**section, "root": str(target)}
     key = "file" if name in ("table", EMBEDDINGS) else "path"  # of an archive
     return {**section, "params": {key: target.name}, "root": str(target.parent)}
+
+
+# -- a data section, its manifest and splits ---------------------------------------------------------------------------
+
+
+def data_folder(root: Path | str | None) -> Path:
+    """Return ``root``, else ``$AURANK_DATA``, else ``./data``."""
+    return Path(root or os.environ.get("AURANK_DATA") or "data").expanduser()
+
+
+def read_manifest(config: DataConfig, *, seed: int) -> Manifest:
+    """Return every image of the data set with its split, validation (class-disjoint from training, seeded) included.
+
+    Example:
+        >>> config = DataConfig(name="digits", validation_fraction=0.3)
+        >>> read_manifest(config, seed=1).split_sizes
+        {'train': 629, 'val': 269, 'test': 899}
+    """
+    return hold_out(read_whole(config), config, seed=seed)
+
+
+def read_whole(config: DataConfig) -> Manifest:
+    """Return every image of the data set, with the splits that the reader gives."""
+    return READERS[config.name](data_folder(config.root), **config.params)
+
+
+def hold_out(manifest: Manifest, config: DataConfig, *, seed: int) -> Manifest:
+    """Return the data set with the validation split held out; of images that each are their own class, with none."""
+    if config.train_labels == "image" and np.bincount(manifest.labels[manifest.splits == "train"]).max(initial=0) < 2:
+        return manifest
+    return manifest.split_validation(config.validation_fraction, seed=seed, by=config.validation_by)
+
+
+def require_distinct(manifest: Manifest, config: DataConfig) -> None:
+    """Raise UserError where an image is listed more than once, unless the configuration keeps such."""
+    if config.repeated == "refuse" and (repeated := repeated_image(manifest)):
+        raise UserError(f"{repeated}; list each image once, or take them as different ones with data.repeated=keep")
+
+
+def asks_about_classes(config: DataConfig, manifest: Manifest) -> bool:
+    """Return whether the classes of what was read may be a mistake, as of a folder too high."""
+    measured = config.train_labels == "class" or bool((manifest.splits != "train").any())
+    return config.name in ("folder", "table") and config.odd_classes == "refuse" and manifest.texts is None and measured
+
+
+def require_likely_classes(manifest: Manifest, config: DataConfig, *, counts: str) -> None:
+    """Raise UserError where classes look like splits, or two hold everything, unless the configuration keeps such."""
+    if config.odd_classes == "keep" or (odd := odd_classes(manifest.classes)) is None:
+        return
+    what, names = odd
+    named = ("such as " if "splits" in what else "") + " and ".join(map(repr, names[:2]))
+    raise UserError(
+        f"the {len(manifest):,} images of {manifest.name} ({counts}) are of {what}, {named}: name the folder that "
+        "holds a folder for each class, or say with data.odd_classes=keep that these are the classes"
+    )
+
+
+def split_of(whole: Manifest, config: DataConfig, name: str) -> Manifest:
+    """Return the images of one split; UserError with the remedy for the reader where there are none."""
+    try:
+        return whole.split(name)
+    except UserError as error:
+        remedy = ""
+        if config.name == "folder" and name in ("train", "test"):
+            bound = "below 1 (such as 0.5)" if name == "train" else "above 0"
+            remedy = (
+                f"; add {name}/CLASS/IMAGE, or, where the folder is CLASS/IMAGE, set data.params.test_fraction "
+                f"{bound}, the fraction of the classes that is for testing (default 1)"
+            )
+        elif config.name == "table":
+            remedy = f"; write {name} into the column split of {config.params['file']} for some of its classes"
+        elif config.name == "unlabelled" and name == "test":
+            remedy = "; set data.train_labels=image, data.views=2 and sampler.name=shuffled to train without labels"
+        raise UserError(f"{error}{remedy}") from error

@@ -17,7 +17,7 @@ from aurank.config import Config, ConfigError
 from aurank.config.schema import Transform
 from aurank.embedding import ImageSelection
 from aurank.embedding.from_config import build_dataset, build_transform, fill_preprocessing, with_preprocessing
-from aurank.embedding.manifest_from_config import read_manifest
+from aurank.embedding.select_images import read_manifest
 from aurank.embedding.stored.checkpoint import load_checkpoint, save_checkpoint
 from aurank.errors import UserError
 from aurank.training.components import read_config

@@ -9,8 +9,7 @@ from testing.runs import tiny_config
 
 from aurank.commands import RunOptions, embed_model, evaluate_model
 from aurank.embedding import ImageSelection
-from aurank.embedding.manifest_from_config import hold_out, read_whole
-from aurank.embedding.select_images import describe_overlap, select
+from aurank.embedding.select_images import describe_overlap, hold_out, read_whole, select
 from aurank.errors import UserError
 from aurank.training import read_config
 

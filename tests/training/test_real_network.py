@@ -9,7 +9,7 @@ import torch
 
 from aurank.embedding.embed import Embedded, embed
 from aurank.embedding.from_config import build_dataset, build_encoder, fill_preprocessing
-from aurank.embedding.manifest_from_config import read_manifest
+from aurank.embedding.select_images import read_manifest
 from aurank.models.adapters.by_name import load_model
 from aurank.models.image_model import ModelImages
 from aurank.training.components import read_config

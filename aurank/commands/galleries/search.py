@@ -26,7 +26,7 @@ from aurank.embedding.index_folder import (
     read_rows,
     verify_model,
 )
-from aurank.embedding.stored.stored_model import load_stored
+from aurank.embedding.stored.trained_model import load_stored
 from aurank.errors import UserError
 from aurank.evaluation.engine.problem import Embeddings, ProgressCallback
 from aurank.evaluation.postprocessing import GallerySearch
