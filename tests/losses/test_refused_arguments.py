@@ -16,6 +16,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "isogclr": {"num_samples": 8},
     "negative_cache": {"num_samples": 4},
     "neuclip": {"embedding_size": 5},
+    "sogclr": {"num_samples": 8},
     "soft_triple": {"num_classes": 3, "embedding_size": 5},
     "soprc": {"class_counts": [2, 2]},
 }
@@ -100,8 +101,10 @@ NUMBERS = [
     ("triplet", {"distributed": "yes"}),
     ("triplet", {"margin": float("nan")}),
 ]
-TOGETHER = [  # the last one is refused beside the others
+TOGETHER = [  # the last one is refused beside the others, or beside the defaults
     ("blackbox_ap", {"batch_memory": 4}),
+    ("clip", {"learn_temperature": False, "temperature_bounds": (0.02, None)}),
+    ("cyclip", {"learn_temperature": False, "temperature_bounds": (0.02, None)}),
     ("dcl", {"weight_gradient": True}),
     ("emc2", {"official": True, "out_of_batch": "restart"}),
     ("emc2", {"official": True, "burn_in": 0.25}),
@@ -110,12 +113,19 @@ TOGETHER = [  # the last one is refused beside the others
     ("fastclip", {"version": "v1", "temperature_lr": 0.1}),
     ("fastclip", {"version": "v2", "official": True}),
     ("fastclip", {"version": "v2", "temperature": 2}),
+    ("fastclip", {"version": "v1", "temperature_bounds": (0.02, 1.0)}),
+    ("fastclip", {"gamma_schedule": "constant", "gamma_decay": 0.3}),
     ("hierarchical_ap", {"super_labels": [0, 0, 1], "clustering": 0.1}),
     ("isogclr", {"individual": False, "temperature": 0.01}),
     ("isogclr", {"individual": False, "temperature_lr": 0.1}),
     ("isogclr", {"temperature": 0.01}),
+    ("isogclr", {"gamma_schedule": "constant", "gamma_every": "step"}),
     ("negative_cache", {"refresh": 0.1}),
     ("neuclip", {"temperature": 0.001}),
+    ("neuclip", {"learn_temperature": False, "rho": 2.0}),
+    ("neuclip", {"learn_temperature": False, "temperature_bounds": [0.02, None]}),
+    ("siglip", {"learnable": False, "temperature_bounds": (0.02, None)}),
+    ("sogclr", {"gamma_schedule": "constant", "gamma_decay": 0.3}),
     ("soprc", {"official": True, "interpolation": "paper"}),
 ]
 
@@ -129,6 +139,29 @@ def without_type_checks(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_argument_that_cannot_be_is_named(name: str, given: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=list(given)[-1]):
         LOSSES[name](**{**NEEDED.get(name, {}), **given})
+
+
+@pytest.mark.parametrize(("name", "given"), TOGETHER)
+def test_the_other_arguments_are_taken_without_it(name: str, given: dict[str, Any]) -> None:
+    LOSSES[name](**{**NEEDED.get(name, {}), **dict(list(given.items())[:-1])})
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("clip", {"temperature_bounds": (0.02, None)}),
+        ("cyclip", {"temperature_bounds": (0.02, None)}),
+        ("fastclip", {"temperature_bounds": (0.02, 1.0)}),
+        ("neuclip", {"rho": 2.0}),
+        ("neuclip", {"temperature_bounds": [0.02, None]}),
+        ("siglip", {"temperature_bounds": (0.02, None)}),
+        # what a configuration repeats of the defaults
+        ("clip", {"learn_temperature": False, "temperature_bounds": [0.01, None]}),
+        ("neuclip", {"learn_temperature": False, "rho": 6.5, "restart_every": None}),
+    ],
+)
+def test_an_argument_refused_beside_another_is_taken_alone(name: str, given: dict[str, Any]) -> None:
+    LOSSES[name](**{**NEEDED.get(name, {}), **given})
 
 
 @pytest.mark.parametrize(
