@@ -162,7 +162,7 @@ def test_a_library_is_imported_in_its_one_home(path: Path) -> None:
 
 # Lines that a room may have: it may shrink, and takes from another what it needs more, in the same commit.
 BUDGETS = {
-    "data": 6182,
+    "data": 6184,
     "losses": 7181,
     "evaluation": 8278,
     "models": 2177,
