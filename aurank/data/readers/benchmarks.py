@@ -119,7 +119,7 @@ def read_vehicleid(place: Place, *, test: TestList = "large", attribute: Attribu
 
 @published(facts.CUB)
 def read_cub(place: Place) -> Contents:
-    """Read facts.CUB-200-2011: classes 1 to 100 are "train", 101 to 200 "test"; a class is named as its folder.
+    """Read CUB-200-2011: classes 1 to 100 are "train", 101 to 200 "test"; a class is named as its folder.
 
     Source: Wah et al., The Caltech-UCSD Birds-200-2011 Dataset (CNS-TR-2011-001), for the images; Song et al. (CVPR
         2016), https://arxiv.org/abs/1511.06452, section 6, for the halves, as `datasets/cub.py` of
