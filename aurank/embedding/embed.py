@@ -11,8 +11,8 @@ from jaxtyping import Bool, Int64
 from torch import nn
 
 from aurank.arrays import Rows, select_rows
-from aurank.data import ArraySource, BatchLoader, ImageDataset, Manifest
-from aurank.data.manifest import build_manifest, pairs_among
+from aurank.data import BatchLoader, ImageDataset, Manifest
+from aurank.data.manifest import pairs_among
 from aurank.data.saved_embeddings import read_arrays
 from aurank.distributed import ProcessGroup
 from aurank.embedding.cache import EmbeddingCache, Piece
@@ -22,7 +22,7 @@ from aurank.evaluation.engine.problem import ProgressCallback, RetrievalProblem,
 from aurank.evaluation.evaluate import evaluate
 from aurank.evaluation.report import Report
 from aurank.files import replacing
-from aurank.models.image_model import ImageModel
+from aurank.models.image_model import as_embeddings
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,7 +207,7 @@ def embed_rows(
                         continue
                     assert isinstance(images, torch.Tensor)  # only augmentation makes several sizes
                     output = model(dataset.to_input(images.to(device, non_blocking=True)))
-                    pieces.append(Piece(ids.numpy(), _embedding(output, len(ids))))
+                    pieces.append(Piece(ids.numpy(), as_embeddings(output, len(ids))))
                     if cache is not None:
                         cache.write(pieces[-1])
                     done = min(total, done + len(ids) * group.size)  # the others are about as far
@@ -237,16 +237,6 @@ def _held(
     return pieces, wanted & ~np.logical_or.reduce(everyone)
 
 
-def embed_images(
-    model: ImageModel, images: Sequence[np.ndarray], *, device: torch.device | None = None, batch: int = 64
-) -> np.ndarray:
-    """Return the embeddings of decoded images, uint8 [height, width, channel], in their order."""
-    names = [f"{place:09d}" for place in range(len(images))]
-    source = ArraySource(dict(zip(names, images, strict=True)))
-    manifest = build_manifest("images", source, paths=names, labels=names, splits=["test"] * len(names))
-    return np.asarray(embed(model.module, model.dataset(manifest), batch=batch, device=device).embeddings)
-
-
 def embed_pixels(dataset: ImageDataset, *, batch: int = 256, workers: int = 0) -> Embedded:
     """Return the images themselves as embeddings, each less its own mean; an image of one value becomes all ones."""
     embedded = embed(nn.Flatten(), dataset, batch=batch, workers=workers)
@@ -254,13 +244,6 @@ def embed_pixels(dataset: ImageDataset, *, batch: int = 256, workers: int = 0) -
     constant = pixels.min(axis=1, keepdims=True) == pixels.max(axis=1, keepdims=True)
     centred = pixels - pixels.mean(axis=1, keepdims=True)
     return replace(embedded, embeddings=np.where(constant, np.float32(1), centred))
-
-
-def _embedding(output: Any, count: int) -> np.ndarray:
-    if not isinstance(output, torch.Tensor) or output.ndim != 2 or len(output) != count:
-        given = tuple(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
-        raise UserError(f"the model returned {given} for {count} images; expected a tensor [{count}, dim]")
-    return output.float().cpu().numpy()
 
 
 def gather_pieces(pieces: Sequence[Piece], wanted: np.ndarray, group: ProcessGroup) -> Piece:

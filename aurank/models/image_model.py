@@ -3,7 +3,7 @@
 import importlib
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,6 +66,32 @@ class ImageModel:
             return ImageDataset(manifest, self.transform, channels=self.channels, cache_bytes=cache_bytes, **how)
         return ModelImages(manifest, self, **how)
 
+    def stack(self, images: Iterable[np.ndarray]) -> Tensor:
+        """Return decoded images, uint8 [height, width, channel], as the batch that `module` takes."""
+        transform = self.transform
+        if isinstance(transform, Pipeline):
+            shown = [transform(pixels) for pixels in images]
+        else:
+            shown = [transform(to_picture(pixels)) for pixels in images]
+        shapes = sorted({tuple(image.shape) for image in shown})
+        if len(shapes) > 1 or (shapes and len(shapes[0]) != 3):
+            came = f"its transform gives tensors of shape {', '.join(map(str, shapes))}"
+            raise UserError(f"{self.name}: {came}; expected [channel, height, width], the same for every image")
+        return torch.stack(shown) if shown else torch.empty(0, self.channels, 1, 1)
+
+    @torch.inference_mode()
+    def embed(self, images: Sequence[np.ndarray], *, device: torch.device | None = None, batch: int = 64) -> np.ndarray:
+        """Return the embeddings, float32 [image, dim], of decoded images, uint8 [height, width, channel]."""
+        device = device or next((parameter.device for parameter in self.module.parameters()), torch.device("cpu"))
+        training = self.module.training
+        self.module.eval()
+        try:
+            parts = (self.stack(images[start : start + batch]) for start in range(0, len(images), batch))
+            embedded = [as_embeddings(self.module(part.to(device)), len(part)) for part in parts]
+        finally:
+            self.module.train(training)
+        return np.concatenate(embedded or [np.empty((0, 0), np.float32)])
+
 
 @dataclass(frozen=True, eq=False)
 class TextModel:
@@ -114,22 +140,29 @@ class ModelImages(ImageDataset):
     def __getitems__(self, keys: Sequence[Key]) -> Batch:
         """Return the batch of those rows, in their order, without the images that are skipped."""
         rows: list[int] = []
-        images: list[torch.Tensor] = []
-        with quiet_decoding():
+
+        def read() -> Iterator[np.ndarray]:
             for key in keys:
                 row = int(key[0] if isinstance(key, tuple) else key)
                 if (pixels := self._prepared(row)) is not None:
-                    images.append(self.model.transform(to_picture(pixels)))
                     rows.append(row)
-        shapes = sorted({tuple(image.shape) for image in images})
-        if len(shapes) > 1 or (shapes and len(shapes[0]) != 3):
-            came = f"its transform gives tensors of shape {', '.join(map(str, shapes))}"
-            raise UserError(f"{self.model.name}: {came}; expected [channel, height, width], the same for every image")
+                    yield pixels
+
+        with quiet_decoding():
+            images = self.model.stack(read())
         return Batch(
-            image=torch.stack(images) if images else torch.empty(0, self.channels, 1, 1),
+            image=images,
             label=torch.from_numpy(self.manifest.labels[rows]),
             id=torch.tensor(rows, dtype=torch.int64),
         )
+
+
+def as_embeddings(output: Any, count: int) -> np.ndarray:
+    """Return what a module gave for so many images as float32 [count, dim]."""
+    if not isinstance(output, Tensor) or output.ndim != 2 or len(output) != count:
+        given = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+        raise UserError(f"the model returned {given} for {count} images; expected a tensor [{count}, dim]")
+    return output.float().cpu().numpy()
 
 
 def to_picture(pixels: np.ndarray) -> Image.Image:

@@ -16,7 +16,6 @@ from PIL import Image
 from aurank.data.decode import MAX_PIXELS, decode, quiet_decoding
 from aurank.data.photos import JoinedSource, Photo, PhotoFile, find_photos, read_photo
 from aurank.data.sources import ImageSource
-from aurank.embedding.embed import embed_images
 from aurank.embedding.index_folder import (
     IndexedRows,
     Table,
@@ -177,7 +176,7 @@ class ImageIndex:
         model = self.load_model()
         with quiet_decoding():
             pixels = [read_photo(photo, model.channels, max_pixels=max_pixels) for photo in photos]
-        return embed_images(model, pixels, device=self.device)
+        return model.embed(pixels, device=self.device)
 
     def search(
         self,
