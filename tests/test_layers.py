@@ -165,13 +165,13 @@ BUDGETS = {
     "data": 6184,
     "losses": 7181,
     "evaluation": 8278,
-    "models": 2177,
-    "embedding": 2480,
+    "models": 2210,
+    "embedding": 2463,
     "training": 2994,
     "reporting": 1611,
-    "commands exporting serving": 4842,
+    "commands exporting serving": 4841,
     "config": 1073,
-    "cli": 1441,
+    "cli": 1440,
     "": 1052,  # beside the rooms
 }
 
