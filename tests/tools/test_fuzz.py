@@ -14,7 +14,7 @@ from aurank.errors import UserError
 
 @pytest.mark.slow
 def test_damaged_input_finds_nothing() -> None:
-    counts, found = fuzz(20, kinds=("config", "table", "probe", "faiss", "steps"))
+    counts, found = fuzz(10, kinds=("config", "table", "probe", "faiss", "steps"))
     assert not found, "\n".join(found)
     assert all(row.total() for row in counts.values())
 

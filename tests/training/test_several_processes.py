@@ -65,7 +65,7 @@ def test_where_a_process_ends_or_stops_the_others_end_with_one_line(
     config = tmp_path / "config.yaml"
     train = {"steps": 100_000, "validate_every": 100_000, "checkpoint_every": 100_000}
     config.write_text(json.dumps(tiny_config(train=train)), encoding="utf-8")
-    timeout = "30s" if number == signal.SIGSTOP else "30min"  # an ended process is noticed without
+    timeout = "15s" if number == signal.SIGSTOP else "30min"  # an ended process is noticed without
     processes = start(config, tmp_path / "out", 2, common=[f"train.timeout={timeout}"])
     other = processes[1 - rank]
     try:
