@@ -70,7 +70,7 @@ PHASES: dict[str, tuple[Any, str, int]] = {
 }
 # The same of calls in the final test.
 TEST_PHASES: dict[str, tuple[Any, str, int]] = {
-    "test: embedding": (embedding, "_embedding", 2),
+    "test: embedding": (embedding, "as_embeddings", 2),
     "test: measuring": (Embedded, "evaluate", 1),
     "test: counting": (TileCounter, "count", 1),
     "test: measuring alone": (Embedded, "evaluate", 1),
