@@ -132,6 +132,7 @@ def test_no_folder_has_the_name_of_something_public_beside_it() -> None:
         assert not folders & set(re.findall(r'"(\w+)"', listed[1] if listed else "")), init
 
 
+@pytest.mark.slow
 def test_measuring_imports_nothing_of_training(tmp_path: Path) -> None:
     np.savez(tmp_path / "saved.npz", embeddings=np.eye(6, 3) + 0.1, labels=np.arange(6) // 2)
     command = ["-X", "importtime", "-m", "aurank", "evaluate", "--model", f"embeddings:{tmp_path / 'saved.npz'}"]

@@ -186,6 +186,7 @@ def test_what_does_not_fit_is_named_in_one_line_with_the_remedy(tmp_path: Path, 
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_an_evaluation_of_a_part_of_the_rows_holds_none_of_them_for_long(tmp_path: Path) -> None:
     count, width = 800, 2048
     chance = np.random.default_rng(0)

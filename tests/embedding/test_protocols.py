@@ -239,6 +239,7 @@ def size_of_test(protocol: Protocol) -> tuple[int, int]:
     return sum(part.images for part in parts), max(part.classes for part in parts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROTOCOLS)
 def test_a_protocol_reads_embeds_and_measures_the_test_images_of_its_benchmark(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

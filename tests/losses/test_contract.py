@@ -337,6 +337,7 @@ def test_references_that_are_not_a_number_give_a_loss_that_is_not(case: Case) ->
         assert case.make().double()(embeddings, labels, ref_emb=spoilt, ref_labels=ref_labels).isnan()
 
 
+@pytest.mark.slow
 @EVERY
 @pytest.mark.parametrize("with_references", [False, True])
 def test_labels_on_the_host_never_make_it_wait_for_the_device(case: Case, with_references: bool) -> None:

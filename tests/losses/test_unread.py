@@ -58,6 +58,7 @@ def test_every_loss_is_tried() -> None:
     assert (WAIT | ELSEWHERE).keys() <= EVERY.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("name", FORWARD)
 def test_a_forward_pass_reads_nothing_of_the_device(name: str) -> None:

@@ -151,6 +151,7 @@ def test_what_cannot_be_joined_is_told_in_one_line(photos: Path, tmp_path: Path)
         evaluate_model(f"aurank:{tmp_path}/own/best", images)
 
 
+@pytest.mark.slow
 def test_another_model_than_made_the_embeddings_is_refused(photos: Path, tmp_path: Path) -> None:
     with np.load(photos / "rows.npz") as content:
         held = dict(content)

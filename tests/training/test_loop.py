@@ -36,6 +36,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_a_short_run_learns_and_leaves_every_promised_file(trained: Path) -> None:
     names = {path.name for path in trained.iterdir()}
     measured = {"report.json", "per_query.parquet", "per_class.csv", "pr_curve.png"}
@@ -178,6 +179,7 @@ def test_a_network_that_collapses_is_told_as_such(tmp_path: Path) -> None:
         aurank.train(tiny_config(optim={"lr": 1e3, "warmup_steps": 0}, train={"validate_every": 2}), tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_a_weight_average_is_what_is_measured_and_loaded(tmp_path: Path) -> None:
     result = aurank.train(tiny_config(train={"steps": 4, "ema": 0.5, "trackers": ["tensorboard"]}), tmp_path / "out")
     state = load_checkpoint(tmp_path / "out" / "best.safetensors")

@@ -218,6 +218,7 @@ def test_two_processes_train_the_weights_of_one(tmp_path: Path, sections: dict[s
                 torch.testing.assert_close(states[1]["loss"][name], value, rtol=1e-4, atol=1e-5, msg=name)
 
 
+@pytest.mark.slow
 def test_a_process_without_others_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert launched() == 1  # which may be of anything

@@ -149,6 +149,7 @@ def labelled(kind: str, rows: int = 300, dim: int = 40, seed: int = 0) -> tuple[
     return embeddings[order], labels[order]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("distance", DISTANCES)
 @pytest.mark.parametrize("kind", SETS)
 def test_ranks_are_those_without_codes(kind: str, distance: str, decided: Counter[Any]) -> None:

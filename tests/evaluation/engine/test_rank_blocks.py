@@ -65,6 +65,7 @@ def digits(report: aurank.Report) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_a_report_is_the_same_whatever_the_size_of_blocks(name: str) -> None:
     given = {"resampling": Resampling(100), **CASES[name]}

@@ -129,6 +129,7 @@ def test_a_saved_index_finds_the_same(kind: str, distance: str, tmp_path: Path) 
     assert len(again) == 210
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["Flat", "IVF4,PQ8x4", "IVF4,Flat", "HNSW8"])
 @pytest.mark.parametrize("distance", ["cosine", "euclidean"])  # faiss makes tables for an IVF-PQ of the latter
 def test_a_memory_mapped_index_finds_the_same_and_takes_no_rows(kind: str, distance: str, tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ def mean_gradient(loss: SogCLRLoss, embeddings: Tensor) -> Tensor:
     return torch.autograd.grad(torch.stack(values).mean(), embeddings)[0]
 
 
+@pytest.mark.slow
 def test_only_the_paper_s_average_takes_the_bias_of_small_batches_away_as_gamma_falls() -> None:
     embeddings = data()
     whole = SogCLRLoss(2 * IMAGES, temperature=0.1, gamma=1.0, views=2 * IMAGES).double()

@@ -38,6 +38,7 @@ def test_other_widths_equal_the_loop(width: dict[str, float]) -> None:
     torch.testing.assert_close(found, wanted, rtol=1e-8, atol=1e-8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("official", [False, True])
 @pytest.mark.parametrize("width", [{"offset": 1.0, "jump": 0.0}, {"offset": 6.44}, {"jump": 0.0}], ids=str)
 def test_the_line_beyond_delta_begins_at_the_offset_as_in_their_configurations(
