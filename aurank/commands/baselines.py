@@ -81,7 +81,7 @@ def measure_baselines(
 
 def _untrained(model: str, prepared: PreparedModel) -> nn.Module | None:
     kind, what = split_name(model)
-    config = prepared.config
+    config = prepared.model.config
     torch.manual_seed(0 if config is None else config.seed)
     if config is not None:
         plain = config.model.model_copy(update={"lora": None})  # adapters begin as nothing

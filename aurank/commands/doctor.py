@@ -211,7 +211,6 @@ def examine_data(
             raise UserError(f"--model {model}: give saved embeddings as --embeddings FILE, without data")
         if read_data(data, [override for override in overrides if override.startswith("data.")]) is None:
             raise UserError(f"--model goes with data named as READER:PATH, such as folder:photos; got {data}")
-        running.torch_device  # noqa: B018  # refused before anything is read
     manifest = read_manifest(section, seed=seed)
     if table is not None:
         require_table(manifest)

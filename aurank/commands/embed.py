@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int64
 
-from aurank.commands.run_options import PreparedModel, RunOptions, prepare_model, split_name
+from aurank.commands.run_options import PreparedModel, RunOptions, prepare_model
 from aurank.data.shards import SHARD_ROWS, ShardWriter, require_folder
 from aurank.embedding.cache import image_marks, row_sums
 from aurank.embedding.embed import Embedded, described, embed_rows
@@ -38,7 +38,7 @@ def embed_model(model: str, images: ImageSelection | None = None, *, running: Ru
         >>> embedded.embeddings.shape, embedded.paths.tolist()
         ((3, 64), ['blue/one.png', 'green/one.png', 'red/one.png'])
     """
-    prepared = _prepared(model, images or ImageSelection(), running or RunOptions())
+    prepared = prepare_model(model, images or ImageSelection(), running or RunOptions())
     marks = image_marks(prepared.dataset)
     embedded, notes = prepared.embed()
     prepared.run.tell(*prepared.remarks, *notes[1:])
@@ -87,11 +87,11 @@ def embed_to_folder(
             if group.rank == 0:
                 require_folder(out)
                 held.enter_context(claimed(out))
-            prepared = _prepared(model, images or ImageSelection(), run)
+            prepared = prepare_model(model, images or ImageSelection(), run)
             dataset = prepared.dataset
-            manifest, module, total = dataset.manifest, prepared.module.to(run.torch_device), len(dataset)
+            manifest, module, total = dataset.manifest, prepared.model.module.to(run.torch_device), len(dataset)
             marks = image_marks(dataset)
-            keys = run.cache_keys(module, prepared.description, dataset)
+            keys = run.cache_keys(module, prepared.model.description, dataset)
             cache = run.open_cache(model, keys, manifest)
             key = hashlib.sha256(json.dumps({**keys, "shard_rows": shard_rows}).encode()).hexdigest()
             if group.rank == 0:
@@ -125,10 +125,3 @@ def _finish(writer: ShardWriter, prepared: PreparedModel, marks: Int64[np.ndarra
     embedded = Embedded.load(writer.folder)
     prepared.run.tell(*prepared.notes(embedded, manifest)[1:])
     return embedded
-
-
-def _prepared(model: str, images: ImageSelection, running: RunOptions) -> PreparedModel:
-    if split_name(model)[0] == "embeddings":
-        raise UserError(f"--model {model}: these are embeddings already; name a model")
-    running.torch_device  # noqa: B018  # refused before anything is read
-    return prepare_model(model, images, running)

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
-from aurank.commands.galleries.postprocess import fitted_on_training, read_postprocessing
+from aurank.commands.galleries.postprocess import fitted_on_training, read_steps
 from aurank.commands.report import Measurement
 from aurank.commands.run_options import RunOptions, prepare_model, split_name
-from aurank.data import Manifest
 from aurank.data.saved_embeddings import EmbeddingSource
 from aurank.embedding.embed import Embedded
 from aurank.embedding.evaluation_options import TRIAL, evaluate_together, noted, trial_of
@@ -28,6 +28,7 @@ from aurank.evaluation.calibration import Aim, Calibration, calibrate
 from aurank.evaluation.engine.problem import byte_count
 from aurank.evaluation.index.neighbours import Index
 from aurank.evaluation.metrics import pooled_names
+from aurank.evaluation.postprocessing import PostProcessing
 from aurank.evaluation.report import Report
 from aurank.evaluation.trec import evaluate_run, read_qrels, read_run, run_names, write_run
 from aurank.files import require_writable
@@ -71,40 +72,31 @@ def evaluate_model(
         beside = {"--trec-run": trec_run, "--postprocess": postprocess, "--fit-on": fit_on}
         given = [*images.given, *(f"{name} {value}" for name, value in beside.items() if value), *running.given]
         report = _evaluate_run(model, labels, given, options)
-        running.finish("report", report)
+        running.finished("report", report)
         return report
-    kind, what = split_name(model)
-    images.check()
     protocol = images.find_protocol()
-    if trec_run is not None and protocol is not None and protocol.seeds:
-        raise UserError(f"--trec-run has no use with --protocol {protocol.name}, which draws several galleries")
+    draws = protocol is not None and bool(protocol.seeds)
+    if trec_run is not None and draws:
+        raise UserError(f"--trec-run has no use with --protocol {images.protocol}, which draws several galleries")
     if trec_run is not None and postprocess is not None:
         raise UserError(f"--trec-run {trec_run} holds lists as they come, so --postprocess has no use: leave one out")
-    options = {**options, "device": running.torch_device}
-    if protocol is not None and protocol.seeds:
+    if draws:
         options.pop("neighbours", None)  # each draw has a gallery of its own
-    options |= _steps(postprocess, fit_on, options.get("distance", "cosine"))
-    if kind == "embeddings":
-        if postprocess is not None:
-            options["postprocess"].require_fitted()
-        _check_options(options, protocol)
-        chosen, (embedded, notes) = None, saved_embeddings(model, Path(what), labels, images, protocol)
-    elif labels is not None:
-        raise UserError(f"--labels {labels} has no use with --model {model}: the labels come with the images")
-    else:
-        options, embedded, notes, chosen = embed_chosen(model, images, protocol, running, options)
+    steps = read_steps(postprocess, fit_on, options.get("distance", "cosine"))
+    measured, options = _measure(model, images, labels, steps, running, options)
     options.setdefault("progress", running.stage("ranking"))
-    names = [] if trec_run is None else (embedded.paths if (embedded.paths != "").all() else embedded.ids).tolist()
-    if trec_run is not None and embedded.positives is not None:
-        raise UserError(f"--trec-run {trec_run} writes qrels by labels, but here positives are listed: leave it out")
+    embedded, names = measured.embedded, list[str]()
     if trec_run is not None:
+        if embedded.positives is not None:
+            raise UserError(f"--trec-run {trec_run} writes qrels by labels, but positives are listed: leave it out")
+        names = (embedded.paths if (embedded.paths != "").all() else embedded.ids).tolist()
         run_names(names)  # refused before the ranking
     measure = embedded.evaluate if protocol is None else partial(protocol.evaluate, embedded)
-    report = noted(evaluate_together(measure, running.group, **options), *notes)
+    report = noted(evaluate_together(measure, running.group, **options), *measured.notes)
     if "postprocess" in options:
-        running.finish("postprocessing", options["postprocess"])
-    running.finish("measured", Measurement(model, embedded, chosen))
-    running.finish("report", report)
+        running.finished("postprocessing", options["postprocess"])
+    running.finished("measured", measured)
+    running.finished("report", report)
     if trec_run is not None and running.group.rank == 0:  # the others are done
         roles = {name: getattr(embedded, name) for name in ("is_query", "is_gallery", "groups")}
         sides = (trec_run, trec_run.with_suffix(".qrels"), embedded.embeddings, embedded.labels, names)
@@ -143,46 +135,63 @@ def calibrate_model(
     """
     aim = Aim(precision, false_match_rate)
     images, running = images or ImageSelection(), running or RunOptions()
-    kind, what = split_name(model)
-    images.check()
-    protocol = images.find_protocol()
+    protocol, distance = images.find_protocol(), options.get("distance", "cosine")
     if protocol is not None and protocol.seeds:
         raise UserError(f"--protocol {protocol.name} draws several galleries, and each would have its own threshold")
-    given = {**options, "device": running.torch_device}
-    given |= _steps(postprocess, fit_on, options.get("distance", "cosine"))
-    if postprocess is not None:
-        given["postprocess"].require_scores_of_all_pairs()
-    if kind == "embeddings":
-        if postprocess is not None:
-            given["postprocess"].require_fitted()
-        embedded, _ = saved_embeddings(model, Path(what), labels, images, protocol)
-    elif labels is not None:
-        raise UserError(f"--labels {labels} has no use with --model {model}: the labels come with the images")
-    else:
-        given, embedded, *_ = embed_chosen(model, images, protocol, running, given)
-    used = {name: value for name, value in given.items() if name in ("distance", "max_memory", "device")}
-    problem, steps = embedded.problem(), given.get("postprocess")
+    steps = read_steps(postprocess, fit_on, distance)
     if steps is not None:
-        steps.require_distance(given.get("distance", "cosine"))
+        steps.require_scores_of_all_pairs()
+    measured, given = _measure(model, images, labels, steps, running, options)
+    used = {name: value for name, value in given.items() if name in ("distance", "max_memory", "device")}
+    problem, steps = measured.embedded.problem(), given.get("postprocess")
+    if steps is not None:
+        steps.require_distance(distance)
         problem = steps.apply(problem, device=str(running.torch_device)).problem
     found = calibrate(problem, **vars(aim), **used, progress=running.stage("counting pairs"))
     return found if steps is None else replace(found, notes=[steps.note, *found.notes])
 
 
-def _steps(postprocess: str | None, fit_on: Path | None, distance: str) -> dict[str, Any]:
-    """Return the option of `aurank.evaluate` for post-processing, if there is one."""
-    if postprocess is None:
-        if fit_on is not None:
-            raise UserError(f"--fit-on {fit_on} goes with --postprocess, whose steps are fitted on it")
-        return {}
-    return {"postprocess": read_postprocessing(postprocess, distance=distance, fit_on=fit_on)}
+def _measure(
+    model: str,
+    images: ImageSelection,
+    labels: Path | None,
+    steps: PostProcessing | None,
+    running: RunOptions,
+    options: dict[str, Any],
+) -> tuple[Measurement, dict[str, Any]]:
+    """Return the embeddings of a model, or those saved, and the options with what the model's configuration adds."""
+    kind, what = split_name(model)
+    options, protocol = {**options, "device": running.torch_device}, images.find_protocol()
+    if kind == "embeddings":
+        if steps is not None:
+            steps.require_fitted()
+        _check_options(options, protocol)
+        embedded, notes = saved_embeddings(model, Path(what), labels, images)
+        return Measurement(model, embedded, notes=notes), options if steps is None else {
+            **options,
+            "postprocess": steps,
+        }
+    prepared = prepare_model(model, images, running, labels=labels)
+    manifest = prepared.dataset.manifest
+    require_measurable(manifest, pooled=bool(pooled_names(options.get("metrics"))))
+    options = prepared.evaluation_options(protocol, options)
+    _check_options(options, protocol, trial_of(manifest))
+    if images.data is not None or images.query is not None:  # a folder too high can have been named
+        sides = f"{int(manifest.is_query.sum()):,} queries, {int(manifest.is_gallery.sum()):,} gallery rows"
+        require_likely_classes(manifest, prepared.data, counts=sides)
+    require_distinct(manifest, prepared.data)
+    if steps is not None:
+        options["postprocess"] = fitted_on_training(steps, prepared)
+    embedded, notes = prepared.embed()
+    measured = None if isinstance(manifest.source, EmbeddingSource) else manifest
+    notes = [notes[0], *prepared.remarks, *prepared.overlap, *notes[1:]]
+    return Measurement(model, embedded, measured, notes), options
 
 
-def saved_embeddings(
-    model: str, path: Path, labels: Path | None, images: ImageSelection, protocol: Protocol | None
-) -> tuple[Embedded, list[str]]:
+def saved_embeddings(model: str, path: Path, labels: Path | None, images: ImageSelection) -> tuple[Embedded, list[str]]:
     """Return the embeddings of a file, with notes on them; raise UserError for options that choose images."""
     split_option = f"--split {images.split}"
+    protocol = images.find_protocol()
     given = [option for option in images.given if option not in (_KEEP, split_option)]
     if given and protocol is None:
         raise UserError(f"{given[0]} has no use with --model {model}: saved embeddings bring their own labels")
@@ -214,26 +223,6 @@ def _listed_twice(paths: np.ndarray) -> str | None:
     return str(paths[np.isin(paths, again)][0]) if len(again) else None
 
 
-def embed_chosen(
-    model: str, images: ImageSelection, protocol: Protocol | None, running: RunOptions, options: dict[str, Any]
-) -> tuple[dict[str, Any], Embedded, list[str], Manifest | None]:
-    """Return the options with those of the model, its embeddings of what was chosen, notes, and the images, if any."""
-    prepared = prepare_model(model, images, running)
-    manifest = prepared.dataset.manifest
-    require_measurable(manifest, pooled=bool(pooled_names(options.get("metrics"))))
-    options = prepared.evaluation_options(protocol, options)
-    _check_options(options, protocol, trial_of(manifest))
-    if images.data is not None or images.query is not None:  # a folder too high can have been named
-        sides = f"{int(manifest.is_query.sum()):,} queries, {int(manifest.is_gallery.sum()):,} gallery rows"
-        require_likely_classes(manifest, prepared.data, counts=sides)
-    require_distinct(manifest, prepared.data)
-    if (steps := options.get("postprocess")) is not None:
-        options["postprocess"] = fitted_on_training(steps, prepared)
-    embedded, notes = prepared.embed()
-    measured = None if isinstance(manifest.source, EmbeddingSource) else manifest
-    return options, embedded, [notes[0], *prepared.remarks, *prepared.overlap, *notes[1:]], measured
-
-
 def _evaluate_run(model: str, qrels: Path | None, given: list[str], options: dict[str, Any]) -> Report:
     """Return the report of a file of ranked lists."""
     known = ("recall_at", "metrics", "resampling")
@@ -259,11 +248,7 @@ def _check_options(options: dict[str, Any], protocol: Protocol | None, trial: Em
     """Raise UserError for options that cannot be met, by evaluating four rows: hours before they would be needed."""
     byte_count(options.get("max_memory", "1GiB"))
     if isinstance(index := options.get("index"), str):
-        try:
-            Index(256, index, distance=options.get("distance", "cosine"), device=options["device"])
-        except UserError as error:
-            if "should be a multiple" not in str(error):  # of the width, which only the first embedding tells
-                raise
+        check_index(index, options.get("distance", "cosine"), options["device"])
     # An index has to be trained on more rows than these, the memory needed grows with them, and no progress is made.
     # What is learnt, and widths, do not fit four rows of two numbers.
     untried = ("index", "max_memory", "progress", "postprocess", "codes")
@@ -272,3 +257,12 @@ def _check_options(options: dict[str, Any], protocol: Protocol | None, trial: Em
         trial = replace(trial, is_query=is_query, is_gallery=~is_query)
     tried = {name: value for name, value in options.items() if name not in untried} | {"distributed": False}
     _ = trial.evaluate(**tried) if protocol is None else protocol.evaluate(trial, **tried)
+
+
+def check_index(factory: str, distance: str, device: torch.device | str) -> None:
+    """Raise UserError for the name of an index that faiss cannot make, before the embeddings are there."""
+    try:
+        Index(256, factory, distance=distance, device=device)
+    except UserError as error:
+        if "should be a multiple" not in str(error):  # of the width, which only the first embedding tells
+            raise

@@ -120,7 +120,6 @@ def export_model(
     _require_possible(to, out, int8=int8, overwrite=overwrite)
     # One machine for both sides of the check; what was cached may be of another.
     running = dataclasses.replace(running, device=running.device or "cpu", cache=None)
-    running.torch_device  # noqa: B018  # refused before anything is read
     checkpoint, images = checkpoint.removeprefix("aurank:"), images or ImageSelection()
     state = load_checkpoint(resolve_checkpoint(checkpoint))
     if is_head(state) and not images.takes_images:
@@ -128,7 +127,7 @@ def export_model(
         raise UserError(f"{checkpoint}: {said}; name images to check the export with, --data READER:PATH")
     trained = read_trained(state["config"])
     prepared = prepare_model(f"aurank:{checkpoint}", images, running)
-    config, encoder = prepared.config, prepared.module
+    config, encoder = prepared.model.config, prepared.model.module
     assert config is not None
     assert isinstance(encoder, Encoder)
     encoder.eval()
@@ -257,7 +256,7 @@ def _measure(prepared: PreparedModel, to: Target, written: ImageModel) -> Measur
     if unread:
         measured.notes.append(f"{unread:,} of {len(manifest):,} images could not be read and are left out")
     measured.compare(_FILES[to], _embed(prepared, written, "checking"))
-    if prepared.config is not None and prepared.config.model.text is not None:
+    if prepared.model.config is not None and prepared.model.config.model.text is not None:
         measured.notes.append("the encoder of images alone was exported, not that of texts")
     return measured
 
@@ -283,9 +282,9 @@ def _calibration(prepared: PreparedModel, trained: Config, *, is_own: bool) -> l
         name = prepared.dataset.manifest.name
         raise UserError(f"--int8 is calibrated on training images, and {name} has none; leave out --int8")
     rows = spread_rows(len(training), _CALIBRATION)
-    assert prepared.config is not None
-    pipeline = build_transform(prepared.config.data, train=False)
-    model = ImageModel("", prepared.module, StoredTransform(pipeline, is_inside=True), "", pipeline.channels)
+    pipeline = prepared.model.transform
+    assert isinstance(pipeline, Pipeline)
+    model = ImageModel("", prepared.model.module, StoredTransform(pipeline, is_inside=True), "", pipeline.channels)
     given: dict[str, Any] = {"on_error": "skip", "max_pixels": prepared.data.max_pixels}
     images = ModelImages(training, model, **given)
     batches = [rows[start : start + _BATCH] for start in range(0, len(rows), _BATCH)]

@@ -52,18 +52,16 @@ def probe_model(
         1.0
     """
     images, running = images or ImageSelection(), running or RunOptions()
-    kind, what = split_name(model)
     if not protocols or set(protocols) - PROBES.keys() or len(set(protocols)) < len(protocols):
         raise UserError(f"--protocol: expected {' or '.join(PROBES)}, each once; got {', '.join(protocols) or 'none'}")
     if k is not None and "knn" not in protocols:
         raise UserError(f"--k {k} goes with --protocol knn")
-    images.check()
-    if images.protocol is not None or images.query is not None:
+    if images.find_protocol() is not None or images.query is not None:
         raise UserError(f"{images.given[0]} has no use here: a probe takes its rows from the splits of --data")
-    device = running.torch_device
     options: dict[str, dict[str, Any]] = {name: {} for name in protocols}
     if "knn" in options:
-        options["knn"] = {"k": k, "device": device}
+        options["knn"] = {"k": k, "device": running.torch_device}
+    kind, what = split_name(model)
     if kind == "embeddings":
         if images.given:
             given = images.given[0]
@@ -73,10 +71,8 @@ def probe_model(
         numbers = integer_array(np.asarray(numbers), name="label", rows=len(tested.labels), side="probed")
         tested = replace(tested, labels=numbers)
         _check_probes(options, numbers, None, seeds, running)
-    elif labels is not None:
-        raise UserError(f"--labels {labels} has no use with --model {model}: the labels come with the images")
     else:
-        tested, train, notes = _embed_sides(prepare_model(model, images, running), options, seeds)
+        tested, train, notes = _embed_sides(prepare_model(model, images, running, labels=labels), options, seeds)
     sides = [tested] if train is None else [train, tested]
     arrays = [array for side in sides for array in (side.embeddings, side.labels)]
     results = {}
@@ -85,7 +81,7 @@ def probe_model(
             chosen["seeds"] = seeds
         progress = running.stage(name.replace("_", " "))
         results[name] = noted(PROBES[name](*arrays, ids=sides[0].ids, progress=progress, **chosen), *notes)
-        running.finish(name, results[name])
+        running.finished(name, results[name])
     return results
 
 

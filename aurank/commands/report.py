@@ -30,11 +30,13 @@ class Measurement:
         model: its name.
         embedded: what was ranked, without post-processing.
         images: that were chosen, those that could not be read among them; None of saved embeddings.
+        notes: on the embeddings, for the report.
     """
 
     model: str
     embedded: Embedded
     images: Manifest | None = None
+    notes: Sequence[str] = ()
 
     @property
     def data(self) -> str:

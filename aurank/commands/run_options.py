@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from aurank.config import Config, DataConfig
+from aurank.config import DataConfig
 from aurank.config.schema import EvaluateConfig
 from aurank.data import ImageDataset, Manifest
 from aurank.data.saved_embeddings import MadeBy
@@ -18,7 +18,7 @@ from aurank.embedding.cache import EmbeddingCache, Say, data_sha256, weights_sha
 from aurank.embedding.choices import read_trained
 from aurank.embedding.embed import Embedded, embed
 from aurank.embedding.evaluation_options import evaluation_options
-from aurank.embedding.from_config import build_dataset, describe_model, open_prepared, with_features, with_preprocessing
+from aurank.embedding.from_config import build_dataset, open_prepared, with_features, with_preprocessing
 from aurank.embedding.image_text_pairs import each_image_once
 from aurank.embedding.protocols import Protocol
 from aurank.embedding.select_images import ImageSelection, describe_overlap, describe_split, select
@@ -26,9 +26,8 @@ from aurank.embedding.stored.checkpoint import describe_average, is_head, load_c
 from aurank.embedding.stored.trained_model import encoder_of, made_by, trained_model, with_backbone
 from aurank.errors import UserError, first_line
 from aurank.evaluation.engine.problem import ProgressCallback
-from aurank.models import Encoder
 from aurank.models.adapters.by_name import ADAPTERS, check_model, load_model
-from aurank.models.image_model import ImageModel, ModelImages
+from aurank.models.image_model import ImageModel
 
 # What a model from elsewhere brings along.
 _BROUGHT = ("image_size", "channels", "normalise", "interpolation", "test_transform", "train_transform", "cache")
@@ -62,20 +61,21 @@ class RunOptions:
     allow_code: bool = False
     group: ProcessGroup = field(default_factory=partial(ProcessGroup, False))
     listener: Callable[[str, int, int], None] | None = None
-    say: Say | None = None
-    finished: Callable[[str, Any], None] | None = None
+    say: Say = lambda line: None
+    finished: Callable[[str, Any], None] = lambda name, result: None
     given: Sequence[str] = ()
 
-    def finish(self, name: str, result: Any) -> None:
-        """Give `finished` a result."""
-        if self.finished is not None:
-            self.finished(name, result)
+    def __post_init__(self) -> None:
+        try:
+            torch.empty(1, device=self.torch_device)
+        except (RuntimeError, AssertionError, NotImplementedError) as error:
+            text = str(error).splitlines()[0]
+            raise UserError(f"--device {self.device!r} cannot be used here ({text}); cpu always can") from error
 
     def tell(self, *lines: str) -> None:
         """Give `say` the lines."""
-        if self.say is not None:
-            for line in lines:
-                self.say(line)
+        for line in lines:
+            self.say(line)
 
     def stage(self, name: str) -> ProgressCallback | None:
         """Return what reports the progress of a stage, None without a listener."""
@@ -83,16 +83,8 @@ class RunOptions:
 
     @property
     def torch_device(self) -> torch.device:
-        """The device, tried out; raise UserError where it cannot be used."""
-        if self.device is None:
-            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        try:
-            device = torch.device(self.device)
-            torch.empty(1, device=device)
-        except (RuntimeError, AssertionError, NotImplementedError) as error:
-            text = str(error).splitlines()[0]
-            raise UserError(f"--device {self.device!r} cannot be used here ({text}); cpu always can") from error
-        return device
+        """The device that the model runs on."""
+        return torch.device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
 
     def open_cache(self, name: str, keys: Mapping[str, str], manifest: Manifest) -> EmbeddingCache | None:
         """Return the cache of a model's embeddings of the images of a manifest, None where none is wanted.
@@ -117,53 +109,43 @@ class RunOptions:
 class PreparedModel:
     """A model, and the images chosen as it wants them."""
 
-    name: str
-    module: nn.Module
+    model: ImageModel
     dataset: ImageDataset
-    description: str  # what decides an embedding together with weights and images
     data: DataConfig
-    config: Config | None  # of a model that was trained here
     dataset_of: Callable[[Manifest], ImageDataset]  # other images for the same model
-    remarks: list[str]  # what the split means, and what was taken of a file of weights
     run: RunOptions
-    origin: list[str] = field(default_factory=list)  # of a model that is the average of others
-    overlap: list[str] = field(default_factory=list)  # how many of the images it was trained on, for a measure's notes
+    remarks: Sequence[str] = ()  # what the split means, and what was taken of a file of weights
+    origin: Sequence[str] = ()  # of a model that is the average of others
+    overlap: Sequence[str] = ()  # how many of the images it was trained on, for a measure's notes
 
     @property
     def sizes(self) -> dict[str, Any]:
         """How many images are embedded at once, and by how many processes they are read."""
-        usual = EvaluateConfig() if self.config is None else self.config.evaluate
+        usual = EvaluateConfig() if self.model.config is None else self.model.config.evaluate
         return {"batch": usual.batch if self.run.batch is None else self.run.batch, "workers": self.data.workers}
 
     def evaluation_options(self, protocol: Protocol | None, given: dict[str, Any]) -> dict[str, Any]:
         """Return the options given with those of the configuration of the model; a protocol has its own cut-offs."""
-        own = {} if self.config is None else evaluation_options(self.config)
+        own = {} if self.model.config is None else evaluation_options(self.model.config)
         if protocol is not None:
             own.pop("recall_at", None)
         return {**own, **given}
-
-    def stored(self) -> ImageModel:
-        """Return the model as it is stored, or remembered."""
-        if isinstance(self.dataset, ModelImages):
-            return self.dataset.model
-        assert self.config is not None
-        return trained_model(self.name, self.module, self.config)
 
     @property
     def made_by(self) -> MadeBy:
         """What saved embeddings remember of the model that made them."""
         further = [self.dataset.made_of.strip(), "in bf16" * self.run.bf16]
-        return replace(made_by(self.stored()), precision=", ".join(filter(None, further)))
+        return replace(made_by(self.model), precision=", ".join(filter(None, further)))
 
     def embed(self, manifest: Manifest | None = None) -> tuple[Embedded, list[str]]:
         """Return the embeddings of the images chosen, or of others, and notes on them; what is cached is read."""
         dataset = self.dataset if manifest is None else self.dataset_of(manifest)
         device, manifest, progress = self.run.torch_device, dataset.manifest, self.run.stage("embedding")
-        module = self.module.to(device)
+        module = self.model.module.to(device)
         cache = None
         if self.run.cache is not None:  # the keys read all weights, and look at every file
-            keys = self.run.cache_keys(module, self.description, dataset)
-            cache = self.run.open_cache(self.name, keys, manifest)
+            keys = self.run.cache_keys(module, self.model.description, dataset)
+            cache = self.run.open_cache(self.model.name, keys, manifest)
         how = {"bf16": self.run.bf16, "group": self.run.group, **self.sizes}
         embedded = embed(module, dataset, device=device, progress=progress, cache=cache, **how)
         return embedded, self.notes(embedded, manifest)
@@ -174,7 +156,7 @@ class PreparedModel:
         paths = [path for row, path in enumerate(manifest.paths) if row not in kept]
         name = f"{manifest.name}, manifest {manifest.sha256[:16]}, {len(manifest.classes):,} classes"
         precision = ", embedded in bf16" if self.run.bf16 else ""
-        notes = [f"model {self.name}; {len(manifest):,} images of {name}{precision}", *self.origin]
+        notes = [f"model {self.model.name}; {len(manifest):,} images of {name}{precision}", *self.origin]
         if self.dataset.made_of:
             notes.append(f"embeddings{self.dataset.made_of}")
         if paths:
@@ -183,9 +165,15 @@ class PreparedModel:
         return notes
 
 
-def prepare_model(model: str, images: ImageSelection, running: RunOptions) -> PreparedModel:
-    """Return the model, which is not run yet, with the images chosen; raise UserError for either."""
+def prepare_model(
+    model: str, images: ImageSelection, running: RunOptions, *, labels: Path | None = None
+) -> PreparedModel:
+    """Return the model, which is not run yet, with the images chosen; raise UserError for either, and for `labels`."""
     kind, what = split_name(model)
+    if kind == "embeddings":
+        raise UserError(f"--model {model}: these are embeddings already; name a model")
+    if labels is not None:
+        raise UserError(f"--labels {labels} has no use with --model {model}: the labels come with the images")
     checkpoint = load_checkpoint(resolve_checkpoint(what)) if kind == "aurank" else None
     if checkpoint is None:
         check_model(model, allow_code=running.allow_code)
@@ -197,13 +185,12 @@ def prepare_model(model: str, images: ImageSelection, running: RunOptions) -> Pr
             f"embeddings:FILE, or name images"
         )
     selected = select(images, checkpoint)
-    data, config, remarks = selected.data, None, describe_split(images, selected)
+    data, remarks = selected.data, describe_split(images, selected)
     dataset_of: Callable[[Manifest], ImageDataset]
     manifest = each_image_once(selected.images)  # of pairs with texts
     if checkpoint is None:
         refuse_preprocessing(images, model)
         loaded = load_model(model, allow_code=running.allow_code)
-        module, description = loaded.module, loaded.description
         remarks += loaded.notes
         how: dict[str, Any] = {"on_error": data.on_error, "max_pixels": data.max_pixels}
         dataset_of = partial(loaded.dataset, prepared=open_prepared(data), **how)
@@ -211,22 +198,22 @@ def prepare_model(model: str, images: ImageSelection, running: RunOptions) -> Pr
         saved = read_trained(checkpoint["config"])
         config = with_preprocessing(saved.model_copy(update={"data": data}), saved)  # where it was set to null
         config = with_features(config, manifest)
-        module = encoder_of(checkpoint, config, what)
-        if config.data.image_size != saved.data.image_size:
-            _require_size(module, config, saved.data.image_size)
-        description = describe_model(config)
-        dataset_of = partial(build_dataset, config.data, train=False)
+        loaded = trained_model(model, encoder_of(checkpoint, config, what), config)
+        data = config.data
+        if data.image_size != saved.data.image_size:
+            _require_size(loaded.module, data, saved.data.image_size)
+        dataset_of = partial(build_dataset, data, train=False)
     overlap = describe_overlap(images, selected)
-    same = (description, data, config, dataset_of, remarks, running)
-    return PreparedModel(model, module, dataset_of(manifest), *same, describe_average(checkpoint or {}), overlap)
+    origin = describe_average(checkpoint or {})
+    return PreparedModel(loaded, dataset_of(manifest), selected.data, dataset_of, running, remarks, origin, overlap)
 
 
-def _require_size(encoder: Encoder, config: Config, trained: int) -> None:
+def _require_size(encoder: nn.Module, data: DataConfig, trained: int) -> None:
     """Raise UserError where a model that was trained on images of another size cannot take those of this one."""
-    size, training = config.data.image_size, encoder.training
+    size, training = data.image_size, encoder.training
     try:
         with torch.inference_mode():
-            encoder.eval()(torch.zeros(1, config.data.channels, size, size))
+            encoder.eval()(torch.zeros(1, data.channels, size, size))
     # A backbone refuses an image in its own way: by an assertion, a shape that does not fit, a missing attribute.
     except Exception as error:
         said = f"the model cannot take images of data.image_size={size} ({first_line(error)[:100]})"

@@ -154,7 +154,7 @@ class EmbeddingSource(ReadSource):
         return sorted(self.place)
 
 
-class _AsSaved(Pipeline):
+class AsSaved(Pipeline):
     """Nothing is done to a row."""
 
     def prepare(self, image: np.ndarray) -> np.ndarray:
@@ -168,7 +168,7 @@ class EmbeddingDataset(ImageDataset):
     """
 
     def __init__(self, manifest: Manifest) -> None:
-        super().__init__(manifest, _AsSaved(1, 1), channels=1, cache_bytes=0)
+        super().__init__(manifest, AsSaved(1, 1), channels=1, cache_bytes=0)
         source = manifest.source
         assert isinstance(source, EmbeddingSource)
         self._place = np.array([source.place[path] for path in manifest.paths], dtype=np.int64)

@@ -96,7 +96,8 @@ class ImageSelection:
                 raise UserError(message)
 
     def find_protocol(self) -> Protocol | None:
-        """Return the protocol named, or None."""
+        """Return the protocol named, or None; raise UserError where the options do not go together."""
+        self.check()
         return None if self.protocol is None else find_protocol(self.protocol, seeds=self.seeds)
 
 
@@ -119,7 +120,7 @@ class Selected(NamedTuple):
 
 def select(images: ImageSelection, checkpoint: dict[str, Any] | None) -> Selected:
     """Return the images to embed, with the data section that applies to them."""
-    images.check()
+    protocol = images.find_protocol()
     wrong = [override for override in images.overrides if not override.startswith("data.")]
     if wrong:
         raise UserError(f"{wrong[0]!r}: only data.* can be changed for a model that is measured")
@@ -135,7 +136,7 @@ def select(images: ImageSelection, checkpoint: dict[str, Any] | None) -> Selecte
         data = read_data_config(section, images.overrides)
         outside = bool(data.params.get("outside", False))
         return Selected(data, read_two_tables(images.query, images.gallery, root=images.root, outside=outside))
-    if (protocol := images.find_protocol()) is not None:
+    if protocol is not None:
         root = None if images.root is None else str(images.root)
         data = read_data_config(
             {**section, "name": protocol.reader, "params": {}, "root": root, "prepared": None}, images.overrides

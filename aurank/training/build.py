@@ -44,9 +44,9 @@ class Splits:
     test: Manifest | None
 
 
-def build_splits(config: Config, *, texts: bool = True) -> Splits:
-    """Return the splits, with each image once, however many its texts are, where ``model.text`` or `texts` is not."""
-    data, once = config.data, config.model.text is None or not texts
+def build_splits(config: Config) -> Splits:
+    """Return the splits, with each image once, however many its texts are, without ``model.text``."""
+    data, once = config.data, config.model.text is None
     given = read_whole(data)
     if asks_about_classes(data, given):
         labelled = given if data.train_labels == "class" else given.select(given.splits != "train")

@@ -5,14 +5,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from testing.galleries import photos
 from testing.runs import tiny_config
 
 from aurank import Report
 from aurank.commands import RunOptions, evaluate_model, measure_baselines
 from aurank.commands.baselines import require_images
-from aurank.commands.demo import baselines, demo
+from aurank.commands.demo import demo
 from aurank.embedding import ImageSelection
+from aurank.embedding.embed import embed
+from aurank.embedding.evaluation_options import evaluation_options
+from aurank.embedding.from_config import build_dataset, build_encoder, fill_preprocessing
+from aurank.embedding.select_images import read_manifest
 from aurank.errors import UserError
 from aurank.training import read_config
 
@@ -42,18 +47,21 @@ def test_a_demo_that_is_interrupted_goes_on(tmp_path: Path) -> None:
 
     results, stopped_by = demo(tmp_path, listener=interrupt)
     assert stopped_by == signal.SIGTERM
-    assert "trained" not in results
+    assert not results
     results, stopped_by = demo(tmp_path)
     assert stopped_by is None
     assert "trained" in results
 
 
 def test_chance_pixels_and_the_untrained_network_stand_beside_any_model(tiny_run: Path) -> None:
-    config, report = read_config(tiny_config(train={"steps": 3})), Report.load(tiny_run / "report.json")
+    config = fill_preprocessing(read_config(tiny_config(train={"steps": 3})))
+    report = Report.load(tiny_run / "report.json")
     found = measure_baselines(f"aurank:{tiny_run / 'best'}", report)
-    own = {name: one.metrics for name, one in baselines(config).items()}
-    chance = {"mauprc": report.random_order}
-    assert found == {"model": report.metrics, **own, "chance": chance}
+    torch.manual_seed(config.seed)
+    data = build_dataset(config.data, read_manifest(config.data, seed=config.seed).split("test"), train=False)
+    untrained = embed(build_encoder(config.model, channels=1), data).evaluate(**evaluation_options(config)).metrics
+    assert list(found) == ["model", "untrained", "raw_pixels", "chance"]
+    assert (found["model"], found["untrained"]) == (report.metrics, untrained)
     assert 0.1 < report.random_order < found["raw_pixels"]["mauprc"]
 
 

@@ -250,12 +250,11 @@ def test_odd_names_stay_text_and_gone_images_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"model": "embeddings:x.npz"}, "an index keeps the model"),
+        ({"model": "embeddings:x.npz"}, "name a model"),
         ({"factory": "Flatt"}, "cannot be made"),
         ({"distance": "l2"}, "distance must be one of"),
         ({"postprocess": "whitenn"}, "did you mean 'whiten'"),
         ({"fit_on": Path("x.npy")}, "goes with --postprocess"),
-        ({"running": RunOptions(device="nope")}, "cannot be used here"),
     ],
 )
 def test_options_that_cannot_be_met_are_refused_first(

@@ -94,6 +94,9 @@ def test_backbone_and_head_on_images_give_the_head_on_embeddings(photos: Path) -
         found = model(images)
     expected = normalize(torch.from_numpy(embeddings) @ head["head.weight"].T + head["head.bias"])
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    rows = ImageSelection(f"embeddings:{photos}/rows.npz", split="all")
+    own = embed_model(f"aurank:{photos}/run/best", rows)
+    torch.testing.assert_close(torch.from_numpy(np.asarray(own.embeddings)), expected, atol=1e-5, rtol=0)
 
 
 @pytest.mark.slow

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from aurank.arrays import select_rows
-from aurank.commands.galleries.postprocess import fitted_on_training, read_postprocessing
+from aurank.commands.evaluate import check_index
+from aurank.commands.galleries.postprocess import fitted_on_training, read_steps
 from aurank.commands.galleries.search import ImageIndex
-from aurank.commands.run_options import PreparedModel, RunOptions, prepare_model, refuse_preprocessing, split_name
+from aurank.commands.run_options import PreparedModel, RunOptions, prepare_model, refuse_preprocessing
 from aurank.data import ImageSource
 from aurank.data.saved_embeddings import MadeBy
 from aurank.data.shards import INDEX
@@ -34,7 +35,6 @@ from aurank.embedding.index_folder import (
 )
 from aurank.embedding.select_images import ALL, ImageSelection, select
 from aurank.errors import UserError
-from aurank.evaluation.index.neighbours import Index
 from aurank.files import claimed
 from aurank.models.image_model import ImageModel
 from aurank.names import meant, nearest
@@ -86,13 +86,8 @@ def build_index(
     images = images or ImageSelection()
     if images.protocol is None and images.query is None:
         images = replace(images, split=images.split or ALL)
-    if split_name(model)[0] == "embeddings":
-        raise UserError(f"--model {model}: an index keeps the model that photos are embedded with; name a model")
-    running.torch_device  # noqa: B018  # refused before anything is read
-    steps = None if postprocess is None else read_postprocessing(postprocess, distance=distance, fit_on=fit_on)
-    if steps is None and fit_on is not None:
-        raise UserError(f"--fit-on {fit_on} goes with --postprocess, whose steps are fitted on it")
-    _check_factory(factory, distance)
+    steps = read_steps(postprocess, fit_on, distance)
+    check_index(factory, distance, "cpu")
     is_first = running.group.rank == 0
     with claimed(out) if is_first else nullcontext():
         _require_free(out, overwrite=overwrite)
@@ -106,9 +101,11 @@ def build_index(
         running.tell(*prepared.remarks, *notes[1:])
         if not is_first:
             return None
-        stored, table = prepared.stored(), _table(embedded, digests, number=0)
+        table = _table(embedded, digests, number=0)
         rows = index_rows(table, embedded.embeddings, steps, factory, distance=distance, seed=seed)
-        about = _write(out, {"distance": distance, "sources": [describe_source(source)], "seed": seed}, rows, stored)
+        about = _write(
+            out, {"distance": distance, "sources": [describe_source(source)], "seed": seed}, rows, prepared.model
+        )
     return ImageIndex(out, about, rows, device=running.torch_device, allow_code=running.allow_code)
 
 
@@ -175,7 +172,6 @@ def add_images(
         1 image removed; the index holds 1
     """
     running = running or RunOptions()
-    running.torch_device  # noqa: B018  # refused before anything is read
     images = replace(images, split=images.split or ALL)
     if images.data is None:
         raise UserError("say which images to add: --data READER:PATH, such as folder:photos")
@@ -204,9 +200,7 @@ def add_images(
             running = replace(running, cache=None)
         model, data = index.load_model(), selected.data
         dataset_of = partial(model.dataset, on_error=data.on_error, max_pixels=data.max_pixels)
-        dataset = dataset_of(manifest.select(wanted))
-        made = (model.name, model.module, dataset, model.description)
-        prepared = PreparedModel(*made, data, model.config, dataset_of, [], running)
+        prepared = PreparedModel(model, dataset_of(manifest.select(wanted)), data, dataset_of, running)
         embedded, _ = prepared.embed()
         new = _table(embedded, digests, number=number)
         paths = embedded.paths.tolist()
@@ -311,7 +305,7 @@ def _require_made_alike(prepared: PreparedModel, made: MadeBy, path: Path) -> No
     own = prepared.made_by
     if (made.weights_sha256, made.preprocessing) != (own.weights_sha256, own.preprocessing):
         said = f"--embeddings {path} was made by {made.model}, with other weights or preprocessing than --model"
-        raise UserError(f"{said} {prepared.name}: embed the images by that one")
+        raise UserError(f"{said} {prepared.model.name}: embed the images by that one")
     if made.precision != own.precision:
         said = f"--embeddings {path} was made {made.precision or 'in float32 of the images themselves'}, and here it is"
         raise UserError(f"{said} {own.precision or 'in float32 of the images themselves'}: embed the images like that")
@@ -337,14 +331,6 @@ def _table(embedded: Embedded, digests: Mapping[str, str], *, number: int) -> Ta
     sums = [digests[path] for path in embedded.paths.tolist()]
     places = np.full(len(classes), number, np.int64)
     return {"path": embedded.paths, "class": classes, "source": places, "sha256": np.array(sums, dtype=np.str_)}
-
-
-def _check_factory(factory: str, distance: str) -> None:
-    try:
-        Index(256, factory, distance=distance, device="cpu")
-    except UserError as error:
-        if "should be a multiple" not in str(error):  # of the width, which only the first embedding tells
-            raise
 
 
 def _require_free(out: Path, *, overwrite: bool) -> None:

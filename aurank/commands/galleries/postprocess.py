@@ -44,6 +44,13 @@ def read_postprocessing(text: str, *, distance: str = "cosine", fit_on: Path | N
     return steps.fit(rows)
 
 
+def read_steps(postprocess: str | None, fit_on: Path | None, distance: str) -> PostProcessing | None:
+    """Return what the options of a command name, None for no steps."""
+    if postprocess is None and fit_on is not None:
+        raise UserError(f"--fit-on {fit_on} goes with --postprocess, whose steps are fitted on it")
+    return None if postprocess is None else read_postprocessing(postprocess, distance=distance, fit_on=fit_on)
+
+
 def training_images(prepared: PreparedModel) -> Manifest | None:
     """Return the images of the split "train" that are not measured, each once, or None where there are none.
 

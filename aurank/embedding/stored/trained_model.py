@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from typing_extensions import TypedDict
 
 from aurank.config import Config
-from aurank.config.schema import EMBEDDINGS, NormaliseConfig, Transform
+from aurank.config.schema import EMBEDDINGS, NO_BACKBONE, NormaliseConfig, Transform
 from aurank.data import Pipeline
-from aurank.data.saved_embeddings import MadeBy
+from aurank.data.saved_embeddings import AsSaved, MadeBy
 from aurank.embedding.cache import weights_sha256
 from aurank.embedding.choices import read_trained
 from aurank.embedding.from_config import (
@@ -115,7 +115,8 @@ def encoder_of(checkpoint: dict[str, Any], config: Config, name: str) -> Encoder
 
 def trained_model(name: str, encoder: nn.Module, config: Config) -> ImageModel:
     """Return a model that was trained here, as those of other libraries are."""
-    transform = build_transform(config.data, train=False)
+    is_head = config.model.backbone == NO_BACKBONE
+    transform = AsSaved(1, 1) if is_head else build_transform(config.data, train=False)
     return ImageModel(name, encoder, transform, describe_model(config), config.data.channels, config=config)
 
 
