@@ -168,10 +168,10 @@ BUDGETS = {
     "models": 2210,
     "embedding": 2465,
     "training": 2994,
-    "reporting": 1611,
-    "commands exporting serving": 4784,
+    "reporting": 1571,
+    "commands exporting serving": 4775,
     "config": 1073,
-    "cli": 1440,
+    "cli": 1437,
     "": 1052,  # beside the rooms
 }
 

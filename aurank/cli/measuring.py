@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from aurank.cli.app import app
 from aurank.cli.drawing import console, keep_baselines
 from aurank.cli.options import (
+    RUN,
     Baselines,
     Drawn,
     FitOn,
@@ -34,7 +35,7 @@ DEFAULT_RESAMPLES = 1000  # where a page is written: 0.25 s for 60,502 queries o
 
 
 @app.command()
-@measuring(*_SIDES, "seeds", bf16=True, joined=True)
+@measuring(*_SIDES, "seeds", run=(*RUN, "bf16"), joined=True)
 @claiming()
 def evaluate(
     *,
@@ -139,7 +140,7 @@ def evaluate(
 
 
 @app.command()
-@measuring(*_SIDES, bf16=True, joined=True)
+@measuring(*_SIDES, run=(*RUN, "bf16"), joined=True)
 def embed(
     *,
     model: ModelToRun,
@@ -182,7 +183,7 @@ def embed(
 
 
 @app.command()
-@measuring("data", "split", allow_code=False)
+@measuring("data", "split", run=("batch", "device", "cache", "no_cache"))
 @claiming()
 def pairs(
     *,
@@ -247,6 +248,7 @@ def probe(
 
 
 @app.command()
+@measuring(*_SIDES, run=())
 @claiming(is_file=True)
 def compare(
     reports: list[str] = argument(
@@ -259,26 +261,22 @@ def compare(
     seed: int = option("Seed of the bootstrap.", default=0),
     most: int = option("How many queries to list, those that changed most.", default=10, min=0),
     force: bool = option("Compare although protocols or distances differ.", "--force", default=False),
-    data: str | None = option("READER:PATH of the images, or a configuration; for pictures."),
-    split: str | None = option("The split that was measured: train, val, test or all."),
-    protocol: str | None = option("In place of --data: the protocol that was followed."),
-    root: Path | None = option("Folder of the protocol's data, or the one that paths of tables start from."),
-    query: Path | None = option("In place of --data: the table of the queries."),
-    gallery: Path | None = option("In place of --data: the table of the gallery."),
+    images: "ImageSelection",
 ) -> None:
     """Say whether other models are better than the first, and where.
+
+    With --data, the images that were measured, the page shows pictures.
 
     \b
     aurank compare runs/before runs/after
     aurank compare before after --data folder:photos --out compare.html
     """
     from aurank.commands import compare_reports
-    from aurank.embedding import ImageSelection
 
     chances = {"resamples": resamples, "seed": seed}
     overrides = [word for word in reports if word.startswith("data.") and "=" in word]
     paths = [Path(word) for word in reports if word not in overrides]
-    images = ImageSelection(data, split, protocol, root, query, gallery, overrides)
+    images = replace(images, overrides=overrides)
     found = compare_reports(paths, out=out, images=images, metric=metric, most=most, force=force, **chances)
     for name, comparison in found.items():
         console.say(*([f"{name} against the first:"] if len(found) > 1 else []), comparison)

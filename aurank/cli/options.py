@@ -2,7 +2,7 @@
 
 import inspect
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial, wraps
 from pathlib import Path
@@ -85,23 +85,21 @@ _RUN = {
         bool, "Trust --model: python: and torchexport: run code, and so may options.", "--allow-code"
     ),
 }
+RUN = ("batch", "device", "cache", "no_cache", "allow_code")
 _OVERRIDES = Annotated[list[str] | None, typer.Argument(help="Changes of the data section, such as data.workers=4.")]
 
 
-def measuring(
-    *chosen: str, allow_code: bool = True, caching: bool = True, bf16: bool = False, joined: bool = False
-) -> Decorator:
+def measuring(*chosen: str, run: Sequence[str] = RUN, joined: bool = False) -> Decorator:
     """Give a command the options that say which images are measured and how the model is run.
 
     The command is called with an `ImageSelection` as `images`, of the fields `chosen` and overrides, and a `Drawn` as
-    `drawn` in their place.
+    `drawn` in their place; without `run` it has neither overrides nor `drawn`.
 
     Args:
         joined: several processes that are launched for the command share its images, and rank 0 alone prints.
     """
-    has = {"allow_code": allow_code, "cache": caching, "no_cache": caching, "bf16": bf16}
-    run = {name: kind for name, kind in _RUN.items() if has.get(name, True)}
-    shared = {**{name: _IMAGES[name] for name in chosen}, **run, "overrides": _OVERRIDES}
+    shared = {**{name: _IMAGES[name] for name in chosen}, **{name: _RUN[name] for name in run}}
+    shared |= {"overrides": _OVERRIDES} if run else {}
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         def parsed(**given: Any) -> None:
@@ -111,9 +109,10 @@ def measuring(
                 fields = {name: given.pop(name) for name in chosen}
                 if fields.get("seeds") is not None:
                     fields["seeds"] = whole_numbers("--seeds", fields["seeds"])
-                images = ImageSelection(**fields, overrides=given.pop("overrides") or [])
-                drawn = partial(draw_measuring, {name: given.pop(name) for name in run}, group=group)
-                command(images=images, drawn=drawn, **given)
+                images = ImageSelection(**fields, overrides=given.pop("overrides", None) or [])
+                if run:
+                    given["drawn"] = partial(draw_measuring, {name: given.pop(name) for name in run}, group=group)
+                command(images=images, **given)
 
         own = [one for one in inspect.signature(command).parameters.values() if one.name not in ("images", "drawn")]
         for name, kind in shared.items():

@@ -159,7 +159,7 @@ def average(
 
 
 @app.command()
-@measuring("data", "split", allow_code=False, caching=False)
+@measuring("data", "split", run=("batch", "device"))
 @claiming()
 def export(
     checkpoint: str = argument("DIR/best of a run, such as runs/mine/best.", default=...),

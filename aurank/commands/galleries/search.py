@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 import torch
-from jaxtyping import Float32, Float64, Int64
+from jaxtyping import Float32, Int64
 from PIL import Image
 
 from aurank.data.decode import MAX_PIXELS, decode, quiet_decoding
@@ -31,8 +31,10 @@ from aurank.evaluation.engine.problem import Embeddings, ProgressCallback
 from aurank.evaluation.postprocessing import GallerySearch
 from aurank.models.image_model import ImageModel
 from aurank.names import meant, nearest
+from aurank.reporting.page import render
 from aurank.reporting.pictures import Pictures
-from aurank.reporting.search_page import FoundImage, SearchedPhoto, search_page
+
+SHORT = 24  # characters of a path that is shown whole below a picture
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,20 @@ class Hit:
     path: str
     class_name: str
     score: float
+
+
+class SearchOptions(TypedDict, total=False):
+    """How an index is searched.
+
+    Attributes:
+        threshold: leave out what scores less.
+        classes: find images of these classes only, by an exact search among them.
+        exact: search exactly although the index is approximate.
+    """
+
+    threshold: float | None
+    classes: Collection[str] | None
+    exact: bool
 
 
 class ImageIndex:
@@ -179,70 +195,48 @@ class ImageIndex:
         return model.embed(pixels, device=self.device)
 
     def search(
-        self,
-        queries: Embeddings | Sequence[Photo],
-        k: int = 10,
-        *,
-        threshold: float | None = None,
-        classes: Collection[str] | None = None,
-        exact: bool = False,
+        self, queries: Embeddings | Sequence[Photo], k: int = 10, **options: Unpack[SearchOptions]
     ) -> list[list[Hit]]:
         """Return the images nearest to each query, best first.
 
         Args:
             queries: photos, or their embeddings as a matrix, one row a query.
             k: of a smaller index all are found.
-            threshold: leave out what scores less.
-            classes: find images of these classes only, by an exact search among them.
-            exact: search exactly although the index is approximate.
+            options: those of `SearchOptions`.
         """
         if isinstance(queries, str | bytes | Path | Image.Image) or getattr(queries, "ndim", 2) == 3:
             raise UserError("search takes photos as a list, also where there is only one: [photo]")
-        if not len(queries):
-            return []
-        rows = np.asarray(queries) if _is_matrix(queries) else self.embed(list(queries))  # type: ignore[arg-type]
-        return self._hits(np.asarray(rows), None, k, threshold, classes, exact)
+        is_matrix = isinstance(queries, torch.Tensor) or (isinstance(queries, np.ndarray) and queries.ndim == 2)
+        rows = np.asarray(queries) if is_matrix or not len(queries) else self.embed(list(queries))  # type: ignore[arg-type]
+        return self._hits(rows, None, k, **options)
 
-    def search_rows(
-        self,
-        rows: Sequence[int],
-        k: int = 10,
-        *,
-        threshold: float | None = None,
-        classes: Collection[str] | None = None,
-        exact: bool = False,
-    ) -> list[list[Hit]]:
-        """Return the images nearest to images of the index, which do not find themselves."""
+    def search_rows(self, rows: Sequence[int], k: int = 10, **options: Unpack[SearchOptions]) -> list[list[Hit]]:
+        """Return the images nearest to images of the index, which do not find themselves; `options` as for `search`."""
         chosen = np.array(rows, dtype=np.int64).reshape(-1)
         if len(wrong := chosen[(chosen < 0) | (chosen >= len(self))]):
             raise UserError(f"the index holds images 0 to {len(self) - 1}; there is no image {wrong[0]}")
-        return self._hits(np.asarray(self.rows.embeddings[chosen]), chosen, k, threshold, classes, exact)
+        return self._hits(np.asarray(self.rows.embeddings[chosen]), chosen, k, **options)
 
     def _hits(
-        self,
-        queries: np.ndarray,
-        own: Int64[np.ndarray, " query"] | None,
-        k: int,
-        threshold: float | None,
-        classes: Collection[str] | None,
-        exact: bool,
+        self, queries: np.ndarray, own: Int64[np.ndarray, " query"] | None, k: int, **options: Unpack[SearchOptions]
     ) -> list[list[Hit]]:
-        if k < 1:
-            raise UserError(f"k must be 1 or more, got {k}")
+        require_count(k)
+        classes, threshold = options.get("classes"), options.get("threshold")
         if threshold is not None and not np.isfinite(threshold):
             raise UserError(f"the threshold must be a number, got {threshold}")
+        least = -np.inf if threshold is None else threshold
         if not len(queries):
             return []
         among = None if classes is None else self.rows_of(classes)
-        row, score = self._search.nearest(queries, k, own=own, among=among, exact=exact)
-        return [self._listed(*one, threshold) for one in zip(row, score, strict=True)]
-
-    def _listed(
-        self, row: Int64[np.ndarray, " k"], score: Float64[np.ndarray, " k"], threshold: float | None
-    ) -> list[Hit]:
-        kept = (row >= 0) & (score >= (-np.inf if threshold is None else threshold))
-        paths, names = (self.images[name][row[kept]].tolist() for name in ("path", "class"))
-        return [Hit(*one) for one in zip(row[kept].tolist(), paths, names, score[kept].tolist(), strict=True)]
+        found = self._search.nearest(queries, k, own=own, among=among, exact=options.get("exact", False))
+        return [
+            [
+                Hit(row, str(self.images["path"][row]), str(self.images["class"][row]), score)
+                for row, score in zip(rows.tolist(), scores.tolist(), strict=True)
+                if row >= 0 and score >= least
+            ]
+            for rows, scores in zip(*found, strict=True)
+        ]
 
     def rows_of(self, classes: Collection[str]) -> Int64[np.ndarray, " row"]:
         """Return the rows of some classes; UserError for one that the index has not."""
@@ -253,8 +247,10 @@ class ImageIndex:
         return np.flatnonzero(np.isin(self.images["class"], list(classes)))
 
 
-def _is_matrix(queries: Any) -> bool:
-    return isinstance(queries, torch.Tensor) or (isinstance(queries, np.ndarray) and queries.ndim == 2)
+def require_count(k: int) -> None:
+    """Raise UserError for lists of no images."""
+    if k < 1:
+        raise UserError(f"k must be 1 or more, got {k}")
 
 
 @dataclass(frozen=True)
@@ -277,17 +273,15 @@ def search_photos(
     photos: Iterable[str],
     k: int = 10,
     *,
-    threshold: float | None = None,
-    classes: Collection[str] | None = None,
-    exact: bool = False,
     batch: int = 64,
     progress: ProgressCallback | None = None,
+    **options: Unpack[SearchOptions],
 ) -> list[PhotoHits]:
     """Return what each photo finds in the index; one that cannot be read among several has an error and no hits.
 
     Args:
         photos: files, folders and zip archives.
-        k, threshold, classes, exact: as for `ImageIndex.search`.
+        k, options: as for `ImageIndex.search`.
         batch: photos embedded at once.
 
     Example:
@@ -305,8 +299,7 @@ def search_photos(
         >>> [(one.photo.name, one.hits[0].path) for one in found]
         [('green/one.png', 'green/one.png'), ('red/one.png', 'red/one.png')]
     """
-    if k < 1:
-        raise UserError(f"k must be 1 or more, got {k}")
+    require_count(k)
     files = find_photos(photos)
     if not files:
         raise UserError("there is no photo to search with: name files, folders or zip archives")
@@ -321,7 +314,7 @@ def search_photos(
                     read[place] = read_photo(file, channels)
                 except UserError as error:
                     errors[place] = str(error)
-        lists = index.search(list(read.values()), k, threshold=threshold, classes=classes, exact=exact)
+        lists = index.search(list(read.values()), k, **options)
         hits = dict(zip(read, lists, strict=True))
         found += [PhotoHits(file, hits.get(place, []), errors.get(place)) for place, file in enumerate(some)]
         if progress is not None:
@@ -358,21 +351,19 @@ def results_page(index: ImageIndex, found: Sequence[PhotoHits], options: Sequenc
     pictures = Pictures(JoinedSource([*(one.photo.source for one in found), *index.sources]))
     searched = []
     for place, one in enumerate(found):
-        hits = [
-            FoundImage(
-                hit.path,
-                hit.class_name,
-                pictures.of(f"{len(found) + int(index.images['source'][hit.row])}/{hit.path}"),
-                hit.score,
-            )
-            for hit in one.hits
-        ]
-        own = None if one.error else pictures.of(f"{place}/{one.photo.name}")
-        searched.append(SearchedPhoto(one.photo.path, own, hits, one.error))
+        rows = [(hit, len(found) + int(index.images["source"][hit.row])) for hit in one.hits]
+        hits = [(hit, pictures.of(f"{source}/{hit.path}")) for hit, source in rows]
+        searched.append((one, None if one.error else pictures.of(f"{place}/{one.photo.name}"), hits))
     notes = []
     if gone := len(pictures.missing):
         many = "picture cannot be shown: its file is" if gone == 1 else "pictures cannot be shown: their files are"
         notes.append(f"{gone:,} {many} gone or unreadable. The path stands in its place.")
     if pictures.left_out:
         notes.append(f"{pictures.left_out:,} pictures are left out to keep this file small.")
-    return search_page("Found", searched, [("index", index.description), *options], notes)
+    facts = [("index", index.description), *options]
+    return render("search.html", title="Found", photos=searched, facts=facts, notes=notes, short=_short)
+
+
+def _short(name: str) -> str:
+    """Return a name, of a long path its end: the beginnings are alike."""
+    return name if len(name) <= SHORT or "/" not in name else f"…/{name.rpartition('/')[2]}"
