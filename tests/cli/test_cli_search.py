@@ -93,9 +93,9 @@ def test_an_index_is_built_and_changed(aurank: Shell, made: Path) -> None:
     assert "which finds" in out
     write_photo(made / "more/c9/new.png", 50)
     code, out, _ = aurank("index", "add", "near", "--data", "folder:more")
-    assert out.splitlines()[0] == "1 image added; the index holds 7"
+    assert out.splitlines()[0] == "1 added; the index holds 7"
     code, out, _ = aurank("index", "remove", "near", "c9/new.png", "--class", "c1")
-    assert out.splitlines()[0] == "4 images removed; the index holds 3"
+    assert out.splitlines()[0] == "4 removed; the index holds 3"
     assert len(ImageIndex.open(made / "near")) == 3
     for words, said in ((("near",), "say which images to remove"), (("near", "x.png"), "'x.png' is not in the index")):
         code, _, err = aurank("index", "remove", *words)

@@ -113,11 +113,12 @@ def build_index(
 class IndexChange:
     """What a change of an index did, by the paths of the images.
 
-    `present`: already there, with the same bytes. `unreadable`: left out, as data.on_error=skip asks.
+    `replaced`: their files have changed. `present`: already there, with the same bytes. `unreadable`: left out, as
+    data.on_error=skip asks.
 
     Example:
         >>> print(IndexChange(count=7, added=["a.jpg", "b.jpg"], present=["c.jpg"]))
-        2 images added, 1 was there already; the index holds 7
+        2 added, 1 already there; the index holds 7
     """
 
     count: int
@@ -129,16 +130,9 @@ class IndexChange:
 
     def __str__(self) -> str:
         """Return what was done in one line."""
-        told = []
-        for names, one, several in (
-            (self.added, "image added", "images added"),
-            (self.replaced, "replaced, as its file has changed", "replaced, as their files have changed"),
-            (self.removed, "image removed", "images removed"),
-            (self.present, "was there already", "were there already"),
-            (self.unreadable, "left out, as it cannot be read", "left out, as they cannot be read"),
-        ):
-            if names:
-                told.append(f"{len(names):,} {one if len(names) == 1 else several}")
+        changes = {"added": self.added, "replaced": self.replaced, "removed": self.removed}
+        changes |= {"already there": self.present, "unreadable": self.unreadable}
+        told = [f"{len(names):,} {what}" for what, names in changes.items() if names]
         return f"{', '.join(told) or 'nothing changed'}; the index holds {self.count:,}"
 
 
@@ -168,8 +162,8 @@ def add_images(
         ...     _ = build_index("timm:test_vit,pretrained=false", red, out=out)
         ...     print(add_images(out, ImageSelection(f"unlabelled:{folder}/green")))
         ...     print(remove_images(out, ["photos/red.png"]))
-        1 image added; the index holds 2
-        1 image removed; the index holds 1
+        1 added; the index holds 2
+        1 removed; the index holds 1
     """
     running = running or RunOptions()
     images = replace(images, split=images.split or ALL)
