@@ -165,13 +165,13 @@ BUDGETS = {
     "data": 6184,
     "losses": 7181,
     "evaluation": 8278,
-    "models": 2210,
-    "embedding": 2465,
+    "models": 2055,
+    "embedding": 2432,
     "training": 2994,
     "reporting": 1571,
-    "commands exporting serving": 4775,
+    "commands exporting serving": 4769,
     "config": 1073,
-    "cli": 1437,
+    "cli": 1432,
     "": 1052,  # beside the rooms
 }
 

@@ -112,14 +112,14 @@ def evaluate_pairs(
     towers = towers_of(checkpoint, config, model)
     train = None if images.split == "train" or trained is None else trained.split("train")
     once = distinct_images(manifest)  # as `aurank evaluate` takes them, so that both share what is in the cache
-    module, shown = towers.module.to(device), build_dataset(config.data, once, train=False)
+    module, shown = towers.to(device), build_dataset(config.data, once, train=False)
     batch = config.evaluate.batch if running.batch is None else running.batch  # 0 is refused where it is used
     how: dict[str, Any] = {"batch": batch, "workers": config.data.workers, "pairs": manifest}
     how |= {"progress": running.stage("embedding images"), "text_progress": running.stage("embedding texts")}
     if running.cache is not None:
         keys = running.cache_keys(towers.image, describe_model(config), shown)
         how["cache"] = running.open_cache(model, keys, once)
-    embedded = embed_pairs(module, towers.tokenise, shown, **how)
+    embedded = embed_pairs(module, shown, **how)
     options = {**two_way_options(config), "device": device, "progress": running.stage("ranking")}
     reports, zero_shot = reports_by_group(embedded, train, manifest, **options), None
     skipped = f"{len(manifest) - len(embedded.rows):,} of them skipped as unreadable"
@@ -129,7 +129,7 @@ def evaluate_pairs(
         notes.append(f"embeddings{shown.made_of}")
     if has_classes:
         names = [name.replace("-", " ").replace("_", " ") for name in manifest.classes]
-        zero_shot = embedded.zero_shot(towers.module, towers.tokenise, names, templates=templates or PROMPTS)
+        zero_shot = embedded.zero_shot(towers, names, templates=templates or PROMPTS)
         zero_shot = noted(zero_shot, *notes)
     return PairsResult({name: noted(report, *notes) for name, report in reports.items()}, zero_shot)
 

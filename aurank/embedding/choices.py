@@ -8,9 +8,9 @@ from aurank.config.schema import NO_BACKBONE
 from aurank.data import READERS, TRANSFORMS
 from aurank.errors import UserError
 from aurank.evaluation.metrics import check_names
-from aurank.models.adapters.by_name import check_text_model
-from aurank.models.adapters.timm import HUBS, unknown_backbone, unknown_options
-from aurank.models.adapters.towers import check_tower, is_tower
+from aurank.models.adapters.loading import TEXTS, TOWERS, parse_name
+from aurank.models.adapters.timm import HUBS, wrong_names
+from aurank.models.adapters.towers import is_tower
 from aurank.models.encoder import FILLED
 
 # Names that timm is known to have: importing timm takes seconds, so it is asked about all others only.
@@ -26,7 +26,7 @@ DATA_CHOICES = {
 
 def read_trained(content: dict[str, Any], overrides: Sequence[str] = ()) -> Config:
     """Return the configuration in the checkpoint of a trained model, checked as far as using its weights needs."""
-    return load_config(content, overrides, choices=DATA_CHOICES, complaints=wrong_names)
+    return load_config(content, overrides, choices=DATA_CHOICES, complaints=wrong_in)
 
 
 def read_data_config(section: dict[str, Any], overrides: Sequence[str] = ()) -> DataConfig:
@@ -34,26 +34,23 @@ def read_data_config(section: dict[str, Any], overrides: Sequence[str] = ()) -> 
     return load_data_config(section, overrides, choices=DATA_CHOICES)
 
 
-def wrong_names(config: Config) -> list[tuple[str, str]]:
+def wrong_in(config: Config) -> list[tuple[str, str]]:
     """Return the path and the mistake of each name of a model or a metric that nobody knows; nothing is fetched."""
-    model, names = config.model, config.evaluate.metrics
-    found: list[tuple[str, str]] = []
-    checks: list[tuple[str, Callable[[Any], object], Any]] = []
+    model, checks = config.model, list[tuple[str, Callable[[], object]]]()
+    wrong: list[tuple[str, str]] = []
     if is_tower(model.backbone):
-        checks.append(("model.backbone", check_tower, model.backbone))
+        checks.append(("model.backbone", lambda: parse_name(model.backbone, TOWERS)))
     elif model.backbone != NO_BACKBONE and (model.params or model.backbone not in KNOWN_BACKBONES):
-        if (complaint := unknown_backbone(model.backbone)) is not None:
-            found.append(("model.backbone", complaint))
-        elif not model.backbone.startswith(HUBS):
-            odd = unknown_options(model.backbone, model.params, filled=FILLED)
-            found += [(f"model.params.{option}", text) for option, text in odd.items()]
-    if model.text is not None and ":" in model.text.name:
-        checks.append(("model.text.name", check_text_model, model.text.name))
-    if names is not None:
-        checks.append(("evaluate.metrics", check_names, names))
-    for path, check, value in checks:
+        options = {} if model.backbone.startswith(HUBS) else model.params
+        names = wrong_names(model.backbone, options, filled=FILLED)
+        wrong += [(f"model.params.{option}" if option else "model.backbone", text) for option, text in names.items()]
+    if model.text is not None and ":" in (text := model.text.name):
+        checks.append(("model.text.name", lambda: parse_name(text, TEXTS)))
+    if (metrics := config.evaluate.metrics) is not None:
+        checks.append(("evaluate.metrics", lambda: check_names(metrics)))
+    for path, check in checks:
         try:
-            check(value)
+            check()
         except UserError as error:
-            found.append((path, str(error)))
-    return found
+            wrong.append((path, str(error)))
+    return wrong

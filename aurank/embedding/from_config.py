@@ -1,7 +1,6 @@
 """From a configuration to what embeds: the encoders of images and texts, the images and their transform."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -26,9 +25,8 @@ from aurank.errors import UserError
 from aurank.files import checked, reading
 from aurank.models import Encoder, TextTower, TwoTower
 from aurank.models.adapters.by_name import load_text_model
-from aurank.models.adapters.timm import preprocessing
-from aurank.models.adapters.towers import freeze_unused, is_tower, tower_preprocessing
-from aurank.models.image_model import Tokenise, warn_of_small
+from aurank.models.adapters.towers import freeze_unused, preprocessing
+from aurank.models.image_model import warn_of_small
 from aurank.models.text_encoder import ProjectedText
 from aurank.models.tuning import add_lora, checkpoint_gradients, freeze, merge_lora
 
@@ -77,11 +75,8 @@ def with_preprocessing(config: Config, saved: Config | None = None) -> Config:
         return config.model_copy(update={"data": data.model_copy(update=look)})
     remedy = "set data.normalise, data.interpolation and data.test_transform"
     with reading(f"model.backbone={model.backbone}", "how it was shown images", remedy=remedy):
-        same: dict[str, Any] = {"pretrained": model.pretrained, "weights": model.weights}
-        if is_tower(model.backbone):
-            own = tower_preprocessing(model.backbone, **same)
-        else:
-            own = preprocessing(model.backbone, model.params, channels=data.channels, **same)
+        first: dict[str, Any] = {"pretrained": model.pretrained, "weights": model.weights}
+        own = preprocessing(model.backbone, model.params, channels=data.channels, **first)
         if (interpolation := data.interpolation or own.interpolation) not in INTERPOLATIONS:
             raise ValueError(f"interpolation is {interpolation!r}, expected one of {', '.join(INTERPOLATIONS)}")
         look = {
@@ -210,20 +205,6 @@ def _initialise(encoder: Encoder, source: str, say: Say | None) -> None:
     encoder.load_state_dict(fits, strict=False)
 
 
-@dataclass(frozen=True, eq=False)
-class Towers:
-    """Two towers and what makes tokens for them; `tokeniser` is None where a text model brings its own."""
-
-    module: TwoTower
-    tokenise: Tokenise
-    tokeniser: Tokeniser | None
-
-    @property
-    def image(self) -> Encoder:
-        image: Encoder = self.module.image  # type: ignore[assignment]  # a module for torch
-        return image
-
-
 def build_towers(
     config: Config,
     texts: Sequence[str] = (),
@@ -231,21 +212,19 @@ def build_towers(
     saved: dict[str, Any] | None = None,
     load: bool = True,
     say: Say | None = None,
-) -> Towers:
-    """Return two towers, in training mode."""
+) -> TwoTower:
+    """Return two towers, in training mode, with what makes tokens for them."""
     settings, dim = config.model.text, config.model.dim
     assert settings is not None
     image = build_encoder(config.model, channels=config.data.channels, load=load, say=say)
     if settings.name != OWN_TEXTS:
-        loaded = load_text_model(settings.name, weights=load)
-        freeze_unused(loaded.module, loaded.tokenise(["a text"]))
-        text = ProjectedText(loaded.module, width=loaded.width, dim=dim)
-        return Towers(TwoTower(image, text).train(), loaded.tokenise, None)
+        module, tokenise = load_text_model(settings.name, weights=load)
+        width = freeze_unused(module, tokenise(["a text"])).shape[1]
+        return TwoTower(image, ProjectedText(module, width=width, dim=dim), tokenise).train()
     if saved is None:
         tokeniser = Tokeniser.learn(texts, length=settings.length, vocabulary=settings.vocabulary)
     else:
         with reading("the checkpoint's 'tokeniser'", "one", remedy="use last.safetensors or best.safetensors of a run"):
             tokeniser = Tokeniser.from_state(saved)
     sizes = {name: getattr(settings, name) for name in ("length", "layers", "width", "heads")}
-    tower = TextTower(tokeniser.vocabulary, dim=dim, **sizes)
-    return Towers(TwoTower(image, tower), tokeniser.encode, tokeniser)
+    return TwoTower(image, TextTower(tokeniser.vocabulary, dim=dim, **sizes), tokeniser)

@@ -18,7 +18,6 @@ from aurank.errors import UserError
 from aurank.evaluation.engine.problem import ProgressCallback
 from aurank.evaluation.report import Report
 from aurank.evaluation.two_way import PROMPTS, TwoWayReport, prompts, two_way, zero_shot
-from aurank.models.image_model import Tokenise
 from aurank.models.text_encoder import TwoTower
 
 WITH_TEXTS = "aurank pairs measures them with their texts"
@@ -66,11 +65,9 @@ class EmbeddedPairs:
         positives = of_class - np.where(groups >= 0, of_group, gallery)
         return embedded if (embedded.is_query & (positives > 0)).any() else None
 
-    def zero_shot(
-        self, model: TwoTower, tokenise: Tokenise, classes: Sequence[str], *, templates: Sequence[str] = PROMPTS
-    ) -> Report:
+    def zero_shot(self, model: TwoTower, classes: Sequence[str], *, templates: Sequence[str] = PROMPTS) -> Report:
         """Return the report of the classification of the images by the names of the classes, `classes[label]`."""
-        named = embed_texts(model, tokenise, prompts(classes, templates))
+        named = embed_texts(model, prompts(classes, templates))
         _, first = np.unique(self.image_ids, return_index=True)
         by_class = torch.from_numpy(named.reshape(len(classes), len(templates), -1))
         return zero_shot(self.images[first], self.labels[first], by_class)
@@ -78,7 +75,6 @@ class EmbeddedPairs:
 
 def embed_pairs(
     model: TwoTower,
-    tokenise: Tokenise,
     data: ImageDataset,
     *,
     batch: int = 256,
@@ -94,7 +90,7 @@ def embed_pairs(
     _, first_text = np.unique(text_ids, return_index=True)
     images = embed(model.image, data, batch=batch, rows=_first(data.manifest.paths), group=group, **options)
     distinct = [written[row] for row in first_text.tolist()]
-    texts = embed_texts(model, tokenise, distinct, batch=batch, progress=text_progress, group=group)
+    texts = embed_texts(model, distinct, batch=batch, progress=text_progress, group=group)
     row_of = {path: row for row, path in enumerate(images.paths.tolist())}
     rows = np.flatnonzero([path in row_of for path in manifest.paths])
     by_pair = images.embeddings[[row_of[manifest.paths[row]] for row in rows]]
@@ -104,7 +100,6 @@ def embed_pairs(
 @torch.inference_mode()
 def embed_texts(
     model: TwoTower,
-    tokenise: Tokenise,
     texts: Sequence[str],
     *,
     batch: int = 256,
@@ -119,7 +114,7 @@ def embed_texts(
     with group.failing_together():
         try:
             for start in group.shard(range(0, len(texts), batch)):
-                found = model.encode_text(tokenise(texts[start : start + batch]).to(device)).float().cpu().numpy()
+                found = model.encode_text(model.tokenise(texts[start : start + batch]).to(device)).float().cpu().numpy()
                 pieces.append(Piece(np.arange(start, start + len(found)), found))
                 if progress is not None:
                     progress(min(start + batch * group.size, len(texts)), len(texts))

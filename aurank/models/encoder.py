@@ -1,7 +1,6 @@
 """The embedding model: a timm backbone, pooling, a projection and L2 normalisation."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any, Literal, get_args
 
@@ -11,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from aurank.errors import UserError, first_line
-from aurank.models.adapters.timm import create, load_file, unknown_backbone, unknown_options
+from aurank.models.adapters.loading import building
+from aurank.models.adapters.timm import create, load_file, require_known
 from aurank.models.adapters.towers import ImageTower, is_tower, load_tower
 
 Pooling = Literal["avg", "max", "gem"]
@@ -19,7 +19,7 @@ POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
 FILLED = ("in_chans", "num_classes")  # arguments of a backbone that an encoder gives itself
 HEADS = ("head.", "image.head.", "text.head.")  # how names of a projection's parameters begin, of one tower or of two
 _NONE = "none"  # the backbone of a head alone, whose inputs are saved embeddings
-_OF_ARGUMENTS = (TypeError, AssertionError, ValueError, AttributeError)  # what timm raises of values that do not fit
+_POOLS = "; where timm refuses the pooling, model.params.global_pool=avg or token names one that it has"
 
 
 class GeneralisedMean(nn.Module):
@@ -195,50 +195,22 @@ def _create_backbone(
     name: str, pretrained: bool, weights: str | None, channels: int, pooling: Pooling, params: dict[str, Any]
 ) -> tuple[Any, list[str]]:
     """Return the backbone with its first weights, and what was taken of a file."""
+    given = f"pooling={pooling!r}, channels={channels}, params={params}"
     if is_tower(name):
         if (pooling, channels, params) != ("avg", 3, {}):
-            what = f"pooling={pooling!r}, channels={channels}, params={params}"
-            raise UserError(f"{name} has pooling, channels and options of its own, got {what}; leave them out")
-        with _about("model.backbone"):
-            tower = load_tower(name, pretrained=pretrained, weights=weights)
+            raise UserError(f"{name} has pooling, channels and options of its own, got {given}; leave them out")
+        tower = load_tower(name, pretrained=pretrained, weights=weights)
         return tower, [f"model.weights: {text}" for text in tower.notes]
-    if (complaint := unknown_backbone(name)) is not None:
-        raise UserError(f"model.backbone: {complaint}")
-    for option, complaint in unknown_options(name, params, filled=FILLED).items():
-        raise UserError(f"model.params.{option}: {complaint}")
-    fetched = pretrained and weights is None
-    options = {"in_chans": channels, "num_classes": 0, "global_pool": pooling, **params}
-    try:
-        if pooling == "gem":
-            if "global_pool" in params:
-                raise ValueError("params.global_pool takes the place of the pooling")
-            options["global_pool"] = ""
-        model = create(name, options, pretrained=fetched)
-    except Exception as error:
-        # A name on a hub is looked up there, whatever becomes of its weights.
-        if (fetched or ":" in name) and not isinstance(error, _OF_ARGUMENTS):
-            remedy = "" if ":" in name else ", or set model.pretrained=false"
-            raise UserError(
-                f"model.pretrained: the weights of {name!r} could not be loaded ({type(error).__name__}: "
-                f"{first_line(error)}); connect to the network once{remedy}"
-            ) from error
-        raise UserError(
-            f"model: timm cannot build {name!r} with pooling={pooling!r}, params={params}: {first_line(error)}; "
-            "where it refuses the pooling, model.params.global_pool=avg or token names one that it has"
-        ) from error
-    backbone = _FeatureMap(name, model) if pooling == "gem" else model
-    if weights is None:
-        return backbone, []
-    with _about("model.weights"):
-        return backbone, ["model.weights: " + load_file(model, weights, name=name)]
-
-
-@contextmanager
-def _about(key: str) -> Iterator[None]:
-    try:
-        yield
-    except UserError as error:
-        raise UserError(f"{key}: {error}") from error
+    require_known(name, params, of="model.params" if params else "model.backbone", filled=FILLED)
+    is_map, fetched = pooling == "gem", pretrained and weights is None
+    options = {"in_chans": channels, "num_classes": 0, "global_pool": "" if is_map else pooling}
+    # A name on a hub is looked up there, whatever becomes of its weights.
+    with building(f"model.backbone={name} with {given}", pretrained=fetched or ":" in name, remedy=_POOLS):
+        if is_map and "global_pool" in params:
+            raise ValueError("params.global_pool takes the place of the pooling")
+        model = create(name, {**options, **params}, pretrained=fetched)
+    backbone = _FeatureMap(name, model) if is_map else model
+    return backbone, [] if weights is None else [f"model.weights: {load_file(model, weights, name=name)}"]
 
 
 def network_of(backbone: nn.Module) -> nn.Module:

@@ -93,16 +93,6 @@ class ImageModel:
         return np.concatenate(embedded or [np.empty((0, 0), np.float32)])
 
 
-@dataclass(frozen=True, eq=False)
-class TextModel:
-    """A text model with the tokens that it expects: `module` maps tokens [text, length] to features [text, width]."""
-
-    name: str
-    module: nn.Module
-    tokenise: Tokenise
-    width: int
-
-
 class _AsDecoded(Pipeline):
     """The decoded pixels: all that follows is another library's transform."""
 

@@ -7,7 +7,9 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 from torch.nn import functional
 
+from aurank.data import Tokeniser
 from aurank.errors import UserError
+from aurank.models.image_model import Tokenise
 
 
 class Block(nn.Module):
@@ -47,7 +49,7 @@ class TextTower(nn.Module):
         projected in place of the end token.
 
     Raises:
-        UserError: `width` is no multiple of `heads`; a row of tokens is too long.
+        UserError: `width` is no multiple of `heads`.
 
     Example:
         >>> tower = TextTower(300, length=8, dim=4, layers=1, width=16, heads=2)
@@ -71,8 +73,6 @@ class TextTower(nn.Module):
         self._initialise(layers, width)
 
     def forward(self, tokens: Int64[Tensor, "text length"]) -> Float[Tensor, "text dim"]:
-        if tokens.shape[1] > self.length:
-            raise UserError(f"texts have {tokens.shape[1]} tokens and the text tower takes at most {self.length}")
         mask = tokens != 0
         features = self.tokens(tokens) + self.positions[: tokens.shape[1]]
         for block in self.blocks:
@@ -116,6 +116,7 @@ class TwoTower(nn.Module):
     Args:
         image: maps images to unit-length embeddings [image, dim].
         text: maps tokens to unit-length embeddings [text, dim].
+        tokeniser: makes the tokens that `text` takes: a ``Tokeniser``, or a function of another library.
 
     Example:
         >>> from aurank.models import Encoder
@@ -125,13 +126,15 @@ class TwoTower(nn.Module):
         torch.Size([1, 4])
     """
 
-    def __init__(self, image: nn.Module, text: nn.Module) -> None:
+    def __init__(self, image: nn.Module, text: nn.Module, tokeniser: Tokeniser | Tokenise | None = None) -> None:
         super().__init__()
         if image.dim != text.dim:
             raise UserError(f"both towers must have one dim, got {image.dim} for images and {text.dim} for texts")
         self.dim: Any = image.dim
         self.image = image
         self.text = text
+        self.tokeniser = tokeniser if isinstance(tokeniser, Tokeniser) else None  # that a checkpoint keeps
+        self.tokenise: Any = self.tokeniser.encode if self.tokeniser else tokeniser
 
     def forward(self, batch: Tensor) -> Float[Tensor, "item dim"]:
         """Return embeddings of images, or of the tokens of texts."""

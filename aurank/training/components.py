@@ -6,7 +6,7 @@ from typing import Any
 
 from aurank.config import Choices, Config, load_config, shipped_configs
 from aurank.data import SAMPLERS
-from aurank.embedding.choices import DATA_CHOICES, wrong_names
+from aurank.embedding.choices import DATA_CHOICES, wrong_in
 from aurank.losses import LOSSES, MINERS
 from aurank.training.optim import OPTIMISERS, SCHEDULES
 
@@ -41,7 +41,7 @@ def read_config(source: Path | str | dict[str, Any], overrides: Sequence[str] = 
 
 
 def _complaints(config: Config) -> Iterator[tuple[str, str]]:
-    yield from wrong_names(config)
+    yield from wrong_in(config)
     if config.model.text is not None:
         for path, term in config.located_terms():
             if "two_way" not in CHOICES["loss"].arguments(term.name):

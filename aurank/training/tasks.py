@@ -21,7 +21,6 @@ from aurank.embedding.evaluation_options import (
     measured_alone,
     two_way_options,
 )
-from aurank.embedding.from_config import Towers
 from aurank.embedding.image_text_pairs import EmbeddedPairs, embed_pairs, reports_by_group, texts_of
 from aurank.errors import AurankError, UserError
 from aurank.evaluation import Codes
@@ -125,8 +124,9 @@ class PairTask(Task):
     chosen_by = "mean_recall"
     tokens: Tensor
 
-    def __init__(self, config: Config, towers: Towers, train: Manifest) -> None:
-        super().__init__(config, towers.image, towers.module)
+    def __init__(self, config: Config, towers: TwoTower, train: Manifest) -> None:
+        image: Any = towers.image
+        super().__init__(config, image, towers)
         self.towers = towers
         self.texts = texts_of(train)
         self.tokens = towers.tokenise(self.texts)
@@ -175,7 +175,7 @@ class PairTask(Task):
         batch, workers = self.config.evaluate.batch, self.config.data.workers
         self.group.broadcast(model.buffers())
         with self.group.failing_together():
-            pairs = embed_pairs(model, self.towers.tokenise, data, batch=batch, workers=workers, group=self.group)
+            pairs = embed_pairs(model, data, batch=batch, workers=workers, group=self.group)
             require_alive(pairs.images)
             require_alive(pairs.texts)
         return pairs

@@ -32,7 +32,7 @@ class Mean(nn.Module):
 @pytest.fixture
 def model() -> TwoTower:
     torch.manual_seed(0)
-    return TwoTower(Mean(), TextTower(300, length=16, dim=3, layers=1, width=8, heads=2))
+    return TwoTower(Mean(), TextTower(300, length=16, dim=3, layers=1, width=8, heads=2), Tokeniser([], length=16))
 
 
 def pairs_manifest(splits: list[str] | None = None) -> Manifest:
@@ -58,7 +58,8 @@ def test_each_image_and_text_is_embedded_once_and_stands_in_every_pair(model: Tw
         return tokeniser.encode(texts)
 
     data = dataset(pairs_manifest())
-    found = embed_pairs(model.train(), tokenise, data, batch=3)
+    model.tokenise = tokenise
+    found = embed_pairs(model.train(), data, batch=3)
     assert model.training
     assert isinstance(model.image, Mean)
     assert model.image.seen == 4
@@ -77,19 +78,18 @@ def test_images_that_cannot_be_read_are_left_out_with_all_their_texts(model: Two
     manifest = pairs_manifest()
     images = {path: np.zeros((4, 4, 3), dtype=np.uint8) for path in "bcd"}
     data = dataset(dataclasses.replace(manifest, source=ArraySource(images)), on_error="skip")
-    found = embed_pairs(model, Tokeniser([], length=16).encode, data)
+    found = embed_pairs(model, data)
     assert found.rows.tolist() == [1, 3, 4, 5]
     assert found.labels.tolist() == manifest.labels[[1, 3, 4, 5]].tolist()
     assert found.evaluate(recall_at=(1,)).image_to_text.num_queries == 3
 
 
 def test_zero_shot_names_the_classes_by_the_text_tower(model: TwoTower) -> None:
-    tokenise = Tokeniser([], length=16).encode
     manifest = pairs_manifest()
-    found = embed_pairs(model, tokenise, dataset(manifest))
-    report = found.zero_shot(model, tokenise, manifest.classes, templates=["a {}", "the {}"])
+    found = embed_pairs(model, dataset(manifest))
+    report = found.zero_shot(model, manifest.classes, templates=["a {}", "the {}"])
     assert report.num_queries == 4
-    named = embed_texts(model, tokenise, [f"{word} {name}" for name in manifest.classes for word in ("a", "the")])
+    named = embed_texts(model, [f"{word} {name}" for name in manifest.classes for word in ("a", "the")])
     by_class = named.reshape(4, 2, 3).mean(1)
     rows = [0, 1, 3, 4]
     nearest = (found.images[rows] @ (by_class / np.linalg.norm(by_class, axis=1, keepdims=True)).T).argmax(1)
@@ -116,7 +116,7 @@ def test_test_rows_are_told_apart_by_what_training_has_seen() -> None:
 
 def test_texts_equal_but_for_case_are_one_text(model: TwoTower) -> None:
     shouted = dataclasses.replace(pairs_manifest(), texts=("a cat", "A CAT", *TEXTS[2:]))
-    found = embed_pairs(model, Tokeniser([], length=16).encode, dataset(shouted))
+    found = embed_pairs(model, dataset(shouted))
     assert found.text_ids.tolist() == [0, 0, 1, 2, 0, 3]
     np.testing.assert_array_equal(found.texts[0], found.texts[1])
     groups = groups_of(shouted.select([0]), shouted.select([1, 2]))
@@ -139,7 +139,7 @@ def test_images_are_compared_where_one_has_a_positive_of_another_group(
 ) -> None:
     """Images a and b are of one class, c and d of another each."""
     manifest = labelled_manifest(["x", "x", "x", "y", "z", "z"], groups)
-    found = embed_pairs(model, Tokeniser([], length=16).encode, dataset(manifest)).images_alone(manifest)
+    found = embed_pairs(model, dataset(manifest)).images_alone(manifest)
     assert (found is not None) == comparable
     if found is not None:
         assert found.ids.tolist() == [0, 1, 3, 4]

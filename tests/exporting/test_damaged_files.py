@@ -3,10 +3,8 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -65,25 +63,12 @@ def test_a_graph_is_read_with_what_is_stored_inside(tmp_path: Path) -> None:
 def test_graphs_that_cannot_be_used(tmp_path: Path) -> None:
     stored = pack_preprocessing(PIPELINE, dim=3, is_inside=True)
     path = tmp_path / "model.onnx"
-    said = refusal(graph(path))
-    assert said.startswith("the graph takes tensor(uint8), and no preprocessing is stored inside; export it by aurank")
+    assert "the graph fails on images" in refusal(graph(path))
     assert "of format 3" in refusal(graph(path, stored=stored.replace('"format": 2', '"format": 3')))
     assert "it again, or upgrade onnxruntime" in refusal(graph(path, opset=99))
     name = graph(path, stored=stored)
     path.write_bytes(path.read_bytes()[:-100])
-    said = refusal(name)
-    assert said.startswith("cannot be read as an ONNX model (")
-    assert "ONNXRuntimeError" not in said
-
-
-def test_a_graph_without_an_embedding_for_each_image(tmp_path: Path) -> None:
-    model = load_model(graph(tmp_path / "model.onnx", dtype="FLOAT"))
-    session: Any = model.module.session
-    model.module.session = SimpleNamespace(  # type: ignore[assignment]
-        get_inputs=session.get_inputs, get_outputs=session.get_outputs, run=lambda *_: [np.zeros(2)]
-    )
-    with pytest.raises(UserError, match=r"the graph gives \[2\] for 2 images, expected an embedding of each"):
-        model.module(torch.zeros(2, 3, 4, 4))
+    assert refusal(name).startswith("cannot be read as an ONNX model (")
 
 
 @pytest.mark.parametrize(

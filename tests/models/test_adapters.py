@@ -69,7 +69,7 @@ def test_random_weights_are_the_same_every_time_and_leave_the_global_generator_a
         ("timm:", "no model 'timm:'"),
         ("keras:vgg", "no model 'keras:vgg'"),
         ("timm:resnet_18,pretrained=false", "did you mean .*resnet18"),
-        ("timm:resnet18,pretrained", "'pretrained' is not option=value"),
+        ("timm:resnet18,pretrained", "unknown option 'pretrained', expected option=value"),
         ("timm:resnet10t,pretrained=false,colour=red", "resnet10t takes no option .colour.; it takes .*drop_rate"),
         ("python:os:getcwd", "--allow-code"),
     ],
@@ -215,6 +215,8 @@ class Session:
         assert outputs == ["embeddings"]
         if inputs["images"].shape[2] != 8:
             raise RuntimeError("Got invalid dimensions\nindex 2")
+        if len(inputs["images"]) > 1 == self.shape[0]:
+            raise RuntimeError("index: 0 Got: 2 Expected: 1")
         return [inputs["images"].mean((2, 3))]
 
 
@@ -237,18 +239,17 @@ def test_an_onnx_file_says_its_image_size_and_takes_a_normalisation(
     with pytest.raises(UserError, match=r"none\.onnx: cannot be read"):
         load_model(f"onnx:{tmp_path}/none.onnx")
     file.write_bytes(b"other")
-    with pytest.raises(UserError, match=r"cannot be read as an ONNX model \(not a graph\); copy or export it again"):
+    with pytest.raises(UserError, match=r"cannot be read as an ONNX model \(not a graph second line\); copy or"):
         load_model(f"onnx:{file}")
 
 
 @pytest.mark.parametrize(
     ("shape", "option", "message"),
     [
-        ((4, 3, 8, 8), "", r"takes 4 images at once, no more and no fewer: export it with a batch of any size"),
-        (("batch", 3, 8, 16), "", r"takes images of 8 × 16; export it for square ones"),
-        (("batch", 3, 8, 8), ",size=16", r"takes images of 8 × 8 alone: leave out size=16, or export it"),
-        ((1, 3, 8, 8), "", r"takes one image at a time: add --batch 1, or export it"),
-        (("batch", 3, "height", "width"), ",size=9", r"fails on images \[1, 3, 9, 9\] \(Got invalid dimensions\)$"),
+        ((4, 3, 8, 8), "", r"takes \(4, 3, 8, 8\), expected .* with a batch of any size: export it"),
+        (("batch", 3, 8, 16), "", r"expected \[batch, channel, side, side\]"),
+        (("batch", 3, 8, 8), ",size=16", r"fails on images \[1, 3, 16, 16\] \(Got invalid dimensions\)"),
+        ((1, 3, 8, 8), "", r"Got: 2 Expected: 1\); where it takes one at a time, add --batch 1, or export it"),
     ],
 )
 def test_a_graph_of_fixed_sizes_is_told_with_the_remedy(

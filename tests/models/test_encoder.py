@@ -74,10 +74,10 @@ def test_names_on_a_hub_reach_timm_and_need_it_to_be_reachable(monkeypatch: pyte
     monkeypatch.setattr("timm.create_model", record)
     Encoder("hf-hub:timm/resnet18.a1_in1k", pretrained=False)
     assert names == ["hf-hub:timm/resnet18.a1_in1k"]
-    with pytest.raises(UserError, match=r"'hf-hub:timm/none' .*no route to the hub\); connect to the network once$"):
+    with pytest.raises(UserError, match=r"hf-hub:timm/none .*no route to the hub\); connect to the network once"):
         Encoder("hf-hub:timm/none", pretrained=False)
     monkeypatch.setattr("timm.create_model", lambda *_, **__: record("none"))
-    with pytest.raises(UserError, match=r"weights of 'resnet18' .*OSError: no route to the hub\).*pretrained=false"):
+    with pytest.raises(UserError, match=r"=resnet18 .*OSError: no route to the hub\).*pretrained=false"):
         Encoder("resnet18")
 
 
@@ -121,13 +121,13 @@ def test_frozen_batch_norm_keeps_statistics_and_weights() -> None:
 @pytest.mark.parametrize(
     ("backbone", "given", "message"),
     [
-        ("pit_ti_224", {}, r"timm cannot build 'pit_ti_224'.*model\.params\.global_pool=avg or token"),
+        ("pit_ti_224", {}, r"pit_ti_224 .* cannot be built: .*model\.params\.global_pool=avg or token"),
         ("resnet10t", {"pooling": "gem", "params": {"global_pool": "avg"}}, r"params.global_pool takes the place"),
         ("resnet81", {}, r"timm has no model 'resnet81'; did you mean .*resnet18"),
-        ("resnet10t", {"params": {"no_such": 1}}, r"model\.params\.no_such: resnet10t takes no option 'no_such'"),
-        ("resnet10t", {"params": {"block": "os.system"}}, "timm cannot build 'resnet10t'"),
-        ("resnet10t", {"params": {"layers": 3}}, "timm cannot build 'resnet10t'"),
-        ("resnet10t", {"params": {"act_layer": 1.5}}, "timm cannot build 'resnet10t'"),
+        ("resnet10t", {"params": {"no_such": 1}}, r"model\.params: no_such: resnet10t takes no option 'no_such'"),
+        ("resnet10t", {"params": {"block": "os.system"}}, "=resnet10t .* cannot be built"),
+        ("resnet10t", {"params": {"layers": 3}}, "=resnet10t .* cannot be built"),
+        ("resnet10t", {"params": {"act_layer": 1.5}}, "=resnet10t .* cannot be built"),
     ],
 )
 def test_a_backbone_that_cannot_be_built_is_told(backbone: str, given: dict[str, Any], message: str) -> None:

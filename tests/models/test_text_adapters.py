@@ -43,12 +43,11 @@ def test_open_clip_gives_the_text_tower_and_its_own_tokens(monkeypatch: pytest.M
         create_model=create, get_tokenizer=tokeniser_of, list_pretrained=lambda: [("ViT-B-32", "laion2b")]
     )
     monkeypatch.setitem(sys.modules, "open_clip", library)
-    model = load_text_model("open_clip:ViT-B-32,pretrained=laion2b")
+    module, tokenise = load_text_model("open_clip:ViT-B-32,pretrained=laion2b")
     assert asked == [{"model": "ViT-B-32", "pretrained": "laion2b"}]
-    assert model.module(model.tokenise(["owl", "a cat"])).tolist() == [[4.0] * 3, [6.0] * 3]
-    assert model.width == 3
-    assert not model.module.training
-    assert sum(parameter.numel() for parameter in model.module.parameters()) == 3
+    assert module(tokenise(["owl", "a cat"])).tolist() == [[4.0] * 3, [6.0] * 3]
+    assert not module.training
+    assert sum(parameter.numel() for parameter in module.parameters()) == 3
     with pytest.raises(UserError, match="name the weights, as in pretrained=laion2b"):
         load_text_model("open_clip:ViT-B-32")
     load_text_model("open_clip:ViT-B-32,pretrained=laion2b", weights=False)
@@ -102,23 +101,23 @@ def transformers_with(monkeypatch: pytest.MonkeyPatch, model: nn.Module, tokens:
 
 def test_tokens_of_transformers_keep_what_is_text_and_what_is_padding(monkeypatch: pytest.MonkeyPatch) -> None:
     transformers_with(monkeypatch, Bert(), Tokens())
-    model = load_text_model("transformers:some/model,length=5")
-    tokens = model.tokenise(["ah", "abcdefgh"])
+    module, tokenise = load_text_model("transformers:some/model,length=5")
+    tokens = tokenise(["ah", "abcdefgh"])
     assert tokens.tolist() == [[1, 8, 0, 0, 0], [1, 2, 3, 4, 5]]
     # The mean over 0 and 7, the padding's number in a text; over 0 … 4.
-    assert model.module(tokens).tolist() == [[3.5, 3.5], [2.0, 2.0]]
-    assert model.tokenise(["a"]).shape == (1, 5)
+    assert module(tokens).tolist() == [[3.5, 3.5], [2.0, 2.0]]
+    assert tokenise(["a"]).shape == (1, 5)
     transformers_with(monkeypatch, Projected(), Tokens())
-    model = load_text_model("transformers:some/model,pretrained=false,length=4")
-    assert model.module(model.tokenise(["ah"])).tolist() == [[0.0 + 7 + 7 + 7, 2.0]]
-    assert list(model.module.state_dict()) == ["model.text_projection.weight", "model.text_projection.bias"]
+    module, tokenise = load_text_model("transformers:some/model,pretrained=false,length=4")
+    assert module(tokenise(["ah"])).tolist() == [[0.0 + 7 + 7 + 7, 2.0]]
+    assert list(module.state_dict()) == ["model.text_projection.weight", "model.text_projection.bias"]
 
 
 def test_a_model_that_has_learnt_to_see_its_padding_sees_it(monkeypatch: pytest.MonkeyPatch) -> None:
     transformers_with(monkeypatch, Projected(), Tokens(masked=False))
-    model = load_text_model("transformers:some/model,length=4")
-    assert model.module(model.tokenise(["ab"])).tolist() == [[0.0 + 1 + 7 + 7, 4.0]]
-    assert load_text_model("transformers:some/model").tokenise(["ab"]).shape == (1, 77)
+    module, tokenise = load_text_model("transformers:some/model,length=4")
+    assert module(tokenise(["ab"])).tolist() == [[0.0 + 1 + 7 + 7, 4.0]]
+    assert load_text_model("transformers:some/model")[1](["ab"]).shape == (1, 77)
 
 
 def test_options_that_cannot_be_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

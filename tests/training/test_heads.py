@@ -165,7 +165,7 @@ def test_another_model_than_made_the_embeddings_is_refused(photos: Path, tmp_pat
         ({"model": "aurank:gone/best"}, "a head on embeddings by aurank:gone/best; only a model of timm, open_clip"),
         (
             {"model": "timm:test_vit,weights=gone.pth"},
-            "is a head on embeddings by timm:test_vit,weights=gone.pth, which cannot be loaded: no file or folder",
+            "is a head on embeddings by timm:test_vit,weights=gone.pth, which cannot be loaded: gone.pth",
         ),
     ):
         np.savez(tmp_path / "rows.npz", **{**held, "made_by": np.array(json.dumps({**record, **change}))})

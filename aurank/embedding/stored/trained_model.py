@@ -19,7 +19,6 @@ from aurank.embedding.cache import weights_sha256
 from aurank.embedding.choices import read_trained
 from aurank.embedding.from_config import (
     OWN_TEXTS,
-    Towers,
     build_encoder,
     build_towers,
     build_transform,
@@ -40,8 +39,7 @@ from aurank.files import reading, replacing
 from aurank.models import Encoder, TwoTower
 from aurank.models.adapters.by_name import check_model, load_model
 from aurank.models.adapters.exported import PROGRAM_PREPROCESSING
-from aurank.models.adapters.timm import evaluation_settings, timm_crop
-from aurank.models.adapters.towers import tower_preprocessing
+from aurank.models.adapters.towers import preprocessing
 from aurank.models.adapters.weights import fit_tensors
 from aurank.models.encoder import network_of
 from aurank.models.image_model import ImageModel, Tokenise, to_picture
@@ -104,8 +102,8 @@ def load_pairs(path: Path | str) -> tuple[TwoTower, Tokenise, Pipeline]:
     """
     checkpoint = load_checkpoint(resolve_checkpoint(path))
     config = read_trained(checkpoint["config"])
-    towers = towers_of(checkpoint, config, str(path))
-    return towers.module.eval(), towers.tokenise, build_transform(config.data, train=False)
+    towers = towers_of(checkpoint, config, str(path)).eval()
+    return towers, towers.tokenise, build_transform(config.data, train=False)
 
 
 def encoder_of(checkpoint: dict[str, Any], config: Config, name: str) -> Encoder:
@@ -127,16 +125,16 @@ def require_texts(config: Config, name: str) -> None:
         raise UserError(f"{name} was trained on images alone: model.text is null in its configuration; {remedy}")
 
 
-def towers_of(checkpoint: dict[str, Any], config: Config, name: str) -> Towers:
+def towers_of(checkpoint: dict[str, Any], config: Config, name: str) -> TwoTower:
     """Return the towers of a checkpoint that was read, with the weights to evaluate; UserError where it has none."""
     require_texts(config, name)
     assert config.model.text is not None
     if checkpoint["tokeniser"] is None and config.model.text.name == OWN_TEXTS:
         raise UserError(f"{name} lacks the tokeniser of its texts; use last.safetensors or best.safetensors of a run")
     towers = build_towers(config, saved=checkpoint["tokeniser"], load=False)
-    load_weights(towers.module, model_weights(checkpoint), name)
+    load_weights(towers, model_weights(checkpoint), name)
     if config.model.lora is not None:
-        merge_lora(towers.module)
+        merge_lora(towers)
     return towers
 
 
@@ -198,18 +196,16 @@ def _joined(config: Config, base: ImageModel) -> Config:
     kind, what, options = check_model(base.name)
     file, params = options.get("weights"), {}
     if kind == "timm":
-        settings = evaluation_settings(base.module, options)
         pool: Any = getattr(base.module, "global_pool", "avg")
         pool = pool if isinstance(pool, str) else getattr(pool, "pool_type", "avg")
         params = {key: value for key, value in options.items() if key not in _OWN}
         params |= {} if pool == "avg" else {"global_pool": pool}
-        crop = Transform(name="timm", params=timm_crop(settings))
     else:
-        what, settings = base.name, vars(tower_preprocessing(base.name, pretrained=True))
-        crop = Transform(name=settings["transform"], params=settings["params"])
+        what = base.name
+    own = preprocessing(what, params, channels=base.channels, pretrained=True, weights=file)
     size = int(base.transform(to_picture(np.zeros((64, 64, base.channels), np.uint8))).shape[-1])
-    look = {"interpolation": settings["interpolation"], "test_transform": crop}
-    look["normalise"] = NormaliseConfig(mean=settings["mean"], std=settings["std"])
+    look = {"interpolation": own.interpolation, "test_transform": Transform(name=own.transform, params=own.params)}
+    look["normalise"] = NormaliseConfig(mean=own.mean, std=own.std)
     data = {"name": "folder", "params": {}, "channels": base.channels, "image_size": size, **look}
     first = {"pretrained": file is None and options.get("pretrained", True) is not False, "weights": file}
     network = {"backbone": what, "params": params, "features": None, "init_from": None, "freeze": (WHOLE,), **first}

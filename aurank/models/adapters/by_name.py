@@ -9,19 +9,12 @@ import torch
 from aurank.errors import UserError
 from aurank.files import reading
 from aurank.models.adapters.exported import onnx_model, safetensors_model, torchexport_model
-from aurank.models.adapters.loading import (
-    IMAGE_OPTIONS,
-    TEXT_OPTIONS,
-    Options,
-    TextParts,
-    parse_name,
-    weights_only,
-)
+from aurank.models.adapters.loading import IMAGES, TEXTS, TOWERS, Options, TextParts, parse_name, without_weights
 from aurank.models.adapters.open_clip import open_clip_model, open_clip_text_model
 from aurank.models.adapters.python import python_model
-from aurank.models.adapters.timm import timm_model, unknown_backbone
+from aurank.models.adapters.timm import require_known, timm_model
 from aurank.models.adapters.transformers import transformers_model, transformers_text_model
-from aurank.models.image_model import ImageModel, TextModel, to_picture
+from aurank.models.image_model import ImageModel, as_embeddings, to_picture
 
 ADAPTERS: Mapping[str, Callable[[str, str, Options, bool], ImageModel]] = {
     "timm": timm_model,
@@ -68,17 +61,17 @@ def load_model(name: str, *, allow_code: bool = False, file: Path | None = None)
     kind, what, options = check_model(name, allow_code=allow_code)
     place = what.removeprefix("local-dir:")
     is_folder = (kind == "transformers" or place != what) and Path(place).is_dir()
-    with torch.random.fork_rng(devices=[]), weights_only(allow_code):
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = ADAPTERS[kind](name, what if file is None else str(file), options, allow_code)
         model.module.eval()
         if file is not None or kind in _FILES or is_folder:
-            # What does not fit in a file comes out here, before hours of work are spent.
+            # What does not fit in a file is told here, before hours of work are spent.
             with reading(name, "a model that takes images"), torch.inference_mode():
                 shown = model.transform(to_picture(np.full((64, 64, model.channels), 127, np.uint8)))
                 weights = next(model.module.parameters(), None)
                 if weights is None or weights.dtype == torch.float32:  # others may need the autocast of --bf16
-                    model.module(shown[None])
+                    as_embeddings(model.module(shown[None]), 1)
     return model
 
 
@@ -87,14 +80,15 @@ def check_model(name: str, *, allow_code: bool = False) -> tuple[str, str, Optio
     if name.startswith(("python:", "torchexport:")) and not allow_code:
         what = "runs Python code of that module" if name[0] == "p" else "is read with pickle, which can run code"
         raise UserError(f"{name} {what}; if you trust it, add --allow-code")
-    known = {kind: options for kind, options in IMAGE_OPTIONS.items() if kind in _FILES or not allow_code}
-    kind, what, options = parse_name(name, ADAPTERS, known, flag=not name.startswith(_FILES))
-    if kind == "timm" and (complaint := unknown_backbone(what)) is not None:
-        raise UserError(f"{name}: {complaint}")
+    known = {**IMAGES, **dict.fromkeys(TOWERS)} if allow_code else IMAGES
+    remedy = "" if name.startswith(_FILES) else "; if you trust what it may run, add --allow-code"
+    kind, what, options = parse_name(name, known, remedy=remedy)
+    if kind == "timm":
+        require_known(what, {}, of=name)
     return kind, what, options
 
 
-def load_text_model(name: str, *, weights: bool = True) -> TextModel:
+def load_text_model(name: str, *, weights: bool = True) -> TextParts:
     """Return the text model that `name` asks for, on the CPU, in evaluation mode; no option of it may run code.
 
     - `open_clip:ViT-B-32[,pretrained=laion2b_s34b_b79k]`: the text tower.
@@ -107,20 +101,8 @@ def load_text_model(name: str, *, weights: bool = True) -> TextModel:
     Raises:
         UserError: an unknown name, a package that is not installed, weights that cannot be had.
     """
-    kind, what, options = check_text_model(name)
-    if not weights:
-        options |= {"pretrained": False}
-        if kind == "open_clip":
-            options |= {"pretrained_hf": False}  # of a text tower from transformers
-    with torch.random.fork_rng(devices=[]), weights_only():
+    kind, what, options = parse_name(name, TEXTS)
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        module, tokenise = TEXT_ADAPTERS[kind](name, what, options)
-    module.eval()
-    with torch.inference_mode():
-        width = int(module(tokenise(["a text"])).shape[1])
-    return TextModel(name, module, tokenise, width)
-
-
-def check_text_model(name: str) -> tuple[str, str, Options]:
-    """Return the kind that a name begins with, what it names and the options; UserError for unknown ones."""
-    return parse_name(name, TEXT_ADAPTERS, TEXT_OPTIONS)
+        module, tokenise = TEXT_ADAPTERS[kind](name, what, options if weights else without_weights(kind, options))
+    return module.eval(), tokenise

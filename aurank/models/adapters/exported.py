@@ -3,12 +3,11 @@
 import hashlib
 import json
 import logging
-import re
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Float, Shaped
 from PIL.Image import Image
@@ -76,12 +75,11 @@ def unpack_preprocessing(text: str, source: str) -> StoredTransform:
     """Return the transform that `pack_preprocessing` described; raise UserError, naming `source`, for anything else."""
     with reading(source, "stored preprocessing", remedy="export the model again"):
         content: Any = json.loads(text)
-        if content["format"] != _FORMAT:
-            raise ValueError(f"it is of format {content['format']!r}, expected {_FORMAT}")
         given = dict(content["transform"])
         pipeline: Pipeline = checked(given, TRANSFORMS[given.pop("name")])
-        if pipeline.image_size > 8192 or pipeline.channels > 256:
-            raise ValueError(f"images of {pipeline.channels} × {pipeline.image_size} × {pipeline.image_size}")
+        if content["format"] != _FORMAT or pipeline.image_size > 8192 or pipeline.channels > 256:
+            size = f"images of {pipeline.channels} × {pipeline.image_size} × {pipeline.image_size}"
+            raise ValueError(f"it is of format {content['format']!r}, expected {_FORMAT}, for {size}")
         return StoredTransform(pipeline, is_inside=checked(content["input"]["normalised_inside"], bool))
 
 
@@ -133,17 +131,16 @@ def safetensors_model(name: str, what: str, options: Options, allow_code: bool) 
     return ImageModel(name, module, transform, description, channels=transform.pipeline.channels)
 
 
-class _Program(nn.Module):
-    """A program of torch.export on the CPU. The file's digest stands in the state for its weights."""
+class _File(nn.Module):
+    """What a file computes on the CPU. Its digest stands in the state for its weights."""
 
-    def __init__(self, program: nn.Module, digest: bytes) -> None:
+    def __init__(self, run: Callable[[Tensor], Tensor], content: bytes) -> None:
         super().__init__()
-        self.programs = (program,)  # no part of this module: it has no evaluation mode to be put into
-        self.register_buffer("digest", torch.tensor(list(digest), dtype=torch.uint8))
+        self.runs = (run,)  # a program is no part of this module: it has no evaluation mode to be put into
+        self.register_buffer("digest", torch.tensor(list(hashlib.sha256(content).digest()), dtype=torch.uint8))
 
-    def forward(self, images: Tensor) -> Float[Tensor, "batch dim"]:
-        embeddings: Tensor = self.programs[0](images.cpu())
-        return embeddings
+    def forward(self, images: Shaped[Tensor, "batch channel height width"]) -> Float[Tensor, "batch dim"]:
+        return self.runs[0](images.cpu())
 
 
 def torchexport_model(name: str, what: str, options: Options, allow_code: bool) -> ImageModel:
@@ -152,7 +149,7 @@ def torchexport_model(name: str, what: str, options: Options, allow_code: bool) 
     beside = Path(what).with_name(PROGRAM_PREPROCESSING)
     logger = logging.getLogger("torch.export")  # which shows a damaged file's traceback before it raises
     with reading(name, "a program of torch.export", remedy=_REMEDY):
-        digest = hashlib.sha256(Path(what).read_bytes()).digest()
+        content = Path(what).read_bytes()
         transform = unpack_preprocessing(beside.read_text(encoding="utf-8"), str(beside))
         logger.disabled = True
         try:
@@ -160,36 +157,7 @@ def torchexport_model(name: str, what: str, options: Options, allow_code: bool) 
         finally:
             logger.disabled = False
     description = describe_adapter(torch, what, {}, transform)
-    return ImageModel(name, _Program(program, digest), transform, description, channels=transform.pipeline.channels)
-
-
-class _Onnx(nn.Module):
-    """An ONNX graph, run by onnxruntime on the CPU. The file's digest stands in the state for its weights."""
-
-    def __init__(self, name: str, session: Any, content: bytes) -> None:
-        super().__init__()
-        self.name = name
-        self.session = session
-        self.register_buffer("digest", torch.tensor(list(hashlib.sha256(content).digest()), dtype=torch.uint8))
-
-    def forward(self, images: Shaped[Tensor, "batch channel height width"]) -> Float[Tensor, "batch dim"]:
-        graph = self.session
-        if graph.get_inputs()[0].shape[0] == 1 < len(images):
-            raise UserError(f"{self.name}: the graph takes one image at a time: add --batch 1, or {_ANY_BATCH}")
-        try:
-            found = graph.run([graph.get_outputs()[0].name], {graph.get_inputs()[0].name: images.cpu().numpy()})
-        except Exception as error:
-            what = f"the graph fails on images {list(images.shape)}"
-            raise UserError(f"{self.name}: {what} ({_said(error)})") from error
-        if np.ndim(found[0]) < 2 or len(found[0]) != len(images):
-            came = f"the graph gives {list(np.shape(found[0]))} for {len(images)} images"
-            raise UserError(f"{self.name}: {came}, expected an embedding of each, [batch, dim], as its first output")
-        return torch.from_numpy(found[0]).flatten(1)
-
-
-def _said(error: Exception) -> str:
-    """Return what onnxruntime says, without its codes and the place in its own source."""
-    return re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : (/\S+:\d+ .*?\) )?", "", first_line(error))[:300]
+    return ImageModel(name, _File(program, content), transform, description, channels=transform.pipeline.channels)
 
 
 def onnx_model(name: str, what: str, options: Options, allow_code: bool) -> ImageModel:
@@ -199,41 +167,35 @@ def onnx_model(name: str, what: str, options: Options, allow_code: bool) -> Imag
     remedy = "copy or export it again, or upgrade onnxruntime where it is of a newer version"
     with reading(name, "an ONNX model", remedy=remedy):
         content = Path(what).read_bytes()
-        try:
-            session = library.InferenceSession(content, providers=["CPUExecutionProvider"])
-        except Exception as error:
-            raise ValueError(_said(error)) from error
+        session = library.InferenceSession(content, providers=["CPUExecutionProvider"])
         transform, channels = _transform_of(name, session, options)
+    inputs, outputs = ([one.name for one in named] for named in (session.get_inputs(), session.get_outputs()))
+
+    def run(images: Tensor) -> Tensor:
+        try:
+            embeddings = torch.from_numpy(session.run(outputs[:1], {inputs[0]: images.numpy()})[0])
+        except Exception as error:
+            said = f"the graph fails on images {list(images.shape)} ({first_line(error)[:300]})"
+            raise UserError(f"{name}: {said}; where it takes one at a time, add --batch 1, or {_ANY_BATCH}") from error
+        return embeddings.flatten(1) if embeddings.ndim > 1 else embeddings
+
     description = describe_adapter(library, what, options, transform)
-    return ImageModel(name, _Onnx(name, session, content), transform, description, channels=channels)
+    return ImageModel(name, _File(run, content), transform, description, channels=channels)
 
 
 def _transform_of(name: str, session: Any, options: Options) -> tuple[Transform, int]:
     """Return how an image is made ready for the graph, and its channels."""
-    shape = session.get_inputs()[0].shape
-    if len(session.get_inputs()) != 1 or len(shape) != 4:
-        raise UserError(f"{name}: expected one input [batch, channel, height, width], got {shape}")
-    if isinstance(shape[0], int) and shape[0] != 1:
-        raise UserError(f"{name}: the graph takes {shape[0]} images at once, no more and no fewer: {_ANY_BATCH}")
-    sides = {side for side in shape[2:] if isinstance(side, int)}
-    if len(sides) > 1:
-        raise UserError(f"{name}: the graph takes images of {shape[2]} × {shape[3]}; export it for square ones")
+    shapes = [one.shape for one in session.get_inputs()]
+    batch, channels, *sides = shapes[0]
+    fixed = {side for side in sides if isinstance(side, int)}
+    if len(shapes) != 1 or len(sides) != 2 or len(fixed) > 1 or (isinstance(batch, int) and batch != 1):
+        expected = f"expected [batch, channel, side, side] with a batch of any size: {_ANY_BATCH}"
+        raise UserError(f"{name}: the graph takes {', '.join(map(str, shapes))}, {expected}")
     text = session.get_modelmeta().custom_metadata_map.get(PREPROCESSING)
-    if text is not None:
-        if options:
-            raise UserError(f"{name}: its preprocessing is stored inside; leave out {next(iter(options))}=…")
-        stored = unpack_preprocessing(text, name)
-        given = [stored.pipeline.channels, *[stored.pipeline.image_size] * 2]
-        if list(shape[1:]) != given:
-            came = f"the graph takes images {list(shape[1:])}, its stored preprocessing gives {given}"
-            raise UserError(f"{name}: {came}; export the model again")
-        return stored, stored.pipeline.channels
-    if "float" not in (kind := session.get_inputs()[0].type):
-        what = f"the graph takes {kind}, and no preprocessing is stored inside"
-        raise UserError(f"{name}: {what}; export it by aurank export, or for floats")
-    size = options.get("size", min(sides, default=224))
-    if sides and sides != {size}:
-        remedy = f"leave out size={size}, or export it with height and width of any size (dynamic_axes)"
-        raise UserError(f"{name}: the graph takes images of {shape[2]} × {shape[3]} alone: {remedy}")
-    channels = shape[1] if isinstance(shape[1], int) else 3
-    return standard_transform(name, channels=channels, **{**options, "size": size}), channels
+    if text is None:
+        channels = channels if isinstance(channels, int) else 3
+        return standard_transform(name, channels=channels, **{"size": min(fixed, default=224), **options}), channels
+    if options:
+        raise UserError(f"{name}: its preprocessing is stored inside; leave out {next(iter(options))}=…")
+    stored = unpack_preprocessing(text, name)
+    return stored, stored.pipeline.channels

@@ -4,7 +4,7 @@ import contextlib
 import importlib
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -16,9 +16,15 @@ from aurank.names import meant, nearest
 
 Options = dict[str, Any]  # of plain values; Any, as other libraries' constructors judge them
 TextParts = tuple[nn.Module, Tokenise]
-_WORDS = {"true": True, "false": False, "none": None, "null": None}
+"""A text model: maps the tokens that it expects, [text, length], to features [text, width]."""
+Known = Mapping[str, frozenset[str] | None]
+"""The options of models by library, those of which no value can run code; None: the library's constructor says."""
 
-TEXT_OPTIONS: Mapping[str, frozenset[str]] = {
+_WORDS = {"true": True, "false": False, "none": None, "null": None}
+_FORCED = ("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD")
+_OF_ARGUMENTS = (TypeError, AssertionError, ValueError, KeyError, AttributeError)  # of values that do not fit
+
+TEXTS: Known = {
     "open_clip": frozenset(
         {"pretrained", "pretrained_hf", "precision", "force_quick_gelu", "force_context_length", "cache_dir"}
     ),
@@ -27,47 +33,44 @@ TEXT_OPTIONS: Mapping[str, frozenset[str]] = {
         | {"torch_dtype", "dtype", "cache_dir", "local_files_only"}
     ),
 }
-"""The options of text models by library, those of which no value can run code."""
-
-IMAGE_OPTIONS: Mapping[str, frozenset[str]] = {
-    "open_clip": TEXT_OPTIONS["open_clip"]
+TOWERS: Known = {
+    "open_clip": (TEXTS["open_clip"] or frozenset())
     | {"force_image_size", "image_mean", "image_std", "image_interpolation", "image_resize_mode"},
-    "transformers": TEXT_OPTIONS["transformers"] - {"length"},
+    "transformers": (TEXTS["transformers"] or frozenset()) - {"length"},
+}
+IMAGES: Known = {
+    "timm": None,
+    **TOWERS,
     "onnx": frozenset({"size", "margin", "mean", "std"}),
     "safetensors": frozenset(),
     "torchexport": frozenset(),
+    "python": None,
 }
-"""The same of image models; timm's depend on the model."""
 
 
-def parse_name(
-    name: str, known: Collection[str], options: Mapping[str, frozenset[str]], *, flag: bool = False
-) -> tuple[str, str, Options]:
-    """Return the kind that a name KIND:WHAT[,option=value…] begins with, what it names and its options.
-
-    Args:
-        known: kinds.
-        options: known options by kind, where others might run code.
-        flag: whether --allow-code permits those.
-    """
+def parse_name(name: str, known: Known, *, remedy: str = "") -> tuple[str, str, Options]:
+    """Return the kind that a name KIND:WHAT[,option=value…] begins with, what it names and its options."""
     kind, _, rest = name.partition(":")
     what, *pairs = rest.split(",")
     if kind not in known or not what:
         raise UserError(f"no model {name!r}; expected one of {', '.join(f'{kind}:…' for kind in known)}")
-    values: Options = {}
+    taken, values = known[kind], Options()
     for pair in pairs:
         key, equals, value = pair.partition("=")
-        if not equals or not key.isidentifier():
-            raise UserError(f"{name}: {pair!r} is not option=value; options follow the model's name after commas")
-        if kind in options and key not in options[kind]:
-            remedy = "; if you trust what it may run, add --allow-code" if flag else ""
-            expected = f"known are {', '.join(sorted(options[kind])) or 'none'}"
-            raise UserError(f"{name}: unknown option {key!r}{meant(nearest(key, options[kind]))}; {expected}{remedy}")
+        if not equals or (taken is not None and key not in taken):
+            listed = "" if taken is None else f"; known are {', '.join(sorted(taken)) or 'none'}{remedy}"
+            hint = meant(nearest(key, taken or ()))
+            raise UserError(f"{name}: unknown option {key!r}{hint}, expected option=value behind commas{listed}")
         values[key] = _WORDS.get(value.lower(), value)
         for number in (float, int):  # the last that takes it
             with contextlib.suppress(ValueError):
                 values[key] = number(value)
     return kind, what, values
+
+
+def without_weights(kind: str, options: Options) -> Options:
+    """Return the options with which nothing is fetched: random weights, also of a text tower from transformers."""
+    return {**options, "pretrained": False, **({"pretrained_hf": False} if kind == "open_clip" else {})}
 
 
 def import_library(module: str, name: str, *, package: str) -> ModuleType:
@@ -79,38 +82,29 @@ def import_library(module: str, name: str, *, package: str) -> ModuleType:
 
 
 @contextlib.contextmanager
-def loading(name: str, *, pretrained: bool) -> Iterator[None]:
-    """A context that turns what a library raises while it builds a model into one line."""
+def building(name: str, *, pretrained: bool, allow_code: bool = False, remedy: str = "") -> Iterator[None]:
+    """A context in which a library builds a model: torch reads weights as data alone, an error is one line."""
+    kept = {} if allow_code else {key: os.environ.pop(key) for key in _FORCED if key in os.environ}
+    if not allow_code:
+        os.environ[_FORCED[0]] = "1"
     try:
         yield
-    except (TypeError, AssertionError, ValueError, KeyError) as error:
-        raise UserError(f"{name}: cannot be built: {first_line(error)}") from error
+    except UserError:
+        raise
     # Hubs and their clients raise errors of many kinds: no network, no such file, no permission, a damaged download.
     except Exception as error:
-        said = f"{type(error).__name__}: {first_line(error)}"
-        if not pretrained:
-            raise UserError(f"{name}: {said}") from error
-        raise UserError(
-            f"{name}: the pretrained weights could not be had ({said}); connect "
-            "to the network once (HF_HUB_OFFLINE=1 then asks no hub), name a local file of weights (weights=FILE, "
-            "model.weights=FILE), or take random weights with pretrained=false"
-        ) from error
-
-
-@contextlib.contextmanager
-def weights_only(allow_code: bool = False) -> Iterator[None]:
-    """A context in which torch reads files of weights as data alone, whatever a library asks it for."""
-    if allow_code:
-        yield
-        return
-    names = ("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD")
-    before = {name: os.environ.pop(name) for name in names if name in os.environ}
-    os.environ[names[0]] = "1"
-    try:
-        yield
+        said = f"cannot be built: {first_line(error)}{remedy}"
+        if pretrained and not isinstance(error, _OF_ARGUMENTS):
+            said = (
+                f"the pretrained weights could not be had ({type(error).__name__}: {first_line(error)}); connect to "
+                "the network once (HF_HUB_OFFLINE=1 then asks no hub), name a local file of weights (weights=FILE, "
+                "model.weights=FILE), or take random weights with pretrained=false"
+            )
+        raise UserError(f"{name}: {said}") from error
     finally:
-        del os.environ[names[0]]
-        os.environ.update(before)
+        if not allow_code:
+            del os.environ[_FORCED[0]]
+        os.environ.update(kept)
 
 
 @contextlib.contextmanager

@@ -11,9 +11,9 @@ from aurank.errors import UserError
 from aurank.models.adapters.loading import (
     Options,
     TextParts,
+    building,
     describe_adapter,
     import_library,
-    loading,
     no_code_of_hubs,
 )
 from aurank.models.adapters.weights import crop_of_open_clip, load_weights_file
@@ -83,5 +83,5 @@ def _building(name: str, what: str, options: Options, *, allow_code: bool = Fals
         tag = tags[0] if tags else "FILE"
         raise UserError(f"{name}: name the weights, as in pretrained={tag}, or pretrained=false")
     pretrained = options.get("pretrained") or None
-    with loading(name, pretrained=pretrained is not None), no_code_of_hubs(allow_code):
+    with building(name, pretrained=pretrained is not None, allow_code=allow_code), no_code_of_hubs(allow_code):
         yield library, {**options, "pretrained": pretrained}

@@ -5,7 +5,6 @@ import importlib
 import inspect
 import sys
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
@@ -15,13 +14,8 @@ from torch import nn
 
 from aurank.errors import UserError
 from aurank.files import reading
-from aurank.models.adapters.loading import (
-    Options,
-    describe_adapter,
-    loading,
-    weights_only,
-)
-from aurank.models.adapters.weights import Conversion, Tensors, from_transformers, load_weights_file, read_look
+from aurank.models.adapters.loading import Options, building, describe_adapter
+from aurank.models.adapters.weights import Conversion, Crop, Tensors, from_transformers, load_weights_file, read_look
 from aurank.models.image_model import ImageModel
 from aurank.names import meant, nearest
 
@@ -34,38 +28,25 @@ _FILTERS = ("checkpoint_filter_fn", "_filter_fn", "_filter_torchvision_pretraine
 _OF_BUILDERS = ("bn_eps", "bn_momentum", "bn_tf")  # EfficientNets take these apart from their constructor
 
 
-@dataclass(frozen=True)
-class Preprocessing:
-    """How a backbone was shown images: (v / 255 − mean) / std by channel, resized by that interpolation."""
+def wrong_names(name: str, options: Mapping[str, Any], *, filled: Collection[str] = ()) -> dict[str, str]:
+    """Return what is wrong with a name, under "", and with each option that the model's constructor does not take.
 
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    interpolation: str
-    transform: str = "center"  # of evaluation, by its name in TRANSFORMS
-    params: Options = field(default_factory=dict)
+    Only a hub can tell what is wrong with a name on it.
 
-
-def unknown_backbone(name: str) -> str | None:
-    """Return what is wrong with a name that timm has no model of, None where it has one or only a hub can tell."""
+    Args:
+        filled: options that aurank gives itself.
+    """
     timm: Any = importlib.import_module("timm")
-    if name.startswith(HUBS):
-        return None
     architecture = name.split(".")[0]
-    if not timm.is_model(architecture):
+    if not name.startswith(HUBS) and not timm.is_model(architecture):
         likely = meant(nearest(name, timm.list_models(), most=3))
-        return f"timm has no model {name!r}{likely or '; timm.list_models() names them all'}"
+        return {"": f"timm has no model {name!r}{likely or '; timm.list_models() names them all'}"}
     try:
-        timm.get_pretrained_cfg(name)
+        timm.get_pretrained_cfg("" if name.startswith(HUBS) else name)
     except RuntimeError:
-        return f"timm has no weights {name!r}{meant(nearest(name, timm.list_pretrained(f'{architecture}.*'), most=3))}"
-    return None
-
-
-def unknown_options(name: str, options: Mapping[str, Any], *, filled: Collection[str] = ()) -> dict[str, str]:
-    """Return what is wrong with each option that the model's constructor does not take, or that aurank fills in."""
-    if not options:
-        return {}
-    known = [option for option in (*_constructor_arguments(name), *_OF_BUILDERS) if option not in filled]
+        likely = meant(nearest(name, timm.list_pretrained(f"{architecture}.*"), most=3))
+        return {"": f"timm has no weights {name!r}{likely}"}
+    known = [one for one in (*_constructor_arguments(name), *_OF_BUILDERS) if one not in filled] if options else []
     wrong = {}
     for option, value in options.items():
         if option == _OVERLAY:
@@ -80,22 +61,27 @@ def unknown_options(name: str, options: Mapping[str, Any], *, filled: Collection
     return wrong
 
 
+def require_known(name: str, options: Mapping[str, Any], *, of: str, filled: Collection[str] = ()) -> None:
+    """Raise UserError for the first of `wrong_names`; `of` says who asked."""
+    for option, complaint in wrong_names(name, options, filled=filled).items():
+        raise UserError(f"{of}: {f'{option}: ' * bool(option)}{complaint}")
+
+
 def timm_model(name: str, what: str, options: Options, allow_code: bool) -> ImageModel:
     """Return timm's model, with the evaluation transform of its settings."""
     file = options.get("weights")
     own = {option: value for option, value in options.items() if option not in ("pretrained", "input_size", "weights")}
     if not allow_code:
-        for complaint in unknown_options(what, own).values():
-            raise UserError(f"{name}: {complaint}")
-    learnt = bool(options.get("pretrained", True)) or file is not None
-    with loading(name, pretrained=learnt and file is None):
-        module = create(what, {"num_classes": 0, **own}, pretrained=learnt and file is None, allow_code=allow_code)
+        require_known(what, own, of=name)
+    fetched = bool(options.get("pretrained", True)) and file is None
+    with building(name, pretrained=fetched, allow_code=allow_code):
+        module = create(what, {"num_classes": 0, **own}, pretrained=fetched)
     notes = () if file is None else (load_file(module, str(file), name=what),)
     timm: Any = importlib.import_module("timm")
     with reading(name, "a model of timm"):
         settings = evaluation_settings(module, options)
         transform = timm.data.create_transform(**settings)
-    told = {**options, "pretrained": learnt}
+    told = {**options, "pretrained": fetched or file is not None}
     told.pop("weights", None)  # they have a digest
     description = describe_adapter(timm, what, told, transform)
     return ImageModel(name, module, transform, description, channels=settings["input_size"][0], notes=notes)
@@ -121,11 +107,10 @@ def evaluation_settings(module: nn.Module, options: Options) -> dict[str, Any]:
     return settings
 
 
-def create(name: str, options: Mapping[str, Any], *, pretrained: bool, allow_code: bool = False) -> nn.Module:
+def create(name: str, options: Mapping[str, Any], *, pretrained: bool) -> nn.Module:
     """Return timm's model of that name, with published weights or at random; whatever timm raises passes on."""
     timm: Any = importlib.import_module("timm")
-    with weights_only(allow_code):
-        model: nn.Module = timm.create_model(name, pretrained=pretrained, **options)
+    model: nn.Module = timm.create_model(name, pretrained=pretrained, **options)
     return model
 
 
@@ -134,14 +119,11 @@ def load_file(model: nn.Module, path: Path | str, *, name: str) -> str:
     timm: Any = importlib.import_module("timm")
     settings, own = cast("dict[str, Any]", model.pretrained_cfg), model.state_dict()
     module = sys.modules[type(model).__module__]
-    filters = [getattr(module, each) for each in _FILTERS if hasattr(module, each)]
-
-    def by_timm(weights: Tensors) -> Tensors:
-        return dict(filters[0](weights, model)) if filters else weights
+    convert = next((getattr(module, each) for each in _FILTERS if hasattr(module, each)), lambda weights, _: weights)
 
     def by_transformers(weights: Tensors) -> Tensors | None:
         renamed = from_transformers(weights)
-        return None if renamed is None else by_timm(renamed)
+        return None if renamed is None else dict(convert(renamed, model))
 
     def names_of(key: str) -> tuple[str, ...]:
         said = settings.get(key) or ()
@@ -156,49 +138,24 @@ def load_file(model: nn.Module, path: Path | str, *, name: str) -> str:
                 weights = {**weights, stem: timm.models.adapt_input_conv(expected.shape[1], value)}
         return weights
 
-    conversions: list[Conversion] = [by_timm, by_transformers]
+    conversions: list[Conversion] = [lambda weights: dict(convert(weights, model)), by_transformers]
     how: dict[str, Any] = {"classifier": names_of("classifier"), "conversions": conversions, "finish": adapt}
-    try:
-        return load_weights_file(model, path, name=name, **how)
-    except UserError as error:
-        if "fc_norm.weight" not in str(error):
-            raise
-        remedy = "they were trained to be pooled otherwise: set model.params.global_pool=token, or fc_norm=false"
-        raise UserError(f"{str(error).rpartition(';')[0]}; {remedy}") from error
+    return load_weights_file(model, path, name=name, **how)
 
 
-def preprocessing(
-    name: str, options: Mapping[str, Any], *, channels: int, pretrained: bool, weights: str | None = None
-) -> Preprocessing:
-    """Return how images are shown to a backbone: as it was trained, as far as that is known."""
+def timm_look(name: str, options: Mapping[str, Any], *, weights: str | None) -> dict[str, Any]:
+    """Return mean, deviation, interpolation and crop of the images that a backbone was trained on."""
     timm: Any = importlib.import_module("timm")
-    if name.startswith(HUBS):
-        known = dict(_skeleton(name).pretrained_cfg)  # type: ignore[arg-type]
-    else:
-        registered = timm.get_pretrained_cfg(name)
-        known = {} if registered is None else registered.to_dict()
+    known: Any = _skeleton(name).pretrained_cfg if name.startswith(HUBS) else timm.get_pretrained_cfg(name)
+    known = {} if known is None else dict(known) if isinstance(known, Mapping) else known.to_dict()
     settings: dict[str, Any] = timm.data.resolve_data_config({}, pretrained_cfg=known or {"mean": None})
-    overlay = options.get(_OVERLAY) or {}
     settings |= {} if weights is None else read_look(weights)
-    settings |= {key: overlay[key] for key in _OVERLAID if key in overlay}
-    learnt = pretrained or weights is not None
-    # Of another number of channels trained weights get the colours' mean for each.
-    try:
-        mean, std = (tuple(float(value) for value in settings[key]) for key in ("mean", "std"))
-        if len(mean) != len(std):
-            raise ValueError("not of one length")
-        if len(mean) != channels:
-            mean, std = (((sum(one) / len(one) if learnt else 0.5),) * channels for one in (mean, std))
-    except (TypeError, ValueError, ZeroDivisionError) as error:
-        got = ", ".join(f"{key}={settings[key]!r}" for key in ("mean", "std"))
-        raise UserError(f"the images of {name}: got {got}, expected lists of numbers, one for each channel") from error
-    crop = ("timm", timm_crop(settings)) if learnt else ()
-    return Preprocessing(mean, std, str(settings["interpolation"]) if learnt else "area", *crop)
+    return {**settings, **(options.get(_OVERLAY) or {}), "crop": timm_crop(settings)}
 
 
-def timm_crop(settings: Mapping[str, Any]) -> Options:
-    """Return the parameters of the transform "timm" among timm's settings."""
-    return {"crop_pct": settings["crop_pct"], "crop_mode": settings.get("crop_mode") or "center"}
+def timm_crop(settings: Mapping[str, Any]) -> Crop:
+    """Return the transform that cuts images as timm's settings say."""
+    return "timm", {"crop_pct": settings["crop_pct"], "crop_mode": settings.get("crop_mode") or "center"}
 
 
 @cache

@@ -1,5 +1,7 @@
-"""Image towers of open_clip and transformers, to be trained as timm's backbones are."""
+"""Image towers of open_clip and transformers, to be trained as timm's backbones are; how any backbone sees images."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +10,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from aurank.errors import UserError
-from aurank.models.adapters.loading import IMAGE_OPTIONS, Options, parse_name, weights_only
+from aurank.models.adapters.loading import TOWERS, Options, parse_name, without_weights
 from aurank.models.adapters.open_clip import open_clip_look, open_clip_tower
-from aurank.models.adapters.timm import Preprocessing, timm_crop
+from aurank.models.adapters.timm import timm_crop, timm_look
 from aurank.models.adapters.transformers import transformers_look, transformers_tower
 from aurank.models.adapters.weights import read_look
 
@@ -55,30 +57,45 @@ def without_places(name: str) -> str:
     return ",".join([what, *(one for one in options if one not in places)])
 
 
-def check_tower(name: str) -> tuple[str, str, Options]:
-    """Return the kind of a tower's name, what it names and the options; raise UserError for unknown ones."""
-    return parse_name(name, _TOWERS, IMAGE_OPTIONS)
-
-
 def load_tower(name: str, *, pretrained: bool, weights: str | None = None) -> ImageTower:
     """Return the tower that `name` asks for, in float32: with published weights, those of a file, or random ones."""
-    kind, what, options = _options(name, pretrained and weights is None)
-    with weights_only():
-        model, size, said = _TOWERS[kind](name, what, options, weights)
+    kind, what, options = parse_name(name, TOWERS)
+    if not pretrained or weights is not None:
+        options = without_weights(kind, options)
+    model, size, said = _TOWERS[kind](name, what, options, weights)
     size = size[0] if isinstance(size, list | tuple) else size
     return ImageTower(model.float(), size, () if said is None else (said,))
 
 
-def tower_preprocessing(name: str, *, pretrained: bool, weights: str | None = None) -> Preprocessing:
-    """Return how images are shown to a tower: as its library says, or the folder of its weights; random: "area"."""
-    kind, what, options = _options(name, pretrained and weights is None)
-    look: dict[str, Any] = {} if weights is None else read_look(weights)
-    if "crop_pct" in look:
-        look["crop"] = ("timm", timm_crop(look))
-    if "crop" not in look:
-        look = {**_LOOKS[kind](name, what, options), **look}
+@dataclass(frozen=True)
+class Preprocessing:
+    """How a backbone was shown images: (v / 255 − mean) / std by channel, resized by that interpolation."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    interpolation: str
+    transform: str = "center"  # of evaluation, by its name in TRANSFORMS
+    params: Options = field(default_factory=dict)
+
+
+def preprocessing(
+    name: str, options: Mapping[str, Any], *, channels: int, pretrained: bool, weights: str | None = None
+) -> Preprocessing:
+    """Return how images are shown to a backbone: as it was trained, as far as that is known."""
+    if is_tower(name):
+        look: dict[str, Any] = {} if weights is None else read_look(weights)
+        if "crop_pct" in look:
+            look["crop"] = timm_crop(look)
+        if "crop" not in look:
+            kind, what, own = parse_name(name, TOWERS)
+            own = own if pretrained and weights is None else without_weights(kind, own)
+            look = {**_LOOKS[kind](name, what, own), **look}
+    else:
+        look = timm_look(name, options, weights=weights)
     learnt = pretrained or weights is not None
     mean, std = (tuple(float(value) for value in look[key]) for key in ("mean", "std"))
+    if len(mean) != channels:  # timm adds or repeats the first layer's weights; the colours' mean stands for each
+        mean, std = (((sum(one) / len(one) if learnt else 0.5),) * channels for one in (mean, std))
     return Preprocessing(mean, std, *((str(look["interpolation"]), *look["crop"]) if learnt else ("area",)))
 
 
@@ -95,10 +112,3 @@ def freeze_unused(module: nn.Module, inputs: Tensor) -> Tensor:
             parameter.requires_grad_(False)
         parameter.grad = None
     return output.detach()
-
-
-def _options(name: str, pretrained: bool) -> tuple[str, str, Options]:
-    kind, what, options = check_tower(name)
-    if not pretrained:
-        options = {**options, "pretrained": False, **({"pretrained_hf": False} if kind == "open_clip" else {})}
-    return kind, what, options

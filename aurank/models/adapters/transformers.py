@@ -14,9 +14,9 @@ from aurank.errors import UserError
 from aurank.models.adapters.loading import (
     Options,
     TextParts,
+    building,
     describe_adapter,
     import_library,
-    loading,
     no_code_of_hubs,
 )
 from aurank.models.adapters.weights import Tensors, crop_of_processor, interpolation_of, load_weights_file, some
@@ -183,7 +183,7 @@ def _building(name: str, what: str, options: Options, allow_code: bool = False) 
     library: Any = import_library("transformers", name, package="transformers")
     arguments = {"trust_remote_code": False, **options}  # left out, it would ask at the terminal
     pretrained = bool(arguments.pop("pretrained", True))
-    with loading(name, pretrained=pretrained), no_code_of_hubs(allow_code):
+    with building(name, pretrained=pretrained, allow_code=allow_code), no_code_of_hubs(allow_code):
         yield library, arguments, pretrained
 
 

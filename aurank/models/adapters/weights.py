@@ -8,13 +8,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, NotRequired
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from typing_extensions import TypedDict
 
 from aurank.errors import UserError
 from aurank.files import checked, reading, require_ordinary
@@ -38,8 +37,6 @@ _WRAPPERS = re.compile(r"^((_orig_mod|module|model|net|network|backbone|encoder|
 def read_weights(path: Path | str) -> dict[str, Tensors]:
     """Return the tensors of a file or folder by the key they stand under ("" the file itself), averages first."""
     path = Path(path)
-    if not path.exists():
-        raise UserError(f"no file or folder of weights at {path}; correct the path")
     content = _read_folder(path) if path.is_dir() else _read_file(path)
     if any(str(name).startswith("encoder/") for name in content):
         raise UserError(f"{path} is a checkpoint of aurank; start from it by model.init_from, or load aurank:{path}")
@@ -50,23 +47,17 @@ def read_weights(path: Path | str) -> dict[str, Tensors]:
 
 
 def _read_folder(folder: Path) -> dict[str, Any]:
-    for name in (*_USUAL, *_INDEXES):
-        if (folder / name).is_file():
-            return _read_parts(folder / name) if name in _INDEXES else _read_file(folder / name)
-    files = sorted(path for path in folder.iterdir() if path.suffix in _SUFFIXES and path.is_file())
+    usual = [folder / name for name in (*_USUAL, *_INDEXES) if (folder / name).is_file()]
+    files = usual[:1] or sorted(path for path in folder.iterdir() if path.suffix in _SUFFIXES and path.is_file())
     if len(files) != 1:
         names = ", ".join(path.name for path in files[:3])
         what = f"several files of weights ({names}); name one" if files else f"no file of weights; {_REMEDY}"
         raise UserError(f"{folder} holds {what}")
-    return _read_file(files[0])
-
-
-def _read_parts(index: Path) -> dict[str, Any]:
-    with reading(index, "an index of files of weights", remedy="fetch it again"):
-        names = set(checked(json.loads(index.read_bytes())["weight_map"], dict[str, str]).values())
-        if any(Path(name).name != name for name in names):
-            raise ValueError("it names a file that is no file beside it")
-    return {key: value for name in sorted(names) for key, value in _read_file(index.with_name(name)).items()}
+    if files[0].name in _INDEXES:
+        with reading(files[0], "an index of files of weights", remedy="fetch it again"):
+            parts = set(json.loads(files[0].read_bytes())["weight_map"].values())
+            files = [files[0].with_name(part) for part in sorted(parts)]  # which takes no path
+    return {key: value for file in files for key, value in _read_file(file).items()}
 
 
 def _read_file(path: Path) -> dict[str, Any]:
@@ -77,9 +68,7 @@ def _read_file(path: Path) -> dict[str, Any]:
         # timm's training writes its arguments into its checkpoints: a namespace, which runs nothing.
         with torch.serialization.safe_globals([argparse.Namespace]):
             content: Any = torch.load(path, map_location="cpu", weights_only=True)
-        if not isinstance(content, Mapping):
-            raise ValueError(f"it holds a {type(content).__name__}, not tensors by name")
-        return dict(content)
+        return dict(content) if isinstance(content, Mapping) else {}
 
 
 def _containers(content: Mapping[Any, Any], name: str, depth: int) -> Iterator[tuple[str, Tensors]]:
@@ -116,31 +105,21 @@ def fit_tensors(own: Mapping[str, Tensor], weights: Tensors, *, classifier: Sequ
         )
     prefix = min(prefixes, key=lambda prefix: (-prefixes[prefix], len(prefix)), default="")
     inside = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
-    left_over = [name for name in weights if not name.startswith(prefix)]
-    tensors: Tensors = {}
-    missing: list[str] = []
-    misshapen: list[str] = []
-    unexpected: list[str] = []
-    fresh: list[str] = []
+    tensors = {name: inside[name] for name in own if name in inside and inside[name].shape == own[name].shape}
 
     def is_classifier(name: str) -> bool:
-        return any(name == beginning or name.startswith(f"{beginning}.") for beginning in classifier)
+        return any(f"{name}.".startswith(f"{beginning}.") for beginning in classifier)
 
-    for name, value in own.items():
-        given = inside.get(name)
-        if given is not None and given.shape == value.shape:
-            tensors[name] = given
-        elif is_classifier(name):
-            fresh.append(name)
-        elif given is not None:
-            misshapen.append(f"{name} {list(given.shape)}, expected {list(value.shape)}")
-        elif not _COMPUTED.search(name):
-            missing.append(name)
-    parts_of_own = {name.split(".")[0] for name in own}
-    for name in inside:
-        if name not in own and not _COMPUTED.search(name):
-            is_own = name.split(".")[0] in parts_of_own and not is_classifier(name)
-            (unexpected if is_own else left_over).append(name)
+    fresh = [name for name in own if name not in tensors and is_classifier(name)]
+    lacking = [name for name in own if name not in tensors and not is_classifier(name)]
+    missing = [name for name in lacking if name not in inside and not _COMPUTED.search(name)]
+    shapes = ((name, list(inside[name].shape), list(own[name].shape)) for name in lacking if name in inside)
+    misshapen = [f"{name} {given}, expected {expected}" for name, given, expected in shapes]
+    known = {name.split(".")[0] for name in own}
+    others = [name for name in inside if name not in own and not _COMPUTED.search(name)]
+    unexpected = [name for name in others if name.split(".")[0] in known and not is_classifier(name)]
+    left_over = [name for name in weights if not name.startswith(prefix)]
+    left_over += [name for name in others if name not in unexpected]
     kinds = [(f"of {len(own)} tensors are missing", missing), ("of another shape", misshapen)]
     kinds.append(("unexpected", unexpected))
     wrong = ", ".join(f"{len(names)} {what} ({', '.join(names[:3])})" for what, names in kinds if names)
@@ -171,7 +150,10 @@ def load_weights_file(
     container, best = min(tried, key=lambda one: one[1].count)
     if best.count or not best.tensors:
         wrong = best.wrong or "no name of the file is one of its own"
-        raise UserError(f"the weights of {path} do not fit {name}: {wrong}; use weights of {name} itself")
+        remedy = f"use weights of {name} itself"
+        if "fc_norm.weight" in wrong:
+            remedy = "they were trained to be pooled otherwise: set model.params.global_pool=token, or fc_norm=false"
+        raise UserError(f"the weights of {path} do not fit {name}: {wrong}; {remedy}")
     module.load_state_dict(best.tensors, strict=False)
     said = f"{len(best.tensors)} tensors of {path}{f', below {container!r}' if container else ''} fill {name}"
     if others := sorted({other for other, fit in tried if not fit.count and other != container}):
@@ -236,38 +218,31 @@ def from_transformers(weights: Mapping[str, Tensor]) -> Tensors | None:
 # -- how images were shown --------------------------------------------------------------------------------------------
 
 _PILLOWS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # by Pillow's numbers
-
-
-class _Look(TypedDict):
-    """What a folder of weights may say of images."""
-
-    mean: list[Annotated[float, Field(ge=0, le=1)]]
-    std: list[Annotated[float, Field(gt=0)]]
-    interpolation: Literal["nearest", "lanczos", "bilinear", "bicubic", "box", "hamming"] | None
-    crop_pct: NotRequired[Annotated[float, Field(gt=0)]]
-    crop_mode: NotRequired[Literal["center", "squash", "border"]]
+_SHOWN: dict[str, Any] = {
+    "mean": list[Annotated[float, Field(ge=0, le=1)]],
+    "std": list[Annotated[float, Field(gt=0)]],
+}
 
 
 def read_look(path: Path | str) -> dict[str, Any]:
     """Return mean, deviation, interpolation and crop of images in timm's words where a folder says them."""
     for name in ("config.json", "preprocessor_config.json", "open_clip_config.json"):
         settings: Any = None
-        with suppress(UserError), reading(path, "settings"):
+        with suppress(OSError, ValueError):
             settings = json.loads((Path(path) / name).read_bytes())
         if isinstance(settings, dict):
             settings = settings.get("pretrained_cfg", settings.get("preprocess_cfg", settings))
         if not isinstance(settings, dict):
             continue
-        said = {key: settings.get(key, settings.get(f"image_{key}")) for key in ("mean", "std")}
-        if None in said.values():
-            continue
-        with reading(Path(path) / name, "settings of images", remedy="correct it, or remove it"):
-            said["interpolation"] = settings.get("interpolation") or interpolation_of(settings.get("resample"))
-            said |= {key: settings[key] for key in ("crop_pct", "crop_mode") if settings.get(key) is not None}
-            look: dict[str, Any] = dict(checked(said, _Look))
+        look = {key: settings.get(key, settings.get(f"image_{key}")) for key in _SHOWN}
+        if None not in look.values():
+            with reading(Path(path) / name, "settings of images", remedy="correct it, or remove it"):
+                look = {key: checked(look[key], kind) for key, kind in _SHOWN.items()}
+            look["interpolation"] = settings.get("interpolation") or interpolation_of(settings.get("resample"))
+            look |= {key: settings.get(key) for key in ("crop_pct", "crop_mode")}
             if name in _CROPS:
                 look["crop"] = _CROPS[name](settings)
-        return {key: tuple(value) if isinstance(value, list) else value for key, value in look.items() if value}
+            return {key: tuple(value) if isinstance(value, list) else value for key, value in look.items() if value}
     return {}
 
 
