@@ -78,16 +78,9 @@ def test_a_block_names_its_language(block: Block) -> None:
     assert block.language in LANGUAGES, "write ```python, ```yaml, ```sh, or ```text for what is not to be run"
 
 
-def embeds(words: list[str]) -> bool:
-    """Whether a command of aurank runs a network, which takes half a second or more."""
-    return not {"evaluate", "embed", "probe", "pairs", "index", "export", "doctor", "calibrate"}.isdisjoint(words)
-
-
+@pytest.mark.slow
 @pytest.mark.usefixtures("inside")
-@pytest.mark.parametrize(
-    ("place", "words"),
-    [pytest.param(*one, id=one[0], marks=pytest.mark.slow if embeds(one[1]) else ()) for one in COMMANDS],
-)
+@pytest.mark.parametrize(("place", "words"), COMMANDS, ids=[place for place, _ in COMMANDS])
 def test_a_command_is_one(place: str, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     words = with_stand_ins(words)
     if words[0] == "torchrun":
@@ -162,6 +155,7 @@ def test_a_training_starts(place: str, words: list[str], monkeypatch: pytest.Mon
     run(monkeypatch, *words, *small, "--dry-run")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("inside")
 @pytest.mark.parametrize("block", blocks("yaml"), ids=str)
 def test_a_configuration_is_one(block: Block) -> None:
@@ -229,13 +223,8 @@ OWN_NAMES: dict[str, Callable[[], dict[str, Any]]] = {
 
 
 @pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad")  # of PML's progress bar
-@pytest.mark.parametrize(
-    "page",
-    [
-        pytest.param(page, marks=pytest.mark.slow if page == "docs/pml.md" else ())
-        for page in sorted({block.page for block in blocks("python")})
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("page", sorted({block.page for block in blocks("python")}))
 def test_the_python_of_a_page_runs_from_above(page: str, inside: TrainResult, monkeypatch: pytest.MonkeyPatch) -> None:
     def rehearsed(config: str, out: str, overrides: Sequence[str]) -> TrainResult:
         read_config(config, overrides)  # a long training: its configuration is resolved, and a short one is there
