@@ -11,7 +11,6 @@ from typing import Literal, cast
 
 import numpy as np
 
-from aurank.data.readers import facts
 from aurank.data.readers.listing import NUMBER, Role, Row, list_rows, read_fields, read_mat, read_text
 from aurank.data.readers.published import Contents, Place, compare_classes, published, summarise
 from aurank.errors import UserError
@@ -21,10 +20,25 @@ TestList = Literal["small", "medium", "large"]
 Attribute = Literal["model", "color"]
 Usage = Literal["public", "private"]
 Difficulty = Literal["easy", "medium", "hard"]
+_INATURALIST_LISTS = {split: f"Inat_dataset_splits/Inaturalist_{split}_set1.txt" for split in ("train", "test")}
+_VEHICLE_TRAIN, _VEHICLE_OF_IMAGE = "train_test_split/train_list.txt", "attribute/img2vid.txt"
+_VEHICLE_TESTS = {
+    size: f"train_test_split/test_list_{count}.txt"
+    for size, count in (("small", 800), ("medium", 1600), ("large", 2400))
+}
+_CARS_WHOLE = "cars_annos.mat"
+_CARS_PARTS = {"devkit/cars_train_annos.mat": "cars_train", "cars_test_annos_withlabels.mat": "cars_test"}
+_INSHOP_LIST = "Eval/list_eval_partition.txt"
+_WILD_TRAIN, _WILD_CAMERAS = "train_test_split/train_list.txt", "train_test_split/vehicle_info.txt"
+_WILD_TESTS = {
+    size: (f"train_test_split/test_{vehicles}_query.txt", f"train_test_split/test_{vehicles}.txt")
+    for size, vehicles in (("small", 3000), ("medium", 5000), ("large", 10_000))
+}
+_GLD_INDEX, _GLD_SOLUTION = "index/index.csv", "test/retrieval_solution_v2.1.csv"
 # Of the names of files in two sets: class and camera, and an example.
 _NAMES = {
-    facts.MARKET.name: (re.compile(r"(-1|\d{4})_c(\d)s\d_.*"), "0002_c1s1_000451_03.jpg"),
-    facts.VERI.name: (re.compile(r"(\d{4})_c(\d{3})_.*"), "0002_c002_00030600_0.jpg"),
+    "market1501": (re.compile(r"(-1|\d{4})_c(\d)s\d_.*"), "0002_c1s1_000451_03.jpg"),
+    "veri776": (re.compile(r"(\d{4})_c(\d{3})_.*"), "0002_c002_00030600_0.jpg"),
 }
 # Of each difficulty what is sought and what is left out, by the names of the ground truth.
 _JUDGED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
@@ -34,7 +48,7 @@ _JUDGED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 }
 
 
-@published(facts.SOP)
+@published("sop")
 def read_sop(place: Place, *, train: str = "Ebay_train.txt", test: str = "Ebay_test.txt", images: str = "") -> Contents:
     """Read Stanford Online Products: the class is the product as numbered, the super-label its category, 1 … 12.
 
@@ -45,12 +59,12 @@ def read_sop(place: Place, *, train: str = "Ebay_train.txt", test: str = "Ebay_t
         https://arxiv.org/abs/1511.06452.
     """
     place.require((train, test))
-    lists = zip(("train", "test"), (train, test), facts.SOP.sizes, strict=True)
+    lists = zip(("train", "test"), (train, test), place.benchmark.sizes, strict=True)
     parts = [place.part(file, list_rows(place.source, split, file), size) for split, file, size in lists]
     return Contents(parts, images=images)
 
 
-@published(facts.INATURALIST)
+@published("inaturalist2018")
 def read_inaturalist(place: Place) -> Contents:
     """Read iNaturalist 2018: the class is "SUPERCATEGORY/CATEGORY"; `super_labels` number the super-categories.
 
@@ -60,10 +74,10 @@ def read_inaturalist(place: Place) -> Contents:
     Source: Van Horn et al. (CVPR 2018), https://arxiv.org/abs/1707.06642, for the images; Brown et al., Smooth-AP (ECCV
         2020), https://arxiv.org/abs/2007.12163, for the split.
     """
-    problems = place.require(facts.INATURALIST_LISTS.values(), facts.INATURALIST.lines)
+    problems = place.require(_INATURALIST_LISTS.values(), place.benchmark.lines)
     numbers: dict[str, int] = {}
     parts = []
-    for split, file in facts.INATURALIST_LISTS.items():
+    for split, file in _INATURALIST_LISTS.items():
         pattern, form = r"((?:.*/)?([^/]*)/([^/]*)/[^/]*)", "train_val2018/SUPERCATEGORY/CATEGORY/IMAGE.jpg"
         rows = (
             Row(where, image, f"{above}/{category}", split, numbers.setdefault(above, len(numbers)))
@@ -71,18 +85,18 @@ def read_inaturalist(place: Place) -> Contents:
         )
         parts.append(place.part(file, rows))
     notes: dict[str, dict[str, str]] = {}
-    for file in filter(place.holds, facts.INATURALIST.lines):
+    for file in filter(place.holds, place.benchmark.lines):
         what, remedy = "the competition's annotation file", f"unpack {file}.tar.gz again"
         with reading(f"{file} in {place.source.where}", what, remedy=remedy):
             content = json.loads(read_text(place.source, file))
             names = {kind["id"]: f"{kind['supercategory']}/{kind['id']}" for kind in content["categories"]}
             name_of = {note["image_id"]: names[note["category_id"]] for note in content["annotations"]}
             notes[file] = {str(image["file_name"]): name_of[image["id"]] for image in content["images"]}
-    whole = len(notes) == len(facts.INATURALIST.lines)
-    return Contents(parts, problems + compare_classes(facts.INATURALIST, parts, notes, whole=whole))
+    whole = len(notes) == len(place.benchmark.lines)
+    return Contents(parts, problems + compare_classes(place.benchmark, parts, notes, whole=whole))
 
 
-@published(facts.VEHICLEID, each="test")
+@published("vehicleid", each="test")
 def read_vehicleid(place: Place, *, test: TestList = "large", attribute: Attribute = "model") -> Contents:
     """Read PKU VehicleID with one of its test lists: the class is the vehicle as numbered.
 
@@ -94,8 +108,8 @@ def read_vehicleid(place: Place, *, test: TestList = "large", attribute: Attribu
 
     Source: Liu et al., Deep relative distance learning (CVPR 2016), https://doi.org/10.1109/CVPR.2016.238.
     """
-    files, values = {"train": facts.VEHICLE_TRAIN, "test": facts.VEHICLE_TESTS[test]}, f"attribute/{attribute}_attr.txt"
-    problems = place.require(files.values(), (facts.VEHICLE_OF_IMAGE, values))
+    files, values = {"train": _VEHICLE_TRAIN, "test": _VEHICLE_TESTS[test]}, f"attribute/{attribute}_attr.txt"
+    problems = place.require(files.values(), (_VEHICLE_OF_IMAGE, values))
 
     def pairs(file: str) -> Iterator[tuple[str, tuple[str, ...]]]:
         return read_fields(place.source, file, rf"{NUMBER}\s+{NUMBER}", "two whole numbers with a blank between")
@@ -111,13 +125,13 @@ def read_vehicleid(place: Place, *, test: TestList = "large", attribute: Attribu
             for where, (image, vehicle) in pairs(file)
         )
         parts.append(place.part(file, rows))
-    if place.holds(facts.VEHICLE_OF_IMAGE):
-        known = {path_of(image): vehicle for _, (image, vehicle) in pairs(facts.VEHICLE_OF_IMAGE)}
-        problems += compare_classes(facts.VEHICLEID, parts, {facts.VEHICLE_OF_IMAGE: known}, whole=True)
+    if place.holds(_VEHICLE_OF_IMAGE):
+        known = {path_of(image): vehicle for _, (image, vehicle) in pairs(_VEHICLE_OF_IMAGE)}
+        problems += compare_classes(place.benchmark, parts, {_VEHICLE_OF_IMAGE: known}, whole=True)
     return Contents(parts, problems)
 
 
-@published(facts.CUB)
+@published("cub200")
 def read_cub(place: Place) -> Contents:
     """Read CUB-200-2011: classes 1 to 100 are "train", 101 to 200 "test"; a class is named as its folder.
 
@@ -125,8 +139,8 @@ def read_cub(place: Place) -> Contents:
         2016), https://arxiv.org/abs/1511.06452, section 6, for the halves, as `datasets/cub.py` of
         pytorch-metric-learning cuts them.
     """
-    place.require(facts.CUB.files)
-    names, classes = facts.CUB.files
+    place.require(place.benchmark.files)
+    names, classes = place.benchmark.files
     form = "the number of an image and what belongs to it"
     numbered = read_fields(place.source, classes, rf"{NUMBER}\s+{NUMBER}", f"{form}, a class")
     class_of = {image: number for _, (image, number) in numbered}
@@ -145,7 +159,7 @@ def read_cub(place: Place) -> Contents:
     return _in_halves(place, rows, problems, classes=200)
 
 
-@published(facts.CARS)
+@published("cars196")
 def read_cars(place: Place) -> Contents:
     """Read Cars-196: classes 1 to 98 are "train", 99 to 196 "test"; a class is named by its number.
 
@@ -155,8 +169,8 @@ def read_cars(place: Place) -> Contents:
         et al. (CVPR 2016), https://arxiv.org/abs/1511.06452, section 6, for the halves, as `datasets/cars196.py` of
         pytorch-metric-learning cuts them; `stanford_cars.py` of torchvision for the layout with devkit.
     """
-    in_parts = not place.holds(facts.CARS_WHOLE) and any(map(place.holds, facts.CARS_PARTS))
-    files: Mapping[str, str] = facts.CARS_PARTS if in_parts else {facts.CARS_WHOLE: ""}
+    in_parts = not place.holds(_CARS_WHOLE) and any(map(place.holds, _CARS_PARTS))
+    files: Mapping[str, str] = _CARS_PARTS if in_parts else {_CARS_WHOLE: ""}
     place.require(files)
     rows: dict[int, list[Row]] = {}
     for file, folder in files.items():
@@ -179,8 +193,8 @@ def _in_halves(place: Place, rows: Mapping[int, Sequence[Row]], problems: Sequen
     return Contents(parts, problems)
 
 
-@published(facts.INSHOP)
-def read_inshop(place: Place, *, partition: str = facts.INSHOP_LIST, images: str | None = None) -> Contents:
+@published("inshop")
+def read_inshop(place: Place, *, partition: str = _INSHOP_LIST, images: str | None = None) -> Contents:
     """Read In-shop Clothes Retrieval: the class is the item; queries search the gallery, not each other.
 
     Args:
@@ -193,7 +207,7 @@ def read_inshop(place: Place, *, partition: str = facts.INSHOP_LIST, images: str
     place.require([partition])
     header = [r"\d+", r"image_name\s+item_id\s+evaluation_status"]
     pattern, form = r"(\S+)\s+(\S+)\s+(train|query|gallery)", "an image, its item, and train, query or gallery"
-    rows: dict[str, list[Row]] = {state: [] for state in facts.INSHOP.sizes}
+    rows: dict[str, list[Row]] = {state: [] for state in place.benchmark.sizes}
     for where, (image, item, state) in read_fields(place.source, partition, pattern, form, header=header):
         split, role = ("train", "both") if state == "train" else ("test", state)
         rows[state].append(Row(where, image, item, split, role=cast(Role, role)))
@@ -203,7 +217,7 @@ def read_inshop(place: Place, *, partition: str = facts.INSHOP_LIST, images: str
     return Contents([place.part(f"{state} of {partition}", rows[state], state) for state in rows], images=images)
 
 
-@published(facts.MARKET)
+@published("market1501")
 def read_market(place: Place) -> Contents:
     """Read Market-1501: the class is the person as numbered, `groups` the six cameras.
 
@@ -216,7 +230,7 @@ def read_market(place: Place) -> Contents:
     return _of_folders(place)
 
 
-@published(facts.MSMT)
+@published("msmt17")
 def read_msmt(place: Place, *, validation: bool = False) -> Contents:
     """Read MSMT17: the class is "train/PERSON" or "test/PERSON", for both count from 0; `groups` are 15 cameras.
 
@@ -227,7 +241,7 @@ def read_msmt(place: Place, *, validation: bool = False) -> Contents:
     Source: Wei et al., Person Transfer GAN to Bridge Domain Gap (CVPR 2018), https://arxiv.org/abs/1711.08565. Layout
         of both versions, of which the second has blurred faces: `msmt17.py` of torchreid and of fast-reid.
     """
-    place.require(facts.MSMT.files)
+    place.require(place.benchmark.files)
     folders = {"train": "train", "test": "test"}
     if place.holds("mask_train_v2/"):
         folders = {"train": "mask_train_v2", "test": "mask_test_v2"}
@@ -243,10 +257,10 @@ def read_msmt(place: Place, *, validation: bool = False) -> Contents:
     training = rows_of("list_train.txt", "train", "train")
     training += rows_of("list_val.txt", "train", "val" if validation else "train")
     sides = [rows_of(f"list_{role}.txt", "test", "test", role) for role in ("query", "gallery")]
-    return Contents(list(map(place.part, facts.MSMT.sizes, (training, *sides))))
+    return Contents(list(map(place.part, place.benchmark.sizes, (training, *sides))))
 
 
-@published(facts.VERI)
+@published("veri776")
 def read_veri(place: Place) -> Contents:
     """Read VeRi-776: the class is the vehicle as numbered, `groups` the twenty cameras.
 
@@ -278,7 +292,7 @@ def _of_folders(place: Place) -> Contents:
     return Contents(parts)
 
 
-@published(facts.WILD, each="test")
+@published("veriwild", each="test")
 def read_wild(place: Place, *, test: TestList = "large") -> Contents:
     """Read VERI-Wild with one of its test lists: the class is the vehicle as numbered, `groups` 174 cameras.
 
@@ -288,12 +302,12 @@ def read_wild(place: Place, *, test: TestList = "large") -> Contents:
     Source: Lou et al., VERI-Wild (CVPR 2019). Layout and the camera's part in it: `veriwild.py` of fast-reid, which
         leaves gallery images of a query's vehicle and camera out.
     """
-    asked, answers = facts.WILD_TESTS[test]
-    roles: dict[str, Role] = {facts.WILD_TRAIN: "both", asked: "query", answers: "gallery"}
-    place.require((*roles, facts.WILD_CAMERAS))
+    asked, answers = _WILD_TESTS[test]
+    roles: dict[str, Role] = {_WILD_TRAIN: "both", asked: "query", answers: "gallery"}
+    place.require((*roles, _WILD_CAMERAS))
     # The header: id/image;Camera ID;Time;Model;Type;Color
     pattern, form = rf"([^;]*);\s*{NUMBER}\s*(?:;.*)?", "VEHICLE/IMAGE;CAMERA;…"
-    cameras = read_fields(place.source, facts.WILD_CAMERAS, pattern, form, header=[".*"])
+    cameras = read_fields(place.source, _WILD_CAMERAS, pattern, form, header=[".*"])
     camera_of = {image.strip(): int(camera) for _, (image, camera) in cameras}
     unknown: list[str] = []
     parts = []
@@ -306,10 +320,10 @@ def read_wild(place: Place, *, test: TestList = "large") -> Contents:
             split = "train" if role == "both" else "test"
             rows.append(Row(where, f"images/{image}.jpg", vehicle, split, group=camera, role=role))
         parts.append(place.part(file, rows))
-    return Contents(parts, summarise(f"images without a camera in {facts.WILD_CAMERAS}", unknown))
+    return Contents(parts, summarise(f"images without a camera in {_WILD_CAMERAS}", unknown))
 
 
-@published(facts.ROXFORD, each="difficulty")
+@published("roxford5k", each="difficulty")
 def read_roxford(place: Place, *, difficulty: Difficulty = "medium") -> Contents:
     """Read ROxford5k or RParis6k, all of it "test": 70 queries cut to their box, and a gallery that holds none of them.
 
@@ -348,10 +362,10 @@ def read_roxford(place: Place, *, difficulty: Difficulty = "medium") -> Contents
     return Contents(parts, positives=pairs["positives"], ignored=pairs["ignored"])
 
 
-read_rparis = published(facts.RPARIS, each="difficulty")(read_roxford.read)
+read_rparis = published("rparis6k", each="difficulty")(read_roxford.read)
 
 
-@published(facts.GLD, each="usage")
+@published("gldv2", each="usage")
 def read_gld(place: Place, *, usage: Usage = "private") -> Contents:
     """Read the retrieval part of Google Landmarks v2.1, all of it "test": queries, and the index as gallery.
 
@@ -365,27 +379,27 @@ def read_gld(place: Place, *, usage: Usage = "private") -> Contents:
         https://github.com/cvdfoundation/google-landmark; the measure: `MeanAveragePrecision` in `metrics.py`, and the
         lists: `dataset_file_io.py`, of delf/python/datasets/google_landmarks_dataset in tensorflow/models.
     """
-    place.require(facts.GLD.files)
+    place.require(place.benchmark.files)
 
     def row_of(where: str, folder: str, image: str, role: Role) -> Row:
         path = f"{folder}/{'/'.join(image[:3])}/{image}.jpg"
         return Row(where, path, path, "test", role=role)
 
     image_id, form = r"([^\W_]{3,})", "the id of an image, such as 0123456789abcdef"
-    index = read_fields(place.source, facts.GLD_INDEX, image_id, form, header=["id"])
+    index = read_fields(place.source, _GLD_INDEX, image_id, form, header=["id"])
     gallery = {image: row_of(where, "index", image, "gallery") for where, (image,) in index}
     number = {image: row for row, image in enumerate(gallery)}
     queries: list[Row] = []
     pairs, unknown = [], []
     pattern, form = f"{image_id},([^,]*),(Public|Private|Ignored)", f"{form}, the images sought, and its Usage"
-    lines = read_fields(place.source, facts.GLD_SOLUTION, pattern, form, header=["id,images,Usage"])
+    lines = read_fields(place.source, _GLD_SOLUTION, pattern, form, header=["id,images,Usage"])
     for where, (image, sought, used) in lines:
         if used.lower() == usage:
             pairs += [(len(queries), number[other]) for other in sought.split() if other in number]
             unknown += [f"{other}, {where}" for other in sought.split() if other not in number]
             queries.append(row_of(where, "test", image, "query"))
     parts = [
-        place.part(f"{usage} queries of {facts.GLD_SOLUTION}", queries, usage),
-        place.part(facts.GLD_INDEX, gallery.values(), "index"),
+        place.part(f"{usage} queries of {_GLD_SOLUTION}", queries, usage),
+        place.part(_GLD_INDEX, gallery.values(), "index"),
     ]
-    return Contents(parts, summarise(f"images sought that are not in {facts.GLD_INDEX}", unknown), positives=pairs)
+    return Contents(parts, summarise(f"images sought that are not in {_GLD_INDEX}", unknown), positives=pairs)

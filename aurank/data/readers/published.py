@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, get_args
 import numpy as np
 
 from aurank.data.manifest import Manifest
-from aurank.data.readers.facts import Benchmark, SplitSize
+from aurank.data.readers.facts import BENCHMARKS, Benchmark, SplitSize
 from aurank.data.readers.listing import Row, build_listed
 from aurank.data.sources import FolderSource, ImageSource, open_source
 from aurank.errors import UserError
@@ -156,9 +156,9 @@ class PublishedReader:
 PUBLISHED: dict[str, PublishedReader] = {}
 
 
-def published(benchmark: Benchmark, each: str = "") -> Callable[[Callable[..., Contents]], PublishedReader]:
+def published(name: str, each: str = "") -> Callable[[Callable[..., Contents]], PublishedReader]:
     """Make the reader of a benchmark of a function that reads its files at a Place, and list it in PUBLISHED."""
-    return lambda read: PUBLISHED.setdefault(benchmark.name, PublishedReader(benchmark, read, each))
+    return lambda read: PUBLISHED.setdefault(name, PublishedReader(BENCHMARKS[name], read, each))
 
 
 def locate(benchmark: Benchmark, root: Path, path: str | None = None) -> Place | None:
