@@ -19,7 +19,6 @@ from aurank.embedding.stored.checkpoint import (
     BEST,
     load_checkpoint,
     model_weights,
-    require_alike,
     resolve_checkpoint,
     save_checkpoint,
 )
@@ -167,7 +166,9 @@ def _require_same_network(first: _Part, other: _Part) -> None:
         raise UserError(f"{both}: {lines[0]}{more}; name trainings of one network that see images alike")
     if first.tokeniser != other.tokeniser:
         raise UserError(f"{both}: they learnt other tokens, of other texts; train both on the same texts and splits")
-    require_alike(other.weights, first.weights, other.name, "encoder")
+    shapes = [{name: value.shape for name, value in part.weights.items()} for part in (first, other)]
+    if shapes[0] != shapes[1]:
+        raise UserError(f"{both}: their weights differ in names or shapes; train both with one version of timm")
 
 
 def _doubts(parts: Sequence[_Part]) -> list[str]:

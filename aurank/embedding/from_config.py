@@ -18,7 +18,7 @@ from aurank.embedding.stored.checkpoint import (
     image_weights,
     is_head,
     load_checkpoint,
-    load_weights,
+    load_part,
     resolve_checkpoint,
 )
 from aurank.errors import UserError
@@ -176,7 +176,7 @@ def trained_encoder(config: ModelConfig, weights: dict[str, Tensor], name: str, 
     """Return the encoder with weights of a run, adapters merged into the layers that they stand beside."""
     as_it_is = config.model_copy(update={"freeze": None, "gradient_checkpointing": False})
     encoder = build_encoder(as_it_is, channels=channels, load=False)
-    load_weights(encoder, weights, name)
+    load_part(encoder.load_state_dict, weights, name)
     if config.lora is not None:
         merge_lora(encoder)
     return encoder

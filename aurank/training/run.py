@@ -20,7 +20,7 @@ from aurank.data.prepared import PreparedImages, contents
 from aurank.distributed import ProcessGroup, joined
 from aurank.embedding.evaluation_options import noted, try_evaluation
 from aurank.embedding.from_config import build_dataset, open_prepared, with_preprocessing
-from aurank.embedding.stored.checkpoint import BEST, LAST, load_checkpoint, load_part, load_weights, model_weights
+from aurank.embedding.stored.checkpoint import BEST, LAST, load_checkpoint, load_part, model_weights
 from aurank.errors import UserError
 from aurank.evaluation.report import Report
 from aurank.evaluation.two_way import TwoWayReport
@@ -216,7 +216,7 @@ def _test(loop: Loop, test: Manifest) -> tuple[SplitReports, int]:
 
     def load_best() -> int:
         best = load_checkpoint(out / BEST)
-        load_weights(trainer.model, model_weights(best), out / BEST)
+        load_part(trainer.model.load_state_dict, model_weights(best), out / BEST)
         return read_progress(best, out / BEST).step
 
     step = group.in_first(load_best)
@@ -369,9 +369,9 @@ def require_same_data(resumed: Resumed, whole: Manifest, data: dict[str, str]) -
 def restore(trainer: Trainer, resumed: Resumed) -> Progress:
     """Restore the components' state from a checkpoint; return how far the run was."""
     state, path, progress = resumed.state, resumed.path, resumed.progress
-    load_weights(trainer.model, state["encoder"], path)
+    load_part(trainer.model.load_state_dict, state["encoder"], path)
     if trainer.average is not None:
-        load_weights(trainer.measured, (state["average"] or {}).get("values", {}), path, part="average")
+        load_part(trainer.measured.load_state_dict, (state["average"] or {}).get("values", {}), path, "average")
     load_part(partial(load_state, trainer.optimiser), state["optimiser"], path, "optimiser")
     if trainer.sharded is not None:
         trainer.sharded.spread()

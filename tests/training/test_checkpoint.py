@@ -72,8 +72,7 @@ def test_a_name_without_suffix_or_a_folder_finds_the_file(tmp_path: Path) -> Non
     "change",
     [
         {"encoder": {"weight": 3}},
-        {"average": {"updates": "x", "values": {}}},
-        {"average": {"updates": 1, "values": {"w": []}}},
+        {"average": []},
         {"config": {"seed": 1}},
         {"optimiser": {"state": {}}},
         {"manifest": None},
@@ -215,7 +214,7 @@ def test_a_model_whose_weights_do_not_fit_is_told_wherever_it_is_read(run: Path,
         lambda: embed_model(f"aurank:{path}", ImageSelection(split="test")),
         lambda: build_encoder(config.model, channels=1),
     ):
-        with pytest.raises(UserError, match=r"best\.safetensors does not fit .*conv1\.0\.weight'"):
+        with pytest.raises(UserError, match=r"best\.safetensors does not fit.*conv1\.0\.weight"):
             work()
 
 

@@ -5,7 +5,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NotRequired
 
-from torch import Tensor, nn
+from torch import Tensor
 from typing_extensions import TypedDict
 
 from aurank.config import Config
@@ -19,24 +19,6 @@ SUFFIX = ".safetensors"
 LAST, BEST = f"last{SUFFIX}", f"best{SUFFIX}"
 AVERAGE_OF = "average_of"  # the entry of a checkpoint that is the average of several
 _WHAT = "a checkpoint"
-
-
-class Average(TypedDict):
-    """The moving average of the weights (train.ema)."""
-
-    __pydantic_config__ = {"arbitrary_types_allowed": True, "extra": "forbid"}  # type: ignore[misc]  # noqa: RUF012
-
-    updates: int
-    values: dict[str, Tensor]
-
-
-class AveragedModel(TypedDict):
-    """A model that went into an average of several."""
-
-    name: str
-    config: dict[str, Any]
-    step: int | None
-    average_of: NotRequired[list[Any]]
 
 
 class Optimiser(TypedDict):
@@ -58,9 +40,9 @@ class Checkpoint(TypedDict):
     data: dict[str, str] | None
     progress: dict[str, Any]
     encoder: dict[str, Tensor]
-    average: Average | None
+    average: dict[str, Any] | None  # of the weights: how many updates it has had, and its values
     tokeniser: dict[str, Any] | None
-    average_of: NotRequired[list[AveragedModel]]
+    average_of: NotRequired[list[dict[str, Any]]]  # name, config, step and their own average_of of models
     loss: NotRequired[dict[str, Any]]
     miner: NotRequired[dict[str, Any]]
     optimiser: NotRequired[Optimiser]
@@ -129,31 +111,11 @@ def image_weights(checkpoint: dict[str, Any]) -> dict[str, Tensor]:
     return of_tower or weights
 
 
-def load_weights(module: nn.Module, weights: dict[str, Tensor], source: Path | str, *, part: str = "encoder") -> None:
-    """Load the weights into the module; raise UserError naming the first tensor that does not fit."""
-    require_alike(weights, module.state_dict(), source, part)
-    module.load_state_dict(weights)
-
-
-def require_alike(saved: dict[str, Tensor], own: dict[str, Tensor], source: Path | str, part: str) -> None:
-    """Raise UserError unless both have the same tensors, by name, shape and kind: real numbers or not."""
-    forms = [
-        {name: (value.shape, value.is_floating_point()) for name, value in state.items()} for state in (saved, own)
-    ]
-    wrong = [name for name in own | saved if forms[0].get(name) != forms[1].get(name)]
-    if wrong:
-        raise UserError(
-            f"{source} does not fit this model: {len(wrong)} tensors of its {part} are missing, unknown or of another "
-            f"shape, the first {wrong[0]!r}; use the versions of aurank and timm that wrote it (timm is "
-            f"{version('timm')} here), or another checkpoint"
-        )
-
-
-def load_part(load: Callable[[Any], object], value: Any, source: Path | str, part: str) -> None:
-    """Load a component's saved state; raise UserError where it refuses that, whatever it raises."""
+def load_part(load: Callable[[Any], object], value: Any, source: Path | str, part: str = "encoder") -> None:
+    """Load saved weights, or another saved state; raise UserError where it is refused, whatever that raises."""
     try:
         load(value)
     except Exception as error:
         said = one_line(str(error) or type(error).__name__)[:200]
-        remedy = "use the version of aurank that wrote it, or another checkpoint"
-        raise UserError(f"{source} does not fit this run: {part!r} is refused ({said}); {remedy}") from error
+        versions = f"use the versions of aurank and timm that wrote it (timm is {version('timm')} here)"
+        raise UserError(f"{source} does not fit: {part!r} is refused ({said}); {versions}, or another one") from error

@@ -29,7 +29,7 @@ from aurank.embedding.stored.checkpoint import (
     image_weights,
     is_head,
     load_checkpoint,
-    load_weights,
+    load_part,
     model_weights,
     resolve_checkpoint,
     save_checkpoint,
@@ -132,7 +132,7 @@ def towers_of(checkpoint: dict[str, Any], config: Config, name: str) -> TwoTower
     if checkpoint["tokeniser"] is None and config.model.text.name == OWN_TEXTS:
         raise UserError(f"{name} lacks the tokeniser of its texts; use last.safetensors or best.safetensors of a run")
     towers = build_towers(config, saved=checkpoint["tokeniser"], load=False)
-    load_weights(towers, model_weights(checkpoint), name)
+    load_part(towers.load_state_dict, model_weights(checkpoint), name)
     if config.model.lora is not None:
         merge_lora(towers)
     return towers
