@@ -14,9 +14,9 @@ from aurank.embedding.evaluation_options import noted, two_way_options
 from aurank.embedding.from_config import build_dataset, describe_model, with_preprocessing
 from aurank.embedding.image_text_pairs import (
     describe_groups,
-    distinct_images,
+    each_image_once,
     embed_pairs,
-    first_rows,
+    has_one_label,
     reports_by_group,
     require_pairs,
 )
@@ -111,7 +111,7 @@ def evaluate_pairs(
     config = with_preprocessing(saved.model_copy(update={"data": data}), saved)
     towers = towers_of(checkpoint, config, model)
     train = None if images.split == "train" or trained is None else trained.split("train")
-    once = distinct_images(manifest)  # as `aurank evaluate` takes them, so that both share what is in the cache
+    once = each_image_once(manifest, one_label=False)  # as `aurank evaluate` takes them: one cache
     module, shown = towers.to(device), build_dataset(config.data, once, train=False)
     batch = config.evaluate.batch if running.batch is None else running.batch  # 0 is refused where it is used
     how: dict[str, Any] = {"batch": batch, "workers": config.data.workers, "pairs": manifest}
@@ -136,7 +136,7 @@ def evaluate_pairs(
 
 def _has_classes(manifest: Manifest) -> bool:
     """Whether images have one label each, which is no text that stands beside them."""
-    if manifest.texts is None or first_rows(manifest) is None:
+    if manifest.texts is None or not has_one_label(manifest):
         return False
     named = zip(manifest.labels, manifest.texts, strict=True)
     return any(text_key(manifest.classes[label]) != text_key(text) for label, text in named)

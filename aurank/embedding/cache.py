@@ -10,18 +10,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float32, Int64, Shaped
 from torch import Tensor, nn
-from typing_extensions import TypedDict
 
 from aurank.data import ImageDataset, Manifest
 from aurank.data.sources import FileMark, file_marks
 from aurank.errors import AurankError, UserError
-from aurank.files import read_bundle, reading, write_bundle, write_text
+from aurank.files import read_bundle, write_bundle, write_text
 
 FORMAT = 3  # raised when how pixels are made changes: older pieces are then not found
 ABOUT = "about.json"
@@ -37,15 +36,6 @@ class Piece(NamedTuple):
 
     rows: Int64[np.ndarray, " row"]
     embeddings: Float32[np.ndarray, "row dim"]
-
-
-class _Kept(TypedDict):
-    """A piece as its file holds it."""
-
-    __pydantic_config__ = {"arbitrary_types_allowed": True, "extra": "forbid"}  # type: ignore[misc]  # noqa: RUF012
-
-    rows: Tensor
-    embeddings: Tensor
 
 
 def default_cache() -> Path:
@@ -139,26 +129,17 @@ class CachedSet:
 
 def cached_sets(root: Path) -> list[CachedSet]:
     """Return what a cache holds, the least recently used first."""
-    found = []
+    held = []
     for folder in root.glob("[0-9a-f]" * _NAME_LENGTH):
-        if (folder / ABOUT).is_file() and (stats := _stats(folder)):
-            used, size = max(stat.st_mtime for stat in stats), sum(stat.st_size for stat in stats)
+        with suppress(FileNotFoundError):  # another process prunes, or replaces a file
+            stats = [entry.stat() for entry in os.scandir(folder) if entry.is_file(follow_symlinks=False)]
             about = "unknown"
-            with suppress(UserError), reading(folder / ABOUT, "what a cache holds"):
+            with suppress(ValueError, LookupError, TypeError):
                 content = json.loads((folder / ABOUT).read_bytes())
                 about = f"{content['model']}; {content['images']:,} images of {content['of']}"
-            found.append(CachedSet(folder, size, used, about))
-    return sorted(found, key=lambda held: (held.used, held.folder))
-
-
-def _stats(folder: Path) -> list[os.stat_result]:
-    found = []
-    with suppress(FileNotFoundError):
-        for entry in os.scandir(folder):
-            with suppress(FileNotFoundError):
-                if entry.is_file(follow_symlinks=False):
-                    found.append(entry.stat())
-    return found
+            used, size = max(stat.st_mtime for stat in stats), sum(stat.st_size for stat in stats)
+            held.append(CachedSet(folder, size, used, about))
+    return sorted(held, key=lambda one: (one.used, one.folder))
 
 
 def prune(root: Path, most: int, *, removed: Callable[[CachedSet], None], dry_run: bool = False) -> list[CachedSet]:
@@ -186,13 +167,12 @@ def prune(root: Path, most: int, *, removed: Callable[[CachedSet], None], dry_ru
 
 def _read_piece(path: Path, count: int, *, dim: int | None) -> Piece | None:
     """Return the piece in a file, or None where it is damaged."""
-    try:
-        kept = read_bundle(path, _Kept, _WHAT)
-    except UserError:
-        return None
-    rows, embeddings = kept["rows"].numpy(), kept["embeddings"].numpy()
-    is_whole = dim in (None, embeddings.shape[1]) and rows[-1] < count
-    return Piece(rows, embeddings) if is_whole else None
+    with suppress(UserError, LookupError):
+        kept: dict[str, Any] = read_bundle(path, dict[str, Any], _WHAT)
+        piece = Piece(kept["rows"].numpy(), kept["embeddings"].numpy())
+        if dim in (None, piece.embeddings.shape[1]) and piece.rows[-1] < count:
+            return piece
+    return None
 
 
 def weights_sha256(module: nn.Module) -> str:

@@ -15,7 +15,7 @@ from aurank.distributed import ProcessGroup
 from aurank.embedding.cache import Piece
 from aurank.embedding.embed import Embedded, described, embed, gather_pieces
 from aurank.errors import UserError
-from aurank.evaluation.engine.problem import ProgressCallback
+from aurank.evaluation.engine.problem import ProgressCallback, sort_by_label
 from aurank.evaluation.report import Report
 from aurank.evaluation.two_way import PROMPTS, TwoWayReport, prompts, two_way, zero_shot
 from aurank.models.text_encoder import TwoTower
@@ -50,20 +50,11 @@ class EmbeddedPairs:
 
     def images_alone(self, manifest: Manifest) -> Embedded | None:
         """Each image once, to be compared; None where an image has several labels, or no query a positive."""
-        first = first_rows(manifest)
-        if first is None:
+        if not has_one_label(manifest):
             return None
-        once = np.isin(self.rows, first)
+        once = np.isin(self.rows, first_rows(manifest.paths))
         embedded = described(manifest, self.rows[once], self.images[once])
-        # For each row how many others of its class in the gallery count for it: those of its own group do not.
-        gallery, labels, groups = embedded.is_gallery, embedded.labels, embedded.groups
-        _, camera = np.unique(np.stack([labels, groups]), axis=1, return_inverse=True)
-        of_class, of_group = (
-            np.bincount(numbers[gallery], minlength=int(numbers.max()) + 1)[numbers]
-            for numbers in (labels, camera.reshape(-1))
-        )
-        positives = of_class - np.where(groups >= 0, of_group, gallery)
-        return embedded if (embedded.is_query & (positives > 0)).any() else None
+        return embedded if sort_by_label(embedded.problem()).num_positives.any() else None
 
     def zero_shot(self, model: TwoTower, classes: Sequence[str], *, templates: Sequence[str] = PROMPTS) -> Report:
         """Return the report of the classification of the images by the names of the classes, `classes[label]`."""
@@ -88,7 +79,7 @@ def embed_pairs(
     written = texts_of(manifest)
     image_ids, text_ids = _numbered(manifest.paths), _numbered([text_key(text) for text in written])
     _, first_text = np.unique(text_ids, return_index=True)
-    images = embed(model.image, data, batch=batch, rows=_first(data.manifest.paths), group=group, **options)
+    images = embed(model.image, data, batch=batch, rows=first_rows(data.manifest.paths), group=group, **options)
     distinct = [written[row] for row in first_text.tolist()]
     texts = embed_texts(model, distinct, batch=batch, progress=text_progress, group=group)
     row_of = {path: row for row, path in enumerate(images.paths.tolist())}
@@ -136,32 +127,31 @@ def require_pairs(manifest: Manifest) -> None:
     texts_of(manifest)
     marked = np.flatnonzero(~(manifest.is_query & manifest.is_gallery))
     if len(marked):
-        what = f"{len(marked):,} of {len(manifest):,} pairs as no query or not in the gallery (is_query, is_gallery)"
-        remedy = "both ways each image and text is both; leave out these columns, or the rows"
-        raise UserError(f"{manifest.name} marks {what}, such as that of {manifest.paths[marked[0]]!r}: {remedy}")
+        said = f"as no query or not in the gallery, such as that of {manifest.paths[marked[0]]!r}"
+        remedy = "leave out the columns is_query and is_gallery, or these rows"
+        raise UserError(f"{manifest.name} marks {len(marked):,} of {len(manifest):,} pairs {said}: {remedy}")
 
 
-def first_rows(manifest: Manifest) -> Int64[np.ndarray, " image"] | None:
-    """Return the first row of each image, in order; None where an image has several labels."""
-    first = _first(manifest.paths)
-    labels = manifest.labels[first][_numbered(manifest.paths)]
-    return first if np.array_equal(labels, manifest.labels) else None
+def has_one_label(manifest: Manifest) -> bool:
+    """Return whether each image has the same label in all of its rows."""
+    first = first_rows(manifest.paths)
+    return np.array_equal(manifest.labels[first][_numbered(manifest.paths)], manifest.labels)
 
 
-def each_image_once(manifest: Manifest) -> Manifest:
+def each_image_once(manifest: Manifest, *, one_label: bool = True) -> Manifest:
     """Return the first row of each image, where several texts have one; UserError for several labels of an image."""
     if manifest.texts is None:
         return manifest
-    if first_rows(manifest) is None:
+    if one_label and not has_one_label(manifest):
         what = "has images with several labels, so images cannot be compared with each other"
         raise UserError(f"{manifest.name} {what}; {WITH_TEXTS}")
-    return distinct_images(manifest)
-
-
-def distinct_images(manifest: Manifest) -> Manifest:
-    """Return the first row of each image, whatever its labels."""
-    rows = _first(manifest.paths)
+    rows = first_rows(manifest.paths)
     return manifest if len(rows) == len(manifest) else manifest.select(rows)
+
+
+def first_rows(names: Sequence[str]) -> Int64[np.ndarray, " distinct"]:
+    """Return the row in which each name is first, in order."""
+    return np.unique(_numbered(names), return_index=True)[1]
 
 
 def reports_by_group(
@@ -189,10 +179,6 @@ def groups_of(train: Manifest, test: Manifest) -> dict[str, Int64[np.ndarray, " 
     groups = {"seen_texts": known_text, "new_texts": ~known_text & known_class}
     groups["new_classes"] = ~known_text & ~known_class
     return {name: np.flatnonzero(rows) for name, rows in groups.items() if rows.any()}
-
-
-def _first(names: Sequence[str]) -> Int64[np.ndarray, " distinct"]:
-    return np.unique(_numbered(names), return_index=True)[1]
 
 
 def _numbered(names: Sequence[str]) -> Int64[np.ndarray, " row"]:

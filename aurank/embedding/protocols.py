@@ -51,46 +51,33 @@ class Protocol:
             raise UserError(f"protocol {self.name} sets {fixed[0]} itself, to {self.params[fixed[0]]!r}; leave it out")
         return READERS[self.reader](root, **self.params, **params).split("test")
 
-    def checksum(
-        self,
-        paths: Sequence[str],
-        labels: Shaped[np.ndarray, " image"],
-        roles: Sequence[Shaped[np.ndarray, " image"]] = (),
-        pairs: Sequence[Int64[np.ndarray, "_ 2"] | None] = (),
-    ) -> str:
+    def checksum(self, images: Embedded | Manifest) -> str:
         """Return 16 hexadecimal digits over what is measured: this protocol, the images, who is positive for whom.
 
         Neither the order of the images nor the numbering of the labels matters.
-
-        Args:
-            roles: `is_query`, `is_gallery` and `groups`.
-            pairs: the listed positives and the ignored pairs.
         """
-        ordered, classes = _canonical(paths, labels)
+        paths = [str(path) for path in images.paths]
+        ordered, classes = _canonical(paths, np.asarray(images.labels))
         draws = [np.flatnonzero(draw_gallery(classes, seed)).tolist() for seed in self.seeds]
         definition = {"version": VERSION, "name": self.name, "recall_at": self.recall_at, "draws": draws}
         digest = hashlib.sha256(json.dumps(definition).encode())
         digest.update(json.dumps([[paths[row] for row in ordered.tolist()], classes.tolist()]).encode())
-        for column in roles if self.roles else ():
+        groups = np.full(len(paths), -1) if images.groups is None else images.groups
+        for column in (images.is_query, images.is_gallery, groups) if self.roles else ():
             digest.update(np.asarray(column)[ordered].astype("<i8").tobytes())
-        for listed in pairs if self.roles else ():
+        for listed in (images.positives, images.ignored) if self.roles else ():
             if listed is not None:
                 among = pairs_among(np.asarray(listed), ordered, len(ordered))
                 digest.update(b"pairs" + among[np.lexsort(among.T[::-1])].astype("<i8").tobytes())
         return digest.hexdigest()[:16]
 
     def require_same(self, embedded: Embedded, manifest: Manifest) -> None:
-        """Raise UserError unless the embeddings are of exactly the images and classes of the manifest."""
-        paths, other = self._paths(embedded), set(embedded.paths.tolist()) ^ set(manifest.paths)
-        wrong = ""
-        if other:
-            wrong = f"{len(other):,} images are in one of both alone, such as {min(other)!r}"
-        elif self.checksum(paths, embedded.labels) != self.checksum(manifest.paths, manifest.labels):
-            wrong = "their labels put the images into other classes"
-        elif self.checksum(paths, embedded.labels, *_roles(embedded)) != self.checksum(
-            manifest.paths, manifest.labels, *_roles(manifest)
-        ):
-            wrong = "who is query or gallery, or groups, differ (is_query, is_gallery)"
+        """Raise UserError unless the embeddings are of exactly the images, classes and roles of the manifest."""
+        others, wrong = set(self._paths(embedded)) ^ set(manifest.paths), ""
+        if others:
+            wrong = f"{len(others):,} images are in one of both alone, such as {min(others)!r}"
+        elif self.checksum(embedded) != self.checksum(manifest):
+            wrong = "their classes, or who is query or gallery, or groups, differ (labels, is_query, is_gallery)"
         if wrong:
             remedy = "embed its images anew with `aurank embed`, or leave --protocol out"
             raise UserError(f"the embeddings are not those of protocol {self.name}: {wrong}; {remedy}")
@@ -116,12 +103,10 @@ class Protocol:
                 what = f"protocol {self.name} says who is query and gallery"
                 raise UserError(f"{what}, so {name} has no use: leave it out")
         if self.roles and (embedded.is_query == embedded.is_gallery).all():
-            raise UserError(
-                f"protocol {self.name} has queries apart from the gallery, but is_query and is_gallery are alike in "
-                "every row; `aurank embed` writes both with the embeddings"
-            )
+            said = "has queries apart from the gallery, but is_query and is_gallery are alike in every row"
+            raise UserError(f"protocol {self.name} {said}; `aurank embed` writes both with the embeddings")
         paths, embeddings, labels = self._paths(embedded), embedded.embeddings, np.asarray(embedded.labels)
-        information: dict[str, Any] = {"name": self.name, "checksum": self.checksum(paths, labels, *_roles(embedded))}
+        information: dict[str, Any] = {"name": self.name, "checksum": self.checksum(embedded)}
         information |= {"params": dict(self.params)} if self.params else {}
         above = embedded.super_labels
         if not self.seeds:
@@ -198,21 +183,11 @@ def find_protocol(name: str, *, seeds: Sequence[int] | None = None) -> Protocol:
     protocol = PROTOCOLS[name]
     if seeds is None:
         return protocol
-    if not protocol.seeds:
+    if not protocol.seeds or not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
         drawn = ", ".join(other for other in PROTOCOLS if PROTOCOLS[other].seeds)
-        raise UserError(f"protocol {name} draws nothing, so seeds have no use; {drawn} do")
-    if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
-        expected = "different whole numbers from 0, at least one"
-        raise UserError(f"protocol {name}: seeds must be {expected}, got {tuple(seeds)}")
+        expected = f"different whole numbers from 0, and one of {drawn}, which alone draw"
+        raise UserError(f"protocol {name} with seeds {tuple(seeds)}: expected {expected}")
     return replace(protocol, seeds=tuple(seeds))
-
-
-def _roles(
-    images: Embedded | Manifest,
-) -> tuple[list[Shaped[np.ndarray, " image"]], list[Int64[np.ndarray, "_ 2"] | None]]:
-    """Return who is query, who is gallery, and the group of each image, −1 for none; the pairs that are listed."""
-    groups = np.full(len(images.paths), -1) if images.groups is None else images.groups
-    return [images.is_query, images.is_gallery, groups], [images.positives, images.ignored]
 
 
 def _canonical(

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from aurank.config import Config, DataConfig, load_config, shipped_configs
+from aurank.config import DataConfig, load_config, shipped_configs
 from aurank.config.schema import EMBEDDINGS
 from aurank.data import READERS, Manifest
 from aurank.data.checks.doctor import odd_classes, repeated_image
@@ -77,20 +77,18 @@ class ImageSelection:
         tables = self.query is not None or self.gallery is not None
         ways = [("--data", self.data is not None), ("--protocol", self.protocol is not None), ("--query", tables)]
         chosen = [name for name, there in ways if there]
-        named = tables or self.protocol is not None
-        both = " and ".join(chosen[:2])
+        is_named, both = tables or self.protocol is not None, " and ".join(chosen[:2])
+        others = [override for override in self.overrides if not override.startswith("data.")]
         for is_wrong, message in (
             (len(chosen) > 1, f"{both} both say which images to take; give one of them"),
             ((self.query is None) != (self.gallery is None), "--query and --gallery go together: give both tables"),
-            (
-                self.split is not None and named,
-                f"--split {self.split} has no use with {both}, which says what is measured",
-            ),
+            (self.split and is_named, f"--split {self.split} has no use with {both}, which says what is measured"),
             (self.seeds is not None and self.protocol is None, "--seeds goes with --protocol: they are of its draws"),
             (
-                self.root is not None and not named,
-                f"--root {self.root} goes with --protocol or --query; with --data, write READER:PATH",
+                self.root and not is_named,
+                f"--root {self.root} goes with --protocol or --query, not with --data",
             ),
+            (others, f"{' '.join(others)}: only data.* can be changed for a model that is measured"),
         ):
             if is_wrong:
                 raise UserError(message)
@@ -121,18 +119,12 @@ class Selected(NamedTuple):
 def select(images: ImageSelection, checkpoint: dict[str, Any] | None) -> Selected:
     """Return the images to embed, with the data section that applies to them."""
     protocol = images.find_protocol()
-    wrong = [override for override in images.overrides if not override.startswith("data.")]
-    if wrong:
-        raise UserError(f"{wrong[0]!r}: only data.* can be changed for a model that is measured")
     section = {"validation_fraction": 0.0} if checkpoint is None else checkpoint["config"]["data"]
     # How images were changed for training need not agree with what they are measured with, another image_size say.
     section = {key: value for key, value in section.items() if key != "train_transform"}
     if images.query is not None and images.gallery is not None:
         # A data section needs a reader; of its params only `outside` is used here.
         section |= {"name": "table", "params": {"file": images.query.name}, "prepared": None}
-        odd = [one for one in images.overrides if one.startswith("data.params.") and ".outside=" not in one]
-        if odd:
-            raise UserError(f"{odd[0]} has no use with --query and --gallery: --root names where their paths start")
         data = read_data_config(section, images.overrides)
         outside = bool(data.params.get("outside", False))
         return Selected(data, read_two_tables(images.query, images.gallery, root=images.root, outside=outside))
@@ -152,13 +144,9 @@ def select(images: ImageSelection, checkpoint: dict[str, Any] | None) -> Selecte
     whole, trained = _with_splits(read_whole(data), data, images, checkpoint)
     if images.split == ALL:
         return Selected(data, whole, trained)
-    if images.split in (None, "test") and "test" not in whole.split_sizes:
+    if images.split is None and "test" not in whole.split_sizes:
         others = " or ".join(whole.split_sizes)
-        if whole.texts is None and whole.class_counts.max() < 2:
-            what = f"aurank embed takes its images with --split {others}, but measuring {_WANTS_LABELS}"
-            raise UserError(f"{whole.name} has no test images and no labels: {what}")
-        if images.split is None:
-            raise UserError(f"{whole.name} has no test images to measure; choose another split with --split {others}")
+        raise UserError(f"{whole.name} has no test images to measure; choose another split with --split {others}")
     return Selected(data, split_of(whole, data, images.split or "test"), trained)
 
 
@@ -166,29 +154,22 @@ def _with_splits(
     given: Manifest, data: DataConfig, images: ImageSelection, checkpoint: dict[str, Any] | None
 ) -> tuple[Manifest, Manifest | None]:
     """Return the data with the splits that apply, and with those of the run that made the checkpoint."""
-    trained, seed = None, 0
-    if checkpoint is not None:
-        saved = read_trained(checkpoint["config"])
-        seed, held_out = saved.seed, {key: getattr(saved.data, key) for key in _HELD_OUT}
-        with suppress(UserError):  # too few classes to hold some out
-            trained = hold_out(given, data.model_copy(update=held_out), seed=seed)
-        if trained is not None and trained.sha256 != checkpoint["manifest"]:
-            trained = None
-        if trained is None and images.data is not None:
-            trained = _split_otherwise(saved, data, checkpoint["manifest"])
+    saved = None if checkpoint is None else read_trained(checkpoint["config"])
+    seed = 0 if saved is None else saved.seed
+    trained = None
+    if checkpoint is not None and saved is not None:
+        sections = [data.model_copy(update={key: getattr(saved.data, key) for key in _HELD_OUT})]
+        is_there = data_folder(saved.data.root).resolve() == data_folder(data.root).resolve()
+        if images.data is not None and saved.data.name == data.name and is_there:
+            sections.append(saved.data)  # which may split them otherwise
+        while trained is None and sections:
+            section = sections.pop(0)
+            with suppress(UserError):  # too few classes to hold some out
+                split = hold_out(read_whole(section) if section is saved.data else given, section, seed=seed)
+                trained = split if split.sha256 == checkpoint["manifest"] else None
     if any(override.startswith(tuple(f"data.{key}" for key in _HELD_OUT)) for override in images.overrides):
         return hold_out(given, data, seed=seed), trained
     return given if trained is None or images.data is not None else trained, trained
-
-
-def _split_otherwise(saved: Config, data: DataConfig, sha256: str) -> Manifest | None:
-    """Return the data of a run as it read them, None where those of a data section lie elsewhere or have changed."""
-    if saved.data.name != data.name or data_folder(saved.data.root).resolve() != data_folder(data.root).resolve():
-        return None
-    with suppress(UserError):
-        found = hold_out(read_whole(saved.data), saved.data, seed=saved.seed)
-        return found if found.sha256 == sha256 else None
-    return None
 
 
 def describe_split(images: ImageSelection, selected: Selected) -> list[str]:
@@ -308,15 +289,12 @@ def split_of(whole: Manifest, config: DataConfig, name: str) -> Manifest:
     try:
         return whole.split(name)
     except UserError as error:
-        remedy = ""
-        if config.name == "folder" and name in ("train", "test"):
-            bound = "below 1 (such as 0.5)" if name == "train" else "above 0"
-            remedy = (
-                f"; add {name}/CLASS/IMAGE, or, where the folder is CLASS/IMAGE, set data.params.test_fraction "
-                f"{bound}, the fraction of the classes that is for testing (default 1)"
-            )
-        elif config.name == "table":
-            remedy = f"; write {name} into the column split of {config.params['file']} for some of its classes"
-        elif config.name == "unlabelled" and name == "test":
-            remedy = "; set data.train_labels=image, data.views=2 and sampler.name=shuffled to train without labels"
-        raise UserError(f"{error}{remedy}") from error
+        fraction = "; where the folder is CLASS/IMAGE, set data.params.test_fraction {}, of the classes"
+        remedies = {
+            ("folder", "train"): fraction.format("below 1 (such as 0.5; default 1)"),
+            ("folder", "test"): fraction.format("above 0"),
+            ("table", name): f"; write {name} into the column split for some of its classes",
+            ("unlabelled", "test"): "; set data.train_labels=image, data.views=2 and sampler.name=shuffled to train "
+            "without labels",
+        }
+        raise UserError(f"{error}{remedies.get((config.name, name), '')}") from error

@@ -34,7 +34,7 @@ REFUSED = {
     "evaluate --model aurank:none/best --out photos/a/0.png": "--out",
     "evaluate --model aurank:none/best --out x --labels a.npy": "--labels a.npy has no use",
     "evaluate --model embeddings:none.npz --out x": "no file none.npz",
-    f"{SAVED} optim.lr=1": "optim.lr=1 has no use",
+    f"{SAVED} optim.lr=1": "optim.lr=1: only data",
     f"{SAVED} --data folder:a": "folder:a has no use",
     f"{SAVED} --recall-at one": "--recall-at 'one': expected whole numbers and commas",
     f"{SAVED} --metrics mAP": "unknown metric 'mAP'",

@@ -162,9 +162,7 @@ def mark(root: Path, split: str, name: str) -> None:
 
 
 def test_pairs_that_are_marked_as_no_query_are_refused_where_they_are_measured(root: Path, best: Path) -> None:
-    said = (
-        r"marks 1 of 68 pairs as no query or not in the gallery \(is_query, is_gallery\), such as that of 'red10.png'"
-    )
+    said = r"marks 1 of 68 pairs as no query or not in the gallery, such as that of 'red10.png'"
     for split in ("train", "test"):
         mark(root, split, f"{split}.csv")
     data = {"validation_fraction": 0}
