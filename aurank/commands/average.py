@@ -145,8 +145,7 @@ def _read(name: str) -> _Part:
     if config.model.lora is None:
         weights = model_weights(checkpoint)
     else:  # the mean of products is not the product of means, and each run began with adapters of its own
-        is_pair = config.model.text is not None
-        merged = towers_of(checkpoint, config, name) if is_pair else encoder_of(checkpoint, config, name)
+        merged: Any = (encoder_of if config.model.text is None else towers_of)(checkpoint, config, name)
         weights = merged.state_dict()
         config = config.model_copy(update={"model": config.model.model_copy(update={"lora": None})})
     wrong = next((key for key, value in weights.items() if not bool(value.isfinite().all())), None)
