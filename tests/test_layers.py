@@ -157,14 +157,14 @@ def test_a_library_is_imported_in_its_one_home() -> None:
 
 # Lines that a room may have: it may shrink, and takes from another what it needs more, in the same commit.
 BUDGETS = {
-    "data": 5938,
+    "data": 5879,
     "losses": 7181,
     "evaluation": 8278,
     "models": 2055,
     "embedding": 2313,
     "training": 2994,
     "reporting": 1571,
-    "commands exporting serving": 4769,
+    "commands exporting serving": 4738,
     "config": 1073,
     "cli": 1432,
     "": 1052,  # beside the rooms

@@ -13,7 +13,7 @@ from aurank.commands.run_options import RunOptions, prepare_model, split_name
 from aurank.config import DataConfig
 from aurank.data import Manifest
 from aurank.data.checks.doctor import check_prepared, examine
-from aurank.data.checks.findings import Advice, DoctorReport, Finding, finding_of, require_table
+from aurank.data.checks.findings import DoctorReport, Finding, finding_of, require_table
 from aurank.embedding.embed import Embedded
 from aurank.embedding.from_config import open_prepared
 from aurank.embedding.image_text_pairs import each_image_once
@@ -34,35 +34,6 @@ from aurank.evaluation.engine.nearest import NearestRows
 
 CANDIDATES = 0.9  # cosine from which images are compared by their pixels
 NEARLY_EQUAL = 0.98  # cosine of embeddings that are taken for one, where pixels are not compared
-_BROKEN = Advice(
-    "They have no similarity to anything: measuring refuses them.",
-    "Look at what the model does with these images; aurank doctor --fix leaves them out.",
-    "embeddings",
-    is_error=True,
-)
-_LENGTH = Advice(
-    "By the dot product or the Euclidean distance they are compared by their length; the cosine does not mind.",
-    "Normalise all rows, or measure with the cosine.",
-)
-_COLLAPSED = Advice(
-    "All images look alike to the model, so small noise decides who is found.",
-    "Look at the loss and its temperature, the learning rate and the normalisation of the images.",
-    is_error=True,
-)
-_SILENT = Advice("They cost memory and time in every search and tell nothing.", "Leave them out, or whiten.")
-_HUBS = Advice(
-    "They take places in lists that they have no business in.",
-    "Look at the images; centring or whitening (--postprocess) makes hubs rarer.",
-)
-_LABELS = Advice(
-    "Right results count as wrong, and training pulls the image to strangers.",
-    "Look at them and correct the label; aurank doctor --fix leaves them out.",
-    "labels",
-)
-_CLOSE = Advice(
-    "They find each other first, so scores are too high, above all between query and gallery.",
-    "Look at the images; aurank doctor DATA --model … compares them by their pixels.",
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,15 +85,15 @@ class EmbeddingExamination:
         """Return what is wrong, by embeddings alone."""
         faulty, sound = self.faulty, self._sound
         found = [
-            self._of("embeddings with NaN or infinity", faulty.not_finite, _BROKEN),
-            self._of("embeddings of zeros", faulty.zero, _BROKEN),
-            self._of("embeddings of another length", faulty.odd_length, _LENGTH),
+            self._of("not_finite", faulty.not_finite),
+            self._of("zero", faulty.zero),
+            self._of("length", faulty.odd_length),
         ]
         if len(sound) > 1:
             found += self._of_the_whole()
             hubs = crowded(self._near, self._searched)
             words = [f": in {lists:,} lists, usual {hubs.expected:.0f}" for lists in hubs.lists.tolist()]
-            found.append(self._of("hubs", hubs.row, _HUBS, words))
+            found.append(self._of("hubs", hubs.row, words))
         known = sound[self.labelled[sound]]
         if len(known) > 1:
             found.append(self._doubtful(known))
@@ -134,8 +105,8 @@ class EmbeddingExamination:
         said = f"effective rank {found.effective_rank:.1f} of {found.dim}, mean cosine {found.mean_cosine:.2f}"
         silent = [str(dimension) for dimension in found.silent.tolist()]
         return [
-            finding_of("collapsed embeddings", [said] if found.is_collapsed else [], _COLLAPSED),
-            finding_of("dimensions that say nothing", silent, _SILENT),
+            finding_of("collapsed", [said] if found.is_collapsed else []),
+            finding_of("silent", silent),
         ]
 
     def _doubtful(self, known: Int64[np.ndarray, " known"]) -> Finding:
@@ -145,7 +116,7 @@ class EmbeddingExamination:
         named = self._class_name
         pairs = zip(labels[rows].tolist(), found.label.tolist(), strict=True)
         words = [f": labelled {named(own)}, looks like {named(other)}" for own, other in pairs]
-        return self._of("doubtful labels", rows, _LABELS, words)
+        return self._of("doubtful", rows, words)
 
     def _close(self) -> list[Finding]:
         query, gallery = self.embedded.is_query, self.embedded.is_gallery
@@ -154,7 +125,7 @@ class EmbeddingExamination:
         across = (asks[pairs] & answers[pairs[:, ::-1]]).any(axis=1)
         names = np.array([" = ".join(map(self._name, pair)) for pair in pairs.tolist()], np.object_)
         return [
-            finding_of(check, names[chosen].tolist(), _CLOSE, rows=pairs[chosen].tolist())
+            finding_of("close", names[chosen].tolist(), pairs[chosen].tolist(), check=check)
             for check, chosen in (
                 ("nearly equal embeddings in query and gallery", across),
                 ("nearly equal embeddings", ~across),
@@ -163,16 +134,15 @@ class EmbeddingExamination:
 
     def _of(
         self,
-        check: str,
+        kind: str,
         rows: Int64[np.ndarray, " found"],
-        advice: Advice,
         words: Sequence[str] | None = None,
     ) -> Finding:
         names = [self._name(row) for row in rows.tolist()]
         if words is not None:
             names = [name + said for name, said in zip(names, words, strict=True)]
         given = rows if self.rows is None else self.rows[rows]
-        return finding_of(check, names, advice, [[row] for row in given.tolist()])
+        return finding_of(kind, names, [[row] for row in given.tolist()])
 
     def _name(self, row: int) -> str:
         return str(self.embedded.paths[row]) or f"row {row}"

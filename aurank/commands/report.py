@@ -9,14 +9,13 @@ import numpy as np
 from aurank.arrays import select_rows
 from aurank.commands.doctor import EmbeddingExamination
 from aurank.data import Manifest
-from aurank.data.checks.findings import Advice, finding_of
+from aurank.data.checks.findings import finding_of
 from aurank.embedding.embed import Embedded
 from aurank.evaluation.checks import near_rows
 from aurank.evaluation.report import Report
 from aurank.reporting.report_page import Examined, PageImages, report_page
 
 MOST_WORK = 2**39  # rows times classes times dimensions up to which labels are judged: about 15 s on one core
-_UNREADABLE = Advice("No number counts them.", "Replace them.", is_error=True)
 _ELSEWHERE = "Not looked at here: images by their pixels, and other splits. aurank doctor DATA does that."
 _NO_LISTS = "Without lists of neighbours no hubs and no copies are found."
 _NO_LABELS = "There are too many rows and classes to doubt labels here: aurank doctor --embeddings FILE takes the time."
@@ -83,7 +82,7 @@ def examine_measured(report: Report, measured: Measurement) -> Examined:
     skipped = (
         [] if images is None else [images.paths[row] for row in np.setdiff1d(np.arange(len(images)), embedded.ids)]
     )
-    findings = [finding_of("unreadable images", skipped, _UNREADABLE)]
+    findings = [finding_of("not_measured", skipped)]
     findings += EmbeddingExamination(embedded, None, labelled, lists).findings()
     names = embedded.labels if embedded.classes is None else embedded.classes[embedded.labels]
     return Examined([one for one in findings if one.count], embedded.paths, names, left_out)

@@ -6,41 +6,19 @@ import posixpath
 import re
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from jaxtyping import Int64, Shaped
 
 from aurank.data.captions import text_key
-from aurank.data.checks.findings import Advice, DoctorReport, Finding, finding_of, surplus
+from aurank.data.checks.findings import DoctorReport, Finding, finding_of, surplus
 from aurank.data.decode import MAX_PIXELS
 from aurank.data.manifest import Manifest
 from aurank.data.prepared import PreparedImages, remedy_for
 from aurank.data.sources import FolderSource
 
 _PAIRS = (("train", "test"), ("train", "val"), ("val", "test"))
-_REPEATED = Advice("An image is a perfect match of itself.", "List each once; --fix leaves out the others.", "", True)
-_ADVICE = {
-    "missing": Advice(
-        "Training and measuring stop at them.", "Fetch them, or leave their rows out; --fix does.", "missing", True
-    ),
-    "empty": Advice(
-        "There is nothing to train on, or nothing to measure.",
-        "Name folders train and test, or set the reader's parameters, such as data.params.test_fraction=0.5.",
-    ),
-    "lone": Advice(
-        "As a query such an image has no positive, and training makes no pair of it.", "Add images of them."
-    ),
-    "odd": Advice(
-        "Folders that are no classes are taken for labels.", "Name the folder that holds a folder for each class."
-    ),
-    "spelt": Advice(
-        "If one thing is meant, its images count as negatives of each other.",
-        "Give them one name, or names that differ.",
-    ),
-    "shared": Advice("Scores are of classes that training has seen.", "Split by class, unless this is meant."),
-    "repeats": _REPEATED._replace(fix="repeats"),
-    "leaks": _REPEATED._replace(fix="leaks"),
-}
 _SPLIT_NAMES = {
     *("train", "training", "val", "valid", "validation", "dev", "test", "testing"),
     *("query", "queries", "gallery", "index", "database", "distractors"),
@@ -66,23 +44,23 @@ def examine(
             missing[path].append(row)
     empty = [split for split in ("train", "test")[: 1 + train_labels] if split not in splits]
     findings = [
-        finding_of("missing files", list(missing), _ADVICE["missing"], [*missing.values()]),
+        finding_of("missing", list(missing), [*missing.values()]),
         *_repeated_rows(manifest),
-        finding_of("empty splits", empty, _ADVICE["empty"]),
+        finding_of("empty", empty),
     ]
     if manifest.texts is None:  # as a query it would have no positive
         within = {split: labels[labelled & (splits == split)] for split in np.unique(splits[labelled]).tolist()}
         lone = {split: np.flatnonzero(np.bincount(held) == 1).tolist() for split, held in within.items()}
         names = [f"{classes[label]} in {split}" for split, alone in lone.items() for label in alone]
-        findings.append(finding_of("classes with one image in their split", names, _ADVICE["lone"]))
+        findings.append(finding_of("lone", names))
     held = [classes[label] for label in np.unique(labels[labelled]).tolist()]
     if ask_classes and held and (odd := odd_classes(held)) is not None:
-        findings.append(finding_of(f"{odd[0]}, so the folder may be a level too high", odd[1], _ADVICE["odd"]))
+        findings.append(finding_of("odd", odd[1], check=f"{odd[0]}, so the folder may be a level too high"))
     findings.append(_spelt_alike(manifest, np.flatnonzero(labelled)))
     for one, other in _PAIRS:
         shared = np.intersect1d(labels[labelled & (splits == one)], labels[labelled & (splits == other)])
         names = [classes[label] for label in shared.tolist()]
-        findings.append(finding_of(f"classes in both {one} and {other}", names, _ADVICE["shared"]))
+        findings.append(finding_of("shared", names, check=f"classes in both {one} and {other}"))
     if contents:
         from aurank.data.checks.pictures import examine_contents  # whose libraries take a second to import
 
@@ -163,7 +141,7 @@ def _repeated_rows(manifest: Manifest) -> list[Finding]:
             alike[splits[row], int(manifest.labels[row])].append(row)
         drop += [row for each in alike.values() for row in surplus(manifest, each, by_path=False)]
     check = "duplicate paths" if texts is None else "duplicate pairs"
-    repeated = finding_of(check, [*several], _ADVICE["repeats"], [*several.values()], drop)
+    repeated = finding_of("listed_twice", [*several], [*several.values()], drop, check=check)
     if texts is None:
         return [repeated]
     places: dict[str, dict[str, list[int]]] = {}
@@ -172,7 +150,7 @@ def _repeated_rows(manifest: Manifest) -> list[Finding]:
     seen = {path: held for path, held in places.items() if len(held) > 1}
     groups = [[row for part in held.values() for row in part] for held in seen.values()]
     drop = [row for held in seen.values() for row in held.get("train", list(held.values())[-1])]
-    return [repeated, finding_of("images in several splits", [*seen], _ADVICE["leaks"], groups, drop)]
+    return [repeated, finding_of("listed_in_two_splits", [*seen], groups, drop)]
 
 
 def _spelt_alike(manifest: Manifest, rows: Int64[np.ndarray, " labelled"]) -> Finding:
@@ -184,7 +162,7 @@ def _spelt_alike(manifest: Manifest, rows: Int64[np.ndarray, " labelled"]) -> Fi
     several = [named for named in alike.values() if len(named) > 1]
     # Escaped where need be: two forms of one letter look the same.
     names = [" = ".join(name if name.isascii() else ascii(name) for name in named) for named in several]
-    return finding_of("classes spelt alike", names, _ADVICE["spelt"], [list(named.values()) for named in several])
+    return finding_of("spelt", names, [list(named.values()) for named in several])
 
 
 def check_prepared(prepared: PreparedImages, manifest: Manifest) -> list[Finding]:
@@ -193,13 +171,15 @@ def check_prepared(prepared: PreparedImages, manifest: Manifest) -> list[Finding
     missing, changed = prepared.unfit(manifest, places, at_most=None)
     held = np.flatnonzero(places >= 0)
     remedy = f"{remedy_for(prepared.folder).capitalize()}."
-    advice = Advice("Training and measuring refuse to begin.", remedy, is_error=True)
     checks = {
         "images that are not prepared": missing,
         "images that changed after they were prepared": changed,
         "prepared images that are damaged": held[prepared.damaged(places[held])],
     }
     return [
-        finding_of(check, [manifest.regions[row] for row in rows], advice, [[row] for row in rows])
+        replace(
+            finding_of("prepared", [manifest.regions[row] for row in rows], [[row] for row in rows], check=check),
+            remedy=remedy,
+        )
         for check, rows in ((check, rows.tolist()) for check, rows in checks.items())
     ]

@@ -2,8 +2,9 @@
 
 import csv
 import io
+import tomllib
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -20,34 +21,29 @@ _EXAMPLES = 3
 _KEPT_SPLITS = ("test", "val", "train")  # of an image in several, the first keeps it
 _FORMULA = ("=", "+", "-", "@")  # what a spreadsheet takes for the beginning of one
 
-FIXES = {
-    "missing": "missing files",
-    "unreadable": "images that cannot be decoded",
-    "repeats": "an image more than once in a split and class: all rows but one",
-    "near-repeats": "the same of nearly the same image",
-    "leaks": "an image in two splits: all rows but one, of test before val before train",
-    "near-leaks": "the same of nearly the same image",
-    "conflicts": "an image under two classes: all its rows",
-    "near-conflicts": "the same of nearly the same image",
-    "blurred": "blurred images",
-    "dark": "dark images",
-    "tiny": "tiny images",
-    "odd-shapes": "images of an odd shape",
-    "embeddings": "images whose embedding is NaN, infinite or zero (--model)",
-    "labels": "doubtful labels (--model)",
-}
-"""The names of what a cleaned table can leave out, and what that is."""
+FIXES = (
+    *("missing", "unreadable", "repeats", "near-repeats", "leaks", "near-leaks", "conflicts", "near-conflicts"),
+    *("blurred", "dark", "tiny", "odd-shapes", "embeddings", "labels"),
+)
+"""The names of what a cleaned table can leave out, which docs/doctor_table.md explains."""
 NEED_MODEL = ("embeddings", "labels")
 """Those of FIXES that only embeddings show."""
 
 
 class Advice(NamedTuple):
-    """What follows from a kind of finding, what to do about it, and its name among FIXES, "" without one."""
+    """A kind of finding, as findings.toml has it."""
 
     consequence: str
     remedy: str
+    check: str = ""
     fix: str = ""
     is_error: bool = False
+
+
+ADVICE: Mapping[str, Advice] = {
+    kind: Advice(**table)
+    for kind, table in tomllib.loads(Path(__file__).with_name("findings.toml").read_text("utf-8")).items()
+}
 
 
 @dataclass(frozen=True)
@@ -81,18 +77,23 @@ class Finding:
 
 
 def finding_of(
-    check: str,
+    kind: str,
     names: Sequence[str],
-    advice: Advice,
     rows: Sequence[Sequence[int]] = (),
     drop: Sequence[int] | None = None,
+    *,
+    check: str = "",
 ) -> Finding:
-    """Return the finding of some things by their names; where `advice` has a fix it drops all their rows by default."""
-    dropped = ([row for group in rows for row in group] if drop is None else drop) if advice.fix else ()
-    remedy = advice.remedy.replace("--fix", f"--fix {advice.fix}")
-    told = advice.is_error, advice.consequence, remedy
+    """Return the finding of some things by their names; where its kind has a fix it drops all their rows by default.
+
+    `check`: how it is called, by default as its kind; of nearly the same images the fix is "near-…".
+    """
+    advice = ADVICE[kind]
+    fix = f"near-{advice.fix}" if advice.fix and check.startswith("nearly") else advice.fix
+    dropped = ([row for group in rows for row in group] if drop is None else drop) if fix else ()
+    told = advice.is_error, advice.consequence, advice.remedy.replace("--fix", f"--fix {fix}")
     groups = tuple(tuple(group) for group in rows)
-    return Finding(check, len(names), tuple(names[:_EXAMPLES]), *told, groups, advice.fix, tuple(dropped))
+    return Finding(check or advice.check, len(names), tuple(names[:_EXAMPLES]), *told, groups, fix, tuple(dropped))
 
 
 @dataclass(frozen=True)

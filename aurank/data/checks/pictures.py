@@ -21,7 +21,7 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 from torch.nn import functional
 
-from aurank.data.checks.findings import Advice, Finding, finding_of, stand_alike, surplus
+from aurank.data.checks.findings import Finding, finding_of, stand_alike, surplus
 from aurank.data.decode import Pixels, decode, quiet_decoding
 from aurank.data.manifest import Manifest
 from aurank.errors import UserError
@@ -40,47 +40,6 @@ _STEPS = 6  # of Gauss and Newton at each size
 _LARGEST_SCALE, _LARGEST_SHIFT = 1.18, 0.2  # of one image against the other; a shift of 1 is half a side
 _HASHES, _BLOCK, _LAID = 4096, 8192, 256  # hashes, images or pairs, and pairs laid over each other, at a time
 
-_UNREADABLE = Advice(
-    "Training and measuring stop at them.", "Replace them, or set data.on_error=skip.", "unreadable", True
-)
-_POOR = {
-    "blurred images": Advice(
-        "An embedding of a blurred image says little of its class, and pulls others there in training.",
-        "Look at them; replace them, or leave them out (--fix).",
-        "blurred",
-    ),
-    "dark images": Advice(
-        "A network sees next to nothing in them.", "Brighten or replace them, or leave them out (--fix).", "dark"
-    ),
-    "tiny images": Advice(
-        "They are enlarged to the size of the others and look blurred.",
-        "Fetch them in full size, or leave them out (--fix).",
-        "tiny",
-    ),
-    "images of an odd shape": Advice(
-        "Resized or cropped to a square, most of such an image is squeezed or cut away.",
-        "Crop them to what they show, or leave them out (--fix).",
-        "odd-shapes",
-    ),
-}
-_REPEATED = {  # of nearly the same images the fix is "near-…"
-    "splits": Advice(
-        "The score counts images that training has seen, so it is too high.",
-        "Leave them out of training; --fix does.",
-        "leaks",
-    ),
-    "sides": Advice("A query finds itself in the gallery, so its score is too high.", "Leave one of the two out."),
-    "classes": Advice(
-        "One of the labels is wrong: a negative is the same picture.",
-        "Decide which class is right and remove the other; --fix leaves out all of them.",
-        "conflicts",
-    ),
-    "within": Advice(
-        "The copies find each other first, so scores are too high and training learns little from them.",
-        "Keep one of each; --fix does.",
-        "repeats",
-    ),
-}
 _Result = TypeVar("_Result")
 
 
@@ -145,7 +104,7 @@ def examine_contents(
         sorted(row for path in group for twin in same[looks[path].digest] for row in rows[twin]) for group in near
     ]
     return [
-        finding_of("unreadable images", [*unreadable.values()], _UNREADABLE, [rows[path] for path in unreadable]),
+        finding_of("unreadable", [*unreadable.values()], [rows[path] for path in unreadable]),
         *_of_groups(manifest, labels, "same image", exact),
         *_of_groups(manifest, labels, "nearly the same image", changed),
         *examine_quality(looks, rows),
@@ -208,18 +167,22 @@ def examine_quality(looks: Mapping[str, Look], rows: Mapping[str, Sequence[int]]
     def size(at: int) -> str:
         return f"{sides[at, 1]} × {sides[at, 0]} pixels"
 
-    checks: tuple[tuple[np.ndarray, Callable[[int], str]], ...] = (
-        (np.nan_to_num(blur) > max(BLURRED, usual + 0.1), lambda at: f"blur {blur[at]:.2f}, usual {usual:.2f}"),
-        (bright < min(DARK, float(np.median(bright)) / 2), lambda at: f"brightest parts at {100 * bright[at]:.0f} %"),
-        (shorter < min(TINY, float(np.median(shorter)) / 2), size),
-        (aspect > max(LONG, 1.5 * float(np.median(aspect))), size),
-    )
-    findings = []
-    for (check, advice), (is_poor, words) in zip(_POOR.items(), checks, strict=True):
+    def of(kind: str, is_poor: Bool[np.ndarray, " image"], words: Callable[[int], str]) -> Finding:
         chosen = np.flatnonzero(is_poor).tolist()
         names = [f"{paths[place]}: {words(place)}" for place in chosen]
-        findings.append(finding_of(check, names, advice, [rows[paths[place]] for place in chosen]))
-    return findings
+        return finding_of(kind, names, [rows[paths[place]] for place in chosen])
+
+    dark = bright < min(DARK, float(np.median(bright)) / 2)
+    return [
+        of(
+            "blurred",
+            np.nan_to_num(blur) > max(BLURRED, usual + 0.1),
+            lambda at: f"blur {blur[at]:.2f}, usual {usual:.2f}",
+        ),
+        of("dark", dark, lambda at: f"brightest parts at {100 * bright[at]:.0f} %"),
+        of("tiny", shorter < min(TINY, float(np.median(shorter)) / 2), size),
+        of("odd_shape", aspect > max(LONG, 1.5 * float(np.median(aspect))), size),
+    ]
 
 
 # -- repeated images --------------------------------------------------------------------------------------------------
@@ -236,11 +199,8 @@ def _of_groups(
     def of(kind: str, check: str, chosen: Iterable[bool]) -> Finding:
         selected = list(chosen)
         held = list(itertools.compress(groups, selected))
-        advice = _REPEATED[kind]
-        if advice.fix and what.startswith("nearly"):
-            advice = advice._replace(fix=f"near-{advice.fix}")
         drop = [row for rows in held for row in _left_out(manifest, labels, rows, kind)]
-        return finding_of(check, list(itertools.compress(texts, selected)), advice, held, drop)
+        return finding_of(kind, list(itertools.compress(texts, selected)), held, drop, check=check)
 
     in_two = [
         of("splits", f"{what} in {one} and {other}", ({one, other} <= within for within in splits))
