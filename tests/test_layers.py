@@ -161,7 +161,7 @@ BUDGETS = {
     "losses": 7181,
     "evaluation": 8278,
     "models": 2055,
-    "embedding": 2313,
+    "embedding": 2293,
     "training": 2994,
     "reporting": 1571,
     "commands exporting serving": 4738,

@@ -31,7 +31,7 @@ from aurank.models.text_encoder import ProjectedText
 from aurank.models.tuning import add_lora, checkpoint_gradients, freeze, merge_lora
 
 _OF_BACKBONE = ("normalise", "interpolation", "test_transform")  # keys that say how a backbone is shown images
-_USUAL = "in float32 of the images themselves"
+_USUAL = "in float32 of the images themselves"  # the precision that has no words
 OWN_TEXTS = "transformer"  # the text model that is trained from random weights, with a tokeniser of its own
 
 
@@ -101,20 +101,14 @@ def require_same_features(known: SavedFeatures | None, found: SavedFeatures, whe
     """Raise UserError where embeddings are not what a head takes: of another width, model or precision."""
     if known is None:
         return
-    if known.width != found.width:
-        raise UserError(f"{where} holds embeddings of {found.width} numbers, the head takes {known.width}; name others")
-    if not (known.weights_sha256 and found.weights_sha256):
-        return
-    for one, other, what in (
-        (known.weights_sha256, found.weights_sha256, "other weights"),
-        (known.preprocessing, found.preprocessing, "other preprocessing"),
-        (known.precision or _USUAL, found.precision or _USUAL, found.precision or _USUAL),
-    ):
-        if one != other:
-            raise UserError(
-                f"{where} was made by {found.model} ({what}), and the head was trained on embeddings by {known.model} "
-                f"made {known.precision or _USUAL}; embed the images like that"
-            )
+    others = ("weights_sha256", "preprocessing", "precision") if known.weights_sha256 and found.weights_sha256 else ()
+    pairs = [(name, getattr(known, name), getattr(found, name)) for name in ("width", *others)]
+    differ = [f"{name} {new or _USUAL!r} in place of {old or _USUAL!r}" for name, old, new in pairs if old != new]
+    if differ:
+        raise UserError(
+            f"{where} was made by {found.model or 'an unknown model'}, and the head was trained on embeddings by "
+            f"{known.model or 'another'}: {', '.join(differ)}; embed the images like that"
+        )
 
 
 def build_dataset(
@@ -192,13 +186,13 @@ def _initialise(encoder: Encoder, source: str, say: Say | None) -> None:
         saved = trained_encoder(trained.model, saved, source, channels=trained.data.channels).state_dict()
     own = encoder.state_dict()
     fits = {name: value for name, value in saved.items() if name in own and own[name].shape == value.shape}
-    lacking = [name for name in own if name not in fits and not name.startswith("head.")]
-    if lacking:
+    lacking = [name for name in own if name not in fits]
+    if network := [name for name in lacking if not name.startswith("head.")]:
         raise UserError(
-            f"model.init_from: {source} does not fit this backbone: {len(lacking)} tensors are missing or of another "
-            f"shape, the first {lacking[0]!r}; use the backbone, channels and pooling it was trained with"
+            f"model.init_from: {source} does not fit this backbone: {len(network)} tensors are missing or of another "
+            f"shape, the first {network[0]!r}; use the backbone, channels and pooling it was trained with"
         )
-    if any(name not in fits for name in own):
+    if lacking:
         fits = {name: value for name, value in fits.items() if not name.startswith("head.")}  # all of it or nothing
         if say is not None:
             say(f"model.init_from: the projection of {source} has another shape; it begins anew, at random")

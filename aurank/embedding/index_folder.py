@@ -210,11 +210,9 @@ def moved_sources(about: dict[str, Any], images: Table, roots: Sequence[Path]) -
         if place.is_dir():
             inside = place / prefix if (place / prefix).is_dir() else place
             sources[number] = {"kind": "folder", "place": str(inside), "prefix": ""}
-        if (source := open_described(sources[number])) is None:
-            raise UserError(f"--root {root}: there is no folder or zip archive that can be read")
-        paths = images["path"][images["source"] == number].tolist()
-        if paths and not any(map(source.exists, paths[:_TRIED])):
-            raise UserError(f"--root {root} has none of the images: {paths[0]!r} is not in it, nor those after it")
+        source, paths = open_described(sources[number]), images["path"][images["source"] == number].tolist()
+        if source is None or (paths and not any(map(source.exists, paths[:_TRIED]))):
+            raise UserError(f"--root {root} is no folder or zip archive with the images, such as {paths[:1]}")
     return sources
 
 

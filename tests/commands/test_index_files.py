@@ -101,7 +101,7 @@ def test_another_model_is_refused(folder: Path) -> None:
     save_file({**tensors, name: tensors[name] + 1}, path)
     about = json.loads((folder / "index.json").read_text(encoding="utf-8"))
     rewritten(folder, files={**about["files"], name_there: files.file_sha256(path)})
-    with pytest.raises(UserError, match="has other weights than when they were embedded"):
+    with pytest.raises(UserError, match="has other weights than when"):
         use(folder)
     shutil.copyfile(next(Path(folder).glob("rows-*/embeddings.npy")), path)
     rewritten(folder, files={**about["files"], name_there: files.file_sha256(path)})
@@ -112,7 +112,7 @@ def test_another_model_is_refused(folder: Path) -> None:
 def test_another_preprocessing_is_refused(folder: Path) -> None:
     about = json.loads((folder / "index.json").read_text(encoding="utf-8"))
     rewritten(folder, model={**about["model"], "preprocessing": "Resize(7)"})
-    with pytest.raises(UserError, match="shown images otherwise than when they were embedded"):
+    with pytest.raises(UserError, match="shown images otherwise than when"):
         use(folder)
 
 

@@ -58,7 +58,6 @@ _FILES = {  # by kind; models of other kinds are loaded by name again
     "torchexport": "model.pt2",
 }
 _REBUILD = "build the index again"
-_OLDER = "use the version of its library that the index was built with"
 
 
 def load(path: Path | str) -> tuple[nn.Module, Pipeline]:
@@ -157,28 +156,16 @@ def with_backbone(checkpoint: dict[str, Any], name: str) -> dict[str, Any]:
         return checkpoint
     config = read_trained(checkpoint["config"])
     features = config.model.features
-    if features is None or features.model is None:
+    if features is None or features.model is None or features.model.partition(":")[0] not in _BACKBONES:
+        known = None if features is None else features.model
         raise UserError(
-            f"{name} is a head on embeddings that do not say what made them, so it takes no images: write them with "
-            f"aurank embed and train it again, or {_AS_ROWS}"
+            f"{name} is a head on embeddings by {known or 'an unknown model'}; only one of timm, open_clip or "
+            f"transformers takes images with its head behind it: embed them by that model, and {_AS_ROWS}"
         )
-    if features.model.partition(":")[0] not in _BACKBONES:
-        raise UserError(
-            f"{name} is a head on embeddings by {features.model}; only a model of timm, open_clip or transformers and "
-            f"its head become one network: embed the images by that one, and {_AS_ROWS}"
-        )
-    try:
+    where = f"{name}, a head on embeddings by {features.model}"
+    with reading(where, "one", remedy=_AS_ROWS):
         base = load_model(features.model)
-    except UserError as error:
-        said = f"{name} is a head on embeddings by {features.model}, which cannot be loaded"
-        raise UserError(f"{said}: {error}") from error
-    for what, was, now in (
-        ("has other weights", features.weights_sha256, weights_sha256(base.module)),
-        ("is shown images otherwise, by another version of its library,", features.preprocessing, base.preprocessing),
-    ):
-        if was != now:
-            said = f"{features.model} {what} than when {name} was trained on its embeddings"
-            raise UserError(f"{said}; put its own back, or embed and train anew")
+    _require_same(base, features.weights_sha256, features.preprocessing, where, "put its own back, or train anew")
     joined = _joined(config, base)
     weights = _backbone_weights(joined, base, name)
 
@@ -212,17 +199,13 @@ def _joined(config: Config, base: ImageModel) -> Config:
     joined = config.model_copy(
         update={"data": config.data.model_copy(update=data), "model": config.model.model_copy(update=network)}
     )
-    said = f"{base.name} is shown images as no transform of aurank does it"
-    try:
-        pipeline = build_transform(joined.data, train=False)
-    except UserError as error:
-        raise UserError(f"{said} ({error}); {_AS_ROWS}") from error
+    pipeline = build_transform(joined.data, train=False)
     chance, levels = np.random.default_rng(0), 255 * torch.tensor(pipeline.std).view(-1, 1, 1)
     for shape in ((size + 37, 2 * size), (2 * size + 1, size + 8), (size // 2 + 3, size // 2 + 6)):
         picture = to_picture(chance.integers(0, 256, (*shape, base.channels), dtype=np.uint8))
         expected, shown = base.transform(picture), pipeline(picture)
         if shown.shape != expected.shape or ((shown - expected).abs() * levels).mean() > _LEVELS:
-            raise UserError(f"{said}; {_AS_ROWS}")
+            raise UserError(f"{base.name} is shown images as no transform of aurank does it; {_AS_ROWS}")
     return joined
 
 
@@ -300,13 +283,18 @@ def load_stored(folder: Path, record: StoredRecord, *, allow_code: bool = False)
             model = replace(loaded, name=name)
             if kind == "timm" and file is not None:
                 model.module.load_state_dict(load_tensors(file.read_bytes()))
-    for what, now, was, remedy in (
-        ("has other weights", weights_sha256(model.module), record["weights_sha256"], _REBUILD),
-        ("is shown images otherwise", model.preprocessing, record["preprocessing"], f"{_OLDER}, or {_REBUILD}"),
+    _require_same(model, record["weights_sha256"], record["preprocessing"], str(folder), _REBUILD)
+    return model
+
+
+def _require_same(model: ImageModel, weights: str | None, preprocessing: str | None, where: str, remedy: str) -> None:
+    """Raise UserError unless a model that was loaded again has these weights and sees images like that."""
+    for what, now, was in (
+        ("has other weights", weights_sha256(model.module), weights),
+        ("is shown images otherwise", model.preprocessing, preprocessing),
     ):
         if now != was:
-            raise UserError(f"the model {name} of {folder} {what} than when they were embedded: {remedy}")
-    return model
+            raise UserError(f"{where}: the model {model.name} {what} than when its embeddings were made; {remedy}")
 
 
 def _save_encoder(file: Path, encoder: nn.Module, config: Config) -> None:
