@@ -14,6 +14,7 @@ from aurank.config import Config
 from aurank.config.load import config_difference
 from aurank.config.schema import NO_BACKBONE
 from aurank.embedding.choices import read_trained
+from aurank.embedding.from_config import encoder_of, towers_of
 from aurank.embedding.stored.checkpoint import (
     AVERAGE_OF,
     BEST,
@@ -22,7 +23,6 @@ from aurank.embedding.stored.checkpoint import (
     resolve_checkpoint,
     save_checkpoint,
 )
-from aurank.embedding.stored.trained_model import encoder_of, towers_of
 from aurank.errors import AurankWarning, UserError
 from aurank.files import require_writable
 from aurank.models.encoder import HEADS

@@ -11,7 +11,7 @@ from aurank.data import Manifest
 from aurank.data.captions import text_key
 from aurank.embedding.choices import read_trained
 from aurank.embedding.evaluation_options import noted, two_way_options
-from aurank.embedding.from_config import build_dataset, describe_model, with_preprocessing
+from aurank.embedding.from_config import build_dataset, describe_model, towers_of, with_preprocessing
 from aurank.embedding.image_text_pairs import (
     describe_groups,
     each_image_once,
@@ -22,7 +22,6 @@ from aurank.embedding.image_text_pairs import (
 )
 from aurank.embedding.select_images import ImageSelection, select
 from aurank.embedding.stored.checkpoint import describe_average, load_checkpoint, resolve_checkpoint
-from aurank.embedding.stored.trained_model import require_texts, towers_of
 from aurank.errors import UserError
 from aurank.evaluation.report import Report
 from aurank.evaluation.two_way import DIRECTIONS, PROMPTS, TwoWayReport, prompts
@@ -100,7 +99,6 @@ def evaluate_pairs(
     device = running.torch_device
     checkpoint = load_checkpoint(resolve_checkpoint(what))
     saved = read_trained(checkpoint["config"])
-    require_texts(saved, model)
     prompts([], PROMPTS if templates is None else templates)  # refuses those without a place for the class
     data, manifest, trained = select(images, checkpoint)
     require_pairs(manifest)

@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor
-
 from aurank.config import Config, DataConfig, ModelConfig
 from aurank.config.components import build
 from aurank.config.schema import NO_BACKBONE, NormaliseConfig, SavedFeatures, Transform
@@ -19,6 +17,7 @@ from aurank.embedding.stored.checkpoint import (
     is_head,
     load_checkpoint,
     load_part,
+    model_weights,
     resolve_checkpoint,
 )
 from aurank.errors import UserError
@@ -166,12 +165,12 @@ def describe_model(config: Config) -> str:
     return f"{own}" if config.model.backbone == NO_BACKBONE else f"{own} {build_transform(config.data, train=False)!r}"
 
 
-def trained_encoder(config: ModelConfig, weights: dict[str, Tensor], name: str, *, channels: int) -> Encoder:
-    """Return the encoder with weights of a run, adapters merged into the layers that they stand beside."""
-    as_it_is = config.model_copy(update={"freeze": None, "gradient_checkpointing": False})
-    encoder = build_encoder(as_it_is, channels=channels, load=False)
-    load_part(encoder.load_state_dict, weights, name)
-    if config.lora is not None:
+def encoder_of(checkpoint: dict[str, Any], config: Config, name: str) -> Encoder:
+    """Return the encoder of images of a checkpoint with the weights to evaluate, adapters merged into its layers."""
+    as_it_is = config.model.model_copy(update={"freeze": None, "gradient_checkpointing": False})
+    encoder = build_encoder(as_it_is, channels=config.data.channels, load=False)
+    load_part(encoder.load_state_dict, image_weights(checkpoint), name)
+    if config.model.lora is not None:
         merge_lora(encoder)
     return encoder
 
@@ -181,9 +180,9 @@ def _initialise(encoder: Encoder, source: str, say: Say | None) -> None:
     checkpoint = load_checkpoint(resolve_checkpoint(source))
     if say is not None and checkpoint["config"].get("model", {}).get("text") is not None:
         say(f"model.init_from: {source} is of images and texts; its image encoder is taken, its text encoder is not")
-    saved, trained = image_weights(checkpoint), read_trained(checkpoint["config"])
-    if trained.model.lora is not None:
-        saved = trained_encoder(trained.model, saved, source, channels=trained.data.channels).state_dict()
+    trained = read_trained(checkpoint["config"])
+    is_plain = trained.model.lora is None
+    saved = image_weights(checkpoint) if is_plain else encoder_of(checkpoint, trained, source).state_dict()
     own = encoder.state_dict()
     fits = {name: value for name, value in saved.items() if name in own and own[name].shape == value.shape}
     lacking = [name for name in own if name not in fits]
@@ -222,3 +221,15 @@ def build_towers(
             tokeniser = Tokeniser.from_state(saved)
     sizes = {name: getattr(settings, name) for name in ("length", "layers", "width", "heads")}
     return TwoTower(image, TextTower(tokeniser.vocabulary, dim=dim, **sizes), tokeniser)
+
+
+def towers_of(checkpoint: dict[str, Any], config: Config, name: str) -> TwoTower:
+    """Return the towers of a checkpoint with the weights to evaluate; UserError where it has none."""
+    if config.model.text is None:
+        remedy = "measure it with aurank evaluate, or train a model of both by setting model.text"
+        raise UserError(f"{name} was trained on images alone: model.text is null in its configuration; {remedy}")
+    towers = build_towers(config, saved=checkpoint["tokeniser"], load=False)
+    load_part(towers.load_state_dict, model_weights(checkpoint), name)
+    if config.model.lora is not None:
+        merge_lora(towers)
+    return towers

@@ -18,32 +18,28 @@ from aurank.data.saved_embeddings import AsSaved, MadeBy
 from aurank.embedding.cache import weights_sha256
 from aurank.embedding.choices import read_trained
 from aurank.embedding.from_config import (
-    OWN_TEXTS,
     build_encoder,
-    build_towers,
     build_transform,
     describe_model,
-    trained_encoder,
+    encoder_of,
+    towers_of,
 )
 from aurank.embedding.stored.checkpoint import (
-    image_weights,
     is_head,
     load_checkpoint,
-    load_part,
-    model_weights,
     resolve_checkpoint,
     save_checkpoint,
 )
 from aurank.errors import UserError
 from aurank.files import reading, replacing
-from aurank.models import Encoder, TwoTower
+from aurank.models import TwoTower
 from aurank.models.adapters.by_name import check_model, load_model
 from aurank.models.adapters.exported import PROGRAM_PREPROCESSING
 from aurank.models.adapters.towers import preprocessing
 from aurank.models.adapters.weights import fit_tensors
 from aurank.models.encoder import network_of
 from aurank.models.image_model import ImageModel, Tokenise, to_picture
-from aurank.models.tuning import WHOLE, merge_lora
+from aurank.models.tuning import WHOLE
 
 _OWN = ("pretrained", "input_size", "in_chans", "weights")  # options that are no arguments of the network
 _BACKBONES = ("timm", "open_clip", "transformers")  # whose models a head can be put behind
@@ -105,36 +101,11 @@ def load_pairs(path: Path | str) -> tuple[TwoTower, Tokenise, Pipeline]:
     return towers, towers.tokenise, build_transform(config.data, train=False)
 
 
-def encoder_of(checkpoint: dict[str, Any], config: Config, name: str) -> Encoder:
-    """Return the encoder of images of a checkpoint that was read, with the weights to evaluate."""
-    return trained_encoder(config.model, image_weights(checkpoint), name, channels=config.data.channels)
-
-
 def trained_model(name: str, encoder: nn.Module, config: Config) -> ImageModel:
     """Return a model that was trained here, as those of other libraries are."""
     is_head = config.model.backbone == NO_BACKBONE
     transform = AsSaved(1, 1) if is_head else build_transform(config.data, train=False)
     return ImageModel(name, encoder, transform, describe_model(config), config.data.channels, config=config)
-
-
-def require_texts(config: Config, name: str) -> None:
-    """Raise UserError where the run of that name has no text tower."""
-    if config.model.text is None:
-        remedy = "measure it with aurank evaluate, or train a model of both by setting model.text"
-        raise UserError(f"{name} was trained on images alone: model.text is null in its configuration; {remedy}")
-
-
-def towers_of(checkpoint: dict[str, Any], config: Config, name: str) -> TwoTower:
-    """Return the towers of a checkpoint that was read, with the weights to evaluate; UserError where it has none."""
-    require_texts(config, name)
-    assert config.model.text is not None
-    if checkpoint["tokeniser"] is None and config.model.text.name == OWN_TEXTS:
-        raise UserError(f"{name} lacks the tokeniser of its texts; use last.safetensors or best.safetensors of a run")
-    towers = build_towers(config, saved=checkpoint["tokeniser"], load=False)
-    load_part(towers.load_state_dict, model_weights(checkpoint), name)
-    if config.model.lora is not None:
-        merge_lora(towers)
-    return towers
 
 
 def made_by(model: ImageModel) -> MadeBy:
