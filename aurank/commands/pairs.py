@@ -99,6 +99,7 @@ def evaluate_pairs(
     device = running.torch_device
     checkpoint = load_checkpoint(resolve_checkpoint(what))
     saved = read_trained(checkpoint["config"])
+    towers = towers_of(checkpoint, saved, model)
     prompts([], PROMPTS if templates is None else templates)  # refuses those without a place for the class
     data, manifest, trained = select(images, checkpoint)
     require_pairs(manifest)
@@ -107,7 +108,6 @@ def evaluate_pairs(
         what = f"the images of {manifest.name} have no classes to tell apart"
         raise UserError(f"--prompt has no use here: {what}; give its table a column label, one for each image")
     config = with_preprocessing(saved.model_copy(update={"data": data}), saved)
-    towers = towers_of(checkpoint, config, model)
     train = None if images.split == "train" or trained is None else trained.split("train")
     once = each_image_once(manifest, one_label=False)  # as `aurank evaluate` takes them: one cache
     module, shown = towers.to(device), build_dataset(config.data, once, train=False)

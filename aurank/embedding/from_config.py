@@ -76,12 +76,12 @@ def with_preprocessing(config: Config, saved: Config | None = None) -> Config:
     with reading(f"model.backbone={model.backbone}", "how it was shown images", remedy=remedy):
         first: dict[str, Any] = {"pretrained": model.pretrained, "weights": model.weights}
         own = preprocessing(model.backbone, model.params, channels=data.channels, **first)
-        if (interpolation := data.interpolation or own.interpolation) not in INTERPOLATIONS:
+        if (interpolation := data.interpolation or own["interpolation"]) not in INTERPOLATIONS:
             raise ValueError(f"interpolation is {interpolation!r}, expected one of {', '.join(INTERPOLATIONS)}")
         look = {
-            "normalise": data.normalise or checked({"mean": own.mean, "std": own.std}, NormaliseConfig),
+            "normalise": data.normalise or checked(own["normalise"], NormaliseConfig),
             "interpolation": interpolation,
-            "test_transform": data.test_transform or Transform(name=own.transform, params=own.params),
+            "test_transform": data.test_transform or Transform(**own["test_transform"]),
         }
     return config.model_copy(update={"data": data.model_copy(update=look)})
 

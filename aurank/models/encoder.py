@@ -12,7 +12,7 @@ from torch.nn import functional
 from aurank.errors import UserError, first_line
 from aurank.models.adapters.loading import building
 from aurank.models.adapters.timm import create, load_file, require_known
-from aurank.models.adapters.towers import ImageTower, is_tower, load_tower
+from aurank.models.adapters.towers import ImageTower, is_tower
 
 Pooling = Literal["avg", "max", "gem"]
 POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
@@ -199,7 +199,7 @@ def _create_backbone(
     if is_tower(name):
         if (pooling, channels, params) != ("avg", 3, {}):
             raise UserError(f"{name} has pooling, channels and options of its own, got {given}; leave them out")
-        tower = load_tower(name, pretrained=pretrained, weights=weights)
+        tower = ImageTower(name, pretrained=pretrained, weights=weights)
         return tower, [f"model.weights: {text}" for text in tower.notes]
     require_known(name, params, of="model.params" if params else "model.backbone", filled=FILLED)
     is_map, fetched = pooling == "gem", pretrained and weights is None

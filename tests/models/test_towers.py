@@ -100,7 +100,7 @@ def test_a_folder_of_weights_keeps_the_crop_of_open_clip(mode: str, tmp_path: Pa
     (tmp_path / "open_clip_config.json").write_text(json.dumps({"preprocess_cfg": look}))
     found = preprocessing("open_clip:ViT-B-32", {}, channels=3, pretrained=False, weights=str(tmp_path))
     expected = {"crop_pct": 1.0, "crop_mode": "squash" if mode == "squash" else "center"}
-    assert (found.transform, found.params) == ("timm", expected)
+    assert found["test_transform"] == {"name": "timm", "params": expected}
 
 
 def test_weights_that_lack_a_layer_are_refused(tmp_path: Path) -> None:

@@ -162,8 +162,11 @@ def _joined(config: Config, base: ImageModel) -> Config:
         what = base.name
     own = preprocessing(what, params, channels=base.channels, pretrained=True, weights=file)
     size = int(base.transform(to_picture(np.zeros((64, 64, base.channels), np.uint8))).shape[-1])
-    look = {"interpolation": own.interpolation, "test_transform": Transform(name=own.transform, params=own.params)}
-    look["normalise"] = NormaliseConfig(mean=own.mean, std=own.std)
+    look = {
+        **own,
+        "test_transform": Transform(**own["test_transform"]),
+        "normalise": NormaliseConfig(**own["normalise"]),
+    }
     data = {"name": "folder", "params": {}, "channels": base.channels, "image_size": size, **look}
     first = {"pretrained": file is None and options.get("pretrained", True) is not False, "weights": file}
     network = {"backbone": what, "params": params, "features": None, "init_from": None, "freeze": (WHOLE,), **first}

@@ -51,12 +51,11 @@ def open_clip_text_model(name: str, what: str, options: Options) -> TextParts:
     return _Tower(model, "encode_text"), lambda texts: tokeniser(list(texts))
 
 
-def open_clip_tower(name: str, what: str, options: Options, weights: str | None) -> tuple[nn.Module, Any, str | None]:
-    """Return the image tower alone, the size of its images, and what was taken of a file of weights."""
+def open_clip_tower(name: str, what: str, options: Options, weights: str | None) -> tuple[Any, tuple[str, ...]]:
+    """Return the image tower alone, and what was taken of a file of weights."""
     with _building(name, what, options) as (library, arguments):
         visual: Any = library.create_model(what, **arguments).visual
-    said = None if weights is None else load_weights_file(visual, weights, name=name)
-    return visual, getattr(visual, "image_size", None), said
+    return visual, () if weights is None else (load_weights_file(visual, weights, name=name),)
 
 
 def open_clip_look(name: str, what: str, options: Options) -> dict[str, Any]:

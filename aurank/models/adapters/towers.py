@@ -1,7 +1,6 @@
 """Image towers of open_clip and transformers, to be trained as timm's backbones are; how any backbone sees images."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from aurank.errors import UserError
-from aurank.models.adapters.loading import TOWERS, Options, parse_name, without_weights
+from aurank.models.adapters.loading import TOWERS, parse_name, without_weights
 from aurank.models.adapters.open_clip import open_clip_look, open_clip_tower
 from aurank.models.adapters.timm import timm_crop, timm_look
 from aurank.models.adapters.transformers import transformers_look, transformers_tower
@@ -23,15 +22,22 @@ _SIZE = 224  # of images where a tower does not say its own
 
 
 class ImageTower(nn.Module):
-    """The image tower of another library, pooled and projected as that does it."""
+    """The image tower of another library in float32, pooled and projected as that does it.
 
-    def __init__(self, model: nn.Module, image_size: int | None = None, notes: tuple[str, ...] = ()) -> None:
+    Its weights are the published ones, those of a file, or random ones; `notes` say what was taken of a file.
+    """
+
+    def __init__(self, name: str, *, pretrained: bool, weights: str | None = None) -> None:
         super().__init__()
-        self.model = model
-        self.image_size = image_size
-        self.notes = notes
-        size = image_size or _SIZE
-        self.num_features = freeze_unused(model.eval(), torch.zeros(1, 3, size, size)).shape[1]
+        kind, what, options = parse_name(name, TOWERS)
+        if not pretrained or weights is not None:
+            options = without_weights(kind, options)
+        model, self.notes = _TOWERS[kind](name, what, options, weights)
+        size: Any = getattr(model, "image_size", None)
+        self.image_size: int | None = size[0] if isinstance(size, list | tuple) else size
+        self.model = model.float()
+        side = self.image_size or _SIZE
+        self.num_features = freeze_unused(self.model.eval(), torch.zeros(1, 3, side, side)).shape[1]
 
     def forward(self, images: Float[Tensor, "batch channel height width"]) -> Float[Tensor, "batch feature"]:
         features: Tensor = self.model(images)
@@ -57,31 +63,10 @@ def without_places(name: str) -> str:
     return ",".join([what, *(one for one in options if one not in places)])
 
 
-def load_tower(name: str, *, pretrained: bool, weights: str | None = None) -> ImageTower:
-    """Return the tower that `name` asks for, in float32: with published weights, those of a file, or random ones."""
-    kind, what, options = parse_name(name, TOWERS)
-    if not pretrained or weights is not None:
-        options = without_weights(kind, options)
-    model, size, said = _TOWERS[kind](name, what, options, weights)
-    size = size[0] if isinstance(size, list | tuple) else size
-    return ImageTower(model.float(), size, () if said is None else (said,))
-
-
-@dataclass(frozen=True)
-class Preprocessing:
-    """How a backbone was shown images: (v / 255 − mean) / std by channel, resized by that interpolation."""
-
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    interpolation: str
-    transform: str = "center"  # of evaluation, by its name in TRANSFORMS
-    params: Options = field(default_factory=dict)
-
-
 def preprocessing(
     name: str, options: Mapping[str, Any], *, channels: int, pretrained: bool, weights: str | None = None
-) -> Preprocessing:
-    """Return how images are shown to a backbone: as it was trained, as far as that is known."""
+) -> dict[str, Any]:
+    """Return how images are shown to a backbone, by keys of a data section: as it was trained, where that is known."""
     if is_tower(name):
         look: dict[str, Any] = {} if weights is None else read_look(weights)
         if "crop_pct" in look:
@@ -96,7 +81,9 @@ def preprocessing(
     mean, std = (tuple(float(value) for value in look[key]) for key in ("mean", "std"))
     if len(mean) != channels:  # timm adds or repeats the first layer's weights; the colours' mean stands for each
         mean, std = (((sum(one) / len(one) if learnt else 0.5),) * channels for one in (mean, std))
-    return Preprocessing(mean, std, *((str(look["interpolation"]), *look["crop"]) if learnt else ("area",)))
+    crop, params = look["crop"] if learnt else ("center", {})
+    shown = {"normalise": {"mean": mean, "std": std}, "test_transform": {"name": crop, "params": params}}
+    return {**shown, "interpolation": str(look["interpolation"]) if learnt else "area"}
 
 
 def freeze_unused(module: nn.Module, inputs: Tensor) -> Tensor:

@@ -103,10 +103,8 @@ def transformers_model(name: str, what: str, options: Options, allow_code: bool)
     return ImageModel(name, _Images(model), _Processed(processor), description)
 
 
-def transformers_tower(
-    name: str, what: str, options: Options, weights: str | None
-) -> tuple[nn.Module, Any, str | None]:
-    """Return the image features alone, the size of their images, and what was taken of a file of weights."""
+def transformers_tower(name: str, what: str, options: Options, weights: str | None) -> tuple[Any, tuple[str, ...]]:
+    """Return the image features alone, and what was taken of a file of weights."""
     with _building(name, what, options) as (library, arguments, pretrained), _silent(library):
         if pretrained:
             model, found = library.AutoModel.from_pretrained(what, output_loading_info=True, **arguments)
@@ -118,7 +116,7 @@ def transformers_tower(
     for part in ("text_model", "text_projection"):
         if hasattr(model, part):
             delattr(model, part)  # the text tower would only take memory
-    said = None
+    notes: tuple[str, ...] = ()
     if weights is not None:
 
         def by_library(tensors: Tensors) -> Tensors:
@@ -130,10 +128,10 @@ def transformers_tower(
             rest = {key: tensors[key] for key in found["unexpected_keys"] if key in tensors}
             return {key: value for key, value in loaded.state_dict().items() if key not in wrong} | rest
 
-        said = load_weights_file(model, weights, name=name, conversions=[by_library])
+        notes = (load_weights_file(model, weights, name=name, conversions=[by_library]),)
     size = getattr(getattr(model.config, "vision_config", model.config), "image_size", None)
     size = size[0] if isinstance(size, list | tuple) else size
-    return _Images(model, size), size, said
+    return _Images(model, size), notes
 
 
 def transformers_look(name: str, what: str, options: Options) -> dict[str, Any]:
