@@ -13,7 +13,7 @@ from aurank.data import ImageDataset, view_keys
 from aurank.embedding.from_config import build_dataset
 from aurank.losses import CrossBatchMemory
 from aurank.training.loop import too_few_readable
-from aurank.training.optim import OPTIMISERS
+from aurank.training.optim import set_learning_rate
 from aurank.training.run import training_group
 from aurank.training.trainer import Trainer, build_trainer
 
@@ -103,6 +103,7 @@ def rehearse(config: Config) -> Rehearsal:
         trained_parameters = [parameter for parameter in parameters if parameter.requires_grad]
         weights = sum(value.nbytes for value in trainer.model.state_dict().values())
         gradients = sum(parameter.nbytes for parameter in trained_parameters)
+        kept = [value for state in trainer.optimiser.state.values() for value in state.values()]
         return Rehearsal(
             unit=trainer.task.unit,
             images={name: len(images) for name, images in data.items()},
@@ -117,7 +118,7 @@ def rehearse(config: Config) -> Rehearsal:
             memory={
                 "weights": weights,
                 "gradients": gradients,
-                "optimiser": int(_state_per_weight(config) * gradients),
+                "optimiser": sum(value.nbytes for value in kept if isinstance(value, Tensor)),
                 "activations": activations,
                 "loss state": sum(value.nbytes for value in [*trainer.loss.buffers(), *trainer.loss.parameters()]),
                 "moving average": 0 if trainer.average is None else weights,
@@ -144,8 +145,9 @@ def _steps(trainer: Trainer) -> tuple[float, float, int, int]:
         with chunks, torch.autograd.graph.saved_tensors_hooks(saved.pack, lambda tensor: tensor):
             _, loss = trainer.forward(batch)
             trainer.backward(loss)
-        trainer.optimiser.zero_grad()
         value, done = float(loss.detach()), done + 1
+        set_learning_rate(trainer.optimiser, 0.0)  # the state of the optimiser is counted, and the weights stay
+        trainer.update()
         if done == BATCHES:
             return time.perf_counter() - started, value, len(batch.id) // trainer.views, saved.total
     raise too_few_readable(trainer.train_data)
@@ -160,16 +162,6 @@ def _measure(trainer: Trainer, data: ImageDataset, name: str) -> None:
         data.__getitems__(rows)
     few = build_dataset(trainer.config.data, data.manifest.select(rows), train=False)
     trainer.task.measure(trainer.model, few)
-
-
-def _state_per_weight(config: Config) -> float:
-    """Return how many numbers the optimiser keeps for each weight, tried on a few."""
-    weight = torch.ones(8, 8, requires_grad=True)
-    optimiser = OPTIMISERS[config.optim.name]([{"params": [weight]}], lr=config.optim.lr, **config.optim.params)
-    weight.grad = torch.ones_like(weight)
-    optimiser.step()
-    held = [value for value in optimiser.state[weight].values() if isinstance(value, Tensor) and value.ndim]
-    return sum(value.numel() for value in held) / weight.numel()
 
 
 class _SavedBytes:

@@ -57,8 +57,6 @@ class GradientCache:
     def __init__(
         self, encoder: nn.Module, micro_batch: int, *, prepare: Callable[[Tensor], Tensor] | None = None
     ) -> None:
-        if micro_batch < 2:
-            raise UserError(f"micro_batch must be at least 2, got {micro_batch}")
         self.encoder = encoder
         self.micro_batch = micro_batch
         self.prepare = prepare

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
@@ -56,12 +57,7 @@ StepListener = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class PhaseTime:
-    """Seconds a step: their mean, median and the time that nine of ten steps stay below.
-
-    Example:
-        >>> PhaseTime.of([0.25, 0.25, 1.0]).mean
-        0.5
-    """
+    """Seconds a step: their mean, median and the time that nine of ten steps stay below."""
 
     mean: float
     median: float
@@ -87,14 +83,10 @@ class TrainingProfile:
         is_main: whether this is the process that has to print.
 
     Example:
-        >>> second = PhaseTime(1.0, 1.0, 1.0)
-        >>> profile = TrainingProfile(
-        ...     device="cpu", own_seconds=[1.0], workers=0, unit="images", images=64.0, steps=5, step=second,
-        ...     phases={"data": PhaseTime(0.4, 0.4, 0.4), "loss": PhaseTime(0.6, 0.6, 0.6)},
-        ...     data_alone=0.4, step_alone=0.6, memory={},
-        ... )
-        >>> profile.images_per_second, profile.bottleneck, profile.bound, profile.share("data")
-        (64.0, 'loss', 0.6, 0.4)
+        >>> second, phases = PhaseTime(1.0, 1.0, 1.0), {"loss": PhaseTime(0.6, 0.6, 0.6)}
+        >>> profile = TrainingProfile("cpu", [1.0], 0, "images", 64.0, 5, second, phases, 0.4, 0.6, {})
+        >>> profile.images_per_second, profile.bottleneck, profile.bound, profile.share("loss")
+        (64.0, 'loss', 0.6, 0.6)
     """
 
     device: str
@@ -163,25 +155,35 @@ class TrainingProfile:
         return "\n".join([*lines, f"{'memory at most':<24}{memory}", "", *said])
 
 
-class Phases:
-    """A clock that is in exactly one phase at any time, and waits for a GPU between phases; traces name the phases."""
+class MeasuredLoop(Loop):
+    """Training for some steps without validations and checkpoints, by a clock that is always in exactly one phase.
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._current, self._since = "rest", time.perf_counter()
+    On a GPU the clock waits for the device between phases. Traces name the phases.
+
+    Args:
+        again: a batch to train on in every step, in place of those of the sampler.
+    """
+
+    def __init__(self, trainer: Trainer, steps: int, *, progress: Progress, again: Drawn | None = None) -> None:
+        super().__init__(trainer, Path(), {}, progress=progress, writes=False)
+        self.again, self.left = again, steps
+        self.first: Drawn | None = None
+        self.images_drawn, self.mining_seconds = 0, 0.0
         self.steps: list[dict[str, float]] = [dict.fromkeys(PHASES, 0.0)]
+        self._phase, self._since = "rest", time.perf_counter()
 
     def _enter(self, name: str) -> str:
         """Begin a phase; return the one before."""
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        now, before = time.perf_counter(), self._current
+        device = self.trainer.accelerator.device
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        now, before = time.perf_counter(), self._phase
         self.steps[-1][before] += now - self._since
-        self._current, self._since = name, now
+        self._phase, self._since = name, now
         return before
 
     @contextmanager
-    def __call__(self, name: str) -> Iterator[None]:
+    def phase(self, name: str) -> Iterator[None]:
         """A context whose time is the phase's, but for that of the phases within."""
         before = self._enter(name)
         try:
@@ -190,27 +192,11 @@ class Phases:
         finally:
             self._enter(before)
 
-    def end_step(self) -> None:
-        self._enter(self._current)
-        self.steps.append(dict.fromkeys(PHASES, 0.0))
-
-
-class _MeasuredLoop(Loop):
-    """Training for a number of steps without validations and checkpoints; ``again``: on this batch alone."""
-
-    def __init__(
-        self, trainer: Trainer, progress: Progress, phases: Phases, steps: int = 0, *, again: Drawn | None = None
-    ) -> None:
-        super().__init__(trainer, Path(), {}, progress=progress, writes=False)
-        self.phases, self.again, self.left, self.images_drawn = phases, again, steps, 0
-        self.mining_seconds = 0.0
-        self.first: Drawn | None = again
-
     def run(self) -> None:
         """Train with the phases around the parts of the trainer."""
         parts = {"embed": "forward", "forward": "loss", "backward": "backward", "update": "optimiser"}
         for method, name in parts.items():  # what is left of `forward` without `embed` is the loss
-            setattr(self.trainer, method, self.phases(name)(getattr(self.trainer, method)))
+            setattr(self.trainer, method, self.phase(name)(getattr(self.trainer, method)))
         try:
             if super().run() is not None:
                 raise KeyboardInterrupt
@@ -225,28 +211,26 @@ class _MeasuredLoop(Loop):
     def save(self, name: str) -> None: ...
 
     def _after_step(self) -> None:
-        self.phases.end_step()
+        self._enter(self._phase)
+        self.steps.append(dict.fromkeys(PHASES, 0.0))
         self.left -= 1
 
     def _report_bad(self, batch: SeenBatch, value: float) -> None:
-        raise AurankError(
-            f"the loss is {value} at step {batch.step} of the profile; aurank train, which stops there too, says which "
-            "images were in the batch"
-        )
+        raise AurankError(f"the loss is {value} at step {batch.step} of the profile; aurank train says of which images")
 
     def _refresh(self) -> bool:
         if self.again is not None or self.trainer.sampler.refresh_every is None:
             return False
         started = time.perf_counter()
-        with self.phases("sampler"):
+        with self.phase("sampler"):
             due = super()._refresh()
         self.mining_seconds = time.perf_counter() - started if due else self.mining_seconds
         return due
 
     def _batches(self) -> Iterator[Drawn]:
-        batches = itertools.repeat(self.again) if self.again is not None else super()._batches()
+        batches = super()._batches() if self.again is None else itertools.repeat(self.again)
         while True:
-            with self.phases("data"):
+            with self.phase("data"):
                 drawn = next(batches, None)
             if drawn is None:
                 return
@@ -291,28 +275,28 @@ def profile_training(
         require_same(config, **{"--steps": steps, "--trace": str(trace)})
         trainer, listen = build_trainer(config), listener or (lambda stage, done, total: None)
         device, workers, further = trainer.accelerator.device, trainer.config.data.workers, max(2, min(FURTHER, steps))
-        progress, phases = Progress(), Phases(device)
+        measured = partial(MeasuredLoop, trainer, progress=Progress())
         memory = trainer.loss if isinstance(trainer.loss, CrossBatchMemory) else None
         if memory is not None:
             memory.start_at = min(memory.start_at, 1)  # as it is in most of the run
         listen("steps", 0, steps)
-        loop = _MeasuredLoop(trainer, progress, phases, WARM_UP + steps)
+        loop = measured(WARM_UP + steps)
         loop.run()
-        measured = phases.steps[WARM_UP : WARM_UP + steps]
+        times = loop.steps[WARM_UP : WARM_UP + steps]
         used = {"in a process": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}  # workers are not in it
         if device.type == "cuda":
             used["on its GPU"] = torch.cuda.max_memory_allocated(device)
         if trace is not None:
             with _traced(trace) if group.rank == 0 else nullcontext():
-                _MeasuredLoop(trainer, progress, phases, TRACED).run()
+                measured(TRACED).run()
 
         listen("steps on one batch", 0, further)
-        phases = Phases(device)
-        _MeasuredLoop(trainer, progress, phases, 1 + further, again=loop.first).run()
-        step_alone = sum(sum(step.values()) for step in phases.steps[1 : 1 + further]) / further
+        repeated = measured(1 + further, again=loop.first)
+        repeated.run()
+        step_alone = sum(sum(step.values()) for step in repeated.steps[1 : 1 + further]) / further
 
         listen("data alone", 0, further)
-        drawn = _MeasuredLoop(trainer, progress, phases).batches(None)
+        drawn = measured(0).batches(None)
         for _ in range(2 * workers):  # read ahead before all workers are at work
             next(drawn)
         started = time.perf_counter()
@@ -320,7 +304,7 @@ def profile_training(
             next(drawn)
         data_alone = (time.perf_counter() - started) / further
 
-        own = sum(step[name] for step in measured for name in ("data", "sampler", "forward", "loss")) / steps
+        own = sum(step[name] for step in times for name in ("data", "sampler", "forward", "loss")) / steps
         everyone = group.all_gather((own, used, loop.images_drawn / (WARM_UP + steps), step_alone, data_alone))
         owns, memories, counts, steps_alone, data = zip(*everyone, strict=True)
         notices = [*trainer.notices]
@@ -340,8 +324,8 @@ def profile_training(
             unit=trainer.task.unit,
             images=sum(counts),
             steps=steps,
-            step=PhaseTime.of([sum(step.values()) for step in measured]),
-            phases={name: PhaseTime.of([step[name] for step in measured]) for name in PHASES},
+            step=PhaseTime.of([sum(step.values()) for step in times]),
+            phases={name: PhaseTime.of([step[name] for step in times]) for name in PHASES},
             data_alone=max(data),
             step_alone=max(steps_alone),
             memory={name: max(each[name] for each in memories) for name in used},

@@ -65,19 +65,6 @@ class TrainResult:
     is_main: bool = True
 
 
-@dataclass(frozen=True)
-class Resumed:
-    """What a run goes on from: the checkpoint at ``path``, and notices about it."""
-
-    path: Path
-    state: dict[str, Any]
-    notices: list[str]
-
-    @property
-    def progress(self) -> Progress:
-        return read_progress(self.state, self.path)
-
-
 def train(
     config: Config | Path | str | dict[str, Any],
     out: Path | str,
@@ -121,7 +108,7 @@ def train(
         group = held.enter_context(training_group(config))
         require_same(config, **{"--out": str(out), "--resume": resume})
 
-        def prepare_folder() -> Resumed | None:
+        def prepare_folder() -> tuple[dict[str, Any] | None, list[str]]:
             require_usable(out, resume)  # before anything is written there
             if group.rank == 0:
                 held.enter_context(claimed(out))
@@ -129,17 +116,18 @@ def train(
                     remove_temporaries(folder)
             return find_checkpoint(config, out)
 
-        resumed = group.together(prepare_folder)
-        step = None if resumed is None else resumed.progress.step
+        state, notices = group.together(prepare_folder)
+        step = None if state is None else state["progress"]["step"]
         require_same(config, **{"the step of the checkpoint in --out, a folder that all processes share": step})
+        if resume and state is None:
+            notices = [f"--resume: {out} holds no checkpoint yet; the run starts anew"]
         started = time.perf_counter()
-        loop = _prepare_loop(config, out, resumed, listener)
-        if resume and resumed is None:
-            loop.trainer.notices.insert(0, f"--resume: {out} holds no checkpoint yet; the run starts anew")
-        return _run(loop, started)
+        return _run(_prepare_loop(config, out, state, notices, listener), started)
 
 
-def _prepare_loop(config: Config, out: Path, resumed: Resumed | None, listener: Listener | None) -> Loop:
+def _prepare_loop(
+    config: Config, out: Path, state: dict[str, Any] | None, notices: list[str], listener: Listener | None
+) -> Loop:
     """Build the components of the run, restore what it goes on from, and write its configuration."""
     seed_everything(config.seed)
 
@@ -153,11 +141,11 @@ def _prepare_loop(config: Config, out: Path, resumed: Resumed | None, listener: 
     splits, prepared, data = ProcessGroup(None).together(read)
     whole = splits.whole
     require_same(config, images=whole.sha256[:12], **{"prepared images": data.get("pixels", "")[:12]})
-    if resumed is not None:
-        require_same_data(resumed, whole, data)
-    trainer = Trainer(config, splits, out, state=None if resumed is None else resumed.state, prepared=prepared)
-    if resumed is not None:
-        progress = restore(trainer, resumed)
+    if state is not None:
+        require_same_data(out / LAST, state, whole, data)
+    trainer = Trainer(config, splits, out, state=state, prepared=prepared)
+    if state is not None:
+        progress = restore(trainer, out / LAST, state, notices)
     else:
         progress = Progress()
         if rank := trainer.accelerator.process_index:
@@ -168,11 +156,12 @@ def _prepare_loop(config: Config, out: Path, resumed: Resumed | None, listener: 
     if config.train.trackers:
         trainer.accelerator.init_trackers("aurank")
     loop = Loop(trainer, out, {"manifest": whole.sha256, "data": data}, progress=progress, listener=listener)
-    if resumed is not None:
+    if state is not None:
         again = "measuring the test split again" if splits.test is not None else "there is no test split to measure"
         done = f"finished already at step {progress.step}; {again}"
         text = done if loop.finished else f"resumed from step {progress.step} of {config.train.steps}"
-        trainer.notices[:0] = [*resumed.notices, text]
+        notices = [*notices, text]
+    trainer.notices[:0] = notices
     return loop
 
 
@@ -293,10 +282,8 @@ def require_same(config: Config, **others: object) -> None:
 
 def require_usable(out: Path, resume: bool) -> None:
     """Raise UserError for a folder that holds something and is not that of a run to resume."""
-    try:
+    with reading(out, "the folder of a run", remedy="name another folder"):
         names = {path.name for path in out.iterdir()} if out.is_dir() else set()
-    except OSError as error:
-        raise UserError(f"cannot read --out {out}: {error.strerror or error}; name another folder") from error
     names = {name for name in names if not name.startswith(".")}  # locks, and temporary files of a killed run
     if names and not resume:
         raise UserError(f"--out {out} is not empty; add --resume to go on with the run in it, or name another folder")
@@ -304,20 +291,18 @@ def require_usable(out: Path, resume: bool) -> None:
         raise UserError(f"--resume: {out} holds no aurank run (no {LAST}); name the folder of one")
 
 
-def find_checkpoint(config: Config, out: Path) -> Resumed | None:
-    """Return what the run in a folder goes on from, None where it begins; UserError for another configuration."""
+def find_checkpoint(config: Config, out: Path) -> tuple[dict[str, Any] | None, list[str]]:
+    """Return what the run in a folder goes on from, with notices, None where it begins."""
     path, best = out / LAST, out / BEST
-    resumed = None
+    state, notices, measured = None, [], False
     if path.exists():
         state = load_checkpoint(path, read_run=read_config)
         progress, saved = read_progress(state, path), read_config(state["config"])
-        notices = _changes(path, saved, with_preprocessing(config, saved), progress)
-        resumed = Resumed(path, state, notices)
-    measured = resumed is not None and bool(resumed.progress.best)
+        notices, measured = _changes(path, saved, with_preprocessing(config, saved), progress), bool(progress.best)
     for file, expected in ((path, best.exists()), (best, measured)):
         if expected and not file.exists():
             raise UserError(f"{file} is missing, which the run wrote; put it back, or train into another --out")
-    return resumed
+    return state, notices
 
 
 def _changes(path: Path, saved: Config, config: Config, progress: Progress) -> list[str]:
@@ -334,11 +319,6 @@ def _changes(path: Path, saved: Config, config: Config, progress: Progress) -> l
         )
     if not longer:
         return []
-    if now.early_stopping is not None and progress.without_improvement >= now.early_stopping:
-        raise UserError(
-            f"{path}: the run was ended by early stopping at step {progress.step}, which more train.steps do not "
-            f"change; raise train.early_stopping={now.early_stopping} as well, or set it to null"
-        )
     old, new = build_schedule(saved), build_schedule(config)
     same = all(old(step) == new(step) for step in range(0, progress.step, max(1, progress.step // 1000)))
     rates = f"the learning rates up to step {progress.step} were those of {before.steps} steps"
@@ -346,9 +326,9 @@ def _changes(path: Path, saved: Config, config: Config, progress: Progress) -> l
     return [f"train.steps={now.steps} extends a run of {before.steps}: {rates}, {effect}"]
 
 
-def require_same_data(resumed: Resumed, whole: Manifest, data: dict[str, str]) -> None:
+def require_same_data(path: Path, state: dict[str, Any], whole: Manifest, data: dict[str, str]) -> None:
     """Raise UserError unless the data set and the digests of its images are those that the run was trained on."""
-    recorded = {"manifest": resumed.state["manifest"], **(resumed.state["data"] or {})}
+    recorded = {"manifest": state["manifest"], **(state["data"] or {})}
     now = {"manifest": whole.sha256, **data}
     words = {
         "manifest": "its manifest",
@@ -361,14 +341,14 @@ def require_same_data(resumed: Resumed, whole: Manifest, data: dict[str, str]) -
     for name, what in words.items():
         if name in recorded and name in now and recorded[name] != now[name]:
             raise UserError(
-                f"{resumed.path} was trained on other images of {whole.name}: {what} changed; point data.root at the "
+                f"{path} was trained on other images of {whole.name}: {what} changed; point data.root at the "
                 "same images, or choose another --out"
             )
 
 
-def restore(trainer: Trainer, resumed: Resumed) -> Progress:
-    """Restore the components' state from a checkpoint; return how far the run was."""
-    state, path, progress = resumed.state, resumed.path, resumed.progress
+def restore(trainer: Trainer, path: Path, state: dict[str, Any], notices: list[str]) -> Progress:
+    """Restore the components' state from a checkpoint; return how far the run was, and add to the notices."""
+    progress = read_progress(state, path)
     load_part(trainer.model.load_state_dict, state["encoder"], path)
     if trainer.average is not None:
         load_part(trainer.measured.load_state_dict, (state["average"] or {}).get("values", {}), path, "average")
@@ -387,7 +367,7 @@ def restore(trainer: Trainer, resumed: Resumed) -> Progress:
     else:
         seed_stream(trainer.config.seed, progress.step, 0, rank)
     if before != processes:
-        resumed.notices.append(
+        notices.append(
             f"the run used {before} process(es) and goes on with {processes}: batches and what the loss draws stay the "
             "same; dropout draws other numbers, and a batch norm that is trained sees parts of another size"
         )

@@ -12,8 +12,6 @@ from torch.optim import Optimizer
 
 from aurank.config import Config
 from aurank.distributed import ProcessGroup
-from aurank.errors import UserError
-from aurank.losses.core.training_protocols import Reencodes
 
 LARGE = 1_000_000  # parameters of a layer that is gathered by itself
 
@@ -130,21 +128,3 @@ def prepare_for_shards(optimiser: Optimizer, config: Config) -> None:
     if config.optim.name == "sgd":  # torch has no fused one for shards
         for group in optimiser.param_groups:
             group["fused"] = False
-
-
-def require_shardable(config: Config, modules: list[nn.Module]) -> None:
-    """Raise UserError for settings, and modules of the loss, that sharded weights cannot be combined with."""
-    train, name = config.train, config.optim.name
-    chunks = "processes may have other numbers of chunks; use model.gradient_checkpointing=true, or train.sharded=false"
-    reencodes = any(isinstance(module, Reencodes) and module.wants_reencode for module in modules)
-    refusals = {
-        f"optim.name={name}; use adamw, adam or sgd": name not in ("sgd", "adam", "adamw"),
-        f"train.micro_batch={train.micro_batch}: {chunks}": train.micro_batch is not None,
-        "train.mixed_precision=fp16; use bf16 or no": train.mixed_precision == "fp16",
-        "train.compile=true; set one of them to false": train.compile,
-        "model.text, which has two encoders; set train.sharded=false": config.model.text is not None,
-        'out_of_batch=reencode; set it to "stored"': reencodes,
-    }
-    for refusal, applies in refusals.items():
-        if applies:
-            raise UserError(f"train.sharded=true does not work with {refusal}")

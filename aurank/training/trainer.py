@@ -49,10 +49,9 @@ from aurank.training.build import (
 )
 from aurank.training.gradient_cache import GradientCache, split_into_chunks
 from aurank.training.optim import weight_average
-from aurank.training.sharding import ShardedCopy, prepare_for_shards, require_shardable
+from aurank.training.sharding import ShardedCopy, prepare_for_shards
 from aurank.training.state import random_state, restore_random_state, seed_everything, stream
 from aurank.training.tasks import PairTask, Task
-from aurank.training.watch import notice_of_waiting
 
 
 class Trainer:
@@ -80,11 +79,7 @@ class Trainer:
         state: dict[str, Any] | None = None,
         prepared: PreparedImages | None = None,
     ) -> None:
-        if config.train.early_stopping is not None and splits.val is None:
-            raise UserError(
-                f"train.early_stopping={config.train.early_stopping} needs a validation split and {splits.whole.name} "
-                "has none; set data.validation_fraction above 0, or train.early_stopping=null"
-            )
+        require_fitting(config, splits)
         self.config = config = with_features(fill_preprocessing(config, state), splits.whole)
         self.splits = splits
         self.views = config.data.views
@@ -106,7 +101,6 @@ class Trainer:
         trained = task.model.to(device)
         self.sharded = None
         if config.train.sharded and processes > 1:
-            require_shardable(config, modules)
             self.sharded = ShardedCopy(trained)
             trained = self.sharded.module
         # Torch's own: what Accelerate makes of it skips a call of step or zero_grad between two batches of a step.
@@ -136,17 +130,10 @@ class Trainer:
         self.goes_on = False
         self._calls = (0, 0)  # of the loss: the step, and which of its batches
 
-        if isinstance(task, PairTask):  # their loss would need texts re-encoded too
-            if any(isinstance(module, Reencodes) and module.wants_reencode for module in modules):
-                raise UserError(
-                    'out_of_batch=reencode embeds images alone, which model.text has no use for: set it to "stored"'
-                )
-        else:
-            plain, at_most = accelerator.unwrap_model(self.encoder), config.train.micro_batch
-            at_most = at_most or config.sampler.batch * self.views
-            offer_reencoding(modules, Reencode(plain, self.train_data, dim=task.encoder.dim, at_most=at_most))
-        waiting = notice_of_waiting(device, optimiser, config.optim.name, sharded=self.sharded is not None)
-        self.notices += [*task.notices(), *_without_effect(self), *waiting]
+        plain, at_most = accelerator.unwrap_model(self.encoder), config.train.micro_batch
+        at_most = at_most or config.sampler.batch * self.views
+        offer_reencoding(modules, Reencode(plain, self.train_data, dim=task.encoder.dim, at_most=at_most))
+        self.notices += [*task.notices(), *_without_effect(self)]
 
     @property
     def measured(self) -> nn.Module:
@@ -361,12 +348,6 @@ def _gradient_cache(
     micro_batch = config.train.micro_batch
     if micro_batch is None or micro_batch * sampler.world_size >= sampler.largest_batch * config.data.views:
         return None
-    if config.model.text is not None and sampler.world_size > 1:
-        # A chunk is of one side, and processes that exchange gradients expect those of both.
-        raise UserError(
-            f"train.micro_batch={micro_batch} with model.text works in one process and there are {sampler.world_size}; "
-            "set train.micro_batch=null"
-        )
     return GradientCache(encoder, micro_batch, prepare=prepare)
 
 
@@ -413,17 +394,46 @@ def _without_effect(trainer: Trainer) -> list[str]:
     return list(dict.fromkeys(text for applies, text in notices if applies))  # the same at several widths
 
 
-def _accelerator(config: Config, out: Path | None) -> Accelerator:
-    missing = set(config.train.trackers) - {str(tracker) for tracker in get_available_trackers()}
-    if missing:
-        packages = " ".join(name.replace("_", "-") for name in sorted(missing))
-        raise UserError(
-            f"train.trackers: {', '.join(sorted(missing))} cannot be used, its package is not installed; "
-            f"pip install {packages}, or leave it out"
-        )
+def require_fitting(config: Config, splits: Splits) -> None:
+    """Raise UserError for a setting that does not work with another one, with the data or with the environment."""
+    train, optim, texts, several = config.train, config.optim.name, config.model.text is not None, launched() > 1
+    missing = sorted(set(train.trackers) - {str(tracker) for tracker in get_available_trackers()})
+    packages = " ".join(missing).replace("_", "-")
+    miners = [config.miner, *(term.miner for term in config.terms)]
+    chosen = [component for component in (*config.terms, *miners) if component is not None]
+    reencodes = any(component.params.get("out_of_batch") == "reencode" for component in chosen)
+    chunks = "processes may have other numbers of chunks; use model.gradient_checkpointing=true, or train.sharded=false"
+    of_shards: dict[str, object] = {
+        f"optim.name={optim}; use adamw, adam or sgd": optim not in ("sgd", "adam", "adamw"),
+        f"train.micro_batch={train.micro_batch}: {chunks}": train.micro_batch is not None,
+        "train.mixed_precision=fp16; use bf16 or no": train.mixed_precision == "fp16",
+        "train.compile=true; set one of them to false": train.compile,
+        "model.text, which has two encoders; set train.sharded=false": texts,
+        'out_of_batch=reencode; set it to "stored"': reencodes,
+    }
+    refusals: dict[str, object] = {
+        f"train.early_stopping={train.early_stopping} needs a validation split and {splits.whole.name} has none; set "
+        "data.validation_fraction above 0, or train.early_stopping=null": train.early_stopping and splits.val is None,
+        f"train.trackers: {', '.join(missing)} cannot be used, its package is not installed; pip install {packages}, "
+        "or leave it out": missing,
+        'out_of_batch=reencode embeds images alone, which model.text has no use for: set it to "stored"': (
+            texts and reencodes
+        ),
+        # A chunk is of one side, and processes that exchange gradients expect those of both.
+        f"train.micro_batch={train.micro_batch} with model.text works in one process and there are {launched()}; set "
+        "train.micro_batch=null": train.micro_batch and texts and several,
+    }
     for option in ("fsdp", "deepspeed"):
-        if os.environ.get(f"ACCELERATE_USE_{option.upper()}", "").lower() == "true":
-            raise UserError(f"aurank does not train under accelerate launch --use_{option}; set train.sharded=true")
+        text = f"aurank does not train under accelerate launch --use_{option}; set train.sharded=true"
+        refusals[text] = os.environ.get(f"ACCELERATE_USE_{option.upper()}", "").lower() == "true"
+    for text, applies in of_shards.items():
+        refusals[f"train.sharded=true does not work with {text}"] = applies and train.sharded and several
+    for text, applies in refusals.items():
+        if applies:
+            raise UserError(text)
+
+
+def _accelerator(config: Config, out: Path | None) -> Accelerator:
     try:
         return Accelerator(
             # It would not join processes without GPUs unless it is told that there are none.

@@ -4,7 +4,7 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ from jaxtyping import Float, Int64
 from torch import Tensor, distributed, nn
 from torch.optim import Optimizer
 
-from aurank.errors import AurankError
 from aurank.losses.core.common import HostCopy
 from aurank.losses.core.training_protocols import LearnsTemperature
 from aurank.reporting.snapshots import Pixels
@@ -131,52 +130,28 @@ def leaves_out_updates(optimiser: Optimizer) -> bool:
     return fused and bool(getattr(optimiser, "_step_supports_amp_scaling", False))
 
 
-def notice_of_waiting(device: torch.device, optimiser: Optimizer, name: str, *, sharded: bool = False) -> list[str]:
-    """Return a notice where every step waits for the device, because the optimiser cannot leave out an update."""
-    if device.type in READ_AT_ONCE or leaves_out_updates(optimiser):
-        return []
-    where, others = (" with train.sharded=true", "adam and adamw") if sharded else (" here", "adam, adamw and sgd")
-    return [
-        f"optim.name={name} is not fused{where}, so every step waits for the device, to see whether its loss is "
-        f"finite; {others} need not"
-    ]
-
-
 class MetricsFile:
     """Appends records, without wall-clock values; of an existing file it keeps the first ``keep`` bytes."""
 
     def __init__(self, path: Path, *, keep: int = 0) -> None:
-        self._path = path
-        with self._complaining():
-            path.touch(exist_ok=True)
-            os.truncate(path, min(keep, path.stat().st_size))
-            self._file = path.open("a", encoding="utf-8")
+        path.touch(exist_ok=True)
+        os.truncate(path, min(keep, path.stat().st_size))
+        self._file = path.open("a", encoding="utf-8")
 
     def write(self, record: dict[str, Any]) -> None:
         """Append a record; NaN and infinity, which JSON has not, become null."""
         odd = (key for key, value in record.items() if isinstance(value, float) and not math.isfinite(value))
-        with self._complaining():
-            self._file.write(json.dumps({**record, **dict.fromkeys(odd)}) + "\n")
-            self._file.flush()
+        self._file.write(json.dumps({**record, **dict.fromkeys(odd)}) + "\n")
+        self._file.flush()
 
     def position(self) -> int:
         """Return the bytes written so far, safe on disk."""
-        with self._complaining():
-            os.fsync(self._file.fileno())
-            return os.fstat(self._file.fileno()).st_size
+        os.fsync(self._file.fileno())
+        return os.fstat(self._file.fileno()).st_size
 
     def close(self) -> None:
         with contextlib.suppress(OSError):  # a record that could not be flushed has raised already
             self._file.close()
-
-    @contextlib.contextmanager
-    def _complaining(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise AurankError(
-                f"cannot write {self._path}: {error.strerror or error}; free some space, then --resume"
-            ) from error
 
 
 def log_pictures(trackers: Sequence[Any], pictures: Mapping[str, Pixels], *, step: int) -> None:

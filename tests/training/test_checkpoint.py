@@ -23,7 +23,7 @@ from aurank.errors import AurankError, UserError
 from aurank.training import read_config
 from aurank.training.build import build_splits
 from aurank.training.loop import Loop
-from aurank.training.run import Resumed, restore, training_group
+from aurank.training.run import restore, training_group
 from aurank.training.state import Progress, random_state, restore_random_state
 from aurank.training.trainer import Trainer
 
@@ -192,14 +192,14 @@ def test_a_run_is_not_resumed_from_what_does_not_fit(
     state = copy.deepcopy(load_checkpoint(run / "last.safetensors"))
     change(state)
     with pytest.raises(UserError, match=rf"last\.safetensors.*{message}") as caught:
-        restore(trainer, Resumed(run / "last.safetensors", state, []))
+        restore(trainer, run / "last.safetensors", state, [])
     assert "\n" not in str(caught.value)
     assert "; use " in str(caught.value)
 
 
 def test_a_whole_state_is_restored(run: Path, trainer: Trainer) -> None:
     state = load_checkpoint(run / "last.safetensors")
-    assert vars(restore(trainer, Resumed(run / "last.safetensors", state, []))) == state["progress"]
+    assert vars(restore(trainer, run / "last.safetensors", state, [])) == state["progress"]
 
 
 def test_a_model_whose_weights_do_not_fit_is_told_wherever_it_is_read(run: Path, tmp_path: Path) -> None:

@@ -6,14 +6,13 @@ from typing import Any
 import pytest
 from testing.galleries import head_config
 from testing.runs import SUM, pairs_config, tiny_config, write_table
-from torch import nn
 
 import aurank
 from aurank.config import ConfigError
-from aurank.errors import AurankError, UserError
-from aurank.training import read_config, rehearse, trainer
-from aurank.training.sharding import require_shardable
-from aurank.training.watch import MetricsFile
+from aurank.errors import UserError
+from aurank.training import read_config, rehearse
+from aurank.training.build import build_splits
+from aurank.training.trainer import require_fitting
 
 LOSSES: list[tuple[Any, str]] = [
     ([{"name": "soprc"}, {"name": "sprc"}], r"loss\[1\].name: got 'sprc'"),
@@ -86,35 +85,36 @@ def test_a_run_that_cannot_begin_is_told_by_the_setting(tmp_path: Path, sections
         aurank.train(tiny_config("clip", **sections), tmp_path / "out")
 
 
+REENCODING = {"name": "emc2", "params": {"out_of_batch": "reencode"}}
+SHARDED = "train.sharded=true does not work with "
+
+
 @pytest.mark.parametrize(
     ("sections", "name"),
     [
-        ({"train": {"micro_batch": 4}}, "train.micro_batch=4"),
-        ({"train": {"mixed_precision": "fp16"}}, "train.mixed_precision=fp16"),
-        ({"train": {"compile": True}}, "train.compile=true"),
-        ({"model": {"text": {}}}, "model.text"),
-        ({"optim": {"name": "lars"}}, "optim.name=lars"),
-        ({}, "out_of_batch=reencode"),
+        ({"train": {"micro_batch": 4}}, f"{SHARDED}train.micro_batch=4"),
+        ({"train": {"mixed_precision": "fp16"}}, f"{SHARDED}train.mixed_precision=fp16"),
+        ({"train": {"compile": True}}, f"{SHARDED}train.compile=true"),
+        ({"model": {"text": {}}}, f"{SHARDED}model.text"),
+        ({"optim": {"name": "lars"}}, f"{SHARDED}optim.name=lars"),
+        ({"miner": REENCODING}, f"{SHARDED}out_of_batch=reencode"),
+        ({"model": {"text": {}}, "train": {"micro_batch": 4}}, "train.micro_batch=4 with model.text"),
+        ({"model": {"text": {}}, "miner": REENCODING}, "out_of_batch=reencode embeds"),
+        ({"environment": {"ACCELERATE_USE_FSDP": "true"}}, "accelerate launch --use_fsdp; set train.sharded=true"),
+        ({"train": {"trackers": ["wandb"]}}, "train.trackers: wandb cannot be used"),
     ],
 )
-def test_what_sharded_weights_cannot_be_combined_with_is_named(sections: dict[str, Any], name: str) -> None:
+def test_what_a_run_cannot_be_combined_with_is_named(
+    monkeypatch: pytest.MonkeyPatch, sections: dict[str, Any], name: str
+) -> None:
+    environment = {"RANK": "0", "MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": "2", **sections.pop("environment", {})}
+    for variable, value in environment.items():
+        monkeypatch.setenv(variable, value)
+    monkeypatch.setattr("aurank.training.trainer.get_available_trackers", list)
+    sections = {**sections, "train": {"sharded": True, **sections.get("train", {})}}
     config = read_config(tiny_config("sogclr", sampler={"name": "shuffled", "params": {}}, **sections))
-    loss = nn.Identity()
-    loss.wants_reencode, loss.reencode = True, None  # type: ignore[assignment]
-    with pytest.raises(UserError, match=f"train.sharded=true does not work with {name}"):
-        require_shardable(config, [loss])
-
-
-@pytest.mark.parametrize("option", ["fsdp", "deepspeed"])
-def test_other_ways_of_sharding_are_refused(monkeypatch: pytest.MonkeyPatch, option: str) -> None:
-    monkeypatch.setenv(f"ACCELERATE_USE_{option.upper()}", "true")
-    with pytest.raises(UserError, match=f"accelerate launch --use_{option}; set train.sharded=true"):
-        trainer._accelerator(read_config(tiny_config()), None)
-
-
-def test_a_log_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    with pytest.raises(AurankError, match=r"cannot write .*Is a directory.* --resume"):
-        MetricsFile(tmp_path)
+    with pytest.raises(UserError, match=name):
+        require_fitting(config, build_splits(read_config(tiny_config())))
 
 
 UNUSED = {"lr_multiplier": 10.0, "weight_decay": 0.5}

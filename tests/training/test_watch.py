@@ -14,7 +14,7 @@ from aurank.embedding.stored.checkpoint import load_checkpoint
 from aurank.errors import AurankError
 from aurank.models.encoder import Encoder
 from aurank.training import watch as watching
-from aurank.training.watch import LossWatch, SeenBatch, leaves_out_updates, notice_of_waiting
+from aurank.training.watch import LossWatch, SeenBatch, leaves_out_updates
 
 CPU = torch.device("cpu")
 
@@ -83,10 +83,6 @@ def test_an_optimiser_that_cannot_leave_out_an_update_is_looked_at_in_each_step(
     weight = nn.Parameter(torch.ones(3))
     plain = torch.optim.AdamW([weight], 0.1, fused=False)
     assert not leaves_out_updates(plain)
-    assert notice_of_waiting(CPU, plain, "lars")[0].startswith("optim.name=lars is not fused here, so every step waits")
-    sharded = notice_of_waiting(CPU, plain, "sgd", sharded=True)[0]
-    assert sharded.startswith("optim.name=sgd is not fused with train.sharded=true, so")
-    assert sharded.endswith("; adam and adamw need not")
     watch = LossWatch(CPU, plain, every=10)
     watch.add(seen(0, float("nan")))
     watch.share(None)
@@ -98,7 +94,6 @@ def test_until_a_look_nothing_of_the_device_is_read() -> None:
     with Unread():
         optimiser = torch.optim.AdamW([nn.Parameter(torch.ones(3))], 0.1, fused=True)
         watch = LossWatch(torch.device("cuda"), optimiser, every=10)
-        assert notice_of_waiting(torch.device("cuda"), optimiser, "adamw") == []
         for index in range(3):
             loss = torch.ones(()).to("cuda")
             watch.add(SeenBatch(index + 1, 0, index, torch.arange(2), loss))
