@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Int64, Shaped
 
 from aurank.errors import UserError
-from aurank.files import reading
+from aurank.files import reading, require_ordinary
 
 _LARGE, _DENSE = 2**26, 100
 _BLOCK = 2**24  # bytes written at a time
@@ -30,10 +30,8 @@ def is_bomb(member: zipfile.ZipInfo, size: int) -> bool:
 
 def read_header(file: io.BufferedIOBase, size: int) -> tuple[tuple[int, ...], np.dtype]:
     """Return shape and type of the .npy array that `file`, of `size` bytes, begins with; refuse objects and bombs."""
-    version = np.lib.format.read_magic(file)
-    if version not in ((1, 0), (2, 0)):
-        raise UserError(f"an .npy file of version {version[0]}.{version[1]} holds no plain array; save it anew")
-    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    form = np.lib.format
+    read = form.read_array_header_1_0 if form.read_magic(file) == (1, 0) else form.read_array_header_2_0
     shape, _, dtype = read(file)
     if dtype.hasobject:
         raise UserError("it holds pickled objects, which are refused because reading them can run code")
@@ -45,16 +43,13 @@ def read_header(file: io.BufferedIOBase, size: int) -> tuple[tuple[int, ...], np
 
 def load_arrays(path: Path) -> dict[str, np.ndarray]:
     """Return the arrays of an .npz file by name; of an .npy file the one there is, mapped, not read, named ""."""
-    if not path.is_file():  # a pipe would be waited for
-        raise UserError(f"no file {path}; expected saved arrays, .npz or .npy")
-    with reading(path, "plain arrays", remedy="save them anew, with numpy.savez or numpy.save"):
+    require_ordinary(path)
+    with reading(path, "plain arrays, .npz or .npy", remedy="name a file of numpy.savez or numpy.save"):
         with path.open("rb") as file:
             start = file.read(len(NPY_MAGIC))
             file.seek(0)
             if start.startswith(b"PK"):
                 return _load_archive(file, path)
-            if start != NPY_MAGIC:
-                raise UserError(f"{path} is neither .npz nor .npy; save arrays with numpy.savez or numpy.save")
             read_header(file, path.stat().st_size)
         return {"": np.load(path, mmap_mode="r", allow_pickle=False)}
 

@@ -8,7 +8,6 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -113,14 +112,14 @@ class ProcessGroup:
 
     def all_gather(self, value: Item) -> list[Item]:
         """Return what every process gave, in the order of ranks; raise the error of one that failed meanwhile."""
-        found: list[Any] = [value] * self.size
+        gathered: list[Any] = [value] * self.size
         if self.size > 1:
             with _explained():
-                dist.all_gather_object(found, value)
-        for rank, one in enumerate(found):
-            if isinstance(one, _Failure):
-                raise one.error(rank)
-        return found
+                dist.all_gather_object(gathered, value)
+        for failure in gathered:
+            if isinstance(failure, AurankError):
+                raise failure
+        return gathered
 
     @contextmanager
     def failing_together(self) -> Iterator[None]:
@@ -141,8 +140,12 @@ class ProcessGroup:
 
     def _tell(self, error: Exception) -> None:
         """Send an error to all processes; of one that aurank understands, raise the error that all of them raise."""
+        kind = UserError if isinstance(error, UserError) else AurankError
+        text = str(error) if isinstance(error, AurankError) else f"{type(error).__name__}: {first_line(error)}"
+        sent = kind(f"rank {self.rank}: {text}" if self.rank else text)
+        sent.told_by = 0
         try:
-            self.all_gather(_Failure(isinstance(error, UserError), _said(error)))
+            self.all_gather(sent)
         except AurankError as common:
             if isinstance(error, AurankError) or isinstance(common, _LostError):
                 raise common from None
@@ -226,22 +229,3 @@ class ProcessGroup:
 
 class _LostError(AurankError):
     """Another process of the group is gone."""
-
-
-@dataclass(frozen=True)
-class _Failure:
-    """What a process sends in place of a value when it has failed."""
-
-    is_mistake: bool
-    text: str
-
-    def error(self, rank: int) -> AurankError:
-        """Return the error of that rank, as all raise it."""
-        error = (UserError if self.is_mistake else AurankError)(f"rank {rank}: {self.text}" if rank else self.text)
-        error.told_by = 0
-        return error
-
-
-def _said(error: Exception) -> str:
-    """Return an error that aurank understands as it is; of another its type too."""
-    return str(error) if isinstance(error, AurankError) else f"{type(error).__name__}: {first_line(error)}"

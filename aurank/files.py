@@ -37,9 +37,6 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
     On any error the temporary file is removed and the file at ``path`` stays as it was. Of several processes that write
     one path, the last to end wins.
-
-    Raises:
-        AurankError: a full disk, a missing permission, a folder in the way; names the file and the reason.
     """
     temporary = temporary_name(path)
     with _saving(path):
@@ -58,11 +55,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def replacing_folder(path: Path) -> Iterator[Path]:
-    """A folder to fill that takes the place of ``path`` once it is complete; on any error all stays as it was.
-
-    Raises:
-        AurankError: a full disk or a missing permission; names the folder and the reason.
-    """
+    """A folder to fill that takes the place of ``path`` once it is complete; on any error all stays as it was."""
     path = path.resolve()  # of a link the folder is replaced, not the link
     staging, spare = temporary_name(path), temporary_name(path)
     try:
@@ -131,20 +124,11 @@ LOCK = ".lock"
 def claimed(out: Path, *, is_file: bool = False, name: str = "--out") -> Iterator[None]:
     """Create ``out`` and keep other commands from writing to it while the context lasts; remove it if it ends empty.
 
-    The lock ends with its process, however that ends.
-
-    Args:
-        is_file: whether ``out`` is a file to write, and not a folder; its folder is created.
-        name: what a message calls ``out``.
-
-    Raises:
-        UserError: another process writes there, or nobody can.
+    The lock ends with its process, however that ends. Of a file to write (``is_file``) its folder is created.
     """
     from filelock import FileLock, Timeout
 
     path = out.with_name(f".{out.name}{LOCK}") if is_file else out / LOCK
-    if path.parent.exists() and not path.parent.is_dir():
-        raise UserError(f"{name} {path.parent} is a file; name a folder")
     created = [folder for folder in (path.parent, *path.parent.parents) if not folder.exists()]
     with contextlib.ExitStack() as stack:
         stack.callback(_remove_empty, created)
@@ -178,14 +162,6 @@ def reading(path: Path | str, what: str, *, remedy: str = _AGAIN) -> Iterator[No
     """Turn whatever a damaged file makes a library raise into one line; all that reads the file stands inside.
 
     A UserError from inside passes, with the file before it where it lacks that; so does what the machine is short of.
-
-    Args:
-        path: the file or folder, or the name of the model in it.
-        what: it should be, such as "a report".
-        remedy: to be named.
-
-    Raises:
-        UserError: names the file, what is wrong and the remedy.
     """
     try:
         yield
@@ -216,11 +192,7 @@ def _said(error: Exception, path: str) -> str:
 
 
 def read_record(path: Path, what: str, *, named: str, version: int = 1, remedy: str = _AGAIN) -> dict[str, Any]:
-    """Return the mapping in a JSON file, whose "format" and "version" say that it is `what` aurank writes.
-
-    Raises:
-        UserError: for any other file.
-    """
+    """Return the mapping in a JSON file, whose "format" and "version" say that it is `what` aurank writes."""
     require_ordinary(path)
     with reading(path, what, remedy=remedy):
         content: Any = json.loads(path.read_bytes())
@@ -279,18 +251,17 @@ def require_writable(path: Path, *, suffix: str = "", option: str = "--out") -> 
     """Raise UserError unless a file of this ``suffix`` can be written; called before the work starts."""
     try:
         folder = next(parent for parent in path.absolute().parents if parent.exists())
-        if path.is_dir():
-            raise UserError(f"{option} {path} is a folder; name a file in it")
+        reasons = {
+            "it is a folder; name a file in it": path.is_dir(),
+            f"the file written is of type {suffix}; name it {path.stem}{suffix}": suffix and path.suffix != suffix,
+            f"{folder} is a file; name another place": not folder.is_dir(),
+            f"no permission in {folder}; name another place": not os.access(folder, os.W_OK | os.X_OK),
+        }
     except OSError as error:
-        raise UserError(f"cannot write {option} {path}: {error.strerror}; name another place") from error
-    if suffix and path.suffix != suffix:
-        raise UserError(
-            f"{option} {path}: the file written is of type {suffix}; name it {path.with_suffix(suffix).name}"
-        )
-    if not folder.is_dir():
-        raise UserError(f"cannot write {option} {path}: {folder} is a file; name another place")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise UserError(f"cannot write {option} {path}: no permission in {folder}; name another place")
+        reasons = {f"{error.strerror}; name another place": True}
+    for reason, applies in reasons.items():
+        if applies:
+            raise UserError(f"cannot write {option} {path}: {reason}")
 
 
 def file_sha256(path: Path) -> str:
@@ -317,12 +288,6 @@ def write_bundle(path: Path, content: Mapping[str, Any], what: str) -> None:
 
     The tensors are named by their path ("encoder/head.weight"). The header holds the rest as JSON, and the SHA-256 of
     both. Keys become strings and tuples lists; the type that ``read_bundle`` is given turns them back.
-
-    Args:
-        what: the file is, such as "a checkpoint".
-
-    Raises:
-        AurankError: the file cannot be written; the one that was there stays.
     """
     tensors: dict[str, Tensor] = {}
     text = json.dumps(_taken_out(content, "", tensors))
@@ -341,14 +306,7 @@ def write_bundle(path: Path, content: Mapping[str, Any], what: str) -> None:
 
 
 def read_bundle(path: Path, kind: Callable[..., T], what: str, *, remedy: str = _AGAIN) -> T:
-    """Return what ``write_bundle`` wrote, its tensors on the CPU, verified against its checksum.
-
-    Args:
-        kind: the TypedDict or dataclass that says what the file holds.
-
-    Raises:
-        UserError: the file is damaged, something else, or does not fit ``kind``.
-    """
+    """Return what ``write_bundle`` wrote, its tensors on the CPU, once its checksum and its type are verified."""
     from safetensors import safe_open
 
     require_ordinary(path)

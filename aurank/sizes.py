@@ -7,16 +7,26 @@ from pathlib import Path
 
 SIZE = r"(?i)^([0-9]{1,15}(?:\.[0-9]{1,9})?) ?((?:[KMGT]i?)?B)?$"  # "512", "512MB", "1.5 GiB"
 DURATION = r"(?i)^([0-9]{1,6}(?:\.[0-9]{1,3})?) ?(s|min|h)?$"  # "90", "90s", "1.5 h"
-_FACTORS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-_FACTORS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+_BYTES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_BYTES |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+_SECONDS = {"": 1, "S": 1, "MIN": 60, "H": 3600}
 
 
 def size_in_bytes(text: str) -> int:
     """Return the bytes in ``"1GiB"`` (2³⁰), ``"1GB"`` (10⁹), ``"512"`` (512); ValueError for anything else."""
-    match = re.fullmatch(SIZE, text)
+    return int(_amount(text, SIZE, _BYTES, "a size such as 512MB or 1GiB, or a number of bytes"))
+
+
+def seconds(text: str) -> float:
+    """Return the seconds in ``"10min"`` (600), ``"90"`` (90); ValueError for anything else."""
+    return _amount(text, DURATION, _SECONDS, "a time such as 90s, 10min or 2h, or a number of seconds")
+
+
+def _amount(text: str, pattern: str, factors: dict[str, int], expected: str) -> float:
+    match = re.fullmatch(pattern, text)
     if match is None:
-        raise ValueError(f"got {text!r}, expected a size such as 512MB or 1GiB, or a number of bytes")
-    return int(float(match[1]) * _FACTORS[(match[2] or "").upper()])
+        raise ValueError(f"got {text!r}, expected {expected}")
+    return float(match[1]) * factors[(match[2] or "").upper()]
 
 
 def as_text(count: int) -> str:
@@ -42,11 +52,3 @@ def available_memory() -> int | None:
         with contextlib.suppress(OSError, ValueError):
             found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     return min(found, default=None)
-
-
-def seconds(text: str) -> float:
-    """Return the seconds in ``"10min"`` (600), ``"90"`` (90); ValueError for anything else."""
-    match = re.fullmatch(DURATION, text)
-    if match is None:
-        raise ValueError(f"got {text!r}, expected a time such as 90s, 10min or 2h, or a number of seconds")
-    return float(match[1]) * {"": 1, "s": 1, "min": 60, "h": 3600}[(match[2] or "").lower()]

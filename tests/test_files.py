@@ -145,7 +145,7 @@ def test_a_folder_without_permission_is_told_and_a_new_one_is_not_made(
 def test_a_file_of_another_type_is_told_before(tmp_path: Path) -> None:
     require_writable(tmp_path / "rows.npz", suffix=".npz")
     for name in ("rows.npy", "rows"):
-        with pytest.raises(UserError, match=rf"--out .*{name}: .* type \.npz; name it rows\.npz"):
+        with pytest.raises(UserError, match=rf"--out .*{name}: .*type \.npz; name it rows\.npz"):
             require_writable(tmp_path / name, suffix=".npz")
 
 

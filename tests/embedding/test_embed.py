@@ -212,9 +212,9 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
     contents["cut.npy"] = (tmp_path / "cut.npy").read_bytes()[:-8]
     for name, content in contents.items():
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(UserError, match=rf"{name}.*(cannot be read as plain arrays|neither)"):
+        with pytest.raises(UserError, match=rf"{name}.*(cannot be read as plain arrays)"):
             Embedded.load(tmp_path / name)
-    with pytest.raises(UserError, match=r"no file .*none.npz"):
+    with pytest.raises(UserError, match="none.npz"):
         Embedded.load(tmp_path / "none.npz")
     np.savez(tmp_path / "labels.npz", names=np.arange(4), classes=LABELS)
     np.save(tmp_path / "rows.npy", ROWS)
