@@ -194,7 +194,7 @@ def test_an_index_is_never_replaced_unasked(made: Path, folder: Path, tmp_path: 
     (tmp_path / "other/thesis.tex").touch()
     with pytest.raises(UserError, match="holds other files"):
         build_index(MODEL, images, out=tmp_path / "other", overwrite=True)
-    with pytest.raises(UserError, match="thesis.tex"):
+    with pytest.raises(UserError, match=r"thesis\.tex"):
         build_index(MODEL, images, out=tmp_path / "other/thesis.tex")
     build_index("timm:test_resnet,pretrained=false,input_size=32", images, out=folder, overwrite=True)
     assert ImageIndex.open(folder).about["model"]["name"].startswith("timm:test_resnet")

@@ -214,7 +214,7 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(content)
         with pytest.raises(UserError, match=rf"{name}.*(cannot be read as plain arrays)"):
             Embedded.load(tmp_path / name)
-    with pytest.raises(UserError, match="none.npz"):
+    with pytest.raises(UserError, match=r"none\.npz"):
         Embedded.load(tmp_path / "none.npz")
     np.savez(tmp_path / "labels.npz", names=np.arange(4), classes=LABELS)
     np.save(tmp_path / "rows.npy", ROWS)

@@ -10,7 +10,6 @@ import pytest
 from testing.runs import tiny_config
 
 import aurank
-from aurank import cli
 from aurank.cli import drawing
 from aurank.data import BatchLoader, view_keys
 from aurank.embedding.from_config import build_dataset, fill_preprocessing
@@ -41,16 +40,6 @@ def test_early_stopping_and_resuming_are_each_said_once(tmp_path: Path) -> None:
     resumed, again = notices_of(config, tmp_path / "out", resume=True)
     assert resumed == f"finished already at step {step}; measuring the test split again"
     assert again == said
-
-
-@pytest.mark.slow
-def test_a_finished_run_that_is_resumed_says_that_it_is_measured_again(tmp_path: Path) -> None:
-    config = tiny_config(train={"steps": 3})
-    assert notices_of(config, tmp_path / "out") == []
-    said = notices_of(config, tmp_path / "out", resume=True)
-    assert said == ["finished already at step 3; measuring the test split again"]
-    longer = notices_of(tiny_config(train={"steps": 4}), tmp_path / "out", resume=True)
-    assert longer[-1] == "resumed from step 3 of 4"
 
 
 @pytest.mark.slow
@@ -151,21 +140,3 @@ def test_what_a_machine_runs_short_of_is_told_with_the_path_and_the_remedy() -> 
         explained(many) == "Too many open files; raise the limit of this process (ulimit -n), or use fewer data.workers"
     )
     assert explained(ValueError("no")) is explained(RuntimeError("no")) is explained(FileNotFoundError(2, "no")) is None
-
-
-def test_the_command_line_ends_in_that_line(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-
-    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "runs/a")
-
-    def app() -> None:
-        raise full
-
-    monkeypatch.setattr(cli, "app", app)
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    assert end.value.code == 1
-    assert (
-        capsys.readouterr().err == "error: No space left on device: runs/a; free some space, or name another folder\n"
-    )

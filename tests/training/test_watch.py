@@ -30,18 +30,10 @@ def seen(index: int, loss: float) -> SeenBatch:
 
 
 @pytest.mark.usefixtures("late")
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, fused=True),
-        lambda p: torch.optim.AdamW(p, 0.1, fused=True),
-        lambda p: torch.optim.Adam(p, 0.1, fused=True),
-    ],
-)
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_no_update_follows_a_bad_loss_and_a_look_finds_it(make, bad: float) -> None:
+@pytest.mark.parametrize(("kind", "bad"), [(torch.optim.SGD, float("nan")), (torch.optim.AdamW, float("inf"))])
+def test_no_update_follows_a_bad_loss_and_a_look_finds_it(kind, bad: float) -> None:
     weight = nn.Parameter(torch.ones(3))
-    optimiser = make([weight])
+    optimiser = kind([weight], 0.1, fused=True)
     watch, kept = LossWatch(CPU, optimiser, every=10), []
     for index, value in enumerate((1.0, 2.0, bad, 3.0, bad)):
         watch.add(seen(index, value))
