@@ -140,9 +140,8 @@ def test_a_pipe_and_an_endless_device_are_not_read(root: Path) -> None:
     for name in ("a/pipe.png", "a/zero.png"):
         with pytest.raises(UserError, match="a pipe or a device"):
             decode(FolderSource(root), name, 3)
-    for name in ("pipe", "zero"):
-        with pytest.raises(UserError, match="no file"):
-            load_arrays(root / f"a/{name}.png")
+        with pytest.raises(UserError, match="a pipe or a device"):
+            load_arrays(root / name)
 
 
 def test_a_parquet_table_that_claims_more_rows_than_it_has_bytes_is_not_read(root: Path) -> None:
