@@ -31,7 +31,6 @@ from aurank.training.components import read_config
 from aurank.training.loop import Listener, Loop
 from aurank.training.sharding import load_state, prepare_for_shards
 from aurank.training.state import Progress, restore_random_state, seed_everything, seed_stream
-from aurank.training.tasks import SplitReports
 from aurank.training.trainer import Trainer
 
 
@@ -177,9 +176,10 @@ def _run(loop: Loop, started: float) -> TrainResult:
     skipped = {"train": len({row for rows in unread for row in rows})}
     if trainer.val_data is not None:
         skipped["validation"] = len(trainer.val_data.skipped)
-    tested = SplitReports()
+    report: Report | None = None
+    two_way: dict[str, TwoWayReport] = {}
     if stopped_by is None and trainer.splits.test is not None:
-        tested, skipped["test"] = _test(loop, trainer.splits.test)
+        report, two_way, skipped["test"] = _test(loop, trainer.splits.test)
     if stopped_by is None and loop.main:
         timing = {
             "finished": time.strftime("%Y-%m-%d %H:%M:%S%z"),
@@ -192,10 +192,10 @@ def _run(loop: Loop, started: float) -> TrainResult:
         write_text(out / "timing.json", json.dumps(timing, indent=1) + "\n")
         (out / "diverged.json").unlink(missing_ok=True)  # of a step that went well when it was tried again
     trainer.accelerator.end_training()
-    return TrainResult(out, progress.step, progress.best, tested.report, stopped_by, tested.two_way, skipped, loop.main)
+    return TrainResult(out, progress.step, progress.best, report, stopped_by, two_way, skipped, loop.main)
 
 
-def _test(loop: Loop, test: Manifest) -> tuple[SplitReports, int]:
+def _test(loop: Loop, test: Manifest) -> tuple[Report | None, dict[str, TwoWayReport], int]:
     """Measure the test split under the best weights, all processes together, and save the reports in the first.
 
     Returns what was measured, nothing in other processes, and how many images were skipped.
@@ -216,9 +216,9 @@ def _test(loop: Loop, test: Manifest) -> tuple[SplitReports, int]:
     def progress(stage: str, done: int, total: int) -> None:
         loop.listen("measuring", {"stage": stage, "done": done, "total": total})
 
-    tested = trainer.task.test(data, trainer.splits.train, progress)
+    report, two_way = trainer.task.test(data, trainer.splits.train, progress)
     if not loop.main:
-        return SplitReports(), len(data.skipped)
+        return None, {}, len(data.skipped)
     # Nothing of this process's own course, such as what training skipped: a resumed run writes the same report.
     notes = [
         f"best weights, of step {step}; {len(data):,} {trainer.task.unit} of "
@@ -228,13 +228,13 @@ def _test(loop: Loop, test: Manifest) -> tuple[SplitReports, int]:
     if data.made_of:
         notes.append(f"embeddings{data.made_of}")
     loop.listen("tested", {"images": len(test), "skipped": len(data.skipped)})
-    report = None if tested.report is None else noted(tested.report, *notes)
-    two_way = {name: noted(both, *notes) for name, both in tested.two_way.items()}
+    two_way = {name: noted(both, *notes) for name, both in two_way.items()}
     if report is not None:
+        report = noted(report, *notes)
         save_results(report, out)
     for name, both in two_way.items():
         both.save(out / "two_way" / name)
-    return SplitReports(report, two_way), len(data.skipped)
+    return report, two_way, len(data.skipped)
 
 
 # -- the processes of a run -------------------------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 """What a run trains and measures: images that are compared with each other, or pairs of an image and a text."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -33,12 +32,8 @@ StageProgress = Callable[[str, int, int], None]
 """Called with a stage, such as "embedding" or "ranking", how much of it is done and how much there is."""
 
 
-@dataclass(frozen=True, eq=False)
-class SplitReports:
-    """Reports on a split: of images found by images, and of pairs both ways, by groups of them."""
-
-    report: Report | None = None
-    two_way: dict[str, TwoWayReport] = field(default_factory=dict)
+SplitReports = tuple[Report | None, dict[str, TwoWayReport]]
+"""Reports on a split: of images found by images, and of pairs both ways, by groups of them."""
 
 
 class Task:
@@ -80,8 +75,8 @@ class Task:
         options["progress"] = _stage(progress, "ranking")
         embedded = self._embedded(self.model, data, progress)
         if measured_alone(**options):
-            return SplitReports(embedded.evaluate(**options) if self.group.rank == 0 else None)
-        return SplitReports(evaluate_together(embedded.evaluate, self.group, **options))
+            return (embedded.evaluate(**options) if self.group.rank == 0 else None), {}
+        return evaluate_together(embedded.evaluate, self.group, **options), {}
 
     def _embedded(self, model: nn.Module, data: ImageDataset, progress: StageProgress | None = None) -> Embedded:
         batch, workers = self.config.evaluate.batch, self.config.data.workers
@@ -142,13 +137,12 @@ class PairTask(Task):
     def test(self, data: ImageDataset, train: Manifest, progress: StageProgress | None = None) -> SplitReports:
         """Measure all pairs and each group both ways, and images among themselves where their labels allow it."""
         embedded = self._embed(self.model, data)
-        return self._test(embedded, data, train) if self.group.rank == 0 else SplitReports()
-
-    def _test(self, embedded: EmbeddedPairs, data: ImageDataset, train: Manifest) -> SplitReports:
+        if self.group.rank > 0:
+            return None, {}
         images = embedded.images_alone(data.manifest)
         options = {**evaluation_options(self.config), "codes": learnt_widths(self.config)}
         report = None if images is None else images.evaluate(**options)
-        return SplitReports(report, reports_by_group(embedded, train, data.manifest, **two_way_options(self.config)))
+        return report, reports_by_group(embedded, train, data.manifest, **two_way_options(self.config))
 
     def sample(self, data: ImageDataset, name: str, most: int) -> Sequence[int]:
         rows: list[int] = np.flatnonzero(_readable(data))[:most].tolist()

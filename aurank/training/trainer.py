@@ -45,7 +45,6 @@ from aurank.training.build import (
     build_schedule,
     build_splits,
     check_image_size,
-    losses_of_terms,
 )
 from aurank.training.gradient_cache import GradientCache, split_into_chunks
 from aurank.training.optim import weight_average
@@ -132,7 +131,8 @@ class Trainer:
 
         plain, at_most = accelerator.unwrap_model(self.encoder), config.train.micro_batch
         at_most = at_most or config.sampler.batch * self.views
-        offer_reencoding(modules, Reencode(plain, self.train_data, dim=task.encoder.dim, at_most=at_most))
+        anew = partial(reencode, encoder=plain, data=self.train_data, dim=task.encoder.dim, at_most=at_most)
+        offer_reencoding(modules, anew)
         self.notices += [*task.notices(), *_without_effect(self)]
 
     @property
@@ -257,44 +257,37 @@ def build_trainer(config: Config) -> Trainer:
     return Trainer(config, build_splits(config))
 
 
-class Reencode:
-    """Embeds training images by their rows, not augmented, with the current weights, `at_most` at a time.
+@torch.no_grad()
+def reencode(
+    ids: Int64[Tensor, " image"], *, encoder: nn.Module, data: ImageDataset, dim: int, at_most: int
+) -> Float[Tensor, "image dim"]:
+    """Return the embeddings of training images by their rows, not augmented, with the current weights.
 
     The encoder keeps its mode and buffers, and every random generator its state. Batch norms in training mode take
     their statistics over the images asked for; a single image, which has none, is doubled.
     """
-
-    def __init__(self, encoder: nn.Module, data: ImageDataset, *, dim: int, at_most: int) -> None:
-        self.encoder = encoder
-        self.data = data
-        self.dim = dim
-        self.at_most = at_most
-
-    @torch.no_grad()
-    def __call__(self, ids: Int64[Tensor, " image"]) -> Float[Tensor, "image dim"]:
-        """Return the embeddings of those rows, in their order; raise UserError if an image can no longer be read."""
-        device = next(self.encoder.parameters()).device
-        if not len(ids):
-            return torch.empty(0, self.dim, device=device)
-        batch = self.data.__getitems__(ids.tolist())
-        if len(batch.id) < len(ids):
-            lost = next(row for row in ids.tolist() if row not in batch.id)
-            raise UserError(f"image {self.data.manifest.paths[lost]!r} was read before and cannot be read any more")
-        assert isinstance(batch.image, Tensor)  # only augmentation makes several sizes
-        images = batch.image if len(ids) > 1 else torch.cat([batch.image, batch.image])
-        random, parts = random_state(), []
-        try:
-            for chunk in split_into_chunks(images, self.at_most):
-                # On copies: writing the old values back would spoil a backward pass that is still to come.
-                buffers = {name: value.clone() for name, value in self.encoder.named_buffers()}
-                inputs = (self.data.to_input(chunk.to(device)),)
-                parts.append(torch.func.functional_call(self.encoder, buffers, inputs).float())
-            return torch.cat(parts)[: len(ids)]
-        finally:
-            restore_random_state(random)
+    device = next(encoder.parameters()).device
+    if not len(ids):
+        return torch.empty(0, dim, device=device)
+    batch = data.__getitems__(ids.tolist())
+    if len(batch.id) < len(ids):
+        lost = next(row for row in ids.tolist() if row not in batch.id)
+        raise UserError(f"image {data.manifest.paths[lost]!r} was read before and cannot be read any more")
+    assert isinstance(batch.image, Tensor)  # only augmentation makes several sizes
+    images = batch.image if len(ids) > 1 else torch.cat([batch.image, batch.image])
+    random, parts = random_state(), []
+    try:
+        for chunk in split_into_chunks(images, at_most):
+            # On copies: writing the old values back would spoil a backward pass that is still to come.
+            buffers = {name: value.clone() for name, value in encoder.named_buffers()}
+            inputs = (data.to_input(chunk.to(device)),)
+            parts.append(torch.func.functional_call(encoder, buffers, inputs).float())
+        return torch.cat(parts)[: len(ids)]
+    finally:
+        restore_random_state(random)
 
 
-def offer_reencoding(modules: list[nn.Module], reencode: Reencode) -> None:
+def offer_reencoding(modules: list[nn.Module], reencode: Callable[[Tensor], Tensor]) -> None:
     """Give the callback to every module that wants it and has none yet."""
     for module in modules:
         if isinstance(module, Reencodes) and module.wants_reencode and module.reencode is None:
@@ -355,8 +348,7 @@ def _without_effect(trainer: Trainer) -> list[str]:
     """Return notices about settings that have another effect, or less of one, than their values promise."""
     config, splits, sampler, pipeline = trainer.config, trainer.splits, trainer.sampler, trainer.train_data.pipeline
     possible, unit, views = sampler.largest_batch, trainer.task.unit, trainer.views
-    train, rate = config.train, config.optim.temperature_lr
-    names = ", ".join(term.name for term in config.terms)
+    train = config.train
     global_views = pipeline.global_views if isinstance(pipeline, MultiCrop) else 0
     best = "best is the newest checkpoint" if splits.val is None else "best is that of the validation split"
     notices = [
@@ -376,22 +368,11 @@ def _without_effect(trainer: Trainer) -> list[str]:
             f"data.views={views}",
         ),
         (
-            rate is not None and not any(parameter.requires_grad for parameter in trainer.loss.parameters()),
-            f"optim.temperature_lr={rate} has no effect: the loss {names} has no parameters of its own",
+            splits.test is None,
+            f"{splits.whole.name} has no test split: nothing is measured at the end, {best}",
         ),
     ]
-    for _, term, loss in losses_of_terms(config, trainer.loss):
-        learnt = [parameter for parameter in loss.parameters() if parameter.requires_grad]
-        vectors = [parameter for parameter in learnt if parameter.ndim > 1]
-        multiplier, decay = f"lr_multiplier={term.lr_multiplier or 0:g}", f"weight_decay={term.weight_decay or 0:g}"
-        fixed, without_vectors = term.lr_multiplier is not None and not learnt, bool(term.weight_decay) and not vectors
-        notices += [
-            (fixed, f"{multiplier} of {term.name} has no effect: it learns nothing itself"),
-            (without_vectors, f"{decay} of {term.name} has no effect: it learns no vectors"),
-        ]
-    no_test = f"{splits.whole.name} has no test split: nothing is measured at the end, {best}"
-    notices.append((splits.test is None, no_test))
-    return list(dict.fromkeys(text for applies, text in notices if applies))  # the same at several widths
+    return [text for applies, text in notices if applies]
 
 
 def require_fitting(config: Config, splits: Splits) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from testing.galleries import head_config
-from testing.runs import SUM, pairs_config, tiny_config, write_table
+from testing.runs import pairs_config, tiny_config, write_table
 
 import aurank
 from aurank.config import ConfigError
@@ -117,23 +117,13 @@ def test_what_a_run_cannot_be_combined_with_is_named(
         require_fitting(config, build_splits(read_config(tiny_config())))
 
 
-UNUSED = {"lr_multiplier": 10.0, "weight_decay": 0.5}
 NO_EFFECT: list[tuple[dict[str, Any], list[str]]] = [
     ({}, []),
     ({"train": {"micro_batch": 15}}, []),
     ({"train": {"micro_batch": 16}}, ["train.micro_batch=16 has no effect"]),
-    ({"optim": {"temperature_lr": 0.2}}, ["optim.temperature_lr=0.2 has no effect: the loss soprc has no parameters"]),
     (
         {"data": {"views": 2, "train_transform": {"name": "multi_crop", "params": {"local_size": 8, "blur": 0}}}},
         ["there are no small crops: the first global_views=2 views are large ones, and data.views=2"],
-    ),
-    (
-        {"loss": [{"name": "soprc", "matryoshka": [4, 8], **UNUSED}, {"name": "clip", **UNUSED}, {**SUM[1], **UNUSED}]},
-        [
-            "lr_multiplier=10 of soprc has no effect",
-            "weight_decay=0.5 of soprc has no effect",
-            "weight_decay=0.5 of clip has no effect",
-        ],
     ),
 ]
 
@@ -141,9 +131,7 @@ NO_EFFECT: list[tuple[dict[str, Any], list[str]]] = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("sections", "said"), NO_EFFECT)
 def test_settings_without_effect_are_said_once(sections: dict[str, Any], said: list[str]) -> None:
-    loss = sections.get("loss", "soprc")
-    others = {name: values for name, values in sections.items() if name != "loss"}
-    notices = rehearse(read_config(tiny_config(loss, **others))).notices
+    notices = rehearse(read_config(tiny_config(**sections))).notices
     assert [notice[: len(start)] for notice, start in zip(notices, said, strict=True)] == said
 
 
