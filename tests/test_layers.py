@@ -162,12 +162,12 @@ BUDGETS = {
     "evaluation": 8278,
     "models": 2039,
     "embedding": 2278,
-    "training": 2994,
+    "training": 2888,
     "reporting": 1571,
     "commands exporting serving": 4736,
-    "config": 1073,
+    "config": 1054,
     "cli": 1432,
-    "": 1052,  # beside the rooms
+    "": 991,  # beside the rooms
 }
 
 

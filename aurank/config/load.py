@@ -5,10 +5,11 @@ import json
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
+from pydantic_core import to_jsonable_python
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError
 from ruamel.yaml.nodes import MappingNode, ScalarNode
@@ -86,7 +87,7 @@ def _load(
     name = None if isinstance(source, dict) else str(source)
     origins: dict[KeyPath, str] = {} if name is None else {(): name}
     try:
-        tree = _plain(source) if isinstance(source, dict) else _read_file(Path(source), origins)
+        tree = to_jsonable_python(source) if isinstance(source, dict) else _read_file(Path(source), origins)
         dropped = _apply_overrides(tree, [overrides] if isinstance(overrides, str) else overrides, origins)
         tree = {section: value for section, value in tree.items() if value is not None}
         if schema is Config and _lookup(tree, "data.name") == EMBEDDINGS and isinstance(tree.get("model", {}), dict):
@@ -120,19 +121,6 @@ def _lookup(tree: Any, path: str) -> Any:
     for part in path.split("."):
         tree = tree.get(part) if isinstance(tree, dict) else None
     return tree
-
-
-def _plain(source: Any) -> Any:
-    """Return a copy of ``source`` as JSON has it."""
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, PurePath):
-            return str(value)
-        if isinstance(value, BaseModel):
-            return value.model_dump(mode="json")
-        raise UserError(f"got {show(value)}, expected text, a number, true, false, null, a list or a mapping")
-
-    return json.loads(json.dumps(source, default=plain))
 
 
 def _apply_overrides(tree: Tree, overrides: Sequence[str], origins: dict[KeyPath, str]) -> list[str]:

@@ -13,7 +13,6 @@ from aurank.names import meant, nearest
 KeyPath = tuple[str | int, ...]
 
 _LONGEST = 60
-_MOST_LINES = 100
 
 # Words of other programs, and the key that holds the same thing here.
 _SYNONYMS = {
@@ -58,9 +57,9 @@ def lines_of(
     known: Collection[str],
     tags: Collection[str],
 ) -> list[str]:
-    """Return one line for each key of the first of pydantic's errors in a tree, and one that counts the others."""
+    """Return one line for each key of pydantic's errors in a tree."""
     texts: dict[KeyPath, str] = {}
-    for error in found[:_MOST_LINES]:
+    for error in found:
         path = tuple(part for part in error["loc"] if part not in tags)
         if error["type"] == "contradiction":
             path = tuple(dotted(path).split("."))
@@ -69,8 +68,7 @@ def lines_of(
         text = _explain(error, dotted(path), known)
         # The members of a union each say what they expected.
         texts[path] = f"{texts[path]} or {text.partition(', expected ')[2]}" if path in texts else text
-    lines = [f"{_origin(path, origins)}{dotted(path)}: {one_line(text)}" for path, text in texts.items()]
-    return [*lines, *([f"and {len(found) - _MOST_LINES:,} more"] if len(found) > _MOST_LINES else [])]
+    return [f"{_origin(path, origins)}{dotted(path)}: {one_line(text)}" for path, text in texts.items()]
 
 
 def _within(where: KeyPath, tree: Any) -> KeyPath:

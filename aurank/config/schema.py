@@ -129,12 +129,7 @@ class Augmentation(Component):
 
 
 class Transform(Component):
-    """What is done to an image for validation, test and search.
-
-    Example:
-        >>> Transform().name
-        'center'
-    """
+    """What is done to an image for validation, test and search."""
 
     table = "data.test_transform"
     name: str = key("center", "Which one: a name from its table.")
