@@ -46,7 +46,7 @@ from aurank.evaluation.metrics import (
     sorted_cuts,
     split_cut,
 )
-from aurank.evaluation.postprocessing.postprocessing import Codes, PostProcessing, Processed, code_table
+from aurank.evaluation.postprocessing.postprocessing import Codes, PostProcessing, Processed
 from aurank.evaluation.report import Report
 
 BOUNDS = ("pessimistic", "optimistic")  # rules between whose values those of all others lie
@@ -127,7 +127,7 @@ def evaluate(
         raise UserError(f"neighbours must be 0 or more; got {neighbours}")
     grades = None if relevance is None else check_grades(positives, relevance)
     steps = PostProcessing.parse(postprocess, distance=distance) if isinstance(postprocess, str) else postprocess
-    reordered = (steps is not None and steps.orders_lists) or (codes is not None and codes.rescore is not None)
+    reordered = (steps is not None and steps.list_step is not None) or (codes is not None and codes.rescore is not None)
     if reordered and (odd := [*pooled_names(names), *hierarchical]):
         raise UserError(f"{odd[0]} has no use where lists are ordered by other scores than all pairs have: drop one")
     if steps is not None:
@@ -135,7 +135,7 @@ def evaluate(
         steps.require_distance(distance)
         if codes is not None and not steps.is_of_rows:
             raise UserError(f"codes are made of single rows, so they do not go with the post-processing {str(steps)!r}")
-        if index is not None and steps.orders_lists:
+        if index is not None and steps.list_step is not None:
             raise UserError(f"an index is measured by its own lists, which {str(steps)!r} orders anew: leave one out")
     group = ProcessGroup(distributed)
     if group.size > 1:
@@ -208,11 +208,10 @@ def evaluate(
     if codes is not None:
         shown = names or [name for name in report.metrics if name == "mauprc" or name.startswith("recall@")]
 
-        def measure(coded: Processed) -> dict[str, float]:
+        table = []
+        for code, coded in codes.each(problem, distance=distance, device=str(first)):
             found = report_of(coded.problem, ranks_of(coded.problem, coded)).metrics
-            return {name: found[name] for name in shown}
-
-        table = code_table(problem, codes, distance=distance, device=str(first), measure=measure)
+            table.append({**code, "metrics": {name: found[name] for name in shown}})
         report = replace(report, codes=table)
     if neighbours:
         memory: dict[str, Any] = {"max_memory": max_memory, "progress": progress}

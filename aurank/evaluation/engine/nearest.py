@@ -32,6 +32,9 @@ class NearestRows:
     score: Float64[np.ndarray, "query k"]  # exact; larger is closer
     is_positive: Bool[np.ndarray, "query k"]
 
+    def first(self, k: int) -> "NearestRows":
+        return NearestRows(self.query, self.row[:, :k], self.score[:, :k], self.is_positive[:, :k])
+
 
 def nearest_rows(
     problem: RetrievalProblem,

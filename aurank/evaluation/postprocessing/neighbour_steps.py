@@ -1,7 +1,7 @@
 """Steps that look at neighbours: they draw rows towards them, or order the beginnings of lists anew."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -13,23 +13,17 @@ from aurank.evaluation.engine.problem import Pairs, RetrievalProblem, places_of
 from aurank.evaluation.engine.ranks import Ranks
 from aurank.evaluation.engine.scores import ExactScores
 from aurank.evaluation.engine.tiles import Work
-from aurank.evaluation.postprocessing.steps import Count, ListStep, Part, Rows, Sides, SideStep
+from aurank.evaluation.postprocessing.steps import Count, ListStep, Part, Rows, Sides, Step
 
 MEMORY = 2**27  # bytes at a time
 
 
-@dataclass(frozen=True, eq=False)
-class Lists:
-    """The k nearest rows of each query by cosine, best first, equal ones in an order of their own."""
-
-    row: Int64[np.ndarray, "query k"]
-    score: Float64[np.ndarray, "query k"]
-
-
 def nearest_lists(
     queries: Rows, gallery: Rows, k: int, *, leave_out: Int64[np.ndarray, " query"], device: str = "cpu"
-) -> Lists:
-    """Return the k nearest gallery rows of each query, by no label; `leave_out` names one it must not find, or -1.
+) -> tuple[Int64[np.ndarray, "query k"], Float64[np.ndarray, "query k"]]:
+    """Return the k nearest gallery rows of each query and their cosines, best first.
+
+    `leave_out` names a row that the query must not find, or -1.
 
     Equal rows come in a random order, always the same: files often come class by class, and in their order a collapsed
     model would find neighbours of the right class. A shorter list ends in a row of score minus infinity.
@@ -46,7 +40,7 @@ def nearest_lists(
 
     search = _search(queries, gallery, order, shuffled, within, symmetric=symmetric, device=device)
     place, score = search.run(k, places_of(order, len(queries)))
-    return Lists(shuffled[place], score)
+    return shuffled[place], score
 
 
 def farthest_scores(rows: Rows, *, device: str = "cpu") -> Float64[np.ndarray, " row"]:
@@ -89,70 +83,63 @@ def _search(
 ELEMENTS = 2**22  # numbers of neighbours read at a time
 
 
-class _Expansion(SideStep):
+class SideStep(Step):
+    """A step that draws queries or gallery rows towards their nearest gallery rows."""
+
+    is_transductive: ClassVar[bool] = True
+
     k: Count = 5
     alpha: Annotated[float, Ge(0)] = 3.0
 
+    def sides(self, sides: Sides, *, device: str) -> Sides:
+        """Return both sides behind this step."""
+        raise NotImplementedError
+
     def drawn(self, rows: Rows, gallery: Rows, own: Int64[np.ndarray, " row"], device: str) -> Rows:
         """Return each row plus its nearest gallery rows, weighted, all of length 1."""
-        lists = nearest_lists(rows, gallery, self.k, leave_out=own, device=device)
-        weight = np.where(lists.score > 0, lists.score.clip(0) ** self.alpha, 0)
+        listed, score = nearest_lists(rows, gallery, self.k, leave_out=own, device=device)
+        weight = np.where(score > 0, score.clip(0) ** self.alpha, 0)
         found = np.empty(rows.shape, np.result_type(rows, np.float32))
         step = max(1, ELEMENTS // (self.k * rows.shape[1]))
         for start in range(0, len(rows), step):
             here = slice(start, start + step)
-            near = np.einsum("rk,rkd->rd", weight[here], _unit(gallery[lists.row[here]]))
+            near = np.einsum("rk,rkd->rd", weight[here], _unit(gallery[listed[here]]))
             found[here] = _unit(_unit(rows[here]) + near)
         return found
 
 
-class QueryExpansion(_Expansion):
+class QueryExpansion(SideStep):
     """Replace each query q by q + Σ max(cos(q, g), 0)^alpha g over its k nearest gallery rows g, all of length 1.
 
     αQE; with alpha=0 the plain average over those with a cosine above 0. A query's own item in the gallery is left out
-    of the k. Transductive: a score depends on other gallery rows.
+    of the k.
 
     Source:
         section 3.3 of Radenović, Tolias and Chum (TPAMI 2018), https://arxiv.org/abs/1711.02512
-
-    Example:
-        >>> from aurank.evaluation import RetrievalProblem
-        >>> from aurank.evaluation.postprocessing import PostProcessing
-        >>> problem = RetrievalProblem(np.array([[1.0, 0.0], [0.0, 1.0], [0.6, 0.8]]), labels=[0, 1, 1])
-        >>> processed = PostProcessing.parse("query_expansion:k=1,alpha=0").apply(problem).problem
-        >>> processed.embeddings[1].round(3).tolist()
-        [0.316, 0.949]
     """
 
     name: ClassVar[str] = "query_expansion"
-    is_transductive: ClassVar[bool] = True
 
     def sides(self, sides: Sides, *, device: str) -> Sides:
-        queries = self.drawn(sides.queries, sides.searched, sides.own_kept, device)
-        return replace(sides, queries=queries, gallery=sides.target)
+        return replace(sides, queries=self.drawn(sides.queries, sides.searched, sides.own_kept, device))
 
 
-class DatabaseAugmentation(_Expansion):
+class DatabaseAugmentation(SideStep):
     """Replace each gallery row g by g + Σ max(cos(g, h), 0)^alpha h over its k nearest other gallery rows h.
 
-    All rows are of length 1; junk stays as it is. Transductive: a score depends on other gallery rows. Where the
-    queries are the gallery, its neighbours are drawn to a query too: read such a number as a bound.
+    All rows are of length 1; junk stays as it is. Where the queries are the gallery, its neighbours are drawn to a
+    query too: read such a number as a bound.
 
     Source:
         Turcot and Lowe (ICCV Workshops 2009); Arandjelović and Zisserman (CVPR 2012), section 4; weights as in αQE
-
-    Example:
-        >>> str(DatabaseAugmentation(k=10, alpha=1.0))
-        'database_augmentation:k=10,alpha=1'
     """
 
     name: ClassVar[str] = "database_augmentation"
-    is_transductive: ClassVar[bool] = True
 
     def sides(self, sides: Sides, *, device: str) -> Sides:
-        gallery = sides.target.copy()
+        gallery = sides.gallery.copy()
         gallery[sides.kept] = self.drawn(sides.searched, sides.searched, np.arange(len(sides.kept)), device)
-        return Sides(sides.queries, gallery, sides.own, sides.kept)
+        return replace(sides, gallery=gallery)
 
 
 def _unit(rows: Rows) -> Rows:
@@ -169,17 +156,12 @@ class KReciprocal(ListStep):
     Two rows are k-reciprocal where each is among the other's k1 nearest. The new distance is (1 - weight) times the
     Jaccard distance of these neighbourhoods, averaged over the k2 nearest, plus weight times the squared Euclidean one,
     divided by the query's greatest. With a `depth` of the whole gallery that is the published code, number for number.
-    Transductive: a score depends on other gallery rows and, as in the published code, on the other queries.
 
     Args:
         weight: λ of the paper.
 
     Source:
         Zhong et al. (CVPR 2017), https://arxiv.org/abs/1701.08398; https://github.com/zhunzhong07/person-re-ranking
-
-    Example:
-        >>> str(KReciprocal(k1=10, k2=3))
-        'k_reciprocal:k1=10,k2=3'
     """
 
     name: ClassVar[str] = "k_reciprocal"
@@ -189,9 +171,7 @@ class KReciprocal(ListStep):
     k2: Count = 6
     weight: Part = 0.3
 
-    def scores(
-        self, lists: NearestRows, sides: Sides, uncoded: Sides, *, distance: str, device: str
-    ) -> Float64[np.ndarray, "query k"]:
+    def scores(self, lists: NearestRows, sides: Sides, *, distance: str, device: str) -> Float64[np.ndarray, "query k"]:
         nodes, query_node, gallery_node = _nodes(sides)
         encoding, greatest = encode(nodes, self.k1, self.k2, device=device)
         exists = lists.row >= 0
@@ -202,7 +182,7 @@ class KReciprocal(ListStep):
 
 def _nodes(sides: Sides) -> tuple[Rows, Int64[np.ndarray, " query"], Int64[np.ndarray, " gallery"]]:
     gallery, own = sides.searched, sides.own_kept
-    gallery_node = np.full(len(sides.target), -1)
+    gallery_node = np.full(len(sides.gallery), -1)
     gallery_node[sides.kept] = np.arange(len(gallery))
     is_same = own >= 0
     if sides.queries is not gallery:
@@ -217,10 +197,10 @@ def encode(nodes: Rows, k1: int, k2: int, *, device: str = "cpu") -> tuple[Any, 
     from scipy import sparse  # takes a tenth of a second, and few evaluations need it
 
     own = np.arange(len(nodes))
-    lists = nearest_lists(nodes, nodes, min(k1, len(nodes) - 1), leave_out=own, device=device)
+    listed, _ = nearest_lists(nodes, nodes, min(k1, len(nodes) - 1), leave_out=own, device=device)
     greatest = 2 - 2 * farthest_scores(nodes, device=device)
     greatest[greatest <= 0] = 1  # all rows are alike
-    rank = np.concatenate([own[:, None], lists.row], axis=1)
+    rank = np.concatenate([own[:, None], listed], axis=1)
     node, member = _reciprocal_pairs(rank, k1)
     squared = 2 - 2 * pair_scores(nodes, nodes, node, member)
     squared[node == member] = 0
@@ -294,22 +274,15 @@ COMPARED = 2**24  # scores at a time
 
 
 class Rescore(ListStep):
-    """Order the first `depth` of each list by the rows as they were before truncation and codes.
-
-    Example:
-        >>> str(Rescore(depth=50))
-        'rescore:depth=50'
-    """
+    """Order the first `depth` of each list by the rows as they were before truncation and codes."""
 
     name: ClassVar[str] = "rescore"
 
-    def scores(
-        self, lists: NearestRows, sides: Sides, uncoded: Sides, *, distance: str, device: str
-    ) -> Float64[np.ndarray, "query k"]:
+    def scores(self, lists: NearestRows, sides: Sides, *, distance: str, device: str) -> Float64[np.ndarray, "query k"]:
         exists = lists.row >= 0
         found = np.full(lists.row.shape, np.nan)
         query = np.broadcast_to(lists.query[:, None], lists.row.shape)[exists]
-        found[exists] = pair_scores(uncoded.queries, uncoded.target, query, lists.row[exists], distance=distance)
+        found[exists] = pair_scores(sides.queries, sides.gallery, query, lists.row[exists], distance=distance)
         return found
 
 
@@ -323,15 +296,6 @@ def reordered_ranks(ranks: Ranks, lists: NearestRows, score: Float64[np.ndarray,
         ranks: before, of all queries or some.
         lists: the beginnings of all lists, as `nearest_rows` gives them for the same problem.
         score: of the rows listed; NaN where there is none.
-
-    Example:
-        >>> from aurank.evaluation.engine.nearest import nearest_rows
-        >>> from aurank.evaluation.engine.problem import RetrievalProblem
-        >>> from aurank.evaluation.engine.ranks import positive_ranks
-        >>> problem = RetrievalProblem(np.array([[1.0, 0.0], [0.8, 0.6], [0.9, 0.1]]), labels=[0, 0, 1])
-        >>> ranks, lists = positive_ranks(problem), nearest_rows(problem, 2)
-        >>> ranks.rank.tolist(), reordered_ranks(ranks, lists, -lists.score).rank.tolist()
-        ([2, 2], [1, 1])
     """
     if len(ranks.query) < len(lists.query):
         rows = np.searchsorted(lists.query, ranks.query)

@@ -1,14 +1,14 @@
 """Post-processing of embeddings and of ranked lists as named steps, with a text form and a file."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import takewhile
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from jaxtyping import Float64
+from pydantic import ValidationError
 
 from aurank.errors import UserError
 from aurank.evaluation.engine.nearest import NearestRows, nearest_rows
@@ -29,6 +29,7 @@ from aurank.evaluation.postprocessing.neighbour_steps import (
     KReciprocal,
     QueryExpansion,
     Rescore,
+    SideStep,
     reordered_ranks,
 )
 from aurank.evaluation.postprocessing.steps import (
@@ -40,13 +41,13 @@ from aurank.evaluation.postprocessing.steps import (
     Rows,
     RowStep,
     Sides,
-    SideStep,
+    State,
     Step,
     Truncate,
     Whiten,
+    check_known,
 )
 from aurank.files import read_bundle, reading, write_bundle
-from aurank.names import meant, nearest
 
 _ALL: tuple[type[Step], ...] = (
     *(Centring, Whiten, Truncate, Float16, Int8, Binary),
@@ -79,6 +80,7 @@ class PostProcessing:
     Args:
         distance: of the evaluation that they belong to.
         fitted_rows: how many training rows they have learnt from.
+        states: what each has learnt, by its place.
 
     Example:
         >>> rows = np.random.default_rng(0).normal(size=(90, 4)) * [9.0, 1.0, 1.0, 1.0]
@@ -92,6 +94,7 @@ class PostProcessing:
     steps: tuple[Step, ...]
     distance: str = "cosine"
     fitted_rows: int = 0
+    states: dict[int, State] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_distance(self.distance)
@@ -107,23 +110,29 @@ class PostProcessing:
     @classmethod
     def parse(cls, text: str, *, distance: str = "cosine") -> "PostProcessing":
         """Return the steps of a text such as "center, whiten:dim=128, k_reciprocal:k1=20,k2=6"."""
-        steps: list[tuple[str, dict[str, str]]] = []
+        named: list[tuple[str, dict[str, str]]] = []
         for part in (part.strip() for part in text.split(",")):
             name, colon, first = (piece.strip() for piece in part.partition(":"))
-            if "=" in name and steps:
+            if "=" in name and named:
                 first = part
             else:
-                steps.append((name, {}))
+                named.append((name, {}))
             if first or colon:
                 key, _, value = (piece.strip() for piece in first.partition("="))
-                if not key or not value or key in steps[-1][1]:
+                if not key or not value or key in named[-1][1]:
                     raise UserError(f"post-processing {text!r}: expected NAME=VALUE, each name once, got {first!r}")
-                steps[-1][1][key] = value
-        for name, _ in steps:
-            if name not in STEPS:
-                hint = meant(nearest(name, STEPS))
-                raise UserError(f"no post-processing step {name!r}, expected some of {', '.join(STEPS)}{hint}")
-        return cls(tuple(STEPS[name](**given) for name, given in steps), distance)
+                named[-1][1][key] = value
+        steps = []
+        for name, given in named:
+            check_known(name, STEPS, "post-processing step")
+            for key in given:
+                check_known(key, STEPS[name].model_fields, f"parameter of {name}")
+            try:
+                steps.append(STEPS[name](**given))
+            except ValidationError as error:
+                wrong = error.errors()[0]
+                raise UserError(f"{name}: {wrong['loc'][0]}: {wrong['msg']}, got {wrong['input']!r}") from None
+        return cls(tuple(steps), distance)
 
     def __str__(self) -> str:
         return ", ".join(map(str, self.steps))
@@ -135,36 +144,39 @@ class PostProcessing:
 
     @property
     def is_fitted(self) -> bool:
-        return all(bool(step.state) for step in self._row_steps if step.learns)
+        return all(place in self.states for place, step in enumerate(self.steps) if step.learns)
 
     @property
     def is_of_rows(self) -> bool:
         return len(self._row_steps) == len(self.steps)
 
     @property
-    def orders_lists(self) -> bool:
-        return isinstance(self.steps[-1], ListStep)
+    def list_step(self) -> ListStep | None:
+        """The step that orders lists anew."""
+        return next((step for step in self.steps if isinstance(step, ListStep)), None)
 
     def require_fitted(self) -> None:
-        for step in self._row_steps:
-            step.require_fitted()
+        if not self.is_fitted:
+            name = next(step.name for place, step in enumerate(self.steps) if step.learns and place not in self.states)
+            remedy = "PostProcessing.parse(…).fit(rows), or --fit-on FILE"
+            raise UserError(f"{name} has to be fitted on training rows: {remedy}")
 
     def require_distance(self, distance: str) -> None:
         if self.distance != distance:
             raise UserError(f"the post-processing is for the distance {self.distance}, not for {distance}")
 
     def require_scores_of_all_pairs(self) -> None:
-        if self.orders_lists:
+        if self.list_step is not None:
             raise UserError(f"{str(self)!r} orders lists by scores of their own, which no threshold fits")
 
     def fit(self, rows: Embeddings) -> "PostProcessing":
         """Return the steps with what they learn of training rows, each behind those before it."""
         check_matrix(rows, side="training")
-        steps = list(self.steps)
-        for place, step in enumerate(steps):
-            if isinstance(step, RowStep) and step.learns:
-                steps[place] = step.fit(self._changed(rows, steps[:place], side="training", final=False))
-        return replace(self, steps=tuple(steps), fitted_rows=len(rows))
+        fitted = replace(self, fitted_rows=len(rows), states={})
+        for place, step in enumerate(self._row_steps):
+            if step.learns:
+                fitted.states[place] = step.learn(fitted._changed(rows, place, side="training", final=False))
+        return fitted
 
     def rows(self, embeddings: Embeddings, *, side: str = "query", uncoded: bool = False) -> Rows:
         """Return embeddings as they are behind the steps that change single rows, float32 unless float64 came.
@@ -172,28 +184,30 @@ class PostProcessing:
         With `uncoded`, behind those before the first code.
         """
         check_matrix(embeddings, side=side)
-        return self._changed(embeddings, self.before_codes if uncoded else self._row_steps, side=side)
+        self.require_fitted()
+        codes = [place for place, step in enumerate(self._row_steps) if step.makes_code] if uncoded else []
+        return self._changed(embeddings, min(codes, default=len(self._row_steps)), side=side)
 
     def apply(self, problem: RetrievalProblem, *, device: str = "cpu") -> "Processed":
         """Return the problem behind the steps; UserError where they do not fit it."""
         check_sides(problem)
-        self.require_fitted()
-        last = self.steps[-1]
-        sides = self._sides(problem, self._row_steps)
-        uncoded = self._sides(problem, self.before_codes) if self.has_codes and isinstance(last, Rescore) else sides
+        sides = self._sides(problem)
+        uncoded = self._sides(problem, uncoded=True) if isinstance(self.list_step, Rescore) else None
         for step in self.steps:
             if isinstance(step, SideStep):
                 sides = step.sides(sides, device=device)
-        changed = replace(problem, embeddings=sides.queries, gallery=sides.gallery)
-        if problem.gallery is None and sides.gallery is not None:
-            rows = np.arange(len(sides.queries))
-            changed = replace(changed, gallery_labels=problem.labels, gallery_groups=problem.groups)
-            changed = replace(changed, ids=rows, gallery_ids=rows)
-        return Processed(changed, self, sides, uncoded, device)
+        changed = replace(problem, embeddings=sides.queries)
+        if sides.gallery is not sides.queries:
+            changed = replace(changed, gallery=sides.gallery)
+            if problem.gallery is None:
+                rows = np.arange(len(sides.queries))
+                changed = replace(changed, gallery_labels=problem.labels, gallery_groups=problem.groups)
+                changed = replace(changed, ids=rows, gallery_ids=rows)
+        return Processed(changed, self, uncoded or sides, device)
 
     def save(self, path: Path | str) -> None:
         """Write what was learnt and the text form as one safetensors file."""
-        states = [dict(step.state) if isinstance(step, RowStep) else {} for step in self.steps]
+        states = [dict(self.states.get(place, {})) for place in range(len(self.steps))]
         about = {"steps": str(self), "distance": self.distance, "fitted_rows": self.fitted_rows}
         write_bundle(Path(path), {**about, "states": states}, _WHAT)
 
@@ -204,14 +218,12 @@ class PostProcessing:
         about = read_bundle(path, _About, _WHAT, remedy="save it anew")
         with reading(path, _WHAT, remedy="save it anew"):
             steps = cls.parse(about.steps, distance=about.distance)
-            states = zip(steps.steps, about.states, strict=True)
-            fitted = [
-                step.with_state({name: state[name].numpy() for name in step.learns})
-                if isinstance(step, RowStep) and step.learns
-                else step
-                for step, state in states
-            ]
-            return replace(steps, steps=tuple(fitted), fitted_rows=about.fitted_rows)
+        states: dict[int, State] = {
+            place: {name: kept.numpy() for name, kept in state.items()}
+            for place, state in enumerate(about.states)
+            if state
+        }
+        return replace(steps, fitted_rows=about.fitted_rows, states=states)
 
     @property
     def note(self) -> str:
@@ -224,39 +236,34 @@ class PostProcessing:
         return f"post-processing: {self}{learnt}; {names} {verb} transductive: a score depends on other test rows"
 
     @property
-    def has_codes(self) -> bool:
-        return any(step.makes_code for step in self._row_steps)
-
-    @property
-    def before_codes(self) -> list[RowStep]:
-        """The steps before the first that makes a code."""
-        return list(takewhile(lambda step: not step.makes_code, self._row_steps))
-
-    @property
     def _row_steps(self) -> list[RowStep]:
         return [step for step in self.steps if isinstance(step, RowStep)]
 
-    def _sides(self, problem: RetrievalProblem, steps: Sequence[RowStep]) -> Sides:
-        queries = self._changed(problem.embeddings, steps, side="query")
-        gallery = None if problem.gallery is None else self._changed(problem.gallery, steps, side="gallery")
+    def _sides(self, problem: RetrievalProblem, *, uncoded: bool = False) -> Sides:
+        queries = gallery = self.rows(problem.embeddings, uncoded=uncoded)
+        if problem.gallery is not None:
+            gallery = self.rows(problem.gallery, side="gallery", uncoded=uncoded)
         own = problem.own_rows()
-        return Sides(
-            queries,
-            gallery,
-            np.full(len(queries), -1) if own is None else own,
-            rows_without_junk(problem.junk, len(problem.target)),
-        )
+        nobody = np.full(len(queries), -1)
+        return Sides(queries, gallery, nobody if own is None else own, rows_without_junk(problem.junk, len(gallery)))
 
-    def _changed(self, embeddings: Embeddings, steps: Sequence[Step], *, side: str, final: bool = True) -> Rows:
+    def _changed(self, embeddings: Embeddings, count: int, *, side: str, final: bool = True) -> Rows:
+        """Return embeddings behind the first `count` steps; before the next one learns, not `final`."""
         row_lengths(embeddings, side=side, distance=self.distance, compiled=importable("numba"))
         index = torch.arange(len(embeddings), device=device_of(embeddings))
         kept = np.float64 if not final or str(embeddings.dtype).endswith("float64") else np.float32
         found, start = np.empty((0, 0), kept), 0
         for piece in torch.split(index, max(1, ELEMENTS // embeddings.shape[1])):
             rows = read(embeddings, piece).cpu().numpy()
-            for step in steps:
-                assert isinstance(step, RowStep)
-                rows = step(rows if step.is_scale_free else self._scaled(rows))
+            for place, step in enumerate(self._row_steps[:count]):
+                state = self.states.get(place, {})
+                width = next((values.shape[-1] for values in state.values()), rows.shape[1])
+                if width != rows.shape[1]:
+                    raise UserError(
+                        f"{step.name} was fitted on rows of width {width}, and these have {rows.shape[1]}: fit and "
+                        "apply it on embeddings of one model"
+                    )
+                rows = step.change(rows if step.is_scale_free else self._scaled(rows), state)
             if not start:
                 found = np.empty((len(embeddings), rows.shape[1]), kept)
             found[start : start + len(rows)] = rows if final else self._scaled(rows)
@@ -282,45 +289,33 @@ class Processed:
 
     problem: RetrievalProblem
     processing: PostProcessing
-    sides: Sides
-    uncoded: Sides
+    sides: Sides  # whose rows the last step compares
     device: str = "cpu"
 
     def finish(
         self, ranks: Source, *, max_memory: int | str = "1GiB", progress: ProgressCallback | None = None
     ) -> Source:
         """Return the ranks of `problem` behind the step that orders lists anew, if there is one."""
-        last = self.processing.steps[-1]
-        if not isinstance(last, ListStep) or not len(ranks.query):
+        last = self.processing.list_step
+        if last is None or not len(ranks.query):
             return ranks
-        lists = self._before(last.depth, max_memory, progress)
-        score = self._scores(last, lists)
+        lists = self._lists(last.depth, max_memory, progress)
+        score = last.scores(lists, self.sides, distance=self.processing.distance, device=self.device)
         return ranks.changed(lambda some: reordered_ranks(some, lists, score))
 
     def nearest(
         self, k: int, *, max_memory: int | str = "1GiB", progress: ProgressCallback | None = None
     ) -> NearestRows:
         """Return the beginnings of the lists that `finish` counts; a row that got a new score has that one."""
-        last = self.processing.steps[-1]
-        if not isinstance(last, ListStep):
-            return self._before(k, max_memory, progress)
-        lists, depth = self._before(max(k, last.depth), max_memory, progress), last.depth
-        head = NearestRows(lists.query, lists.row[:, :depth], lists.score[:, :depth], lists.is_positive[:, :depth])
-        score = self._scores(last, head)
-        order = np.lexsort((head.row, head.is_positive, -score), axis=1)
-        joined = [
-            np.concatenate([np.take_along_axis(new, order, axis=1), old[:, depth:]], axis=1)[:, :k]
-            for new, old in ((head.row, lists.row), (score, lists.score), (head.is_positive, lists.is_positive))
-        ]
-        return NearestRows(lists.query, *joined)
+        last = self.processing.list_step
+        if last is None:
+            return self._lists(k, max_memory, progress)
+        lists = self._lists(max(k, last.depth), max_memory, progress)
+        return last.reordered(lists, self.sides, distance=self.processing.distance, device=self.device).first(k)
 
-    def _before(self, k: int, max_memory: int | str, progress: ProgressCallback | None) -> NearestRows:
+    def _lists(self, k: int, max_memory: int | str, progress: ProgressCallback | None) -> NearestRows:
         how: dict[str, Any] = {"device": self.device, "max_memory": max_memory, "progress": progress}
         return nearest_rows(self.problem, k, distance=self.processing.distance, **how)
-
-    def _scores(self, step: ListStep, lists: NearestRows) -> Float64[np.ndarray, "query k"]:
-        distance = self.processing.distance
-        return step.scores(lists, self.sides, self.uncoded, distance=distance, device=self.device)
 
 
 BITS = {"float32": 32, "float16": 16, "int8": 8, "binary": 1}
@@ -351,52 +346,31 @@ class Codes:
         if min((*self.dims, 1 if self.rescore is None else self.rescore), default=1) < 1:
             raise UserError(f"dims and rescore must be 1 or more; got {self.dims} and {self.rescore}")
         for precision in self.precisions or ("",):
-            if precision not in BITS:
-                hint = meant(nearest(precision, BITS))
-                raise UserError(f"no precision {precision!r}, expected some of {', '.join(BITS)}{hint}")
+            check_known(precision, BITS, "precision")
 
-    def each(self, width: int) -> Iterator[dict[str, Any]]:
-        """Yield "dim", "precision", "rescored" (a length or None) and "bytes" of each code of rows of that width."""
+    def each(
+        self, problem: RetrievalProblem, *, distance: str, device: str
+    ) -> Iterator[tuple[dict[str, Any], "Processed"]]:
+        """Yield "dim", "precision", "rescored" (a length or None) and "bytes" of each code, and the problem in it."""
+        width = int(problem.target.shape[1])
         wide = [dim for dim in self.dims if dim > width]
         if wide:
             raise UserError(f"dims asks for {wide[0]} numbers, and the embeddings have {width}: name smaller ones")
         for dim in sorted(set(self.dims)) or [width]:
             for precision in dict.fromkeys(self.precisions):
-                code = {"dim": dim, "precision": precision, "bytes": -(-dim * BITS[precision] // 8)}
                 is_whole = (dim, precision) == (width, "float32")
                 for depth in [None] if self.rescore is None or is_whole else [None, self.rescore]:
-                    yield {**code, "rescored": depth}
-
-
-def code_table(
-    problem: RetrievalProblem,
-    codes: Codes,
-    *,
-    distance: str,
-    device: str,
-    measure: Callable[[Processed], dict[str, float]],
-) -> list[dict[str, Any]]:
-    """Return what `Codes.each` gives, with the "metrics" that `measure` returns for the problem in that code."""
-    width, table = int(problem.target.shape[1]), []
-    for code in codes.each(width):
-        steps = [f"truncate:dim={code['dim']}"]
-        steps += [code["precision"]] if code["precision"] != "float32" else []
-        steps += [] if code["rescored"] is None else [f"rescore:depth={code['rescored']}"]
-        processing = PostProcessing.parse(", ".join(steps), distance=distance)
-        processing = processing.fit(problem.target) if not processing.is_fitted else processing
-        table.append({**code, "metrics": measure(processing.apply(problem, device=device))})
-    return table
+                    steps = [f"truncate:dim={dim}"]
+                    steps += [precision] if precision != "float32" else []
+                    steps += [] if depth is None else [f"rescore:depth={depth}"]
+                    processing = PostProcessing.parse(", ".join(steps), distance=distance)
+                    processing = processing if processing.is_fitted else processing.fit(problem.target)
+                    code = {"dim": dim, "precision": precision, "bytes": -(-dim * BITS[precision] // 8)}
+                    yield {**code, "rescored": depth}, processing.apply(problem, device=device)
 
 
 def describe_codes(table: list[dict[str, Any]]) -> str:
-    """Return the table as text: a line for each code.
-
-    Example:
-        >>> code = {"dim": 64, "precision": "int8", "bytes": 64, "rescored": 100, "metrics": {"mauprc": 0.5}}
-        >>> print(describe_codes([code]))
-        dim  precision  bytes an image  rescored  mauprc
-         64  int8                   64       100  0.5000
-    """
+    """Return the table as text: a line for each code."""
     names = list(table[0]["metrics"])
     lines = ["dim  precision  bytes an image  rescored  " + "  ".join(names)]
     for code in table:

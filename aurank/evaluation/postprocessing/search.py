@@ -11,9 +11,9 @@ from aurank.errors import UserError
 from aurank.evaluation.engine.nearest import NearestRows
 from aurank.evaluation.engine.problem import check_matrix
 from aurank.evaluation.index.neighbours import Index, check_rows
-from aurank.evaluation.postprocessing.neighbour_steps import DatabaseAugmentation, Rescore
+from aurank.evaluation.postprocessing.neighbour_steps import DatabaseAugmentation, Rescore, SideStep
 from aurank.evaluation.postprocessing.postprocessing import PostProcessing
-from aurank.evaluation.postprocessing.steps import ListStep, Sides, SideStep
+from aurank.evaluation.postprocessing.steps import Sides
 
 SPARE = 8  # rows beyond k, which are then ordered by float64 scores
 TILE = 2**21  # scores taken at a time
@@ -31,7 +31,6 @@ def processed_gallery(processing: PostProcessing, embeddings: np.ndarray) -> np.
         >>> processed_gallery(PostProcessing.parse("binary"), np.array([[3.0, -1.0]])).tolist()
         [[1.0, -1.0]]
     """
-    processing.require_fitted()
     side_steps = [step for step in processing.steps if isinstance(step, SideStep)]
     augments = [isinstance(step, DatabaseAugmentation) for step in side_steps]
     if augments != sorted(augments, reverse=True):
@@ -45,7 +44,7 @@ def processed_gallery(processing: PostProcessing, embeddings: np.ndarray) -> np.
     for step in side_steps:
         if isinstance(step, DatabaseAugmentation):
             sides = step.sides(sides, device="cpu")
-    return np.asarray(sides.target)
+    return np.asarray(sides.gallery)
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,29 +94,29 @@ class GallerySearch:
                 "both must come from the same model"
             )
         check_rows(queries, side="query", distance=self.index.distance)
+        processing = self.processing or PostProcessing((), self.index.distance)
         own = np.full(len(queries), -1) if own is None else own
-        sides = self._sides(queries, own)
-        last = None if self.processing is None else self.processing.steps[-1]
-        depth = max(k, last.depth) if isinstance(last, ListStep) else k
+        rows, everything, last = processing.rows(queries), np.arange(len(self.vectors)), processing.list_step
+        for step in processing.steps:
+            if isinstance(step, SideStep) and not isinstance(step, DatabaseAugmentation):  # done once for all queries
+                rows = step.sides(Sides(rows, np.asarray(self.vectors), own, everything), device="cpu").queries
+        depth = k if last is None else max(k, last.depth)
         if among is None and not exact:
-            near = self.index.search(sides.queries, depth + SPARE, leave_out=own)
+            near = self.index.search(rows, depth + SPARE, leave_out=own)
             row = np.where(near.row < len(self.index), near.row, -1)
         else:
-            chosen = np.arange(len(self.vectors)) if among is None else among
-            row = self._by_products(sides.queries, depth + SPARE, own, chosen)
-        row, score = _ordered(row, self._scores(sides.queries, row), depth)
-        if isinstance(last, ListStep):
-            row, score = self._again(last, row, score, sides, queries)
+            row = self._by_products(rows, depth + SPARE, own, everything if among is None else among)
+        score = self._scores(rows, row)
+        order = np.lexsort((row, -score), axis=1)[:, :depth]  # NaN comes last
+        row, score = np.take_along_axis(row, order, 1), np.take_along_axis(score, order, 1)
+        if last is not None:
+            sides = Sides(rows, np.asarray(self.vectors), own, everything)
+            if isinstance(last, Rescore):
+                sides = Sides(processing.rows(queries, uncoded=True), self._uncoded_gallery, own, everything)
+            lists = NearestRows(np.arange(len(row)), row, score, np.zeros(row.shape, bool))
+            lists = last.reordered(lists, sides, distance=self.index.distance, device="cpu")
+            row, score = lists.row, lists.score
         return row[:, :k], score[:, :k]
-
-    def _sides(self, queries: np.ndarray, own: Int64[np.ndarray, " query"]) -> Sides:
-        rows = queries if self.processing is None else self.processing.rows(queries)
-        gallery = None if self.processing is None else np.asarray(self.vectors)
-        sides = Sides(rows, gallery, own, np.arange(len(self.vectors)))
-        for step in () if self.processing is None else self.processing.steps:
-            if isinstance(step, SideStep) and not isinstance(step, DatabaseAugmentation):  # done once for all queries
-                sides = step.sides(sides, device="cpu")
-        return sides
 
     def _by_products(
         self, queries: np.ndarray, depth: int, own: Int64[np.ndarray, " query"], among: Int64[np.ndarray, " row"]
@@ -156,26 +155,7 @@ class GallerySearch:
         values = values / np.abs(values).max(axis=1, keepdims=True)
         return np.asarray(values / np.sqrt((values * values).sum(axis=1, keepdims=True)))
 
-    def _again(
-        self, step: ListStep, row: Places, score: Scores, sides: Sides, queries: np.ndarray
-    ) -> tuple[Places, Scores]:
-        """Return the lists, the first `depth` of each in the order of the step."""
-        assert self.processing is not None
-        depth, uncoded = step.depth, sides
-        if isinstance(step, Rescore) and self.processing.has_codes:
-            coarse = self.processing.rows(queries, uncoded=True)
-            uncoded = Sides(coarse, self._uncoded_gallery, sides.own, sides.kept)
-        lists = NearestRows(np.arange(len(row)), row[:, :depth], score[:, :depth], np.zeros(row[:, :depth].shape, bool))
-        new = step.scores(lists, sides, uncoded, distance=self.index.distance, device="cpu")
-        first, again = _ordered(lists.row, new, depth)
-        return np.hstack([first, row[:, depth:]]), np.hstack([again, score[:, depth:]])
-
     @cached_property
     def _uncoded_gallery(self) -> np.ndarray:
         assert self.processing is not None
         return self.processing.rows(np.asarray(self.embeddings), side="gallery", uncoded=True)
-
-
-def _ordered(row: Places, score: Scores, k: int) -> tuple[Places, Scores]:
-    order = np.lexsort((row, -np.where(row >= 0, score, -np.inf)), axis=1)[:, :k]
-    return np.take_along_axis(row, order, 1), np.take_along_axis(score, order, 1)

@@ -1,46 +1,48 @@
 """What every step of post-processing is, and the steps that change each row by itself."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 from annotated_types import Ge, Le
 from jaxtyping import Float64, Int64
-from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from aurank.errors import UserError
 from aurank.evaluation.engine.nearest import NearestRows
 from aurank.names import meant, nearest
 
 Rows = np.ndarray[tuple[int, int], np.dtype[np.floating]]
+State = Mapping[str, Float64[np.ndarray, "..."]]  # what a step has learnt; the last axis is the width of the rows
 Count = Annotated[int, Ge(1)]
 Part = Annotated[float, Ge(0), Le(1)]
 
 
+def check_known(name: str, known: Collection[str], what: str) -> None:
+    if name not in known:
+        raise UserError(f"no {what} {name!r}, expected {', '.join(known) or 'none'}{meant(nearest(name, known))}")
+
+
 @dataclass(frozen=True, eq=False)
 class Sides:
-    """Queries and gallery between two steps; `gallery` is None where the queries are their own."""
+    """Queries and gallery between two steps; queries that are their own gallery are the same array."""
 
     queries: Rows
-    gallery: Rows | None
+    gallery: Rows
     own: Int64[np.ndarray, " query"]  # the gallery row that is the query's own item, -1 for none
     kept: Int64[np.ndarray, " kept"]  # gallery rows that are not junk
-
-    @property
-    def target(self) -> Rows:
-        return self.queries if self.gallery is None else self.gallery
 
     @cached_property
     def searched(self) -> Rows:
         """The gallery without junk."""
-        return self.target if len(self.kept) == len(self.target) else self.target[self.kept]
+        return self.gallery if len(self.kept) == len(self.gallery) else self.gallery[self.kept]
 
     @cached_property
     def own_kept(self) -> Int64[np.ndarray, " query"]:
         """Each query's own item among the rows of `searched`, -1 for none."""
-        place = np.full(len(self.target) + 1, -1)
+        place = np.full(len(self.gallery) + 1, -1)
         place[self.kept] = np.arange(len(self.kept))
         return np.asarray(place[self.own])  # the last place is that of -1
 
@@ -51,19 +53,8 @@ class Step(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: ClassVar[str]
+    learns: ClassVar[bool] = False  # of training rows
     is_transductive: ClassVar[bool] = False  # whether a score depends on other test rows than the two that are scored
-
-    def __init__(self, **given: Any) -> None:
-        try:
-            super().__init__(**given)
-        except ValidationError as error:
-            wrong, known = error.errors()[0], list(type(self).model_fields)
-            parameter = str(wrong["loc"][0])
-            if parameter not in known:
-                has = f"its parameters are {', '.join(known)}" if known else "it has none"
-                hint = meant(nearest(parameter, known))
-                raise UserError(f"{self.name} has no parameter {parameter!r}; {has}{hint}") from None
-            raise UserError(f"{self.name}: {parameter}: {wrong['msg']}, got {wrong['input']!r}") from None
 
     def __str__(self) -> str:
         """Return the text form, with the parameters that are not the usual ones."""
@@ -76,59 +67,15 @@ class Step(BaseModel):
 class RowStep(Step):
     """A step that changes each row by itself."""
 
-    learns: ClassVar[tuple[str, ...]] = ()  # the arrays of its state; the last axis of each is the width of the rows
     is_scale_free: ClassVar[bool] = False  # whether it does the same to longer rows
     makes_code: ClassVar[bool] = False  # what `rescore` looks behind
 
-    _state: Mapping[str, Float64[np.ndarray, "..."]] = PrivateAttr(default_factory=dict)
-
-    @property
-    def state(self) -> Mapping[str, Float64[np.ndarray, "..."]]:
-        """What it has learnt of the training rows."""
-        return self._state
-
-    def with_state(self, state: Mapping[str, np.ndarray]) -> "RowStep":
-        """Return this step as it is after learning."""
-        step = self.model_copy()
-        step._state = state
-        return step
-
-    def learnt(self, rows: Float64[np.ndarray, "row dim"]) -> Mapping[str, Float64[np.ndarray, "..."]]:
+    def learn(self, rows: Float64[np.ndarray, "row dim"]) -> State:
         """Return what has to be known of the training rows."""
-        return {}
-
-    def changed(self, rows: Float64[np.ndarray, "row dim"]) -> Float64[np.ndarray, "row width"]:
-        """Return the rows as they are behind this step."""
         raise NotImplementedError
 
-    def fit(self, rows: Float64[np.ndarray, "row dim"]) -> "RowStep":
-        """Return this step with what it has learnt of the training rows."""
-        return self.with_state(self.learnt(rows)) if self.learns else self
-
-    def require_fitted(self) -> None:
-        """Raise UserError where it has something to learn and has not."""
-        if self.learns and not self.state:
-            raise UserError(
-                f"{self.name} has to be fitted on training rows: PostProcessing.parse(…).fit(rows), or --fit-on FILE"
-            )
-
-    def __call__(self, rows: Float64[np.ndarray, "row dim"]) -> Float64[np.ndarray, "row width"]:
-        """Return the rows as they are behind this step; UserError where it does not fit them."""
-        self.require_fitted()
-        for values in self.state.values():
-            if values.shape[-1] != rows.shape[1]:
-                raise UserError(
-                    f"{self.name} was fitted on rows of width {values.shape[-1]}, and these have {rows.shape[1]}: fit "
-                    "and apply it on embeddings of one model"
-                )
-        return self.changed(rows)
-
-
-class SideStep(Step):
-    """A step that changes queries or gallery by looking at the gallery."""
-
-    def sides(self, sides: Sides, *, device: str) -> Sides:
-        """Return both sides as they are behind this step."""
+    def change(self, rows: Float64[np.ndarray, "row dim"], state: State) -> Float64[np.ndarray, "row width"]:
+        """Return the rows behind this step."""
         raise NotImplementedError
 
 
@@ -137,36 +84,31 @@ class ListStep(Step):
 
     depth: Count = 100
 
-    def scores(
-        self, lists: NearestRows, sides: Sides, uncoded: Sides, *, distance: str, device: str
-    ) -> Float64[np.ndarray, "query k"]:
-        """Return new scores of the rows listed, larger being closer; NaN where there is no row.
-
-        Args:
-            lists: of the queries that have a positive.
-            sides: behind all other steps.
-            uncoded: before the first step that makes a code.
-        """
+    def scores(self, lists: NearestRows, sides: Sides, *, distance: str, device: str) -> Float64[np.ndarray, "query k"]:
+        """Return new scores of the rows listed, larger being closer; NaN where there is no row."""
         raise NotImplementedError
+
+    def reordered(self, lists: NearestRows, sides: Sides, *, distance: str, device: str) -> NearestRows:
+        """Return the lists, the first `depth` of each in the new order and with the new scores."""
+        head = lists.first(self.depth)
+        score = self.scores(head, sides, distance=distance, device=device)
+        order = np.lexsort((head.row, head.is_positive, -score), axis=1)
+        first = [np.take_along_axis(column, order, axis=1) for column in (head.row, score, head.is_positive)]
+        pairs = zip(first, (lists.row, lists.score, lists.is_positive), strict=True)
+        return NearestRows(lists.query, *(np.hstack([new, old[:, self.depth :]]) for new, old in pairs))
 
 
 class Centring(RowStep):
-    """Take the mean of the training rows off every row.
-
-    Example:
-        >>> center = Centring().fit(np.array([[1.0, 0.0], [3.0, 2.0]]))
-        >>> center(np.array([[2.0, 2.0]])).tolist()
-        [[0.0, 1.0]]
-    """
+    """Take the mean of the training rows off every row."""
 
     name: ClassVar[str] = "center"
-    learns: ClassVar[tuple[str, ...]] = ("mean",)
+    learns: ClassVar[bool] = True
 
-    def learnt(self, rows: Float64[np.ndarray, "row dim"]) -> Mapping[str, Float64[np.ndarray, "..."]]:
+    def learn(self, rows: Float64[np.ndarray, "row dim"]) -> State:
         return {"mean": rows.mean(axis=0)}
 
-    def changed(self, rows: Float64[np.ndarray, "row dim"]) -> Float64[np.ndarray, "row dim"]:
-        return np.asarray(rows - self.state["mean"])
+    def change(self, rows: Float64[np.ndarray, "row dim"], state: State) -> Float64[np.ndarray, "row dim"]:
+        return np.asarray(rows - state["mean"])
 
 
 class Whiten(RowStep):
@@ -178,21 +120,15 @@ class Whiten(RowStep):
 
     Source:
         Jégou and Chum (ECCV 2012), section 3.1, https://inria.hal.science/hal-00722622; shrinkage: Ledoit and Wolf.
-
-    Example:
-        >>> rows = np.random.default_rng(0).normal(size=(500, 3)) * [1.0, 5.0, 25.0]
-        >>> white = Whiten(dim=2).fit(rows)(rows)
-        >>> np.cov(white.T, bias=True).round(6).tolist()
-        [[1.0, 0.0], [0.0, 1.0]]
     """
 
     name: ClassVar[str] = "whiten"
-    learns: ClassVar[tuple[str, ...]] = ("mean", "axes")
+    learns: ClassVar[bool] = True
 
     dim: Count | None = None
     shrinkage: Part = 0.0
 
-    def learnt(self, rows: Float64[np.ndarray, "row dim"]) -> Mapping[str, Float64[np.ndarray, "..."]]:
+    def learn(self, rows: Float64[np.ndarray, "row dim"]) -> State:
         mean = rows.mean(axis=0)
         centred = rows - mean
         variance, axes = np.linalg.eigh(centred.T @ centred / len(rows))
@@ -211,8 +147,8 @@ class Whiten(RowStep):
         sign = np.sign(np.take_along_axis(axes, np.abs(axes).argmax(axis=1)[:, None], axis=1))
         return {"mean": mean, "axes": (axes * sign / np.sqrt(np.where(shrunk > 0, shrunk, 1))[:, None])[:kept]}
 
-    def changed(self, rows: Float64[np.ndarray, "row dim"]) -> Float64[np.ndarray, "row kept"]:
-        return np.asarray((rows - self.state["mean"]) @ self.state["axes"].T)
+    def change(self, rows: Float64[np.ndarray, "row dim"], state: State) -> Float64[np.ndarray, "row kept"]:
+        return np.asarray((rows - state["mean"]) @ state["axes"].T)
 
 
 class Truncate(RowStep):
@@ -220,10 +156,6 @@ class Truncate(RowStep):
 
     Source:
         Kusupati et al., Matryoshka Representation Learning (NeurIPS 2022), https://arxiv.org/abs/2205.13147
-
-    Example:
-        >>> Truncate(dim=2)(np.array([[3.0, 2.0, 1.0]])).tolist()
-        [[3.0, 2.0]]
     """
 
     name: ClassVar[str] = "truncate"
@@ -232,24 +164,19 @@ class Truncate(RowStep):
 
     dim: Count = 128
 
-    def changed(self, rows: Float64[np.ndarray, "row dim"]) -> Float64[np.ndarray, "row kept"]:
+    def change(self, rows: Float64[np.ndarray, "row dim"], state: State) -> Float64[np.ndarray, "row kept"]:
         if self.dim > rows.shape[1]:
             raise UserError(f"truncate: dim must be at most the {rows.shape[1]} numbers of a row, got {self.dim}")
         return rows[:, : self.dim]
 
 
 class Float16(RowStep):
-    """Round every number to half precision, 2 bytes; infinite beyond 65,504.
-
-    Example:
-        >>> Float16()(np.array([[0.1]])).tolist()
-        [[0.0999755859375]]
-    """
+    """Round every number to half precision, 2 bytes; infinite beyond 65,504."""
 
     name: ClassVar[str] = "float16"
     makes_code: ClassVar[bool] = True
 
-    def changed(self, rows: Float64[np.ndarray, "row dim"]) -> Float64[np.ndarray, "row dim"]:
+    def change(self, rows: Float64[np.ndarray, "row dim"], state: State) -> Float64[np.ndarray, "row dim"]:
         with np.errstate(over="ignore"):
             return rows.astype(np.float16).astype(np.float64)
 
@@ -262,24 +189,18 @@ class Int8(RowStep):
 
     Source:
         equation 1 with Z = 0 of Jacob et al. (CVPR 2018), https://arxiv.org/abs/1712.05877, for each dimension
-
-    Example:
-        >>> code = Int8().fit(np.array([[127.0], [-64.0]]))
-        >>> code(np.array([[1.4], [-500.0]])).tolist()
-        [[1.0], [-127.0]]
     """
 
     name: ClassVar[str] = "int8"
-    learns: ClassVar[tuple[str, ...]] = ("scale",)
+    learns: ClassVar[bool] = True
     makes_code: ClassVar[bool] = True
 
-    def learnt(self, rows: Float64[np.ndarray, "row dim"]) -> Mapping[str, Float64[np.ndarray, "..."]]:
+    def learn(self, rows: Float64[np.ndarray, "row dim"]) -> State:
         largest = np.abs(rows).max(axis=0)
         return {"scale": np.where(largest > 0, largest, 127) / 127}
 
-    def changed(self, rows: Float64[np.ndarray, "row dim"]) -> Float64[np.ndarray, "row dim"]:
-        scale = self.state["scale"]
-        return np.asarray(np.rint(rows / scale).clip(-127, 127) * scale)
+    def change(self, rows: Float64[np.ndarray, "row dim"], state: State) -> Float64[np.ndarray, "row dim"]:
+        return np.asarray(np.rint(rows / state["scale"]).clip(-127, 127) * state["scale"])
 
 
 class Binary(RowStep):
@@ -288,15 +209,11 @@ class Binary(RowStep):
     Source:
         sentence-transformers' `quantize_embeddings(precision="binary")`,
         https://sbert.net/docs/package_reference/sentence_transformer/quantization.html
-
-    Example:
-        >>> Binary()(np.array([[0.3, -0.2, 0.0]])).tolist()
-        [[1.0, -1.0, -1.0]]
     """
 
     name: ClassVar[str] = "binary"
     is_scale_free: ClassVar[bool] = True
     makes_code: ClassVar[bool] = True
 
-    def changed(self, rows: Float64[np.ndarray, "row dim"]) -> Float64[np.ndarray, "row dim"]:
+    def change(self, rows: Float64[np.ndarray, "row dim"], state: State) -> Float64[np.ndarray, "row dim"]:
         return np.where(rows > 0, 1.0, -1.0)

@@ -7,11 +7,11 @@ from oracles.postprocessing import ranks_by_scores
 from aurank.evaluation import RetrievalProblem
 from aurank.evaluation.engine.nearest import nearest_rows
 from aurank.evaluation.engine.ranks import positive_ranks
-from aurank.evaluation.postprocessing import reordered_ranks
+from aurank.evaluation.postprocessing.neighbour_steps import reordered_ranks
 
 
-@pytest.mark.parametrize("depth", [1, 4, 11, 40])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("depth", [1, 11, 40])
+@pytest.mark.parametrize("seed", range(2))
 def test_reordered_lists_are_counted_as_by_hand(seed: int, depth: int) -> None:
     generator = np.random.default_rng(seed)
     rows = generator.integers(-2, 3, size=(40, 3))  # whole numbers: exact scores, and many ties

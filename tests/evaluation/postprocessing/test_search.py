@@ -62,15 +62,11 @@ def test_equal_rows_stand_in_the_order_of_the_gallery() -> None:
 @pytest.mark.parametrize(
     "steps",
     [
-        "center",
-        "whiten:dim=5",
-        "query_expansion:k=3",
         "center, database_augmentation:k=2, query_expansion:k=3,alpha=1",
-        "k_reciprocal:k1=6,k2=2,depth=30",
         "whiten:dim=5, query_expansion:k=2, k_reciprocal:k1=6,k2=2,depth=25",
         "binary, rescore:depth=20",
         "center, truncate:dim=3, rescore:depth=20",
-        "rescore:depth=10",
+        "query_expansion:k=3, rescore:depth=10",
     ],
 )
 @pytest.mark.parametrize("exact", [False, True])
@@ -100,8 +96,6 @@ def test_what_cannot_be_is_refused() -> None:
     late = PostProcessing.parse("query_expansion:k=2, database_augmentation:k=2")
     with pytest.raises(UserError, match="name database_augmentation before query_expansion"):
         processed_gallery(late, GALLERY)
-    with pytest.raises(UserError, match="center has to be fitted"):
-        processed_gallery(PostProcessing.parse("center"), GALLERY)
     with pytest.raises(UserError, match="7 columns and the gallery has 8"):
         plain().nearest(QUERIES[:, :7], 3)
     with pytest.raises(UserError, match="row 1 of the query embeddings"):
