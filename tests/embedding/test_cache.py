@@ -10,12 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torch import nn
 
 from aurank import files
 from aurank.config import Config
-from aurank.data import READERS, Manifest
+from aurank.data import READERS
 from aurank.embedding.cache import (
     CachedSet,
     EmbeddingCache,
@@ -68,49 +67,6 @@ def test_pieces_are_read_again_bit_for_bit_and_counted(tmp_path: Path) -> None:
     assert np.concatenate([found.rows for found in cache.read(COUNT)]).tolist() == list(range(9))
 
 
-def test_a_changed_byte_or_length_never_changes_a_number(tmp_path: Path) -> None:
-    cache = opened(tmp_path)
-    written = piece(0, 4)
-    cache.write(written)
-    (file,) = cache.folder.glob("*.safetensors")
-    whole = file.read_bytes()
-    refused = 0
-    for place in range(0, len(whole), 3):
-        file.write_bytes(whole[:place] + bytes([whole[place] ^ 0x55]) + whole[place + 1 :])
-        found = cache.read(COUNT)
-        refused += not found
-        assert not found or same(found, [written]), place
-    assert refused > len(whole) // 6  # every byte of the numbers; the rest is padding and dates
-    said: list[str] = []
-    for length in (0, 1, len(whole) // 2, len(whole) - 1):
-        file.write_bytes(whole[:length])
-        assert opened(tmp_path, said).read(COUNT) == []
-        assert not file.exists()
-    file.mkdir()
-    assert opened(tmp_path, said).read(COUNT) == []
-    assert not file.exists()
-    assert all(line.endswith("; removed 1 damaged piece") for line in said)
-    assert len(said) == 5
-
-
-def test_a_folder_that_cannot_be_written_is_told_with_the_remedy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(UserError, match=r"the embedding cache: cannot save .*Not a directory.*--cache.*--no-cache"):
-        opened(tmp_path / "file")
-    cache = opened(tmp_path)
-
-    def full(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(AurankError, match=r"the embedding cache: .*No space left on device.*same command again"):
-        cache.write(piece(0, 4))
-    assert list(cache.folder.glob("*.safetensors")) == []
-    assert [path.name for path in cache.folder.iterdir()] == ["about.json"]
-
-
 def test_weights_are_told_apart_by_name_shape_type_and_every_value() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
@@ -127,65 +83,6 @@ def test_weights_are_told_apart_by_name_shape_type_and_every_value() -> None:
     seen.add(weights_sha256(twin.to(torch.bfloat16)))
     seen.add(weights_sha256(nn.Sequential(model[0], nn.Identity(), model[1])))
     assert len(seen) == 5
-
-
-def folder_manifest(root: Path) -> Manifest:
-    for label in "ab":
-        for number in range(2):
-            path = root / "photos" / label / f"{number}.png"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if not path.exists():
-                Image.new("L", (2, 2), number).save(path)
-    return READERS["folder"](root, path="photos")
-
-
-def _config(**model: object) -> Config:
-    model = {"backbone": "test_resnet", "pretrained": False, **model}
-    config = Config(data={"name": "digits"}, model=model, loss={"name": "soprc"}, optim={"lr": 1}, train={"steps": 1})
-    return with_preprocessing(config)
-
-
-def test_a_model_is_described_by_what_decides_an_embedding_alone() -> None:
-    plain = _config()
-    for key in ({"init_from": "a.pt"}, {"freeze": "backbone"}, {"freeze_batch_norm": True}, {"dim": 512}):
-        assert describe_model(_config(**key)) == describe_model(plain)
-    for changed in ({"pooling": "gem"}, {"discard_head": True}, {"params": {"bn_eps": 0.1}}):
-        assert describe_model(_config(**changed)) != describe_model(plain)
-
-
-def test_images_are_told_apart_by_their_files(tmp_path: Path) -> None:
-    manifest = folder_manifest(tmp_path)
-    first = data_sha256(manifest)
-    assert data_sha256(folder_manifest(tmp_path)) == first
-    assert data_sha256(manifest.select([0, 1, 2])) != first
-    file = tmp_path / "photos" / "a" / "0.png"
-    os.utime(file, ns=(1, 1))
-    assert data_sha256(manifest) != first
-    file.unlink()
-    assert data_sha256(manifest) != first
-
-
-def test_a_zip_is_known_by_its_contents_and_not_by_its_place(tmp_path: Path) -> None:
-    manifests = []
-    for name, shade in (("one", 1), ("two", 1), ("three", 2)):
-        (tmp_path / name).mkdir()
-        with zipfile.ZipFile(tmp_path / name / "photos.zip", "w") as archive:
-            archive.writestr("a/0.pgm", b"P5 1 1 255 " + bytes([shade]))
-            archive.writestr("b/0.pgm", b"P5 1 1 255 " + bytes([7]))
-        manifests.append(READERS["folder"](tmp_path / name, path="photos.zip"))
-    one, two, three = map(data_sha256, manifests)
-    assert one == two != three
-
-
-def test_the_default_folder_follows_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AURANK_CACHE", str(tmp_path / "mine"))
-    assert default_cache() == tmp_path / "mine"
-    monkeypatch.delenv("AURANK_CACHE")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
-    assert default_cache() == tmp_path / "caches" / "aurank" / "embeddings"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert default_cache() == tmp_path / ".cache" / "aurank" / "embeddings"
 
 
 def filled(root: Path, **ages: float) -> dict[str, EmbeddingCache]:
@@ -239,14 +136,77 @@ def test_a_run_goes_on_while_its_set_is_pruned(tmp_path: Path, monkeypatch: pyte
     assert len(calls) >= 2
     monkeypatch.undo()
     assert same(opened(tmp_path, said).read(COUNT), [piece(7, 10)])
-
-
-def test_a_prune_that_was_killed_is_finished_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    filled(tmp_path, old=1)
     monkeypatch.setattr("aurank.embedding.cache.shutil.rmtree", lambda *_, **__: None)
-    prune(tmp_path, 0, removed=lambda _: None)
+    prune(tmp_path, 0, removed=lambda _: None)  # as one that is killed
+    assert cached_sets(tmp_path) == []
     assert len(list(tmp_path.iterdir())) == 1
     monkeypatch.undo()
-    assert cached_sets(tmp_path) == []
-    prune(tmp_path, 10**9, removed=lambda _: None)
+    prune(tmp_path, 10**9, removed=lambda _: None)  # the next one ends it
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_changed_byte_or_length_never_changes_a_number(tmp_path: Path) -> None:
+    cache, written, said = opened(tmp_path), piece(0, 4), list[str]()
+    cache.write(written)
+    (file,) = cache.folder.glob("*.safetensors")
+    whole, refused = file.read_bytes(), 0
+    for place in range(0, len(whole), 3):
+        file.write_bytes(whole[:place] + bytes([whole[place] ^ 0x55]) + whole[place + 1 :])
+        found = cache.read(COUNT)
+        refused += not found
+        assert not found or same(found, [written]), place
+    assert refused > len(whole) // 6  # every byte of the numbers; the rest is padding and dates
+    for length in (0, len(whole) - 1, None):
+        if length is None:
+            file.mkdir()
+        else:
+            file.write_bytes(whole[:length])
+        assert opened(tmp_path, said).read(COUNT) == []
+        assert not file.exists()
+        assert said.pop().endswith("; removed 1 damaged piece")
+
+
+def test_a_folder_that_cannot_be_written_is_told_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"the embedding cache: cannot save .*--cache.*--no-cache"):
+        opened(tmp_path / "file")
+    cache = opened(tmp_path)
+    monkeypatch.setattr("os.fsync", lambda *_: Path("none").stat())  # it raises an OSError
+    with pytest.raises(AurankError, match=r"the embedding cache: .*same command again"):
+        cache.write(piece(0, 4))
+    assert [path.name for path in cache.folder.iterdir()] == ["about.json"]
+
+
+def test_what_decides_an_embedding_is_in_the_keys_and_nothing_else_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def described(**model: object) -> str:
+        model = {"backbone": "test_resnet", "pretrained": False, **model}
+        given = {"data": {"name": "digits"}, "loss": {"name": "soprc"}, "optim": {"lr": 1}, "train": {"steps": 1}}
+        return describe_model(with_preprocessing(Config(model=model, **given)))
+
+    assert described(init_from="a.pt", freeze="backbone", freeze_batch_norm=True, dim=512) == described()
+    assert len({described(pooling="gem"), described(discard_head=True), described(params={"bn_eps": 0.1})}) == 3
+    digests = []
+    for name, shade in (("one", 1), ("two", 1), ("three", 2)):  # a zip is known by what it holds, not by its place
+        (tmp_path / name).mkdir()
+        with zipfile.ZipFile(tmp_path / name / "photos.zip", "w") as archive:
+            archive.writestr("a/0.pgm", b"P5 1 1 255 " + bytes([shade]))
+            archive.writestr("b/0.pgm", b"P5 1 1 255 " + bytes([7]))
+        digests.append(data_sha256(READERS["folder"](tmp_path / name, path="photos.zip")))
+    assert digests[0] == digests[1] != digests[2]
+    with zipfile.ZipFile(tmp_path / "one" / "photos.zip") as archive:
+        archive.extractall(tmp_path / "folder")
+    manifest = READERS["folder"](tmp_path / "folder")
+    before, part = data_sha256(manifest), data_sha256(manifest.select([0]))
+    os.utime(tmp_path / "folder/a/0.pgm", ns=(1, 1))
+    changed = data_sha256(manifest)
+    (tmp_path / "folder/a/0.pgm").unlink()
+    assert len({before, part, changed, data_sha256(manifest)}) == 4
+    monkeypatch.setenv("AURANK_CACHE", str(tmp_path / "mine"))
+    assert default_cache() == tmp_path / "mine"
+    monkeypatch.delenv("AURANK_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    assert default_cache() == tmp_path / "caches" / "aurank" / "embeddings"

@@ -13,7 +13,7 @@ from testing.runs import tiny_config
 
 import aurank
 from aurank.commands import evaluate_model
-from aurank.config import Config, ConfigError
+from aurank.config import ConfigError
 from aurank.config.schema import Transform
 from aurank.embedding import ImageSelection
 from aurank.embedding.from_config import build_dataset, build_transform, fill_preprocessing, with_preprocessing
@@ -36,14 +36,6 @@ def weights_of(folder: Path) -> str:
     """A file of weights for the backbone."""
     save_file(timm.create_model(BACKBONE, pretrained=False).state_dict(), folder / "weights.safetensors")
     return str(folder / "weights.safetensors")
-
-
-@pytest.mark.parametrize("backbone", ["resnet18", "vit_base_patch16_clip_224.openai"])
-@pytest.mark.parametrize("pretrained", [True, False])
-def test_of_colours_mean_and_deviation_are_the_backbones(backbone: str, pretrained: bool) -> None:
-    own = timm.get_pretrained_cfg(backbone)
-    interpolation = own.interpolation if pretrained else "area"
-    assert filled({"backbone": backbone, "pretrained": pretrained}) == (own.mean, own.std, interpolation)
 
 
 def test_of_other_channels_pretrained_weights_take_the_mean_of_the_colours(tmp_path: Path) -> None:
@@ -171,24 +163,19 @@ def test_first_weights_of_a_checkpoint_bring_what_they_were_trained_with(
     assert filled(model) == ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6), "bilinear")
 
 
-def config_of(interpolation: str, **data: Any) -> Config:
-    model = {"backbone": "resnet18"}  # trained with ImageNet's mean and deviation
-    data = {"interpolation": interpolation, "channels": 3, **data}
-    return fill_preprocessing(read_config(tiny_config(data=data, model=model)))
-
-
-@pytest.mark.parametrize("interpolation", ["bicubic", "bilinear"])
-def test_the_evaluation_transform_is_that_of_timm(interpolation: str) -> None:
+def test_random_weights_take_the_look_of_the_backbone_but_area_and_are_measured_as_timm_does() -> None:
+    for backbone in ("resnet18", "vit_base_patch16_clip_224.openai"):
+        own = timm.get_pretrained_cfg(backbone)
+        assert filled({"backbone": backbone, "pretrained": True}) == (own.mean, own.std, own.interpolation)
+        assert filled({"backbone": backbone, "pretrained": False}) == (own.mean, own.std, "area")
+    data = {"interpolation": "bicubic", "channels": 3, "image_size": 56, "test_transform": {"name": "center"}}
+    config = fill_preprocessing(read_config(tiny_config(data=data, model={"backbone": "resnet18"}))).data
     image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (96, 128, 3), dtype=np.uint8))
-    data = config_of(interpolation, image_size=56, test_transform={"name": "center", "params": {}}).data
-    found = build_transform(data, train=False)(image)
-    expected = timm.data.create_transform((3, 56, 56), interpolation=interpolation, mean=IMAGENET[0], std=IMAGENET[1])
-    torch.testing.assert_close(found, expected(image), rtol=0, atol=1e-5)  # either sums in its own order
-
-
-def test_training_photos_are_decoded_smaller_and_measured_ones_whole() -> None:
+    expected = timm.data.create_transform((3, 56, 56), interpolation="bicubic", mean=IMAGENET[0], std=IMAGENET[1])
+    # Either sums in its own order.
+    torch.testing.assert_close(build_transform(config, train=False)(image), expected(image), rtol=0, atol=1e-5)
     config = with_preprocessing(read_config(tiny_config())).data
     assert config.decoding == "reduced"
     manifest = read_manifest(config, seed=0)
     least = [build_dataset(config, manifest, train=train)._least_side for train in (True, False)]
-    assert least == [build_transform(config, train=True).least_decoded_side, None]
+    assert least == [build_transform(config, train=True).least_decoded_side, None]  # measured ones are decoded whole

@@ -14,7 +14,7 @@ from PIL import Image
 from torch import nn
 
 from aurank.errors import UserError
-from aurank.models.adapters.by_name import load_model
+from aurank.models.adapters.by_name import load_model, load_text_model
 
 
 def picture(height: int = 40, width: int = 50) -> Image.Image:
@@ -62,24 +62,6 @@ def test_random_weights_are_the_same_every_time_and_leave_the_global_generator_a
     assert torch.equal(torch.rand(3), after)
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("resnet18", r"no model 'resnet18'; expected one of timm:…"),
-        ("timm:", "no model 'timm:'"),
-        ("keras:vgg", "no model 'keras:vgg'"),
-        ("timm:resnet_18,pretrained=false", "did you mean .*resnet18"),
-        ("timm:resnet18,pretrained", "unknown option 'pretrained', expected option=value"),
-        ("timm:resnet10t,pretrained=false,colour=red", "resnet10t takes no option .colour.; it takes .*drop_rate"),
-        ("python:os:getcwd", "--allow-code"),
-    ],
-)
-def test_a_wrong_name_is_told_in_one_line(name: str, message: str) -> None:
-    with pytest.raises(UserError, match=message) as caught:
-        load_model(name)
-    assert "\n" not in str(caught.value)
-
-
 @pytest.mark.slow
 def test_ones_own_code_runs_only_when_allowed(modules: Path) -> None:
     (modules / "mine.py").write_text(
@@ -101,8 +83,6 @@ def test_ones_own_code_runs_only_when_allowed(modules: Path) -> None:
         load_model("python:mine:wrong", allow_code=True)
     with pytest.raises(UserError, match="KeyError: 'weights'"):
         load_model("python:mine:broken", allow_code=True)
-    with pytest.raises(UserError, match="no_such"):
-        load_model("python:no_such_module:build", allow_code=True)
     (modules / "mine.py").write_text((modules / "mine.py").read_text() + "# changed\n")
     del sys.modules["mine"]
     assert load_model("python:mine:build,width=7", allow_code=True).description != model.description
@@ -127,31 +107,6 @@ def test_ones_own_code_is_told_apart_by_the_modules_that_it_imports(modules: Pat
     assert description() != first
 
 
-class Clip(nn.Module):
-    def encode_image(self, images: torch.Tensor) -> torch.Tensor:
-        return images.mean(dim=(2, 3))
-
-
-@pytest.mark.slow
-def test_open_clip_takes_weights_by_tag_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[dict[str, Any]] = []
-
-    def create(model: str, **arguments: Any) -> tuple[nn.Module, None, Any]:
-        asked.append({"model": model, **arguments})
-        return Clip(), None, lambda image: torch.ones(3, 4, 4)
-
-    library = ModuleType("open_clip")
-    vars(library).update(create_model_and_transforms=create, list_pretrained=lambda: [("ViT-B-32", "laion2b")])
-    monkeypatch.setitem(sys.modules, "open_clip", library)
-    for name in ("open_clip:ViT-B-32", "open_clip:ViT-B-32,pretrained=true"):
-        with pytest.raises(UserError, match="pretrained=laion2b, or pretrained=false"):
-            load_model(name)
-    model = load_model("open_clip:ViT-B-32,pretrained=false")
-    load_model("open_clip:ViT-B-32,pretrained=laion2b")
-    assert [row["pretrained"] for row in asked] == [None, "laion2b"]
-    assert model.module(model.transform(picture())[None]).tolist() == [[1.0] * 3]
-
-
 class Tower(nn.Module):
     def __init__(self, pooled: bool) -> None:
         super().__init__()
@@ -166,8 +121,6 @@ class Tower(nn.Module):
     ("pooled", "said", "side"),
     [
         (True, {"do_resize": True, "size": {"shortest_edge": 40, "longest_edge": None}}, 40),
-        (True, {"do_resize": True, "size": {"height": 36, "width": 38}}, 36),
-        (False, {"do_resize": False, "size": {"height": 36, "width": 36}}, None),
         (False, {}, None),
     ],
 )
@@ -269,3 +222,116 @@ def test_a_graph_of_fixed_sizes_is_told_with_the_remedy(
     with pytest.raises(UserError, match=message) as caught:
         embed()
     assert "\n" not in str(caught.value)
+
+
+class Clip(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.visual = nn.Linear(1000, 1000)
+        self.weight = nn.Parameter(torch.ones(3))
+
+    def encode_image(self, images: torch.Tensor) -> torch.Tensor:
+        return images.mean(dim=(2, 3))
+
+    def encode_text(self, tokens: torch.Tensor) -> torch.Tensor:
+        return tokens.float().sum(1, keepdim=True) * self.weight
+
+
+def test_open_clip_takes_weights_by_tag_only_and_gives_either_tower(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def create(model: str, pretrained: str | None, **others: Any) -> nn.Module:
+        asked.append((pretrained, others))
+        return Clip().train()
+
+    library = ModuleType("open_clip")
+    vars(library).update(
+        create_model=create,
+        create_model_and_transforms=lambda model, **given: (
+            create(model, **given),
+            None,
+            lambda _: torch.ones(3, 4, 4),
+        ),
+        get_tokenizer=lambda model: lambda texts: torch.tensor([[len(text), 1] for text in texts]),
+        list_pretrained=lambda: [("ViT-B-32", "laion2b")],
+    )
+    monkeypatch.setitem(sys.modules, "open_clip", library)
+    for call, name in ((load_model, "open_clip:ViT-B-32"), (load_text_model, "open_clip:ViT-B-32,pretrained=true")):
+        with pytest.raises(UserError, match="name the weights, as in pretrained=laion2b, or pretrained=false"):
+            call(name)
+    model = load_model("open_clip:ViT-B-32,pretrained=false")
+    assert model.module(model.transform(picture())[None]).tolist() == [[1.0] * 3]
+    module, tokenise = load_text_model("open_clip:ViT-B-32,pretrained=laion2b")
+    assert module(tokenise(["owl", "a cat"])).tolist() == [[4.0] * 3, [6.0] * 3]
+    assert not module.training
+    assert sum(parameter.numel() for parameter in module.parameters()) == 3
+    load_text_model("open_clip:ViT-B-32,pretrained=laion2b", weights=False)
+    assert asked == [(None, {}), ("laion2b", {}), (None, {"pretrained_hf": False})]
+
+
+class Bert(nn.Module):
+    """Each token's state is its number, and 100 more where it was told that there is none."""
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> SimpleNamespace:
+        states = (input_ids + 100 * (1 - attention_mask)).float()[..., None].expand(-1, -1, 2)
+        return SimpleNamespace(last_hidden_state=states)
+
+
+class Projected(Bert):
+    def __init__(self) -> None:
+        super().__init__()
+        self.vision_model = nn.Linear(1000, 1000)
+        self.visual_projection = nn.Linear(1000, 2)
+        self.text_projection = nn.Linear(2, 2)
+
+    def get_text_features(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        return torch.stack([input_ids.sum(1), attention_mask.sum(1)], dim=1).float()
+
+
+class Tokens:
+    """Numbers of letters; padding is number 7, which may also stand in a text."""
+
+    pad_token_id, model_max_length = 7, 10**30
+
+    def __init__(self, masked: bool = True) -> None:
+        self.masked = masked
+
+    def __call__(self, texts: list[str], max_length: int, **_: Any) -> dict[str, torch.Tensor]:
+        rows = [[ord(letter) - ord("a") for letter in text][:max_length] for text in texts]
+        found = {"input_ids": torch.tensor([row + [7] * (max_length - len(row)) for row in rows])}
+        if self.masked:
+            found["attention_mask"] = torch.tensor([[1] * len(row) + [0] * (max_length - len(row)) for row in rows])
+        return found
+
+
+def transformers_with(monkeypatch: pytest.MonkeyPatch, model: nn.Module, tokens: Tokens) -> None:
+    library = ModuleType("transformers")
+    vars(library).update(
+        AutoTokenizer=SimpleNamespace(from_pretrained=lambda what, **_: tokens),
+        AutoModel=SimpleNamespace(from_pretrained=lambda what, **_: model, from_config=lambda config, **_: model),
+        AutoConfig=SimpleNamespace(from_pretrained=lambda what, **_: (what, {})),
+    )
+    monkeypatch.setitem(sys.modules, "transformers", library)
+
+
+def test_tokens_of_transformers_keep_what_is_text_and_what_is_padding(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = Tokens()
+    transformers_with(monkeypatch, Bert(), tokens)
+    module, tokenise = load_text_model("transformers:some/model,length=5")
+    rows = tokenise(["ah", "abcdefgh"])
+    assert rows.tolist() == [[1, 8, 0, 0, 0], [1, 2, 3, 4, 5]]
+    # The mean over 0 and 7, the padding's number in a text; over 0 … 4.
+    assert module(rows).tolist() == [[3.5, 3.5], [2.0, 2.0]]
+    with pytest.raises(UserError, match="length must be a whole number above 0, got 'long'"):
+        load_text_model("transformers:some/model,length=long")
+    tokens.pad_token_id = None  # type: ignore[assignment]
+    with pytest.raises(UserError, match="no padding token"):
+        load_text_model("transformers:some/model")
+    transformers_with(monkeypatch, Projected(), Tokens())
+    module, tokenise = load_text_model("transformers:some/model,pretrained=false,length=4")
+    assert module(tokenise(["ah"])).tolist() == [[0.0 + 7 + 7 + 7, 2.0]]
+    assert list(module.state_dict()) == ["model.text_projection.weight", "model.text_projection.bias"]
+    transformers_with(monkeypatch, Projected(), Tokens(masked=False))  # it has learnt to see its padding
+    module, tokenise = load_text_model("transformers:some/model,length=4")
+    assert module(tokenise(["ab"])).tolist() == [[0.0 + 1 + 7 + 7, 4.0]]
+    assert load_text_model("transformers:some/model")[1](["ab"]).shape == (1, 77)

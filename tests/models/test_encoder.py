@@ -10,8 +10,7 @@ from aurank.models import Encoder, GeneralisedMean
 from aurank.models.encoder import EachPart, parameter_groups
 
 
-@pytest.mark.parametrize("pooling", ["avg", "max", "gem"])
-@pytest.mark.parametrize("channels", [1, 3, 5])
+@pytest.mark.parametrize(("pooling", "channels"), [("avg", 1), ("max", 5), ("gem", 3)])
 def test_embeddings_have_unit_length_and_gradients(pooling: str, channels: int) -> None:
     encoder = Encoder("resnet10t", dim=16, channels=channels, pretrained=False, pooling=pooling)
     embeddings = encoder(torch.randn(4, channels, 32, 32))
@@ -27,29 +26,15 @@ def test_generalised_mean_runs_from_average_to_maximum() -> None:
     torch.testing.assert_close(GeneralisedMean(300.0)(features), features.amax(dim=(2, 3)), rtol=2e-2, atol=1e-3)
 
 
-def test_tokens_are_pooled_too_and_gem_says_that_it_cannot() -> None:
-    params = {"img_size": 32, "patch_size": 16}
-    encoder = Encoder("vit_tiny_patch16_224", dim=8, pretrained=False, params=params)
-    assert encoder(torch.randn(2, 3, 32, 32)).shape == (2, 8)
-    encoder = Encoder("vit_tiny_patch16_224", dim=8, pretrained=False, pooling="gem", params=params)
-    with pytest.raises(UserError, match=r"pooling=gem .* use model.pooling=avg"):
-        encoder(torch.randn(2, 3, 32, 32))
-
-
 @pytest.mark.parametrize(
     ("backbone", "size", "params"),
     [
         ("test_resnet", 32, {}),
         ("mobilenetv3_small_050", 32, {}),  # a layer between feature map and vector, as vgg and efficientnet-like nets
-        ("lcnet_035", 32, {}),
         pytest.param("vgg11", 64, {}, marks=pytest.mark.slow),
         ("test_convnext", 32, {}),
-        ("test_efficientnet", 32, {}),
-        ("test_nfnet", 32, {}),
-        ("test_maxvit", 160, {}),
         ("test_vit", 160, {}),
         ("levit_128s", 224, {}),
-        ("xcit_nano_12_p16_224", 224, {}),
         ("deit_tiny_distilled_patch16_224", 224, {"global_pool": "token"}),
     ],
 )
@@ -74,11 +59,8 @@ def test_names_on_a_hub_reach_timm_and_need_it_to_be_reachable(monkeypatch: pyte
     monkeypatch.setattr("timm.create_model", record)
     Encoder("hf-hub:timm/resnet18.a1_in1k", pretrained=False)
     assert names == ["hf-hub:timm/resnet18.a1_in1k"]
-    with pytest.raises(UserError, match=r"hf-hub:timm/none .*no route to the hub\); connect to the network once"):
+    with pytest.raises(UserError, match=r"hf-hub:timm/none .*OSError: no route to the hub\); connect to the network"):
         Encoder("hf-hub:timm/none", pretrained=False)
-    monkeypatch.setattr("timm.create_model", lambda *_, **__: record("none"))
-    with pytest.raises(UserError, match=r"=resnet18 .*OSError: no route to the hub\).*pretrained=false"):
-        Encoder("resnet18")
 
 
 def test_embeddings_are_not_rounded_where_the_backbone_runs_in_half_precision() -> None:
@@ -116,24 +98,6 @@ def test_frozen_batch_norm_keeps_statistics_and_weights() -> None:
     for norm, mean in zip(norms, before, strict=True):
         assert torch.equal(norm.running_mean, mean)
         assert norm.weight.grad is None
-
-
-@pytest.mark.parametrize(
-    ("backbone", "given", "message"),
-    [
-        ("pit_ti_224", {}, r"pit_ti_224 .* cannot be built: .*model\.params\.global_pool=avg or token"),
-        ("resnet10t", {"pooling": "gem", "params": {"global_pool": "avg"}}, r"params.global_pool takes the place"),
-        ("resnet81", {}, r"timm has no model 'resnet81'; did you mean .*resnet18"),
-        ("resnet10t", {"params": {"no_such": 1}}, r"model\.params: no_such: resnet10t takes no option 'no_such'"),
-        ("resnet10t", {"params": {"block": "os.system"}}, "=resnet10t .* cannot be built"),
-        ("resnet10t", {"params": {"layers": 3}}, "=resnet10t .* cannot be built"),
-        ("resnet10t", {"params": {"act_layer": 1.5}}, "=resnet10t .* cannot be built"),
-    ],
-)
-def test_a_backbone_that_cannot_be_built_is_told(backbone: str, given: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message) as caught:
-        Encoder(backbone, pretrained=False, **given)
-    assert "\n" not in str(caught.value)
 
 
 def test_parameter_groups_cover_every_trained_parameter_once() -> None:

@@ -113,7 +113,7 @@ def test_a_repository_cannot_have_its_own_code_trusted(tmp_path: Path, monkeypat
     assert ran.exists()
 
 
-@pytest.mark.parametrize("option", ["pretrained_filter_fn", "cache_dir", "pretrained_cfg", "feature_cls", "model_cfg"])
+@pytest.mark.parametrize("option", ["pretrained_filter_fn", "pretrained_cfg"])
 def test_timms_builders_are_given_arguments_of_the_model_alone(option: str) -> None:
     for call in (
         lambda: Encoder("resnet10t", pretrained=False, params={option: "x"}),

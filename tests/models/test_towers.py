@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +12,6 @@ from testing.runs import tiny_config
 from torch import nn
 
 import aurank
-from aurank.config import ConfigError
 from aurank.embedding.from_config import build_encoder, build_transform, fill_preprocessing
 from aurank.errors import UserError
 from aurank.models import Encoder
@@ -110,24 +108,6 @@ def test_weights_that_lack_a_layer_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"its weights lack 2 \(pooler.*; add ,add_pooling_layer=false to the name"):
         Encoder(f"transformers:{tmp_path}")
     assert Encoder(f"transformers:{tmp_path},add_pooling_layer=false", dim=8).dim == 8
-
-
-@pytest.mark.parametrize(
-    ("model", "message"),
-    [
-        (
-            {"backbone": "transformers:x", "pooling": "gem"},
-            "model.pooling: got 'gem'.*transf",
-        ),
-        ({"backbone": "transformers:x"}, "data.channels: got 1"),
-        ({"backbone": "open_clip:x", "params": {"a": 1}}, "model.params: got {'a': 1}.*after commas"),
-        ({"backbone": "open_clip:x,a=1"}, "model.backbone: open_clip:x,a=1: unknown option 'a'"),
-        ({"backbone": "transformers:,revision=1"}, "no model .transformers:,"),
-    ],
-)
-def test_what_a_tower_has_no_use_for_is_refused(model: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        read_config(tiny_config(model={"params": {}, **model}))
 
 
 def test_a_tower_of_open_clip_has_the_features_of_its_adapter(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from aurank.errors import UserError
 from aurank.models import Encoder
 from aurank.models.adapters.by_name import load_model
 from aurank.models.adapters.timm import load_file
-from aurank.models.adapters.weights import from_transformers, read_weights
+from aurank.models.adapters.weights import from_transformers
 from aurank.training.components import read_config
 
 NAME = "test_resnet"
@@ -44,7 +43,6 @@ def prefixed(prefix: str) -> dict[str, Tensor]:
 LAYOUTS: dict[str, dict[str, Any]] = {
     "plain": WHOLE,
     "without classifier": BODY,
-    "parallel": prefixed("module."),
     "compiled in parallel": {"model": prefixed("module._orig_mod.")},
     "lightning": {"state_dict": prefixed("model."), "epoch": 3, "optimizer_states": [{"state": {0: {"x": BODY}}}]},
     "timm's training": {
@@ -111,54 +109,6 @@ def test_the_first_layer_is_adapted_to_other_channels(tmp_path: Path) -> None:
         whole = Encoder(NAME, weights=str(tmp_path / "net.pth")).double().eval()
         colour = whole.backbone(grey.expand(-1, 3, -1, -1))
         torch.testing.assert_close(encoder.double().eval().backbone(grey), colour, rtol=1e-5, atol=1e-5)
-
-
-SMALL = {key: torch.ones(1) for key in ("a", "b")}
-WRONG: dict[str, tuple[str, Callable[[], Any], str]] = {
-    "another architecture": ("resnet18", lambda: WHOLE, r"\d+ of 120 tensors are missing \(conv1.weight, .*\)"),
-    "half of the keys": (NAME, lambda: dict(list(WHOLE.items())[::2]), r"\d+ of \d+ tensors are missing \(.*\); use"),
-    "a larger one": ("resnet10t", lambda: network("resnet14t").state_dict(), r"\d+ unexpected \(layer"),
-    "a wider one": (NAME, lambda: {**WHOLE, "layer1.0.conv1.weight": torch.ones(1)}, r"1 of another shape \(layer"),
-    "no name in common": (NAME, lambda: SMALL, r"tensors are missing"),
-    "no tensors": (NAME, lambda: {"lr": 0.1}, r"holds no tensors by name; name a file that holds"),
-    "a tensor": (NAME, lambda: torch.ones(3), "holds no tensors by name"),
-    "a run": (NAME, lambda: {"encoder/head.weight": torch.ones(1)}, r"is a checkpoint of aurank; .*init_from"),
-}
-
-
-@pytest.mark.parametrize("case", WRONG)
-def test_what_does_not_fit_is_told_in_one_line(case: str, tmp_path: Path) -> None:
-    name, content, message = WRONG[case]
-    torch.save(content(), tmp_path / "net.pth")
-    with pytest.raises(UserError, match=message) as caught:
-        Encoder(name, weights=str(tmp_path / "net.pth"))
-    assert "\n" not in str(caught.value)
-    with pytest.raises(UserError, match=message):
-        load_model(f"timm:{name},weights={tmp_path / 'net.pth'}")
-
-
-def test_files_that_are_no_weights_are_told_in_one_line(tmp_path: Path) -> None:
-    for name, content in (("a.pth", b"x" * 100), ("b.safetensors", b"\xff" * 100), ("c.pth", b"")):
-        (tmp_path / name).write_bytes(content)
-        with pytest.raises(UserError, match=r"a file of weights alone \(.*\); name a file") as caught:
-            read_weights(tmp_path / name)
-        assert "\n" not in str(caught.value)
-    with pytest.raises(UserError, match=r"a.pth: cannot be read as a file of weights alone \(torch cannot read it\)"):
-        read_weights(tmp_path / "a.pth")
-    with pytest.raises(UserError, match="holds several files of weights"):
-        read_weights(tmp_path)
-    with pytest.raises(UserError, match=r"none: cannot be read .*No such file"):
-        read_weights(tmp_path / "none")
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match="holds no file of weights"):
-        read_weights(tmp_path / "empty")
-    for content, message in (
-        ("{", "index of files of weights"),
-        ('{"weight_map": {"a": "../a.pth"}}', "Invalid name"),
-    ):
-        (tmp_path / "empty/model.safetensors.index.json").write_text(content)
-        with pytest.raises(UserError, match=message):
-            read_weights(tmp_path / "empty")
 
 
 @pytest.mark.parametrize(
