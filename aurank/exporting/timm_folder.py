@@ -2,119 +2,120 @@
 
 import importlib
 import json
-from dataclasses import replace
+import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from safetensors.torch import save
-from torch import nn
+from PIL.Image import Image
+from torch import Tensor, nn
 
-from aurank.config import ModelConfig
-from aurank.data import Pipeline
-from aurank.errors import UserError, first_line
-from aurank.exporting.resizing import timm_settings
-from aurank.files import replacing
-from aurank.models import Encoder
-from aurank.models.adapters.exported import StoredTransform
-from aurank.models.adapters.towers import is_tower
-from aurank.models.image_model import ImageModel
+from aurank.data import Manifest, Pipeline
+from aurank.data.transforms.base import AREA
+from aurank.exporting.formats import TrainedEncoder, save_weights
+from aurank.files import write_text
+from aurank.models.adapters.exported import PROGRAM_PREPROCESSING, StoredTransform, crop_of
+from aurank.models.image_model import ImageModel, ModelImages
 
-WEIGHTS, SETTINGS = "model.safetensors", "config.json"
-_REMEDY = "export it as onnx, torchexport or safetensors"
+SETTINGS = "config.json"
+_LIKELY = ("box", "bilinear", "bicubic")
+_SAMPLE = 64  # images that are tried
 
 
-def require_expressible(config: ModelConfig) -> None:
-    """Raise UserError where timm has no model of that shape.
+def write_folder(source: TrainedEncoder, path: Path) -> None:
+    """Write timm's own model with the encoder's weights, the projection as its classifier; its output has any length.
 
-    timm has a backbone, its own pooling and one linear layer; it has neither generalised-mean pooling nor a projection
-    of several layers.
+    `path`: of the weights; the other files are written beside it.
     """
-    if config.pooling == "gem":
-        raise UserError(f"--to hf: timm has no generalised-mean pooling (model.pooling=gem); {_REMEDY}")
-    if config.head_layers > 1 and not config.discard_head:
-        what = f"timm has one linear layer behind a backbone, this model {config.head_layers} (model.head_layers)"
-        raise UserError(f"--to hf: {what}; {_REMEDY}")
-    if is_tower(config.backbone):
-        raise UserError(f"--to hf: timm has no {config.backbone}; {_REMEDY}")
-
-
-def as_timm(encoder: Encoder, config: ModelConfig, *, channels: int) -> tuple[nn.Module, dict[str, Any]]:
-    """Return timm's own model with the encoder's weights, the projection as its classifier, and its arguments.
-
-    Raises:
-        UserError: a backbone whose classifier is not one linear layer on the pooled features.
-    """
+    encoder, config, pipeline = source.encoder, source.config, source.pipeline
     timm: Any = importlib.import_module("timm")
-    given = dict(config.params)
-    given.pop("pretrained_cfg_overlay", None)
-    pool = given.pop("global_pool", config.pooling)
-    arguments = {**given, "in_chans": channels, "global_pool": pool}
+    arguments = {**config.params, "in_chans": pipeline.channels}
+    arguments.setdefault("global_pool", config.pooling)
+    arguments.pop("pretrained_cfg_overlay", None)
     classes = 0 if config.discard_head else config.dim
-    name = config.backbone
-    model: Any = timm.create_model(name, pretrained=False, num_classes=classes, **arguments)
+    model: Any = timm.create_model(config.backbone, pretrained=False, num_classes=classes, **arguments)
     weights = dict(encoder.backbone.state_dict())
     if classes:
         last = model.get_classifier()
-        if not isinstance(last, nn.Linear) or last.weight.shape != encoder.head.weight.shape:
-            raise UserError(f"--to hf: the classifier of {name} is not one linear layer like the projection; {_REMEDY}")
         (prefix,) = [path for path, module in model.named_modules() if module is last]
         weights |= {f"{prefix}.{key}": value for key, value in encoder.head.state_dict().items()}
-    try:
-        model.load_state_dict(weights)
-    except RuntimeError as error:
-        said = " ".join(str(error).split())[:200]
-        what = f"the weights do not fit timm's {name} with a classifier ({said})"
-        raise UserError(f"--to hf: {what}; {_REMEDY}") from error
-    return model.eval(), arguments
-
-
-def write_folder(
-    encoder: Encoder, config: ModelConfig, pipeline: Pipeline, folder: Path, *, interpolation: str
-) -> None:
-    """Write config.json and model.safetensors; what timm makes of both is not yet at unit length.
-
-    `interpolation`: Pillow's word for how images are resized.
-    """
-    model, arguments = as_timm(encoder, config, channels=pipeline.channels)
-    known: Any = model.pretrained_cfg
+    model.load_state_dict(weights)
+    known = model.pretrained_cfg
     kept = ("pool_size", "first_conv", "classifier")
-    settings = {
-        **timm_settings(pipeline, interpolation),
-        "fixed_input_size": bool(known.get("fixed_input_size", False)),
-        "num_classes": model.num_classes,
-        **{name: known[name] for name in kept if known.get(name) is not None},
-    }
     content = {
         "architecture": known["architecture"],
         "num_classes": model.num_classes,
         "num_features": model.num_features,
         "global_pool": arguments["global_pool"],
         "model_args": arguments,
-        "pretrained_cfg": settings,
+        "pretrained_cfg": {
+            **timm_settings(pipeline, source.interpolation),
+            "fixed_input_size": bool(known.get("fixed_input_size", False)),
+            "num_classes": model.num_classes,
+            **{name: known[name] for name in kept if known.get(name) is not None},
+        },
     }
-    (folder / SETTINGS).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    tensors = {name: value.detach().contiguous().clone() for name, value in model.state_dict().items()}
-    with replacing(folder / WEIGHTS) as file:
-        file.write(save(tensors, metadata={"format": "pt"}))
+    write_text(path.with_name(SETTINGS), json.dumps(content, indent=2) + "\n")
+    write_text(path.with_name(PROGRAM_PREPROCESSING), source.preprocessing(is_inside=False, is_unit=False) + "\n")
+    save_weights(model, path)
 
 
-def load_folder(folder: Path, pipeline: Pipeline) -> tuple[ImageModel, ImageModel]:
-    """Return the model that timm makes of a folder, behind the encoder's own transform and behind timm's for it."""
+def load_folder(folder: Path, channels: int) -> ImageModel:
+    """Return the model that timm makes of a folder, with timm's own transform."""
     timm: Any = importlib.import_module("timm")
-    try:
-        module: nn.Module = timm.create_model(f"local-dir:{folder}", pretrained=True)
-        settings = timm.data.resolve_model_data_config(module)
-        transform = timm.data.create_transform(**settings, is_training=False)
-    except Exception as error:
-        raise UserError(f"--to hf: timm cannot load the folder ({first_line(error)}); {_REMEDY}") from error
-    unit = nn.Sequential(module, _UnitLength()).eval()
-    own = ImageModel("timm", unit, StoredTransform(pipeline, is_inside=False), "timm", pipeline.channels)
-    return own, replace(own, transform=transform)
+    module: nn.Module = timm.create_model(f"local-dir:{folder}", pretrained=True)
+    transform = timm.data.create_transform(**timm.data.resolve_model_data_config(module), is_training=False)
+    return ImageModel("timm", nn.Sequential(module, _UnitLength()).eval(), transform, "timm", channels)
 
 
 class _UnitLength(nn.Module):
     """What whoever loads the folder does by himself."""
 
-    def forward(self, embeddings: torch.Tensor) -> torch.Tensor:
+    def forward(self, embeddings: Tensor) -> Tensor:
         return nn.functional.normalize(embeddings, dim=-1)
+
+
+def timm_settings(pipeline: Pipeline, interpolation: str) -> dict[str, Any]:
+    """Return the settings with which timm makes the pipeline's pixels, up to another interpolation."""
+    (mode, side), size = crop_of(pipeline), pipeline.image_size
+    crop_pct = getattr(pipeline, "crop_pct", size / side)
+    if math.floor(size / crop_pct) < side:  # timm's own sum, which may miss a whole number by a bit
+        crop_pct = math.nextafter(crop_pct, 0)
+    return {
+        "input_size": [pipeline.channels, size, size],
+        "interpolation": interpolation,
+        "crop_pct": crop_pct,
+        "crop_mode": mode,
+        "mean": list(pipeline.mean or ()),
+        "std": list(pipeline.std or ()),
+    }
+
+
+def spread_rows(count: int, most: int) -> list[int]:
+    """Return at most so many rows, evenly from the first to the last."""
+    rows: list[int] = np.unique(np.linspace(0, count - 1, min(most, count)).round().astype(np.int64)).tolist()
+    return rows
+
+
+def pillow_interpolation(pipeline: Pipeline, manifest: Manifest, *, max_pixels: int) -> str:
+    """Return Pillow's word for how a pipeline resizes; of "area", which Pillow lacks, the nearest on these images.
+
+    Area averages where an image shrinks, as Pillow's box does, and is bilinear where it grows.
+    """
+    if pipeline.interpolation != AREA:
+        return pipeline.interpolation
+    timm: Any = importlib.import_module("timm")
+    own = StoredTransform(pipeline, is_inside=False)
+    others = [timm.data.create_transform(**timm_settings(pipeline, name)) for name in _LIKELY]
+
+    def differences(image: Image) -> Tensor:
+        wanted = own(image)
+        return torch.cat([(other(image) - wanted).abs() for other in others])
+
+    tried = ImageModel("resizing", nn.Identity(), differences, "", pipeline.channels)
+    sample = ModelImages(manifest, tried, on_error="skip", max_pixels=max_pixels)
+    found = sample.__getitems__(spread_rows(len(manifest), _SAMPLE)).image
+    if isinstance(found, tuple) or not len(found):
+        return _LIKELY[0]
+    return _LIKELY[int(found.reshape(len(found), len(_LIKELY), -1).mean(dim=(0, 2)).argmin())]

@@ -17,6 +17,7 @@ from aurank.config import ModelConfig
 from aurank.data import TRANSFORMS
 from aurank.data.prepared import IMAGES
 from aurank.evaluation.postprocessing import PostProcessing
+from aurank.exporting.formats import TrainedEncoder
 from aurank.exporting.timm_folder import write_folder
 from aurank.files import content_sha256
 from aurank.models import Encoder
@@ -40,7 +41,7 @@ def encoder() -> Encoder:
 def a_mean_of_another_type(folder: Path) -> tuple[str, str]:
     (folder / "model").mkdir()
     config = ModelConfig(backbone="test_resnet", pretrained=False, dim=8)
-    write_folder(encoder(), config, PIPELINE, folder / "model", interpolation="bilinear")
+    write_folder(TrainedEncoder(encoder(), config, PIPELINE), folder / "model/model.safetensors")
     changed(folder / "model/config.json", lambda content: content["pretrained_cfg"].update(mean="x"))
     return f"{EMBED} timm:local-dir:model", "local-dir:model"
 

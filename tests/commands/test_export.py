@@ -16,13 +16,15 @@ from testing.runs import tiny_config
 
 import aurank
 from aurank.commands import evaluate_model, export_model
-from aurank.commands.export import require_target
+from aurank.commands.export import _require_expressible, require_target
 from aurank.config import Config
+from aurank.data import TRANSFORMS
 from aurank.embedding import ImageSelection
 from aurank.errors import AurankError, UserError
-from aurank.exporting.card import describe_begun_licence, describe_training
+from aurank.exporting.card import write_card
 from aurank.exporting.check import Check
-from aurank.exporting.graphs import require_packages
+from aurank.exporting.formats import require_packages
+from aurank.training import read_config
 
 
 @pytest.fixture(scope="module")
@@ -111,16 +113,16 @@ def test_an_export_that_differs_is_refused_and_nothing_is_left(
     tiny_run: Path, few: ImageSelection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = importlib.import_module("aurank.commands.export")
-    write = module.write_weights
+    file, write = module._FORMATS["safetensors"]
 
-    def altered(encoder: torch.nn.Module, *others: Any, **given: Any) -> None:
+    def altered(model: Any, path: Path) -> None:
         with torch.no_grad():
-            encoder.head.bias += 0.01  # type: ignore[union-attr, operator]
-        write(encoder, *others, **given)
+            model.encoder.head.bias += 0.01
+        write(model, path)
         with torch.no_grad():
-            encoder.head.bias -= 0.01  # type: ignore[union-attr, operator]
+            model.encoder.head.bias -= 0.01
 
-    monkeypatch.setattr(module, "write_weights", altered)
+    monkeypatch.setitem(module._FORMATS, "safetensors", (file, altered))
     with pytest.raises(AurankError, match=r"is not the same: model\.safetensors: max difference .*e-0"):
         export_model(str(tiny_run / "best"), "safetensors", tmp_path / "out", images=few)
     assert not list(tmp_path.iterdir())
@@ -143,16 +145,35 @@ def test_weights_of_a_file_are_not_called_random_and_no_place_of_the_machine_is_
         "the weights of another run": {"init_from": "/home/me/run/best"},
     }
     parts = {name: value for name, value in tiny_config().items() if name != "evaluate"}
-    for words, model in begun.items():
+    facts: dict[str, Any] = {"data": "d", "split": "test", "measured": "", "files": {}, "checks": [], "versions": {}}
+    facts |= {"target": "hf", "width": 8, "method": "box", "metrics": {}, "licence": None}
+
+    def card(**model: Any) -> str:
         config = Config(**{**parts, "model": {**tiny_config()["model"], **model}})
-        told = describe_training(config, {"progress": {"step": 3}, "manifest": "0" * 64})
-        assert told[0].endswith(f", from {words}")
-        assert "/home/me" not in " ".join(told)
-        assert bool(describe_begun_licence(config)) == (words != "random weights")
-    config = config.model_copy(update={"model": config.model.model_copy(update={"backbone": "local-dir:/home/me/net"})})
-    assert describe_training(config, {"progress": {}, "manifest": ""})[0].startswith(
-        "network: a network of a local folder"
-    )
+        return write_card(config, {"manifest": "", "progress": {}}, TRANSFORMS["resize"](8, 3), **facts)
+
+    for words, model in begun.items():
+        told = card(**model)
+        assert f", from {words}\n" in told
+        assert "/home/me" not in told
+        assert ("The weights that training began with" in told) == (words != "random weights")
+    assert "network: a network of a local folder" in card(backbone="local-dir:/home/me/net")
+
+
+@pytest.mark.parametrize(
+    ("to", "model", "named"),
+    [
+        ("hf", {"pooling": "gem"}, r"model\.pooling=gem"),
+        ("hf", {"head_layers": 2}, r"this model 2 \(model\.head_layers\)"),
+        ("hf", {"backbone": "transformers:net"}, "timm has no transformers:net"),
+        ("safetensors", {"backbone": "local-dir:net"}, "a folder of this machine"),
+    ],
+)
+def test_what_a_format_cannot_hold_is_said_with_one_that_can(to: Any, model: dict[str, Any], named: str) -> None:
+    config = read_config(tiny_config())
+    config = config.model_copy(update={"model": config.model.model_copy(update=model)})
+    with pytest.raises(UserError, match=rf"--to {to}: .*{named}.*; export it as onnx"):
+        _require_expressible(to, config)
 
 
 def test_missing_packages_are_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from aurank.config import ModelConfig
 from aurank.data import TRANSFORMS
 from aurank.errors import UserError
-from aurank.exporting.portable import write_weights
+from aurank.exporting.formats import TrainedEncoder, write_weights
 from aurank.models import Encoder
 from aurank.models.adapters.by_name import load_model
 from aurank.models.adapters.exported import ENCODER, PREPROCESSING, pack_preprocessing
@@ -71,6 +71,14 @@ def test_graphs_that_cannot_be_used(tmp_path: Path) -> None:
     assert refusal(name).startswith("cannot be read as an ONNX model (")
 
 
+def weights(path: Path) -> dict[str, str]:
+    """Write weights and return their metadata."""
+    config = ModelConfig(backbone="test_resnet", pretrained=False, dim=8)
+    write_weights(TrainedEncoder(Encoder("test_resnet", dim=8, pretrained=False), config, PIPELINE), path)
+    with safe_open(path, framework="pt") as file:
+        return dict(file.metadata())
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -81,20 +89,16 @@ def test_graphs_that_cannot_be_used(tmp_path: Path) -> None:
     ],
 )
 def test_weights_that_do_not_fit_their_network(change: Callable[[Any], Any], message: str, tmp_path: Path) -> None:
-    config, path = ModelConfig(backbone="test_resnet", pretrained=False, dim=8), tmp_path / "model.safetensors"
-    write_weights(Encoder("test_resnet", dim=8, pretrained=False), config, PIPELINE, path, dim=8)
-    with safe_open(path, framework="pt") as file:
-        metadata = file.metadata()
+    path = tmp_path / "model.safetensors"
+    metadata = weights(path)
     save_file(load_file(path), path, {**metadata, ENCODER: json.dumps(change(json.loads(metadata[ENCODER])))})
     said = refusal(f"safetensors:{path}")
     assert message in said
 
 
 def test_weights_that_name_a_file_read_none(tmp_path: Path) -> None:
-    config, path = ModelConfig(backbone="test_resnet", pretrained=False, dim=8), tmp_path / "model.safetensors"
-    write_weights(Encoder("test_resnet", dim=8, pretrained=False), config, PIPELINE, path, dim=8)
-    with safe_open(path, framework="pt") as file:
-        metadata = file.metadata()
+    path = tmp_path / "model.safetensors"
+    metadata = weights(path)
     place = str(tmp_path / "elsewhere.pt")
     about = {**json.loads(metadata[ENCODER]), "weights": place}
     save_file(load_file(path), path, {**metadata, ENCODER: json.dumps(about)})

@@ -32,8 +32,7 @@ from aurank.config import ModelConfig, shipped_configs
 from aurank.data import TRANSFORMS, shards
 from aurank.embedding import ImageSelection, index_folder
 from aurank.evaluation import Index, PostProcessing, ProbeResult
-from aurank.exporting.graphs import write_graph
-from aurank.exporting.portable import write_program, write_weights
+from aurank.exporting.formats import TrainedEncoder, write_graph, write_program, write_weights
 from aurank.exporting.timm_folder import write_folder
 from aurank.files import _bundle_sha256, content_sha256, file_sha256, require_ordinary
 from aurank.models import Encoder
@@ -213,8 +212,9 @@ def _model(kind: str) -> None:
     Path("model").mkdir()
     encoder = Encoder("test_resnet", dim=8, pretrained=False).eval()
     config, pipeline = ModelConfig(backbone="test_resnet", pretrained=False, dim=8), TRANSFORMS["resize"](32, 3)
+    model = TrainedEncoder(encoder, config, pipeline)
     if kind == "timm":
-        write_folder(encoder, config, pipeline, Path("model"), interpolation="bilinear")
+        write_folder(model, Path("model/model.safetensors"))
     elif kind == "transformers":
         from testing.galleries import folder_of
 
@@ -224,12 +224,12 @@ def _model(kind: str) -> None:
         torch.save({"epoch": 3, "state_dict": weights}, "model/w.pt")
         save_file(weights, "model/w.safetensors")
     else:
-        write: dict[str, Callable[[], None]] = {
-            "onnx": lambda: write_graph(encoder, pipeline, Path("model/m.onnx"), dim=8),
-            "torchexport": lambda: write_program(encoder, pipeline, Path("model/m.pt2"), dim=8),
-            "safetensors": lambda: write_weights(encoder, config, pipeline, Path("model/m.safetensors"), dim=8),
-        }
-        write[kind]()
+        write, file = {
+            "onnx": (write_graph, "m.onnx"),
+            "torchexport": (write_program, "m.pt2"),
+            "safetensors": (write_weights, "m.safetensors"),
+        }[kind]
+        write(model, Path("model", file))
 
 
 # -- readers that are no command, and checksums -----------------------------------------------------------------------

@@ -1,0 +1,179 @@
+"""The files that hold an encoder: a program of torch, an ONNX graph and the same in 8 bits, weights."""
+
+import json
+import logging
+import tempfile
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, UInt8
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from aurank.config import ModelConfig
+from aurank.data import Pipeline
+from aurank.embedding.from_config import encoder_arguments
+from aurank.errors import UserError
+from aurank.files import replacing, write_text
+from aurank.models import Encoder
+from aurank.models.adapters.exported import ENCODER, PREPROCESSING, PROGRAM_PREPROCESSING, pack_preprocessing
+from aurank.models.adapters.towers import without_places
+
+INPUT, OUTPUT = "pixels", "embedding"
+_PACKAGES = ("onnx", "onnxruntime", "onnxscript")
+_ONE_FILE = 2**31 - 2**20  # bytes that a protocol buffer holds, less some for the graph itself
+_LAYERS = ("Conv", "Gemm", "MatMul")
+_BETWEEN = ("Add", "Relu", "Clip", "MaxPool")
+"""What stands between convolutions: in 8 bits too, values need not be widened from one to the next."""
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedEncoder:
+    """What is exported.
+
+    Args:
+        encoder: in evaluation mode, on the CPU.
+        config: that built it.
+        pipeline: the transform of its images.
+        interpolation: Pillow's word for how these are resized.
+    """
+
+    encoder: Encoder
+    config: ModelConfig
+    pipeline: Pipeline
+    interpolation: str = "bilinear"
+
+    def preprocessing(self, *, is_inside: bool, is_unit: bool = True) -> str:
+        """Return what a file says of its input and output."""
+        first = next(layer for layer in self.encoder.head.modules() if isinstance(layer, nn.Linear))
+        dim = first.in_features if self.encoder.discard_head else self.encoder.dim
+        return pack_preprocessing(self.pipeline, dim=dim, is_inside=is_inside, is_unit=is_unit)
+
+
+class Portable(nn.Module):
+    """Pixels as they are, 0 to 255, to embeddings of unit length: mean and deviation are part of the model."""
+
+    def __init__(self, encoder: Encoder, pipeline: Pipeline) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.offset: Tensor
+        self.scale: Tensor
+        self.unit: Tensor
+        # The same sums as Pipeline.normalise, so that both give the same float32 numbers.
+        for name, values in zip(("unit", "offset", "scale"), pipeline.constants(), strict=True):
+            self.register_buffer(name, values)
+        self.is_divided = pipeline.unit != 1
+
+    def forward(self, pixels: UInt8[Tensor, "batch channel height width"]) -> Float[Tensor, "batch dim"]:
+        values = pixels.float() / self.unit if self.is_divided else pixels.float()
+        embeddings: Tensor = self.encoder((values - self.offset) / self.scale)
+        return embeddings
+
+
+def write_program(model: TrainedEncoder, path: Path) -> None:
+    """Write the program of torch.export as `path`, with a JSON of its preprocessing beside it."""
+    program = _trace(model)
+    with _quiet():
+        torch.export.save(program, path)
+    write_text(path.with_name(PROGRAM_PREPROCESSING), model.preprocessing(is_inside=True) + "\n")
+
+
+def write_graph(model: TrainedEncoder, path: Path) -> None:
+    """Write the encoder with its normalisation as one ONNX file, uint8 `pixels` to float32 `embedding`."""
+    if (size := sum(value.nbytes for value in model.encoder.state_dict().values())) > _ONE_FILE:
+        raise UserError(f"--to onnx: an ONNX file holds at most 2 GiB, the weights are {size:,} bytes; use safetensors")
+    program = _trace(model)
+    names: dict[str, Any] = {"input_names": [INPUT], "output_names": [OUTPUT]}
+    with _quiet():
+        graph: Any = torch.onnx.export(program, dynamo=True, verbose=False, dynamic_shapes=None, **names)
+    graph.model.metadata_props[PREPROCESSING] = model.preprocessing(is_inside=True)
+    for value in (*graph.model.graph.inputs, *graph.model.graph.outputs):
+        value.shape[0] = "batch"  # torch calls it s77
+    graph.save(path, external_data=False)
+
+
+def write_weights(model: TrainedEncoder, path: Path) -> None:
+    """Write the encoder's weights, with what they belong to and how images are made ready in the file's metadata."""
+    left_out = ("pretrained", "weights", "width")
+    arguments = {name: value for name, value in encoder_arguments(model.config).items() if name not in left_out}
+    arguments |= {"backbone": without_places(model.config.backbone), "channels": model.pipeline.channels}
+    about = {PREPROCESSING: model.preprocessing(is_inside=False), ENCODER: json.dumps(arguments)}
+    save_weights(model.encoder, path, **about)
+
+
+def save_weights(module: nn.Module, path: Path, **metadata: str) -> None:
+    """Write the weights of a module as a file of safetensors."""
+    state = {name: value.detach().contiguous().clone() for name, value in module.state_dict().items()}
+    with replacing(path) as file:
+        file.write(save(state, metadata={"format": "pt", **metadata}))
+
+
+def _trace(model: TrainedEncoder) -> torch.export.ExportedProgram:
+    """Return the program of a `Portable`, for batches of any size."""
+    portable = Portable(model.encoder, model.pipeline).eval().requires_grad_(False)
+    size = model.pipeline.image_size
+    example = torch.zeros(2, model.pipeline.channels, size, size, dtype=torch.uint8)
+    with _quiet():
+        return torch.export.export(portable, (example,), dynamic_shapes={"pixels": {0: torch.export.Dim("batch")}})
+
+
+def require_packages() -> None:
+    """Raise UserError unless the packages that write and run graphs are installed."""
+    if missing := [name for name in _PACKAGES if find_spec(name) is None]:
+        raise UserError(f"--to onnx needs {', '.join(missing)}, not installed here: pip install 'aurank[export]'")
+
+
+def quantise(source: Path, path: Path, batches: Sequence[UInt8[np.ndarray, "batch channel height width"]]) -> None:
+    """Write a graph with weights and activations of 8 bits, their ranges taken from calibration images.
+
+    Static quantisation: a range for each weight channel and each activation, known before the graph runs, as
+    convolutions need it (dynamic quantisation covers matrix products alone). What follows the last linear layer, the
+    length of the embedding, stays float32.
+
+    Args:
+        source: a graph of `write_graph`.
+        batches: uint8 pixels of training images.
+    """
+    import onnx
+    from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    calibration = iter([{INPUT: pixels} for pixels in batches])
+    with tempfile.TemporaryDirectory() as folder, _quiet():
+        prepared = Path(folder) / "prepared.onnx"
+        quant_pre_process(source, prepared, skip_symbolic_shape=True)  # batch norms become part of convolutions
+        nodes = list(onnx.load(prepared, load_external_data=False).graph.node)
+        last = max((place for place, node in enumerate(nodes) if node.op_type in _LAYERS), default=-1)
+        quantize_static(
+            prepared,
+            path,
+            SimpleNamespace(get_next=partial(next, calibration, None)),
+            quant_format=QuantFormat.QDQ,
+            op_types_to_quantize=[*_LAYERS, *_BETWEEN],
+            nodes_to_exclude=[node.name for node in nodes[last + 1 :]],
+            per_channel=True,
+            activation_type=QuantType.QUInt8,
+            weight_type=QuantType.QInt8,
+        )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """A context without what torch's and onnxruntime's tools say of themselves below an error."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(disabled)
