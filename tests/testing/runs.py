@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 from torch import nn
 
+import aurank
 from aurank.data import Manifest
 from aurank.data.readers.folders import read_digits
 from aurank.embedding.stored.checkpoint import load_checkpoint
@@ -79,6 +80,24 @@ def weights(out: Path) -> dict[str, torch.Tensor]:
 def records(out: Path, split: str) -> list[dict[str, Any]]:
     lines = (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return [record for record in map(json.loads, lines) if record["split"] == split]
+
+
+def write_config(folder: Path, config: dict[str, Any]) -> Path:
+    (folder / "config.yaml").write_text(json.dumps(config), encoding="utf-8")
+    return folder / "config.yaml"
+
+
+def train_and_listen(
+    config: Any, out: Path, **options: Any
+) -> tuple[aurank.TrainResult, dict[str, list[dict[str, Any]]]]:
+    """Train; return the result and what the listener heard, by the kind of event."""
+    told: dict[str, list[dict[str, Any]]] = {}
+    listener = lambda kind, values: told.setdefault(kind, []).append(values)  # noqa: E731
+    return aurank.train(config, out, listener=listener, **options), told
+
+
+def notices_of(config: Any, out: Path, **options: Any) -> list[str]:
+    return [values["text"] for values in train_and_listen(config, out, **options)[1].get("notice", [])]
 
 
 def assert_same_run(out: Path, other: Path, *, ignore: tuple[str, ...] = ("workers",), log_every: int = 1) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from testing.galleries import broken_photos
-from testing.runs import records, tiny_config
+from testing.runs import records, tiny_config, train_and_listen
 
 import aurank
 from aurank.commands import embed_model, evaluate_model
@@ -254,13 +254,8 @@ def test_a_run_passes_over_batches_of_fewer_than_two_images_and_tells_what_it_sk
     config = broken_photos(tmp_path / "photos")
     logs = set()
     for name, data in {"a": {"cache": "0"}, "b": {"workers": 2, "cache": "0"}, "c": {}}.items():
-        told: dict[str, int] = {}
-
-        def listen(kind: str, values: dict[str, Any], told: dict[str, int] = told) -> None:
-            if "skipped" in values:
-                told[kind] = values["skipped"]
-
-        result = aurank.train({**config, "data": {**config["data"], **data}}, tmp_path / name, listener=listen)
+        result, events = train_and_listen({**config, "data": {**config["data"], **data}}, tmp_path / name)
+        told = {kind: values[-1]["skipped"] for kind, values in events.items() if "skipped" in values[-1]}
         assert result.steps == 12
         assert result.skipped == {"train": 8, "validation": 1, "test": 1}
         assert told == {"step": 8, "validation": 1, "tested": 1}

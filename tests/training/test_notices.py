@@ -4,10 +4,9 @@ import errno
 import os
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
-from testing.runs import tiny_config
+from testing.runs import notices_of, tiny_config, train_and_listen
 
 import aurank
 from aurank.cli import drawing
@@ -16,17 +15,6 @@ from aurank.embedding.from_config import build_dataset, fill_preprocessing
 from aurank.errors import AurankError, UserError, explained
 from aurank.training import read_config
 from aurank.training.build import build_splits
-
-
-def notices_of(config: dict[str, Any], out: Path, **options: Any) -> list[str]:
-    found: list[str] = []
-
-    def listen(kind: str, values: dict[str, Any]) -> None:
-        if kind == "notice":
-            found.append(values["text"])
-
-    aurank.train(config, out, listener=listen, **options)
-    return found
 
 
 @pytest.mark.slow
@@ -79,13 +67,8 @@ def test_without_a_terminal_measuring_the_test_images_is_told(
 
 
 def test_measuring_the_test_images_reports_how_far_it_is(tmp_path: Path) -> None:
-    told: list[tuple[str, int, int]] = []
-
-    def listen(kind: str, values: dict[str, Any]) -> None:
-        if kind == "measuring":
-            told.append((values["stage"], values["done"], values["total"]))
-
-    aurank.train(tiny_config(train={"steps": 3}), tmp_path / "run", listener=listen)
+    _, events = train_and_listen(tiny_config(train={"steps": 3}), tmp_path / "run")
+    told = [(values["stage"], values["done"], values["total"]) for values in events["measuring"]]
     assert list(dict.fromkeys(stage for stage, _, _ in told)) == ["embedding", "ranking"]
     assert all(done <= total for _, done, total in told)
     assert {stage for stage, done, total in told if done == total} == {"embedding", "ranking"}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from testing.processes import ended, launch
-from testing.runs import tiny_config
+from testing.runs import tiny_config, write_config
 
 from aurank.data import ImageDataset
 from aurank.errors import AurankError, UserError
@@ -124,8 +124,7 @@ def test_what_cannot_be_measured_or_written_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_process_that_the_others_wait_for_is_named(tmp_path: Path) -> None:
-    config = tmp_path / "config.yaml"
-    config.write_text(json.dumps(tiny_config()), encoding="utf-8")
+    config = write_config(tmp_path, tiny_config())
     slow = (  # of the second process the clock is put on by each batch
         "import os, time\nfrom aurank.data import ImageDataset\n"
         f"late, each, clock = [0.0], {SLOW} * int(os.environ['RANK']), time.perf_counter\n"

@@ -1,6 +1,5 @@
 """A run that is killed and resumed ends with the weights, metrics and report of one that never stopped."""
 
-import json
 import multiprocessing
 import os
 import random
@@ -9,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,16 @@ import torch
 from PIL import Image
 from testing.pages import blocks
 from testing.processes import Running, run_aurank
-from testing.runs import STEPS, SUM, assert_equal, assert_same_run, tiny_config
+from testing.runs import (
+    STEPS,
+    SUM,
+    assert_equal,
+    assert_same_run,
+    notices_of,
+    tiny_config,
+    train_and_listen,
+    write_config,
+)
 
 import aurank
 from aurank.embedding.stored.checkpoint import load_checkpoint, save_checkpoint
@@ -59,8 +67,7 @@ LARGE = {
 def test_a_killed_run_resumes_bit_for_bit_with_any_number_of_workers(
     tmp_path: Path, loss: Any, sections: dict[str, dict[str, Any]], before: int, after: int
 ) -> None:
-    config, out = tmp_path / "config.yaml", tmp_path / "killed"
-    config.write_text(json.dumps(tiny_config(loss, **sections)), encoding="utf-8")
+    config, out = write_config(tmp_path, tiny_config(loss, **sections)), tmp_path / "killed"
     overrides = ["train.ema=0.9", f"data.workers={before}"]
     log_every = sections.get("train", {}).get("log_every", 1)
     lines = random.randint(1, STEPS // log_every - 1)
@@ -110,8 +117,7 @@ COMMANDS = {"scontrol": "echo localhost", "srun": 'shift; exec "$@"', "python": 
 @pytest.mark.slow
 def test_a_job_that_is_killed_in_its_first_checkpoint_is_submitted_again_as_it_is(tmp_path: Path) -> None:
     """The job is that of the pages; the commands of SLURM are of one process."""
-    config = tmp_path / "config.yaml"
-    config.write_text(json.dumps(tiny_config(train={"steps": 3})), encoding="utf-8")
+    config = write_config(tmp_path, tiny_config(train={"steps": 3}))
     (job,) = [block.code for block in blocks("text") if "#SBATCH" in block.code]
     for name, script in COMMANDS.items():
         (tmp_path / "bin" / name).parent.mkdir(exist_ok=True)
@@ -137,15 +143,9 @@ def test_a_job_that_is_killed_in_its_first_checkpoint_is_submitted_again_as_it_i
 
 @pytest.mark.slow
 def test_the_report_says_what_it_measured_and_resuming_nothing_is_told(tmp_path: Path) -> None:
-    notices: list[str] = []
-
-    def listen(kind: str, values: dict[str, object]) -> None:
-        if kind == "notice":
-            notices.append(str(values["text"]))
-
     config = read_config(tiny_config())
-    result = aurank.train(config, tmp_path, True, overrides=["train.steps=3"], listener=listen)
-    assert notices == [f"--resume: {tmp_path} holds no checkpoint yet; the run starts anew"]
+    result, told = train_and_listen(config, tmp_path, resume=True, overrides=["train.steps=3"])
+    assert told["notice"] == [{"text": f"--resume: {tmp_path} holds no checkpoint yet; the run starts anew"}]
     assert result.steps == 3
     assert result.report is not None
     test = build_splits(config).test
@@ -224,12 +224,7 @@ def out(whole: Path, tmp_path: Path) -> Path:
 
 
 def resume(config: dict[str, Any], out: Path) -> list[str]:
-    notices: list[str] = []
-    listen: Callable[[str, dict[str, Any]], None] = lambda kind, values: (  # noqa: E731
-        notices.append(values["text"]) if kind == "notice" else None
-    )
-    aurank.train(config, out, resume=True, listener=listen)
-    return notices
+    return notices_of(config, out, resume=True)
 
 
 def assert_same(out: Path, whole: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 import torch
 from accelerate.state import PartialState
 from testing.processes import KILLED, ended, run_ranks, start, steps_done
-from testing.runs import EXACT, SUM, assert_same_run, few_digits, records, tiny_config
+from testing.runs import EXACT, SUM, assert_same_run, few_digits, records, tiny_config, write_config
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile
@@ -38,9 +38,8 @@ from aurank.training.trainer import Trainer
 
 @pytest.mark.slow
 def test_a_signal_to_one_process_ends_all_at_the_same_step_with_everything_saved(tmp_path: Path) -> None:
-    config = tmp_path / "config.yaml"
     sections = {"train": {"steps": 100_000, "validate_every": 100_000, "checkpoint_every": 100_000, "ema": 0.9}}
-    config.write_text(json.dumps(tiny_config(**sections)), encoding="utf-8")
+    config = write_config(tmp_path, tiny_config(**sections))
     out = tmp_path / "out"
     processes = start(config, out, 2)
     try:
@@ -62,9 +61,8 @@ def test_a_signal_to_one_process_ends_all_at_the_same_step_with_everything_saved
 def test_where_a_process_ends_or_stops_the_others_end_with_one_line(
     tmp_path: Path, number: signal.Signals, rank: int
 ) -> None:
-    config = tmp_path / "config.yaml"
     train = {"steps": 100_000, "validate_every": 100_000, "checkpoint_every": 100_000}
-    config.write_text(json.dumps(tiny_config(train=train)), encoding="utf-8")
+    config = write_config(tmp_path, tiny_config(train=train))
     timeout = "15s" if number == signal.SIGSTOP else "30min"  # an ended process is noticed without
     processes = start(config, tmp_path / "out", 2, common=[f"train.timeout={timeout}"])
     other = processes[1 - rank]
@@ -86,8 +84,7 @@ def test_where_a_process_ends_or_stops_the_others_end_with_one_line(
 
 @pytest.mark.slow
 def test_an_option_that_differs_is_told_by_every_process(tmp_path: Path) -> None:
-    config = tmp_path / "config.yaml"
-    config.write_text(json.dumps(tiny_config(train={"steps": 3})), encoding="utf-8")
+    config = write_config(tmp_path, tiny_config(train={"steps": 3}))
     results = ended(start(config, tmp_path / "out", 2, ["sampler.batch=16"], ["sampler.batch=32", "data.workers=0"]))
     told = "rank 0 and rank 1 were started with different options (rank 0 != rank 1): sampler.batch: 16 != 32; start"
     for code, _, complaint in results:
@@ -101,8 +98,7 @@ def test_processes_that_find_different_checkpoints_are_told(tmp_path: Path) -> N
     folders = [tmp_path / "0", tmp_path / "1"]  # as disks of two nodes, of which one has been written to
     for folder in folders:
         folder.mkdir()
-    config = tmp_path / "config.yaml"
-    config.write_text(json.dumps(tiny_config(train={"steps": 3})), encoding="utf-8")
+    config = write_config(tmp_path, tiny_config(train={"steps": 3}))
     results = ended(start(config, Path("out"), 2, folders=folders))
     assert [code for code, _, _ in results] == [0, 0], results
     for code, _, complaint in ended(start(config, Path("out"), 2, common=["--resume"], folders=folders)):
@@ -115,8 +111,7 @@ def test_processes_that_find_different_checkpoints_are_told(tmp_path: Path) -> N
 def test_what_stops_one_process_stops_all(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "notes.txt").write_text("mine", encoding="utf-8")
-    config = tmp_path / "config.yaml"
-    config.write_text(json.dumps(tiny_config(train={"steps": 3})), encoding="utf-8")
+    config = write_config(tmp_path, tiny_config(train={"steps": 3}))
     results = ended(start(config, tmp_path / "out", 2))
     assert [code for code, _, _ in results] == [2, 2], results
     assert "is not empty" in results[0][2]
@@ -125,10 +120,9 @@ def test_what_stops_one_process_stops_all(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_only_the_main_process_prints_and_writes(tmp_path: Path) -> None:
-    config = tmp_path / "config.yaml"
     train = {"steps": 3, "validate_every": 1, "ema": 0.5}
     settings = tiny_config(train=train, evaluate={"batch": 32})  # several batches, of each process some
-    config.write_text(json.dumps(settings), encoding="utf-8")
+    config = write_config(tmp_path, settings)
     results = ended(start(config, tmp_path / "out", 2))
     assert [code for code, _, _ in results] == [0, 0], results
     assert results[0][1].count("a random order has mauprc") == results[0][1].count("written to") == 1
@@ -196,8 +190,7 @@ def test_two_processes_train_the_weights_of_one(tmp_path: Path) -> None:
         name: values if isinstance(values, list) else {**tiny_config().get(name, {}), **values}
         for name, values in exact.items()
     }
-    config = tmp_path / "config.yaml"
-    config.write_text(json.dumps({**tiny_config(), **content}), encoding="utf-8")
+    config = write_config(tmp_path, {**tiny_config(), **content})
     aurank.train(config, tmp_path / "1")
     results = ended(start(config, tmp_path / "2", 2))
     assert [code for code, _, _ in results] == [0, 0], results
@@ -248,8 +241,7 @@ def test_two_then_one_then_four_processes_train_the_weights_of_one(tmp_path: Pat
         "train": {"steps": 6, "validate_every": 100, "checkpoint_every": 100, "ema": 0.9},
     }
     terms = [{"name": "soprc"}, {"name": "sogclr"}, {"name": "emc2"}]
-    config, many = tmp_path / "config.yaml", tmp_path / "many"
-    config.write_text(json.dumps(tiny_config(terms, **sections)), encoding="utf-8")
+    config, many = write_config(tmp_path, tiny_config(terms, **sections)), tmp_path / "many"
     aurank.train(config, tmp_path / "one")
     two = ended(start(config, many, 2, common=["train.steps=2"]))
     aurank.train(config, many, resume=True, overrides=["train.steps=4"])

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 from testing.galleries import photos
-from testing.runs import tiny_config
+from testing.runs import notices_of, tiny_config
 from testing.trees import REAL_DATA
 
-import aurank
 from aurank.config import shipped_configs
 from aurank.embedding.evaluation_options import evaluation_options, two_way_options
 from aurank.errors import UserError
@@ -136,11 +135,8 @@ def test_a_batch_that_the_classes_cannot_fill_is_told_by_rehearsal_and_run(tmp_p
     config = read_config(tiny_config(data=data, train={"steps": 3}))
     said = "batches have 8 images in place of sampler.batch=16: that is all that the sampler can draw from 8 training"
     assert said in str(rehearse(config))
-    notices: list[str] = []
-    aurank.train(config, tmp_path / "out", listener=lambda kind, values: notices.extend(
-        [values["text"]] if kind == "notice" else []))  # fmt: skip
-    assert len(notices) == 1
-    assert notices[0].startswith(said)
+    (notice,) = notices_of(config, tmp_path / "out")
+    assert notice.startswith(said)
     assert said not in str(rehearse(read_config(tiny_config())))
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 from testing.processes import ended, start
-from testing.runs import assert_equal, pairs_config, records, trainer_of, write_table
+from testing.runs import assert_equal, pairs_config, records, trainer_of, write_config, write_table
 from torch import Tensor, nn
 
 import aurank
@@ -144,9 +144,8 @@ def test_cached_gradients_train_the_weights_of_plain_ones(root: Path, tmp_path: 
 
 @pytest.mark.slow
 def test_two_processes_train_the_weights_of_one(root: Path, tmp_path: Path) -> None:
-    config = tmp_path / "config.yaml"
     content = pairs_config(root, **PLAIN, train={"steps": 3, "accumulate": 2, "validate_every": 100})
-    config.write_text(json.dumps(content), encoding="utf-8")
+    config = write_config(tmp_path, content)
     aurank.train(config, tmp_path / "1")
     results = ended(start(config, tmp_path / "2", 2))
     assert [code for code, _, _ in results] == [0, 0], results
@@ -215,9 +214,8 @@ def test_captions_without_labels_are_measured_both_ways_alone_and_said_to_be_wri
 ) -> None:
     """An image in several rows has several labels, so there is nothing that images could be compared by."""
     write_table(tmp_path, labelled=False, captions=2)
-    config = tmp_path / "config.yaml"
     content = pairs_config(tmp_path, data={"validation_fraction": 0}, train={"steps": 3})
-    config.write_text(json.dumps(content), encoding="utf-8")
+    config = write_config(tmp_path, content)
     run_cli(monkeypatch, "train", config, "--out", tmp_path / "out")
     printed = capsys.readouterr()
     assert printed.out.count("two-way retrieval, ") == 3

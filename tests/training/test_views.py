@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from testing.galleries import photos
-from testing.runs import EXACT, Learnt, records, tiny_config, weights
+from testing.runs import EXACT, Learnt, records, tiny_config, train_and_listen, weights
 
 import aurank
 from aurank.commands import evaluate_model
@@ -131,20 +131,12 @@ def unlabelled_photos(root: Path, **sections: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.slow
 def test_a_folder_without_labels_is_trained_on_without_being_measured(tmp_path: Path) -> None:
     config = unlabelled_photos(tmp_path / "photos", train={"steps": 6, "validate_every": 4, "checkpoint_every": 6})
-    said: list[str] = []
-    told: list[str] = []
-
-    def listen(kind: str, values: dict[str, Any]) -> None:
-        told.append(kind)
-        if kind == "notice":
-            said.append(values["text"])
-
     notice = "photos has no test split: nothing is measured at the end, best is the newest checkpoint"
     rehearsal = rehearse(read_config(config))
     assert rehearsal.images == {"train": 20}
     assert notice in rehearsal.notices
-    result = aurank.train(config, tmp_path / "out", listener=listen)
-    assert said == [notice]
+    result, told = train_and_listen(config, tmp_path / "out")
+    assert told["notice"] == [{"text": notice}]
     assert (result.report, result.best, result.steps, result.stopped_by) == (None, {}, 6, None)
     assert not {"testing", "tested"} & set(told)
     names = {path.name for path in (tmp_path / "out").iterdir()}

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from testing.runs import SUM, assert_equal, tiny_config
+from testing.runs import SUM, assert_equal, tiny_config, train_and_listen
 from testing.stateful import Unread
 from torch import nn
 
@@ -113,9 +113,7 @@ def test_a_run_that_is_looked_at_late_is_the_same_to_the_last_bit(tmp_path: Path
     config = tiny_config(SUM, optim={"clip_norm": 0.5}, train=train)
     aurank.train(config, tmp_path / "soon")
     monkeypatch.setattr(watching, "READ_AT_ONCE", ())
-    told = []
-    listener = lambda kind, values: told.append(values) if kind == "step" else None  # noqa: E731
-    aurank.train(config, tmp_path / "late", listener=listener)
+    told = train_and_listen(config, tmp_path / "late")[1]["step"]
     assert (tmp_path / "soon/metrics.jsonl").read_bytes() == (tmp_path / "late/metrics.jsonl").read_bytes()
     for name in ("last.safetensors", "best.safetensors"):
         assert_equal(load_checkpoint(tmp_path / "soon" / name), load_checkpoint(tmp_path / "late" / name), ("python",))
