@@ -25,7 +25,8 @@ from aurank.embedding.select_images import (
     require_likely_classes,
     split_of,
 )
-from aurank.errors import AurankWarning, UserError, first_line
+from aurank.errors import AurankWarning
+from aurank.files import reading
 from aurank.losses import LOSSES, MINERS, CrossBatchMemory, MultipleLosses
 from aurank.models import Encoder
 from aurank.models.adapters.towers import is_tower
@@ -77,31 +78,23 @@ def build_sampler(
 
 def check_image_size(encoder: Encoder, config: Config, device: torch.device) -> None:
     """Raise UserError where the encoder cannot take images of every size that is used; try an image of zeros."""
-    if config.model.backbone == NO_BACKBONE:
+    name, fitting = config.model.backbone, encoder.image_size or "a larger one"
+    if name == NO_BACKBONE:
         return
     augmented = build_transform(config.data, train=True)
-    sizes = {augmented.of_view(view).image_size for view in range(config.data.views)} | {config.data.image_size}
+    sizes = {augmented.of_view(view).image_size: "data.train_transform" for view in range(config.data.views)}
+    sizes[config.data.image_size] = "data.image_size"
     training = encoder.training
     encoder.eval()
-    try:
-        for size in sorted(sizes, reverse=True):
+    for size, key in sorted(sizes.items(), reverse=True):
+        option = (
+            f"force_image_size={size}" if is_tower(name) else f"model.params.img_size={size} or dynamic_img_size=true"
+        )
+        remedy = f"use data.image_size={fitting}, or give the backbone {option}"
+        with reading(f"model.backbone={name}", f"a network for images of {size} pixels ({key})", remedy=remedy):
             with torch.no_grad():
                 encoder(torch.zeros(1, config.data.channels, size, size, device=device))
-    except UserError:
-        raise
-    except Exception as error:  # each backbone has a way of its own to refuse an image
-        name = config.model.backbone
-        key = "data.image_size" if size == config.data.image_size else "data.train_transform.params.local_size"
-        fitting = f"a larger {key}" if encoder.image_size is None else f"{key}={encoder.image_size}, as it was made for"
-        given = f"model.params.img_size={size} or dynamic_img_size=true to one of timm"
-        if is_tower(name):
-            given = f"force_image_size={size} to one of open_clip, behind a comma of its name"
-        raise UserError(
-            f"model.backbone={name} fails on an image of {key}={size} ({first_line(error)}); use {fitting}, or give "
-            f"{given}"
-        ) from error
-    finally:
-        encoder.train(training)
+    encoder.train(training)
 
 
 def build_loss(config: Config, train: Manifest) -> nn.Module:

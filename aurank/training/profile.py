@@ -3,7 +3,6 @@
 import itertools
 import os
 import resource
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -340,10 +339,8 @@ def _traced(path: Path) -> Iterator[None]:
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # it tells of its own doings, and of a GPU that is not there
     with torch.profiler.profile() as trace:
         yield
-    with tempfile.TemporaryDirectory(prefix="aurank-profile-") as folder:
-        trace.export_chrome_trace(f"{folder}/trace.json")
-        with replacing(path) as file:
-            file.write(Path(folder, "trace.json").read_bytes())
+    with replacing(path) as file:
+        trace.export_chrome_trace(file.name)
 
 
 def processors() -> int:
