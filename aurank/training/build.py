@@ -87,13 +87,11 @@ def check_image_size(encoder: Encoder, config: Config, device: torch.device) -> 
     training = encoder.training
     encoder.eval()
     for size, key in sorted(sizes.items(), reverse=True):
-        option = (
-            f"force_image_size={size}" if is_tower(name) else f"model.params.img_size={size} or dynamic_img_size=true"
-        )
-        remedy = f"use data.image_size={fitting}, or give the backbone {option}"
-        with reading(f"model.backbone={name}", f"a network for images of {size} pixels ({key})", remedy=remedy):
-            with torch.no_grad():
-                encoder(torch.zeros(1, config.data.channels, size, size, device=device))
+        options = f"model.params.img_size={size} or dynamic_img_size=true"
+        option = f"force_image_size={size}" if is_tower(name) else options
+        remedy, what = f"use data.image_size={fitting}, or give it {option}", f"a network for {size} pixels ({key})"
+        with torch.no_grad(), reading(f"model.backbone={name}", what, remedy=remedy):
+            encoder(torch.zeros(1, config.data.channels, size, size, device=device))
     encoder.train(training)
 
 

@@ -100,7 +100,7 @@ def test_a_backbone_that_cannot_take_the_small_crops_is_refused_with_the_remedy(
     model = {"backbone": "vit_tiny_patch16_224", "params": {"img_size": 32}}
     data = {**CROPS, "image_size": 32}
     data["train_transform"] = {"name": "multi_crop", "params": {"local_size": 16}}
-    with pytest.raises(UserError, match=r"of 16 pixels \(data\.train_transform\).*dynamic_img_size=true"):
+    with pytest.raises(UserError, match=r"for 16 pixels \(data\.train_transform\).*dynamic_img_size=true"):
         aurank.train(tiny_config(data=data, model=model), tmp_path / "out")
     model["params"] = {"img_size": 32, "dynamic_img_size": True}
     aurank.train(tiny_config(data=data, model=model, train={"steps": 3}), tmp_path / "other")
