@@ -162,7 +162,7 @@ BUDGETS = {
     "evaluation": 8088,
     "models": 2039,
     "embedding": 2278,
-    "training": 2888,
+    "training": 2876,
     "reporting": 1571,
     "commands exporting serving": 4365,
     "config": 1054,

@@ -5,6 +5,7 @@ import json
 import os
 import zipfile
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -39,7 +40,6 @@ def png(seed: int, **shape: int) -> bytes:
 
 
 def write_tree(root: Path, names: list[str]) -> Path:
-    """Writes a different PNG under each name below `root`."""
     for seed, name in enumerate(names):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes(png(seed))
@@ -47,7 +47,6 @@ def write_tree(root: Path, names: list[str]) -> Path:
 
 
 def zip_tree(root: Path, file: Path, *, prefix: str = "") -> Path:
-    """Writes the files below `root` to a zip archive."""
     with zipfile.ZipFile(file, "w") as archive:
         for path in sorted(root.rglob("*")):
             if path.is_file():
@@ -208,7 +207,6 @@ RETRIEVAL_SIZES = {
 
 
 def cub_tree(root: Path) -> Path:
-    """Writes CUB-200-2011 below `root`; returns its folder."""
     folder = write_tree(root / "CUB_200_2011", [f"images/{name}" for _, name in CUB])
     lines = {"images": [name for _, name in CUB], "image_class_labels": [str(number) for number, _ in CUB]}
     lines["train_test_split"] = [str(row % 2) for row in range(len(CUB))]
@@ -219,7 +217,6 @@ def cub_tree(root: Path) -> Path:
 
 
 def cars_tree(root: Path) -> Path:
-    """Writes Cars-196 below `root`, all images in one folder; returns its folder."""
     names = [f"car_ims/{row:06d}.jpg" for row in range(1, len(CARS) + 1)]
     folder = write_tree(root / "cars196", names)
     write_annotations(folder / "cars_annos.mat", names, [number for number, _ in CARS], field="relative_im_path")
@@ -227,7 +224,6 @@ def cars_tree(root: Path) -> Path:
 
 
 def cars_tree_of_two_folders(root: Path) -> Path:
-    """Writes Cars-196 below `root` in the folders of the classification split; returns its folder."""
     folder = root / "stanford_cars"
     for part, file in ((0, "devkit/cars_train_annos.mat"), (1, "cars_test_annos_withlabels.mat")):
         numbers = [number for number, tests in CARS if tests == part]
@@ -248,7 +244,6 @@ def write_annotations(file: Path, names: list[str], numbers: list[int], *, field
 
 
 def inshop_tree(root: Path) -> Path:
-    """Writes In-shop Clothes Retrieval below `root`; returns its folder."""
     folder = root / "In-shop Clothes Retrieval Benchmark"
     write_tree(folder / "Img/img", [name for name, _ in INSHOP])
     (folder / "Eval").mkdir()
@@ -259,7 +254,6 @@ def inshop_tree(root: Path) -> Path:
 
 
 def market_tree(root: Path) -> Path:
-    """Writes Market-1501 below `root`; returns its folder."""
     names = [f"{folder}/{name}.jpg" for folder, found in MARKET.items() for name in found]
     folder = write_tree(root / "Market-1501-v15.09.15", names)
     (folder / "bounding_box_test/Thumbs.db").write_bytes(b"")
@@ -267,13 +261,11 @@ def market_tree(root: Path) -> Path:
 
 
 def veri_tree(root: Path) -> Path:
-    """Writes VeRi-776 below `root`; returns its folder."""
     names = [f"{folder}/{name}.jpg" for folder, found in VERI.items() for name in found]
     return write_tree(root / "VeRi", names)
 
 
 def msmt_tree(root: Path, *, train: str = "train", test: str = "test") -> Path:
-    """Writes MSMT17 below `root`; returns its folder."""
     folder = root / ("MSMT17_V1" if train == "train" else "MSMT17_V2")
     for file, rows in MSMT.items():
         inside = test if file in ("list_query.txt", "list_gallery.txt") else train
@@ -283,7 +275,6 @@ def msmt_tree(root: Path, *, train: str = "train", test: str = "test") -> Path:
 
 
 def wild_tree(root: Path) -> Path:
-    """Writes VERI-Wild below `root`; returns its folder."""
     camera_of = dict(pair for rows in WILD.values() for pair in rows)
     folder = write_tree(root / "VERI-Wild", [f"images/{image}.jpg" for image in camera_of])
     (folder / "train_test_split").mkdir()
@@ -296,7 +287,6 @@ def wild_tree(root: Path) -> Path:
 
 
 def landmark_tree(root: Path, name: str = "roxford5k") -> Path:
-    """Writes a revisited set below `root`; returns its folder."""
     folder = write_tree(root / name, [f"jpg/{image}.jpg" for image in (*LANDMARKS, *GALLERY)])
     truth = np.empty((1, len(LANDMARKS)), dtype=[(key, "O") for key in ("bbx", "easy", "hard", "junk")])
     for row, (box, judged) in enumerate(LANDMARKS.values()):
@@ -308,13 +298,7 @@ def landmark_tree(root: Path, name: str = "roxford5k") -> Path:
     return folder
 
 
-def paris_tree(root: Path) -> Path:
-    """Writes RParis6k below `root`; returns its folder."""
-    return landmark_tree(root, "rparis6k")
-
-
 def gld_tree(root: Path) -> Path:
-    """Writes the retrieval part of Google Landmarks v2 below `root`; returns its folder."""
     sides = {"test": GLD, "index": INDEX}
     names = [f"{side}/{'/'.join(name[:3])}/{name}.jpg" for side, images in sides.items() for name in images]
     folder = write_tree(root / "gldv2", names)
@@ -329,7 +313,7 @@ def gld_tree(root: Path) -> Path:
 RETRIEVAL_TREES = {
     "gldv2": gld_tree,
     "roxford5k": landmark_tree,
-    "rparis6k": paris_tree,
+    "rparis6k": partial(landmark_tree, name="rparis6k"),
     "cub200": cub_tree,
     "cars196": cars_tree,
     "inshop": inshop_tree,
@@ -369,7 +353,6 @@ VEHICLE_COUNTS = {"small": 800, "medium": 1600, "large": 2400}
 
 
 def sop_tree(root: Path) -> Path:
-    """Writes Stanford Online Products below `root`; returns its folder."""
     folder = write_tree(root / "Stanford_Online_Products", [row[3] for row in SOP_TRAIN + SOP_TEST])
     for name, rows in (("train", SOP_TRAIN), ("test", SOP_TEST), ("info", SOP_TRAIN + SOP_TEST)):
         lines = ["image_id class_id super_class_id path", *(" ".join(map(str, row)) for row in rows)]
@@ -378,7 +361,6 @@ def sop_tree(root: Path) -> Path:
 
 
 def inaturalist_tree(root: Path) -> Path:
-    """Writes iNaturalist 2018 below `root`, split and annotations cut differently; returns its folder."""
     paths = INATURALIST_TRAIN + INATURALIST_TEST
     folder = write_tree(root / "Inaturalist", paths)
     (folder / "Inat_dataset_splits").mkdir()
@@ -404,7 +386,6 @@ def annotations(paths: list[str]) -> dict[str, list[dict[str, object]]]:
 
 
 def vehicleid_tree(root: Path) -> Path:
-    """Writes PKU VehicleID below `root`; returns its folder."""
     lists = {"train_list": VEHICLE_TRAIN} | {
         f"test_list_{VEHICLE_COUNTS[size]}": VEHICLE_TEST[size] for size in VEHICLE_TEST
     }

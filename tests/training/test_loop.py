@@ -177,16 +177,6 @@ def test_a_weight_average_is_what_is_measured_and_loaded(tmp_path: Path) -> None
     assert list((tmp_path / "out").rglob("events.out.tfevents.*"))
 
 
-def test_a_run_starts_from_the_weights_of_another(trained: Path) -> None:
-    config = read_config(tiny_config(model={"init_from": str(trained / "best"), "dim": 12}))
-    encoder = build_encoder(config.model, channels=1)
-    saved = load_checkpoint(trained / "best.safetensors")["encoder"]
-    assert torch.equal(encoder.state_dict()["backbone.conv1.0.weight"], saved["backbone.conv1.0.weight"])
-    assert encoder.head.weight.shape == (12, 96)
-    with pytest.raises(UserError, match="does not fit this backbone"):
-        build_encoder(config.model.model_copy(update={"backbone": "resnet18"}), channels=1)
-
-
 def test_the_log_keeps_only_what_a_checkpoint_knows(tmp_path: Path) -> None:
     log = MetricsFile(tmp_path / "metrics.jsonl")
     log.write({"step": 1, "value": float("nan")})

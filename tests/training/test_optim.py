@@ -7,17 +7,13 @@ from testing.runs import tiny_config
 from torch import nn
 from torch.optim import Optimizer
 
-from aurank.config.schema import LossTerm
 from aurank.errors import UserError
 from aurank.training import read_config, rehearse
 from aurank.training.optim import (
-    BATCH_RULES,
     OPTIMISERS,
     constant,
     cosine,
-    loss_groups,
     multi_step,
-    set_learning_rate,
     update_average,
     weight_average,
 )
@@ -42,15 +38,6 @@ def test_multi_step_multiplies_at_each_milestone() -> None:
     assert [round(schedule(step), 6) for step in (0, 2, 3, 5, 6, 9)] == [1.0, 1.0, 0.1, 0.1, 0.01, 0.01]
 
 
-def test_groups_keep_their_multiplier_under_the_schedule() -> None:
-    weight = nn.Parameter(torch.ones(2))
-    head = nn.Parameter(torch.ones(2))
-    groups = [{"params": [weight], "lr_multiplier": 1.0}, {"params": [head], "lr_multiplier": 5.0}]
-    optimiser = OPTIMISERS["adamw"](groups, lr=1.0)
-    set_learning_rate(optimiser, 0.5)
-    assert [group["lr"] for group in optimiser.param_groups] == [0.5, 2.5]
-
-
 def test_lars_steps_in_proportion_to_the_weights_but_for_norms_and_biases() -> None:
     weight_decay = 0.1
     torch.manual_seed(0)
@@ -73,26 +60,6 @@ def test_lars_steps_in_proportion_to_the_weights_but_for_norms_and_biases() -> N
             value -= 0.5 * momentum[name]
     for name, parameter in module.named_parameters():
         torch.testing.assert_close(parameter.detach(), expected[name], rtol=1e-6, atol=0)
-
-
-def test_a_losss_own_parameters_are_neither_decayed_nor_adapted() -> None:
-    loss, term = nn.Module(), LossTerm(name="sogclr")
-    assert loss_groups("loss", loss, term, usual=2.0) == []
-    loss.temperature = nn.Parameter(torch.full((2, 2), 0.5))
-    loss.fixed = nn.Parameter(torch.ones(2), requires_grad=False)
-    optimiser = OPTIMISERS["lars"](loss_groups("loss", loss, term, usual=2.0), lr=1.0)
-    set_learning_rate(optimiser, 0.1)
-    loss.temperature.grad = torch.ones(2, 2)
-    optimiser.step()
-    assert [len(group["params"]) for group in optimiser.param_groups] == [1]
-    torch.testing.assert_close(loss.temperature.detach(), torch.full((2, 2), 0.5 - 0.2))
-
-
-def test_the_rules_for_batches_are_those_of_the_paper() -> None:
-    """SimCLR, App. B.1: at a batch of 4,096, 0.3 · B / 256 and 0.075 · √B both give 4.8."""
-    assert BATCH_RULES["none"](4096) == 1
-    assert 0.3 * BATCH_RULES["linear"](4096) == pytest.approx(4.8)
-    assert 0.075 * BATCH_RULES["sqrt"](4096) == pytest.approx(4.8)
 
 
 def test_a_weight_average_equals_the_recursion_and_copies_buffers() -> None:

@@ -86,16 +86,6 @@ def test_a_run_of_views_with_cached_gradients_accumulation_and_a_memory_is_the_p
 
 
 @pytest.mark.slow
-def test_a_rehearsal_counts_images_and_views() -> None:
-    one, four = (rehearse(read_config(tiny_config(data=data))) for data in ({}, CROPS))
-    assert (four.batch, four.views, four.batches_per_epoch) == (one.batch, 4, one.batches_per_epoch)
-    assert f"{four.batch} images in 4 views each, {four.batches_per_epoch} batches an epoch" in str(four)
-    assert "views" not in str(one)
-    used = [part.memory["activations"] - part.memory["weights"] for part in (one, four)]
-    assert 2 * used[0] < used[1]  # two small crops count for half a large one
-
-
-@pytest.mark.slow
 def test_a_backbone_that_cannot_take_the_small_crops_is_refused_with_the_remedy(tmp_path: Path) -> None:
     model = {"backbone": "vit_tiny_patch16_224", "params": {"img_size": 32}}
     data = {**CROPS, "image_size": 32}
