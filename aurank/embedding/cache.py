@@ -49,11 +49,8 @@ class EmbeddingCache:
     """Embeddings of one model on one data set, in a folder named by a digest of weights, transform and data.
 
     Args:
-        root: folder of all caches.
         weights, data: digests from `weights_sha256` and `data_sha256`.
         transform: words for all else that decides an embedding: architecture, options, preprocessing.
-        about: words for people, written to about.json.
-        say: given a line on what was read.
     """
 
     def __init__(

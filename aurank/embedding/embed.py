@@ -60,24 +60,13 @@ class Embedded:
 
         Processes that count together hold the same rows; the first alone lists neighbours.
         """
-        above, group = self.super_labels, ProcessGroup(options.get("distributed"))
+        group, (query, gallery) = ProcessGroup(options.get("distributed")), self._roles
         lists = options.pop("neighbours", 0) if group.size > 1 else 0
-        options |= self._pairs()
-        query: np.ndarray | slice = slice(None)
-        gallery = None
-        if self._is_one_set:
-            options |= {} if above is None else {"super_labels": above}
-            report = evaluate(self.embeddings, self.labels, groups=self.groups, **options)
-        else:
-            query, gallery = self.is_query, self.is_gallery
-            for side, rows in (("query", query), ("gallery", gallery)):
-                if not rows.any():
-                    raise UserError(f"none of the {len(rows)} images is a {side}: mark some as such")
-            columns = {"ids": self.ids, "groups": self.groups, **({} if above is None else {"super_labels": above})}
-            options |= {name: values[query] for name, values in columns.items()}
-            options |= {f"gallery_{name}": values[gallery] for name, values in columns.items()}
-            left, right = (select_rows(self.embeddings, side) for side in (query, gallery))
-            report = evaluate(left, self.labels[query], right, self.labels[gallery], **options)
+        above: dict[str, Any] = {}
+        if self.super_labels is not None:
+            above = {"super_labels": self.super_labels[query]}
+            above |= {} if gallery is None else {"gallery_super_labels": self.super_labels[gallery]}
+        report = evaluate(**self._question(), **above, **options)
         if lists and group.rank == 0:
             device = choose_devices(options.get("device"), self.embeddings)[0]
             how = {name: options[name] for name in ("distance", "max_memory", "progress") if name in options}
@@ -87,8 +76,23 @@ class Embedded:
         return self.named(report, query, gallery)
 
     @property
-    def _is_one_set(self) -> bool:
-        return bool(self.is_query.all() and self.is_gallery.all())
+    def _roles(self) -> tuple[np.ndarray | slice, np.ndarray | None]:
+        """The rows that are queries, and those of the gallery; None where every row is both."""
+        is_one_set = self.is_query.all() and self.is_gallery.all()
+        return (slice(None), None) if is_one_set else (self.is_query, self.is_gallery)
+
+    def _question(self) -> dict[str, Any]:
+        """Return what is asked, by the names that ``aurank.evaluate`` and a ``RetrievalProblem`` have."""
+        query, gallery = self._roles
+        asked = {"labels": self.labels[query], "groups": self.groups[query], **self._pairs()}
+        if gallery is None:
+            return {"embeddings": self.embeddings, **asked}
+        for side, rows in (("query", self.is_query), ("gallery", gallery)):
+            if not rows.any():
+                raise UserError(f"none of the {len(rows)} images is a {side}: mark some as such")
+        sides = {"embeddings": select_rows(self.embeddings, self.is_query), "ids": self.ids[query]}
+        sides |= {"gallery": select_rows(self.embeddings, gallery), "gallery_labels": self.labels[gallery]}
+        return {**asked, **sides, "gallery_ids": self.ids[gallery], "gallery_groups": self.groups[gallery]}
 
     def _pairs(self) -> dict[str, Any]:
         """Return the listed pairs as arguments of ``aurank.evaluate``: places among the queries, and in the gallery."""
@@ -114,13 +118,7 @@ class Embedded:
     def problem(self) -> RetrievalProblem:
         """Return the same question as `evaluate` answers, for what needs no report."""
         _, labels = np.unique(self.labels, return_inverse=True)
-        if self._is_one_set:
-            return RetrievalProblem(self.embeddings, labels, groups=self.groups, **self._pairs())
-        query, gallery = self.is_query, self.is_gallery
-        left, right = (select_rows(self.embeddings, side) for side in (query, gallery))
-        sides = (left, labels[query], right, labels[gallery])
-        ids = (self.ids[query], self.ids[gallery], self.groups[query], self.groups[gallery])
-        return RetrievalProblem(*sides, *ids, **self._pairs())
+        return RetrievalProblem(**replace(self, labels=labels)._question())
 
     def named(
         self, report: Report, query: np.ndarray | slice = slice(None), gallery: np.ndarray | None = None
@@ -147,12 +145,7 @@ class Embedded:
 def embed(
     model: nn.Module, dataset: ImageDataset, *, rows: Int64[np.ndarray, " wanted"] | None = None, **how: Any
 ) -> Embedded:
-    """Return embeddings of the images of the data set, or of some rows, in row order; images it skips are left out.
-
-    Args:
-        model: maps float32 [batch, channel, height, width] to [batch, dim].
-        how: arguments of `embed_rows`.
-    """
+    """Return embeddings of the images of the data set, or of some rows, in row order; images it skips are left out."""
     wanted = np.zeros(len(dataset), dtype=np.bool_)
     wanted[slice(None) if rows is None else rows] = True
     piece = embed_rows(model, dataset, wanted, **how)
@@ -180,14 +173,10 @@ def embed_rows(
     Row i of those wanted is in batch i // `batch`, whatever is cached and however many processes share the batches.
 
     Args:
-        model: put in evaluation mode, then back.
         bf16: let the model multiply in bfloat16, under autocast.
-        progress: called after each batch, and once for those read from the cache, with how many are done, of how many.
         cache: what it holds is not embedded again, and every batch is added to it; skipped images are tried anew.
         group: processes that share the batches; each calls this with the same model and images, and gets all rows.
     """
-    if batch < 1:
-        raise UserError(f"batch must be at least 1, got {batch}")
     group = group or ProcessGroup(False)
     device = device or next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     with group.failing_together():

@@ -5,11 +5,10 @@ from typing import Any
 
 from aurank.config import Config, DataConfig, ModelConfig
 from aurank.config.components import build
-from aurank.config.schema import NO_BACKBONE, NormaliseConfig, SavedFeatures, Transform
+from aurank.config.schema import NO_BACKBONE, Interpolation, NormaliseConfig, SavedFeatures, Transform
 from aurank.data import TRANSFORMS, ImageDataset, Manifest, Pipeline, Tokeniser
 from aurank.data.prepared import PreparedImages
 from aurank.data.saved_embeddings import EmbeddingDataset, EmbeddingSource
-from aurank.data.transforms.base import INTERPOLATIONS
 from aurank.embedding.cache import Say
 from aurank.embedding.choices import read_trained
 from aurank.embedding.stored.checkpoint import (
@@ -76,11 +75,9 @@ def with_preprocessing(config: Config, saved: Config | None = None) -> Config:
     with reading(f"model.backbone={model.backbone}", "how it was shown images", remedy=remedy):
         first: dict[str, Any] = {"pretrained": model.pretrained, "weights": model.weights}
         own = preprocessing(model.backbone, model.params, channels=data.channels, **first)
-        if (interpolation := data.interpolation or own["interpolation"]) not in INTERPOLATIONS:
-            raise ValueError(f"interpolation is {interpolation!r}, expected one of {', '.join(INTERPOLATIONS)}")
         look = {
             "normalise": data.normalise or checked(own["normalise"], NormaliseConfig),
-            "interpolation": interpolation,
+            "interpolation": data.interpolation or checked(own["interpolation"], Interpolation),
             "test_transform": data.test_transform or Transform(**own["test_transform"]),
         }
     return config.model_copy(update={"data": data.model_copy(update=look)})

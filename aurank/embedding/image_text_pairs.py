@@ -37,12 +37,7 @@ class EmbeddedPairs:
     def evaluate(
         self, rows: Int64[np.ndarray, " row"] | None = None, *, distinct_texts: bool = True, **options: Any
     ) -> TwoWayReport:
-        """Return the report both ways of all pairs, or of some rows of the manifest among themselves.
-
-        Args:
-            distinct_texts: a text that many images have stands once.
-            options: of `two_way`.
-        """
+        """Return the report both ways of all pairs, or of some rows of the manifest among themselves."""
         kept = np.ones(len(self.rows), dtype=np.bool_) if rows is None else np.isin(self.rows, rows)
         options["text_ids"] = self.text_ids[kept] if distinct_texts else None
         sides = (self.images[kept], self.texts[kept], self.labels[kept])

@@ -86,12 +86,6 @@ class Protocol:
         """Return the exact Report of embedded test images under this protocol, with its name and checksum.
 
         With draws, every metric is the mean over them, and `per_query` holds the draws one after the other.
-
-        Args:
-            options: of `aurank.evaluate`, but for the cut-offs.
-
-        Raises:
-            UserError: the embeddings do not say which images they are, or one image is there twice.
         """
         if "recall_at" in options:
             raise UserError(f"protocol {self.name} sets recall_at itself, to {self.recall_at}; leave it out")

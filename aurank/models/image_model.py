@@ -170,14 +170,15 @@ def warn_of_small(prepared: PreparedImages, needed: int, name: str) -> None:
 
 
 def standard_transform(
-    name: str, *, size: Any = 224, margin: Any = 256 / 224, mean: Any = None, std: Any = None, channels: int = 3
+    *,
+    size: int = 224,
+    margin: float = 256 / 224,
+    mean: float | None = None,
+    std: float | None = None,
+    channels: int = 3,
 ) -> Transform:
     """Return the usual evaluation transform, for models that bring none."""
     timm_data: Any = importlib.import_module("timm.data")
-    for key, value, least in (("size", size, 1), ("margin", margin, 1), ("mean", mean, 0), ("std", std, 1e-9)):
-        whole = isinstance(value, int if key == "size" else int | float)
-        if value is not None and not (whole and value >= least):
-            raise UserError(f"{name}: {key} must be one number, at least {least:g}, got {value!r}")
     usual = (timm_data.IMAGENET_DEFAULT_MEAN, timm_data.IMAGENET_DEFAULT_STD) if channels == 3 else ((0.5,), (0.5,))
     transform: Transform = timm_data.create_transform(
         input_size=(channels, size, size),

@@ -187,7 +187,7 @@ def test_an_onnx_file_says_its_image_size_and_takes_a_normalisation(
     assert model.module(white[None]).tolist() == [[1.0, 1.0, 1.0]]
     with pytest.raises(UserError, match="unknown option 'scale'"):
         load_model(f"onnx:{file},scale=3")
-    with pytest.raises(UserError, match="std must be one number"):
+    with pytest.raises(UserError, match="std evaluated to zero"):
         load_model(f"onnx:{file},std=0")
     with pytest.raises(UserError, match=r"none\.onnx: cannot be read"):
         load_model(f"onnx:{tmp_path}/none.onnx")

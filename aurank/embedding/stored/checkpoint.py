@@ -12,7 +12,7 @@ from aurank.config import Config
 from aurank.config.messages import one_line
 from aurank.config.schema import NO_BACKBONE
 from aurank.embedding.choices import read_trained
-from aurank.errors import AurankError, UserError
+from aurank.errors import UserError
 from aurank.files import read_bundle, write_bundle
 
 SUFFIX = ".safetensors"
@@ -53,10 +53,7 @@ class Checkpoint(TypedDict):
 
 def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
     """Write a checkpoint, whole or not at all."""
-    try:
-        write_bundle(path, content, _WHAT)
-    except AurankError as error:
-        raise AurankError(f"{error}; free some space and start again, a run with --resume") from error
+    write_bundle(path, content, _WHAT)
 
 
 def load_checkpoint(path: Path, *, read_run: Callable[[dict[str, Any]], Config] | None = None) -> dict[str, Any]:

@@ -95,11 +95,7 @@ def load_text_model(name: str, *, weights: bool = True) -> TextParts:
     - `transformers:openai/clip-vit-base-patch32`: the projected text features, else the mean over the tokens; a name
       of the hub, or a folder; `pretrained=false`: its architecture; `length=77`: most tokens of a text.
 
-    Args:
-        weights: False takes random ones, so that none are fetched where others are to be loaded.
-
-    Raises:
-        UserError: an unknown name, a package that is not installed, weights that cannot be had.
+    Without `weights` they are random ones: nothing is fetched where others are to be loaded.
     """
     kind, what, options = parse_name(name, TEXTS)
     with torch.random.fork_rng(devices=[]):

@@ -194,7 +194,7 @@ def _transform_of(name: str, session: Any, options: Options) -> tuple[Transform,
     text = session.get_modelmeta().custom_metadata_map.get(PREPROCESSING)
     if text is None:
         channels = channels if isinstance(channels, int) else 3
-        return standard_transform(name, channels=channels, **{"size": min(fixed, default=224), **options}), channels
+        return standard_transform(channels=channels, **{"size": min(fixed, default=224), **options}), channels
     if options:
         raise UserError(f"{name}: its preprocessing is stored inside; leave out {next(iter(options))}=…")
     stored = unpack_preprocessing(text, name)

@@ -20,21 +20,20 @@ from aurank.models.image_model import ImageModel, standard_transform
 def python_model(name: str, what: str, options: Options, allow_code: bool) -> ImageModel:
     """Return what the function named `module:function` returns, with its transform or the usual one."""
     place, _, function = what.partition(":")
-    if not place or not function.isidentifier():
-        raise UserError(f"{name}: expected python:package.module:function")
     # As `python -m` would: one's own module usually lies in the folder that the command is given in.
     sys.path.insert(0, str(Path.cwd()))
     try:
         module = importlib.import_module(place)
         built = getattr(module, function)(**options)
     except Exception as error:
-        raise UserError(f"{name}: {type(error).__name__}: {first_line(error)}") from error
+        said = f"{type(error).__name__}: {first_line(error)}"
+        raise UserError(f"{name}: {said}; expected python:package.module:function") from error
     finally:
         sys.path.remove(str(Path.cwd()))
     model, transform = built if isinstance(built, tuple) and len(built) == 2 else (built, None)
     if not isinstance(model, nn.Module) or not (transform is None or callable(transform)):
         raise UserError(f"{name}: expected an nn.Module, or one and a transform, got {type(built).__name__}")
-    transform = transform or standard_transform(name)
+    transform = transform or standard_transform()
     description = f"{describe_adapter(torch, what, options, transform)} code {_code_sha256(module)}"
     return ImageModel(name, model, transform, description)
 
