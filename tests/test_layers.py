@@ -160,7 +160,7 @@ BUDGETS = {
     "data": 5879,
     "losses": 7181,
     "evaluation": 8088,
-    "models": 2035,
+    "models": 2030,
     "embedding": 2247,
     "training": 2876,
     "reporting": 1571,

@@ -30,6 +30,7 @@ from aurank.models.tuning import add_lora, checkpoint_gradients, freeze, merge_l
 
 _OF_BACKBONE = ("normalise", "interpolation", "test_transform")  # keys that say how a backbone is shown images
 _USUAL = "in float32 of the images themselves"  # the precision that has no words
+_INTERPOLATION: Any = Interpolation  # a type for pydantic, not for mypy
 OWN_TEXTS = "transformer"  # the text model that is trained from random weights, with a tokeniser of its own
 
 
@@ -77,7 +78,7 @@ def with_preprocessing(config: Config, saved: Config | None = None) -> Config:
         own = preprocessing(model.backbone, model.params, channels=data.channels, **first)
         look = {
             "normalise": data.normalise or checked(own["normalise"], NormaliseConfig),
-            "interpolation": data.interpolation or checked(own["interpolation"], Interpolation),
+            "interpolation": data.interpolation or checked(own["interpolation"], _INTERPOLATION),
             "test_transform": data.test_transform or Transform(**own["test_transform"]),
         }
     return config.model_copy(update={"data": data.model_copy(update=look)})

@@ -170,12 +170,7 @@ def warn_of_small(prepared: PreparedImages, needed: int, name: str) -> None:
 
 
 def standard_transform(
-    *,
-    size: int = 224,
-    margin: float = 256 / 224,
-    mean: float | None = None,
-    std: float | None = None,
-    channels: int = 3,
+    *, size: Any = 224, margin: Any = 256 / 224, mean: Any = None, std: Any = None, channels: int = 3
 ) -> Transform:
     """Return the usual evaluation transform, for models that bring none."""
     timm_data: Any = importlib.import_module("timm.data")
