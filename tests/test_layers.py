@@ -161,7 +161,7 @@ BUDGETS = {
     "losses": 7181,
     "evaluation": 8088,
     "models": 2030,
-    "embedding": 2247,
+    "embedding": 2248,
     "training": 2876,
     "reporting": 1571,
     "commands exporting serving": 4365,
