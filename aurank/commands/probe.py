@@ -101,7 +101,7 @@ def _check_probes(
     split = split_labels(labels, test_labels, seeds=seeds)
     for name, given in list(options.items()):
         try:
-            CHECKS[name](split, **given)
+            CHECKS[name](split, **{option: given[option] for option in given.keys() - {"device"}})
         except UserError as error:
             if name != "linear_probe" or len(options) == 1:
                 raise

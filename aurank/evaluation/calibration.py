@@ -1,11 +1,11 @@
 """A part of some pairs, and how sure it is."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from decimal import ROUND_FLOOR, Context, Decimal
 from fractions import Fraction
 from functools import cached_property
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -35,17 +35,15 @@ class Rate:
         return self.count / self.total if self.total else float("nan")
 
     @classmethod
-    def of(cls, counts: Int64[np.ndarray, " query"], totals: Int64[np.ndarray, " query"], unit: np.ndarray) -> "Rate":
-        low, high = clustered_interval(counts, totals, unit)
-        return cls(int(counts.sum()), int(totals.sum()), low, high)
+    def of(cls, counts: np.ndarray, totals: np.ndarray, unit: np.ndarray) -> "Rate":
+        """Return the part of counts [query] in totals [query], both whole numbers or truth values."""
+        return cls(int(counts.sum()), int(totals.sum()), *clustered_interval(counts, totals, unit))
 
 
 def clustered_interval(
-    counts: Int64[np.ndarray, " query"],
-    totals: Int64[np.ndarray, " query"],
+    counts: Shaped[np.ndarray, " query"],
+    totals: Shaped[np.ndarray, " query"],
     unit: Shaped[np.ndarray, " query"],
-    *,
-    level: float = LEVEL,
 ) -> tuple[float, float]:
     """Return the interval of Clopper and Pearson for sum(counts) / sum(totals), of pairs that come in units.
 
@@ -60,7 +58,7 @@ def clustered_interval(
     total, units = sizes.sum(), len(sizes)
     if not units:
         return 0.0, 1.0
-    part, effective, tail = hits.sum() / total, 1.0, (1 - level) / 2
+    part, effective, tail = hits.sum() / total, 1.0, (1 - LEVEL) / 2
     if units > 1:
         variance = units / (units - 1) * float(np.square(hits - part * sizes).sum()) / total**2
         independent = part * (1 - part) / variance if variance > 0 else total
@@ -80,19 +78,6 @@ STEPS = 200  # of the curve: so many recalls, and half as many scores, evenly sp
 Column = Float64[np.ndarray, " threshold"]
 Counts = Int64[np.ndarray, " threshold"]
 PARTS = 10**9  # a precision is taken as a fraction of at most this denominator, so that counts stay within 64 bits
-
-
-@runtime_checkable
-class PairScores(Protocol):
-    """Scores of positive pairs, and counts of negative ones, whatever they come from."""
-
-    positives: Float64[np.ndarray, " positive"]  # increasing
-    num_positives: int  # all there are; `positives` may lack some of the lowest
-    num_negatives: int
-
-    def bracket(self, scores: Column) -> tuple[Counts, Counts]: ...
-
-    def negatives_at_least(self, edges: Column) -> Counts: ...
 
 
 class ListedScores:
@@ -127,19 +112,18 @@ class ListedScores:
         return np.asarray(len(self.negatives) - np.searchsorted(self.negatives, edges))
 
     def positives_by_query(self, edge: float) -> Int64[np.ndarray, " query"]:
-        return self._by_query(self.is_positive & (self.score >= edge))
+        return np.bincount(self.query[self.is_positive & (self.score >= edge)], minlength=len(self.labels))
 
     def negatives_by_query(self, edge: float) -> Int64[np.ndarray, " query"]:
-        return self._by_query(~self.is_positive & (self.score >= edge))
+        return np.bincount(self.query[~self.is_positive & (self.score >= edge)], minlength=len(self.labels))
 
-    def _by_query(self, counted: np.ndarray) -> Int64[np.ndarray, " query"]:
-        return np.bincount(self.query[counted], minlength=len(self.labels))
+
+PairScores: TypeAlias = PooledScores | ListedScores
 
 
 def threshold_at_false_match_rate(scores: PairScores, rate: Fraction) -> float | None:
-    most = rate.numerator * scores.num_negatives // rate.denominator
     distinct = np.unique(scores.positives)
-    return _lowest(scores, distinct, np.full(len(distinct), most))
+    return _lowest(scores, distinct, np.full(len(distinct), rate.numerator * scores.num_negatives // rate.denominator))
 
 
 def threshold_at_precision(scores: PairScores, precision: Fraction) -> float | None:
@@ -215,22 +199,12 @@ def _lowest(scores: PairScores, distinct: Column, allowed: Counts) -> float | No
 
 
 @dataclass(frozen=True, eq=False)
-class ThresholdCurve:
-    """Rates of all pairs at increasing thresholds; NaN where nothing matches, or lists are cut."""
-
-    threshold: Column
-    precision: Column
-    recall: Column
-    false_match_rate: Column
-    false_non_match_rate: Column
-
-
-@dataclass(frozen=True, eq=False)
 class Calibration:
     """A threshold, and what it makes of the pairs it was chosen on: a pair matches if it scores at least so much.
 
     A score is the cosine, the dot product, or minus the squared Euclidean distance. The threshold has the fewest digits
-    of those that make the same matches.
+    of those that make the same matches. `curve` has rates of all pairs at increasing thresholds, as columns; NaN where
+    nothing matches, or lists are cut.
 
     Example:
         >>> rows = np.array([[1.0, 0.0], [0.9, 0.1], [0.8, 0.6], [0.0, 1.0], [0.1, 0.9]])
@@ -246,7 +220,7 @@ class Calibration:
     recall: Rate  # matches of all positive pairs; 1 - recall is the false-non-match rate
     false_match_rate: Rate | None  # matches of all negative pairs; None where lists are cut above the threshold
     answered: Rate  # queries with a match of all queries
-    curve: ThresholdCurve
+    curve: dict[str, Column]
     distance: str
     unit: str  # "class" or "query": what the intervals take as independent
     notes: list[str] = field(default_factory=list)
@@ -266,13 +240,12 @@ class Calibration:
 
     def to_json(self) -> dict[str, Any]:
         """Return all of it as plain values, with the names of the fields."""
-        rates = ("precision", "recall", "false_match_rate", "answered")
-        found: dict[str, Any] = {"threshold": self.threshold, "distance": self.distance}
-        found |= {"aim": self.aim, "wanted": self.wanted, "level": LEVEL, "unit": self.unit}
-        for name in rates:
+        content: dict[str, Any] = {"threshold": self.threshold, "distance": self.distance}
+        content |= {"aim": self.aim, "wanted": self.wanted, "level": LEVEL, "unit": self.unit}
+        for name in ("precision", "recall", "false_match_rate", "answered"):
             rate: Rate | None = getattr(self, name)
-            found[name] = None if rate is None else {"value": rate.value if rate.total else None, **vars(rate)}
-        return {**found, "notes": self.notes}
+            content[name] = None if rate is None else {"value": rate.value if rate.total else None, **asdict(rate)}
+        return {**content, "notes": self.notes}
 
 
 @dataclass(frozen=True)
@@ -283,13 +256,12 @@ class Aim:
     false_match_rate: float | None = None
 
     def __post_init__(self) -> None:
-        if (self.precision is None) == (self.false_match_rate is None):
-            given = "both" if self.precision is not None else "neither"
-            raise UserError(f"give one of precision and false_match_rate, such as precision=0.99; got {given}")
-        if self.precision is not None and not 0 < self.precision <= 1:
-            raise UserError(f"precision must be above 0 and at most 1, such as 0.99; got {self.precision}")
-        if self.false_match_rate is not None and not 0 < self.false_match_rate < 1:
-            raise UserError(f"the false-match rate must lie between 0 and 1, such as 1e-4; got {self.false_match_rate}")
+        wanted = [value for value in (self.precision, self.false_match_rate) if value is not None]
+        if len(wanted) != 1 or not 0 < wanted[0] <= 1 or self.false_match_rate == 1:
+            raise UserError(
+                "give a precision above 0 and at most 1, such as 0.99, or instead a false-match rate between 0 and 1, "
+                f"such as 1e-4; got precision {self.precision} and false-match rate {self.false_match_rate}"
+            )
 
     @property
     def name(self) -> Literal["precision", "false_match_rate"]:
@@ -301,22 +273,21 @@ class Aim:
 
     def threshold(self, scores: PairScores) -> float:
         """Return the lowest score of a positive that reaches it; UserError where none does."""
-        if self.name == "precision":
+        if not len(scores.positives):
+            raise UserError("no query has a positive: check that labels and embeddings belong together")
+        negatives = scores.num_negatives
+        if self.precision is not None:
             found = threshold_at_precision(scores, self.rate)
-            if found is None and len(scores.positives):
-                best, at = best_precision(scores)
-                what = f"no threshold has precision {self.precision}: the highest is {best:.4f}, at {at:.4f}"
-                raise UserError(f"{what}; ask for less")
-            if found is None:
-                raise UserError("no query lists a positive, so no threshold has any precision")
-            return found
-        negatives, what = scores.num_negatives, f"a false-match rate of {self.false_match_rate}"
-        if self.rate * negatives < 1:
-            least = f"{1 / max(negatives, 1):.2g}"
-            raise UserError(f"{what} is less than one of the {negatives:,} negative pairs: ask for {least} or more")
-        found = threshold_at_false_match_rate(scores, self.rate)
+        else:
+            found = threshold_at_false_match_rate(scores, self.rate) if self.rate * negatives >= 1 else None
+        if found is None and self.precision is not None:
+            best, at = best_precision(scores)
+            raise UserError(f"no threshold has precision {self.precision}: the highest is {best:.4f}, at {at:.4f}")
         if found is None:
-            raise UserError(f"{what} finds nothing: more negative pairs score as high as the highest positive")
+            raise UserError(
+                f"no threshold has a false-match rate of {self.false_match_rate}: one of {negatives:,} negative pairs "
+                f"is {1 / max(negatives, 1):.2g}, and more may score as high as the highest positive; ask for more"
+            )
         return found
 
 
@@ -352,8 +323,6 @@ def calibrate(
     scores = PooledScores(
         problem, distance=distance, device=device, max_memory=max_memory, distributed=False, progress=progress
     )
-    if not scores.num_positives:
-        raise UserError("no query has a positive in the gallery: check that labels and embeddings belong together")
     return _calibration(scores, aim, aim.threshold(scores), distance)
 
 
@@ -378,67 +347,63 @@ def calibrate_report(
     steps = (report.postprocessing or {}).get("steps", "")
     if steps:
         PostProcessing.parse(steps, distance=report.distance).require_scores_of_all_pairs()
-    about = [f"post-processing: {steps}"] if steps else []
     scores = ListedScores(report)
-    threshold = aim.threshold(scores)
-    length, cut = scores.length, scores.cut
-    if threshold > cut:
-        note = f"lists of {length} neighbours: none is cut above the threshold, so these are all pairs"
-        return _calibration(scores, aim, threshold, report.distance, cut=cut, notes=[*about, note])
-    number = int((scores.last >= threshold).sum())
-    if aim.name == "false_match_rate":
-        what = f"the report lists {length} neighbours, and {number:,} lists are cut above the threshold"
+    threshold, cut = aim.threshold(scores), scores.cut
+    lists, number = f"lists of {scores.length} neighbours", int((scores.last >= threshold).sum())
+    if number and aim.name == "false_match_rate":
+        what = f"of the {lists} {number:,} are cut above the threshold"
         raise UserError(f"{what}, so not all negatives are known: calibrate the model or its embeddings (--model)")
-    note = (
-        f"lists of {length} neighbours: {number:,} of {len(scores.last):,} are cut above the threshold; precision and "
-        f"recall are of what a search for {length} shows, and above {cut:.4f} of all pairs"
-    )
-    return _calibration(scores, aim, threshold, report.distance, cut=cut, notes=[*about, note])
+    note = f"{lists}: none is cut above the threshold, so these are all pairs"
+    if number:
+        note = (
+            f"{lists}: {number:,} of {len(scores.last):,} are cut above the threshold; precision and recall are of "
+            f"what a search for {scores.length} shows, and above {cut:.4f} of all pairs"
+        )
+    notes = [f"post-processing: {steps}", note] if steps else [note]
+    return _calibration(scores, aim, threshold, report.distance, cut=cut, notes=notes)
 
 
 def _calibration(
-    scores: PooledScores | ListedScores,
+    scores: PairScores,
     aim: Aim,
     lowest: float,
     distance: str,
     *,
     cut: float = -np.inf,
-    notes: list[str] | None = None,
+    notes: Iterable[str] = (),
 ) -> Calibration:
     """Return what a threshold makes of the pairs; those that score `cut` or less are not all there."""
     threshold = shortest_equal(scores, lowest)
     if threshold <= cut < lowest:
         threshold = lowest
     right, wrong = scores.positives_by_query(threshold), scores.negatives_by_query(threshold)
-    positives, negatives = scores.positives_each, scores.negatives_each
-    has_positive = positives > 0
-    answered = (right + wrong > 0) & has_positive
+    has_positive = scores.positives_each > 0
     return Calibration(
         threshold=threshold,
         aim=aim.name,
         wanted=float(aim.rate),
         precision=Rate.of(right, right + wrong, scores.labels),
-        recall=Rate.of(right, positives, scores.labels),
-        false_match_rate=None if threshold <= cut else Rate.of(wrong, negatives, scores.labels),
-        answered=Rate.of(answered.astype(np.int64), has_positive.astype(np.int64), scores.labels),
+        recall=Rate.of(right, scores.positives_each, scores.labels),
+        false_match_rate=None if threshold <= cut else Rate.of(wrong, scores.negatives_each, scores.labels),
+        answered=Rate.of((right + wrong > 0) & has_positive, has_positive, scores.labels),
         curve=_curve(scores, threshold, cut),
         distance=distance,
         unit=scores.unit,
-        notes=[*(notes or []), "chosen on these pairs: try it on others before relying on it"],
+        notes=[*notes, "chosen on these pairs: try it on others before relying on it"],
     )
 
 
-def _curve(scores: PairScores, threshold: float, cut: float) -> ThresholdCurve:
+def _curve(scores: PairScores, threshold: float, cut: float) -> dict[str, Column]:
     listed = scores.positives
     by_recall = listed[np.linspace(0, len(listed) - 1, STEPS + 1).astype(np.int64)]
     edges = np.unique(np.concatenate([by_recall, np.linspace(listed[0], listed[-1], STEPS // 2 + 1), [threshold]]))
     right, wrong = positives_at_least(scores, edges), scores.negatives_at_least(edges)
     known = np.where(edges > cut, 1.0, np.nan)
     recall = right / scores.num_positives
-    return ThresholdCurve(
-        threshold=edges,
-        precision=np.divide(right, right + wrong, out=np.full(len(edges), np.nan), where=right + wrong > 0),
-        recall=recall,
-        false_match_rate=known * wrong / max(scores.num_negatives, 1),
-        false_non_match_rate=1 - recall,
-    )
+    return {
+        "threshold": edges,
+        "precision": np.divide(right, right + wrong, out=np.full(len(edges), np.nan), where=right + wrong > 0),
+        "recall": recall,
+        "false_match_rate": known * wrong / max(scores.num_negatives, 1),
+        "false_non_match_rate": 1 - recall,
+    }

@@ -22,7 +22,7 @@ from aurank.evaluation.engine.problem import (
     integer_array,
     unique_ids,
 )
-from aurank.evaluation.index.neighbours import BLOCK, GPU_LONGEST_LIST, Index, blocks, check_rows, load_rows, take
+from aurank.evaluation.index.neighbours import BLOCK, Index, blocks, check_rows, load_rows, take
 from aurank.evaluation.metrics import mean
 from aurank.files import EXACT, checked, read_record, reading, write_text
 
@@ -179,27 +179,33 @@ def split_rows(
     distance: str,
     ids: Integers | None,
     seeds: Sequence[int] | None,
+    several: bool = False,
 ) -> ProbeSplit:
-    """Return the split of rows and labels; UserError where they do not fit each other."""
+    """Return the split of rows and labels; UserError where they do not fit each other.
+
+    `several`: whether rows are drawn beside given test rows, to choose an option.
+    """
     if (test is None) != (test_labels is None):
         raise UserError("test and test_labels go together: give both, or neither to probe within the one set")
-    side = "probed" if test is None else "training"
-    check_matrix(embeddings, side=side)
-    classes = integer_array(labels, name="label", rows=len(embeddings), side=side)
-    numbers = None if ids is None else unique_ids(ids, rows=len(embeddings), side=side)
-    test_classes = None
+    if seeds is not None and test is not None and not several:
+        raise UserError(f"seeds {tuple(seeds)} have no use where test rows are given: nothing is drawn then")
+    sides: dict[str, tuple[Embeddings, Integers]] = {"probed" if test is None else "training": (embeddings, labels)}
     if test is not None and test_labels is not None:
-        check_matrix(test, side="test")
-        if test.shape[1] != embeddings.shape[1]:
-            raise UserError(
-                f"the training embeddings have {embeddings.shape[1]} columns and the test embeddings "
-                f"{test.shape[1]}: both must come from the same model"
-            )
-        test_classes = integer_array(test_labels, name="label", rows=len(test), side="test")
-    split = split_labels(classes, test_classes, ids=numbers, seeds=seeds)
-    for rows, name in ((embeddings, side), (test, "test")):
-        if rows is not None:
-            check_rows(rows, side=name, distance=distance)
+        sides["test"] = (test, test_labels)
+    classes = []
+    for side, (rows, given) in sides.items():
+        check_matrix(rows, side=side)
+        classes.append(integer_array(given, name="label", rows=len(rows), side=side))
+    widths = [rows.shape[1] for rows, _ in sides.values()]
+    if widths[0] != widths[-1]:
+        raise UserError(
+            f"the training embeddings have {widths[0]} columns and the test embeddings {widths[1]}: both must come "
+            "from the same model"
+        )
+    numbers = None if ids is None else unique_ids(ids, rows=len(embeddings), side=next(iter(sides)))
+    split = split_labels(*classes, ids=numbers, seeds=seeds)
+    for side, (rows, _) in sides.items():
+        check_rows(rows, side=side, distance=distance)
     return split
 
 
@@ -220,13 +226,11 @@ def split_labels(
         raise UserError(f"seeds must be different whole numbers from 0, at least one, got {tuple(seeds)}")
     order = np.arange(len(labels)) if ids is None else np.argsort(ids, kind="stable")
     names, classes, counts = np.unique(labels[order], return_inverse=True, return_counts=True)
+    usable = counts > (test_labels is None)  # within one set, one half of each class trains and the other tests
+    if usable.sum() < 2:
+        what = "two classes of two training rows or more" if test_labels is None else "two classes of training rows"
+        raise UserError(f"a probe needs {what}: there are {usable.sum()}, among {len(counts):,}")
     if test_labels is None:
-        usable = counts > 1
-        if usable.sum() < 2:
-            raise UserError(
-                "a probe within one set trains on one half of each class and tests on the other, and needs two "
-                f"classes of two rows or more: there are {usable.sum()}, among {len(counts):,}"
-            )
         kept = usable[classes]
         rows, left_out = order[kept], int((~kept).sum())
         classes = np.unique(labels[rows], return_inverse=True)[1]
@@ -237,8 +241,6 @@ def split_labels(
             draws.append(Draw(seed, rows[train], rows[~train], classes[train], classes[~train]))
         notes = (f"left out: {left_out:,} of {len(labels):,} rows, the only one of their class",) if left_out else ()
         return ProbeSplit("halves", tuple(draws), int(usable.sum()), left_out, notes)
-    if len(names) < 2:
-        raise UserError("the training rows are all of one class: a probe needs two to tell apart")
     seen = np.isin(test_labels, names)
     if not seen.any():
         raise UserError(
@@ -323,9 +325,7 @@ def knn(
         {'top1': 1.0, 'top5': 1.0, '1nn': 1.0}
     """
     split = split_rows(embeddings, labels, test, test_labels, distance="cosine", ids=ids, seeds=seeds)
-    if test is not None and seeds is not None:
-        raise UserError(f"seeds {tuple(seeds)} have no use where test rows are given: k-NN draws nothing then")
-    check_knn(split, k=k, temperature=temperature, device=device)
+    check_knn(split, k=k, temperature=temperature)
     depth = min(NEIGHBOURS, split.num_train) if k is None else k
     found: list[dict[str, float]] = []
     for number, draw in enumerate(split.draws):
@@ -346,20 +346,12 @@ def knn(
     return split.result("knn", found, drawn=test is None, settings=settings, notes=notes)
 
 
-def check_knn(
-    split: ProbeSplit,
-    *,
-    k: int | None = None,
-    temperature: float = TEMPERATURE,
-    device: torch.device | str | None = None,
-) -> None:
+def check_knn(split: ProbeSplit, *, k: int | None = None, temperature: float = TEMPERATURE) -> None:
     """Raise UserError for options of `knn` that cannot be met."""
-    if not (np.isfinite(temperature) and temperature > 0):
-        raise UserError(f"temperature must be > 0, got {temperature}")
+    if not 0 < temperature < math.inf:
+        raise UserError(f"temperature must be above 0, got {temperature}")
     if k is not None and not 1 <= k <= split.num_train:
         raise UserError(f"k must be from 1 to the number of training rows, {split.num_train:,}; got {k}")
-    if k is not None and k > GPU_LONGEST_LIST and Index(1, device=device).gpus:
-        raise UserError(f'k = {k}: faiss on a GPU finds at most {GPU_LONGEST_LIST} neighbours; use device="cpu"')
 
 
 def vote_ranks(
@@ -422,12 +414,11 @@ def linear_probe(
         >>> linear_probe(rows, [0, 0, 1, 1], rows[::-1], [1, 1, 0, 0], strengths=[0.01]).metrics
         {'top1': 1.0, 'top5': 1.0}
     """
-    split = split_rows(embeddings, labels, test, test_labels, distance="euclidean", ids=ids, seeds=seeds)
+    several = len(strengths) > 1
+    how: dict[str, Any] = {"ids": ids, "seeds": seeds, "several": several}
+    split = split_rows(embeddings, labels, test, test_labels, distance="euclidean", **how)
     check_linear_probe(split, strengths=strengths)
-    if test is not None and seeds is not None and len(strengths) == 1:
-        raise UserError(f"seeds {tuple(seeds)} have no use with test rows and a single strength: nothing is drawn then")
     ordered = sorted((float(strength) for strength in strengths), reverse=True)
-    several = len(ordered) > 1
     total = len(split.draws) * (len(ordered) + 1 if several else 1)
     found: list[dict[str, float]] = []
     chosen: list[float] = []

@@ -3,6 +3,7 @@
 As in trec_eval, scores decide the order and ranks are not read. Names are written with blanks as in URLs (%20).
 """
 
+import contextlib
 import math
 import re
 from collections.abc import Iterable
@@ -42,15 +43,12 @@ def _read(path: Path, *, columns: int, number: int, what: str) -> Table:
             parts = line.split()
             if not parts:
                 continue
-            where = f"{path}, line {count}"
-            if len(parts) != columns:
-                raise UserError(f"{where}: {len(parts)} columns, expected the {columns} of a {what}")
-            try:
+            value = math.nan
+            with contextlib.suppress(IndexError, ValueError):
                 value = float(parts[number])
-            except ValueError:
-                value = math.nan
-            if not math.isfinite(value):
-                raise UserError(f"{where}: {parts[number][:40]!r} is no number, expected a {what}")
+            where = f"{path}, line {count}"
+            if len(parts) != columns or not math.isfinite(value):
+                raise UserError(f"{where}: {line.strip()[:80]!r} is no line of a {what}")
             listed = table.setdefault(parts[0], {})
             if parts[2] in listed:
                 raise UserError(f"{where}: document {parts[2][:80]!r} is listed twice for query {parts[0][:80]!r}")
@@ -85,10 +83,9 @@ def evaluate_run(
         )
     judged = {query: {name: grade for name, grade in grades.items() if grade > 0} for query, grades in qrels.items()}
     queries = [query for query, grades in judged.items() if grades]
-    if not queries:
-        raise UserError(f"none of the {len(qrels)} queries of the qrels has a document with relevance above 0")
     if not run.keys() & set(queries):
-        raise UserError("run and qrels name no query in common: check that they belong together")
+        counted = f"{len(queries)} of the {len(qrels)} queries of the qrels have a document with relevance above 0"
+        raise UserError(f"{counted}, and the run names none of these: check that they belong together")
     documents = {name for table in (run, qrels) for names in table.values() for name in names}
     ranks = _ranks(run, {query: judged[query] for query in queries}, depth, len(documents))
     values = {name: query_values(ranks, name) for name in names}

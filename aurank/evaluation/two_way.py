@@ -48,15 +48,15 @@ class TwoWayReport:
     @property
     def mean_recall(self) -> float:
         """Mean over both directions and every k; over 1, 5 and 10 it is what papers call mean recall."""
-        return _mean_of(self.recall)
+        return self.metrics["mean_recall"]
 
     @property
     def metrics(self) -> dict[str, float]:
         """Every recall, as "image_to_text/recall@1" and so on, and "mean_recall"."""
-        return {**_named(self.recall), "mean_recall": self.mean_recall}
+        return _named(self.recall)
 
     def __str__(self) -> str:
-        chance = {**_named(self.chance), "mean_recall": _mean_of(self.chance)}
+        chance = _named(self.chance)
         lines = [f"{name:<24}  {value:.4f}  (chance {chance[name]:.4f})" for name, value in self.metrics.items()]
         lines.append(f"{self.image_to_text.num_queries:,} images; {self.text_to_image.num_queries:,} texts")
         return "\n".join([*lines, *self.image_to_text.notes])
@@ -65,7 +65,9 @@ class TwoWayReport:
         """Write a report for each direction, and two_way.json with all recalls and chance, into the folder."""
         for name in DIRECTIONS:
             getattr(self, name).save(Path(folder) / f"{name}.json")
-        content = {"metrics": self.metrics, "chance": _named(self.chance)}
+        chance = _named(self.chance)
+        del chance["mean_recall"]
+        content = {"metrics": self.metrics, "chance": chance}
         write_text(Path(folder) / "two_way.json", json.dumps(content, indent=1) + "\n")
 
     @classmethod
@@ -109,14 +111,14 @@ def two_way(
     if len(images) != len(texts):
         raise UserError(f"{len(images)} images for {len(texts)} texts: row i of both must be one pair")
     shown = integer_array(labels, name="label", rows=len(images), side="image")
-    image, text = _Side(images, image_ids, name="image"), _Side(texts, text_ids, name="text")
+    image, text = _items(images, image_ids, name="image"), _items(texts, text_ids, name="text")
     how = "texts that recur stand as often as they do" if text_ids is None else "each distinct text stands once"
-    note = f"{len(shown):,} pairs of {len(image.rows):,} images and {len(text.rows):,} texts; {how}"
+    note = f"{len(shown):,} pairs of {len(image[0]):,} images and {len(text[0]):,} texts; {how}"
     names = default_metrics(sorted_cuts(recall_at))  # by name: a mean over every k needs them all, however few items
     reports = []
     for query, gallery in ((image, text), (text, image)):
         relation = _relation(query, gallery, shown)
-        report = evaluate(query.items, gallery=gallery.items, metrics=names, **relation, **options)
+        report = evaluate(query[0], gallery=gallery[0], metrics=names, **relation, **options)
         reports.append(replace(report, notes=[*report.notes, note]))
     return TwoWayReport(*reports)
 
@@ -193,24 +195,23 @@ def zero_shot(
     return replace(report, notes=[*report.notes, note])
 
 
-class _Side:
-    """The distinct items of one side: `rows` holds the first pair that each is in, `item` that of each pair."""
-
-    def __init__(self, embeddings: Embeddings, ids: Integers | None, *, name: str) -> None:
-        self.items, self.rows, self.item = embeddings, np.arange(len(embeddings)), np.arange(len(embeddings))
-        if ids is not None:
-            numbers = integer_array(ids, name="id", rows=len(embeddings), side=name)
-            self.rows, item = np.unique(numbers, return_index=True, return_inverse=True)[1:]
-            self.items, self.item = take(embeddings, self.rows), item.reshape(-1)
-
-    def entries(self, labels: Int64[np.ndarray, " pair"]) -> Int64[np.ndarray, "entry 2"]:
-        return np.unique(np.stack([labels, self.item], axis=1), axis=0)[:, ::-1]
+def _items(
+    embeddings: Embeddings, ids: Integers | None, *, name: str
+) -> tuple[Embeddings, Int64[np.ndarray, " item"], Int64[np.ndarray, " pair"]]:
+    """Return the distinct items of one side, the first pair that each is in, and the item of each pair."""
+    if ids is None:
+        every = np.arange(len(embeddings))
+        return embeddings, every, every
+    numbers = integer_array(ids, name="id", rows=len(embeddings), side=name)
+    rows, item = np.unique(numbers, return_index=True, return_inverse=True)[1:]
+    return take(embeddings, rows), rows, item.reshape(-1)
 
 
-def _relation(query: _Side, gallery: _Side, labels: Int64[np.ndarray, " pair"]) -> dict[str, Any]:
-    left, right = query.entries(labels), gallery.entries(labels)
-    if len(left) == len(query.rows) and len(right) == len(gallery.rows):
-        return {"labels": labels[query.rows], "gallery_labels": labels[gallery.rows]}
+def _relation(query: Any, gallery: Any, labels: Int64[np.ndarray, " pair"]) -> dict[str, Any]:
+    """Return which items of two sides belong together, each as `_items` gives it: by labels or as pairs."""
+    left, right = (np.unique(np.stack([labels, item], axis=1), axis=0)[:, ::-1] for _, _, item in (query, gallery))
+    if len(left) == len(query[1]) and len(right) == len(gallery[1]):
+        return {"labels": labels[query[1]], "gallery_labels": labels[gallery[1]]}
     start = np.searchsorted(right[:, 1], left[:, 1])
     count = np.searchsorted(right[:, 1], left[:, 1], side="right") - start
     # Entry j of `left` meets the entries start[j] … start[j] + count[j] − 1 of `right`.
@@ -220,8 +221,5 @@ def _relation(query: _Side, gallery: _Side, labels: Int64[np.ndarray, " pair"]) 
 
 
 def _named(values: dict[str, dict[int, float]]) -> dict[str, float]:
-    return {f"{name}/recall@{k}": value for name, found in values.items() for k, value in found.items()}
-
-
-def _mean_of(values: dict[str, dict[int, float]]) -> float:
-    return mean([value for found in values.values() for value in found.values()])
+    named = {f"{name}/recall@{k}": value for name, found in values.items() for k, value in found.items()}
+    return {**named, "mean_recall": mean(list(named.values()))}

@@ -28,8 +28,8 @@ def calibration_page(found: Calibration, *, of: str = "") -> str:
     if found.false_match_rate is not None:
         cards.append(_card("false-match rate", found.false_match_rate, "negative pairs"))
     cards.append(_card("answered", found.answered, "queries"))
-    some = np.unique(np.linspace(0, len(curve.threshold) - 1, ROWS).astype(np.int64))
-    columns = [column[some] for column in vars(curve).values()]
+    some = np.unique(np.linspace(0, len(curve["threshold"]) - 1, ROWS).astype(np.int64))
+    columns = [column[some] for column in curve.values()]
     rows = [[f"{row[0]:.4f}", *map(_cell, row[1:])] for row in zip(*columns, strict=True)]
     what = f"{of}: the" if of else "The"
     wanted = f"{_NAMES[found.aim]} {'of at least' if found.aim == 'precision' else 'of at most'} {found.wanted:g}"
@@ -50,7 +50,7 @@ def calibration_page(found: Calibration, *, of: str = "") -> str:
 
 def calibration_csv(found: Calibration) -> str:
     """Return the rates at each threshold of the curve as CSV text; an empty cell is a rate that is not known."""
-    columns = vars(found.curve)
+    columns = found.curve
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
@@ -87,8 +87,8 @@ def _cell(value: float) -> str:
 def _precision_chart(found: Calibration) -> str:
     def draw(axes: Axes) -> None:
         curve = found.curve
-        axes.plot(curve.threshold, curve.precision, label="precision")
-        axes.plot(curve.threshold, curve.recall, label="recall", linestyle="--")
+        axes.plot(curve["threshold"], curve["precision"], label="precision")
+        axes.plot(curve["threshold"], curve["recall"], label="recall", linestyle="--")
         axes.set(ylim=(0, 1.02), ylabel="part")
         _mark(axes, found)
 
@@ -99,10 +99,10 @@ def _error_chart(found: Calibration) -> str:
     def draw(axes: Axes) -> None:
         curve = found.curve
         for name, values, style in (
-            ("false matches of negatives", curve.false_match_rate, "-"),
-            ("false non-matches of positives", curve.false_non_match_rate, "--"),
+            ("false matches of negatives", curve["false_match_rate"], "-"),
+            ("false non-matches of positives", curve["false_non_match_rate"], "--"),
         ):
-            axes.plot(curve.threshold, np.where(values > 0, values, np.nan), label=name, linestyle=style)
+            axes.plot(curve["threshold"], np.where(values > 0, values, np.nan), label=name, linestyle=style)
         axes.set(yscale="log", ylabel="rate, logarithmic")
         _mark(axes, found)
 

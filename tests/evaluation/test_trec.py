@@ -123,27 +123,26 @@ def test_a_written_run_has_the_numbers_of_evaluate(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("run", "qrels", "message"),
     [
-        ("q1 a 1 2\n", QRELS, r"a.run, line 1: 4 columns, expected the 6 of a run \(query Q0 document"),
-        ("q1 Q0 a 1 high t\n", QRELS, r"a.run, line 1: 'high' is no number"),
-        ("q1 Q0 a 1 nan t\n", QRELS, r"'nan' is no number"),
-        ("q1 Q0 a 1 2 t\nq1 Q0 a 2 1 t\n", QRELS, r"line 2: document 'a' is listed twice for query 'q1'"),
-        ("\n", QRELS, r"a.run is empty"),
-        (RUN, "q1 a 1\n", r"a.qrels, line 1: 3 columns, expected the 4 of a qrels"),
-        (RUN, "q1 0 a 0\n", r"none of the 1 queries of the qrels has a document with relevance above 0"),
-        (RUN, "q7 0 a 1\n", r"run and qrels name no query in common"),
+        ("q1 a 1 2\n", QRELS, "a.run, line 1: 'q1 a 1 2'"),
+        ("q1 Q0 a 1 high t\n", QRELS, "a.run, line 1: .*high"),
+        ("q1 Q0 a 1 nan t\n", QRELS, "a.run, line 1: .*nan"),
+        ("q1 Q0 a 1 2 t\nq1 Q0 a 2 1 t\n", QRELS, "line 2: document 'a' is listed twice for query 'q1'"),
+        ("\n", QRELS, "a.run is empty"),
+        (RUN, "q1 a 1\n", "a.qrels, line 1"),
+        (RUN, "q1 0 a 0\n", "0 of the 1 queries"),
+        (RUN, "q7 0 a 1\n", "1 of the 1 queries"),
     ],
 )
-def test_what_is_no_run_and_no_qrels_is_refused(run: str, qrels: str, message: str, tmp_path: Path) -> None:
+def test_what_is_no_run_and_no_qrels_raises(run: str, qrels: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=message) as caught:
         evaluate_run(*files(tmp_path, run, qrels))
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_that_is_missing_or_no_text_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_no_text_raises(tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
-    for name in ("binary", "none"):
-        with pytest.raises(UserError, match=f"{name}: cannot be read as a run"):
-            read_run(tmp_path / name)
+    with pytest.raises(UserError, match="binary: cannot be read as a run"):
+        read_run(tmp_path / "binary")
 
 
 def test_ndcg_compares_with_an_ideal_that_is_cut_too() -> None:
