@@ -164,7 +164,7 @@ BUDGETS = {
     "embedding": 2248,
     "training": 2876,
     "reporting": 1571,
-    "commands exporting serving": 4365,
+    "commands exporting serving": 4075,
     "config": 1054,
     "cli": 1432,
     "": 991,  # beside the rooms

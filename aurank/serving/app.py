@@ -3,16 +3,18 @@
 import asyncio
 import base64
 import hashlib
+import json
 import re
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 from threading import BoundedSemaphore
 from typing import TypeVar
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
@@ -24,33 +26,100 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from aurank.commands import ImageIndex
 from aurank.reporting.page import render
 from aurank.serving.gallery import Gallery
-from aurank.serving.openapi import openapi
-from aurank.serving.schema import DEEPEST, ClassesAnswer, InfoAnswer, Window
-from aurank.serving.uploads import FORMATS, Limits, Refused, parsed, read_search
+from aurank.serving.uploads import DEEPEST, FORMATS, Limits, Window, parsed, read_search
 
 Value = TypeVar("Value")
+_HEADERS = {
+    "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "cache-control": "no-store",
+}
 
 
-class Workers:
-    """A bounded pool of threads with a bounded queue.
+def make_app(index: ImageIndex, *, limits: Limits | None = None, hosts: Sequence[str] | None = None) -> ASGIApp:
+    """Return the ASGI application that serves an index, for any ASGI server.
 
     Args:
-        name: of its threads.
-        threads: calls at once.
-        waiting: calls that may wait besides; the next is refused with 503.
+        index: what is searched; nothing of it is changed.
+        limits: of requests.
+        hosts: the names that requests may call this server by, in lower case; None takes any.
     """
+    limits = limits or Limits()
+    gallery, token = Gallery(index, limits.pixels), secrets.token_hex(8)
+    in_search = _workers("search", threads=limits.threads, waiting=limits.waiting)
+    # Apart, so that a page of pictures keeps no search waiting.
+    in_pictures = _workers("picture", threads=limits.threads, waiting=8 * limits.waiting)
+    page = render("serve.html", title="Search by photo")
+    openapi = json.loads(Path(__file__).with_name("openapi.json").read_text("utf-8"))
+    openapi["info"]["version"] = version("aurank")
+    about = {
+        "images": len(gallery.names),
+        "classes": len(gallery.classes),
+        **gallery.about,
+        "version": version("aurank"),
+        "most_neighbours": DEEPEST,
+        "max_upload_bytes": limits.upload_bytes,
+        "max_pixels": limits.pixels,
+        "formats": FORMATS,
+    }
 
-    def __init__(self, name: str, *, threads: int, waiting: int) -> None:
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
-        self._places = BoundedSemaphore(threads + waiting)
+    async def images(request: Request) -> Response:
+        return JSONResponse(gallery.images(parsed(Window, dict(request.query_params))))
 
-    async def run(self, call: Callable[[], Value]) -> Value:
-        """Return what the call returns, or raise what it raises."""
-        if not self._places.acquire(blocking=False):
-            raise Refused(503, "too many searches are waiting; try again in a moment")
-        future = self._pool.submit(call)
-        future.add_done_callback(lambda _: self._places.release())
+    async def picture(request: Request) -> Response:
+        text = request.path_params["row"]
+        if not re.fullmatch("[0-9]{1,18}", text):
+            raise HTTPException(404, f"{text[:40]!r} is not the number of an image")
+        gallery.require(int(text))
+        # A browser asks again, as another index may be served tomorrow, and is told in a few bytes that it has it.
+        headers = {"etag": f'"{token}-{text}"', "cache-control": "private, no-cache"}
+        if request.headers.get("if-none-match") == headers["etag"]:
+            return Response(status_code=304, headers=headers)
+        kind, content = await in_pictures(partial(gallery.picture, int(text)))
+        return Response(content, media_type=kind, headers=headers)
+
+    async def search(request: Request) -> Response:
+        asked = await read_search(request, limits)
+        if isinstance(asked, tuple):
+            return JSONResponse(await in_search(partial(gallery.near_photo, asked[1], asked[0])))
+        return JSONResponse(await in_search(partial(gallery.near_row, asked.row, asked)))
+
+    routes = [
+        Route("/", _always(HTMLResponse(page, headers={"content-security-policy": page_policy(page)}))),
+        Route("/openapi.json", _always(JSONResponse(openapi))),
+        Route("/api/info", _always(JSONResponse(about))),
+        Route("/api/classes", _always(JSONResponse({"classes": gallery.classes}))),
+        Route("/api/images", images),
+        Route("/api/images/{row}/thumbnail", picture),
+        Route("/api/search", search, methods=["POST"]),
+    ]
+    return shield(Starlette(routes=routes, exception_handlers={HTTPException: _refused, Exception: _failed}), hosts)
+
+
+def _always(response: Response) -> Callable[[Request], Awaitable[Response]]:
+    async def answer(request: Request) -> Response:
+        return response
+
+    return answer
+
+
+def _workers(name: str, *, threads: int, waiting: int) -> Callable[[Callable[[], Value]], Awaitable[Value]]:
+    """Return what calls a function in one of so many threads, and refuses with 503 where `waiting` wait already."""
+    pool, places = ThreadPoolExecutor(threads, thread_name_prefix=name), BoundedSemaphore(threads + waiting)
+
+    async def run(call: Callable[[], Value]) -> Value:
+        if not places.acquire(blocking=False):
+            said = "too many searches are waiting; try again in a moment"
+            raise HTTPException(503, said, headers={"retry-after": "1"})
+        future = pool.submit(call)
+        future.add_done_callback(lambda _: places.release())
         return await asyncio.wrap_future(future)
+
+    return run
 
 
 def page_policy(page: str) -> str:
@@ -67,22 +136,16 @@ def page_policy(page: str) -> str:
     return f"default-src 'none'; {own}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 
 
-class Shield:
-    """An application behind security headers; it answers only requests that name one of its hosts.
+def shield(app: ASGIApp, hosts: Sequence[str] | None) -> ASGIApp:
+    """Return an application behind security headers that answers only requests that name one of its hosts.
 
     A site elsewhere can give its own name the address of this machine, and have a browser here send requests: they then
     name that site as their host. One that posts a form to this server is known by `Sec-Fetch-Site`.
-
-    Args:
-        hosts: names of this server, in lower case; None takes any.
     """
 
-    def __init__(self, app: ASGIApp, *, hosts: Sequence[str] | None) -> None:
-        self.app, self.hosts = app, None if hosts is None else frozenset(hosts)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def shielded(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            return await self.app(scope, receive, send)
+            return await app(scope, receive, send)
 
         async def send_shielded(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -91,17 +154,15 @@ class Shield:
                     headers.setdefault(name, value)
             await send(message)
 
-        refusal = self._refusal(scope)
-        answer = self.app if refusal is None else JSONResponse({"error": refusal[1]}, refusal[0])
+        headers, answer = Headers(scope=scope), app
+        if hosts is not None and _host_name(headers.get("host", "")) not in hosts:
+            said = "the request names another host; open the address that aurank serve printed"
+            answer = JSONResponse({"error": said}, 403)
+        elif scope["method"] not in ("GET", "HEAD") and headers.get("sec-fetch-site") in ("cross-site", "same-site"):
+            answer = JSONResponse({"error": "the request comes from another site"}, 403)
         await answer(scope, receive, send_shielded)
 
-    def _refusal(self, scope: Scope) -> tuple[int, str] | None:
-        headers = Headers(scope=scope)
-        if self.hosts is not None and _host_name(headers.get("host", "")) not in self.hosts:
-            return 403, "the request names another host; open the address that aurank serve printed"
-        if scope["method"] not in ("GET", "HEAD") and headers.get("sec-fetch-site") in ("cross-site", "same-site"):
-            return 403, "the request comes from another site"
-        return None
+    return shielded
 
 
 def _host_name(host: str) -> str | None:
@@ -111,118 +172,11 @@ def _host_name(host: str) -> str | None:
         return None
 
 
-_HEADERS = {
-    "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
-    "cross-origin-opener-policy": "same-origin",
-    "cross-origin-resource-policy": "same-origin",
-    "referrer-policy": "no-referrer",
-    "x-content-type-options": "nosniff",
-    "x-frame-options": "DENY",
-    "cache-control": "no-store",
-}
-
-
-_LONGEST_NUMBER = 18  # digits; Python refuses to read numbers of more than 4,300
-
-
-def make_app(index: ImageIndex, *, limits: Limits | None = None, hosts: Sequence[str] | None = None) -> ASGIApp:
-    """Return the ASGI application that serves an index, for any ASGI server.
-
-    Args:
-        index: what is searched; nothing of it is changed.
-        limits: of requests.
-        hosts: the names that requests may call this server by; None takes any.
-    """
-    limits = limits or Limits()
-    gallery = Gallery(index, limits)
-    site = _Site(gallery, limits, secrets.token_hex(8))
-    page = render("serve.html", title="Search by photo")
-    described = openapi(version("aurank"))
-
-    async def show_page(request: Request) -> Response:
-        return HTMLResponse(page, headers={"content-security-policy": page_policy(page)})
-
-    async def describe(request: Request) -> Response:
-        return JSONResponse(described)
-
-    routes = [
-        Route("/", show_page),
-        Route("/openapi.json", describe),
-        Route("/api/info", site.info),
-        Route("/api/classes", site.classes),
-        Route("/api/images", site.images),
-        Route("/api/images/{row}/thumbnail", site.thumbnail),
-        Route("/api/search", site.search, methods=["POST"]),
-    ]
-    handlers = {Refused: _refused, HTTPException: _refused_by_starlette, Exception: _failed}
-    return Shield(Starlette(routes=routes, exception_handlers=handlers), hosts=hosts)
-
-
-class _Site:
-    """The answers below /api, each a method that reads the request and asks the gallery in a thread."""
-
-    def __init__(self, gallery: Gallery, limits: Limits, token: str) -> None:
-        self.gallery, self.limits, self.token = gallery, limits, token
-        self.searches = Workers("search", threads=limits.threads, waiting=limits.waiting)
-        # Apart, so that a page of pictures keeps no search waiting.
-        self.pictures = Workers("picture", threads=limits.threads, waiting=8 * limits.waiting)
-
-    async def info(self, request: Request) -> Response:
-        limits = self.limits
-        counts = {"images": len(self.gallery), "classes": len(self.gallery.classes)}
-        about: dict[str, str | int] = {
-            "score": self.gallery.score,
-            "model": self.gallery.model,
-            "index": self.gallery.about,
-            "version": version("aurank"),
-        }
-        about["most_neighbours"] = DEEPEST
-        most = {"max_upload_bytes": limits.upload_bytes, "max_pixels": limits.pixels, "formats": FORMATS}
-        return _answer(InfoAnswer.model_validate(counts | about | most))
-
-    async def classes(self, request: Request) -> Response:
-        return _answer(ClassesAnswer(classes=self.gallery.classes))
-
-    async def images(self, request: Request) -> Response:
-        return _answer(self.gallery.images(parsed(Window, dict(request.query_params))))
-
-    async def thumbnail(self, request: Request) -> Response:
-        text = request.path_params["row"]
-        if not (text.isascii() and text.isdecimal() and len(text) <= _LONGEST_NUMBER):
-            raise Refused(404, f"{text[:40]!r} is not the number of an image")
-        row, tag = int(text), f'"{self.token}-{text}"'
-        self.gallery.require(row)
-        # A browser asks again, as another index may be served tomorrow, and is told in a few bytes that it has it.
-        headers = {"etag": tag, "cache-control": "private, no-cache"}
-        if request.headers.get("if-none-match") == tag:
-            return Response(status_code=304, headers=headers)
-        kind, content = await self.pictures.run(lambda: self.gallery.picture(row))
-        return Response(content, media_type=kind, headers=headers)
-
-    async def search(self, request: Request) -> Response:
-        asked = await read_search(request, self.limits)
-        if isinstance(asked, tuple):
-            window, content = asked
-            return _answer(await self.searches.run(lambda: self.gallery.near_photo(content, window)))
-        return _answer(await self.searches.run(lambda: self.gallery.near_row(asked.row, asked)))
-
-
-def _answer(content: BaseModel) -> Response:
-    return Response(content.model_dump_json(by_alias=True), media_type="application/json")
-
-
 async def _refused(request: Request, error: Exception) -> Response:
-    assert isinstance(error, Refused)
-    headers = {"retry-after": "1"} if error.status == 503 else None
-    return JSONResponse({"error": str(error)}, error.status, headers)
-
-
-async def _refused_by_starlette(request: Request, error: Exception) -> Response:
-    """Answer for an unknown path, another method, or a form that cannot be taken apart."""
     assert isinstance(error, HTTPException)
-    said = {404: "there is nothing at this address; /openapi.json lists what there is"}
-    said[405] = f"this address does not take {request.method}"
-    return JSONResponse({"error": said.get(error.status_code, error.detail)}, error.status_code, error.headers)
+    said = {"Not Found": "there is nothing at this address; /openapi.json lists what there is"}
+    said["Method Not Allowed"] = f"this address does not take {request.method}"
+    return JSONResponse({"error": said.get(error.detail, error.detail)}, error.status_code, error.headers)
 
 
 async def _failed(request: Request, error: Exception) -> Response:

@@ -2,13 +2,12 @@
 
 import errno
 import ipaddress
-import os
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from aurank.data.decode import quiet_decoding
 from aurank.errors import UserError
@@ -74,8 +73,7 @@ def serve(
         no index at no such folder
     """
     require_server()
-    listening = listen(host, port)  # before the model is loaded
-    with listening:
+    with listen(host, port) as listening:  # before the model is loaded
         from aurank.commands import ImageIndex
         from aurank.serving.app import make_app
         from aurank.serving.uploads import Limits
@@ -84,12 +82,13 @@ def serve(
         index.load_model()
         # Of a GPU one thread at a time asks faiss.
         limits = limits or Limits(threads=2 if device in (None, "cpu") else 1)
-        is_local = _is_local(listening)
-        app = make_app(index, limits=limits, hosts=_names(host) if is_local else None)
-        server = make_server(app)
-        shown = f"[{host}]" if ":" in host else host
+        address, bound = listening.getsockname()[:2]
+        is_local = ipaddress.ip_address(address.partition("%")[0]).is_loopback
+        names = ["localhost", "127.0.0.1", "::1", host.lower()]  # what a browser of this machine calls it
+        server = make_server(make_app(index, limits=limits, hosts=names if is_local else None))
         if started is not None:
-            started(Served(f"http://{shown}:{listening.getsockname()[1]}/", len(index), is_local))
+            shown = f"[{host}]" if ":" in host else host
+            started(Served(f"http://{shown}:{bound}/", len(index), is_local))
         with quiet_decoding():  # around the threads that decode
             server.run(sockets=[listening])
 
@@ -126,37 +125,19 @@ def listen(host: str, port: int) -> socket.socket:
     """Return a socket that listens on this machine; UserError where it cannot, with the reason and the remedy."""
     if not 0 <= port <= 65535:
         raise UserError(f"--port {port} must be 0 (any free one) to 65535")
+    elsewhere = f"--host {host} is no address of this machine; use 127.0.0.1, or 0.0.0.0 for all"
+    reasons = {
+        errno.EADDRINUSE: f"port {port} of {host} is in use; name another with --port, or --port 0 for any free one",
+        errno.EACCES: f"port {port} of {host} is for administrators; name one from 1024 with --port",
+        errno.EADDRNOTAVAIL: elsewhere,
+    }
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except (OSError, UnicodeError):
-        raise UserError(f"--host {host}: no address of this machine; use 127.0.0.1, or 0.0.0.0 for all") from None
-    made = socket.socket(family, kind, protocol)
-    try:
-        if os.name == "posix":  # elsewhere it lets two programs listen on one port
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind(address)
-        made.listen(_CONNECTIONS)
+        family, _, _, _, address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
+        both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+        place: Any = (address[0], port, *address[2:])
+        return socket.create_server(place, family=family, backlog=_CONNECTIONS, dualstack_ipv6=both)
+    except (socket.gaierror, UnicodeError):
+        raise UserError(elsewhere) from None
     except OSError as error:
-        made.close()
-        raise UserError(_why_not(host, port, error)) from None
-    made.setblocking(False)
-    return made
-
-
-def _why_not(host: str, port: int, error: OSError) -> str:
-    if error.errno == errno.EADDRINUSE:
-        return f"port {port} of {host} is in use; name another with --port, or --port 0 for any free one"
-    if error.errno == errno.EACCES:
-        return f"port {port} of {host} is for administrators; name one from 1024 with --port"
-    if error.errno == errno.EADDRNOTAVAIL:
-        return f"--host {host} is no address of this machine; use 127.0.0.1, or 0.0.0.0 for all"
-    return f"cannot listen on port {port} of {host}: {error.strerror}"
-
-
-def _is_local(listening: socket.socket) -> bool:
-    return ipaddress.ip_address(listening.getsockname()[0].partition("%")[0]).is_loopback
-
-
-def _names(host: str) -> list[str]:
-    """Return what a browser of this machine calls the server."""
-    return ["localhost", "127.0.0.1", "::1", host.lower()]
+        usual = f"cannot listen on port {port} of {host}: {error.strerror}"
+        raise UserError(reasons.get(error.errno or 0, usual)) from None

@@ -9,31 +9,40 @@ from typing import Any, TypeVar
 import numpy as np
 from jaxtyping import UInt8
 from PIL import Image, UnidentifiedImageError
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.datastructures import UploadFile
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 
 from aurank.data.decode import to_pixels
-from aurank.errors import AurankError, first_line
-from aurank.serving.schema import PhotoSearch, RowSearch
+from aurank.errors import first_line
 from aurank.sizes import as_text
 
+DEEPEST = 1000  # ranks that can be paged through
 # Of Pillow's formats those that need no other program and that cameras, phones and browsers write.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
-JSON_BYTES = 2**16
-_FORM_BYTES = 2**16  # of a form, beside its file
+_BODY_BYTES = 2**16  # of JSON, or of a form beside its file
 _LONGEST_STRIP = 100  # its shorter side enlarged to what a model takes, a longer one would fill the memory
 _DROPPED = 8  # times the limit: what is still read of a body that is too large, so that its sender hears why
 
-Fields = TypeVar("Fields", bound=BaseModel)
+
+class Window(BaseModel):
+    """Which part of a list is wanted, as openapi.json has it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    offset: int = Field(0, ge=0, le=2**31 - 1)
+    limit: int = Field(24, ge=1, le=100)
+    class_name: str | None = Field(None, alias="class")
 
 
-class Refused(AurankError):
-    """A request that is answered with a status and one line."""
+class RowSearch(Window):
+    """A search with an image of the gallery."""
 
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
+    row: int = Field(ge=0, le=2**63 - 1)
+
+
+Asked = TypeVar("Asked", bound=Window)
 
 
 @dataclass(frozen=True)
@@ -46,7 +55,6 @@ class Limits:
         pixels: of a photo; decoding takes 6 to 12 bytes for each.
         threads: searches at once; pictures of the gallery are made in as many beside.
         waiting: searches that may wait; more are told to come again.
-        thumbnail_bytes: of the pictures kept in memory.
     """
 
     upload_bytes: int = 20 * 2**20
@@ -54,46 +62,40 @@ class Limits:
     pixels: int = 64_000_000
     threads: int = 2
     waiting: int = 64
-    thumbnail_bytes: int = 64 * 2**20
 
 
-async def read_search(request: Request, limits: Limits) -> RowSearch | tuple[PhotoSearch, bytes]:
+async def read_search(request: Request, limits: Limits) -> RowSearch | tuple[Window, bytes]:
     """Return what a search asks for: a row of the gallery, or a window and the bytes of a photo.
 
     Raises:
-        Refused: another content type, too many bytes, too slow, malformed, or values that are not possible.
+        HTTPException: another content type, too many bytes, too slow, malformed, or values that are not possible.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     try:
         async with asyncio.timeout(limits.upload_seconds):
             if kind == "application/json":
-                body = await _bounded(request, JSON_BYTES, "JSON").body()
-                return parsed(RowSearch, body)
+                return parsed(RowSearch, await _bounded(request, _BODY_BYTES, "JSON").body())
             if kind == "multipart/form-data":
-                return await _read_form(request, limits)
+                return await _read_form(request, limits.upload_bytes)
     except TimeoutError:
-        raise Refused(408, f"the upload took more than {limits.upload_seconds:.0f} s; send it again") from None
+        raise HTTPException(408, f"the upload took more than {limits.upload_seconds:.0f} s; send it again") from None
     except ClientDisconnect:
-        raise Refused(400, "the upload was broken off") from None
-    raise Refused(415, 'send a photo as multipart/form-data (field "photo"), or {"row": 0} as application/json')
+        raise HTTPException(400, "the upload was broken off") from None
+    raise HTTPException(415, 'send a photo as multipart/form-data (field "photo"), or {"row": 0} as application/json')
 
 
-async def _read_form(request: Request, limits: Limits) -> tuple[PhotoSearch, bytes]:
+async def _read_form(request: Request, most: int) -> tuple[Window, bytes]:
     """Return the fields of a form and the bytes of its one file."""
-    bounded = _bounded(request, limits.upload_bytes + _FORM_BYTES, "an upload")
-    async with bounded.form(max_files=1, max_fields=8, max_part_size=_FORM_BYTES) as form:
-        photo = form.get("photo")
+    bounded = _bounded(request, most + _BODY_BYTES, "an upload")
+    async with bounded.form(max_files=1, max_fields=8, max_part_size=_BODY_BYTES) as form:
+        fields: dict[str, Any] = dict(form)
+        photo = fields.pop("photo", None)
         if not isinstance(photo, UploadFile):
-            raise Refused(422, 'the form has no file in the field "photo"')
-        fields = {name: value for name, value in form.items() if name != "photo"}
-        content = await photo.read(limits.upload_bytes + 1)
-        if len(content) > limits.upload_bytes:
-            raise Refused(413, _too_large("a photo", limits.upload_bytes))
-        return parsed(PhotoSearch, fields), content
-
-
-def _too_large(what: str, most: int) -> str:
-    return f"{what} may have {as_text(most)} at most; reduce it"
+            raise HTTPException(422, 'the form has no file in the field "photo"')
+        content = await photo.read(most + 1)
+        if len(content) > most:
+            raise HTTPException(413, f"a photo may have {as_text(most)} at most; reduce it")
+        return parsed(Window, fields), content
 
 
 def _bounded(request: Request, most: int, what: str) -> Request:
@@ -108,17 +110,17 @@ def _bounded(request: Request, most: int, what: str) -> Request:
             while message.get("more_body", False) and arrived <= _DROPPED * most:
                 message = await request.receive()
                 arrived += len(message.get("body", b""))
-            raise Refused(413, _too_large(what, most))
+            raise HTTPException(413, f"{what} may have {as_text(most)} at most; reduce it")
         return message
 
     return Request(request.scope, receive)
 
 
-def parsed(model: type[Fields], content: bytes | dict[str, Any]) -> Fields:
+def parsed(model: type[Asked], content: bytes | dict[str, Any]) -> Asked:
     """Return JSON, or the fields of a form or an address, as a model.
 
     Raises:
-        Refused: 400 for what is no JSON, 422 for a value that is not possible; says which.
+        HTTPException: 400 for what is no JSON, 422 for a value that is not possible; says which.
     """
     try:
         if isinstance(content, bytes):
@@ -126,34 +128,35 @@ def parsed(model: type[Fields], content: bytes | dict[str, Any]) -> Fields:
         return model.model_validate(content)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        place, said = ".".join(map(str, first["loc"])), first["msg"]
         if first["type"] == "json_invalid":
-            raise Refused(400, f"the body cannot be read: {said}") from None
-        raise Refused(422, f"{place}: {said}" if place else said) from None
+            raise HTTPException(400, f"the body cannot be read: {first['msg']}") from None
+        raise HTTPException(422, ": ".join([*map(str, first["loc"]), first["msg"]])) from None
 
 
 def decode_upload(content: bytes, max_pixels: int) -> UInt8[np.ndarray, "height width channel"]:
     """Return the pixels of an uploaded photo, upright; of an animation the first frame.
 
     Raises:
-        Refused: 415 for what is no image of `FORMATS`, 413 for too many pixels (nothing is decoded then), 422 for a
-            broken one.
+        HTTPException: 415 for what is no image of `FORMATS`, 413 for too many pixels (nothing is decoded then), 422 for
+            a broken one.
     """
     try:
         with Image.open(io.BytesIO(content), formats=FORMATS) as file:
             width, height = file.size
             if width * height > max_pixels:
-                raise Refused(413, f"the photo has {width:,} × {height:,} pixels, more than {max_pixels:,}; reduce it")
+                said = f"the photo has {width:,} × {height:,} pixels, more than {max_pixels:,}; reduce it"
+                raise HTTPException(413, said)
             if max(width, height) > _LONGEST_STRIP * min(width, height):
-                raise Refused(422, f"a strip of {width:,} × {height:,} pixels is no photo of a thing; send another")
+                said = f"a strip of {width:,} × {height:,} pixels is no photo of a thing; send another"
+                raise HTTPException(422, said)
             return to_pixels(file, None)
-    except (Refused, MemoryError):
+    except (HTTPException, MemoryError):
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        raise Refused(413, f"the photo has more than {max_pixels:,} pixels; reduce it") from None
+        raise HTTPException(413, f"the photo has more than {max_pixels:,} pixels; reduce it") from None
     except UnidentifiedImageError:
-        raise Refused(415, f"the photo is in none of the formats {', '.join(FORMATS)}") from None
+        raise HTTPException(415, f"the photo is in none of the formats {', '.join(FORMATS)}") from None
     # Pillow's readers of broken files raise almost anything: OSError, SyntaxError, ValueError, struct.error, …
     except Exception as error:
         said = f"{type(error).__name__}: {first_line(error)}"
-        raise Refused(422, f"the photo cannot be decoded ({said}); send another") from None
+        raise HTTPException(422, f"the photo cannot be decoded ({said}); send another") from None

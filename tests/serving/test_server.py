@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.testclient import TestClient
 from testing.galleries import running_server
 
 from aurank import cli
@@ -48,7 +49,7 @@ def test_a_port_in_use_is_one_line(tmp_path: Path) -> None:
     [
         ("127.0.0.1", 70000, "--port 70000 must be 0"),
         ("192.0.2.1", 0, "--host 192.0.2.1 is no address of this machine"),
-        ("no such host.invalid", 0, "--host no such host.invalid: no address of this machine"),
+        ("no such host.invalid", 0, "--host no such host.invalid is no address of this machine"),
         ("a" * 70, 0, "no address of this machine"),
     ],
 )
@@ -91,12 +92,13 @@ def test_the_command_says_where(
     output, complaint = capsys.readouterr()
     assert output.startswith("30 images at http://127.0.0.1:")
     assert complaint == ""
-    assert at_once[0][0].app.hosts == {"localhost", "127.0.0.1", "::1"}
+    elsewhere = {"host": "evil.example"}
+    assert TestClient(at_once[0][0].app).get("/api/info", headers=elsewhere).status_code == 403
     assert typed(monkeypatch, index.folder, "--port", 0, "--host", "0.0.0.0") == 0
     output, complaint = capsys.readouterr()
     assert "http://0.0.0.0:" in output
     assert "there is no password" in complaint
-    assert at_once[1][0].app.hosts is None
+    assert TestClient(at_once[1][0].app).get("/api/info", headers=elsewhere).status_code == 200
 
 
 def test_the_command_refuses_a_folder_without_an_index(
