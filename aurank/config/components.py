@@ -12,8 +12,7 @@ from typing import Any, NotRequired
 from pydantic import ConfigDict, TypeAdapter, with_config
 from typing_extensions import TypedDict
 
-from aurank.config.messages import one_line
-from aurank.errors import AurankError, UserError, explained
+from aurank.files import reading
 
 _STRICT = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -88,11 +87,5 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
 def build(key: str, factory: Callable[..., Any], offered: Mapping[str, Any], params: Mapping[str, Any]) -> Any:
     """Return what ``factory`` makes of ``params`` and what it takes of ``offered``; a refusal begins with ``key``."""
     named, _ = signature(factory)
-    try:
+    with reading(key, f"the arguments {dict(params)}", remedy="give others"):  # whatever a library raises
         return factory(**{name: value for name, value in offered.items() if name in named}, **params)
-    except UserError as error:
-        raise UserError(f"{key}: {error}") from error
-    except Exception as error:  # whatever a library does with an impossible value
-        if isinstance(error, AurankError) or explained(error) is not None:
-            raise
-        raise UserError(f"{key}: got {dict(params)}: {type(error).__name__}: {one_line(str(error))}") from error

@@ -464,9 +464,6 @@ def _contradictions(config: Config) -> Iterator[tuple[str, str]]:
     if (model.backbone == NO_BACKBONE) != (data.name == EMBEDDINGS):
         expected = f"data.name={EMBEDDINGS} goes with model.backbone={NO_BACKBONE} and with no other"
         yield "model.backbone", f"got {model.backbone!r} for data.name={data.name}, but {expected}"
-    if model.text is not None and model.text.width % model.text.heads:
-        expected = f"expected a multiple of model.text.heads = {model.text.heads}"
-        yield "model.text.width", f"got {model.text.width}, {expected}"
     names = [term.name for term in config.terms]
     for path, term in config.located_terms():
         if names.count(term.name) > 1:

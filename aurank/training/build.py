@@ -127,16 +127,6 @@ def _parts(config: Config) -> Iterator[tuple[str, LossTerm, int | None, float]]:
             yield f"{term.name}@{width}", term, width, term.weight * weight
 
 
-def losses_of_terms(config: Config, loss: nn.Module) -> Iterator[tuple[str, LossTerm, nn.Module]]:
-    """Yield each loss that `build_loss` built, of several widths each, with its name and the term."""
-    whole = loss.loss if isinstance(loss, CrossBatchMemory) else loss
-    if not isinstance(whole, MultipleLosses):
-        yield "loss", config.terms[0], loss
-        return
-    for name, term, _, _ in _parts(config):
-        yield f"loss {name}", term, whole.losses[name]
-
-
 def _build_term(config: Config, term: LossTerm, train: Manifest, *, dim: int, gathers: bool) -> nn.Module:
     sizes: dict[str, Any] = {"class_counts": train.class_counts, "num_classes": len(train.class_counts)}
     sizes |= {"num_samples": len(train), "embedding_size": dim}
@@ -175,8 +165,12 @@ def build_optimiser(config: Config, model: nn.Module, loss: nn.Module) -> Optimi
         model, weight_decay=optim.weight_decay, head_lr_multiplier=optim.head_lr_multiplier, scales=scales
     )
     usual = (optim.temperature_lr or optim.lr) / rate
-    for name, term, own in losses_of_terms(config, loss):
-        groups += loss_groups(name, own, term, usual=usual)
+    whole = loss.loss if isinstance(loss, CrossBatchMemory) else loss
+    if isinstance(whole, MultipleLosses):
+        for name, term, _, _ in _parts(config):
+            groups += loss_groups(f"loss {name}", whole.losses[name], term, usual=usual)
+    else:
+        groups += loss_groups("loss", loss, config.terms[0], usual=usual)
     optimiser: Optimizer = build("optim.params", OPTIMISERS[optim.name], {"params": groups, "lr": rate}, optim.params)
     return optimiser
 

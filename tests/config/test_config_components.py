@@ -111,7 +111,7 @@ def test_a_missing_argument_is_told_and_one_that_the_program_fills_in_is_no_key(
 def test_building_takes_what_the_constructor_knows_and_names_the_key_of_what_it_refuses() -> None:
     loss = build("loss.params", RankLoss, {"class_counts": [1], "seed": 3}, {"tau1": 0.5})
     assert isinstance(loss, RankLoss)
-    with pytest.raises(UserError, match=r"^loss\.params: got .*tau1.*: ValueError: tau1 must be > 0"):
+    with pytest.raises(UserError, match=r"^loss\.params: .*tau1.*tau1 must be > 0"):
         build("loss.params", RankLoss, {"class_counts": [1]}, {"tau1": -1})
 
     def full(value: int) -> None:
