@@ -202,9 +202,7 @@ def fail(error: BaseException, path: str = "rows.json") -> None:
     [
         KeyError("metrics"),
         TypeError("two\nlines"),
-        UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid"),
         RecursionError(),
-        OverflowError("cannot fit"),
         pickle.UnpicklingError("GLOBAL os.system"),
         FileNotFoundError(errno.ENOENT, "No such file", "rows.json"),
         MemoryError("Unable to allocate 8 EiB"),
@@ -250,9 +248,7 @@ def test_a_value_of_a_file_is_what_its_type_says_or_names_the_entry() -> None:
         checked(json.loads('{"count": 1, "scale": 1e999}'), Described)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "[]", "\u0000", "[" * 100_000, '{"format": "rows"}', '{"format": "rows", "version": 3}']
-)
+@pytest.mark.parametrize("text", ["", "[]", "[" * 100_000, '{"format": "rows", "version": 3}'])
 def test_a_record_of_another_format_or_version_is_refused_by_name(text: str, tmp_path: Path) -> None:
     path = tmp_path / "about.json"
     path.write_text('{"format": "rows", "version": 2, "a": 1}')
@@ -271,11 +267,7 @@ def test_a_name_that_is_no_utf_8_is_written_as_an_escape(tmp_path: Path) -> None
     ("value", "kind"),
     [
         (True, int),
-        ("1", int),
-        (1.0, int),
         ("0.5", float),
-        (True, float),
-        ("off", bool),
         (1, bool),
         ([1, "2"], list[int]),
     ],

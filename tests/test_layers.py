@@ -162,10 +162,10 @@ BUDGETS = {
     "evaluation": 8039,
     "models": 2030,
     "embedding": 2248,
-    "training": 2876,
+    "training": 2870,
     "reporting": 1571,
     "commands exporting serving": 4075,
-    "config": 1054,
+    "config": 1044,
     "cli": 1432,
     "": 991,  # beside the rooms
 }

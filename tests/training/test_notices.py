@@ -74,8 +74,9 @@ def test_measuring_the_test_images_reports_how_far_it_is(tmp_path: Path) -> None
     assert {stage for stage, done, total in told if done == total} == {"embedding", "ranking"}
 
 
-def lines_of_running(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """What is printed of a stage of five batches of ten seconds, then of one whose first ends 4 s later."""
+def test_without_a_terminal_a_model_that_runs_long_tells_its_stages_now_and_then(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = [0.0]
     monkeypatch.setattr(drawing.time, "monotonic", lambda: now[0])
     with drawing.draw_measuring({"batch": None, "device": None, "cache": None, "no_cache": True}) as running:
@@ -84,21 +85,8 @@ def lines_of_running(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
             embedding(int(now[0]) * 100, 13_180)
         for now[0] in (66.0, 70.0):
             ranking(int(now[0]) - 65, 9)
-    return capsys.readouterr().err.splitlines()
-
-
-def test_without_a_terminal_a_model_that_runs_long_tells_its_stages_now_and_then(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
     expected = ["embedding: 3,100 of 13,180", "embedding: 6,200 of 13,180", "ranking: 1 of 9"]
-    assert lines_of_running(monkeypatch, capsys) == expected
-
-
-def test_on_a_terminal_a_model_that_runs_long_draws_its_bar_alone(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(drawing, "stderr_console", drawing.Terminal(stderr=True, force_terminal=True))
-    assert not any(" of " in line for line in lines_of_running(monkeypatch, capsys))
+    assert capsys.readouterr().err.splitlines() == expected
 
 
 def test_a_killed_data_worker_is_one_line_with_a_remedy() -> None:

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,7 @@ from aurank.data import ImageDataset
 from aurank.errors import AurankError, UserError
 from aurank.losses import SOPRCLoss
 from aurank.training import profile_training, read_config
-from aurank.training.profile import PHASES, MeasuredLoop
-from aurank.training.state import Progress
-from aurank.training.trainer import build_trainer
+from aurank.training.profile import PHASES
 
 SLOW = 100.0  # seconds by which the clock is put on: longer than any step, however busy the machine is
 
@@ -38,23 +36,6 @@ def pause(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
         late[0] += SLOW
 
     return wait
-
-
-def test_a_phase_within_another_takes_its_time_away_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer = build_trainer(read_config(tiny_config()))
-    seconds: Iterator[float] = iter(map(float, range(1000)))
-    monkeypatch.setattr(time, "perf_counter", lambda: next(seconds))  # a second later whenever it is looked at
-    loop = MeasuredLoop(trainer, 2, progress=Progress())  # 0
-    phase = loop.phase
-    with phase("loss"), phase("forward"), pytest.raises(ValueError, match="broken"), phase("backward"):  # 1, 2, 3
-        raise ValueError("broken")  # and back: 4, 5, 6
-    loop._after_step()  # 7
-    with phase("data"):  # 8
-        pass  # 9
-    loop._after_step()  # 10
-    first, second, _ = loop.steps
-    assert first == {**dict.fromkeys(PHASES, 0.0), "rest": 2.0, "loss": 2.0, "forward": 2.0, "backward": 1.0}
-    assert second == {**dict.fromkeys(PHASES, 0.0), "rest": 2.0, "data": 1.0}
 
 
 @pytest.mark.parametrize(

@@ -96,17 +96,6 @@ def test_until_a_look_nothing_of_the_device_is_read() -> None:
             watch.look()
 
 
-def test_the_first_look_and_one_with_nothing_new() -> None:
-    optimiser = torch.optim.AdamW([nn.Parameter(torch.ones(3))], 0.1, fused=True)
-    watch = LossWatch(CPU, optimiser, every=10)
-    assert watch.is_due
-    watch.add(seen(0, 1.0))
-    watch.share(15)
-    assert watch.guard()
-    assert watch.look()[1] is None
-    assert watch.look() == ([], None)
-
-
 @pytest.mark.slow
 def test_a_run_that_is_looked_at_late_is_the_same_to_the_last_bit(tmp_path: Path, monkeypatch) -> None:
     train = {"steps": 5, "log_every": 3, "checkpoint_every": 4, "accumulate": 2, "ema": 0.5}
