@@ -163,7 +163,6 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"labels": np.array([{}] * 4, object)}, "pickled objects"),
         ({"embeddings": None}, "holds no array 'embeddings', only labels"),
         ({"labels": None}, r"holds no array 'labels'.*--labels FILE.npy"),
         ({"labels": LABELS[:3]}, r"labels has shape \(3,\)"),
@@ -171,7 +170,6 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
         ({"ids": np.array([4, 7, 4, 1])}, r"ids name an item twice, .*4"),
         ({"classes": np.array(["a"])}, "classes "),
         ({"is_query": LABELS + 1}, "is_query must hold True"),
-        ({"is_gallery": np.ones(4)}, "is_gallery has shape"),
         ({"is_querry": LABELS}, "which means nothing here; did you mean 'is_query'"),
     ],
 )

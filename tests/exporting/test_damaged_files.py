@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from testing.galleries import graph
 
 from aurank.config import ModelConfig
 from aurank.data import TRANSFORMS
@@ -16,7 +17,7 @@ from aurank.errors import UserError
 from aurank.exporting.formats import TrainedEncoder, write_weights
 from aurank.models import Encoder
 from aurank.models.adapters.by_name import load_model
-from aurank.models.adapters.exported import ENCODER, PREPROCESSING, pack_preprocessing
+from aurank.models.adapters.exported import ENCODER, pack_preprocessing
 
 PIPELINE = TRANSFORMS["resize"](4, 3)
 
@@ -30,28 +31,6 @@ def refusal(name: str) -> str:
     assert said.count(name) == 1
     assert "\n" not in said
     return said.removeprefix(f"{name}: ")
-
-
-def graph(path: Path, *, dtype: str = "UINT8", stored: str | None = None, opset: int = 17) -> str:
-    """Write a graph whose embedding is the sum of the pixels by channel, and return its name."""
-    onnx = pytest.importorskip("onnx")
-    pytest.importorskip("onnxruntime")
-    kinds, make = onnx.TensorProto, onnx.helper
-    pixels = make.make_tensor_value_info("pixels", getattr(kinds, dtype), ["batch", 3, 4, 4])
-    embedding = make.make_tensor_value_info("embedding", kinds.FLOAT, ["batch", 3])
-    nodes = [
-        make.make_node("Cast", ["pixels"], ["values"], to=kinds.FLOAT),
-        make.make_node("ReduceMean", ["values"], ["embedding"], axes=[2, 3], keepdims=0),
-    ]
-    model = make.make_model(
-        make.make_graph(nodes, "sums", [pixels], [embedding]),
-        opset_imports=[make.make_opsetid("", opset)],
-        ir_version=8,
-    )
-    if stored is not None:
-        model.metadata_props.add(key=PREPROCESSING, value=stored)
-    path.write_bytes(model.SerializeToString())
-    return f"onnx:{path}"
 
 
 def test_a_graph_is_read_with_what_is_stored_inside(tmp_path: Path) -> None:

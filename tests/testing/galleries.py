@@ -17,6 +17,7 @@ from torch import nn
 
 from aurank.commands import ImageIndex, build_index
 from aurank.embedding import ImageSelection
+from aurank.models.adapters.exported import PREPROCESSING
 from aurank.serving.app import make_app
 from aurank.serving.server import listen, make_server
 from aurank.serving.uploads import Limits
@@ -178,3 +179,32 @@ def folder_of(folder: Path, kind: str = "dinov2", **look: Any) -> str:
     settings = {**LOOK, "image_processor_type": _PROCESSORS[kind], "crop_size": LOOK["size"], **look}
     (folder / "preprocessor_config.json").write_text(json.dumps(settings))
     return str(folder)
+
+
+def graph(
+    path: Path,
+    *,
+    dtype: str = "UINT8",
+    shape: tuple[int | str, ...] = ("batch", 3, 4, 4),
+    stored: str | None = None,
+    opset: int = 17,
+) -> str:
+    """Write an ONNX graph whose embedding is the mean of the pixels by channel, and return its name."""
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    kinds, make = onnx.TensorProto, onnx.helper
+    pixels = make.make_tensor_value_info("pixels", getattr(kinds, dtype), shape)
+    embedding = make.make_tensor_value_info("embedding", kinds.FLOAT, shape[:2])
+    nodes = [
+        make.make_node("Cast", ["pixels"], ["values"], to=kinds.FLOAT),
+        make.make_node("ReduceMean", ["values"], ["embedding"], axes=[2, 3], keepdims=0),
+    ]
+    model = make.make_model(
+        make.make_graph(nodes, "sums", [pixels], [embedding]),
+        opset_imports=[make.make_opsetid("", opset)],
+        ir_version=8,
+    )
+    if stored is not None:
+        model.metadata_props.add(key=PREPROCESSING, value=stored)
+    path.write_bytes(model.SerializeToString())
+    return f"onnx:{path}"

@@ -18,7 +18,7 @@ from aurank.data.decode import to_pixels
 from aurank.data.transforms import TRANSFORMS, Pipeline
 from aurank.data.transforms.base import channels_first
 from aurank.data.transforms.standard import MARGIN, Affine, Resize, Timm, TransformersCenter
-from aurank.errors import UserError, first_line
+from aurank.errors import UserError
 from aurank.files import checked, reading, require_ordinary
 from aurank.models.adapters.loading import Options, describe_adapter, import_library
 from aurank.models.encoder import Encoder
@@ -175,7 +175,7 @@ def onnx_model(name: str, what: str, options: Options, allow_code: bool) -> Imag
         try:
             embeddings = torch.from_numpy(session.run(outputs[:1], {inputs[0]: images.numpy()})[0])
         except Exception as error:
-            said = f"the graph fails on images {list(images.shape)} ({first_line(error)[:300]})"
+            said = f"the graph fails on images {list(images.shape)} ({' '.join(str(error).split())[:300]})"
             raise UserError(f"{name}: {said}; where it takes one at a time, add --batch 1, or {_ANY_BATCH}") from error
         return embeddings.flatten(1) if embeddings.ndim > 1 else embeddings
 
