@@ -74,11 +74,13 @@ def test_measuring_the_test_images_reports_how_far_it_is(tmp_path: Path) -> None
     assert {stage for stage, done, total in told if done == total} == {"embedding", "ranking"}
 
 
-def test_without_a_terminal_a_model_that_runs_long_tells_its_stages_now_and_then(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_model_that_runs_long_draws_a_bar_or_without_a_terminal_tells_its_stages_now_and_then(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, terminal: bool
 ) -> None:
     now = [0.0]
     monkeypatch.setattr(drawing.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(drawing, "stderr_console", drawing.Terminal(stderr=True, force_terminal=terminal))
     with drawing.draw_measuring({"batch": None, "device": None, "cache": None, "no_cache": True}) as running:
         embedding, ranking = running.stage("embedding"), running.stage("ranking")
         for now[0] in (10.0, 20.0, 29.0, 31.0, 41.0, 60.0, 62.0):
@@ -86,7 +88,8 @@ def test_without_a_terminal_a_model_that_runs_long_tells_its_stages_now_and_then
         for now[0] in (66.0, 70.0):
             ranking(int(now[0]) - 65, 9)
     expected = ["embedding: 3,100 of 13,180", "embedding: 6,200 of 13,180", "ranking: 1 of 9"]
-    assert capsys.readouterr().err.splitlines() == expected
+    lines = capsys.readouterr().err.splitlines()
+    assert not any(" of " in line for line in lines) if terminal else lines == expected
 
 
 def test_a_killed_data_worker_is_one_line_with_a_remedy() -> None:
