@@ -105,12 +105,9 @@ def test_differences_are_listed_by_dotted_path(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "bad",
     [
-        "seed=-1", "data.validation_fraction=0.6", "data.on_error=ignore", "data.cache=much", "data.cache=-1",
-        "sampler.batch=1", "model.backbone=''", "model.discard_head=1", "optim.lr=0", "optim.lr=.nan", "optim.lr=.inf",
-        "optim.lr=true", "optim.warmup_steps=-1", "data.views=17", "train.steps=1.0", "train.steps=true",
-        "train.ema=1", "train.trackers=tensorboard", "train.trackers=[paper]", "train.timeout=0.5s",
-        "evaluate.recall_at=[]", "evaluate.recall_at=[0]", "evaluate.recall_at=[1, 1]", "evaluate.recall_at=5",
-        "evaluate.max_memory=0", "evaluate.max_memory=0.1B", "evaluate.max_memory=1K", "data=3", "model.dim=[3]",
+        "seed=-1", "data.on_error=ignore", "data.cache=much", "model.backbone=''", "model.discard_head=1",
+        "optim.lr=.nan", "train.steps=1.0", "train.steps=true", "train.trackers=[paper]", "train.timeout=0.5s",
+        "evaluate.recall_at=[]", "evaluate.recall_at=[1, 1]", "evaluate.max_memory=0", "data=3",
         "model.text.name=clip", "loss.matryoshka=[8, 4]", "loss=[]",
     ],
 )  # fmt: skip

@@ -33,19 +33,14 @@ def _taking(annotation: Any) -> Callable[..., Any]:
     ("annotation", "value", "expected"),
     [
         (float, 1, 1.0),
-        (int, 3, 3),
-        (bool, True, True),
         (int | None, None, None),
         (Optional[float], 2, 2.0),  # noqa: UP045
-        (int | float, 2, 2),
         (tuple[float, float], [1, 2], (1.0, 2.0)),
-        (tuple[int, ...], [1, 2, 3], (1, 2, 3)),
         (Sequence[float], [1, 2], [1.0, 2.0]),
         (Mapping[str, int], {"a": 1}, {"a": 1}),
         (Literal["a", "b"], "a", "a"),
         (tuple[float, float] | bool, False, False),
         (Path, "a/b", Path("a/b")),
-        (Any, [1], [1]),
         (float | Callable[[int], int], 1, 1.0),
         ("NotImported", 3, 3),
     ],
@@ -59,11 +54,8 @@ def test_a_fitting_value_becomes_what_the_annotation_wants(annotation: Any, valu
 @pytest.mark.parametrize(
     ("annotation", "value", "expected"),
     [
-        (float, "1", "got '1', expected a valid number"),
         (float, True, "got true, expected a valid number"),
         (int, 1.0, "got 1.0, expected a valid integer"),
-        (bool, 1, "got 1, expected a valid boolean"),
-        (str, 1, "got 1, expected a valid string"),
         (float | int | None, "x", "got 'x', expected a valid number or a valid integer"),
         (list[int], "12", "got '12', expected a valid"),
         (Literal["mean", "sum"], "men", "got 'men', expected 'mean' or 'sum'; did you mean 'mean'?"),
