@@ -107,8 +107,9 @@ WRONG = {
         },
     ),
     "labels of images": (
-        "{data: {train_labels: image}}",
+        "{data: {train_labels: image}, sampler: {batch: 18}}",
         {
+            "sampler.batch: got 18, expected a multiple of sampler.params.per_class = 4": "",
             "sampler.name: got 'pk', which draws images of one class": "set sampler.name=shuffled",
             "data.views: got 1, expected at least 2": "",
         },
