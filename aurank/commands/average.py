@@ -3,9 +3,8 @@
 import re
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,7 +32,6 @@ _EMBEDS = re.compile(
     r"model\.(?!(pretrained|weights|init_from|freeze|freeze_batch_norm|gradient_checkpointing|channels_last|"
     r"features\.model|params\.\w*drop\w*)\b)"
 )
-_STATISTICS = ("running_mean", "running_var")
 _ALIKE = 0.5  # trainings from one network have cosines near 1, from random weights of their own near 0
 
 
@@ -76,139 +74,128 @@ def average_models(models: Sequence[Path | str], out: Path | str) -> Path:
         'best.safetensors'
     """
     names, out = [str(model).removeprefix("aurank:") for model in models], Path(out)
-    _require_several(names)
+    if len(names) < 2:
+        came = names[0] if names else "none"
+        raise UserError(f"an average takes two models or more, got {came}; name two trainings of one network")
+    paths = [resolve_checkpoint(name).resolve() for name in names]
+    if again := next((place for place, path in enumerate(paths) if path in paths[:place]), None):
+        both = f"{names[paths.index(paths[again])]} and {names[again]}"
+        raise UserError(f"{both} are the same checkpoint; name each model once")
     require_writable(out / BEST)
     if out.is_dir() and any(not path.name.startswith(".") for path in out.iterdir()):
         raise UserError(f"--out {out} is not empty; name another folder")
-    first = _read(names[0])
-    parts = [first]
-    for name in names[1:]:
-        parts.append(_read(name))
-        _require_same_network(first, parts[-1])
+    first, *others = parts = [_read(name) for name in names]
+    for other in others:
+        _require_same_network(first, other)
     for text in _doubts(parts):
         warnings.warn(text, AurankWarning, stacklevel=2)
-    is_same = all(part.images["manifest"] == first.images["manifest"] for part in parts)
-    known = first.images if is_same else {"manifest": "", "data": None}
-    content: dict[str, Any] = {"config": first.config.model_dump(mode="json"), **known, "progress": {}}
-    content |= {"tokeniser": first.tokeniser, "encoder": mean_weights([part.weights for part in parts])}
-    save_checkpoint(out / BEST, {**content, "average": None, AVERAGE_OF: [part.record for part in parts]})
+    is_same = all(part.checkpoint["manifest"] == first.checkpoint["manifest"] for part in parts)
+    content = {
+        "config": first.config.model_dump(mode="json"),
+        "manifest": first.checkpoint["manifest"] if is_same else "",
+        "data": first.checkpoint["data"] if is_same else None,
+        "progress": {},
+        "tokeniser": first.checkpoint["tokeniser"],
+        "encoder": mean_weights([part.weights for part in parts]),
+        "average": None,
+        AVERAGE_OF: [],
+    }
+    for name, _, _, checkpoint in parts:
+        further = {AVERAGE_OF: checkpoint[AVERAGE_OF]} if AVERAGE_OF in checkpoint else {}
+        record = {"name": name, "config": checkpoint["config"], "step": checkpoint["progress"].get("step"), **further}
+        content[AVERAGE_OF].append(record)
+    save_checkpoint(out / BEST, content)
     return out / BEST
 
 
 def mean_weights(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """Return the mean of each real tensor, in float64 and rounded once; of others, and of equal ones, the first."""
-    return {name: _mean([state[name] for state in states]) for name in states[0]}
+    means = {}
+    for name, first in states[0].items():
+        wide = torch.stack([state[name].double() for state in states])
+        is_equal = not first.is_floating_point() or bool((wide == wide[0]).all())
+        means[name] = first.clone() if is_equal else wide.mean(dim=0).to(first.dtype)
+    return means
 
 
-def _mean(values: Sequence[Tensor]) -> Tensor:
-    first = values[0]
-    if not first.is_floating_point():
-        return first.clone()
-    wide = torch.stack([value.double() for value in values])
-    return first.clone() if bool((wide == wide[0]).all()) else wide.mean(dim=0).to(first.dtype)
-
-
-@dataclass(frozen=True, eq=False)
-class _Part:
-    """A model to be averaged: its configuration without adapters, which are in the weights."""
+class _Part(NamedTuple):
+    """A model to be averaged: its configuration is without adapters, which are in the weights."""
 
     name: str
     config: Config
     weights: dict[str, Tensor]
-    images: dict[str, Any]  # what a checkpoint knows of them and of their splits
-    tokeniser: dict[str, Any] | None
-    record: dict[str, Any]
-
-    def used(self) -> list[str]:
-        """The names of the weights that an embedding depends on."""
-        return [name for name in self.weights if not (self.config.model.discard_head and name.startswith(HEADS))]
-
-
-def _require_several(names: Sequence[str]) -> None:
-    if len(names) < 2:
-        came = names[0] if names else "none"
-        raise UserError(f"an average takes two models or more, got {came}; name two trainings of one network")
-    found: dict[Path, str] = {}
-    for name in names:
-        path = resolve_checkpoint(name).resolve()
-        if path in found:
-            raise UserError(f"{found[path]} and {name} are the same checkpoint; name each model once")
-        found[path] = name
+    checkpoint: dict[str, Any]
 
 
 def _read(name: str) -> _Part:
     checkpoint = load_checkpoint(resolve_checkpoint(name))
-    config = read_trained(checkpoint["config"])
-    record = {"name": name, "config": checkpoint["config"], "step": checkpoint["progress"].get("step")}
-    if AVERAGE_OF in checkpoint:
-        record[AVERAGE_OF] = checkpoint[AVERAGE_OF]
-    if config.model.lora is None:
-        weights = model_weights(checkpoint)
-    else:  # the mean of products is not the product of means, and each run began with adapters of its own
+    config, weights = read_trained(checkpoint["config"]), model_weights(checkpoint)
+    if config.model.lora is not None:
+        # The mean of products is not the product of means, and each run began with adapters of its own.
         merged: Any = (encoder_of if config.model.text is None else towers_of)(checkpoint, config, name)
         weights = merged.state_dict()
         config = config.model_copy(update={"model": config.model.model_copy(update={"lora": None})})
     wrong = next((key for key, value in weights.items() if not bool(value.isfinite().all())), None)
     if wrong is not None:
         raise UserError(f"{name} has a value in {wrong!r} that is not finite; name another checkpoint of that run")
-    images = {"manifest": checkpoint["manifest"], "data": checkpoint["data"]}
-    return _Part(name, config, weights, images, checkpoint["tokeniser"], record)
+    return _Part(name, config, weights, checkpoint)
 
 
 def _require_same_network(first: _Part, other: _Part) -> None:
     """Raise UserError unless both differ in their training alone."""
-    both = f"{first.name} and {other.name} cannot be averaged"
     lines = [line for line in config_difference(first.config, other.config) if _EMBEDS.match(line)]
     lines.sort(key=lambda line: not line.startswith("model."))  # the network before its images
+    shapes = [{name: value.shape for name, value in part.weights.items()} for part in (first, other)]
     if lines:
         more = f", and {len(lines) - 1} more differ" if len(lines) > 1 else ""
-        raise UserError(f"{both}: {lines[0]}{more}; name trainings of one network that see images alike")
-    if first.tokeniser != other.tokeniser:
-        raise UserError(f"{both}: they learnt other tokens, of other texts; train both on the same texts and splits")
-    shapes = [{name: value.shape for name, value in part.weights.items()} for part in (first, other)]
-    if shapes[0] != shapes[1]:
-        raise UserError(f"{both}: their weights differ in names or shapes; train both with one version of timm")
+        reason = f"{lines[0]}{more}; name trainings of one network that see images alike"
+    elif first.checkpoint["tokeniser"] != other.checkpoint["tokeniser"]:
+        reason = "they learnt other tokens, of other texts; train both on the same texts and splits"
+    elif shapes[0] != shapes[1]:
+        reason = "their weights differ in names or shapes; train both with one version of timm"
+    else:
+        return
+    raise UserError(f"{first.name} and {other.name} cannot be averaged: {reason}")
 
 
 def _doubts(parts: Sequence[_Part]) -> list[str]:
     """Return a line for each reason why the average may be worth less than the models, or is measured too well."""
     first, *others = parts
-    found = []
+    doubts: dict[str, str] = {}  # of each kind the first
     for part in parts:
         model = part.config.model
         if model.backbone != NO_BACKBONE and not (model.pretrained or model.weights or model.init_from):
             remedy = "begin all at one network (model.pretrained, model.weights or model.init_from)"
-            found.append(f"{part.name} began at random weights, whose average with others is usually ruined; {remedy}")
-            break
-    else:
-        found += next(filter(None, (_apart(first, other) for other in others)), [])
-    found += next(filter(None, (_statistics(first, other) for other in others)), [])
-    for other in others:
-        if other.images["manifest"] != first.images["manifest"]:
-            found.append(
-                f"{first.name} and {other.name} were trained on other images, or held out others for validation "
-                "(data, seed): what one held out the other has seen, so measure the average on images that none saw"
-            )
-            break
-    return found
-
-
-def _apart(first: _Part, other: _Part) -> list[str]:
-    """Return a line where two models have nothing in common: they began at weights of their own."""
-    used = [name for name in first.used() if first.weights[name].is_floating_point() and first.weights[name].ndim > 1]
-    heads = [name for name in used if name.startswith(HEADS)]
-    remedies = {
-        "backbones": ([name for name in used if name not in heads], "begin all at one network (model.weights)"),
+            said = f"{part.name} began at random weights, whose average with others is usually ruined; {remedy}"
+            doubts.setdefault("start", said)
+    is_discarded = first.config.model.discard_head  # then no embedding depends on the projection
+    used = [name for name in first.weights if not (is_discarded and name.startswith(HEADS))]
+    matrices = [name for name in used if first.weights[name].is_floating_point() and first.weights[name].ndim > 1]
+    heads = [name for name in matrices if name.startswith(HEADS)]
+    sides = {
+        "backbones": ([name for name in matrices if name not in heads], "begin all at one network (model.weights)"),
         "projections": (heads, "begin all at one checkpoint (model.init_from), or set model.discard_head"),
     }
-    for what, (names, remedy) in remedies.items():
-        cosine = _cosine(first.weights, other.weights, names)
-        if cosine < _ALIKE:
-            both = f"the {what} of {first.name} and {other.name} have a cosine of {cosine:.2f}"
-            return [
-                f"{both}: they began at weights of their own, and their average gains nothing or is worse; {remedy}"
-            ]
-    return []
+    statistics = [name for name in used if name.endswith(("running_mean", "running_var"))]
+    for other in others:
+        both = f"{first.name} and {other.name}"
+        for what, (names, remedy) in sides.items():
+            if "start" not in doubts and (cosine := _cosine(first.weights, other.weights, names)) < _ALIKE:
+                said = "they began at weights of their own, and their average gains nothing or is worse"
+                doubts["start"] = f"the {what} of {both} have a cosine of {cosine:.2f}: {said}; {remedy}"
+        wrong = next((name for name in statistics if not first.weights[name].equal(other.weights[name])), None)
+        if wrong is not None:
+            is_head = wrong.startswith(HEADS)
+            remedy = "model.head_layers=1 or model.discard_head" if is_head else "model.freeze_batch_norm=true"
+            said = (
+                f"{both} learnt other batch-norm statistics ({wrong}), whose mean is not that of the averaged network"
+            )
+            doubts.setdefault("statistics", f"{said}; train with {remedy}")
+        if first.checkpoint["manifest"] != other.checkpoint["manifest"]:
+            said = f"{both} were trained on other images, or held out others for validation (data, seed)"
+            remedy = "measure the average on images that none saw"
+            doubts.setdefault("images", f"{said}: what one held out the other has seen, so {remedy}")
+    return list(doubts.values())
 
 
 def _cosine(left: Mapping[str, Tensor], right: Mapping[str, Tensor], names: Sequence[str]) -> float:
@@ -217,17 +204,3 @@ def _cosine(left: Mapping[str, Tensor], right: Mapping[str, Tensor], names: Sequ
     product = sum(float(one @ other) for one, other in pairs)
     squares = sum(float(one @ one) for one, _ in pairs) * sum(float(other @ other) for _, other in pairs)
     return product / squares**0.5 if squares > 0 else 1.0
-
-
-def _statistics(first: _Part, other: _Part) -> list[str]:
-    """Return a line where running statistics differ, which are not those of the averaged network."""
-    names = [name for name in first.used() if name.endswith(_STATISTICS)]
-    wrong = [name for name in names if not torch.equal(first.weights[name], other.weights[name])]
-    if not wrong:
-        return []
-    is_head = wrong[0].startswith(HEADS)
-    remedy = "model.head_layers=1 or model.discard_head" if is_head else "model.freeze_batch_norm=true"
-    return [
-        f"{first.name} and {other.name} learnt other batch-norm statistics ({wrong[0]}), whose mean is not that of the "
-        f"averaged network; train with {remedy}"
-    ]
