@@ -164,7 +164,7 @@ BUDGETS = {
     "embedding": 2248,
     "training": 2870,
     "reporting": 1571,
-    "commands exporting serving": 4075,
+    "commands exporting serving": 3978,
     "config": 1044,
     "cli": 1432,
     "": 991,  # beside the rooms

@@ -1,8 +1,8 @@
 """Looking at data and embeddings before they are used: what ``aurank doctor`` calls."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +10,6 @@ from jaxtyping import Bool, Int64
 
 from aurank.arrays import select_rows
 from aurank.commands.run_options import RunOptions, prepare_model, split_name
-from aurank.config import DataConfig
-from aurank.data import Manifest
 from aurank.data.checks.doctor import check_prepared, examine
 from aurank.data.checks.findings import DoctorReport, Finding, finding_of, require_table
 from aurank.embedding.embed import Embedded
@@ -20,8 +18,6 @@ from aurank.embedding.image_text_pairs import each_image_once
 from aurank.embedding.select_images import ImageSelection, asks_about_classes, read_data, read_manifest
 from aurank.errors import UserError
 from aurank.evaluation.checks import (
-    DoubtfulLabels,
-    FaultyRows,
     close_rows,
     crowded,
     doubtful_labels,
@@ -33,123 +29,69 @@ from aurank.evaluation.checks import (
 from aurank.evaluation.engine.nearest import NearestRows
 
 CANDIDATES = 0.9  # cosine from which images are compared by their pixels
+_CLOSE = "nearly equal embeddings"
 NEARLY_EQUAL = 0.98  # cosine of embeddings that are taken for one, where pixels are not compared
 
 
-@dataclass(frozen=True, eq=False)
-class EmbeddingExamination:
-    """Embeddings with what they are of, to be examined; faulty rows are left out of all but their own findings.
+def examine_rows(
+    embedded: Embedded,
+    labelled: Bool[np.ndarray, " row"],
+    *,
+    rows: Int64[np.ndarray, " row"] | None = None,
+    lists: NearestRows | None = None,
+) -> tuple[list[Finding], NearestRows]:
+    """Return what is wrong by embeddings alone, and their lists by cosine; faulty rows have findings of their own only.
 
     Args:
-        rows: of the data set, by embedding; None of embeddings without one.
         labelled: which embeddings have a label.
+        rows: of the data set, by embedding; None of embeddings without one.
         lists: of an evaluation of `embedded`, its queries and gallery counted each by itself; None searches new ones.
     """
+    embeddings, classes = embedded.embeddings, embedded.classes
+    faulty = faulty_rows(embeddings)
+    sound = np.setdiff1d(np.arange(len(embeddings)), np.concatenate([faulty.not_finite, faulty.zero]))
 
-    embedded: Embedded
-    rows: Int64[np.ndarray, " row"] | None
-    labelled: Bool[np.ndarray, " row"]
-    lists: NearestRows | None = None
+    def name(row: int) -> str:
+        return str(embedded.paths[row]) or f"row {row}"
 
-    @cached_property
-    def faulty(self) -> FaultyRows:
-        return faulty_rows(self.embedded.embeddings)
-
-    @cached_property
-    def _sound(self) -> Int64[np.ndarray, " sound"]:
-        """The embeddings that can be compared."""
-        broken = np.concatenate([self.faulty.not_finite, self.faulty.zero])
-        return np.setdiff1d(np.arange(len(self.embedded.embeddings)), broken)
-
-    @cached_property
-    def _searched(self) -> Int64[np.ndarray, " searched"]:
-        """The embeddings that lists could hold."""
-        return self._sound if self.lists is None else np.flatnonzero(self.embedded.is_gallery)
-
-    @cached_property
-    def _near(self) -> NearestRows:
-        """The lists with their cosines, of rows of `embedded`."""
-        lists, embeddings = self.lists, self.embedded.embeddings
-        if lists is None:
-            return near_rows(embeddings, self._sound)
-        query = np.flatnonzero(self.embedded.is_query)[lists.query]
-        row = np.where(lists.row >= 0, self._searched[lists.row], -1)
-        return with_cosines(replace(lists, query=query, row=row), embeddings)
-
-    def candidates(self) -> Int64[np.ndarray, "pair 2"]:
-        """Return pairs of rows of the data set that may show one image."""
-        assert self.rows is not None
-        return np.asarray(self.rows[close_rows(self._near, at_least=CANDIDATES)])
-
-    def findings(self) -> list[Finding]:
-        """Return what is wrong, by embeddings alone."""
-        faulty, sound = self.faulty, self._sound
-        found = [
-            self._of("not_finite", faulty.not_finite),
-            self._of("zero", faulty.zero),
-            self._of("length", faulty.odd_length),
-        ]
-        if len(sound) > 1:
-            found += self._of_the_whole()
-            hubs = crowded(self._near, self._searched)
-            words = [f": in {lists:,} lists, usual {hubs.expected:.0f}" for lists in hubs.lists.tolist()]
-            found.append(self._of("hubs", hubs.row, words))
-        known = sound[self.labelled[sound]]
-        if len(known) > 1:
-            found.append(self._doubtful(known))
-        return found + ([] if self.rows is not None else self._close())
-
-    def _of_the_whole(self) -> list[Finding]:
-        usual = np.setdiff1d(self._sound, self.faulty.odd_length)
-        found = spread(select_rows(self.embedded.embeddings, usual if len(usual) > 1 else self._sound))
-        said = f"effective rank {found.effective_rank:.1f} of {found.dim}, mean cosine {found.mean_cosine:.2f}"
-        silent = [str(dimension) for dimension in found.silent.tolist()]
-        return [
-            finding_of("collapsed", [said] if found.is_collapsed else []),
-            finding_of("silent", silent),
-        ]
-
-    def _doubtful(self, known: Int64[np.ndarray, " known"]) -> Finding:
-        labels = self.embedded.labels
-        found: DoubtfulLabels = doubtful_labels(self.embedded.embeddings[known], labels[known])
-        rows = known[found.row]
-        named = self._class_name
-        pairs = zip(labels[rows].tolist(), found.label.tolist(), strict=True)
-        words = [f": labelled {named(own)}, looks like {named(other)}" for own, other in pairs]
-        return self._of("doubtful", rows, words)
-
-    def _close(self) -> list[Finding]:
-        query, gallery = self.embedded.is_query, self.embedded.is_gallery
-        pairs = close_rows(self._near, at_least=NEARLY_EQUAL)
-        asks, answers = query & ~gallery, gallery & ~query
-        across = (asks[pairs] & answers[pairs[:, ::-1]]).any(axis=1)
-        names = np.array([" = ".join(map(self._name, pair)) for pair in pairs.tolist()], np.object_)
-        return [
-            finding_of("close", names[chosen].tolist(), pairs[chosen].tolist(), check=check)
-            for check, chosen in (
-                ("nearly equal embeddings in query and gallery", across),
-                ("nearly equal embeddings", ~across),
-            )
-        ]
-
-    def _of(
-        self,
-        kind: str,
-        rows: Int64[np.ndarray, " found"],
-        words: Sequence[str] | None = None,
-    ) -> Finding:
-        names = [self._name(row) for row in rows.tolist()]
-        if words is not None:
-            names = [name + said for name, said in zip(names, words, strict=True)]
-        given = rows if self.rows is None else self.rows[rows]
+    def of(kind: str, found: np.ndarray, words: Iterable[str] = ()) -> Finding:
+        names = [name(row) + said for row, said in zip_longest(found.tolist(), words, fillvalue="")]
+        given = found if rows is None else rows[found]
         return finding_of(kind, names, [[row] for row in given.tolist()])
 
-    def _name(self, row: int) -> str:
-        return str(self.embedded.paths[row]) or f"row {row}"
-
-    def _class_name(self, label: int | str) -> str:
-        classes = self.embedded.classes
-        return str(label if classes is None else classes[int(label)])
+    if lists is None:
+        searched, near = sound, near_rows(embeddings, sound)
+    else:
+        searched = np.flatnonzero(embedded.is_gallery)
+        query = np.flatnonzero(embedded.is_query)[lists.query]
+        near = replace(lists, query=query, row=np.where(lists.row >= 0, searched[lists.row], -1))
+        near = with_cosines(near, embeddings)
+    found = [of("not_finite", faulty.not_finite), of("zero", faulty.zero), of("length", faulty.odd_length)]
+    if len(sound) > 1:
+        usual = np.setdiff1d(sound, faulty.odd_length)
+        space = spread(select_rows(embeddings, usual if len(usual) > 1 else sound))
+        said = f"effective rank {space.effective_rank:.1f} of {space.dim}, mean cosine {space.mean_cosine:.2f}"
+        found.append(finding_of("collapsed", [said] * space.is_collapsed))
+        found.append(finding_of("silent", [str(dimension) for dimension in space.silent.tolist()]))
+        hubs = crowded(near, searched)
+        found.append(
+            of("hubs", hubs.row, (f": in {n:,} lists, usual {hubs.expected:.0f}" for n in hubs.lists.tolist()))
+        )
+    known = sound[labelled[sound]]
+    if len(known) > 1:
+        doubtful = doubtful_labels(embeddings[known], embedded.labels[known])
+        wrong = known[doubtful.row]
+        sides = [embedded.labels[wrong], doubtful.label]
+        named = [(side if classes is None else classes[side]).tolist() for side in sides]
+        found.append(of("doubtful", wrong, map(": labelled {}, looks like {}".format, *named)))
+    if rows is None:
+        pairs = close_rows(near, at_least=NEARLY_EQUAL)
+        asks, answers = embedded.is_query & ~embedded.is_gallery, embedded.is_gallery & ~embedded.is_query
+        across = (asks[pairs] & answers[pairs[:, ::-1]]).any(axis=1)
+        for check, close in ((f"{_CLOSE} in query and gallery", pairs[across]), (_CLOSE, pairs[~across])):
+            names = [" = ".join(map(name, pair)) for pair in close.tolist()]
+            found.append(finding_of("close", names, close.tolist(), check=check))
+    return found, near
 
 
 def examine_data(
@@ -173,36 +115,50 @@ def examine_data(
         >>> report.errors, report.counts["val images"]
         ([], 269)
     """
-    section, seed = _section(data, overrides)
-    examination = None
-    if model is not None:
-        running = running or RunOptions()
-        if split_name(model)[0] == "embeddings":
-            raise UserError(f"--model {model}: give saved embeddings as --embeddings FILE, without data")
-        if read_data(data, [override for override in overrides if override.startswith("data.")]) is None:
-            raise UserError(f"--model goes with data named as READER:PATH, such as folder:photos; got {data}")
+    settings = [override for override in overrides if not override.startswith("seed=")]
+    seeds = [override.removeprefix("seed=") for override in overrides if override.startswith("seed=")]
+    running = running or RunOptions()
+    section, seed = read_data(data, settings), 0
+    if model is not None and split_name(model)[0] == "embeddings":
+        raise UserError(f"--model {model}: give saved embeddings as --embeddings FILE, without data")
+    if model is not None and section is None:
+        raise UserError(f"--model goes with data named as READER:PATH, such as folder:photos; got {data}")
+    if section is None:  # a configuration
+        from aurank.training import read_config
+
+        config = read_config(data, overrides)
+        section, seed = config.data, config.seed
+    elif seeds:
+        if not seeds[-1].isdecimal():
+            raise UserError(f"seed={seeds[-1]}: expected a whole number >= 0")
+        seed = int(seeds[-1])
     manifest = read_manifest(section, seed=seed)
     if table is not None:
         require_table(manifest)
     train_labels = section.train_labels == "class"
-    if model is not None and running is not None:
-        embedded = _embedded(model, data, manifest, overrides, running)
+    findings, candidates = [], None
+    if model is not None:
+        # Of the originals, whatever was prepared of them, and of all splits.
+        own = [each for each in settings if not each.startswith("data.prepared=")]
+        images = ImageSelection(data, next(iter(manifest.split_sizes)), overrides=[*own, "data.on_error=skip"])
+        embedded, notes = prepare_model(model, images, running).embed(each_image_once(manifest))
+        running.tell(*notes[1:])
         row_of = {path: row for row, path in reversed(list(enumerate(manifest.paths)))}
         rows = np.array([row_of[path] for path in embedded.paths.tolist()], np.int64)
-        labelled = np.full(len(rows), manifest.classes != manifest.paths)
-        examination = EmbeddingExamination(
-            embedded, rows, labelled & (train_labels | (manifest.splits[rows] != "train"))
-        )
+        is_class = manifest.classes != manifest.paths
+        labelled = is_class & (train_labels | (manifest.splits[rows] != "train"))
+        findings, near = examine_rows(embedded, labelled, rows=rows)
+        candidates = np.asarray(rows[close_rows(near, at_least=CANDIDATES)])
     report = examine(
         manifest,
         train_labels=train_labels,
         ask_classes=asks_about_classes(section, manifest),
         max_pixels=section.max_pixels,
-        candidates=None if examination is None else examination.candidates(),
+        candidates=candidates,
     )
     if (prepared := open_prepared(section)) is not None:
         report = report.with_findings(check_prepared(prepared, manifest))
-    return report if examination is None else report.with_findings(examination.findings())
+    return report.with_findings(findings)
 
 
 def examine_embeddings(path: Path, labels: Path | None = None) -> DoctorReport:
@@ -226,30 +182,4 @@ def examine_embeddings(path: Path, labels: Path | None = None) -> DoctorReport:
     counts = {"embeddings": len(embedded.labels), "dimensions": embedded.embeddings.shape[1]}
     counts["classes"] = len(np.unique(embedded.labels))
     labelled = np.full(len(embedded.labels), counts["classes"] < len(embedded.labels))
-    found = EmbeddingExamination(embedded, None, labelled).findings()
-    return DoctorReport(path.name, counts, ()).with_findings(found)
-
-
-def _section(data: str, overrides: Sequence[str]) -> tuple[DataConfig, int]:
-    """Return the data section that applies, and the seed of its splits."""
-    seeds = [override.removeprefix("seed=") for override in overrides if override.startswith("seed=")]
-    section = read_data(data, [override for override in overrides if not override.startswith("seed=")])
-    if section is None:  # a configuration
-        from aurank.training import read_config
-
-        settings = read_config(data, overrides)
-        return settings.data, settings.seed
-    if not all(seed.isdecimal() for seed in seeds):
-        raise UserError(f"seed={seeds[-1]}: expected a whole number >= 0")
-    return section, int(seeds[-1]) if seeds else 0
-
-
-def _embedded(model: str, data: str, manifest: Manifest, overrides: Sequence[str], running: RunOptions) -> Embedded:
-    """Return the embeddings of all readable images of all splits."""
-    # Of the originals, whatever was prepared of them.
-    own = [one for one in overrides if one.startswith("data.") and not one.startswith("data.prepared=")]
-    split = next(iter(manifest.split_sizes))
-    images = ImageSelection(data, split, overrides=[*own, "data.on_error=skip"])
-    embedded, notes = prepare_model(model, images, running).embed(each_image_once(manifest))
-    running.tell(*notes[1:])
-    return embedded
+    return DoctorReport(path.name, counts, ()).with_findings(examine_rows(embedded, labelled)[0])

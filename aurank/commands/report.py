@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from aurank.arrays import select_rows
-from aurank.commands.doctor import EmbeddingExamination
+from aurank.commands.doctor import examine_rows
 from aurank.data import Manifest
 from aurank.data.checks.findings import finding_of
 from aurank.embedding.embed import Embedded
@@ -83,6 +83,6 @@ def examine_measured(report: Report, measured: Measurement) -> Examined:
         [] if images is None else [images.paths[row] for row in np.setdiff1d(np.arange(len(images)), embedded.ids)]
     )
     findings = [finding_of("not_measured", skipped)]
-    findings += EmbeddingExamination(embedded, None, labelled, lists).findings()
+    findings += examine_rows(embedded, labelled, lists=lists)[0]
     names = embedded.labels if embedded.classes is None else embedded.classes[embedded.labels]
     return Examined([one for one in findings if one.count], embedded.paths, names, left_out)
