@@ -1,8 +1,7 @@
 """Looking at data and embeddings before they are used: what ``aurank doctor`` calls."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -54,8 +53,9 @@ def examine_rows(
     def name(row: int) -> str:
         return str(embedded.paths[row]) or f"row {row}"
 
-    def of(kind: str, found: np.ndarray, words: Iterable[str] = ()) -> Finding:
-        names = [name(row) + said for row, said in zip_longest(found.tolist(), words, fillvalue="")]
+    def of(kind: str, found: np.ndarray, words: Sequence[str] = ()) -> Finding:
+        said = words or [""] * len(found)
+        names = [name(row) + more for row, more in zip(found.tolist(), said, strict=True)]
         given = found if rows is None else rows[found]
         return finding_of(kind, names, [[row] for row in given.tolist()])
 
@@ -74,16 +74,15 @@ def examine_rows(
         found.append(finding_of("collapsed", [said] * space.is_collapsed))
         found.append(finding_of("silent", [str(dimension) for dimension in space.silent.tolist()]))
         hubs = crowded(near, searched)
-        found.append(
-            of("hubs", hubs.row, (f": in {n:,} lists, usual {hubs.expected:.0f}" for n in hubs.lists.tolist()))
-        )
+        words = [f": in {count:,} lists, usual {hubs.expected:.0f}" for count in hubs.lists.tolist()]
+        found.append(of("hubs", hubs.row, words))
     known = sound[labelled[sound]]
     if len(known) > 1:
         doubtful = doubtful_labels(embeddings[known], embedded.labels[known])
         wrong = known[doubtful.row]
         sides = [embedded.labels[wrong], doubtful.label]
         named = [(side if classes is None else classes[side]).tolist() for side in sides]
-        found.append(of("doubtful", wrong, map(": labelled {}, looks like {}".format, *named)))
+        found.append(of("doubtful", wrong, [*map(": labelled {}, looks like {}".format, *named)]))
     if rows is None:
         pairs = close_rows(near, at_least=NEARLY_EQUAL)
         asks, answers = embedded.is_query & ~embedded.is_gallery, embedded.is_gallery & ~embedded.is_query
@@ -136,7 +135,8 @@ def examine_data(
     if table is not None:
         require_table(manifest)
     train_labels = section.train_labels == "class"
-    findings, candidates = [], None
+    findings: list[Finding] = []
+    candidates = None
     if model is not None:
         # Of the originals, whatever was prepared of them, and of all splits.
         own = [each for each in settings if not each.startswith("data.prepared=")]
