@@ -143,7 +143,7 @@ def read_about(folder: Path) -> dict[str, Any]:
 def read_rows(folder: Path, about: dict[str, Any]) -> IndexedRows:
     """Return the rows that index.json names; UserError unless every file is as it was written."""
     place, is_processed = folder / about["rows"], about["postprocessing"] is not None
-    verify_folder(folder, about, about["rows"])
+    verify_part(folder, about, about["rows"])
     with reading(folder, _WHAT, remedy=_REMEDY):
         embeddings = load_arrays(place / _EMBEDDINGS)[""]
         index = Index.load(place / _FAISS, device="cpu")
@@ -157,16 +157,10 @@ def read_rows(folder: Path, about: dict[str, Any]) -> IndexedRows:
         return IndexedRows(images, embeddings, index, processing, vectors)
 
 
-def verify_model(folder: Path, about: dict[str, Any]) -> None:
-    """Raise UserError unless the model, where it is kept in the index, is as it was written."""
-    if (file := about["model"]["file"]) is not None:
-        verify_folder(folder, about, _folder_of(file))
-
-
-def verify_folder(folder: Path, about: dict[str, Any], name: str) -> None:
-    """Raise UserError unless every file in a folder of the index is as it was written."""
+def verify_part(folder: Path, about: dict[str, Any], part: str | None) -> None:
+    """Raise UserError unless every file in the folder of a part of the index, where it has that, is as it was written."""
     for file, expected in about["files"].items():
-        if _folder_of(file) == name:
+        if part is not None and _folder_of(file) == _folder_of(part):
             with reading(folder / file, "a part of an image index", remedy=_REMEDY):
                 if file_sha256(folder / file) != expected:
                     raise ValueError("it is damaged, cut short or of another index")

@@ -23,7 +23,7 @@ from aurank.embedding.index_folder import (
     open_described,
     read_about,
     read_rows,
-    verify_model,
+    verify_part,
 )
 from aurank.embedding.stored.trained_model import load_stored
 from aurank.errors import UserError
@@ -144,7 +144,7 @@ class ImageIndex:
         """Return the model, loaded when first asked for; UserError unless it is the one that embedded the images."""
         with self._loading:  # of several threads one loads it
             if self._model is None:
-                verify_model(self.folder, self.about)
+                verify_part(self.folder, self.about, self.about["model"]["file"])
                 self._model = load_stored(self.folder, self.about["model"], allow_code=self.allow_code)
                 if self.device is not None:
                     self._model.module.to(self.device)

@@ -4,7 +4,7 @@ import contextlib
 import importlib
 import inspect
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
@@ -79,32 +79,18 @@ def timm_model(name: str, what: str, options: Options, allow_code: bool) -> Imag
     notes = () if file is None else (load_file(module, str(file), name=what),)
     timm: Any = importlib.import_module("timm")
     with reading(name, "a model of timm"):
-        settings = evaluation_settings(module, options)
-        transform = timm.data.create_transform(**settings)
+        settings = timm_look(what, options, weights=file, model=module)
+        del settings["crop"]
+        channels, height, width = settings["input_size"]
+        channels = options.get("in_chans", channels)
+        for option in ("img_size", "input_size"):
+            height, width = (options.get(option) or side for side in (height, width))
+        settings |= {key: by_channel(settings[key], channels) for key in ("mean", "std")}
+        transform = timm.data.create_transform(**{**settings, "input_size": (channels, height, width)})
     told = {**options, "pretrained": fetched or file is not None}
     told.pop("weights", None)  # they have a digest
     description = describe_adapter(timm, what, told, transform)
-    return ImageModel(name, module, transform, description, channels=settings["input_size"][0], notes=notes)
-
-
-def evaluation_settings(module: nn.Module, options: Options) -> dict[str, Any]:
-    """Return the settings of timm's evaluation transform for a model with these options."""
-    timm: Any = importlib.import_module("timm")
-    settings: dict[str, Any] = timm.data.resolve_data_config({}, model=module)
-    said = read_look(str(options["weights"])) if "weights" in options else {}
-    settings |= {key: value for key, value in said.items() if key in settings}
-    channels, height, width = settings["input_size"]
-    for option in ("img_size", "input_size"):
-        if (size := options.get(option)) is not None:
-            height = width = size
-    if isinstance(given := options.get("in_chans"), int):
-        channels = given
-    for key in ("mean", "std"):
-        # timm adds or repeats the first layer's weights; the colours' mean stands for each channel.
-        if len(settings[key]) != channels:
-            settings[key] = (sum(settings[key]) / len(settings[key]),) * channels
-    settings["input_size"] = (channels, height, width)
-    return settings
+    return ImageModel(name, module, transform, description, channels=channels, notes=notes)
 
 
 def create(name: str, options: Mapping[str, Any], *, pretrained: bool) -> nn.Module:
@@ -143,14 +129,24 @@ def load_file(model: nn.Module, path: Path | str, *, name: str) -> str:
     return load_weights_file(model, path, name=name, **how)
 
 
-def timm_look(name: str, options: Mapping[str, Any], *, weights: str | None) -> dict[str, Any]:
-    """Return mean, deviation, interpolation and crop of the images that a backbone was trained on."""
+def timm_look(
+    name: str, options: Mapping[str, Any], *, weights: str | None, model: nn.Module | None = None
+) -> dict[str, Any]:
+    """Return timm's settings of the images that a backbone was trained on, with the transform that cuts them."""
     timm: Any = importlib.import_module("timm")
-    known: Any = _skeleton(name).pretrained_cfg if name.startswith(HUBS) else timm.get_pretrained_cfg(name)
+    is_built = model is not None or name.startswith(HUBS)
+    known: Any = (model or _skeleton(name)).pretrained_cfg if is_built else timm.get_pretrained_cfg(name)
     known = {} if known is None else dict(known) if isinstance(known, Mapping) else known.to_dict()
     settings: dict[str, Any] = timm.data.resolve_data_config({}, pretrained_cfg=known or {"mean": None})
-    settings |= {} if weights is None else read_look(weights)
+    said = {} if weights is None else read_look(weights)
+    settings |= {key: value for key, value in said.items() if key in settings}
     return {**settings, **(options.get(_OVERLAY) or {}), "crop": timm_crop(settings)}
+
+
+def by_channel(values: Sequence[Any], channels: int) -> tuple[float, ...]:
+    """Return a number for each channel; for others than the colours' their mean, as timm adds or repeats weights."""
+    numbers = tuple(float(value) for value in values)
+    return numbers if len(numbers) == channels else (sum(numbers) / len(numbers),) * channels
 
 
 def timm_crop(settings: Mapping[str, Any]) -> Crop:

@@ -11,13 +11,14 @@ from torch import Tensor, nn
 from aurank.errors import UserError
 from aurank.models.adapters.loading import TOWERS, parse_name, without_weights
 from aurank.models.adapters.open_clip import open_clip_look, open_clip_tower
-from aurank.models.adapters.timm import timm_crop, timm_look
+from aurank.models.adapters.timm import by_channel, timm_crop, timm_look
 from aurank.models.adapters.transformers import transformers_look, transformers_tower
 from aurank.models.adapters.weights import read_look
 
 _TOWERS = {"open_clip": open_clip_tower, "transformers": transformers_tower}
 _LOOKS = {"open_clip": open_clip_look, "transformers": transformers_look}
 _PLACES = ("pretrained=", "cache_dir=")  # options that may name one
+_MOMENTS = ("mean", "std")
 _SIZE = 224  # of images where a tower does not say its own
 
 
@@ -78,9 +79,9 @@ def preprocessing(
     else:
         look = timm_look(name, options, weights=weights)
     learnt = pretrained or weights is not None
-    mean, std = (tuple(float(value) for value in look[key]) for key in ("mean", "std"))
-    if len(mean) != channels:  # timm adds or repeats the first layer's weights; the colours' mean stands for each
-        mean, std = (((sum(one) / len(one) if learnt else 0.5),) * channels for one in (mean, std))
+    mean, std = (
+        by_channel(look[key] if learnt or len(look[key]) == channels else (0.5,), channels) for key in _MOMENTS
+    )
     crop, params = look["crop"] if learnt else ("center", {})
     shown = {"normalise": {"mean": mean, "std": std}, "test_transform": {"name": crop, "params": params}}
     return {**shown, "interpolation": str(look["interpolation"]) if learnt else "area"}
