@@ -160,7 +160,7 @@ BUDGETS = {
     "data": 5879,
     "losses": 7181,
     "evaluation": 8039,
-    "models": 2027,
+    "models": 2025,
     "embedding": 2242,
     "training": 2870,
     "reporting": 1571,

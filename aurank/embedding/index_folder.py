@@ -158,7 +158,7 @@ def read_rows(folder: Path, about: dict[str, Any]) -> IndexedRows:
 
 
 def verify_part(folder: Path, about: dict[str, Any], part: str | None) -> None:
-    """Raise UserError unless every file in the folder of a part of the index, where it has that, is as it was written."""
+    """Raise UserError unless every file in the folder of a part, where there is one, is as it was written."""
     for file, expected in about["files"].items():
         if part is not None and _folder_of(file) == _folder_of(part):
             with reading(folder / file, "a part of an image index", remedy=_REMEDY):

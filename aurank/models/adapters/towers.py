@@ -18,7 +18,6 @@ from aurank.models.adapters.weights import read_look
 _TOWERS = {"open_clip": open_clip_tower, "transformers": transformers_tower}
 _LOOKS = {"open_clip": open_clip_look, "transformers": transformers_look}
 _PLACES = ("pretrained=", "cache_dir=")  # options that may name one
-_MOMENTS = ("mean", "std")
 _SIZE = 224  # of images where a tower does not say its own
 
 
@@ -79,9 +78,8 @@ def preprocessing(
     else:
         look = timm_look(name, options, weights=weights)
     learnt = pretrained or weights is not None
-    mean, std = (
-        by_channel(look[key] if learnt or len(look[key]) == channels else (0.5,), channels) for key in _MOMENTS
-    )
+    is_known = learnt or len(look["mean"]) == channels
+    mean, std = (by_channel(look[key] if is_known else (0.5,), channels) for key in ("mean", "std"))
     crop, params = look["crop"] if learnt else ("center", {})
     shown = {"normalise": {"mean": mean, "std": std}, "test_transform": {"name": crop, "params": params}}
     return {**shown, "interpolation": str(look["interpolation"]) if learnt else "area"}
