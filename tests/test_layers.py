@@ -163,7 +163,7 @@ BUDGETS = {
     "models": 2025,
     "embedding": 2242,
     "training": 2870,
-    "reporting": 1571,
+    "reporting": 1423,
     "commands exporting serving": 3978,
     "config": 1044,
     "cli": 1432,

@@ -13,7 +13,7 @@ from aurank.data.checks.findings import finding_of
 from aurank.embedding.embed import Embedded
 from aurank.evaluation.checks import near_rows
 from aurank.evaluation.report import Report
-from aurank.reporting.report_page import Examined, PageImages, report_page
+from aurank.reporting.report_page import Examined, report_page
 
 MOST_WORK = 2**39  # rows times classes times dimensions up to which labels are judged: about 15 s on one core
 _ELSEWHERE = "Not looked at here: images by their pixels, and other splits. aurank doctor DATA does that."
@@ -57,16 +57,16 @@ def evaluation_page(report: Report, measured: Measurement, *, classes: Sequence[
         >>> rows = np.array([[1.0, 0.0], [0.8, 0.6], [0.9, 0.1], [0.0, 1.0]])
         >>> flags = {"is_query": np.ones(4, bool), "is_gallery": np.ones(4, bool), "groups": np.full(4, -1)}
         >>> embedded = Embedded(rows, np.array([0, 0, 1, 1]), np.arange(4), np.array(["a", "b", "c", "d"]), **flags)
-        >>> page = evaluation_page(embedded.evaluate(neighbours=2), Measurement("mine", embedded))
-        >>> "4 embeddings of 2 classes" in page
+        >>> "4 embeddings of 2" in evaluation_page(embedded.evaluate(neighbours=2), Measurement("mine", embedded))
         True
     """
-    embedded, images = measured.embedded, measured.images
-    shown = PageImages(None if images is None else images.source, select_rows(embedded.embeddings, embedded.is_query))
-    facts = [("model", measured.model), ("data", measured.data)]
-    examined = examine_measured(report, measured)
+    source = None if measured.images is None else measured.images.source
+    rows = select_rows(measured.embedded.embeddings, measured.embedded.is_query)
+    facts, examined = [("model", measured.model), ("data", measured.data)], examine_measured(report, measured)
     title = measured.model.split(",")[0]  # without options, which the facts have
-    return report_page(report, images=shown, classes=classes, examined=examined, facts=facts, title=title)
+    return report_page(
+        report, source=source, embeddings=rows, classes=classes, examined=examined, facts=facts, title=title
+    )
 
 
 def examine_measured(report: Report, measured: Measurement) -> Examined:

@@ -3,16 +3,19 @@
 import csv
 import io
 import json
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from markupsafe import Markup
 from matplotlib.axes import Axes
 
 from aurank.errors import UserError
 from aurank.evaluation.calibration import Calibration, Rate, short_rate
 from aurank.files import require_writable, write_text
 from aurank.reporting.charts import svg
-from aurank.reporting.page import render, trusted
+from aurank.reporting.page import render
 
 PAGE, TABLE, NUMBERS = "calibrate.html", "calibration.csv", "calibration.json"
 FORMAT, VERSION = "aurank.calibration", 1
@@ -40,10 +43,7 @@ def calibration_page(found: Calibration, *, of: str = "") -> str:
         cards=cards,
         unit={"class": "classes", "query": "queries"}[found.unit],
         notes=found.notes,
-        charts=[
-            {"svg": trusted(_precision_chart(found)), "caption": "Precision and recall of the matches, by threshold."},
-            {"svg": trusted(_error_chart(found)), "caption": "False-match and false-non-match rate, by threshold."},
-        ],
+        charts=_charts(found),
         rows=rows,
     )
 
@@ -84,32 +84,31 @@ def _cell(value: float) -> str:
     return "–" if np.isnan(value) else short_rate(value)
 
 
-def _precision_chart(found: Calibration) -> str:
-    def draw(axes: Axes) -> None:
-        curve = found.curve
-        axes.plot(curve["threshold"], curve["precision"], label="precision")
-        axes.plot(curve["threshold"], curve["recall"], label="recall", linestyle="--")
-        axes.set(ylim=(0, 1.02), ylabel="part")
-        _mark(axes, found)
+def _charts(found: Calibration) -> dict[str, Markup]:
+    """Return the curves under their captions; what is 0 has no place on a logarithmic axis."""
+    curve = found.curve
 
-    return svg(draw, described="Precision and recall by threshold")
+    def draw(axes: Axes, lines: dict[str, np.ndarray], **axis: Any) -> None:
+        for (name, values), style in zip(lines.items(), ("-", "--"), strict=True):
+            axes.plot(curve["threshold"], values, label=name, linestyle=style)
+        axes.axvline(found.threshold, color="#808080", linewidth=1, linestyle=(0, (4, 3)))
+        axes.set(xlabel=f"threshold ({found.distance})", **axis)
+        axes.legend(frameon=False, fontsize=9)
 
+    def positive(name: str) -> np.ndarray:
+        return np.where(curve[name] > 0, curve[name], np.nan)
 
-def _error_chart(found: Calibration) -> str:
-    def draw(axes: Axes) -> None:
-        curve = found.curve
-        for name, values, style in (
-            ("false matches of negatives", curve["false_match_rate"], "-"),
-            ("false non-matches of positives", curve["false_non_match_rate"], "--"),
-        ):
-            axes.plot(curve["threshold"], np.where(values > 0, values, np.nan), label=name, linestyle=style)
-        axes.set(yscale="log", ylabel="rate, logarithmic")
-        _mark(axes, found)
-
-    return svg(draw, described="False-match and false-non-match rate by threshold, logarithmic")
-
-
-def _mark(axes: Axes, found: Calibration) -> None:
-    axes.axvline(found.threshold, color="#808080", linewidth=1, linestyle=(0, (4, 3)))
-    axes.set(xlabel=f"threshold ({found.distance})")
-    axes.legend(frameon=False, fontsize=9)
+    matches = {name: curve[name] for name in ("precision", "recall")}
+    errors = {
+        "false matches of negatives": positive("false_match_rate"),
+        "false non-matches of positives": positive("false_non_match_rate"),
+    }
+    drawn = {
+        "Precision and recall of the matches, by threshold.": partial(
+            draw, lines=matches, ylim=(0, 1.02), ylabel="part"
+        ),
+        "False-match and false-non-match rate, by threshold.": partial(
+            draw, lines=errors, yscale="log", ylabel="rate, logarithmic"
+        ),
+    }
+    return {caption: svg(chart, caption) for caption, chart in drawn.items()}

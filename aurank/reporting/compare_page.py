@@ -1,17 +1,18 @@
 """compare.html: several models on the same queries, in one file that people look at."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from aurank.evaluation.compare import Comparison
 from aurank.evaluation.report import Report
-from aurank.reporting.charts import ap_histogram, ap_scatter, precision_recall_chart, recall_chart
-from aurank.reporting.grids import grid_rows, query_names
-from aurank.reporting.page import render, trusted
+from aurank.reporting.charts import ap_scatter, curves, svg
+from aurank.reporting.grids import grid_rows
+from aurank.reporting.page import render
 from aurank.reporting.pictures import Pictures
-from aurank.reporting.tables import common_metrics, describe_ties
+from aurank.reporting.tables import class_names, common_metrics, counted, facts
 
 QUERIES = 8  # won, and as many lost, of each model; fewer where there are many models
 MOST_CLASSES = 500
@@ -33,14 +34,11 @@ def compare_page(
     lists = all(report.neighbours is not None for report in reports.values())
     metric = next(iter(comparisons.values())).metric
     queries = max(2, min(QUERIES, 24 // len(comparisons)))
-    charts = [
-        {"svg": trusted(precision_recall_chart(reports)), "caption": "Precision over recall, mean over queries."},
-        {"svg": trusted(recall_chart(reports)), "caption": "Recall@k: queries with a positive among the first k."},
-        {"svg": trusted(ap_histogram(reports)), "caption": "Average precision of the queries."},
-    ]
+    charts = curves(reports)
     for name in comparisons:
         caption = f"Each dot a query; above the line {name} is better, below it {first}."
-        charts.append({"svg": trusted(ap_scatter((first, name), (reports[first], reports[name]))), "caption": caption})
+        draw = partial(ap_scatter, names=(first, name), reports=(reports[first], reports[name]))
+        charts[caption] = svg(draw, caption, size=(4.6, 4.6))
     pairs = [
         {"name": name, "groups": _won_and_lost((first, name), reports, metric, queries, pictures)}
         for name in comparisons
@@ -51,7 +49,7 @@ def compare_page(
         first=first,
         metric=metric,
         metric_of_query="AP" if metric.removeprefix("macro:") == "mauprc" else metric.removeprefix("macro:"),
-        counted=_counted(reports[first]),
+        counted=counted(reports[first]),
         tested=_tested(reports, comparisons),
         is_corrected=len(comparisons) > 1,
         how=next(iter(comparisons.values())).how,
@@ -61,17 +59,11 @@ def compare_page(
         pairs=pairs,
         has_lists=lists,
         classes=_classes(reports, metric),
-        facts=[{"name": name, "facts": _facts(report), "notes": report.notes} for name, report in reports.items()],
+        facts=[{"name": name, "facts": facts(report), "notes": report.notes} for name, report in reports.items()],
         missing=list(pictures.missing)[:100],
         num_missing=len(pictures.missing),
         left_out=pictures.left_out,
     )
-
-
-def _counted(report: Report) -> str:
-    protocol = f", protocol {report.protocol['name']}" if report.protocol else ""
-    measured = len(report.per_query["query"])
-    return f"{measured:,} queries with a positive, {report.num_gallery:,} gallery rows{protocol}"
 
 
 def _tested(reports: Mapping[str, Report], comparisons: Mapping[str, Comparison]) -> list[dict[str, Any]]:
@@ -123,36 +115,18 @@ def _won_and_lost(
         count = int((sign * change > 0).sum())
         # Among equal changes the first query comes first.
         some = np.argsort(-sign * change, kind="stable")[: min(queries, count)].tolist()
-        sides = [_side(report, some, pictures) for report in both]
+        sides = [grid_rows(report, some, pictures) for report in both]
         rows = [
             {
-                "query": shown[0]["query"],
-                "row": shown[0]["row"],
+                "query": shown[0].query,
+                "row": shown[0].row,
                 "change": f"{a[index]:.3f} → {b[index]:.3f}",
-                "sides": [{"name": name, **side} for name, side in zip(names, shown, strict=True)],
+                "sides": list(zip(names, shown, strict=True)),
             }
             for index, *shown in zip(some, *sides, strict=True)
         ]
         groups.append({"title": title, "count": f"{count:,}", "rows": rows})
     return groups
-
-
-def _side(report: Report, indices: list[int], pictures: Pictures) -> list[dict[str, Any]]:
-    """Return what one model finds for some queries; without neighbours the query alone."""
-    if report.neighbours is not None:
-        return [vars(row) for row in grid_rows(report, indices, pictures)]
-    names, values = query_names(report), report.per_query
-    paths = values.get("path")
-    return [
-        {
-            "query": {"path": path, "label": str(names[index]), "picture": pictures.of(path)},
-            "row": int(values["query"][index]),
-            "first_rank": int(values["first_rank"][index]),
-            "found": [],
-        }
-        for index in indices
-        for path in ["" if paths is None else str(paths[index])]
-    ]
 
 
 def _classes(reports: Mapping[str, Report], metric: str) -> dict[str, Any] | None:
@@ -162,13 +136,12 @@ def _classes(reports: Mapping[str, Report], metric: str) -> dict[str, Any] | Non
         return None
     tables = [report.class_table() for report in reports.values()]
     values = np.stack([table[metric.removeprefix("macro:")] for table in tables], axis=1)
-    label, row = np.unique(first.per_query["label"], return_index=True)
-    named = dict(zip(label.tolist(), query_names(first)[row].tolist(), strict=True))
+    names = class_names(first)
     change = values[:, 1:] - values[:, :1]
     order = np.argsort(-np.abs(change).max(axis=1), kind="stable")[:MOST_CLASSES].tolist()
     rows = [
         {
-            "name": named[tables[0]["label"][index].item()],
+            "name": names[index],
             "count": int(tables[0]["num_queries"][index]),
             "values": values[index].tolist(),
             "changes": change[index].tolist(),
@@ -176,12 +149,3 @@ def _classes(reports: Mapping[str, Report], metric: str) -> dict[str, Any] | Non
         for index in order
     ]
     return {"rows": rows, "whole": len(values)}
-
-
-def _facts(report: Report) -> list[tuple[str, str]]:
-    versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
-    low, high = report.tie_bounds or (0, 0)
-    bounds = describe_ties(report.ties) + (f", which allows {low:.4f} to {high:.4f}" if low != high else "")
-    facts = {"command": report.command, "date": report.date, "distance": report.distance}
-    facts |= {"equal scores count": bounds, "versions": versions}
-    return [(name, str(value)) for name, value in facts.items() if value]

@@ -28,11 +28,11 @@ class GridRow:
     """A query with the top of its list."""
 
     query: Item
-    row: int
+    found: list[Item]
     ap: float
+    row: int
     first_rank: int
     num_positives: int
-    found: list[Item]
 
 
 @dataclass(frozen=True)
@@ -93,27 +93,18 @@ def _text(columns: dict[str, np.ndarray], rows: int) -> np.ndarray:
 
 
 def grid_rows(report: Report, indices: Sequence[int], pictures: Pictures) -> list[GridRow]:
-    """Return queries with the top of their lists, by their places in `report.per_query`; it has neighbours."""
+    """Return queries with the top of their lists, empty without lists, by their places in `report.per_query`."""
     names, others = query_names(report), gallery_names(report)
-    return [_row(report, index, pictures, str(names[index]), others) for index in indices]
-
-
-def _row(report: Report, index: int, pictures: Pictures, name: str, others: np.ndarray) -> GridRow:
-    values, lists = report.per_query, report.neighbours
-    assert lists is not None
-    path = str(values["path"][index]) if "path" in values else ""
-    paths = report.gallery.get("path")
-    found = []
-    for place, row in enumerate(lists.row[index].tolist(), start=1):
-        if row >= 0:
-            there = "" if paths is None else str(paths[row])
-            score, right = float(lists.score[index, place - 1]), bool(lists.is_positive[index, place - 1])
-            found.append(Item(there, str(others[row]), pictures.of(there), score, right, place))
-    return GridRow(
-        query=Item(path, name, pictures.of(path)),
-        row=int(values["query"][index]),
-        ap=float(values["ap"][index]),
-        first_rank=int(values["first_rank"][index]),
-        num_positives=int(values["num_positives"][index]),
-        found=found,
-    )
+    values, lists, paths = report.per_query, report.neighbours, report.gallery.get("path")
+    rows = []
+    for index in indices:
+        path = str(values["path"][index]) if "path" in values else ""
+        query, found = Item(path, str(names[index]), pictures.of(path)), []
+        for place, row in enumerate([] if lists is None else lists.row[index].tolist()):
+            if lists is not None and row >= 0:
+                there = "" if paths is None else str(paths[row])
+                score, right = float(lists.score[index, place]), bool(lists.is_positive[index, place])
+                found.append(Item(there, str(others[row]), pictures.of(there), score, right, place + 1))
+        numbers = [int(values[name][index]) for name in ("query", "first_rank", "num_positives")]
+        rows.append(GridRow(query, found, float(values["ap"][index]), *numbers))
+    return rows

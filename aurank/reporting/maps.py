@@ -1,13 +1,16 @@
 """A map of embeddings: their first two principal components, and what UMAP makes of them where it is installed."""
 
 import warnings
+from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 from jaxtyping import Float, Float64
+from markupsafe import Markup
 
 from aurank.arrays import Rows
 from aurank.evaluation.report import Report
-from aurank.reporting.charts import embedding_map
+from aurank.reporting.charts import dots, svg
 from aurank.reporting.grids import query_names
 
 POINTS, UMAP_POINTS = 4000, 2000  # drawn at most; UMAP takes a quarter of a minute for 2,000 rows on one core
@@ -17,17 +20,17 @@ SEED = 0
 Points = Float64[np.ndarray, "point 2"]
 
 
-def draw_maps(report: Report, embeddings: Float[Rows, "query dim"]) -> dict[str, str]:
+def draw_maps(report: Report, embeddings: Float[Rows, "query dim"]) -> dict[str, Markup]:
     """Return the maps of the embeddings of all queries as SVG text, by the sentences that say what they are."""
     some = _sample(report, POINTS)
     points, part = principal(_rows(report, embeddings, some))
     axes = [f"component {place} ({share:.0%} of the variance)" for place, share in enumerate(part.tolist(), 1)]
-    maps = dict([_drawn(report, some, points, "on their first two principal components (PCA)", axes)])
+    maps = _drawn(report, some, points, "on their first two principal components (PCA)", axes)
     few = _sample(report, UMAP_POINTS)
     placed_by_umap = umap_points(_rows(report, embeddings, few)) if len(few) > 3 else None
     if placed_by_umap is not None:
         placed = f"placed by UMAP with seed {SEED}: near dots are similar, distances between groups mean little"
-        maps |= dict([_drawn(report, few, placed_by_umap, placed, ("", ""))])
+        maps |= _drawn(report, few, placed_by_umap, placed, ("", ""))
     return maps
 
 
@@ -69,17 +72,13 @@ def _rows(report: Report, embeddings: Rows, some: np.ndarray) -> Float64[np.ndar
 
 
 def _drawn(
-    report: Report, some: np.ndarray, points: Points, placed: str, axes: list[str] | tuple[str, str]
-) -> tuple[str, str]:
-    """Return what a map is, and the map."""
+    report: Report, some: np.ndarray, points: Points, placed: str, axis_names: Sequence[str]
+) -> dict[str, Markup]:
+    """Return the map by what it is."""
     names, count = query_names(report)[some], len(report.per_query["query"])
     by_class = 1 < len(set(names.tolist())) <= MOST_COLOURS
-    chart = embedding_map(
-        points,
-        report.per_query["ap"][some],
-        classes=names if by_class else None,
-        axis_names=axes,
-        described=f"Map of the queries {placed}",
-    )
+    classes, values = names if by_class else None, report.per_query["ap"][some]
     of = f"{len(some):,} of {count:,}" if len(some) < count else f"{count:,}"
-    return f"{of} queries {placed}, {'classes' if by_class else 'average precision'} by colour.", chart
+    caption = f"{of} queries {placed}, {'classes' if by_class else 'average precision'} by colour."
+    draw = partial(dots, points=points, values=values, classes=classes, axis_names=axis_names)
+    return {caption: svg(draw, caption, size=(5.4, 4.6))}

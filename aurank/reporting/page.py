@@ -25,7 +25,7 @@ def _environment() -> Environment:
 
 
 def render(template: str, **content: Any) -> str:
-    """Return the page of a template in `templates/`, with its content; plain text is escaped, `trusted` text is not."""
+    """Return the page of a template in `templates/`, with its content; plain text is escaped, `Markup` is not."""
     return _environment().get_template(template).render(**content)
 
 
@@ -40,8 +40,3 @@ def endings(names: Sequence[str], most: int = 30) -> list[str]:
     enough = (length for length in range(most, longest) if len({name[-length:] for name in names}) == len({*names}))
     length = next(enough, longest) + 1  # with one character of those before the first that differ
     return [name if len(name) <= length else f"…{name[-length:]}" for name in names]
-
-
-def trusted(text: str) -> Markup:
-    """Return text that a page takes as it is, such as a chart made here."""
-    return Markup(text)

@@ -7,7 +7,7 @@ from pathlib import Path
 from aurank.errors import AurankError, UserError
 from aurank.evaluation.report import Report
 from aurank.files import remove_temporaries, replacing, require_writable, temporary_name, write_text
-from aurank.reporting.plots import draw_codes, draw_curve
+from aurank.reporting.charts import draw_codes, draw_curve
 from aurank.reporting.tables import class_csv
 
 REPORT, PER_QUERY, CURVE = "report.json", "per_query.parquet", "pr_curve.png"

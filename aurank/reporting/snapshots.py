@@ -13,9 +13,9 @@ from aurank.data.decode import decode
 from aurank.data.sources import ImageSource
 from aurank.errors import UserError
 from aurank.evaluation.report import Report
+from aurank.reporting.charts import draw_curve
 from aurank.reporting.grids import GridRow, Item, make_grids
 from aurank.reporting.pictures import Pictures, thumbnail
-from aurank.reporting.plots import draw_curve
 
 SIDE, GAP, LINE = 84, 8, 14  # pixels of a picture, between two, and of a line of text
 _INK, _MUTED, _RIGHT, _WRONG = "#1b1f24", "#59636e", "#0a7d43", "#b42318"

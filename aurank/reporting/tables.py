@@ -4,10 +4,17 @@ import csv
 import io
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from aurank.errors import UserError
 from aurank.evaluation.report import Report, latex_table, markdown_table
 from aurank.reporting.grids import query_names
 
+TIES = {
+    "threshold": "all at the place of the last of them",
+    "optimistic": "the right ones first",
+    "pessimistic": "the wrong ones first",
+}
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # what a spreadsheet takes for the beginning of one
 
 
@@ -20,16 +27,14 @@ def class_csv(report: Report) -> str:
     Raises:
         UserError: the report has no labels.
     """
-    table = report.class_table()
-    names = dict(zip(report.per_query["label"].tolist(), query_names(report).tolist(), strict=True))
+    table, names = report.class_table(), class_names(report)
     metrics = [name for name in table if name not in ("label", "num_queries")]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["class", "num_queries", *metrics])
     for row in table["mauprc"].argsort(kind="stable").tolist():
-        name = names[table["label"][row].item()]
         values = (f"{table[metric][row]:.6f}" for metric in metrics)
-        writer.writerow([without_formula(name), int(table["num_queries"][row]), *values])
+        writer.writerow([without_formula(names[row]), int(table["num_queries"][row]), *values])
     return text.getvalue()
 
 
@@ -82,14 +87,35 @@ def common_metrics(reports: Mapping[str, Report]) -> list[str]:
     return [name for name in first.metrics if all(name in one.metrics for one in reports.values())]
 
 
-def describe_ties(ties: str) -> str:
-    """Return in words how equal scores were counted."""
-    words = {
-        "threshold": "all at the place of the last of them",
-        "optimistic": "the right ones first",
-        "pessimistic": "the wrong ones first",
+def class_names(report: Report) -> list[str]:
+    """Return the names of the classes of `report.class_table()`."""
+    _, first = np.unique(report.per_query["label"], return_index=True)
+    return [str(name) for name in query_names(report)[first].tolist()]
+
+
+def counted(report: Report) -> str:
+    """Return what was counted, for the head of a page."""
+    lone = f", {report.num_lone_queries:,} of them without a positive and skipped" if report.num_lone_queries else ""
+    protocol = f", protocol {report.protocol['name']}" if report.protocol else ""
+    return f"{report.num_queries:,} queries{lone}, {report.num_gallery:,} gallery rows{protocol}"
+
+
+def facts(report: Report) -> list[tuple[str, str]]:
+    """Return names and values that say how a report was made."""
+    protocol, (low, high) = report.protocol or {}, report.tie_bounds or (0, 0)
+    bounds = f", which allows {low:.4f} to {high:.4f}" if low != high else ""
+    known = {
+        "command": report.command,
+        "date": report.date,
+        "protocol": protocol.get("name"),
+        "checksum of the protocol's data": protocol.get("checksum"),
+        "distance": report.distance,
+        "equal scores count": f"{TIES[report.ties]} (ties: {report.ties}){bounds}",
+        "post-processing": (report.postprocessing or {}).get("steps"),
+        "intervals": report.intervals,
+        "versions": ", ".join(f"{name} {version}" for name, version in report.versions.items()),
     }
-    return f"{words[ties]} (ties: {ties})"
+    return [(name, str(value)) for name, value in known.items() if value]
 
 
 def _with_interval(report: Report, name: str) -> str:

@@ -25,10 +25,9 @@ def measured(dim: int, *, neighbours: int = 4) -> Report:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("metric", ["mauprc", "macro:recall@1"])
-def test_the_numbers_are_those_of_the_reports(metric: str) -> None:
+def test_the_numbers_are_those_of_the_reports() -> None:
     reports = {"small": measured(2), "large": measured(6), "middle": measured(4)}
-    found = compare_all(reports, resamples=200, metric=metric)
+    found = compare_all(reports, resamples=200, metric="macro:recall@1")
     page = Elements(compare_page(reports, found))
     for name, report in reports.items():
         assert f"{report.mauprc:.4f}" in page.text
@@ -68,14 +67,6 @@ def test_both_lists_of_a_query_are_shown_as_the_reports_have_them() -> None:
         marks = [("right" in (attributes["class"] or "")) for tag, attributes in Elements(side).tags if tag == "li"]
         assert marks == report.neighbours.is_positive[best].tolist()
         assert f"first right item at rank {report.per_query['first_rank'][best]}" in Elements(side).text
-
-
-@pytest.mark.slow
-def test_equal_models_win_and_lose_nothing() -> None:
-    report = measured(3)
-    page = Elements(compare_page({"a": report, "b": report}, compare_all({"a": report, "b": report}, resamples=100)))
-    assert "b: won 0 queries" in page.text
-    assert not [attributes for tag, attributes in page.tags if attributes.get("class") == "query"]
 
 
 @pytest.mark.slow

@@ -40,7 +40,7 @@ def test_what_is_transparent_lies_on_white_as_a_network_sees_it(side: int, tmp_p
                 assert np.abs(there - seen[int(part * side), int(other * side)]).max() <= 12  # JPEG's quality
 
 
-@pytest.mark.parametrize("channels", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("channels", [2, 3, 5])
 def test_arrays_of_other_channels_show_their_first(channels: int) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (20, 20, channels), dtype=np.uint8)
     found = shown(thumbnail(pixels, 20)[1])

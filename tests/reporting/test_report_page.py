@@ -12,12 +12,13 @@ import aurank
 from aurank.data.checks.findings import Finding
 from aurank.data.sources import ArraySource
 from aurank.errors import UserError
+from aurank.evaluation import Codes
 from aurank.evaluation.checks import confusions, hubs
 from aurank.evaluation.report import Report
 from aurank.reporting.doctor_page import shown_findings
 from aurank.reporting.grids import make_grids
 from aurank.reporting.pictures import Pictures
-from aurank.reporting.report_page import Examined, PageImages, report_page
+from aurank.reporting.report_page import Examined, report_page
 
 EVIL = (
     "<img src=x onerror=alert(1)>.jpg",
@@ -94,7 +95,7 @@ def test_a_finding_shows_its_images_and_none_where_none_can_be_read() -> None:
 def test_nothing_is_fetched_from_elsewhere() -> None:
     source = ArraySource({f"{row}.png": np.full((8, 8, 3), row, np.uint8) for row in range(24)})
     report = measured()
-    page = report_page(report, images=PageImages(source, np.random.default_rng(0).standard_normal((24, 5))))
+    page = report_page(report, source=source, embeddings=np.random.default_rng(0).standard_normal((24, 5)))
     for tag, attributes in Elements(page).tags:
         for name in ("src", "href", "xlink:href"):
             value = attributes.get(name) or "#"
@@ -109,9 +110,23 @@ def test_pictures_that_are_missing_or_too_many_are_told() -> None:
     assert sum(one is not None for one in shown) == 1
     assert pictures.left_out == 2
     assert list(pictures.missing) == ["2.png"]
-    page = Elements(report_page(measured(), images=PageImages(source), budget=900))
+    page = Elements(report_page(measured(), source=source, budget=900))
     assert "Images that could not be read (22)" in page.text
     assert "Pictures left out to keep the page small" in page.text
+
+
+@pytest.mark.slow
+def test_a_page_shows_the_plain_numbers_and_the_codes() -> None:
+    rows, labels = np.random.default_rng(0).normal(size=(24, 8)) + 1, np.arange(24) % 4
+    codes = Codes(dims=(4, 8), precisions=("int8", "binary"), rescore=9)
+    report = aurank.evaluate(rows, labels, postprocess="float16", codes=codes)
+    page = report_page(report)
+    assert report.postprocessing is not None
+    assert f"plain {report.postprocessing['plain']['mauprc']:.4f}" in page
+    assert "<dt>post-processing</dt><dd>float16</dd>" in page
+    assert page.count("<td>int8</td>") == 4
+    assert "quality by bytes an image" in page
+    assert "<th>plain</th>" not in report_page(aurank.evaluate(rows, labels))
 
 
 def test_a_report_without_lists_has_no_grids() -> None:
