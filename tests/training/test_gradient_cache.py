@@ -1,9 +1,6 @@
 """The gradient cache: the gradients of a plain step, in the memory of one chunk."""
 
 import contextlib
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -252,55 +249,6 @@ def test_what_cannot_be_done_is_refused() -> None:
     cache.embed(torch.randn(4, 3))
     with pytest.raises(UserError, match="no gradient of the embeddings"):
         cache.backward()
-
-
-PEAK = """
-from pathlib import Path
-import torch
-from aurank.losses import SmoothAPLoss
-from aurank.training.gradient_cache import GradientCache
-
-def kibibytes(name):  # ru_maxrss would begin at the parent's
-    return int(Path("/proc/self/status").read_text().split(name + ":")[1].split()[0])
-
-torch.set_num_threads(1)
-layers = [torch.nn.Conv2d(1, 32, 3, padding=1), torch.nn.BatchNorm2d(32), *(torch.nn.Tanh() for _ in range(50))]
-encoder = torch.nn.Sequential(*layers, torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(32, 16))
-images, labels = torch.randn(512, 1, 16, 16), torch.arange(128).repeat_interleave(4)
-
-def step(count, cached):
-    loss = SmoothAPLoss()
-    if cached:
-        cache = GradientCache(encoder, 64)
-        loss(cache.embed(images[:count]), labels[:count]).backward()
-        cache.backward()
-    else:
-        loss(encoder(images[:count]), labels[:count]).backward()
-
-def growth(count, cached):
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
-    before = kibibytes("VmHWM")
-    step(count, cached)
-    return kibibytes("VmHWM") - before
-
-for cached in (False, True):
-    step(8, cached)  # what torch sets aside once
-print(growth(64, False), growth(512, True))
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
-def test_a_batch_of_512_in_chunks_of_64_needs_hardly_more_memory_than_a_batch_of_64() -> None:
-    """Peak growth of resident memory in one step, in kilobytes, in a process of its own."""
-    # What is freed goes back at once, so that the peak is that of tensors and not of gaps between them.
-    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
-    done = subprocess.run([sys.executable, "-c", PEAK], env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    small, large = map(int, done.stdout.split())
-    print(f"plain 64: {small} kB; 512 in chunks of 64: {large} kB")
-    assert small > 80_000
-    assert large < 1.1 * small
 
 
 # -- train.micro_batch and memory in the loop
