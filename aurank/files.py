@@ -137,10 +137,10 @@ def claimed(out: Path, *, is_file: bool = False, name: str = "--out") -> Iterato
             stack.enter_context(FileLock(path, timeout=0))
             stack.callback(path.unlink, missing_ok=True)  # still locked: nobody takes another file for this one
         except OSError as error:
-            reason = f"cannot write to {name} {out}: {error.strerror or error}"
+            text = f"cannot write to {name} {out}: {error.strerror or error}; name another place"
             if isinstance(error, Timeout):
-                reason = f"{name} {out} is in use by another process; wait for it or stop it"
-            raise UserError(f"{reason}, or name another place") from error
+                text = f"{name} {out} is in use by another process; wait for it or stop it, or name another place"
+            raise UserError(text) from error
         remove_temporaries(out.parent, out.name)  # nobody else writes them now
         if not is_file:
             remove_temporaries(out)

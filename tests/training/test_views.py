@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from testing.galleries import photos
-from testing.runs import EXACT, Learnt, records, tiny_config, train_and_listen, weights
+from testing.runs import Learnt, records, tiny_config, train_and_listen
 
 import aurank
 from aurank.commands import evaluate_model
@@ -67,22 +67,6 @@ def test_the_encoder_sees_all_views_and_the_loss_their_labels_and_ids(
     assert sum(shape[0] for shape in seen if shape[2] == 16) == 2 * len(rows)
     assert sum(shape[0] for shape in seen if shape[2] == 8) == 2 * len(rows)
     assert len(seen) == (2 if micro_batch is None else 8)
-
-
-@pytest.mark.slow
-def test_a_run_of_views_with_cached_gradients_accumulation_and_a_memory_is_the_plain_run(
-    tmp_path: Path,
-) -> None:
-    for name, micro_batch in (("plain", None), ("cached", 10)):
-        train = {"steps": 2, "accumulate": 2, "micro_batch": micro_batch}
-        config = tiny_config(**EXACT, data=CROPS, train=train, memory={"size": 100, "start_at": 1})
-        config["loss"] = {"name": "smooth_ap", "params": {"temperature": 0.1}}
-        aurank.train(config, tmp_path / name)
-    plain, cached = weights(tmp_path / "plain"), weights(tmp_path / "cached")
-    for name, value in plain.items():
-        torch.testing.assert_close(cached[name], value, rtol=1e-5, atol=1e-6, msg=name)
-    memory = load_checkpoint(tmp_path / "plain" / "last.safetensors")["loss"]
-    assert memory["counters"][1] == 100
 
 
 @pytest.mark.slow
