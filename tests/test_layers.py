@@ -164,9 +164,9 @@ BUDGETS = {
     "embedding": 2242,
     "training": 2870,
     "reporting": 1423,
-    "commands exporting serving": 3978,
+    "commands exporting serving": 3964,
     "config": 1044,
-    "cli": 1432,
+    "cli": 1430,
     "": 990,  # beside the rooms
 }
 

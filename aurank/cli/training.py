@@ -181,12 +181,10 @@ def export(
     aurank export runs/mine/best --to hf --license mit --out exported/timm
     """
     from aurank.commands import export_model
-    from aurank.commands.export import require_target
 
-    target = require_target(to)
     with drawn() as running:
         given = {"images": images, "int8": int8, "licence": licence, "overwrite": overwrite}
-        exported = export_model(checkpoint, target, out, running=running, **given)  # type: ignore[arg-type]
+        exported = export_model(checkpoint, to, out, running=running, **given)  # type: ignore[arg-type]
     console.say(exported)
 
 

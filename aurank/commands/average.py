@@ -74,16 +74,18 @@ def average_models(models: Sequence[Path | str], out: Path | str) -> Path:
         'best.safetensors'
     """
     names, out = [str(model).removeprefix("aurank:") for model in models], Path(out)
+    paths, reason = [resolve_checkpoint(name).resolve() for name in names], ""
     if len(names) < 2:
         came = names[0] if names else "none"
-        raise UserError(f"an average takes two models or more, got {came}; name two trainings of one network")
-    paths = [resolve_checkpoint(name).resolve() for name in names]
-    if again := next((place for place, path in enumerate(paths) if path in paths[:place]), None):
+        reason = f"an average takes two models or more, got {came}; name two trainings of one network"
+    elif again := next((place for place, path in enumerate(paths) if path in paths[:place]), None):
         both = f"{names[paths.index(paths[again])]} and {names[again]}"
-        raise UserError(f"{both} are the same checkpoint; name each model once")
+        reason = f"{both} are the same checkpoint; name each model once"
+    elif out.is_dir() and any(not path.name.startswith(".") for path in out.iterdir()):
+        reason = f"--out {out} is not empty; name another folder"
+    if reason:
+        raise UserError(reason)
     require_writable(out / BEST)
-    if out.is_dir() and any(not path.name.startswith(".") for path in out.iterdir()):
-        raise UserError(f"--out {out} is not empty; name another folder")
     first, *others = parts = [_read(name) for name in names]
     for other in others:
         _require_same_network(first, other)

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 
@@ -25,9 +26,9 @@ from aurank.errors import AurankError, UserError, first_line
 from aurank.exporting.card import COLOURS, write_card
 from aurank.exporting.check import TOLERANCE, Check, largest_difference
 from aurank.exporting.formats import (
+    PACKAGES,
     TrainedEncoder,
     quantise,
-    require_packages,
     write_graph,
     write_program,
     write_weights,
@@ -40,8 +41,6 @@ from aurank.models.adapters.exported import PROGRAM_PREPROCESSING, StoredTransfo
 from aurank.models.adapters.towers import is_local, is_tower
 from aurank.models.image_model import ImageModel, ModelImages
 
-Target = Literal["onnx", "torchexport", "safetensors", "hf"]
-TARGETS: tuple[Target, ...] = get_args(Target)
 _FORMATS: Mapping[str, tuple[str, Callable[[TrainedEncoder, Path], None]]] = {
     "onnx": ("model.onnx", write_graph),
     "torchexport": ("model.pt2", write_program),
@@ -71,7 +70,7 @@ class Exported:
     """
 
     out: Path
-    target: Target
+    target: str
     files: dict[str, int]
     check: Check
     others: list[Check] = field(default_factory=list)
@@ -85,7 +84,7 @@ class Exported:
 
 def export_model(
     checkpoint: str,
-    to: Target,
+    to: str,
     out: Path | str,
     *,
     images: ImageSelection | None = None,
@@ -180,40 +179,32 @@ def export_model(
     return Exported(out, to, files, checks[0], checks[1:], notes)
 
 
-def require_target(name: str) -> Target:
-    """Return the name; raise UserError for anything that nothing is exported to."""
-    for target in TARGETS:
-        if name == target:
-            return target
-    raise UserError(f"--to {name!r}: expected one of {', '.join(TARGETS)}")
-
-
-def _require_possible(to: Target, out: Path, *, int8: bool, overwrite: bool) -> None:
+def _require_possible(to: str, out: Path, *, int8: bool, overwrite: bool) -> None:
     """Raise UserError where the options do not go together, a library is missing, or `out` is not free."""
-    require_target(to)
-    if int8 and to != "onnx":
-        raise UserError(f"--int8 goes with --to onnx, not with --to {to}")
-    if to == "onnx":
-        require_packages()
-    require_writable(out / _RESULT)
     held = {path.name for path in out.iterdir() if path.name != LOCK} if out.is_dir() else set()
-    if out.resolve() == Path.cwd():
-        reason = "is the folder that you are in; name one to make, such as exported"
+    reason = ""
+    if to not in _FORMATS:
+        reason = f"--to {to!r}: expected one of {', '.join(_FORMATS)}"
+    elif int8 and to != "onnx":
+        reason = f"--int8 goes with --to onnx, not with --to {to}"
+    elif to == "onnx" and (missing := [name for name in PACKAGES if find_spec(name) is None]):
+        reason = f"--to onnx needs {', '.join(missing)}, not installed here: pip install 'aurank[export]'"
+    elif out.resolve() == Path.cwd():
+        reason = f"--out {out} is the folder that you are in; name one to make, such as exported"
     elif strange := sorted(held - _KNOWN):
-        reason = f"holds {strange[0]!r}, which is of no export; name another folder"
+        reason = f"--out {out} holds {strange[0]!r}, which is of no export; name another folder"
     elif held and _RESULT not in held:
-        reason = "holds no earlier export; name another folder"
+        reason = f"--out {out} holds no earlier export; name another folder"
     elif held and not overwrite:
-        reason = "holds an earlier export; name another folder, or add --overwrite"
-    else:
-        return
-    raise UserError(f"--out {out} {reason}")
+        reason = f"--out {out} holds an earlier export; name another folder, or add --overwrite"
+    if reason:
+        raise UserError(reason)
+    require_writable(out / _RESULT)
 
 
-def _require_expressible(to: Target, config: Config) -> None:
+def _require_expressible(to: str, config: Config) -> None:
     """Raise UserError where a format cannot hold a model; timm has a backbone, its own pooling and one linear layer."""
-    model = config.model
-    is_deep = model.head_layers > 1 and not model.discard_head
+    model, reason = config.model, ""
     remedy = "export it as onnx, torchexport or safetensors"
     if config.data.channels not in COLOURS:
         reason, remedy = f"the model takes {config.data.channels} channels", "only 1, 3 or 4 can be exported"
@@ -222,16 +213,15 @@ def _require_expressible(to: Target, config: Config) -> None:
         remedy = "export it as onnx or torchexport, which hold the network itself"
     elif to == "hf" and model.pooling == "gem":
         reason = "timm has no generalised-mean pooling (model.pooling=gem)"
-    elif to == "hf" and is_deep:
+    elif to == "hf" and model.head_layers > 1 and not model.discard_head:
         reason = f"timm has one linear layer behind a backbone, this model {model.head_layers} (model.head_layers)"
     elif to == "hf" and is_tower(model.backbone):
         reason = f"timm has no {model.backbone}"
-    else:
-        return
-    raise UserError(f"--to {to}: {reason}; {remedy}")
+    if reason:
+        raise UserError(f"--to {to}: {reason}; {remedy}")
 
 
-def _write(to: Target, folder: Path, source: TrainedEncoder, pixels: Sequence[np.ndarray]) -> dict[str, ImageModel]:
+def _write(to: str, folder: Path, source: TrainedEncoder, pixels: Sequence[np.ndarray]) -> dict[str, ImageModel]:
     """Write the files and return each as it is read back, by its name; the first is to be the same model."""
     source.encoder.cpu()
     file, write = _FORMATS[to]

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,7 +28,7 @@ from aurank.models.adapters.exported import ENCODER, PREPROCESSING, PROGRAM_PREP
 from aurank.models.adapters.towers import without_places
 
 INPUT, OUTPUT = "pixels", "embedding"
-_PACKAGES = ("onnx", "onnxruntime", "onnxscript")
+PACKAGES = ("onnx", "onnxruntime", "onnxscript")
 _ONE_FILE = 2**31 - 2**20  # bytes that a protocol buffer holds, less some for the graph itself
 _LAYERS = ("Conv", "Gemm", "MatMul")
 _BETWEEN = ("Add", "Relu", "Clip", "MaxPool")
@@ -124,12 +123,6 @@ def _trace(model: TrainedEncoder) -> torch.export.ExportedProgram:
     example = torch.zeros(2, model.pipeline.channels, size, size, dtype=torch.uint8)
     with _quiet():
         return torch.export.export(portable, (example,), dynamic_shapes={"pixels": {0: torch.export.Dim("batch")}})
-
-
-def require_packages() -> None:
-    """Raise UserError unless the packages that write and run graphs are installed."""
-    if missing := [name for name in _PACKAGES if find_spec(name) is None]:
-        raise UserError(f"--to onnx needs {', '.join(missing)}, not installed here: pip install 'aurank[export]'")
 
 
 def quantise(source: Path, path: Path, batches: Sequence[UInt8[np.ndarray, "batch channel height width"]]) -> None:

@@ -132,12 +132,12 @@ def listen(host: str, port: int) -> socket.socket:
         errno.EADDRNOTAVAIL: elsewhere,
     }
     try:
-        family, _, _, _, address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        place: Any = address
         both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
-        place: Any = (address[0], port, *address[2:])
         return socket.create_server(place, family=family, backlog=_CONNECTIONS, dualstack_ipv6=both)
     except (socket.gaierror, UnicodeError):
-        raise UserError(elsewhere) from None
+        reason = elsewhere
     except OSError as error:
-        usual = f"cannot listen on port {port} of {host}: {error.strerror}"
-        raise UserError(reasons.get(error.errno or 0, usual)) from None
+        reason = reasons.get(error.errno or 0, f"cannot listen on port {port} of {host}: {error.strerror}")
+    raise UserError(reason)

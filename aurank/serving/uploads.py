@@ -77,11 +77,12 @@ async def read_search(request: Request, limits: Limits) -> RowSearch | tuple[Win
                 return parsed(RowSearch, await _bounded(request, _BODY_BYTES, "JSON").body())
             if kind == "multipart/form-data":
                 return await _read_form(request, limits.upload_bytes)
+        refusal = 415, 'send a photo as multipart/form-data (field "photo"), or {"row": 0} as application/json'
     except TimeoutError:
-        raise HTTPException(408, f"the upload took more than {limits.upload_seconds:.0f} s; send it again") from None
+        refusal = 408, f"the upload took more than {limits.upload_seconds:.0f} s; send it again"
     except ClientDisconnect:
-        raise HTTPException(400, "the upload was broken off") from None
-    raise HTTPException(415, 'send a photo as multipart/form-data (field "photo"), or {"row": 0} as application/json')
+        refusal = 400, "the upload was broken off"
+    raise HTTPException(*refusal)
 
 
 async def _read_form(request: Request, most: int) -> tuple[Window, bytes]:
@@ -128,9 +129,10 @@ def parsed(model: type[Asked], content: bytes | dict[str, Any]) -> Asked:
         return model.model_validate(content)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        refusal = 422, ": ".join([*map(str, first["loc"]), first["msg"]])
         if first["type"] == "json_invalid":
-            raise HTTPException(400, f"the body cannot be read: {first['msg']}") from None
-        raise HTTPException(422, ": ".join([*map(str, first["loc"]), first["msg"]])) from None
+            refusal = 400, f"the body cannot be read: {first['msg']}"
+        raise HTTPException(*refusal) from None
 
 
 def decode_upload(content: bytes, max_pixels: int) -> UInt8[np.ndarray, "height width channel"]:
@@ -144,19 +146,18 @@ def decode_upload(content: bytes, max_pixels: int) -> UInt8[np.ndarray, "height 
         with Image.open(io.BytesIO(content), formats=FORMATS) as file:
             width, height = file.size
             if width * height > max_pixels:
-                said = f"the photo has {width:,} × {height:,} pixels, more than {max_pixels:,}; reduce it"
-                raise HTTPException(413, said)
-            if max(width, height) > _LONGEST_STRIP * min(width, height):
-                said = f"a strip of {width:,} × {height:,} pixels is no photo of a thing; send another"
-                raise HTTPException(422, said)
-            return to_pixels(file, None)
-    except (HTTPException, MemoryError):
+                refusal = 413, f"the photo has {width:,} × {height:,} pixels, more than {max_pixels:,}; reduce it"
+            elif max(width, height) > _LONGEST_STRIP * min(width, height):
+                refusal = 422, f"a strip of {width:,} × {height:,} pixels is no photo of a thing; send another"
+            else:
+                return to_pixels(file, None)
+    except MemoryError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        raise HTTPException(413, f"the photo has more than {max_pixels:,} pixels; reduce it") from None
+        refusal = 413, f"the photo has more than {max_pixels:,} pixels; reduce it"
     except UnidentifiedImageError:
-        raise HTTPException(415, f"the photo is in none of the formats {', '.join(FORMATS)}") from None
+        refusal = 415, f"the photo is in none of the formats {', '.join(FORMATS)}"
     # Pillow's readers of broken files raise almost anything: OSError, SyntaxError, ValueError, struct.error, …
     except Exception as error:
-        said = f"{type(error).__name__}: {first_line(error)}"
-        raise HTTPException(422, f"the photo cannot be decoded ({said}); send another") from None
+        refusal = 422, f"the photo cannot be decoded ({type(error).__name__}: {first_line(error)}); send another"
+    raise HTTPException(*refusal)

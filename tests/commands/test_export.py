@@ -16,14 +16,13 @@ from testing.runs import tiny_config
 
 import aurank
 from aurank.commands import evaluate_model, export_model
-from aurank.commands.export import _require_expressible, require_target
+from aurank.commands.export import _require_expressible
 from aurank.config import Config
 from aurank.data import TRANSFORMS
 from aurank.embedding import ImageSelection
 from aurank.errors import AurankError, UserError
 from aurank.exporting.card import write_card
 from aurank.exporting.check import Check
-from aurank.exporting.formats import require_packages
 from aurank.training import read_config
 
 
@@ -128,13 +127,30 @@ def test_an_export_that_differs_is_refused_and_nothing_is_left(
     assert not list(tmp_path.iterdir())
 
 
-def test_impossible_wishes_are_refused_before_anything_is_read(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="--to 'coreml': expected one of onnx, torchexport, safetensors, hf"):
-        require_target("coreml")
-    with pytest.raises(UserError, match="--int8 goes with --to onnx, not with --to hf"):
-        export_model("nowhere/best", "hf", tmp_path / "out", int8=True)
+@pytest.mark.parametrize(
+    ("to", "out", "named"),
+    [
+        ("coreml", "out", "--to 'coreml': expected one of onnx, torchexport, safetensors, hf"),
+        ("hf", "out", "--int8 goes with --to onnx, not with --to hf"),
+        ("onnx", "out", r"--to onnx needs onnxscript, .*: pip install 'aurank\[export\]'"),
+    ],
+)
+def test_impossible_wishes_are_refused_before_anything_is_read(
+    to: str, out: str, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    with pytest.raises(UserError, match=named):
+        export_model("nowhere/best", to, tmp_path / out, int8=True)
+
+
+def test_a_folder_that_an_export_would_harm_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=r"--out \. is the folder that you are in; name one to make"):
         export_model("nowhere/best", "hf", ".")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/README.md").write_text("mine")
+    with pytest.raises(UserError, match=r"--out mine holds no earlier export"):
+        export_model("nowhere/best", "hf", "mine", overwrite=True)
 
 
 def test_weights_of_a_file_are_not_called_random_and_no_place_of_the_machine_is_named() -> None:
@@ -174,12 +190,6 @@ def test_what_a_format_cannot_hold_is_said_with_one_that_can(to: Any, model: dic
     config = config.model_copy(update={"model": config.model.model_copy(update=model)})
     with pytest.raises(UserError, match=rf"--to {to}: .*{named}.*; export it as onnx"):
         _require_expressible(to, config)
-
-
-def test_missing_packages_are_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "onnxscript", None)
-    with pytest.raises(UserError, match=r"--to onnx needs onnxscript, .*: pip install 'aurank\[export\]'"):
-        require_packages()
 
 
 def test_a_check_says_what_was_compared() -> None:
