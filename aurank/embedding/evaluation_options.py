@@ -60,11 +60,6 @@ def trial_of(manifest: Manifest) -> Embedded:
     return TRIAL if manifest.super_labels is not None else replace(TRIAL, super_labels=None)
 
 
-def try_evaluation(config: Config, manifest: Manifest) -> None:
-    """Measure four rows, so that errors come and code is compiled before the first step."""
-    trial_of(manifest).evaluate(**evaluation_options(config))
-
-
 def noted(result: Result, *notes: str) -> Result:
     """Return the result with further notes, of one both ways in each direction."""
     if isinstance(result, TwoWayReport):

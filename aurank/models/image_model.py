@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from aurank.data import Batch, ImageDataset, Manifest, Pipeline
 from aurank.data.dataset import Key
-from aurank.data.decode import MAX_PIXELS, quiet_decoding
+from aurank.data.decode import quiet_decoding
 from aurank.data.prepared import PreparedImages
+from aurank.data.saved_embeddings import AsSaved
 from aurank.errors import AurankWarning, UserError
 
 Transform = Callable[[Image.Image], Tensor]
@@ -93,30 +94,14 @@ class ImageModel:
         return np.concatenate(embedded or [np.empty((0, 0), np.float32)])
 
 
-class _AsDecoded(Pipeline):
-    """The decoded pixels: all that follows is another library's transform."""
-
-    def prepare(self, image: np.ndarray) -> np.ndarray:
-        return image
-
-    def augment(self, prepared: np.ndarray, seed: int | None) -> np.ndarray:
-        return prepared
-
-
 class ModelImages(ImageDataset):
     """The images of a manifest under the transform of a model of another library."""
 
     def __init__(
-        self,
-        manifest: Manifest,
-        model: ImageModel,
-        *,
-        on_error: str = "raise",
-        max_pixels: int = MAX_PIXELS,
-        prepared: PreparedImages | None = None,
+        self, manifest: Manifest, model: ImageModel, *, prepared: PreparedImages | None = None, **how: Any
     ) -> None:
-        how: dict[str, Any] = {"on_error": on_error, "max_pixels": max_pixels, "prepared": prepared}
-        super().__init__(manifest, _AsDecoded(1, model.channels), channels=model.channels, cache_bytes=0, **how)
+        as_decoded = AsSaved(1, model.channels)  # all that follows is another library's transform
+        super().__init__(manifest, as_decoded, channels=model.channels, cache_bytes=0, prepared=prepared, **how)
         self.model = model
         if prepared is not None:
             side = prepared.how.short_side

@@ -18,7 +18,7 @@ from aurank.config import Config, config_difference, dump_config
 from aurank.data import Manifest
 from aurank.data.prepared import PreparedImages, contents
 from aurank.distributed import ProcessGroup, joined
-from aurank.embedding.evaluation_options import noted, try_evaluation
+from aurank.embedding.evaluation_options import evaluation_options, noted, trial_of
 from aurank.embedding.from_config import build_dataset, open_prepared, with_preprocessing
 from aurank.embedding.stored.checkpoint import BEST, LAST, load_checkpoint, load_part, model_weights
 from aurank.errors import UserError
@@ -150,7 +150,9 @@ def _prepare_loop(
         if rank := trainer.accelerator.process_index:
             seed_stream(config.seed, 0, 0, rank)  # else all processes would drop the same
     if trainer.accelerator.is_main_process:
-        try_evaluation(config, whole)
+        trial_of(whole).evaluate(
+            **evaluation_options(config)
+        )  # errors come, and code is compiled, before the first step
         write_text(out / "config.yaml", dump_config(trainer.config))
     if config.train.trackers:
         trainer.accelerator.init_trackers("aurank")
