@@ -150,9 +150,7 @@ def _prepare_loop(
         if rank := trainer.accelerator.process_index:
             seed_stream(config.seed, 0, 0, rank)  # else all processes would drop the same
     if trainer.accelerator.is_main_process:
-        trial_of(whole).evaluate(
-            **evaluation_options(config)
-        )  # errors come, and code is compiled, before the first step
+        trial_of(whole).evaluate(**evaluation_options(config))  # errors come before the first step
         write_text(out / "config.yaml", dump_config(trainer.config))
     if config.train.trackers:
         trainer.accelerator.init_trackers("aurank")
