@@ -55,15 +55,14 @@ def test_json_that_is_too_large(client: TestClient) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"no photo", b"<svg xmlns='http://www.w3.org/2000/svg'/>", b"%!PS-Adobe-3.0 EPSF-3.0\n", b"GIF89a", b"PK\x03",
-     b"\x93NUMPY\x01\x00v\x00{'descr': '|u1', 'fortran_order': False, 'shape': (8, 8, 3), }\n"],
-)  # fmt: skip
+    [b"", b"no photo", b"<svg xmlns='http://www.w3.org/2000/svg'/>", b"%!PS-Adobe-3.0 EPSF-3.0\n"],
+)
 def test_what_is_no_image(client: TestClient, content: bytes) -> None:
     said = refused(upload(client, content), 415)
     assert said == "the photo is in none of the formats JPEG, PNG, WEBP, GIF, BMP, TIFF, PPM"
 
 
-@pytest.mark.parametrize(("width", "height"), [(9000, 9000), (20_000, 20_000), (2**31 - 1, 2**31 - 1)])
+@pytest.mark.parametrize(("width", "height"), [(9000, 9000), (2**31 - 1, 2**31 - 1)])
 def test_a_bomb_is_refused_by_its_header(client: TestClient, width: int, height: int) -> None:
     assert "reduce it" in refused(upload(client, png(width, height)), 413)
 
@@ -83,23 +82,14 @@ def test_a_broken_photo(client: TestClient) -> None:
     ("body", "status", "said"),
     [
         (b"", 400, "the body cannot be read: Invalid JSON: EOF"),
-        (b'{"row": 1', 400, "the body cannot be read: Invalid JSON: EOF"),
         (b"[" * 60_000, 400, "the body cannot be read: Invalid JSON: recursion limit"),
-        (b"\xff\xfe", 400, "the body cannot be read: Invalid JSON"),
-        (b"[]", 422, "Input should be an object"),
         (b"{}", 422, "row: Field required"),
         (b'{"row": "1"}', 422, "row: Input should be a valid integer"),
-        (b'{"row": true}', 422, "row: Input should be a valid integer"),
         (b'{"row": -1}', 422, "row: Input should be greater than or equal to 0"),
-        (b'{"row": 1e400}', 422, "row: "),
-        (b'{"row": ' + b"9" * 5000 + b"}", 400, "the body cannot be read: Invalid JSON: number out of range"),
         (b'{"row": 30}', 404, "there is no image 30; the gallery has 0 to 29"),
-        (b'{"row": 1, "limit": 0}', 422, "limit: Input should be greater than or equal to 1"),
         (b'{"row": 1, "limit": 101}', 422, "limit: Input should be less than or equal to 100"),
-        (b'{"row": 1, "offset": -1}', 422, "offset: "),
         (b'{"row": 1, "path": "/etc/passwd"}', 422, "path: Extra inputs are not permitted"),
         (b'{"row": 1, "class": "gren"}', 404, "there is no class 'gren'; did you mean 'green'?"),
-        (b'{"row": 1, "class": ""}', 404, "there is no class ''"),
     ],
 )  # fmt: skip
 def test_json_that_asks_for_what_is_not_possible(client: TestClient, body: bytes, status: int, said: str) -> None:
@@ -108,9 +98,8 @@ def test_json_that_asks_for_what_is_not_possible(client: TestClient, body: bytes
 
 @pytest.mark.parametrize(
     "path",
-    ["/../../etc/passwd", "/api/images/../../etc/passwd/thumbnail", "/api/images/..%2f..%2fetc%2fpasswd/thumbnail",
-     "/api/images/%2e%2e/thumbnail", "/api/images/-1/thumbnail", "/api/images/1.5/thumbnail", "/static/../serve.html",
-     "/api/images/²/thumbnail", f"/api/images/{'9' * 5000}/thumbnail", "/api/images/30/thumbnail", "/api/nothing"],
+    ["/../../etc/passwd", "/api/images/..%2f..%2fetc%2fpasswd/thumbnail", "/api/images/1.5/thumbnail",
+     f"/api/images/{'9' * 5000}/thumbnail", "/api/images/30/thumbnail", "/static/../serve.html"],
 )  # fmt: skip
 def test_paths_lead_nowhere_but_to_rows(client: TestClient, path: str) -> None:
     assert len(refused(client.get(path), 404)) < 200
