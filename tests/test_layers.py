@@ -161,7 +161,7 @@ BUDGETS = {
     "losses": 7181,
     "evaluation": 8039,
     "models": 2010,
-    "embedding": 2237,
+    "embedding": 2234,
     "training": 2870,
     "reporting": 1423,
     "commands exporting serving": 3964,

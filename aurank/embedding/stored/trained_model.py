@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from typing_extensions import TypedDict
 
 from aurank.config import Config
-from aurank.config.schema import EMBEDDINGS, NO_BACKBONE, NormaliseConfig, Transform
+from aurank.config.schema import EMBEDDINGS, NO_BACKBONE
 from aurank.data import Pipeline
 from aurank.data.saved_embeddings import AsSaved, MadeBy
 from aurank.embedding.cache import weights_sha256
@@ -23,6 +23,7 @@ from aurank.embedding.from_config import (
     describe_model,
     encoder_of,
     towers_of,
+    with_preprocessing,
 )
 from aurank.embedding.stored.checkpoint import (
     is_head,
@@ -35,7 +36,6 @@ from aurank.files import reading, replacing
 from aurank.models import TwoTower
 from aurank.models.adapters.by_name import check_model, load_model
 from aurank.models.adapters.exported import PROGRAM_PREPROCESSING
-from aurank.models.adapters.towers import preprocessing
 from aurank.models.adapters.weights import fit_tensors
 from aurank.models.encoder import network_of
 from aurank.models.image_model import ImageModel, Tokenise, to_picture
@@ -160,19 +160,21 @@ def _joined(config: Config, base: ImageModel) -> Config:
         params |= {} if pool == "avg" else {"global_pool": pool}
     else:
         what = base.name
-    own = preprocessing(what, params, channels=base.channels, pretrained=True, weights=file)
     size = int(base.transform(to_picture(np.zeros((64, 64, base.channels), np.uint8))).shape[-1])
-    look = {
-        **own,
-        "test_transform": Transform(**own["test_transform"]),
-        "normalise": NormaliseConfig(**own["normalise"]),
+    data: dict[str, Any] = {"name": "folder", "params": {}, "channels": base.channels, "image_size": size}
+    data |= dict.fromkeys(("normalise", "interpolation", "test_transform"))  # the backbone's, as if it were trained
+    network: dict[str, Any] = {
+        "backbone": what,
+        "params": params,
+        "features": None,
+        "init_from": None,
+        "freeze": (WHOLE,),
     }
-    data = {"name": "folder", "params": {}, "channels": base.channels, "image_size": size, **look}
-    first = {"pretrained": file is None and options.get("pretrained", True) is not False, "weights": file}
-    network = {"backbone": what, "params": params, "features": None, "init_from": None, "freeze": (WHOLE,), **first}
-    joined = config.model_copy(
-        update={"data": config.data.model_copy(update=data), "model": config.model.model_copy(update=network)}
-    )
+    network |= {"pretrained": True, "weights": file}
+    update = {"data": config.data.model_copy(update=data), "model": config.model.model_copy(update=network)}
+    joined = with_preprocessing(config.model_copy(update=update))
+    is_fetched = file is None and options.get("pretrained", True) is not False
+    joined = joined.model_copy(update={"model": joined.model.model_copy(update={"pretrained": is_fetched})})
     pipeline = build_transform(joined.data, train=False)
     chance, levels = np.random.default_rng(0), 255 * torch.tensor(pipeline.std).view(-1, 1, 1)
     for shape in ((size + 37, 2 * size), (2 * size + 1, size + 8), (size // 2 + 3, size // 2 + 6)):
@@ -187,20 +189,15 @@ def _backbone_weights(config: Config, base: ImageModel, name: str) -> dict[str, 
     """Return the weights of the network of a configuration; UserError unless it gives what the model gives."""
     encoder = build_encoder(config.model, channels=config.data.channels, load=False).eval()
     network, module = network_of(encoder.backbone), base.module.eval()
-    fit = fit_tensors(network.state_dict(), module.state_dict())
-    wrong = fit.wrong
-    if not wrong:
-        network.load_state_dict(fit.tensors, strict=False)
-        shape = (2, config.data.channels, config.data.image_size, config.data.image_size)
-        images = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-        with torch.inference_mode():
-            expected, features = module(images), encoder.backbone(images)
-        is_same = features.shape == expected.shape
-        if not is_same or (features - expected).abs().max() > _TOLERANCE * expected.abs().max():
-            wrong = "its features differ"
-    if wrong:
+    network.load_state_dict(fit_tensors(network.state_dict(), module.state_dict()).tensors, strict=False)
+    shape = (2, config.data.channels, config.data.image_size, config.data.image_size)
+    images = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        expected, features = module(images), encoder.backbone(images)
+    is_same = features.shape == expected.shape
+    if not is_same or (features - expected).abs().max() > _TOLERANCE * expected.abs().max():
         said = f"the network of aurank with backbone {config.model.backbone} is not the model that made its embeddings"
-        raise UserError(f"{name}: {said}: {wrong}; {_AS_ROWS}")
+        raise UserError(f"{name}: {said}; {_AS_ROWS}")
     return {f"backbone.{key}": value.detach().clone() for key, value in encoder.backbone.state_dict().items()}
 
 
