@@ -18,7 +18,7 @@ from aurank.config import Config
 from aurank.config.schema import NO_BACKBONE
 from aurank.data import Manifest, Pipeline
 from aurank.embedding.choices import read_trained
-from aurank.embedding.embed import Embedded, embed
+from aurank.embedding.embed import Embedded
 from aurank.embedding.from_config import open_prepared
 from aurank.embedding.select_images import ImageSelection, read_manifest, require_distinct
 from aurank.embedding.stored.checkpoint import is_head, load_checkpoint, resolve_checkpoint
@@ -253,11 +253,11 @@ def _compare(
     prepared: PreparedModel, written: Mapping[str, ImageModel]
 ) -> tuple[Embedded, list[Check], dict[str, float]]:
     """Embed the images by the checkpoint and by what was written; return its embeddings, the checks and the metrics."""
+    data, manifest = prepared.data, prepared.dataset.manifest
+    how: dict[str, Any] = {"on_error": data.on_error, "max_pixels": data.max_pixels, "prepared": open_prepared(data)}
     options: dict[str, Any] = {}
-    if prepared.dataset.manifest.class_counts.max() > 1:
+    if manifest.class_counts.max() > 1:
         options = prepared.evaluation_options(None, {"device": prepared.run.torch_device, "neighbours": 0})
-
-    metrics: dict[str, float] = {}
 
     def measure(embedded: Embedded) -> dict[str, float]:
         return dict(embedded.evaluate(**options).metrics) if options else {}
@@ -265,24 +265,16 @@ def _compare(
     before, notes = prepared.embed()
     prepared.run.tell(*notes[1:])  # it names images, which the card does not
     mauprc = measure(before).get("mauprc")
-    checks = []
+    checks: list[Check] = []
+    metrics: dict[str, float] = {}
     for file, model in written.items():
         model.module.eval()
-        after = _embed(prepared, model)
+        after, _ = dataclasses.replace(prepared, model=model, dataset=model.dataset(manifest, **how)).embed()
         reached = measure(after)
         metrics = metrics if file == _INT8 else reached  # of timm's folder behind its own transform
         difference = largest_difference(file, before, after)
         checks.append(Check(file, len(after.ids), difference, mauprc, reached.get("mauprc")))
     return before, checks, metrics
-
-
-def _embed(prepared: PreparedModel, model: ImageModel) -> Embedded:
-    """Return the embeddings of the images by another model."""
-    data, device = prepared.data, prepared.run.torch_device
-    how: dict[str, Any] = {"on_error": data.on_error, "max_pixels": data.max_pixels, "prepared": open_prepared(data)}
-    images = model.dataset(prepared.dataset.manifest, **how)
-    progress = prepared.run.stage("checking")
-    return embed(model.module.to(device), images, device=device, progress=progress, **prepared.sizes)
 
 
 def _calibration(prepared: PreparedModel, trained: Config, *, is_own: bool) -> list[np.ndarray]:

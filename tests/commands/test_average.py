@@ -3,6 +3,8 @@
 import json
 import re
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +49,14 @@ def save(folder: Path, seed: int, *, by: float = 0.01, manifest: str = "m", **se
     content |= {"progress": {"step": 10 * seed}, "tokeniser": None, "encoder": moved(state, seed, by), "average": None}
     save_checkpoint(folder / "best.safetensors", content)
     return folder
+
+
+@contextmanager
+def changing(folder: Path) -> Iterator[dict[str, Any]]:
+    """The content of a checkpoint, to be changed."""
+    content = load_checkpoint(folder / "best.safetensors")
+    yield content
+    save_checkpoint(folder / "best.safetensors", content)
 
 
 @pytest.fixture
@@ -107,9 +117,8 @@ def test_an_average_is_loaded_as_a_run_is_and_says_of_what_it_is(two: list[Path]
 
 
 def test_the_moving_average_is_taken_where_there_is_one(two: list[Path], tmp_path: Path) -> None:
-    content = load_checkpoint(two[0] / "best.safetensors")
-    content["average"] = {"updates": 5, "values": moved(content["encoder"], 9)}
-    save_checkpoint(two[0] / "best.safetensors", content)
+    with changing(two[0]) as content:
+        content["average"] = {"updates": 5, "values": moved(content["encoder"], 9)}
     found = load_checkpoint(aurank.average_models(two, tmp_path / "average"))
     expected = mean_weights([content["average"]["values"], weights(two[1])])
     assert all(found["encoder"][name].equal(value) for name, value in expected.items())
@@ -124,13 +133,6 @@ def test_heads_and_poolings_are_averaged_too(heads: dict[str, Any], tmp_path: Pa
     found = weights(best.parent)
     assert all(found[name].equal(value) for name, value in expected.items())
     assert embeddings(aurank.load(best)[0]).isfinite().all()
-
-
-def test_a_matryoshka_run_averages_with_one_of_another_loss(tmp_path: Path) -> None:
-    terms = [{"name": "soprc", "matryoshka": [4, 8]}]
-    runs = [save(tmp_path / "a", 1, loss=terms), save(tmp_path / "b", 2, loss="smooth_ap", optim={"lr": 2e-3})]
-    config = load_checkpoint(aurank.average_models(runs, tmp_path / "average"))["config"]
-    assert config["loss"][0]["matryoshka"] == [4, 8]
 
 
 @pytest.mark.slow
@@ -167,9 +169,8 @@ def test_two_towers_are_averaged_as_one(tmp_path: Path) -> None:
     assert all(value.equal(expected[name]) for name, value in model.state_dict().items())
     notes = evaluate_pairs(f"aurank:{best}").two_way["all"].image_to_text.notes
     assert any(f"average of {runs[0]} (seed 3), {runs[1]} (seed 4)" in note for note in notes)
-    content = load_checkpoint(runs[1] / "best.safetensors")
-    content["tokeniser"] = {**content["tokeniser"], "merges": content["tokeniser"]["merges"][:-1]}
-    save_checkpoint(runs[1] / "best.safetensors", content)
+    with changing(runs[1]) as content:
+        content["tokeniser"] = {**content["tokeniser"], "merges": content["tokeniser"]["merges"][:-1]}
     with pytest.raises(UserError, match="they learnt other tokens"):
         aurank.average_models(runs, tmp_path / "other")
 
@@ -194,9 +195,7 @@ def test_reports_and_cards_tell_of_the_average(two: list[Path], tmp_path: Path) 
     [
         ({"model": {"dim": 4}}, r"one and .*other cannot be averaged: model\.dim: 8 != 4; name trainings of one"),
         ({"model": {"head_layers": 2, "pooling": "max"}}, r"model\.head_layers: 1 != 2, and 1 more differ;"),
-        ({"data": {"image_size": 24}, "model": {"dim": 4}}, r": model\.dim: 8 != 4, and 1 more differ;"),
         ({"data": {"image_size": 24}}, r"data\.image_size: 16 != 24;"),
-        ({"data": {"normalise": {"mean": [0.1], "std": [0.5]}}}, r"data\.normalise\.mean"),
         ({"data": {"test_transform": {"name": "center", "params": {}}}}, r"data\.test_transform\.name: 'resize' !="),
     ],
 )
@@ -262,25 +261,20 @@ def test_models_that_began_elsewhere_are_told(two: list[Path], tmp_path: Path) -
     far = save(tmp_path / "far", 3, by=10.0)
     with pytest.warns(AurankWarning, match=r"the backbones of .*one and .*far have a cosine of -?0\.\d\d: they began"):
         aurank.average_models([*two, far], tmp_path / "average")
-    content = load_checkpoint(two[1] / "best.safetensors")
-    content["encoder"]["head.weight"] = torch.randn(content["encoder"]["head.weight"].shape)
-    save_checkpoint(two[1] / "best.safetensors", content)
+    with changing(two[1]) as content:
+        content["encoder"]["head.weight"] = torch.randn(content["encoder"]["head.weight"].shape)
     with pytest.warns(AurankWarning, match=r"the projections of .* begin all at one checkpoint \(model\.init_from\)"):
         aurank.average_models(two, tmp_path / "projections")
-    discarded = []
-    for place, folder in enumerate(two):
-        content = load_checkpoint(folder / "best.safetensors")
-        content["config"]["model"]["discard_head"] = True
-        discarded.append(tmp_path / f"discarded{place}")
-        save_checkpoint(discarded[-1] / "best.safetensors", content)
-    aurank.average_models(discarded, tmp_path / "without")  # the projection is for training alone
+    for folder in two:
+        with changing(folder) as content:
+            content["config"]["model"]["discard_head"] = True
+    aurank.average_models(two, tmp_path / "without")  # the projection is for training alone
 
 
 def test_batch_norm_statistics_that_were_learnt_are_told(two: list[Path], tmp_path: Path) -> None:
-    content = load_checkpoint(two[1] / "best.safetensors")
-    name = next(name for name in content["encoder"] if name.endswith("running_mean"))
-    content["encoder"][name] += 0.5
-    save_checkpoint(two[1] / "best.safetensors", content)
+    with changing(two[1]) as content:
+        name = next(name for name in content["encoder"] if name.endswith("running_mean"))
+        content["encoder"][name] += 0.5
     told = rf"learnt other batch-norm statistics \({re.escape(name)}\).*; train with model\.freeze_batch_norm=true"
     with pytest.warns(AurankWarning, match=told):
         best = aurank.average_models(two, tmp_path / "average")
@@ -325,9 +319,8 @@ def test_names_are_shown_on_one_line_without_control_characters() -> None:
 
 
 def test_values_that_are_not_finite_are_refused(two: list[Path], tmp_path: Path) -> None:
-    content = load_checkpoint(two[1] / "best.safetensors")
-    content["encoder"]["head.weight"][0, 0] = torch.nan
-    save_checkpoint(two[1] / "best.safetensors", content)
+    with changing(two[1]) as content:
+        content["encoder"]["head.weight"][0, 0] = torch.nan
     with pytest.raises(UserError, match=r"two has a value in 'head\.weight' that is not finite; name another"):
         aurank.average_models(two, tmp_path / "average")
     assert not (tmp_path / "average").exists()

@@ -17,7 +17,7 @@ from aurank.errors import UserError
 from aurank.exporting.formats import TrainedEncoder, write_weights
 from aurank.models import Encoder
 from aurank.models.adapters.by_name import load_model
-from aurank.models.adapters.exported import ENCODER, pack_preprocessing
+from aurank.models.adapters.exported import ENCODER, pack_preprocessing, unpack_preprocessing
 
 PIPELINE = TRANSFORMS["resize"](4, 3)
 
@@ -85,3 +85,49 @@ def test_weights_that_name_a_file_read_none(tmp_path: Path) -> None:
     del metadata[ENCODER]
     save_file(load_file(path), path, metadata)
     assert "'aurank.encoder' is missing" in refusal(f"safetensors:{path}")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda content: "[" * 100_000, "cannot be read"),
+        (lambda content: "[]", "list indices must be integers"),
+        (
+            lambda content: json.dumps({**content, "format": 0}),
+            "of format 0, expected 2",
+        ),
+        (lambda content: json.dumps({**content, "transform": {"name": "other"}}), "'other' is missing"),
+        (lambda content: json.dumps({**content, "transform": {"name": "resize", "image_size": "9"}}), "image_size"),
+        (
+            lambda content: json.dumps({**content, "transform": {**content["transform"], "image_size": 10**9}}),
+            "images of",
+        ),
+    ],
+)
+def test_preprocessing_that_is_none_is_refused_in_one_line(change: Callable[[Any], str], message: str) -> None:
+    text = change(json.loads(pack_preprocessing(PIPELINE, dim=8, is_inside=True)))
+    with pytest.raises(UserError, match=message) as caught:
+        unpack_preprocessing(text, "model.onnx")
+    assert str(caught.value).startswith("model.onnx: ")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "file", "named"),
+    [
+        ("safetensors", "other.safetensors", "is missing"),
+        ("safetensors", "text.safetensors", r"text\.safetensors: cannot be read"),
+        ("safetensors", "none.safetensors", "No such file"),
+        ("torchexport", "text.safetensors", r"cannot be read as a program of torch.export \(.*preprocessing\.json"),
+    ],
+)
+def test_files_of_others_are_refused(kind: str, file: str, named: str, tmp_path: Path) -> None:
+    save_file({"a": torch.zeros(1)}, tmp_path / "other.safetensors")
+    (tmp_path / "text.safetensors").write_text("text")
+    with pytest.raises(UserError, match=named):
+        load_model(f"{kind}:{tmp_path / file}", allow_code=True)
+
+
+def test_a_program_needs_a_word_of_trust(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--allow-code"):
+        load_model(f"torchexport:{tmp_path / 'model.pt2'}")

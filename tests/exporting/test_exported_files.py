@@ -1,8 +1,6 @@
 """Files of an encoder give its embeddings: graphs, programs, weights, folders of timm."""
 
-import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -181,45 +179,3 @@ def test_stored_preprocessing_gives_the_same_tensor(name: str) -> None:
     pixels = inside(image)
     assert pixels.dtype == torch.uint8
     assert torch.equal(pipeline.normalise(pixels), pipeline(image))
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda content: "[" * 100_000, "cannot be read"),
-        (lambda content: "[]", "list indices must be integers"),
-        (
-            lambda content: json.dumps({**content, "format": 0}),
-            "of format 0, expected 2",
-        ),
-        (lambda content: json.dumps({**content, "transform": {"name": "other"}}), "'other' is missing"),
-        (lambda content: json.dumps({**content, "transform": {"name": "resize", "image_size": "9"}}), "image_size"),
-        (
-            lambda content: json.dumps({**content, "transform": {**content["transform"], "image_size": 10**9}}),
-            "images of",
-        ),
-    ],
-)
-def test_preprocessing_that_is_none_is_refused_in_one_line(change: Callable[[Any], str], message: str) -> None:
-    text = change(json.loads(pack_preprocessing(TRANSFORMS["resize"](16, 3), dim=8, is_inside=True)))
-    with pytest.raises(UserError, match=message) as caught:
-        unpack_preprocessing(text, "model.onnx")
-    assert str(caught.value).startswith("model.onnx: ")
-    assert "\n" not in str(caught.value)
-
-
-def test_files_of_others_are_refused(tmp_path: Path) -> None:
-    from safetensors.torch import save_file
-
-    save_file({"a": torch.zeros(1)}, tmp_path / "other.safetensors")
-    with pytest.raises(UserError, match="is missing"):
-        load_model(f"safetensors:{tmp_path / 'other.safetensors'}")
-    (tmp_path / "text.safetensors").write_text("text")
-    with pytest.raises(UserError, match=r"text\.safetensors: cannot be read"):
-        load_model(f"safetensors:{tmp_path / 'text.safetensors'}")
-    with pytest.raises(UserError, match="No such file"):
-        load_model(f"safetensors:{tmp_path / 'none.safetensors'}")
-    with pytest.raises(UserError, match="is read with pickle, which can run code; if you trust it, add --allow"):
-        load_model(f"torchexport:{tmp_path / 'model.pt2'}")
-    with pytest.raises(UserError, match=r"cannot be read as a program of torch.export \(.*preprocessing\.json"):
-        load_model(f"torchexport:{tmp_path / 'text.safetensors'}", allow_code=True)

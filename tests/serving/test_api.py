@@ -132,8 +132,8 @@ def test_names_that_mean_harm_stay_text(client: TestClient) -> None:
 
 @pytest.mark.parametrize(
     ("path", "shown"),
-    [("a/b.jpg", "a/b.jpg"), ("/home/me/b.jpg", "b.jpg"), ("../b.jpg", "b.jpg"), (r"C:\me\b.jpg", "b.jpg"),
-     (r"\\there\me\b.jpg", "b.jpg"), ("~/b.jpg", "b.jpg"), ("a/../../b.jpg", "b.jpg"), ("x\udcff.jpg", "x?.jpg")],
+    [("a/b.jpg", "a/b.jpg"), ("/home/me/b.jpg", "b.jpg"), (r"C:\me\b.jpg", "b.jpg"), ("~/b.jpg", "b.jpg"),
+     ("a/../../b.jpg", "b.jpg"), ("x\udcff.jpg", "x?.jpg")],
 )  # fmt: skip
 def test_a_name_shows_no_folder_of_the_machine(path: str, shown: str) -> None:
     assert public_name(path) == shown
@@ -141,10 +141,9 @@ def test_a_name_shows_no_folder_of_the_machine(path: str, shown: str) -> None:
 
 @pytest.mark.parametrize(
     ("model", "shown"),
-    [("aurank:/home/me/runs/best", "aurank:best"), ("aurank:runs/best", "aurank:runs/best"), ("timm:a/b", "timm:a/b"),
+    [("aurank:/home/me,you/runs/best", "aurank:best"), ("timm:a/b", "timm:a/b"),
      ("timm:net,file=/home/me/w.pt,input_size=128", "timm:net,file=w.pt,input_size=128"),
-     (r"onnx:C:\me\net.onnx", "onnx:net.onnx"), ("onnx:/home/a=b/net.onnx,size=8", "onnx:net.onnx,size=8"),
-     ("aurank:/home/me,you/runs/best", "aurank:best"), ("python:my.models:make", "python:my.models:make")],
+     ("onnx:/home/a=b/net.onnx,size=8", "onnx:net.onnx,size=8"), ("python:my.models:make", "python:my.models:make")],
 )  # fmt: skip
 def test_a_model_shows_no_folder_of_the_machine(
     index: ImageIndex, model: str, shown: str, monkeypatch: pytest.MonkeyPatch
