@@ -305,7 +305,7 @@ def calibrate(
     from aurank.commands import calibrate_model
     from aurank.evaluation import Report, calibrate_report
     from aurank.evaluation.calibration import Aim
-    from aurank.reporting.calibration_page import require_free_calibration, write_calibration
+    from aurank.reporting import calibration_page, results
 
     if model is not None and report is not None:  # a change of the data section stands where a report would
         images, report = replace(images, overrides=[report, *images.overrides]), None
@@ -315,7 +315,7 @@ def calibrate(
         raise UserError("name a report, such as DIR/report.json, or a model as for evaluate: --model embeddings:FILE")
     aim = vars(Aim(precision, false_match_rate))
     if out is not None:
-        require_free_calibration(out)
+        results.require_free(out, calibration_page.FILES)
     named = {"labels": labels, "postprocess": postprocess, "fit_on": fit_on}
     named |= {"distance": distance, "max_memory": max_memory}
     given: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
@@ -330,5 +330,5 @@ def calibrate(
             found = calibrate_report(Report.load(path / "report.json" if path.is_dir() else path), **aim)
     console.say(found)
     if out is not None:
-        write_calibration(found, out, of=model or str(report))
+        calibration_page.write_calibration(found, out, of=model or str(report))
         console.say(f"written to {out / 'calibration.json'}, to look at: {out / 'calibrate.html'}")

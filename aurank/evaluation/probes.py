@@ -67,11 +67,8 @@ class ProbeResult:
     @property
     def spread(self) -> dict[str, float]:
         """Sample standard deviation over the seeds, by metric; empty with fewer than two."""
-        if len(self.seeds) < 2:
-            return {}
-        squares = {
-            name: [(value - self.metrics[name]) ** 2 for value in values] for name, values in self.per_seed.items()
-        }
+        several = self.per_seed if len(self.seeds) > 1 else {}
+        squares = {name: [(value - self.metrics[name]) ** 2 for value in several[name]] for name in several}
         return {name: math.sqrt(math.fsum(values) / (len(values) - 1)) for name, values in squares.items()}
 
     def __str__(self) -> str:

@@ -11,13 +11,12 @@ import numpy as np
 from markupsafe import Markup
 from matplotlib.axes import Axes
 
-from aurank.errors import UserError
 from aurank.evaluation.calibration import Calibration, Rate, short_rate
-from aurank.files import require_writable, write_text
+from aurank.files import write_text
 from aurank.reporting.charts import svg
 from aurank.reporting.page import render
 
-PAGE, TABLE, NUMBERS = "calibrate.html", "calibration.csv", "calibration.json"
+FILES = NUMBERS, TABLE, PAGE = "calibration.json", "calibration.csv", "calibrate.html"
 FORMAT, VERSION = "aurank.calibration", 1
 ROWS = 21  # of the page's table, evenly spread over those of the file
 _NAMES = {"precision": "precision", "false_match_rate": "false-match rate"}
@@ -57,14 +56,6 @@ def calibration_csv(found: Calibration) -> str:
     for row in zip(*(column.tolist() for column in columns.values()), strict=True):
         writer.writerow("" if np.isnan(value) else value for value in row)
     return text.getvalue()
-
-
-def require_free_calibration(out: Path) -> None:
-    """Raise UserError where the files of a calibration cannot be written to `out`."""
-    for name in (PAGE, TABLE, NUMBERS):
-        if (out / name).is_dir():
-            raise UserError(f"--out {out}: {name} is a folder there; move it away, or name another --out")
-        require_writable(out / name)
 
 
 def write_calibration(found: Calibration, out: Path, *, of: str = "") -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from aurank.errors import AurankError, UserError
@@ -15,13 +16,13 @@ PAGE, PER_CLASS = "report.html", "per_class.csv"
 BASELINES, STEPS, CODES = "baselines.json", "postprocessing.safetensors", "codes.png"
 
 
-def require_free(out: Path) -> None:
-    """Raise UserError where `out` cannot be written, or holds a training run, whose report.json is its own."""
-    for name in (REPORT, PER_QUERY, CURVE, PAGE, PER_CLASS):
+def require_free(out: Path, names: Sequence[str] = (REPORT, PER_QUERY, CURVE, PAGE, PER_CLASS)) -> None:
+    """Raise UserError where files cannot be written to `out`, or it holds a training run, whose report is its own."""
+    for name in names:
         if (out / name).is_dir():
             raise UserError(f"--out {out}: {name} is a folder there; move it away, or name another --out")
-    require_writable(out / REPORT)
-    if all((out / name).exists() for name in ("config.yaml", "metrics.jsonl")):
+    require_writable(out / names[0])
+    if REPORT in names and all((out / name).exists() for name in ("config.yaml", "metrics.jsonl")):
         raise UserError(f"--out {out} holds a training run, and its {REPORT} would be overwritten; name another folder")
 
 

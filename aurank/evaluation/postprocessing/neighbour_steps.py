@@ -1,5 +1,6 @@
 """Steps that look at neighbours: they draw rows towards them, or order the beginnings of lists anew."""
 
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar
@@ -91,9 +92,9 @@ class SideStep(Step):
     k: Count = 5
     alpha: Annotated[float, Ge(0)] = 3.0
 
+    @abstractmethod
     def sides(self, sides: Sides, *, device: str) -> Sides:
         """Return both sides behind this step."""
-        raise NotImplementedError
 
     def drawn(self, rows: Rows, gallery: Rows, own: Int64[np.ndarray, " row"], device: str) -> Rows:
         """Return each row plus its nearest gallery rows, weighted, all of length 1."""

@@ -1,5 +1,6 @@
 """What every step of post-processing is, and the steps that change each row by itself."""
 
+from abc import abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -72,11 +73,11 @@ class RowStep(Step):
 
     def learn(self, rows: Float64[np.ndarray, "row dim"]) -> State:
         """Return what has to be known of the training rows."""
-        raise NotImplementedError
+        return {}
 
+    @abstractmethod
     def change(self, rows: Float64[np.ndarray, "row dim"], state: State) -> Float64[np.ndarray, "row width"]:
         """Return the rows behind this step."""
-        raise NotImplementedError
 
 
 class ListStep(Step):
@@ -84,9 +85,9 @@ class ListStep(Step):
 
     depth: Count = 100
 
+    @abstractmethod
     def scores(self, lists: NearestRows, sides: Sides, *, distance: str, device: str) -> Float64[np.ndarray, "query k"]:
         """Return new scores of the rows listed, larger being closer; NaN where there is no row."""
-        raise NotImplementedError
 
     def reordered(self, lists: NearestRows, sides: Sides, *, distance: str, device: str) -> NearestRows:
         """Return the lists, the first `depth` of each in the new order and with the new scores."""
