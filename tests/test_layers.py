@@ -160,7 +160,7 @@ BUDGETS = {
     "data": 5879,
     "losses": 7181,
     "evaluation": 8038,
-    "models": 2010,
+    "models": 2009,
     "embedding": 2234,
     "training": 2870,
     "reporting": 1415,

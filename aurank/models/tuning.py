@@ -65,14 +65,13 @@ def add_lora(encoder: Encoder, *, rank: int, alpha: float, targets: Sequence[str
         name.split(".")[-1] for name, module in network.named_modules() if isinstance(module, nn.Linear)
     )
     chosen = [name for name in _ATTENTION if name in layers] if targets is None else list(targets)
-    if not chosen:
-        known = ", ".join([*layers][:9]) or "no linear layer"
-        raise UserError(f"model.lora.targets: name the layers to adapt; this backbone has {known}")
     try:
         config = peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules=chosen)
         peft.inject_adapter_in_model(config, network)
     except (ValueError, TypeError, NotImplementedError) as error:
-        raise UserError(f"model.lora.targets: {', '.join(chosen)}: {first_line(error)}") from error
+        known = ", ".join([*layers][:9]) or "no linear layer"
+        said = f"{', '.join(chosen) or 'none'}: {first_line(error)}; this backbone has {known}"
+        raise UserError(f"model.lora.targets: {said}") from error
     _hold_batch_norms(encoder, [""])
 
 
