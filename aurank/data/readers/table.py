@@ -4,7 +4,8 @@ import csv
 import dataclasses
 import io
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -98,16 +99,21 @@ def _side_lines(file: Path, source: ImageSource, *, outside: bool) -> dict[str, 
 def _of_lines(name: str, source: ImageSource, lines: Sequence[Line], *, outside: bool) -> Manifest:
     header = lines[0][1] if lines else dict.fromkeys(_REQUIRED, "")
     labelled = "label" in header
-    if trouble := next(_troubles(header, lines), None):
-        raise UserError(trouble)
+    for where, line in lines:
+        if line["split"] not in SPLITS:
+            raise UserError(f"{where}: split {line['split']!r} is not one of {', '.join(SPLITS)}")
+    for column in _REQUIRED:
+        empty = [where for where, line in lines if not line.get(column, "?")]
+        if empty and (column != "text" or not labelled):
+            others = f", and in {len(empty) - 1:,} more line{'s' if len(empty) > 2 else ''}" if len(empty) > 1 else ""
+            raise UserError(f"{empty[0]}: {column} is empty{others}")
     texts = [tidied(line.get("text", "")) for _, line in lines]
     named: dict[str, str] = {}  # without labels a class is named by the first of its texts
     super_labels: Sequence[int | None] = _numbers(lines, "super_label") or [None] * len(lines)
     rows = []
-    for (where, line), text, super_label in zip(lines, texts, super_labels, strict=True):
+    for (where, line), text, super_label, box in zip(lines, texts, super_labels, _boxes(lines), strict=True):
         label = line["label"] if labelled else named.setdefault(text_key(text), text)
         path = PurePosixPath(line["path"]).as_posix()
-        box = _box(line) if _BOX[0] in header else None
         rows.append(Row(where, path, label, line["split"], super_label, box=box))
     more = {
         "is_query": _flags(lines, "is_query"),
@@ -118,36 +124,26 @@ def _of_lines(name: str, source: ImageSource, lines: Sequence[Line], *, outside:
     return build_listed(name, source, rows, one_label=labelled, outside=outside, **more)
 
 
-def _troubles(header: Mapping[str, str], lines: Sequence[Line]) -> Iterator[str]:
+def _boxes(lines: Sequence[Line]) -> list[tuple[int, int, int, int] | None]:
+    """Return the box of each line, None for the whole image."""
+    lacking = [column for column in _BOX if lines and column not in lines[0][1]]
+    if not lines or len(lacking) == len(_BOX):
+        return [None] * len(lines)
+    if lacking:
+        said = f"column {lacking[0]!r} of the boxes is missing"
+        raise UserError(f"{lines[0][0]}: {said}; give {','.join(_BOX)}, or none of them")
+    boxes: list[tuple[int, int, int, int] | None] = []
     for where, line in lines:
-        if line["split"] not in SPLITS:
-            yield f"{where}: split {line['split']!r} is not one of {', '.join(SPLITS)}"
-    for column in _REQUIRED:
-        empty = [where for where, line in lines if not line.get(column, "?")]
-        if empty and (column != "text" or "label" not in header):
-            others = f", and in {len(empty) - 1:,} more line{'s' if len(empty) > 2 else ''}" if len(empty) > 1 else ""
-            yield f"{empty[0]}: {column} is empty{others}"
-    lacking = [column for column in _BOX if column not in header]
-    if 0 < len(lacking) < len(_BOX):
-        yield f"{lines[0][0]}: column {lacking[0]!r} of the boxes is missing; give {','.join(_BOX)}, or none of them"
-    for where, line in lines if not lacking else ():
-        x1, y1, x2, y2 = _box(line) or (0, 0, 1, 1)
-        if not (0 <= x1 < x2 < 2**31 and 0 <= y1 < y2 < 2**31):
-            got = ",".join(line[column] for column in _BOX)
-            yield f"{where}: the box must be {','.join(_BOX)} in pixels from 0, x1 below x2 and y1 below y2, got {got}"
-    for column in filter(header.__contains__, _FLAGS):
-        for where, line in lines:
-            if line[column].lower() not in _MEANS:
-                yield f"{where}: {column} must be one of 1, 0, true, false, yes, no, got {line[column]!r}"
-
-
-def _box(line: Mapping[str, str]) -> tuple[int, int, int, int] | None:
-    given = [line[column] for column in _BOX]
-    try:
-        x1, y1, x2, y2 = (round(float(value)) for value in given)
-    except (ValueError, OverflowError):  # no number, NaN, infinity
-        return (-1, -1, -1, -1) if any(given) else None
-    return x1, y1, x2, y2
+        given = [line[column] for column in _BOX]
+        x1 = y1 = x2 = y2 = -1
+        with suppress(ValueError, OverflowError):  # no number, NaN, infinity
+            x1, y1, x2, y2 = (round(float(value)) for value in given)
+        is_box = 0 <= x1 < x2 < 2**31 and 0 <= y1 < y2 < 2**31
+        if any(given) and not is_box:
+            expected = f"{','.join(_BOX)} in pixels from 0, x1 below x2 and y1 below y2"
+            raise UserError(f"{where}: the box must be {expected}, got {','.join(given)}")
+        boxes.append((x1, y1, x2, y2) if is_box else None)
+    return boxes
 
 
 def _table_lines(source: ImageSource, file: str, *, splits: bool = True) -> Iterator[Line]:
@@ -163,21 +159,17 @@ def _table_lines(source: ImageSource, file: str, *, splits: bool = True) -> Iter
     wanted = ("path", what, "split") if splits else ("path", what)
     unknown = [name for name in header if name not in _KNOWN]
 
-    def troubles() -> Iterator[str]:
-        if absent := next((name for name in wanted if name not in header), None):
-            either, also = f"column {absent!r} is", ""
-            if absent == "label":
-                either, also = "columns 'label' and 'text' are both", " or path,text" + ",split" * splits
-            yield f"{either} missing; expected {','.join(wanted)}{also}, got {','.join(header)}"
-        if any(header.count(name) > 1 for name in _KNOWN):
-            yield f"a column occurs twice in {','.join(header)}"
-        for name in unknown:
-            if likely := nearest(name, [column for column in _KNOWN if column not in header], cutoff=_NEARLY):
-                remedy = "Rename it; if it is something else, give it another name"
-                yield f"column {name!r} is not known{meant(likely)} {remedy}"
-
-    if trouble := next(troubles(), None):
-        raise UserError(f"{file}: {trouble}")
+    if absent := next((name for name in wanted if name not in header), None):
+        either, also = f"column {absent!r} is", ""
+        if absent == "label":
+            either, also = "columns 'label' and 'text' are both", " or path,text" + ",split" * splits
+        raise UserError(f"{file}: {either} missing; expected {','.join(wanted)}{also}, got {','.join(header)}")
+    if any(header.count(name) > 1 for name in _KNOWN):
+        raise UserError(f"{file}: a column occurs twice in {','.join(header)}")
+    for name in unknown:
+        if likely := nearest(name, [column for column in _KNOWN if column not in header], cutoff=_NEARLY):
+            remedy = "Rename it; if it is something else, give it another name"
+            raise UserError(f"{file}: column {name!r} is not known{meant(likely)} {remedy}")
     if unknown:
         names = ", ".join(map(repr, unknown))
         told = f"{file}: ignored columns: {names}; those read are {', '.join(_KNOWN)}"
@@ -228,6 +220,9 @@ def _texts(column: Any) -> list[str]:
 def _flags(lines: Sequence[Line], column: str) -> list[bool] | None:
     if not lines or column not in lines[0][1]:
         return None
+    for where, line in lines:
+        if line[column].lower() not in _MEANS:
+            raise UserError(f"{where}: {column} must be one of 1, 0, true, false, yes, no, got {line[column]!r}")
     return [_MEANS[line[column].lower()] for _, line in lines]
 
 
