@@ -154,21 +154,26 @@ def launch(
     commands: Sequence[Sequence[object]], *, folders: Sequence[Path | None] = (), setup: str = ""
 ) -> list[Running]:
     """One process for each command, as torchrun starts the ranks of one run."""
-    ranks = len(commands)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
-    shared |= {"GLOO_SOCKET_IFNAME": "lo", "LOCAL_WORLD_SIZE": str(ranks)}
+    port, ranks = free_port(), len(commands)
     return [
-        Running(
-            [str(one) for one in command],
-            {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            folder,
-            setup,
-        )
+        Running([str(one) for one in command], rank_environment(rank, ranks, port), folder, setup)
         for rank, command, folder in zip(range(ranks), commands, folders or [None] * ranks, strict=True)
     ]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def rank_environment(rank: int, ranks: int, port: int) -> dict[str, str]:
+    """The variables that torchrun sets for a process."""
+    values = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_PORT": port}
+    return {name: str(value) for name, value in values.items()} | {
+        "MASTER_ADDR": "127.0.0.1",
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
 
 
 def ended(processes: list[Running]) -> list[tuple[int, str, str]]:

@@ -4,10 +4,8 @@ import contextlib
 import json
 import os
 import signal
-import socket
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate.state import PartialState
-from testing.processes import KILLED, ended, run_ranks, start, steps_done
+from testing.processes import KILLED, ended, free_port, rank_environment, run_ranks, start, steps_done
 from testing.runs import EXACT, SUM, assert_same_run, few_digits, records, tiny_config, write_config
 from torch import nn
 from torch.distributed.tensor import DTensor
@@ -212,10 +210,8 @@ def test_two_processes_train_the_weights_of_one(tmp_path: Path) -> None:
 def test_a_process_without_others_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert launched() == 1  # which may be of anything
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    for name, value in {"RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
+    port = free_port()
+    for name, value in rank_environment(0, 2, port).items():
         monkeypatch.setenv(name, value)
     expected = f"rank 0 did not meet the other 1 processes at 127.0.0.1:{port} within 1s .*unset WORLD_SIZE"
     with pytest.raises(AurankError, match=expected), joined("1s"):
@@ -305,9 +301,7 @@ def bare(trainer: Trainer, images: torch.Tensor) -> None:
 
 
 def measure(rank: int, port: int, out: str) -> None:
-    shared = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
-    shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}
-    os.environ.update({name: str(value) for name, value in shared.items()})
+    os.environ.update(rank_environment(rank, 2, port))
     torch.set_num_threads(1)
     with joined("5min"):
         for name, (sections, allowed) in CASES.items():
@@ -329,10 +323,7 @@ def measure(rank: int, port: int, out: str) -> None:
 
 @pytest.mark.slow
 def test_a_step_has_two_collectives_beside_those_of_data_parallel_training(tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    run_ranks(measure, 2, port, str(tmp_path))
+    run_ranks(measure, 2, free_port(), str(tmp_path))
 
 
 # -- With weights, gradients and state shared out a run is that of whole ones
@@ -384,23 +375,15 @@ def load_checked(optimiser: Any, saved: dict[str, Any]) -> None:
     assert sum(part.numel() for part in parts) < 0.6 * sum(value.numel() for value in values)
 
 
-@contextmanager
-def one_of_two(rank: int, port: int) -> Iterator[None]:
-    shared = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
-    shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}
-    os.environ.update({name: str(value) for name, value in shared.items()})
-    yield
-    PartialState._reset_state()
-
-
 def train_all(rank: int, ports: list[int], folder: str) -> None:
     torch.set_num_threads(1)
     READERS["digits"] = few_digits
     trainer.ShardedCopy = Checked  # type: ignore[misc]
     run.load_state = load_checked  # for the run that goes on: it is the only one
     for port, (name, overrides, goes_on) in zip(ports, RUNS, strict=True):
-        with one_of_two(rank, port):
-            aurank.train(tiny_config(LOSS, **SECTIONS), Path(folder) / name, overrides=overrides, resume=goes_on)
+        os.environ.update(rank_environment(rank, 2, port))
+        aurank.train(tiny_config(LOSS, **SECTIONS), Path(folder) / name, overrides=overrides, resume=goes_on)
+        PartialState._reset_state()
 
 
 def assert_alike(folder: Path) -> None:
@@ -419,10 +402,5 @@ def assert_alike(folder: Path) -> None:
 @pytest.mark.slow
 def test_a_run_with_shared_out_weights_is_that_of_whole_ones(tmp_path: Path) -> None:
     """It stops and goes on, too, and begins with the weights of the first process."""
-    with ExitStack() as probes:
-        found = [probes.enter_context(socket.socket()) for _ in RUNS]
-        for probe in found:
-            probe.bind(("127.0.0.1", 0))
-        ports = [probe.getsockname()[1] for probe in found]
-    run_ranks(train_all, 2, ports, str(tmp_path))
+    run_ranks(train_all, 2, [free_port() for _ in RUNS], str(tmp_path))
     assert_alike(tmp_path)
