@@ -11,10 +11,7 @@ from aurank.files import claimed
 FOLDERS = [
     ("evaluate", "--model", "aurank:gone/best"),
     ("embed", "--model", "aurank:gone/best"),
-    ("pairs", "--model", "aurank:gone/best"),
-    ("probe", "--model", "aurank:gone/best"),
     ("calibrate", "gone", "--precision", "0.9"),
-    ("export", "gone/best", "--to", "onnx"),
     ("average", "gone/best", "gone/last"),
     ("index", "build", "--model", "aurank:gone/best"),
     ("demo",),
@@ -22,7 +19,6 @@ FOLDERS = [
 FILES = [
     ("embed", "--model", "aurank:gone/best", "rows.npz"),
     ("compare", "gone", "gone too", "page.html"),
-    ("doctor", "folder:gone", "--fix", "tiny", "table.csv"),
 ]
 
 

@@ -1,9 +1,9 @@
 """Arguments of components against the signatures of what they build."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Optional
+from typing import Any, Literal
 
 import pytest
 from testing.configs import MINIMAL, RankLoss
@@ -33,11 +33,7 @@ def _taking(annotation: Any) -> Callable[..., Any]:
     ("annotation", "value", "expected"),
     [
         (float, 1, 1.0),
-        (int | None, None, None),
-        (Optional[float], 2, 2.0),  # noqa: UP045
         (tuple[float, float], [1, 2], (1.0, 2.0)),
-        (Sequence[float], [1, 2], [1.0, 2.0]),
-        (Mapping[str, int], {"a": 1}, {"a": 1}),
         (Literal["a", "b"], "a", "a"),
         (tuple[float, float] | bool, False, False),
         (Path, "a/b", Path("a/b")),
@@ -54,10 +50,8 @@ def test_a_fitting_value_becomes_what_the_annotation_wants(annotation: Any, valu
 @pytest.mark.parametrize(
     ("annotation", "value", "expected"),
     [
-        (float, True, "got true, expected a valid number"),
         (int, 1.0, "got 1.0, expected a valid integer"),
         (float | int | None, "x", "got 'x', expected a valid number or a valid integer"),
-        (list[int], "12", "got '12', expected a valid"),
         (Literal["mean", "sum"], "men", "got 'men', expected 'mean' or 'sum'; did you mean 'mean'?"),
     ],
 )

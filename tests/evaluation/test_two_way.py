@@ -96,7 +96,7 @@ def test_an_image_of_several_texts_is_found_by_each_and_finds_any() -> None:
     assert report.recall["text_to_image"][1] == pytest.approx(2 / 3)
 
 
-@pytest.mark.parametrize("k", [1, 2, 5, 9, 50])
+@pytest.mark.parametrize("k", [2, 9])
 def test_chance_is_the_recall_of_random_orders(k: int) -> None:
     labels = np.array([0] * 4 + [1] * 3 + [2])
     report = two_way(*pairs(8), labels, recall_at=(k,))

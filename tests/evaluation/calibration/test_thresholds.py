@@ -120,7 +120,7 @@ def test_tpr_at_fpr_of_embeddings_is_a_metric() -> None:
         report.values("tpr@fpr=1e-2")
 
 
-@pytest.mark.parametrize("name", ["tpr@fpr=0", "tpr@fpr=1", "tpr@fpr=x", "tpr@fpr"])
+@pytest.mark.parametrize("name", ["tpr@fpr=1", "tpr@fpr=x"])
 def test_a_rate_that_is_none_is_refused(name: str) -> None:
     with pytest.raises(UserError, match="expected a rate from 0 to 1"):
         aurank.evaluate(np.eye(4), [0, 0, 1, 1], metrics=[name])
