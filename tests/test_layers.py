@@ -164,7 +164,7 @@ BUDGETS = {
     "embedding": 2234,
     "training": 2870,
     "reporting": 1415,
-    "commands exporting serving": 3956,
+    "commands exporting serving": 3955,
     "config": 1044,
     "cli": 1430,
     "": 990,  # beside the rooms

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Bool, Int64
 
 from aurank.arrays import select_rows
-from aurank.commands.run_options import RunOptions, prepare_model, split_name
+from aurank.commands.run_options import RunOptions, prepare_model
 from aurank.data.checks.doctor import check_prepared, examine
 from aurank.data.checks.findings import DoctorReport, Finding, finding_of, require_table
 from aurank.embedding.embed import Embedded
@@ -118,8 +118,6 @@ def examine_data(
     seeds = [override.removeprefix("seed=") for override in overrides if override.startswith("seed=")]
     running = running or RunOptions()
     section, seed = read_data(data, settings), 0
-    if model is not None and split_name(model)[0] == "embeddings":
-        raise UserError(f"--model {model}: give saved embeddings as --embeddings FILE, without data")
     if model is not None and section is None:
         raise UserError(f"--model goes with data named as READER:PATH, such as folder:photos; got {data}")
     if section is None:  # a configuration

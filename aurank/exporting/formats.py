@@ -122,7 +122,12 @@ def _trace(model: TrainedEncoder) -> torch.export.ExportedProgram:
     size = model.pipeline.image_size
     example = torch.zeros(2, model.pipeline.channels, size, size, dtype=torch.uint8)
     with _quiet():
-        return torch.export.export(portable, (example,), dynamic_shapes={"pixels": {0: torch.export.Dim("batch")}})
+        shapes = {"pixels": {0: torch.export.Dim("batch")}}
+        program = torch.export.export(portable, (example,), dynamic_shapes=shapes)
+    for module in program.graph_module.modules():
+        for node in module.graph.nodes:
+            node.meta.pop("stack_trace", None)  # names folders of this machine
+    return program
 
 
 def quantise(source: Path, path: Path, batches: Sequence[UInt8[np.ndarray, "batch channel height width"]]) -> None:

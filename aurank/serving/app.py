@@ -88,23 +88,19 @@ def make_app(index: ImageIndex, *, limits: Limits | None = None, hosts: Sequence
             return JSONResponse(await in_search(partial(gallery.near_photo, asked[1], asked[0])))
         return JSONResponse(await in_search(partial(gallery.near_row, asked.row, asked)))
 
+    answers = {
+        "/": HTMLResponse(page, headers={"content-security-policy": page_policy(page)}),
+        "/openapi.json": JSONResponse(openapi),
+        "/api/info": JSONResponse(about),
+        "/api/classes": JSONResponse({"classes": gallery.classes}),
+    }
     routes = [
-        Route("/", _always(HTMLResponse(page, headers={"content-security-policy": page_policy(page)}))),
-        Route("/openapi.json", _always(JSONResponse(openapi))),
-        Route("/api/info", _always(JSONResponse(about))),
-        Route("/api/classes", _always(JSONResponse({"classes": gallery.classes}))),
+        *(Route(path, answer, methods=["GET"]) for path, answer in answers.items()),
         Route("/api/images", images),
         Route("/api/images/{row}/thumbnail", picture),
         Route("/api/search", search, methods=["POST"]),
     ]
     return shield(Starlette(routes=routes, exception_handlers={HTTPException: _refused, Exception: _failed}), hosts)
-
-
-def _always(response: Response) -> Callable[[Request], Awaitable[Response]]:
-    async def answer(request: Request) -> Response:
-        return response
-
-    return answer
 
 
 def _workers(name: str, *, threads: int, waiting: int) -> Callable[[Callable[[], Value]], Awaitable[Value]]:

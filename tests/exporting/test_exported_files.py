@@ -1,6 +1,7 @@
 """Files of an encoder give its embeddings: graphs, programs, weights, folders of timm."""
 
 import re
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from PIL import Image, ImageOps
 from testing.runs import tiny_config
 from torch.nn import functional
 
+import aurank
 from aurank.config import Config, ModelConfig
 from aurank.data import TRANSFORMS
 from aurank.data.transforms.standard import CROP_MODES
@@ -25,6 +27,7 @@ from aurank.models.adapters.by_name import load_model
 from aurank.models.adapters.exported import StoredTransform, pack_preprocessing, unpack_preprocessing
 
 SIZE = 32
+PACKAGE = Path(aurank.__file__).parent  # which no exported file names
 
 
 def make(pooling: str = "avg", *, channels: int = 3, backbone: str = "test_resnet", **given: Any) -> TrainedEncoder:
@@ -64,6 +67,7 @@ def test_graphs_take_batches_of_any_size_and_pixels_as_they_are(tmp_path: Path) 
     model = make("gem", channels=1, head_layers=2, channels_last=True)
     whole, small = tmp_path / "model.onnx", tmp_path / "model.int8.onnx"
     write_graph(model, whole)
+    assert str(PACKAGE).encode() not in whole.read_bytes()
     transform = StoredTransform(model.pipeline, is_inside=True)
     quantise(whole, small, [torch.stack([transform(image) for image in photos(8, 1)]).numpy()])
     assert small.stat().st_size < 0.5 * whole.stat().st_size
@@ -82,6 +86,8 @@ def test_graphs_take_batches_of_any_size_and_pixels_as_they_are(tmp_path: Path) 
 def test_a_program_takes_batches_of_any_size_and_pixels_as_they_are(tmp_path: Path) -> None:
     model = make(discard_head=True)
     write_program(model, tmp_path / "model.pt2")
+    with zipfile.ZipFile(tmp_path / "model.pt2") as file:
+        assert not any(str(PACKAGE).encode() in file.read(name) for name in file.namelist())
     for count in (1, 2, 5):
         images = photos(count)
         found = embedded(f"torchexport:{tmp_path / 'model.pt2'}", images)
