@@ -14,7 +14,6 @@ from aurank.data import READERS, Manifest
 from aurank.data.manifest import pairs_among
 from aurank.embedding.embed import Embedded
 from aurank.errors import UserError
-from aurank.evaluation.evaluate import evaluate
 from aurank.evaluation.metrics import Curve, mean
 from aurank.evaluation.report import Report
 from aurank.names import meant, nearest
@@ -99,20 +98,16 @@ class Protocol:
         if self.roles and (embedded.is_query == embedded.is_gallery).all():
             said = "has queries apart from the gallery, but is_query and is_gallery are alike in every row"
             raise UserError(f"protocol {self.name} {said}; `aurank embed` writes both with the embeddings")
-        paths, embeddings, labels = self._paths(embedded), embedded.embeddings, np.asarray(embedded.labels)
+        ordered, classes = _canonical(self._paths(embedded), np.asarray(embedded.labels))
         information: dict[str, Any] = {"name": self.name, "checksum": self.checksum(embedded)}
         information |= {"params": dict(self.params)} if self.params else {}
-        above = embedded.super_labels
         if not self.seeds:
             return replace(embedded.evaluate(**options), protocol=information)
-        ordered, classes = _canonical(paths, labels)
         reports = []
         for seed in self.seeds:
-            drawn = draw_gallery(classes, seed)
-            gallery, query = np.sort(ordered[drawn]), np.sort(ordered[~drawn])
-            options |= {} if above is None else {"super_labels": above[query], "gallery_super_labels": above[gallery]}
-            report = evaluate(embeddings[query], labels[query], embeddings[gallery], labels[gallery], **options)
-            rows = query[report.per_query["query"]]
+            is_gallery = np.isin(np.arange(len(ordered)), ordered[draw_gallery(classes, seed)])
+            report = replace(embedded, is_query=~is_gallery, is_gallery=is_gallery).evaluate(**options)
+            rows = np.flatnonzero(~is_gallery)[report.per_query["query"]]
             reports.append(replace(report, per_query={**report.per_query, "query": rows}))
         information["seeds"] = list(self.seeds)
         return replace(embedded.named(mean_report(reports, self.seeds)), protocol=information)
