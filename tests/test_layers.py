@@ -161,7 +161,7 @@ BUDGETS = {
     "losses": 7181,
     "evaluation": 8038,
     "models": 2009,
-    "embedding": 2229,
+    "embedding": 2225,
     "training": 2870,
     "reporting": 1415,
     "commands exporting serving": 3955,

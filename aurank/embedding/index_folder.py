@@ -26,10 +26,8 @@ from aurank.models.image_model import ImageModel
 
 FORMAT, VERSION = "aurank.image_index", 1
 ABOUT = "index.json"
-_EMBEDDINGS, _VECTORS, _IMAGES, _FAISS, _STEPS = (
-    *("embeddings.npy", "vectors.npy", "images.parquet", "index.faiss"),
-    "postprocessing.safetensors",
-)
+_EMBEDDINGS, _VECTORS, _IMAGES = "embeddings.npy", "vectors.npy", "images.parquet"
+_FAISS, _STEPS = "index.faiss", "postprocessing.safetensors"
 _VERIFIED = (_FAISS, _STEPS, "checkpoint.safetensors")  # each holds its own checksum, which its reader compares
 _WHAT, _REMEDY = "an image index", "build the index again"
 _TRIED = 1000  # images that are looked for where they are said to have moved
@@ -221,15 +219,13 @@ def _write_images(path: Path, images: Table) -> None:
 
 
 def _read_images(path: Path) -> Table:
-    import pyarrow
     import pyarrow.parquet
 
     with reading(path, "a table of images", remedy=_REMEDY):
-        table = pyarrow.parquet.read_table(path)
-        images = {"source": np.array(table["source"].to_pylist(), dtype=np.int64)}
-        for name in ("path", "class", "sha256"):
-            images[name] = np.array([os.fsdecode(text) for text in table[name].to_pylist()], dtype=np.str_)
-        return images
+        table = pyarrow.parquet.read_table(path).to_pydict()
+        texts = {name: [os.fsdecode(text) for text in table[name]] for name in ("path", "class", "sha256")}
+        source = np.array(table["source"], dtype=np.int64)
+        return {"source": source, **{name: np.array(values, dtype=np.str_) for name, values in texts.items()}}
 
 
 def index_rows(
