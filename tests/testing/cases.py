@@ -436,11 +436,3 @@ def both_directions(given: dict[str, Tensor], oracle: Callable[..., oracles.PerQ
     for scores, own, other in ((similarity, *labels), (similarity.T, *labels[::-1])):
         total = total + oracles.mean(oracle(scores, *oracles.masks(own, other)))
     return total
-
-
-def check_equal(loss: Tensor, expected: Tensor, given: dict[str, Tensor], *others: Tensor) -> None:
-    """Nothing; raises unless value and gradient are the same, of both modalities and whatever else is given."""
-    torch.testing.assert_close(loss, expected, rtol=0, atol=1e-10)
-    leaves = (given["embeddings"], given["ref_emb"], *others)
-    for found, wanted in zip(torch.autograd.grad(loss, leaves), torch.autograd.grad(expected, leaves), strict=True):
-        torch.testing.assert_close(found, wanted, rtol=1e-7, atol=1e-9)
