@@ -48,7 +48,7 @@ def examine_rows(
     """
     embeddings, classes = embedded.embeddings, embedded.classes
     faulty = faulty_rows(embeddings)
-    sound = np.setdiff1d(np.arange(len(embeddings)), np.concatenate([faulty.not_finite, faulty.zero]))
+    sound = np.setdiff1d(np.arange(len(embeddings)), np.concatenate([faulty["not_finite"], faulty["zero"]]))
 
     def name(row: int) -> str:
         return str(embedded.paths[row]) or f"row {row}"
@@ -66,9 +66,9 @@ def examine_rows(
         query = np.flatnonzero(embedded.is_query)[lists.query]
         near = replace(lists, query=query, row=np.where(lists.row >= 0, searched[lists.row], -1))
         near = with_cosines(near, embeddings)
-    found = [of("not_finite", faulty.not_finite), of("zero", faulty.zero), of("length", faulty.odd_length)]
+    found = [of(kind, at) for kind, at in faulty.items()]
     if len(sound) > 1:
-        usual = np.setdiff1d(sound, faulty.odd_length)
+        usual = np.setdiff1d(sound, faulty["length"])
         space = spread(select_rows(embeddings, usual if len(usual) > 1 else sound))
         said = f"effective rank {space.effective_rank:.1f} of {space.dim}, mean cosine {space.mean_cosine:.2f}"
         found.append(finding_of("collapsed", [said] * space.is_collapsed))

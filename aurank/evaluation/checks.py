@@ -199,18 +199,8 @@ _SAMPLE = 20_000  # rows that the spread is measured on
 _ROWS_MEASURED = 65_536  # at a time
 
 
-@dataclass(frozen=True, eq=False)
-class FaultyRows:
-    """Rows that cannot be compared, each in the first list it belongs to."""
-
-    not_finite: Int64[np.ndarray, " broken"]
-    zero: Int64[np.ndarray, " zero"]
-    odd_length: Int64[np.ndarray, " odd"]
-    usual_length: float  # the median; NaN without any row of a length
-
-
-def faulty_rows(embeddings: Float[Rows, "row dim"]) -> FaultyRows:
-    """Return the rows with NaN or infinity, those of zeros, and those that are not as long as the others."""
+def faulty_rows(embeddings: Float[Rows, "row dim"]) -> dict[str, Int64[np.ndarray, " faulty"]]:
+    """Return the rows with NaN or infinity, those of zeros, and those not as long as the others, by kind of finding."""
     lengths = np.empty(len(embeddings))
     for start in range(0, len(embeddings), _ROWS_MEASURED):
         block = np.asarray(embeddings[start : start + _ROWS_MEASURED], np.float64)
@@ -221,9 +211,8 @@ def faulty_rows(embeddings: Float[Rows, "row dim"]) -> FaultyRows:
     usual = float(np.median(lengths[has_length])) if has_length.any() else float("nan")
     is_unit = abs(usual - 1) <= UNIT
     odd = np.abs(lengths - 1) > UNIT if is_unit else (lengths > FAR * usual) | (lengths * FAR < usual)
-    return FaultyRows(
-        np.flatnonzero(~finite), np.flatnonzero(finite & ~has_length), np.flatnonzero(has_length & odd), usual
-    )
+    faults = {"not_finite": ~finite, "zero": finite & ~has_length, "length": has_length & odd}
+    return {kind: np.flatnonzero(rows) for kind, rows in faults.items()}
 
 
 @dataclass(frozen=True, eq=False)

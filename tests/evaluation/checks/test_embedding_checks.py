@@ -79,12 +79,12 @@ def test_an_only_row_of_its_class_and_one_class_are_not_doubted():
 
 def test_lengths_are_compared_with_one_only_where_that_is_usual():
     rows, _ = clusters()
-    assert not len(faulty_rows(rows).odd_length)
+    assert not len(faulty_rows(rows)["length"])
     unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
     unit[4] *= 1.5
-    assert faulty_rows(unit).odd_length.tolist() == [4]
+    assert faulty_rows(unit)["length"].tolist() == [4]
     rows[7] *= 1000
-    assert faulty_rows(rows).odd_length.tolist() == [7]
+    assert faulty_rows(rows)["length"].tolist() == [7]
 
 
 def test_spread_is_the_same_from_the_smaller_and_the_larger_gram_matrix():
