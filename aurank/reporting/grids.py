@@ -50,10 +50,8 @@ def make_grids(
     """Return grids of the worst, the median and random queries, and of the queries of each class asked for.
 
     Raises:
-        UserError: the report has no neighbours, or no query of a class asked for.
+        UserError: no query of a class asked for.
     """
-    if report.neighbours is None:
-        raise UserError("the report holds no neighbours to show: evaluate again with neighbours=10")
     names = query_names(report)
     by_ap = np.argsort(report.per_query["ap"], kind="stable")
     count = min(queries, len(by_ap))

@@ -50,7 +50,7 @@ def to_markdown(reports: Mapping[str, Report], metrics: Sequence[str] | None = N
         metrics: default: those that all reports have, in the order of the first.
 
     Raises:
-        UserError: a report lacks one of the metrics, or none is common to all.
+        UserError: a report lacks one of the metrics.
     """
     return markdown_table(*_cells(reports, metrics))
 
@@ -62,7 +62,7 @@ def to_latex(reports: Mapping[str, Report], metrics: Sequence[str] | None = None
         metrics: default: those that all reports have, in the order of the first.
 
     Raises:
-        UserError: a report lacks one of the metrics, or none is common to all.
+        UserError: a report lacks one of the metrics.
     """
     return latex_table(*_cells(reports, metrics))
 
@@ -70,8 +70,6 @@ def to_latex(reports: Mapping[str, Report], metrics: Sequence[str] | None = None
 def _cells(reports: Mapping[str, Report], metrics: Sequence[str] | None) -> tuple[list[str], list[list[str]]]:
     """Return the head of a table, and each report's name with its values as text."""
     names = common_metrics(reports) if metrics is None else list(metrics)
-    if not names:
-        raise UserError("the reports have no metric in common: evaluate them with the same metrics")
     rows = []
     for title, report in reports.items():
         lacking = [name for name in names if name not in report.metrics]

@@ -129,6 +129,14 @@ def test_a_page_shows_the_plain_numbers_and_the_codes() -> None:
     assert "<th>plain</th>" not in report_page(aurank.evaluate(rows, labels))
 
 
+def test_hubs_and_queries_of_many_positives_are_shown() -> None:
+    rows = np.concatenate([np.eye(40), np.ones((1, 40))])  # all are nearest to the last
+    report = aurank.evaluate(rows, np.r_[np.arange(40) // 4 // 3, 0], neighbours=1)
+    page = Elements(report_page(report)).text
+    assert "found by 40, rightly by 12" in page
+    assert "mAUPRC by the number of positives of a query." in page
+
+
 def test_a_report_without_lists_has_no_grids() -> None:
     page = Elements(report_page(aurank.evaluate(np.eye(4), [0, 0, 1, 1])))
     assert "Worst queries" not in page.text
