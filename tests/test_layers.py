@@ -163,7 +163,7 @@ BUDGETS = {
     "models": 2009,
     "embedding": 2225,
     "training": 2870,
-    "reporting": 1411,
+    "reporting": 1374,
     "commands exporting serving": 3955,
     "config": 1044,
     "cli": 1430,

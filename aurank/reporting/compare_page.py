@@ -50,11 +50,11 @@ def compare_page(
         metric=metric,
         metric_of_query="AP" if metric.removeprefix("macro:") == "mauprc" else metric.removeprefix("macro:"),
         counted=counted(reports[first]),
-        tested=_tested(reports, comparisons),
-        is_corrected=len(comparisons) > 1,
+        reports=reports,
+        comparisons=comparisons,
+        values={name: one.b for name, one in comparisons.items()} | {first: next(iter(comparisons.values())).a},
         how=next(iter(comparisons.values())).how,
-        names=list(reports),
-        metrics=_metrics(reports),
+        metrics=[(name, [one.metrics[name] for one in reports.values()]) for name in common_metrics(reports)],
         charts=charts,
         pairs=pairs,
         has_lists=lists,
@@ -64,43 +64,6 @@ def compare_page(
         num_missing=len(pictures.missing),
         left_out=pictures.left_out,
     )
-
-
-def _tested(reports: Mapping[str, Report], comparisons: Mapping[str, Comparison]) -> list[dict[str, Any]]:
-    """Return a row of each model: its value, and how it differs from the first."""
-    some = next(iter(comparisons.values()))
-    values = {name: comparisons[name].b if name in comparisons else some.a for name in reports}
-    rows = []
-    for name, report in reports.items():
-        row: dict[str, Any] = {
-            "name": name,
-            "value": f"{values[name]:.4f}",
-            "best": values[name] == max(values.values()),
-        }
-        row |= {"own": report.interval(some.metric), "found": None}
-        if (one := comparisons.get(name)) is not None:
-            low, high = one.interval
-            row["found"] = {
-                "difference": f"{one.difference:+.4f}",
-                "interval": f"[{low:+.4f}, {high:+.4f}]",
-                "p": f"{one.p_value:.2g}",
-                "corrected": "" if one.corrected_p_value is None else f"{one.corrected_p_value:.2g}",
-                "better": f"{one.num_better:,}",
-                "worse": f"{one.num_worse:,}",
-                "equal": f"{one.num_queries - one.num_better - one.num_worse:,}",
-            }
-        rows.append(row)
-    return rows
-
-
-def _metrics(reports: Mapping[str, Report]) -> list[dict[str, Any]]:
-    """Return a row of each metric that all have, with the value of each model, the best marked."""
-    rows = []
-    for name in common_metrics(reports):
-        values = [report.metrics[name] for report in reports.values()]
-        cells = [{"text": f"{value:.4f}", "best": value == max(values) > min(values)} for value in values]
-        rows.append({"name": name, "cells": cells})
-    return rows
 
 
 def _won_and_lost(
