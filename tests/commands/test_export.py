@@ -127,6 +127,20 @@ def test_an_export_that_differs_is_refused_and_nothing_is_left(
     assert not list(tmp_path.iterdir())
 
 
+def test_an_operation_that_an_exporter_does_not_know_is_one_line_with_another_form(
+    tiny_run: Path, few: ImageSelection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(model: Any, path: Path) -> None:
+        raise RuntimeError("no such operation\nand where")
+
+    module = importlib.import_module("aurank.commands.export")
+    monkeypatch.setitem(module._FORMATS, "torchexport", ("model.pt2", fails))
+    said = r"test_resnet cannot be exported \(RuntimeError: no such operation\); try --to safetensors"
+    with pytest.raises(UserError, match=said):
+        export_model(str(tiny_run / "best"), "torchexport", tmp_path / "out", images=few)
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     ("to", "out", "named"),
     [

@@ -96,6 +96,10 @@ def test_a_photo_is_embedded_once_however_often_its_pages_are_asked_for(
     for offset in (0, 5, 10):
         by_photo(client, photo("red"), offset=offset, limit=5)
     assert len(calls) == 1
+    monkeypatch.setattr("aurank.serving.gallery._PHOTOS", 1)  # the one before is forgotten
+    for colour in ("green", "red"):
+        by_photo(client, photo(colour))
+    assert len(calls) == 3
 
 
 def test_thumbnails_are_pictures_of_their_rows(client: TestClient, index: ImageIndex) -> None:
