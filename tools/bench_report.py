@@ -22,20 +22,20 @@ from measuring import alone, forget_peak, resident_megabytes
 import aurank
 from aurank.commands import evaluation_page
 from aurank.commands.report import Measurement
-from aurank.data import build_manifest
+from aurank.data import ImageSource, build_manifest
 from aurank.embedding.embed import described
 from aurank.reporting.results import write_results
 
 STEPS = ("evaluation", "with neighbours", "with all files")
 
 
-class Drawn:
+class Drawn(ImageSource):
     where = "memory"
 
     def __init__(self, rows: int) -> None:
         self.rows = rows
 
-    def read_bytes(self, path: str) -> bytes:
+    def content(self, path: str) -> bytes:
         file = io.BytesIO()
         np.save(file, np.random.default_rng(int(path.split(".")[0])).integers(0, 256, (64, 64, 3), dtype=np.uint8))
         return file.getvalue()

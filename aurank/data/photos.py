@@ -75,14 +75,13 @@ def read_photo(photo: Photo, channels: int | None, *, max_pixels: int = MAX_PIXE
         raise UserError(f"the photo cannot be decoded: {error}") from error
 
 
-@dataclass(frozen=True, eq=False)
-class JoinedSource:
+class JoinedSource(ImageSource):
     """Several sources as one: the path "3/a/b.jpg" is "a/b.jpg" of the source at place 3, None for one that is gone."""
 
-    sources: Sequence[ImageSource | None]
-    where: str = "the index"
+    def __init__(self, sources: Sequence[ImageSource | None], where: str = "the index") -> None:
+        self.sources, self.where = sources, where
 
-    def read_bytes(self, path: str) -> bytes:
+    def content(self, path: str) -> bytes:
         source, name = self._of(path)
         if source is None:
             raise UserError(f"image {name!r} is gone, with all that was beside it")

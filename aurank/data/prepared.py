@@ -66,8 +66,6 @@ class Preparation:
     raw: bool = True
 
     def __post_init__(self) -> None:
-        if not 1 <= self.short_side < 2**16:
-            raise UserError(f"images cannot be prepared with a {self}")
         if not self.raw and self.channels not in (1, 3):
             raise UserError(f"a JPEG holds 1 or 3 channels, not data.channels={self.channels}; leave out --jpeg")
 

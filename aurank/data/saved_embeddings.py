@@ -14,7 +14,7 @@ from aurank.arrays import load_arrays
 from aurank.data.dataset import Batch, ImageDataset, Key
 from aurank.data.manifest import Manifest
 from aurank.data.shards import INDEX, read_shards
-from aurank.data.sources import ReadSource
+from aurank.data.sources import ImageSource
 from aurank.data.transforms import Pipeline
 from aurank.errors import UserError
 from aurank.files import EXACT, checked, reading
@@ -134,7 +134,7 @@ def misfits(name: str, values: Any, count: int) -> Iterator[str]:
         yield f"{name} must hold True or False, or 1 or 0, in each row"
 
 
-class EmbeddingSource(ReadSource):
+class EmbeddingSource(ImageSource):
     """The rows of a matrix in the place of images, each by its path."""
 
     def __init__(

@@ -7,9 +7,8 @@ import zipfile
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,33 +20,15 @@ from aurank.files import reading
 _LITTER = ("__MACOSX", "Thumbs.db", "desktop.ini")
 
 
-@runtime_checkable
-class ImageSource(Protocol):
+class ImageSource(ABC):
     """Where images come from. Paths are relative, with "/" between the parts, on every platform.
 
-    A source may be pickled, forked and read by several threads at once.
+    A source may be pickled, forked and read by several threads at once. `where` names it in messages.
 
     Example:
         >>> isinstance(ArraySource({}), ImageSource)
         True
     """
-
-    @property
-    def where(self) -> str:
-        """Words that name the source in messages."""
-
-    def read_bytes(self, path: str) -> bytes:
-        """Return the content of one file; UserError names the file if it is missing or cannot be read."""
-
-    def exists(self, path: str) -> bool:
-        """Return whether the source holds that file."""
-
-    def names(self) -> list[str]:
-        """Return the paths of all files, sorted, without what operating systems leave; links are followed once."""
-
-
-class ReadSource(ABC):
-    """A source that says in one way which image is not there, or cannot be read."""
 
     where: str
 
@@ -55,7 +36,16 @@ class ReadSource(ABC):
     def content(self, path: str) -> bytes:
         """Return the content of one file; KeyError or FileNotFoundError where it is not there."""
 
+    @abstractmethod
+    def exists(self, path: str) -> bool:
+        """Return whether the source holds that file."""
+
+    @abstractmethod
+    def names(self) -> list[str]:
+        """Return the paths of all files, sorted, without what operating systems leave; links are followed once."""
+
     def read_bytes(self, path: str) -> bytes:
+        """Return the content of one file; UserError names the file if it is missing or cannot be read."""
         try:
             return self.content(path)
         except (MemoryError, UserError):
@@ -89,7 +79,7 @@ def open_source(path: Path, *, prefix: str = "") -> ImageSource:
     )
 
 
-class FolderSource(ReadSource):
+class FolderSource(ImageSource):
     """Files below one folder.
 
     Example:
@@ -140,7 +130,7 @@ def _folders(root: str) -> Iterator[tuple[str, list[str]]]:
         waiting = sorted(links)
 
 
-class ZipSource(ReadSource):
+class ZipSource(ImageSource):
     """Members of one zip archive below the folder `prefix` ("" is all of it).
 
     The archive is opened once in each process: a forked worker that shared its parent's file position would read
@@ -193,7 +183,7 @@ class ZipSource(ReadSource):
         return sorted(name[len(self.prefix) :] for name in members if not _is_litter(name))
 
 
-class ArraySource(ReadSource):
+class ArraySource(ImageSource):
     """Images held in memory: uint8 arrays [height, width] or [height, width, channel]; their files are .npy.
 
     Example:
@@ -223,15 +213,14 @@ class ArraySource(ReadSource):
         return sorted(self._images)
 
 
-@dataclass(frozen=True, eq=False)
-class BytesSource:
+class BytesSource(ImageSource):
     """The bytes of one file, whatever its path, as a source."""
 
-    content: bytes
-    where: str
+    def __init__(self, held: bytes, where: str) -> None:
+        self.held, self.where = held, where
 
-    def read_bytes(self, path: str) -> bytes:
-        return self.content
+    def content(self, path: str) -> bytes:
+        return self.held
 
     def exists(self, path: str) -> bool:
         return True

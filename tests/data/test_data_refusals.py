@@ -88,7 +88,6 @@ def held_out(fraction: float, classes: int = 6, super_labels: Sequence[int] | No
         (lambda: held_out(0.25), "no super-categories to hold out; set data.validation_by=class"),
         (lambda: held_out(0.5, super_labels=np.zeros(12, np.int64)), "no super-categories of 2 to 3 classes together"),
         (lambda: ImageDataset(manifest(), transform("resize", channels=1), channels=3), "the transform is for 1 chann"),
-        (lambda: Preparation(0, 3), "images cannot be prepared with a shorter side 0"),
         (lambda: Preparation(36, 4, raw=False), "a JPEG holds 1 or 3 channels, not data.channels=4"),
         (lambda: decoded(np.zeros((2, 2, 7), np.uint8), 3), "array of 7 channels cannot become 3; set data.channels=7"),
         (lambda: decoded(np.zeros((2, 2), np.float32), 1), "image 'x' in memory: expected a uint8 array"),

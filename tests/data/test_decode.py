@@ -92,7 +92,7 @@ def test_arrays_are_converted_as_files_are():
 @settings(max_examples=60, deadline=None)
 @given(data=st.data(), kind=st.sampled_from(["PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "PPM"]))
 def test_a_damaged_file_is_an_image_or_named_and_nothing_else(data, kind):
-    good = _file(Image.fromarray(pixels(0)), kind).content
+    good = _file(Image.fromarray(pixels(0)), kind).held
     damage = data.draw(st.lists(st.tuples(st.integers(0, len(good) - 1), st.integers(0, 255)), max_size=4))
     broken = bytearray(good)
     for place, value in damage:
