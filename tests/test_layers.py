@@ -164,7 +164,7 @@ BUDGETS = {
     "embedding": 2225,
     "training": 2870,
     "reporting": 1374,
-    "commands exporting serving": 3955,
+    "commands exporting serving": 3926,
     "config": 1044,
     "cli": 1430,
     "": 990,  # beside the rooms

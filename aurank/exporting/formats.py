@@ -37,19 +37,12 @@ _BETWEEN = ("Add", "Relu", "Clip", "MaxPool")
 
 @dataclass(frozen=True, eq=False)
 class TrainedEncoder:
-    """What is exported.
+    """What is exported."""
 
-    Args:
-        encoder: in evaluation mode, on the CPU.
-        config: that built it.
-        pipeline: the transform of its images.
-        interpolation: Pillow's word for how these are resized.
-    """
-
-    encoder: Encoder
-    config: ModelConfig
-    pipeline: Pipeline
-    interpolation: str = "bilinear"
+    encoder: Encoder  # in evaluation mode, on the CPU
+    config: ModelConfig  # that built it
+    pipeline: Pipeline  # the transform of its images
+    interpolation: str = "bilinear"  # Pillow's word for how these are resized
 
     def preprocessing(self, *, is_inside: bool, is_unit: bool = True) -> str:
         """Return what a file says of its input and output."""
@@ -136,10 +129,6 @@ def quantise(source: Path, path: Path, batches: Sequence[UInt8[np.ndarray, "batc
     Static quantisation: a range for each weight channel and each activation, known before the graph runs, as
     convolutions need it (dynamic quantisation covers matrix products alone). What follows the last linear layer, the
     length of the embedding, stays float32.
-
-    Args:
-        source: a graph of `write_graph`.
-        batches: uint8 pixels of training images.
     """
     import onnx
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_static

@@ -20,12 +20,7 @@ _PICTURES, _PHOTOS = 2048, 256  # of the last asked for, pictures and embeddings
 
 
 class Gallery:
-    """What the server answers with. Its methods may be called by several threads.
-
-    Args:
-        index: what is searched.
-        max_pixels: of a photo.
-    """
+    """What the server answers with, by several threads at once."""
 
     def __init__(self, index: ImageIndex, max_pixels: int) -> None:
         self.index, self.max_pixels = index, max_pixels

@@ -65,11 +65,7 @@ class Limits:
 
 
 async def read_search(request: Request, limits: Limits) -> RowSearch | tuple[Window, bytes]:
-    """Return what a search asks for: a row of the gallery, or a window and the bytes of a photo.
-
-    Raises:
-        HTTPException: another content type, too many bytes, too slow, malformed, or values that are not possible.
-    """
+    """Return what a search asks for: a row of the gallery, or a window and the bytes of a photo."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     try:
         async with asyncio.timeout(limits.upload_seconds):
@@ -118,11 +114,7 @@ def _bounded(request: Request, most: int, what: str) -> Request:
 
 
 def parsed(model: type[Asked], content: bytes | dict[str, Any]) -> Asked:
-    """Return JSON, or the fields of a form or an address, as a model.
-
-    Raises:
-        HTTPException: 400 for what is no JSON, 422 for a value that is not possible; says which.
-    """
+    """Return JSON, or the fields of a form or an address, as a model; 400 for no JSON, 422 for an impossible value."""
     try:
         if isinstance(content, bytes):
             return model.model_validate_json(content, strict=True)
@@ -136,12 +128,7 @@ def parsed(model: type[Asked], content: bytes | dict[str, Any]) -> Asked:
 
 
 def decode_upload(content: bytes, max_pixels: int) -> UInt8[np.ndarray, "height width channel"]:
-    """Return the pixels of an uploaded photo, upright; of an animation the first frame.
-
-    Raises:
-        HTTPException: 415 for what is no image of `FORMATS`, 413 for too many pixels (nothing is decoded then), 422 for
-            a broken one.
-    """
+    """Return the pixels of an uploaded photo, upright; of an animation the first frame."""
     try:
         with Image.open(io.BytesIO(content), formats=FORMATS) as file:
             width, height = file.size
