@@ -26,6 +26,7 @@ def test_nothing_is_written_while_gradients_are_disabled(name: str, disabled: Ca
             value = loss(*batch(seed=1))
         assert same_state(loss.state_dict(), before)
         assert value == other.eval()(*batch(seed=1))
+        assert same_state(before, other.state_dict())
         other.train()
         for each in (other, loss):
             each(*batch(seed=2)).backward()
@@ -38,7 +39,7 @@ def test_a_state_goes_through_safetensors_and_the_next_step_is_the_same_to_the_l
 ) -> None:
     # HF's Trainer and Accelerate write their checkpoints so
     loss, restored = make(), make()
-    for seed in range(3):
+    for seed in range(2):
         loss(*batch(seed)).backward()
     restored.load_state_dict(load(save(loss.state_dict())))
     assert same_state(restored.state_dict(), loss.state_dict())
