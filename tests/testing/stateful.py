@@ -163,8 +163,3 @@ class Unread(TorchDispatchMode):
             return func(*args, **kwargs)
         with unset_fake_temporarily():
             return func(*args, **kwargs)
-
-
-def on_device(values: Tensor) -> Tensor:
-    """The tensor on the device, inside of `Unread`."""
-    return values.to("cuda")

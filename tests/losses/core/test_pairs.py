@@ -109,6 +109,7 @@ def test_pairs_are_at_least_float32_and_autocast_changes_nothing(dtype: torch.dt
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"embeddings": torch.zeros(10, 0)}, "embeddings must be at least 1 wide"),
         ({"embeddings": torch.zeros(10)}, r"embeddings must be .* \[batch, dim\], got torch.float32 of shape \[10\]"),
         ({"embeddings": torch.zeros(10, 6, dtype=torch.int64)}, "floating-point"),
         ({"embeddings": torch.zeros(0, 6), "labels": LABELS[:0]}, "embeddings are empty"),
