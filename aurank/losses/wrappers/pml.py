@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Unpack, get_args
 
 import torch
 from jaxtyping import Bool, Int64
@@ -24,7 +24,7 @@ from aurank.losses.core.common import (
     without_autocast,
 )
 from aurank.losses.core.distributed import Gather
-from aurank.losses.core.pair_loss import TakesInputs
+from aurank.losses.core.pair_loss import PairLossOptions, TakesInputs
 from aurank.losses.core.pairs import Inputs, Mined, check_mined
 from aurank.losses.wrappers._without_reads import MaskedCircleLoss, MaskedMultiSimilarityLoss, NonZeroMeanReducer
 
@@ -170,11 +170,7 @@ def contrastive(
     neg_margin: Number = 0.5,
     *,
     reduction: Reduction = "sum",
-    distance: BaseDistance | None = None,
-    reducer: BaseReducer | None = None,
-    embedding_regularizer: BaseRegularizer | None = None,
-    embedding_reg_weight: Number = 1.0,
-    distributed: bool = False,
+    **options: Unpack[PairLossOptions],
 ) -> PMLLoss:
     """Return PML's ContrastiveLoss on cosine similarity: Σ (pos_margin − s⁺)₊ + Σ (s⁻ − neg_margin)₊ over all pairs.
 
@@ -187,18 +183,16 @@ def contrastive(
         >>> contrastive()(torch.eye(2), torch.tensor([0, 0])).item()
         2.0
     """
-    return _wrap("contrastive", pml_losses.ContrastiveLoss, locals(), pos_margin=pos_margin, neg_margin=neg_margin)
+    return _wrap(
+        "contrastive", pml_losses.ContrastiveLoss, options, reduction, pos_margin=pos_margin, neg_margin=neg_margin
+    )
 
 
 def triplet(
     margin: Number = 0.1,
     *,
     reduction: Reduction = "batch",
-    distance: BaseDistance | None = None,
-    reducer: BaseReducer | None = None,
-    embedding_regularizer: BaseRegularizer | None = None,
-    embedding_reg_weight: Number = 1.0,
-    distributed: bool = False,
+    **options: Unpack[PairLossOptions],
 ) -> PMLLoss:
     """Return PML's TripletMarginLoss on cosine similarity: Σ (s⁻ − s⁺ + margin)₊ over triplets, over the batch size.
 
@@ -210,19 +204,14 @@ def triplet(
         >>> round(triplet()(torch.ones(3, 2), torch.tensor([0, 0, 1])).item(), 4)  # 2 triplets, 3 anchors
         0.0667
     """
-    return _wrap("triplet", pml_losses.TripletMarginLoss, locals(), margin=margin)
+    return _wrap("triplet", pml_losses.TripletMarginLoss, options, reduction, margin=margin)
 
 
 def multi_similarity(
     alpha: Number = 2.0,
     beta: Number = 40.0,
     base: Number = 0.5,
-    *,
-    distance: BaseDistance | None = None,
-    reducer: BaseReducer | None = None,
-    embedding_regularizer: BaseRegularizer | None = None,
-    embedding_reg_weight: Number = 1.0,
-    distributed: bool = False,
+    **options: Unpack[PairLossOptions],
 ) -> PMLLoss:
     """Return PML's MultiSimilarityLoss without mining, its mean over the batch.
 
@@ -237,10 +226,11 @@ def multi_similarity(
         >>> round(multi_similarity()(torch.ones(2, 2), torch.tensor([0, 0])).item(), 4)  # ½·log(1 + exp(−1))
         0.1566
     """
-    name, given = "multi_similarity", {"reduction": "pml", **locals(), "reducer": reducer or MeanReducer()}
+    name = "multi_similarity"
     for scale, value in (("alpha", alpha), ("beta", beta)):
         require_number(f"{name}: {scale}", value)
-    return _wrap(name, MaskedMultiSimilarityLoss, given, alpha=alpha, beta=beta, base=base)
+    options["reducer"] = options.get("reducer") or MeanReducer()
+    return _wrap(name, MaskedMultiSimilarityLoss, options, alpha=alpha, beta=beta, base=base)
 
 
 def circle(
@@ -265,21 +255,27 @@ def circle(
         0.0
     """
     require_number("circle: gamma", gamma)
-    return _wrap("circle", MaskedCircleLoss, {"reduction": "pml", "distance": None, **locals()}, m=m, gamma=gamma)
+    options: PairLossOptions = {"reducer": reducer, "embedding_regularizer": embedding_regularizer}
+    options |= {"embedding_reg_weight": embedding_reg_weight, "distributed": distributed}
+    return _wrap("circle", MaskedCircleLoss, options, m=m, gamma=gamma)
 
 
-def _wrap(name: str, loss: type[nn.Module], given: dict[str, Any], **own: Number) -> PMLLoss:
-    require_choice(f"{name}: reduction", given["reduction"], get_args(Reduction))
-    kinds = {"distance": BaseDistance, "reducer": BaseReducer, "embedding_regularizer": BaseRegularizer}
-    for option, kind in kinds.items():
-        require_kind(f"{name}: {option}", given[option], kind)
-    for option, value in (*own.items(), ("embedding_reg_weight", given["embedding_reg_weight"])):
+def _wrap(
+    name: str, loss: type[nn.Module], options: PairLossOptions, reduction: Reduction = "pml", **own: Number
+) -> PMLLoss:
+    require_choice(f"{name}: reduction", reduction, get_args(Reduction))
+    distance, reducer = options.get("distance"), options.get("reducer")
+    regularizer, weight = options.get("embedding_regularizer"), options.get("embedding_reg_weight", 1.0)
+    require_kind(f"{name}: distance", distance, BaseDistance)
+    require_kind(f"{name}: reducer", reducer, BaseReducer)
+    require_kind(f"{name}: embedding_regularizer", regularizer, BaseRegularizer)
+    for option, value in {**own, "embedding_reg_weight": weight}.items():
         require_number(f"{name}: {option}", value, "(-inf, inf)")
     wrapped = loss(
         **own,
-        distance=given["distance"] or CosineSimilarity(),
-        reducer=given["reducer"] or REDUCERS[given["reduction"]](),
-        embedding_regularizer=given["embedding_regularizer"],
-        embedding_reg_weight=given["embedding_reg_weight"],
+        distance=distance or CosineSimilarity(),
+        reducer=reducer or REDUCERS[reduction](),
+        embedding_regularizer=regularizer,
+        embedding_reg_weight=weight,
     )
-    return PMLLoss(wrapped, distributed=given["distributed"])
+    return PMLLoss(wrapped, distributed=options.get("distributed", False))
