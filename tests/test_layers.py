@@ -158,14 +158,14 @@ def test_a_library_is_imported_in_its_one_home() -> None:
 # Lines that a room may have: it may shrink, and takes from another what it needs more, in the same commit.
 BUDGETS = {
     "data": 5860,
-    "losses": 7181,
+    "losses": 7177,
     "evaluation": 8027,
     "models": 2009,
     "embedding": 2225,
     "training": 2870,
     "reporting": 1374,
     "commands exporting serving": 3926,
-    "config": 1044,
+    "config": 1045,
     "cli": 1430,
     "": 990,  # beside the rooms
 }

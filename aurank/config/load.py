@@ -222,7 +222,8 @@ def _float(representer: SafeRepresenter, value: float) -> Any:
 
 def _text(representer: SafeRepresenter, value: str) -> Any:
     is_other = any(rule.match(value) for _, _, rule, _ in implicit_resolvers)
-    style = '"' if not value.isprintable() else "'" if is_other else None
+    is_key = value.startswith("?")  # to ruamel's reader, though text to YAML 1.2
+    style = '"' if not value.isprintable() else "'" if is_other or is_key else None
     return representer.represent_scalar(f"{_TAG}str", value, style=style)
 
 

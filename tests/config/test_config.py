@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from testing.configs import CHOICES, MINIMAL, VALID, read_yaml
@@ -83,6 +83,7 @@ _plain = st.recursive(
 @pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(st.dictionaries(_text, _plain, max_size=4))
+@example({"": [{"?0": None}]})
 def test_whatever_is_written_reads_back_the_same(tmp_path_factory: pytest.TempPathFactory, params: Any) -> None:
     config = load_config({**MINIMAL, "model": {"params": params}}, choices=CHOICES)
     path = tmp_path_factory.getbasetemp() / "config.yaml"
