@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from aurank.errors import UserError
+from aurank.evaluation.engine.problem import require_at_least
 from aurank.evaluation.metrics import MACRO, Classes
 
 FEW = 20  # units: of fewer, intervals of 95 % miss in more than 8 of 100 cases (normal), of 6 in 15
@@ -34,10 +35,8 @@ class Resampling:
     level: float = 0.95
 
     def __post_init__(self) -> None:
-        if isinstance(self.resamples, bool) or self.resamples < 100:
-            raise UserError(f"resamples must be 100 or more for an interval, such as 1000; got {self.resamples}")
-        if isinstance(self.seed, bool) or self.seed < 0:
-            raise UserError(f"seed must be an integer of 0 or more; got {self.seed}")
+        require_at_least(100, resamples=self.resamples)
+        require_at_least(0, seed=self.seed)
         if not 0 < self.level < 1:
             raise UserError(f"level must lie between 0 and 1, such as 0.95; got {self.level}")
         least = math.ceil(2 / (1 - self.level) - 1e-9)

@@ -21,7 +21,9 @@ from aurank.evaluation.engine.problem import (
     as_array,
     choose_devices,
     numbered,
+    require_at_least,
     require_equal,
+    require_one_of,
 )
 from aurank.evaluation.engine.ranks import RankBlocks, Ranks, RankSource, check_grades, graded, query_columns
 from aurank.evaluation.hierarchy import SuperCategories
@@ -116,15 +118,11 @@ def evaluate(
         >>> round(report.mauprc, 4), report.metrics["recall@1"]
         (0.4583, 0.0)
     """
-    if ties not in TIES:
-        raise UserError(f"ties must be one of {', '.join(TIES)}; got {ties!r}")
-    names, cuts = None if metrics is None else check_names(metrics), sorted_cuts(recall_at)
-    if labels is None and any(name.startswith(MACRO) for name in names or ()):
-        raise UserError(f"a metric with {MACRO} is a mean over classes: give the queries' labels")
+    require_one_of(TIES, ties=ties)
+    require_at_least(0, neighbours=neighbours)
+    names, cuts = None if metrics is None else check_names(metrics, labelled=labels is not None), sorted_cuts(recall_at)
     if (hierarchical := hierarchical_names(names)) and super_labels is None:
         raise UserError(f"metric {hierarchical[0]!r} is of super-categories: give super_labels, one for each row")
-    if neighbours < 0:
-        raise UserError(f"neighbours must be 0 or more; got {neighbours}")
     grades = None if relevance is None else check_grades(positives, relevance)
     steps = PostProcessing.parse(postprocess, distance=distance) if isinstance(postprocess, str) else postprocess
     reordered = (steps is not None and steps.list_step is not None) or (codes is not None and codes.rescore is not None)
@@ -254,9 +252,8 @@ def build_report(
     resampling: Resampling | None = None,
 ) -> Report:
     """Return the report of ranks that hold at least one query."""
-    names = check_names(default_metrics(fitting_cuts(recall_at, ranks)) if metrics is None else metrics)
-    if labels is None and any(name.startswith(MACRO) for name in names):
-        raise UserError(f"a metric with {MACRO} is a mean over classes, and the queries came without labels")
+    given_names = default_metrics(fitting_cuts(recall_at, ranks)) if metrics is None else metrics
+    names = check_names(given_names, labelled=labels is not None)
     whole = dict(pooled or {})
     held = dict.fromkeys(["mauprc", *(name.removeprefix(MACRO) for name in names if name not in whole)])
     given, curve = columns or {}, MeanCurve(POINTS, len(ranks.query), ties=ties)

@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64, Shaped
 
 from aurank.errors import UserError
+from aurank.evaluation.engine.problem import require_at_least, require_one_of
 from aurank.evaluation.engine.ranks import Ranks
 from aurank.names import meant, nearest
 
@@ -63,8 +64,7 @@ Cut: TypeAlias = int | Int64[np.ndarray, " query"]  # one k for all queries, or 
 
 def precision_when_found(ranks: Ranks, *, ties: str = "threshold") -> Float64[np.ndarray, " positive"]:
     """Return the precision of the list that ends where each positive is found."""
-    if ties not in TIES:
-        raise UserError(f"ties must be one of {', '.join(TIES)}; got {ties!r}")
+    require_one_of(TIES, ties=ties)
     found = ranks.place if ties == "pessimistic" else ranks.at_least
     negatives = ranks.higher if ties == "optimistic" else ranks.higher + ranks.tied
     return np.asarray(found / (found + negatives))
@@ -232,13 +232,15 @@ def names_per_query(names: Iterable[str]) -> list[str]:
     raise UserError(f"{listed[0]} is of all pairs together, without values per query: add mauprc to the metrics")
 
 
-def check_names(names: Iterable[str]) -> tuple[str, ...]:
+def check_names(names: Iterable[str], *, labelled: bool = True) -> tuple[str, ...]:
     """Return the names, each once, in their order; UserError for one that no metric has, with the nearest."""
     if isinstance(names, str):
         raise UserError(f'metrics must be a list of names; got the text {names!r}: write ["{names}"]')
     listed = tuple(dict.fromkeys(names))
     if not listed:
         raise UserError("metrics is empty: name at least one, such as mauprc")
+    if not labelled and any(name.startswith(MACRO) for name in listed):
+        raise UserError(f"a metric with {MACRO} is a mean over classes: give the queries' labels")
     for name in listed:
         base = name.removeprefix(MACRO)
         if base in HIERARCHICAL:
@@ -325,8 +327,8 @@ def precision_recall_curve(
         >>> precision_recall_curve(ranks, points=2).precision.tolist()
         [0.5, 0.5]
     """
-    if points is not None and points < 2:
-        raise UserError(f"points must be 2 or more, such as 11 or 101, or None for the exact curve; got {points}")
+    if points is not None:
+        require_at_least(2, points=points)
     # Equal fractions divide to equal floats: a recall of 3/10 finds the step that ends at 3 of 10 positives.
     recall = np.unique(_recall_when_found(ranks)) if points is None else np.arange(points) / (points - 1)
     found = MeanCurve(recall, len(ranks.query), interpolated=interpolated, ties=ties)

@@ -85,7 +85,7 @@ def test_the_area_of_the_exact_curve_is_mauprc_by_each_rule_for_ties(lists: list
 
 @pytest.mark.parametrize("points", [1, 0, -3])
 def test_fewer_than_two_points_are_refused(points: int) -> None:
-    with pytest.raises(UserError, match=rf"points must be 2 or more, .*; got {points}"):
+    with pytest.raises(UserError, match=rf"points must be 2 or more, got {points}"):
         precision_recall_curve(ranks_of([read("+ -")]), points=points)
 
 

@@ -144,7 +144,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"labels": np.array([2**63, 1, 1, 1], np.uint64)}, "query labels are uint64"),
     ({"labels": [2**70, 1, 1, 1]}, "query labels are object"),
     ({"labels": torch.ones(4, dtype=torch.bfloat16)}, "query labels are float"),
-    ({"labels": [[1], [2, 3], [4], [5]]}, "query labels are not a list of integers"),
+    ({"labels": [[1], [2, 3], [4], [5]]}, "query labels are object"),
     ({"labels": [[1], [2], [3], [4]]}, "query labels have shape"),
     ({"labels": ["a", "a", "b", 1]}, "query labels are <U21"),
     ({"labels": None}, "labels are missing"),
@@ -152,8 +152,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"labels": [0, 1, 2, 3]}, "none of the 4 queries has a positive"),
     ({"embeddings": np.where(ROWS > 2, ROWS, np.nan)}, "row 0 of the query embeddings holds NaN"),
     ({"embeddings": ROWS * [[1], [1], [0], [1]]}, "row 2 of the query embeddings is all zeros"),
-    ({"embeddings": ROWS[0]}, "query embeddings have shape"),
-    ({"embeddings": ROWS[:0], "labels": []}, "query embeddings have shape"),
+    ({"embeddings": ROWS[0]}, "query embeddings have type float32 and shape"),
+    ({"embeddings": ROWS[:0], "labels": []}, "query embeddings have type float32 and shape"),
     ({"embeddings": ROWS.astype(str)}, "query embeddings have type <U"),
     ({"embeddings": torch.from_numpy(ROWS) * 1j}, "query embeddings have type torch.complex64"),
     ({"gallery": ROWS}, "labels and gallery_labels belong"),
@@ -162,14 +162,14 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"gallery": ROWS, "gallery_labels": [0] * 4, "ids": [1, 2, 3, 4]}, "ids and gallery_ids"),
     ({"gallery": ROWS, "gallery_labels": [0] * 4, "groups": [1, 2, 3, 4]}, "groups and gallery_groups"),
     ({"gallery": ROWS, "gallery_labels": [0] * 4, "ids": [1, 1, 3, 4], "gallery_ids": range(4)}, "query ids name .* 1"),
-    ({"gallery_groups": [0, 1, 2, 3]}, "gallery_groups came without a gallery"),
+    ({"gallery_groups": [0, 1, 2, 3]}, "groups and gallery_groups"),
     ({"embeddings": np.ma.masked_equal(ROWS, 1)}, "query embeddings are a masked array with 4 entries"),
     ({"labels": np.ma.masked_equal([0, 0, 1, 1], 1)}, "query labels are a masked array"),
     ({"junk": np.ma.masked_equal([0, 1], 1)}, "junk are a masked array"),
     ({"positives": np.ma.masked_equal(PAIR, 1)}, "positives are a masked array"),
     ({"positives": [[0, 4]]}, "positives names gallery row 4"),
     ({"positives": [[-1, 0]]}, "positives names query row -1"),
-    ({"ignore": [0, 1]}, "ignore must be pairs"),
+    ({"ignore": [0, 1]}, "pairs in ignore have shape"),
     ({"ignore": [[0.5, 1.0]]}, "pairs in ignore are float64"),
     ({"junk": [4]}, "junk names gallery row 4"),
     ({"junk": [0.5]}, "rows in junk are float64"),
@@ -186,7 +186,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"backend": "magic"}, "backend must be one of"),
     ({"max_memory": "lots"}, "max_memory"),
     ({"max_memory": 100}, "max_memory .* need at least"),
-    ({"device": "quantum"}, "device must be"),
+    ({"device": "quantum"}, "device must name"),
     ({"neighbours": -1}, "neighbours must be 0 or more"),
 ]
 
@@ -203,7 +203,7 @@ def test_values_of_other_types_are_refused_where_types_are_not_checked(monkeypat
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as everywhere but in these tests
     with pytest.raises(UserError, match=r"recall_at must be a list of integers .*; got 5"):
         aurank.evaluate(ROWS, [0, 0, 1, 1], recall_at=5)  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="type list: give a tensor or NumPy array"):
+    with pytest.raises(UserError, match=r"type list and shape .*: give a dense tensor or NumPy array"):
         aurank.evaluate(ROWS.tolist(), [0, 0, 1, 1])
 
 

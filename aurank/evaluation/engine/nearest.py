@@ -14,8 +14,14 @@ import torch
 from jaxtyping import Bool, Float32, Float64, Int64
 from torch import Tensor
 
-from aurank.errors import UserError
-from aurank.evaluation.engine.problem import Pairs, ProgressCallback, RetrievalProblem, importable, sort_by_label
+from aurank.evaluation.engine.problem import (
+    Pairs,
+    ProgressCallback,
+    RetrievalProblem,
+    importable,
+    require_at_least,
+    sort_by_label,
+)
 from aurank.evaluation.engine.scores import ExactScores, full_precision
 from aurank.evaluation.engine.tiles import SIDES, Tiles, Work
 
@@ -46,8 +52,7 @@ def nearest_rows(
     progress: ProgressCallback | None = None,
 ) -> NearestRows:
     """Return the k nearest gallery rows of each query with a positive, by exact scores."""
-    if k < 1:
-        raise UserError(f"k must be 1 or more, got {k}")
+    require_at_least(1, k=k)
     ordered = sort_by_label(problem)
     work = Work.of(problem.embeddings, device=device, max_memory=max_memory, distributed=False)
     gallery_index, rows = ordered.gallery_index, ordered.num_gallery

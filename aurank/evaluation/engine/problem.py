@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -59,13 +59,27 @@ def choose_devices(device: Devices, queries: Embeddings) -> list[torch.device]:
         return [device_of(queries) if device_of(queries).type == "cuda" else torch.device("cpu")]
     try:
         devices = [torch.device(each) for each in ([device] if isinstance(device, str | torch.device) else device)]
-    except RuntimeError as error:
-        raise UserError(f'device must be such as "cpu" or "cuda:0", got {device!r}') from error
+    except RuntimeError:
+        devices = []
     kinds = {each.type for each in devices}
     # float64 decides close calls, and not every accelerator has it.
     if kinds != {"cpu"} and not (kinds == {"cuda"} and torch.cuda.is_available()):
-        raise UserError(f"device must name the CPU or available CUDA devices, got {device!r}")
+        raise UserError(f'device must name the CPU or available CUDA devices, as "cpu" or "cuda:0"; got {device!r}')
     return devices
+
+
+def require_one_of(known: Sequence[str], **values: str) -> None:
+    """Raise UserError for a named value that is not known."""
+    for name, value in values.items():
+        if value not in known:
+            raise UserError(f"{name} must be one of {', '.join(known)}; got {value!r}")
+
+
+def require_at_least(least: int, **values: int) -> None:
+    """Raise UserError for a named value below the least."""
+    for name, value in values.items():
+        if value < least:
+            raise UserError(f"{name} must be {least} or more, got {value}")
 
 
 def refuse_masked(values: Any, name: str) -> None:
@@ -79,15 +93,14 @@ def check_matrix(embeddings: Embeddings, *, side: str) -> None:
     """Raise UserError unless `embeddings` is a non-empty matrix of real numbers."""
     refuse_masked(embeddings, f"{side} embeddings")
     shape = tuple(getattr(embeddings, "shape", ()))
-    if len(shape) != 2 or 0 in shape:
-        kind = f"shape {shape}" if hasattr(embeddings, "shape") else f"type {type(embeddings).__name__}"
-        raise UserError(f"the {side} embeddings have {kind}: give a tensor or NumPy array with a row for each item")
+    kind = getattr(embeddings, "dtype", type(embeddings).__name__)
     if isinstance(embeddings, Tensor):
         real = not embeddings.is_complex() and embeddings.layout == torch.strided
     else:  # bfloat16 and its kin come from the ml_dtypes package, under a kind of their own
-        real = embeddings.dtype.kind in "fiub" or embeddings.dtype.name.startswith(("bfloat", "float"))
-    if not real:
-        raise UserError(f"the {side} embeddings have type {embeddings.dtype}: give a dense array of real numbers")
+        real = getattr(kind, "kind", "O") in "fiub" or str(kind).startswith(("bfloat", "float"))
+    if len(shape) != 2 or 0 in shape or not real:
+        what = f"the {side} embeddings have type {kind} and shape {shape}"
+        raise UserError(f"{what}: give a dense tensor or NumPy array of real numbers, a row for each item")
 
 
 def as_array(values: Integers) -> np.ndarray:
@@ -126,24 +139,25 @@ def numbered(
     return left, right, names
 
 
-def _integers(values: Integers, name: str) -> np.ndarray:
+def _integers(values: Integers, name: str, *shape: int | None, remedy: str) -> np.ndarray:
+    """Return `values` as int64, never by way of a float; UserError unless they are integers in this shape."""
     refuse_masked(values, name)
     try:
         array = as_array(values)
-    except ValueError as error:  # nested lists of unequal length
-        raise UserError(f"the {name} are not a list of integers: {error}") from error
+    except ValueError:  # nested lists of unequal length
+        array = np.asarray(values, dtype=np.object_)
     if array.size and (array.dtype.kind not in "iu" or int(array.max()) > np.iinfo(np.int64).max):
         raise UserError(f"the {name} are {array.dtype}: give integers, as by np.unique(…, return_inverse=True)[1]")
+    if array.ndim != len(shape) or any(
+        size not in (None, given) for size, given in zip(shape, array.shape, strict=True)
+    ):
+        raise UserError(f"the {name} have shape {array.shape}: {remedy}")
     return array.astype(np.int64)
 
 
 def integer_array(values: Integers, *, name: str, rows: int, side: str) -> Int64[np.ndarray, " row"]:
-    """Return `values` as int64, never by way of a float; UserError unless it is one integer for each row."""
-    array = _integers(values, f"{side} {name}s")
-    if array.shape != (rows,):
-        what = f"the {side} {name}s have shape {array.shape}"
-        raise UserError(f"{what} for {rows} {side} embeddings: give one {name} per row")
-    return array
+    remedy = f"give one {name} per row, for {rows} {side} embeddings"
+    return _integers(values, f"{side} {name}s", rows, remedy=remedy)
 
 
 def unique_ids(values: Integers, *, rows: int, side: str) -> Int64[np.ndarray, " row"]:
@@ -157,13 +171,11 @@ def unique_ids(values: Integers, *, rows: int, side: str) -> Int64[np.ndarray, "
 
 def pair_array(values: Integers | None, name: str, queries: int, gallery: int) -> Int64[np.ndarray, "pair 2"]:
     """Return `values` as index pairs (query row, gallery row), none for None."""
-    array = _integers(() if values is None else values, f"pairs in {name}")
-    if not array.size:
+    if values is None or not len(values):
         return np.empty((0, 2), np.int64)
-    if array.ndim != 2 or array.shape[1] != 2:
-        raise UserError(f"{name} must be pairs (query row, gallery row), shape [pair, 2]; got shape {array.shape}")
-    for indices, side, rows in ((array[:, 0], "query", queries), (array[:, 1], "gallery", gallery)):
-        _check_rows(indices, name, side, rows)
+    array = _integers(values, f"pairs in {name}", None, 2, remedy="give pairs (query row, gallery row)")
+    _check_rows(array[:, 0], name, "query", queries)
+    _check_rows(array[:, 1], name, "gallery", gallery)
     return array
 
 
@@ -177,12 +189,8 @@ def rows_without_junk(junk: Integers | None, rows: int) -> Int64[np.ndarray, " k
     """Return the gallery rows that are not junk, which is given as rows or as a truth value for each."""
     refuse_masked(junk, "junk")
     given = np.asarray(() if junk is None else junk)
-    if given.dtype == np.bool_ and given.shape == (rows,):
-        left_out = np.flatnonzero(given)
-    else:
-        left_out = _integers(() if junk is None else junk, "rows in junk")
-    if left_out.ndim != 1:
-        raise UserError(f"junk must be gallery rows or one truth value per row, got shape {left_out.shape}")
+    chosen = np.flatnonzero(given) if given.dtype == np.bool_ and given.shape == (rows,) else given
+    left_out = _integers(chosen, "rows in junk", None, remedy="give gallery rows, or a truth value for each")
     _check_rows(left_out, "junk", "gallery", rows)
     kept = np.setdiff1d(np.arange(rows), left_out)
     if not len(kept):
@@ -242,11 +250,7 @@ class RetrievalProblem:
         return np.where(others[order][place] == ids, order[place], -1)
 
 
-class Side(NamedTuple):
-    """One side's labels and groups, checked."""
-
-    labels: Int64[np.ndarray, " row"]
-    groups: Int64[np.ndarray, " row"] | None
+Side: TypeAlias = tuple[Int64[np.ndarray, " _"], Int64[np.ndarray, " _"] | None]  # labels and groups
 
 
 def check_sides(problem: RetrievalProblem) -> tuple[Side, Side]:
@@ -257,7 +261,7 @@ def check_sides(problem: RetrievalProblem) -> tuple[Side, Side]:
 
     def side(labels: Integers | None, groups: Integers | None, rows: int, name: str) -> Side:
         given = np.arange(rows) if labels is None else integer_array(labels, name="label", rows=rows, side=name)
-        return Side(given, None if groups is None else integer_array(groups, name="group", rows=rows, side=name))
+        return given, None if groups is None else integer_array(groups, name="group", rows=rows, side=name)
 
     queries, gallery = problem.embeddings, problem.gallery
     check_matrix(queries, side="query")
@@ -266,10 +270,9 @@ def check_sides(problem: RetrievalProblem) -> tuple[Side, Side]:
     query = side(problem.labels, problem.groups, len(queries), "query")
     for name in ("labels", "ids", "groups"):
         here, there = (getattr(problem, field) is not None for field in (name, f"gallery_{name}"))
-        if gallery is None and there:
-            raise UserError(f"gallery_{name} came without a gallery: give the gallery's embeddings too")
-        if gallery is not None and here != there and (name != "labels" or problem.positives is None):
-            raise UserError(f"{name} and gallery_{name} belong together: give both or neither")
+        differs = here != there and (name != "labels" or problem.positives is None)
+        if there if gallery is None else differs:
+            raise UserError(f"{name} and gallery_{name} belong together, beside a gallery: give both or neither")
     if gallery is None:
         return query, query
     check_matrix(gallery, side="gallery")
@@ -341,11 +344,7 @@ def _digest(array: Any) -> str | None:
 # -- both sides sorted by label, so that a class is one range of the gallery -------------------------------------------
 
 
-class Groups(NamedTuple):
-    """The group of each sorted query and of each place of the sorted gallery."""
-
-    query: Int64[np.ndarray, " sorted_query"]
-    gallery: Int64[np.ndarray, " sorted_gallery"]
+Groups: TypeAlias = tuple[np.ndarray, np.ndarray]  # of each sorted query and of each place of the sorted gallery
 
 
 @dataclass(frozen=True, eq=False)
@@ -388,8 +387,7 @@ class SortedProblem:
         keep = np.ones(len(numbers), bool)
         if len(numbers):
             keep[at[numbers[at] == left_out]] = False
-        if self.groups is not None:
-            keep &= ~_same_group(self.groups, query, place)
+        keep &= ~_same_group(self.groups, query, place)
         return query[keep], place[keep]
 
     def is_positive(
@@ -400,8 +398,7 @@ class SortedProblem:
         found = (place >= self.class_start[query]) & (place < self.class_stop[query])
         if self.listed is not None:
             found = among(numbers, self.listed)
-        found &= ~among(numbers, self.left_out)
-        return np.asarray(found if self.groups is None else found & ~_same_group(self.groups, query, place))
+        return np.asarray(found & ~among(numbers, self.left_out) & ~_same_group(self.groups, query, place))
 
     def hidden(self, queries: slice, places: slice) -> Pairs:
         """Return the pairs of two ranges that are neither positive nor negative, each once."""
@@ -437,17 +434,17 @@ class SortedProblem:
 
 def sort_by_label(problem: RetrievalProblem) -> SortedProblem:
     """Return the problem sorted by label, positives counted; UserError where its fields do not fit each other."""
-    query, gallery = check_sides(problem)
-    rows, there = len(query.labels), len(gallery.labels)
+    (labels, groups), (gallery_labels, gallery_groups) = check_sides(problem)
+    rows, there = len(labels), len(gallery_labels)
     own, kept = problem.own_rows(), rows_without_junk(problem.junk, there)
     ignore = pair_array(problem.ignore, "ignore", rows, there)
     if own is not None:
         ignore = np.concatenate([ignore, np.stack([np.arange(rows), own], axis=1)[own >= 0]])
     size = len(kept)
     if problem.positives is None:
-        query_index = np.argsort(query.labels, kind="stable")
-        gallery_index = kept[np.argsort(gallery.labels[kept], kind="stable")]
-        ordered, wanted = gallery.labels[gallery_index], query.labels[query_index]
+        query_index = np.argsort(labels, kind="stable")
+        gallery_index = kept[np.argsort(gallery_labels[kept], kind="stable")]
+        ordered, wanted = gallery_labels[gallery_index], labels[query_index]
         start, stop = np.searchsorted(ordered, wanted), np.searchsorted(ordered, wanted, side="right")
     else:  # nobody is of the same class, and both sides stay as they are
         query_index, gallery_index = np.arange(rows), kept
@@ -458,20 +455,19 @@ def sort_by_label(problem: RetrievalProblem) -> SortedProblem:
         place = gallery_place[pairs[:, 1]]
         return np.unique((query_place[pairs[:, 0]] * size + place)[place >= 0])
 
-    left_out, listed, groups = numbers(ignore), None, None
-    if query.groups is not None and gallery.groups is not None:
-        groups = Groups(query.groups[query_index], gallery.groups[gallery_index])
+    left_out, listed, both = numbers(ignore), None, None
+    if groups is not None and gallery_groups is not None:
+        both = groups[query_index], gallery_groups[gallery_index]
     if problem.positives is not None:
         listed = numbers(pair_array(problem.positives, "positives", rows, there))
         at, place = np.divmod(listed[~among(listed, left_out)], size)
-        keep = slice(None) if groups is None else ~_same_group(groups, at, place)
-        counts = np.bincount(at[keep], minlength=rows)
+        counts = np.bincount(at[~_same_group(both, at, place)], minlength=rows)
     else:
         at, place = np.divmod(left_out, size)
         less, counts = (place >= start[at]) & (place < stop[at]), stop - start
-        if groups is not None:
-            less &= ~_same_group(groups, at, place)
-            counts = counts - _count_same_group(groups, start, stop)
+        if both is not None:
+            less &= ~_same_group(both, at, place)
+            counts = counts - _count_same_group(both, start, stop)
         counts = np.asarray(counts - np.bincount(at[less], minlength=rows))
     # What the range of the class does not hide: listed positives, and pairs left out beyond the range.
     extra_query, extra = np.divmod(left_out if listed is None else np.union1d(left_out, listed), size)
@@ -496,25 +492,27 @@ def sort_by_label(problem: RetrievalProblem) -> SortedProblem:
         extra=extra[chosen[extra_query]],
         left_out=renumbered(left_out),
         listed=None if listed is None else renumbered(listed),
-        groups=None if groups is None else Groups(groups.query[chosen], groups.gallery),
-        labels=query.labels,
+        groups=None if both is None else (both[0][chosen], both[1]),
+        labels=labels,
         num_gallery=there,
         symmetric=symmetric,
     )
 
 
 def _same_group(
-    groups: Groups, query: Int64[np.ndarray, "*#shape"], place: Int64[np.ndarray, "*shape"]
+    groups: Groups | None, query: Int64[np.ndarray, "*#shape"], place: Int64[np.ndarray, "*shape"]
 ) -> Bool[np.ndarray, "*shape"]:
-    own = groups.query[query]
-    return np.asarray((own != NO_GROUP) & (own == groups.gallery[place]))
+    if groups is None:
+        return np.zeros(np.broadcast_shapes(query.shape, place.shape), bool)
+    own = groups[0][query]
+    return np.asarray((own != NO_GROUP) & (own == groups[1][place]))
 
 
 def _count_same_group(
     groups: Groups, start: Int64[np.ndarray, " sorted_query"], stop: Int64[np.ndarray, " sorted_query"]
 ) -> Int64[np.ndarray, " sorted_query"]:
     """Return how many gallery rows each query shares both class and group with."""
-    names, number = np.unique(groups.gallery, return_inverse=True)
+    names, number = np.unique(groups[1], return_inverse=True)
     some = stop > start
     first, index = np.unique(start[some], return_index=True)
     if not len(first):
@@ -524,8 +522,8 @@ def _count_same_group(
     at = np.searchsorted(first, places, side="right") - 1
     held = (at >= 0) & (places < stop[some][index][at])
     keys = np.sort((first[at] * len(names) + number)[held])
-    place = np.minimum(np.searchsorted(names, groups.query), len(names) - 1)
-    known = (names[place] == groups.query) & (groups.query != NO_GROUP) & some
+    place = np.minimum(np.searchsorted(names, groups[0]), len(names) - 1)
+    known = (names[place] == groups[0]) & (groups[0] != NO_GROUP) & some
     wanted = start * len(names) + place
     return np.where(known, np.searchsorted(keys, wanted, side="right") - np.searchsorted(keys, wanted), 0)
 

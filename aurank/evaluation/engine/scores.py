@@ -17,7 +17,7 @@ from torch import Tensor
 
 from aurank.arrays import MappedRows
 from aurank.errors import UserError
-from aurank.evaluation.engine.problem import Embeddings, RetrievalProblem, device_of, importable
+from aurank.evaluation.engine.problem import Embeddings, RetrievalProblem, device_of, importable, require_one_of
 
 # Squares of lengths in this range, and products of two such lengths, stay far from overflow and underflow in float64.
 SHORTEST, LONGEST = 1e-140, 1e140
@@ -104,14 +104,9 @@ class Distance:
         return (4.08 if self.squared else 1.02) * 8 * rounding + self.error(dim, torch.float64)
 
 
-def check_distance(name: str) -> None:
-    if name not in DISTANCES:
-        raise UserError(f"distance must be one of {', '.join(DISTANCES)}; got {name!r}")
-
-
 def make_distance(name: str, longest_query: float, longest_gallery: float) -> Distance:
     """Return the Distance for rows of at most these lengths; UserError for an unknown name."""
-    check_distance(name)
+    require_one_of(DISTANCES, distance=name)
     if name == "cosine":
         return Distance(name)
     if name == "euclidean":

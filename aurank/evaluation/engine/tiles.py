@@ -39,6 +39,7 @@ from aurank.evaluation.engine.problem import (
     byte_count,
     choose_devices,
     importable,
+    require_one_of,
 )
 from aurank.evaluation.engine.scores import ExactScores, full_precision, one_thread_each
 
@@ -67,8 +68,7 @@ class How(TypedDict, total=False):
 
 def check_backend(backend: str, device: torch.device) -> str:
     """Return the kernel to use: numba or torch on the CPU, torch on CUDA; UserError where it cannot be had."""
-    if backend not in BACKENDS:
-        raise UserError(f"backend must be one of {', '.join(BACKENDS)}; got {backend!r}")
+    require_one_of(BACKENDS, backend=backend)
     compiles = device.type == "cpu" and importable("numba")
     if backend == "numba" and not compiles:
         raise UserError(f"backend 'numba' needs the package numba and does not run on {device}: use backend=\"auto\"")

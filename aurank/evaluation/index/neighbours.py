@@ -18,8 +18,15 @@ from torch import Tensor
 from typing_extensions import TypedDict
 
 from aurank.errors import UserError
-from aurank.evaluation.engine.problem import Embeddings, ProgressCallback, byte_count, check_matrix
-from aurank.evaluation.engine.scores import check_distance
+from aurank.evaluation.engine.problem import (
+    Embeddings,
+    ProgressCallback,
+    byte_count,
+    check_matrix,
+    require_at_least,
+    require_one_of,
+)
+from aurank.evaluation.engine.scores import DISTANCES
 from aurank.files import checked, read_record, reading, replacing, require_ordinary
 
 BLOCK = 2**21  # numbers read and handed to faiss at a time
@@ -72,14 +79,13 @@ def choose_gpus(device: torch.device | str | None, index: Any, factory: str) -> 
     available = int(faiss.get_num_gpus())
     inner = faiss.downcast_index(index.index) if isinstance(index, faiss.IndexPreTransform) else index
     match = re.fullmatch(r"cpu|cuda(?::(\d+))?", "cuda" if device is None else str(device))
-    if match is None:
-        raise UserError(f'device must be such as "cpu", "cuda" or "cuda:0", got {str(device)!r}')
-    if match[0] == "cpu" or (device is None and not (available and faiss.isGpuIndexImplemented(inner))):
+    runs = bool(available and faiss.isGpuIndexImplemented(inner))
+    if (device is None and not runs) or (match is not None and match[0] == "cpu"):
         return []
-    chosen = list(range(available)) if match[1] is None else [int(match[1])]
-    if not chosen or chosen[-1] >= available or not faiss.isGpuIndexImplemented(inner):
-        what = f"device is {str(device)!r}, faiss sees {available} GPUs, and not every index runs there"
-        raise UserError(f'{what}, {factory!r} for one: use device="cpu", or a Flat or IVF index')
+    chosen = list(range(available)) if match is None or match[1] is None else [int(match[1])]
+    if match is None or not runs or chosen[-1] >= available:
+        what = f"device {str(device)!r} is not there, or not for {factory!r}: faiss sees {available} GPUs"
+        raise UserError(f'{what}, where only Flat and IVF indexes run; use device="cpu" or such as "cuda:0"')
     return chosen
 
 
@@ -124,7 +130,6 @@ def check_rows(embeddings: Embeddings, *, side: str, distance: str) -> None:
 FORMAT, VERSION = "aurank.index", 3
 PIECE = 2**20
 REMEDY = "build the index again"
-GPU_LONGEST_LIST = 2048  # faiss on a GPU finds no more neighbours than this
 LIST_BLOCK = 2**21  # neighbours found at a time
 OPQ_CENTROIDS = 256  # what a rotation learns its codes with, whatever the codes behind it
 ROWS_PER_CENTROID = 64  # k-means gains little from more; faiss warns below 39
@@ -186,9 +191,8 @@ class Index:
         temporary_memory: int | str = "512MiB",
     ) -> None:
         faiss = faiss_library()
-        if dim < 1:
-            raise UserError(f"dim must be 1 or more, got {dim}")
-        check_distance(distance)
+        require_at_least(1, dim=dim)
+        require_one_of(DISTANCES, distance=distance)
         check_factory(factory)
         self.dim, self.factory, self.distance = dim, factory, distance
         kind, _, parameters = (part.strip() for part in factory.partition(";"))
@@ -245,11 +249,8 @@ class Index:
         """
         self._check(embeddings, side="training")
         faiss = faiss_library()
-        least, available = self._centroids(), len(embeddings)
-        size = min(available, least * ROWS_PER_CENTROID if rows is None else rows)
-        if size < least:
-            what = f"the index {self.factory!r} learns {least} centroids and got {size} training rows"
-            raise UserError(f"{what}: give at least one row for each, or choose fewer lists or shorter codes")
+        available = len(embeddings)
+        size = min(available, self._centroids() * ROWS_PER_CENTROID if rows is None else rows)
         chosen = np.sort(np.random.default_rng(seed).permutation(available)[:size])
         sample = np.empty((size, self.dim), dtype=np.float32)
         for part in row_blocks(sample):
@@ -265,11 +266,10 @@ class Index:
 
     def add(self, embeddings: Embeddings, *, progress: ProgressCallback | None = None) -> None:
         """Add the rows behind those that are there, a block at a time; all of them are checked first."""
-        if self.mapped:
-            raise UserError("the index is memory-mapped and takes no further rows: load it without memory_map")
+        if self.mapped or not self.is_trained:
+            reason = "memory-mapped: load it without memory_map" if self.mapped else "not trained: use Index.build"
+            raise UserError(f"no rows can be added to the index {self.factory!r}, which is {reason}")
         self._check(embeddings, side="gallery")
-        if not self.is_trained:
-            raise UserError(f"the index {self.factory!r} must be trained before rows are added: use Index.build")
         self._copy = None
         for rows in row_blocks(embeddings):
             with faiss_says(f"rows cannot be added to the index {self.factory!r}"):
@@ -357,17 +357,13 @@ class Index:
         check_rows(embeddings, side=side, distance=self.distance)
 
     def _depth(self, queries: Embeddings, k: int, leave_out: np.ndarray | None) -> int:
-        if k < 1:
-            raise UserError(f"k must be 1 or more, got {k}")
+        require_at_least(1, k=k)
         if not len(self):
             raise UserError("the index is empty: add rows before searching it")
         self._check(queries, side="query")
         if leave_out is not None and len(leave_out) != len(queries):
             raise UserError(f"leave_out has {len(leave_out)} entries for {len(queries)} queries: give one for each")
-        depth = min(k + (leave_out is not None), len(self))
-        if self.gpus and depth > GPU_LONGEST_LIST:
-            raise UserError(f'k = {k}: faiss on a GPU finds at most {GPU_LONGEST_LIST} neighbours; use device="cpu"')
-        return depth
+        return min(k + (leave_out is not None), len(self))
 
     def _centroids(self) -> int:
         faiss = faiss_library()

@@ -20,10 +20,11 @@ from aurank.evaluation.engine.problem import (
     check_sides,
     device_of,
     importable,
+    require_one_of,
     rows_without_junk,
 )
 from aurank.evaluation.engine.ranks import RankBlocks, Ranks
-from aurank.evaluation.engine.scores import ELEMENTS, check_distance, read, row_lengths
+from aurank.evaluation.engine.scores import DISTANCES, ELEMENTS, read, row_lengths
 from aurank.evaluation.postprocessing.neighbour_steps import (
     DatabaseAugmentation,
     KReciprocal,
@@ -97,7 +98,7 @@ class PostProcessing:
     states: dict[int, State] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_distance(self.distance)
+        require_one_of(DISTANCES, distance=self.distance)
         kinds = [[isinstance(step, kind) for kind in (RowStep, SideStep, ListStep)].index(True) for step in self.steps]
         if kinds != sorted(kinds) or kinds.count(2) > 1:
             order = "steps that change single rows come first, then query_expansion and database_augmentation"

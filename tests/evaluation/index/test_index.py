@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -140,7 +141,7 @@ def test_a_memory_mapped_index_finds_the_same_and_takes_no_rows(kind: str, dista
         again = Index.load(tmp_path / "index", memory_map=memory_map, device="cpu")
         for name in ("row", "similarity", "found"):
             assert (getattr(again.search(gallery, 9), name) == getattr(built.search(gallery, 9), name)).all()
-    with pytest.raises(UserError, match="memory-mapped and takes no further rows: load it without memory_map"):
+    with pytest.raises(UserError, match="memory-mapped: load it without memory_map"):
         again.add(gallery)
 
 
@@ -238,31 +239,28 @@ def test_a_bad_factory_string_is_refused_in_one_line(factory: str, message: str)
     assert "\n" not in str(caught.value)
 
 
-def test_what_cannot_be_is_refused_before_the_work() -> None:
-    gallery = rows(0)
-    built = Index.build(gallery, device="cpu")
-    with pytest.raises(UserError, match="must be trained before rows are added"):
-        Index(8, "IVF4,Flat", device="cpu").add(gallery)
-    with pytest.raises(UserError, match="have 5 columns and the index has 8"):
-        built.search(gallery[:, :5], 3)
-    with pytest.raises(UserError, match="have 5 columns and the index has 8"):
-        built.add(gallery[:, :5])
-    with pytest.raises(UserError, match="learns 512 centroids and got 200 training rows"):
-        Index.build(gallery, "IVF512,Flat", device="cpu")
-    with pytest.raises(UserError, match="learns 256 centroids and got 200 training rows"):
-        Index.build(gallery, "OPQ4,IVF4,PQ4x4", device="cpu")
-    with pytest.raises(UserError, match="learns 16 centroids and got 3 training rows"):
-        Index.build(gallery, "IVF4,PQ4x4", device="cpu", training_rows=3)
-    with pytest.raises(UserError, match="k must be 1 or more, got 0"):
-        built.search(gallery, 0)
-    with pytest.raises(UserError, match="the index is empty"):
-        Index(8, device="cpu").search(gallery, 3)
-    with pytest.raises(UserError, match="distance must be one of cosine, dot, euclidean; got 'cos'"):
-        Index(8, distance="cos", device="cpu")
-    with pytest.raises(UserError, match="2 entries for 200 queries"):
-        built.search(gallery, 3, leave_out=np.array([0, 1]))
-    with pytest.raises(UserError, match=r"cannot be added.*IDMap"):
-        Index.build(gallery, "IDMap,Flat", device="cpu")
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda built: Index(8, "IVF4,Flat", device="cpu").add(rows(0)), "not trained"),
+        (lambda built: built.search(rows(0)[:, :5], 3), "have 5 columns and the index has 8"),
+        (lambda built: built.add(rows(0)[:, :5]), "have 5 columns and the index has 8"),
+        (lambda built: Index.build(rows(0), "IVF512,Flat", device="cpu"), "cannot be trained on 200 rows"),
+        (lambda built: Index.build(rows(0), "OPQ4,IVF4,PQ4x4", device="cpu"), "cannot be trained on 200 rows"),
+        (lambda built: Index.build(rows(0), "IVF4,PQ4x4", device="cpu", training_rows=3), "trained on 3 rows"),
+        (lambda built: built.search(rows(0), 0), "k must be 1 or more, got 0"),
+        (lambda built: Index(8, device="cpu").search(rows(0), 3), "the index is empty"),
+        (lambda built: Index(8, distance="cos", device="cpu"), "distance must be one of cosine, dot, euclidean"),
+        (lambda built: built.search(rows(0), 3, leave_out=np.array([0, 1])), "2 entries for 200 queries"),
+        (lambda built: Index.build(rows(0), "IDMap,Flat", device="cpu"), r"cannot be added.*IDMap"),
+        (lambda built: Index(8, device="tpu"), "device 'tpu'"),
+        (lambda built: Index(8, device="cuda:99"), "device 'cuda:99'"),
+        (lambda built: Index(8, device="cpu", float16=True), 'write "SQfp16"'),
+    ],
+)
+def test_what_cannot_be_is_refused(call: Callable[[Index], object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        call(Index.build(rows(0), device="cpu"))
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -289,21 +287,8 @@ def test_a_zero_row_has_no_cosine_but_a_distance() -> None:
         Index.build(huge, distance="dot", device="cpu")
 
 
-def test_devices_are_checked() -> None:
-    with pytest.raises(UserError, match='device must be such as "cpu", "cuda" or "cuda:0", got \'tpu\''):
-        Index(8, device="tpu")
-    with pytest.raises(UserError, match=r"device is 'cuda:99', faiss sees \d+ GPUs"):
-        Index(8, device="cuda:99")
-    with pytest.raises(UserError, match='write "SQfp16"'):
-        Index(8, device="cpu", float16=True)
-    assert Index(8, "HNSW8").place == "CPU"  # faiss has none on the GPU
-
-
-def test_a_list_longer_than_a_gpu_can_make_is_refused() -> None:
-    built = Index.build(rows(0, 3000, 2), device="cpu")
-    built.gpus = [0]
-    with pytest.raises(UserError, match=r"k = 2048: faiss on a GPU finds at most 2048 neighbours"):
-        built.search(rows(0, 3000, 2), 2048, leave_out=np.arange(3000))
+def test_a_kind_that_faiss_has_on_the_cpu_alone_is_there() -> None:
+    assert Index(8, "HNSW8").place == "CPU"
 
 
 @pytest.mark.gpu
