@@ -148,9 +148,9 @@ def read_rows(folder: Path, about: dict[str, Any]) -> IndexedRows:
         vectors = load_arrays(place / _VECTORS)[""] if is_processed else None
         processing = PostProcessing.load(place / _STEPS) if is_processed else None
         images = _read_images(place / _IMAGES)
-        ranked = embeddings if vectors is None else vectors
-        shapes = {embeddings.shape[:1], ranked.shape[:1], images["path"].shape, (len(index),), (about["count"],)}
-        if len(shapes) > 1 or embeddings.ndim != 2 or not embeddings.size or ranked.shape[1:] != (index.dim,):
+        shapes = embeddings.shape, (embeddings if vectors is None else vectors).shape, images["path"].shape
+        count, dim = about["count"], about["dim"]
+        if not (count and dim) or len(index) != count or shapes != ((count, dim), (count, index.dim), (count,)):
             raise ValueError("its files do not belong together")
         return IndexedRows(images, embeddings, index, processing, vectors)
 

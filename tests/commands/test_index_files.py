@@ -84,6 +84,7 @@ def rewritten(folder: Path, **changes: Any) -> None:
         ({"version": 2}, "is not an image index"),
         ({"format": "other"}, "is not an image index"),
         ({"count": 7}, "do not belong together"),
+        ({"dim": 3}, "do not belong together"),
         ({"count": None}, r"index\.json: .*count"),
     ],
 )
