@@ -38,6 +38,8 @@ def test_scalars_are_those_of_yaml_1_2(tmp_path: Path) -> None:
         "!!python/object/apply:os.system ['touch {marker}']",
         "!!int x",
         "!local 3",
+        "&anchor 3",
+        "&loop [*loop]",
         "*anchor",
         "&loop [*loop]",
     ],
