@@ -41,7 +41,6 @@ def test_scalars_are_those_of_yaml_1_2(tmp_path: Path) -> None:
         "&anchor 3",
         "&loop [*loop]",
         "*anchor",
-        "&loop [*loop]",
     ],
 )
 def test_nothing_in_a_file_or_an_override_runs_or_is_looked_up(tmp_path: Path, attempt: str) -> None:
