@@ -1,5 +1,6 @@
 """The process: its address, what it prints, what it refuses before it loads anything, and ten clients at once."""
 
+import asyncio
 import http.client
 import json
 import socket
@@ -170,6 +171,22 @@ def test_over_a_wire_a_body_that_is_too_large_slow_or_broken_off(index: ImageInd
         with socket.create_connection(("127.0.0.1", port)) as wire:
             wire.sendall(begun)
         assert asked(port, "GET", "/api/info")[0] == 200
+
+
+def test_an_answer_in_two_pieces_waits_for_no_acknowledgement(
+    index: ImageIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, at_once = PromptProtocol.connection_made, []
+
+    def connection_made(self: PromptProtocol, transport: asyncio.Transport) -> None:
+        made(self, transport)
+        at_once.append(transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+
+    monkeypatch.setattr(PromptProtocol, "connection_made", connection_made)
+    with running_server(index) as port:
+        assert asked(port, "GET", "/api/info")[0] == 200
+    assert at_once
+    assert all(at_once)
 
 
 @pytest.mark.slow
