@@ -13,7 +13,6 @@ from aurank.evaluation.metrics import MACRO, average
 from aurank.evaluation.report import RUN, Column, Report
 
 FACTS = ("query", "label", "path", "class")
-ROUNDING = 1e-12  # of a sum of changes that cancel
 
 
 class CompareOptions(TypedDict, total=False):
@@ -111,7 +110,7 @@ def compare(
     terms = units.terms(metric, change)
     (draws,) = resampled_means(terms[None], resamples=resamples, seed=seed)
     first, second = (average(metric, values, units.classes) for values in (a, b))
-    changed = np.count_nonzero(np.abs(terms[:, 0]) > ROUNDING)  # classes, or queries
+    changed = np.count_nonzero(np.abs(terms[:, 0]) > 1e-12)  # classes, or queries; a sum may cancel
     beyond = 1 + min(int((draws <= 0).sum()), int((draws >= 0).sum()))
     # Among equal changes the first query comes first.
     order = np.argsort(-np.abs(change), kind="stable")[: max(0, min(most, int((change != 0).sum())))]

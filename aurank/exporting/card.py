@@ -9,6 +9,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from aurank.config import Config
+from aurank.config.messages import one_line
 from aurank.data import Pipeline
 from aurank.data.transforms.standard import TransformersCenter
 from aurank.embedding.stored.checkpoint import describe_average
@@ -80,13 +81,9 @@ def _begun(config: Config) -> str:
 
 
 def _code(text: str) -> str:
-    return "`" + _one_line(text).replace("`", "'").replace("|", "¦") + "`"
+    return "`" + one_line(text).replace("`", "'").replace("|", "¦") + "`"
 
 
 def _plain(text: str) -> str:
     """Return the text with everything that Markdown or HTML would take for mark-up written out."""
-    return "".join(f"\\{each}" if each in "\\`*_[]<>#|&" else each for each in _one_line(text))
-
-
-def _one_line(text: str) -> str:
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in text)
+    return "".join(f"\\{each}" if each in "\\`*_[]<>#|&" else each for each in one_line(text))

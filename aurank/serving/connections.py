@@ -19,7 +19,7 @@ class PromptProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        # asyncio does so only where a socket names its protocol; without, an answer waits 40 ms for the client's ACK.
+        # asyncio leaves that out where a socket names no protocol, and an answer waits 40 ms for an ACK.
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.loop.call_later(self.patience, self._look)
 

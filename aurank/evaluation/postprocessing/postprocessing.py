@@ -250,8 +250,7 @@ class PostProcessing:
 
     def _changed(self, embeddings: Embeddings, count: int, *, side: str, final: bool = True) -> Rows:
         """Return embeddings behind the first `count` steps; before the next one learns, not `final`."""
-        # The photo of a search is looked at sooner than numba is imported, whose digits are the same.
-        compiled = len(embeddings) > 1000 and importable("numba")
+        compiled = len(embeddings) > 1000 and importable("numba")  # a photo is read sooner than that is imported
         row_lengths(embeddings, side=side, distance=self.distance, compiled=compiled)
         index = torch.arange(len(embeddings), device=device_of(embeddings))
         kept = np.float64 if not final or str(embeddings.dtype).endswith("float64") else np.float32
