@@ -112,6 +112,7 @@ def test_a_threshold_behind_post_processing(reports: Path, aurank: Shell) -> Non
     assert expected.threshold != calibrate(RetrievalProblem(ROWS, LABELS), precision=0.8).threshold
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default:.* began at random weights")
 def test_an_average_is_written_and_doubts_are_notices(tiny_run: Path, aurank: Shell, tmp_path: Path) -> None:
     out = tmp_path / "average"

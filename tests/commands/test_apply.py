@@ -357,6 +357,7 @@ def test_a_device_is_tried_before_it_is_needed() -> None:
         assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_of_saved_embeddings_of_several_splits_the_test_rows_are_measured(tmp_path: Path) -> None:
     rows, labels = np.random.default_rng(0).normal(size=(12, 3)), np.arange(12) % 3
     splits = np.array(["train"] * 6 + ["test"] * 6)

@@ -66,6 +66,7 @@ def test_what_is_not_looked_at_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "too many rows and classes" in " ".join(examined.left_out)
 
 
+@pytest.mark.slow
 def test_the_head_of_the_page_tells_one_set_of_embeddings_from_another() -> None:
     rows, labels = faulty()
     one, other = Measurement("mine", embedded(rows, labels)), Measurement("mine", embedded(rows + 1e-3, labels))
@@ -76,6 +77,7 @@ def test_the_head_of_the_page_tells_one_set_of_embeddings_from_another() -> None
     assert one.data != Measurement("mine", embedded(rows, labels + 1)).data
 
 
+@pytest.mark.slow
 def test_images_that_were_skipped_are_a_finding(tmp_path: Path) -> None:
     for row in range(8):
         path = tmp_path / "abcd"[row // 2] / f"{row}.png"

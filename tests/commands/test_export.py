@@ -93,6 +93,7 @@ def test_an_export_is_checked_and_says_how_it_is_used(
     assert float((found * expected(tiny_run)).sum()) > (0.999999 if to == "safetensors" else 0.99)
 
 
+@pytest.mark.slow
 def test_a_file_is_measured_by_what_it_says_itself(tiny_run: Path, few: ImageSelection, tmp_path: Path) -> None:
     exported = export_model(f"aurank:{tiny_run / 'best'}", "safetensors", tmp_path / "out", images=few)
     report = evaluate_model(f"safetensors:{tmp_path / 'out' / 'model.safetensors'}", few)

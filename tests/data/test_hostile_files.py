@@ -77,6 +77,7 @@ def test_a_bomb_in_an_archive_is_not_unpacked(tmp_path: Path) -> None:
         open_source(tmp_path / "x.zip").read_bytes("a/0.png")
 
 
+@pytest.mark.slow
 def test_a_bomb_of_arrays_is_not_unpacked(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "x.npz", "w", zipfile.ZIP_DEFLATED) as archive:
         header = io.BytesIO()

@@ -64,6 +64,7 @@ def test_raw_pixels_at_the_side_that_the_transform_asks_for_are_those_of_the_ori
     assert torch.equal(first.label, second.label)
 
 
+@pytest.mark.slow
 def test_jpegs_differ_from_the_originals_by_two_levels_at_most(tmp_path):
     for number, photo in enumerate(load_sample_images().images):
         (tmp_path / "photos" / "a").mkdir(parents=True, exist_ok=True)
@@ -260,6 +261,7 @@ def test_a_full_disk_ends_in_one_line_and_what_was_prepared_stays(tmp_path, monk
     assert len(data_of(manifest, tmp_path / "out")) == 9
 
 
+@pytest.mark.slow
 def test_a_file_damaged_anywhere_gives_whole_images_or_one_line(tmp_path):
     manifest = photos(tmp_path / "photos")
     prepare_images(manifest, tmp_path / "out", raw())

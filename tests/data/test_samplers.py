@@ -238,6 +238,7 @@ def test_iteration_from_a_position_continues_as_if_it_had_never_stopped(name):
     assert next(sampler.iterate(0, 3))[:2] == (1, 0)  # the end of an epoch is the start of the next
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["pk", "hard_negative", "hierarchical"])
 @settings(max_examples=8, deadline=None)
 @given(case=cases(processes=3), world_size=st.integers(2, 3), seed=st.integers(0, 3))

@@ -162,6 +162,7 @@ def test_first_weights_of_a_checkpoint_bring_what_they_were_trained_with(
     assert filled(model) == ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6), "bilinear")
 
 
+@pytest.mark.slow
 def test_random_weights_take_the_look_of_the_backbone_but_area_and_are_measured_as_timm_does() -> None:
     for backbone in ("resnet18", "vit_base_patch16_clip_224.openai"):
         own = timm.get_pretrained_cfg(backbone)

@@ -50,6 +50,7 @@ def test_frozen_parts_and_their_batch_norms_stay_as_they_are(parts: Any) -> None
         assert any(name.endswith("running_mean") for name in changed) == (parts != ["backbone"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["test_resnet", "test_vit"])
 def test_activations_that_are_made_anew_give_the_same_gradient(name: str) -> None:
     torch.manual_seed(0)

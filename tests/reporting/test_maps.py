@@ -23,6 +23,7 @@ def test_principal_components_are_those_of_the_singular_values() -> None:
     assert principal(rows[:, :1])[0].shape == (40, 2)
 
 
+@pytest.mark.slow
 def test_the_page_says_which_map_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     rows, labels = np.random.default_rng(0).normal(size=(40, 3)), np.arange(40) % 20
     report = aurank.evaluate(rows, labels)

@@ -137,6 +137,7 @@ def test_hubs_and_queries_of_many_positives_are_shown() -> None:
     assert "mAUPRC by the number of positives of a query." in page
 
 
+@pytest.mark.slow
 def test_a_report_without_lists_has_no_grids() -> None:
     page = Elements(report_page(aurank.evaluate(np.eye(4), [0, 0, 1, 1])))
     assert "Worst queries" not in page.text

@@ -122,6 +122,7 @@ def test_baselines_of_an_earlier_report_do_not_stay_beside_a_new_one(report: Rep
     assert not (tmp_path / "baselines.json").exists()
 
 
+@pytest.mark.slow
 def test_a_result_that_came_meanwhile_is_not_replaced_unasked(report: Report, tmp_path: Path) -> None:
     write_results(report.made_by("one"), tmp_path)
     with pytest.raises(UserError, match=r"holds the result of another command \(one\)"):
@@ -131,6 +132,7 @@ def test_a_result_that_came_meanwhile_is_not_replaced_unasked(report: Report, tm
     assert Report.load(tmp_path / "report.json").command == "two"
 
 
+@pytest.mark.slow
 def test_what_killed_evaluations_left_goes_and_what_others_write_stays(
     report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ from testing.galleries import write_rows
 from aurank.errors import UserError
 from aurank.training import read_config
 
+pytestmark = pytest.mark.slow
 PLAN = Plan("grocery", ("soprc", "smooth_ap", "triplet"), seeds=4, choosing=2, rates=(1e-4, 1e-3))
 GAINS = {"soprc": 0.02, "smooth_ap": 0.05, "triplet": 0.0}
 

@@ -22,6 +22,7 @@ from aurank.errors import UserError
 from aurank.models.adapters.by_name import load_model
 from aurank.training import read_config, rehearse
 
+pytestmark = pytest.mark.slow
 BASE = "timm:test_vit,pretrained=false"
 
 
@@ -96,7 +97,6 @@ def test_backbone_and_head_on_images_give_the_head_on_embeddings(photos: Path) -
     torch.testing.assert_close(torch.from_numpy(np.asarray(own.embeddings)), expected, atol=1e-5, rtol=0)
 
 
-@pytest.mark.slow
 def test_images_are_measured_and_exported_as_by_one_model(photos: Path, tmp_path: Path) -> None:
     model, images = f"aurank:{photos}/run/best", ImageSelection(f"folder:{photos}/photos")
     saved, shown = evaluate_model(model), evaluate_model(model, images)
@@ -150,7 +150,6 @@ def test_what_cannot_be_joined_is_told_in_one_line(photos: Path, tmp_path: Path)
         evaluate_model(f"aurank:{tmp_path}/own/best", images)
 
 
-@pytest.mark.slow
 def test_another_model_than_made_the_embeddings_is_refused(photos: Path, tmp_path: Path) -> None:
     with np.load(photos / "rows.npz") as content:
         held = dict(content)
@@ -193,7 +192,6 @@ def towers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return head_on(f"transformers:{folder_of(folder / 'net', 'dinov2', size={'shortest_edge': 36})}", folder)
 
 
-@pytest.mark.slow
 def test_tower_and_head_are_one_network(towers: Path) -> None:
     model, transform = aurank.load(towers / "run" / "best")
     head = load_checkpoint(towers / "run" / "best.safetensors")["encoder"]
@@ -211,7 +209,6 @@ def test_tower_and_head_are_one_network(towers: Path) -> None:
     assert float((shown * expected).sum(1).min()) > 0.9999  # pixels are rounded otherwise
 
 
-@pytest.mark.slow
 def test_images_are_measured_indexed_and_exported_as_by_one_model(towers: Path, tmp_path: Path) -> None:
     name, images = f"aurank:{towers}/run/best", ImageSelection(f"folder:{towers}/photos")
     saved, shown = evaluate_model(name), evaluate_model(name, images)
@@ -233,7 +230,6 @@ def test_images_are_measured_indexed_and_exported_as_by_one_model(towers: Path, 
     assert len(found) == 12
 
 
-@pytest.mark.slow
 def test_a_transform_that_aurank_has_none_like_is_told(tmp_path: Path) -> None:
     net = folder_of(tmp_path / "net", do_rescale=False)
     head_on(f"transformers:{net}", tmp_path)
@@ -241,7 +237,6 @@ def test_a_transform_that_aurank_has_none_like_is_told(tmp_path: Path) -> None:
         aurank.load(tmp_path / "run")
 
 
-@pytest.mark.slow
 def test_a_name_from_another_folder_means_the_same_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder_of(tmp_path / "net")
     monkeypatch.chdir(tmp_path)

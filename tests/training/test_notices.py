@@ -66,6 +66,7 @@ def test_without_a_terminal_measuring_the_test_images_is_told(
     assert capsys.readouterr().err.splitlines() == expected
 
 
+@pytest.mark.slow
 def test_measuring_the_test_images_reports_how_far_it_is(tmp_path: Path) -> None:
     _, events = train_and_listen(tiny_config(train={"steps": 3}), tmp_path / "run")
     told = [(values["stage"], values["done"], values["total"]) for values in events["measuring"]]

@@ -38,6 +38,7 @@ def pause(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     return wait
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sections",
     [

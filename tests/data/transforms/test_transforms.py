@@ -1,4 +1,5 @@
 import pickle
+from itertools import product
 
 import numpy as np
 import pytest
@@ -15,10 +16,10 @@ from aurank.data.transforms.base import resize, resize_shorter
 
 @pytest.mark.parametrize("channels", [1, 3, 4, 6])
 @pytest.mark.parametrize("name", TRANSFORMS)
-@pytest.mark.parametrize(("height", "width"), [(40, 30), (17, 64), (5, 5), (1, 1), (16, 16)])
-def test_any_image_becomes_a_float32_square(name, channels, height, width):
+def test_any_image_becomes_a_float32_square(name, channels):
     pipeline = TRANSFORMS[name](16, channels)
-    for seed in (None, 0, 2**64 - 1):
+    shapes = [(40, 30), (17, 64), (5, 5), (1, 1), (16, 16)]
+    for (height, width), seed in product(shapes, (None, 0, 2**64 - 1)):
         found = pipeline(pixels(0, height, width, channels), seed)
         assert found.shape == (channels, 16, 16)
         assert found.dtype == torch.float32

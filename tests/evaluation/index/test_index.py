@@ -67,6 +67,7 @@ def test_blocks_change_nothing_and_progress_counts_them(tmp_path: Path, monkeypa
     assert pieces.row.tolist() == whole.row.tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_more_neighbours_than_rows_are_fewer_and_never_minus_one(kind: str) -> None:
     gallery = rows(0, 50)

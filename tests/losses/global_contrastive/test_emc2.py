@@ -130,6 +130,7 @@ def test_a_hard_batch_then_an_easy_one_is_finite_at_a_low_temperature(official: 
         assert gradient.any()
 
 
+@pytest.mark.slow
 def test_the_order_of_the_batch_does_not_say_what_is_proposed_when() -> None:
     # all scores equal: each proposal is accepted, so where chains end is where the order ends
     loss = EMC2Loss(6, temperature=1e6, burn_in=0)

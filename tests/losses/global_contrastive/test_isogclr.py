@@ -46,6 +46,7 @@ def at_rest(embeddings: Tensor, rate: float, **given: object) -> ISogCLRLoss:
     return loss
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rho", "rate"), [(0.05, 6.0), (0.3, 0.5), (1.0, 0.08)])
 def test_at_rest_within_the_bounds_the_divergence_of_the_weights_is_rho(rho: float, rate: float) -> None:
     loss = at_rest(views(), rate, rho=rho, temperature_bounds=(0.001, None))
@@ -55,6 +56,7 @@ def test_at_rest_within_the_bounds_the_divergence_of_the_weights_is_rho(rho: flo
         assert found == pytest.approx(rho, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_at_a_bound_the_divergence_is_on_the_side_that_keeps_it_there() -> None:
     loss = at_rest(views(), 0.3, temperature=0.4, temperature_bounds=(0.32, 0.47))
     low, high = 0.32, 0.47
@@ -71,6 +73,7 @@ def test_at_a_bound_the_divergence_is_on_the_side_that_keeps_it_there() -> None:
     assert (loss.temperatures == high).any()
 
 
+@pytest.mark.slow
 def test_the_dual_that_is_minimised_equals_the_primal_of_robust_optimisation() -> None:
     # Eq. 6: the greatest mean of h - tau0 KL(p, uniform) with KL <= rho, which Eq. 7 makes min F - tau0 rho
     loss = at_rest(views(), 0.4, rho=0.4, temperature_bounds=(0.01, None))

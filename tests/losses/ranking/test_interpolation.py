@@ -41,6 +41,7 @@ def test_the_printed_interpolation_is_half_an_interval_low_for_as_many_steps_as_
     torch.testing.assert_close(result, torch.tensor([[0.0, 0.2, 0.35, 0.6]], dtype=torch.float64))
 
 
+@pytest.mark.slow
 def test_quantiles_are_nearer_to_the_distribution_than_the_official_ones() -> None:
     # 0.017 and 0.029: the errors stated in the docstring, for three scores of N(0.5, 0.1)
     draws = torch.randn(20_000, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 0.1 + 0.5

@@ -76,6 +76,7 @@ def test_of_whole_ties_the_default_counts_negatives_first_and_tie_aware_averages
     assert ranking(CENTRES, list(relevant), tie_aware=True, **given) == pytest.approx(expected, abs=1e-7)
 
 
+@pytest.mark.slow
 def test_with_ever_more_bins_tie_aware_tends_to_the_exact_average_precision_and_the_default_stays_below() -> None:
     embeddings, labels = batch()
     similarity = oracles.cosine(embeddings.detach()).numpy()
