@@ -37,8 +37,7 @@ if TYPE_CHECKING:
     from aurank.losses.ranking.recall_at_k import RecallAtKLoss
     from aurank.losses.ranking.smooth_ap import SmoothAPLoss
     from aurank.losses.ranking.soprc import SemiVarianceLoss, SOPRCLoss
-    from aurank.losses.ranking.sup_ap import SupAPLoss
-    from aurank.losses.ranking.sup_recall import SupRecallLoss
+    from aurank.losses.ranking.sup_rank import SupAPLoss, SupRecallLoss
     from aurank.losses.wrappers.cross_batch import CrossBatchMemory
     from aurank.losses.wrappers.lightly import LightlyLoss, barlow_twins, from_lightly, vicreg
     from aurank.losses.wrappers.multiple import MultipleLosses
@@ -95,9 +94,9 @@ LOSSES: "LazyTable[Callable[..., nn.Module]]" = LazyTable(
         "soprc": "ranking.soprc:SOPRCLoss",
         "spectral": "in_batch.spectral:SpectralContrastiveLoss",
         "subcenter_arcface": "wrappers.proxies:subcenter_arcface",
-        "sup_ap": "ranking.sup_ap:SupAPLoss",
+        "sup_ap": "ranking.sup_rank:SupAPLoss",
         "sup_con": "in_batch.info_nce:SupConLoss",
-        "sup_recall": "ranking.sup_recall:SupRecallLoss",
+        "sup_recall": "ranking.sup_rank:SupRecallLoss",
         "triplet": "wrappers.pml:triplet",
         "vicreg": "wrappers.lightly:vicreg",
     },

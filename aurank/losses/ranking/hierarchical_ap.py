@@ -20,7 +20,7 @@ from aurank.losses.core.checks import (
 from aurank.losses.core.common import normalize, to_device_of
 from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
 from aurank.losses.core.pairs import Inputs, Pairs, Positives, same_label_index
-from aurank.losses.ranking._bounded_ranks import BoundedRanks, ascending, count_ahead
+from aurank.losses.ranking.sup_rank import BoundedRanks, ascending, count_ahead
 
 Relevance = Literal["level", "mean_ap"]
 
