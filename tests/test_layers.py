@@ -158,8 +158,8 @@ def test_a_library_is_imported_in_its_one_home() -> None:
 # Lines that a room may have: it may shrink, and takes from another what it needs more, in the same commit.
 BUDGETS = {
     "data": 5860,
-    "losses": 7177,
-    "evaluation": 8020,
+    "losses": 7131,
+    "evaluation": 7967,
     "models": 2009,
     "embedding": 2225,
     "training": 2870,

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Unpack
+from typing import Any
 
 import numpy as np
 
 from aurank.embedding.select_images import ImageSelection, select
 from aurank.errors import UserError
-from aurank.evaluation.compare import CompareOptions, Comparison, compare_all
+from aurank.evaluation.compare import Comparison, compare_all
 from aurank.evaluation.report import Report
 from aurank.files import require_writable, write_text
 from aurank.reporting.compare_page import compare_page
@@ -23,7 +23,7 @@ def compare_reports(
     *,
     out: Path | None = None,
     images: ImageSelection | None = None,
-    **options: Unpack[CompareOptions],
+    **options: Any,
 ) -> dict[str, Comparison]:
     """Return the comparison of each report with the first, by the shortest names that tell the files apart.
 

@@ -157,7 +157,7 @@ def mean_report(reports: Sequence[Report], seeds: Sequence[int]) -> Report:
         curve=Curve(curves[0].recall, np.mean([curve.precision for curve in curves], axis=0)) if curves else None,
     )
     # Drawn anew: those of one draw say nothing of the mean. A class stays whole, with all its draws.
-    return whole if first.intervals is None else whole.with_intervals(**vars(first.intervals.resampling))
+    return whole.resampled(first.intervals)
 
 
 def _means(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -6,7 +6,7 @@ small that a matrix product adds them exactly, in whatever order it runs.
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float64, Int64
@@ -14,6 +14,7 @@ from jaxtyping import Float64, Int64
 from aurank.errors import UserError
 from aurank.evaluation.engine.problem import require_at_least
 from aurank.evaluation.metrics import MACRO, Classes
+from aurank.files import EXACT
 
 FEW = 20  # units: of fewer, intervals of 95 % miss in more than 8 of 100 cases (normal), of 6 in 15
 CELLS = 2**20  # numbers held at a time: 8 MiB each of draws and of weights
@@ -43,7 +44,7 @@ class Resampling:
         if self.resamples < least:
             raise UserError(f"level {self.level} needs {least} resamples or more; got {self.resamples}")
 
-    def bounds(self, draws: Float64[np.ndarray, " resample"]) -> tuple[float, float]:
+    def interval(self, draws: Float64[np.ndarray, " resample"]) -> tuple[float, float]:
         """Return the percentile interval: as many draws lie below it as above."""
         low, high = np.quantile(draws, [(1 - self.level) / 2, (1 + self.level) / 2]).tolist()
         return low, high
@@ -56,17 +57,18 @@ class Resampling:
         return f"[{100 * self.level:.4g} % interval]: {drawn}"
 
 
-@dataclass(frozen=True)
-class Intervals:
+@dataclass(frozen=True, kw_only=True)
+class Intervals(Resampling):
     """Percentile bootstrap interval of each metric, by name."""
 
-    bounds: dict[str, tuple[float, float]]
-    resampling: Resampling
-    unit: str  # what was drawn: "class", or "query" where queries have no labels
+    __pydantic_config__ = EXACT
+
+    unit: Literal["class", "query"]  # what was drawn: queries where they have no labels
     num_units: int
+    bounds: dict[str, tuple[float, float]]
 
     def __str__(self) -> str:
-        return self.resampling.how(self.unit, self.num_units)
+        return self.how(self.unit, self.num_units)
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +76,7 @@ class Units:
     """What is drawn from: classes of queries, or single queries where there are no labels."""
 
     classes: Classes
-    name: str
+    name: Literal["class", "query"]
 
     @classmethod
     def of(cls, per_query: dict[str, np.ndarray[Any, np.dtype[Any]]]) -> "Units":

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypedDict, Unpack
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float64
@@ -13,17 +13,6 @@ from aurank.evaluation.metrics import MACRO, average
 from aurank.evaluation.report import RUN, Column, Report
 
 FACTS = ("query", "label", "path", "class")
-
-
-class CompareOptions(TypedDict, total=False):
-    """The options of `compare`."""
-
-    metric: str
-    resamples: int
-    seed: int
-    level: float
-    most: int
-    force: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,7 +109,7 @@ def compare(
         a=first,
         b=second,
         difference=second - first,
-        interval=resampling.bounds(draws),
+        interval=resampling.interval(draws),
         p_value=min(1.0, max(2 * beyond / (resamples + 1), 2 * 0.5**changed)),
         num_queries=len(change),
         num_better=int((change > 0).sum()),
@@ -130,7 +119,7 @@ def compare(
     )
 
 
-def compare_all(reports: Mapping[str, Report], **options: Unpack[CompareOptions]) -> dict[str, Comparison]:
+def compare_all(reports: Mapping[str, Report], **options: Any) -> dict[str, Comparison]:
     """Return the Comparison of each report with the first, by its name; of two or more, p-values are corrected too.
 
     Raises:
@@ -177,13 +166,19 @@ def holm(p_values: Sequence[float]) -> Float64[np.ndarray, " test"]:
 
 def _check_pair(a: Report, b: Report, metric: str, force: bool) -> None:
     """Raise UserError unless the numbers of the two reports answer the same question."""
-    given = [report.protocol or {} for report in (a, b)]
-    under_one = "evaluate both under one, or pass force=True to compare them all the same"
-    if given[0].get("checksum") != given[1].get("checksum") and not force:
-        named = " and ".join(f"{each.get('name', 'no protocol')} ({each.get('checksum')})" for each in given)
-        raise UserError(f"the reports follow different protocols: {named}: {under_one}")
-    if a.distance != b.distance and not force:
-        raise UserError(f"the reports are of the distances {a.distance} and {b.distance}: {under_one}")
+    protocols = [report.protocol or {} for report in (a, b)]
+    named = " and ".join(f"{each.get('name', 'none')} ({each.get('checksum')})" for each in protocols)
+    both_run = a.distance == b.distance == RUN
+    differences = {
+        f"protocols {named}": protocols[0].get("checksum") != protocols[1].get("checksum") and not force,
+        f"distances {a.distance} and {b.distance}": a.distance != b.distance and not force,
+        f"galleries of {a.num_gallery:,} and {b.num_gallery:,} rows": a.num_gallery != b.num_gallery and not both_run,
+        f"rules for ties {a.ties} and {b.ties}": a.ties != b.ties and metric.removeprefix(MACRO) == "mauprc",
+    }
+    for what, differ in differences.items():
+        if differ:
+            hint = "" if force else ", or pass force=True where only protocols or distances differ"
+            raise UserError(f"the reports have the {what}: evaluate both under the same{hint}")
     remedy = "evaluate both models on the same lists, in the same order, such as by one --data CONFIGURATION"
     facts = {"query": "rows", "label": "labels", "path": "paths", "num_positives": "numbers of positives"}
     for name, what in facts.items():
@@ -191,14 +186,12 @@ def _check_pair(a: Report, b: Report, metric: str, force: bool) -> None:
         if left is None or right is None:
             if left is right or name == "path":  # saved embeddings may have none
                 continue
-            raise UserError(f"only one of the reports has the queries' {what}: {remedy}")
-        if len(left) != len(right):
-            raise UserError(f"the reports are about {len(left):,} and {len(right):,} queries with a positive: {remedy}")
-        if not np.array_equal(left, right):
+            wrong = f"only one of the reports has the queries' {what}"
+        elif len(left) != len(right):
+            wrong = f"the reports are about {len(left):,} and {len(right):,} queries with a positive"
+        elif not np.array_equal(left, right):
             place = int(np.argmax(left.astype(object) != right.astype(object)))  # text beside numbers too
-            pair = f"{left[place]} and {right[place]} at place {place}"
-            raise UserError(f"the reports' queries differ in their {what}: {pair}; {remedy}")
-    if a.num_gallery != b.num_gallery and not a.distance == b.distance == RUN:
-        raise UserError(f"the galleries have {a.num_gallery:,} and {b.num_gallery:,} rows: {remedy}")
-    if metric.removeprefix(MACRO) == "mauprc" and a.ties != b.ties:
-        raise UserError(f"the reports treat ties as {a.ties} and {b.ties}: evaluate both with one rule")
+            wrong = f"the reports' queries differ in their {what}: {left[place]} and {right[place]} at place {place}"
+        else:
+            continue
+        raise UserError(f"{wrong}; {remedy}")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired
 
 import numpy as np
-from annotated_types import Ge, Gt, Lt, MinLen
+from annotated_types import Ge, Gt, Len, Lt, MinLen
 from jaxtyping import Float64, Shaped
 from typing_extensions import TypedDict
 
@@ -66,20 +66,6 @@ _KINDS: dict[str, Any] = {
 _LONG = ("curve", "neighbours", "gallery", "per_query")  # at the end of the file
 
 
-class _Intervals(TypedDict):
-    bounds: dict[str, tuple[Number, Number]]
-    unit: Literal["class", "query"]
-    num_units: Count
-    resamples: Count
-    seed: int
-    level: Number
-
-
-class _Curve(TypedDict):
-    recall: list[Number]
-    precision: list[Number]
-
-
 class _Neighbours(TypedDict):
     row: list[list[Annotated[int, Ge(-1)]]]
     score: list[list[Number | None]]
@@ -94,13 +80,6 @@ class _Code(TypedDict):
     metrics: Metrics
 
 
-class _PostProcessing(TypedDict):
-    steps: str
-    transductive: list[str]
-    fitted_rows: Count
-    plain: NotRequired[dict[str, Number]]
-
-
 class _Report(TypedDict):
     metrics: Metrics
     per_query: Annotated[dict[str, Any], MinLen(1)]
@@ -112,97 +91,21 @@ class _Report(TypedDict):
     distance: str
     protocol: dict[str, Any] | None
     notes: list[str]
-    intervals: _Intervals | None
+    intervals: Intervals | None
     approximation: dict[str, Any] | None
     versions: dict[str, str]
-    postprocessing: NotRequired[_PostProcessing]
+    postprocessing: NotRequired[dict[str, str | Count | list[str] | dict[str, Number]]]
     codes: NotRequired[list[_Code]]
     date: NotRequired[str]
     command: NotRequired[str]
-    curve: NotRequired[_Curve]
+    curve: NotRequired[dict[Literal["recall", "precision"], list[Number]]]
     neighbours: NotRequired[_Neighbours]
     gallery: NotRequired[dict[str, Names]]
 
 
-def report_to_json(head: Mapping[str, Any], held: Mapping[str, Any]) -> str:
-    """Return the text of a file: its head and the fields of a report, the long ones last, a line for each column."""
-    short = {name: value for name, value in held.items() if name not in _LONG}
-    content = {**head, **{n: v for n, v in short.items() if v is not None or n in _Report.__required_keys__}}
-    if (intervals := held["intervals"]) is not None:
-        kept = {"unit": intervals.unit, "num_units": intervals.num_units, "bounds": intervals.bounds}
-        content["intervals"] = {**vars(intervals.resampling), **kept}
-    columns = {"curve": held["curve"] and vars(held["curve"]), "neighbours": None, "gallery": held["gallery"]}
-    if (lists := held["neighbours"]) is not None:
-        score = lists.score.astype(np.object_)
-        score[np.isnan(lists.score)] = None  # JSON has no NaN
-        columns["neighbours"] = {"row": lists.row, "score": score, "is_positive": lists.is_positive}
-    text = json.dumps(content, indent=2)[: -len("\n}")]
-    for name, values in {**columns, "per_query": held["per_query"]}.items():
-        if values:
-            lines = [f"    {json.dumps(key)}: {json.dumps(column.tolist())}" for key, column in values.items()]
-            text += f",\n  {json.dumps(name)}: {{\n" + ",\n".join(lines) + "\n  }"
-    return text + "\n}\n"
-
-
-def report_from_json(content: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a report; raise ValueError, naming the entry that does not fit."""
-    known: dict[str, Any] = {**checked(content, _Report)}
-    known = {name: value for name, value in known.items() if name in _Report.__annotations__}
-    rows, columns = known["num_queries"] - known["num_lone_queries"], known["per_query"]
-    needed = ("query", "num_positives", *(() if known["tie_bounds"] is None else ("ap",)))
-    if rows < 1 or any(name not in columns for name in needed):
-        raise ValueError(f"per_query must hold {', '.join(needed)} of one query or more")
-    for name, values in columns.items():
-        kind: Any = dict[str, Annotated[_KINDS.get(name, list[Number]), MinLen(rows)]]  # type: ignore[misc]
-        columns[name] = np.asarray(checked({f"per_query.{name}": values}, kind)[f"per_query.{name}"])
-    if any(len(values) != rows for values in columns.values()):
-        raise ValueError(f"per_query has columns of other lengths than {rows}")
-    known["metrics"] = {name: float(value) for name, value in known["metrics"].items()}
-    known["gallery"] = {name: np.asarray(values) for name, values in known.get("gallery", {}).items()}
-    if (lists := known.get("neighbours")) is not None:
-        row, score = np.array(lists["row"], np.int64), np.array(lists["score"], np.float64)
-        found = known["neighbours"] = NearestRows(columns["query"], row, score, np.array(lists["is_positive"], bool))
-        if not row.shape == score.shape == found.is_positive.shape or len(row) != rows or row.ndim != 2:
-            raise ValueError("neighbours have lists of other lengths")
-        if row.size and row.max() >= known["num_gallery"]:
-            raise ValueError(f"neighbours name row {row.max()} of a gallery of {known['num_gallery']}")
-    if known["tie_bounds"] is not None:
-        known["tie_bounds"] = tuple(map(float, known["tie_bounds"]))
-    if (kept := known["intervals"]) is not None:
-        bounds = {name: (float(low), float(high)) for name, (low, high) in kept["bounds"].items()}
-        resampling = Resampling(kept["resamples"], kept["seed"], float(kept["level"]))
-        known["intervals"] = Intervals(bounds, resampling, kept["unit"], kept["num_units"])
-    if (curve := known.get("curve")) is not None:
-        if len(curve["recall"]) != len(curve["precision"]):
-            raise ValueError("curve has other numbers of recalls and precisions")
-        known["curve"] = Curve(np.array(curve["recall"]), np.array(curve["precision"]))
-    codes = known.get("codes", [])
-    if any(code["metrics"].keys() != codes[0]["metrics"].keys() for code in codes):
-        raise ValueError("codes have other metrics in each row")
-    return known
-
-
-def table_columns(
-    per_query: Mapping[str, Column], lists: NearestRows | None, gallery: Mapping[str, Column]
-) -> dict[str, Any]:
-    """Return columns of one row a query; its neighbours are lists, without padding."""
-    columns: dict[str, Any] = {
-        name: _plain(values.tolist()) if values.dtype.kind == "U" else values for name, values in per_query.items()
-    }
-    if lists is None:
-        return columns
-    exists = lists.row >= 0
-    found = {"rows": lists.row, "scores": lists.score, "are_positive": lists.is_positive}
-    if "path" in gallery:
-        found["paths"] = gallery["path"][lists.row]
-    return columns | {
-        f"neighbour_{name}": [_plain(row[there].tolist()) for row, there in zip(values, exists, strict=True)]
-        for name, values in found.items()
-    }
-
-
-def _plain(values: Sequence[Any]) -> list[Any]:
-    return [one.encode("utf-8", "backslashreplace").decode() if isinstance(one, str) else one for one in values]
+def _plain(values: Column) -> Any:
+    is_text = values.dtype.kind == "U"
+    return [text.encode("utf-8", "backslashreplace").decode() for text in values.tolist()] if is_text else values
 
 
 _LIBRARIES = ("aurank", "numpy", "torch", "timm", "numba", "faiss-cpu", "faiss-gpu")
@@ -289,15 +192,16 @@ class Report:
         names = names_per_query(self.metrics)
         terms = np.stack([units.terms(name, self.values(name)) for name in names])
         draws = resampled_means(terms, resamples=resamples, seed=seed)
-        bounds = {name: resampling.bounds(drawn) for name, drawn in zip(names, draws, strict=True)}
-        return replace(self, intervals=Intervals(bounds, resampling, units.name, len(units)))
+        bounds = {name: resampling.interval(drawn) for name, drawn in zip(names, draws, strict=True)}
+        intervals = Intervals(**vars(resampling), bounds=bounds, unit=units.name, num_units=len(units))
+        return replace(self, intervals=intervals)
 
     def resampled(self, resampling: Resampling | None) -> "Report":
         """Return this report with intervals, where asked for; where they cannot be had, with a note that says why."""
         if resampling is None:
             return self
         try:
-            return self.with_intervals(**vars(resampling))
+            return self.with_intervals(**{each.name: getattr(resampling, each.name) for each in fields(Resampling)})
         except UserError as error:  # a single class: no reason to lose the evaluation
             return replace(self, notes=[*self.notes, f"no intervals: {error}"])
 
@@ -425,7 +329,7 @@ class Report:
         rows = {name: [name, f"{value:.4f}"] for name, value in self.metrics.items()}
         head = ["metric", "value"]
         if self.intervals is not None:
-            head.append(f"{100 * self.intervals.resampling.level:.4g} % interval")
+            head.append(f"{100 * self.intervals.level:.4g} % interval")
             for name, row in rows.items():
                 row.append(self.interval(name))
         if plain := (self.postprocessing or {}).get("plain"):
@@ -442,23 +346,71 @@ class Report:
     def save(self, path: Path | str) -> None:
         """Write the report as one JSON file; a file that is there stays whole until the new one is."""
         held = {each.name: getattr(self, each.name) for each in fields(self)}
-        write_text(Path(path), report_to_json({"format": FORMAT, "version": VERSION}, held))
-
-    def write_per_query(self, path: Path | str) -> None:
-        """Write `per_query` as a Parquet table, one row per query; the file is there whole or not at all."""
-        import pyarrow
-        import pyarrow.parquet
-
-        table = pyarrow.table(table_columns(self.per_query, self.neighbours, self.gallery))
-        with replacing(Path(path)) as file:
-            pyarrow.parquet.write_table(table, file)
+        short = {n: v for n, v in held.items() if n not in _LONG and (v is not None or n in _Report.__required_keys__)}
+        short["intervals"] = self.intervals and vars(self.intervals)
+        text = json.dumps({"format": FORMAT, "version": VERSION, **short}, indent=2)[: -len("\n}")]
+        columns = {name: held[name] for name in _LONG}  # a line for each column
+        columns["curve"] = self.curve and vars(self.curve)
+        if (lists := self.neighbours) is not None:
+            score = lists.score.astype(np.object_)
+            score[np.isnan(lists.score)] = None  # JSON has no NaN
+            columns["neighbours"] = {"row": lists.row, "score": score, "is_positive": lists.is_positive}
+        for name, values in columns.items():
+            if values:
+                lines = [f"    {json.dumps(key)}: {json.dumps(column.tolist())}" for key, column in values.items()]
+                text += f",\n  {json.dumps(name)}: {{\n" + ",\n".join(lines) + "\n  }"
+        write_text(Path(path), text + "\n}\n")
 
     @classmethod
     def load(cls, path: Path | str) -> "Report":
         """Return the report that `save` wrote, digit for digit; UserError if the file is missing or something else."""
         content = read_record(Path(path), "a report", named=FORMAT, version=VERSION, remedy="evaluate again")
         with reading(path, "a report", remedy="evaluate again"):
-            return cls(**report_from_json(content))
+            held: dict[str, Any] = {**checked(content, _Report)}
+            held = {name: value for name, value in held.items() if name in _Report.__annotations__}
+            rows, columns = held["num_queries"] - held["num_lone_queries"], held["per_query"]
+            needed = ("query", "num_positives", *(() if held["tie_bounds"] is None else ("ap",)))
+            if rows < 1 or any(name not in columns for name in needed):
+                raise ValueError(f"per_query must hold {', '.join(needed)} of one query or more")
+            for name, values in columns.items():
+                kind: Any = dict[str, Annotated[_KINDS.get(name, list[Number]), Len(rows, rows)]]  # type: ignore[misc]
+                columns[name] = np.asarray(checked({f"per_query.{name}": values}, kind)[f"per_query.{name}"])
+            held["metrics"] = {name: float(value) for name, value in held["metrics"].items()}
+            held["gallery"] = {name: np.asarray(values) for name, values in held.get("gallery", {}).items()}
+            if held["tie_bounds"] is not None:
+                held["tie_bounds"] = tuple(map(float, held["tie_bounds"]))
+            if (lists := held.get("neighbours")) is not None:
+                row, score, is_positive = (np.array(lists[name]) for name in ("row", "score", "is_positive"))
+                if not row.shape == score.shape == is_positive.shape or len(row) != rows or row.ndim != 2:
+                    raise ValueError("neighbours have lists of other lengths")
+                if row.size and row.max() >= held["num_gallery"]:
+                    raise ValueError(f"neighbours name row {row.max()} of a gallery of {held['num_gallery']}")
+                kept = row.astype(np.int64), score.astype(np.float64), is_positive.astype(bool)
+                held["neighbours"] = NearestRows(columns["query"], *kept)
+            if (curve := held.get("curve")) is not None:
+                if len(curve.get("recall", [])) != len(curve.get("precision", [])):
+                    raise ValueError("curve has other numbers of recalls and precisions")
+                held["curve"] = Curve(**{name: np.array(values) for name, values in curve.items()})
+            if len({tuple(code["metrics"]) for code in held.get("codes", [])}) > 1:
+                raise ValueError("codes have other metrics in each row")
+            return cls(**held)
+
+    def write_per_query(self, path: Path | str) -> None:
+        """Write `per_query` as a Parquet table, one row per query, with its neighbours as lists, without padding."""
+        import pyarrow
+        import pyarrow.parquet
+
+        columns: dict[str, Any] = {name: _plain(values) for name, values in self.per_query.items()}
+        if (lists := self.neighbours) is not None:
+            found = {"rows": lists.row, "scores": lists.score, "are_positive": lists.is_positive}
+            if "path" in self.gallery:
+                found["paths"] = self.gallery["path"][lists.row]
+            for name, values in found.items():
+                listed = [_plain(row[there]) for row, there in zip(values, lists.row >= 0, strict=True)]
+                columns[f"neighbour_{name}"] = listed
+        table = pyarrow.table(columns)
+        with replacing(Path(path)) as file:
+            pyarrow.parquet.write_table(table, file)
 
     @property
     def _metric_names(self) -> list[str]:

@@ -93,7 +93,7 @@ def test_a_page_with_intervals_is_written_unless_it_is_switched_off(rows: Path, 
         code, output, _ = aurank(*ROWS, "out", "--overwrite", *words)
         report = report_of("out")
         assert code == 0
-        assert (0 if report.intervals is None else report.intervals.resampling.resamples) == resamples
+        assert (0 if report.intervals is None else report.intervals.resamples) == resamples
         assert ("95 % interval" in output) == bool(resamples)
         assert (0 if report.neighbours is None else report.neighbours.row.shape[1]) == lists
         assert Path("out/report.html").exists() == bool(lists)

@@ -51,7 +51,7 @@ def test_resampled_means_equal_those_of_a_slow_loop_that_draws_classes(name: str
     terms = Units.of(report_with(values, labels).per_query).terms(name, values)
     (fast,) = resampled_means(terms[None], resamples=200, seed=5)
     assert fast == pytest.approx(slow, abs=1e-12)
-    low, high = Resampling(200, 5, 0.9).bounds(fast)
+    low, high = Resampling(200, 5, 0.9).interval(fast)
     assert (low, high) == pytest.approx(np.percentile(slow, [5, 95]), abs=1e-12)
 
 

@@ -106,7 +106,7 @@ def test_what_is_no_report_is_refused(tmp_path: Path) -> None:
         ("metrics", {}, "metrics"),
         ("metrics.mauprc", {}, r"metrics\.mauprc"),
         ("intervals.bounds", {"mauprc": [1]}, r"intervals\.bounds\.mauprc"),
-        ("curve", {"recall": [1.0]}, r"curve\.precision"),
+        ("curve", {"recall": [1.0]}, "precision"),
         ("curve", {"recall": [1.0], "precision": []}, "curve"),
         ("num_queries", 2.5, "num_queries"),
         ("num_lone_queries", 5, "per_query"),
