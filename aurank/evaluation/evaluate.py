@@ -26,7 +26,7 @@ from aurank.evaluation.engine.problem import (
     require_one_of,
 )
 from aurank.evaluation.engine.ranks import RankBlocks, Ranks, RankSource, check_grades, graded, query_columns
-from aurank.evaluation.hierarchy import SuperCategories
+from aurank.evaluation.hierarchy import hierarchical_values
 from aurank.evaluation.index.approximate import index_report
 from aurank.evaluation.index.neighbours import Index
 from aurank.evaluation.metrics import (
@@ -149,7 +149,7 @@ def evaluate(
         embeddings, labels, gallery, gallery_labels, ids, gallery_ids, groups, gallery_groups, positives, ignore, junk
     )
     devices = choose_devices(device, embeddings)
-    first, categories = devices[0], None if above is None else SuperCategories(above, gallery_above)
+    first = devices[0]
     counting: dict[str, Any] = {"backend": backend, "device": devices, "progress": progress, "max_memory": max_memory}
 
     def ranks_of(problem: RetrievalProblem, processed: Processed | None = None) -> RankBlocks:
@@ -179,8 +179,9 @@ def evaluate(
         of_pairs = pooled_names(names)
         pooled, few = pooled_metrics(problem, of_pairs, distance=distance, **how) if of_pairs else ({}, [])
         columns: dict[str, np.ndarray] = {}
-        if categories is not None:
-            columns = categories.values(problem, ranks.query, names or (), ties=ties, distance=distance, **counting)
+        if above is not None:
+            how = {"ties": ties, "distance": distance, **counting}
+            columns = hierarchical_values(problem, (above, gallery_above), ranks.query, names or (), **how)
         return build_report(
             ranks,
             recall_at=cuts,

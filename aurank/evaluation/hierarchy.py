@@ -4,7 +4,7 @@ Ranks are counted once more, with super-categories for labels: each relevant row
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,69 +19,55 @@ CLASS_GAIN, SUPER_GAIN = 3.0, 1.0  # of h_ndcg: 2^level − 1
 SUPER_WORTH = 0.5  # that all of the super-category together have in h_ap, where those of the class have 1
 
 
-@dataclass(frozen=True, eq=False)
-class SuperCategories:
-    """The super-category of each row of both sides, −1 for none; without a gallery's, the queries are the gallery."""
+def hierarchical_values(
+    problem: RetrievalProblem,
+    above: tuple[Integers, Integers | None],
+    queries: Int64[np.ndarray, " query"],
+    names: Iterable[str],
+    *,
+    ties: str = "threshold",
+    max_memory: int | str = "1GiB",
+    **options: Any,
+) -> dict[str, Float64[np.ndarray, " query"]]:
+    """Return the values of hierarchical metrics by name for some queries, each of which has a positive.
 
-    super_labels: Integers
-    gallery_super_labels: Integers | None = None
+    `above`: the super-category of each row of both sides, −1 for none; None where the queries are the gallery.
+    """
+    wanted = hierarchical_names(names)
+    if not wanted:
+        return {}
+    if problem.labels is None or problem.positives is not None:
+        raise UserError("super_labels group classes: give labels, and no list of positives")
+    if (problem.gallery is None) != (above[1] is None):
+        raise UserError("super_labels and gallery_super_labels belong together where there is a gallery")
+    count, own = len(problem.embeddings), problem.gallery is None
+    columns = []
+    for name, left, right in (("label", problem.labels, problem.gallery_labels), ("super_label", *above)):
+        query = integer_array(left, name=name, rows=count, side="query")
+        other = query if own else integer_array(right, name=name, rows=len(problem.target), side="gallery")  # type: ignore[arg-type]
+        columns.append(np.concatenate([query, other]))
+    labels = np.unique(columns[0], return_inverse=True)[1]
+    codes = np.where(columns[1] < 0, columns[1].max() + 1 + labels, columns[1])
+    of_class = np.empty(labels.max() + 1, np.int64)
+    of_class[labels] = codes
+    if len(others := np.flatnonzero(of_class[labels] != codes)):
+        row = int(others[0])
+        which = f"query {row}" if own or row < count else f"gallery row {row - count}"
+        raise UserError(f"super_labels of {which} and of others of its label differ: a class lies within one")
+    raised = replace(problem, labels=codes[:count], gallery_labels=None if own else codes[count:])
+    ranks = RankBlocks(raised, max_memory=max_memory, distributed=False, **options)
 
-    def values(
-        self,
-        problem: RetrievalProblem,
-        queries: Int64[np.ndarray, " query"],
-        names: Iterable[str],
-        *,
-        ties: str = "threshold",
-        max_memory: int | str = "1GiB",
-        **options: Any,
-    ) -> dict[str, Float64[np.ndarray, " query"]]:
-        """Return the values of hierarchical metrics by name for some queries, each of which has a positive."""
-        wanted = hierarchical_names(names)
-        if not wanted:
-            return {}
-        (classes, gallery_classes), (codes, gallery_codes) = self._sides(problem)
-        above = replace(problem, labels=codes, gallery_labels=None if problem.gallery is None else gallery_codes)
-        ranks = RankBlocks(above, max_memory=max_memory, distributed=False, **options)
+    def compute(block: Ranks) -> dict[str, np.ndarray]:
+        is_class = np.repeat(labels[block.query], block.num_positives) == labels[count + block.positive]
+        graded = with_grades(block, np.where(is_class, CLASS_GAIN, SUPER_GAIN))
+        known = {"h_ap": lambda: hierarchical_average_precision(block, is_class), "h_ndcg": lambda: ndcg(graded)}
+        return {
+            name: known[name]() if name in known else query_values(block, name.removeprefix(SUPER), ties=ties)
+            for name in wanted
+        }
 
-        def compute(block: Ranks) -> dict[str, np.ndarray]:
-            is_class = np.repeat(classes[block.query], block.num_positives) == gallery_classes[block.positive]
-            graded = with_grades(block, np.where(is_class, CLASS_GAIN, SUPER_GAIN))
-            own = {"h_ap": lambda: hierarchical_average_precision(block, is_class), "h_ndcg": lambda: ndcg(graded)}
-            return {
-                name: own[name]() if name in own else query_values(block, name.removeprefix(SUPER), ties=ties)
-                for name in wanted
-            }
-
-        found, chosen = query_columns(ranks, compute), np.searchsorted(ranks.query, queries)
-        return {name: found[name][chosen] if len(queries) else np.zeros(0) for name in wanted}
-
-    def _sides(self, problem: RetrievalProblem) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
-        """Return the classes of queries and gallery, and their super-categories, all as numbers from 0."""
-        if problem.labels is None or problem.positives is not None:
-            raise UserError("super_labels group classes: give labels, and no list of positives")
-        own = problem.gallery is None
-        if own != (self.gallery_super_labels is None):
-            raise UserError("super_labels and gallery_super_labels belong together where there is a gallery")
-        others = (problem.labels, self.super_labels) if own else (problem.gallery_labels, self.gallery_super_labels)
-        query, gallery = len(problem.embeddings), len(problem.target)
-        columns = []
-        for name, first, second in zip(
-            ("label", "super_label"), (problem.labels, self.super_labels), others, strict=True
-        ):
-            assert second is not None
-            left = integer_array(first, name=name, rows=query, side="query")
-            right = integer_array(second, name=name, rows=gallery, side="gallery")
-            columns.append(np.concatenate([left, right]))
-        labels = np.unique(columns[0], return_inverse=True)[1]
-        codes = np.where(columns[1] < 0, columns[1].max() + 1 + labels, columns[1])
-        of_class = np.empty(labels.max() + 1, np.int64)
-        of_class[labels] = codes
-        if len(other := np.flatnonzero(of_class[labels] != codes)):
-            row = int(other[0])
-            which = f"query {row}" if own or row < query else f"gallery row {row - query}"
-            raise UserError(f"super_labels of {which} and of others of its label differ: a class lies within one")
-        return (labels[:query], labels[query:]), (codes[:query], codes[query:])
+    found, chosen = query_columns(ranks, compute), np.searchsorted(ranks.query, queries)
+    return {name: found[name][chosen] if len(queries) else np.zeros(0) for name in wanted}
 
 
 def hierarchical_average_precision(

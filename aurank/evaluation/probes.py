@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -25,6 +25,9 @@ from aurank.evaluation.engine.problem import (
 from aurank.evaluation.index.neighbours import BLOCK, Index, blocks, check_rows, load_rows, take
 from aurank.evaluation.metrics import mean
 from aurank.files import EXACT, checked, read_record, reading, write_text
+
+if TYPE_CHECKING:
+    from sklearn.linear_model import LogisticRegression
 
 FORMAT, VERSION = "aurank.probe", 1
 TOP = (1, 5)
@@ -274,8 +277,7 @@ def _drawn(
 
 def _pick(embeddings: Embeddings, rows: Rows) -> Embeddings:
     """Return these rows, copied only where they are not the whole side in order."""
-    whole = len(rows) == len(embeddings) and bool((np.diff(rows) > 0).all())
-    return embeddings if whole else take(embeddings, rows)
+    return embeddings if np.array_equal(rows, np.arange(len(embeddings))) else take(embeddings, rows)
 
 
 def _top(ranks: Int64[np.ndarray, " query"]) -> dict[str, float]:
@@ -411,6 +413,8 @@ def linear_probe(
         >>> linear_probe(rows, [0, 0, 1, 1], rows[::-1], [1, 1, 0, 0], strengths=[0.01]).metrics
         {'top1': 1.0, 'top5': 1.0}
     """
+    from sklearn.linear_model import LogisticRegression  # a second that no other evaluation needs
+
     several = len(strengths) > 1
     how: dict[str, Any] = {"ids": ids, "seeds": seeds, "several": several}
     split = split_rows(embeddings, labels, test, test_labels, distance="euclidean", **how)
@@ -420,6 +424,8 @@ def linear_probe(
     found: list[dict[str, float]] = []
     chosen: list[float] = []
     at_end, unfinished, steps = False, 0, itertools.count()
+    # With many classes every entry of the gradient is small from the start, about 1 / classes.
+    settings: dict[str, Any] = {"max_iter": MOST_STEPS, "tol": 1e-3 / split.num_classes, "warm_start": True}
 
     def fitted() -> None:
         if progress is not None:
@@ -428,26 +434,25 @@ def linear_probe(
     fitted()  # a fit may take minutes
     for draw in split.draws:
         features, centre, scale = _standardised(_pick(embeddings, draw.train))
-        trial, model, place = _Regression(split.num_classes), _Regression(split.num_classes), 0
+        trial, model, place = LogisticRegression(**settings), LogisticRegression(**settings), 0
         if several:
             aside, accuracy = held_out(draw.train_classes, seed=draw.seed), list[float]()
             for strength in ordered:
-                trial.fit(features[~aside], draw.train_classes[~aside], strength)
-                accuracy.append(_top(trial.ranks(features[aside], draw.train_classes[aside]))["top1"])
+                unfinished += _fit(trial, features[~aside], draw.train_classes[~aside], strength)
+                accuracy.append(_top(_ranks(trial, features[aside], draw.train_classes[aside]))["top1"])
                 fitted()
             place = int(np.argmax(accuracy))  # of equals the strongest
             at_end |= place == len(ordered) - 1 or (place == 0 and accuracy[0] > accuracy[1])
         chosen.append(ordered[place])
-        model.fit(features, draw.train_classes, ordered[place])
-        unfinished += trial.unfinished + model.unfinished
+        unfinished += _fit(model, features, draw.train_classes, ordered[place])
         fitted()
         tested, ranks = _pick(embeddings if test is None else test, draw.test), []
         for rows in blocks(len(tested), max(1, BLOCK // max(tested.shape[1], split.num_classes))):
             piece = (load_rows(tested, rows, "euclidean") - centre) / scale
-            ranks.append(model.ranks(piece, draw.test_classes[rows]))
+            ranks.append(_ranks(model, piece, draw.test_classes[rows]))
         found.append(_top(np.concatenate(ranks)))
-    settings: dict[str, Any] = {"strength": chosen, "chosen_from": ordered}
-    settings |= {"held_out": HELD_OUT if several else 0.0, "features": "standardised"}
+    chosen_by = {"chosen_from": ordered, "held_out": HELD_OUT if several else 0.0}
+    settings = {"strength": chosen, **chosen_by, "features": "standardised"}
     notes = []
     if at_end:
         notes.append("the strength chosen stands at an end of those offered: one beyond it may be better")
@@ -481,32 +486,23 @@ def _standardised(train: Embeddings) -> tuple[Features, Float64[np.ndarray, " di
     return features, centre, scale
 
 
-class _Regression:
-    """Multinomial logistic regression; each fit starts from the one before."""
+def _fit(model: "LogisticRegression", features: Features, classes: Rows, strength: float) -> bool:
+    """Fit from where the last fit ended; return whether it ran out of steps."""
+    from sklearn.exceptions import ConvergenceWarning
 
-    def __init__(self, num_classes: int) -> None:
-        from sklearn.linear_model import LogisticRegression  # a second that no other evaluation needs
+    model.set_params(C=1 / (strength * len(features)))  # scikit-learn's C multiplies the sum of the losses
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # the result's notes say it
+        model.fit(features, classes)
+    return bool(np.max(model.n_iter_) >= MOST_STEPS)
 
-        # With many classes every entry of the gradient is small from the start, about 1 / classes.
-        tolerance = 1e-3 / num_classes
-        self.model = LogisticRegression(solver="lbfgs", warm_start=True, max_iter=MOST_STEPS, tol=tolerance)
-        self.unfinished = 0  # fits that ran out of steps
 
-    def fit(self, features: Features, classes: Rows, strength: float) -> None:
-        from sklearn.exceptions import ConvergenceWarning
-
-        self.model.set_params(C=1 / (strength * len(features)))  # scikit-learn's C multiplies the sum of the losses
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)  # the result's notes say it
-            self.model.fit(features, classes)
-        self.unfinished += int(np.max(self.model.n_iter_) >= MOST_STEPS)
-
-    def ranks(self, features: Features, own: Rows) -> Rows:
-        """Return the rank of each row's own class by score, from 1; classes that tie with it are ahead."""
-        scores = self.model.decision_function(features)
-        if scores.ndim == 1:  # of the second of two classes
-            scores = np.stack([-scores, scores], axis=1)
-        return np.asarray((scores >= scores[np.arange(len(own)), own][:, None]).sum(axis=1))
+def _ranks(model: "LogisticRegression", features: Features, own: Rows) -> Rows:
+    """Return the rank of each row's own class by score, from 1; classes that tie with it are ahead."""
+    scores = model.decision_function(features)
+    if scores.ndim == 1:  # of the second of two classes
+        scores = np.stack([-scores, scores], axis=1)
+    return np.asarray((scores >= scores[np.arange(len(own)), own][:, None]).sum(axis=1))
 
 
 PROBES: Mapping[str, Callable[..., ProbeResult]] = {"knn": knn, "linear_probe": linear_probe}

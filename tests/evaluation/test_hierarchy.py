@@ -9,7 +9,7 @@ from sklearn.metrics import ndcg_score
 from aurank.errors import UserError
 from aurank.evaluation.engine.problem import RetrievalProblem
 from aurank.evaluation.evaluate import evaluate
-from aurank.evaluation.hierarchy import SuperCategories
+from aurank.evaluation.hierarchy import hierarchical_values
 from aurank.evaluation.metrics import check_names
 
 LABELS = np.array([0] * 4 + [1] * 3 + [2] * 5 + [3] * 2 + [4] * 2 + [5] * 3 + [6])
@@ -53,9 +53,9 @@ def lists(embeddings: np.ndarray, queries: list[int], gallery: list[int]) -> dic
 
 def test_a_set_that_is_its_own_gallery_equals_the_definition() -> None:
     embeddings = rows()
-    categories, problem = SuperCategories(ABOVE), RetrievalProblem(embeddings, LABELS)
+    problem = RetrievalProblem(embeddings, LABELS)
     expected = lists(embeddings, list(range(len(LABELS))), list(range(len(LABELS))))
-    found = categories.values(problem, np.array(list(expected)), NAMES[1:3])
+    found = hierarchical_values(problem, (ABOVE, None), np.array(list(expected)), NAMES[1:3])
     np.testing.assert_allclose(found["h_ap"], [h_ap(*each) for each in expected.values()], rtol=1e-12)
     gains = [ndcg_score([2.0**level - 1], [scores]) for scores, level in expected.values()]
     np.testing.assert_allclose(found["h_ndcg"], gains, rtol=1e-12)

@@ -1,7 +1,7 @@
 """The question of an evaluation: which rows search which, what counts as found, and both sides sorted by label."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from aurank.arrays import MappedRows
 from aurank.distributed import SENT, ProcessGroup
 from aurank.errors import UserError
+from aurank.names import meant, nearest
 from aurank.sizes import as_text, available_memory, size_in_bytes
 
 Device: TypeAlias = torch.device | str
@@ -68,11 +69,12 @@ def choose_devices(device: Devices, queries: Embeddings) -> list[torch.device]:
     return devices
 
 
-def require_one_of(known: Sequence[str], **values: str) -> None:
+def require_one_of(known: Collection[str], **values: str) -> None:
     """Raise UserError for a named value that is not known."""
     for name, value in values.items():
         if value not in known:
-            raise UserError(f"{name} must be one of {', '.join(known)}; got {value!r}")
+            hint = meant(nearest(value, known)) if isinstance(value, str) else ""
+            raise UserError(f"{name} must be one of {', '.join(known)}; got {value!r}{hint}")
 
 
 def require_at_least(least: int, **values: int) -> None:

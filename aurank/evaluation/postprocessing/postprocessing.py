@@ -46,7 +46,6 @@ from aurank.evaluation.postprocessing.steps import (
     Step,
     Truncate,
     Whiten,
-    check_known,
 )
 from aurank.files import read_bundle, reading, write_bundle
 
@@ -125,9 +124,9 @@ class PostProcessing:
                 named[-1][1][key] = value
         steps = []
         for name, given in named:
-            check_known(name, STEPS, "post-processing step")
+            require_one_of(STEPS, **{"post-processing step": name})
             for key in given:
-                check_known(key, STEPS[name].model_fields, f"parameter of {name}")
+                require_one_of(STEPS[name].model_fields, **{f"parameter of {name}": key})
             try:
                 steps.append(STEPS[name](**given))
             except ValidationError as error:
@@ -348,7 +347,7 @@ class Codes:
         if min((*self.dims, 1 if self.rescore is None else self.rescore), default=1) < 1:
             raise UserError(f"dims and rescore must be 1 or more; got {self.dims} and {self.rescore}")
         for precision in self.precisions or ("",):
-            check_known(precision, BITS, "precision")
+            require_one_of(BITS, precision=precision)
 
     def each(
         self, problem: RetrievalProblem, *, distance: str, device: str

@@ -1,7 +1,7 @@
 """What every step of post-processing is, and the steps that change each row by itself."""
 
 from abc import abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, ClassVar
@@ -13,17 +13,11 @@ from pydantic import BaseModel, ConfigDict
 
 from aurank.errors import UserError
 from aurank.evaluation.engine.nearest import NearestRows
-from aurank.names import meant, nearest
 
 Rows = np.ndarray[tuple[int, int], np.dtype[np.floating]]
 State = Mapping[str, Float64[np.ndarray, "..."]]  # what a step has learnt; the last axis is the width of the rows
 Count = Annotated[int, Ge(1)]
 Part = Annotated[float, Ge(0), Le(1)]
-
-
-def check_known(name: str, known: Collection[str], what: str) -> None:
-    if name not in known:
-        raise UserError(f"no {what} {name!r}, expected {', '.join(known) or 'none'}{meant(nearest(name, known))}")
 
 
 @dataclass(frozen=True, eq=False)

@@ -38,8 +38,8 @@ def evaluate(**given: Any) -> Any:
 @pytest.mark.parametrize(
     ("call", "named"),
     [
-        (lambda: PostProcessing.parse("whitn"), "'whitn', expected center, .* 'whiten'"),
-        (lambda: PostProcessing.parse("whiten:dims=4"), "'dims', expected dim, shrinkage; .* 'dim'"),
+        (lambda: PostProcessing.parse("whitn"), "step must be one of center, .*'whitn'.* 'whiten'"),
+        (lambda: PostProcessing.parse("whiten:dims=4"), "of whiten must be one of dim, shrinkage.*'dims'.* 'dim'"),
         (lambda: PostProcessing.parse("whiten:dim=4.5"), "whiten: dim: .*'4.5'"),
         (lambda: PostProcessing.parse("whiten:dim=4,dim=5"), "'dim=5'"),
         (lambda: PostProcessing.parse("query_expansion, center"), "come first"),
@@ -55,7 +55,7 @@ def evaluate(**given: Any) -> Any:
         (lambda: evaluate(codes=Codes(dims=(17,))), "dims asks for 17"),
         (lambda: Codes(dims=(0,)), "dims"),
         (lambda: Codes(rescore=0), "rescore"),
-        (lambda: Codes(precisions=("int4",)), "'int4', expected float32"),
+        (lambda: Codes(precisions=("int4",)), "one of float32, .* got 'int4'"),
     ],
 )
 def test_what_cannot_be_raises(call: Callable[[], Any], named: str) -> None:
