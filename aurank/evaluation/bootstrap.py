@@ -38,11 +38,9 @@ class Resampling:
     def __post_init__(self) -> None:
         require_at_least(100, resamples=self.resamples)
         require_at_least(0, seed=self.seed)
-        if not 0 < self.level < 1:
-            raise UserError(f"level must lie between 0 and 1, such as 0.95; got {self.level}")
-        least = math.ceil(2 / (1 - self.level) - 1e-9)
-        if self.resamples < least:
-            raise UserError(f"level {self.level} needs {least} resamples or more; got {self.resamples}")
+        if not 0 < self.level < 1 or self.resamples < math.ceil(2 / (1 - self.level) - 1e-9):
+            needed = f"between 0 and 1 needs 2 / (1 - level) resamples or more; got {self.level} and {self.resamples}"
+            raise UserError(f"a level {needed}")
 
     def interval(self, draws: Float64[np.ndarray, " resample"]) -> tuple[float, float]:
         """Return the percentile interval: as many draws lie below it as above."""

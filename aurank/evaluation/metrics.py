@@ -225,36 +225,25 @@ def pooled_names(names: Iterable[str] | None) -> list[str]:
     return [name for name in names or () if pooled_rate(name) is not None]
 
 
-def names_per_query(names: Iterable[str]) -> list[str]:
-    listed = list(names)
-    if kept := [name for name in listed if pooled_rate(name) is None]:
-        return kept
-    raise UserError(f"{listed[0]} is of all pairs together, without values per query: add mauprc to the metrics")
-
-
 def check_names(names: Iterable[str], *, labelled: bool = True) -> tuple[str, ...]:
     """Return the names, each once, in their order; UserError for one that no metric has, with the nearest."""
-    if isinstance(names, str):
-        raise UserError(f'metrics must be a list of names; got the text {names!r}: write ["{names}"]')
-    listed = tuple(dict.fromkeys(names))
+    listed = () if isinstance(names, str) else tuple(dict.fromkeys(names))
     if not listed:
-        raise UserError("metrics is empty: name at least one, such as mauprc")
+        raise UserError(f'metrics must be a list of at least one name, such as ["mauprc"]; got {names!r}')
     if not labelled and any(name.startswith(MACRO) for name in listed):
         raise UserError(f"a metric with {MACRO} is a mean over classes: give the queries' labels")
     for name in listed:
         base = name.removeprefix(MACRO)
-        if base in HIERARCHICAL:
+        if base in HIERARCHICAL or pooled_rate(name) is not None:
             continue
         base = base.removeprefix(SUPER)
-        if base.startswith("tpr@fpr"):
-            if pooled_rate(name) is None:
-                raise UserError(f"metric {name!r}: expected a rate from 0 to 1, such as tpr@fpr=1e-3, and no prefix")
-        elif base != "mauprc" and base not in WHOLE and split_cut(base)[0] not in AT_K:
+        if base != "mauprc" and base not in WHOLE and split_cut(base)[0] not in AT_K:
             number = re.search(r"[1-9][0-9]{0,99}", base)
             known = [metric.format(k=number[0] if number else 1) for metric in (*NAMES, *HIERARCHICAL)]
             also = f"each also as {MACRO}NAME and {SUPER}NAME, {', '.join(HIERARCHICAL)}, or {POOLED}"
             hint = meant(nearest(base, known, most=3))
-            raise UserError(f"unknown metric {name!r}, expected one of {', '.join(NAMES)}, {also}{hint}")
+            rates = "with a rate between 0 and 1 and no prefix"
+            raise UserError(f"unknown metric {name!r}, expected one of {', '.join(NAMES)}, {also} {rates}{hint}")
     return listed
 
 

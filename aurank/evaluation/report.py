@@ -21,7 +21,7 @@ from typing_extensions import TypedDict
 from aurank.errors import UserError
 from aurank.evaluation.bootstrap import Intervals, Resampling, Units, resampled_means
 from aurank.evaluation.engine.nearest import NearestRows
-from aurank.evaluation.metrics import MACRO, Classes, Curve, mean, names_per_query, random_order_ap
+from aurank.evaluation.metrics import MACRO, Classes, Curve, mean, pooled_rate, random_order_ap
 from aurank.evaluation.postprocessing.postprocessing import describe_codes
 from aurank.files import checked, read_record, reading, replacing, write_text
 from aurank.names import meant, nearest
@@ -178,7 +178,6 @@ class Report:
     def values(self, name: str) -> Float64[np.ndarray, " query"]:
         """Return the values per query of a metric, with "macro:" or without; UserError if the report lacks it."""
         base = name.removeprefix(MACRO)
-        names_per_query([base])
         held = {name: "ap" if name == "mauprc" else name for name in self._metric_names}
         if base not in held:
             hint = meant(nearest(base, held, most=3))
@@ -189,7 +188,9 @@ class Report:
         """Return this report with a bootstrap interval of every metric per query, by class (see docs/metrics.md)."""
         resampling = Resampling(resamples, seed, level)
         units = Units.of(self.per_query)
-        names = names_per_query(self.metrics)
+        names = [name for name in self.metrics if pooled_rate(name) is None]
+        if not names:
+            raise UserError(f"{next(iter(self.metrics))} has no values per query: add mauprc to the metrics")
         terms = np.stack([units.terms(name, self.values(name)) for name in names])
         draws = resampled_means(terms, resamples=resamples, seed=seed)
         bounds = {name: resampling.interval(drawn) for name, drawn in zip(names, draws, strict=True)}

@@ -108,9 +108,9 @@ def test_more_units_than_are_drawn_at_a_time_give_the_same_draws_in_one_row_each
     ("options", "message"),
     [
         ({"resamples": 99}, r"resamples must be 100 or more, got 99"),
-        ({"resamples": 1000, "level": 0.999}, r"level 0.999 needs 2000 resamples or more; got 1000"),
-        ({"level": 1.0}, r"level must lie between 0 and 1, such as 0.95; got 1.0"),
-        ({"level": 0.0}, r"level must lie between 0 and 1"),
+        ({"resamples": 1000, "level": 0.999}, r"got 0.999 and 1000"),
+        ({"level": 1.0}, r"a level between 0 and 1 .* got 1.0"),
+        ({"level": 0.0}, r"a level between 0 and 1"),
         ({"seed": -1}, r"seed must be 0 or more, got -1"),
     ],
 )

@@ -40,49 +40,50 @@ def test_every_definition_has_its_worked_value_in_the_docs() -> None:
         assert metrics.query_values(ranks, "mauprc", ties=rule) == pytest.approx([values[rule]], abs=1e-15), rule
 
 
-@pytest.mark.parametrize(
-    ("text", "name", "value"),
-    [
-        ("+ - + - -", "mauprc", (1 + 2 / 3) / 2),
-        ("+ - + - -", "map@1(min)", 1.0),
-        ("+ - + - -", "map@1(r)", 1 / 2),
-        ("+ - + - -", "map@3(min)", (1 + 2 / 3) / 2),
-        ("+ - + - -", "map@2(r)", 1 / 2),
-        ("+ - + - -", "ndcg@2", 1 / (1 + 1 / log2(3))),
-        ("+ - + - -", "ndcg@1", 1.0),
-        ("- + - + -", "ndcg@1", 0.0),
-        ("- + - + -", "map@1(min)", 0.0),
-        # k beyond R and beyond the gallery: nothing is left to find, and only precision divides by k itself
-        ("+ - + - -", "recall@100", 1.0),
-        ("+ - + - -", "precision@100", 2 / 100),
-        ("+ - + - -", "map@100(min)", (1 + 2 / 3) / 2),
-        ("+ - + - -", "map@100(r)", (1 + 2 / 3) / 2),
-        ("- + - -", "ndcg@100", 1 / log2(3)),
-        (f"+ - + {'-' * 7}", f"precision@{10**30}", 2 / 10**30),
-        (f"+ - + {'-' * 7}", f"map@{10**30}(min)", (1 + 2 / 3) / 2),
-        # a duplicate of a positive among the negatives ties with it, and stands ahead
-        ("+- +", "recall@1", 0.0),
-        ("+- +", "mrr", 1 / 2),
-        ("+- +", "auroc", 0.0),
-        ("++ -", "mauprc", 1.0),
-        ("- + - +", "coverage@1", 0.0),
-        ("- + - +", "coverage@3", 1 / 2),
-        ("- + - +", "coverage@100", 1.0),
-        ("- + - +", "mrr@1", 0.0),
-        ("- + - +", "mrr@2", 1 / 2),
-        ("- + - +", "trapezoid_ap", ((0 + 1 / 2) + (1 / 3 + 2 / 4)) / 2 / 2),
-        ("+ + -", "trapezoid_ap", 1.0),
-        ("- + - + -", "precision@1(last)", 0.0),
-        ("- + - + -", "precision@3(last)", 1 / 3),
-        ("- + - + -", "precision@5(last)", 2 / 4),
-        ("+ + -", "precision@10(last)", 1.0),
-        # nothing but positives
-        ("+ ++", "auroc", 1.0),
-        ("+ ++", "minp", 1.0),
-    ],
-)
-def test_hand_computed_values(text: str, name: str, value: float) -> None:
-    assert metrics.query_values(ranks_of([read(text)]), name) == pytest.approx([value], abs=1e-15)
+BY_HAND = [
+    ("+ - + - -", "mauprc", (1 + 2 / 3) / 2),
+    ("+ - + - -", "map@1(min)", 1.0),
+    ("+ - + - -", "map@1(r)", 1 / 2),
+    ("+ - + - -", "map@3(min)", (1 + 2 / 3) / 2),
+    ("+ - + - -", "map@2(r)", 1 / 2),
+    ("+ - + - -", "ndcg@2", 1 / (1 + 1 / log2(3))),
+    ("+ - + - -", "ndcg@1", 1.0),
+    ("- + - + -", "ndcg@1", 0.0),
+    ("- + - + -", "map@1(min)", 0.0),
+    # k beyond R and beyond the gallery: nothing is left to find, and only precision divides by k itself
+    ("+ - + - -", "recall@100", 1.0),
+    ("+ - + - -", "precision@100", 2 / 100),
+    ("+ - + - -", "map@100(min)", (1 + 2 / 3) / 2),
+    ("+ - + - -", "map@100(r)", (1 + 2 / 3) / 2),
+    ("- + - -", "ndcg@100", 1 / log2(3)),
+    (f"+ - + {'-' * 7}", f"precision@{10**30}", 2 / 10**30),
+    (f"+ - + {'-' * 7}", f"map@{10**30}(min)", (1 + 2 / 3) / 2),
+    # a duplicate of a positive among the negatives ties with it, and stands ahead
+    ("+- +", "recall@1", 0.0),
+    ("+- +", "mrr", 1 / 2),
+    ("+- +", "auroc", 0.0),
+    ("++ -", "mauprc", 1.0),
+    ("- + - +", "coverage@1", 0.0),
+    ("- + - +", "coverage@3", 1 / 2),
+    ("- + - +", "coverage@100", 1.0),
+    ("- + - +", "mrr@1", 0.0),
+    ("- + - +", "mrr@2", 1 / 2),
+    ("- + - +", "trapezoid_ap", ((0 + 1 / 2) + (1 / 3 + 2 / 4)) / 2 / 2),
+    ("+ + -", "trapezoid_ap", 1.0),
+    ("- + - + -", "precision@1(last)", 0.0),
+    ("- + - + -", "precision@3(last)", 1 / 3),
+    ("- + - + -", "precision@5(last)", 2 / 4),
+    ("+ + -", "precision@10(last)", 1.0),
+    # nothing but positives
+    ("+ ++", "auroc", 1.0),
+    ("+ ++", "minp", 1.0),
+]
+
+
+def test_hand_computed_values() -> None:
+    for text, name, value in BY_HAND:
+        found = metrics.query_values(ranks_of([read(text)]), name)
+        assert found == pytest.approx([value], abs=1e-15), (text, name)
 
 
 @pytest.mark.slow
@@ -205,12 +206,10 @@ def test_metrics_are_chosen_by_name_each_once() -> None:
         (["map@10"], r"unknown metric 'map@10',.* did you mean 'map@10\(r\)' or .*'map@10\(min\)'"),
         (["macro:nDCG@5x"], r"unknown metric 'macro:nDCG@5x', .*did you mean 'ndcg@5'"),
         (["recall@0"], r"unknown metric 'recall@0', .*did you mean 'recall@1'"),
-        (["recall"], r"did you mean 'recall@1'"),
-        (["mAP"], r"did you mean .*mauprc"),
         (["fid"], r"unknown metric 'fid', expected one of mauprc, recall@\{k\}, .*auroc, each also as macro:NAME"),
-        ([], r"metrics is empty"),
+        ([], r"at least one name, such as .*got \[\]"),
         (["precision@1" + "0" * 400], "unknown metric"),
-        ("mauprc", r"metrics must be a list of names; got the text 'mauprc': write \[\"mauprc\"\]"),
+        ("mauprc", r"metrics must be a list of .* got 'mauprc'"),
     ],
 )
 def test_an_unknown_metric_is_refused_with_the_nearest_names(wrong: list[str], message: str) -> None:

@@ -14,7 +14,7 @@ from aurank.evaluation.engine.problem import Pairs, RetrievalProblem, places_of
 from aurank.evaluation.engine.ranks import Ranks
 from aurank.evaluation.engine.scores import ExactScores
 from aurank.evaluation.engine.tiles import Work
-from aurank.evaluation.postprocessing.steps import Count, ListStep, Part, Rows, Sides, Step
+from aurank.evaluation.postprocessing.steps import Count, ListStep, Part, Rows, Sides, Step, unit
 
 MEMORY = 2**27  # bytes at a time
 
@@ -104,8 +104,8 @@ class SideStep(Step):
         step = max(1, ELEMENTS // (self.k * rows.shape[1]))
         for start in range(0, len(rows), step):
             here = slice(start, start + step)
-            near = np.einsum("rk,rkd->rd", weight[here], _unit(gallery[listed[here]]))
-            found[here] = _unit(_unit(rows[here]) + near)
+            near = np.einsum("rk,rkd->rd", weight[here], unit(gallery[listed[here]]))
+            found[here] = unit(unit(rows[here]) + near)
         return found
 
 
@@ -141,11 +141,6 @@ class DatabaseAugmentation(SideStep):
         gallery = sides.gallery.copy()
         gallery[sides.kept] = self.drawn(sides.searched, sides.searched, np.arange(len(sides.kept)), device)
         return replace(sides, gallery=gallery)
-
-
-def _unit(rows: Rows) -> Rows:
-    values = np.asarray(rows, np.float64)
-    return np.asarray(values / np.sqrt((values * values).sum(axis=-1, keepdims=True)))
 
 
 BLOCK = 512  # rows whose neighbours' neighbours are compared at a time

@@ -46,6 +46,7 @@ from aurank.evaluation.postprocessing.steps import (
     Step,
     Truncate,
     Whiten,
+    unit,
 )
 from aurank.files import read_bundle, reading, write_bundle
 
@@ -272,10 +273,7 @@ class PostProcessing:
         return found
 
     def _scaled(self, rows: Float64[np.ndarray, "row dim"]) -> Float64[np.ndarray, "row dim"]:
-        if self.distance != "cosine":
-            return rows
-        length = np.sqrt((rows * rows).sum(axis=1, keepdims=True))
-        return np.asarray(rows / np.where(length > 0, length, 1))
+        return unit(rows) if self.distance == "cosine" else rows
 
 
 @dataclass(frozen=True, eq=False)

@@ -42,6 +42,13 @@ class Sides:
         return np.asarray(place[self.own])  # the last place is that of -1
 
 
+def unit(rows: np.ndarray) -> Float64[np.ndarray, "*rows dim"]:
+    """Return rows of length 1; a row of zeros stays."""
+    values = np.asarray(rows, np.float64)
+    length = np.sqrt((values * values).sum(axis=-1, keepdims=True))
+    return np.asarray(values / np.where(length > 0, length, 1))
+
+
 class Step(BaseModel):
     """One step; its fields are the parameters of its text form."""
 

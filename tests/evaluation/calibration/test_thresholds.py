@@ -116,13 +116,13 @@ def test_tpr_at_fpr_of_embeddings_is_a_metric() -> None:
     assert report.intervals is not None
     assert list(report.intervals.bounds) == ["mauprc"]
     assert "tpr@fpr=1e-6: that is less than one of 7,200 negative pairs" in report.notes[-1]
-    with pytest.raises(UserError, match="of all pairs together"):
+    with pytest.raises(UserError, match="no values per query"):
         report.values("tpr@fpr=1e-2")
 
 
 @pytest.mark.parametrize("name", ["tpr@fpr=1", "tpr@fpr=x"])
 def test_a_rate_that_is_none_is_refused(name: str) -> None:
-    with pytest.raises(UserError, match="expected a rate from 0 to 1"):
+    with pytest.raises(UserError, match=r"unknown metric .* a rate between 0 and 1"):
         aurank.evaluate(np.eye(4), [0, 0, 1, 1], metrics=[name])
 
 
