@@ -83,10 +83,9 @@ def test_the_area_of_the_exact_curve_is_mauprc_by_each_rule_for_ties(lists: list
         assert area == pytest.approx(mean(metrics.average_precision(ranks, ties=rule)), abs=1e-12)
 
 
-@pytest.mark.parametrize("points", [1, 0, -3])
-def test_fewer_than_two_points_are_refused(points: int) -> None:
-    with pytest.raises(UserError, match=rf"points must be 2 or more, got {points}"):
-        precision_recall_curve(ranks_of([read("+ -")]), points=points)
+def test_fewer_than_two_points_are_refused() -> None:
+    with pytest.raises(UserError, match=r"points must be 2 or more, got 1"):
+        precision_recall_curve(ranks_of([read("+ -")]), points=1)
 
 
 def test_a_random_order_scores_the_mean_over_all_orders() -> None:

@@ -2,6 +2,7 @@
 
 import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from aurank.errors import AurankError, UserError
 from aurank.evaluation import Report, evaluate
 from aurank.evaluation.bootstrap import Resampling
 from aurank.evaluation.evaluate import build_report
+from aurank.evaluation.report import html_table, latex_table, markdown_table
 
 LISTS = [read(text) for text in ("+ - -", "- +- +", "- - +", "- -", "+ + + +")]
 LABELS = np.array([2**53 + 1, -3, -3, 2**53 + 1])  # of the four queries that have a positive
@@ -158,13 +160,10 @@ def test_the_frequency_table_counts_positives_or_training_images() -> None:
     assert by_counts["recall@1"].tolist() == [1.0, 0.0]
 
 
-@pytest.mark.parametrize("edges", [(), (5, 5), (9, 2), (0, 3)])
-def test_edges_that_make_no_buckets_are_refused(edges: tuple[int, ...]) -> None:
-    with pytest.raises(UserError, match=r"edges must be increasing integers of 1 or more, such as \(20, 100\); got"):
-        full().frequency_table(edges)
-
-
-def test_tables_by_class_need_labels() -> None:
+def test_tables_need_edges_that_make_buckets_and_labels() -> None:
+    for edges in ((), (5, 5), (0, 3)):
+        with pytest.raises(UserError, match=r"edges must be increasing integers of 1 or more, such as \(20, 100\)"):
+            full().frequency_table(edges)
     report = build_report(ranks_of(LISTS))
     with pytest.raises(UserError, match="a table by class needs the queries' labels, and this report has none"):
         report.class_table()
@@ -228,3 +227,49 @@ def test_damaged_neighbours_are_refused(tmp_path: Path) -> None:
     path.write_text(json.dumps(content))
     with pytest.raises(UserError, match="neighbours name row 4 of a gallery of 4"):
         Report.load(path)
+
+
+EVIL = '<script>alert(1)</script>|`a`\n\\| 50% & a_b^~ {x} "q"'
+
+
+def measured() -> Report:
+    return evaluate(np.eye(3)[[0, 0, 1, 1, 1]], [5, 5, 6, 6, 7], metrics=["mauprc", "recall@1"])
+
+
+def test_the_tables_hold_the_metrics_of_the_report() -> None:
+    report = measured()
+    for text in (report.to_markdown(), report.to_latex(), report._repr_html_()):
+        for name, value in report.metrics.items():
+            assert name in text
+            assert f"{value:.4f}" in text
+    head, _, *rows = report.to_markdown().splitlines()
+    low, high = report.tie_bounds or (0, 0)
+    assert head == "| metric | value | equal scores allow |"
+    assert rows[0].endswith(f"| {low:.4f} to {high:.4f} |")
+    assert rows[1].endswith("|  |")
+
+
+def test_intervals_and_plain_scores_are_columns_of_their_own() -> None:
+    rows = np.random.default_rng(0).standard_normal((12, 4))
+    report = evaluate(rows, np.arange(12) % 3, metrics=["mrr"], resampling=Resampling(100, level=0.9))
+    report = replace(report, postprocessing={"plain": {"mrr": 0.25}})
+    head, _, row = report.to_markdown().splitlines()[:3]
+    assert head.startswith("| metric | value | 90 % interval | plain |")
+    assert row.startswith(f"| mrr | {report.metrics['mrr']:.4f} | {report.interval('mrr')} | 0.2500 |")
+
+
+def test_a_notebook_shows_what_the_numbers_are_of_and_runs_none_of_it() -> None:
+    report = replace(measured(), notes=[EVIL], metrics={EVIL: 0.5})
+    page = report._repr_html_()
+    assert "5 queries, 1 of them skipped: no positive; 5 gallery rows" in page
+    assert "<script>" not in page
+    assert "&lt;script&gt;" in page
+
+
+def test_every_sign_that_means_something_is_escaped() -> None:
+    assert markdown_table([EVIL], []).splitlines()[0] == (
+        '| &lt;script>alert(1)&lt;/script>\\|\\`a\\` \\\\\\| 50% &amp; a_b^~ {x} "q" |'
+    )
+    wanted = r"\textbackslash{}| 50\% \& a\_b\textasciicircum{}\textasciitilde{} \{x\}"
+    assert wanted in latex_table([EVIL], [])
+    assert "<script>" not in html_table([EVIL], [[EVIL]])

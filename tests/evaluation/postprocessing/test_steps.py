@@ -8,8 +8,16 @@ from sklearn.covariance import shrunk_covariance
 from sklearn.decomposition import PCA
 
 from aurank.evaluation import RetrievalProblem
+from aurank.evaluation.engine import tiles
+from aurank.evaluation.engine.nearest import nearest_rows
 from aurank.evaluation.engine.ranks import Ranks, positive_ranks
 from aurank.evaluation.postprocessing import PostProcessing
+from aurank.evaluation.postprocessing.neighbour_steps import (
+    farthest_scores,
+    nearest_lists,
+    pair_scores,
+    reordered_ranks,
+)
 from aurank.evaluation.postprocessing.postprocessing import STEPS
 
 
@@ -160,3 +168,57 @@ def test_tensors_and_half_precision_are_taken() -> None:
     half = torch.from_numpy(rows).to(torch.bfloat16)
     processed = PostProcessing.parse("center, query_expansion").fit(half).apply(RetrievalProblem(half, labels)).problem
     assert processed.embeddings.dtype == np.float32
+
+
+def all_scores(queries: np.ndarray, gallery: np.ndarray) -> np.ndarray:
+    query, row = np.divmod(np.arange(len(queries) * len(gallery)), len(gallery))
+    return pair_scores(queries, gallery, query, row).reshape(len(queries), -1)
+
+
+@pytest.mark.parametrize("noise", [1.0, 1e-9])
+@pytest.mark.parametrize("alone", [True, False])
+def test_lists_are_those_of_a_plain_sort(alone: bool, noise: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiles, "SIDES", {"cpu": 32, "cuda": 64})
+    rng = np.random.default_rng(0)
+    gallery = np.ones((150, 8)) + noise * rng.standard_normal((150, 8))
+    queries = gallery if alone else gallery[::-1][:40].copy()
+    own = np.arange(150) if alone else 149 - np.arange(40)
+    scores = all_scores(queries, gallery)
+    farthest = scores.min(axis=1)
+    scores[np.arange(len(own)), own] = -np.inf
+    row, score = nearest_lists(queries, gallery, 5, leave_out=own)
+    assert score.tolist() == (-np.sort(-scores, axis=1)[:, :5]).tolist()
+    assert np.take_along_axis(scores, row, 1).tolist() == score.tolist()
+    if alone:
+        assert farthest_scores(gallery).tolist() == farthest.tolist()
+
+
+def test_equal_rows_come_in_an_order_that_is_not_the_files() -> None:
+    row, _ = nearest_lists(np.ones((90, 4)), np.ones((90, 4)), 5, leave_out=np.full(90, -1))
+    assert (row == row[0]).all()
+    assert row[0].tolist() != [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("depth", [1, 11, 40])
+@pytest.mark.parametrize("seed", range(2))
+def test_reordered_lists_are_counted_as_by_hand(seed: int, depth: int) -> None:
+    generator = np.random.default_rng(seed)
+    rows = generator.integers(-2, 3, size=(40, 3))  # whole numbers: exact scores, and many ties
+    labels = generator.integers(0, 9, 40)
+    groups = generator.integers(-1, 2, 40)
+    problem = RetrievalProblem(rows, labels, groups=groups)
+    ranks, lists = positive_ranks(problem, distance="dot"), nearest_rows(problem, depth, distance="dot")
+    score = np.where(lists.row >= 0, generator.integers(0, 4, lists.row.shape), np.nan)
+    found = reordered_ranks(ranks, lists, score)
+
+    combined = rows @ rows.T
+    for query, listed, new in zip(lists.query, lists.row, score, strict=True):
+        combined[query, listed[listed >= 0]] = 100 + new[listed >= 0]
+    same = labels[:, None] == labels
+    left_out = np.eye(40, dtype=bool) | (same & (groups[:, None] == groups) & (groups >= 0))
+    expected = ranks_by_scores(combined, same, left_out)
+    assert found.query.tolist() == list(expected)
+    for place, query in enumerate(found.query.tolist()):
+        here = slice(found.offset[place], found.offset[place + 1])
+        columns = (found.positive, found.higher, found.tied, found.at_least)
+        assert list(zip(*(one[here].tolist() for one in columns), strict=True)) == expected[query]
