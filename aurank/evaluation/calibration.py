@@ -280,15 +280,15 @@ class Aim:
             found = threshold_at_precision(scores, self.rate)
         else:
             found = threshold_at_false_match_rate(scores, self.rate) if self.rate * negatives >= 1 else None
-        if found is None and self.precision is not None:
+        if found is not None:
+            return found
+        if self.precision is not None:
             best, at = best_precision(scores)
-            raise UserError(f"no threshold has precision {self.precision}: the highest is {best:.4f}, at {at:.4f}")
-        if found is None:
-            raise UserError(
-                f"no threshold has a false-match rate of {self.false_match_rate}: one of {negatives:,} negative pairs "
-                f"is {1 / max(negatives, 1):.2g}, and more may score as high as the highest positive; ask for more"
-            )
-        return found
+            why = f"a precision of {self.precision}: the highest is {best:.4f}, at {at:.4f}"
+        else:
+            why = f"a false-match rate of {self.false_match_rate}: one of {negatives:,} negative pairs is "
+            why += f"{1 / max(negatives, 1):.2g}, and more may score as high as the highest positive; ask for more"
+        raise UserError(f"no threshold has {why}")
 
 
 def calibrate(

@@ -46,13 +46,11 @@ def _read(path: Path, *, columns: int, number: int, what: str) -> Table:
             value = math.nan
             with contextlib.suppress(IndexError, ValueError):
                 value = float(parts[number])
-            where = f"{path}, line {count}"
-            if len(parts) != columns or not math.isfinite(value):
-                raise UserError(f"{where}: {line.strip()[:80]!r} is no line of a {what}")
-            listed = table.setdefault(parts[0], {})
-            if parts[2] in listed:
-                raise UserError(f"{where}: document {parts[2][:80]!r} is listed twice for query {parts[0][:80]!r}")
-            listed[parts[2]] = value
+            is_line = len(parts) == columns and math.isfinite(value)
+            if not is_line or parts[2] in table.get(parts[0], {}):
+                wrong = "lists a document twice for a query" if is_line else f"is no line of a {what}"
+                raise UserError(f"{path}, line {count}: {line.strip()[:80]!r} {wrong}")
+            table.setdefault(parts[0], {})[parts[2]] = value
     if not table:
         raise UserError(f"{path} is empty: expected a {what}")
     return table

@@ -126,7 +126,7 @@ def test_a_written_run_has_the_numbers_of_evaluate(tmp_path: Path) -> None:
         ("q1 a 1 2\n", QRELS, "a.run, line 1: 'q1 a 1 2'"),
         ("q1 Q0 a 1 high t\n", QRELS, "a.run, line 1: .*high"),
         ("q1 Q0 a 1 nan t\n", QRELS, "a.run, line 1: .*nan"),
-        ("q1 Q0 a 1 2 t\nq1 Q0 a 2 1 t\n", QRELS, "line 2: document 'a' is listed twice for query 'q1'"),
+        ("q1 Q0 a 1 2 t\nq1 Q0 a 2 1 t\n", QRELS, "line 2: 'q1 Q0 a 2 1 t' lists a document twice"),
         ("\n", QRELS, "a.run is empty"),
         (RUN, "q1 a 1\n", "a.qrels, line 1"),
         (RUN, "q1 0 a 0\n", "0 of the 1 queries"),
