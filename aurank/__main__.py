@@ -1,5 +1,21 @@
 """``python -m aurank`` is the ``aurank`` command."""
 
-from aurank.cli import main
+import sys
 
-main()
+
+def main() -> None:
+    """Run the command line; without the libraries that it is made of, say how to get them."""
+    try:
+        from aurank.cli import main as run
+    except ModuleNotFoundError as error:
+        from aurank.extras import missing_library
+
+        if (text := missing_library(error)) is None:
+            raise
+        print(f"error: {text}", file=sys.stderr)
+        sys.exit(2)
+    run()
+
+
+if __name__ == "__main__":
+    main()

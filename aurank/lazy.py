@@ -86,4 +86,11 @@ def without(name: str) -> Iterator[None]:
 
 def _imported(package: str, home: str) -> Any:
     module, _, attribute = home.partition(":")
-    return attrgetter(attribute)(importlib.import_module(f".{module}", package))
+    try:
+        return attrgetter(attribute)(importlib.import_module(f".{module}", package))
+    except ModuleNotFoundError as error:
+        from aurank.extras import missing_library
+
+        if (text := missing_library(error)) is None:
+            raise
+        raise ModuleNotFoundError(text, name=error.name) from error

@@ -11,6 +11,7 @@ from aurank.cli import training, measuring, searching, data  # noqa: F401
 from aurank.cli.app import app
 from aurank.cli.drawing import draw_warnings, is_control, stderr_console
 from aurank.errors import AurankError, UserError, explained
+from aurank.extras import missing_library
 
 # albumentations asks the network for its newest version when it is imported.
 os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")
@@ -35,8 +36,8 @@ def main() -> None:
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
-    except (OSError, RuntimeError) as error:
-        if (text := explained(error)) is None:
+    except (OSError, RuntimeError, ImportError) as error:
+        if (text := explained(error) or missing_library(error)) is None:
             raise
         stderr_console.say(f"error: {text}")
         sys.exit(1)

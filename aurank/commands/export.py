@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ from aurank.errors import AurankError, UserError, first_line
 from aurank.exporting.card import COLOURS, write_card
 from aurank.exporting.check import TOLERANCE, Check, largest_difference
 from aurank.exporting.formats import (
-    PACKAGES,
     TrainedEncoder,
     quantise,
     write_graph,
@@ -34,6 +32,7 @@ from aurank.exporting.formats import (
     write_weights,
 )
 from aurank.exporting.timm_folder import SETTINGS, load_folder, pillow_interpolation, spread_rows, write_folder
+from aurank.extras import require_libraries
 from aurank.files import LOCK, replacing_folder, require_writable, write_text
 from aurank.models import Encoder
 from aurank.models.adapters.by_name import ADAPTERS
@@ -187,8 +186,6 @@ def _require_possible(to: str, out: Path, *, int8: bool, overwrite: bool) -> Non
         reason = f"--to {to!r}: expected one of {', '.join(_FORMATS)}"
     elif int8 and to != "onnx":
         reason = f"--int8 goes with --to onnx, not with --to {to}"
-    elif to == "onnx" and (missing := [name for name in PACKAGES if find_spec(name) is None]):
-        reason = f"--to onnx needs {', '.join(missing)}, not installed here: pip install 'aurank[export]'"
     elif out.resolve() == Path.cwd():
         reason = f"--out {out} is the folder that you are in; name one to make, such as exported"
     elif strange := sorted(held - _KNOWN):
@@ -197,6 +194,8 @@ def _require_possible(to: str, out: Path, *, int8: bool, overwrite: bool) -> Non
         reason = f"--out {out} holds no earlier export; name another folder"
     elif held and not overwrite:
         reason = f"--out {out} holds an earlier export; name another folder, or add --overwrite"
+    elif to == "onnx":
+        require_libraries("--to onnx", "onnx", "onnxruntime", "onnxscript")
     if reason:
         raise UserError(reason)
     require_writable(out / _RESULT)
@@ -217,6 +216,8 @@ def _require_expressible(to: str, config: Config) -> None:
         reason = f"timm has one linear layer behind a backbone, this model {model.head_layers} (model.head_layers)"
     elif to == "hf" and is_tower(model.backbone):
         reason = f"timm has no {model.backbone}"
+    elif to == "onnx":
+        require_libraries("--to onnx", "onnx", "onnxruntime", "onnxscript")
     if reason:
         raise UserError(f"--to {to}: {reason}; {remedy}")
 

@@ -28,7 +28,6 @@ from aurank.models.adapters.exported import ENCODER, PREPROCESSING, PROGRAM_PREP
 from aurank.models.adapters.towers import without_places
 
 INPUT, OUTPUT = "pixels", "embedding"
-PACKAGES = ("onnx", "onnxruntime", "onnxscript")
 _ONE_FILE = 2**31 - 2**20  # bytes that a protocol buffer holds, less some for the graph itself
 _LAYERS = ("Conv", "Gemm", "MatMul")
 _BETWEEN = ("Add", "Relu", "Clip", "MaxPool")

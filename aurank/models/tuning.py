@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from aurank.errors import UserError, first_line
-from aurank.models.adapters.loading import import_library
+from aurank.extras import import_library
 from aurank.models.encoder import Encoder, network_of
 from aurank.names import meant, nearest
 
@@ -59,7 +59,7 @@ def add_lora(encoder: Encoder, *, rank: int, alpha: float, targets: Sequence[str
     Source: Hu et al., LoRA: low-rank adaptation of large language models (ICLR 2022), https://arxiv.org/abs/2106.09685;
     peft's implementation.
     """
-    peft: Any = import_library("peft", "model.lora", package="'aurank[lora]'")
+    peft: Any = import_library("peft", "model.lora")
     network = network_of(encoder.backbone)
     layers = dict.fromkeys(
         name.split(".")[-1] for name, module in network.named_modules() if isinstance(module, nn.Linear)

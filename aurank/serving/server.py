@@ -5,12 +5,12 @@ import ipaddress
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aurank.data.decode import quiet_decoding
 from aurank.errors import UserError
+from aurank.extras import require_libraries
 
 if TYPE_CHECKING:
     import uvicorn
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from aurank.serving.uploads import Limits
 
-_PACKAGES = {"starlette": "starlette", "uvicorn": "uvicorn", "python_multipart": "python-multipart"}
 _CONNECTIONS = 256  # open at once; the next is told to come again
 
 
@@ -72,7 +71,7 @@ def serve(
         ...     print(str(error)[:26])
         no index at no such folder
     """
-    require_server()
+    require_libraries("aurank serve", "starlette", "uvicorn", "python_multipart")
     with listen(host, port) as listening:  # before the model is loaded
         from aurank.commands import ImageIndex
         from aurank.serving.app import make_app
@@ -112,13 +111,6 @@ def make_server(app: "ASGIApp") -> "uvicorn.Server":
         timeout_graceful_shutdown=5,
     )
     return uvicorn.Server(config)
-
-
-def require_server() -> None:
-    """Raise UserError unless the libraries of the server are there."""
-    missing = [name for module, name in _PACKAGES.items() if find_spec(module) is None]
-    if missing:
-        raise UserError(f"aurank serve needs {', '.join(missing)}: pip install 'aurank[serve]'")
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -17,9 +17,9 @@ from testing.galleries import running_server
 from aurank import cli
 from aurank.commands import ImageIndex
 from aurank.errors import UserError
-from aurank.serving import Served, server
+from aurank.serving import Served
 from aurank.serving.connections import PromptProtocol
-from aurank.serving.server import listen, require_server, serve
+from aurank.serving.server import listen, serve
 from aurank.serving.uploads import Limits
 
 FORM = {"content-type": "multipart/form-data; boundary=x"}
@@ -57,13 +57,6 @@ def test_a_port_in_use_is_one_line(tmp_path: Path) -> None:
 def test_an_address_that_cannot_be_had(host: str, port: int, said: str) -> None:
     with pytest.raises(UserError, match=said):
         listen(host, port)
-
-
-def test_missing_libraries_are_named_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "find_spec", lambda name: None if name in ("uvicorn", "python_multipart") else object())
-    with pytest.raises(UserError) as error:
-        require_server()
-    assert str(error.value) == "aurank serve needs uvicorn, python-multipart: pip install 'aurank[serve]'"
 
 
 @pytest.fixture

@@ -27,6 +27,7 @@ from aurank.evaluation.engine.problem import (
     require_one_of,
 )
 from aurank.evaluation.engine.scores import DISTANCES
+from aurank.extras import import_library
 from aurank.files import checked, read_record, reading, replacing, require_ordinary
 
 BLOCK = 2**21  # numbers read and handed to faiss at a time
@@ -34,9 +35,7 @@ LONGEST_FACTORY = 200
 
 
 def faiss_library() -> Any:
-    import faiss
-
-    return faiss
+    return import_library("faiss", "a search by faiss")
 
 
 @contextmanager

@@ -1,6 +1,5 @@
 """Losses of the lightly library on batches of two views, where it is installed: Barlow Twins, VICReg and others."""
 
-import importlib
 import inspect
 from collections.abc import Mapping
 from types import ModuleType
@@ -11,6 +10,7 @@ from jaxtyping import Int64
 from torch import Tensor, nn
 
 from aurank.errors import UserError
+from aurank.extras import import_library
 from aurank.losses.core.checks import Number
 from aurank.losses.core.common import in_common_precision, normalize, to_device_of, without_autocast
 from aurank.losses.core.distributed import Gather
@@ -47,7 +47,7 @@ class LightlyLoss(TakesInputs, nn.Module):
         super().__init__()
         if not isinstance(loss, nn.Module):
             known = isinstance(loss, str)  # type: ignore[unreachable]
-            names = two_view_names(import_lightly(loss)) if known else TWO_VIEWS[0]
+            names = two_view_names(import_library("lightly.loss", f"the loss {loss}")) if known else TWO_VIEWS[0]
             raise UserError(
                 f"loss must be a loss of lightly that was made, as lightly.loss.BarlowTwinsLoss(), got {loss!r}; "
                 f"from_lightly makes one by its name: {names}"
@@ -143,7 +143,7 @@ def from_lightly(
         >>> from importlib.util import find_spec
         >>> loss = from_lightly("NTXentLoss", {"temperature": 0.2}) if find_spec("lightly") else None
     """
-    classes = import_lightly(loss)
+    classes = import_library("lightly.loss", f"the loss {loss}")
     kind: Any = getattr(classes, loss, None)
     if not (inspect.isclass(kind) and issubclass(kind, nn.Module)):
         raise UserError(f"loss must name a class of lightly.loss, {two_view_names(classes)}, got {loss!r}")
@@ -159,14 +159,6 @@ def from_lightly(
     except (TypeError, ValueError) as error:
         raise UserError(f"{loss} of lightly cannot be made with arguments={dict(arguments or {})}: {error}") from error
     return LightlyLoss(own, unit_variance=unit_variance, distributed=distributed)
-
-
-def import_lightly(loss: str) -> ModuleType:
-    """Return lightly's module of losses; UserError, naming the loss that was asked for, where it is missing."""
-    try:
-        return importlib.import_module("lightly.loss")
-    except ImportError as error:
-        raise UserError(f"{loss} is lightly's, which cannot be imported ({error}): pip install lightly") from error
 
 
 def two_view_names(classes: ModuleType) -> str:

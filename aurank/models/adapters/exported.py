@@ -19,8 +19,9 @@ from aurank.data.transforms import TRANSFORMS, Pipeline
 from aurank.data.transforms.base import channels_first
 from aurank.data.transforms.standard import MARGIN, Affine, Resize, Timm, TransformersCenter
 from aurank.errors import UserError
+from aurank.extras import import_library
 from aurank.files import checked, reading, require_ordinary
-from aurank.models.adapters.loading import Options, describe_adapter, import_library
+from aurank.models.adapters.loading import Options, describe_adapter
 from aurank.models.encoder import Encoder
 from aurank.models.image_model import ImageModel, Transform, standard_transform
 
@@ -162,7 +163,7 @@ def torchexport_model(name: str, what: str, options: Options, allow_code: bool) 
 
 def onnx_model(name: str, what: str, options: Options, allow_code: bool) -> ImageModel:
     """Return the graph of a file, with the preprocessing stored inside, else the usual transform at its size."""
-    library: Any = import_library("onnxruntime", name, package="onnxruntime")
+    library: Any = import_library("onnxruntime", name)
     require_ordinary(Path(what))
     remedy = "copy or export it again, or upgrade onnxruntime where it is of a newer version"
     with reading(name, "an ONNX model", remedy=remedy):

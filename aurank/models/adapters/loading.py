@@ -73,14 +73,6 @@ def without_weights(kind: str, options: Options) -> Options:
     return {**options, "pretrained": False, **({"pretrained_hf": False} if kind == "open_clip" else {})}
 
 
-def import_library(module: str, name: str, *, package: str) -> ModuleType:
-    """Return the imported module; UserError names the package to install where it cannot be had."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise UserError(f"{name} needs {package}, which cannot be imported ({error}): pip install {package}") from error
-
-
 @contextlib.contextmanager
 def building(name: str, *, pretrained: bool, allow_code: bool = False, remedy: str = "") -> Iterator[None]:
     """A context in which a library builds a model: torch reads weights as data alone, an error is one line."""

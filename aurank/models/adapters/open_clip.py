@@ -8,12 +8,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from aurank.errors import UserError
+from aurank.extras import import_library
 from aurank.models.adapters.loading import (
     Options,
     TextParts,
     building,
     describe_adapter,
-    import_library,
     no_code_of_hubs,
 )
 from aurank.models.adapters.weights import crop_of_open_clip, load_weights_file
@@ -75,7 +75,7 @@ def open_clip_look(name: str, what: str, options: Options) -> dict[str, Any]:
 @contextlib.contextmanager
 def _building(name: str, what: str, options: Options, *, allow_code: bool = False) -> Iterator[tuple[Any, Options]]:
     """A context in which open_clip builds a model with these arguments; UserError unless the weights are named."""
-    library: Any = import_library("open_clip", name, package="open_clip_torch")
+    library: Any = import_library("open_clip", name)
     tags = [tag for model, tag in library.list_pretrained() if model == what]
     # The command line's other models are pretrained unless said otherwise; here weights go by tags.
     if options.get("pretrained") is True or ("pretrained" not in options and tags):

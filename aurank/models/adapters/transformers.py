@@ -11,12 +11,12 @@ from PIL.Image import Image
 from torch import Tensor, nn
 
 from aurank.errors import UserError
+from aurank.extras import import_library
 from aurank.models.adapters.loading import (
     Options,
     TextParts,
     building,
     describe_adapter,
-    import_library,
     no_code_of_hubs,
 )
 from aurank.models.adapters.weights import Tensors, crop_of_processor, interpolation_of, load_weights_file, some
@@ -178,7 +178,7 @@ def transformers_text_model(name: str, what: str, options: Options) -> TextParts
 @contextlib.contextmanager
 def _building(name: str, what: str, options: Options, allow_code: bool = False) -> Iterator[tuple[Any, Options, bool]]:
     """A context in which transformers builds a model; yields the library, the arguments, whether weights are wanted."""
-    library: Any = import_library("transformers", name, package="transformers")
+    library: Any = import_library("transformers", name)
     arguments = {"trust_remote_code": False, **options}  # left out, it would ask at the terminal
     pretrained = bool(arguments.pop("pretrained", True))
     with building(name, pretrained=pretrained, allow_code=allow_code), no_code_of_hubs(allow_code):
