@@ -107,7 +107,6 @@ class ImageDataset(Dataset[Sample]):
     ) -> None:
         if pipeline.channels != channels:
             raise UserError(f"the transform is for {pipeline.channels} channels, the data set for {channels}")
-        pipeline.get_ready()
         self.manifest, self.pipeline, self.channels, self.seed = manifest, pipeline, channels, seed
         self.on_error, self.max_pixels = on_error, max_pixels
         self._prepared_rows = None if prepared is None else prepared.rows_of(manifest, channels, on_error=on_error)

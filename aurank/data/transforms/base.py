@@ -162,10 +162,6 @@ class Pipeline(ABC):
         """Return the pipeline that augments this view of an image prepared here; only the sizes may differ."""
         return self
 
-    def get_ready(self) -> None:
-        """Do now what the first image would have to wait for, so that each forked worker need not."""
-        return
-
     def __call__(self, image: np.ndarray | Image, seed: int | None = None) -> Float[Tensor, "channel size size"]:
         """Return the tensor of one image: uint8 [height, width, channel], or Pillow's, of any mode and orientation."""
         if isinstance(image, Image):

@@ -1,12 +1,10 @@
 """The transforms of evaluation, of training with labels, and of training by several views of one image."""
 
-import functools
 import math
-import os
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import cv2
 import numpy as np
@@ -290,33 +288,46 @@ class SimCLR(CropFlip):
         # By area: a small crop may be smaller than the part of the image that it is made of.
         square = self.random_part(prepared, chance, by_area=True)
         square = flipped(square) if happens(chance, self.flip) else square
-        for probability, transform in self._changes:
-            if happens(chance, probability):
-                # The second, which draws the order of the colours, is made anew for each: only the seed decides it.
-                transform.set_random_state(np.random.default_rng(seed), chance)
-                square = transform(image=square, force_apply=True)["image"]
+        if self.channels == 3:
+            square = self._with_other_colours(square, chance, seed) if happens(chance, self.jitter) else square
+            square = np.repeat(_grey(square)[..., None], 3, axis=-1) if happens(chance, self.grey) else square
+        square = self._blurred(square, chance) if happens(chance, self.blur) else square
         return np.ascontiguousarray(with_channels(square))
 
-    def get_ready(self) -> None:
-        self._changes  # noqa: B018
-
-    @functools.cached_property
-    def _changes(self) -> list[tuple[Number, Any]]:
-        """Transforms of albumentations, each with its probability."""
-        # Imported late: it takes half a second that commands which only read a configuration need not.
-        os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")  # else it asks the network for its version
-        import albumentations
-
+    def _with_other_colours(self, square: Square, chance: random.Random, seed: int) -> Square:
+        """Change brightness, contrast, saturation and hue, in the order that the seed gives."""
         change = 0.8 * self.strength
-        around_one = (max(0.0, 1 - change), 1 + change)
-        hue = (-0.2 * self.strength, 0.2 * self.strength)
-        colours = [
-            (self.jitter, albumentations.ColorJitter(around_one, around_one, around_one, hue)),
-            (self.grey, albumentations.ToGray()),
-        ]
-        kernel = max(3, self.image_size // 20 * 2 + 1)
-        blur = albumentations.GaussianBlur((kernel, kernel), sigma_limit=(0.1, 2.0))
-        return [*(colours if self.channels == 3 else []), (self.blur, blur)]
+        brightness, contrast, saturation = (chance.uniform(max(0.0, 1 - change), 1 + change) for _ in range(3))
+        hue, order = chance.uniform(-0.2 * self.strength, 0.2 * self.strength), np.arange(4)
+        np.random.default_rng(seed).shuffle(order)
+        for place in order.tolist():
+            if place == 0:
+                square = _scaled(square, brightness)
+            elif place == 1:
+                square = _scaled(square, contrast, float(_grey(square).mean()) * (1 - contrast))
+            elif place == 2:
+                grey = cv2.cvtColor(_grey(square), cv2.COLOR_GRAY2RGB)
+                square = cv2.addWeighted(square, saturation, grey, 1 - saturation, 0)
+            else:
+                turned = cv2.cvtColor(square, cv2.COLOR_RGB2HSV)
+                turned[..., 0] = np.mod(np.arange(256) + 180 * hue, 180).astype(np.uint8)[turned[..., 0]]
+                square = cv2.cvtColor(turned, cv2.COLOR_HSV2RGB)
+        return square
+
+    def _blurred(self, square: Square, chance: random.Random) -> Square:
+        half, sigma = max(3, self.image_size // 20 * 2 + 1) // 2, chance.uniform(0.1, 2.0)
+        kernel = np.exp(-0.5 * (np.arange(-half, half + 1) / sigma) ** 2)
+        kernel /= kernel.sum()
+        return with_channels(cv2.sepFilter2D(square, -1, kernel, kernel))
+
+
+def _scaled(square: Square, factor: float, offset: float = 0.0) -> Square:
+    values = np.arange(256, dtype=np.float32) * np.float32(factor) + np.float32(offset)
+    return np.asarray(cv2.LUT(square, np.clip(values, 0, 255).astype(np.uint8)))
+
+
+def _grey(square: Square) -> np.ndarray:
+    return np.asarray(cv2.cvtColor(square, cv2.COLOR_RGB2GRAY))
 
 
 @dataclass(repr=False, eq=False, kw_only=True)
@@ -356,10 +367,6 @@ class MultiCrop(SimCLR):
 
     def of_view(self, view: int) -> Pipeline:
         return self if view < self.global_views else self._local
-
-    def get_ready(self) -> None:
-        super().get_ready()
-        self._local.get_ready()
 
 
 TRANSFORMS: dict[str, type[Pipeline]] = {
