@@ -1,12 +1,8 @@
 """aurank: train image-retrieval embeddings for average precision, and measure any embedding exactly."""
 
-import os
 from typing import TYPE_CHECKING
 
 from aurank.lazy import lazy_attributes
-
-# albumentations asks the network for its newest version when it is imported.
-os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")
 
 if TYPE_CHECKING:
     from aurank.commands import average_models

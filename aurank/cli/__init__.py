@@ -13,9 +13,6 @@ from aurank.cli.drawing import draw_warnings, is_control, stderr_console
 from aurank.errors import AurankError, UserError, explained
 from aurank.extras import missing_library
 
-# albumentations asks the network for its newest version when it is imported.
-os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")
-
 __all__ = ["app", "main"]
 
 

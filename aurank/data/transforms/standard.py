@@ -1,10 +1,13 @@
 """The transforms of evaluation, of training with labels, and of training by several views of one image."""
 
+import functools
 import math
+import os
 import random
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import cv2
 import numpy as np
@@ -32,6 +35,10 @@ from aurank.data.transforms.geometry import (
     warp_matrices,
     with_channels,
 )
+from aurank.errors import UserError
+from aurank.extras import import_library
+from aurank.files import reading
+from aurank.names import meant, nearest
 
 # Image transforms of ImageNet models: shorter side 256 for crops of 224.
 MARGIN = 256 / 224
@@ -369,12 +376,64 @@ class MultiCrop(SimCLR):
         return self if view < self.global_views else self._local
 
 
+@dataclass(repr=False, eq=False, kw_only=True)
+class Albumentations(Pipeline):
+    """Training by transforms of albumentations; what they leave at another size is resized to image_size.
+
+    Args:
+        pipeline: a YAML or JSON file that `albumentations.save` wrote, or a list of transforms by name, with their
+            arguments, such as [{"name": "HorizontalFlip", "p": 0.5}].
+
+    Example:
+        >>> flips = Albumentations(8, 3, pipeline=[{"name": "HorizontalFlip", "p": 1.0}])
+        >>> flips(np.zeros((8, 8, 3), np.uint8), seed=0).shape
+        torch.Size([3, 8, 8])
+    """
+
+    pipeline: str | Sequence[Mapping[str, Any]]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        with reading("pipeline", "transforms of albumentations", remedy="mend it"), warnings.catch_warnings():
+            warnings.simplefilter("error")  # of an argument that a transform does not take
+            side = 2 * self.image_size
+            self.change(np.zeros((side, side, self.channels), np.uint8), chance_of(0), 0)
+
+    def prepare(self, image: Pixels) -> Prepared:
+        return image
+
+    def fit(self, prepared: Prepared) -> Square:
+        return centre_crop(self.resize_shorter(prepared, 1), self.image_size)
+
+    def change(self, prepared: Prepared, chance: random.Random, seed: int) -> Square:
+        self._changes.set_random_state(np.random.default_rng(seed), chance)
+        changed = self._changes(image=prepared)["image"]
+        if not isinstance(changed, np.ndarray) or changed.dtype != np.uint8:
+            raise UserError("its result must be a uint8 image: leave out Normalize, ToFloat and ToTensorV2")
+        return np.ascontiguousarray(self.resize(with_channels(changed), self.image_size, self.image_size))
+
+    @functools.cached_property
+    def _changes(self) -> Any:
+        os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")  # else it asks the network for its newest version
+        library = import_library("albumentations", "data.train_transform.name=albumentations")
+        if isinstance(self.pipeline, str):
+            form = "json" if self.pipeline.endswith(".json") else "yaml"
+            return library.Compose([library.load(self.pipeline, data_format=form)])
+        listed = [dict(each) for each in self.pipeline]
+        if unknown := [each.get("name") for each in listed if not hasattr(library, str(each.get("name")))]:
+            raise UserError(
+                f"albumentations has no transform {unknown[0]!r}{meant(nearest(str(unknown[0]), dir(library)))}"
+            )
+        return library.Compose([getattr(library, each.pop("name"))(**each) for each in listed])
+
+
 TRANSFORMS: dict[str, type[Pipeline]] = {
     "crop_flip": CropFlip,
     "random_crop": RandomCrop,
     "affine": Affine,
     "simclr": SimCLR,
     "multi_crop": MultiCrop,
+    "albumentations": Albumentations,
     "center": Center,
     "transformers_center": TransformersCenter,
     "timm": Timm,
