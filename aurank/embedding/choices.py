@@ -16,11 +16,14 @@ from aurank.models.encoder import FILLED
 # Names that timm is known to have: importing timm takes seconds, so it is asked about all others only.
 _COMMON = ("resnet10t", "resnet18", "resnet50", "resnet50.tv_in1k")
 KNOWN_BACKBONES = {ModelConfig().backbone, NO_BACKBONE, *_COMMON}
-_TRANSFORMS = Choices(TRANSFORMS, frozenset({"image_size", "channels", "mean", "std", "interpolation"}))
+_OF_IMAGES = frozenset({"image_size", "channels", "mean", "std", "interpolation"})
+_FOR_TRAINING = ("albumentations",)  # which is chance alone
 DATA_CHOICES = {
     "data": Choices(READERS, frozenset({"root"})),
-    "data.train_transform": _TRANSFORMS,
-    "data.test_transform": _TRANSFORMS,
+    "data.train_transform": Choices(TRANSFORMS, _OF_IMAGES),
+    "data.test_transform": Choices(
+        {name: kind for name, kind in TRANSFORMS.items() if name not in _FOR_TRAINING}, _OF_IMAGES
+    ),
 }
 
 

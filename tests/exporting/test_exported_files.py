@@ -175,7 +175,7 @@ def test_the_code_of_a_card_makes_the_pixels_of_the_model_and_timms_settings_do(
             assert torch.equal(found, expected[0])
 
 
-@pytest.mark.parametrize("name", TRANSFORMS)
+@pytest.mark.parametrize("name", [name for name in TRANSFORMS if name != "albumentations"])
 def test_stored_preprocessing_gives_the_same_tensor(name: str) -> None:
     pipeline = TRANSFORMS[name](16, 3, mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7), interpolation="bicubic")
     (image,) = photos(1)

@@ -418,7 +418,8 @@ class Albumentations(Pipeline):
         library = import_library("albumentations", "data.train_transform.name=albumentations")
         if isinstance(self.pipeline, str):
             form = "json" if self.pipeline.endswith(".json") else "yaml"
-            return library.Compose([library.load(self.pipeline, data_format=form)])
+            loaded = library.load(self.pipeline, data_format=form)
+            return loaded if isinstance(loaded, library.Compose) else library.Compose([loaded])
         listed = [dict(each) for each in self.pipeline]
         if unknown := [each.get("name") for each in listed if not hasattr(library, str(each.get("name")))]:
             raise UserError(

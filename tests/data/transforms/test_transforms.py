@@ -1,6 +1,8 @@
 import pickle
+from functools import partial
 from itertools import product
 
+import albumentations
 import numpy as np
 import pytest
 import torch
@@ -12,12 +14,17 @@ from testing.trees import pixels
 from aurank.data import TRANSFORMS, open_source
 from aurank.data.decode import decode
 from aurank.data.transforms.base import resize, resize_shorter
+from aurank.data.transforms.geometry import chance_of
+from aurank.errors import UserError
+
+SHIFTS = [{"name": "Rotate", "p": 1.0}, {"name": "HorizontalFlip"}]
+MAKERS = {**TRANSFORMS, "albumentations": partial(TRANSFORMS["albumentations"], pipeline=SHIFTS)}
 
 
 @pytest.mark.parametrize("channels", [1, 3, 4, 6])
-@pytest.mark.parametrize("name", TRANSFORMS)
+@pytest.mark.parametrize("name", MAKERS)
 def test_any_image_becomes_a_float32_square(name, channels):
-    pipeline = TRANSFORMS[name](16, channels)
+    pipeline = MAKERS[name](16, channels)
     shapes = [(40, 30), (17, 64), (5, 5), (1, 1), (16, 16)]
     for (height, width), seed in product(shapes, (None, 0, 2**64 - 1)):
         found = pipeline(pixels(0, height, width, channels), seed)
@@ -27,44 +34,44 @@ def test_any_image_becomes_a_float32_square(name, channels):
         assert found.isfinite().all()
 
 
-@pytest.mark.parametrize("name", TRANSFORMS)
+@pytest.mark.parametrize("name", MAKERS)
 def test_values_are_normalised_by_mean_and_spread(name):
     black, white = (np.full((20, 20, 1), value, np.uint8) for value in (0, 255))
-    plain = TRANSFORMS[name](16, 1)
+    plain = MAKERS[name](16, 1)
     assert plain(black).unique().tolist() == [-1]
     assert plain(white).unique().tolist() == [1]
-    own = TRANSFORMS[name](16, 1, mean=[0.25], std=[0.5])
+    own = MAKERS[name](16, 1, mean=[0.25], std=[0.5])
     assert own(white).unique().tolist() == [1.5]
-    found = TRANSFORMS[name](16, 3)(np.full((20, 20, 3), 255, np.uint8))
+    found = MAKERS[name](16, 3)(np.full((20, 20, 3), 255, np.uint8))
     expected = (1 - torch.tensor([0.485, 0.456, 0.406])) / torch.tensor([0.229, 0.224, 0.225])
     torch.testing.assert_close(found, expected.view(3, 1, 1).expand(3, 16, 16))
 
 
-@pytest.mark.parametrize("name", TRANSFORMS)
+@pytest.mark.parametrize("name", MAKERS)
 @settings(max_examples=4, deadline=None)
 @given(seeds=st.lists(st.integers(0, 2**64 - 1), min_size=2, max_size=6, unique=True))
 def test_the_result_depends_on_image_and_seed_only(name, seeds):
-    pipeline = TRANSFORMS[name](12, 3)
+    pipeline = MAKERS[name](12, 3)
     images = [pixels(number, 20, 24) for number in range(len(seeds))]
     found = [pipeline(image, seed) for image, seed in zip(images, seeds, strict=True)]
     np.random.seed(0)  # noqa: NPY002  # the global state must not matter
     for image, seed, first in reversed(list(zip(images, seeds, found, strict=True))):
         torch.testing.assert_close(pipeline(image, seed), first, rtol=0, atol=0)
-        torch.testing.assert_close(TRANSFORMS[name](12, 3)(image, seed), first, rtol=0, atol=0)
+        torch.testing.assert_close(MAKERS[name](12, 3)(image, seed), first, rtol=0, atol=0)
         torch.testing.assert_close(pickle.loads(pickle.dumps(pipeline))(image, seed), first, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name", TRANSFORMS)
+@pytest.mark.parametrize("name", MAKERS)
 def test_the_image_that_came_is_left_as_it_was(name):
     image = pixels(0, 16, 16)
     image.setflags(write=False)  # writing raises, and a view of it given to torch would warn
     for seed in (None, 3):
-        TRANSFORMS[name](16, 3)(image, seed)
+        MAKERS[name](16, 3)(image, seed)
 
 
-@pytest.mark.parametrize("name", TRANSFORMS)
+@pytest.mark.parametrize("name", MAKERS)
 def test_a_batch_is_normalised_as_its_images_are(name):
-    pipeline = TRANSFORMS[name](8, 3)
+    pipeline = MAKERS[name](8, 3)
     squares = [pipeline.augment(pipeline.prepare(pixels(number, 20, 20)), number) for number in range(5)]
     batch = pipeline.normalise(torch.from_numpy(np.stack(squares)).permute(0, 3, 1, 2))
     for number, one in enumerate(batch):
@@ -166,3 +173,33 @@ def test_the_first_views_are_large_crops_and_the_others_small_crops_of_small_par
         assert 0.7 * low < areas.min() < 1.5 * low
         assert 0.75 * high < areas.max() < 1.1 * high
     assert torch.equal(pipeline(image), TRANSFORMS["simclr"](100, 3, **RAW)(image))
+
+
+def test_any_pipeline_of_albumentations_is_taken_from_a_file_or_a_list(tmp_path):
+    whole = albumentations.Compose([albumentations.OneOf([albumentations.Blur(p=1), albumentations.Rotate(p=1)], p=1)])
+    albumentations.save(whole, tmp_path / "mine.yaml", data_format="yaml")
+    image = pixels(0, 40, 60)
+    for steps in (str(tmp_path / "mine.yaml"), [{"name": "RandomResizedCrop", "size": (9, 12)}]):
+        pipeline = TRANSFORMS["albumentations"](16, 3, pipeline=steps)
+        assert not torch.equal(pipeline(image, 1), pipeline(image, 2))
+        assert torch.equal(pipeline(image), TRANSFORMS["center"](16, 3, margin=1)(image))
+    whole.set_random_state(np.random.default_rng(7), chance_of(7))
+    expected = resize(whole(image=image)["image"], 16, 16)
+    np.testing.assert_array_equal(
+        TRANSFORMS["albumentations"](16, 3, pipeline=str(tmp_path / "mine.yaml")).augment(image, 7), expected
+    )
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        ([{"name": "HorizontalFlipp"}], "did you mean 'HorizontalFlip'"),
+        ([{"name": "HorizontalFlip", "often": 1}], "'often'"),
+        ([{"name": "RandomCrop", "height": 100, "width": 100}], "exceeds image dimensions"),
+        ([{"name": "Normalize"}], "leave out Normalize"),
+        ("no such file.yaml", "no such file.yaml"),
+    ],
+)
+def test_a_pipeline_that_albumentations_cannot_make_is_refused_before_training(steps, said):
+    with pytest.raises(UserError, match=said):
+        TRANSFORMS["albumentations"](16, 3, pipeline=steps)
