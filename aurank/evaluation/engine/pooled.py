@@ -1,10 +1,10 @@
 """Scores of all pairs under one threshold: positives as a list, negatives counted in bounded memory."""
 
 from functools import cached_property
+from typing import Unpack
 
 import numpy as np
 from jaxtyping import Float64, Int64
-from typing_extensions import Unpack
 
 from aurank.evaluation.engine.problem import (
     ProgressCallback,

@@ -4,11 +4,10 @@ from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial, reduce
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, Unpack
 
 import numpy as np
 from jaxtyping import Float64, Int64, Integer
-from typing_extensions import Unpack
 
 from aurank.errors import UserError
 from aurank.evaluation.engine.problem import (

@@ -10,13 +10,12 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypedDict
+from typing import Any, TypeAlias, TypedDict, Unpack
 
 import numpy as np
 import torch
 from jaxtyping import Float64, Int64, Integer, Shaped
 from torch import Tensor
-from typing_extensions import Unpack
 
 from aurank.distributed import ProcessGroup
 from aurank.errors import UserError
