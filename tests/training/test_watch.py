@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from packaging.version import Version
 from testing.runs import SUM, assert_equal, tiny_config, train_and_listen
 from testing.stateful import Unread
 from torch import nn
@@ -82,6 +83,7 @@ def test_an_optimiser_that_cannot_leave_out_an_update_is_looked_at_in_each_step(
     assert watch.look()[1] is not None
 
 
+@pytest.mark.skipif(Version(torch.__version__) < Version("2.10"), reason="older ones ask for the GPU that is faked")
 def test_until_a_look_nothing_of_the_device_is_read() -> None:
     with Unread():
         optimiser = torch.optim.AdamW([nn.Parameter(torch.ones(3))], 0.1, fused=True)
