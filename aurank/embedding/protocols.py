@@ -193,6 +193,7 @@ def _canonical(
 # (ECCV 2020), whose VehicleID has no drawn gallery; Liu et al. (CVPR 2016), with one. Numbers of the last two kinds
 # cannot be compared. Zheng et al. (ICCV 2015) and the docstrings of the readers for sets with cameras.
 _NAMED = [Protocol("sop", "sop", (1, 10, 100, 1000)), Protocol("inaturalist2018", "inaturalist2018", (1, 4, 16, 32))]
+_NAMED += [Protocol("grocery", "grocery", (1, 10, 100))]
 for _kind, _seeds in (("vehicleid", ()), ("vehicleid-one-gallery", tuple(range(10)))):
     _NAMED += [Protocol(f"{_kind}-{size}", "vehicleid", (1, 5), {"test": size}, _seeds) for size in LIST_SIZES]
 _NAMED += [Protocol(name, name, (1, 2, 4, 8)) for name in ("cub200", "cars196")]

@@ -19,17 +19,12 @@ def drawings() -> Manifest:
 
 @pytest.fixture(scope="module")
 def groceries() -> Manifest:
-    return READERS["lists"](
-        real_archive("grocery_128.zip"),
-        path="grocery_128.zip",
-        train="grocery/derived_disjoint_train.txt",
-        test="grocery/derived_disjoint_test.txt",
-        images="grocery/images",
-    )
+    return READERS["grocery"](real_archive("GroceryStoreDataset-master.zip"))
 
 
 def test_groceries_are_named_by_their_folders_and_recognised_as_ever(groceries):
     assert {"Golden-Delicious", "Avocado", "Kiwi"} < set(groceries.classes)
+    # That of the lists of products on which older results stand.
     assert groceries.sha256 == "1f6d4fa5d7492200a816489df4ca4d4ed2f620d459b9be1d0627ea75db2d09df"
 
 
@@ -52,7 +47,7 @@ def test_omniglots_one_repeated_image_is_found(drawings):
     assert [one for one in examine(braille).warnings if one.startswith("same image")] == [repeated]
 
 
-def test_grocerys_lists_have_their_sizes_and_disjoint_classes(groceries):
+def test_groceries_have_their_sizes_and_disjoint_classes(groceries):
     assert groceries.split_sizes == {"train": 2478, "test": 2943}
     assert len(groceries.split("train").classes) == 35
     assert len(groceries.split("test").classes) == 46

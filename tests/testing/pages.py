@@ -11,7 +11,7 @@ from PIL import Image
 from safetensors.torch import save_file
 from testing.galleries import small_index
 from testing.runs import pairs_config, tiny_config, write_table
-from testing.trees import grocery_zip, omniglot_zip, pixels, png, sop_tree
+from testing.trees import grocery_tree, omniglot_zip, pixels, sop_tree, zip_tree
 
 import aurank
 from aurank.commands import embed_model, embed_to_folder, export_model
@@ -110,7 +110,7 @@ def write_world(folder: Path) -> aurank.TrainResult:
     (head,) = [block.code for block in blocks("yaml") if "name: embeddings" in block.code]
     (folder / "head.yaml").write_text(head.replace("root: .", f"root: {folder}"), encoding="utf-8")
     aurank.train(folder / "head.yaml", folder / "runs/head", overrides=["train.steps=2", "train.validate_every=2"])
-    kinds = dict.fromkeys(("Apple", "Pear", "Plum", "Kiwi", "Lemon", "Melon"), ("Fruit", 5))
     omniglot_zip(folder / "omniglot_full.zip")
-    grocery_zip(folder / "grocery_128.zip", kinds, images=6, content=png(0))
+    groceries = grocery_tree(folder / "unpacked")
+    zip_tree(groceries, folder / f"{groceries.name}.zip", prefix=f"{groceries.name}/")
     return result

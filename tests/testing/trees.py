@@ -64,29 +64,30 @@ def omniglot_zip(file: Path, alphabets: int = 10) -> None:
             archive.writestr(name, png(place, height=20, width=20))
 
 
-def grocery_zip(file: Path, kinds: dict[str, tuple[str, int]], images: int, content: bytes = b"") -> None:
-    """Writes the layout of the Grocery Store data set: for each kind its aisle and number of products.
+# Kinds of products, numbered from 0, with their aisle and number of products: even ones train
+KINDS = dict.fromkeys(("Apple", "Pear", "Plum", "Kiwi", "Lemon", "Melon"), ("Fruit", 5))
 
-    All images have the same content. Beside the published lists stand disjoint ones in the format of SOP, by product.
-    """
+
+def grocery_tree(
+    root: Path, kinds: dict[str, tuple[str, int]] = KINDS, images: int = 6, content: bytes | None = None
+) -> Path:
+    """Writes the layout of the Grocery Store data set; the published lists have every product in each."""
+    folder = root / "GroceryStoreDataset-master/dataset"
     classes = ["Class Name (str),Class ID (int),Coarse Class Name (str),Coarse Class ID (int),Icon,Text"]
-    lists: dict[str, list[str]] = {"train.txt": [], "val.txt": [], "test.txt": []}
-    disjoint = {
-        f"derived_disjoint_{split}.txt": ["image_id class_id super_class_id path"] for split in ("train", "test")
-    }
-    with zipfile.ZipFile(file, "w") as archive:
-        for kind, (aisle, count) in kinds.items():
-            for place in range(count):
-                name, product = f"Brand-{place}-{kind}" if count > 1 else kind, len(classes)
-                classes.append(f"{name},{product - 1},{kind},0,,")
-                for index in range(images):
-                    part = list(lists)[index % 3]
-                    path = f"{part.removesuffix('.txt')}/{aisle}/{kind}/{name}/{name}_{index:03d}.jpg"
-                    lists[part].append(f"{path}, {product - 1}, 0")
-                    list(disjoint.values())[product % 2].append(f"{product * images + index} {product} 1 {path}")
-                    archive.writestr(f"grocery/images/{path}", content)
-        for name, lines in {**lists, **disjoint, "classes.csv": classes}.items():
-            archive.writestr(f"grocery/{name}", "\n".join(lines) + "\n")
+    lists: dict[str, list[str]] = {"train": [], "val": [], "test": []}
+    for number, (kind, (aisle, count)) in enumerate(kinds.items()):
+        for place in range(count):
+            name, product = f"Brand-{place}-{kind}" if count > 1 else kind, len(classes) - 1
+            classes.append(f"{name},{product},{kind},{number},,")
+            for index in range(images):
+                part = list(lists)[index % 3]
+                path = folder / f"{part}/{aisle}/{kind}/{name}/{name}_{index:03d}.jpg"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(png(images * product + index) if content is None else content)
+                lists[part].append(f"{path.relative_to(folder).as_posix()}, {product}, {number}")
+    for file, lines in ({f"{part}.txt": lines for part, lines in lists.items()} | {"classes.csv": classes}).items():
+        (folder / file).write_text("\n".join(lines) + "\n")
+    return folder.parent
 
 
 def array_manifest(
@@ -401,7 +402,13 @@ def vehicleid_tree(root: Path) -> Path:
     return folder
 
 
-TREES = {"sop": sop_tree, "inaturalist2018": inaturalist_tree, "vehicleid": vehicleid_tree, **RETRIEVAL_TREES}
+TREES = {
+    "sop": sop_tree,
+    "grocery": grocery_tree,
+    "inaturalist2018": inaturalist_tree,
+    "vehicleid": vehicleid_tree,
+    **RETRIEVAL_TREES,
+}
 
 
 def size_of(classes: list[object]) -> SplitSize:
@@ -415,6 +422,7 @@ def publish_small_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
             "Ebay_train.txt": size_of([row[1] for row in SOP_TRAIN]),
             "Ebay_test.txt": size_of([row[1] for row in SOP_TEST]),
         },
+        "grocery": {f"kinds with an {parity} number": SplitSize(90, 15) for parity in ("even", "odd")},
         "inaturalist2018": {
             "Inat_dataset_splits/Inaturalist_train_set1.txt": size_of([row.split("/")[2] for row in INATURALIST_TRAIN]),
             "Inat_dataset_splits/Inaturalist_test_set1.txt": size_of([row.split("/")[2] for row in INATURALIST_TEST]),

@@ -4,7 +4,7 @@ from pathlib import Path
 import grocery_texts
 import pytest
 from grocery_texts import Product, read, table
-from testing.trees import grocery_zip
+from testing.trees import grocery_tree, zip_tree
 
 from aurank.data.checks.doctor import examine
 from aurank.data.readers.table import read_table
@@ -16,13 +16,15 @@ KINDS = {"Apple": ("Fruit", 4), "Juice": ("Packages", 4), "Leek": ("Vegetables",
 @pytest.fixture
 def archive(tmp_path: Path) -> Path:
     """An archive in the layout of the Grocery Store data set; the images are empty files."""
-    grocery_zip(tmp_path / "grocery.zip", KINDS, images=30)
-    return tmp_path / "grocery.zip"
+    folder = grocery_tree(tmp_path, KINDS, images=30, content=b"")
+    return zip_tree(folder, tmp_path / "grocery.zip", prefix=f"{folder.name}/")
 
 
 def test_the_reader_reads_the_table_and_its_test_rows_are_of_three_groups(archive: Path) -> None:
     (archive.parent / "texts.csv").write_text(table(read(archive), unseen=4, seed=0))
-    whole = read_table(archive.parent, file="texts.csv", path="grocery.zip", images="grocery/images")
+    whole = read_table(
+        archive.parent, file="texts.csv", path="grocery.zip", images="GroceryStoreDataset-master/dataset"
+    )
     assert len(whole) == 9 * 30
     assert examine(whole, contents=False).errors == []
     train, test = whole.split("train"), whole.split("test")
@@ -49,6 +51,7 @@ def test_one_kind_keeps_a_product_in_training(archive: Path) -> None:
 
 def test_the_table_follows_from_its_seed(archive: Path) -> None:
     rows = read(archive)
+    assert rows == read(archive.parent / "GroceryStoreDataset-master")
     assert table(rows, unseen=3, seed=5) == table(rows, unseen=3, seed=5)
     assert table(rows, unseen=3, seed=5) != table(rows, unseen=3, seed=6)
 

@@ -23,8 +23,8 @@ CLASSES = 12
 
 @pytest.mark.slow
 def test_frozen_features_of_a_configuration_are_those_of_the_adapter() -> None:
-    if not (WEIGHTS.is_file() and (DATA / "grocery_128.zip").is_file()):
-        pytest.skip(f"{WEIGHTS} and grocery_128.zip are not there")
+    if not (WEIGHTS.is_file() and (DATA / "GroceryStoreDataset-master.zip").is_file()):
+        pytest.skip(f"{WEIGHTS} and GroceryStoreDataset-master.zip are not there")
     overrides = ["data.image_size=128", f"data.root={DATA}", "model.backbone=tf_efficientnet_lite0"]
     overrides += [f"model.weights={WEIGHTS}", "model.discard_head=true"]
     config = fill_preprocessing(read_config("grocery/soprc", overrides))

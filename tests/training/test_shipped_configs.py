@@ -51,7 +51,7 @@ def test_the_commands_of_the_page_on_configurations_resolve_each_to_another_one(
 
 @pytest.mark.slow
 @pytest.mark.data
-@pytest.mark.skipif(not (REAL_DATA / "grocery_128.zip").is_file(), reason="no archive")
+@pytest.mark.skipif(not (REAL_DATA / "GroceryStoreDataset-master.zip").is_file(), reason="no archive")
 def test_a_dry_run_on_a_real_archive_counts_its_images() -> None:
     rehearsal = rehearse(read_config("grocery/soprc", [f"data.root={REAL_DATA}", "data.cache=0"]))
     assert rehearsal.images["test"] == 2943

@@ -117,15 +117,7 @@ class Features:
 
 
 FEATURES = {
-    "grocery_lite0_128.npz": Features(
-        128,
-        (
-            "lists:grocery_128.zip",
-            "data.params.train=grocery/derived_disjoint_train.txt",
-            "data.params.test=grocery/derived_disjoint_test.txt",
-            "data.params.images=grocery/images",
-        ),
-    ),
+    "grocery_lite0_128.npz": Features(128, ("grocery:",)),
     "omniglot_lite0_64.npz": Features(64, ("omniglot:", "data.params.path=omniglot_full.zip")),
 }
 _GROCERY, _OMNIGLOT = FEATURES

@@ -11,7 +11,7 @@ from typing import Literal, cast
 
 import numpy as np
 
-from aurank.data.readers.listing import NUMBER, Role, Row, list_rows, read_fields, read_mat, read_text
+from aurank.data.readers.listing import NUMBER, Role, Row, class_folders, list_rows, read_fields, read_mat, read_text
 from aurank.data.readers.published import Contents, Place, compare_classes, published, summarise
 from aurank.errors import UserError
 from aurank.files import reading
@@ -62,6 +62,32 @@ def read_sop(place: Place, *, train: str = "Ebay_train.txt", test: str = "Ebay_t
     lists = zip(("train", "test"), (train, test), place.benchmark.sizes, strict=True)
     parts = [place.part(file, list_rows(place.source, split, file), size) for split, file, size in lists]
     return Contents(parts, images=images)
+
+
+@published("grocery")
+def read_grocery(place: Place) -> Contents:
+    """Read the Grocery Store Dataset: products of kinds with an even number are "train", the others "test".
+
+    The published lists are for classification and have every product in each of train, val and test; here no product,
+    and no kind, is in both. The super-label is the kind as numbered, from 1. Classes go by product, images by path.
+
+    Source: Klasson et al., A hierarchical grocery store image dataset with visual and semantic labels (WACV 2019),
+        https://arxiv.org/abs/1901.00711.
+    """
+    place.require(place.benchmark.files)
+    pattern, form = rf"([^,]+), *{NUMBER}, *{NUMBER}", "PATH, PRODUCT, KIND, the last two numbers"
+    listed = [
+        (int(kind) % 2, int(product), image, int(kind) + 1, where)
+        for file in place.benchmark.files
+        for where, (image, product, kind) in read_fields(place.source, file, pattern, form)
+    ]
+    numbers: dict[int, str] = {}  # of the products, those that train first
+    splits: tuple[list[Row], list[Row]] = ([], [])
+    for odd, product, image, kind, where in sorted(listed):
+        label = numbers.setdefault(product, str(len(numbers) + 1))
+        splits[odd].append(Row(where, image, label, ("train", "test")[odd], kind))
+    parts = list(map(place.part, place.benchmark.sizes, splits))
+    return Contents(parts, images="dataset", class_names=class_folders([*splits[0], *splits[1]]))
 
 
 @published("inaturalist2018")

@@ -86,6 +86,7 @@ class Contents:
     images: str = ""
     positives: Sequence[tuple[int, int]] | None = None  # a row of the first part and a row of the second
     ignored: Sequence[tuple[int, int]] | None = None
+    class_names: Mapping[str, str] | None = None  # where labels are ids
 
 
 @dataclass(eq=False)
@@ -137,7 +138,7 @@ class PublishedReader:
         except _Missing as error:
             return None, list(error.args)
         rows = [row for part in found.parts for row in part.rows]
-        manifest = build_listed(place.benchmark.name, place.inside(found.images), rows)
+        manifest = build_listed(place.benchmark.name, place.inside(found.images), rows, class_names=found.class_names)
         shift = np.array([0, len(found.parts[0].rows)])
         pairs = {
             name: np.array(listed, dtype=np.int64).reshape(-1, 2) + shift
@@ -163,10 +164,12 @@ def published(name: str, each: str = "") -> Callable[[Callable[..., Contents]], 
 
 def locate(benchmark: Benchmark, root: Path, path: str | None = None) -> Place | None:
     """Return where the benchmark lies below `root`: at `path`, else in the first usual place with a file of it."""
-    prefixes = {folder: benchmark.folders[0] if folder.endswith(".zip") else "" for folder in benchmark.folders}
-    places = [Place(benchmark, root / folder, prefix) for folder, prefix in prefixes.items()]
-    if path is not None:
-        places = [place for place in places if place.path == root / path] or [Place(benchmark, root / path)]
+    paths = [root / folder for folder in benchmark.folders] if path is None else [root / path]
+    places = [
+        Place(benchmark, place, prefix)
+        for place in paths
+        for prefix in ((benchmark.folders[0], "") if place.suffix == ".zip" else ("",))
+    ]
     there = [place for place in places if place.path.exists()]
     for place in there:
         if any(map(place.holds, (*benchmark.files, *benchmark.either))):

@@ -10,6 +10,7 @@ from testing.trees import (
     INATURALIST_TEST,
     INATURALIST_TRAIN,
     INSHOP,
+    KINDS,
     MARKET,
     MSMT,
     SOP_TEST,
@@ -23,6 +24,7 @@ from testing.trees import (
     cars_tree,
     cars_tree_of_two_folders,
     cub_tree,
+    grocery_tree,
     inaturalist_tree,
     inshop_tree,
     market_tree,
@@ -80,7 +82,12 @@ def test_a_benchmark_that_is_not_there_says_where_to_get_it_and_the_layout(name,
 
 
 @pytest.mark.parametrize(
-    ("name", "archive"), [("sop", "Stanford_Online_Products.zip"), ("market1501", "Market-1501-v15.09.15.zip")]
+    ("name", "archive"),
+    [
+        ("sop", "Stanford_Online_Products.zip"),
+        ("market1501", "Market-1501-v15.09.15.zip"),
+        ("grocery", "GroceryStoreDataset-master.zip"),
+    ],
 )
 def test_a_benchmark_is_read_from_the_archive_as_downloaded(tmp_path, name, archive):
     folder = TREES[name](tmp_path / "tree")
@@ -97,6 +104,21 @@ def test_products_keep_their_numbers_and_the_test_list_goes_on_where_training_en
     assert manifest.super_labels.tolist() == [row[2] for row in SOP_TRAIN + SOP_TEST]
     assert manifest.split_sizes == {"train": 4, "test": 5}
     assert (manifest.is_query & manifest.is_gallery).all()
+
+
+def test_groceries_of_kinds_with_an_even_number_train_and_the_others_test(tmp_path):
+    folder = grocery_tree(tmp_path)
+    manifest = read("grocery", tmp_path)
+    assert names(manifest) == [
+        f"Brand-{place}-{kind}" for kind in [*KINDS][::2] + [*KINDS][1::2] for place in range(5) for _ in range(6)
+    ]
+    assert manifest.super_labels.tolist() == [kind for kind in (1, 3, 5, 2, 4, 6) for _ in range(30)]
+    assert manifest.split_sizes == {"train": 90, "test": 90}
+    assert all(list(part) == sorted(part) for part in np.reshape(manifest.paths, (30, 6)))
+    (tmp_path / "dataset").symlink_to(folder / "dataset")
+    zip_tree(folder, tmp_path / "mine.zip")
+    for path in (".", "mine.zip"):
+        assert read("grocery", tmp_path, path=path).sha256 == manifest.sha256
 
 
 def test_any_set_in_the_format_of_the_products_is_read_as_the_list_reader_does(tmp_path):
@@ -162,6 +184,7 @@ def test_super_labels_are_the_model_or_the_color_of_the_vehicle(tmp_path):
 WRONG = [
     ("sop", "Ebay_test.txt", "+9 9 9 bicycle_final/9.JPG", "has 6 images of 3 classes, expected 5 images of 2 classes"),
     ("sop", "Ebay_train.txt", "+5 3 bicycle_final/9.JPG", "Ebay_train.txt, line 6"),
+    ("grocery", "dataset/val.txt", "+val/Fruit/Fig/Fig/1.jpg; 3, 2", "dataset/val.txt, line 61"),
     ("inaturalist2018", INATURALIST_LIST, "+" + INATURALIST_TRAIN[0].replace("a1", "z9"), "not in train2018.json"),
     ("inaturalist2018", "train2018.json", '{"categories": [1]}', "unpack train2018.json.tar.gz again"),
     ("vehicleid", "train_test_split/train_list.txt", "+0000300 30", "has label"),

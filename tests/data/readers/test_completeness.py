@@ -68,7 +68,7 @@ def test_listed_images_that_are_missing_are_counted_with_examples(name, tmp_path
         assert [text for text in problems if ", expected " in text] == list(problems)
         assert problems
         return
-    inside = folder / "Img" if name == "inshop" else folder
+    inside = folder / {"inshop": "Img", "grocery": "dataset"}.get(name, "")
     (problem,) = (text for text in problems if "listed images" in text)
     assert problem.startswith(f"listed images that are not in {inside}: ")
     assert str(images[0].relative_to(inside)) in problem
@@ -117,6 +117,6 @@ def test_an_archive_that_is_there_is_compared_with_its_published_md5(tmp_path, m
 
 
 def test_a_name_that_is_no_benchmark_is_refused_naming_those_that_are(tmp_path):
-    with pytest.raises(UserError, match="'cars' to check; expected one of sop, inaturalist2018, vehicleid"):
+    with pytest.raises(UserError, match="'cars' to check; expected one of sop, grocery, inaturalist2018"):
         check_benchmark("cars", tmp_path)
     assert str(tmp_path / "cars196") in check_benchmark("cars196", tmp_path).problems[0]

@@ -103,7 +103,7 @@ def test_digits_are_scikit_learns_pixels_on_the_whole_range():
 
 
 def test_readers_are_known_by_name():
-    benchmarks = {"sop", "inaturalist2018", "vehicleid", "cub200", "cars196", "inshop"}
+    benchmarks = {"sop", "grocery", "inaturalist2018", "vehicleid", "cub200", "cars196", "inshop"}
     benchmarks |= {"market1501", "msmt17", "veri776", "veriwild", "roxford5k", "rparis6k", "gldv2"}
     assert set(READERS) == {"omniglot", "folder", "unlabelled", "table", "lists", "digits", "embeddings", *benchmarks}
 
