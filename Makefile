@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.aurank-installed
 
-.PHONY: demo check test lint format docs bench clean
+.PHONY: demo check test lint format docs names dist bench clean
 
 $(INSTALLED): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -30,6 +30,13 @@ format: $(INSTALLED)
 
 docs: $(INSTALLED)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+names: $(INSTALLED)
+	$(BIN)/python -P tests/testing/public.py
+
+dist: $(INSTALLED)
+	rm -rf dist
+	$(BIN)/python -m hatchling build
 
 bench: $(INSTALLED)
 	$(BIN)/python tools/bench_losses.py
