@@ -22,6 +22,26 @@ _FIXES = (
 
 
 @app.command()
+def init(
+    images: Path = argument("A folder or zip of images, in class folders or not; or a table.", default=...),
+    *,
+    out: Path = option("The configuration to write (.yaml).", default=Path("mine.yaml")),
+    cameras: str | None = option("Where id and camera stand in the paths: a regular expression.", metavar="PATTERN"),
+) -> None:
+    """Look at images and write a configuration that fits them.
+
+    It says why beside each choice, and trains as it stands. The commands to go on with are printed.
+
+    \b
+    aurank init photos
+    aurank init people --cameras '(?P<id>[0-9]+)_(?P<camera>c[0-9])'
+    """
+    from aurank.commands import write_first_configuration
+
+    console.say(write_first_configuration(images, out, cameras=cameras))
+
+
+@app.command()
 @measuring("data")
 @claiming(is_file=True)
 def doctor(

@@ -13,6 +13,7 @@ from aurank.commands.export import Exported, export_model
 from aurank.commands.galleries.build_index import IndexChange, add_images, build_index, remove_images
 from aurank.commands.galleries.postprocess import read_postprocessing
 from aurank.commands.galleries.search import Hit, ImageIndex, PhotoHits, search_photos
+from aurank.commands.init import write_first_configuration
 from aurank.commands.pairs import PairsResult, evaluate_pairs
 from aurank.commands.prepare import prepare_data
 from aurank.commands.probe import probe_model
@@ -46,4 +47,5 @@ __all__ = [
     "read_postprocessing",
     "remove_images",
     "search_photos",
+    "write_first_configuration",
 ]

@@ -187,7 +187,10 @@ class PKSampler(Sampler):
         if len(self.classes) < 2 * processes:
             yield f"the training set has {len(self.classes)} classes; at least 2{needed} are needed"
         if (largest := max(map(len, self.classes))) < per_class:
-            yield f"no class has {per_class=} images (the largest has {largest}); lower sampler.params.per_class"
+            remedy = (
+                "set sampler.params.per_class=2" if largest > 1 else "data.train_labels=image trains without classes"
+            )
+            yield f"no class has {per_class=} images (the largest has {largest}); {remedy}"
 
     @property
     def largest_batch(self) -> int:

@@ -73,6 +73,9 @@ class Embedded:
             near = nearest_rows(self.problem(), lists, device=device, **how)
             there = self.labels if gallery is None else self.labels[gallery]
             report = replace(report, neighbours=near, gallery={"label": there})
+        if count := len(np.unique(self.groups[self.groups >= 0])):
+            said = f"{count:,} cameras: images of a query's own class and camera are left out of its list"
+            report = replace(report, notes=[*report.notes, said])
         return self.named(report, query, gallery)
 
     @property

@@ -1,0 +1,260 @@
+"""A first configuration for images: what ``aurank init`` calls. Its text is first.yaml or first_unlabelled.yaml."""
+
+import dataclasses
+import io
+import json
+import os
+import re
+import shlex
+from pathlib import Path
+from string import Template
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int64
+from PIL import ExifTags, Image
+
+from aurank.config import DataConfig
+from aurank.data import READERS, FolderSource, Manifest, build_manifest, open_source
+from aurank.data.checks.findings import classes_with_pairs, require_table, write_table
+from aurank.data.decode import IMAGE_SUFFIXES, quiet_decoding
+from aurank.data.manifest import first_seen
+from aurank.embedding.select_images import require_likely_classes
+from aurank.errors import UserError
+from aurank.files import require_writable, write_text
+
+SIDE = 128  # of grocery/finetuned, whose settings were measured
+MEASURED = 2000  # images, drawn, whose headers are read
+LEAST_CLASSES = 6  # to train on three and to measure on three
+HELD_OUT = 0.2  # of the training classes, for validation
+_TRIES = 100  # draws of test classes: the first is taken in which every split has two images of one class
+
+Section = dict[str, Any]
+
+
+def write_first_configuration(images: Path | str, out: Path | str = "mine.yaml", *, cameras: str | None = None) -> str:
+    """Write a configuration that fits images and trains as it stands; return what was seen and how to go on.
+
+    Of the images only headers are read, of 2,000 at most.
+
+    Args:
+        images: a folder or zip of `{train,val,test}/CLASS/IMAGE`, of `CLASS/IMAGE` or of images without classes; or a
+            table (csv, parquet).
+        out: the file to write (.yaml).
+        cameras: a regular expression with the groups `id` and `camera`, or one of them, that is searched in each path:
+            ``(?P<id>[0-9]+)_(?P<camera>c[0-9])``. A table of the images is then written beside `out`. Without `id` a
+            class is the folder of an image.
+
+    Raises:
+        UserError: a file is there already; there are too few classes; a path does not match.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     for number in range(16):
+        ...         photo = Path(folder, f"photos/class{number // 2}/{number}.png")
+        ...         photo.parent.mkdir(parents=True, exist_ok=True)
+        ...         Image.new("RGB", (200, 100)).save(photo)
+        ...     said = write_first_configuration(f"{folder}/photos", f"{folder}/mine.yaml")
+        ...     "per_class: 2" in Path(folder, "mine.yaml").read_text()
+        True
+        >>> said.splitlines()[0]
+        'photos: 16 images of 8 classes, 2 to 2 each, median 2; train 10, test 6'
+    """
+    place, out, is_table = Path(images), Path(out), str(images).endswith((".csv", ".parquet", ".pq"))
+    written = [out] if cameras is None else [out, out.with_suffix(".csv")]
+    if is_table and cameras is not None:
+        raise UserError(f"--cameras has no use with a table: write the cameras into the column group of {place}")
+    for file, suffix in zip(written, (".yaml", ".csv"), strict=False):
+        require_writable(file, suffix=suffix)
+        if file.exists():
+            raise UserError(f"{file} is there already; name another file with --out")
+    if is_table:
+        section: Section = {"name": "table", "root": str(place.parent), "params": {"file": place.name}}
+        manifest = READERS["table"](place.parent, file=place.name)
+    elif cameras is not None:
+        manifest = _by_pattern(place, cameras)
+        require_table(manifest)
+        params = {"file": written[1].name, "path": os.path.relpath(place, out.parent)}
+        section = {"name": "table", "root": str(out.parent), "params": params}
+    else:
+        manifest, section = _by_folders(place)
+    if manifest.texts is not None:
+        raise UserError(f"{place} holds texts beside images: begin with aurank cp grocery/text_sogclr {out}")
+    is_labelled = section["name"] != "unlabelled"
+    if is_labelled:
+        _require_trainable(manifest, place)
+    sizes, unreadable = measure_sizes(manifest)
+    values = _choices(manifest, section, sizes, len(unreadable)) | {"images": shlex.quote(str(images))}
+    template = Path(__file__).with_name("first.yaml" if is_labelled else "first_unlabelled.yaml")
+    if cameras is not None:
+        write_table(manifest, written[1])
+    write_text(out, Template(template.read_text(encoding="utf-8")).substitute(values))
+    config, run, data = shlex.quote(str(out)), shlex.quote(f"runs/{out.stem}"), f"--data {shlex.quote(str(out))}"
+    commands = [
+        f"aurank doctor {config}",
+        f"aurank evaluate --model timm:tf_efficientnet_lite0,input_size={values['side']} {data} --out before",
+        f"aurank train {config} --out {run}",
+        f"aurank evaluate --model aurank:{run}/best --out after",
+        f"aurank compare before after {data} --out compare.html",
+        f"aurank index build --model aurank:{run}/best {data} --split all --out index",
+        "aurank serve index",
+    ]
+    commands = commands if is_labelled else [commands[place] for place in (0, 2, 5, 6)]  # nothing can be measured
+    said = f"written, with a reason beside each choice: {' and '.join(map(str, written))}. To go on:"
+    return "\n".join([*_seen(manifest, sizes, unreadable), said, *(f"  {command}" for command in commands)])
+
+
+def measure_sizes(manifest: Manifest, *, at_most: int = MEASURED) -> tuple[Int64[np.ndarray, "image 2"], list[str]]:
+    """Return height and width of some images, upright, as their headers say, and those without a readable header."""
+    paths = [path for path in dict.fromkeys(manifest.paths) if not path.endswith(".npy")]
+    drawn = np.sort(np.random.default_rng(0).permutation(len(paths))[:at_most])
+    sizes, unreadable, source = [], list[str](), manifest.source
+    with quiet_decoding():
+        for path in (paths[place] for place in drawn.tolist()):
+            try:
+                file = source.root / path if isinstance(source, FolderSource) else io.BytesIO(source.read_bytes(path))
+                with Image.open(file) as image:
+                    is_photo = image.format in ("JPEG", "MPO")  # a PNG would be decoded to tell
+                    is_turned = is_photo and image.getexif().get(ExifTags.Base.Orientation, 1) >= 5
+                    sizes.append(image.size if is_turned else image.size[::-1])
+            except Exception:  # readers of broken files raise almost anything, as in `decode`
+                unreadable.append(path)
+    return np.array(sizes, np.int64).reshape(-1, 2), unreadable
+
+
+def _by_folders(place: Path) -> tuple[Manifest, Section]:
+    """Return the images of a folder or archive, and the data section that reads them with these splits."""
+    root, params = (place, {}) if place.is_dir() else (place.parent, {"path": place.name})
+    whole = READERS["unlabelled"](root, **params)
+    given = READERS["folder"](root, **params) if any("/" in path for path in whole.paths) else whole
+    if given.class_counts.max() < 2:
+        return whole, {"name": "unlabelled", "root": str(root), "params": params}
+    draw: Section = {}
+    if not {path.split("/")[0] for path in whole.paths} & {"train", "test"}:
+        given, draw = _divided(given, lambda **draw: READERS["folder"](root, **params, **draw))
+    return given, {"name": "folder", "root": str(root), "params": params | draw}
+
+
+def _by_pattern(place: Path, pattern: str) -> Manifest:
+    """Return the images of a folder or archive by what a pattern finds in their paths."""
+    try:
+        groups = re.compile(pattern).groupindex.keys() & {"id", "camera"}
+    except re.error as error:
+        raise UserError(f"--cameras {pattern!r} is no regular expression: {error}") from None
+    if not groups:
+        raise UserError(f"--cameras {pattern!r} has no group id or camera: write (?P<id>…) and (?P<camera>…)")
+    source = open_source(place)
+    names = [name for name in source.names() if name.lower().endswith(IMAGE_SUFFIXES)]
+    found = {name: match.groupdict("") for name in names if (match := re.search(pattern, name))}
+    if others := [name for name in names if name not in found]:
+        raise UserError(f"--cameras {pattern!r} is not in {len(others):,} of {len(names):,} paths, as {others[0]!r}")
+    has_splits = {"train", "test"} <= {name.split("/")[0] for name in names} <= {"train", "val", "test"}
+    cameras = first_seen(sorted({values.get("camera", "") for values in found.values()} - {""}))
+    given = build_manifest(
+        place.resolve().stem,
+        source,
+        paths=names,
+        labels=[found[name].get("id") or "/".join(name.split("/")[has_splits:-1]) for name in names],
+        splits=[name.split("/")[0] if has_splits else "test" for name in names],
+        groups=[cameras.get(found[name]["camera"], -1) for name in names] if cameras else None,
+    )
+
+    def read(test_fraction: float, seed: int = 0) -> Manifest:
+        drawn = np.random.default_rng(seed).permutation(len(given.classes))
+        test = np.isin(given.labels, drawn[: round(test_fraction * len(drawn))])
+        return dataclasses.replace(given, splits=np.where(test, "test", "train"))
+
+    return given if has_splits else _divided(given, read)[0]
+
+
+def _divided(given: Manifest, read: Any) -> tuple[Manifest, Section]:
+    """Return the images with some classes drawn for testing, and the arguments of `read` that give them."""
+    if (count := len(given.classes)) < LEAST_CLASSES:
+        least = f"to train on some and to measure on others takes {LEAST_CLASSES}: add classes, or measure a published"
+        raise UserError(f"{given.name} has {count} class{'es' * (count > 1)}; {least} network by aurank evaluate")
+    draw: Section = {"test_fraction": max(0.3, round(3 / count, 2))}
+    for seed in range(_TRIES):
+        draw |= {"seed": seed} if seed else {}
+        manifest: Manifest = read(**draw)
+        if not _without_pairs(manifest.split_validation(_fraction(manifest), seed=0)):
+            break
+    return manifest, draw
+
+
+def _fraction(manifest: Manifest) -> float:
+    """Return the part of the training classes to hold out: none where few are left, or two images of none of them."""
+    train = manifest.split("train")
+    is_enough = "val" not in manifest.split_sizes and len(train.classes) >= 8
+    return HELD_OUT if is_enough and not _without_pairs(train.split_validation(HELD_OUT, seed=0)) else 0.0
+
+
+def _without_pairs(manifest: Manifest) -> list[str]:
+    """Return the splits in which no image finds another of its class, by another camera where there are any."""
+    return sorted(manifest.split_sizes.keys() - {split for split, _ in classes_with_pairs(manifest)})
+
+
+def _require_trainable(manifest: Manifest, place: Path) -> None:
+    if lacking := {"train", "test"} - manifest.split_sizes.keys():
+        remedy = "add some, or name a folder of classes alone, some of which are then kept for testing"
+        raise UserError(f"{place} has no {lacking.pop()} images: {remedy}")
+    counts = ", ".join(f"{count:,} {split}" for split, count in manifest.split_sizes.items())
+    require_likely_classes(manifest, DataConfig(name="folder"), counts=counts)
+    if lonely := _without_pairs(manifest):
+        camera = "" if manifest.groups is None else ", by another camera"
+        raise UserError(f"{place}: no {lonely[0]} image has a second one of its class{camera}; add such images")
+
+
+def _seen(manifest: Manifest, sizes: Int64[np.ndarray, "image 2"], unreadable: list[str]) -> list[str]:
+    counts, splits = manifest.class_counts, [f"{split} {count:,}" for split, count in manifest.split_sizes.items()]
+    of_each = f"{counts.min():,} to {counts.max():,} each, median {np.median(counts):,.0f}; {', '.join(splits)}"
+    of = f" of {len(counts):,} classes, {of_each}" if counts.max() > 1 else ", no classes"
+    cameras = "" if manifest.groups is None else f"; {len(set(manifest.groups.tolist()) - {-1}):,} cameras"
+    lines = [f"{manifest.name}: {len(manifest):,} images{of}{cameras}"]
+    if len(sizes):
+        (low, high), shape = (
+            np.percentile(sizes.min(axis=1), [5, 95]),
+            np.percentile(sizes[:, 0] / sizes[:, 1], [5, 95]),
+        )
+        said = f"height over width {shape[0]:.2f} to {shape[1]:.2f}"
+        lines.append(f"shorter side {low:,.0f} to {high:,.0f} pixels, {said}: nine in ten of {len(sizes):,} images")
+    if unreadable:
+        lines.append(f"{len(unreadable):,} of them cannot be read, such as {unreadable[0]}: aurank doctor names all")
+    return lines
+
+
+def _choices(manifest: Manifest, section: Section, sizes: Int64[np.ndarray, "image 2"], unreadable: int) -> Section:
+    """Return what the template leaves open, each choice with its reason."""
+    is_labelled = section["name"] != "unlabelled"
+    fraction = _fraction(manifest) if is_labelled else 0.0
+    train = manifest.split_validation(fraction, seed=0).split("train")
+    in_fours = train.class_counts[train.class_counts >= 4].sum() * 2 >= len(train)
+    per_class = 4 if in_fours else 2
+    classes = max(2, min(len(train.classes), 64 // per_class))
+    batch = per_class * classes if is_labelled else min(64, len(train))
+    steps = int(min(3000, max(120, -(-3 * len(train) // batch))))
+    shorter = int(np.median(sizes.min(axis=1))) if len(sizes) else SIDE
+    side = min(SIDE, max(32, shorter // 32 * 32))
+    tested = manifest.split("test").class_counts if is_labelled else np.zeros(1)
+    why = "training classes held out: their mAUPRC says which step is best"
+    if not fraction:
+        why = "val/ is there" if "val" in manifest.split_sizes else "best is the last step: there are few classes"
+    few = "" if in_fours else f": half of the classes have at most {np.median(train.class_counts):.0f}"
+    divided = "  # classes to measure with, none of them trained on" if "test_fraction" in section["params"] else ""
+    said = "what the images have" if side < SIDE else "quick without a GPU; with one, 224 finds more"
+    skip = f"\n  on_error: skip  # {unreadable:,} images cannot be read" if unreadable else ""
+    return {
+        "reader": section["name"],
+        "root": json.dumps(section["root"], ensure_ascii=False),
+        "params": json.dumps(section["params"], ensure_ascii=False) + divided,
+        "side": side,
+        "side_why": said + skip,
+        "validation": f"{fraction}  # {why}",
+        "batch": batch,
+        "per_class": per_class,
+        "batch_why": f"{classes} classes, {per_class} images of each{few}",
+        "steps": steps,
+        "every": -(-steps // 3) if is_labelled else steps,
+        "recall_at": [k for k in ((1, 10, 100) if in_fours else (1, 5, 10)) if k < tested.sum()],
+        "matches": f"{np.median(tested) - 1:,.0f}",
+    }

@@ -1,0 +1,154 @@
+"""`aurank init`: whatever the folder, what it writes is a configuration that trains to the end."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from testing.trees import pixels
+
+import aurank
+from aurank.commands import init, write_first_configuration
+from aurank.config import Config
+from aurank.data import READERS
+from aurank.errors import UserError
+from aurank.training import read_config
+
+CAMERAS = "(?P<id>[0-9]+)_(?P<camera>c[0-9])"
+SMALL = ["model.backbone=test_efficientnet", "model.pretrained=false", "train.steps=3", "optim.warmup_steps=1"]
+
+
+def write(paths: Iterator[str] | list[str], height: int = 40, width: int = 40) -> None:
+    for seed, path in enumerate(paths):
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels(seed, height, width)).save(path)
+
+
+def first(images: str = "photos", cameras: str | None = None) -> Config:
+    """The configuration that is written, with a network from random weights and few steps."""
+    write_first_configuration(images, cameras=cameras)
+    read_config("mine.yaml")
+    return read_config("mine.yaml", SMALL)
+
+
+def images_of(classes: int, each: int, folder: str = "photos", form: str = "class{}/{}.png") -> list[str]:
+    return [f"{folder}/{form.format(label, number)}" for label in range(classes) for number in range(each)]
+
+
+FOLDERS: dict[str, tuple[list[str], str | None, dict[str, Any]]] = {
+    "classes": (images_of(12, 6), None, {"per_class": 4, "name": "folder", "validation_fraction": 0.2}),
+    "two of each": (images_of(10, 2), None, {"per_class": 2, "validation_fraction": 0.0, "recall_at": (1, 5)}),
+    "six classes": (images_of(6, 4), None, {"per_class": 4, "batch": 12, "validation_fraction": 0.0}),
+    "mostly lone": (images_of(30, 1) + images_of(6, 3, form="more{}/{}.png"), None, {"per_class": 2}),
+    "splits": (images_of(5, 4, "photos/train") + images_of(4, 3, "photos/test", "t{}/{}.png"), None, {"params": {}}),
+    "flat": (images_of(1, 12, form="{}-{}.png"), None, {"name": "unlabelled", "views": 2, "batch": 12}),
+    "one of each": (images_of(12, 1), None, {"name": "unlabelled"}),
+    "cameras": (images_of(12, 2, form="{:04d}_c{}.png"), CAMERAS, {"name": "table", "per_class": 2}),
+    "identities": (images_of(9, 4, form="{:04d}-{}.png"), "(?P<id>[0-9]+)-", {"name": "table", "per_class": 4}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", FOLDERS)
+def test_what_is_written_trains_to_the_end(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    paths, cameras, expected = FOLDERS[kind]
+    write(paths)
+    config = first(cameras=cameras)
+    chosen = {**vars(config.sampler), **config.sampler.params, **vars(config.data)}
+    chosen["recall_at"] = config.evaluate.recall_at
+    assert {name: chosen[name] for name in expected} == expected
+    result = aurank.train(config, tmp_path / "run")
+    assert (result.report is None) == (config.data.name == "unlabelled")
+    notes = result.report.notes if result.report is not None else []
+    assert any("cameras" in note for note in notes) == (kind == "cameras")
+
+
+def test_a_class_or_identity_is_on_one_side_and_cameras_are_in_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(images_of(20, 3, form="{:04d}_c{}.png"))
+    first(cameras=CAMERAS)
+    table = READERS["table"](Path(), file="mine.csv", path="photos")
+    sides = {label: {split} for label, split in zip(table.labels.tolist(), table.splits.tolist(), strict=True)}
+    for label, split in zip(table.labels.tolist(), table.splits.tolist(), strict=True):
+        sides[label].add(split)
+    assert [len(sides[label]) for label in range(20)] == [1] * 20
+    assert sum(sides[label] == {"test"} for label in range(20)) == 6
+    assert table.groups is not None
+    assert table.groups.tolist() == [0, 1, 2] * 20
+
+
+def test_a_table_and_an_archive_are_read_as_they_stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from testing.trees import zip_tree
+
+    monkeypatch.chdir(tmp_path)
+    write(images_of(8, 4))
+    lines = [f"photos/class{n}/{i}.png,{n},{'train' if n < 4 else 'test'}" for n in range(8) for i in range(4)]
+    Path("photos.csv").write_text("\n".join(["path,label,split", *lines]), encoding="utf-8")
+    assert first("photos.csv").data.params == {"file": "photos.csv"}
+    Path("mine.yaml").unlink()
+    zip_tree(Path("photos"), Path("photos.zip"))
+    assert first("photos.zip").data.params["path"] == "photos.zip"
+
+
+def test_headers_alone_are_read_and_photos_are_measured_upright(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[274] = 6  # turned by a quarter
+    whole = Image.fromarray(pixels(0, 300, 400))
+    for number in range(4):
+        whole.save(tmp_path / f"{number}.jpg", exif=exif)
+        file = tmp_path / f"{number}.jpg"
+        file.write_bytes(file.read_bytes()[:2000])  # the pixels are gone
+    (tmp_path / "broken.jpg").write_bytes(b"no photo")
+    sizes, unreadable = init.measure_sizes(READERS["unlabelled"](tmp_path))
+    assert np.unique(sizes, axis=0).tolist() == [[400, 300]]
+    assert unreadable == ["broken.jpg"]
+
+
+@pytest.mark.parametrize(
+    ("paths", "cameras", "says"),
+    [
+        (images_of(5, 3), None, "5 classes.* takes 6"),
+        (images_of(8, 3, "photos/train"), None, "no test images"),
+        (images_of(8, 2), "(", "no regular expression"),
+        (images_of(8, 2), "[0-9]", "no group id or camera"),
+        (images_of(8, 2), "(?P<id>x+)", "not in 16 of 16 paths"),
+        (images_of(12, 2, form="{:04d}_c0_{}.png"), CAMERAS, "by another camera"),
+        (images_of(8, 2, "photos/train") + images_of(8, 1, "photos/test"), None, "no test image has a second"),
+        ([*images_of(7, 2), "photos/lone.png"], None, "lone.png.*in no class folder"),
+    ],
+)
+def test_a_folder_that_no_configuration_fits_is_refused_and_nothing_is_written(
+    paths: list[str], cameras: str | None, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(paths)
+    with pytest.raises(UserError, match=says):
+        write_first_configuration("photos", cameras=cameras)
+    assert [path.name for path in tmp_path.iterdir()] == ["photos"]
+
+
+@pytest.mark.parametrize("name", ["mine.yaml", "mine.csv"])
+def test_a_file_that_is_there_stays(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(images_of(12, 2, form="{:04d}_c{}.png"))
+    Path(name).write_text("mine", encoding="utf-8")
+    with pytest.raises(UserError, match=name):
+        write_first_configuration("photos", cameras=CAMERAS)
+    assert Path(name).read_text(encoding="utf-8") == "mine"
+
+
+@pytest.mark.slow
+def test_two_images_a_class_are_refused_with_what_helps_where_four_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(images_of(10, 2))
+    config = first()
+    fours = read_config(config.model_dump(mode="json"), ["sampler.params.per_class=4", "sampler.batch=16"])
+    with pytest.raises(UserError, match=r"set sampler\.params\.per_class=2"):
+        aurank.train(fours, tmp_path / "run")
