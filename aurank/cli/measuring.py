@@ -254,7 +254,7 @@ def compare(
     metric: str = option("What is compared, such as mauprc or recall@1.", default="mauprc"),
     resamples: int = option("Bootstrap resamples of intervals and p-values.", default=10_000),
     seed: int = option("Seed of the bootstrap.", default=0),
-    most: int = option("How many queries to list, those that changed most.", default=10, min=0),
+    most: int = option("How many of the queries won to list, and of those lost.", default=5, min=0),
     force: bool = option("Compare although protocols or distances differ.", "--force", default=False),
     images: "ImageSelection",
 ) -> None:

@@ -72,7 +72,7 @@ def examine_rows(
         space = spread(select_rows(embeddings, usual if len(usual) > 1 else sound))
         said = f"effective rank {space.effective_rank:.1f} of {space.dim}, mean cosine {space.mean_cosine:.2f}"
         found.append(finding_of("collapsed", [said] * space.is_collapsed))
-        found.append(finding_of("silent", [str(dimension) for dimension in space.silent.tolist()]))
+        found.append(finding_of("silent", [f"dimension {index}, from 0" for index in space.silent.tolist()]))
         hubs = crowded(near, searched)
         words = [f": in {count:,} lists, usual {hubs.expected:.0f}" for count in hubs.lists.tolist()]
         found.append(of("hubs", hubs.row, words))

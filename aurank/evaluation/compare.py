@@ -10,7 +10,7 @@ from jaxtyping import Float64
 from aurank.errors import UserError
 from aurank.evaluation.bootstrap import Resampling, Units, resampled_means
 from aurank.evaluation.metrics import MACRO, average
-from aurank.evaluation.report import RUN, Column, Report
+from aurank.evaluation.report import RUN, Column, Report, html_table
 
 FACTS = ("query", "label", "path", "class")
 
@@ -36,7 +36,7 @@ class Comparison:
     num_queries: int
     num_better: int  # queries for which b scores higher than a
     num_worse: int
-    changed: dict[str, Column]  # most changed queries first: facts where known, "a", "b", "difference"
+    changed: dict[str, Column]  # queries won, then lost, the most first: facts where known, "a", "b", "difference"
     how: str  # the interval was made, in words
     corrected_p_value: float | None = None  # of `compare_all`, for the number of its comparisons
 
@@ -50,14 +50,27 @@ class Comparison:
             f"{self.num_queries:,} queries: {self.num_better:,} better, {self.num_worse:,} worse, {equal:,} equal",
             self.how,
         ]
-        if len(self.changed["query"]):
-            lines.append("changed most:")
         kind = next((name for name in ("class", "label") if name in self.changed), None)
-        for place in range(len(self.changed["query"])):
-            row = {name: values[place] for name, values in self.changed.items()}
-            named = (f" {row['path']}" if "path" in row else "") + (f" ({kind} {row[kind]})" if kind else "")
-            lines.append(f"  query {row['query']}{named}  {row['a']:.4f} → {row['b']:.4f}  {row['difference']:+.4f}")
+        rows = [dict(zip(self.changed, values, strict=True)) for values in zip(*self.changed.values(), strict=True)]
+        for title, sign in (("won most:", 1), ("lost most:", -1)):
+            some = [row for row in rows if sign * row["difference"] > 0]
+            lines += [title] if some else []
+            for row in some:
+                named = (f" {row['path']}" if "path" in row else "") + (f" ({kind} {row[kind]})" if kind else "")
+                values = f"{row['difference']:+.4f}  {row['a']:.4f} → {row['b']:.4f}"
+                lines.append(f"  {values}  query {row['query']}{named}")
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """Return the answer, and the queries won and lost, as tables for a notebook."""
+        answer = [self.metric, f"{self.a:.4f}", f"{self.b:.4f}", f"{self.difference:+.4f}"]
+        answer += ["[{:+.4f}, {:+.4f}]".format(*self.interval), f"{self.p_value:.2g}"]
+        counts = f"{self.num_queries:,} queries: {self.num_better:,} better, {self.num_worse:,} worse"
+        columns = [[f"{v:.4f}" if isinstance(v, float) else str(v) for v in each] for each in self.changed.values()]
+        head = ["metric", "a", "b", "difference", "interval", "p"]
+        return (
+            f"{html_table(head, [answer])}<p>{counts}</p>{html_table([*self.changed], [*zip(*columns, strict=True)])}"
+        )
 
 
 def compare(
@@ -68,7 +81,7 @@ def compare(
     resamples: int = 10_000,
     seed: int = 0,
     level: float = 0.95,
-    most: int = 10,
+    most: int = 5,
     force: bool = False,
 ) -> Comparison:
     """Return the Comparison b − a of two reports over the same queries, in the same order.
@@ -76,7 +89,7 @@ def compare(
     Paired bootstrap: both reports get the same draws, of whole classes where they have labels, else of single queries.
 
     Args:
-        most: length of the list of changed queries.
+        most: length of the list of queries won, and of that of queries lost.
         force: compare reports of other protocols or distances all the same.
 
     Raises:
@@ -102,7 +115,8 @@ def compare(
     changed = np.count_nonzero(np.abs(terms[:, 0]) > 1e-12)  # classes, or queries; a sum may cancel
     beyond = 1 + min(int((draws <= 0).sum()), int((draws >= 0).sum()))
     # Among equal changes the first query comes first.
-    order = np.argsort(-np.abs(change), kind="stable")[: max(0, min(most, int((change != 0).sum())))]
+    won, lost = (np.argsort(-gain, kind="stable")[: max(0, min(most, (gain > 0).sum()))] for gain in (change, -change))
+    order = np.concatenate([won, lost])
     facts = {name: report_a.per_query[name] for name in FACTS if name in report_a.per_query}
     return Comparison(
         metric=metric,

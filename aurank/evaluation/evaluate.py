@@ -49,7 +49,7 @@ from aurank.evaluation.metrics import (
     split_cut,
 )
 from aurank.evaluation.postprocessing.postprocessing import Codes, PostProcessing, Processed
-from aurank.evaluation.report import Report
+from aurank.evaluation.report import FIRST, Report
 
 BOUNDS = ("pessimistic", "optimistic")  # rules between whose values those of all others lie
 
@@ -193,6 +193,7 @@ def evaluate(
             columns=columns,
             notes=[*notes, *few],
             resampling=resampling,
+            first_positives=neighbours > 0,
         )
 
     problem, processed, ranks = given, None, ranks_of(given)
@@ -251,8 +252,9 @@ def build_report(
     protocol: dict[str, Any] | None = None,
     notes: Iterable[str] = (),
     resampling: Resampling | None = None,
+    first_positives: bool = False,
 ) -> Report:
-    """Return the report of ranks that hold at least one query."""
+    """Return the report of ranks that hold at least one query, with row and score of their first positives if asked."""
     given_names = default_metrics(fitting_cuts(recall_at, ranks)) if metrics is None else metrics
     names = check_names(given_names, labelled=labels is not None)
     whole = dict(pooled or {})
@@ -263,6 +265,8 @@ def build_report(
         curve.add(block)
         found = {name: query_values(block, name, ties=ties) for name in held if name not in given}
         found |= {rule: average_precision(block, ties=rule) for rule in BOUNDS}
+        if first_positives and block.best_score is not None:
+            found |= {"first_positive": block.positive[block.offset[:-1]], "first_score": block.best_score}
         return {**found, "first_rank": first_rank(block), "last_rank": last_rank(block)}
 
     found = query_columns(ranks, compute)
@@ -280,6 +284,7 @@ def build_report(
             "num_negatives": ranks.num_negatives,
             "first_rank": found["first_rank"],
             "last_rank": found["last_rank"],
+            **{name: found[name] for name in FIRST if name in found},
             "ap": values["mauprc"],
             **{name: column for name, column in values.items() if name != "mauprc"},
         },

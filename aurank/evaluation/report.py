@@ -58,8 +58,9 @@ Count = Annotated[int, Ge(0), Lt(2**53)]  # what floats hold exactly
 Number = Annotated[int | float, Gt(-1e300), Lt(1e300)]
 Names = list[str] | list[Annotated[int, Ge(-(2**63)), Lt(2**63)]]
 Metrics = Annotated[dict[str, Number], MinLen(1)]
+FIRST = ("first_positive", "first_score")  # gallery row and score of each query's first positive, beside lists
 _KINDS: dict[str, Any] = {
-    **dict.fromkeys(("query", "num_positives", "num_negatives", "first_rank", "last_rank"), list[Count]),
+    **dict.fromkeys(("query", "num_positives", "num_negatives", "first_rank", "last_rank", FIRST[0]), list[Count]),
     **dict.fromkeys(("label", "class", "path"), Names),
 }
 """The columns of `per_query` and of the gallery that are no metrics."""
@@ -127,7 +128,8 @@ class Report:
     """Metrics of one evaluation, in [0, 1], over the queries that have a positive.
 
     `per_query` has "query" (the row), "label", "path" and "class" where they are known, "num_positives",
-    "num_negatives", "first_rank", "last_rank", "ap" (the values of mauprc), and every other metric by its name.
+    "num_negatives", "first_rank", "last_rank", "ap" (the values of mauprc), and every other metric by its name; beside
+    `neighbours` also "first_positive" (gallery row) and "first_score" of its best-placed positive.
 
     Example:
         >>> import aurank
@@ -315,8 +317,21 @@ class Report:
         return latex_table(*self._table())
 
     def _repr_html_(self) -> str:
+        """Return the numbers, the mean precision-recall curve unless it is flat, and what was measured."""
         conditions = "".join(f"<li>{escape(line)}</li>" for line in self._conditions())
-        return f"{html_table(*self._table())}<ul>{conditions}</ul>"
+        drawn = ""
+        if (curve := self.curve) is not None and np.ptp(curve.precision) > 1e-9:
+            points = zip((30 + 200 * curve.recall).tolist(), (10 + 120 * (1 - curve.precision)).tolist(), strict=True)
+            line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+            texts = ((4, 16, "1"), (4, 132, "0"), (226, 145, "1"), (60, 145, "precision over recall"))
+            drawn = (
+                '<svg role="img" aria-label="precision over recall" width="240" height="150" fill="currentColor">'
+                '<path d="M30 10V130H230" fill="none" stroke="currentColor" opacity=".4"/>'
+                f'<polyline points="{line}" fill="none" stroke="#0072b2" stroke-width="2"/>'
+                + "".join(f'<text x="{x}" y="{y}" font-size="11">{text}</text>' for x, y, text in texts)
+                + "</svg>"
+            )
+        return f"{html_table(*self._table())}{drawn}<ul>{conditions}</ul>"
 
     def interval(self, name: str) -> str:
         """Return the interval of a metric as text, nothing where there is none."""
@@ -384,8 +399,9 @@ class Report:
                 row, score, is_positive = (np.array(lists[name]) for name in ("row", "score", "is_positive"))
                 if not row.shape == score.shape == is_positive.shape or len(row) != rows or row.ndim != 2:
                     raise ValueError("neighbours have lists of other lengths")
-                if row.size and row.max() >= held["num_gallery"]:
-                    raise ValueError(f"neighbours name row {row.max()} of a gallery of {held['num_gallery']}")
+                most = max(row.max(initial=-1), columns.get(FIRST[0], row).max(initial=-1))
+                if most >= held["num_gallery"]:
+                    raise ValueError(f"neighbours name row {most} of a gallery of {held['num_gallery']}")
                 kept = row.astype(np.int64), score.astype(np.float64), is_positive.astype(bool)
                 held["neighbours"] = NearestRows(columns["query"], *kept)
             if (curve := held.get("curve")) is not None:
@@ -415,7 +431,7 @@ class Report:
 
     @property
     def _metric_names(self) -> list[str]:
-        facts = {"query", "label", "path", "class", "num_positives", "num_negatives", "first_rank", "last_rank", "ap"}
+        facts = {*_KINDS, *FIRST, "ap"}
         whole = ["mauprc"] if "ap" in self.per_query else []
         return [*whole, *(name for name in self.per_query if name not in facts)]
 

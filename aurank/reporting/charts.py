@@ -85,6 +85,8 @@ def curves(reports: Mapping[str, Report]) -> dict[str, Markup]:
         "Recall@k: queries with a positive among the first k.": _recall,
         "Average precision of the queries.": _histogram,
     }
+    if not any(report.curve is not None and np.ptp(report.curve.precision) > 1e-9 for report in reports.values()):
+        del drawn[next(iter(drawn))]  # no curve, or a flat one: every query has one positive
 
     def draw(axes: Axes, *, chart: Callable[[Axes, Mapping[str, Report]], None]) -> None:
         chart(axes, {_plain(name): report for name, report in reports.items()})
@@ -189,7 +191,7 @@ def draw_curve(report: Report) -> bytes:
         b'PNG'
     """
     if report.curve is None:
-        raise UserError("the report holds no precision-recall curve; evaluate again with this version")
+        raise UserError("the report holds no precision-recall curve; make it by aurank evaluate")
     return png(lambda axes: _curve(axes, report))
 
 

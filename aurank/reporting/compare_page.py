@@ -12,7 +12,7 @@ from aurank.reporting.charts import ap_scatter, curves, svg
 from aurank.reporting.grids import grid_rows
 from aurank.reporting.page import render
 from aurank.reporting.pictures import Pictures
-from aurank.reporting.tables import class_names, common_metrics, counted, facts
+from aurank.reporting.tables import class_names, counted, facts, same_metrics
 
 QUERIES = 8  # won, and as many lost, of each model; fewer where there are many models
 MOST_CLASSES = 500
@@ -31,14 +31,14 @@ def compare_page(
     """
     pictures = pictures or Pictures(None)
     first = next(iter(reports))
-    lists = all(report.neighbours is not None for report in reports.values())
+    lacking = {name: report.command for name, report in reports.items() if report.neighbours is None}
     metric = next(iter(comparisons.values())).metric
     queries = max(2, min(QUERIES, 24 // len(comparisons)))
     charts = curves(reports)
     for name in comparisons:
         caption = f"Each dot a query; above the line {name} is better, below it {first}."
         draw = partial(ap_scatter, names=(first, name), reports=(reports[first], reports[name]))
-        charts[caption] = svg(draw, caption, size=(4.6, 4.6))
+        charts[caption] = svg(draw, caption, size=(5.4, 4.2))
     pairs = [
         {"name": name, "groups": _won_and_lost((first, name), reports, metric, queries, pictures)}
         for name in comparisons
@@ -54,10 +54,13 @@ def compare_page(
         comparisons=comparisons,
         values={name: one.b for name, one in comparisons.items()} | {first: next(iter(comparisons.values())).a},
         how=next(iter(comparisons.values())).how,
-        metrics=[(name, [one.metrics[name] for one in reports.values()]) for name in common_metrics(reports)],
+        metrics=[
+            (name, same, [report.metrics[name] for report in reports.values()])
+            for name, same in same_metrics(*reports.values()).items()
+        ],
         charts=charts,
         pairs=pairs,
-        has_lists=lists,
+        lacking=lacking,
         classes=_classes(reports, metric),
         facts=[{"name": name, "facts": facts(report), "notes": report.notes} for name, report in reports.items()],
         missing=list(pictures.missing)[:100],
@@ -83,7 +86,8 @@ def _won_and_lost(
             {
                 "query": shown[0].query,
                 "row": shown[0].row,
-                "change": f"{a[index]:.3f} → {b[index]:.3f}",
+                "values": f"{a[index]:.3f} → {b[index]:.3f}",
+                "change": float(change[index]),
                 "sides": list(zip(names, shown, strict=True)),
             }
             for index, *shown in zip(some, *sides, strict=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from aurank.errors import UserError
-from aurank.evaluation.report import Report
+from aurank.evaluation.report import FIRST, Report
 from aurank.names import meant, nearest
 from aurank.reporting.pictures import Pictures
 
@@ -21,11 +21,12 @@ class Item:
     score: float | None = None  # None: the query
     is_right: bool = False
     place: int = 0  # from 1 in the list
+    is_apart: bool = False  # behind the list shown: the first positive of a query that finds none in it
 
 
 @dataclass(frozen=True)
 class GridRow:
-    """A query with the top of its list."""
+    """A query with the top of its list, and its first positive at the end where none is in it."""
 
     query: Item
     found: list[Item]
@@ -97,12 +98,17 @@ def grid_rows(report: Report, indices: Sequence[int], pictures: Pictures) -> lis
     rows = []
     for index in indices:
         path = str(values["path"][index]) if "path" in values else ""
-        query, found = Item(path, str(names[index]), pictures.of(path)), []
-        for place, row in enumerate([] if lists is None else lists.row[index].tolist()):
-            if lists is not None and row >= 0:
-                there = "" if paths is None else str(paths[row])
-                score, right = float(lists.score[index, place]), bool(lists.is_positive[index, place])
-                found.append(Item(there, str(others[row]), pictures.of(there), score, right, place + 1))
+        query, found = Item(path, str(names[index]), pictures.of(path)), list[Item]()
         numbers = [int(values[name][index]) for name in ("query", "first_rank", "num_positives")]
+        listed: list[tuple[int, float, bool, int, bool]] = []
+        if lists is not None:
+            here = (column[index].tolist() for column in (lists.row, lists.score, lists.is_positive))
+            listed = [(*one, place, False) for place, one in enumerate(zip(*here, strict=True), 1) if one[0] >= 0]
+            if FIRST[0] in values and not lists.is_positive[index].any():
+                row, score = (values[name][index] for name in FIRST)
+                listed.append((int(row), float(score), True, numbers[1], True))
+        for row, *item in listed:
+            there = "" if paths is None else str(paths[row])
+            found.append(Item(there, str(others[row]), pictures.of(there), *item))
         rows.append(GridRow(query, found, float(values["ap"][index]), *numbers))
     return rows

@@ -20,7 +20,7 @@ from aurank.reporting.grids import gallery_names, make_grids, query_names
 from aurank.reporting.maps import draw_maps
 from aurank.reporting.page import endings, render
 from aurank.reporting.pictures import Pictures
-from aurank.reporting.tables import class_names, counted
+from aurank.reporting.tables import class_names, counted, same_metrics
 from aurank.reporting.tables import facts as facts_of
 
 MOST_CLASSES = 500  # in the table; per_class.csv has all
@@ -93,6 +93,8 @@ def report_page(
         confused=confused,
         hubs=found_hubs,
         kept=0 if lists is None else lists.row.shape[1],
+        single=bool((report.per_query["num_positives"] == 1).all()),
+        metrics=same_metrics(report),
         lists=left_out,
     )
 
@@ -111,8 +113,9 @@ def _charts(report: Report, embeddings: Rows | None) -> dict[str, Markup]:
 
 def _cards(report: Report) -> list[dict[str, Any]]:
     cards: list[dict[str, Any]] = []
+    distinct = same_metrics(report)
     for name in CARDS:
-        if name == "mauprc" or name in report.metrics:
+        if name == "mauprc" or name in distinct:
             value = report.mauprc if name == "mauprc" else report.metrics[name]
             beside = [report.interval(name)]
             low, high = report.tie_bounds or (0.0, 0.0)
@@ -130,7 +133,7 @@ def _cards(report: Report) -> list[dict[str, Any]]:
 def _classes(report: Report) -> dict[str, Any]:
     """Return the table of classes, worst first."""
     table, names = report.class_table(), class_names(report)
-    shown = [name for name in ("mauprc", "recall@1", "r_precision") if name in table]
+    shown = [name for name in ("mauprc", "recall@1", "r_precision") if name == "mauprc" or name in same_metrics(report)]
     _, first = np.unique(report.per_query["label"], return_index=True)
     columns = [table["num_queries"], report.per_query["num_positives"][first], *(table[name] for name in shown)]
     order = np.argsort(table["mauprc"], kind="stable")[:MOST_CLASSES].tolist()

@@ -19,7 +19,7 @@ from aurank.reporting.pictures import Pictures, thumbnail
 
 SIDE, GAP, LINE = 84, 8, 14  # pixels of a picture, between two, and of a line of text
 _INK, _MUTED, _RIGHT, _WRONG = "#1b1f24", "#59636e", "#0a7d43", "#b42318"
-_BELOW = "below each its AP and the rank of its first right item"
+_BELOW = "below each its AP and the rank of its first right item, which stands last where the list has none"
 Pixels = UInt8[np.ndarray, "height width 3"]
 
 
@@ -39,9 +39,9 @@ def grid_snapshot(report: Report, source: ImageSource, *, queries: int = 5) -> P
         else:
             named = f"AP {row.ap:.3f}, {row.first_rank:,}"
             _place(canvas, (0, top), row.query, source, named, _MUTED)
-            for one in row.found:
-                mark = f"{'✓' if one.is_right else '✗'} {one.score:.3f}"
-                _place(canvas, (one.place * (SIDE + GAP), top), one, source, mark, _RIGHT if one.is_right else _WRONG)
+            for column, one in enumerate(row.found, 1):
+                mark = f"{f'{one.place:,}: ' if one.is_apart else '✓ ' if one.is_right else '✗ '}{one.score:.3f}"
+                _place(canvas, (column * (SIDE + GAP), top), one, source, mark, _RIGHT if one.is_right else _WRONG)
         top += height
     return np.asarray(canvas)
 

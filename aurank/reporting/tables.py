@@ -3,10 +3,12 @@
 import csv
 import io
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from aurank.errors import UserError
+from aurank.evaluation.metrics import MACRO, pooled_rate
 from aurank.evaluation.report import Report, latex_table, markdown_table
 from aurank.reporting.grids import query_names
 
@@ -79,10 +81,21 @@ def _cells(reports: Mapping[str, Report], metrics: Sequence[str] | None) -> tupl
     return ["model", *names], rows
 
 
-def common_metrics(reports: Mapping[str, Report]) -> list[str]:
+def common_metrics(reports: Mapping[Any, Report]) -> list[str]:
     """Return the metrics that all reports have, in the order of the first."""
     first = next(iter(reports.values()))
     return [name for name in first.metrics if all(name in one.metrics for one in reports.values())]
+
+
+def same_metrics(*reports: Report) -> dict[str, list[str]]:
+    """Return the common metrics of reports, each with the later ones that have its values for every query."""
+    kept: dict[tuple[Any, ...], list[str]] = {}
+    for name in common_metrics(dict(enumerate(reports))):
+        key: tuple[Any, ...] = (name,)
+        if pooled_rate(name) is None:
+            key = name.startswith(MACRO), *(np.round(report.values(name), 12).tobytes() for report in reports)
+        kept.setdefault(key, []).append(name)
+    return {name: others for name, *others in kept.values()}
 
 
 def class_names(report: Report) -> list[str]:

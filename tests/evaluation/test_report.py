@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from testing.listing import ranks_of, read
 
 from aurank.errors import AurankError, UserError
-from aurank.evaluation import Report, evaluate
+from aurank.evaluation import Report, compare, evaluate
 from aurank.evaluation.bootstrap import Resampling
 from aurank.evaluation.evaluate import build_report
 from aurank.evaluation.report import html_table, latex_table, markdown_table
@@ -264,6 +265,21 @@ def test_a_notebook_shows_what_the_numbers_are_of_and_runs_none_of_it() -> None:
     assert "5 queries, 1 of them skipped: no positive; 5 gallery rows" in page
     assert "<script>" not in page
     assert "&lt;script&gt;" in page
+
+
+def test_a_notebook_shows_the_curve_unless_it_is_flat_and_a_comparison_its_queries() -> None:
+    rows = np.random.default_rng(0).standard_normal((12, 4))
+    reports = [evaluate(side, np.arange(12) % 3) for side in (rows, rows[:, :2])]
+    page = reports[0]._repr_html_()
+    points = [point.split(",") for point in re.findall('points="(.*?)"', page)[0].split()]
+    assert reports[0].curve is not None
+    np.testing.assert_allclose([float(y) for _, y in points], 130 - 120 * reports[0].curve.precision, atol=0.051)
+    assert not re.search("https?:|src=|href=|<script|<style", page)
+    assert "<svg" not in evaluate(rows, np.arange(12) // 2)._repr_html_()
+    assert repr(reports[0]).startswith("Report(metrics={")
+    compared = compare(*reports, resamples=100)
+    for value in (compared.a, compared.b, compared.difference, *compared.changed["difference"]):
+        assert f"{value:.4f}" in compared._repr_html_()
 
 
 def test_every_sign_that_means_something_is_escaped() -> None:

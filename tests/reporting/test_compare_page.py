@@ -34,6 +34,8 @@ def test_the_numbers_are_those_of_the_reports() -> None:
         if name != "small":
             low, high = found[name].interval
             assert f"{found[name].difference:+.4f}" in page.text
+            change = report.metrics["auroc"] - reports["small"].metrics["auroc"]
+            assert f"{change:+.4f}" in page.text
             assert f"[{low:+.4f}, {high:+.4f}]" in page.text
             assert f"{name}: won {found[name].num_better:,} queries against small" in page.text
             assert f"{name}: lost {found[name].num_worse:,} queries against small" in page.text
@@ -63,9 +65,13 @@ def test_both_lists_of_a_query_are_shown_as_the_reports_have_them() -> None:
     for report, side in zip((small, large), sides, strict=True):
         assert report.neighbours is not None
         shown = [attributes["title"] for tag, attributes in Elements(side).tags if tag == "li"]
-        assert shown == [f"{row}.png" for row in report.neighbours.row[best]]
+        listed = report.neighbours.row[best].tolist()
+        is_positive = report.neighbours.is_positive[best].tolist()
+        if not any(is_positive):
+            listed, is_positive = [*listed, report.per_query["first_positive"][best]], [*is_positive, True]
+        assert shown == [f"{row}.png" for row in listed]
         marks = [("right" in (attributes["class"] or "")) for tag, attributes in Elements(side).tags if tag == "li"]
-        assert marks == report.neighbours.is_positive[best].tolist()
+        assert marks == is_positive
         assert f"first right item at rank {report.per_query['first_rank'][best]}" in Elements(side).text
 
 
@@ -87,6 +93,10 @@ def test_reports_without_lists_show_queries_and_say_so() -> None:
     reports = {"small": measured(2, neighbours=0), "large": measured(6)}
     page = Elements(compare_page(reports, compare_all(reports, resamples=100)))
     assert "Not every report holds the lists of its queries" in page.text
+    assert "small: aurank evaluate" in page.text
+    reports["small"] = replace(reports["small"], command="aurank evaluate --model mine --no-report")
+    page = Elements(compare_page(reports, compare_all(reports, resamples=100)))
+    assert "aurank evaluate --model mine --no-report --neighbours 10 --overwrite" in page.text
     assert "large: won" in page.text
 
 

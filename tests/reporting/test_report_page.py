@@ -44,8 +44,15 @@ def test_a_grid_shows_the_lists_of_the_report() -> None:
     assert median.rows[0].ap == sorted(report.per_query["ap"].tolist())[10]
     for row in worst.rows:
         index = report.per_query["query"].tolist().index(row.row)
-        assert [one.path for one in row.found] == [f"{found}.png" for found in report.neighbours.row[index]]
-        right = [one.place for one in row.found if one.is_right]
+        *_, last = row.found
+        top = row.found[:5]
+        assert [one.path for one in top] == [f"{found}.png" for found in report.neighbours.row[index]]
+        right = [one.place for one in top if one.is_right]
+        assert last.is_apart == (not right)
+        if last.is_apart:  # the first positive stands behind, as in a list of all
+            assert (last.place, last.is_right, last.label) == (row.first_rank, True, row.query.label)
+            assert last.path == f"{report.per_query['first_positive'][index]}.png"
+            assert last.score < top[-1].score
         assert (right[0] if right else 6) == min(6, row.first_rank)
         assert all(one.is_right == (one.label == row.query.label) for one in row.found)
 
@@ -135,6 +142,24 @@ def test_hubs_and_queries_of_many_positives_are_shown() -> None:
     page = Elements(report_page(report)).text
     assert "found by 40, rightly by 12" in page
     assert "mAUPRC by the number of positives of a query." in page
+
+
+@pytest.mark.slow
+def test_a_page_of_one_positive_each_shows_no_number_twice_and_no_flat_curve() -> None:
+    rows, labels = np.random.default_rng(0).standard_normal((40, 4)), np.arange(40) // 2
+    page = Elements(report_page(aurank.evaluate(rows, labels, neighbours=3))).text
+    several = Elements(report_page(measured())).text
+    assert "Every query has one positive" in page
+    assert "Every query has one positive" not in several
+    for text, single in (
+        ("Precision over recall", False),
+        ("mauprc = mrr, minp", True),
+        ("= precision@1, map@r", True),
+    ):
+        assert (text in page) == single
+        assert (text in several) != single
+    assert "recall@1 = precision@1" in several  # by definition
+    assert "✓ rank " in page
 
 
 @pytest.mark.slow

@@ -25,13 +25,15 @@ def test_frames_say_what_the_report_says() -> None:
     report = measured()
     picture = grid_snapshot(report, IMAGES, queries=3)
     worst, _, random = make_grids(report, Pictures(None), queries=3)
-    assert picture.shape == (2 * (LINE + GAP) + 6 * (SIDE + 3 * LINE), 5 * (SIDE + GAP), 3)
+    columns = 6  # the query, its list, and a positive behind
+    assert picture.shape == (2 * (LINE + GAP) + 6 * (SIDE + 3 * LINE), columns * (SIDE + GAP), 3)
     top = 0
     for grid in (worst, random):
         top += LINE + GAP
         for row in grid.rows:
-            for one in row.found:
-                frame = tuple(picture[top + SIDE // 2, one.place * (SIDE + GAP)].tolist())
+            assert any(one.is_right for one in row.found)
+            for place, one in enumerate(row.found, 1):
+                frame = tuple(picture[top + SIDE // 2, place * (SIDE + GAP)].tolist())
                 assert frame == (RIGHT if one.is_right else WRONG)
             top += SIDE + 3 * LINE
 
@@ -41,9 +43,9 @@ def test_the_images_are_in_the_picture() -> None:
     row = make_grids(report, Pictures(None), queries=1)[0].rows[0]
     picture = grid_snapshot(report, IMAGES, queries=1)
     middle = LINE + GAP + SIDE // 2
-    for one in row.found:
+    for place, one in enumerate(row.found, 1):
         if one.path != "20.png":
-            shade = picture[middle, one.place * (SIDE + GAP) + SIDE // 2].astype(int)
+            shade = picture[middle, place * (SIDE + GAP) + SIDE // 2].astype(int)
             assert np.abs(shade - 10 * int(one.path.removesuffix(".png"))).max() <= 2
 
 

@@ -56,6 +56,7 @@ class Ranks:
     num_gallery: int
     num_rechecked: int = 0  # scores so close to a positive's that they were taken again, exactly
     relevance: Float64[np.ndarray, " positive"] | None = None  # gain of each positive in nDCG, 1 without
+    best_score: Float64[np.ndarray, " query"] | None = None  # exact, of each query's first positive; None of cut lists
 
     @property
     def num_positives(self) -> Int64[np.ndarray, " query"]:
@@ -220,6 +221,7 @@ class RankBlocks:
             num_queries=self.num_queries,
             num_gallery=self.num_gallery,
             num_rechecked=int(counts.rechecked[0]),
+            best_score=scores[np.cumsum(positives)[sorted_query] - 1],
         )
 
 

@@ -319,4 +319,7 @@ def reordered_ranks(ranks: Ranks, lists: NearestRows, score: Float64[np.ndarray,
         higher[place[here]] = (above & is_negative[there]).sum(axis=1)
         tied[place[here]] = (equal & is_negative[there]).sum(axis=1)
         at_least[place[here]] = ((above | equal) & is_positive[there]).sum(axis=1)
-    return replace(ranks, positive=positive, higher=higher, tied=tied, at_least=at_least)
+    if (best := ranks.best_score) is not None and len(own):
+        first = np.minimum(np.cumsum(listed) - listed, len(own) - 1)
+        best = np.where(listed > 0, own[first], best)
+    return replace(ranks, positive=positive, higher=higher, tied=tied, at_least=at_least, best_score=best)

@@ -44,6 +44,27 @@ def test_lists_shown_are_the_lists_measured(steps: str) -> None:
     assert all(len(set(row)) == 20 for row in rows.tolist())
 
 
+@pytest.mark.parametrize(
+    ("steps", "distance"),
+    [
+        (None, "euclidean"),
+        *((steps, "cosine") for steps in (None, "k_reciprocal:k1=8,depth=12", "binary, rescore:depth=7")),
+    ],
+)
+def test_the_first_positive_and_its_score_are_those_of_the_whole_list(steps: str | None, distance: str) -> None:
+    rows = np.concatenate([ROWS, ROWS[:9]])  # some equal scores
+    whole, short = (
+        aurank.evaluate(rows, np.arange(99) % 9, postprocess=steps, distance=distance, neighbours=k) for k in (98, 1)
+    )
+    lists = whole.neighbours
+    assert lists is not None
+    query, first = np.arange(99), lists.is_positive.argmax(axis=1)
+    for report in (whole, short):
+        np.testing.assert_array_equal(report.per_query["first_positive"], lists.row[query, first])
+        np.testing.assert_array_equal(report.per_query["first_score"], lists.score[query, first])
+    assert "first_score" not in aurank.evaluate(rows, np.arange(99) % 9).per_query
+
+
 def test_a_gallery_of_its_own_and_the_set_itself_agree() -> None:
     ids = np.arange(90)
     for text in ("query_expansion:k=3", "database_augmentation:k=3, query_expansion:k=2", "k_reciprocal:k1=8"):
