@@ -9,13 +9,8 @@ if TYPE_CHECKING:
     from aurank.embedding import load, load_pairs
     from aurank.evaluation import Report, compare, evaluate
     from aurank.training import TrainResult, train
+else:  # `aurank ls` and `import aurank.losses` need neither timm nor accelerate
+    __getattr__, __dir__ = lazy_attributes(__name__)
 
 __version__ = "0.1.0"
 __all__ = ["Report", "TrainResult", "average_models", "compare", "evaluate", "load", "load_pairs", "train"]
-
-if not TYPE_CHECKING:  # `aurank ls` and `import aurank.losses` need neither timm nor accelerate
-    _HOMES = {name: f"evaluation:{name}" for name in ("Report", "compare", "evaluate")}
-    _HOMES |= {name: f"training:{name}" for name in ("TrainResult", "train")}
-    _HOMES |= {name: f"embedding:{name}" for name in ("load", "load_pairs")}
-    _HOMES["average_models"] = "commands:average_models"
-    __getattr__, __dir__ = lazy_attributes("aurank", _HOMES)

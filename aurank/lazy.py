@@ -1,11 +1,14 @@
 """Names that are imported when they are first used, so that a command loads only the libraries it needs."""
 
+import ast
 import importlib
 import sys
 from collections import UserDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 from operator import attrgetter
+from pathlib import Path
 from threading import Lock
 from types import ModuleType
 from typing import Any, TypeVar
@@ -19,41 +22,58 @@ class LazyTable(UserDict[str, Component]):
 
     Args:
         package: what the modules below are relative to.
-        homes: where each name's component is, as "module:attribute".
+        homes: where each name's component is, as "module:attribute"; or where a table is, imported to list its names.
     """
 
-    def __init__(self, package: str, homes: Mapping[str, str]) -> None:
-        super().__init__()
+    def __init__(self, package: str, homes: Mapping[str, str] | str) -> None:
         self.package, self.homes = package, homes
-        self.data: dict[str, Any] = dict(homes)
+
+    @cached_property
+    def data(self) -> dict[str, Any]:  # type: ignore[override]
+        """The names, each with its component or where that is."""
+        return dict(_imported(self.homes, self.package) if isinstance(self.homes, str) else self.homes)
 
     def __getitem__(self, name: str) -> Component:
         if isinstance(found := self.data[name], str):
-            found = self.data[name] = _imported(self.package, found)
+            found = self.data[name] = _imported(found, self.package)
         return found  # type: ignore[no-any-return]
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(self)})"
 
 
-def lazy_attributes(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+def lazy_attributes(package: str) -> tuple[Any, Any]:
     """Return `__getattr__` and `__dir__` (PEP 562) for a package whose names are imported on first use.
 
-    Args:
-        package: its `__name__`.
-        homes: where each name comes from, as "module:attribute", relative to the package; a dot in front makes it
-            relative to the package around this one.
+    The names are those that its `__init__` imports under `if TYPE_CHECKING:`. A file of the package with the name of
+    something public, such as compare.py, does not hide it.
     """
     module = sys.modules[package]
+    homes = _homes_in(Path(str(module.__file__)).read_text(encoding="utf-8"))
+
+    class Package(ModuleType):
+        def __setattr__(self, name: str, value: object) -> None:
+            if not (isinstance(value, ModuleType) and name in homes):  # the import system names each file so
+                super().__setattr__(name, value)
 
     def get_attribute(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = _imported(package, homes[name])
+        value = _imported(homes[name])
         setattr(module, name, value)
         return value
 
+    module.__class__ = Package
     return get_attribute, lambda: sorted({*vars(module), *homes})
+
+
+def _homes_in(text: str) -> dict[str, str]:
+    """Return where the names come from that a file imports under `if TYPE_CHECKING:`, as "module:attribute"."""
+    blocks = [one for one in ast.parse(text).body if isinstance(one, ast.If)]
+    guarded = [block for block in blocks if ast.unparse(block.test) == "TYPE_CHECKING"]
+    imports = [one for block in guarded for one in block.body if isinstance(one, ast.ImportFrom)]
+    own = [one for one in imports if str(one.module).startswith("aurank.")]
+    return {alias.name: f"{one.module}:{alias.name}" for one in own for alias in one.names}
 
 
 @contextmanager
@@ -84,10 +104,10 @@ def without(name: str) -> Iterator[None]:
         remove()
 
 
-def _imported(package: str, home: str) -> Any:
+def _imported(home: str, package: str = "") -> Any:
     module, _, attribute = home.partition(":")
     try:
-        return attrgetter(attribute)(importlib.import_module(f".{module}", package))
+        return attrgetter(attribute)(importlib.import_module(f".{module}" if package else module, package or None))
     except ModuleNotFoundError as error:
         from aurank.extras import missing_library
 

@@ -1,6 +1,7 @@
-"""What was probably meant by a name that nobody knows."""
+"""What was probably meant by a name that nobody knows, and which texts count as the same."""
 
 import difflib
+import unicodedata
 from collections.abc import Iterable, Sequence
 
 
@@ -13,3 +14,13 @@ def nearest(name: str, known: Iterable[str], *, most: int = 1, cutoff: float = 0
 def meant(names: Sequence[str]) -> str:
     """``; did you mean 'a' or 'b'?``, or nothing where there are no names."""
     return f"; did you mean {' or '.join(repr(name) for name in names)}?" if names else ""
+
+
+def tidied(text: str) -> str:
+    """Return the text in Unicode's form NFC, each run of white space as one blank, none at the ends."""
+    return " ".join(unicodedata.normalize("NFC", text).split())
+
+
+def text_key(text: str) -> str:
+    """Return what is equal for texts that count as the same: `tidied`, without regard to case, as they are read."""
+    return tidied(tidied(text).casefold())  # tidied again: a folded letter may be decomposed

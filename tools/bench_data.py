@@ -31,7 +31,7 @@ from aurank.commands import prepare_data
 from aurank.config import Config
 from aurank.data import BatchLoader, ImageDataset, Manifest, view_keys
 from aurank.embedding.from_config import build_dataset, with_preprocessing
-from aurank.embedding.select_images import read_whole
+from aurank.embedding.named import read_whole
 from aurank.training import read_config
 
 CLASSES = 16

@@ -123,7 +123,7 @@ def check_data(
     aurank data check sop --root /data
     """
     from aurank.data import check_benchmark
-    from aurank.embedding.select_images import data_folder
+    from aurank.embedding.named import data_folder
 
     with bar("checksums") as (_, show):
 

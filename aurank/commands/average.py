@@ -14,14 +14,8 @@ from aurank.config.load import config_difference
 from aurank.config.schema import NO_BACKBONE
 from aurank.embedding.choices import read_trained
 from aurank.embedding.from_config import encoder_of, towers_of
-from aurank.embedding.stored.checkpoint import (
-    AVERAGE_OF,
-    BEST,
-    load_checkpoint,
-    model_weights,
-    resolve_checkpoint,
-    save_checkpoint,
-)
+from aurank.embedding.named import BEST, resolve_checkpoint
+from aurank.embedding.stored.checkpoint import AVERAGE_OF, load_checkpoint, model_weights, save_checkpoint
 from aurank.errors import AurankWarning, UserError
 from aurank.files import require_writable
 from aurank.models.encoder import HEADS

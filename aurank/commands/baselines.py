@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from aurank.commands.run_options import PreparedModel, RunOptions, prepare_model, split_name
 from aurank.embedding.embed import Embedded, embed, embed_pixels
 from aurank.embedding.from_config import build_encoder
-from aurank.embedding.select_images import ImageSelection
+from aurank.embedding.named import ImageSelection
 from aurank.errors import UserError
 from aurank.evaluation.report import Report
 from aurank.models.adapters.by_name import load_model

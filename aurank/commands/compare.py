@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from aurank.embedding.select_images import ImageSelection, select
+from aurank.embedding.named import ImageSelection
+from aurank.embedding.select_images import select
 from aurank.errors import UserError
 from aurank.evaluation.compare import Comparison, compare_all
 from aurank.evaluation.report import Report

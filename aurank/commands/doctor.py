@@ -14,7 +14,8 @@ from aurank.data.checks.findings import DoctorReport, Finding, finding_of, requi
 from aurank.embedding.embed import Embedded
 from aurank.embedding.from_config import open_prepared
 from aurank.embedding.image_text_pairs import each_image_once
-from aurank.embedding.select_images import ImageSelection, asks_about_classes, read_data, read_manifest
+from aurank.embedding.named import ImageSelection
+from aurank.embedding.select_images import asks_about_classes, read_data, read_manifest
 from aurank.errors import UserError
 from aurank.evaluation.checks import (
     close_rows,

@@ -15,7 +15,7 @@ from aurank.commands.run_options import PreparedModel, RunOptions, prepare_model
 from aurank.data.shards import SHARD_ROWS, ShardWriter, require_folder
 from aurank.embedding.cache import image_marks, row_sums
 from aurank.embedding.embed import Embedded, described, embed_rows
-from aurank.embedding.select_images import ImageSelection
+from aurank.embedding.named import ImageSelection
 from aurank.errors import UserError
 from aurank.files import claimed
 

@@ -19,8 +19,9 @@ from aurank.data import Manifest, Pipeline
 from aurank.embedding.choices import read_trained
 from aurank.embedding.embed import Embedded
 from aurank.embedding.from_config import open_prepared
-from aurank.embedding.select_images import ImageSelection, read_manifest, require_distinct
-from aurank.embedding.stored.checkpoint import is_head, load_checkpoint, resolve_checkpoint
+from aurank.embedding.named import ImageSelection, resolve_checkpoint
+from aurank.embedding.select_images import read_manifest, require_distinct
+from aurank.embedding.stored.checkpoint import is_head, load_checkpoint
 from aurank.errors import AurankError, UserError, first_line
 from aurank.exporting.card import COLOURS, write_card
 from aurank.exporting.check import TOLERANCE, Check, largest_difference

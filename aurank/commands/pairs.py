@@ -8,7 +8,6 @@ from typing import Any
 
 from aurank.commands.run_options import RunOptions, split_name
 from aurank.data import Manifest
-from aurank.data.captions import text_key
 from aurank.embedding.choices import read_trained
 from aurank.embedding.evaluation_options import noted, two_way_options
 from aurank.embedding.from_config import build_dataset, describe_model, towers_of, with_preprocessing
@@ -20,11 +19,13 @@ from aurank.embedding.image_text_pairs import (
     reports_by_group,
     require_pairs,
 )
-from aurank.embedding.select_images import ImageSelection, select
-from aurank.embedding.stored.checkpoint import describe_average, load_checkpoint, resolve_checkpoint
+from aurank.embedding.named import ImageSelection, resolve_checkpoint
+from aurank.embedding.select_images import select
+from aurank.embedding.stored.checkpoint import describe_average, load_checkpoint
 from aurank.errors import UserError
 from aurank.evaluation.report import Report
 from aurank.evaluation.two_way import DIRECTIONS, PROMPTS, TwoWayReport, prompts
+from aurank.names import text_key
 
 
 @dataclass(frozen=True, eq=False)

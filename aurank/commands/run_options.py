@@ -20,9 +20,10 @@ from aurank.embedding.embed import Embedded, embed
 from aurank.embedding.evaluation_options import evaluation_options
 from aurank.embedding.from_config import build_dataset, encoder_of, open_prepared, with_features, with_preprocessing
 from aurank.embedding.image_text_pairs import each_image_once
+from aurank.embedding.named import ImageSelection, resolve_checkpoint
 from aurank.embedding.protocols import Protocol
-from aurank.embedding.select_images import ImageSelection, describe_overlap, describe_split, select
-from aurank.embedding.stored.checkpoint import describe_average, is_head, load_checkpoint, resolve_checkpoint
+from aurank.embedding.select_images import describe_overlap, describe_split, select
+from aurank.embedding.stored.checkpoint import describe_average, is_head, load_checkpoint
 from aurank.embedding.stored.trained_model import made_by, trained_model, with_backbone
 from aurank.errors import UserError, first_line
 from aurank.evaluation.engine.problem import ProgressCallback

@@ -2,7 +2,6 @@
 
 import heapq
 import re
-import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
@@ -14,6 +13,7 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from aurank.errors import UserError
+from aurank.names import tidied
 
 PADDING, START, END = 0, 1, 2
 _FIRST_BYTE = 3  # the tokens of the 256 bytes follow, then one for each merge
@@ -21,16 +21,6 @@ _FIRST_MERGE = _FIRST_BYTE + 256
 _PIECE = re.compile(r" ?\w+| ?[^\w\s]+")  # a word or marks, with the blank before: no token reaches over two words
 
 Pair = tuple[int, int]
-
-
-def tidied(text: str) -> str:
-    """Return the text in Unicode's form NFC, each run of white space as one blank, none at the ends."""
-    return " ".join(unicodedata.normalize("NFC", text).split())
-
-
-def text_key(text: str) -> str:
-    """Return what is equal for texts that count as the same: `tidied`, without regard to case, as they are read."""
-    return tidied(tidied(text).casefold())  # tidied again: a folded letter may be decomposed
 
 
 class Tokeniser:

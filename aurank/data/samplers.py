@@ -7,7 +7,6 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import torch
 from jaxtyping import Int64
 
 from aurank.errors import UserError
@@ -465,6 +464,8 @@ class HardNegativeSampler(PKSampler):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the nearest classes, and what the epoch of the last refresh had shown by then."""
+        import torch
+
         shown = [[chunk.tolist() for chunk in pieces] for pieces in self._shown]
         return {"nearest": torch.from_numpy(self._nearest), "epoch": self._epoch, "shown": shown}
 

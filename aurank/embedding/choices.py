@@ -5,25 +5,18 @@ from typing import Any
 
 from aurank.config import Choices, Config, DataConfig, ModelConfig, load_config, load_data_config
 from aurank.config.schema import NO_BACKBONE
-from aurank.data import READERS, TRANSFORMS
+from aurank.embedding.named import DATA
 from aurank.errors import UserError
-from aurank.evaluation.metrics import check_names
-from aurank.models.adapters.loading import TEXTS, TOWERS, parse_name
-from aurank.models.adapters.timm import HUBS, wrong_names
-from aurank.models.adapters.towers import is_tower
-from aurank.models.encoder import FILLED
+from aurank.lazy import LazyTable
 
 # Names that timm is known to have: importing timm takes seconds, so it is asked about all others only.
 _COMMON = ("resnet10t", "resnet18", "resnet50", "resnet50.tv_in1k")
 KNOWN_BACKBONES = {ModelConfig().backbone, NO_BACKBONE, *_COMMON}
 _OF_IMAGES = frozenset({"image_size", "channels", "mean", "std", "interpolation"})
-_FOR_TRAINING = ("albumentations",)  # which is chance alone
 DATA_CHOICES = {
-    "data": Choices(READERS, frozenset({"root"})),
-    "data.train_transform": Choices(TRANSFORMS, _OF_IMAGES),
-    "data.test_transform": Choices(
-        {name: kind for name, kind in TRANSFORMS.items() if name not in _FOR_TRAINING}, _OF_IMAGES
-    ),
+    **DATA,
+    "data.train_transform": Choices(LazyTable("aurank.data", "transforms:TRANSFORMS"), _OF_IMAGES),
+    "data.test_transform": Choices(LazyTable("aurank.data", "transforms:TEST_TRANSFORMS"), _OF_IMAGES),
 }
 
 
@@ -39,6 +32,12 @@ def read_data_config(section: dict[str, Any], overrides: Sequence[str] = ()) -> 
 
 def wrong_in(config: Config) -> list[tuple[str, str]]:
     """Return the path and the mistake of each name of a model or a metric that nobody knows; nothing is fetched."""
+    from aurank.evaluation.metrics import check_names
+    from aurank.models.adapters.loading import TEXTS, TOWERS, parse_name
+    from aurank.models.adapters.timm import HUBS, wrong_names
+    from aurank.models.adapters.towers import is_tower
+    from aurank.models.encoder import FILLED
+
     model, checks = config.model, list[tuple[str, Callable[[], object]]]()
     wrong: list[tuple[str, str]] = []
     if is_tower(model.backbone):

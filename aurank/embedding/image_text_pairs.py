@@ -9,7 +9,6 @@ import torch
 from jaxtyping import Float32, Int64
 
 from aurank.data import ImageDataset, Manifest
-from aurank.data.captions import text_key
 from aurank.data.manifest import first_seen
 from aurank.distributed import ProcessGroup
 from aurank.embedding.cache import Piece
@@ -19,6 +18,7 @@ from aurank.evaluation.engine.problem import ProgressCallback, sort_by_label
 from aurank.evaluation.report import Report
 from aurank.evaluation.two_way import PROMPTS, TwoWayReport, prompts, two_way, zero_shot
 from aurank.models.text_encoder import TwoTower
+from aurank.names import text_key
 
 WITH_TEXTS = "aurank pairs measures them with their texts"
 

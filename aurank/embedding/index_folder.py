@@ -17,6 +17,7 @@ from typing_extensions import TypedDict
 from aurank.arrays import Rows, load_arrays, save_rows
 from aurank.data import FolderSource, ImageSource, ZipSource
 from aurank.data.shards import storable_texts
+from aurank.embedding.named import ABOUT, require_index
 from aurank.embedding.stored.trained_model import StoredRecord, store_model
 from aurank.errors import UserError
 from aurank.evaluation.index.neighbours import Index
@@ -25,7 +26,6 @@ from aurank.files import checked, content_sha256, file_sha256, read_record, read
 from aurank.models.image_model import ImageModel
 
 FORMAT, VERSION = "aurank.image_index", 1
-ABOUT = "index.json"
 _EMBEDDINGS, _VECTORS, _IMAGES = "embeddings.npy", "vectors.npy", "images.parquet"
 _FAISS, _STEPS = "index.faiss", "postprocessing.safetensors"
 _VERIFIED = (_FAISS, _STEPS, "checkpoint.safetensors")  # each holds its own checksum, which its reader compares
@@ -127,10 +127,8 @@ def _remove_unnamed(folder: Path, named: set[str]) -> None:
 
 def read_about(folder: Path) -> dict[str, Any]:
     """Return what index.json says; UserError unless it is one that this version reads, and nobody changed it."""
+    require_index(folder)
     path = folder / ABOUT
-    if not path.exists():
-        what = "there is no index in it" if folder.is_dir() else "there is no such folder"
-        raise UserError(f"no index at {folder}: {what}; make one with aurank index build --out {folder}")
     content = read_record(path, _WHAT, named=FORMAT, version=VERSION, remedy=_REMEDY)
     with reading(path, _WHAT, remedy=_REMEDY):
         if content["checksum"] != content_sha256(content):

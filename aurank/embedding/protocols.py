@@ -5,18 +5,19 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Bool, Int64, Shaped
 
 from aurank.data import READERS, Manifest
 from aurank.data.manifest import pairs_among
-from aurank.embedding.embed import Embedded
 from aurank.errors import UserError
-from aurank.evaluation.metrics import Curve, mean
-from aurank.evaluation.report import Report
 from aurank.names import meant, nearest
+
+if TYPE_CHECKING:  # a protocol is looked up without torch
+    from aurank.embedding.embed import Embedded
+    from aurank.evaluation import Report
 
 # Enters every checksum: raised when a protocol comes to measure something else.
 VERSION = 1
@@ -50,7 +51,7 @@ class Protocol:
             raise UserError(f"protocol {self.name} sets {fixed[0]} itself, to {self.params[fixed[0]]!r}; leave it out")
         return READERS[self.reader](root, **self.params, **params).split("test")
 
-    def checksum(self, images: Embedded | Manifest) -> str:
+    def checksum(self, images: "Embedded | Manifest") -> str:
         """Return 16 hexadecimal digits over what is measured: this protocol, the images, who is positive for whom.
 
         Neither the order of the images nor the numbering of the labels matters.
@@ -70,7 +71,7 @@ class Protocol:
                 digest.update(b"pairs" + among[np.lexsort(among.T[::-1])].astype("<i8").tobytes())
         return digest.hexdigest()[:16]
 
-    def require_same(self, embedded: Embedded, manifest: Manifest) -> None:
+    def require_same(self, embedded: "Embedded", manifest: Manifest) -> None:
         """Raise UserError unless the embeddings are of exactly the images, classes and roles of the manifest."""
         others, wrong = set(self._paths(embedded)) ^ set(manifest.paths), ""
         if others:
@@ -81,7 +82,7 @@ class Protocol:
             remedy = "embed its images anew with `aurank embed`, or leave --protocol out"
             raise UserError(f"the embeddings are not those of protocol {self.name}: {wrong}; {remedy}")
 
-    def evaluate(self, embedded: Embedded, **options: Any) -> Report:
+    def evaluate(self, embedded: "Embedded", **options: Any) -> "Report":
         """Return the exact Report of embedded test images under this protocol, with its name and checksum.
 
         With draws, every metric is the mean over them, and `per_query` holds the draws one after the other.
@@ -112,7 +113,7 @@ class Protocol:
         information["seeds"] = list(self.seeds)
         return replace(embedded.named(mean_report(reports, self.seeds)), protocol=information)
 
-    def _paths(self, embedded: Embedded) -> list[str]:
+    def _paths(self, embedded: "Embedded") -> list[str]:
         paths = [str(path) for path in embedded.paths.tolist()]
         if "" in paths or len(set(paths)) < len(paths):
             what = f"protocol {self.name} needs the path of every image, each once, to say what was measured"
@@ -129,8 +130,10 @@ def draw_gallery(classes: Int64[np.ndarray, " image"], seed: int) -> Bool[np.nda
     return drawn
 
 
-def mean_report(reports: Sequence[Report], seeds: Sequence[int]) -> Report:
+def mean_report(reports: Sequence["Report"], seeds: Sequence[int]) -> "Report":
     """Return the mean of reports over draws with equally many queries; their `per_query` follow one another."""
+    from aurank.evaluation.metrics import Curve, mean
+
     first, values = reports[0], [report.mauprc for report in reports]
     drawn = f"{len(reports)} draws of one gallery image of each class, seeds {', '.join(map(str, seeds))}"
     found = f"mauprc from {min(values):.4f} to {max(values):.4f}; queries are counted once a draw"
@@ -161,6 +164,8 @@ def mean_report(reports: Sequence[Report], seeds: Sequence[int]) -> Report:
 
 
 def _means(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    from aurank.evaluation.metrics import mean
+
     return {name: mean([one[name] for one in metrics]) for name in metrics[0]}
 
 

@@ -1,102 +1,24 @@
 """The images that a configuration or options name: whole data sets, their splits, a protocol, two tables."""
 
-import os
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from aurank.config import DataConfig, load_config, shipped_configs
-from aurank.config.schema import EMBEDDINGS
+from aurank.config import DataConfig
 from aurank.data import READERS, Manifest
 from aurank.data.checks.doctor import odd_classes, repeated_image
 from aurank.data.readers.table import read_two_tables
-from aurank.embedding.choices import DATA_CHOICES, read_data_config, read_trained
+from aurank.embedding.choices import read_data_config, read_trained
 from aurank.embedding.image_text_pairs import WITH_TEXTS
-from aurank.embedding.protocols import Protocol, find_protocol
+from aurank.embedding.named import ALL, ImageSelection, data_folder, located, read_whole
 from aurank.errors import UserError
 from aurank.evaluation.engine.problem import count_positives, require_room
 
-ALL = "all"  # splits together
 _HELD_OUT = ("validation_fraction", "validation_by")  # keys that say which training images are validation
 _WANTS_LABELS = "needs images with labels, such as --data folder:PATH with PATH/CLASS/IMAGE"
-
-
-@dataclass(frozen=True)
-class ImageSelection:
-    """The images to embed; nothing given: the test split of the data that the model was trained on.
-
-    Args:
-        data: READER:PATH, or a configuration, by its file or shipped name, whose images are taken.
-        split: as the data have it, default "test"; of the data that the model was trained on, not named, "train" is
-            what training used and "val" what it held out; "all" takes every image.
-        protocol: a name from `aurank.embedding.protocols`.
-        root: the folder of a protocol's data, or where the paths of tables start, by default the folder they lie in.
-        query, gallery: a table (csv, parquet) for each side; an image of both sides is never its own result.
-        overrides: dotted changes of the `data` section.
-        seeds: of the draws of a protocol.
-
-    Example:
-        >>> ImageSelection("folder:photos", protocol="sop").check()
-        Traceback (most recent call last):
-        aurank.errors.UserError: --data and --protocol both say which images to take; give one of them
-    """
-
-    data: str | None = None
-    split: str | None = None
-    protocol: str | None = None
-    root: Path | None = None
-    query: Path | None = None
-    gallery: Path | None = None
-    overrides: Sequence[str] = ()
-    seeds: Sequence[int] | None = None
-
-    @property
-    def given(self) -> list[str]:
-        """The options that say where images are, as typed."""
-        named = {name: getattr(self, name) for name in ("data", "split", "protocol", "root", "query", "gallery")}
-        drawn = [] if self.seeds is None else [f"--seeds {','.join(map(str, self.seeds))}"]
-        return [f"--{name} {value}" for name, value in named.items() if value is not None] + drawn + [*self.overrides]
-
-    @property
-    def takes_embeddings(self) -> bool:
-        """Whether the rows of a file of embeddings are named, or a configuration of a head on such."""
-        return self.data is not None and _located(self.data)["name"] == EMBEDDINGS
-
-    @property
-    def takes_images(self) -> bool:
-        """Whether images are named, none of which a head on saved embeddings was trained on."""
-        named = (self.data, self.protocol, self.query, self.gallery)
-        return any(one is not None for one in named) and not self.takes_embeddings
-
-    def check(self) -> None:
-        """Raise UserError where the options do not go together."""
-        tables = self.query is not None or self.gallery is not None
-        ways = [("--data", self.data is not None), ("--protocol", self.protocol is not None), ("--query", tables)]
-        chosen = [name for name, there in ways if there]
-        is_named, both = tables or self.protocol is not None, " and ".join(chosen[:2])
-        others = [override for override in self.overrides if not override.startswith("data.")]
-        for is_wrong, message in (
-            (len(chosen) > 1, f"{both} both say which images to take; give one of them"),
-            ((self.query is None) != (self.gallery is None), "--query and --gallery go together: give both tables"),
-            (self.split and is_named, f"--split {self.split} has no use with {both}, which says what is measured"),
-            (self.seeds is not None and self.protocol is None, "--seeds goes with --protocol: they are of its draws"),
-            (
-                self.root and not is_named,
-                f"--root {self.root} goes with --protocol or --query, not with --data",
-            ),
-            (others, f"{' '.join(others)}: only data.* can be changed for a model that is measured"),
-        ):
-            if is_wrong:
-                raise UserError(message)
-
-    def find_protocol(self) -> Protocol | None:
-        """Return the protocol named, or None; raise UserError where the options do not go together."""
-        self.check()
-        return None if self.protocol is None else find_protocol(self.protocol, seeds=self.seeds)
 
 
 def read_data(data: str, overrides: Sequence[str] = ()) -> DataConfig | None:
@@ -105,7 +27,7 @@ def read_data(data: str, overrides: Sequence[str] = ()) -> DataConfig | None:
         if Path(data).is_dir():
             raise UserError(f"{data} is a folder; did you mean 'folder:{data}'?")
         return None
-    return read_data_config({"validation_fraction": 0.0, **_located(data)}, overrides)
+    return read_data_config({"validation_fraction": 0.0, **located(data)}, overrides)
 
 
 class Selected(NamedTuple):
@@ -135,7 +57,7 @@ def select(images: ImageSelection, checkpoint: dict[str, Any] | None) -> Selecte
         )
         return Selected(data, protocol.manifest(data_folder(data.root), **data.params))
     if images.data is not None:
-        section |= {"prepared": None, **_located(images.data)}
+        section |= {"prepared": None, **located(images.data)}
     elif checkpoint is None:
         raise UserError(
             "say which images to embed: --data READER:PATH or CONFIGURATION, --protocol NAME, or --query and --gallery"
@@ -206,35 +128,7 @@ def require_measurable(manifest: Manifest, *, pooled: bool) -> None:
         require_room(count if listed is None else len(listed))
 
 
-def _located(data: str) -> dict[str, Any]:
-    """The keys of a ``data`` section that READER:PATH or a configuration sets."""
-    shipped = shipped_configs()
-    if data in shipped or data.endswith((".yaml", ".yml")):
-        config = load_config(shipped.get(data, data), choices=DATA_CHOICES)
-        return config.data.model_dump(include={"name", "params", "root"})
-    name, _, path = data.partition(":")
-    if name not in READERS:
-        expected = f"READER:PATH, such as folder:{path or name}, or a configuration"
-        raise UserError(f"--data {data}: expected {expected}; the readers are {', '.join(READERS)}")
-    section: dict[str, Any] = {"name": name, "params": {}}
-    if not path:
-        return section
-    target = Path(path)
-    if not target.exists():
-        start = "" if target.is_absolute() else f" in {Path.cwd()}"
-        raise UserError(f"--data {data}: there is no {target}{start}; correct the path")
-    if not target.is_file():
-        return {**section, "root": str(target)}
-    key = "file" if name in ("table", EMBEDDINGS) else "path"  # of an archive
-    return {**section, "params": {key: target.name}, "root": str(target.parent)}
-
-
 # -- a data section, its manifest and splits ---------------------------------------------------------------------------
-
-
-def data_folder(root: Path | str | None) -> Path:
-    """Return ``root``, else ``$AURANK_DATA``, else ``./data``."""
-    return Path(root or os.environ.get("AURANK_DATA") or "data").expanduser()
 
 
 def read_manifest(config: DataConfig, *, seed: int) -> Manifest:
@@ -246,11 +140,6 @@ def read_manifest(config: DataConfig, *, seed: int) -> Manifest:
         {'train': 629, 'val': 269, 'test': 899}
     """
     return hold_out(read_whole(config), config, seed=seed)
-
-
-def read_whole(config: DataConfig) -> Manifest:
-    """Return every image of the data set, with the splits that the reader gives."""
-    return READERS[config.name](data_folder(config.root), **config.params)
 
 
 def hold_out(manifest: Manifest, config: DataConfig, *, seed: int) -> Manifest:

@@ -52,6 +52,8 @@ if TYPE_CHECKING:
         soft_triple,
         subcenter_arcface,
     )
+else:
+    __getattr__, __dir__ = lazy_attributes(__name__)
 
 LOSSES: "LazyTable[Callable[..., nn.Module]]" = LazyTable(
     "aurank.losses",
@@ -117,23 +119,6 @@ MINERS: "LazyTable[type[nn.Module]]" = LazyTable(
         "uniform_histogram": "core.common:pml_miners.UniformHistogramMiner",
     },
 )
-
-if not TYPE_CHECKING:
-    _FURTHER = [
-        "core.pair_loss:PairLoss",
-        "core.pairs:Pairs",
-        "core.pairs:Positives",
-        "core.pairs:make_pairs",
-        "core.row_table:RowTable",
-        "miners.emc2:EMC2Miner",
-        "wrappers.cross_batch:CrossBatchMemory",
-        "wrappers.lightly:LightlyLoss",
-        "wrappers.multiple:MultipleLosses",
-        "wrappers.pml:PMLLoss",
-        "wrappers.proxies:ProxyLoss",
-    ]
-    _HOMES = {home.partition(":")[2]: home for home in (*LOSSES.homes.values(), MINERS.homes["emc2"], *_FURTHER)}
-    __getattr__, __dir__ = lazy_attributes("aurank.losses", _HOMES)
 
 __all__ = [
     "LOSSES",

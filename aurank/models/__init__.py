@@ -1,6 +1,13 @@
 """Models that turn images, and texts, into embeddings."""
 
-from aurank.models.encoder import POOLINGS, Encoder, GeneralisedMean
-from aurank.models.text_encoder import TextTower, TwoTower
+from typing import TYPE_CHECKING
+
+from aurank.lazy import lazy_attributes
+
+if TYPE_CHECKING:
+    from aurank.models.encoder import POOLINGS, Encoder, GeneralisedMean
+    from aurank.models.text_encoder import TextTower, TwoTower
+else:
+    __getattr__, __dir__ = lazy_attributes(__name__)
 
 __all__ = ["POOLINGS", "Encoder", "GeneralisedMean", "TextTower", "TwoTower"]

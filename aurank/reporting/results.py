@@ -1,15 +1,17 @@
 """The files of an evaluation: made whole beside their names, then renamed."""
 
 import contextlib
+import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from aurank.errors import AurankError, UserError
-from aurank.evaluation.report import Report
 from aurank.files import remove_temporaries, replacing, require_writable, temporary_name, write_text
-from aurank.reporting.charts import draw_codes, draw_curve
-from aurank.reporting.tables import class_csv
+
+if TYPE_CHECKING:  # whether a folder is free is looked at without torch
+    from aurank.evaluation import Report
 
 REPORT, PER_QUERY, CURVE = "report.json", "per_query.parquet", "pr_curve.png"
 PAGE, PER_CLASS = "report.html", "per_class.csv"
@@ -31,8 +33,8 @@ def require_same_command(out: Path, command: str | None) -> bool:
     if not (out / REPORT).exists():
         return False
     made_by = None
-    with contextlib.suppress(UserError):
-        made_by = Report.load(out / REPORT).command
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # something else, or damaged
+        made_by = json.loads((out / REPORT).read_bytes()).get("command")
     if made_by != command:
         by = "something else" if made_by is None else f"another command ({made_by})"
         remedy = "name another folder, or add --overwrite to replace that result"
@@ -40,7 +42,7 @@ def require_same_command(out: Path, command: str | None) -> bool:
     return True
 
 
-def write_results(report: Report, out: Path, *, overwrite: bool = False, page: str | None = None) -> None:
+def write_results(report: "Report", out: Path, *, overwrite: bool = False, page: str | None = None) -> None:
     """Write report.json, per_query.parquet, per_class.csv and pr_curve.png; until all are whole, `out` stays as it is.
 
     `page` is written as report.html; one of an earlier result goes. Without labels there is no per_class.csv.
@@ -63,12 +65,15 @@ def write_results(report: Report, out: Path, *, overwrite: bool = False, page: s
     save_results(report, out, page=page)
 
 
-def save_results(report: Report, out: Path, *, page: str | None = None) -> None:
+def save_results(report: "Report", out: Path, *, page: str | None = None) -> None:
     """Write the files of `write_results`, unasked.
 
     Those of an earlier evaluation are replaced, one after the other and report.json last; what else it left goes. A
     table of codes is drawn as codes.png.
     """
+    from aurank.reporting.charts import draw_codes, draw_curve  # matplotlib takes most of a second
+    from aurank.reporting.tables import class_csv
+
     # Beside the names they are given in the end, so that only renaming is left.
     staging = temporary_name(out / REPORT)
     try:

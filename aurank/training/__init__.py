@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from aurank.training.gradient_cache import GradientCache
     from aurank.training.profile import TrainingProfile, profile_training
     from aurank.training.run import TrainResult, train
+else:
+    __getattr__, __dir__ = lazy_attributes(__name__)
 
 __all__ = [
     "GradientCache",
@@ -23,17 +25,3 @@ __all__ = [
     "rehearse",
     "train",
 ]
-
-if not TYPE_CHECKING:  # reading a configuration needs neither accelerate nor matplotlib
-    _HOMES = {
-        "GradientCache": "gradient_cache:GradientCache",
-        "TrainingProfile": "profile:TrainingProfile",
-        "TrainResult": "run:TrainResult",
-        "load": ".embedding.stored.trained_model:load",
-        "load_pairs": ".embedding.stored.trained_model:load_pairs",
-        "profile_training": "profile:profile_training",
-        "read_config": "components:read_config",
-        "rehearse": "dry_run:rehearse",
-        "train": "run:train",
-    }
-    __getattr__, __dir__ = lazy_attributes("aurank.training", _HOMES)

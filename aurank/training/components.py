@@ -5,20 +5,19 @@ from pathlib import Path
 from typing import Any
 
 from aurank.config import Choices, Config, load_config, shipped_configs
-from aurank.data import SAMPLERS
 from aurank.embedding.choices import DATA_CHOICES, wrong_in
+from aurank.lazy import LazyTable
 from aurank.losses import LOSSES, MINERS
-from aurank.training.optim import OPTIMISERS, SCHEDULES
 
 _OF_DATA = frozenset({"class_counts", "num_classes", "num_samples", "embedding_size", "super_labels", "distributed"})
 _OF_BATCHES = frozenset({"labels", "super_labels", "batch", "seed", "rank", "world_size", "neighbours"})
 CHOICES = {
     **DATA_CHOICES,
-    "sampler": Choices(SAMPLERS, _OF_BATCHES),
+    "sampler": Choices(LazyTable("aurank.data", "samplers:SAMPLERS"), _OF_BATCHES),
     "loss": Choices(LOSSES, _OF_DATA),
     "miner": Choices(MINERS, frozenset({"num_samples"})),
-    "optim": Choices(OPTIMISERS, frozenset({"params", "lr", "weight_decay"})),
-    "optim.schedule": Choices(SCHEDULES, frozenset({"steps", "warmup_steps"})),
+    "optim": Choices(LazyTable("aurank.training", "optim:OPTIMISERS"), frozenset({"params", "lr", "weight_decay"})),
+    "optim.schedule": Choices(LazyTable("aurank.training", "optim:SCHEDULES"), frozenset({"steps", "warmup_steps"})),
 }
 
 

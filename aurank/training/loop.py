@@ -16,7 +16,8 @@ import numpy as np
 import torch
 
 from aurank.data import Batch, BatchLoader, ImageDataset, view_keys
-from aurank.embedding.stored.checkpoint import LAST, SUFFIX, save_checkpoint
+from aurank.embedding.named import LAST, SUFFIX
+from aurank.embedding.stored.checkpoint import save_checkpoint
 from aurank.errors import AurankError, UserError
 from aurank.files import write_text
 from aurank.losses.core.distributed import Shares

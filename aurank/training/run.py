@@ -20,7 +20,8 @@ from aurank.data.prepared import PreparedImages, contents
 from aurank.distributed import ProcessGroup, joined
 from aurank.embedding.evaluation_options import evaluation_options, noted, trial_of
 from aurank.embedding.from_config import build_dataset, open_prepared, with_preprocessing
-from aurank.embedding.stored.checkpoint import BEST, LAST, load_checkpoint, load_part, model_weights
+from aurank.embedding.named import BEST, LAST, require_usable
+from aurank.embedding.stored.checkpoint import load_checkpoint, load_part, model_weights
 from aurank.errors import UserError
 from aurank.evaluation.report import Report
 from aurank.evaluation.two_way import TwoWayReport
@@ -278,17 +279,6 @@ def require_same(config: Config, **others: object) -> None:
 
 
 # -- going on from a checkpoint ---------------------------------------------------------------------------------------
-
-
-def require_usable(out: Path, resume: bool) -> None:
-    """Raise UserError for a folder that holds something and is not that of a run to resume."""
-    with reading(out, "the folder of a run", remedy="name another folder"):
-        names = {path.name for path in out.iterdir()} if out.is_dir() else set()
-    names = {name for name in names if not name.startswith(".")}  # locks, and temporary files of a killed run
-    if names and not resume:
-        raise UserError(f"--out {out} is not empty; add --resume to go on with the run in it, or name another folder")
-    if names and not names & {LAST, "config.yaml", "metrics.jsonl"}:
-        raise UserError(f"--resume: {out} holds no aurank run (no {LAST}); name the folder of one")
 
 
 def find_checkpoint(config: Config, out: Path) -> tuple[dict[str, Any] | None, list[str]]:

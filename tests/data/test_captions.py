@@ -7,7 +7,8 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from aurank.data.captions import Tokeniser, text_key, tidied
+from aurank.data.captions import Tokeniser
+from aurank.names import text_key, tidied
 
 CAPTIONS = [
     "a photo of royal gala apple",

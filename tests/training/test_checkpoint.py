@@ -18,7 +18,8 @@ import aurank
 from aurank.commands import embed_model, evaluate_model
 from aurank.embedding import ImageSelection
 from aurank.embedding.from_config import build_encoder, with_preprocessing
-from aurank.embedding.stored.checkpoint import load_checkpoint, resolve_checkpoint, save_checkpoint
+from aurank.embedding.named import resolve_checkpoint
+from aurank.embedding.stored.checkpoint import load_checkpoint, save_checkpoint
 from aurank.errors import AurankError, UserError
 from aurank.training import read_config
 from aurank.training.build import build_splits

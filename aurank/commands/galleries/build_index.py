@@ -22,7 +22,6 @@ from aurank.embedding.cache import image_marks, row_sums
 from aurank.embedding.embed import Embedded, described
 from aurank.embedding.image_text_pairs import each_image_once
 from aurank.embedding.index_folder import (
-    ABOUT,
     EXACT,
     IndexedRows,
     Table,
@@ -33,7 +32,8 @@ from aurank.embedding.index_folder import (
     read_about,
     write_index_folder,
 )
-from aurank.embedding.select_images import ALL, ImageSelection, select
+from aurank.embedding.named import ALL, ImageSelection, require_index_folder
+from aurank.embedding.select_images import select
 from aurank.errors import UserError
 from aurank.files import claimed
 from aurank.models.image_model import ImageModel
@@ -90,7 +90,7 @@ def build_index(
     check_index(factory, distance, "cpu")
     is_first = running.group.rank == 0
     with claimed(out) if is_first else nullcontext():
-        _require_free(out, overwrite=overwrite)
+        require_index_folder(out, overwrite=overwrite)
         prepared = prepare_model(model, images, running)
         if steps is not None:
             steps = fitted_on_training(steps, prepared)
@@ -325,16 +325,3 @@ def _table(embedded: Embedded, digests: Mapping[str, str], *, number: int) -> Ta
     sums = [digests[path] for path in embedded.paths.tolist()]
     places = np.full(len(classes), number, np.int64)
     return {"path": embedded.paths, "class": classes, "source": places, "sha256": np.array(sums, dtype=np.str_)}
-
-
-def _require_free(out: Path, *, overwrite: bool) -> None:
-    if not out.exists():
-        return
-    if not out.is_dir():
-        raise UserError(f"--out {out} is a file; name a folder")
-    if (out / ABOUT).exists():
-        if not overwrite:
-            remedy = "add images with aurank index add, or replace it with --overwrite"
-            raise UserError(f"--out {out} holds an index already: {remedy}")
-    elif any(not one.name.startswith((".", "rows-", "model-")) for one in out.iterdir()):
-        raise UserError(f"--out {out} holds other files: name a new folder")

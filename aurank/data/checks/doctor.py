@@ -11,12 +11,12 @@ from dataclasses import replace
 import numpy as np
 from jaxtyping import Int64, Shaped
 
-from aurank.data.captions import text_key
 from aurank.data.checks.findings import DoctorReport, Finding, finding_of, surplus
 from aurank.data.decode import MAX_PIXELS
 from aurank.data.manifest import Manifest
 from aurank.data.prepared import PreparedImages, remedy_for
 from aurank.data.sources import FolderSource
+from aurank.names import text_key
 
 _PAIRS = (("train", "test"), ("train", "val"), ("val", "test"))
 _SPLIT_NAMES = {

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 
 from aurank.data.manifest import Manifest, build_manifest
-from aurank.data.saved_embeddings import EmbeddingSource, MadeBy, misfits, read_arrays, read_column
 from aurank.errors import UserError
 from aurank.files import reading
 
@@ -22,6 +21,8 @@ def read_embeddings(root: Path, *, file: str, labels: str | None = None, splits:
         labels: a file of their labels, in `root`, where `file` holds none.
         splits: a file of one text a row, train, val or test, likewise.
     """
+    from aurank.data.saved_embeddings import EmbeddingSource, MadeBy, misfits, read_arrays, read_column  # it has torch
+
     path = root / file
     content = read_arrays(path, None if labels is None else root / labels)
     count = len(content["labels"])

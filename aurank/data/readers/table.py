@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 
 from aurank.arrays import claims_too_much
-from aurank.data.captions import text_key, tidied
 from aurank.data.manifest import SPLITS, Manifest, first_seen
 from aurank.data.readers.listing import Row, build_listed, check_listing, read_text
 from aurank.data.sources import FolderSource, ImageSource, open_source
 from aurank.errors import AurankWarning, UserError
 from aurank.files import reading
-from aurank.names import meant, nearest
+from aurank.names import meant, nearest, text_key, tidied
 
 _REQUIRED = ("path", "label", "text", "split")  # those of them that a table has are filled in every line
 _BOX, _FLAGS = ("x1", "y1", "x2", "y2"), ("is_query", "is_gallery")

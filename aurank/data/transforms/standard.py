@@ -440,3 +440,5 @@ TRANSFORMS: dict[str, type[Pipeline]] = {
     "timm": Timm,
     "resize": Resize,
 }
+_FOR_TRAINING = ("albumentations",)  # which is chance alone
+TEST_TRANSFORMS = {name: kind for name, kind in TRANSFORMS.items() if name not in _FOR_TRAINING}

@@ -12,11 +12,10 @@ from aurank.config import Config
 from aurank.config.messages import one_line
 from aurank.config.schema import NO_BACKBONE
 from aurank.embedding.choices import read_trained
+from aurank.embedding.named import LAST, require_checkpoint
 from aurank.errors import UserError
 from aurank.files import read_bundle, write_bundle
 
-SUFFIX = ".safetensors"
-LAST, BEST = f"last{SUFFIX}", f"best{SUFFIX}"
 AVERAGE_OF = "average_of"  # the entry of a checkpoint that is the average of several
 _WHAT = "a checkpoint"
 
@@ -58,8 +57,7 @@ def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
 
 def load_checkpoint(path: Path, *, read_run: Callable[[dict[str, Any]], Config] | None = None) -> dict[str, Any]:
     """Return the content of a checkpoint, on the CPU, verified."""
-    if not path.exists():
-        raise UserError(f"no checkpoint at {path}; a run writes {LAST} and {BEST} into its --out folder")
+    require_checkpoint(path)
     content: Any = read_bundle(path, Checkpoint, _WHAT, remedy="use another one")
     if read_run is not None and "optimiser" not in content:
         raise UserError(f"{path} holds weights only, no run goes on from it; --resume takes {LAST} of its folder")
@@ -79,14 +77,6 @@ def describe_average(checkpoint: dict[str, Any], *, named: bool = True) -> list[
         told.append(f"{one_line(one['name'])} ({what})" if named else what)
     what = "" if named else f"{len(told)} models: "
     return [f"the weights are the average of {what}{', '.join(told)}"] if told else []
-
-
-def resolve_checkpoint(path: Path | str) -> Path:
-    """Return the file meant by ``DIR/best``, ``DIR/best.safetensors`` or ``DIR`` (its best checkpoint)."""
-    path = Path(path)
-    if path.is_dir():
-        return path / BEST
-    return path if path.suffix == SUFFIX or path.is_file() else path.with_name(path.name + SUFFIX)
 
 
 def is_head(checkpoint: dict[str, Any]) -> bool:

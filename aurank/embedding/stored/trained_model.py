@@ -25,12 +25,8 @@ from aurank.embedding.from_config import (
     towers_of,
     with_preprocessing,
 )
-from aurank.embedding.stored.checkpoint import (
-    is_head,
-    load_checkpoint,
-    resolve_checkpoint,
-    save_checkpoint,
-)
+from aurank.embedding.named import resolve_checkpoint
+from aurank.embedding.stored.checkpoint import is_head, load_checkpoint, save_checkpoint
 from aurank.errors import UserError
 from aurank.files import reading, replacing
 from aurank.models import TwoTower

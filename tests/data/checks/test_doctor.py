@@ -3,8 +3,8 @@ from PIL import Image
 from testing.trees import array_manifest, pixels, png, write_tree
 
 from aurank.data import ArraySource, FolderSource, Manifest, build_manifest
-from aurank.data.captions import text_key
 from aurank.data.checks.doctor import examine
+from aurank.names import text_key
 
 
 def _of_images(images: dict[str, int], labels: list[str], splits: list[str]) -> Manifest:

@@ -1,0 +1,205 @@
+"""What options name, looked at without any model and without torch: images, checkpoints, folders to write."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from inspect import signature
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from aurank.config import Choices, DataConfig, load_config, shipped_configs
+from aurank.config.schema import EMBEDDINGS
+from aurank.data.readers import BENCHMARKS, READERS
+from aurank.errors import UserError
+from aurank.files import reading
+
+if TYPE_CHECKING:
+    from aurank.data import Manifest
+    from aurank.embedding.protocols import Protocol
+
+ALL = "all"  # splits together
+SUFFIX = ".safetensors"
+LAST, BEST = f"last{SUFFIX}", f"best{SUFFIX}"
+ABOUT = "index.json"
+DATA = {"data": Choices(READERS, frozenset({"root"}))}
+
+
+@dataclass(frozen=True)
+class ImageSelection:
+    """The images to embed; nothing given: the test split of the data that the model was trained on.
+
+    Args:
+        data: READER:PATH, or a configuration, by its file or shipped name, whose images are taken.
+        split: as the data have it, default "test"; of the data that the model was trained on, not named, "train" is
+            what training used and "val" what it held out; "all" takes every image.
+        protocol: a name from `aurank.embedding.protocols`.
+        root: the folder of a protocol's data, or where the paths of tables start, by default the folder they lie in.
+        query, gallery: a table (csv, parquet) for each side; an image of both sides is never its own result.
+        overrides: dotted changes of the `data` section.
+        seeds: of the draws of a protocol.
+
+    Example:
+        >>> ImageSelection("folder:photos", protocol="sop").check()
+        Traceback (most recent call last):
+        aurank.errors.UserError: --data and --protocol both say which images to take; give one of them
+    """
+
+    data: str | None = None
+    split: str | None = None
+    protocol: str | None = None
+    root: Path | None = None
+    query: Path | None = None
+    gallery: Path | None = None
+    overrides: Sequence[str] = ()
+    seeds: Sequence[int] | None = None
+
+    @property
+    def given(self) -> list[str]:
+        """The options that say where images are, as typed."""
+        named = {name: getattr(self, name) for name in ("data", "split", "protocol", "root", "query", "gallery")}
+        drawn = [] if self.seeds is None else [f"--seeds {','.join(map(str, self.seeds))}"]
+        return [f"--{name} {value}" for name, value in named.items() if value is not None] + drawn + [*self.overrides]
+
+    def require_there(self) -> None:
+        """Raise UserError where the options do not go together, or name data that are not there."""
+        protocol = self.find_protocol()
+        if protocol is not None:
+            require_data(protocol.reader, data_folder(self.root))
+        elif self.data is not None:
+            section = located(self.data)
+            require_data(section["name"], data_folder(section.get("root")), **section["params"])
+
+    @property
+    def takes_embeddings(self) -> bool:
+        """Whether the rows of a file of embeddings are named, or a configuration of a head on such."""
+        return self.data is not None and located(self.data)["name"] == EMBEDDINGS
+
+    @property
+    def takes_images(self) -> bool:
+        """Whether images are named, none of which a head on saved embeddings was trained on."""
+        named = (self.data, self.protocol, self.query, self.gallery)
+        return any(one is not None for one in named) and not self.takes_embeddings
+
+    def check(self) -> None:
+        """Raise UserError where the options do not go together."""
+        tables = self.query is not None or self.gallery is not None
+        ways = [("--data", self.data is not None), ("--protocol", self.protocol is not None), ("--query", tables)]
+        chosen = [name for name, there in ways if there]
+        is_named, both = tables or self.protocol is not None, " and ".join(chosen[:2])
+        others = [override for override in self.overrides if not override.startswith("data.")]
+        for is_wrong, message in (
+            (len(chosen) > 1, f"{both} both say which images to take; give one of them"),
+            ((self.query is None) != (self.gallery is None), "--query and --gallery go together: give both tables"),
+            (self.split and is_named, f"--split {self.split} has no use with {both}, which says what is measured"),
+            (self.seeds is not None and self.protocol is None, "--seeds goes with --protocol: they are of its draws"),
+            (
+                self.root and not is_named,
+                f"--root {self.root} goes with --protocol or --query, not with --data",
+            ),
+            (others, f"{' '.join(others)}: only data.* can be changed for a model that is measured"),
+        ):
+            if is_wrong:
+                raise UserError(message)
+
+    def find_protocol(self) -> "Protocol | None":
+        """Return the protocol named, or None; raise UserError where the options do not go together."""
+        from aurank.embedding.protocols import find_protocol
+
+        self.check()
+        return None if self.protocol is None else find_protocol(self.protocol, seeds=self.seeds)
+
+
+def located(data: str) -> dict[str, Any]:
+    """The keys of a ``data`` section that READER:PATH or a configuration sets."""
+    shipped = shipped_configs()
+    if data in shipped or data.endswith((".yaml", ".yml")):
+        config = load_config(shipped.get(data, data), choices=DATA)
+        return config.data.model_dump(include={"name", "params", "root"})
+    name, _, path = data.partition(":")
+    if name not in READERS:
+        expected = f"READER:PATH, such as folder:{path or name}, or a configuration"
+        raise UserError(f"--data {data}: expected {expected}; the readers are {', '.join(READERS)}")
+    section: dict[str, Any] = {"name": name, "params": {}}
+    if not path:
+        return section
+    target = Path(path)
+    if not target.exists():
+        start = "" if target.is_absolute() else f" in {Path.cwd()}"
+        raise UserError(f"--data {data}: there is no {target}{start}; correct the path")
+    if not target.is_file():
+        return {**section, "root": str(target)}
+    key = "file" if name in ("table", EMBEDDINGS) else "path"  # of an archive
+    return {**section, "params": {key: target.name}, "root": str(target.parent)}
+
+
+def data_folder(root: Path | str | None) -> Path:
+    """Return ``root``, else ``$AURANK_DATA``, else ``./data``."""
+    return Path(root or os.environ.get("AURANK_DATA") or "data").expanduser()
+
+
+def read_whole(config: DataConfig) -> "Manifest":
+    """Return every image of the data set, with the splits that the reader gives."""
+    return READERS[config.name](data_folder(config.root), **config.params)
+
+
+def require_data(name: str, root: Path, **params: Any) -> None:
+    """Raise the UserError of a reader, which names what is missing, where there is nothing for it to read."""
+    reader = READERS[name]
+    known = signature(reader).parameters
+    if "path" not in known and "file" not in known:  # it needs no file
+        return
+    path = params.get("path", known["path"].default if "path" in known else ".")
+    places = [root / one for one in (BENCHMARKS[name].folders if path is None else [path])]
+    if "file" in params and places[0].is_dir():
+        places = [places[0] / str(params["file"])]
+    if not any(place.exists() for place in places):
+        reader(root, **params)
+
+
+# -- checkpoints, indexes and folders to write -------------------------------------------------------------------------
+
+
+def resolve_checkpoint(path: Path | str) -> Path:
+    """Return the file meant by ``DIR/best``, ``DIR/best.safetensors`` or ``DIR`` (its best checkpoint)."""
+    path = Path(path)
+    if path.is_dir():
+        return path / BEST
+    return path if path.suffix == SUFFIX or path.is_file() else path.with_name(path.name + SUFFIX)
+
+
+def require_checkpoint(path: Path) -> None:
+    """Raise UserError where there is no checkpoint."""
+    if not path.exists():
+        raise UserError(f"no checkpoint at {path}; a run writes {LAST} and {BEST} into its --out folder")
+
+
+def require_index(folder: Path) -> None:
+    """Raise UserError where there is no index."""
+    if not (folder / ABOUT).exists():
+        what = "there is no index in it" if folder.is_dir() else "there is no such folder"
+        raise UserError(f"no index at {folder}: {what}; make one with aurank index build --out {folder}")
+
+
+def require_usable(out: Path, resume: bool) -> None:
+    """Raise UserError for a folder that holds something and is not that of a run to resume."""
+    with reading(out, "the folder of a run", remedy="name another folder"):
+        names = {path.name for path in out.iterdir()} if out.is_dir() else set()
+    names = {name for name in names if not name.startswith(".")}  # locks, and temporary files of a killed run
+    if names and not resume:
+        raise UserError(f"--out {out} is not empty; add --resume to go on with the run in it, or name another folder")
+    if names and not names & {LAST, "config.yaml", "metrics.jsonl"}:
+        raise UserError(f"--resume: {out} holds no aurank run (no {LAST}); name the folder of one")
+
+
+def require_index_folder(out: Path, *, overwrite: bool) -> None:
+    """Raise UserError for a folder that holds an index not to be replaced, or something else."""
+    if not out.exists():
+        return
+    if not out.is_dir():
+        raise UserError(f"--out {out} is a file; name a folder")
+    if (out / ABOUT).exists():
+        if not overwrite:
+            remedy = "add images with aurank index add, or replace it with --overwrite"
+            raise UserError(f"--out {out} holds an index already: {remedy}")
+    elif any(not one.name.startswith((".", "rows-", "model-")) for one in out.iterdir()):
+        raise UserError(f"--out {out} holds other files: name a new folder")
