@@ -74,8 +74,10 @@ def with_stand_ins(words: list[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("block", blocks(), ids=str)
-def test_a_block_names_its_language(block: Block) -> None:
+def test_a_block_names_its_language_and_fits_a_screen(block: Block) -> None:
     assert block.language in LANGUAGES, "write ```python, ```yaml, ```sh, or ```text for what is not to be run"
+    longest = max(block.code.splitlines(), key=len)
+    assert len(longest) <= 128, f"docs/stylesheets/extra.css makes place for 128 characters at 1280 pixels: {longest}"
 
 
 @pytest.mark.slow
