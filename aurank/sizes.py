@@ -1,8 +1,9 @@
-"""Amounts of memory and of time as people write them."""
+"""Amounts of memory and of time, and sizes of images, as people write them."""
 
 import contextlib
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 SIZE = r"(?i)^([0-9]{1,15}(?:\.[0-9]{1,9})?) ?((?:[KMGT]i?)?B)?$"  # "512", "512MB", "1.5 GiB"
@@ -37,6 +38,12 @@ def as_text(count: int) -> str:
             break
         amount, unit = amount / 1024, larger
     return f"{amount:,.1f} {unit}"
+
+
+def as_sides(size: Sequence[int]) -> int | list[int]:
+    """Return a height and a width as a configuration has them: one number where they are equal."""
+    height, width = size
+    return height if height == width else [height, width]
 
 
 def available_memory() -> int | None:

@@ -22,7 +22,7 @@ from aurank.models.encoder import HEADS
 
 # What an embedding depends on beside the weights; of the model all but what acts in training alone.
 _EMBEDS = re.compile(
-    r"data\.(image_size|channels|normalise|interpolation|test_transform)|"
+    r"data\.(image_size|resize|channels|normalise|interpolation|test_transform)|"
     r"model\.(?!(pretrained|weights|init_from|freeze|freeze_batch_norm|gradient_checkpointing|channels_last|"
     r"features\.model|params\.\w*drop\w*)\b)"
 )

@@ -50,7 +50,7 @@ def prepare_data(
     assert data.interpolation is not None
     if short_side is None:
         needed = [build_transform(data, train=train).needed_side for train in (True, False)]
-        short_side = max((side for side in needed if side is not None), default=data.image_size)
+        short_side = max(side for side in needed if side is not None)
     how = Preparation(short_side, data.channels, data.interpolation, raw=not jpeg)
     manifest, folder = read_whole(data), Path(out).expanduser()
     _require_apart(folder, manifest)

@@ -1,5 +1,6 @@
 """How a model is run on images: its options, the model with the images as it wants them, and their embeddings."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -11,7 +12,7 @@ from torch import nn
 
 from aurank.config import DataConfig
 from aurank.config.schema import EvaluateConfig
-from aurank.data import ImageDataset, Manifest
+from aurank.data import ImageDataset, Manifest, Pipeline
 from aurank.data.saved_embeddings import MadeBy
 from aurank.distributed import ProcessGroup
 from aurank.embedding.cache import EmbeddingCache, Say, data_sha256, weights_sha256
@@ -29,9 +30,10 @@ from aurank.errors import UserError, first_line
 from aurank.evaluation.engine.problem import ProgressCallback
 from aurank.models.adapters.by_name import ADAPTERS, check_model, load_model
 from aurank.models.image_model import ImageModel
+from aurank.sizes import as_sides
 
 # What a model from elsewhere brings along.
-_BROUGHT = ("image_size", "channels", "normalise", "interpolation", "test_transform", "train_transform", "cache")
+_BROUGHT = re.compile(r"data\.(image_size|resize|channels|normalise|interpolation|(test|train)_transform|cache)")
 
 
 @dataclass(frozen=True)
@@ -202,23 +204,26 @@ def prepare_model(
         loaded = trained_model(model, encoder_of(checkpoint, config, what), config)
         data = config.data
         if data.image_size != saved.data.image_size:
-            _require_size(loaded.module, data, saved.data.image_size)
+            _require_size(loaded, saved.data.image_size)
         dataset_of = partial(build_dataset, data, train=False)
     overlap = describe_overlap(images, selected)
     origin = describe_average(checkpoint or {})
     return PreparedModel(loaded, dataset_of(manifest), selected.data, dataset_of, running, remarks, origin, overlap)
 
 
-def _require_size(encoder: nn.Module, data: DataConfig, trained: int) -> None:
+def _require_size(model: ImageModel, trained: int | tuple[int, int]) -> None:
     """Raise UserError where a model that was trained on images of another size cannot take those of this one."""
-    size, training = data.image_size, encoder.training
+    encoder, training = model.module, model.module.training
+    assert isinstance(model.transform, Pipeline)
     try:
         with torch.inference_mode():
-            encoder.eval()(torch.zeros(1, data.channels, size, size))
+            encoder.eval()(torch.zeros(1, model.channels, *model.transform.size))
     # A backbone refuses an image in its own way: by an assertion, a shape that does not fit, a missing attribute.
     except Exception as error:
+        size = as_sides(model.transform.size)
         said = f"the model cannot take images of data.image_size={size} ({first_line(error)[:100]})"
-        raise UserError(f"{said}; it was trained with {trained}: leave it out, or name another size") from error
+        before = trained if isinstance(trained, int) else [*trained]
+        raise UserError(f"{said}; it was trained with {before}: leave it out, or name another size") from error
     finally:
         encoder.train(training)
 
@@ -226,8 +231,9 @@ def _require_size(encoder: nn.Module, data: DataConfig, trained: int) -> None:
 def refuse_preprocessing(images: ImageSelection, model: str) -> None:
     """Raise UserError for overrides of what the model brings along."""
     for override in images.overrides:
-        if override.startswith(tuple(f"data.{key}" for key in _BROUGHT)):
-            raise UserError(f"{override} has no use with --model {model}, which brings its own preprocessing")
+        if _BROUGHT.match(override):
+            remedy = "; name its own, as in timm:NAME,input_size=256x128,resize=pad" * model.startswith("timm:")
+            raise UserError(f"{override} has no use with --model {model}, which brings its own preprocessing{remedy}")
 
 
 def split_name(model: str) -> tuple[str, str]:

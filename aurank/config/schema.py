@@ -80,6 +80,18 @@ Weights = Annotated[tuple[Annotated[float, Field(gt=0)], ...], Field(min_length=
 Params = Annotated[dict[str, Any], BeforeValidator(lambda value: {} if value is None else value)]
 
 
+def _sides(value: Any) -> Any:
+    """Return a number for two that are equal, other two as a tuple."""
+    both = (value, value) if type(value) is int else tuple(value) if isinstance(value, list | tuple) else ()
+    if len(both) != 2 or not all(type(side) is int and 1 <= side <= 8192 for side in both):
+        expected = "a whole number from 1 to 8192, or two of them, [height, width]"
+        raise PydanticCustomError("expected", "Input should be {expected}", {"expected": expected})
+    return both[0] if both[0] == both[1] else both
+
+
+Sides = Annotated[int | tuple[int, int], BeforeValidator(_sides)]
+
+
 def key(default: Any, description: str, **limits: Any) -> Any:
     """Return a pydantic field with a default."""
     return Field(default=default, description=description, **limits)
@@ -183,9 +195,12 @@ class DataConfig(Component):
     table = "data"
     root: Path | None = key(None, "Folder of the data; null: $AURANK_DATA, else ./data.")
     prepared: Path | None = key(None, "Folder of aurank data prepare, to read images from; null: the originals.")
-    image_size: int = key(224, "Height and width after the transform, in pixels.", ge=1, le=8192)
+    image_size: Sides = key(224, "Pixels of what a model sees: one number, or [height, width].")
     channels: int = key(3, "Channels of an image: 1 grey, 3 colour.", ge=1, le=256)
     normalise: NormaliseConfig | None = key(None, "Mean and deviation of each channel; null: the backbone's.")
+    resize: Literal["crop", "pad", "squash"] = key(
+        "crop", "Of another shape: cut as the transforms do, whole with a border, or whole in another shape."
+    )
     interpolation: Interpolation | None = key(None, "How images are resized; null: the backbone's, else by area.")
     decoding: Literal["reduced", "whole"] | None = key(
         None, "Training JPEGs: decoded smaller, or whole; null: reduced."
@@ -391,9 +406,9 @@ def _unused(config: Config) -> Iterator[tuple[str, str]]:
         (
             data.name == EMBEDDINGS,
             "data.views data.train_labels data.normalise data.interpolation data.decoding data.prepared data.channels "
-            "data.train_transform data.test_transform data.image_size model.pooling model.params model.text "
-            "model.freeze_batch_norm model.channels_last model.discard_head model.weights model.freeze model.lora "
-            "model.gradient_checkpointing optim.layer_decay",
+            "data.train_transform data.test_transform data.image_size data.resize model.pooling model.params "
+            "model.text model.freeze_batch_norm model.channels_last model.discard_head model.weights model.freeze "
+            "model.lora model.gradient_checkpointing optim.layer_decay",
             f"data.name={EMBEDDINGS} holds what a backbone gave of images",
         ),
         (
@@ -453,9 +468,10 @@ def _contradictions(config: Config) -> Iterator[tuple[str, str]]:
             yield "data.views", "got 1, expected at least 2: the views of an image are its positives"
     crops = {"local_size": 96, "global_views": 2, **data.train_transform.params}
     has_small = data.train_transform.name == "multi_crop" and data.views > crops["global_views"]
-    if has_small and crops["local_size"] > data.image_size:
-        path, better = "data.train_transform.params.local_size", max(1, round(data.image_size * 96 / 224))
-        expected = f"expected at most data.image_size = {data.image_size}, the side of the large crops"
+    shorter = data.image_size if isinstance(data.image_size, int) else min(data.image_size)
+    if has_small and crops["local_size"] > shorter:
+        path, better = "data.train_transform.params.local_size", max(1, round(shorter * 96 / 224))
+        expected = f"expected at most data.image_size = {shorter}, the side of the large crops"
         yield path, f"got {crops['local_size']}, {expected}; set {path}={better}"
     for name, values in data.normalise or ():
         if len(values) != data.channels:

@@ -156,10 +156,10 @@ class ImageDataset(Dataset[Sample]):
     def __getitems__(self, keys: Sequence[Key]) -> Batch:
         """Return the batch of those keys, in their order, without the images that are skipped, in any view."""
         parsed = [_parse(key) for key in keys]
-        sizes = itertools.groupby(self.pipeline.of_view(view).image_size for _, _, view in parsed)
-        runs = [(len(list(same)), size) for size, same in sizes] or [(0, self.pipeline.image_size)]
-        images = [np.empty((count, size, size, self.channels), dtype=np.uint8) for count, size in runs]
-        is_there = self._write(parsed, [square for same in images for square in same])
+        sizes = itertools.groupby(self.pipeline.of_view(view).size for _, _, view in parsed)
+        runs = [(len(list(same)), size) for size, same in sizes] or [(0, self.pipeline.size)]
+        images = [np.empty((count, *size, self.channels), dtype=np.uint8) for count, size in runs]
+        is_there = self._write(parsed, [view for same in images for view in same])
         if not is_there.all():
             there = np.split(is_there, np.cumsum([count for count, _ in runs])[:-1])
             kept = [same[chosen] for same, chosen in zip(images, there, strict=True) if chosen.any()]
@@ -173,8 +173,8 @@ class ImageDataset(Dataset[Sample]):
         """Return what a model is given of a batch's images, on their device: pixels normalised, others as they are."""
         return self.pipeline.normalise(images) if images.dtype == torch.uint8 else images
 
-    def _write(self, keys: Sequence[_ParsedKey], squares: Sequence[Pixels]) -> Bool[np.ndarray, " key"]:
-        """Write the image of each key into its square; return which of them are not skipped."""
+    def _write(self, keys: Sequence[_ParsedKey], views: Sequence[Pixels]) -> Bool[np.ndarray, " key"]:
+        """Write the image of each key into its view; return which of them are not skipped."""
         by_row: dict[int, list[int]] = defaultdict(list)
         for number, (row, _, _) in enumerate(keys):
             by_row[row].append(number)
@@ -193,7 +193,7 @@ class ImageDataset(Dataset[Sample]):
                     is_there[by_row[row]] = True
                     for number in by_row[row]:
                         pipeline = self.pipeline.of_view(keys[number][2])
-                        tasks[pipeline].append((prepared, seeds[number], squares[number]))
+                        tasks[pipeline].append((prepared, seeds[number], views[number]))
                 for pipeline, wanted in tasks.items():
                     pipeline.augment_all(*zip(*wanted, strict=True))
         return is_there

@@ -12,7 +12,7 @@ from aurank.lazy import LazyTable
 # Names that timm is known to have: importing timm takes seconds, so it is asked about all others only.
 _COMMON = ("resnet10t", "resnet18", "resnet50", "resnet50.tv_in1k")
 KNOWN_BACKBONES = {ModelConfig().backbone, NO_BACKBONE, *_COMMON}
-_OF_IMAGES = frozenset({"image_size", "channels", "mean", "std", "interpolation"})
+_OF_IMAGES = frozenset({"image_size", "channels", "mean", "std", "interpolation", "resize"})
 DATA_CHOICES = {
     **DATA,
     "data.train_transform": Choices(LazyTable("aurank.data", "transforms:TRANSFORMS"), _OF_IMAGES),

@@ -34,7 +34,7 @@ def build_transform(config: DataConfig, *, train: bool) -> Pipeline:
     assert component is not None
     assert config.normalise is not None
     look = {"interpolation": config.interpolation, **vars(config.normalise), **component.params}
-    sizes = {"image_size": config.image_size, "channels": config.channels}
+    sizes = {"image_size": config.image_size, "channels": config.channels, "resize": config.resize}
     key = f"data.{'train' if train else 'test'}_transform.params"
     pipeline: Pipeline = build(key, TRANSFORMS[component.name], sizes, look)
     return pipeline

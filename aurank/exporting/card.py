@@ -35,7 +35,7 @@ def write_card(
             `data` and `split` that were measured, `measured` (these images in words), `files` (bytes by name), `checks`
             (lines), `versions` of libraries, `licence` as hubs name it, or None.
     """
-    model, (mode, side) = config.model, crop_of(pipeline)
+    model, (mode, canvas) = config.model, crop_of(pipeline)
     head = "without its projection" if model.discard_head else f"{model.head_layers}-layer projection to {model.dim}"
     backbone, begun = model.backbone, _begun(config)
     timm: Any = importlib.import_module("timm")
@@ -59,11 +59,11 @@ def write_card(
         metrics=metrics,
         rounded=[{"type": name, "name": name, "value": round(value, 6)} for name, value in metrics.items()],
         pipeline=pipeline,
-        size=pipeline.image_size,
+        size=pipeline.size,
         colours=COLOURS[pipeline.channels],
         steps=describe_steps(pipeline),
         mode=mode,
-        side=side,
+        canvas=canvas,
         fill=tuple(round(255 * value * (mode == "border")) for value in pipeline.mean or ()),
         is_cut_down=isinstance(pipeline, TransformersCenter),
         **facts,

@@ -111,8 +111,7 @@ def save_weights(module: nn.Module, path: Path, **metadata: str) -> None:
 def _trace(model: TrainedEncoder) -> torch.export.ExportedProgram:
     """Return the program of a `Portable`, for batches of any size."""
     portable = Portable(model.encoder, model.pipeline).eval().requires_grad_(False)
-    size = model.pipeline.image_size
-    example = torch.zeros(2, model.pipeline.channels, size, size, dtype=torch.uint8)
+    example = torch.zeros(2, model.pipeline.channels, *model.pipeline.size, dtype=torch.uint8)
     with _quiet():
         shapes = {"pixels": {0: torch.export.Dim("batch")}}
         program = torch.export.export(portable, (example,), dynamic_shapes=shapes)

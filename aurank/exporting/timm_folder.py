@@ -78,12 +78,14 @@ class _UnitLength(nn.Module):
 
 def timm_settings(pipeline: Pipeline, interpolation: str) -> dict[str, Any]:
     """Return the settings with which timm makes the pipeline's pixels, up to another interpolation."""
-    (mode, side), size = crop_of(pipeline), pipeline.image_size
-    crop_pct = getattr(pipeline, "crop_pct", size / side)
-    if math.floor(size / crop_pct) < side:  # timm's own sum, which may miss a whole number by a bit
+    mode, canvas = crop_of(pipeline)
+    pairs = list(zip(pipeline.size, canvas, strict=True))
+    crop_pct = getattr(pipeline, "crop_pct", min(side / before for side, before in pairs))
+    # By timm's own sum, which may miss a whole number by a bit.
+    if any(math.floor(side / crop_pct) < before for side, before in pairs):
         crop_pct = math.nextafter(crop_pct, 0)
     return {
-        "input_size": [pipeline.channels, size, size],
+        "input_size": [pipeline.channels, *pipeline.size],
         "interpolation": interpolation,
         "crop_pct": crop_pct,
         "crop_mode": mode,

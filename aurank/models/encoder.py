@@ -13,6 +13,7 @@ from aurank.errors import UserError, first_line
 from aurank.models.adapters.loading import building
 from aurank.models.adapters.timm import create, load_file, require_known
 from aurank.models.adapters.towers import ImageTower, is_tower
+from aurank.sizes import as_sides
 
 Pooling = Literal["avg", "max", "gem"]
 POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
@@ -122,12 +123,12 @@ class Encoder(nn.Module):
             return functional.normalize(wanted, dim=-1)
 
     @property
-    def image_size(self) -> int | None:
-        """Height and width of the images that the backbone was made for, where its library knows them."""
+    def image_size(self) -> int | list[int] | None:
+        """The side, or [height, width], of the images that the backbone was made for, where its library knows them."""
         if isinstance(self.backbone, ImageTower):
             return self.backbone.image_size
         size = getattr(network_of(self.backbone), "pretrained_cfg", {}).get("input_size")
-        return None if size is None else int(size[-1])
+        return None if size is None else as_sides(size[-2:])
 
     def train(self, mode: bool = True) -> "Encoder":
         super().train(mode)

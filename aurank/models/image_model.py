@@ -3,7 +3,7 @@
 import importlib
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from aurank.data.dataset import Key
 from aurank.data.decode import quiet_decoding
 from aurank.data.prepared import PreparedImages
 from aurank.data.saved_embeddings import AsSaved
+from aurank.data.transforms.standard import CROP_MODES
 from aurank.errors import AurankWarning, UserError
 
 Transform = Callable[[Image.Image], Tensor]
@@ -59,7 +60,7 @@ class ImageModel:
             return own
         steps = (step for step in getattr(self.transform, "transforms", ()) if type(step).__name__.startswith("Resize"))
         size = getattr(next(steps, None), "size", None)  # of torchvision's Resize, and timm's
-        return min(size) if isinstance(size, list | tuple) else size
+        return max(size) if isinstance(size, list | tuple) else size
 
     def dataset(self, manifest: Manifest, *, cache_bytes: int = 0, **how: Any) -> ImageDataset:
         """Return the images of a manifest as the model wants them; `how`: on_error, max_pixels, prepared."""
@@ -106,7 +107,7 @@ class ModelImages(ImageDataset):
         if prepared is not None:
             side = prepared.how.short_side
             shape = model.transform(to_picture(np.zeros((side, side, model.channels), np.uint8))).shape
-            warn_of_small(prepared, max(model.needed_side or 0, min(shape[-2:])), model.name)
+            warn_of_small(prepared, max(model.needed_side or 0, *shape[-2:]), model.name)
 
     def to_input(self, images: torch.Tensor) -> torch.Tensor:
         """Return them as the model's own transform gave them."""
@@ -154,16 +155,30 @@ def warn_of_small(prepared: PreparedImages, needed: int, name: str) -> None:
         warnings.warn(f"data.prepared: {said}; {remedy}", AurankWarning, stacklevel=3)
 
 
+def crop_settings(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return timm's settings for the option resize=crop, pad or squash; {} for crop, which leaves a model's own."""
+    how = options.get("resize", "crop")
+    if how not in CROP_MODES:
+        raise UserError(f"resize={how}: expected one of {', '.join(CROP_MODES)}")
+    return {} if how == "crop" else {"crop_mode": CROP_MODES[how], "crop_pct": 1.0}
+
+
 def standard_transform(
-    *, size: Any = 224, margin: Any = 256 / 224, mean: Any = None, std: Any = None, channels: int = 3
+    *,
+    size: Any = 224,
+    margin: Any = 256 / 224,
+    mean: Any = None,
+    std: Any = None,
+    channels: int = 3,
+    resize: str = "crop",
 ) -> Transform:
     """Return the usual evaluation transform, for models that bring none."""
     timm_data: Any = importlib.import_module("timm.data")
     usual = (timm_data.IMAGENET_DEFAULT_MEAN, timm_data.IMAGENET_DEFAULT_STD) if channels == 3 else ((0.5,), (0.5,))
     transform: Transform = timm_data.create_transform(
-        input_size=(channels, size, size),
+        input_size=(channels, *(size if isinstance(size, tuple) else (size, size))),
         mean=tuple(usual[0]) * (channels // len(usual[0])) if mean is None else (float(mean),) * channels,
         std=tuple(usual[1]) * (channels // len(usual[1])) if std is None else (float(std),) * channels,
-        crop_pct=1 / margin,
+        **{"crop_pct": 1 / margin, **crop_settings({"resize": resize})},
     )
     return transform

@@ -32,6 +32,7 @@ from aurank.models import Encoder
 from aurank.models.adapters.towers import is_tower
 from aurank.models.encoder import parameter_groups
 from aurank.models.tuning import layer_scales
+from aurank.sizes import as_sides
 from aurank.training.optim import BATCH_RULES, OPTIMISERS, SCHEDULES, Schedule, loss_groups
 
 
@@ -82,16 +83,17 @@ def check_image_size(encoder: Encoder, config: Config, device: torch.device) -> 
     if name == NO_BACKBONE:
         return
     augmented = build_transform(config.data, train=True)
-    sizes = {augmented.of_view(view).image_size: "data.train_transform" for view in range(config.data.views)}
-    sizes[config.data.image_size] = "data.image_size"
+    sizes = {augmented.of_view(view).size: "data.train_transform" for view in range(config.data.views)}
+    sizes[augmented.size] = "data.image_size"
     training = encoder.training
     encoder.eval()
     for size, key in sorted(sizes.items(), reverse=True):
-        options = f"model.params.img_size={size} or dynamic_img_size=true"
-        option = f"force_image_size={size}" if is_tower(name) else options
-        remedy, what = f"use data.image_size={fitting}, or give it {option}", f"a network for {size} pixels ({key})"
+        sides = as_sides(size)
+        options = f"model.params.img_size={sides} or dynamic_img_size=true"
+        option = f"force_image_size={'x'.join(map(str, size))}" if is_tower(name) else options
+        remedy, what = f"use data.image_size={fitting}, or give it {option}", f"a network for {sides} pixels ({key})"
         with torch.no_grad(), reading(f"model.backbone={name}", what, remedy=remedy):
-            encoder(torch.zeros(1, config.data.channels, size, size, device=device))
+            encoder(torch.zeros(1, config.data.channels, *size, device=device))
     encoder.train(training)
 
 

@@ -39,7 +39,7 @@ def look(crop_mode: str, crop_pct: float) -> dict[str, Any]:
     return {**own, "crop_mode": crop_mode, "crop_pct": crop_pct}
 
 
-def frozen(folder: Path, settings: dict[str, Any]) -> Frozen:
+def frozen(folder: Path, settings: dict[str, Any], **shown: Any) -> Frozen:
     torch.manual_seed(0)
     (folder / "weights").mkdir()
     save_file(timm.create_model("test_resnet").state_dict(), folder / "weights/model.safetensors")
@@ -51,7 +51,7 @@ def frozen(folder: Path, settings: dict[str, Any]) -> Frozen:
         pixels = np.random.default_rng(place).integers(0, 256, (height, width, 3), dtype=np.uint8)
         Image.fromarray(pixels).convert("L" if place == 3 else "RGB").save(photos[-1])
     data = {"name": "folder", "root": str(folder / "photos"), "params": {"test_fraction": 0.5}, "channels": 3}
-    data |= {"image_size": SIZE, "train_transform": {"name": "crop_flip"}, "test_transform": None}
+    data |= {**shown, "train_transform": {"name": "crop_flip"}, "test_transform": None}
     config = tiny_config(
         data={**data, "validation_fraction": 0.0},
         model={"weights": str(folder / "weights"), "params": {}, "discard_head": True, "freeze_batch_norm": True},
@@ -81,15 +81,29 @@ def by_timm(model: Any, settings: dict[str, Any], photos: list[Path]) -> Tensor:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("crop", [("center", 0.95), ("center", 0.875), ("squash", 0.9), ("border", 1.0)])
-def test_a_frozen_network_gives_the_same_embeddings_by_every_way(crop: tuple[str, float], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("crop", "size", "resize"),
+    [
+        *((crop, (SIZE, SIZE), "crop") for crop in (("center", 0.95), ("center", 0.875), ("squash", 0.9))),
+        (("border", 1.0), (SIZE, SIZE), "crop"),
+        (("center", 0.9), (72, 48), "crop"),
+        (("center", 0.95), (72, 48), "pad"),
+        (("center", 0.95), (48, 72), "squash"),
+    ],
+)
+def test_a_frozen_network_gives_the_same_embeddings_by_every_way(
+    crop: tuple[str, float], size: tuple[int, int], resize: str, tmp_path: Path
+) -> None:
     settings = look(*crop)
-    run, weights, photos, images = frozen(tmp_path, settings)
+    run, weights, photos, images = frozen(tmp_path, settings, image_size=[*size], resize=resize)
+    settings |= {"pad": {"crop_mode": "border"}, "squash": {"crop_mode": "squash"}}.get(resize, {})
+    settings["crop_pct"] = settings["crop_pct"] if resize == "crop" else 1.0
     plain = timm.create_model("test_resnet", num_classes=0)
     plain.load_state_dict(load_file(weights / "model.safetensors"), strict=False)
-    expected = by_timm(plain, {"input_size": (3, SIZE, SIZE), **settings}, photos)
+    expected = by_timm(plain, {"input_size": (3, *size), **settings}, photos)
     assert torch.equal(embeddings(f"aurank:{run}", images), expected)
-    before = embeddings(f"timm:test_resnet,weights={weights},input_size={SIZE}", images)
+    options = f"weights={weights},input_size={size[0]}x{size[1]},resize={resize}"
+    before = embeddings(f"timm:test_resnet,{options}", images)
     assert torch.equal(functional.normalize(before, dim=-1), expected)
     for to in ("safetensors", "torchexport", "hf", *(["onnx"] if find_spec("onnxscript") else [])):
         tolerance = 1e-5 if to == "onnx" else 0.0  # which another runtime computes

@@ -42,6 +42,17 @@ def test_a_valid_file_gives_its_values_and_documented_defaults(tmp_path: Path) -
     assert (least.train.validate_every, least.data.train_transform.name) == (500, "crop_flip")
 
 
+def test_an_image_size_is_a_number_or_height_and_width(tmp_path: Path) -> None:
+    for text, sides in (("96", 96), ("[96, 96]", 96), ("[256, 128]", (256, 128))):
+        config = _valid(tmp_path, f"data.image_size={text}", "data.resize=pad")
+        assert (config.data.image_size, config.data.resize) == (sides, "pad")
+        assert load_config(config.model_dump(mode="json"), choices=CHOICES) == config
+    for text in ("0", "[96, 0]", "[1, 2, 3]", "256x128", "true", "9000", "null", "[8.0, 8]"):
+        with pytest.raises(ConfigError, match=r"image_size: got .*, or two of them, \[height, width\]") as caught:
+            _valid(tmp_path, f"data.image_size={text}")
+        assert len(caught.value.errors) == 1
+
+
 def test_loading_leaves_the_dict_given_and_the_defaults_alone() -> None:
     source = copy.deepcopy(MINIMAL) | {"loss": {"name": "rank", "params": {"semi_variance": [1, 2]}}}
     before = copy.deepcopy(source)

@@ -31,7 +31,9 @@ SIZE = 32
 PACKAGE = Path(aurank.__file__).parent  # which no exported file names
 
 
-def make(pooling: str = "avg", *, channels: int = 3, backbone: str = "test_resnet", **given: Any) -> TrainedEncoder:
+def make(
+    pooling: str = "avg", *, channels: int = 3, backbone: str = "test_resnet", look: Any = None, **given: Any
+) -> TrainedEncoder:
     config = ModelConfig(backbone=backbone, pretrained=False, dim=8, pooling=pooling, **given)  # type: ignore[arg-type]
     torch.manual_seed(0)
     encoder = Encoder(**encoder_arguments(config), channels=channels)
@@ -39,7 +41,8 @@ def make(pooling: str = "avg", *, channels: int = 3, backbone: str = "test_resne
         if isinstance(module, torch.nn.BatchNorm2d):
             module.running_mean = 0.1 * torch.randn(module.num_features)
             module.running_var = 0.5 + torch.rand(module.num_features)
-    pipeline = TRANSFORMS["center"](SIZE, channels, mean=(0.4,) * channels, std=(0.3,) * channels)
+    shown = {"image_size": SIZE, "mean": (0.4,) * channels, "std": (0.3,) * channels, **(look or {})}
+    pipeline = TRANSFORMS["center"](channels=channels, **shown)
     return TrainedEncoder(encoder.eval(), config, pipeline)
 
 
@@ -65,7 +68,8 @@ def embedded(name: str, images: list[Image.Image]) -> torch.Tensor:
 @pytest.mark.slow
 def test_graphs_take_batches_of_any_size_and_pixels_as_they_are(tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
-    model = make("gem", channels=1, head_layers=2, channels_last=True)
+    look = {"image_size": (40, 24), "resize": "pad"}
+    model = make("gem", channels=1, head_layers=2, channels_last=True, look=look)
     whole, small = tmp_path / "model.onnx", tmp_path / "model.int8.onnx"
     write_graph(model, whole)
     assert str(PACKAGE).encode() not in whole.read_bytes()
@@ -85,7 +89,7 @@ def test_graphs_take_batches_of_any_size_and_pixels_as_they_are(tmp_path: Path) 
 
 @pytest.mark.slow
 def test_a_program_takes_batches_of_any_size_and_pixels_as_they_are(tmp_path: Path) -> None:
-    model = make(discard_head=True)
+    model = make(discard_head=True, look={"image_size": (24, 40), "resize": "squash"})
     write_program(model, tmp_path / "model.pt2")
     with zipfile.ZipFile(tmp_path / "model.pt2") as file:
         assert not any(str(PACKAGE).encode() in file.read(name) for name in file.namelist())
@@ -112,6 +116,7 @@ def test_weights_say_what_network_they_are_of(tmp_path: Path) -> None:
         ("test_resnet", {"discard_head": True, "head_layers": 2}, 1),
         ("test_vit", {"params": {"img_size": SIZE}}, 3),
         ("test_vit", {"params": {"img_size": SIZE, "global_pool": "token"}}, 4),
+        ("test_vit", {"params": {"img_size": [48, 32]}, "look": {"image_size": (48, 32)}}, 3),
         ("test_convnext", {"pooling": "max"}, 3),
         ("test_efficientnet", {"params": {"drop_rate": 0.2}}, 2),
     ],
@@ -122,12 +127,12 @@ def test_timm_alone_gives_the_same_embeddings(
     source = make(backbone=backbone, channels=channels, **given)
     write_folder(source, tmp_path / "model.safetensors")
     model = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
-    images = torch.randn(3, channels, SIZE, SIZE)
+    images = torch.randn(3, channels, *source.pipeline.size)
     with torch.inference_mode():
         found = functional.normalize(model(images), dim=-1)
         torch.testing.assert_close(found, source.encoder(images), atol=1e-5, rtol=0)
     settings = timm.data.resolve_model_data_config(model)
-    assert settings["input_size"] == (channels, SIZE, SIZE)
+    assert settings["input_size"] == (channels, *source.pipeline.size)
     assert settings["mean"] == pytest.approx((0.4,) * channels)
     assert settings["interpolation"] == "bilinear"
 
@@ -151,14 +156,26 @@ def test_transformers_loads_the_folder_of_timm_too(tmp_path: Path, monkeypatch: 
         ("center", {}),
         ("center", {"margin": 35 / 32}),
         ("transformers_center", {"margin": 35 / 32}),
+        ("transformers_center", {"image_size": (40, 24), "margin": 35 / 32}),
         ("resize", {}),
-        *(("timm", {"crop_mode": mode, "crop_pct": pct}) for mode in CROP_MODES for pct in (0.9, 1.0, 1.15)),
+        ("resize", {"image_size": (24, 40), "resize": "pad"}),
+        *(
+            ("center", {"image_size": size, "resize": how})
+            for size in (32, (40, 24), (24, 40))
+            for how in CROP_MODES
+            if (size, how) != (32, "crop")
+        ),
+        *(
+            ("timm", {"crop_mode": mode, "crop_pct": pct, "image_size": size})
+            for mode in CROP_MODES.values()
+            for pct, size in ((0.9, 32), (1.0, 32), (1.15, 32), (0.9, (24, 40)), (1.15, (40, 24)))
+        ),
     ],
 )
 def test_the_code_of_a_card_makes_the_pixels_of_the_model_and_timms_settings_do(
     name: str, params: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pipeline = TRANSFORMS[name](SIZE, 3, interpolation="bicubic", **params)
+    pipeline = TRANSFORMS[name](channels=3, interpolation="bicubic", **{"image_size": SIZE, **params})
     config = Config(**{key: value for key, value in tiny_config().items() if key != "evaluate"})
     facts: dict[str, Any] = {"data": "d", "split": "test", "measured": "", "files": {}, "checks": [], "versions": {}}
     facts |= {"target": "torchexport", "width": 8, "method": "bicubic", "metrics": {}, "licence": None}
@@ -179,7 +196,8 @@ def test_the_code_of_a_card_makes_the_pixels_of_the_model_and_timms_settings_do(
 
 @pytest.mark.parametrize("name", [name for name in TRANSFORMS if name != "albumentations"])
 def test_stored_preprocessing_gives_the_same_tensor(name: str) -> None:
-    pipeline = TRANSFORMS[name](16, 3, mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7), interpolation="bicubic")
+    look: dict[str, Any] = {"mean": (0.1, 0.2, 0.3), "std": (0.5, 0.6, 0.7), "interpolation": "bicubic"}
+    pipeline = TRANSFORMS[name]((16, 12), 3, **look, resize="pad")
     (image,) = photos(1)
     outside = unpack_preprocessing(pack_preprocessing(pipeline, dim=8, is_inside=False), "here")
     assert torch.equal(outside(image), pipeline(image))
@@ -187,3 +205,10 @@ def test_stored_preprocessing_gives_the_same_tensor(name: str) -> None:
     pixels = inside(image)
     assert pixels.dtype == torch.uint8
     assert torch.equal(pipeline.normalise(pixels), pipeline(image))
+
+
+def test_preprocessing_stored_before_there_was_a_choice_is_read_as_it_was() -> None:
+    pipeline = TRANSFORMS["center"](16, 3)
+    text = pack_preprocessing(pipeline, dim=8, is_inside=True).replace(',\n  "resize": "crop"', "")
+    assert "crop" not in text
+    assert repr(unpack_preprocessing(text, "here").pipeline) == repr(pipeline)

@@ -52,6 +52,20 @@ def test_a_timm_model_embeds_as_timm_would_under_its_own_transform() -> None:
     assert largest.module.global_pool.pool_type == "max"  # type: ignore[union-attr]
 
 
+def test_height_by_width_and_resize_follow_the_name_of_a_timm_model() -> None:
+    plain = load_model("timm:test_resnet,pretrained=false,input_size=40x24")
+    assert plain.transform(picture()).shape == (3, 40, 24)
+    squashed = load_model("timm:test_resnet,pretrained=false,input_size=40x24,resize=squash")
+    own = {**timm.data.resolve_data_config({}, model=squashed.module), "input_size": (3, 40, 24)}
+    expected = timm.data.create_transform(**own | {"crop_mode": "squash", "crop_pct": 1.0})(picture())
+    assert torch.equal(squashed.transform(picture()), expected)
+    assert squashed.description != plain.description  # which a cache knows it by
+    module = load_model("timm:test_vit,pretrained=false,img_size=48x32,resize=pad").module
+    assert module(torch.zeros(1, 3, 48, 32)).shape == (1, 64)
+    with pytest.raises(UserError, match="resize=squish: expected one of crop, squash, pad"):
+        load_model("timm:test_resnet,pretrained=false,resize=squish")
+
+
 def test_random_weights_are_the_same_every_time_and_leave_the_global_generator_alone() -> None:
     torch.manual_seed(5)
     first = load_model("timm:resnet10t,pretrained=false").module.state_dict()
@@ -116,7 +130,7 @@ def test_an_onnx_file_says_its_image_size_and_takes_a_normalisation(tmp_path: Pa
     assert model.module(white[None]).tolist() == [[1.0, 1.0, 1.0]]
     for shape, option, message in (
         ((4, 3, 4, 4), "", r"takes \[4, 3, 4, 4\], expected .* with a batch of any size: export it"),
-        (("batch", 3, 4, 8), "", r"expected \[batch, channel, side, side\]"),
+        ((4, 3, 4, 8), "", r"expected \[batch, channel, height, width\]"),
         (("batch", 3, 4, 4), ",size=16", r"fails on images \[1, 3, 16, 16\] \(.*[Ii]nvalid dimensions"),
         (("batch", 3, 4, 4), ",scale=3", "unknown option 'scale'"),
         (("batch", 3, 4, 4), ",std=0", "std evaluated to zero"),
@@ -127,6 +141,8 @@ def test_an_onnx_file_says_its_image_size_and_takes_a_normalisation(tmp_path: Pa
         with pytest.raises(UserError, match=message) as caught:
             load_model(name)
         assert "\n" not in str(caught.value)
+    wide = load_model(f"{graph(file, dtype='FLOAT', shape=('batch', 3, 4, 8))},resize=squash,mean=0,std=1")
+    assert wide.transform(picture()).shape == (3, 4, 8)
     single = load_model(graph(file, dtype="FLOAT", shape=(1, 3, 4, 4)))
     with pytest.raises(UserError, match=r"Got: 2 Expected: 1.*; where it takes one at a time, add --batch 1"):
         single.module(torch.stack([white, white]))

@@ -97,6 +97,17 @@ def test_backbone_and_head_on_images_give_the_head_on_embeddings(photos: Path) -
     torch.testing.assert_close(torch.from_numpy(np.asarray(own.embeddings)), expected, atol=1e-5, rtol=0)
 
 
+def test_behind_its_backbone_a_head_sees_rectangles_as_the_backbone_did(photos: Path, tmp_path: Path) -> None:
+    base, images = f"{BASE},img_size=48x32,resize=pad", ImageSelection(f"folder:{photos}/photos", split="all")
+    embed_model(base, images).save(tmp_path / "rows.npz")
+    sections = {"sampler": {"batch": 4}, "data": {"validation_fraction": 0.0}}
+    aurank.train(head_config(tmp_path / "rows.npz", **sections), tmp_path / "run")
+    _, transform = aurank.load(tmp_path / "run" / "best")
+    photo = Image.fromarray(np.random.default_rng(0).integers(0, 256, (50, 90, 3), dtype=np.uint8))
+    assert transform(photo).shape == (3, 48, 32)
+    assert torch.equal(transform(photo), load_model(base).transform(photo))
+
+
 def test_images_are_measured_and_exported_as_by_one_model(photos: Path, tmp_path: Path) -> None:
     model, images = f"aurank:{photos}/run/best", ImageSelection(f"folder:{photos}/photos")
     saved, shown = evaluate_model(model), evaluate_model(model, images)

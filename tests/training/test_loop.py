@@ -205,6 +205,13 @@ def test_an_image_size_that_the_backbone_refuses_is_told_with_the_remedy(tmp_pat
         aurank.train(config, tmp_path / "out")
     config = tiny_config(model={"backbone": "vit_tiny_patch16_224", "params": {"img_size": 16}}, train={"steps": 3})
     aurank.train(config, tmp_path / "other")
+    data = {"image_size": [16, 32], "resize": "pad"}
+    model = {"backbone": "vit_tiny_patch16_224", "params": {}}
+    with pytest.raises(UserError, match=r"for \[16, 32\] pixels .*image_size=224, .*img_size=\[16, 32\]"):
+        aurank.train(tiny_config(model=model, data=data), tmp_path / "out")
+    model["params"] = {"img_size": [16, 32]}
+    aurank.train(tiny_config(model=model, data=data, train={"steps": 3}), tmp_path / "wide")
+    assert aurank.load(tmp_path / "wide")[1](np.zeros((40, 20, 1), np.uint8)).shape == (1, 16, 32)
 
 
 @pytest.mark.slow

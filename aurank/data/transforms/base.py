@@ -24,7 +24,7 @@ from aurank.files import EXACT
 cv2.setNumThreads(0)
 
 Prepared = UInt8[np.ndarray, "new_height new_width channel"]
-Square = UInt8[np.ndarray, "size size channel"]
+View = UInt8[np.ndarray, "view_height view_width channel"]
 AnyPrepared = UInt8[np.ndarray, "_ _ channel"]  # one of several, each of its own size
 
 AREA = "area"
@@ -33,21 +33,24 @@ _PILLOWS: Mapping[str, Resampling] = {
 }
 INTERPOLATIONS = (AREA, *_PILLOWS)
 """Ways to resize: "area" averages where an image shrinks and is bilinear where it grows; the others are Pillow's."""
+RESIZES = ("crop", "pad", "squash")
 LEAST = 1e-6  # of what has to be above 0
 Limits = dict[str, tuple[Any, ...]]
 
 
 @dataclass(repr=False, eq=False)
 class Pipeline(ABC):
-    """One image, uint8 [height, width, channel] of any size, to a normalised float32 tensor [channel, size, size].
+    """One image, uint8 [height, width, channel] of any size, to a normalised float32 tensor of image_size.
 
     `pipeline(image, seed)` depends on its two arguments only. Its steps are public, so that the first may be kept, and
     the last done where the model is: `prepare(image)` never changes, `augment(prepared, seed)` is random or, with seed
     None, the same without chance, and `normalise(pixels)` takes one image or a batch, on any device.
 
     Args:
+        image_size: of what a model sees, [height, width], or one number for both.
         mean, std: values are (v / 255 − mean) / std; by default ImageNet's for 3 channels and 0.5 otherwise.
         interpolation: that of whole images, one of INTERPOLATIONS.
+        resize: how an image of another shape is brought to that of image_size: crop, pad or squash, as in `canvas`.
 
     Raises:
         UserError: for parameters beyond `limits`.
@@ -61,18 +64,20 @@ class Pipeline(ABC):
 
     __pydantic_config__ = EXACT
 
-    image_size: int
+    image_size: int | Sequence[int]
     channels: int
     _: KW_ONLY
     mean: Sequence[Number] | None = None
     std: Sequence[Number] | None = None
     interpolation: str = AREA
+    resize: str = "crop"
     limits: ClassVar[Limits] = {
         **dict.fromkeys(("image_size", "channels", "local_size", "global_views"), (1, math.inf)),
         **dict.fromkeys(("margin", "oversample"), (1, math.inf)),
         **dict.fromkeys(("mean", "flip", "translate", "jitter", "grey", "blur"), (0, 1)),
         **dict.fromkeys(("scale", "ratio", "std"), (LEAST, math.inf)),
         "interpolation": INTERPOLATIONS,
+        "resize": RESIZES,
     }
     """Least and most of a parameter, and of each value of a range, or all that it can be."""
     _headroom: ClassVar[float] = 1.5  # times `needed_side` that a photo decoded smaller has to have
@@ -80,6 +85,11 @@ class Pipeline(ABC):
     """What values are divided by before the mean, in that unit, is taken off: 1, or 255 as torchvision does."""
 
     def __post_init__(self) -> None:
+        if isinstance(self.image_size, Sequence):
+            if len(self.image_size) != 2:
+                raise UserError(f"image_size must be a number or [height, width], got {self.image_size!r}")
+            height, width = self.image_size
+            self.image_size = height if height == width else (height, width)
         usual = [(0.485, 0.456, 0.406), (0.229, 0.224, 0.225)] if self.channels == 3 else [(0.5,) * self.channels] * 2
         self.mean, self.std = tuple(self.mean or usual[0]), tuple(self.std or usual[1])
         for name, limit in self.limits.items():
@@ -94,11 +104,47 @@ class Pipeline(ABC):
                 expected = f"at least {low}" if high == math.inf else f"between {low} and {high}"
                 if name in ("mean", "std"):
                     is_fit, expected = is_fit and len(values) == self.channels, f"{self.channels} numbers {expected}"
-                elif isinstance(value, Sequence):
+                elif isinstance(value, Sequence) and name != "image_size":
                     is_fit = is_fit and len(values) == 2 and values[0] <= values[1]
                     expected = f"two numbers {expected}, smaller one first"
             if not is_fit:
                 raise UserError(f"{name} must be {expected}, got {value!r}")
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width of what a model sees."""
+        height, width = (self.image_size,) * 2 if isinstance(self.image_size, int) else self.image_size
+        return height, width
+
+    @property
+    def mean_colour(self) -> list[int]:
+        """The value of each channel that is 0 after `normalise`, to the nearest of 256."""
+        return [round(255 * value) for value in self.mean or ()]
+
+    def canvas_size(self, margin: Number) -> tuple[int, int]:
+        """Return margin × image_size, height and width; a rectangle's are cut down to whole pixels, as timm does it."""
+        height, width = self.size
+        if height == width:
+            return (round(margin * height),) * 2
+        return math.floor(height / (1 / margin)), math.floor(width / (1 / margin))
+
+    def canvas(self, image: Pixels, margin: Number | None) -> Prepared:
+        """Return a whole image, brought to a canvas of `margin` × image_size as `resize` says, to take crops of.
+
+        - crop: its shape is kept and it covers the canvas; what stands out on two sides is part of the result.
+        - pad: its shape is kept and it lies inside, in the middle; around it is the mean colour, 0 once normalised.
+        - squash: it is as large as the canvas, whatever its shape.
+
+        With None it keeps its own pixels: crop and squash return it, pad adds what its shape lacks.
+        """
+        if margin is None:
+            pairs = list(zip(image.shape[:2], self.size, strict=True))
+            stretch = max(own / side for own, side in pairs)
+            height, width = (max(own, round(stretch * side)) for own, side in pairs)
+        else:
+            height, width = self.canvas_size(margin)
+            image = resize_whole(image, (height, width), self.resize, self.interpolation)
+        return centre_crop(image, (height, width), self.mean_colour) if self.resize == "pad" else image
 
     @property
     def least_decoded_side(self) -> int | None:
@@ -114,24 +160,22 @@ class Pipeline(ABC):
     def prepare(self, image: Pixels) -> Prepared:
         """Return what is always done to an image, and so may be kept in memory."""
 
-    def fit(self, prepared: Prepared) -> Square:
+    def fit(self, prepared: Prepared) -> View:
         return prepared
 
-    def change(self, prepared: Prepared, chance: random.Random, seed: int) -> Square:
+    def change(self, prepared: Prepared, chance: random.Random, seed: int) -> View:
         """Return the prepared image at `image_size`, changed as `chance`, which was made of `seed`, draws it."""
         return self.fit(prepared)
 
-    def augment(self, prepared: Prepared, seed: int | None) -> Square:
+    def augment(self, prepared: Prepared, seed: int | None) -> View:
         """Return the prepared image at `image_size`, changed at random as `seed` says; None changes nothing."""
         # A generator for each image, so neither order nor worker matters.
         return self.fit(prepared) if seed is None else self.change(prepared, chance_of(seed), seed)
 
-    def augment_all(
-        self, prepared: Sequence[AnyPrepared], seeds: Sequence[int | None], squares: Sequence[Square]
-    ) -> None:
-        """Write each prepared image into its square, as `augment` changes it for its seed."""
-        for image, seed, square in zip(prepared, seeds, squares, strict=True):
-            square[:] = self.augment(image, seed)
+    def augment_all(self, prepared: Sequence[AnyPrepared], seeds: Sequence[int | None], views: Sequence[View]) -> None:
+        """Write each prepared image into its view, as `augment` changes it for its seed."""
+        for image, seed, view in zip(prepared, seeds, views, strict=True):
+            view[:] = self.augment(image, seed)
 
     def normalise(
         self, pixels: UInt8[Tensor, "*batch channel height width"]
@@ -162,7 +206,7 @@ class Pipeline(ABC):
         """Return the pipeline that augments this view of an image prepared here; only the sizes may differ."""
         return self
 
-    def __call__(self, image: np.ndarray | Image, seed: int | None = None) -> Float[Tensor, "channel size size"]:
+    def __call__(self, image: np.ndarray | Image, seed: int | None = None) -> Float[Tensor, "channel height width"]:
         """Return the tensor of one image: uint8 [height, width, channel], or Pillow's, of any mode and orientation."""
         if isinstance(image, Image):
             if image.mode == "I" and image.format is None:  # of a file they are 16-bit values, here nobody knows
@@ -174,24 +218,19 @@ class Pipeline(ABC):
             raise UserError(f"the image must be {expected}, got {kind} of shape {list(shape)}")
         return self.normalise(channels_first(self.augment(self.prepare(image), seed)))
 
-    def resize(self, image: Pixels, height: int, width: int) -> Prepared:
-        return resize(image, height, width, self.interpolation)
-
-    def resize_shorter(self, image: Pixels, margin: Number) -> Prepared:
-        """Return the image with its shorter side at `margin` × image_size, its shape kept."""
-        return resize_shorter(image, round(margin * self.image_size), self.interpolation)
-
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name not in ("_constants", "_changes")}
 
     def __repr__(self) -> str:
-        values = ", ".join(f"{name}={value}" for name, value in vars(self).items() if not name.startswith("_"))
+        # Without what was usual before there was a choice: caches and stored models are known by these words.
+        shown = {name: value for name, value in vars(self).items() if (name, value) != ("resize", "crop")}
+        values = ", ".join(f"{name}={value}" for name, value in shown.items() if not name.startswith("_"))
         return f"{type(self).__name__}({values})"
 
 
-def channels_first(square: Square) -> UInt8[Tensor, "channel size size"]:
+def channels_first(view: View) -> UInt8[Tensor, "channel view_height view_width"]:
     """Return pixels as a tensor: a copy, since torch warns of arrays that are read-only."""
-    return torch.tensor(square).permute(2, 0, 1).contiguous()
+    return torch.tensor(view).permute(2, 0, 1).contiguous()
 
 
 def resize(image: Pixels, height: int, width: int, interpolation: str = AREA) -> Prepared:
@@ -222,17 +261,31 @@ def resize_shorter(image: Pixels, side: int, interpolation: str = AREA) -> Prepa
     return resize(image, side * height // shorter, side * width // shorter, interpolation)
 
 
-def centre_crop(image: Pixels, size: int, fill: Sequence[int] | int = 0) -> Square:
-    """Return the size × size middle of an image, `fill` around one that is smaller; half pixels round to even.
+def resize_whole(image: Pixels, size: tuple[int, int], how: str, interpolation: str = AREA) -> Prepared:
+    """Return an image resized for a canvas [height, width]: crop covers it, pad lies inside, squash is as large.
+
+    Source: timm.data.transforms.ResizeKeepRatio; of a square that is covered, torchvision's Resize.
+    """
+    height, width = image.shape[:2]
+    if how == "crop" and size[0] == size[1]:
+        return resize_shorter(image, size[0], interpolation)
+    if how != "squash":
+        ratio = (max if how == "pad" else min)(height / size[0], width / size[1])
+        size = max(1, round(height / ratio)), max(1, round(width / ratio))
+    return resize(image, *size, interpolation)
+
+
+def centre_crop(image: Pixels, size: tuple[int, int], fill: Sequence[int] | int = 0) -> View:
+    """Return the middle of an image, `fill` around one that is smaller; half pixels round to even.
 
     Source: torchvision.transforms.functional.center_crop.
     """
     height, width = image.shape[:2]
-    if min(height, width) < size:
-        padded = np.empty((max(height, size), max(width, size), image.shape[2]), np.uint8)
+    if height < size[0] or width < size[1]:
+        padded = np.empty((max(height, size[0]), max(width, size[1]), image.shape[2]), np.uint8)
         padded[:] = fill
         top, left = (padded.shape[0] - height) // 2, (padded.shape[1] - width) // 2
         padded[top : top + height, left : left + width] = image
         image = padded
-    top, left = (round((length - size) / 2) for length in image.shape[:2])
-    return np.ascontiguousarray(image[top : top + size, left : left + size])
+    top, left = (round((length - side) / 2) for length, side in zip(image.shape[:2], size, strict=True))
+    return np.ascontiguousarray(image[top : top + size[0], left : left + size[1]])

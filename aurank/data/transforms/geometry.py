@@ -40,10 +40,10 @@ def happens(chance: random.Random, probability: Number) -> bool:
     return probability > 0 and (probability >= 1 or chance.random() < probability)
 
 
-def draw_square(chance: random.Random, height: int, width: int, side: int) -> Rectangle:
-    """Draw a square of an image at least that large, each of them as likely."""
+def draw_window(chance: random.Random, height: int, width: int, size: tuple[int, int]) -> Rectangle:
+    """Draw a part of that size, [height, width], of an image at least that large, each of them as likely."""
     down, right = chance.random(), chance.random()
-    return Rectangle(int((height - side + 1) * down), int((width - side + 1) * right), side, side)
+    return Rectangle(int((height - size[0] + 1) * down), int((width - size[1] + 1) * right), *size)
 
 
 def draw_part(
@@ -67,11 +67,11 @@ def draw_part(
     return Rectangle((height - along) // 2, (width - across) // 2, along, across)
 
 
-def scaled(image: Pixels, side: int, interpolation: int) -> NewPixels:
-    """Return an image as a square, by an interpolation of OpenCV; itself where it is that square."""
-    if image.shape[:2] == (side, side):
+def scaled(image: Pixels, size: tuple[int, int], interpolation: int) -> NewPixels:
+    """Return an image at that size, [height, width], by an interpolation of OpenCV; itself where it has it."""
+    if image.shape[:2] == size:
         return image
-    return in_fours(image, lambda part: cv2.resize(part, (side, side), interpolation=interpolation))
+    return in_fours(image, lambda part: cv2.resize(part, size[::-1], interpolation=interpolation))
 
 
 def flipped(image: Pixels) -> Pixels:

@@ -18,16 +18,17 @@ from aurank.data.transforms.base import (
     Limits,
     Pipeline,
     Prepared,
-    Square,
+    View,
     centre_crop,
-    resize_shorter,
+    resize,
+    resize_whole,
 )
 from aurank.data.transforms.geometry import (
     Number,
     Pixels,
     chance_of,
     draw_part,
-    draw_square,
+    draw_window,
     flipped,
     happens,
     scaled,
@@ -42,48 +43,55 @@ from aurank.names import meant, nearest
 
 # Image transforms of ImageNet models: shorter side 256 for crops of 224.
 MARGIN = 256 / 224
-CROP_MODES = ("center", "squash", "border")  # timm's words
+CROP_MODES = {"crop": "center", "squash": "squash", "pad": "border"}
+"""timm's words for `resize`."""
 # OpenCV's like of Pillow's interpolations, for parts of an image; bilinear for the others.
 _ENLARGING = {"nearest": cv2.INTER_NEAREST, "bicubic": cv2.INTER_CUBIC, "lanczos": cv2.INTER_LANCZOS4}
 
 
 @dataclass(repr=False, eq=False)
 class Resize(Pipeline):
-    """Evaluation: the whole image, squeezed to image_size × image_size."""
+    """Evaluation: the whole image, squeezed to image_size; padded to it where `resize` is pad."""
 
     @property
     def needed_side(self) -> int:
-        return self.image_size
+        return max(self.size)
 
     def prepare(self, image: Pixels) -> Prepared:
-        return self.resize(image, self.image_size, self.image_size)
+        return self.canvas(image, 1) if self.resize == "pad" else resize(image, *self.size, self.interpolation)
 
 
 @dataclass(repr=False, eq=False, kw_only=True)
 class Center(Pipeline):
-    """Evaluation, as torchvision: shorter side to `margin` × image_size, then the square of image_size in the middle.
+    """Evaluation, as torchvision: shorter side to `margin` × image_size, then the middle at image_size.
 
     Args:
-        margin: 256/224 as in the papers; 1 keeps all of the shorter side.
+        margin: 256/224 as in the papers; 1 keeps all of the shorter side. Where `resize` is pad or squash it is 1:
+            nothing is cut off.
     """
 
     margin: Number = MARGIN
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.resize != "crop":
+            self.margin = 1
+
     @property
     def needed_side(self) -> int:
-        return round(self.margin * self.image_size)
+        return max(self.canvas_size(self.margin))
 
     def prepare(self, image: Pixels) -> Prepared:
-        return centre_crop(self.resize_shorter(image, self.margin), self.image_size)
+        return centre_crop(self.canvas(image, self.margin), self.size)
 
 
 class TransformersCenter(Center):
-    """Evaluation as processors of transformers do it: as `center`, but half a pixel beside the square is cut off."""
+    """Evaluation as processors of transformers do it: as `center`, but half a pixel beside the middle is cut off."""
 
     def prepare(self, image: Pixels) -> Prepared:
-        image, size = self.resize_shorter(image, self.margin), self.image_size
-        top, left = (image.shape[0] - size) // 2, (image.shape[1] - size) // 2
-        return np.ascontiguousarray(image[top : top + size, left : left + size])
+        image, (height, width) = self.canvas(image, self.margin), self.size
+        top, left = (image.shape[0] - height) // 2, (image.shape[1] - width) // 2
+        return np.ascontiguousarray(image[top : top + height, left : left + width])
 
 
 @dataclass(repr=False, eq=False, kw_only=True)
@@ -92,36 +100,41 @@ class Timm(Pipeline):
 
     Args:
         crop_pct: image_size by the side that the image is resized to before; timm's word, as the next.
-        crop_mode: center: the shorter side is resized to that, and the square in the middle taken; squash: both sides
-            are; border: the longer side is, and the mean fills what the square has more.
+        crop_mode: center, squash or border: `resize` crop, squash or pad, with the middle taken of what is resized.
+            `resize` itself, where it is pad or squash, takes the place of both: nothing is cut off.
 
     Source: timm.data.transforms_factory.transforms_imagenet_eval.
     """
 
     crop_pct: Number = 0.875
     crop_mode: str = "center"
-    limits: ClassVar[Limits] = Pipeline.limits | {"crop_pct": (0.01, 2), "crop_mode": CROP_MODES}
+    limits: ClassVar[Limits] = Pipeline.limits | {"crop_pct": (0.01, 2), "crop_mode": tuple(CROP_MODES.values())}
     unit: ClassVar[int] = 255
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.resize != "crop":
+            self.crop_pct, self.crop_mode = 1.0, CROP_MODES[self.resize]
+
+    @property
+    def resized_size(self) -> tuple[int, int]:
+        """Height and width that an image is resized for, before the middle is taken."""
+        height, width = (math.floor(side / self.crop_pct) for side in self.size)
+        return height, width
 
     @property
     def needed_side(self) -> int:
-        return math.floor(self.image_size / self.crop_pct)
+        return max(self.resized_size)
 
     def prepare(self, image: Pixels) -> Prepared:
-        side, fill = self.needed_side, [0]
-        if self.crop_mode == "squash":
-            image = self.resize(image, side, side)
-        elif self.crop_mode == "border":
-            ratio, fill = max(image.shape[:2]) / side, [round(255 * value) for value in self.mean or ()]
-            image = self.resize(image, *(max(1, round(length / ratio)) for length in image.shape[:2]))
-        else:
-            image = resize_shorter(image, side, self.interpolation)
-        return centre_crop(image, self.image_size, fill)
+        how = next(how for how, mode in CROP_MODES.items() if mode == self.crop_mode)
+        image = resize_whole(image, self.resized_size, how, self.interpolation)
+        return centre_crop(image, self.size, self.mean_colour if how == "pad" else 0)
 
 
 @dataclass(repr=False, eq=False, kw_only=True)
 class RandomCrop(Pipeline):
-    """Training as the papers say: shorter side to `margin` × image_size, a random square of image_size, a flip.
+    """Training as the papers say: shorter side to `margin` × image_size, a random window of image_size, a flip.
 
     Args:
         margin: 256/224: shorter side 256 for crops of 224.
@@ -133,29 +146,30 @@ class RandomCrop(Pipeline):
 
     @property
     def needed_side(self) -> int:
-        return round(self.margin * self.image_size)
+        return max(self.canvas_size(self.margin))
 
     def prepare(self, image: Pixels) -> Prepared:
-        return self.resize_shorter(image, self.margin)
+        return self.canvas(image, self.margin)
 
-    def fit(self, prepared: Prepared) -> Square:
-        return centre_crop(prepared, self.image_size)
+    def fit(self, prepared: Prepared) -> View:
+        return centre_crop(prepared, self.size)
 
-    def change(self, prepared: Prepared, chance: random.Random, seed: int) -> Square:
+    def change(self, prepared: Prepared, chance: random.Random, seed: int) -> View:
         height, width = prepared.shape[:2]
-        square = draw_square(chance, height, width, self.image_size).of(prepared)
-        return flipped(square) if happens(chance, self.flip) else np.ascontiguousarray(square)
+        view = draw_window(chance, height, width, self.size).of(prepared)
+        return flipped(view) if happens(chance, self.flip) else np.ascontiguousarray(view)
 
 
 @dataclass(repr=False, eq=False, kw_only=True)
 class CropFlip(Pipeline):
-    """Training as SOPRC's code does: a random part of the image resized to a square, a horizontal flip.
+    """Training as SOPRC's code does: a random part of the image resized to image_size, a horizontal flip.
 
     Args:
         margin: the image is first reduced to a shorter side of `margin` × image_size, so that more images fit in
             memory, and small parts are enlarged. None keeps the image at its own size, which is the authors' form.
         scale: the crop's part of the area. Default (0.16, 1) from SOPRC (KID-7391/SOPRC, dataloaders).
-        ratio: the crop's width by height before it is resized to a square.
+        ratio: the crop's width by height before it is resized, by that of image_size; where `resize` is squash, of the
+            image squashed.
         flip: the probability of a flip.
     """
 
@@ -173,35 +187,38 @@ class CropFlip(Pipeline):
     @property
     def needed_side(self) -> int:
         if self.margin is not None:
-            return round(self.margin * self.image_size)
-        return math.ceil(self.image_size / math.sqrt(self.scale[0]))  # of the smallest part
+            return max(self.canvas_size(self.margin))
+        return math.ceil(max(self.size) / math.sqrt(self.scale[0]))  # of the smallest part
 
     def prepare(self, image: Pixels) -> Prepared:
-        return image if self.margin is None else self.resize_shorter(image, self.margin)
+        return self.canvas(image, self.margin)
 
-    def fit(self, prepared: Prepared) -> Square:
+    def fit(self, prepared: Prepared) -> View:
         margin = MARGIN if self.margin is None else self.margin
-        return centre_crop(self.resize_shorter(prepared, margin), self.image_size)
+        return centre_crop(self.canvas(prepared, margin), self.size)
 
-    def change(self, prepared: Prepared, chance: random.Random, seed: int) -> Square:
+    def change(self, prepared: Prepared, chance: random.Random, seed: int) -> View:
         # By area, as `resize`: parts of a whole photo are reduced several times over.
-        square = self.random_part(prepared, chance, by_area=self.margin is None)
-        return flipped(square) if happens(chance, self.flip) else np.ascontiguousarray(square)
+        view = self.random_part(prepared, chance, by_area=self.margin is None)
+        return flipped(view) if happens(chance, self.flip) else np.ascontiguousarray(view)
 
-    def random_part(self, prepared: Prepared, chance: random.Random, *, by_area: bool) -> Square:
-        """Return a random part of an image as a square; `by_area` where it is reduced."""
+    def random_part(self, prepared: Prepared, chance: random.Random, *, by_area: bool) -> View:
+        """Return a random part of an image at image_size; `by_area` where it is reduced."""
         height, width = prepared.shape[:2]
-        part = draw_part(chance, height, width, scale=self.scale, ratio=self.ratio)
-        is_reduced = max(part.height, part.width) > self.image_size
+        is_unsquashed = self.resize == "squash" and self.margin is None
+        shape = width / height if is_unsquashed else self.size[1] / self.size[0]
+        part = draw_part(chance, height, width, scale=self.scale, ratio=[shape * value for value in self.ratio])
+        is_reduced = part.height > self.size[0] or part.width > self.size[1]
         enlarging = _ENLARGING.get(self.interpolation, cv2.INTER_LINEAR)
-        return scaled(part.of(prepared), self.image_size, cv2.INTER_AREA if by_area and is_reduced else enlarging)
+        return scaled(part.of(prepared), self.size, cv2.INTER_AREA if by_area and is_reduced else enlarging)
 
 
 @dataclass(repr=False, eq=False, kw_only=True)
 class Affine(Pipeline):
     """Training on drawings: a small random rotation, shift, scaling and shear, no flip.
 
-    The warp is done at up to `oversample` × image_size and then reduced by area, so thin strokes stay smooth.
+    Images of another shape are squeezed, or padded where `resize` is pad. The warp is done at up to `oversample` ×
+    image_size and then reduced by area, so thin strokes stay smooth.
 
     Args:
         rotate, shear: largest angle in degrees, either way; shear in each direction by itself.
@@ -230,31 +247,31 @@ class Affine(Pipeline):
 
     @property
     def needed_side(self) -> int:
-        return round(self.oversample * self.image_size)
+        return round(self.oversample * max(self.size))
 
     def prepare(self, image: Pixels) -> Prepared:
-        height, width = (min(max(side, self.image_size), self.needed_side) for side in image.shape[:2])
-        return self.resize(image, height, width)
+        image = self.canvas(image, None)
+        pairs = zip(image.shape[:2], self.size, strict=True)
+        height, width = (min(max(own, side), round(self.oversample * side)) for own, side in pairs)
+        return resize(image, height, width, self.interpolation)
 
-    def fit(self, prepared: Prepared) -> Square:
-        return self.resize(prepared, self.image_size, self.image_size)
+    def fit(self, prepared: Prepared) -> View:
+        return resize(prepared, *self.size, self.interpolation)
 
-    def change(self, prepared: Prepared, chance: random.Random, seed: int) -> Square:
+    def change(self, prepared: Prepared, chance: random.Random, seed: int) -> View:
         return np.ascontiguousarray(self._warped([prepared], [chance])[0])
 
-    def augment_all(
-        self, prepared: Sequence[AnyPrepared], seeds: Sequence[int | None], squares: Sequence[Square]
-    ) -> None:
-        """Write each prepared image into its square; the warps of all of them are computed at once."""
+    def augment_all(self, prepared: Sequence[AnyPrepared], seeds: Sequence[int | None], views: Sequence[View]) -> None:
+        """Write each prepared image into its view; the warps of all of them are computed at once."""
         drawn = [(place, chance_of(seed)) for place, seed in enumerate(seeds) if seed is not None]
         changed = self._warped([prepared[place] for place, _ in drawn], [chance for _, chance in drawn])
-        for (place, _), square in zip(drawn, changed, strict=True):
-            squares[place][:] = square
+        for (place, _), view in zip(drawn, changed, strict=True):
+            views[place][:] = view
         for place, seed in enumerate(seeds):
             if seed is None:
-                squares[place][:] = self.fit(prepared[place])
+                views[place][:] = self.fit(prepared[place])
 
-    def _warped(self, prepared: Sequence[AnyPrepared], chances: Sequence[random.Random]) -> list[Square]:
+    def _warped(self, prepared: Sequence[AnyPrepared], chances: Sequence[random.Random]) -> list[View]:
         sizes = np.array([image.shape[:2] for image in prepared], dtype=np.int64).reshape(-1, 2)
         ranges = {"rotate": self.rotate, "translate": self.translate, "shear": self.shear}
         matrices = warp_matrices(chances, sizes, scale=self.scale, **ranges)
@@ -263,14 +280,14 @@ class Affine(Pipeline):
             image if is_still else warp(image, matrix, self.fill)
             for image, matrix, is_still in zip(prepared, matrices, still, strict=True)
         ]
-        return [scaled(image, self.image_size, cv2.INTER_AREA) for image in warped]
+        return [scaled(image, self.size, cv2.INTER_AREA) for image in warped]
 
 
 @dataclass(repr=False, eq=False, kw_only=True)
 class SimCLR(CropFlip):
-    """The views of SimCLR: a random part resized to a square, a flip, changed colours, grey, a Gaussian blur.
+    """The views of SimCLR: a random part resized to image_size, a flip, changed colours, grey, a Gaussian blur.
 
-    Colours and grey are of RGB only. The blur's kernel is a tenth of the side, its deviation between 0.1 and 2 pixels.
+    Colours and grey are of RGB only. The blur's kernel is a tenth of the shorter side, its deviation 0.1 to 2 pixels.
 
     Args:
         margin, scale, ratio, flip: as for CropFlip; `scale` from SimCLR.
@@ -291,17 +308,17 @@ class SimCLR(CropFlip):
     blur: Number = 0.5
     limits: ClassVar[Limits] = CropFlip.limits | {"strength": (0, 2.5)}
 
-    def change(self, prepared: Prepared, chance: random.Random, seed: int) -> Square:
+    def change(self, prepared: Prepared, chance: random.Random, seed: int) -> View:
         # By area: a small crop may be smaller than the part of the image that it is made of.
-        square = self.random_part(prepared, chance, by_area=True)
-        square = flipped(square) if happens(chance, self.flip) else square
+        view = self.random_part(prepared, chance, by_area=True)
+        view = flipped(view) if happens(chance, self.flip) else view
         if self.channels == 3:
-            square = self._with_other_colours(square, chance, seed) if happens(chance, self.jitter) else square
-            square = np.repeat(_grey(square)[..., None], 3, axis=-1) if happens(chance, self.grey) else square
-        square = self._blurred(square, chance) if happens(chance, self.blur) else square
-        return np.ascontiguousarray(with_channels(square))
+            view = self._with_other_colours(view, chance, seed) if happens(chance, self.jitter) else view
+            view = np.repeat(_grey(view)[..., None], 3, axis=-1) if happens(chance, self.grey) else view
+        view = self._blurred(view, chance) if happens(chance, self.blur) else view
+        return np.ascontiguousarray(with_channels(view))
 
-    def _with_other_colours(self, square: Square, chance: random.Random, seed: int) -> Square:
+    def _with_other_colours(self, view: View, chance: random.Random, seed: int) -> View:
         """Change brightness, contrast, saturation and hue, in the order that the seed gives."""
         change = 0.8 * self.strength
         brightness, contrast, saturation = (chance.uniform(max(0.0, 1 - change), 1 + change) for _ in range(3))
@@ -309,32 +326,32 @@ class SimCLR(CropFlip):
         np.random.default_rng(seed).shuffle(order)
         for place in order.tolist():
             if place == 0:
-                square = _scaled(square, brightness)
+                view = _scaled(view, brightness)
             elif place == 1:
-                square = _scaled(square, contrast, float(_grey(square).mean()) * (1 - contrast))
+                view = _scaled(view, contrast, float(_grey(view).mean()) * (1 - contrast))
             elif place == 2:
-                grey = cv2.cvtColor(_grey(square), cv2.COLOR_GRAY2RGB)
-                square = cv2.addWeighted(square, saturation, grey, 1 - saturation, 0)
+                grey = cv2.cvtColor(_grey(view), cv2.COLOR_GRAY2RGB)
+                view = cv2.addWeighted(view, saturation, grey, 1 - saturation, 0)
             else:
-                turned = cv2.cvtColor(square, cv2.COLOR_RGB2HSV)
+                turned = cv2.cvtColor(view, cv2.COLOR_RGB2HSV)
                 turned[..., 0] = np.mod(np.arange(256) + 180 * hue, 180).astype(np.uint8)[turned[..., 0]]
-                square = cv2.cvtColor(turned, cv2.COLOR_HSV2RGB)
-        return square
+                view = cv2.cvtColor(turned, cv2.COLOR_HSV2RGB)
+        return view
 
-    def _blurred(self, square: Square, chance: random.Random) -> Square:
-        half, sigma = max(3, self.image_size // 20 * 2 + 1) // 2, chance.uniform(0.1, 2.0)
+    def _blurred(self, view: View, chance: random.Random) -> View:
+        half, sigma = max(3, min(self.size) // 20 * 2 + 1) // 2, chance.uniform(0.1, 2.0)
         kernel = np.exp(-0.5 * (np.arange(-half, half + 1) / sigma) ** 2)
         kernel /= kernel.sum()
-        return with_channels(cv2.sepFilter2D(square, -1, kernel, kernel))
+        return with_channels(cv2.sepFilter2D(view, -1, kernel, kernel))
 
 
-def _scaled(square: Square, factor: float, offset: float = 0.0) -> Square:
+def _scaled(view: View, factor: float, offset: float = 0.0) -> View:
     values = np.arange(256, dtype=np.float32) * np.float32(factor) + np.float32(offset)
-    return np.asarray(cv2.LUT(square, np.clip(values, 0, 255).astype(np.uint8)))
+    return np.asarray(cv2.LUT(view, np.clip(values, 0, 255).astype(np.uint8)))
 
 
-def _grey(square: Square) -> np.ndarray:
-    return np.asarray(cv2.cvtColor(square, cv2.COLOR_RGB2GRAY))
+def _grey(view: View) -> np.ndarray:
+    return np.asarray(cv2.cvtColor(view, cv2.COLOR_RGB2GRAY))
 
 
 @dataclass(repr=False, eq=False, kw_only=True)
@@ -342,7 +359,7 @@ class MultiCrop(SimCLR):
     """The first views are SimCLR's at image_size, the others small crops of small parts of the image.
 
     Args:
-        local_size: side of a small crop, in pixels.
+        local_size: side of a small crop, which is square, in pixels.
         local_scale: a small crop's part of the area; of a large one, `scale`.
         global_views: how many views come before the small ones; `data.views` says how many there are in all.
         margin, ratio, flip, jitter, strength, grey, blur: as for SimCLR, of both.
@@ -396,21 +413,21 @@ class Albumentations(Pipeline):
         super().__post_init__()
         with reading("pipeline", "transforms of albumentations", remedy="mend it"), warnings.catch_warnings():
             warnings.simplefilter("error")  # of an argument that a transform does not take
-            side = 2 * self.image_size
-            self.change(np.zeros((side, side, self.channels), np.uint8), chance_of(0), 0)
+            height, width = self.size
+            self.change(np.zeros((2 * height, 2 * width, self.channels), np.uint8), chance_of(0), 0)
 
     def prepare(self, image: Pixels) -> Prepared:
-        return image
+        return self.canvas(image, None)
 
-    def fit(self, prepared: Prepared) -> Square:
-        return centre_crop(self.resize_shorter(prepared, 1), self.image_size)
+    def fit(self, prepared: Prepared) -> View:
+        return centre_crop(self.canvas(prepared, 1), self.size)
 
-    def change(self, prepared: Prepared, chance: random.Random, seed: int) -> Square:
+    def change(self, prepared: Prepared, chance: random.Random, seed: int) -> View:
         self._changes.set_random_state(np.random.default_rng(seed), chance)
         changed = self._changes(image=prepared)["image"]
         if not isinstance(changed, np.ndarray) or changed.dtype != np.uint8:
             raise UserError("its result must be a uint8 image: leave out Normalize, ToFloat and ToTensorV2")
-        return np.ascontiguousarray(self.resize(with_channels(changed), self.image_size, self.image_size))
+        return np.ascontiguousarray(resize(with_channels(changed), *self.size, self.interpolation))
 
     @functools.cached_property
     def _changes(self) -> Any:

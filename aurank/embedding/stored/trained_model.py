@@ -32,12 +32,12 @@ from aurank.files import reading, replacing
 from aurank.models import TwoTower
 from aurank.models.adapters.by_name import check_model, load_model
 from aurank.models.adapters.exported import PROGRAM_PREPROCESSING
+from aurank.models.adapters.timm import NO_ARGUMENTS
 from aurank.models.adapters.weights import fit_tensors
 from aurank.models.encoder import network_of
 from aurank.models.image_model import ImageModel, Tokenise, to_picture
 from aurank.models.tuning import WHOLE
 
-_OWN = ("pretrained", "input_size", "in_chans", "weights")  # options that are no arguments of the network
 _BACKBONES = ("timm", "open_clip", "transformers")  # whose models a head can be put behind
 _AS_ROWS = f"measure embeddings: --data {EMBEDDINGS}:FILE"
 _TOLERANCE = 1e-4  # of features, by their largest
@@ -152,12 +152,14 @@ def _joined(config: Config, base: ImageModel) -> Config:
     if kind == "timm":
         pool: Any = getattr(base.module, "global_pool", "avg")
         pool = pool if isinstance(pool, str) else getattr(pool, "pool_type", "avg")
-        params = {key: value for key, value in options.items() if key not in _OWN}
+        params = {key: value for key, value in options.items() if key not in (*NO_ARGUMENTS, "in_chans")}
         params |= {} if pool == "avg" else {"global_pool": pool}
     else:
         what = base.name
-    size = int(base.transform(to_picture(np.zeros((64, 64, base.channels), np.uint8))).shape[-1])
-    data: dict[str, Any] = {"name": "folder", "params": {}, "channels": base.channels, "image_size": size}
+    height, width = map(int, base.transform(to_picture(np.zeros((64, 64, base.channels), np.uint8))).shape[-2:])
+    data: dict[str, Any] = {"name": "folder", "params": {}, "channels": base.channels}
+    data["image_size"] = height if height == width else (height, width)
+    data["resize"] = options.get("resize", "crop")
     data |= dict.fromkeys(("normalise", "interpolation", "test_transform"))  # the backbone's, as if it were trained
     network: dict[str, Any] = {
         "backbone": what,
@@ -173,7 +175,7 @@ def _joined(config: Config, base: ImageModel) -> Config:
     joined = joined.model_copy(update={"model": joined.model.model_copy(update={"pretrained": is_fetched})})
     pipeline = build_transform(joined.data, train=False)
     chance, levels = np.random.default_rng(0), 255 * torch.tensor(pipeline.std).view(-1, 1, 1)
-    for shape in ((size + 37, 2 * size), (2 * size + 1, size + 8), (size // 2 + 3, size // 2 + 6)):
+    for shape in ((height + 37, 2 * width), (2 * height + 1, width + 8), (height // 2 + 3, width // 2 + 6)):
         picture = to_picture(chance.integers(0, 256, (*shape, base.channels), dtype=np.uint8))
         expected, shown = base.transform(picture), pipeline(picture)
         if shown.shape != expected.shape or ((shown - expected).abs() * levels).mean() > _LEVELS:
@@ -186,7 +188,7 @@ def _backbone_weights(config: Config, base: ImageModel, name: str) -> dict[str, 
     encoder = build_encoder(config.model, channels=config.data.channels, load=False).eval()
     network, module = network_of(encoder.backbone), base.module.eval()
     network.load_state_dict(fit_tensors(network.state_dict(), module.state_dict()).tensors, strict=False)
-    shape = (2, config.data.channels, config.data.image_size, config.data.image_size)
+    shape = (2, config.data.channels, *build_transform(config.data, train=False).size)
     images = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
         expected, features = module(images), encoder.backbone(images)

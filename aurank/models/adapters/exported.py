@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from aurank.data.decode import to_pixels
 from aurank.data.transforms import TRANSFORMS, Pipeline
 from aurank.data.transforms.base import channels_first
-from aurank.data.transforms.standard import MARGIN, Affine, Resize, Timm, TransformersCenter
+from aurank.data.transforms.standard import CROP_MODES, MARGIN, Affine, Resize, Timm, TransformersCenter
 from aurank.errors import UserError
 from aurank.extras import import_library
 from aurank.files import checked, reading, require_ordinary
@@ -53,14 +53,14 @@ class StoredTransform:
 
 def pack_preprocessing(pipeline: Pipeline, *, dim: int, is_inside: bool, is_unit: bool = True) -> str:
     """Return what a model's file says of its input and output, as JSON for programs and people."""
-    size, channels = pipeline.image_size, pipeline.channels
+    channels = pipeline.channels
     names = {kind: name for name, kind in TRANSFORMS.items()}
     outside = "(value / 255 - mean) / std, by channel, made outside"
     content = {
         "format": _FORMAT,
         "input": {
             "dtype": "uint8" if is_inside else "float32",
-            "shape": ["batch", channels, size, size],
+            "shape": ["batch", channels, *pipeline.size],
             "colours": _COLOURS.get(channels, f"{channels} channels"),
             "values": "0 to 255, normalised inside the model" if is_inside else outside,
             "normalised_inside": is_inside,
@@ -78,39 +78,42 @@ def unpack_preprocessing(text: str, source: str) -> StoredTransform:
         content: Any = json.loads(text)
         given = dict(content["transform"])
         pipeline: Pipeline = checked(given, TRANSFORMS[given.pop("name")])
-        if content["format"] != _FORMAT or pipeline.image_size > 8192 or pipeline.channels > 256:
-            size = f"images of {pipeline.channels} × {pipeline.image_size} × {pipeline.image_size}"
+        if content["format"] != _FORMAT or max(pipeline.size) > 8192 or pipeline.channels > 256:
+            size = f"images of {pipeline.channels} × {pipeline.size[0]} × {pipeline.size[1]}"
             raise ValueError(f"it is of format {content['format']!r}, expected {_FORMAT}, for {size}")
         return StoredTransform(pipeline, is_inside=checked(content["input"]["normalised_inside"], bool))
 
 
 def describe_steps(pipeline: Pipeline) -> list[str]:
     """Return what is done to an image before it is normalised, in words, to the pixel."""
-    size, by = pipeline.image_size, pipeline.interpolation
-    mode, side = crop_of(pipeline)
+    size, by = pipeline.size, pipeline.interpolation
+    mode, canvas = crop_of(pipeline)
+    (height, width), (tall, wide) = size, canvas
     steps = [f"turn upright, {_COLOURS.get(pipeline.channels, f'{pipeline.channels} channels')}"]
     if mode == "squash":
-        steps.append(f"resize to {side} × {side} by {by}, whatever its shape")
+        steps.append(f"resize to {tall} × {wide}, height by width, by {by}, whatever its shape")
+    elif mode == "center" and tall == wide:
+        rest = f"the longer to {tall} × longer / shorter, cut down to whole pixels"
+        steps.append(f"resize by {by}, the shorter side to {tall}, {rest}")
     else:
-        first, other, rounded = "shorter", "longer", "cut down"
-        if mode == "border":
-            first, other, rounded = "longer", "shorter", "rounded"
-        rest = f"the {other} to {side} × {other} / {first}, {rounded} to whole pixels"
-        steps.append(f"resize by {by}, the {first} side to {side}, {rest}")
-    if (mode, side) != ("squash", size):
+        ratio = f"the {'larger' if mode == 'border' else 'smaller'} of height / {tall} and width / {wide}"
+        steps.append(f"resize by {by}, both sides divided by {ratio}, rounded to whole pixels")
+    if (mode, canvas) != ("squash", size):
         half = "half a pixel " + ("down" if isinstance(pipeline, TransformersCenter) else "to the even number")
-        fill = {"border": "the mean around it, ", "center": "black around it, " * (side < size)}.get(mode, "")
-        steps.append(f"take the middle {size} × {size}, {fill}from (side − {size}) / 2 left and above on, {half}")
+        is_smaller = tall < height or wide < width
+        fill = {"border": "the mean around it, ", "center": "black around it, " * is_smaller}.get(mode, "")
+        start = f"from (height − {height}) / 2 above and (width − {width}) / 2 left on"
+        steps.append(f"take the middle {height} × {width}, {fill}{start}, {half}")
     return steps
 
 
-def crop_of(pipeline: Pipeline) -> tuple[str, int]:
-    """Return how evaluation cuts an image, in timm's word, and the side that the image is resized to before."""
+def crop_of(pipeline: Pipeline) -> tuple[str, tuple[int, int]]:
+    """Return how evaluation cuts an image, in timm's word, and the height and width that it is resized for before."""
     if isinstance(pipeline, Timm):
-        return pipeline.crop_mode, pipeline.needed_side
+        return pipeline.crop_mode, pipeline.resized_size
     if isinstance(pipeline, Resize | Affine):
-        return "squash", pipeline.image_size
-    return "center", round((getattr(pipeline, "margin", None) or MARGIN) * pipeline.image_size)
+        return "border" if pipeline.resize == "pad" else "squash", pipeline.size
+    return CROP_MODES[pipeline.resize], pipeline.canvas_size(getattr(pipeline, "margin", None) or MARGIN)
 
 
 # -- models that are files --------------------------------------------------------------------------------------------
@@ -188,14 +191,15 @@ def _transform_of(name: str, session: Any, options: Options) -> tuple[Transform,
     """Return how an image is made ready for the graph, and its channels."""
     shapes = [one.shape for one in session.get_inputs()]
     batch, channels, *sides = shapes[0]
-    fixed = {side for side in sides if isinstance(side, int)}
-    if len(shapes) != 1 or len(sides) != 2 or len(fixed) > 1 or (isinstance(batch, int) and batch != 1):
-        expected = f"expected [batch, channel, side, side] with a batch of any size: {_ANY_BATCH}"
+    fixed = [side for side in sides if isinstance(side, int)] or [224]
+    if len(shapes) != 1 or len(sides) != 2 or (isinstance(batch, int) and batch != 1):
+        expected = f"expected [batch, channel, height, width] with a batch of any size: {_ANY_BATCH}"
         raise UserError(f"{name}: the graph takes {', '.join(map(str, shapes))}, {expected}")
     text = session.get_modelmeta().custom_metadata_map.get(PREPROCESSING)
     if text is None:
         channels = channels if isinstance(channels, int) else 3
-        return standard_transform(channels=channels, **{"size": min(fixed, default=224), **options}), channels
+        size = tuple(side if isinstance(side, int) else fixed[0] for side in sides)
+        return standard_transform(channels=channels, **{"size": size, **options}), channels
     if options:
         raise UserError(f"{name}: its preprocessing is stored inside; leave out {next(iter(options))}=…")
     stored = unpack_preprocessing(text, name)

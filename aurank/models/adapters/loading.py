@@ -41,7 +41,7 @@ TOWERS: Known = {
 IMAGES: Known = {
     "timm": None,
     **TOWERS,
-    "onnx": frozenset({"size", "margin", "mean", "std"}),
+    "onnx": frozenset({"size", "margin", "mean", "std", "resize"}),
     "safetensors": frozenset(),
     "torchexport": frozenset(),
     "python": None,
@@ -62,6 +62,8 @@ def parse_name(name: str, known: Known, *, remedy: str = "") -> tuple[str, str, 
             hint = meant(nearest(key, taken or ()))
             raise UserError(f"{name}: unknown option {key!r}{hint}, expected option=value behind commas{listed}")
         values[key] = _WORDS.get(value.lower(), value)
+        if re.fullmatch(r"[0-9]+x[0-9]+", value):
+            values[key] = tuple(map(int, value.split("x")))  # height and width
         for number in (float, int):  # the last that takes it
             with contextlib.suppress(ValueError):
                 values[key] = number(value)

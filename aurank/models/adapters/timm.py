@@ -16,11 +16,13 @@ from aurank.errors import UserError
 from aurank.files import reading
 from aurank.models.adapters.loading import Options, building, describe_adapter
 from aurank.models.adapters.weights import Conversion, Crop, Tensors, from_transformers, load_weights_file, read_look
-from aurank.models.image_model import ImageModel
+from aurank.models.image_model import ImageModel, crop_settings
 from aurank.names import meant, nearest
 
 HUBS = ("hf-hub:", "hf_hub:", "local-dir:")
 
+NO_ARGUMENTS = ("pretrained", "input_size", "weights", "resize")
+"""Options of a name that the model's constructor does not take."""
 _OVERLAY = "pretrained_cfg_overlay"
 _OVERLAID = ("mean", "std", "interpolation")  # what may be in it
 # What timm's modules call the function that converts names of older or other libraries.
@@ -69,8 +71,8 @@ def require_known(name: str, options: Mapping[str, Any], *, of: str, filled: Col
 
 def timm_model(name: str, what: str, options: Options, allow_code: bool) -> ImageModel:
     """Return timm's model, with the evaluation transform of its settings."""
-    file = options.get("weights")
-    own = {option: value for option, value in options.items() if option not in ("pretrained", "input_size", "weights")}
+    crop, file = crop_settings(options), options.get("weights")
+    own = {option: value for option, value in options.items() if option not in NO_ARGUMENTS}
     if not allow_code:
         require_known(what, own, of=name)
     fetched = bool(options.get("pretrained", True)) and file is None
@@ -84,8 +86,9 @@ def timm_model(name: str, what: str, options: Options, allow_code: bool) -> Imag
         channels, height, width = settings["input_size"]
         channels = options.get("in_chans", channels)
         for option in ("img_size", "input_size"):
-            height, width = (options.get(option) or side for side in (height, width))
-        settings |= {key: by_channel(settings[key], channels) for key in ("mean", "std")}
+            size = options.get(option) or (height, width)
+            height, width = size if isinstance(size, tuple) else (size, size)
+        settings |= crop | {key: by_channel(settings[key], channels) for key in ("mean", "std")}
         transform = timm.data.create_transform(**{**settings, "input_size": (channels, height, width)})
     told = {**options, "pretrained": fetched or file is not None}
     told.pop("weights", None)  # they have a digest

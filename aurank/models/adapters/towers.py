@@ -14,6 +14,7 @@ from aurank.models.adapters.open_clip import open_clip_look, open_clip_tower
 from aurank.models.adapters.timm import by_channel, timm_crop, timm_look
 from aurank.models.adapters.transformers import transformers_look, transformers_tower
 from aurank.models.adapters.weights import read_look
+from aurank.sizes import as_sides
 
 _TOWERS = {"open_clip": open_clip_tower, "transformers": transformers_tower}
 _LOOKS = {"open_clip": open_clip_look, "transformers": transformers_look}
@@ -34,10 +35,10 @@ class ImageTower(nn.Module):
             options = without_weights(kind, options)
         model, self.notes = _TOWERS[kind](name, what, options, weights)
         size: Any = getattr(model, "image_size", None)
-        self.image_size: int | None = size[0] if isinstance(size, list | tuple) else size
+        sides = size if isinstance(size, list | tuple) else (size or _SIZE,) * 2
+        self.image_size = None if size is None else as_sides(sides)
         self.model = model.float()
-        side = self.image_size or _SIZE
-        self.num_features = freeze_unused(self.model.eval(), torch.zeros(1, 3, side, side)).shape[1]
+        self.num_features = freeze_unused(self.model.eval(), torch.zeros(1, 3, *sides)).shape[1]
 
     def forward(self, images: Float[Tensor, "batch channel height width"]) -> Float[Tensor, "batch feature"]:
         features: Tensor = self.model(images)

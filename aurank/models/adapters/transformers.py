@@ -28,7 +28,7 @@ _LONGEST = 77  # tokens of a text where the model would take more: CLIP's length
 class _Images(nn.Module):
     """The image features of a model: projected, else pooled, else the first token."""
 
-    def __init__(self, model: Any, image_size: int | None = None) -> None:
+    def __init__(self, model: Any, image_size: Sequence[int] | None = None) -> None:
         super().__init__()
         self.model = model
         self.image_size = image_size
@@ -36,7 +36,7 @@ class _Images(nn.Module):
         self.interpolates = "interpolate_pos_encoding" in inspect.signature(method).parameters
 
     def forward(self, images: Float[Tensor, "batch channel height width"]) -> Float[Tensor, "batch dim"]:
-        is_other = self.interpolates and self.image_size is not None and images.shape[-1] != self.image_size
+        is_other = self.interpolates and self.image_size is not None and [*images.shape[-2:]] != [*self.image_size]
         options = {"interpolate_pos_encoding": True} if is_other else {}
         found = getattr(self.model, "get_image_features", self.model)(pixel_values=images, **options)
         if not isinstance(found, Tensor):
@@ -130,8 +130,8 @@ def transformers_tower(name: str, what: str, options: Options, weights: str | No
 
         notes = (load_weights_file(model, weights, name=name, conversions=[by_library]),)
     size = getattr(getattr(model.config, "vision_config", model.config), "image_size", None)
-    size = size[0] if isinstance(size, list | tuple) else size
-    return _Images(model, size), notes
+    sides = size if isinstance(size, list | tuple) else None if size is None else (size, size)
+    return _Images(model, sides), notes
 
 
 def transformers_look(name: str, what: str, options: Options) -> dict[str, Any]:

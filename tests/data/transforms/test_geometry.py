@@ -1,6 +1,7 @@
 """The random transforms, pixel for pixel those that albumentations makes of the same seed."""
 
 import random
+from itertools import product
 from typing import Any
 
 import albumentations
@@ -17,8 +18,9 @@ LINEAR, AREA = cv2.INTER_LINEAR, cv2.INTER_AREA
 
 def crop(pipeline: Any, area: str | None) -> Any:
     enlarging = {"bicubic": cv2.INTER_CUBIC}.get(pipeline.interpolation, LINEAR)
-    size, ways = (pipeline.image_size,) * 2, {"interpolation": enlarging, "area_for_downscale": area}
-    return albumentations.RandomResizedCrop(size, scale=pipeline.scale, ratio=pipeline.ratio, p=1.0, **ways)
+    size, ways = pipeline.size, {"interpolation": enlarging, "area_for_downscale": area}
+    ratio = tuple(size[1] / size[0] * value for value in pipeline.ratio)
+    return albumentations.RandomResizedCrop(size, scale=pipeline.scale, ratio=ratio, p=1.0, **ways)
 
 
 def flip(pipeline: Any) -> Any:
@@ -26,7 +28,7 @@ def flip(pipeline: Any) -> Any:
 
 
 def random_crop(pipeline: Any) -> list[Any]:
-    return [albumentations.RandomCrop(pipeline.image_size, pipeline.image_size, p=1.0), flip(pipeline)]
+    return [albumentations.RandomCrop(*pipeline.size, p=1.0), flip(pipeline)]
 
 
 def crop_flip(pipeline: Any) -> list[Any]:
@@ -38,7 +40,7 @@ def simclr(pipeline: Any) -> list[Any]:
     around_one = (max(0.0, 1 - change), 1 + change)
     jitter = albumentations.ColorJitter(around_one, around_one, around_one, (-hue, hue), p=pipeline.jitter)
     colours = [jitter, albumentations.ToGray(p=pipeline.grey)] if pipeline.channels == 3 else []
-    kernel = max(3, pipeline.image_size // 20 * 2 + 1)
+    kernel = max(3, min(pipeline.size) // 20 * 2 + 1)
     blur = albumentations.GaussianBlur((kernel, kernel), sigma_limit=(0.1, 2.0), p=pipeline.blur)
     return [crop(pipeline, "image"), flip(pipeline), *colours, blur]
 
@@ -47,10 +49,9 @@ def affine(pipeline: Any) -> list[Any]:
     ranges = {name: (-getattr(pipeline, name), getattr(pipeline, name)) for name in ("rotate", "shear")}
     shift = (-pipeline.translate, pipeline.translate)
     look: dict[str, Any] = {"fill": pipeline.fill, "interpolation": LINEAR, "scale": pipeline.scale, "p": 1.0}
-    side = pipeline.image_size
     return [
         albumentations.Affine(**ranges, translate_percent=shift, **look),
-        albumentations.Resize(side, side, interpolation=AREA, p=1.0),
+        albumentations.Resize(*pipeline.size, interpolation=AREA, p=1.0),
     ]
 
 
@@ -79,16 +80,39 @@ def by_library(name: str, pipeline: Pipeline, prepared: np.ndarray, seed: int) -
         ("simclr", {}),
         ("simclr", {"jitter": 1, "grey": 1, "blur": 0, "flip": 1, "strength": 0.5}),
         ("multi_crop", {"local_size": 9}),
+        *((name, {"image_size": (30, 18), "resize": "pad"}) for name in ("random_crop", "crop_flip", "affine")),
+        ("crop_flip", {"image_size": (30, 18), "resize": "squash"}),
+        ("simclr", {"image_size": (18, 30)}),
     ],
 )
 def test_a_seed_gives_the_pixels_of_albumentations(name: str, options: dict[str, Any], channels: int) -> None:
-    pipeline = TRANSFORMS[name](24, channels, **options)
+    pipeline = TRANSFORMS[name](channels=channels, **{"image_size": 24, **options})
     for seed in range(8):
         image = pixels(seed, *((37, 31), (24, 60), (90, 40), (70, 105))[seed % 4], channels)
         for view in range(3 if name == "multi_crop" else 1):
             prepared, own = pipeline.prepare(image), pipeline.of_view(view)
             expected = by_library(name, own, prepared, 2**61 + seed)
             np.testing.assert_array_equal(own.augment(prepared, 2**61 + seed), expected)
+
+
+def test_random_parts_are_of_the_canvas_and_have_the_shape_of_the_size() -> None:
+    """Parts of a ramp from left to right and one from top to bottom say how much of each side they hold."""
+    rows, columns = (np.linspace(0, 255, side).round().astype(np.uint8) for side in (80, 240))
+    image = np.stack([np.tile(columns, (80, 1)), np.tile(rows[:, None], (1, 240)), np.full((80, 240), 9, np.uint8)], 2)
+    look: dict[str, Any] = {"scale": [0.2, 0.4], "ratio": [1, 1], "flip": 0, "mean": [1, 1, 1], "std": [1, 1, 1]}
+    for margin, resize in product((None, 256 / 224), ("crop", "squash", "pad")):
+        pipeline = TRANSFORMS["crop_flip"]((40, 20), 3, margin=margin, resize=resize, **look)
+        prepared = pipeline.prepare(image)
+        parts = [pipeline.augment(prepared, seed).astype(int) for seed in range(60)]
+        assert {part.shape for part in parts} == {(40, 20, 3)}
+        inside = [part[:, :, :2].reshape(-1, 2)[(part[:, :, 2] == 9).ravel()] for part in parts]
+        if resize == "pad":  # parts of two images' widths by six: the photo is a band of a sixth of the height
+            assert any(len(each) < 800 for each in inside)
+            assert prepared.shape[0] == pytest.approx(2 * prepared.shape[1], abs=1)
+            continue
+        across, down = np.array([np.ptp(each, axis=0) for each in inside]).T / 256
+        # Squashed, as much of the width as of the height; cut, a part of shape 20 / 40 of an image of 240 / 80.
+        assert np.median(down / across) == pytest.approx(1 if resize == "squash" else 6, rel=0.15)
 
 
 @pytest.mark.parametrize("name", LIBRARY)

@@ -23,12 +23,13 @@ MAKERS = {**TRANSFORMS, "albumentations": partial(TRANSFORMS["albumentations"], 
 
 @pytest.mark.parametrize("channels", [1, 3, 4, 6])
 @pytest.mark.parametrize("name", MAKERS)
-def test_any_image_becomes_a_float32_square(name, channels):
-    pipeline = MAKERS[name](16, channels)
+def test_any_image_becomes_float32_of_the_size(name, channels):
+    ways = [(16, "crop"), ([24, 10], "crop"), ([24, 10], "pad"), ([10, 24], "squash"), ([16, 16], "pad")]
     shapes = [(40, 30), (17, 64), (5, 5), (1, 1), (16, 16)]
-    for (height, width), seed in product(shapes, (None, 0, 2**64 - 1)):
+    for (size, how), (height, width), seed in product(ways, shapes, (None, 0, 2**64 - 1)):
+        pipeline = MAKERS[name](size, channels, resize=how)
         found = pipeline(pixels(0, height, width, channels), seed)
-        assert found.shape == (channels, 16, 16)
+        assert found.shape == (channels, *((size, size) if size == 16 else size))
         assert found.dtype == torch.float32
         assert found.is_contiguous()
         assert found.isfinite().all()
@@ -105,6 +106,14 @@ def test_crop_flip_without_margin_crops_the_image_at_its_own_size():
     whole, reduced = (TRANSFORMS["crop_flip"](64, 3, **narrow, **margin) for margin in ({"margin": None}, {}))
     changes = [[float(crop(image, seed).diff(dim=2).abs().mean()) for seed in range(10)] for crop in (whole, reduced)]
     assert min(changes[0]) > 2 * max(changes[1])
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_words_on_a_pipeline_are_those_of_before_there_were_rectangles(name):
+    assert "resize=" not in repr(MAKERS[name](16, 3))
+    assert repr(MAKERS[name]((16, 16), 3)) == repr(MAKERS[name](16, 3))  # caches and stored models are known by it
+    for other in ({"resize": "pad"}, {"resize": "squash"}, {"image_size": (16, 17)}, {"image_size": (17, 16)}):
+        assert repr(MAKERS[name](**{"image_size": 16, "channels": 3, **other})) != repr(MAKERS[name](16, 3))
 
 
 @given(height=st.integers(1, 60), width=st.integers(1, 60), side=st.integers(1, 40))
