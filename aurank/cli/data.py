@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aurank.cli.app import app, cache_app, data_app
-from aurank.cli.drawing import bar, console, draw_stages
+from aurank.cli.drawing import bar, console, draw_stages, stderr_console
 from aurank.cli.options import Cache, ConfigFile, Drawn, Labels, Overrides, argument, claiming, measuring, option
 from aurank.errors import UserError
 from aurank.sizes import size_in_bytes
@@ -134,6 +134,35 @@ def check_data(
     console.say(found)
     if not found.complete:
         raise SystemExit(2)
+
+
+@data_app.command("get")
+def get_data(
+    name: str = argument("A published set, such as omniglot, grocery or cub200.", default=...),
+    *,
+    to: Path | None = option("The data folder; default: $AURANK_DATA, else ./data."),
+    url: str | None = option("A mirror: the file's address, or, of several files, that of their folder."),
+) -> None:
+    """Fetch a published set from its public address, and verify it.
+
+    Given again, the command goes on where it was stopped. Sets without a public address: where to ask.
+
+    \b
+    aurank data get grocery --to /data
+    """
+    from aurank.data.download import fetch, find_set
+    from aurank.embedding.select_images import data_folder
+
+    about = find_set(name)
+    if about.addresses:
+        stderr_console.say(f"{about.title}, from {about.origin}; terms: {about.terms}")
+    with bar("fetching") as (_, show):
+
+        def fetched(done: int, size: int | None) -> None:
+            of = "" if size is None else f" of {size:,}"
+            show(f"fetching: {done:,}{of} bytes", completed=done, total=size)
+
+        console.say(fetch(name, data_folder(to), url=url, on_bytes=fetched))
 
 
 @data_app.command("prepare")

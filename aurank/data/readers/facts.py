@@ -32,15 +32,19 @@ class Benchmark:
     either: Mapping[str, str] = field(default_factory=dict)
     lines: Mapping[str, int] = field(default_factory=dict)
     archives: Mapping[str, str] = field(default_factory=dict)
+    addresses: Mapping[str, str] = field(default_factory=dict)
+    unpack: str | None = None
     remark: str = ""
 
 
 def _read(name: str, table: Mapping[str, Any]) -> Benchmark:
-    sizes = {part: SplitSize(*size) for part, size in table["sizes"].items()}
+    sizes = {part: SplitSize(*size) for part, size in table.get("sizes", {}).items()}
     return Benchmark(name, **{**table, "folders": tuple(table["folders"]), "sizes": sizes})
 
 
-BENCHMARKS: Mapping[str, Benchmark] = {
+_ALL = {
     name: _read(name, table)
     for name, table in tomllib.loads(Path(__file__).with_name("benchmarks.toml").read_text("utf-8")).items()
 }
+BENCHMARKS: Mapping[str, Benchmark] = {name: about for name, about in _ALL.items() if about.sizes}
+FETCHED: Mapping[str, Benchmark] = {name: about for name, about in _ALL.items() if about.addresses}
