@@ -165,7 +165,7 @@ BUDGETS = {
     "models": 2035,
     "embedding": 2304,
     "training": 2870,
-    "reporting": 1414,
+    "reporting": 1415,
     "commands exporting serving": 4180,
     "config": 1061,
     "cli": 1477,

@@ -107,8 +107,8 @@ def grid_rows(report: Report, indices: Sequence[int], pictures: Pictures) -> lis
             if FIRST[0] in values and not lists.is_positive[index].any():
                 row, score = (values[name][index] for name in FIRST)
                 listed.append((int(row), float(score), True, numbers[1], True))
-        for row, *item in listed:
+        for row, score, is_right, place, is_apart in listed:
             there = "" if paths is None else str(paths[row])
-            found.append(Item(there, str(others[row]), pictures.of(there), *item))
+            found.append(Item(there, str(others[row]), pictures.of(there), score, is_right, place, is_apart))
         rows.append(GridRow(query, found, float(values["ap"][index]), *numbers))
     return rows

@@ -13,7 +13,7 @@ from PIL import Image
 from aurank.errors import AurankError, UserError
 from aurank.evaluation import Report, evaluate
 from aurank.files import ABANDONED
-from aurank.reporting import draw_curve, results, write_results
+from aurank.reporting import charts, draw_curve, results, write_results
 from aurank.reporting.results import require_free
 
 
@@ -44,7 +44,7 @@ def test_a_failure_leaves_the_earlier_files_as_they_were(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(results, "draw_curve", full)
+    monkeypatch.setattr(charts, "draw_curve", full)
     with pytest.raises(AurankError, match=r"cannot write to .*No space left on device"):
         write_results(replace(report, metrics={**report.metrics, "mauprc": 0.0}), tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

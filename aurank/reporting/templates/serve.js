@@ -117,7 +117,8 @@ function tile(one, shortName, wantedClass) {
 function text(kind, content) {
   const made = document.createElement("span");
   made.className = kind;
-  made.textContent = content;
+  // The lines of a name end after these signs before anywhere else, as in the other pages.
+  for (const part of kind.startsWith("name") ? content.split(/(?<=[/_-])/) : [content]) made.append(part, document.createElement("wbr"));
   return made;
 }
 
