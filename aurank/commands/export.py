@@ -155,8 +155,7 @@ def export_model(
         if int8:
             notes.append(f"{_INT8}: ranges of {sum(map(len, pixels)):,} training images")
         if is_head(state):  # the card tells of the backbone that it stands behind
-            data = trained.data.model_copy(update={"image_size": model.config.data.image_size})
-            trained = trained.model_copy(update={"data": data, "model": model.config.model})
+            trained = trained.model_copy(update={"model": model.config.model})
         names = ("aurank", "torch", "timm", *(("onnx", "onnxruntime") if to == "onnx" else ()))
         card: dict[str, Any] = {
             "target": to,

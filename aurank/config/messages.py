@@ -17,7 +17,8 @@ _LONGEST = 60
 # Words of other programs, and the key that holds the same thing here.
 _SYNONYMS = {
     "architecture": "model.backbone", "batch_size": "sampler.batch", "criterion": "loss", "dataset": "data",
-    "crop_size": "data.image_size", "embedding_size": "model.dim",
+    "crop_size": "data.image_size", "img_size": "data.image_size", "crop_mode": "data.resize",
+    "embedding_size": "model.dim",
     "epochs": "train.steps", "iterations": "train.steps", "max_steps": "train.steps", "learning_rate": "optim.lr",
     "num_workers": "data.workers", "optimiser": "optim", "optimizer": "optim", "scheduler": "optim.schedule",
     "patience": "train.early_stopping", "precision": "train.mixed_precision",
