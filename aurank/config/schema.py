@@ -198,9 +198,7 @@ class DataConfig(Component):
     image_size: Sides = key(224, "Pixels of what a model sees: one number, or [height, width].")
     channels: int = key(3, "Channels of an image: 1 grey, 3 colour.", ge=1, le=256)
     normalise: NormaliseConfig | None = key(None, "Mean and deviation of each channel; null: the backbone's.")
-    resize: Literal["crop", "pad", "squash"] = key(
-        "crop", "Of another shape: cut as the transforms do, whole with a border, or whole in another shape."
-    )
+    resize: Literal["crop", "pad", "squash"] = key("crop", "Images of another shape: cut, given a border, or squeezed.")
     interpolation: Interpolation | None = key(None, "How images are resized; null: the backbone's, else by area.")
     decoding: Literal["reduced", "whole"] | None = key(
         None, "Training JPEGs: decoded smaller, or whole; null: reduced."
