@@ -31,11 +31,11 @@ class LazyTable(UserDict[str, Component]):
     @cached_property
     def data(self) -> dict[str, Any]:  # type: ignore[override]
         """The names, each with its component or where that is."""
-        return dict(_imported(self.homes, self.package) if isinstance(self.homes, str) else self.homes)
+        return dict(imported(self.homes, self.package) if isinstance(self.homes, str) else self.homes)
 
     def __getitem__(self, name: str) -> Component:
         if isinstance(found := self.data[name], str):
-            found = self.data[name] = _imported(found, self.package)
+            found = self.data[name] = imported(found, self.package)
         return found  # type: ignore[no-any-return]
 
     def __repr__(self) -> str:
@@ -59,7 +59,7 @@ def lazy_attributes(package: str) -> tuple[Any, Any]:
     def get_attribute(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = _imported(homes[name])
+        value = imported(homes[name])
         setattr(module, name, value)
         return value
 
@@ -104,7 +104,8 @@ def without(name: str) -> Iterator[None]:
         remove()
 
 
-def _imported(home: str, package: str = "") -> Any:
+def imported(home: str, package: str = "") -> Any:
+    """Return what is at `home`, "module:attribute"; a library that lacks is named with its extra."""
     module, _, attribute = home.partition(":")
     try:
         return attrgetter(attribute)(importlib.import_module(f".{module}" if package else module, package or None))

@@ -162,14 +162,14 @@ BUDGETS = {
     "data": 6221,
     "losses": 7131,
     "evaluation": 7975,
-    "models": 2035,
-    "embedding": 2304,
+    "models": 2250,
+    "embedding": 2356,
     "training": 2870,
     "reporting": 1415,
-    "commands exporting serving": 4180,
+    "commands exporting serving": 4255,
     "config": 1061,
     "cli": 1477,
-    "": 1116,  # beside the rooms
+    "": 1117,  # beside the rooms
 }
 
 

@@ -63,7 +63,7 @@ def average_models(models: Sequence[Path | str], out: Path | str) -> Path:
         ...         changes = [f"model.init_from={folder}/start/best", f"optim.lr={lr}"]
         ...         _ = aurank.train(config, f"{folder}/{lr}", overrides=changes)
         ...     best = aurank.average_models([f"{folder}/1e-4", f"{folder}/3e-4"], f"{folder}/average")
-        ...     model, transform = aurank.load(best)
+        ...     model = aurank.load(best)
         >>> best.name
         'best.safetensors'
     """

@@ -5,10 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from aurank.commands.run_options import PreparedModel, RunOptions, prepare_model, split_name
+from aurank.commands.run_options import PreparedModel, RunOptions, prepare_model
 from aurank.embedding.embed import Embedded, embed, embed_pixels
 from aurank.embedding.from_config import build_encoder
 from aurank.embedding.named import ImageSelection
+from aurank.embedding.stored.trained_model import split_name
 from aurank.errors import UserError
 from aurank.evaluation.report import Report
 from aurank.models.adapters.by_name import load_model

@@ -10,13 +10,14 @@ import torch
 
 from aurank.commands.galleries.postprocess import fitted_on_training, read_steps
 from aurank.commands.report import Measurement
-from aurank.commands.run_options import RunOptions, prepare_model, split_name
+from aurank.commands.run_options import RunOptions, prepare_model
 from aurank.data.saved_embeddings import EmbeddingSource
 from aurank.embedding.embed import Embedded
 from aurank.embedding.evaluation_options import TRIAL, evaluate_together, noted, trial_of
 from aurank.embedding.named import ALL, ImageSelection
 from aurank.embedding.protocols import Protocol
 from aurank.embedding.select_images import require_distinct, require_likely_classes, require_measurable, select
+from aurank.embedding.stored.trained_model import split_name
 from aurank.errors import UserError
 from aurank.evaluation.calibration import Aim, Calibration, calibrate
 from aurank.evaluation.engine.problem import byte_count

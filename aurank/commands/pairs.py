@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aurank.commands.run_options import RunOptions, split_name
+from aurank.commands.run_options import RunOptions
 from aurank.data import Manifest
 from aurank.embedding.choices import read_trained
 from aurank.embedding.evaluation_options import noted, two_way_options
@@ -22,6 +22,7 @@ from aurank.embedding.image_text_pairs import (
 from aurank.embedding.named import ImageSelection, resolve_checkpoint
 from aurank.embedding.select_images import select
 from aurank.embedding.stored.checkpoint import describe_average, load_checkpoint
+from aurank.embedding.stored.trained_model import split_name
 from aurank.errors import UserError
 from aurank.evaluation.report import Report
 from aurank.evaluation.two_way import DIRECTIONS, PROMPTS, TwoWayReport, prompts

@@ -25,10 +25,18 @@ from aurank.embedding.named import ImageSelection, resolve_checkpoint
 from aurank.embedding.protocols import Protocol
 from aurank.embedding.select_images import describe_overlap, describe_split, select
 from aurank.embedding.stored.checkpoint import describe_average, is_head, load_checkpoint
-from aurank.embedding.stored.trained_model import made_by, trained_model, with_backbone
+from aurank.embedding.stored.trained_model import (
+    fetched,
+    is_stored,
+    load,
+    made_by,
+    split_name,
+    trained_model,
+    with_backbone,
+)
 from aurank.errors import UserError, first_line
 from aurank.evaluation.engine.problem import ProgressCallback
-from aurank.models.adapters.by_name import ADAPTERS, check_model, load_model
+from aurank.models.adapters.by_name import check_model
 from aurank.models.image_model import ImageModel
 from aurank.sizes import as_sides
 
@@ -172,15 +180,17 @@ def prepare_model(
     model: str, images: ImageSelection, running: RunOptions, *, labels: Path | None = None
 ) -> PreparedModel:
     """Return the model, which is not run yet, with the images chosen; raise UserError for either, and for `labels`."""
+    given, model = model, fetched(model)
     kind, what = split_name(model)
     if kind == "embeddings":
         raise UserError(f"--model {model}: these are embeddings already; name a model")
     if labels is not None:
         raise UserError(f"--labels {labels} has no use with --model {model}: the labels come with the images")
-    checkpoint = load_checkpoint(resolve_checkpoint(what)) if kind == "aurank" else None
-    if checkpoint is None:
+    is_trained = kind == "aurank" and not is_stored(what)
+    checkpoint = load_checkpoint(resolve_checkpoint(what)) if is_trained else None
+    if checkpoint is None and kind != "aurank":
         check_model(model, allow_code=running.allow_code)
-    elif images.takes_images:
+    elif checkpoint is not None and images.takes_images:
         checkpoint = with_backbone(checkpoint, what)
     if images.takes_embeddings and (checkpoint is None or not is_head(checkpoint)):
         raise UserError(
@@ -193,7 +203,7 @@ def prepare_model(
     manifest = each_image_once(selected.images)  # of pairs with texts
     if checkpoint is None:
         refuse_preprocessing(images, model)
-        loaded = load_model(model, allow_code=running.allow_code)
+        loaded = load(given, allow_code=running.allow_code)
         remarks += loaded.notes
         how: dict[str, Any] = {"on_error": data.on_error, "max_pixels": data.max_pixels}
         dataset_of = partial(loaded.dataset, prepared=open_prepared(data), **how)
@@ -201,7 +211,9 @@ def prepare_model(
         saved = read_trained(checkpoint["config"])
         config = with_preprocessing(saved.model_copy(update={"data": data}), saved)  # where it was set to null
         config = with_features(config, manifest)
-        loaded = trained_model(model, encoder_of(checkpoint, config, what), config)
+        loaded = trained_model(
+            given if given.startswith("hf-hub:") else model, encoder_of(checkpoint, config, what), config
+        )
         data = config.data
         if data.image_size != saved.data.image_size:
             _require_size(loaded, saved.data.image_size)
@@ -234,17 +246,3 @@ def refuse_preprocessing(images: ImageSelection, model: str) -> None:
         if _BROUGHT.match(override):
             remedy = "; name its own, as in timm:NAME,input_size=256x128,resize=pad" * model.startswith("timm:")
             raise UserError(f"{override} has no use with --model {model}, which brings its own preprocessing{remedy}")
-
-
-def split_name(model: str) -> tuple[str, str]:
-    """Return the kind of a model, "aurank", "embeddings" or an adapter's, and what follows the colon."""
-    kind, _, what = model.partition(":")
-    known = ("aurank", "embeddings", *ADAPTERS)
-    if kind == "trec":
-        what = "a file of ranked lists, which `aurank evaluate` measures, and nothing else"
-        raise UserError(f"--model {model}: {what}; name a model")
-    if kind not in known or not what:
-        shapes = "aurank:DIR/best, embeddings:FILE, timm:NAME[,pretrained=false]"
-        others = ", ".join(f"{name}:…" for name in known[3:])
-        raise UserError(f"--model {model!r}: expected {shapes}, or one of {others}")
-    return kind, what

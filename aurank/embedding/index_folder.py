@@ -17,18 +17,18 @@ from typing_extensions import TypedDict
 from aurank.arrays import Rows, load_arrays, save_rows
 from aurank.data import FolderSource, ImageSource, ZipSource
 from aurank.data.shards import storable_texts
-from aurank.embedding.named import ABOUT, require_index
-from aurank.embedding.stored.trained_model import StoredRecord, store_model
+from aurank.embedding.named import ABOUT, KEPT, require_index
+from aurank.embedding.stored.trained_model import store_model
 from aurank.errors import UserError
 from aurank.evaluation.index.neighbours import Index
 from aurank.evaluation.postprocessing import GallerySearch, PostProcessing, processed_gallery
 from aurank.files import checked, content_sha256, file_sha256, read_record, reading, replacing, write_text
 from aurank.models.image_model import ImageModel
 
-FORMAT, VERSION = "aurank.image_index", 1
+FORMAT, VERSION = "aurank.image_index", 2
 _EMBEDDINGS, _VECTORS, _IMAGES = "embeddings.npy", "vectors.npy", "images.parquet"
 _FAISS, _STEPS = "index.faiss", "postprocessing.safetensors"
-_VERIFIED = (_FAISS, _STEPS, "checkpoint.safetensors")  # each holds its own checksum, which its reader compares
+_VERIFIED = (_FAISS, _STEPS, KEPT)  # each holds its own checksum, which its reader compares
 _WHAT, _REMEDY = "an image index", "build the index again"
 _TRIED = 1000  # images that are looked for where they are said to have moved
 EXACT = "Flat"
@@ -47,6 +47,13 @@ class SourceRecord(TypedDict):
     prefix: str
 
 
+class ModelRecord(TypedDict):
+    """The model: its name as it was typed, and the folder that it is stored in."""
+
+    name: str
+    folder: str
+
+
 class _About(TypedDict):
     """What index.json says."""
 
@@ -56,7 +63,7 @@ class _About(TypedDict):
     revision: int
     rows: str
     files: dict[str, str]
-    model: StoredRecord
+    model: ModelRecord
     sources: list[SourceRecord]
     distance: str
     count: int
@@ -91,7 +98,8 @@ def write_index_folder(
     name, own_model = (f"{kind}-{uuid.uuid4().hex[:12]}" for kind in ("rows", "model"))
     try:
         if model is not None:
-            about = {**about, "model": store_model(folder / own_model, model)}
+            store_model(folder / own_model, model)
+            about = {**about, "model": {"name": model.name, "folder": own_model}}
         place = folder / name
         for kept, values in ((_EMBEDDINGS, rows.embeddings), (_VECTORS, rows.vectors)):
             if values is not None:
@@ -101,7 +109,7 @@ def write_index_folder(
         if rows.processing is not None:
             rows.processing.save(place / _STEPS)
         _write_images(place / _IMAGES, rows.images)
-        folders = [place, *([folder / _folder_of(about["model"]["file"])] if about["model"]["file"] else [])]
+        folders = [place, folder / about["model"]["folder"]]
         with reading(folder, _WHAT, remedy=_REMEDY):
             written = (file for one in folders for file in sorted(one.iterdir()) if file.name not in _VERIFIED)
             files = {file.relative_to(folder).as_posix(): file_sha256(file) for file in written}
@@ -115,7 +123,7 @@ def write_index_folder(
         for left in (name, own_model):
             shutil.rmtree(folder / left, ignore_errors=True)
         raise
-    _remove_unnamed(folder, {content["rows"], _folder_of(content["model"]["file"] or "")})
+    _remove_unnamed(folder, {content["rows"], content["model"]["folder"]})
     return content
 
 
@@ -153,17 +161,13 @@ def read_rows(folder: Path, about: dict[str, Any]) -> IndexedRows:
         return IndexedRows(images, embeddings, index, processing, vectors)
 
 
-def verify_part(folder: Path, about: dict[str, Any], part: str | None) -> None:
-    """Raise UserError unless every file in the folder of a part, where there is one, is as it was written."""
+def verify_part(folder: Path, about: dict[str, Any], part: str) -> None:
+    """Raise UserError unless every file in the folder of a part is as it was written."""
     for file, expected in about["files"].items():
-        if part is not None and _folder_of(file) == _folder_of(part):
+        if file.partition("/")[0] == part:
             with reading(folder / file, "a part of an image index", remedy=_REMEDY):
                 if file_sha256(folder / file) != expected:
                     raise ValueError("it is damaged, cut short or of another index")
-
-
-def _folder_of(file: str) -> str:
-    return file.partition("/")[0]
 
 
 def describe_source(source: ImageSource) -> SourceRecord:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 ALL = "all"  # splits together
 SUFFIX = ".safetensors"
 LAST, BEST = f"last{SUFFIX}", f"best{SUFFIX}"
+KEPT = f"checkpoint{SUFFIX}"  # in the folder of a stored model
 ABOUT = "index.json"
 DATA = {"data": Choices(READERS, frozenset({"root"}))}
 
@@ -160,10 +161,10 @@ def require_data(name: str, root: Path, **params: Any) -> None:
 
 
 def resolve_checkpoint(path: Path | str) -> Path:
-    """Return the file meant by ``DIR/best``, ``DIR/best.safetensors`` or ``DIR`` (its best checkpoint)."""
+    """Return the file meant by ``DIR/best``, ``DIR/best.safetensors`` or ``DIR`` (its best checkpoint, or only one)."""
     path = Path(path)
     if path.is_dir():
-        return path / BEST
+        return path / (KEPT if (path / KEPT).exists() and not (path / BEST).exists() else BEST)
     return path if path.suffix == SUFFIX or path.is_file() else path.with_name(path.name + SUFFIX)
 
 

@@ -1,12 +1,14 @@
-"""The card of an export: its README.md, with how to use each file, from a template."""
+"""The card of an export or a saved model: its README.md, with how to use each file, from a template."""
 
 import importlib
 import json
 from collections.abc import Mapping
 from functools import partial
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from aurank.config import Config
 from aurank.config.messages import one_line
@@ -15,6 +17,7 @@ from aurank.data.transforms.standard import TransformersCenter
 from aurank.embedding.stored.checkpoint import describe_average
 from aurank.models.adapters.exported import crop_of, describe_steps
 from aurank.models.adapters.towers import is_local, without_places
+from aurank.models.image_model import ImageModel
 from aurank.models.tuning import WHOLE
 
 COLOURS = {1: "L", 3: "RGB", 4: "RGBA"}
@@ -35,27 +38,9 @@ def write_card(
             `data` and `split` that were measured, `measured` (these images in words), `files` (bytes by name), `checks`
             (lines), `versions` of libraries, `licence` as hubs name it, or None.
     """
-    model, (mode, canvas) = config.model, crop_of(pipeline)
-    head = "without its projection" if model.discard_head else f"{model.head_layers}-layer projection to {model.dim}"
-    backbone, begun = model.backbone, _begun(config)
-    timm: Any = importlib.import_module("timm")
-    known = timm.get_pretrained_cfg(backbone) if begun == "pretrained weights" and ":" not in backbone else None
-    environment = Environment(
-        loader=PackageLoader("aurank.exporting"),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters |= {"code": _code, "plain": _plain, "json": partial(json.dumps, default=str)}
-    return environment.get_template("card.md").render(
-        config=config,
-        state=state,
-        network="a network of a local folder" if is_local(backbone) else without_places(backbone),
-        head=head + " trained alone" * (model.freeze is not None and WHOLE in model.freeze),
-        begun=begun,
-        begun_licence=known and known.license,
-        averaged=describe_average(dict(state), named=False),
+    mode, canvas = crop_of(pipeline)
+    return _template("card.md").render(
+        **_training_facts(config, state),
         metrics=metrics,
         rounded=[{"type": name, "name": name, "value": round(value, 6)} for name, value in metrics.items()],
         pipeline=pipeline,
@@ -68,6 +53,51 @@ def write_card(
         is_cut_down=isinstance(pipeline, TransformersCenter),
         **facts,
     )
+
+
+def write_model_card(model: ImageModel, licence: str | None) -> str:
+    """Return the README.md of a saved model of any source; `licence`: as hubs name it, None where nobody said."""
+    if model.config is not None:
+        about = _training_facts(model.config, {"manifest": "", "progress": {}})
+        about["size"] = getattr(model.transform, "size", (1, 1))
+    else:
+        kind, _, rest = (model.origin or model.name).partition(":")
+        known: Any = getattr(model.module, "pretrained_cfg", {})  # of timm
+        source = str(known.get("architecture", rest.split(",")[0]))
+        network = f"{kind} {Path(source).name if Path(source).exists() else source}"
+        about = {"config": None, "network": network, "begun": "", "begun_licence": known.get("license")}
+    versions = {name: version(name) for name in ("aurank", "torch", "timm")}
+    shown = " ".join(model.preprocessing.split())
+    return _template("saved.md").render(**about, licence=licence, shown=shown, versions=versions)
+
+
+def _template(name: str) -> Template:
+    environment = Environment(
+        loader=PackageLoader("aurank.exporting"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {"code": _code, "plain": _plain, "json": partial(json.dumps, default=str)}
+    return environment.get_template(name)
+
+
+def _training_facts(config: Config, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what cards say of the training of a model."""
+    model, backbone, begun = config.model, config.model.backbone, _begun(config)
+    head = "without its projection" if model.discard_head else f"{model.head_layers}-layer projection to {model.dim}"
+    timm: Any = importlib.import_module("timm")
+    known = timm.get_pretrained_cfg(backbone) if begun == "pretrained weights" and ":" not in backbone else None
+    return {
+        "config": config,
+        "state": state,
+        "network": "a network of a local folder" if is_local(backbone) else without_places(backbone),
+        "head": head + " trained alone" * (model.freeze is not None and WHOLE in model.freeze),
+        "begun": begun,
+        "begun_licence": known and known.license,
+        "averaged": describe_average(dict(state), named=False),
+    }
 
 
 def _begun(config: Config) -> str:

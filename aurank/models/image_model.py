@@ -5,24 +5,39 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal, overload
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
+from torch.nn.functional import normalize
 
 from aurank.data import Batch, ImageDataset, Manifest, Pipeline
 from aurank.data.dataset import Key
-from aurank.data.decode import quiet_decoding
+from aurank.data.decode import MAX_PIXELS, Pixels, quiet_decoding
+from aurank.data.photos import Photo, PhotoFile, read_photo
 from aurank.data.prepared import PreparedImages
 from aurank.data.saved_embeddings import AsSaved
 from aurank.data.transforms.standard import CROP_MODES
 from aurank.errors import AurankWarning, UserError
+from aurank.extras import import_library
+from aurank.lazy import imported
+from aurank.names import meant, nearest
 
 Transform = Callable[[Image.Image], Tensor]
 Tokenise = Callable[[Sequence[str]], Tensor]
 """Texts to int64 tokens [text, length], 0 where there is none."""
+_PHOTO = (str, Path, bytes, Image.Image, np.ndarray, PhotoFile)
+# What `encode` of sentence-transformers and of mteb takes further, of which only these values fit images.
+_FURTHER: dict[str, tuple[Any, ...] | None] = {
+    **dict.fromkeys(("show_progress_bar", "convert_to_numpy"), (None, True, False)),
+    **dict.fromkeys(("prompt", "prompt_name", "truncate_dim"), (None,)),
+    **dict.fromkeys(("task_metadata", "hf_split", "hf_subset", "prompt_type"), None),
+    "precision": ("float32",),
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +50,14 @@ class ImageModel:
         description: all that decides an embedding beside the weights: name, options, version of the library, transform.
         notes: what was taken of a file of weights.
         config: the configuration of a model that was trained here.
+        origin: the name that builds it again, where that is not its own name.
+
+    Example:
+        >>> from aurank.models.adapters.by_name import load_model
+        >>> model = load_model("timm:test_resnet,pretrained=false")
+        >>> photos = [Image.new("RGB", (40, 30)), np.zeros((30, 40, 3), np.uint8)]  # or paths
+        >>> model.encode(photos).shape, model.encode(photos[0]).shape
+        ((2, 96), (96,))
     """
 
     name: str
@@ -44,11 +67,13 @@ class ImageModel:
     channels: int = 3
     notes: tuple[str, ...] = ()
     config: Any = None
+    origin: str = ""
+    mteb_model_meta = None  # mteb then names the model itself
 
     @property
     def preprocessing(self) -> str:
         """How images are shown to it, in words that another version of a library changes only if it does otherwise."""
-        if self.name.partition(":")[0] != "python":
+        if (self.origin or self.name).partition(":")[0] != "python":
             return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(self.transform))
         return " ".join([*self.description.split(" ")[:1], *self.description.split(" ")[2:]])  # without the version
 
@@ -81,18 +106,135 @@ class ImageModel:
             raise UserError(f"{self.name}: {came}; expected [channel, height, width], the same for every image")
         return torch.stack(shown) if shown else torch.empty(0, self.channels, 1, 1)
 
+    @overload
+    def encode(
+        self, images: Photo | Iterable[Any], batch_size: int = 64, *, convert_to_tensor: Literal[True], **further: Any
+    ) -> Tensor: ...
+
+    @overload
+    def encode(self, images: Photo | Iterable[Any], batch_size: int = 64, **further: Any) -> np.ndarray: ...
+
     @torch.inference_mode()
-    def embed(self, images: Sequence[np.ndarray], *, device: torch.device | None = None, batch: int = 64) -> np.ndarray:
-        """Return the embeddings, float32 [image, dim], of decoded images, uint8 [height, width, channel]."""
-        device = device or next((parameter.device for parameter in self.module.parameters()), torch.device("cpu"))
+    def encode(
+        self,
+        images: Photo | Iterable[Any],
+        batch_size: int = 64,
+        *,
+        progress: bool = False,
+        normalize_embeddings: bool = False,
+        convert_to_tensor: bool = False,
+        device: str | torch.device | None = None,
+        max_pixels: int = MAX_PIXELS,
+        **further: Any,
+    ) -> np.ndarray | Tensor:
+        """Return the embeddings of images, float32 [image, dim]; of a single image float32 [dim].
+
+        Args:
+            images: paths, images of Pillow, uint8 arrays [height, width(, channel)] or the bytes of files, in any
+                iterable, or one of these; or mteb's batches, mappings whose "image" is a list.
+            batch_size: images embedded at once; no more of them are held in memory.
+            progress: show a bar.
+            normalize_embeddings: bring every row to length 1; otherwise rows are as the module gives them.
+            convert_to_tensor: return a Tensor on the CPU.
+            device: move the module there first; default: where it is.
+            max_pixels: a larger image is refused.
+            further: what else sentence-transformers and mteb hand over.
+
+        Raises:
+            UserError: names an image that cannot be read.
+        """
+        is_single = isinstance(images, _PHOTO) and getattr(images, "ndim", 0) < 4
+        for name, value in further.items():
+            if name not in _FURTHER:
+                known = (*_FURTHER, "batch_size", "progress", "normalize_embeddings", "device", "max_pixels")
+                raise TypeError(f"encode() takes no argument {name!r}{meant(nearest(name, known))}")
+            if (fitting := _FURTHER[name]) is not None and value not in fitting:
+                raise UserError(f"encode: {name}={value!r} has no use with images; leave it out")
+        if device is not None:
+            self.module.to(device)
+        there = next((parameter.device for parameter in self.module.parameters()), torch.device(device or "cpu"))
+        given: Any = [images] if is_single else images
+        total = len(given) if isinstance(given, Sequence | np.ndarray) else None
+        photos, parts = enumerate(_photos(given)), [np.empty((0, 0), np.float32)]
+        bar: Any = None
+        if progress or further.get("show_progress_bar"):
+            bar = import_library("tqdm.auto", "progress").tqdm(total=total, unit="image")
         training = self.module.training
         self.module.eval()
         try:
-            parts = (self.stack(images[start : start + batch]) for start in range(0, len(images), batch))
-            embedded = [as_embeddings(self.module(part.to(device)), len(part)) for part in parts]
+            with quiet_decoding():
+                while some := list(islice(photos, batch_size)):
+                    batch = self.stack([self._read(photo, place, max_pixels) for place, photo in some])
+                    parts.append(as_embeddings(self.module(batch.to(there)), len(some)))
+                    if bar is not None:
+                        bar.update(len(some))
         finally:
             self.module.train(training)
-        return np.concatenate(embedded or [np.empty((0, 0), np.float32)])
+            if bar is not None:
+                bar.close()
+        rows = np.concatenate(parts[1:] or parts)
+        rows = normalize(torch.from_numpy(rows)).numpy() if normalize_embeddings else rows
+        rows = rows[0] if is_single else rows
+        return torch.from_numpy(rows) if convert_to_tensor else rows
+
+    def _read(self, photo: Any, place: int, max_pixels: int) -> Pixels:
+        if not isinstance(photo, _PHOTO):
+            expected = "expected a path, an image of Pillow, a uint8 array or the bytes of a file"
+            raise UserError(f"images[{place}]: {expected}, got {type(photo).__name__}")
+        try:
+            return read_photo(photo, self.channels, max_pixels=max_pixels)
+        except UserError as error:
+            raise (
+                error if isinstance(photo, str | Path | PhotoFile) else UserError(f"images[{place}]: {error}")
+            ) from None
+
+    def similarity(self, embeddings1: Any, embeddings2: Any) -> Tensor:
+        """Return the cosines [row, other row] of two sets of embeddings, as sentence-transformers and mteb ask."""
+        one, other = (normalize(torch.as_tensor(rows).float(), dim=-1) for rows in (embeddings1, embeddings2))
+        return one @ other.T
+
+    def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Tensor:
+        """Return the cosine of each row with the row at its place in the other set."""
+        one, other = (normalize(torch.as_tensor(rows).float(), dim=-1) for rows in (embeddings1, embeddings2))
+        return (one * other).sum(-1)
+
+    # Written by rooms that know models, and reached from here.
+
+    def card(self, *, licence: str | None = None) -> str:
+        """Return the text of a model card; `licence`: of this model, as hubs name it, such as mit."""
+        text: str = imported("aurank.exporting.card:write_model_card")(self, licence)
+        return text
+
+    def save(self, folder: Path | str, *, licence: str | None = None) -> None:
+        """Write a folder that `aurank.load` makes the same model of: weights, how to build it, and a card.
+
+        Args:
+            folder: a new one, or one that holds a saved model, which is replaced.
+            licence: for the card, as hubs name it, such as mit.
+
+        Raises:
+            UserError: the folder holds something else.
+        """
+        imported("aurank.exporting.saved:save_model")(self, folder, licence=licence)
+
+    def push_to_hub(self, repo_id: str, *, licence: str | None = None, **options: Any) -> str:
+        """Save the model into a repository of the Hugging Face hub, which is made if needed; return the commit's URL.
+
+        Args:
+            repo_id: OWNER/NAME; `aurank.load("hf-hub:OWNER/NAME")` then loads it.
+            licence: for the card, as hubs name it, such as mit.
+            options: private, token, revision, commit_message.
+        """
+        url: str = imported("aurank.exporting.saved:push_to_hub")(self, repo_id, licence=licence, **options)
+        return url
+
+
+def _photos(given: Iterable[Any]) -> Iterator[Any]:
+    for each in given:
+        if isinstance(each, Mapping):  # a batch of mteb's loader
+            yield from each["image"]
+        else:
+            yield each
 
 
 class ModelImages(ImageDataset):

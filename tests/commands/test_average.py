@@ -100,13 +100,13 @@ def test_an_average_is_loaded_as_a_run_is_and_says_of_what_it_is(two: list[Path]
     best = aurank.average_models([two[0], f"aurank:{two[1]}/best"], tmp_path / "average")
     assert best == tmp_path / "average/best.safetensors"
     states = [weights(folder) for folder in two]
-    by_hand, _ = aurank.load(two[0])
+    by_hand = aurank.load(two[0]).module
     with torch.no_grad():
         for name, value in by_hand.state_dict().items():
             if value.is_floating_point():
                 value.copy_(((states[0][name].double() + states[1][name].double()) / 2).float())
     for name in (best, best.parent, best.parent / "best"):
-        assert embeddings(aurank.load(name)[0]).equal(embeddings(by_hand))
+        assert embeddings(aurank.load(name).module).equal(embeddings(by_hand))
     content = load_checkpoint(best)
     assert [(one["config"]["seed"], one["step"]) for one in content["average_of"]] == [(1, 10), (2, 20)]
     assert content["config"] == load_checkpoint(two[0] / "best.safetensors")["config"]
@@ -132,7 +132,7 @@ def test_heads_and_poolings_are_averaged_too(heads: dict[str, Any], tmp_path: Pa
     expected = mean_weights([weights(run) for run in runs])
     found = weights(best.parent)
     assert all(found[name].equal(value) for name, value in expected.items())
-    assert embeddings(aurank.load(best)[0]).isfinite().all()
+    assert embeddings(aurank.load(best).module).isfinite().all()
 
 
 @pytest.mark.slow
@@ -142,8 +142,8 @@ def test_adapters_are_added_to_their_layers_before_the_mean(tmp_path: Path) -> N
     runs = [save(tmp_path / "a", 1, by=0.005, model={**vit, "lora": {"rank": 2}})]
     runs += [save(tmp_path / "b", 2, by=0.005, model={**vit, "lora": {"rank": 4}})]
     best = aurank.average_models(runs, tmp_path / "average")
-    model, _ = aurank.load(best)
-    expected = mean_weights([aurank.load(run)[0].state_dict() for run in runs])
+    model = aurank.load(best).module
+    expected = mean_weights([aurank.load(run).module.state_dict() for run in runs])
     assert all(value.equal(expected[name]) for name, value in model.state_dict().items())
     content = load_checkpoint(best)
     assert content["config"]["model"]["lora"] is None

@@ -53,7 +53,8 @@ def run_card(folder: Path, monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
 
 
 def expected(run: Path) -> torch.Tensor:
-    model, transform = aurank.load(run / "best")
+    image_model = aurank.load(run / "best")
+    model, transform = image_model.module, image_model.transform
     photo = np.add.outer(np.arange(40), np.arange(50)).astype(np.uint8)
     with torch.inference_mode():
         found: torch.Tensor = model(transform(photo[:, :, None])[None])

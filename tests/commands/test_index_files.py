@@ -81,7 +81,7 @@ def rewritten(folder: Path, **changes: Any) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"version": 2}, "is not an image index"),
+        ({"version": 1}, "is not an image index"),
         ({"format": "other"}, "is not an image index"),
         ({"count": 7}, "do not belong together"),
         ({"dim": 3}, "do not belong together"),
@@ -95,7 +95,7 @@ def test_an_index_of_another_version_is_refused(changes: dict[str, Any], said: s
 
 
 def test_another_model_is_refused(folder: Path) -> None:
-    (path,) = folder.glob("model-*/*")
+    (path,) = folder.glob("model-*/model.safetensors")
     name_there = path.relative_to(folder).as_posix()
     tensors = load_file(path)
     name = next(name for name, value in tensors.items() if value.dtype == torch.float32)
@@ -112,7 +112,10 @@ def test_another_model_is_refused(folder: Path) -> None:
 
 def test_another_preprocessing_is_refused(folder: Path) -> None:
     about = json.loads((folder / "index.json").read_text(encoding="utf-8"))
-    rewritten(folder, model={**about["model"], "preprocessing": "Resize(7)"})
+    (path,) = folder.glob("model-*/model.json")
+    path.write_text(json.dumps({**json.loads(path.read_bytes()), "preprocessing": "Resize(7)"}), encoding="utf-8")
+    changed = {path.relative_to(folder).as_posix(): files.file_sha256(path)}
+    rewritten(folder, files={**about["files"], **changed})
     with pytest.raises(UserError, match="shown images otherwise than when"):
         use(folder)
 

@@ -27,7 +27,7 @@ def require_kept(model: str, file: Path, photos: Path, out: Path) -> None:
     assert index.search([photo], k=1)[0][0].path == "c1/2.png"
     np.testing.assert_array_equal(index.embed([photo]), built.embed([photo]))
     np.testing.assert_allclose(index.embed([photo])[0], index.rows.embeddings[5], atol=1e-6)
-    for kept in sorted((out / index.about["model"]["file"]).parent.iterdir()):
+    for kept in sorted((out / index.about["model"]["folder"]).iterdir()):
         content = kept.read_bytes()
         for damage, said in ((b"other", "is damaged, cut short or of another index"), (None, "No such file")):
             kept.unlink() if damage is None else kept.write_bytes(damage)

@@ -138,7 +138,7 @@ def test_a_run_its_checkpoint_and_what_loads_it_show_images_alike(
     config, run = trained
     # An upgrade of timm, and weights that are gone, change nothing of what was trained.
     monkeypatch.setattr("aurank.embedding.from_config.preprocessing", None)
-    _, transform = aurank.load(run)
+    transform = aurank.load(run).transform
     assert (transform.mean, transform.std, transform.interpolation) == (*HALF, "bilinear")
     saved = load_checkpoint(run / "last.safetensors")["config"]["data"]
     assert (saved["normalise"], saved["interpolation"]) == ({"mean": [0.5] * 3, "std": [0.5] * 3}, "bilinear")

@@ -51,11 +51,12 @@ def test_a_run_of_a_tower_is_loaded_without_its_weights(tmp_path: Path) -> None:
     aurank.train(config, tmp_path / "run")
     (tmp_path / "net" / "model.safetensors").unlink()
     (tmp_path / "net" / "preprocessor_config.json").unlink()
-    model, transform = aurank.load(tmp_path / "run")
+    image_model = aurank.load(tmp_path / "run")
+    model, transform = image_model.module, image_model.transform
     assert (transform.mean, transform.std, transform.interpolation) == ((0.4, 0.5, 0.6), (0.2,) * 3, "bicubic")
     assert model(torch.zeros(1, 3, 32, 32)).shape == (1, 8)
     with torch.inference_mode():
-        assert aurank.load(tmp_path / "run")[0].dim == 8
+        assert aurank.load(tmp_path / "run").module.dim == 8
     with pytest.raises(UserError, match=r"transformers:.*(could not be had|cannot be built)"):
         Encoder(name)
 

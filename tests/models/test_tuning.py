@@ -143,7 +143,8 @@ def test_a_run_of_adapters_resumes_is_loaded_merged_and_is_a_start(tmp_path: Pat
     config = tiny_config(model=model, data=size, train={"ema": 0.9}, optim={"layer_decay": 0.8})
     aurank.train(config, tmp_path / "run")
     aurank.train(config, tmp_path / "run", resume=True)
-    loaded, transform = aurank.load(tmp_path / "run")
+    image_model = aurank.load(tmp_path / "run")
+    loaded, transform = image_model.module, image_model.transform
     assert loaded.state_dict().keys() == vit().state_dict().keys()
     start = tiny_config(model={**VIT, "init_from": str(tmp_path / "run")}, data=size)
     first = build_encoder(read_config(start).model, channels=3)

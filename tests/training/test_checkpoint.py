@@ -117,7 +117,7 @@ def test_a_model_is_used_whose_loss_may_no_longer_be_configured_so(tmp_path: Pat
     weights = run_content(config=config, encoder=encoder, progress=vars(Progress()))
     save_checkpoint(path, weights)
     assert evaluate_model(f"aurank:{path}").metrics["mauprc"] > 0
-    assert aurank.load(path)[0].dim == 8
+    assert aurank.load(path).module.dim == 8
     with pytest.raises(UserError, match=r"cannot use its config \(.*; use the version that wrote it"):
         load_checkpoint(path, read_run=read_config)
 

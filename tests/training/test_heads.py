@@ -81,7 +81,8 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_backbone_and_head_on_images_give_the_head_on_embeddings(photos: Path) -> None:
-    model, transform = aurank.load(photos / "run" / "best")
+    image_model = aurank.load(photos / "run" / "best")
+    model, transform = image_model.module, image_model.transform
     manifest = READERS["folder"](photos / "photos")
     with np.load(photos / "rows.npz") as held:
         places = {path: row for row, path in enumerate(held["paths"].tolist())}
@@ -139,7 +140,7 @@ def test_a_head_is_the_start_of_another_head_and_of_no_network(photos: Path, tmp
     sections = {"sampler": {"batch": 4}, "data": {"validation_fraction": 0.0}, "train": {"steps": 1}}
     start = {"init_from": f"{photos}/run/best"}
     aurank.train(head_config(photos / "rows.npz", model=start, optim={"lr": 1e-9}, **sections), tmp_path / "run")
-    model, _ = aurank.load(tmp_path / "run")
+    model = aurank.load(tmp_path / "run").module
     before = load_checkpoint(photos / "run" / "best.safetensors")["encoder"]["head.weight"]
     torch.testing.assert_close(model.state_dict()["head.weight"], before)
     config = tiny_config(model={**start, "backbone": "test_vit", "params": {}}, data={"channels": 3})
@@ -204,7 +205,8 @@ def towers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_tower_and_head_are_one_network(towers: Path) -> None:
-    model, transform = aurank.load(towers / "run" / "best")
+    image_model = aurank.load(towers / "run" / "best")
+    model, transform = image_model.module, image_model.transform
     head = load_checkpoint(towers / "run" / "best.safetensors")["encoder"]
     manifest = READERS["folder"](towers / "photos")
     pictures = [decode(manifest.source, path, 3) for path in manifest.paths]
@@ -253,4 +255,4 @@ def test_a_name_from_another_folder_means_the_same_model(tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path)
     head_on("transformers:net", tmp_path)
     monkeypatch.chdir("/")
-    assert aurank.load(tmp_path / "run")[0].dim == 4
+    assert aurank.load(tmp_path / "run").module.dim == 4

@@ -72,7 +72,8 @@ def test_the_loaded_model_gives_the_reported_numbers(
         aurank.train(tiny_config(model=model, train={"steps": 3, "mixed_precision": precision}), trained)
     report = aurank.Report.load(trained / "report.json")
     config = read_config(tiny_config())
-    model, transform = aurank.load(trained / "best")
+    image_model = aurank.load(trained / "best")
+    model, transform = image_model.module, image_model.transform
     manifest = build_splits(config).test
     images = torch.stack([transform(decode(manifest.source, path, 1), None) for path in manifest.paths[:8]])
     whole = embed_model(f"aurank:{trained}/best")
@@ -169,7 +170,7 @@ def test_a_network_that_collapses_is_told_as_such(tmp_path: Path) -> None:
 def test_a_weight_average_is_what_is_measured_and_loaded(tmp_path: Path) -> None:
     result = aurank.train(tiny_config(train={"steps": 4, "ema": 0.5, "trackers": ["tensorboard"]}), tmp_path / "out")
     state = load_checkpoint(tmp_path / "out" / "best.safetensors")
-    model, _ = aurank.load(tmp_path / "out" / "best")
+    model = aurank.load(tmp_path / "out" / "best").module
     weight = model.state_dict()["head.weight"]
     assert torch.equal(weight, state["average"]["values"]["head.weight"])
     assert not torch.equal(weight, state["encoder"]["head.weight"])

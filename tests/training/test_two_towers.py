@@ -161,7 +161,8 @@ def test_a_trained_pair_is_an_image_encoder_for_all_that_takes_images(
     out, result = trained
     assert result.report is not None
     assert evaluate_model(f"aurank:{out}/best").metrics == pytest.approx(result.report.metrics)
-    encoder, transform = aurank.load(out / "best")
+    image_model = aurank.load(out / "best")
+    encoder, transform = image_model.module, image_model.transform
     towers, tokenise, same = load_pairs(out / "best")
     image = np.asarray(Image.open(root / "red0.png"))
     with torch.inference_mode():

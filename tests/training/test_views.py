@@ -146,7 +146,8 @@ def test_a_discarded_projection_of_several_layers_is_trained_and_not_measured(tm
     config = tiny_config("smooth_ap", model=model, train={"steps": 3, "ema": 0.5}, memory={"size": 100})
     result = aurank.train(config, tmp_path / "out")
     assert load_checkpoint(tmp_path / "out" / "last.safetensors")["loss"]["embedding_memory"].shape == (100, 8)
-    encoder, transform = aurank.load(tmp_path / "out" / "best")
+    image_model = aurank.load(tmp_path / "out" / "best")
+    encoder, transform = image_model.module, image_model.transform
     assert encoder(transform(np.zeros((20, 20, 1), np.uint8))[None]).shape == (1, 96)  # the width of the backbone
     report = evaluate_model(f"aurank:{tmp_path / 'out' / 'best'}")
     assert result.report is not None

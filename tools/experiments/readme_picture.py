@@ -23,7 +23,8 @@ def test_digits(run: Path) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray
     """Return images and labels of the test digits, their second half, and their rows in both spaces."""
     data = load_digits()
     images, labels = data.images[len(data.images) // 2 :], data.target[len(data.images) // 2 :]
-    model, transform = aurank.load(run / "best")
+    image_model = aurank.load(run / "best")
+    model, transform = image_model.module, image_model.transform
     shown = torch.stack([transform(np.rint(image * (255 / 16)).astype(np.uint8)[..., None]) for image in images])
     with torch.inference_mode():
         trained = torch.cat([model(batch) for batch in shown.split(100)]).numpy()

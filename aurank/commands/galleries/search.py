@@ -144,8 +144,10 @@ class ImageIndex:
         """Return the model, loaded when first asked for; UserError unless it is the one that embedded the images."""
         with self._loading:  # of several threads one loads it
             if self._model is None:
-                verify_part(self.folder, self.about, self.about["model"]["file"])
-                self._model = load_stored(self.folder, self.about["model"], allow_code=self.allow_code)
+                name, part = self.about["model"]["name"], self.about["model"]["folder"]
+                verify_part(self.folder, self.about, part)
+                how: dict[str, Any] = {"allow_code": self.allow_code, "remedy": "build the index again"}
+                self._model = load_stored(self.folder / part, name, **how)
                 if self.device is not None:
                     self._model.module.to(self.device)
             return self._model
@@ -189,10 +191,7 @@ class ImageIndex:
 
     def embed(self, photos: Sequence[Photo], *, max_pixels: int = MAX_PIXELS) -> Float32[np.ndarray, "photo dim"]:
         """Return the embeddings of photos under the model's own preprocessing; UserError for one that is none."""
-        model = self.load_model()
-        with quiet_decoding():
-            pixels = [read_photo(photo, model.channels, max_pixels=max_pixels) for photo in photos]
-        return model.embed(pixels, device=self.device)
+        return self.load_model().encode(list(photos), max_pixels=max_pixels)
 
     def search(
         self, queries: Embeddings | Sequence[Photo], k: int = 10, **options: Unpack[SearchOptions]

@@ -1,13 +1,12 @@
-"""Models from checkpoints and from the folder of an index; a head on saved embeddings with its backbone."""
+"""Models by name, from checkpoints and from folders; a head on saved embeddings with its backbone."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load as load_tensors
-from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 from typing_extensions import TypedDict
 
@@ -25,59 +24,114 @@ from aurank.embedding.from_config import (
     towers_of,
     with_preprocessing,
 )
-from aurank.embedding.named import resolve_checkpoint
+from aurank.embedding.named import KEPT, resolve_checkpoint
 from aurank.embedding.stored.checkpoint import is_head, load_checkpoint, save_checkpoint
-from aurank.errors import UserError
-from aurank.files import reading, replacing
+from aurank.errors import UserError, first_line
+from aurank.extras import import_library
+from aurank.files import checked, read_record, reading, write_text
 from aurank.models import TwoTower
-from aurank.models.adapters.by_name import check_model, load_model
-from aurank.models.adapters.exported import PROGRAM_PREPROCESSING
-from aurank.models.adapters.timm import NO_ARGUMENTS
+from aurank.models.adapters.by_name import ADAPTERS, FILES, check_model, keep_model, load_model
+from aurank.models.adapters.timm import LOCAL, NO_ARGUMENTS
 from aurank.models.adapters.weights import fit_tensors
 from aurank.models.encoder import network_of
 from aurank.models.image_model import ImageModel, Tokenise, to_picture
 from aurank.models.tuning import WHOLE
+from aurank.names import meant, nearest
 
 _BACKBONES = ("timm", "open_clip", "transformers")  # whose models a head can be put behind
 _AS_ROWS = f"measure embeddings: --data {EMBEDDINGS}:FILE"
 _TOLERANCE = 1e-4  # of features, by their largest
 _LEVELS = 0.5  # of 255, of pixels on average: processors of transformers round otherwise than Pillow
-_FILES = {  # by kind; models of other kinds are loaded by name again
-    "aurank": "checkpoint.safetensors",
-    "timm": "model.safetensors",
-    "onnx": "model.onnx",
-    "safetensors": "model.safetensors",
-    "torchexport": "model.pt2",
-}
-_REBUILD = "build the index again"
+RECORD = "model.json"
+_FORMAT = "aurank.model"
+_HUB = "hf-hub"
+_BRACKETS = str.maketrans("[]", "()")  # a tuple that was kept as JSON is a list
 
 
-def load(path: Path | str) -> tuple[nn.Module, Pipeline]:
-    """Load the encoder of a checkpoint in evaluation mode, and the transform of its evaluation images.
+def load(model: Path | str, *, allow_code: bool = False) -> ImageModel:
+    """Load any image model, on the CPU, in evaluation mode.
 
     Of two towers it is that of the images. A head on saved embeddings comes with the backbone that made them.
 
     Args:
-        path: ``DIR/best``, ``DIR/last`` (with or without ``.safetensors``), or ``DIR`` for its best.
+        model: a run or its checkpoint (``DIR``, ``DIR/best``, ``DIR/last``); a folder that `ImageModel.save` wrote;
+            ``hf-hub:OWNER/NAME``, such a folder or a model of timm on the hub; or KIND:NAME as `aurank evaluate
+            --model` takes it, such as ``timm:resnet18`` or ``onnx:FILE``.
+        allow_code: needed for ``python:`` and ``torchexport:``, which may run code.
+
+    Raises:
+        UserError: there is no such model, or it cannot be loaded.
 
     Example:
         >>> import tempfile
         >>> import aurank
         >>> from PIL import Image
-        >>> config = {
-        ...     "data": {"name": "digits", "image_size": 8, "channels": 1}, "sampler": {"batch": 16},
-        ...     "model": {"backbone": "test_resnet", "pretrained": False, "dim": 8}, "loss": {"name": "smooth_ap"},
-        ...     "optim": {"lr": 1e-3}, "train": {"steps": 1},
-        ... }
+        >>> model = aurank.load("timm:test_resnet,pretrained=false")
+        >>> photo = Image.new("RGB", (20, 30))
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     _ = aurank.train(config, f"{folder}/run")
-        ...     model, transform = aurank.load(f"{folder}/run/best")
-        >>> model(transform(Image.new("L", (20, 30)))[None]).shape  # or an array, uint8 [height, width, channel]
-        torch.Size([1, 8])
+        ...     model.save(f"{folder}/model", licence="mit")
+        ...     again = aurank.load(f"{folder}/model")
+        >>> (again.encode([photo]) == model.encode([photo])).all()
+        np.True_
     """
-    checkpoint = with_backbone(load_checkpoint(resolve_checkpoint(path)), str(path))
+    name = fetched(str(model))
+    kind, what = split_name(name)
+    if kind == "embeddings":
+        raise UserError(f"{model}: these are embeddings already; name a model")
+    if kind == "aurank" and (Path(what) / RECORD).is_file():
+        loaded = load_stored(Path(what), name, allow_code=allow_code)
+    elif kind == "aurank":
+        loaded = _trained(name, resolve_checkpoint(what))
+    else:
+        loaded = load_model(name, allow_code=allow_code)
+    if str(model).startswith(_HUB):
+        return replace(loaded, name=str(model), origin=loaded.origin or loaded.name)
+    return loaded
+
+
+def _trained(name: str, path: Path) -> ImageModel:
+    source = name.removeprefix("aurank:")
+    checkpoint = with_backbone(load_checkpoint(path), source)
     config = read_trained(checkpoint["config"])
-    return encoder_of(checkpoint, config, str(path)).eval(), build_transform(config.data, train=False)
+    return trained_model(name, encoder_of(checkpoint, config, source).eval(), config)
+
+
+def split_name(model: str) -> tuple[str, str]:
+    """Return the kind of a model, "aurank", "embeddings", "hf-hub" or an adapter's, and what follows the colon."""
+    kind, colon, what = model.partition(":")
+    known = ("aurank", "embeddings", _HUB, *ADAPTERS)
+    if kind == "trec":
+        what = "a file of ranked lists, which `aurank evaluate` measures, and nothing else"
+        raise UserError(f"--model {model}: {what}; name a model")
+    if kind in known and what:
+        return kind, what
+    if not colon and (Path(model).exists() or resolve_checkpoint(model).exists()):
+        return "aurank", model
+    shapes = "a run (aurank:DIR/best), embeddings:FILE, hf-hub:OWNER/NAME, timm:NAME[,pretrained=false]"
+    others = ", ".join(f"{name}:…" for name in known[4:])
+    said = f"of no known kind{meant(nearest(kind, known))}" if colon else "there is no such run or folder"
+    raise UserError(f"--model {model!r}: {said}; expected {shapes}, or one of {others}")
+
+
+def is_stored(folder: str) -> bool:
+    """Return whether a folder holds a stored model of another library; one that was trained here is a checkpoint."""
+    return (Path(folder) / RECORD).is_file() and not (Path(folder) / KEPT).exists()
+
+
+def fetched(model: str) -> str:
+    """Return the name of a model of a hub as one of this machine, or of timm; any other name as it is."""
+    kind, _, repo = model.partition(":")
+    if kind != _HUB:
+        return f"aurank:{model}" if split_name(model) == ("aurank", model) else model
+    hub = import_library("huggingface_hub", model)
+    repo, _, revision = repo.partition("@")
+    try:
+        hub.hf_hub_download(repo, RECORD, revision=revision or None)
+        return f"aurank:{hub.snapshot_download(repo, revision=revision or None)}"
+    except hub.errors.EntryNotFoundError:  # also where there is no network: timm then looks at what it has
+        return f"timm:{model}"
+    except Exception as error:  # of many kinds: a name that none can be, no such repository, no permission
+        raise UserError(f"{model} cannot be had from the hub: {first_line(error)}") from error
 
 
 def load_pairs(path: Path | str) -> tuple[TwoTower, Tokenise, Pipeline]:
@@ -199,60 +253,54 @@ def _backbone_weights(config: Config, base: ImageModel, name: str) -> dict[str, 
     return {f"backbone.{key}": value.detach().clone() for key, value in encoder.backbone.state_dict().items()}
 
 
-# -- models kept with an index, to be loaded again years later ---------------------------------------------------------
+# -- models in a folder, of an index or by themselves, to be loaded again years later ---------------------------------
 
 
 class StoredRecord(TypedDict):
-    """What `load_stored` loads a model by; `file` lies below the folder of the record, where there is one."""
+    """What model.json says: the name that `load_model` takes with the folder, and what tells the model from another."""
 
-    name: str
+    format: str
+    version: int
+    load: str
     weights_sha256: str
     preprocessing: str
-    load: str
-    file: str | None
+    files: list[str]
 
 
-def store_model(folder: Path, model: ImageModel) -> StoredRecord:
-    """Write what is needed to load the model again into a new folder; return the record that `load_stored` takes."""
-    kind, _, what = model.name.partition(":")
-    load, file = model.name, folder / _FILES.get(kind, "")
-    if kind == "aurank":
-        _save_encoder(file, model.module, model.config)
-    elif kind == "timm":
-        tensors = {name: value.detach().cpu().contiguous() for name, value in model.module.state_dict().items()}
-        _write_bytes(file, save_tensors({name: value.clone() for name, value in tensors.items()}))
-        backbone, *options = what.split(",")
-        kept = [option for option in options if option.partition("=")[0] not in ("weights", "pretrained")]
-        load = ",".join([f"timm:{backbone}", *kept, "pretrained=false"])
-    elif kind in _FILES:
-        given = Path(what.split(",")[0])
-        _write_bytes(file, given.read_bytes())
-        if kind == "torchexport":
-            _write_bytes(file.with_name(PROGRAM_PREPROCESSING), given.with_name(PROGRAM_PREPROCESSING).read_bytes())
-    return {
-        "name": model.name,
-        "weights_sha256": weights_sha256(model.module),
-        "preprocessing": model.preprocessing,
-        "load": load,
-        "file": f"{folder.name}/{file.name}" if kind in _FILES else None,
-    }
+def store_model(folder: Path, model: ImageModel) -> None:
+    """Write a model into a new folder; no name of a place on this machine is in it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if model.config is not None:
+        _save_encoder(folder / KEPT, model.module, model.config)
+        load_by = f"aurank:{KEPT}"
+    else:
+        load_by = keep_model(model, folder)
+    content = {"format": _FORMAT, "version": 1, "load": load_by, "weights_sha256": weights_sha256(model.module)}
+    content |= {"preprocessing": model.preprocessing, "files": sorted(file.name for file in folder.iterdir())}
+    write_text(folder / RECORD, json.dumps(content, indent=1) + "\n")
 
 
-def load_stored(folder: Path, record: StoredRecord, *, allow_code: bool = False) -> ImageModel:
-    """Return the model of a record; UserError unless its weights and its preprocessing are what they were."""
-    name, file = record["name"], None if record["file"] is None else folder / record["file"]
-    kind = name.partition(":")[0]
-    with reading(folder, "a stored model", remedy=_REBUILD):
-        if kind == "aurank" and file is not None:
-            checkpoint = load_checkpoint(file)
-            config = read_trained(checkpoint["config"])
-            model = trained_model(name, encoder_of(checkpoint, config, str(file)).eval(), config)
+def stored_files(folder: Path) -> list[str]:
+    """Return the files of a stored model, but for the record that lists them."""
+    content = read_record(folder / RECORD, "a stored model", named=_FORMAT)
+    return list(map(str, content.get("files", [])))
+
+
+def load_stored(folder: Path, name: str, *, allow_code: bool = False, remedy: str = "save it again") -> ImageModel:
+    """Return the model of a folder under a name; UserError unless its weights and preprocessing are what they were."""
+    content = read_record(folder / RECORD, "a stored model", named=_FORMAT, remedy=remedy)
+    with reading(folder, "a stored model", remedy=remedy):
+        record = checked(content, StoredRecord)
+        kind, _, rest = record["load"].partition(":")
+        if kind == "aurank":
+            model, origin = _trained(name, folder / KEPT), ""
         else:
-            loaded = load_model(record["load"], allow_code=allow_code, file=None if kind == "timm" else file)
-            model = replace(loaded, name=name)
-            if kind == "timm" and file is not None:
-                model.module.load_state_dict(load_tensors(file.read_bytes()))
-    _require_same(model, record["weights_sha256"], record["preprocessing"], str(folder), _REBUILD)
+            model = load_model(record["load"], allow_code=allow_code, folder=folder)
+            what, *pairs = rest.split(",")
+            place = folder / what if kind in FILES else folder if kind == "transformers" else f"{LOCAL}{folder}"
+            origin = ",".join([f"{kind}:{what if kind == 'python' else place}", *pairs])
+    model = replace(model, name=name, origin=origin)
+    _require_same(model, record["weights_sha256"], record["preprocessing"], str(folder), remedy)
     return model
 
 
@@ -262,17 +310,16 @@ def _require_same(model: ImageModel, weights: str | None, preprocessing: str | N
         ("has other weights", weights_sha256(model.module), weights),
         ("is shown images otherwise", model.preprocessing, preprocessing),
     ):
-        if now != was:
+        if now.translate(_BRACKETS) != (was or "").translate(_BRACKETS):
             raise UserError(f"{where}: the model {model.name} {what} than when its embeddings were made; {remedy}")
 
 
 def _save_encoder(file: Path, encoder: nn.Module, config: Config) -> None:
     """Write a checkpoint of an encoder of images alone, without what training goes on with; adapters are merged."""
-    own = config.model_copy(update={"model": config.model.model_copy(update={"text": None, "lora": None})})
+    model = config.model.model_copy(update=dict.fromkeys(("text", "lora", "weights", "init_from")))
+    data = config.data.model_copy(update=dict.fromkeys(("root", "prepared")))
+    if data.params:  # which may name files
+        data = data.model_copy(update={"name": "folder", "params": {}})
+    own = config.model_copy(update={"model": model, "data": data})
     content = {"config": own.model_dump(mode="json"), "manifest": "", "data": None, "progress": {}, "tokeniser": None}
     save_checkpoint(file, {**content, "encoder": encoder.state_dict(), "average": None})
-
-
-def _write_bytes(path: Path, content: bytes) -> None:
-    with replacing(path) as file:
-        file.write(content)

@@ -1,18 +1,22 @@
-"""Any image model or text model by its name, from the libraries that have one."""
+"""Any image model or text model by its name, from the libraries that have one; and kept in a folder."""
 
+import json
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
 
 from aurank.errors import UserError
 from aurank.files import reading
-from aurank.models.adapters.exported import onnx_model, safetensors_model, torchexport_model
+from aurank.models.adapters.exported import PROGRAM_PREPROCESSING, onnx_model, safetensors_model, torchexport_model
 from aurank.models.adapters.loading import IMAGES, TEXTS, TOWERS, Options, TextParts, parse_name, without_weights
-from aurank.models.adapters.open_clip import open_clip_model, open_clip_text_model
+from aurank.models.adapters.open_clip import open_clip_model, open_clip_settings, open_clip_text_model
 from aurank.models.adapters.python import python_model
-from aurank.models.adapters.timm import require_known, timm_model
+from aurank.models.adapters.timm import LOCAL, require_known, timm_config, timm_model
 from aurank.models.adapters.transformers import transformers_model, transformers_text_model
 from aurank.models.image_model import ImageModel, as_embeddings, to_picture
 
@@ -25,14 +29,17 @@ ADAPTERS: Mapping[str, Callable[[str, str, Options, bool], ImageModel]] = {
     "torchexport": torchexport_model,
     "python": python_model,
 }
-_FILES = ("onnx", "safetensors", "torchexport")
+FILES = ("onnx", "safetensors", "torchexport")
+_WEIGHTS = "model.safetensors"
+# Options that say where weights come from, which a kept model has beside it.
+_OF_WEIGHTS = ("weights", "pretrained", "pretrained_hf", "cache_dir", "revision", "variant", "subfolder")
 TEXT_ADAPTERS: Mapping[str, Callable[[str, str, Options], TextParts]] = {
     "open_clip": open_clip_text_model,
     "transformers": transformers_text_model,
 }
 
 
-def load_model(name: str, *, allow_code: bool = False, file: Path | None = None) -> ImageModel:
+def load_model(name: str, *, allow_code: bool = False, folder: Path | None = None) -> ImageModel:
     """Return the model that `name` asks for, on the CPU, in evaluation mode.
 
     `name` is KIND:WHAT[,option=value…]. Options go to the library's own constructor; without `allow_code` those alone
@@ -49,7 +56,7 @@ def load_model(name: str, *, allow_code: bool = False, file: Path | None = None)
 
     Args:
         allow_code: needed for `python` and `torchexport`, which torch reads with pickle.
-        file: read this one in place of the file that the name names.
+        folder: what `keep_model` wrote, and returned the name of.
 
     Raises:
         UserError: an unknown name, a package that is not installed, weights that cannot be had.
@@ -59,13 +66,19 @@ def load_model(name: str, *, allow_code: bool = False, file: Path | None = None)
         3
     """
     kind, what, options = check_model(name, allow_code=allow_code)
-    place = what.removeprefix("local-dir:")
+    if folder is not None and kind in FILES:
+        what = str(folder / Path(what).name)
+    elif folder is not None and kind != "python":
+        what = f"{LOCAL * what.startswith(LOCAL)}{folder}"
+    place = what.removeprefix(LOCAL)
     is_folder = (kind == "transformers" or place != what) and Path(place).is_dir()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = ADAPTERS[kind](name, what if file is None else str(file), options, allow_code)
+        model = ADAPTERS[kind](name, what, options, allow_code)
         model.module.eval()
-        if file is not None or kind in _FILES or is_folder:
+        if folder is not None and kind not in FILES:
+            _network(kind, model).load_state_dict(load_file(folder / _WEIGHTS))
+        if kind in FILES or is_folder:
             # What does not fit in a file is told here, before hours of work are spent.
             with reading(name, "a model that takes images"), torch.inference_mode():
                 shown = model.transform(to_picture(np.full((64, 64, model.channels), 127, np.uint8)))
@@ -81,11 +94,46 @@ def check_model(name: str, *, allow_code: bool = False) -> tuple[str, str, Optio
         what = "runs Python code of that module" if name[0] == "p" else "is read with pickle, which can run code"
         raise UserError(f"{name} {what}; if you trust it, add --allow-code")
     known = {**IMAGES, **dict.fromkeys(TOWERS)} if allow_code else IMAGES
-    remedy = "" if name.startswith(_FILES) else "; if you trust what it may run, add --allow-code"
+    remedy = "" if name.startswith(FILES) else "; if you trust what it may run, add --allow-code"
     kind, what, options = parse_name(name, known, remedy=remedy)
     if kind == "timm":
         require_known(what, {}, of=name)
     return kind, what, options
+
+
+def keep_model(model: ImageModel, folder: Path) -> str:
+    """Write all that a model of another library needs into a folder; return the name that `load_model` takes with it.
+
+    timm, open_clip and transformers can read the folder themselves. The code of a `python:` model is not in it.
+    """
+    kind, _, rest = (model.origin or model.name).partition(":")
+    what, *pairs = rest.split(",")
+    if kind in FILES:
+        shutil.copyfile(what, folder / Path(what).name)
+        if kind == "torchexport":
+            shutil.copyfile(Path(what).with_name(PROGRAM_PREPROCESSING), folder / PROGRAM_PREPROCESSING)
+        return ",".join([f"{kind}:{Path(what).name}", *pairs])
+    given = dict(pair.partition("=")[::2] for pair in pairs)
+    pairs = [f"{key}={value}" for key, value in given.items() if key not in _OF_WEIGHTS or kind == "python"]
+    network = _network(kind, model)
+    if kind == "transformers":
+        network.config.save_pretrained(folder)  # type: ignore[operator, union-attr]
+        model.transform.processor.save_pretrained(folder)  # type: ignore[union-attr]
+    elif kind != "python":
+        is_timm = kind == "timm"
+        settings = timm_config(network, what, given.get("weights")) if is_timm else open_clip_settings(network, what)
+        text = json.dumps(settings, indent=2, default=list)
+        (folder / f"{'open_clip_' * (not is_timm)}config.json").write_text(text, encoding="utf-8")
+    tensors = {key: value.detach().cpu().contiguous().clone() for key, value in network.state_dict().items()}
+    save_file(tensors, folder / _WEIGHTS, metadata={"format": "pt"})
+    if kind == "python":
+        return ",".join([f"{kind}:{what}", *pairs])
+    return ",".join([f"{kind}:{LOCAL * (kind != 'transformers')}.", *pairs, "pretrained=false"])
+
+
+def _network(kind: str, model: ImageModel) -> nn.Module:
+    """Return the module whose weights a library names as its own files do."""
+    return model.module.model if kind in ("open_clip", "transformers") else model.module  # type: ignore[return-value]
 
 
 def load_text_model(name: str, *, weights: bool = True) -> TextParts:

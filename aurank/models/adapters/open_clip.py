@@ -72,6 +72,12 @@ def open_clip_look(name: str, what: str, options: Options) -> dict[str, Any]:
     return {"mean": library.OPENAI_DATASET_MEAN, "std": library.OPENAI_DATASET_STD, **look}
 
 
+def open_clip_settings(model: Any, what: str) -> dict[str, Any]:
+    """Return the open_clip_config.json from which open_clip builds a model again, as it was shown images."""
+    library: Any = import_library("open_clip", what)
+    return {"model_cfg": library.get_model_config(what), "preprocess_cfg": library.get_model_preprocess_cfg(model)}
+
+
 @contextlib.contextmanager
 def _building(name: str, what: str, options: Options, *, allow_code: bool = False) -> Iterator[tuple[Any, Options]]:
     """A context in which open_clip builds a model with these arguments; UserError unless the weights are named."""

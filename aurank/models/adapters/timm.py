@@ -3,6 +3,7 @@
 import contextlib
 import importlib
 import inspect
+import json
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
@@ -13,13 +14,15 @@ import torch
 from torch import nn
 
 from aurank.errors import UserError
+from aurank.extras import import_library
 from aurank.files import reading
 from aurank.models.adapters.loading import Options, building, describe_adapter
 from aurank.models.adapters.weights import Conversion, Crop, Tensors, from_transformers, load_weights_file, read_look
 from aurank.models.image_model import ImageModel, crop_settings
 from aurank.names import meant, nearest
 
-HUBS = ("hf-hub:", "hf_hub:", "local-dir:")
+LOCAL = "local-dir:"
+HUBS = ("hf-hub:", "hf_hub:", LOCAL)
 
 NO_ARGUMENTS = ("pretrained", "input_size", "weights", "resize")
 """Options of a name that the model's constructor does not take."""
@@ -144,6 +147,22 @@ def timm_look(
     said = {} if weights is None else read_look(weights)
     settings |= {key: value for key, value in said.items() if key in settings}
     return {**settings, **(options.get(_OVERLAY) or {}), "crop": timm_crop(settings)}
+
+
+def timm_config(model: nn.Module, name: str, weights: str | None) -> dict[str, Any]:
+    """Return the config.json from which timm builds a model again, as it was shown images."""
+    kind, _, place = name.partition(":")
+    shown = {key: value for key, value in cast("dict[str, Any]", model.pretrained_cfg).items() if key != "file"}
+    content: dict[str, Any] = {"architecture": shown["architecture"]}
+    if name.startswith(HUBS):  # arguments of its constructor are there alone
+        file = Path(place, "config.json")
+        if f"{kind}:" != LOCAL:
+            place, _, revision = place.partition("@")
+            hub = import_library("huggingface_hub", name)
+            file = hub.hf_hub_download(place, "config.json", revision=revision or None)
+        content = json.loads(Path(file).read_text(encoding="utf-8"))
+    said = {} if weights is None else read_look(weights)
+    return {**content, "pretrained_cfg": {**shown, **{key: value for key, value in said.items() if key != "crop"}}}
 
 
 def by_channel(values: Sequence[Any], channels: int) -> tuple[float, ...]:

@@ -1,0 +1,51 @@
+"""A model as a folder that `aurank.load` takes, here or on the Hugging Face hub."""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from aurank.embedding.stored.trained_model import RECORD, store_model, stored_files
+from aurank.errors import UserError, first_line
+from aurank.exporting.card import write_model_card
+from aurank.extras import import_library
+from aurank.files import replacing_folder, write_text
+from aurank.models.image_model import ImageModel
+
+_CARD = "README.md"
+
+
+def save_model(model: ImageModel, folder: Path | str, *, licence: str | None = None) -> None:
+    """Write a model with its card into a folder, whole or not at all; an earlier one of its own is replaced."""
+    folder = Path(folder)
+    if folder.exists():
+        held = {path.name for path in folder.iterdir()} if folder.is_dir() else {""}
+        own = {RECORD, _CARD, *stored_files(folder)} if RECORD in held else set()
+        if strange := sorted(held - own):
+            what = f"holds {strange[0]!r}, which is of no saved model" if folder.is_dir() else "is a file"
+            raise UserError(f"cannot save a model as {folder}: it {what}; name a new folder")
+    with replacing_folder(folder) as new:
+        store_model(new, model)
+        write_text(new / _CARD, write_model_card(model, licence))
+
+
+def push_to_hub(
+    model: ImageModel,
+    repo_id: str,
+    *,
+    licence: str | None = None,
+    private: bool | None = None,
+    token: str | None = None,
+    revision: str | None = None,
+    commit_message: str = "Model saved by aurank",
+) -> str:
+    """Upload what `save_model` writes into a repository of the hub, made if needed; return the commit's URL."""
+    hub = import_library("huggingface_hub", "push_to_hub")
+    with tempfile.TemporaryDirectory() as folder:
+        save_model(model, folder, licence=licence)
+        try:
+            api: Any = hub.HfApi(token=token)
+            api.create_repo(repo_id, private=private, exist_ok=True)
+            how: dict[str, Any] = {"revision": revision, "commit_message": commit_message}
+            return str(api.upload_folder(repo_id=repo_id, folder_path=folder, **how).commit_url)
+        except Exception as error:  # of many kinds: a name that none can be, no token, no network
+            raise UserError(f"the model cannot be pushed to {repo_id}: {first_line(error)}") from error
