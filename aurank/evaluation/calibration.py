@@ -16,7 +16,7 @@ from aurank.evaluation.engine.pooled import PooledScores
 from aurank.evaluation.engine.problem import ProgressCallback, RetrievalProblem
 from aurank.evaluation.metrics import pooled_rate
 from aurank.evaluation.postprocessing.postprocessing import PostProcessing
-from aurank.evaluation.report import Report
+from aurank.evaluation.report import Report, html_list, html_table
 
 LEVEL = 0.95  # of intervals
 
@@ -225,18 +225,29 @@ class Calibration:
     unit: str  # "class" or "query": what the intervals take as independent
     notes: list[str] = field(default_factory=list)
 
-    def __str__(self) -> str:
+    def _rows(self) -> tuple[str, list[list[str]], list[str]]:
+        """Return what the threshold says, its rates as rows of text, and what a reader of them must know."""
         rows = {"precision": (self.precision, "matches are right"), "recall": (self.recall, "positive pairs match")}
         if self.false_match_rate is not None:
             rows["false-match rate"] = (self.false_match_rate, "negative pairs match")
         rows["answered"] = (self.answered, "queries have a match")
-        lines = [f"threshold {self.threshold!r} ({self.distance}): a pair that scores so much or more is a match"]
+        texts = []
         for name, (rate, what) in rows.items():
             value, low, high = (short_rate(number) for number in (rate.value, rate.low, rate.high))
-            lines.append(f"{name:<16}  {value:<9} [{low}, {high}]  {rate.count:,} of {rate.total:,} {what}")
+            texts.append([name, value, f"[{low}, {high}]", f"{rate.count:,} of {rate.total:,} {what}"])
         plural = {"class": "classes", "query": "queries"}[self.unit]
-        lines.append(f"[95 % interval]: Clopper-Pearson for pairs that come in {plural} (Korn and Graubard 1998)")
-        return "\n".join([*lines, *self.notes])
+        how = f"[95 % interval]: Clopper-Pearson for pairs that come in {plural} (Korn and Graubard 1998)"
+        threshold = f"threshold {self.threshold!r} ({self.distance}): a pair that scores so much or more is a match"
+        return threshold, texts, [how, *self.notes]
+
+    def __str__(self) -> str:
+        threshold, rows, notes = self._rows()
+        rates = [f"{name:<16}  {value:<9} {between}  {counts}" for name, value, between, counts in rows]
+        return "\n".join([threshold, *rates, *notes])
+
+    def _repr_html_(self) -> str:
+        threshold, rows, notes = self._rows()
+        return f"<p>{threshold}</p>{html_table(['rate', 'value', '95 % interval', 'counts'], rows)}{html_list(notes)}"
 
     def to_json(self) -> dict[str, Any]:
         """Return all of it as plain values, with the names of the fields."""

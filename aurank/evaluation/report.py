@@ -49,6 +49,10 @@ def html_table(head: Row, rows: Sequence[Row]) -> str:
     return f"<table><thead><tr>{first}</tr></thead><tbody>{others}</tbody></table>"
 
 
+def html_list(lines: Sequence[str]) -> str:
+    return f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>"
+
+
 def _escaped(cell: str, signs: dict[str, str]) -> str:
     return "".join(signs.get(sign, sign) for sign in " ".join(cell.split()))
 
@@ -318,7 +322,6 @@ class Report:
 
     def _repr_html_(self) -> str:
         """Return the numbers, the mean precision-recall curve unless it is flat, and what was measured."""
-        conditions = "".join(f"<li>{escape(line)}</li>" for line in self._conditions())
         drawn = ""
         if (curve := self.curve) is not None and np.ptp(curve.precision) > 1e-9:
             points = zip((30 + 200 * curve.recall).tolist(), (10 + 120 * (1 - curve.precision)).tolist(), strict=True)
@@ -331,7 +334,7 @@ class Report:
                 + "".join(f'<text x="{x}" y="{y}" font-size="11">{text}</text>' for x, y, text in texts)
                 + "</svg>"
             )
-        return f"{html_table(*self._table())}{drawn}<ul>{conditions}</ul>"
+        return f"{html_table(*self._table())}{drawn}{html_list(self._conditions())}"
 
     def interval(self, name: str) -> str:
         """Return the interval of a metric as text, nothing where there is none."""
