@@ -24,6 +24,7 @@ from aurank.errors import UserError
 from aurank.files import require_writable, write_text
 
 SIDE = 128  # of grocery/finetuned, whose settings were measured
+SLIM, VARIED = 1.4, 2.0  # of height over width: the median of slim images, and the range from which a crop loses much
 MEASURED = 2000  # images, drawn, whose headers are read
 LEAST_CLASSES = 6  # to train on three and to measure on three
 HELD_OUT = 0.2  # of the training classes, for validation
@@ -93,7 +94,7 @@ def write_first_configuration(images: Path | str, out: Path | str = "mine.yaml",
     config, run, data = shlex.quote(str(out)), shlex.quote(f"runs/{out.stem}"), f"--data {shlex.quote(str(out))}"
     commands = [
         f"aurank doctor {config}",
-        f"aurank evaluate --model timm:tf_efficientnet_lite0,input_size={values['side']} {data} --out before",
+        f"aurank evaluate --model timm:tf_efficientnet_lite0,{_named(values)} {data} --out before",
         f"aurank train {config} --out {run}",
         f"aurank evaluate --model aurank:{run}/best --out after",
         f"aurank compare before after {data} --out compare.html",
@@ -139,10 +140,10 @@ def _by_folders(place: Path) -> tuple[Manifest, Section]:
 def _by_pattern(place: Path, pattern: str) -> Manifest:
     """Return the images of a folder or archive by what a pattern finds in their paths."""
     try:
-        groups = re.compile(pattern).groupindex.keys() & {"id", "camera"}
+        named = re.compile(pattern).groupindex
     except re.error as error:
         raise UserError(f"--cameras {pattern!r} is no regular expression: {error}") from None
-    if not groups:
+    if not {"id", "camera"} & named.keys():
         raise UserError(f"--cameras {pattern!r} has no group id or camera: write (?P<id>…) and (?P<camera>…)")
     source = open_source(place)
     names = [name for name in source.names() if name.lower().endswith(IMAGE_SUFFIXES)]
@@ -151,13 +152,17 @@ def _by_pattern(place: Path, pattern: str) -> Manifest:
         raise UserError(f"--cameras {pattern!r} is not in {len(others):,} of {len(names):,} paths, as {others[0]!r}")
     has_splits = {"train", "test"} <= {name.split("/")[0] for name in names} <= {"train", "val", "test"}
     cameras = first_seen(sorted({values.get("camera", "") for values in found.values()} - {""}))
+    groups = [cameras.get(found[name].get("camera", ""), -1) for name in names]
+    is_one_way = len(cameras) == 2  # the first asks and the second answers, or others by its own camera come before
     given = build_manifest(
         place.resolve().stem,
         source,
         paths=names,
         labels=[found[name].get("id") or "/".join(name.split("/")[has_splits:-1]) for name in names],
         splits=[name.split("/")[0] if has_splits else "test" for name in names],
-        groups=[cameras.get(found[name]["camera"], -1) for name in names] if cameras else None,
+        groups=groups if cameras else None,
+        is_query=[group != 1 for group in groups] if is_one_way else None,
+        is_gallery=[group != 0 for group in groups] if is_one_way else None,
     )
 
     def read(test_fraction: float, seed: int = 0) -> Manifest:
@@ -205,11 +210,19 @@ def _require_trainable(manifest: Manifest, place: Path) -> None:
         raise UserError(f"{place}: no {lonely[0]} image has a second one of its class{camera}; add such images")
 
 
+def _named(values: Section) -> str:
+    """Return size and resize as `--model timm:…` takes them."""
+    size, resize = values["size"], values["resize"].split()[0]
+    shown = "x".join(map(str, size)) if isinstance(size, list) else size
+    return f"input_size={shown}" + (f",resize={resize}" if resize != "crop" else "")
+
+
 def _seen(manifest: Manifest, sizes: Int64[np.ndarray, "image 2"], unreadable: list[str]) -> list[str]:
     counts, splits = manifest.class_counts, [f"{split} {count:,}" for split, count in manifest.split_sizes.items()]
     of_each = f"{counts.min():,} to {counts.max():,} each, median {np.median(counts):,.0f}; {', '.join(splits)}"
     of = f" of {len(counts):,} classes, {of_each}" if counts.max() > 1 else ", no classes"
     cameras = "" if manifest.groups is None else f"; {len(set(manifest.groups.tolist()) - {-1}):,} cameras"
+    cameras += "" if manifest.is_query.all() else ", of which the first asks and the other answers"
     lines = [f"{manifest.name}: {len(manifest):,} images{of}{cameras}"]
     if len(sizes):
         (low, high), shape = (
@@ -223,6 +236,24 @@ def _seen(manifest: Manifest, sizes: Int64[np.ndarray, "image 2"], unreadable: l
     return lines
 
 
+def _shape(sizes: Int64[np.ndarray, "image 2"]) -> tuple[int | list[int], str, str]:
+    """Return the size that a network sees, what becomes of images of another shape, and why."""
+    if not len(sizes):
+        return SIDE, "crop", "the usual"
+    shapes, side = sizes[:, 0] / sizes[:, 1], min(SIDE, int(np.median(sizes.min(axis=1))))
+    low, middle, high = np.percentile(shapes, [5, 50, 95]).tolist()
+    if high > VARIED * low:
+        return (
+            max(32, side // 32 * 32),
+            "pad",
+            f"height over width from {low:.2f} to {high:.2f}: a crop would cut ends off",
+        )
+    if max(middle, 1 / middle) < SLIM:
+        return max(32, side // 32 * 32), "crop", "most images are nearly square"
+    tall, wide = (max(32, round(side * part / 32) * 32) for part in (middle**0.5, middle**-0.5))
+    return [tall, wide], "squash", f"most images have height over width near {middle:.2f}"
+
+
 def _choices(manifest: Manifest, section: Section, sizes: Int64[np.ndarray, "image 2"], unreadable: int) -> Section:
     """Return what the template leaves open, each choice with its reason."""
     is_labelled = section["name"] != "unlabelled"
@@ -233,22 +264,20 @@ def _choices(manifest: Manifest, section: Section, sizes: Int64[np.ndarray, "ima
     classes = max(2, min(len(train.classes), 64 // per_class))
     batch = per_class * classes if is_labelled else min(64, len(train))
     steps = int(min(3000, max(120, -(-3 * len(train) // batch))))
-    shorter = int(np.median(sizes.min(axis=1))) if len(sizes) else SIDE
-    side = min(SIDE, max(32, shorter // 32 * 32))
+    size, resize, said = _shape(sizes)
     tested = manifest.split("test").class_counts if is_labelled else np.zeros(1)
     why = "training classes held out: their mAUPRC says which step is best"
     if not fraction:
         why = "val/ is there" if "val" in manifest.split_sizes else "best is the last step: there are few classes"
     few = "" if in_fours else f": half of the classes have at most {np.median(train.class_counts):.0f}"
     divided = "  # classes to measure with, none of them trained on" if "test_fraction" in section["params"] else ""
-    said = "what the images have" if side < SIDE else "quick without a GPU; with one, 224 finds more"
     skip = f"\n  on_error: skip  # {unreadable:,} images cannot be read" if unreadable else ""
     return {
         "reader": section["name"],
         "root": json.dumps(section["root"], ensure_ascii=False),
         "params": json.dumps(section["params"], ensure_ascii=False) + divided,
-        "side": side,
-        "side_why": said + skip,
+        "size": size,
+        "resize": f"{resize}  # {said}{skip}",
         "validation": f"{fraction}  # {why}",
         "batch": batch,
         "per_class": per_class,

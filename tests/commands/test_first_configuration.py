@@ -1,6 +1,5 @@
 """`aurank init`: whatever the folder, what it writes is a configuration that trains to the end."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ CAMERAS = "(?P<id>[0-9]+)_(?P<camera>c[0-9])"
 SMALL = ["model.backbone=test_efficientnet", "model.pretrained=false", "train.steps=3", "optim.warmup_steps=1"]
 
 
-def write(paths: Iterator[str] | list[str], height: int = 40, width: int = 40) -> None:
+def write(paths: list[str], height: int = 40, width: int = 40) -> None:
     for seed, path in enumerate(paths):
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(pixels(seed, height, width)).save(path)
@@ -45,7 +44,7 @@ FOLDERS: dict[str, tuple[list[str], str | None, dict[str, Any]]] = {
     "splits": (images_of(5, 4, "photos/train") + images_of(4, 3, "photos/test", "t{}/{}.png"), None, {"params": {}}),
     "flat": (images_of(1, 12, form="{}-{}.png"), None, {"name": "unlabelled", "views": 2, "batch": 12}),
     "one of each": (images_of(12, 1), None, {"name": "unlabelled"}),
-    "cameras": (images_of(12, 2, form="{:04d}_c{}.png"), CAMERAS, {"name": "table", "per_class": 2}),
+    "cameras": (images_of(12, 2, form="{:04d}_c{}.png"), CAMERAS, {"name": "table", "image_size": (64, 32)}),
     "identities": (images_of(9, 4, form="{:04d}-{}.png"), "(?P<id>[0-9]+)-", {"name": "table", "per_class": 4}),
 }
 
@@ -55,7 +54,7 @@ FOLDERS: dict[str, tuple[list[str], str | None, dict[str, Any]]] = {
 def test_what_is_written_trains_to_the_end(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     paths, cameras, expected = FOLDERS[kind]
-    write(paths)
+    write(paths, height=80 if kind == "cameras" else 40)
     config = first(cameras=cameras)
     chosen = {**vars(config.sampler), **config.sampler.params, **vars(config.data)}
     chosen["recall_at"] = config.evaluate.recall_at
@@ -80,6 +79,17 @@ def test_a_class_or_identity_is_on_one_side_and_cameras_are_in_the_table(
     assert sum(sides[label] == {"test"} for label in range(20)) == 6
     assert table.groups is not None
     assert table.groups.tolist() == [0, 1, 2] * 20
+    assert table.is_query.all()
+    assert table.is_gallery.all()
+
+
+def test_of_two_cameras_the_first_asks_and_the_second_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(images_of(12, 2, form="{:04d}_c{}.png"))
+    first(cameras=CAMERAS)
+    table = READERS["table"](Path(), file="mine.csv", path="photos")
+    assert table.is_query.tolist() == [True, False] * 12
+    assert table.is_gallery.tolist() == [False, True] * 12
 
 
 def test_a_table_and_an_archive_are_read_as_they_stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,6 +117,20 @@ def test_headers_alone_are_read_and_photos_are_measured_upright(tmp_path: Path) 
     sizes, unreadable = init.measure_sizes(READERS["unlabelled"](tmp_path))
     assert np.unique(sizes, axis=0).tolist() == [[400, 300]]
     assert unreadable == ["broken.jpg"]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "size", "resize"),
+    [
+        ([(480, 640), (500, 500)], 128, "crop"),
+        ([(400, 200)], [192, 96], "squash"),
+        ([(60, 150)], [32, 96], "squash"),
+        ([(200, 500), (500, 200)], 128, "pad"),
+        ([(20, 20)], 32, "crop"),
+    ],
+)
+def test_shapes_choose_size_and_resize(shapes: list[tuple[int, int]], size: Any, resize: str) -> None:
+    assert init._shape(np.array(shapes * 5))[:2] == (size, resize)
 
 
 @pytest.mark.parametrize(
