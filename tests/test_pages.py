@@ -30,7 +30,7 @@ STAND_INS = {
     r"timm:tf_efficientnet_lite0,input": "timm:test_efficientnet,pretrained=false,input",
     r"tf_efficientnet_lite0": "test_efficientnet",
     r"onnx:exported/onnx/model.onnx": "safetensors:exported/weights/model.safetensors",  # its graph takes long to write
-    r"(image|input)_size=128": r"\1_size=32",
+    r"(image|input)_size=(128|192x96)(,resize=squash)?": r"\1_size=32",
     r"batch=1024$": "batch=64",
     r"micro_batch=64$": "micro_batch=16",
     r"^/data$": "published",
@@ -113,6 +113,8 @@ def run_aurank(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     if words[0] == "compare" and "--data" in words:  # the reports here are of random rows
         at = words.index("--data")
         del words[at : at + 2]
+    if words[0] == "init" and "--out" not in words:
+        words = [*words, "--out", "mine.yaml"]
     if words[0] == "cp":
         Path(words[2]).unlink(missing_ok=True)
     if "--out" in words:  # a place of its own: what the other commands read is not replaced
@@ -246,6 +248,17 @@ def test_the_python_of_a_page_runs_from_above(page: str, inside: TrainResult, mo
     if page == "docs/pml.md":
         assert scope["after"]["mauprc_level0"] > scope["before"]["mauprc_level0"] + 0.05
         assert scope["loss"].has_been_filled
+
+
+def test_the_first_lines_of_the_readme_run_as_written(capsys: pytest.CaptureFixture[str]) -> None:
+    first = next(block for block in blocks("python") if block.page == "README.md")
+    assert len([line for line in first.code.splitlines() if line]) <= 10
+    exec(compile(first.code, "README.md", "exec"), {})
+    assert re.search(r"mauprc +0\.6\d+ → 0\.8\d+", capsys.readouterr().out)
+
+
+def test_the_readme_is_a_screen_and_a_half() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 110
 
 
 HOW_TO = re.findall(

@@ -14,7 +14,7 @@ from testing.runs import pairs_config, tiny_config, write_table
 from testing.trees import grocery_tree, omniglot_zip, pixels, sop_tree, zip_tree
 
 import aurank
-from aurank.commands import embed_model, embed_to_folder, export_model
+from aurank.commands import embed_model, embed_to_folder, export_model, write_first_configuration
 from aurank.embedding import ImageSelection
 from aurank.embedding.stored.checkpoint import load_checkpoint, save_checkpoint
 
@@ -76,14 +76,15 @@ def write_world(folder: Path) -> aurank.TrainResult:
         path = folder / f"photos/class{place % 8}/{place}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(pixels(place, 20, 20)).save(path)
+    for place in range(24):  # identities seen by two cameras
+        (folder / "people").mkdir(exist_ok=True)
+        Image.fromarray(pixels(place, 40, 20)).save(folder / f"people/{place // 2:04d}_c{place % 2}.png")
+    write_first_configuration(folder / "people", folder / "people.yaml", cameras="(?P<id>[0-9]+)_(?P<camera>c[0-9])")
     for name in ("drawing.png", "photo.jpg"):
         Image.fromarray(pixels(0, 20, 20)).save(folder / name)
     small_index(folder / "photos", folder / "index")
     write_table(folder)
-    (photos,) = [
-        block.code for block in blocks("yaml") if re.search("name: folder.*root: photos.*optim:", block.code, re.DOTALL)
-    ]
-    (folder / "mine.yaml").write_text(photos, encoding="utf-8")
+    write_first_configuration(folder / "photos", folder / "mine.yaml")
     weights = timm.create_model("test_efficientnet", pretrained=False).state_dict()
     save_file(weights, folder / "weights.safetensors")
     sop_tree(folder / "published")
@@ -101,7 +102,7 @@ def write_world(folder: Path) -> aurank.TrainResult:
     few = ImageSelection(f"folder:{folder / 'photos'}")
     export_model(str(folder / "runs/soprc/best"), "safetensors", folder / "exported/weights", images=few)
     write_averaged(folder / "runs")
-    for name, run in {"mine": "soprc", "finetuned": "soprc", "pairs": "text_sogclr"}.items():
+    for name, run in {"mine": "soprc", "finetuned": "soprc", "people": "soprc", "pairs": "text_sogclr"}.items():
         (folder / "runs" / name).symlink_to(folder / "runs" / run)
     images = ImageSelection(f"folder:{folder / 'photos'}", split="all", overrides=["data.params.test_fraction=0.5"])
     embed_model("timm:test_resnet,pretrained=false,input_size=32", images).save(folder / "features.npz")
