@@ -263,6 +263,12 @@ def require_writable(path: Path, *, suffix: str = "", option: str = "--out") -> 
             raise UserError(f"cannot write {option} {path}: {reason}")
 
 
+def require_absent(path: Path) -> None:
+    """Raise UserError where there is something at `path`."""
+    if path.exists():
+        raise UserError(f"{path} exists already; name another file")
+
+
 def file_sha256(path: Path) -> str:
     """Return the hexadecimal digest of a file; UserError for a pipe or a device, which may never end."""
     require_ordinary(path)

@@ -36,6 +36,9 @@ def init(
     aurank init photos
     aurank init people --cameras '(?P<id>[0-9]+)_(?P<camera>c[0-9])'
     """
+    from aurank.files import require_absent
+
+    require_absent(out)  # before what takes seconds to import
     from aurank.commands import write_first_configuration
 
     console.say(write_first_configuration(images, out, cameras=cameras))

@@ -233,13 +233,13 @@ def cp(
     aurank cp digits/soprc mine.yaml
     """
     from aurank.config import shipped_configs
+    from aurank.files import require_absent
 
     shipped = shipped_configs()
     if name not in shipped:
         raise UserError(f"no shipped configuration {name!r}; expected one of {', '.join(shipped)}")
     target = to / f"{Path(name).name}.yaml" if to.is_dir() else to
-    if target.exists():
-        raise UserError(f"{target} exists already; name another file")
+    require_absent(target)
     try:
         shutil.copyfile(shipped[name], target)
     except OSError as error:

@@ -21,7 +21,7 @@ from aurank.data.decode import IMAGE_SUFFIXES, quiet_decoding
 from aurank.data.manifest import first_seen
 from aurank.embedding.select_images import require_likely_classes
 from aurank.errors import UserError
-from aurank.files import require_writable, write_text
+from aurank.files import require_absent, require_writable, write_text
 
 SIDE = 128  # of grocery/finetuned, whose settings were measured
 SLIM, VARIED = 1.4, 2.0  # of height over width: the median of slim images, and the range from which a crop loses much
@@ -68,8 +68,7 @@ def write_first_configuration(images: Path | str, out: Path | str = "mine.yaml",
         raise UserError(f"--cameras has no use with a table: write the cameras into the column group of {place}")
     for file, suffix in zip(written, (".yaml", ".csv"), strict=False):
         require_writable(file, suffix=suffix)
-        if file.exists():
-            raise UserError(f"{file} is there already; name another file with --out")
+        require_absent(file)
     if is_table:
         section: Section = {"name": "table", "root": str(place.parent), "params": {"file": place.name}}
         manifest = READERS["table"](place.parent, file=place.name)
@@ -225,12 +224,10 @@ def _seen(manifest: Manifest, sizes: Int64[np.ndarray, "image 2"], unreadable: l
     cameras += "" if manifest.is_query.all() else ", of which the first asks and the other answers"
     lines = [f"{manifest.name}: {len(manifest):,} images{of}{cameras}"]
     if len(sizes):
-        (low, high), shape = (
-            np.percentile(sizes.min(axis=1), [5, 95]),
-            np.percentile(sizes[:, 0] / sizes[:, 1], [5, 95]),
-        )
-        said = f"height over width {shape[0]:.2f} to {shape[1]:.2f}"
-        lines.append(f"shorter side {low:,.0f} to {high:,.0f} pixels, {said}: nine in ten of {len(sizes):,} images")
+        low, high = np.percentile(sizes.min(axis=1), [5, 95])
+        flat, tall = np.percentile(sizes[:, 0] / sizes[:, 1], [5, 95])
+        said = f"height over width {flat:.2f} to {tall:.2f}: nine in ten of {len(sizes):,} images"
+        lines.append(f"shorter side {low:,.0f} to {high:,.0f} pixels, {said}")
     if unreadable:
         lines.append(f"{len(unreadable):,} of them cannot be read, such as {unreadable[0]}: aurank doctor names all")
     return lines
@@ -242,14 +239,11 @@ def _shape(sizes: Int64[np.ndarray, "image 2"]) -> tuple[int | list[int], str, s
         return SIDE, "crop", "the usual"
     shapes, side = sizes[:, 0] / sizes[:, 1], min(SIDE, int(np.median(sizes.min(axis=1))))
     low, middle, high = np.percentile(shapes, [5, 50, 95]).tolist()
+    square = max(32, side // 32 * 32)
     if high > VARIED * low:
-        return (
-            max(32, side // 32 * 32),
-            "pad",
-            f"height over width from {low:.2f} to {high:.2f}: a crop would cut ends off",
-        )
+        return square, "pad", f"height over width from {low:.2f} to {high:.2f}: a crop would cut ends off"
     if max(middle, 1 / middle) < SLIM:
-        return max(32, side // 32 * 32), "crop", "most images are nearly square"
+        return square, "crop", "most images are nearly square"
     tall, wide = (max(32, round(side * part / 32) * 32) for part in (middle**0.5, middle**-0.5))
     return [tall, wide], "squash", f"most images have height over width near {middle:.2f}"
 
