@@ -258,3 +258,27 @@ def test_a_table_that_scrolls_ends_with_a_whole_row_and_says_so(browser: webdriv
     assert all(seen)
     assert 10 < len(seen) < 40
     assert said == f"↓ {40 - len(seen)} more rows: scroll in the table"
+
+
+@pytest.mark.slow
+def test_a_page_is_as_wide_as_its_screen_and_folded_on_a_phone(browser: webdriver.Chrome, tmp_path: Path) -> None:
+    rows = np.random.default_rng(0).normal(size=(200, 4))
+    report = aurank.evaluate(rows, np.arange(200) // 2, neighbours=40)
+    (tmp_path / "report.html").write_text(report_page(report), encoding="utf-8")
+    for width in (1280, 390):
+        screen = {"width": width, "height": 844, "deviceScaleFactor": 1, "mobile": width == 390}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+        browser.get((tmp_path / "report.html").as_uri())
+        assert browser.execute_script("return document.documentElement.scrollWidth") <= width  # less a scroll bar
+        folds = browser.execute_script("return [...document.querySelectorAll('.folds')].map(one => one.open)")
+        assert set(folds) == {width > 390}
+        # A long list scrolls in its own box, at whose end the first positive stays.
+        inside, box, right, end = browser.execute_script(
+            "const row = document.querySelector('.row:has(.apart)'), last = row.querySelector('.apart');"
+            "return [row.scrollWidth, row.clientWidth, ...[last, row].map(one => one.getBoundingClientRect().right)]"
+        )
+        assert inside > box
+        assert right <= end + 1
+    Page(browser).one("nav a[href='#classes']").click()
+    assert browser.execute_script("return document.getElementById('classes').open")
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
