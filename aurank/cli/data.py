@@ -154,7 +154,7 @@ def get_data(
     aurank data get grocery --to /data
     """
     from aurank.data.download import fetch, find_set
-    from aurank.embedding.select_images import data_folder
+    from aurank.embedding.named import data_folder
 
     about = find_set(name)
     if about.addresses:
