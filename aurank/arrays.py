@@ -1,20 +1,24 @@
-"""Arrays in files, .npy and .npz, whose headers are compared with the bytes that are there before memory is taken."""
+"""Arrays in files, whose headers are compared with the bytes that are there, and arrays of other libraries."""
 
 import io
 import math
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, TypeAlias, cast, runtime_checkable
 
 import numpy as np
 from jaxtyping import Int64, Shaped
 
-from aurank.errors import UserError
+from aurank.errors import UserError, first_line
 from aurank.files import reading, require_ordinary
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _LARGE, _DENSE = 2**26, 100
 _BLOCK = 2**24  # bytes written at a time
+_CPU = 1  # a kind of device of DLPack
 NPY_MAGIC = b"\x93NUMPY"
 
 
@@ -146,3 +150,52 @@ def select_rows(rows: Rows, index: Any) -> Rows:
     if isinstance(rows, np.memmap):
         rows = MappedRows([rows])
     return rows.select(index) if isinstance(rows, MappedRows) else rows[index]
+
+
+# -- arrays of other libraries -----------------------------------------------------------------------------------------
+
+
+@runtime_checkable
+class HasArray(Protocol):
+    """What NumPy can read: arrays of NumPy and torch, data frames and series of pandas and polars."""
+
+    def __len__(self) -> int: ...
+    def __array__(self) -> Any: ...
+
+
+@runtime_checkable
+class HasDLPack(Protocol):
+    """What gives its memory, on a GPU too: arrays of CuPy, JAX and others."""
+
+    def __len__(self) -> int: ...
+    def __dlpack__(self) -> Any: ...
+    def __dlpack_device__(self) -> Any: ...
+
+
+Arrays: TypeAlias = HasArray | HasDLPack | Sequence[Any]
+
+
+def as_plain(values: Any, name: str) -> "Tensor | np.ndarray | MappedRows":
+    """Return a list, or an array of any library, as a tensor or an array; copied only where its memory is not given.
+
+    A column of lists, and a list of tensors, become a matrix. `name` is what a UserError calls the values.
+    """
+    import torch
+
+    if isinstance(values, torch.Tensor | np.ndarray | MappedRows):
+        return values
+    try:
+        if isinstance(values, Sequence) and len(values) and all(isinstance(row, torch.Tensor) for row in values):
+            return torch.stack(list(values))
+        # NumPy would copy from a GPU, or refuse to.
+        device = values.__dlpack_device__()[0] if isinstance(values, HasDLPack) else None
+        if device is not None and (device != _CPU or not isinstance(values, HasArray)):
+            return torch.utils.dlpack.from_dlpack(values)
+        array = np.asarray(values)
+        rows = array if array.dtype == np.object_ and array.ndim == 1 else ()
+        is_nested = len(rows) > 0 and all(isinstance(row, HasArray | list) for row in rows)
+        return np.stack([np.asarray(row) for row in rows]) if is_nested else array
+    # Rows of several lengths; whatever else a library refuses to give.
+    except Exception as error:
+        kind = f"a {type(values).__name__} that makes no array ({first_line(error)[:100]})"
+        raise UserError(f"the {name} are {kind}: give numbers, as many in each row") from error

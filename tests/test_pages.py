@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
 import pytest
 import torch
 from pytorch_metric_learning import testers
 from pytorch_metric_learning.miners import MultiSimilarityMiner
 from ruamel.yaml import YAML
+from testing.inputs import items
 from testing.pages import LANGUAGES, ROOT, Block, blocks, commands, write_world
+from testing.runs import tiny_config
 from testing.trees import publish_small_sizes
 
 import aurank
@@ -34,6 +37,7 @@ STAND_INS = {
     r"batch=1024$": "batch=64",
     r"micro_batch=64$": "micro_batch=16",
     r"^/data$": "published",
+    r"^webdataset:.*": "webdataset:shards",
     r"\$AURANK_DATA\b": ".",
 }
 SHELL = {"source", "export", "git", "pip", "python -m venv"}  # of the shell, nothing of aurank
@@ -207,6 +211,12 @@ def names() -> dict[str, Any]:
 
 # What a page means by a name where it is something else than above.
 OWN_NAMES: dict[str, Callable[[], dict[str, Any]]] = {
+    "docs/inputs.md": lambda: {
+        "train_set": items("train"),
+        "test_set": items("test"),
+        "config": tiny_config(data={"channels": 3, "image_size": 8, "validation_fraction": 0}),
+        "frame": pyarrow.table({"path": ["class0/0.png"], "label": ["a"], "split": ["test"]}),
+    },
     "docs/memory.md": lambda: {"images": torch.randn(60, 512)},
     "docs/losses.md": lambda: {
         "embeddings": torch.randn(60, 128, requires_grad=True),

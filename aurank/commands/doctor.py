@@ -9,6 +9,7 @@ from jaxtyping import Bool, Int64
 
 from aurank.arrays import select_rows
 from aurank.commands.run_options import RunOptions, prepare_model
+from aurank.data import Manifest
 from aurank.data.checks.doctor import check_prepared, examine
 from aurank.data.checks.findings import DoctorReport, Finding, finding_of, require_table
 from aurank.embedding.embed import Embedded
@@ -95,7 +96,7 @@ def examine_rows(
 
 
 def examine_data(
-    data: str,
+    data: str | Manifest,
     overrides: Sequence[str] = (),
     *,
     model: str | None = None,
@@ -105,7 +106,7 @@ def examine_data(
     """Return what is wrong with data: missing, broken, repeated or poor images, lone classes, leaks between splits.
 
     Args:
-        data: READER:PATH, a YAML file, or the name of a shipped configuration.
+        data: READER:PATH, a YAML file, the name of a shipped configuration, or a manifest.
         overrides: dotted changes of the data section, or of the configuration.
         model: whose embeddings are examined too, for wrong labels and more; needs READER:PATH.
         table: that the rows kept will be written to.
@@ -124,13 +125,14 @@ def examine_data(
     if section is None:  # a configuration
         from aurank.training import read_config
 
+        assert isinstance(data, str)
         config = read_config(data, overrides)
         section, seed = config.data, config.seed
     elif seeds:
         if not seeds[-1].isdecimal():
             raise UserError(f"seed={seeds[-1]}: expected a whole number >= 0")
         seed = int(seeds[-1])
-    manifest = read_manifest(section, seed=seed)
+    manifest = read_manifest(section, seed=seed, dataset=data if isinstance(data, Manifest) else None)
     if table is not None:
         require_table(manifest)
     train_labels = section.train_labels == "class"

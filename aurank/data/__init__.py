@@ -11,7 +11,9 @@ if TYPE_CHECKING:
     from aurank.data.loader import BatchLoader
     from aurank.data.manifest import SPLITS, Manifest, build_manifest
     from aurank.data.readers import BENCHMARKS, READERS
+    from aurank.data.readers.given import from_dataset
     from aurank.data.readers.published import Completeness, check_benchmark
+    from aurank.data.readers.table import from_table
     from aurank.data.samplers import (
         SAMPLERS,
         HardNegativeSampler,
@@ -52,6 +54,8 @@ __all__ = [
     "ZipSource",
     "build_manifest",
     "check_benchmark",
+    "from_dataset",
+    "from_table",
     "open_source",
     "view_keys",
 ]

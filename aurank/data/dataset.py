@@ -19,7 +19,7 @@ from aurank.data.decode import MAX_PIXELS, Pixels, crop, decode, quiet_decoding
 from aurank.data.manifest import Manifest
 from aurank.data.prepared import PreparedImages
 from aurank.data.seeds import augmentation_seeds
-from aurank.data.sources import FileMark, file_marks
+from aurank.data.sources import FileMark
 from aurank.data.transforms import Pipeline
 from aurank.errors import UserError
 
@@ -129,7 +129,7 @@ class ImageDataset(Dataset[Sample]):
         """Return what tells each image from another now: its file, or what is kept of a prepared image."""
         if self._prepared_rows is not None:
             return [*self._prepared_rows.marks()]
-        return file_marks(self.manifest.source, self.manifest.paths)
+        return self.manifest.source.marks(self.manifest.paths)
 
     def __len__(self) -> int:
         return len(self.manifest)

@@ -3,6 +3,7 @@
 import contextlib
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
 import warnings
@@ -57,8 +58,14 @@ class BatchLoader(DataLoader[Any]):
             )
 
     def __iter__(self) -> "Iteration":  # type: ignore[override]  # not torch's private iterator class
-        with _quietly():
-            return Iteration(super().__iter__())
+        try:
+            with _quietly():
+                return Iteration(super().__iter__())
+        except (AttributeError, TypeError, pickle.PicklingError) as error:  # where workers are not forked
+            if not self.num_workers:
+                raise
+            said = f"the data set cannot be sent to other processes ({first_line(error)[:100]})"
+            raise UserError(f"data.workers={self.num_workers}: {said}; set data.workers=0") from error
 
 
 class Iteration:
@@ -133,10 +140,11 @@ def _context() -> Any:
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-    """Hide two warnings: more workers than processors, which the user chose; and of forking a process with threads."""
+    """Hide warnings: of more workers than processors, which the user chose; of forking; of what an error says too."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="This DataLoader will create", category=UserWarning)
         warnings.filterwarnings("ignore", message=".*use of fork", category=DeprecationWarning)
+        warnings.filterwarnings("ignore", message="Got pickle error", category=UserWarning)
         yield
 
 

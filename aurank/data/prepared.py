@@ -26,7 +26,7 @@ from jaxtyping import Bool, Int64, UInt8
 
 from aurank.data.decode import MAX_PIXELS, Pixels, crop, decode, quiet_decoding
 from aurank.data.manifest import Manifest
-from aurank.data.sources import BytesSource, FileMark, FolderSource, file_marks
+from aurank.data.sources import BytesSource, FileMark
 from aurank.data.transforms.base import AREA, resize_shorter
 from aurank.errors import AurankError, UserError, first_line
 from aurank.files import EXACT, checked, content_sha256, reading, replacing
@@ -188,7 +188,7 @@ class PreparedImages:
         changed, doubtful = np.zeros(len(held), dtype=np.bool_), []
         lengths, times = records["original_length"].tolist(), records["original_modified"].tolist()
         sums = records["original_crc"].tolist()
-        for place, mark in enumerate(file_marks(manifest.source, paths)):
+        for place, mark in enumerate(manifest.source.marks(paths)):
             if mark is None:
                 continue
             if mark.length != lengths[place] or (mark.crc is not None and mark.crc != sums[place]):
@@ -307,14 +307,15 @@ def contents(manifest: Manifest, prepared: PreparedRows | None = None) -> dict[s
 
     paths = sorted(set(manifest.paths))
     if prepared is None:
-        marks = file_marks(manifest.source, paths)
+        source = manifest.source
+        marks: list[FileMark | None] = [None] * len(paths) if source.is_read_to_mark else source.marks(paths)
     else:
         known = dict(zip(manifest.paths, prepared.marks("original_"), strict=True))
-        marks = [known[path] for path in paths]
+        marks = [*map(known.__getitem__, paths)]
     sizes = [mark and mark.length for mark in marks]
     sums = {path: mark and mark.crc for path, mark in zip(paths, marks, strict=True)}
-    all_known = prepared is not None or not isinstance(manifest.source, FolderSource)
-    small = sum(size or 0 for size in sizes) <= _SMALL
+    all_known = prepared is not None or all(mark is not None and mark.crc is not None for mark in marks)
+    small = 0 < sum(size or 0 for size in sizes) <= _SMALL
     sample = paths if small else random.Random(manifest.sha256).sample(paths, min(_SAMPLE, len(paths)))
     digests = {"sizes": digest(sizes), "sample": digest(sums[path] if all_known else total(path) for path in sample)}
     if all_known and sums:
@@ -383,7 +384,7 @@ def prepare_images(
         if on_error == "raise":  # then it says why
             needed[held] |= stored.records["length"][places[held]] == 0
         todo = np.flatnonzero(needed).tolist()
-        marks = file_marks(manifest.source, [once.paths[row] for row in todo])  # before they are read
+        marks = manifest.source.marks([once.paths[row] for row in todo])  # before they are read
         make = partial(_make, once, how, on_error=on_error, max_pixels=max_pixels)
         made = _in_order(make, todo, marks)
         waiting: list[dict[str, Any]] = []

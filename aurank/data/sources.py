@@ -1,12 +1,14 @@
-"""Where the bytes of images come from: a folder, a zip archive, or arrays in memory."""
+"""Where the bytes of images come from: a folder, an archive or parts of files, here or at an address, or memory."""
 
 import io
 import os
+import re
 import stat
 import zipfile
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,10 +16,19 @@ import numpy as np
 
 from aurank.arrays import is_bomb
 from aurank.errors import UserError
-from aurank.files import reading
+from aurank.extras import import_library
+from aurank.files import address_of, reading
 
 # What an operating system leaves beside the images: never data.
 _LITTER = ("__MACOSX", "Thumbs.db", "desktop.ini")
+
+
+class FileMark(NamedTuple):
+    """What tells a file from a later one of the same name without reading it: its length, and its time or its sum."""
+
+    length: int
+    modified: int | None  # nanoseconds since 1970, in a folder; a number that changes with the file, at an address
+    crc: int | None  # CRC-32 of the content, where it is at hand: in an archive and in memory
 
 
 class ImageSource(ABC):
@@ -31,6 +42,7 @@ class ImageSource(ABC):
     """
 
     where: str
+    is_read_to_mark = False  # whether the mark of an image takes as long as the image itself
 
     @abstractmethod
     def content(self, path: str) -> bytes:
@@ -44,10 +56,21 @@ class ImageSource(ABC):
     def names(self) -> list[str]:
         """Return the paths of all files, sorted, without what operating systems leave; links are followed once."""
 
+    def marks(self, paths: Sequence[str]) -> list[FileMark | None]:
+        """Return the mark of each file, None where it is missing."""
+        return [FileMark(len(data), None, zlib.crc32(data)) for data in map(self.read_bytes, paths)]
+
     def read_bytes(self, path: str) -> bytes:
         """Return the content of one file; UserError names the file if it is missing or cannot be read."""
-        try:
+        with self._naming(path):
             return self.content(path)
+
+    @contextmanager
+    def _naming(self, path: str) -> Iterator[None]:
+        """Turn what reading a file raises into a UserError that names the file."""
+        try:
+            yield
+            return
         except (MemoryError, UserError):
             raise
         except (KeyError, FileNotFoundError):
@@ -58,8 +81,19 @@ class ImageSource(ABC):
         raise UserError(said)
 
 
+def file_system(address: str) -> tuple[Any, str]:
+    """Return the file system of fsspec at an address, or of a path, and the path there; UserError where none is."""
+    core = import_library("fsspec.core", address)
+    with reading(address, "an address", remedy="correct it, or install the library that it needs"):
+        # Each time: what a process made before it was forked must not be used after.
+        return core.url_to_fs(address)  # type: ignore[no-any-return]
+
+
 def open_source(path: Path, *, prefix: str = "") -> ImageSource:
     """Return the folder or zip archive at `path`; paths start at the folder `prefix` inside it.
+
+    Args:
+        path: an address of fsspec too, such as `Path("s3://bucket/photos")`.
 
     Raises:
         UserError: where there is neither.
@@ -69,14 +103,35 @@ def open_source(path: Path, *, prefix: str = "") -> ImageSource:
         False
     """
     with reading(path, "a folder or an archive", remedy="name another"):  # longer than the file system takes
-        if path.is_dir():
-            return FolderSource(path / prefix)
-        if path.is_file():
-            return ZipSource(path, prefix=prefix)
+        if (kind := folder_or_file(path)) == "folder":
+            address = address_of(path)
+            return FolderSource(local(path) / prefix) if address is None else AddressSource(f"{address}/{prefix}")
+        if kind == "file":
+            return ZipSource(local(path), prefix=prefix)
     raise UserError(
-        f"{path} does not exist; expected a folder or a zip archive of images: fetch it, or set data.root "
-        "(or AURANK_DATA) to the folder that holds it"
+        f"{address_of(path) or path} does not exist; expected a folder or a zip archive of images: fetch it, or set "
+        "data.root (or AURANK_DATA) to the folder that holds it"
     )
+
+
+def local(path: Path) -> Path:
+    """Return a path without the file:// before it."""
+    return Path(re.sub("^file:/+", "/", path.as_posix())) if path.as_posix().startswith("file:/") else path
+
+
+def whole_path(path: Path) -> Path:
+    """Return the path from the root of the file system; of an address the path itself."""
+    return path if address_of(path) else local(path).resolve()
+
+
+def folder_or_file(path: Path) -> str:
+    """Return what is at a path or an address: "folder", "file", or "" for nothing."""
+    if (address := address_of(path)) is None:
+        path = local(path)
+        return "folder" if path.is_dir() else "file" if path.is_file() else ""
+    files, inside = file_system(address)
+    with reading(address, "an address", remedy="look whether it is there, and whether you may read it"):
+        return "file" if files.isfile(inside) else "folder" if files.isdir(inside) else ""
 
 
 class FolderSource(ImageSource):
@@ -110,6 +165,46 @@ class FolderSource(ImageSource):
             inside = Path(folder).relative_to(self.root).as_posix()
             found += [name if inside == "." else f"{inside}/{name}" for name in files]
         return sorted(name for name in found if not _is_litter(name))
+
+    def marks(self, paths: Sequence[str]) -> list[FileMark | None]:
+        return [_stat_mark(os.path.join(self.root, path)) for path in paths]  # noqa: PTH118  # there may be half a million
+
+
+class AddressSource(ImageSource):
+    """Files below an address of fsspec.
+
+    Example:
+        >>> AddressSource("memory://photos").names()
+        []
+    """
+
+    def __init__(self, address: str) -> None:
+        self.where = address.rstrip("/")
+
+    def content(self, path: str) -> bytes:
+        files, root = file_system(self.where)
+        return files.cat_file(f"{root}/{path}")  # type: ignore[no-any-return]
+
+    def exists(self, path: str) -> bool:
+        files, root = file_system(self.where)
+        return bool(files.isfile(f"{root}/{path}"))
+
+    def names(self) -> list[str]:
+        files, root = file_system(self.where)
+        with reading(self.where, "a folder", remedy="look whether you may read it"):
+            found = [name.removeprefix(root).lstrip("/") for name in files.find(root)]
+        return sorted(name for name in found if not _is_litter(name))
+
+    def marks(self, paths: Sequence[str]) -> list[FileMark | None]:
+        files, root = file_system(self.where)
+        there = [f"{root}/{path}" for path in paths]
+        known = {file for file in there if files.isfile(file)}
+        return [FileMark(files.size(one), file_version(files, one), None) if one in known else None for one in there]
+
+
+def file_version(files: Any, file: str) -> int:
+    """Return a number that changes with a file of a file system of fsspec."""
+    return int(files.checksum(file)) % 2**62
 
 
 def _folders(root: str) -> Iterator[tuple[str, list[str]]]:
@@ -148,16 +243,21 @@ class ZipSource(ImageSource):
     def __init__(self, file: Path, *, prefix: str = "") -> None:
         self.file = file
         self.prefix = f"{prefix.strip('/')}/" if prefix.strip("/.") else ""
-        self.where = f"{file}/{self.prefix}".rstrip("/")
+        self.where = f"{address_of(file) or file}/{self.prefix}".rstrip("/")
         self._opened: tuple[int, zipfile.ZipFile] | None = None
-        self._size = file.stat().st_size if file.is_file() else 0
-        self._archive()
+        self._size = self._archive().start_dir
 
     def _archive(self) -> zipfile.ZipFile:
         if self._opened is None or self._opened[0] != os.getpid():
-            with reading(self.file, "a zip archive", remedy="fetch it again"):
-                self._opened = (os.getpid(), zipfile.ZipFile(self.file))
+            with reading(self.where, "a zip archive", remedy="fetch it again"):
+                self._opened = (os.getpid(), self._open())
         return self._opened[1]
+
+    def _open(self) -> zipfile.ZipFile:
+        if (address := address_of(self.file)) is None:
+            return zipfile.ZipFile(self.file)
+        files, inside = file_system(address)
+        return zipfile.ZipFile(files.open(inside, "rb"))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_opened": None}
@@ -170,10 +270,11 @@ class ZipSource(ImageSource):
             raise ValueError(f"it {claims}; no image is packed so densely: remove it")
         return archive.read(member)
 
-    def members(self) -> dict[str, zipfile.ZipInfo]:
-        """Return what the archive's own directory says of each member, by its whole name, as it is now."""
-        with zipfile.ZipFile(self.file) as archive:
-            return {info.filename: info for info in archive.infolist()}
+    def marks(self, paths: Sequence[str]) -> list[FileMark | None]:
+        with self._open() as archive:  # as it is now
+            members = {info.filename: info for info in archive.infolist()}
+        held = [members.get(self.prefix + path) for path in paths]
+        return [None if info is None else FileMark(info.file_size, None, info.CRC) for info in held]
 
     def exists(self, path: str) -> bool:
         return self.prefix + path in self._archive().NameToInfo
@@ -191,19 +292,22 @@ class ArraySource(ImageSource):
         ['a']
     """
 
-    def __init__(self, images: Mapping[str, np.ndarray], *, where: str = "memory") -> None:
+    def __init__(self, images: Mapping[str, Any], *, where: str = "memory") -> None:
         self._images = dict(images)
         self.where = where
 
+    def _held(self, path: str) -> Any:
+        return self._images[path]
+
     def pixels(self, path: str) -> np.ndarray:
         """Return the array itself, which `decode` takes without the way through a file."""
-        if path not in self._images:
-            self.read_bytes(path)
-        return self._images[path]
+        with self._naming(path):
+            array: np.ndarray = self._held(path)
+            return array
 
     def content(self, path: str) -> bytes:
         buffer = io.BytesIO()
-        np.save(buffer, self._images[path], allow_pickle=False)
+        np.save(buffer, self._held(path), allow_pickle=False)
         return buffer.getvalue()
 
     def exists(self, path: str) -> bool:
@@ -229,23 +333,49 @@ class BytesSource(ImageSource):
         return []
 
 
-class FileMark(NamedTuple):
-    """What tells a file from a later one of the same name without reading it: its length, and its time or its sum."""
+class PartsSource(ImageSource):
+    """Images that lie uncompressed in larger files, such as members of tar archives: by file, offset and length.
 
-    length: int
-    modified: int | None  # nanoseconds since 1970, in a folder
-    crc: int | None  # CRC-32 of the content, where it is at hand: in an archive and in memory
+    Args:
+        parts: the files, by path or address; or the bytes of one.
+        places: of each image: the number of its part, where it begins there, and its length.
+        where: of all of them, for messages.
+        reader: the name, root and parameters of the reader that finds them again.
 
+    Example:
+        >>> PartsSource([b"abcdef"], {"one": (0, 2, 3)}, where="memory").read_bytes("one")
+        b'cde'
+    """
 
-def file_marks(source: ImageSource, paths: Sequence[str]) -> list[FileMark | None]:
-    """Return the mark of each file, None where it is missing."""
-    if isinstance(source, FolderSource):
-        return [_stat_mark(os.path.join(source.root, path)) for path in paths]  # noqa: PTH118  # there may be half a million
-    if isinstance(source, ZipSource):
-        members = source.members()
-        held = [members.get(source.prefix + path) for path in paths]
-        return [None if info is None else FileMark(info.file_size, None, info.CRC) for info in held]
-    return [FileMark(len(data), None, zlib.crc32(data)) for data in map(source.read_bytes, paths)]
+    def __init__(
+        self,
+        parts: Sequence[Any],
+        places: Mapping[str, tuple[int, int, int]],
+        *,
+        where: str,
+        reader: tuple[str, Path, Mapping[str, str]] | None = None,
+    ) -> None:
+        self.parts, self.places, self.where, self.reader = parts, places, where, reader
+
+    def content(self, path: str) -> bytes:
+        number, start, length = self.places[path]
+        if not isinstance(part := self.parts[number], str):
+            return bytes(part[start : start + length])
+        files, inside = file_system(part)
+        return files.cat_file(inside, start=start, end=start + length)  # type: ignore[no-any-return]
+
+    def exists(self, path: str) -> bool:
+        return path in self.places
+
+    def names(self) -> list[str]:
+        return sorted(self.places)
+
+    def marks(self, paths: Sequence[str]) -> list[FileMark | None]:
+        if not all(isinstance(part, str) for part in self.parts):
+            return super().marks(paths)
+        versions = [file_version(*file_system(part)) for part in self.parts]
+        places = (self.places[path] for path in paths)
+        return [FileMark(length, versions[number] + start, None) for number, start, length in places]
 
 
 def _stat_mark(path: str) -> FileMark | None:

@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float32, Int64, Shaped
 from torch import Tensor, nn
 
 from aurank.data import ImageDataset, Manifest
-from aurank.data.sources import FileMark, file_marks
+from aurank.data.sources import FileMark
 from aurank.errors import AurankError, UserError
 from aurank.files import read_bundle, write_bundle, write_text
 
@@ -187,7 +187,7 @@ def weights_sha256(module: nn.Module) -> str:
 def data_sha256(manifest: Manifest) -> str:
     """Return the digest of a manifest and its files: a zip's checksums, or each file's length and time of change."""
     digest = hashlib.sha256(manifest.sha256.encode())
-    digest.update(json.dumps(_plain(file_marks(manifest.source, manifest.paths))).encode())
+    digest.update(json.dumps(_plain(manifest.source.marks(manifest.paths))).encode())
     return digest.hexdigest()
 
 

@@ -15,14 +15,15 @@ import numpy as np
 from typing_extensions import TypedDict
 
 from aurank.arrays import Rows, load_arrays, save_rows
-from aurank.data import FolderSource, ImageSource, ZipSource
+from aurank.data import READERS, FolderSource, ImageSource, ZipSource, open_source
 from aurank.data.shards import storable_texts
+from aurank.data.sources import AddressSource, PartsSource
 from aurank.embedding.named import ABOUT, KEPT, require_index
 from aurank.embedding.stored.trained_model import store_model
 from aurank.errors import UserError
 from aurank.evaluation.index.neighbours import Index
 from aurank.evaluation.postprocessing import GallerySearch, PostProcessing, processed_gallery
-from aurank.files import checked, content_sha256, file_sha256, read_record, reading, replacing, write_text
+from aurank.files import address_of, checked, content_sha256, file_sha256, read_record, reading, replacing, write_text
 from aurank.models.image_model import ImageModel
 
 FORMAT, VERSION = "aurank.image_index", 2
@@ -42,7 +43,7 @@ Table = dict[str, np.ndarray]
 class SourceRecord(TypedDict):
     """Where images are: a folder, the folder `prefix` of a zip archive, or the memory of a process that ended."""
 
-    kind: Literal["folder", "zip", "memory"]
+    kind: Literal["folder", "zip", "reader", "memory"]  # of a reader the prefix has its name and parameters
     place: str
     prefix: str
 
@@ -173,9 +174,15 @@ def verify_part(folder: Path, about: dict[str, Any], part: str) -> None:
 def describe_source(source: ImageSource) -> SourceRecord:
     """Return where images are, as index.json keeps it; a source in memory is gone afterwards."""
     if isinstance(source, ZipSource):
-        return {"kind": "zip", "place": str(source.file.absolute()), "prefix": source.prefix}
+        place = address_of(source.file) or str(source.file.absolute())
+        return {"kind": "zip", "place": place, "prefix": source.prefix}
     if isinstance(source, FolderSource):
         return {"kind": "folder", "place": str(source.root.absolute()), "prefix": ""}
+    if isinstance(source, AddressSource):
+        return {"kind": "folder", "place": source.where, "prefix": ""}
+    if isinstance(source, PartsSource) and source.reader is not None:
+        name, root, params = source.reader
+        return {"kind": "reader", "place": address_of(root) or str(root), "prefix": json.dumps([name, params])}
     return {"kind": "memory", "place": source.where, "prefix": ""}
 
 
@@ -183,10 +190,11 @@ def open_described(described: SourceRecord) -> ImageSource | None:
     """Return the source that `describe_source` described, None where it is there no more."""
     place = Path(described["place"])
     with contextlib.suppress(UserError, OSError):
-        if described["kind"] == "folder" and place.is_dir():
-            return FolderSource(place)
-        if described["kind"] == "zip" and place.is_file():
-            return ZipSource(place, prefix=described["prefix"])
+        if described["kind"] == "reader":
+            name, params = json.loads(described["prefix"])
+            return READERS[name](place, **params).source
+        if described["kind"] != "memory":
+            return open_source(place, prefix=described["prefix"])
     return None
 
 
@@ -199,9 +207,9 @@ def moved_sources(about: dict[str, Any], images: Table, roots: Sequence[Path]) -
         many = f"--root is given {len(roots)} times for images from {len(files)} places"
         raise UserError(f"{many} ({places}): give one for each, in this order")
     for number, root in zip(files, roots, strict=True):
-        place, prefix = root.absolute(), sources[number]["prefix"]
-        sources[number] = {"kind": "zip", "place": str(place), "prefix": prefix}
-        if place.is_dir():
+        place, prefix, kind = root.absolute(), sources[number]["prefix"], sources[number]["kind"]
+        sources[number] = {"kind": "reader" if kind == "reader" else "zip", "place": str(place), "prefix": prefix}
+        if kind != "reader" and place.is_dir():
             inside = place / prefix if (place / prefix).is_dir() else place
             sources[number] = {"kind": "folder", "place": str(inside), "prefix": ""}
         source, paths = open_described(sources[number]), images["path"][images["source"] == number].tolist()

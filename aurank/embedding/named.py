@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 from aurank.config import Choices, DataConfig, load_config, shipped_configs
 from aurank.config.schema import EMBEDDINGS
 from aurank.data.readers import BENCHMARKS, READERS
+from aurank.data.readers.given import GIVEN
+from aurank.data.sources import folder_or_file
 from aurank.errors import UserError
-from aurank.files import reading
+from aurank.files import address_of, reading
 
 if TYPE_CHECKING:
     from aurank.data import Manifest
@@ -30,7 +32,8 @@ class ImageSelection:
     """The images to embed; nothing given: the test split of the data that the model was trained on.
 
     Args:
-        data: READER:PATH, or a configuration, by its file or shipped name, whose images are taken.
+        data: READER:PATH, or a configuration, by its file or shipped name, whose images are taken; or a manifest, such
+            as `aurank.data.from_dataset` makes.
         split: as the data have it, default "test"; of the data that the model was trained on, not named, "train" is
             what training used and "val" what it held out; "all" takes every image.
         protocol: a name from `aurank.embedding.protocols`.
@@ -45,7 +48,7 @@ class ImageSelection:
         aurank.errors.UserError: --data and --protocol both say which images to take; give one of them
     """
 
-    data: str | None = None
+    data: "str | Manifest | None" = None
     split: str | None = None
     protocol: str | None = None
     root: Path | None = None
@@ -73,7 +76,7 @@ class ImageSelection:
     @property
     def takes_embeddings(self) -> bool:
         """Whether the rows of a file of embeddings are named, or a configuration of a head on such."""
-        return self.data is not None and located(self.data)["name"] == EMBEDDINGS
+        return isinstance(self.data, str) and located(self.data)["name"] == EMBEDDINGS
 
     @property
     def takes_images(self) -> bool:
@@ -110,8 +113,10 @@ class ImageSelection:
         return None if self.protocol is None else find_protocol(self.protocol, seeds=self.seeds)
 
 
-def located(data: str) -> dict[str, Any]:
-    """The keys of a ``data`` section that READER:PATH or a configuration sets."""
+def located(data: "str | Manifest") -> dict[str, Any]:
+    """The keys of a ``data`` section that READER:PATH, a configuration or a manifest sets."""
+    if not isinstance(data, str):
+        return {"name": GIVEN, "params": {}, "root": None}
     shipped = shipped_configs()
     if data in shipped or data.endswith((".yaml", ".yml")):
         config = load_config(shipped.get(data, data), choices=DATA)
@@ -124,10 +129,12 @@ def located(data: str) -> dict[str, Any]:
     if not path:
         return section
     target = Path(path)
-    if not target.exists():
-        start = "" if target.is_absolute() else f" in {Path.cwd()}"
-        raise UserError(f"--data {data}: there is no {target}{start}; correct the path")
-    if not target.is_file():
+    if "{" in path:  # a pattern of several files
+        return {**section, "params": {"path": path}, "root": "."}
+    if not (kind := folder_or_file(target)):
+        start = "" if target.is_absolute() or address_of(target) else f" in {Path.cwd()}"
+        raise UserError(f"--data {data}: there is no {address_of(target) or target}{start}; correct the path")
+    if kind == "folder":
         return {**section, "root": str(target)}
     key = "file" if name in ("table", EMBEDDINGS) else "path"  # of an archive
     return {**section, "params": {key: target.name}, "root": str(target.parent)}
@@ -150,6 +157,8 @@ def require_data(name: str, root: Path, **params: Any) -> None:
     if "path" not in known and "file" not in known:  # it needs no file
         return
     path = params.get("path", known["path"].default if "path" in known else ".")
+    if address_of(root) or "{" in str(path):  # its own words say as much
+        return
     places = [root / one for one in (BENCHMARKS[name].folders if path is None else [path])]
     if "file" in params and places[0].is_dir():
         places = [places[0] / str(params["file"])]

@@ -21,9 +21,9 @@ _HELD_OUT = ("validation_fraction", "validation_by")  # keys that say which trai
 _WANTS_LABELS = "needs images with labels, such as --data folder:PATH with PATH/CLASS/IMAGE"
 
 
-def read_data(data: str, overrides: Sequence[str] = ()) -> DataConfig | None:
-    """Return the data section that names READER:PATH; None where `data` names no reader."""
-    if data.partition(":")[0] not in READERS or Path(data).is_file():
+def read_data(data: str | Manifest, overrides: Sequence[str] = ()) -> DataConfig | None:
+    """Return the data section that names READER:PATH, or of a manifest; None where `data` names no reader."""
+    if isinstance(data, str) and (data.partition(":")[0] not in READERS or Path(data).is_file()):
         if Path(data).is_dir():
             raise UserError(f"{data} is a folder; did you mean 'folder:{data}'?")
         return None
@@ -63,7 +63,8 @@ def select(images: ImageSelection, checkpoint: dict[str, Any] | None) -> Selecte
             "say which images to embed: --data READER:PATH or CONFIGURATION, --protocol NAME, or --query and --gallery"
         )
     data = read_data_config(section, images.overrides)
-    whole, trained = _with_splits(read_whole(data), data, images, checkpoint)
+    given = read_whole(data) if images.data is None or isinstance(images.data, str) else images.data
+    whole, trained = _with_splits(given, data, images, checkpoint)
     if images.split == ALL:
         return Selected(data, whole, trained)
     if images.split is None and "test" not in whole.split_sizes:
@@ -131,7 +132,7 @@ def require_measurable(manifest: Manifest, *, pooled: bool) -> None:
 # -- a data section, its manifest and splits ---------------------------------------------------------------------------
 
 
-def read_manifest(config: DataConfig, *, seed: int) -> Manifest:
+def read_manifest(config: DataConfig, *, seed: int, dataset: Manifest | None = None) -> Manifest:
     """Return every image of the data set with its split, validation (class-disjoint from training, seeded) included.
 
     Example:
@@ -139,7 +140,7 @@ def read_manifest(config: DataConfig, *, seed: int) -> Manifest:
         >>> read_manifest(config, seed=1).split_sizes
         {'train': 629, 'val': 269, 'test': 899}
     """
-    return hold_out(read_whole(config), config, seed=seed)
+    return hold_out(read_whole(config) if dataset is None else dataset, config, seed=seed)
 
 
 def hold_out(manifest: Manifest, config: DataConfig, *, seed: int) -> Manifest:

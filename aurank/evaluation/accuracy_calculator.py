@@ -10,9 +10,17 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
+from aurank.arrays import Arrays
 from aurank.errors import UserError, first_line
 from aurank.evaluation import metrics
-from aurank.evaluation.engine.problem import Embeddings, Integers, RetrievalProblem, device_of, integer_array
+from aurank.evaluation.engine.problem import (
+    Embeddings,
+    Integers,
+    RetrievalProblem,
+    as_matrix,
+    device_of,
+    integer_array,
+)
 from aurank.evaluation.engine.ranks import RankBlocks, Ranks, query_columns
 from aurank.evaluation.engine.scores import read
 from aurank.evaluation.index.neighbours import faiss_library, transforms
@@ -92,9 +100,9 @@ class AccuracyCalculator:
 
     def get_accuracy(
         self,
-        query: Embeddings,
+        query: Arrays,
         query_labels: Integers,
-        reference: Embeddings | None = None,
+        reference: Arrays | None = None,
         reference_labels: Integers | None = None,
         ref_includes_query: bool = False,
         include: Iterable[str] = (),
@@ -106,6 +114,8 @@ class AccuracyCalculator:
         the reference are the queries, and each query leaves out its own. Classes are in the order of their labels.
         """
         self._current = self._chosen(check_metrics(include, "include"), check_metrics(exclude, "exclude"))
+        query = as_matrix(query, side="query")
+        reference = None if reference is None else as_matrix(reference, side="reference")
         labels = whole_labels(query_labels, rows=len(query), side="query")
         ranking = [name for name in self._current if name not in CLUSTERING]
         if not ranking:

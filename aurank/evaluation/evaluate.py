@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64, Shaped
 
+from aurank.arrays import Arrays
 from aurank.distributed import ProcessGroup
 from aurank.errors import UserError
 from aurank.evaluation.bootstrap import Resampling
@@ -14,11 +15,11 @@ from aurank.evaluation.calibration import pooled_metrics
 from aurank.evaluation.engine.nearest import nearest_rows
 from aurank.evaluation.engine.problem import (
     Devices,
-    Embeddings,
     Integers,
     ProgressCallback,
     RetrievalProblem,
     as_array,
+    as_matrix,
     choose_devices,
     numbered,
     require_at_least,
@@ -55,9 +56,9 @@ BOUNDS = ("pessimistic", "optimistic")  # rules between whose values those of al
 
 
 def evaluate(
-    embeddings: Embeddings,
+    embeddings: Arrays,
     labels: Integers | None = None,
-    gallery: Embeddings | None = None,
+    gallery: Arrays | None = None,
     gallery_labels: Integers | None = None,
     *,
     ids: Integers | None = None,
@@ -93,7 +94,8 @@ def evaluate(
     `distributed` and `progress` are as for `positive_ranks`.
 
     Args:
-        embeddings: queries [query, dim]: tensors or NumPy arrays of any real type, memory-mapped too.
+        embeddings: queries [query, dim] of any real type: tensors, arrays of NumPy (memory-mapped too) and of other
+            libraries (by `__dlpack__` or `__array__`), data frames, lists.
         super_labels: the super-category of each row, −1 for none, for metrics such as h_ap and super:mauprc.
         relevance: for each pair in `positives` a number above 0, its gain in nDCG; other metrics count pairs alike.
         distance: "cosine", "dot" or "euclidean".
@@ -145,6 +147,8 @@ def evaluate(
     labels, gallery_labels, classes = numbered(labels, gallery_labels, name="label", gather=group.all_gather)
     above, gallery_above, _ = numbered(super_labels, gallery_super_labels, name="super_label", gather=group.all_gather)
     ids, gallery_ids, _ = numbered(ids, gallery_ids, name="id", gather=group.all_gather)
+    embeddings = as_matrix(embeddings, side="query")
+    gallery = None if gallery is None else as_matrix(gallery, side="gallery")
     given = RetrievalProblem(
         embeddings, labels, gallery, gallery_labels, ids, gallery_ids, groups, gallery_groups, positives, ignore, junk
     )

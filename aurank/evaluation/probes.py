@@ -13,12 +13,13 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float32, Float64, Int64
 
+from aurank.arrays import Arrays
 from aurank.errors import UserError
 from aurank.evaluation.engine.problem import (
     Embeddings,
     Integers,
     ProgressCallback,
-    check_matrix,
+    as_matrix,
     integer_array,
     unique_ids,
 )
@@ -194,7 +195,6 @@ def split_rows(
         sides["test"] = (test, test_labels)
     classes = []
     for side, (rows, given) in sides.items():
-        check_matrix(rows, side=side)
         classes.append(integer_array(given, name="label", rows=len(rows), side=side))
     widths = [rows.shape[1] for rows, _ in sides.values()]
     if widths[0] != widths[-1]:
@@ -288,9 +288,9 @@ def _top(ranks: Int64[np.ndarray, " query"]) -> dict[str, float]:
 
 
 def knn(
-    embeddings: Embeddings,
+    embeddings: Arrays,
     labels: Integers,
-    test: Embeddings | None = None,
+    test: Arrays | None = None,
     test_labels: Integers | None = None,
     *,
     k: int | None = None,
@@ -323,6 +323,8 @@ def knn(
         >>> knn(rows, [0, 0, 1, 1], rows[::-1], [1, 1, 0, 0], k=1, device="cpu").metrics
         {'top1': 1.0, 'top5': 1.0, '1nn': 1.0}
     """
+    embeddings = as_matrix(embeddings, side="training")
+    test = None if test is None else as_matrix(test, side="test")
     split = split_rows(embeddings, labels, test, test_labels, distance="cosine", ids=ids, seeds=seeds)
     check_knn(split, k=k, temperature=temperature)
     depth = min(NEIGHBOURS, split.num_train) if k is None else k
@@ -383,9 +385,9 @@ def vote_ranks(
 
 
 def linear_probe(
-    embeddings: Embeddings,
+    embeddings: Arrays,
     labels: Integers,
-    test: Embeddings | None = None,
+    test: Arrays | None = None,
     test_labels: Integers | None = None,
     *,
     strengths: Sequence[float] = STRENGTHS,
@@ -417,6 +419,8 @@ def linear_probe(
 
     several = len(strengths) > 1
     how: dict[str, Any] = {"ids": ids, "seeds": seeds, "several": several}
+    embeddings = as_matrix(embeddings, side="training")
+    test = None if test is None else as_matrix(test, side="test")
     split = split_rows(embeddings, labels, test, test_labels, distance="euclidean", **how)
     check_linear_probe(split, strengths=strengths)
     ordered = sorted((float(strength) for strength in strengths), reverse=True)

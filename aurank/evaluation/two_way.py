@@ -11,8 +11,9 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn import functional
 
+from aurank.arrays import Arrays
 from aurank.errors import UserError
-from aurank.evaluation.engine.problem import Embeddings, Integers, check_matrix, integer_array
+from aurank.evaluation.engine.problem import Embeddings, Integers, as_matrix, integer_array
 from aurank.evaluation.evaluate import evaluate
 from aurank.evaluation.index.neighbours import take
 from aurank.evaluation.metrics import default_metrics, mean, sorted_cuts
@@ -77,8 +78,8 @@ class TwoWayReport:
 
 
 def two_way(
-    images: Embeddings,
-    texts: Embeddings,
+    images: Arrays,
+    texts: Arrays,
     labels: Integers,
     *,
     image_ids: Integers | None = None,
@@ -106,8 +107,7 @@ def two_way(
         >>> report.recall["text_to_image"], report.chance["text_to_image"]
         ({1: 0.0}, {1: 0.5})
     """
-    for name, embeddings in (("image", images), ("text", texts)):
-        check_matrix(embeddings, side=name)
+    images, texts = as_matrix(images, side="image"), as_matrix(texts, side="text")
     if len(images) != len(texts):
         raise UserError(f"{len(images)} images for {len(texts)} texts: row i of both must be one pair")
     shown = integer_array(labels, name="label", rows=len(images), side="image")
@@ -159,7 +159,7 @@ def ensemble(embeddings: Float[Tensor, "class prompt dim"]) -> Float[Tensor, "cl
 
 
 def zero_shot(
-    images: Embeddings,
+    images: Arrays,
     labels: Integers,
     prompts: Float[Tensor, "class prompt dim"],
     *,
@@ -181,7 +181,7 @@ def zero_shot(
         >>> zero_shot(images, [0, 1], texts, top=(1,)).metrics
         {'recall@1': 1.0}
     """
-    check_matrix(images, side="image")
+    images = as_matrix(images, side="image")
     classes = integer_array(labels, name="label", rows=len(images), side="image")
     outside = classes[(classes < 0) | (classes >= len(prompts))]
     if len(outside):

@@ -46,10 +46,10 @@ class Splits:
     test: Manifest | None
 
 
-def build_splits(config: Config) -> Splits:
+def build_splits(config: Config, dataset: Manifest | None = None) -> Splits:
     """Return the splits, with each image once, however many its texts are, without ``model.text``."""
     data, once = config.data, config.model.text is None
-    given = read_whole(data)
+    given = read_whole(data) if dataset is None else dataset
     if asks_about_classes(data, given):
         labelled = given if data.train_labels == "class" else given.select(given.splits != "train")
         counts = ", ".join(f"{count:,} {split}" for split, count in labelled.split_sizes.items())

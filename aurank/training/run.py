@@ -17,6 +17,7 @@ from torch import Tensor
 from aurank.config import Config, config_difference, dump_config
 from aurank.data import Manifest
 from aurank.data.prepared import PreparedImages, contents
+from aurank.data.readers.given import GIVEN
 from aurank.distributed import ProcessGroup, joined
 from aurank.embedding.evaluation_options import evaluation_options, noted, trial_of
 from aurank.embedding.from_config import build_dataset, open_prepared, with_preprocessing
@@ -71,6 +72,7 @@ def train(
     resume: bool = False,
     *,
     overrides: Sequence[str] = (),
+    dataset: Manifest | None = None,
     listener: Listener | None = None,
 ) -> TrainResult:
     """Train an embedding as ``config`` says, into the folder ``out``.
@@ -82,6 +84,7 @@ def train(
         config: a ``Config``, the path of a YAML file, the name of a shipped configuration, or a plain dict.
         resume: go on from ``out/last.safetensors``; a run without one begins, a finished one is only measured.
         overrides: dotted changes of the configuration, ``["optim.lr=1e-4", "train.steps=600"]``.
+        dataset: the images, as ``aurank.data.from_dataset`` or ``from_table`` makes them, in place of a reader's.
         listener: called with an event name and its values, in the main process.
 
     Raises:
@@ -99,6 +102,8 @@ def train(
         ...     train(config, f"{folder}/run").steps
         2
     """
+    if dataset is not None:
+        overrides = [*overrides, f"data.name={GIVEN}"]
     if isinstance(config, Config):
         config = read_config(config.model_dump(mode="json"), overrides) if overrides else config
     else:
@@ -122,17 +127,22 @@ def train(
         if resume and state is None:
             notices = [f"--resume: {out} holds no checkpoint yet; the run starts anew"]
         started = time.perf_counter()
-        return _run(_prepare_loop(config, out, state, notices, listener), started)
+        return _run(_prepare_loop(config, out, state, notices, listener, dataset), started)
 
 
 def _prepare_loop(
-    config: Config, out: Path, state: dict[str, Any] | None, notices: list[str], listener: Listener | None
+    config: Config,
+    out: Path,
+    state: dict[str, Any] | None,
+    notices: list[str],
+    listener: Listener | None,
+    dataset: Manifest | None,
 ) -> Loop:
     """Build the components of the run, restore what it goes on from, and write its configuration."""
     seed_everything(config.seed)
 
     def read() -> tuple[Splits, PreparedImages | None, dict[str, str]]:
-        splits, prepared, data = build_splits(config), open_prepared(config.data), config.data
+        splits, prepared, data = build_splits(config, dataset), open_prepared(config.data), config.data
         if prepared is None:
             return splits, None, contents(splits.whole)
         rows = prepared.rows_of(splits.whole, data.channels, on_error=data.on_error)  # raises for images it lacks

@@ -74,7 +74,7 @@ REFUSED = {
     "doctor folder:photos --fix tiny --out clean.txt": "name it clean.csv",
     f"{CLEAN},repeat": "no finding is named 'repeat'; did you mean",
     f"{CLEAN},labels": "--fix labels goes with --model",
-    "doctor digits: --fix tiny --out clean.csv": "images of digits are in memory",
+    "doctor digits: --fix tiny --out clean.csv": "images of digits are no files",
 }
 
 

@@ -77,7 +77,7 @@ def test_a_model_is_examined_on_all_readable_images(photos: Path) -> None:
 
 def test_data_that_no_table_can_name_are_refused_before_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "examine", lambda *_, **__: pytest.fail("examined"))
-    with pytest.raises(UserError, match="the images of digits are in memory"):
+    with pytest.raises(UserError, match="the images of digits are no files"):
         examine_data("digits:", table=Path("clean.csv"))
 
 

@@ -11,7 +11,7 @@ from testing.runs import tiny_config
 
 import aurank
 from aurank.commands import RunOptions, embed_model, evaluate_model, examine_data, prepare_data
-from aurank.data import prepared as store
+from aurank.data import FolderSource
 from aurank.data.prepared import PreparedImages
 from aurank.embedding import ImageSelection
 from aurank.errors import AurankWarning, UserError
@@ -56,8 +56,8 @@ def test_training_and_measuring_give_the_numbers_of_the_originals(tmp_path, monk
     prepare_data(config, tmp_path / "out")
     plain = aurank.train(config, tmp_path / "plain")
     looked_at: list[str] = []
-    marks = store.file_marks
-    monkeypatch.setattr(store, "file_marks", lambda source, paths: looked_at.extend(paths) or marks(source, paths))
+    marks = FolderSource.marks
+    monkeypatch.setattr(FolderSource, "marks", lambda source, paths: looked_at.extend(paths) or marks(source, paths))
     found = aurank.train(config, tmp_path / "found", overrides=[prepared])
     once, again = looked_at[:48], looked_at[48:]
     assert (len(set(once)), len(again)) == (48, 16)  # before the first step, and those of the test before it

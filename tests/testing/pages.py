@@ -8,8 +8,10 @@ from pathlib import Path
 import numpy as np
 import timm
 from PIL import Image
+from pyarrow import parquet, table
 from safetensors.torch import save_file
 from testing.galleries import small_index
+from testing.inputs import tars, write_photos
 from testing.runs import pairs_config, tiny_config, write_table
 from testing.trees import grocery_tree, omniglot_zip, pixels, sop_tree, zip_tree
 
@@ -112,6 +114,13 @@ def write_world(folder: Path) -> aurank.TrainResult:
     (folder / "head.yaml").write_text(head.replace("root: .", f"root: {folder}"), encoding="utf-8")
     aurank.train(folder / "head.yaml", folder / "runs/head", overrides=["train.steps=2", "train.validate_every=2"])
     omniglot_zip(folder / "omniglot_full.zip")
+    tars(write_photos(folder / "small"), folder / "shards")
+    files = sorted((folder / "small/test").rglob("*.png"))
+    held = table(
+        {"image": [{"bytes": file.read_bytes()} for file in files], "label": [file.parts[-2] for file in files]}
+    )
+    (folder / "saved").mkdir()
+    parquet.write_table(held, folder / "saved/test.parquet")
     groceries = grocery_tree(folder / "unpacked")
     zip_tree(groceries, folder / f"{groceries.name}.zip", prefix=f"{groceries.name}/")
     return result

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float32, Int64
 from PIL import Image
 
+from aurank.arrays import Arrays
 from aurank.data.decode import MAX_PIXELS, decode, quiet_decoding
 from aurank.data.photos import JoinedSource, Photo, PhotoFile, find_photos, read_photo
 from aurank.data.sources import ImageSource
@@ -27,7 +28,7 @@ from aurank.embedding.index_folder import (
 )
 from aurank.embedding.stored.trained_model import load_stored
 from aurank.errors import UserError
-from aurank.evaluation.engine.problem import Embeddings, ProgressCallback
+from aurank.evaluation.engine.problem import ProgressCallback, as_array
 from aurank.evaluation.postprocessing import GallerySearch
 from aurank.models.image_model import ImageModel
 from aurank.names import meant, nearest
@@ -194,7 +195,7 @@ class ImageIndex:
         return self.load_model().encode(list(photos), max_pixels=max_pixels)
 
     def search(
-        self, queries: Embeddings | Sequence[Photo], k: int = 10, **options: Unpack[SearchOptions]
+        self, queries: Arrays | Sequence[Photo], k: int = 10, **options: Unpack[SearchOptions]
     ) -> list[list[Hit]]:
         """Return the images nearest to each query, best first.
 
@@ -205,8 +206,9 @@ class ImageIndex:
         """
         if isinstance(queries, str | bytes | Path | Image.Image) or getattr(queries, "ndim", 2) == 3:
             raise UserError("search takes photos as a list, also where there is only one: [photo]")
-        is_matrix = isinstance(queries, torch.Tensor) or (isinstance(queries, np.ndarray) and queries.ndim == 2)
-        rows = np.asarray(queries) if is_matrix or not len(queries) else self.embed(list(queries))  # type: ignore[arg-type]
+        nested = isinstance(queries, Sequence) and len(queries) > 0 and isinstance(queries[0], list | tuple)
+        is_matrix = nested or len(getattr(queries, "shape", ())) == 2
+        rows = as_array(queries) if is_matrix or not len(queries) else self.embed(list(queries))  # type: ignore[arg-type]
         return self._hits(rows, None, k, **options)
 
     def search_rows(self, rows: Sequence[int], k: int = 10, **options: Unpack[SearchOptions]) -> list[list[Hit]]:

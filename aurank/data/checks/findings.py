@@ -258,7 +258,7 @@ def require_table(manifest: Manifest) -> str:
         inside = f" data.params.images={source.prefix.rstrip('/')}" if source.prefix else ""
         return f"data.params.path={source.file.resolve()}{inside}"
     else:
-        trouble = f"the images of {name} are in memory, so no table can name them; save them as files first"
+        trouble = f"the images of {name} are no files of a folder or zip, so no table names them; save them as such"
     raise UserError(trouble)
 
 

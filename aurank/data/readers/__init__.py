@@ -7,7 +7,9 @@ from aurank.data.readers import benchmarks  # noqa: F401 - fills PUBLISHED
 from aurank.data.readers.embeddings import read_embeddings
 from aurank.data.readers.facts import BENCHMARKS
 from aurank.data.readers.folders import read_digits, read_folder, read_omniglot, read_unlabelled
+from aurank.data.readers.given import GIVEN, read_given
 from aurank.data.readers.listing import read_lists
+from aurank.data.readers.parts import read_hf, read_webdataset
 from aurank.data.readers.published import PUBLISHED
 from aurank.data.readers.table import read_table
 
@@ -17,8 +19,11 @@ READERS: Mapping[str, Callable[..., Manifest]] = {
     "unlabelled": read_unlabelled,
     "table": read_table,
     "lists": read_lists,
+    "hf": read_hf,
+    "webdataset": read_webdataset,
     "digits": read_digits,
     "embeddings": read_embeddings,
+    GIVEN: read_given,
     **PUBLISHED,
 }
 

@@ -1,6 +1,6 @@
 """Images whose folders name splits and classes, or nothing does; Omniglot; and digits that need no file."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
 import numpy as np
@@ -38,19 +38,22 @@ def read_folder(root: Path, *, path: str = ".", test_fraction: int | float = 1.0
         if "" in labels:
             image = names[labels.index("")]
             yield f"image {image!r} in {source.where} is in no class folder; expected CLASS/{image.split('/')[-1]}"
-        if not 0 <= test_fraction <= 1:
-            yield f"test_fraction must be between 0 and 1, got {test_fraction}"
 
     if trouble := next(troubles(), None):
         raise UserError(trouble)
-    if has_splits:
-        splits = [name.split("/")[0] for name in names]
-    else:
-        classes = np.array(sorted(set(labels)))
-        drawn = np.random.default_rng(seed).permutation(classes)[: round(test_fraction * len(classes))]
-        test = set(drawn.tolist())
-        splits = ["test" if label in test else "train" for label in labels]
+    drawn = draw_splits(labels, test_fraction, seed)
+    splits = [name.split("/")[0] for name in names] if has_splits else drawn
     return build_manifest(Path(source.where).resolve().stem, source, paths=names, labels=labels, splits=splits)
+
+
+def draw_splits(labels: Sequence[str], test_fraction: int | float, seed: int) -> list[str]:
+    """Return "test" for the images of a fraction of the classes, drawn at random, and "train" for the others."""
+    if not 0 <= test_fraction <= 1:
+        raise UserError(f"test_fraction must be between 0 and 1, got {test_fraction}")
+    classes = np.array(sorted(set(labels)))
+    drawn = np.random.default_rng(seed).permutation(classes)[: round(test_fraction * len(classes))]
+    test = set(drawn.tolist())
+    return ["test" if label in test else "train" for label in labels]
 
 
 def read_unlabelled(root: Path, *, path: str = ".") -> Manifest:

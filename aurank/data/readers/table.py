@@ -1,4 +1,4 @@
-"""Tables of images, csv or parquet: one, or one of queries and one of gallery images."""
+"""Tables of images, in files or as data frames: one, or one of queries and one of gallery images."""
 
 import csv
 import dataclasses
@@ -14,7 +14,7 @@ import numpy as np
 from aurank.arrays import claims_too_much
 from aurank.data.manifest import SPLITS, Manifest, first_seen
 from aurank.data.readers.listing import Row, build_listed, check_listing, read_text
-from aurank.data.sources import FolderSource, ImageSource, open_source
+from aurank.data.sources import ImageSource, open_source, whole_path
 from aurank.errors import AurankWarning, UserError
 from aurank.files import reading
 from aurank.names import meant, nearest, text_key, tidied
@@ -29,7 +29,7 @@ Line = tuple[str, dict[str, str]]  # its place ("FILE, line 7"), and its values 
 
 
 def read_table(root: Path, *, file: str, path: str = ".", images: str = "", outside: bool = False) -> Manifest:
-    """Return the images of a csv or parquet table.
+    """Return the images of a table: csv, parquet or feather.
 
     Columns: `path,label,split[,is_query,is_gallery,group,super_label,x1,y1,x2,y2]`, or with a text of each image
     `path,text,split[,label,…]`. Others are ignored, and named in a warning.
@@ -44,7 +44,7 @@ def read_table(root: Path, *, file: str, path: str = ".", images: str = "", outs
     may be empty: the data set then has none.
 
     Args:
-        file: the table, in `path` or in `root`; parquet if it ends so, otherwise csv in UTF-8 with a header.
+        file: the table, in `path` or in `root`; parquet or feather if it ends so, otherwise csv in UTF-8 with a header.
         images: the folder in `path` that the column `path` starts from.
         outside: whether a path may leave that folder, by `..` or as an absolute one.
 
@@ -52,15 +52,41 @@ def read_table(root: Path, *, file: str, path: str = ".", images: str = "", outs
         UserError: names the line that is wrong, or a column whose name is nearly one of these.
     """
     archive = open_source(root / path)
-    lines = list(_table_lines(archive if archive.exists(file) else FolderSource(root), file))
+    lines = list(_table_lines(archive if archive.exists(file) else open_source(root), file))
     return _of_lines(PurePosixPath(file).stem, open_source(root / path, prefix=images), lines, outside=outside)
+
+
+def from_table(table: Any, *, root: Path | str = ".", images: str = "", outside: bool = False) -> Manifest:
+    """Return the images of a data frame: of pandas, polars, pyarrow or any library with `__arrow_c_stream__`.
+
+    Args:
+        table: with the columns of `read_table`.
+        root: the folder or zip archive of the images, or an address of fsspec.
+        images, outside: as for `read_table`.
+
+    Raises:
+        UserError: names the row that is wrong, counted from 1.
+
+    Example:
+        >>> import pyarrow
+        >>> frame = pyarrow.table({"path": ["README.md"], "label": ["text"], "split": ["test"]})
+        >>> from_table(frame)
+        Manifest('table': 1 images of 1 classes; test 1)
+    """
+    import pyarrow
+
+    with reading("table", "a data frame", remedy="give one of pandas, polars or pyarrow"):
+        held = pyarrow.table(table)
+    held = held.select([name for name in held.column_names if not name.startswith("__index_level_")])  # of pandas
+    lines = list(_lines_of("table", held.column_names, _arrow_rows(held, held.column_names)))
+    return _of_lines("table", open_source(Path(root), prefix=images), lines, outside=outside)
 
 
 def read_two_tables(query: Path, gallery: Path, *, root: Path | None = None, outside: bool = False) -> Manifest:
     """Return the images of both tables, each once and all "test", marked as query, gallery or both."""
-    if root is None and query.resolve().parent != gallery.resolve().parent:
+    if root is None and whole_path(query).parent != whole_path(gallery).parent:
         raise UserError(f"{query} and {gallery} lie in different folders; say where their paths start with --root")
-    source = open_source((root or query.parent).resolve())
+    source = open_source(whole_path(root or query.parent))
     queries, answers = (_side_lines(file, source, outside=outside) for file in (query, gallery))
     lines = [*queries.values(), *answers.values()]
     headers = [set(next(iter(side.values()))[1]) for side in (queries, answers) if side]
@@ -84,7 +110,7 @@ def read_two_tables(query: Path, gallery: Path, *, root: Path | None = None, out
 
 def _side_lines(file: Path, source: ImageSource, *, outside: bool) -> dict[str, Line]:
     lines: dict[str, Line] = {}
-    for where, values in _table_lines(FolderSource(file.parent), file.name, splits=False):
+    for where, values in _table_lines(open_source(file.parent), file.name, splits=False):
         path = PurePosixPath(values["path"]).as_posix()
         if path in lines:
             raise UserError(f"{where}: {file} lists image {path!r} twice; list each image once")
@@ -147,13 +173,17 @@ def _boxes(lines: Sequence[Line]) -> list[tuple[int, int, int, int] | None]:
 
 def _table_lines(source: ImageSource, file: str, *, splits: bool = True) -> Iterator[Line]:
     """Yield the place of every line and its values by column; with `splits=False` there may be no column split."""
-    if PurePosixPath(file).suffix.lower() in (".parquet", ".pq"):
-        header, body = _parquet(source, file)
-    else:
-        reader = csv.reader(io.StringIO(read_text(source, file), newline=""))
-        with reading(file, "a csv table", remedy="mend its header"):
-            header = [name.strip() for name in next(reader, [])]
-        body = ((reader.line_num, line) for line in reader)
+    if PurePosixPath(file).suffix.lower() in (".parquet", ".pq", ".feather", ".arrow"):
+        return _lines_of(file, *_arrow(source, file), splits=splits)
+    reader = csv.reader(io.StringIO(read_text(source, file), newline=""))
+    with reading(file, "a csv table", remedy="mend its header"):
+        header = [name.strip() for name in next(reader, [])]
+    return _lines_of(file, header, ((reader.line_num, line) for line in reader), splits=splits)
+
+
+def _lines_of(
+    file: str, header: list[str], body: Iterator[tuple[int, list[str]]], *, splits: bool = True
+) -> Iterator[Line]:
     what = "text" if "text" in header and "label" not in header else "label"
     wanted = ("path", what, "split") if splits else ("path", what)
     unknown = [name for name in header if name not in _KNOWN]
@@ -183,12 +213,16 @@ def _table_lines(source: ImageSource, file: str, *, splits: bool = True) -> Iter
             yield where, dict(zip(header, (value.strip() for value in line), strict=True))
 
 
-def _parquet(source: ImageSource, file: str) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
+def _arrow(source: ImageSource, file: str) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
     import pyarrow  # a third of a second that no other format needs
     import pyarrow.parquet
 
     data = source.read_bytes(file)
-    with reading(file, "a parquet table", remedy="write the table anew"):
+    suffix = PurePosixPath(file).suffix.lower()
+    with reading(file, f"a {suffix[1:]} table", remedy="write the table anew"):
+        if suffix in (".feather", ".arrow"):
+            table = pyarrow.ipc.open_file(data).read_all()
+            return table.column_names, _arrow_rows(table, table.column_names)
         schema = pyarrow.parquet.read_schema(pyarrow.BufferReader(data))
         wanted = [name for name in schema.names if name in _KNOWN]
         # A value that stands in many rows is then held once.
@@ -198,11 +232,14 @@ def _parquet(source: ImageSource, file: str) -> tuple[list[str], Iterator[tuple[
         claimed = sum(about.row_group(group).total_byte_size for group in range(about.num_row_groups))
         if rows > len(data) or claims_too_much(claimed, len(data)):
             raise ValueError(f"it claims {rows:,} rows, {claimed:,} bytes, in {len(data):,}")
-        table = content.read(columns=wanted)
-        columns = dict(zip(table.column_names, map(_texts, table.columns), strict=True))
-    absent = [""] * rows  # of a column that is ignored
-    lines = zip(*(columns.get(name, absent) for name in schema.names), strict=True)
-    return schema.names, enumerate(map(list, lines), start=1)
+        return schema.names, _arrow_rows(content.read(columns=wanted), schema.names)
+
+
+def _arrow_rows(table: Any, header: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
+    """Yield the number of each row of a table of pyarrow, from 1, with its values as text."""
+    columns = {name: _texts(table[name]) for name in table.column_names if name in _KNOWN}
+    absent = [""] * table.num_rows  # of a column that is ignored
+    return enumerate(map(list, zip(*(columns.get(name, absent) for name in header), strict=True)), start=1)
 
 
 def _texts(column: Any) -> list[str]:

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Int64, Integer, Shaped
 from torch import Tensor
 
-from aurank.arrays import MappedRows
+from aurank.arrays import Arrays, MappedRows, as_plain
 from aurank.distributed import SENT, ProcessGroup
 from aurank.errors import UserError
 from aurank.names import meant, nearest
@@ -19,7 +19,7 @@ from aurank.sizes import as_text, available_memory, size_in_bytes
 Device: TypeAlias = torch.device | str
 Devices: TypeAlias = Device | Sequence[Device] | None
 Embeddings: TypeAlias = Tensor | np.ndarray[Any, np.dtype[Any]] | MappedRows
-Integers: TypeAlias = Tensor | np.ndarray[Any, np.dtype[Any]] | Sequence[Any]
+Integers: TypeAlias = Arrays
 ProgressCallback: TypeAlias = Callable[[int, int], object]  # called with what is done and the total
 Pairs: TypeAlias = tuple[Int64[np.ndarray, " pair"], Int64[np.ndarray, " pair"]]  # sorted queries and places
 
@@ -91,8 +91,9 @@ def refuse_masked(values: Any, name: str) -> None:
         raise UserError(f"the {name} are a masked array with {hidden} entries hidden: leave those rows out")
 
 
-def check_matrix(embeddings: Embeddings, *, side: str) -> None:
-    """Raise UserError unless `embeddings` is a non-empty matrix of real numbers."""
+def as_matrix(values: Arrays, *, side: str) -> Embeddings:
+    """Return embeddings as a tensor or an array; UserError unless they are a non-empty matrix of real numbers."""
+    embeddings = as_plain(values, f"{side} embeddings")
     refuse_masked(embeddings, f"{side} embeddings")
     shape = tuple(getattr(embeddings, "shape", ()))
     kind = getattr(embeddings, "dtype", type(embeddings).__name__)
@@ -102,14 +103,16 @@ def check_matrix(embeddings: Embeddings, *, side: str) -> None:
         real = getattr(kind, "kind", "O") in "fiub" or str(kind).startswith(("bfloat", "float"))
     if len(shape) != 2 or 0 in shape or not real:
         what = f"the {side} embeddings have type {kind} and shape {shape}"
-        raise UserError(f"{what}: give a dense tensor or NumPy array of real numbers, a row for each item")
+        raise UserError(f"{what}: give a dense matrix of real numbers, a row for each item")
+    return embeddings
 
 
 def as_array(values: Integers) -> np.ndarray:
-    """Return a tensor or a list of numbers as an array."""
-    if isinstance(values, Tensor):  # NumPy has no bfloat16
-        return (values.float() if values.dtype == torch.bfloat16 else values).detach().cpu().numpy()
-    return np.asarray(values)
+    """Return numbers, however they are held, as an array of NumPy."""
+    array = as_plain(values, "values")
+    if isinstance(array, Tensor):  # NumPy has no bfloat16
+        return (array.float() if array.dtype == torch.bfloat16 else array).detach().cpu().numpy()
+    return np.asarray(array)
 
 
 def numbered(
@@ -121,7 +124,8 @@ def numbered(
     """
 
     def text(values: Integers | None) -> Shaped[np.ndarray, "..."] | None:
-        if values is None or isinstance(values, Tensor) or (isinstance(values, np.ndarray) and values.ndim != 1):
+        values = values if values is None or isinstance(values, Sequence) else as_plain(values, f"{name}s")
+        if values is None or isinstance(values, Tensor | MappedRows) or getattr(values, "ndim", 1) != 1:
             return None
         if not len(values) or not all(isinstance(value, str) for value in values):
             return None
@@ -190,7 +194,7 @@ def _check_rows(indices: Int64[np.ndarray, " index"], name: str, side: str, rows
 def rows_without_junk(junk: Integers | None, rows: int) -> Int64[np.ndarray, " kept"]:
     """Return the gallery rows that are not junk, which is given as rows or as a truth value for each."""
     refuse_masked(junk, "junk")
-    given = np.asarray(() if junk is None else junk)
+    given = as_array(() if junk is None else junk)
     chosen = np.flatnonzero(given) if given.dtype == np.bool_ and given.shape == (rows,) else given
     left_out = _integers(chosen, "rows in junk", None, remedy="give gallery rows, or a truth value for each")
     _check_rows(left_out, "junk", "gallery", rows)
@@ -222,9 +226,9 @@ class RetrievalProblem:
         True
     """
 
-    embeddings: Embeddings  # [query, dim]; they are the gallery as well where none is given
+    embeddings: Embeddings | Any  # [query, dim]; they are the gallery as well where none is given
     labels: Integers | None = None  # an integer for each query; not needed with `positives`
-    gallery: Embeddings | None = None  # [gallery, dim]
+    gallery: Embeddings | Any = None  # [gallery, dim]
     gallery_labels: Integers | None = None
     ids: Integers | None = None  # integers that name the items, so that a query does not find itself in the gallery
     gallery_ids: Integers | None = None
@@ -233,6 +237,11 @@ class RetrievalProblem:
     positives: Integers | None = None  # index pairs (query row, gallery row)
     ignore: Integers | None = None  # index pairs
     junk: Integers | None = None  # gallery rows, or a truth value for each
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "embeddings", as_plain(self.embeddings, "query embeddings"))
+        if self.gallery is not None:
+            object.__setattr__(self, "gallery", as_plain(self.gallery, "gallery embeddings"))
 
     @property
     def target(self) -> Embeddings:
@@ -266,7 +275,7 @@ def check_sides(problem: RetrievalProblem) -> tuple[Side, Side]:
         return given, None if groups is None else integer_array(groups, name="group", rows=rows, side=name)
 
     queries, gallery = problem.embeddings, problem.gallery
-    check_matrix(queries, side="query")
+    queries = as_matrix(queries, side="query")
     if problem.labels is None and problem.positives is None:
         raise UserError("labels are missing: give one label per query row, or the positives as a list of pairs")
     query = side(problem.labels, problem.groups, len(queries), "query")
@@ -277,7 +286,7 @@ def check_sides(problem: RetrievalProblem) -> tuple[Side, Side]:
             raise UserError(f"{name} and gallery_{name} belong together, beside a gallery: give both or neither")
     if gallery is None:
         return query, query
-    check_matrix(gallery, side="gallery")
+    gallery = as_matrix(gallery, side="gallery")
     if gallery.shape[1] != queries.shape[1]:
         widths = f"width {queries.shape[1]} and the gallery's {gallery.shape[1]}"
         raise UserError(f"the query embeddings have {widths}: embed both with the same model")

@@ -9,15 +9,16 @@ from typing import Any, TypeAlias, Unpack
 import numpy as np
 from jaxtyping import Float64, Int64, Integer
 
+from aurank.arrays import Arrays
 from aurank.errors import UserError
 from aurank.evaluation.engine.problem import (
     POSITIVE_BYTES,
     Devices,
-    Embeddings,
     Integers,
     ProgressCallback,
     RetrievalProblem,
     as_array,
+    as_matrix,
     gather_shards,
     refuse_masked,
     require_equal,
@@ -242,9 +243,9 @@ def query_columns(ranks: RankSource, compute: Callable[[Ranks], dict[str, np.nda
 
 
 def positive_ranks(
-    queries: Embeddings | RetrievalProblem,
+    queries: Arrays | RetrievalProblem,
     query_labels: Integers | None = None,
-    gallery: Embeddings | None = None,
+    gallery: Arrays | None = None,
     gallery_labels: Integers | None = None,
     *,
     ids: Integers | None = None,
@@ -289,8 +290,9 @@ def positive_ranks(
     """
     problem = queries
     if not isinstance(problem, RetrievalProblem):
-        sides = (problem, query_labels, gallery, gallery_labels, ids, gallery_ids, groups, gallery_groups)
-        problem = RetrievalProblem(*sides, positives, ignore, junk)
+        answers = None if gallery is None else as_matrix(gallery, side="gallery")
+        sides = (as_matrix(problem, side="query"), query_labels, answers, gallery_labels)
+        problem = RetrievalProblem(*sides, ids, gallery_ids, groups, gallery_groups, positives, ignore, junk)
     how: How = {"backend": backend, "device": device, "max_memory": max_memory, "distributed": distributed}
     return next(RankBlocks(problem, distance=distance, progress=progress, whole=True, **how).blocks())
 

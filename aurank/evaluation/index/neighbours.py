@@ -17,12 +17,13 @@ from jaxtyping import Float32, Int64
 from torch import Tensor
 from typing_extensions import TypedDict
 
+from aurank.arrays import Arrays
 from aurank.errors import UserError
 from aurank.evaluation.engine.problem import (
     Embeddings,
     ProgressCallback,
+    as_matrix,
     byte_count,
-    check_matrix,
     require_at_least,
     require_one_of,
 )
@@ -211,7 +212,7 @@ class Index:
     @classmethod
     def build(
         cls,
-        embeddings: Embeddings,
+        embeddings: Arrays,
         factory: str = "Flat",
         *,
         distance: str = "cosine",
@@ -221,7 +222,7 @@ class Index:
         **placement: Unpack[Placement],
     ) -> "Index":
         """Return an index over these embeddings, trained on a sample of them if its kind needs that."""
-        check_matrix(embeddings, side="gallery")  # before its shape is used
+        embeddings = as_matrix(embeddings, side="gallery")  # before its shape is used
         index = cls(int(embeddings.shape[1]), factory, distance=distance, **placement)
         if not index.is_trained:
             index.train(embeddings, rows=training_rows, seed=seed)
@@ -241,12 +242,12 @@ class Index:
         """Where it searches, in words: "CPU", "GPU 0", "GPUs 0, 1"."""
         return f"GPU{'s' if len(self.gpus) > 1 else ''} {', '.join(map(str, self.gpus))}" if self.gpus else "CPU"
 
-    def train(self, embeddings: Embeddings, *, rows: int | None = None, seed: int = 0) -> None:
+    def train(self, embeddings: Arrays, *, rows: int | None = None, seed: int = 0) -> None:
         """Learn lists and codes from a random sample of `rows` rows; the same seed takes the same sample.
 
         By default 64 rows for each centroid to learn, or all there are.
         """
-        self._check(embeddings, side="training")
+        embeddings = self._check(embeddings, side="training")
         faiss = faiss_library()
         available = len(embeddings)
         size = min(available, self._centroids() * ROWS_PER_CENTROID if rows is None else rows)
@@ -263,12 +264,12 @@ class Index:
                 lists.clustering_index = None
                 del on_gpus
 
-    def add(self, embeddings: Embeddings, *, progress: ProgressCallback | None = None) -> None:
+    def add(self, embeddings: Arrays, *, progress: ProgressCallback | None = None) -> None:
         """Add the rows behind those that are there, a block at a time; all of them are checked first."""
         if self.mapped or not self.is_trained:
             reason = "memory-mapped: load it without memory_map" if self.mapped else "not trained: use Index.build"
             raise UserError(f"no rows can be added to the index {self.factory!r}, which is {reason}")
-        self._check(embeddings, side="gallery")
+        embeddings = self._check(embeddings, side="gallery")
         self._copy = None
         for rows in row_blocks(embeddings):
             with faiss_says(f"rows cannot be added to the index {self.factory!r}"):
@@ -278,7 +279,7 @@ class Index:
 
     def search(
         self,
-        queries: Embeddings,
+        queries: Arrays,
         k: int,
         *,
         leave_out: Int64[np.ndarray, " query"] | None = None,
@@ -297,13 +298,14 @@ class Index:
 
     def search_batches(
         self,
-        queries: Embeddings,
+        queries: Arrays,
         k: int,
         *,
         leave_out: Int64[np.ndarray, " query"] | None = None,
         seconds: list[float] | None = None,
     ) -> Iterator[tuple[slice, Neighbours]]:
         """Yield what `search` finds, some queries at a time; `seconds` collects the time that each search took."""
+        queries = as_matrix(queries, side="query")
         depth = self._depth(queries, k, leave_out)
         width = min(k, len(self) - (leave_out is not None and bool((leave_out >= 0).all())))
         if self.gpus and self._copy is None:
@@ -348,12 +350,13 @@ class Index:
         index.host, index.mapped = host, memory_map
         return index
 
-    def _check(self, embeddings: Embeddings, *, side: str) -> None:
-        check_matrix(embeddings, side=side)
+    def _check(self, values: Arrays, *, side: str) -> Embeddings:
+        embeddings = as_matrix(values, side=side)
         if embeddings.shape[1] != self.dim:
             columns = f"have {embeddings.shape[1]} columns and the index has {self.dim}"
             raise UserError(f"the {side} embeddings {columns}: both must come from the same model")
         check_rows(embeddings, side=side, distance=self.distance)
+        return embeddings
 
     def _depth(self, queries: Embeddings, k: int, leave_out: np.ndarray | None) -> int:
         require_at_least(1, k=k)
@@ -385,7 +388,7 @@ class Index:
 
 
 def neighbours(
-    embeddings: Embeddings,
+    embeddings: Arrays,
     k: int,
     *,
     exclude_self: bool = True,

@@ -10,13 +10,14 @@ import torch
 from jaxtyping import Float64
 from pydantic import ValidationError
 
+from aurank.arrays import Arrays
 from aurank.errors import UserError
 from aurank.evaluation.engine.nearest import NearestRows, nearest_rows
 from aurank.evaluation.engine.problem import (
     Embeddings,
     ProgressCallback,
     RetrievalProblem,
-    check_matrix,
+    as_matrix,
     check_sides,
     device_of,
     importable,
@@ -170,21 +171,21 @@ class PostProcessing:
         if self.list_step is not None:
             raise UserError(f"{str(self)!r} orders lists by scores of their own, which no threshold fits")
 
-    def fit(self, rows: Embeddings) -> "PostProcessing":
+    def fit(self, rows: Arrays) -> "PostProcessing":
         """Return the steps with what they learn of training rows, each behind those before it."""
-        check_matrix(rows, side="training")
+        rows = as_matrix(rows, side="training")
         fitted = replace(self, fitted_rows=len(rows), states={})
         for place, step in enumerate(self._row_steps):
             if step.learns:
                 fitted.states[place] = step.learn(fitted._changed(rows, place, side="training", final=False))
         return fitted
 
-    def rows(self, embeddings: Embeddings, *, side: str = "query", uncoded: bool = False) -> Rows:
+    def rows(self, embeddings: Arrays, *, side: str = "query", uncoded: bool = False) -> Rows:
         """Return embeddings as they are behind the steps that change single rows, float32 unless float64 came.
 
         With `uncoded`, behind those before the first code.
         """
-        check_matrix(embeddings, side=side)
+        embeddings = as_matrix(embeddings, side=side)
         self.require_fitted()
         codes = [place for place, step in enumerate(self._row_steps) if step.makes_code] if uncoded else []
         return self._changed(embeddings, min(codes, default=len(self._row_steps)), side=side)

@@ -9,7 +9,7 @@ from jaxtyping import Float64, Int64
 from aurank.arrays import Rows
 from aurank.errors import UserError
 from aurank.evaluation.engine.nearest import NearestRows
-from aurank.evaluation.engine.problem import check_matrix
+from aurank.evaluation.engine.problem import as_matrix
 from aurank.evaluation.index.neighbours import Index, check_rows
 from aurank.evaluation.postprocessing.neighbour_steps import DatabaseAugmentation, Rescore, SideStep
 from aurank.evaluation.postprocessing.postprocessing import PostProcessing
@@ -87,7 +87,7 @@ class GallerySearch:
             among: the rows to search, by default all.
             exact: search all of them although the index is approximate.
         """
-        check_matrix(queries, side="query")
+        as_matrix(queries, side="query")
         if queries.shape[1] != self.embeddings.shape[1]:
             raise UserError(
                 f"the queries have {queries.shape[1]} columns and the gallery has {self.embeddings.shape[1]}: "

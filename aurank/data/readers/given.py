@@ -1,0 +1,122 @@
+"""Data sets of a Python program: whatever gives an image and a label by number."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from aurank.data.decode import to_pixels
+from aurank.data.manifest import Manifest, build_manifest
+from aurank.data.readers.folders import draw_splits
+from aurank.data.sources import ArraySource
+from aurank.errors import UserError
+from aurank.files import reading
+
+GIVEN = "given"  # as data.name: what was given from Python
+_COMPARED = 4  # images that are read twice
+_reading = Lock()  # an item is made by code that need not bear several threads
+
+
+def read_given(root: Path) -> Manifest:
+    """Refuse: the data set was an object of the program that trained on it."""
+    remedy = "give it again, by aurank.train(…, dataset=…) or ImageSelection(data=…), or name other images"
+    raise UserError(f"the data set was given from Python, where no name finds it: {remedy}")
+
+
+def from_dataset(
+    dataset: Any,
+    *,
+    image: str | int | None = None,
+    label: str | int | None = None,
+    name: str = "dataset",
+    test_fraction: int | float = 1.0,
+    seed: int = 0,
+) -> Manifest:
+    """Return the images of a map-style data set of torch, torchvision or Hugging Face, to train, measure or index.
+
+    Nothing is copied: an image is read from the data set whenever it is needed, by one thread at a time. Labels come
+    from `targets` or the column, where there are such, else from the items themselves.
+
+    Args:
+        dataset: has `len()` and items by number, an image and a label each; or one such for each split,
+            `{"train": …, "test": …}`. An image is of Pillow, a uint8 array [height, width(, channel)], or a tensor
+            [channel, height, width], uint8 or from 0 to 1. Leave out random transforms: aurank has its own.
+        image, label: keys of an item; default 0 and 1, of a mapping "image" and "label".
+        name: in reports.
+        test_fraction, seed: as for the reader "folder", where there are no splits.
+
+    Raises:
+        UserError: names what does not fit, and the first item that does not.
+
+    Example:
+        >>> pixels = np.zeros((8, 8, 3), np.uint8)
+        >>> from_dataset({"train": [(pixels, "cat"), (pixels, "dog")], "test": [(pixels, "owl")]})
+        Manifest('dataset': 3 images of 3 classes; train 2, test 1)
+    """
+    items: dict[str, tuple[Any, int, Any]] = {}
+    labels, splits = [], []
+    for split, part in (dataset if isinstance(dataset, Mapping) else {"": dataset}).items():
+        if not hasattr(part, "__len__") or not hasattr(part, "__getitem__"):
+            raise UserError(f"{name} is a {type(part).__name__} without a length, or items by number; give a map style")
+        with reading(name, "a data set", remedy="give one whose items are an image and a label"):
+            is_mapping = len(part) > 0 and isinstance(part[0], Mapping)
+            usual = ("image", "label") if is_mapping else (0, 1)
+            found = _labels(part, usual[1] if label is None else label)
+        labels += found
+        splits += ["val" if split == "validation" else split] * len(found)
+        key = usual[0] if image is None else image
+        items |= {f"{split}/{row:07d}".lstrip("/"): (part, row, key) for row in range(len(found))}
+    source = DatasetSource(items, where=name)
+    for path in [*items][:_COMPARED]:
+        if not np.array_equal(source.pixels(path), source.pixels(path)):
+            remedy = "leave out the random transform of the data set, and set data.train_transform"
+            raise UserError(f"{name}: image {path!r} is another one each time it is read; {remedy}")
+    if not any(splits):
+        splits = draw_splits(labels, test_fraction, seed)
+    return build_manifest(name, source, paths=[*items], labels=labels, splits=splits)
+
+
+def _labels(dataset: Any, key: Any) -> list[str]:
+    """Return the name of the class of each item, without its image where that can be."""
+    if hasattr(dataset, "indices") and hasattr(dataset, "dataset"):  # a Subset
+        inner = _labels(dataset.dataset, key)
+        return [inner[row] for row in dataset.indices]
+    names: Sequence[str] = getattr(dataset, "classes", ())
+    if hasattr(dataset, "column_names"):  # of Hugging Face
+        labels, names = dataset[key], getattr(dataset.features[key], "names", ())
+    elif hasattr(dataset, "targets") and getattr(dataset, "target_transform", None) is None:
+        labels = dataset.targets  # of torchvision
+    else:
+        labels = [dataset[row][key] for row in range(len(dataset))]
+    plain = [one.item() if hasattr(one, "item") else one for one in labels]
+    if odd := [one for one in plain if not isinstance(one, str | int)]:
+        raise UserError(f"a label must be a number or a text, got {odd[0]!r}; name its key by label=")
+    return [names[one] if isinstance(one, int) and 0 <= one < len(names) else str(one) for one in plain]
+
+
+class DatasetSource(ArraySource):
+    """Images of data sets in memory; of each path it holds the data set, the number of the item and the key there."""
+
+    is_read_to_mark = True
+
+    def _held(self, path: str) -> Any:
+        dataset, row, key = self._images[path]
+        with _reading, reading(f"{self.where}, image {path!r}", "an item of a data set", remedy="mend the data set"):
+            return _pixels(dataset[row][key])
+
+
+def _pixels(image: Any) -> Any:
+    if isinstance(image, Image.Image):
+        return to_pixels(image, None)
+    if hasattr(image, "permute"):  # a tensor: torch is not imported here, where commands begin
+        if image.is_floating_point():
+            if not (image.min() >= 0 and image.max() <= 1):
+                raise UserError("its numbers are not from 0 to 1; leave out the normalisation of the data set")
+            image = (image * 255).round().byte()
+        image = image.permute(1, 2, 0).numpy() if image.ndim == 3 else image.numpy()
+    if not isinstance(image, np.ndarray):
+        raise UserError(f"it is a {type(image).__name__}, expected an image of Pillow, an array or a tensor")
+    return image

@@ -1,0 +1,169 @@
+"""Images inside larger files: tar archives as webdataset has them, arrow and parquet files as Hugging Face has them."""
+
+import json
+import re
+import tarfile
+from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from aurank.data.decode import IMAGE_SUFFIXES
+from aurank.data.manifest import Manifest, build_manifest
+from aurank.data.readers.folders import draw_splits
+from aurank.data.sources import PartsSource, file_system, folder_or_file, open_source, whole_path
+from aurank.errors import UserError
+from aurank.files import address_of, reading
+
+_SPLIT = re.compile(r"(?:^|[^a-z])(train|val|test)(?:ing|id|idation)?(?:[^a-z]|$)")
+
+
+Sample = tuple[str, str, Any, int, int]  # its name and label; the path or bytes it lies in, from where, and how long
+
+
+def read_webdataset(
+    root: Path, *, path: str = ".", label: str = "cls", test_fraction: int | float = 1.0, seed: int = 0
+) -> Manifest:
+    """Return the images of tar archives as webdataset writes them: KEY.jpg beside KEY.cls or KEY.json.
+
+    Each image is read where it lies in its archive, so every sampler works. The word train, val or test in the name of
+    an archive, or of a folder below `path`, is the split.
+
+    Args:
+        path: a folder of archives, or one of them; braces stand for several: `{train,test}-{000..009}.tar`.
+        label: the ending of the file with the label, or json.KEY for a key of KEY.json.
+        test_fraction, seed: as for `read_folder`, where no name says a split.
+    """
+    reader = ("webdataset", whole_path(root), {"path": path, "label": label})
+    return _read(reader, (".tar",), lambda file: _members(file, label), test_fraction, seed)
+
+
+def read_hf(
+    root: Path,
+    *,
+    path: str = ".",
+    image: str = "image",
+    label: str = "label",
+    test_fraction: int | float = 1.0,
+    seed: int = 0,
+) -> Manifest:
+    """Return the images of a data set of Hugging Face: a folder of `save_to_disk`, or parquet files that hold images.
+
+    Images of arrow files are read where they lie; those of parquet files are held in memory.
+
+    Args:
+        path, test_fraction, seed: as for `read_webdataset`.
+        image, label: columns.
+    """
+    reader = ("hf", whole_path(root), {"path": path, "image": image, "label": label})
+    return _read(reader, (".arrow", ".parquet"), lambda file: _rows(file, image, label), test_fraction, seed)
+
+
+def _read(
+    reader: tuple[str, Path, Mapping[str, str]],
+    suffixes: tuple[str, ...],
+    samples_of: Callable[[Path], Iterator[Sample]],
+    test_fraction: int | float,
+    seed: int,
+) -> Manifest:
+    root, path = reader[1], reader[2]["path"]
+    with reading(path, "a pattern of files", remedy="write it as {000..009} or {train,test}"):
+        base, names = root, _expanded(path)
+    folder = (root / names[0]).parent
+    if names == [path] and folder_or_file(root / path) != "file":
+        base = folder = root / path
+        # Hugging Face leaves results of its own beside the data.
+        names = [name for name in open_source(base).names() if name.endswith(suffixes) and "/cache-" not in f"/{name}"]
+    where = address_of(root / path) or str(root / path)
+    if not names:
+        raise UserError(f"no {' or '.join(suffixes)} file in {where}; name the folder that holds them")
+    words = {name: (["", *_SPLIT.findall(name.lower())])[-1] for name in names}
+    parts: list[Any] = []
+    places: dict[str, tuple[int, int, int]] = {}
+    labels, splits = [], []
+    for name, split in words.items():
+        file = base / name
+        with reading(address_of(file) or file, f"a {file.suffix} file", remedy="fetch or write it again"):
+            for inside, said, part, start, length in samples_of(file):
+                if not parts or parts[-1] is not part:
+                    parts.append(part)
+                places[f"{name}/{inside}"] = len(parts) - 1, start, length
+                labels.append(said)
+                splits.append(split)
+    if not any(splits):
+        splits = draw_splits(labels, test_fraction, seed)
+    elif unsaid := [name for name, split in words.items() if not split]:
+        raise UserError(f"{unsaid[0]!r} in {where} names no split, and others do; write train, val or test into it")
+    source = PartsSource(parts, places, where=where, reader=reader)
+    return build_manifest(folder.resolve().name, source, paths=[*places], labels=labels, splits=splits)
+
+
+def _expanded(pattern: str) -> list[str]:
+    """Return the names that a pattern with braces stands for."""
+    if (braces := re.search(r"\{([^{}]*)\}", pattern)) is None:
+        return [pattern]
+    low, dots, high = braces[1].partition("..")
+    each = [f"{number:0{len(low)}d}" for number in range(int(low), int(high) + 1)] if dots else braces[1].split(",")
+    return [name for one in each for name in _expanded(pattern[: braces.start()] + one + pattern[braces.end() :])]
+
+
+def _members(file: Path, label: str) -> Iterator[Sample]:
+    ending, _, key = label.partition(".")
+    part = address_of(file) or str(whole_path(file))
+    files, inside = file_system(part)
+    labels: dict[str, str] = {}
+    images: dict[str, tuple[str, Any, int, int]] = {}
+    with files.open(inside, "rb") as opened, tarfile.open(fileobj=opened, mode="r:") as archive:
+        for member in archive:
+            folder, slash, name = member.name.rpartition("/")
+            stem, _, suffix = name.partition(".")
+            if f".{suffix.lower()}" in IMAGE_SUFFIXES:
+                images[folder + slash + stem] = member.name, part, member.offset_data, member.size
+            elif suffix == ending and (held := archive.extractfile(member)) is not None:
+                content = held.read().decode()
+                labels[folder + slash + stem] = str(json.loads(content)[key]) if key else content.strip()
+    if lacking := [stem for stem in images if stem not in labels]:
+        raise UserError(f"{lacking[0]} has no .{ending}; name the ending of the labels with data.params.label")
+    for stem, (name, *place) in images.items():
+        yield name, labels[stem], *place
+
+
+def _rows(file: Path, image: str, label: str) -> Iterator[Sample]:
+    import pyarrow.parquet
+
+    if (address := address_of(file)) is None:
+        part: Any = str(whole_path(file))
+        held = pyarrow.memory_map(part).read_buffer()
+    else:
+        files, inside = file_system(address)
+        part = held = pyarrow.py_buffer(files.cat_file(inside))
+    is_parquet = file.suffix == ".parquet"
+    opened: Any = pyarrow.parquet.ParquetFile(held) if is_parquet else pyarrow.ipc.open_stream(held)
+    schema = opened.schema_arrow if is_parquet else opened.schema
+    if lacking := [name for name in (image, label) if name not in schema.names]:
+        known = f"there are {', '.join(schema.names)}; set data.params.image and data.params.label"
+        raise UserError(f"there is no column {lacking[0]!r}: {known}")
+    table = opened.read(columns=[image, label]) if is_parquet else opened.read_all()
+    about = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+    names = about.get("info", {}).get("features", {}).get(label, {}).get("names") or []
+    labels = iter(table[label].to_pylist())
+    row = 0
+    for chunk in table[image].chunks:
+        if pyarrow.types.is_struct(chunk.type):
+            chunk = chunk.flatten()[chunk.type.get_field_index("bytes")]
+        is_narrow = pyarrow.types.is_binary(chunk.type)
+        if not (is_narrow or pyarrow.types.is_large_binary(chunk.type)):
+            raise UserError(f"column {image!r} holds {chunk.type}, expected the bytes of image files")
+        _, offsets, values = chunk.buffers()
+        ends = np.frombuffer(offsets, np.int32 if is_narrow else np.int64)[chunk.offset :][: len(chunk) + 1].tolist()
+        # What had not to be unpacked lies in the file itself, as far from its beginning as in memory.
+        first = -1 if values is None else values.address - held.address
+        where, first = (part, first) if 0 <= first < held.size else (values, 0)
+        for start, end in pairwise(ends):
+            if (said := next(labels)) is None:
+                raise UserError(f"row {row} has no {label}; leave it out")
+            is_number = isinstance(said, int) and 0 <= said < len(names)
+            yield f"{row:07d}", names[said] if is_number else str(said), where, first + start, end - start
+            row += 1

@@ -1,0 +1,126 @@
+"""Every form of a data set through training, measuring and an index: the digits are those of the folder."""
+
+import multiprocessing
+from pathlib import Path
+
+import pytest
+from testing.inputs import INPUTS, Input, Vision, items, write_photos
+
+import aurank
+from aurank.commands import build_index, evaluate_model, examine_data
+from aurank.data import TRANSFORMS, BatchLoader, ImageDataset, Manifest, from_dataset, loader, view_keys
+from aurank.data.decode import decode
+from aurank.embedding import ImageSelection
+from aurank.embedding.cache import data_sha256
+from aurank.embedding.named import located, read_whole
+from aurank.embedding.select_images import read_data
+from aurank.errors import UserError
+
+CONFIG = {
+    "data": {"image_size": 8, "validation_fraction": 0, "cache": "0"},
+    "sampler": {"batch": 8, "params": {"per_class": 2}},
+    "model": {"backbone": "test_resnet", "pretrained": False, "dim": 8},
+    "loss": {"name": "smooth_ap"},
+    "optim": {"lr": 1e-3},
+    "train": {"steps": 2},
+    "evaluate": {"recall_at": [1]},
+}
+
+
+def manifest_of(data: Input) -> Manifest:
+    section = None if isinstance(data, Manifest) else read_data(data)
+    return data if isinstance(data, Manifest) else read_whole(section)  # type: ignore[arg-type]
+
+
+def trained(data: Input, out: Path, *overrides: str) -> aurank.TrainResult:
+    if isinstance(data, Manifest):
+        return aurank.train(CONFIG, out, dataset=data, overrides=overrides)
+    return aurank.train({**CONFIG, "data": {**CONFIG["data"], **located(data)}}, out, overrides=overrides)
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_photos(tmp_path_factory.mktemp("inputs") / "photos")
+
+
+@pytest.fixture(scope="module")
+def of_folder(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> float:
+    report = trained(f"folder:{photos}", tmp_path_factory.mktemp("run") / "run").report
+    assert report is not None
+    return report.mauprc
+
+
+@pytest.mark.parametrize("form", INPUTS)
+def test_every_input_has_the_images_labels_and_splits_of_the_folder(form: str, photos: Path, tmp_path: Path) -> None:
+    read, folder = manifest_of(INPUTS[form](photos, tmp_path)), manifest_of(f"folder:{photos}")
+
+    def content(manifest: Manifest) -> set[tuple[str, str, bytes]]:
+        images = [decode(manifest.source, path, 3).tobytes() for path in manifest.paths]
+        classes = [manifest.classes[label] for label in manifest.labels.tolist()]
+        return {*zip(classes, manifest.splits.tolist(), images, strict=True)}
+
+    assert content(read) == content(folder)
+    assert len(read) == 40
+    assert all(map(read.source.exists, read.paths))
+    assert not read.source.exists("none.png")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", INPUTS)
+def test_every_input_is_trained_on_measured_and_indexed(
+    form: str, photos: Path, of_folder: float, tmp_path: Path
+) -> None:
+    data, run = INPUTS[form](photos, tmp_path), tmp_path / "run"
+    result = trained(data, run, "data.workers=1")
+    assert result.report is not None
+    assert result.report.mauprc == of_folder
+    model = f"aurank:{run}/best"
+    assert evaluate_model(model, ImageSelection(data)).mauprc == of_folder
+    index = build_index(model, ImageSelection(data), out=tmp_path / "index")
+    assert index is not None
+    assert len(index) == 40
+    # Where the bytes are named by a path, pages show them later.
+    assert index.exists(0) == (form not in ("torchvision", "tensors", "lists", "datasets"))
+
+
+@pytest.fixture
+def vision() -> Manifest:
+    return from_dataset({split: Vision(split) for split in ("train", "test")}, name="vision")
+
+
+@pytest.mark.slow
+def test_a_run_on_a_given_data_set_goes_on_with_the_same_images_only(vision: Manifest, tmp_path: Path) -> None:
+    whole, run = trained(vision, tmp_path / "whole", "train.steps=4"), tmp_path / "run"
+    trained(vision, run)
+    again = aurank.train(CONFIG, run, resume=True, dataset=vision, overrides=["train.steps=4"])
+    assert again.report is not None
+    assert whole.report is not None
+    assert again.report.metrics == whole.report.metrics
+    others = {"train": items("train"), "test": [(255 - image, label) for image, label in items("test")]}
+    with pytest.raises(UserError, match="was trained on other images of vision"):
+        aurank.train(CONFIG, run, resume=True, dataset=from_dataset(others, name="vision"), overrides=["train.steps=4"])
+    with pytest.raises(UserError, match="given from Python, where no name finds it"):
+        evaluate_model(f"aurank:{run}/best")
+
+
+def test_the_cache_knows_a_given_data_set_by_its_images(vision: Manifest) -> None:
+    same = from_dataset({split: Vision(split, lambda image: image) for split in ("train", "test")})
+    other = from_dataset({split: Vision(split, lambda image: image[::-1]) for split in ("train", "test")})
+    assert data_sha256(vision) == data_sha256(same)
+    assert data_sha256(vision) != data_sha256(other)
+
+
+def test_the_doctor_looks_at_a_given_data_set_and_writes_no_table_of_it(vision: Manifest) -> None:
+    assert examine_data(vision).counts["test images"] == 20
+    with pytest.raises(UserError, match="the images of vision are no files"):
+        examine_data(vision, table=Path("clean.csv"))
+
+
+def test_a_data_set_that_cannot_be_sent_to_workers_is_refused_in_a_line(
+    monkeypatch: pytest.MonkeyPatch, vision: Manifest
+) -> None:
+    monkeypatch.setattr(loader, "_context", lambda: multiprocessing.get_context("spawn"))
+    unsendable = from_dataset({"train": Vision("train", lambda image: image)})
+    dataset = ImageDataset(unsendable, TRANSFORMS["resize"](8, 3), channels=3, cache_bytes=0)
+    with pytest.raises(UserError, match=r"data\.workers=1: the data set cannot be sent to other processes .* set data"):
+        iter(BatchLoader(dataset, [view_keys([0, 1], epoch=0)], workers=1))
