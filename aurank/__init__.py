@@ -1,5 +1,6 @@
 """aurank: train image-retrieval embeddings for average precision, and measure any embedding exactly."""
 
+import logging
 from typing import TYPE_CHECKING
 
 from aurank.lazy import lazy_attributes
@@ -14,3 +15,5 @@ else:  # `aurank ls` and `import aurank.losses` need neither timm nor accelerate
 
 __version__ = "0.1.0"
 __all__ = ["Report", "TrainResult", "average_models", "compare", "evaluate", "load", "load_pairs", "train"]
+
+logging.getLogger("aurank").addHandler(logging.NullHandler())  # silent until somebody asks, as libraries are

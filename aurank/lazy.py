@@ -64,7 +64,7 @@ def lazy_attributes(package: str) -> tuple[Any, Any]:
         return value
 
     module.__class__ = Package
-    return get_attribute, lambda: sorted({*vars(module), *homes})
+    return get_attribute, lambda: sorted({*module.__all__, *{"__version__"} & vars(module).keys()})
 
 
 def _homes_in(text: str) -> dict[str, str]:

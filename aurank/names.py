@@ -1,8 +1,15 @@
-"""What was probably meant by a name that nobody knows, and which texts count as the same."""
+"""What was probably meant by a name that nobody knows, names that mean the same, and texts that count as the same."""
 
 import difflib
+import functools
+import inspect
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar, cast, get_args
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_WORDS = {"distance": {"l2": "euclidean"}}  # values that others have other words for
 
 
 def nearest(name: str, known: Iterable[str], *, most: int = 1, cutoff: float = 0.6) -> list[str]:
@@ -24,3 +31,72 @@ def tidied(text: str) -> str:
 def text_key(text: str) -> str:
     """Return what is equal for texts that count as the same: `tidied`, without regard to case, as they are read."""
     return tidied(tidied(text).casefold())  # tidied again: a folded letter may be decomposed
+
+
+@functools.cache
+def signature(factory: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter], bool]:
+    """Return the arguments that ``factory`` and its base classes take by name, and whether it takes any others.
+
+    Its attribute ``aliases``, where it has one, says other names of arguments.
+    """
+    ancestors = factory.__mro__[:-1] if inspect.isclass(factory) else ()
+    constructors = [vars(ancestor)["__init__"] for ancestor in ancestors if "__init__" in vars(ancestor)]
+    found: dict[str, inspect.Parameter] = {}
+    is_open = True
+    for function in constructors or [factory]:
+        parameters = _parameters(function)[1 if constructors else 0 :]
+        found |= {one.name: one for one in parameters if one.kind in _BY_NAME and one.name not in found}
+        rest = next((one for one in parameters if one.kind is inspect.Parameter.VAR_KEYWORD), None)
+        if rest is None:
+            is_open = False
+            break
+        options = getattr(next(iter(get_args(rest.annotation)), None), "__annotations__", {})
+        if options and not constructors:  # Unpack of a TypedDict names them all
+            how: Any = {"kind": inspect.Parameter.KEYWORD_ONLY, "default": None}
+            found |= {name: inspect.Parameter(name, annotation=kind, **how) for name, kind in options.items()}
+            is_open = False
+    for alias, name in getattr(factory, "aliases", {}).items():
+        if name in found:
+            found[alias] = found[name].replace(name=alias, kind=inspect.Parameter.KEYWORD_ONLY, default=None)
+    return found, is_open
+
+
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    try:
+        return list(inspect.signature(function, eval_str=True).parameters.values())
+    except NameError:  # an annotation names what is not imported
+        return list(inspect.signature(function).parameters.values())
+
+
+def named(factory: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments by the names, and some by the words, that ``factory`` has for them.
+
+    Raises:
+        TypeError: an argument that it does not take, with the nearest that it takes; one that is given by two names.
+    """
+    (known, is_open), aliases = signature(factory), getattr(factory, "aliases", {})
+    title, found = factory.__qualname__.removesuffix(".__init__"), dict[str, Any]()
+    for argument, value in given.items():
+        name = aliases.get(argument, argument)
+        if name in found:
+            raise TypeError(f"{title} was given {name!r} by two names; leave one out")
+        if name not in known and not is_open:
+            hint = meant(nearest(argument, known)) or f"; it takes {', '.join(known)}"
+            raise TypeError(f"{title} takes no argument {argument!r}{hint}")
+        found[name] = _WORDS.get(name, {}).get(value.lower(), value) if isinstance(value, str) else value
+    return found
+
+
+def accepting(**aliases: str) -> Callable[[Function], Function]:
+    """Return a decorator: the function takes arguments by further names, and says which was meant by a misspelt one."""
+
+    def decorate(function: Function) -> Function:
+        function.aliases = aliases  # type: ignore[attr-defined]
+
+        @functools.wraps(function)
+        def call(*args: Any, **given: Any) -> Any:
+            return function(*args, **named(function, given))
+
+        return cast(Function, call)
+
+    return decorate

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import aurank
-from aurank.config.components import signature
+from aurank.names import signature
 
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 

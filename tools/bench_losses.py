@@ -32,9 +32,9 @@ from pytorch_metric_learning import losses as pml
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from aurank.config.components import signature
 from aurank.losses import LOSSES, CrossBatchMemory, ListwiseAPLoss, RecallAtKLoss, contrastive
 from aurank.losses.core.pairs import read_inputs
+from aurank.names import signature
 
 Loss = Callable[..., Tensor]
 Result = dict[str, Any]

@@ -46,7 +46,7 @@ def evaluate(
     labels: Path | None = option("Labels (.npy) of an .npy of embeddings; qrels of --model trec:RUN."),
     metrics: str | None = option("Metrics in place of the usual ones, such as mauprc,mrr@10."),
     recall_at: str | None = option("The k of Recall@k and precision@k, such as 1,10,100."),
-    distance: str | None = option("cosine (the default), dot or euclidean."),
+    distance: str | None = option("cosine (the default), dot or euclidean (l2)."),
     ties: str | None = option("How equal scores count: threshold (the default), optimistic or pessimistic."),
     index: str | None = option("Measure a faiss index too, such as IVF1024,Flat."),
     backend: str | None = option("What counts: auto (the default), numba or torch; to the same digits."),
@@ -62,7 +62,9 @@ def evaluate(
     precision: str | None = option("Measure coarser numbers too: float16, int8, binary, with commas."),
     rescore: int | None = option("Score the best so many of those again in float32, such as 100."),
     report: bool = option("Whether to write report.html, a page to look at.", "--report/--no-report", default=True),
-    neighbours: int | None = option("Nearest images kept of each query; default: 10, with --no-report 0."),
+    neighbours: int | None = option(
+        "Nearest images kept of each query; default: 10, with --no-report 0.", "--neighbours", "--neighbors"
+    ),
     show_class: list[str] | None = option("A class whose queries the page shows; may be given repeatedly."),
     overwrite: bool = option("Replace the result of another command in --out.", "--overwrite", default=False),
     baselines: Baselines = False,
@@ -290,7 +292,7 @@ def calibrate(
     labels: Labels = None,
     postprocess: Postprocess = None,
     fit_on: FitOn = None,
-    distance: str | None = option("With --model: cosine (the default), dot or euclidean."),
+    distance: str | None = option("With --model: cosine (the default), dot or euclidean (l2)."),
     max_memory: str | None = option("With --model: bound on the working memory, such as 1GiB."),
     out: Path | None = option("Folder for calibrate.html, calibration.csv and calibration.json."),
     images: "ImageSelection",

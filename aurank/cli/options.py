@@ -22,8 +22,8 @@ Drawn = Callable[..., AbstractContextManager[Any]]
 """Draws how a model is run, and gives its `RunOptions`; takes what is to be called with each result."""
 
 MODELS = (
-    "aurank:DIR/best, timm:NAME[,pretrained=false], open_clip:NAME, transformers:NAME, onnx:FILE, safetensors:FILE, "
-    "torchexport:FILE, python:MODULE:FUNCTION"
+    "aurank:DIR/best, hf-hub:OWNER/NAME, timm:NAME[,pretrained=false], open_clip:NAME, transformers:NAME, onnx:FILE, "
+    "safetensors:FILE, torchexport:FILE, python:MODULE:FUNCTION"
 )
 
 

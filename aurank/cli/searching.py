@@ -40,7 +40,7 @@ def build(
     index: str = option(
         "A faiss index: Flat is exact; IVF64,Flat or HNSW32 are approximate.", "--index", default="Flat"
     ),
-    distance: str = option("cosine, dot or euclidean.", default="cosine"),
+    distance: str = option("cosine, dot or euclidean (l2).", default="cosine"),
     postprocess: Postprocess = None,
     fit_on: FitOn = None,
     embeddings: Path | None = option("What aurank embed wrote of the same model and images, which is taken instead."),

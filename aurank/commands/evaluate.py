@@ -27,10 +27,12 @@ from aurank.evaluation.postprocessing import PostProcessing
 from aurank.evaluation.report import Report
 from aurank.evaluation.trec import evaluate_run, read_qrels, read_run, run_names, write_run
 from aurank.files import require_writable
+from aurank.names import accepting
 
 _KEEP = "data.repeated=keep"
 
 
+@accepting(neighbors="neighbours")
 def evaluate_model(
     model: str,
     images: ImageSelection | None = None,
@@ -99,6 +101,7 @@ def evaluate_model(
     return report
 
 
+@accepting()
 def calibrate_model(
     model: str,
     images: ImageSelection | None = None,

@@ -1,5 +1,6 @@
 """How a model is run on images: its options, the model with the images as it wants them, and their embeddings."""
 
+import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -56,7 +57,7 @@ class RunOptions:
         allow_code: whether ``python:`` models may run.
         group: processes that share the images; all of them make the same calls.
         listener: called with a stage, such as "embedding" or "ranking", how much of it is done and how much there is.
-        say: given lines such as what was read from the cache.
+        say: given lines such as what was read from the cache; default: the logger "aurank".
         finished: given each result with its name, before what follows begins.
         given: these options as they were typed.
 
@@ -72,7 +73,7 @@ class RunOptions:
     allow_code: bool = False
     group: ProcessGroup = field(default_factory=partial(ProcessGroup, False))
     listener: Callable[[str, int, int], None] | None = None
-    say: Say = lambda line: None
+    say: Say = logging.getLogger("aurank").info
     finished: Callable[[str, Any], None] = lambda name, result: None
     given: Sequence[str] = ()
 

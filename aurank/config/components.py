@@ -13,9 +13,9 @@ from pydantic import ConfigDict, TypeAdapter, with_config
 from typing_extensions import TypedDict
 
 from aurank.files import reading
+from aurank.names import signature
 
 _STRICT = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
-_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 @dataclass(frozen=True)
@@ -62,26 +62,6 @@ def _judged(annotation: Any) -> Any:
             TypeAdapter(annotation, config=_STRICT)
             return annotation
     return Any
-
-
-def signature(factory: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter], bool]:
-    """Return the arguments that ``factory`` and its base classes take by name, and whether it takes any others."""
-    ancestors = factory.__mro__[:-1] if inspect.isclass(factory) else ()
-    constructors = [vars(ancestor)["__init__"] for ancestor in ancestors if "__init__" in vars(ancestor)]
-    found: dict[str, inspect.Parameter] = {}
-    for function in constructors or [factory]:
-        parameters = _parameters(function)[1 if constructors else 0 :]
-        found |= {one.name: one for one in parameters if one.kind in _BY_NAME and one.name not in found}
-        if not any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters):
-            return found, False
-    return found, True
-
-
-def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    try:
-        return list(inspect.signature(function, eval_str=True).parameters.values())
-    except NameError:  # an annotation names what is not imported
-        return list(inspect.signature(function).parameters.values())
 
 
 def build(key: str, factory: Callable[..., Any], offered: Mapping[str, Any], params: Mapping[str, Any]) -> Any:

@@ -23,6 +23,7 @@ from aurank.evaluation.evaluate import evaluate
 from aurank.evaluation.report import Report
 from aurank.files import replacing
 from aurank.models.image_model import as_embeddings
+from aurank.names import accepting
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +56,7 @@ class Embedded:
     marks: np.ndarray | None = None
     sums: np.ndarray | None = None
 
+    @accepting(neighbors="neighbours")
     def evaluate(self, **options: Any) -> Report:
         """Return the exact ``Report`` under the query and gallery flags; ``options`` go to ``aurank.evaluate``.
 

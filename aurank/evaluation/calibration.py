@@ -17,6 +17,7 @@ from aurank.evaluation.engine.problem import ProgressCallback, RetrievalProblem
 from aurank.evaluation.metrics import pooled_rate
 from aurank.evaluation.postprocessing.postprocessing import PostProcessing
 from aurank.evaluation.report import Report, html_list, html_table
+from aurank.names import accepting
 
 LEVEL = 0.95  # of intervals
 
@@ -302,6 +303,7 @@ class Aim:
         raise UserError(f"no threshold has {why}")
 
 
+@accepting()
 def calibrate(
     problem: RetrievalProblem,
     *,

@@ -51,10 +51,12 @@ from aurank.evaluation.metrics import (
 )
 from aurank.evaluation.postprocessing.postprocessing import Codes, PostProcessing, Processed
 from aurank.evaluation.report import FIRST, Report
+from aurank.names import accepting
 
 BOUNDS = ("pessimistic", "optimistic")  # rules between whose values those of all others lie
 
 
+@accepting(neighbors="neighbours")
 def evaluate(
     embeddings: Arrays,
     labels: Integers | None = None,
@@ -98,7 +100,7 @@ def evaluate(
             libraries (by `__dlpack__` or `__array__`), data frames, lists.
         super_labels: the super-category of each row, −1 for none, for metrics such as h_ap and super:mauprc.
         relevance: for each pair in `positives` a number above 0, its gain in nDCG; other metrics count pairs alike.
-        distance: "cosine", "dot" or "euclidean".
+        distance: "cosine", "dot" or "euclidean" ("l2").
         recall_at: every k for recall@k and precision@k; those beyond the gallery are left out, and a note says so.
         metrics: names of docs/metrics.md, in place of the usual ones; there k may exceed the gallery.
         ties: how average precision treats equal scores: "threshold", or "optimistic" and "pessimistic", its bounds.
@@ -106,7 +108,8 @@ def evaluate(
         postprocess: steps to measure behind, such as "query_expansion:k=5, k_reciprocal"; those that learn are fitted
             before. `report.postprocessing["plain"]` has the metrics without.
         codes: widths and precisions to measure beside (`report.codes`); of embeddings behind `postprocess`.
-        neighbours: length of each query's list of nearest gallery rows to keep (`report.neighbours`), in one process.
+        neighbours: length of each query's list of nearest gallery rows to keep (`report.neighbours`), in one process;
+            neighbors too.
         index: a faiss factory string, or an Index that holds the gallery, to be measured beside the exact numbers.
         backend: "auto", "numba" or "torch"; all count the same digits.
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from aurank.config import Component, Config, LossTerm
-from aurank.config.components import build, signature
+from aurank.config.components import build
 from aurank.config.schema import NO_BACKBONE
 from aurank.data import SAMPLERS, Manifest, Sampler
 from aurank.data.dataset import with_own_labels
@@ -32,6 +32,7 @@ from aurank.models import Encoder
 from aurank.models.adapters.towers import is_tower
 from aurank.models.encoder import parameter_groups
 from aurank.models.tuning import layer_scales
+from aurank.names import signature
 from aurank.sizes import as_sides
 from aurank.training.optim import BATCH_RULES, OPTIMISERS, SCHEDULES, Schedule, loss_groups
 

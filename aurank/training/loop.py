@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import logging
 import math
 import signal
 import threading
@@ -39,6 +40,7 @@ INSISTING = (signal.SIGINT, signal.SIGTERM)
 # A closed terminal, which often sends it twice, and what schedulers send some time before they kill. Not on Windows.
 WARNING = tuple(getattr(signal, name) for name in ("SIGHUP", "SIGUSR1") if hasattr(signal, name))
 Listener = Callable[[str, dict[str, Any]], None]
+_LOGGER = logging.getLogger("aurank")
 """Called in the main process with an event and its values.
 
 The events are "step", "validation", "saved", "testing", "measuring", "tested", and "notice" with a text to be shown.
@@ -106,7 +108,7 @@ class Loop:
         self.progress = progress
         self.settings = trainer.config.train
         self.main = trainer.accelerator.is_main_process
-        self.listen: Listener = listener if listener is not None and self.main else lambda kind, values: None
+        self.listener = listener
         self.metrics: MetricsFile | None = None
         if self.main and writes:
             self.metrics = MetricsFile(out / "metrics.jsonl", keep=progress.metrics_bytes)
@@ -239,6 +241,15 @@ class Loop:
             self._record(record, split="train")
         self._after_step()
 
+    def listen(self, kind: str, values: dict[str, Any]) -> None:
+        """Tell the listener in the main process, and the logger of notices."""
+        if not self.main:
+            return
+        if self.listener is not None:
+            self.listener(kind, values)
+        if kind == "notice":
+            _LOGGER.info("%s", values["text"])
+
     def _look(self) -> None:
         """Add up the losses since the last look; stop every process where one was not finite."""
         progress = self.progress
@@ -305,6 +316,9 @@ class Loop:
             self.metrics.write({"split": split, **record})
         values = {f"{split}/{key}": value for key, value in record.items() if key != "step"}
         self.trainer.accelerator.log(values, step=record["step"])
+        if self.main and self.metrics is not None:
+            numbers = (f"{key} {value:.4g}" for key, value in record.items() if isinstance(value, float))
+            _LOGGER.info("step %d of %d, %s: %s", record["step"], self.settings.steps, split, ", ".join(numbers))
 
     def _validate(self) -> bool:
         """Measure the validation split; return whether it is the best so far, as the newest is without a split."""

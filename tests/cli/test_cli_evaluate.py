@@ -53,9 +53,10 @@ def test_a_timm_model_is_measured_twice_and_embedded_once(place: Path, aurank: S
     made = [(report.pop("command"), report.pop("date")) for report in reports]
     assert made[0][0] == " ".join(["cd", str(place), "&&", "aurank", *TIMM, "--out", "one"])
     assert reports[0] == reports[1]
-    options = ("--no-cache", "--distance", "euclidean", "--index", "Flat", "--show-class", "a")
+    options = ("--no-cache", "--distance", "l2", "--index", "Flat", "--show-class", "a")
     code, _, said = aurank(*TIMM, "--out", "three", *options)
     assert (code, said) == (0, "")
+    assert json.loads(Path("three/report.json").read_text())["distance"] == "euclidean"
     page = Path("three/report.html").read_text()
     assert page.count("<img") >= 6
     assert "Class a" in page
@@ -110,7 +111,7 @@ def test_a_page_with_intervals_is_written_unless_it_is_switched_off(rows: Path, 
 
 @pytest.mark.slow
 def test_what_a_page_or_an_interval_lacks_does_not_lose_the_numbers(rows: Path, aurank: Shell) -> None:
-    code, _, complaint = aurank(*ROWS, "measured", "--show-class", "9", "--neighbours", "3")
+    code, _, complaint = aurank(*ROWS, "measured", "--show-class", "9", "--neighbors", "3")
     assert code == 2
     assert "no query of class '9' was measured" in complaint
     assert report_of("measured").neighbours is not None

@@ -9,8 +9,9 @@ import pytest
 from testing.configs import MINIMAL, RankLoss
 
 from aurank.config import Choices, ConfigError, load_config
-from aurank.config.components import build, signature
+from aurank.config.components import build
 from aurank.errors import UserError
+from aurank.names import signature
 
 
 def _check(factory: Callable[..., Any], params: dict[str, Any], filled: Sequence[str] = ()) -> Any:

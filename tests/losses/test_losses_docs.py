@@ -3,7 +3,6 @@ from pathlib import Path
 
 import pytest
 
-from aurank.config.components import signature
 from aurank.losses import (
     LOSSES,
     CrossBatchMemory,
@@ -15,6 +14,7 @@ from aurank.losses import (
     PairLoss,
     SogCLRLoss,
 )
+from aurank.names import signature
 
 DOCS = Path(__file__).parents[2] / "docs" / "losses.md"
 MADE = {

@@ -6,8 +6,8 @@ from pathlib import Path
 import bench_losses
 import pytest
 
-from aurank.config.components import signature
 from aurank.losses import LOSSES
+from aurank.names import signature
 
 OF_CLASSES = sorted(bench_losses.OF_CLASSES & set(LOSSES))
 

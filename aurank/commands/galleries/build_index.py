@@ -37,11 +37,12 @@ from aurank.embedding.select_images import select
 from aurank.errors import UserError
 from aurank.files import claimed
 from aurank.models.image_model import ImageModel
-from aurank.names import meant, nearest
+from aurank.names import accepting, meant, nearest
 
 MOST_COMPARED = 20_000  # paths among which one that was misspelt is looked for
 
 
+@accepting()
 def build_index(
     model: str,
     images: ImageSelection | None = None,

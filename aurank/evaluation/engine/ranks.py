@@ -27,6 +27,7 @@ from aurank.evaluation.engine.problem import (
 )
 from aurank.evaluation.engine.scores import ExactScores, full_precision, one_thread_each
 from aurank.evaluation.engine.tiles import How, Thresholds, Tiles, Work, consecutive, count_negatives
+from aurank.names import accepting
 
 COUNT_BYTES = 20  # of a positive while negatives are counted: its score, place and two counts
 BLOCK = 2**20  # positives of a block that is read at once: more would not be faster
@@ -242,6 +243,7 @@ def query_columns(ranks: RankSource, compute: Callable[[Ranks], dict[str, np.nda
     return {name: np.concatenate(values)[order] for name, values in parts.items()}
 
 
+@accepting()
 def positive_ranks(
     queries: Arrays | RetrievalProblem,
     query_labels: Integers | None = None,

@@ -30,6 +30,7 @@ from aurank.evaluation.engine.problem import (
 from aurank.evaluation.engine.scores import DISTANCES
 from aurank.extras import import_library
 from aurank.files import checked, read_record, reading, replacing, require_ordinary
+from aurank.names import accepting
 
 BLOCK = 2**21  # numbers read and handed to faiss at a time
 LONGEST_FACTORY = 200
@@ -180,6 +181,7 @@ class Index:
         [[0, 1]]
     """
 
+    @accepting()
     def __init__(
         self,
         dim: int,
@@ -387,6 +389,7 @@ class Index:
         return faiss.index_cpu_to_gpu_multiple_py(self._resources, index, options, self.gpus)
 
 
+@accepting()
 def neighbours(
     embeddings: Arrays,
     k: int,

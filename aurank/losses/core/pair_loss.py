@@ -1,9 +1,11 @@
 """The call that all losses have in common, and PairLoss: the only bridge between aurank's losses and PML."""
 
+import inspect
 import warnings
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, TypedDict, Unpack
 
 import torch
 from jaxtyping import Float, Int64
@@ -22,13 +24,43 @@ from aurank.losses.core.common import (
 from aurank.losses.core.distributed import Gather
 from aurank.losses.core.pairs import Inputs, Mined, Pairs, make_pairs, read_inputs
 from aurank.losses.core.row_table import RowTable, check_device
+from aurank.names import named
 
 
-class TakesInputs:
+class NamesArguments(type):
+    """The type of losses: they are made by other names of arguments too, and a misspelt one is said to be that."""
+
+    if not TYPE_CHECKING:  # a type checker judges the constructors
+
+        def __call__(cls, *args: Any, **given: Any) -> Any:
+            return super().__call__(*args, **named(cls, given))
+
+        @property
+        def __signature__(cls) -> inspect.Signature:  # of the constructor, not of the call above
+            whole = inspect.signature(cls.__init__)
+            return whole.replace(parameters=list(whole.parameters.values())[1:])
+
+
+class TakesInputs(metaclass=NamesArguments):
     """The call that all losses here have in common: it reads the arguments, and hands them to `compute`."""
 
+    aliases: ClassVar[Mapping[str, str]] = {}  # other names of constructors' arguments
     two_way: bool = False
     gather: Gather
+
+    if TYPE_CHECKING:  # torch types the call of a module as Any
+
+        def __call__(
+            self,
+            embeddings: Tensor,
+            labels: Tensor | None = None,
+            indices_tuple: Mined = None,
+            ref_emb: Tensor | None = None,
+            ref_labels: Tensor | None = None,
+            *,
+            ids: Tensor | None = None,
+            ref_ids: Tensor | None = None,
+        ) -> Tensor: ...
 
     @property
     def takes_references(self) -> bool:

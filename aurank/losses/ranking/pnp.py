@@ -1,7 +1,7 @@
 """PNP (Li et al., AAAI 2022): only the negatives ahead of a positive are penalised."""
 
 from collections.abc import Callable
-from typing import Literal, Unpack, get_args
+from typing import ClassVar, Literal, Unpack, get_args
 
 import torch
 from jaxtyping import Float
@@ -35,7 +35,7 @@ class PNPLoss(PairLoss):
 
     Args:
         variant: which f; of the paper's names PNP-O, PNP-I_u … what follows the dash.
-        temperature: how far apart two similarities count as ordered.
+        temperature: how far apart two similarities count as ordered; also `tau`, as in the paper, or `anneal`.
         alpha: of D_q; 4 in that command, for SOP.
         b: of I_b.
         official: True does as the authors' code: the query is a positive of its own, and I_u lacks its − R, so that its
@@ -49,6 +49,8 @@ class PNPLoss(PairLoss):
         >>> round(PNPLoss()(rows, labels).item(), 4)
         0.0
     """
+
+    aliases: ClassVar = {"tau": "temperature", "anneal": "temperature"}
 
     def __init__(
         self,

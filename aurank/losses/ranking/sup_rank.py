@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Unpack
+from typing import ClassVar, Unpack
 
 import torch
 from jaxtyping import Float
@@ -75,6 +75,18 @@ class BoundedRankOptions(PairLossOptions, total=False):
 class BoundedRankLoss(PairLoss):
     """A loss of bounded ranks; positive scores are pulled above one threshold, negative ones pushed below another."""
 
+    # Of the paper, and of the authors' classes SupAP and CalibrationLoss.
+    aliases: ClassVar = {
+        "tau": "temperature",
+        "rho": "slope",
+        "lambda_": "calibration",
+        "start": "jump",
+        "alpha": "positive_margin",
+        "beta": "negative_margin",
+        "pos_margin": "positive_margin",
+        "neg_margin": "negative_margin",
+    }
+
     def __init__(
         self,
         temperature: Number = 0.01,
@@ -118,6 +130,9 @@ class SupAPLoss(BoundedRankLoss):
     gradient; r⁻ adds up H⁻(s_j − s_i) over negatives j. With t = s_j − s_i, H⁻ is σ(t/temperature) for t < 0, jump more
     from 0 on, and goes on with `slope` beyond `delta`: the further ahead a negative is, the more it counts, and the
     gradient does not fade. Time and memory are those of SmoothAP.
+
+    The paper's names are taken too: `tau`, `rho` (slope), `lambda_`, `alpha` and `beta` (the margins), and those of the
+    authors' classes: `start` (jump), `pos_margin`, `neg_margin`.
 
     Args:
         temperature: width of the sigmoid.

@@ -16,6 +16,7 @@ from aurank.losses.core.common import in_common_precision, normalize, to_device_
 from aurank.losses.core.distributed import Gather
 from aurank.losses.core.pair_loss import TakesInputs
 from aurank.losses.core.pairs import Inputs
+from aurank.names import accepting
 
 # Classes of lightly 1.6.0 that were seen to take embeddings of two views; others with two arguments want other things.
 TWO_VIEWS: tuple[str, ...] = ("BarlowTwinsLoss", "DCLLoss", "DCLWLoss", "DirectCLRLoss", "MACLLoss")
@@ -86,6 +87,7 @@ def two_views(labels: Int64[Tensor, " row"]) -> Int64[Tensor, "two label"]:
     return labels.argsort(stable=True).view(-1, 2).T
 
 
+@accepting()
 def barlow_twins(lambda_param: Number = 5e-3, *, distributed: bool = False) -> LightlyLoss:
     """Return lightly's Barlow Twins, Σ (1 − C_ii)² + λ·Σ C_ij², C the cross-correlation of both views' dimensions.
 
@@ -99,6 +101,7 @@ def barlow_twins(lambda_param: Number = 5e-3, *, distributed: bool = False) -> L
     return from_lightly("BarlowTwinsLoss", {"lambda_param": lambda_param}, distributed=distributed)
 
 
+@accepting()
 def vicreg(
     lambda_param: Number = 25.0,
     mu_param: Number = 25.0,
@@ -123,6 +126,7 @@ def vicreg(
     return from_lightly("VICRegLoss", given, unit_variance=unit_variance, distributed=distributed)
 
 
+@accepting()
 def from_lightly(
     loss: str,
     arguments: Mapping[str, Any] | None = None,

@@ -27,6 +27,7 @@ from aurank.losses.core.distributed import Gather
 from aurank.losses.core.pair_loss import PairLossOptions, TakesInputs
 from aurank.losses.core.pairs import Inputs, Mined, check_mined
 from aurank.losses.wrappers._without_reads import MaskedCircleLoss, MaskedMultiSimilarityLoss, NonZeroMeanReducer
+from aurank.names import accepting
 
 Reduction = Literal["sum", "batch", "pml"]
 MOST_LISTED = 2**24  # pairs listed on the host: to list and send more takes longer than to wait for the device
@@ -165,6 +166,7 @@ REDUCERS: dict[str, Callable[[], BaseReducer]] = {
 }
 
 
+@accepting()
 def contrastive(
     pos_margin: Number = 1.0,
     neg_margin: Number = 0.5,
@@ -188,6 +190,7 @@ def contrastive(
     )
 
 
+@accepting()
 def triplet(
     margin: Number = 0.1,
     *,
@@ -207,6 +210,7 @@ def triplet(
     return _wrap("triplet", pml_losses.TripletMarginLoss, options, reduction, margin=margin)
 
 
+@accepting()
 def multi_similarity(
     alpha: Number = 2.0,
     beta: Number = 40.0,
@@ -233,6 +237,7 @@ def multi_similarity(
     return _wrap(name, MaskedMultiSimilarityLoss, options, alpha=alpha, beta=beta, base=base)
 
 
+@accepting()
 def circle(
     m: Number = 0.4,
     gamma: Number = 80.0,

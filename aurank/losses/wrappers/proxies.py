@@ -16,6 +16,7 @@ from aurank.losses.wrappers._without_reads import (
     TargetCosFaceLoss,
 )
 from aurank.losses.wrappers.pml import PMLLoss
+from aurank.names import accepting
 
 
 class ProxyLoss(PMLLoss):
@@ -58,6 +59,7 @@ class ProxyLoss(PMLLoss):
         return super().compute(inputs)
 
 
+@accepting()
 def arcface(
     num_classes: int,
     embedding_size: int,
@@ -82,6 +84,7 @@ def arcface(
     return _with_proxies("arcface", SafeArcFaceLoss, locals(), margin=margin, scale=scale)
 
 
+@accepting()
 def subcenter_arcface(
     num_classes: int,
     embedding_size: int,
@@ -109,6 +112,7 @@ def subcenter_arcface(
     return _with_proxies("subcenter_arcface", SafeSubCenterArcFaceLoss, locals(), **own, sub_centers=sub_centers)
 
 
+@accepting()
 def cosface(
     num_classes: int,
     embedding_size: int,
@@ -132,6 +136,7 @@ def cosface(
     return _with_proxies("cosface", TargetCosFaceLoss, locals(), margin=margin, scale=scale)
 
 
+@accepting()
 def normalized_softmax(
     num_classes: int, embedding_size: int, temperature: Number = 0.05, *, distributed: bool = False
 ) -> ProxyLoss:
@@ -153,6 +158,7 @@ def normalized_softmax(
     return _with_proxies("normalized_softmax", loss, locals(), **own)
 
 
+@accepting()
 def proxy_anchor(
     num_classes: int,
     embedding_size: int,
@@ -178,6 +184,7 @@ def proxy_anchor(
     return _with_proxies("proxy_anchor", MaskedProxyAnchorLoss, locals(), margin=margin, alpha=alpha)
 
 
+@accepting()
 def proxy_nca(
     num_classes: int, embedding_size: int, softmax_scale: Number = 9.0, *, distributed: bool = False
 ) -> ProxyLoss:
@@ -196,6 +203,7 @@ def proxy_nca(
     return _with_proxies("proxy_nca", MaskedProxyNCALoss, locals(), softmax_scale=softmax_scale)
 
 
+@accepting()
 def soft_triple(
     num_classes: int,
     embedding_size: int,

@@ -13,7 +13,6 @@ from testing.processes import run_ranks
 from testing.stateful import PROXIES, same_state
 from torch import Tensor, distributed, nn
 
-from aurank.config.components import signature
 from aurank.errors import UserError
 from aurank.losses import (
     LOSSES,
@@ -32,6 +31,7 @@ from aurank.losses import (
     SogCLRLoss,
     SOPRCLoss,
 )
+from aurank.names import signature
 
 pytestmark = pytest.mark.slow
 

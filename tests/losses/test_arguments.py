@@ -1,0 +1,105 @@
+"""Arguments of losses: by their own names, by those of papers and repositories, and misspelt."""
+
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from testing.runs import tiny_config
+
+from aurank.losses import LOSSES, PNPLoss, SupAPLoss, SupRecallLoss
+from aurank.names import accepting, signature
+from aurank.training import read_config
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("name", sorted(LOSSES))
+def test_a_misspelt_argument_of_any_loss_is_told_with_the_one_that_was_meant(name: str) -> None:
+    known, is_open = signature(LOSSES[name])
+    assert not is_open
+    argument = max(known, key=len)
+    misspelt = argument[:3] + argument[4:]
+    with pytest.raises(TypeError, match=f"takes no argument '{misspelt}'; did you mean '.*'") as refused:
+        LOSSES[name](**{misspelt: 1})
+    assert argument in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("loss", "own", "others"),
+    [
+        ("pnp", {"temperature": 0.2}, [{"tau": 0.2}, {"anneal": 0.2}]),
+        (
+            "sup_ap",
+            {"temperature": 0.2, "slope": 9.0, "calibration": 0.3, "positive_margin": 0.8, "negative_margin": 0.5},
+            [
+                {"tau": 0.2, "rho": 9.0, "lambda_": 0.3, "alpha": 0.8, "beta": 0.5},
+                {"tau": 0.2, "rho": 9.0, "calibration": 0.3, "pos_margin": 0.8, "neg_margin": 0.5},
+            ],
+        ),
+        ("sup_recall", {"jump": 0.0, "slope": 9.0}, [{"start": 0.0, "rho": 9.0}]),
+    ],
+)
+def test_names_of_papers_and_repositories_mean_the_same(
+    loss: str, own: dict[str, Any], others: list[dict[str, Any]]
+) -> None:
+    torch.manual_seed(0)
+    rows, labels = torch.randn(12, 5), torch.arange(4).repeat_interleave(3)
+    expected = LOSSES[loss](**own)(rows, labels)
+    assert not expected.isclose(LOSSES[loss]()(rows, labels))
+    for other in others:
+        assert LOSSES[loss](**other)(rows, labels).equal(expected)
+        config = read_config(tiny_config(loss={"name": loss, "params": other}))
+        assert config.loss.params == other
+
+
+def test_an_argument_by_two_names_is_refused() -> None:
+    for call in (
+        lambda: PNPLoss(tau=0.1, temperature=0.2),
+        lambda: SupAPLoss(rho=1, slope=2),
+        lambda: SupRecallLoss(pos_margin=0.9, alpha=0.9),
+    ):
+        with pytest.raises(TypeError, match="by two names; leave one out"):
+            call()
+
+
+def test_a_class_below_a_loss_has_the_names_of_both() -> None:
+    class Mine(PNPLoss):
+        def __init__(self, *, sharpness: float = 1.0, **options: Any) -> None:
+            super().__init__(**options)
+            self.sharpness = sharpness
+
+    assert Mine(sharpness=2.0, anneal=0.3).temperature == 0.3
+    assert list(inspect.signature(Mine).parameters) == ["sharpness", "options"]
+    with pytest.raises(TypeError, match="Mine takes no argument 'sharpnes'; did you mean 'sharpness'"):
+        Mine(sharpnes=2.0)
+
+
+def test_a_function_takes_its_arguments_by_further_names_and_words() -> None:
+    @accepting(neighbors="neighbours")
+    def search(rows: int, *, neighbours: int = 1, distance: str = "cosine") -> tuple[int, int, str]:
+        return rows, neighbours, distance
+
+    assert search(3, neighbors=2, distance="L2") == (3, 2, "euclidean")  # type: ignore[call-arg]
+    assert search(rows=3, neighbours=2, distance="l1") == (3, 2, "l1")
+    with pytest.raises(TypeError, match="'neighburs'; did you mean 'neighbours'"):
+        search(3, neighburs=2)  # type: ignore[call-arg]
+
+
+@pytest.mark.slow
+def test_the_call_of_a_loss_is_typed() -> None:
+    pytest.importorskip("mypy")
+    code = (
+        "import torch\nfrom aurank.losses import SOPRCLoss, CrossBatchMemory, contrastive\n"
+        "rows, labels = torch.ones(2, 2), torch.tensor([0, 0])\n"
+        "reveal_type(SOPRCLoss([2])(rows, labels))\n"
+        "reveal_type(CrossBatchMemory(SOPRCLoss([2]), embedding_size=2, memory_size=2)(rows, labels, ids=labels))\n"
+        "reveal_type(contrastive()(rows, labels))\n"
+    )
+    command = [sys.executable, "-m", "mypy", "--config-file=", "--follow-imports=silent", "--ignore-missing-imports"]
+    found = subprocess.run([*command, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    assert found.count('Revealed type is "torch._tensor.Tensor"') == 3, found
