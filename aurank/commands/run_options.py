@@ -45,6 +45,11 @@ from aurank.sizes import as_sides
 _BROUGHT = re.compile(r"data\.(image_size|resize|channels|normalise|interpolation|(test|train)_transform|cache)")
 
 
+def log(line: str) -> None:
+    """Give the logger "aurank" a line."""
+    logging.getLogger("aurank").info("%s", line)
+
+
 @dataclass(frozen=True)
 class RunOptions:
     """How a model is run; none of it but `bf16` is meant to change a number.
@@ -73,7 +78,7 @@ class RunOptions:
     allow_code: bool = False
     group: ProcessGroup = field(default_factory=partial(ProcessGroup, False))
     listener: Callable[[str, int, int], None] | None = None
-    say: Say = logging.getLogger("aurank").info
+    say: Say = log
     finished: Callable[[str, Any], None] = lambda name, result: None
     given: Sequence[str] = ()
 
