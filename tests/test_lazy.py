@@ -143,3 +143,52 @@ def test_measuring_imports_nothing_of_training(tmp_path: Path) -> None:
     imported = set(re.findall(r"\| +(aurank[.\w]*)$", done.stderr, re.MULTILINE))
     assert "aurank.evaluation.evaluate" in imported
     assert not [name for name in imported if name.startswith(("aurank.training", "aurank.losses"))]
+
+
+REFUSED = {
+    "train digits/soprc --out full": "--out full is not empty",
+    "train omniglot/soprc data.root=nowhere --out new": "Omniglot is not there",
+    "train broken.yaml --out new": "broken.yaml:1:",
+    "evaluate --model embeddings:gone.npz --out new": "gone.npz",
+    "evaluate --model timm:resnet18 --protocol sop --root full --out new": "Stanford Online Products is not there",
+    "evaluate --model timm:resnet18 --data digits: --out other": "--out other holds the result of another command",
+    "embed --model aurank:gone --data folder:gone --out rows.npz": "no checkpoint at gone",
+    "embed --model timm:resnet18 --data folder:gone --out rows.npz": "there is no gone",
+    "embed --model timm:resnet18 --data digits: --out rows.npy": "rows.npy",
+    "index build --model timm:resnet18 --data digits: --out full": "--out full holds other files",
+    "search index gone.jpg also_gone.jpg": "gone.jpg",
+    "search gone x.jpg": "no index at gone",
+    "export gone/best --to onnx --out full": "--out full holds 'file'",
+    "calibrate gone --precision 0.9": "gone",
+    "compare gone gone": "gone",
+    "doctor folder:full --html page.txt": "page.txt",
+}
+
+
+@pytest.mark.slow
+def test_what_needs_no_model_is_refused_before_anything_heavy_is_imported(tmp_path: Path) -> None:
+    for name, text in {"full/file": "", "broken.yaml": "loss: [", "index/index.json": "{}"}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/report.json").write_text('{"command": "another"}')
+    code = """
+import shlex, sys
+from aurank.cli import main
+for command in sys.stdin.read().splitlines():
+    sys.argv = ["aurank", *shlex.split(command)]
+    try:
+        main()
+    except SystemExit as end:
+        assert end.code == 2, command
+    heavy = {"torch", "matplotlib", "scipy", "sklearn", "numba", "pandas", "pyarrow", "timm"} & sys.modules.keys()
+    assert not heavy, f"{command} imports {heavy}"
+"""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    how = {"capture_output": True, "text": True, "cwd": tmp_path, "env": environment}
+    done = subprocess.run([sys.executable, "-c", code], input="\n".join(REFUSED), check=False, **how)  # type: ignore[call-overload]
+    assert done.returncode == 0, done.stderr
+    lines = done.stderr.splitlines()
+    assert len(lines) == len(REFUSED)
+    for line, (command, named) in zip(lines, REFUSED.items(), strict=True):
+        assert named in line, command

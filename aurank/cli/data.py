@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING
 
 from aurank.cli.app import app, cache_app, data_app
 from aurank.cli.drawing import bar, console, draw_stages, stderr_console
-from aurank.cli.options import Cache, ConfigFile, Drawn, Labels, Overrides, argument, claiming, measuring, option
+from aurank.cli.options import (
+    Cache,
+    ConfigFile,
+    Drawn,
+    Labels,
+    Overrides,
+    argument,
+    claiming,
+    measuring,
+    option,
+    reads,
+)
 from aurank.errors import UserError
 from aurank.sizes import size_in_bytes
 
@@ -51,11 +62,11 @@ def doctor(
     target: str | None = argument("READER:PATH such as folder:photos, a YAML file, or a shipped one's name."),
     *,
     model: str | None = option("Examine its embeddings of the images too; names as for evaluate."),
-    embeddings: Path | None = option("Examine saved embeddings: .npz, or .npy with --labels."),
+    embeddings: Path | None = option("Examine saved embeddings: .npz, or .npy with --labels.", callback=reads),
     labels: Labels = None,
-    html: Path | None = option("A page (.html) to write, with pictures of what was found."),
+    html: Path | None = option("A page (.html) to write, with pictures of what was found.", suffix=".html"),
     fix: str | None = option(_FIXES, metavar="NAMES"),
-    out: Path | None = option("A table (.csv) to write, of the data without what --fix names."),
+    out: Path | None = option("A table (.csv) to write, of the data without what --fix names.", suffix=".csv"),
     images: "ImageSelection",
     drawn: Drawn,
 ) -> None:
@@ -71,7 +82,7 @@ def doctor(
     """
     from aurank.commands import examine_data, examine_embeddings
     from aurank.data.checks.findings import NEED_MODEL, describe_cleaning, read_fixes, write_table
-    from aurank.files import require_writable, write_text
+    from aurank.files import write_text
     from aurank.reporting.doctor_page import doctor_page
 
     # With --data, what stands first is an override.
@@ -81,9 +92,6 @@ def doctor(
     fixes = [] if fix is None else read_fixes(fix)
     if (fix is None) != (out is None):
         raise UserError("--fix NAMES and --out FILE.csv go together: what is left out, and the table of what stays")
-    for name, file, suffix in (("--html", html, ".html"), ("--out", out, ".csv")):
-        if file is not None:
-            require_writable(file, suffix=suffix, option=name)
     if embeddings is not None:
         for name, value in {"--model": model, "--fix": fix, "DATA": data}.items():
             if value is not None:

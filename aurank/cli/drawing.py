@@ -7,6 +7,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unicodedata import category as category_of
@@ -84,7 +85,7 @@ def draw_warnings() -> Iterator[None]:
 
 @contextmanager
 def bar(text: str, *, at_once: bool = False) -> Iterator[tuple[Progress, Callable[..., None]]]:
-    """A bar on a terminal, and what changes it; elsewhere lines: the first at once or after 30 s, then one each 30 s.
+    """A bar on a terminal, and what changes it; elsewhere lines, with the time left, one each 30 s, at once or later.
 
     Of each change it is told the line and its stage, at whose start a line is due too, but not in the first 30 s of a
     command; `due` prints it whatever the time.
@@ -93,15 +94,20 @@ def bar(text: str, *, at_once: bool = False) -> Iterator[tuple[Progress, Callabl
     columns = (named, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), noted)
     quiet_until = -math.inf if at_once else time.monotonic() + QUIET
     next_line, last = quiet_until, ""
+    of, begun, first = -1, 0.0, 0  # how much there is to do, since when, and what was done by then
 
     def show(line: str, stage: str = "", *, due: bool = False, **fields: Any) -> None:
-        nonlocal next_line, last
+        nonlocal next_line, last, of, begun, first
         progress.start()  # again, after a result
         progress.update(task, **fields)
         now, begins, last = time.monotonic(), stage != last, stage
+        done, total = fields.get("completed", 0), fields.get("total", 0)
+        if begins or total != of:
+            of, begun, first = total, now, done
         if progress.disable and (due or now >= (quiet_until if begins else next_line)):
             next_line = now + QUIET
-            stderr_console.say(line)
+            left = (now - begun) * (total - done) / (done - first) if done > first else 0
+            stderr_console.say(f"{line}, {timedelta(seconds=round(left))} left" if left >= 1 else line)
 
     with Progress(*columns, console=stderr_console, disable=not stderr_console.is_terminal) as progress:
         task = progress.add_task(text, total=None, note="")

@@ -3,11 +3,12 @@
 import shlex
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aurank.cli.app import app
-from aurank.cli.drawing import console, keep_baselines
+from aurank.cli.drawing import console, draw_stages, keep_baselines
 from aurank.cli.options import (
     RUN,
     Baselines,
@@ -22,9 +23,11 @@ from aurank.cli.options import (
     claiming,
     measuring,
     option,
+    reads,
     whole_numbers,
 )
 from aurank.errors import UserError
+from aurank.files import require_writable
 
 if TYPE_CHECKING:
     from aurank.embedding import ImageSelection
@@ -34,16 +37,30 @@ _SIDES = ("data", "split", "protocol", "root", "query", "gallery")
 DEFAULT_RESAMPLES = 1000  # where a page is written: 0.25 s for 60,502 queries of 11,316 classes, 15 metrics
 
 
+def _free_to_evaluate(given: dict[str, Any]) -> None:
+    from aurank.reporting.results import require_free, require_same_command
+
+    require_free(given["out"])
+    if not given["overwrite"]:
+        require_same_command(given["out"], _typed())
+
+
+def _typed() -> str:
+    """Return the command with its folder, as the same words mean other files elsewhere."""
+    words = shlex.join(["aurank", *(word for word in sys.argv[1:] if word != "--overwrite")])
+    return f"cd {shlex.quote(str(Path.cwd()))} && {words}"
+
+
 @app.command()
 @measuring(*_SIDES, "seeds", run=(*RUN, "bf16"), joined=True)
-@claiming()
+@claiming(_free_to_evaluate)
 def evaluate(
     *,
     model: ModelOption,
     out: Path = option(
         "Folder for report.html, report.json, per_query.parquet, per_class.csv and pr_curve.png.", default=...
     ),
-    labels: Path | None = option("Labels (.npy) of an .npy of embeddings; qrels of --model trec:RUN."),
+    labels: Path | None = option("Labels (.npy) of an .npy of embeddings; qrels of --model trec:RUN.", callback=reads),
     metrics: str | None = option("Metrics in place of the usual ones, such as mauprc,mrr@10."),
     recall_at: str | None = option("The k of Recall@k and precision@k, such as 1,10,100."),
     distance: str | None = option("cosine (the default), dot or euclidean (l2)."),
@@ -55,7 +72,7 @@ def evaluate(
     ),
     seed: int = option("Seed of the bootstrap.", default=0),
     max_memory: str | None = option("Bound on the working memory, such as 1GiB."),
-    trec_run: Path | None = option("A .run file to write for trec_eval, with .qrels beside it."),
+    trec_run: Path | None = option("A .run file to write for trec_eval, with .qrels beside it.", suffix=".run"),
     postprocess: Postprocess = None,
     fit_on: FitOn = None,
     dims: str | None = option("Measure the first numbers of embeddings too, such as 64,128."),
@@ -84,7 +101,7 @@ def evaluate(
     from aurank.evaluation.bootstrap import Resampling
     from aurank.evaluation.metrics import check_names
     from aurank.evaluation.postprocessing import Codes
-    from aurank.reporting.results import STEPS, require_free, require_same_command, write_results
+    from aurank.reporting.results import REPORT, STEPS, write_results
 
     if baselines:
         require_images(model)
@@ -103,13 +120,9 @@ def evaluate(
         precisions = tuple(one.strip() for one in (precision or "float32").split(","))
         options["codes"] = Codes(dims=widths, precisions=precisions, rescore=rescore)
     options = {name: value for name, value in options.items() if value is not None}
-    # With its folder, as the same words mean other files elsewhere.
-    typed = shlex.join(["aurank", *(word for word in sys.argv[1:] if word != "--overwrite")])
-    command = f"cd {shlex.quote(str(Path.cwd()))} && {typed}"
-    require_free(out)
-    is_replaced = overwrite or require_same_command(out, command)
+    command = _typed()
     if trec_run is not None:
-        require_free_run(trec_run, is_replaced=is_replaced)
+        require_free_run(trec_run, is_replaced=overwrite or (out / REPORT).exists())
     beside_report: dict[str, Any] = {}
 
     def finished(name: str, result: Any) -> None:
@@ -141,8 +154,25 @@ def evaluate(
     console.say(f"written to {out / 'report.json'}" + (f", to look at: {out / 'report.html'}" if report else ""))
 
 
+def _free_to_embed(given: dict[str, Any]) -> None:
+    from aurank.data.shards import require_folder
+
+    out, shard_rows = given["out"], given["shard_rows"]
+    if _in_parts(out, shard_rows):
+        require_folder(out)
+    elif shard_rows is not None:
+        raise UserError(f"--shard-rows {shard_rows} is for a folder of parts, and --out {out} is a file: name a folder")
+    else:
+        require_writable(out, suffix=".npz")
+
+
+def _in_parts(out: Path, shard_rows: int | None) -> bool:
+    return out.suffix != ".npz" and (shard_rows is not None or not out.suffix)
+
+
 @app.command()
 @measuring(*_SIDES, run=(*RUN, "bf16"), joined=True)
+@claiming(_free_to_embed, claims=False)
 def embed(
     *,
     model: ModelToRun,
@@ -159,16 +189,9 @@ def embed(
     aurank embed --model timm:resnet18 --data folder:photos --out photos_in_parts
     """
     from aurank.commands import embed_model, embed_to_folder
-    from aurank.data.shards import SHARD_ROWS, require_folder
-    from aurank.files import require_writable
+    from aurank.data.shards import SHARD_ROWS
 
-    in_parts = out.suffix != ".npz" and (shard_rows is not None or not out.suffix)
-    if shard_rows is not None and not in_parts:
-        raise UserError(f"--shard-rows {shard_rows} is for a folder of parts, and --out {out} is a file: name a folder")
-    if in_parts:
-        require_folder(out)
-    else:
-        require_writable(out, suffix=".npz")
+    in_parts = _in_parts(out, shard_rows)
     # A folder of parts is claimed by what fills it.
     with claimed_out(None if in_parts else out, is_file=True), drawn() as running:
         if in_parts:
@@ -249,10 +272,12 @@ def probe(
 @claiming(is_file=True)
 def compare(
     reports: list[str] = argument(
-        "Two or more report.json of the same queries, or their folders; then changes of --data.", default=...
+        "Two or more report.json of the same queries, or their folders; then changes of --data.",
+        default=...,
+        callback=reads,
     ),
     *,
-    out: Path = option("The page to write.", default=Path("compare.html")),
+    out: Path = option("The page to write.", default=Path("compare.html"), suffix=".html"),
     metric: str = option("What is compared, such as mauprc or recall@1.", default="mauprc"),
     resamples: int = option("Bootstrap resamples of intervals and p-values.", default=10_000),
     seed: int = option("Seed of the bootstrap.", default=0),
@@ -270,24 +295,35 @@ def compare(
     """
     from aurank.commands import compare_reports
 
-    chances = {"resamples": resamples, "seed": seed}
+    chances: dict[str, Any] = {"resamples": resamples, "seed": seed}
     overrides = [word for word in reports if word.startswith("data.") and "=" in word]
     paths = [Path(word) for word in reports if word not in overrides]
     images = replace(images, overrides=overrides)
-    found = compare_reports(paths, out=out, images=images, metric=metric, most=most, force=force, **chances)
+    with draw_stages("reading reports") as draw:
+        chances |= {"metric": metric, "most": most, "force": force, "progress": partial(draw, "resampling")}
+        found = compare_reports(paths, out=out, images=images, **chances)
     for name, comparison in found.items():
         console.say(*([f"{name} against the first:"] if len(found) > 1 else []), comparison)
     console.say(f"written to {out}")
 
 
+def _free_to_calibrate(given: dict[str, Any]) -> None:
+    from aurank.reporting.results import CALIBRATION, require_free
+
+    if given["out"] is not None:
+        require_free(given["out"], CALIBRATION)
+
+
 @app.command()
 @measuring(*_SIDES)
-@claiming()
+@claiming(_free_to_calibrate)
 def calibrate(
-    report: str | None = argument("A report.json, or the folder that holds it.", "REPORT"),
+    report: str | None = argument("A report.json, or the folder that holds it.", "REPORT", callback=reads),
     *,
     model: str | None = option("Instead of a report: a model, as for evaluate; counts all pairs.", "--model"),
-    precision: float | None = option("The part of the matches that has to be right, such as 0.99."),
+    precision: float | None = option(
+        "The part of the matches that has to be right, such as 0.99.", rich_help_panel="Options"
+    ),
     false_match_rate: float | None = option("Instead: the part of the negative pairs that may match, such as 1e-4."),
     labels: Labels = None,
     postprocess: Postprocess = None,
@@ -307,7 +343,7 @@ def calibrate(
     from aurank.commands import calibrate_model
     from aurank.evaluation import Report, calibrate_report
     from aurank.evaluation.calibration import Aim
-    from aurank.reporting import calibration_page, results
+    from aurank.reporting import calibration_page
 
     if model is not None and report is not None:  # a change of the data section stands where a report would
         images, report = replace(images, overrides=[report, *images.overrides]), None
@@ -316,8 +352,6 @@ def calibrate(
     if model is None and report is None:
         raise UserError("name a report, such as DIR/report.json, or a model as for evaluate: --model embeddings:FILE")
     aim = vars(Aim(precision, false_match_rate))
-    if out is not None:
-        results.require_free(out, calibration_page.FILES)
     named = {"labels": labels, "postprocess": postprocess, "fit_on": fit_on}
     named |= {"distance": distance, "max_memory": max_memory}
     given: dict[str, Any] = {name: value for name, value in named.items() if value is not None}

@@ -2,24 +2,29 @@
 
 import inspect
 import os
+import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperOption
 
 from aurank.cli.drawing import draw_measuring
 from aurank.errors import UserError
-from aurank.files import claimed
+from aurank.files import claimed, require_writable
 
 if TYPE_CHECKING:
+    from aurank.config import Config
     from aurank.distributed import ProcessGroup
 
 Decorator = Callable[[Callable[..., None]], Callable[..., None]]
 Drawn = Callable[..., AbstractContextManager[Any]]
 """Draws how a model is run, and gives its `RunOptions`; takes what is to be called with each result."""
+
+Given = dict[str, Any]  # the options of a command by name
 
 MODELS = (
     "aurank:DIR/best, hf-hub:OWNER/NAME, timm:NAME[,pretrained=false], open_clip:NAME, transformers:NAME, onnx:FILE, "
@@ -27,14 +32,69 @@ MODELS = (
 )
 
 
-def option(text: str, *names: str, default: Any = None, **limits: Any) -> Any:
-    """An option with its help; `default=...` makes it required."""
+def option(text: str, *names: str, default: Any = None, suffix: str | None = None, **limits: Any) -> Any:
+    """An option with its help; `default=...` makes it required, `suffix` is that of a file to write."""
+    if suffix is not None:
+        limits["callback"] = _writes(suffix)
     return typer.Option(default, *names, help=text, **limits)
 
 
-def argument(text: str, metavar: str | None = None, *, default: Any = None) -> Any:
+def argument(text: str, metavar: str | None = None, *, default: Any = None, **limits: Any) -> Any:
     """An argument with its help; `default=...` makes it required."""
-    return typer.Argument(default, metavar=metavar, help=text)
+    return typer.Argument(default, metavar=metavar, help=text, **limits)
+
+
+# The `callback` of an option or argument looks at what it names, before the command imports anything heavy.
+
+
+def reads(value: Any) -> Any:
+    """Refuse what is not there of files and folders to read, overrides among them left aside."""
+    for path in value if isinstance(value, list | tuple) else [] if value is None else [value]:
+        is_override = str(path).startswith("data.") and "=" in str(path)
+        if not (is_override or _is_there(path)):
+            raise UserError(f"{path}: there is no such file or folder in {Path.cwd()}; correct the path")
+    return value
+
+
+def reads_some(paths: Any) -> Any:
+    """Refuse paths to read of which none is there; - is standard input."""
+    if not any(path == "-" or _is_there(path) for path in paths):
+        reads(paths)
+    return paths
+
+
+def _is_there(path: Path | str) -> bool:
+    with suppress(OSError, ValueError):  # of a name that no file can have
+        return ":/" in str(path) or Path(path).exists()  # an address is looked at by what reads it
+    return False
+
+
+def _writes(suffix: str) -> Callable[[TyperOption, Path | None], Path | None]:
+    def check(option: TyperOption, value: Path | None) -> Path | None:
+        if value is not None:
+            require_writable(value, suffix=suffix, option=option.opts[0])
+        return value
+
+    return check
+
+
+def _reads_model(model: str | None) -> str | None:
+    """Refuse a model in a file that is not there."""
+    kind, _, what = (model or "").partition(":")
+    if what and kind == "aurank":
+        from aurank.embedding.named import require_checkpoint, resolve_checkpoint
+
+        require_checkpoint(resolve_checkpoint(what))
+    elif what and kind in ("embeddings", "trec", "onnx", "safetensors", "torchexport") and not _is_there(what):
+        reads(what.partition(",")[0])  # options may follow
+    return model
+
+
+def _reads_index(folder: Path) -> Path:
+    from aurank.embedding.named import require_index
+
+    require_index(folder)
+    return folder
 
 
 def _shared(kind: Any, text: str, *names: str, **limits: Any) -> Any:
@@ -43,10 +103,12 @@ def _shared(kind: Any, text: str, *names: str, **limits: Any) -> Any:
 
 ConfigFile = Annotated[str, typer.Argument(help="A YAML file, or the name of a shipped one (aurank ls).")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="Dotted overrides, such as optim.lr=1e-4.")]
-ModelOption = _shared(str, f"{MODELS}, or embeddings:FILE (.npz, or .npy with --labels).", "--model")
-ModelToRun = _shared(str, f"{MODELS}.", "--model")
-Labels = _shared(Path | None, "Labels (.npy) of an .npy of embeddings.")
-FitOn = _shared(Path | None, "Embeddings (.npz) to fit the steps on; default: the split train.")
+ModelOption = _shared(
+    str, f"{MODELS}, or embeddings:FILE (.npz, or .npy with --labels).", "--model", callback=_reads_model
+)
+ModelToRun = _shared(str, f"{MODELS}.", "--model", callback=_reads_model)
+Labels = _shared(Path | None, "Labels (.npy) of an .npy of embeddings.", callback=reads)
+FitOn = _shared(Path | None, "Embeddings (.npz) to fit the steps on; default: the split train.", callback=reads)
 Postprocess = _shared(str | None, 'Steps such as "whiten:dim=128, query_expansion:k=5", or a .safetensors of them.')
 AsJson = _shared(bool, "Print JSON in place of a table.", "--json")
 AllowIndexCode = _shared(bool, "Trust the model of the index: let its code run.", "--allow-code")
@@ -54,7 +116,7 @@ Baselines = _shared(
     bool, "Measure chance, raw pixels and the untrained network too, into baselines.json.", "--baselines"
 )
 Cache = _shared(Path | None, "Folder of the embedding cache; default $AURANK_CACHE, else ~/.cache/aurank/embeddings.")
-IndexFolder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of the index.")]
+IndexFolder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of the index.", callback=_reads_index)]
 Roots = _shared(
     list[Path] | None,
     "Where the images are now, if they were moved; again for each place they came from.",
@@ -70,8 +132,8 @@ _IMAGES = {
     "split": _shared(str | None, "train, val, test or all; default: test, for an index all."),
     "protocol": _shared(str | None, "A named protocol, such as sop; its data is in --root."),
     "root": _shared(Path | None, "Folder of the protocol's data, or the one that paths of tables start from."),
-    "query": _shared(Path | None, "Table (csv, parquet) of the queries; needs --gallery."),
-    "gallery": _shared(Path | None, "Table (csv, parquet) of the gallery."),
+    "query": _shared(Path | None, "Table (csv, parquet) of the queries; needs --gallery.", callback=reads),
+    "gallery": _shared(Path | None, "Table (csv, parquet) of the gallery.", callback=reads),
     "seeds": _shared(str | None, "Seeds of a protocol's draws, such as 0,1,2."),
 }
 # How a model is run.
@@ -89,6 +151,44 @@ RUN = ("batch", "device", "cache", "no_cache", "allow_code")
 _OVERRIDES = Annotated[list[str] | None, typer.Argument(help="Changes of the data section, such as data.workers=4.")]
 
 
+# The headings of a long --help and the options under each, in their order. The first has what people use most, and what
+# none names; an option with a `rich_help_panel` goes there.
+_FIRST = "Options"
+_HEADINGS = {
+    "Arguments": (),
+    _FIRST: ("model", "data", "split", "out", "k", "labels", "metrics", "recall_at", "baselines", "device", "batch"),
+    "Which images": ("protocol", "root", "query", "gallery", "seeds"),
+    "How embeddings are compared": (
+        *("distance", "ties", "postprocess", "fit_on", "index", "dims", "precision", "rescore"),
+        *("intervals", "seed", "backend", "max_memory"),
+    ),
+    "What is written": ("report", "neighbours", "show_class", "trec_run", "shard_rows", "overwrite"),
+    "Running": ("bf16", "cache", "no_cache", "allow_code", "help"),
+}
+_SHORT = 11  # options that need no headings
+
+
+class Command(TyperCommand):
+    """A command whose --help has its options under headings, where there are many."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        places = [(heading, name) for heading, names in _HEADINGS.items() for name in names]
+        groups: dict[str, list[Any]] = {heading: [] for heading in _HEADINGS}
+        for one in self.get_params(ctx):
+            usual = next((heading for heading, name in places if name == one.name), _FIRST)
+            heading = getattr(one, "rich_help_panel", None) or usual
+            groups["Arguments" if one.param_type_name == "argument" else heading].append(one)
+        if sum(map(len, groups.values())) <= _SHORT:
+            super().format_options(ctx, formatter)
+            return
+        order = [name for _, name in places]
+        for heading, listed in groups.items():
+            listed.sort(key=lambda one: order.index(one.name) if one.name in order else len(order))
+            if records := list(filter(None, (one.get_help_record(ctx) for one in listed))):
+                with formatter.section(heading):
+                    formatter.write_dl(records)
+
+
 def measuring(*chosen: str, run: Sequence[str] = RUN, joined: bool = False) -> Decorator:
     """Give a command the options that say which images are measured and how the model is run.
 
@@ -104,12 +204,13 @@ def measuring(*chosen: str, run: Sequence[str] = RUN, joined: bool = False) -> D
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         def parsed(**given: Any) -> None:
             with _launched() if joined else nullcontext() as group:
-                from aurank.embedding import ImageSelection
+                from aurank.embedding import ImageSelection  # without torch, as all that is looked at before it
 
                 fields = {name: given.pop(name) for name in chosen}
                 if fields.get("seeds") is not None:
                     fields["seeds"] = whole_numbers("--seeds", fields["seeds"])
                 images = ImageSelection(**fields, overrides=given.pop("overrides", None) or [])
+                images.require_there()
                 if run:
                     given["drawn"] = partial(draw_measuring, {name: given.pop(name) for name in run}, group=group)
                 command(images=images, **given)
@@ -138,13 +239,22 @@ def _launched() -> Iterator["ProcessGroup | None"]:
         yield group if group.size > 1 else None
 
 
-def claiming(*, is_file: bool = False) -> Decorator:
-    """Let a command begin only where no other command writes to its --out, a folder or a file."""
+def claiming(
+    free: Callable[[Given], object] = lambda given: None, *, is_file: bool = False, claims: bool = True
+) -> Decorator:
+    """Let a command begin only where no other command writes to its --out, a folder or a file.
+
+    Args:
+        free: raises UserError where --out holds what may not be replaced; called before anything heavy is imported.
+        claims: False for a command that claims its --out itself.
+    """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @wraps(command)
         def alone(**given: Any) -> None:
-            with claimed_out(given["out"], is_file=is_file):
+            if os.environ.get("RANK", "0") == "0":
+                free(given)
+            with claimed_out(given["out"] if claims else None, is_file=is_file):
                 command(**given)
 
         return alone
@@ -157,6 +267,21 @@ def claimed_out(out: Path | None, *, is_file: bool = False) -> AbstractContextMa
     if out is None or os.environ.get("RANK", "0") != "0":
         return nullcontext()
     return claimed(out, is_file=is_file)
+
+
+def read_run(file: str, overrides: Sequence[str] | None) -> "Config":
+    """Return a configuration to train with; data that are not there are missed before torch is imported."""
+    from aurank.config import ConfigError, load_config, shipped_configs
+    from aurank.embedding.named import DATA, data_folder, require_data
+
+    with suppress(ConfigError), warnings.catch_warnings():  # told again, with all that is wrong
+        warnings.simplefilter("ignore")
+        path = file if Path(file).exists() else shipped_configs().get(file, file)
+        data = load_config(path, overrides or [], choices=DATA).data
+        require_data(data.name, data_folder(data.root), **data.params)
+    from aurank.training import read_config
+
+    return read_config(file, overrides or [])
 
 
 def whole_numbers(name: str, text: str) -> tuple[int, ...]:

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -19,8 +19,11 @@ from aurank.cli.options import (
     Postprocess,
     Roots,
     argument,
+    claiming,
     measuring,
     option,
+    reads,
+    reads_some,
 )
 from aurank.errors import UserError
 
@@ -31,8 +34,15 @@ if TYPE_CHECKING:
 _WIDEST = 40  # characters of a class in a table
 
 
+def _free_to_build(given: dict[str, Any]) -> None:
+    from aurank.embedding.named import require_index_folder
+
+    require_index_folder(given["out"], overwrite=given["overwrite"])
+
+
 @index_app.command("build")
 @measuring("data", "split", joined=True)
+@claiming(_free_to_build, claims=False)
 def build(
     *,
     model: ModelToRun,
@@ -43,7 +53,9 @@ def build(
     distance: str = option("cosine, dot or euclidean (l2).", default="cosine"),
     postprocess: Postprocess = None,
     fit_on: FitOn = None,
-    embeddings: Path | None = option("What aurank embed wrote of the same model and images, which is taken instead."),
+    embeddings: Path | None = option(
+        "What aurank embed wrote of the same model and images, which is taken instead.", callback=reads
+    ),
     seed: int = option("Seed of the index's training, and of the images it is measured with.", default=0),
     overwrite: bool = option("Replace an index that is there.", "--overwrite", default=False),
     images: "ImageSelection",
@@ -107,13 +119,15 @@ def remove(
 @app.command()
 def search(
     folder: IndexFolder,
-    photos: list[str] = argument("Images, folders, zips; - reads a list of them from stdin.", "PHOTO", default=...),
+    photos: list[str] = argument(
+        "Images, folders, zips; - reads a list of them from stdin.", "PHOTO", default=..., callback=reads_some
+    ),
     k: int = option("How many images to find for each photo.", "--k", default=10),
     threshold: float | None = option("Leave out what scores less, as aurank calibrate finds it."),
     classes: list[str] | None = option("Find images of this class alone; may be given repeatedly.", "--class"),
     exact: bool = option("Search exactly although the index is approximate.", "--exact", default=False),
     as_json: AsJson = False,
-    html: Path | None = option("A page (.html) to write, with pictures."),
+    html: Path | None = option("A page (.html) to write, with pictures.", suffix=".html"),
     roots: Roots = None,
     batch: int = option("Photos embedded at once.", default=64, min=1),
     device: str | None = option("Such as cuda:1 or cpu; default: cuda where there is one."),
@@ -129,10 +143,8 @@ def search(
     """
     from aurank.commands import ImageIndex, RunOptions, search_photos
     from aurank.commands.galleries.search import results_json, results_page
-    from aurank.files import require_writable, write_text
+    from aurank.files import write_text
 
-    if html is not None:
-        require_writable(html, suffix=".html", option="--html")
     chosen = str(RunOptions(device=device).torch_device)
     wanted = _with_stdin(photos)
     opened = ImageIndex.open(folder, roots=roots or [], device=chosen, allow_code=allow_code)

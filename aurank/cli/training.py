@@ -1,10 +1,11 @@
 """Commands that train, that look at configurations, and that make something of a trained model."""
 
 import json
+import os
+import re
 import shlex
-import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.table import Table
@@ -18,17 +19,28 @@ from aurank.cli.options import (
     Drawn,
     Overrides,
     argument,
+    claimed_out,
     claiming,
     measuring,
     option,
+    read_run,
 )
 from aurank.errors import UserError
+from aurank.files import require_absent, write_text
 
 if TYPE_CHECKING:
     from aurank.embedding import ImageSelection
 
 
+def _free_to_train(given: dict[str, Any]) -> None:
+    from aurank.embedding.named import require_usable
+
+    if "MASTER_ADDR" not in os.environ and not given["dry_run"]:  # of several processes, training looks in the first
+        require_usable(given["out"] or Path("runs") / Path(given["config"]).stem, given["resume"])
+
+
 @app.command()
+@claiming(_free_to_train, claims=False)
 def train(
     config: ConfigFile,
     overrides: Overrides = None,
@@ -46,11 +58,11 @@ def train(
     aurank train mine.yaml optim.lr=3e-4 train.steps=600 --out runs/mine
     aurank train mine.yaml --out runs/mine --resume
     """
+    settings = read_run(config, overrides)
     from aurank.commands import measure_baselines
     from aurank.embedding.image_text_pairs import describe_groups
-    from aurank.training import read_config, rehearse, train
+    from aurank.training import rehearse, train
 
-    settings = read_config(config, overrides or [])
     if dry_run:
         if baselines:
             raise UserError("--baselines has no use with --dry-run, which measures nothing: give one of them")
@@ -85,7 +97,7 @@ def profile(
     config: ConfigFile,
     overrides: Overrides = None,
     steps: int = option("Steps to measure, after a warm-up.", default=50, min=1),
-    trace: Path | None = option("A trace (.json) to write, for Chrome or Perfetto."),
+    trace: Path | None = option("A trace (.json) to write, for Chrome or Perfetto.", suffix=".json"),
     as_json: AsJson = False,
 ) -> None:
     """Tell where the time of a training step goes.
@@ -96,9 +108,9 @@ def profile(
     aurank profile omniglot/soprc
     aurank profile mine.yaml data.workers=4 --steps 20 --trace trace.json
     """
-    from aurank.training import profile_training, read_config
+    settings = read_run(config, overrides)
+    from aurank.training import profile_training
 
-    settings = read_config(config, overrides or [])
     with draw_measuring({}) as running:
         found = profile_training(settings, steps=steps, trace=trace, listener=running.listener)
     if not found.is_main:
@@ -158,14 +170,23 @@ def average(
     console.say(f"written to {out}: {written.name}, the average of {len(runs)} models")
 
 
+def _free_to_export(given: dict[str, Any]) -> None:
+    from aurank.embedding.named import require_checkpoint, require_export, resolve_checkpoint
+
+    require_export(*(given[name] for name in ("to", "out")), int8=given["int8"], overwrite=given["overwrite"])
+    require_checkpoint(resolve_checkpoint(given["checkpoint"].removeprefix("aurank:")))
+
+
 @app.command()
 @measuring("data", "split", run=("batch", "device"))
-@claiming()
+@claiming(_free_to_export, claims=False)
 def export(
     checkpoint: str = argument("DIR/best of a run, such as runs/mine/best.", default=...),
     *,
     to: str = option("onnx, torchexport, safetensors, or hf, a folder that timm loads.", default=...),
-    out: Path = option("Folder to make, of the model, README.md and export.json.", default=...),
+    out: Path = option(
+        "Folder to make, of the model, README.md and export.json; or a file, .onnx or .safetensors.", default=...
+    ),
     int8: bool = option("Write an ONNX graph of 8 bits too, and say what it loses.", "--int8", default=False),
     licence: str | None = option("Licence named in README.md, such as mit.", "--license"),
     overwrite: bool = option("Replace an earlier export in --out.", "--overwrite", default=False),
@@ -181,8 +202,9 @@ def export(
     aurank export runs/mine/best --to hf --license mit --out exported/timm
     """
     from aurank.commands import export_model
+    from aurank.embedding.named import export_names
 
-    with drawn() as running:
+    with claimed_out(out, is_file=export_names(to, out).is_file), drawn() as running:
         given = {"images": images, "int8": int8, "licence": licence, "overwrite": overwrite}
         exported = export_model(checkpoint, to, out, running=running, **given)  # type: ignore[arg-type]
     console.say(exported)
@@ -240,8 +262,12 @@ def cp(
         raise UserError(f"no shipped configuration {name!r}; expected one of {', '.join(shipped)}")
     target = to / f"{Path(name).name}.yaml" if to.is_dir() else to
     require_absent(target)
-    try:
-        shutil.copyfile(shipped[name], target)
-    except OSError as error:
-        raise UserError(f"cannot write {target}: {error.strerror}; name another place") from error
+    text = shipped[name].read_text(encoding="utf-8")
+    head = "".join(re.findall(r"\A(?:#.*\n)*", text))
+    # What was measured is of the shipped file alone; a line that goes on begins with three blanks.
+    kept = re.sub(r"(?m)^# (?:Command|Result|To beat|Hardware|Chosen): .*\n(?:#   .*\n)*", "", head)
+    kept += f"# Command:  {shlex.join(['aurank', 'train', str(target)])}   (copied from {name})\n"
+    if not target.parent.is_dir():
+        raise UserError(f"cannot write {target}: there is no folder {target.parent}; name another place")
+    write_text(target, kept + text.removeprefix(head))
     console.say(f"{name} copied to {target}")

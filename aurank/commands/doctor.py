@@ -156,6 +156,7 @@ def examine_data(
         ask_classes=asks_about_classes(section, manifest),
         max_pixels=section.max_pixels,
         candidates=candidates,
+        progress=running.stage("looking at images"),
     )
     if (prepared := open_prepared(section)) is not None:
         report = report.with_findings(check_prepared(prepared, manifest))

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from aurank.data import Manifest, Pipeline
 from aurank.embedding.choices import read_trained
 from aurank.embedding.embed import Embedded
 from aurank.embedding.from_config import open_prepared
-from aurank.embedding.named import ImageSelection, resolve_checkpoint
+from aurank.embedding.named import ExportNames, ImageSelection, require_export, resolve_checkpoint
 from aurank.embedding.select_images import read_manifest, require_distinct
 from aurank.embedding.stored.checkpoint import is_head, load_checkpoint
 from aurank.errors import AurankError, UserError, first_line
@@ -32,23 +33,21 @@ from aurank.exporting.formats import (
     write_program,
     write_weights,
 )
-from aurank.exporting.timm_folder import SETTINGS, load_folder, pillow_interpolation, spread_rows, write_folder
+from aurank.exporting.timm_folder import load_folder, pillow_interpolation, spread_rows, write_folder
 from aurank.extras import require_libraries
-from aurank.files import LOCK, replacing_folder, require_writable, write_text
+from aurank.files import replacing_folder, write_text
 from aurank.models import Encoder
 from aurank.models.adapters.by_name import ADAPTERS
-from aurank.models.adapters.exported import PROGRAM_PREPROCESSING, StoredTransform
+from aurank.models.adapters.exported import StoredTransform
 from aurank.models.adapters.towers import is_local, is_tower
 from aurank.models.image_model import ImageModel, ModelImages
 
-_FORMATS: Mapping[str, tuple[str, Callable[[TrainedEncoder, Path], None]]] = {
-    "onnx": ("model.onnx", write_graph),
-    "torchexport": ("model.pt2", write_program),
-    "safetensors": ("model.safetensors", write_weights),
-    "hf": ("model.safetensors", write_folder),
+_WRITERS: Mapping[str, Callable[[TrainedEncoder, Path], None]] = {
+    "onnx": write_graph,
+    "torchexport": write_program,
+    "safetensors": write_weights,
+    "hf": write_folder,
 }
-_INT8, _CARD, _RESULT = "model.int8.onnx", "README.md", "export.json"
-_KNOWN = {*(file for file, _ in _FORMATS.values()), _INT8, _CARD, _RESULT, PROGRAM_PREPROCESSING, SETTINGS}
 _CALIBRATION, _BATCH = 256, 32  # training images that ranges are taken from, and how many of them at once
 
 
@@ -93,14 +92,16 @@ def export_model(
     overwrite: bool = False,
     running: RunOptions | None = None,
 ) -> Exported:
-    """Write a trained model as a folder that others use, and check it against the checkpoint on real images.
+    """Write a trained model as a folder, or a file, that others use; check it against the checkpoint on real images.
 
-    The folder is there whole or not at all; an export that differs from the checkpoint is refused.
+    It is there whole or not at all; an export that differs from the checkpoint is refused.
 
     Args:
         checkpoint: ``DIR/best``, of two towers that of the images.
         to: onnx (one graph), torchexport (a program and preprocessing.json), safetensors (weights that aurank builds
             the network for), hf (the layout of timm on the hub).
+        out: a folder; for onnx and safetensors also a file, such as model.onnx, with model.md (the card) and model.json
+            (the check) beside it.
         images: those of the check; default: the test split of the data that the model was trained on.
         int8: with onnx, a graph of 8 bits too, calibrated on training images.
         licence: for the card, as hubs name it, such as mit.
@@ -121,7 +122,7 @@ def export_model(
         (0.0, ['README.md', 'export.json', 'model.safetensors'])
     """
     out, running = Path(out), running or RunOptions()
-    _require_possible(to, out, int8=int8, overwrite=overwrite)
+    names = require_export(to, out, int8=int8, overwrite=overwrite)
     # One machine for both sides of the check; what was cached may be of another.
     running = dataclasses.replace(running, device=running.device or "cpu", cache=None)
     checkpoint, images = checkpoint.removeprefix("aurank:"), images or ImageSelection()
@@ -139,8 +140,8 @@ def export_model(
     require_distinct(manifest, prepared.data)
     pixels = _calibration(prepared, trained, is_own=images.data is None) if int8 else []
     method = pillow_interpolation(pipeline, manifest, max_pixels=prepared.data.max_pixels)
-    with replacing_folder(out) as folder:
-        written = _write(to, folder, TrainedEncoder(encoder, model.config.model, pipeline, method), pixels)
+    with _becoming(out, names) as folder:
+        written = _write(to, folder, names, TrainedEncoder(encoder, model.config.model, pipeline, method), pixels)
         before, checks, metrics = _compare(prepared, written)
         if not checks[0].is_same:
             raise AurankError(
@@ -153,10 +154,10 @@ def export_model(
         if model.config.model.text is not None:
             notes.append("the encoder of images alone was exported, not that of texts")
         if int8:
-            notes.append(f"{_INT8}: ranges of {sum(map(len, pixels)):,} training images")
+            notes.append(f"{names.int8}: ranges of {sum(map(len, pixels)):,} training images")
         if is_head(state):  # the card tells of the backbone that it stands behind
             trained = trained.model_copy(update={"model": model.config.model})
-        names = ("aurank", "torch", "timm", *(("onnx", "onnxruntime") if to == "onnx" else ()))
+        libraries = ("aurank", "torch", "timm", *(("onnx", "onnxruntime") if to == "onnx" else ()))
         card: dict[str, Any] = {
             "target": to,
             "width": before.embeddings.shape[1],
@@ -167,38 +168,15 @@ def export_model(
             "files": _sizes(folder),
             "metrics": metrics,
             "checks": [str(checks[0]), *(check.change for check in checks[1:]), *notes],
-            "versions": {name: version(name) for name in names},
+            "versions": {name: version(name) for name in libraries},
             "licence": licence,
         }
-        write_text(folder / _CARD, write_card(trained, state, pipeline, **card))
+        write_text(folder / names.card, write_card(trained, state, pipeline, **card))
         content = {"format": 1, "to": to, "files": card["files"], "metrics": metrics}
         content |= {"checks": [dataclasses.asdict(check) for check in checks], "versions": card["versions"]}
-        write_text(folder / _RESULT, json.dumps(content, indent=1) + "\n")
+        write_text(folder / names.result, json.dumps(content, indent=1) + "\n")
         files = _sizes(folder)
-    return Exported(out, to, files, checks[0], checks[1:], notes)
-
-
-def _require_possible(to: str, out: Path, *, int8: bool, overwrite: bool) -> None:
-    """Raise UserError where the options do not go together, a library is missing, or `out` is not free."""
-    held = {path.name for path in out.iterdir() if path.name != LOCK} if out.is_dir() else set()
-    reason = ""
-    if to not in _FORMATS:
-        reason = f"--to {to!r}: expected one of {', '.join(_FORMATS)}"
-    elif int8 and to != "onnx":
-        reason = f"--int8 goes with --to onnx, not with --to {to}"
-    elif out.resolve() == Path.cwd():
-        reason = f"--out {out} is the folder that you are in; name one to make, such as exported"
-    elif strange := sorted(held - _KNOWN):
-        reason = f"--out {out} holds {strange[0]!r}, which is of no export; name another folder"
-    elif held and _RESULT not in held:
-        reason = f"--out {out} holds no earlier export; name another folder"
-    elif held and not overwrite:
-        reason = f"--out {out} holds an earlier export; name another folder, or add --overwrite"
-    elif to == "onnx":
-        require_libraries("--to onnx", "onnx", "onnxruntime", "onnxscript")
-    if reason:
-        raise UserError(reason)
-    require_writable(out / _RESULT)
+    return Exported(out.parent if names.is_file else out, to, files, checks[0], checks[1:], notes)
 
 
 def _require_expressible(to: str, config: Config) -> None:
@@ -222,20 +200,36 @@ def _require_expressible(to: str, config: Config) -> None:
         raise UserError(f"--to {to}: {reason}; {remedy}")
 
 
-def _write(to: str, folder: Path, source: TrainedEncoder, pixels: Sequence[np.ndarray]) -> dict[str, ImageModel]:
+@contextmanager
+def _becoming(out: Path, names: ExportNames) -> Iterator[Path]:
+    """A folder to fill that becomes `out`; of an export as a file, its files go to their places, that one last."""
+    if not names.is_file:
+        with replacing_folder(out) as folder:
+            yield folder
+        return
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as staging:
+        yield Path(staging)
+        for path in sorted(Path(staging).iterdir(), key=lambda path: path.name == out.name):
+            path.replace(out.with_name(path.name))
+
+
+def _write(
+    to: str, folder: Path, names: ExportNames, source: TrainedEncoder, pixels: Sequence[np.ndarray]
+) -> dict[str, ImageModel]:
     """Write the files and return each as it is read back, by its name; the first is to be the same model."""
     source.encoder.cpu()
-    file, write = _FORMATS[to]
+    file = names.model
     with _explaining(f"--to {to}: {source.config.backbone} cannot be exported", "try --to safetensors"):
-        write(source, folder / file)
+        _WRITERS[to](source, folder / file)
         if to == "hf":
             timm = load_folder(folder, source.pipeline.channels)
             own = dataclasses.replace(timm, transform=StoredTransform(source.pipeline, is_inside=False))
             return {file: own, "timm's own transform": timm}
     if pixels:
         with _explaining("--int8: onnxruntime cannot quantise this graph", "leave out --int8"):
-            quantise(folder / file, folder / _INT8, pixels)
-    files = (file, *([_INT8] if pixels else []))
+            quantise(folder / file, folder / names.int8, pixels)
+    files = (file, *([names.int8] if pixels else []))
     return {name: ADAPTERS[to](f"{to}:{name}", str(folder / name), {}, True) for name in files}
 
 
@@ -272,7 +266,7 @@ def _compare(
         model.module.eval()
         after, _ = dataclasses.replace(prepared, model=model, dataset=model.dataset(manifest, **how)).embed()
         reached = measure(after)
-        metrics = metrics if file == _INT8 else reached  # of timm's folder behind its own transform
+        metrics = metrics if file.endswith(".int8.onnx") else reached  # of timm's folder behind its own transform
         difference = largest_difference(file, before, after)
         checks.append(Check(file, len(after.ids), difference, mauprc, reached.get("mauprc")))
     return before, checks, metrics

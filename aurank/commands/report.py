@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,7 +14,9 @@ from aurank.data.checks.findings import finding_of
 from aurank.embedding.embed import Embedded
 from aurank.evaluation.checks import near_rows
 from aurank.evaluation.report import Report
-from aurank.reporting.report_page import Examined, report_page
+
+if TYPE_CHECKING:  # a page is drawn last, and matplotlib takes most of a second
+    from aurank.reporting.report_page import Examined
 
 MOST_WORK = 2**39  # rows times classes times dimensions up to which labels are judged: about 15 s on one core
 _ELSEWHERE = "Not looked at here: images by their pixels, and other splits. aurank doctor DATA does that."
@@ -60,6 +63,8 @@ def evaluation_page(report: Report, measured: Measurement, *, classes: Sequence[
         >>> "4 embeddings of 2" in evaluation_page(embedded.evaluate(neighbours=2), Measurement("mine", embedded))
         True
     """
+    from aurank.reporting.report_page import report_page
+
     source = None if measured.images is None else measured.images.source
     rows = select_rows(measured.embedded.embeddings, measured.embedded.is_query)
     facts, examined = [("model", measured.model), ("data", measured.data)], examine_measured(report, measured)
@@ -69,8 +74,10 @@ def evaluation_page(report: Report, measured: Measurement, *, classes: Sequence[
     )
 
 
-def examine_measured(report: Report, measured: Measurement) -> Examined:
+def examine_measured(report: Report, measured: Measurement) -> "Examined":
     """Return what the doctor finds in an evaluation, by its lists; labels are judged where that is quick."""
+    from aurank.reporting.report_page import Examined
+
     embedded, images, lists = measured.embedded, measured.images, report.neighbours
     rows, dim = embedded.embeddings.shape
     classes = len(np.unique(embedded.labels))

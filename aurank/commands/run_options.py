@@ -14,12 +14,13 @@ from torch import nn
 from aurank.config import DataConfig
 from aurank.config.schema import EvaluateConfig
 from aurank.data import ImageDataset, Manifest, Pipeline
+from aurank.data.dataset import LEAST_SIDE
 from aurank.data.saved_embeddings import MadeBy
 from aurank.distributed import ProcessGroup
 from aurank.embedding.cache import EmbeddingCache, Say, data_sha256, weights_sha256
 from aurank.embedding.choices import read_trained
 from aurank.embedding.embed import Embedded, embed
-from aurank.embedding.evaluation_options import evaluation_options
+from aurank.embedding.evaluation_options import evaluation_options, options_of
 from aurank.embedding.from_config import build_dataset, encoder_of, open_prepared, with_features, with_preprocessing
 from aurank.embedding.image_text_pairs import each_image_once
 from aurank.embedding.named import ImageSelection, resolve_checkpoint
@@ -134,16 +135,19 @@ class PreparedModel:
     remarks: Sequence[str] = ()  # what the split means, and what was taken of a file of weights
     origin: Sequence[str] = ()  # of a model that is the average of others
     overlap: Sequence[str] = ()  # how many of the images it was trained on, for a measure's notes
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of measuring, by the configuration that names the data
 
     @property
     def sizes(self) -> dict[str, Any]:
         """How many images are embedded at once, and by how many processes they are read."""
         usual = EvaluateConfig() if self.model.config is None else self.model.config.evaluate
-        return {"batch": usual.batch if self.run.batch is None else self.run.batch, "workers": self.data.workers}
+        batch = self.settings.get("batch", usual.batch)
+        return {"batch": batch if self.run.batch is None else self.run.batch, "workers": self.data.workers}
 
     def evaluation_options(self, protocol: Protocol | None, given: dict[str, Any]) -> dict[str, Any]:
-        """Return the options given with those of the configuration of the model; a protocol has its own cut-offs."""
+        """Return the options given, with those of the data's or the model's configuration; a protocol has cut-offs."""
         own = {} if self.model.config is None else evaluation_options(self.model.config)
+        own |= options_of(self.settings)
         if protocol is not None:
             own.pop("recall_at", None)
         return {**own, **given}
@@ -179,6 +183,9 @@ class PreparedModel:
         if paths:
             some = "; ".join(paths[:3]) + (f", and {len(paths) - 3} more" if len(paths) > 3 else "")
             notes.append(f"skipped, unreadable: {len(paths):,} of {len(manifest):,} images ({some})")
+        if tiny := self.dataset.tiny:
+            said = f"{len(tiny):,} of {len(manifest):,} images have a side below {LEAST_SIDE} pixels and show nothing"
+            notes.append(f"{said} ({'; '.join(tiny[:3])}): leave them out; aurank doctor names all poor images")
         return notes
 
 
@@ -226,7 +233,8 @@ def prepare_model(
         dataset_of = partial(build_dataset, data, train=False)
     overlap = describe_overlap(images, selected)
     origin = describe_average(checkpoint or {})
-    return PreparedModel(loaded, dataset_of(manifest), selected.data, dataset_of, running, remarks, origin, overlap)
+    told = (remarks, origin, overlap, images.settings)
+    return PreparedModel(loaded, dataset_of(manifest), selected.data, dataset_of, running, *told)
 
 
 def _require_size(model: ImageModel, trained: int | tuple[int, int]) -> None:

@@ -116,9 +116,10 @@ def _unknown_key(path: str, value: Any, known: Collection[str]) -> str:
 
 
 def _origin(path: KeyPath, origins: Mapping[KeyPath, str]) -> str:
-    """Return where the value at a path, or what holds it, came from, as the beginning of a line."""
-    holders = (path[:length] for length in range(len(path), -1, -1))
-    return next((f"{origins[holder]}: " for holder in holders if holder in origins), "")
+    """Return where the value at a path, what holds it, or an override below it, came from, as a line begins."""
+    holders = (path[:length] for length in range(len(path), 0, -1))
+    below = (key for key in origins if key[: len(path)] == path)
+    return next((f"{origins[place]}: " for place in (*holders, *below, ()) if place in origins), "")
 
 
 def dotted(path: KeyPath) -> str:

@@ -1,6 +1,6 @@
 """What a configuration says of measuring, as arguments of ``aurank.evaluate``; rows to try them on; further notes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -26,10 +26,14 @@ TRIAL = Embedded(
 
 def evaluation_options(config: Config) -> dict[str, Any]:
     """Return the arguments of ``aurank.evaluate`` that a configuration holds; the best validation is by mauprc."""
-    settings = config.evaluate
-    metrics = {} if settings.metrics is None else {"metrics": ("mauprc", *settings.metrics)}
-    same = {"ties": settings.ties, "max_memory": settings.max_memory}
-    return {"recall_at": tuple(settings.recall_at), **same, **metrics, "distributed": False}
+    return {**options_of(vars(config.evaluate)), "distributed": False}
+
+
+def options_of(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of ``aurank.evaluate`` among keys of the section `evaluate`."""
+    named = {name: settings.get(name) for name in ("recall_at", "ties", "max_memory", "metrics")}
+    named = {name: value for name, value in named.items() if value is not None}
+    return named | ({"metrics": ("mauprc", *named["metrics"])} if "metrics" in named else {})
 
 
 def evaluate_together(measure: Callable[..., Result], group: ProcessGroup, **options: Any) -> Result:

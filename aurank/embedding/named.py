@@ -5,15 +5,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from aurank.config import Choices, DataConfig, load_config, shipped_configs
+from aurank.config import Choices, Config, DataConfig, load_config, shipped_configs
 from aurank.config.schema import EMBEDDINGS
 from aurank.data.readers import BENCHMARKS, READERS
 from aurank.data.readers.given import GIVEN
+from aurank.data.readers.published import locate
 from aurank.data.sources import folder_or_file
 from aurank.errors import UserError
-from aurank.files import address_of, reading
+from aurank.extras import require_libraries
+from aurank.files import LOCK, address_of, reading, require_writable
 
 if TYPE_CHECKING:
     from aurank.data import Manifest
@@ -84,6 +86,16 @@ class ImageSelection:
         named = (self.data, self.protocol, self.query, self.gallery)
         return any(one is not None for one in named) and not self.takes_embeddings
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What the section `evaluate` of a configuration that `data` names sets."""
+        config = _configuration(self.data)
+        return (
+            {}
+            if config is None
+            else {name: getattr(config.evaluate, name) for name in config.evaluate.model_fields_set}
+        )
+
     def check(self) -> None:
         """Raise UserError where the options do not go together."""
         tables = self.query is not None or self.gallery is not None
@@ -113,13 +125,17 @@ class ImageSelection:
         return None if self.protocol is None else find_protocol(self.protocol, seeds=self.seeds)
 
 
+def _configuration(data: "str | Manifest | None") -> Config | None:
+    shipped = shipped_configs()
+    is_one = isinstance(data, str) and (data in shipped or data.endswith((".yaml", ".yml")))
+    return load_config(shipped.get(str(data), str(data)), choices=DATA) if is_one else None
+
+
 def located(data: "str | Manifest") -> dict[str, Any]:
     """The keys of a ``data`` section that READER:PATH, a configuration or a manifest sets."""
     if not isinstance(data, str):
         return {"name": GIVEN, "params": {}, "root": None}
-    shipped = shipped_configs()
-    if data in shipped or data.endswith((".yaml", ".yml")):
-        config = load_config(shipped.get(data, data), choices=DATA)
+    if (config := _configuration(data)) is not None:
         return config.data.model_dump(include={"name", "params", "root"})
     name, _, path = data.partition(":")
     if name not in READERS:
@@ -159,10 +175,8 @@ def require_data(name: str, root: Path, **params: Any) -> None:
     path = params.get("path", known["path"].default if "path" in known else ".")
     if address_of(root) or "{" in str(path):  # its own words say as much
         return
-    places = [root / one for one in (BENCHMARKS[name].folders if path is None else [path])]
-    if "file" in params and places[0].is_dir():
-        places = [places[0] / str(params["file"])]
-    if not any(place.exists() for place in places):
+    place = root / (path or "") / (str(params["file"]) if "file" in params and (root / path).is_dir() else "")
+    if not place.exists() or (name in BENCHMARKS and locate(BENCHMARKS[name], root, path) is None):
         reader(root, **params)
 
 
@@ -213,3 +227,58 @@ def require_index_folder(out: Path, *, overwrite: bool) -> None:
             raise UserError(f"--out {out} holds an index already: {remedy}")
     elif any(not one.name.startswith((".", "rows-", "model-")) for one in out.iterdir()):
         raise UserError(f"--out {out} holds other files: name a new folder")
+
+
+EXPORTED = {
+    "onnx": "model.onnx",
+    "torchexport": "model.pt2",
+    "safetensors": "model.safetensors",
+    "hf": "model.safetensors",
+}
+_BESIDE = ("preprocessing.json", "config.json")  # of a program and of timm's layout
+
+
+class ExportNames(NamedTuple):
+    """The files of an export, in a folder or as a file with others beside it."""
+
+    model: str
+    int8: str = "model.int8.onnx"
+    card: str = "README.md"
+    result: str = "export.json"
+    is_file: bool = False
+
+
+def export_names(to: str, out: Path) -> ExportNames:
+    """Return the files that an export writes; `out` is a file where its name ends like one that is whole alone."""
+    if to in ("onnx", "safetensors") and out.suffix == f".{to}" and not out.is_dir():
+        return ExportNames(out.name, *(f"{out.stem}.{kind}" for kind in ("int8.onnx", "md", "json")), is_file=True)
+    return ExportNames(EXPORTED[to])
+
+
+def require_export(to: str, out: Path, *, int8: bool, overwrite: bool) -> ExportNames:
+    """Return the files that an export writes; UserError for options that do not go together, or an `out` in use."""
+    if to not in EXPORTED:
+        raise UserError(f"--to {to!r}: expected one of {', '.join(EXPORTED)}")
+    names, reason, place = export_names(to, out), "", "name another folder"
+    known = {*EXPORTED.values(), *names, *_BESIDE}
+    if names.is_file:
+        held = {name for name in names[:-1] if out.with_name(name).exists()}
+        place = "name another file"
+    else:
+        held = {path.name for path in out.iterdir() if path.name != LOCK} if out.is_dir() else set()
+    if int8 and to != "onnx":
+        reason = f"--int8 goes with --to onnx, not with --to {to}"
+    elif out.resolve() == Path.cwd():
+        reason = f"--out {out} is the folder that you are in; name one to make, such as exported"
+    elif strange := sorted(held - known):
+        reason = f"--out {out} holds {strange[0]!r}, which is of no export; {place}"
+    elif held and names.result not in held:
+        reason = f"--out {out} holds no earlier export; {place}"
+    elif held and not overwrite:
+        reason = f"--out {out} holds an earlier export; {place}, or add --overwrite"
+    elif to == "onnx":
+        require_libraries("--to onnx", "onnx", "onnxruntime", "onnxscript")
+    if reason:
+        raise UserError(reason)
+    require_writable(out.with_name(names.result) if names.is_file else out / names.result)
+    return names

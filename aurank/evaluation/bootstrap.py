@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from aurank.errors import UserError
-from aurank.evaluation.engine.problem import require_at_least
+from aurank.evaluation.engine.problem import ProgressCallback, require_at_least
 from aurank.evaluation.metrics import MACRO, Classes
 from aurank.files import EXACT
 
@@ -96,7 +96,11 @@ class Units:
 
 
 def resampled_means(
-    terms: Float64[np.ndarray, "metric unit 2"], *, resamples: int, seed: int
+    terms: Float64[np.ndarray, "metric unit 2"],
+    *,
+    resamples: int,
+    seed: int,
+    progress: ProgressCallback | None = None,
 ) -> Float64[np.ndarray, "metric resample"]:
     """Return each metric's ratio of summed numerators to denominators, of as many units as there are, drawn anew."""
     metrics, units, _ = terms.shape
@@ -117,4 +121,6 @@ def resampled_means(
         drawn += units * np.arange(rows)[:, None]
         times = np.bincount(drawn.ravel(), minlength=rows * units).reshape(rows, units)  # that each unit is drawn
         totals[start : start + rows] = times.astype(np.float64) @ table
+        if progress is not None:
+            progress(start + rows, resamples)
     return np.ascontiguousarray((totals[:, 0::2] / np.array(scales) / totals[:, 1::2]).T)

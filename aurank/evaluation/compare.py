@@ -9,6 +9,7 @@ from jaxtyping import Float64
 
 from aurank.errors import UserError
 from aurank.evaluation.bootstrap import Resampling, Units, resampled_means
+from aurank.evaluation.engine.problem import ProgressCallback
 from aurank.evaluation.metrics import MACRO, average
 from aurank.evaluation.report import RUN, Column, Report, html_table
 
@@ -83,6 +84,7 @@ def compare(
     level: float = 0.95,
     most: int = 5,
     force: bool = False,
+    progress: ProgressCallback | None = None,
 ) -> Comparison:
     """Return the Comparison b − a of two reports over the same queries, in the same order.
 
@@ -91,6 +93,7 @@ def compare(
     Args:
         most: length of the list of queries won, and of that of queries lost.
         force: compare reports of other protocols or distances all the same.
+        progress: called as progress(done, total) now and then.
 
     Raises:
         UserError: queries, positives, galleries or rules for ties differ; unless `force`, also protocols or distances.
@@ -110,7 +113,7 @@ def compare(
     units = Units.of(report_a.per_query)
     change = b - a
     terms = units.terms(metric, change)
-    (draws,) = resampled_means(terms[None], resamples=resamples, seed=seed)
+    (draws,) = resampled_means(terms[None], resamples=resamples, seed=seed, progress=progress)
     first, second = (average(metric, values, units.classes) for values in (a, b))
     changed = np.count_nonzero(np.abs(terms[:, 0]) > 1e-12)  # classes, or queries; a sum may cancel
     beyond = 1 + min(int((draws <= 0).sum()), int((draws >= 0).sum()))

@@ -15,8 +15,9 @@ from aurank.evaluation.calibration import Calibration, Rate, short_rate
 from aurank.files import write_text
 from aurank.reporting.charts import svg
 from aurank.reporting.page import render
+from aurank.reporting.results import CALIBRATION
 
-FILES = NUMBERS, TABLE, PAGE = "calibration.json", "calibration.csv", "calibrate.html"
+NUMBERS, TABLE, PAGE = CALIBRATION
 FORMAT, VERSION = "aurank.calibration", 1
 ROWS = 21  # of the page's table, evenly spread over those of the file
 _NAMES = {"precision": "precision", "false_match_rate": "false-match rate"}

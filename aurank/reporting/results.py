@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # whether a folder is free is looked at without torch
 REPORT, PER_QUERY, CURVE = "report.json", "per_query.parquet", "pr_curve.png"
 PAGE, PER_CLASS = "report.html", "per_class.csv"
 BASELINES, STEPS, CODES = "baselines.json", "postprocessing.safetensors", "codes.png"
+CALIBRATION = "calibration.json", "calibration.csv", "calibrate.html"
 
 
 def require_free(out: Path, names: Sequence[str] = (REPORT, PER_QUERY, CURVE, PAGE, PER_CLASS)) -> None:

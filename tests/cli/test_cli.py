@@ -6,11 +6,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from PIL import Image
 from testing.configs import read_yaml
 from testing.processes import Shell
 from testing.runs import tiny_config
 
 from aurank import __version__
+from aurank.cli import drawing
 from aurank.config import shipped_configs
 
 
@@ -128,7 +130,8 @@ def test_shipped_configs_are_listed_and_copied(aurank: Shell, tmp_path: Path, mo
     assert code == 0
     assert all(name in output for name in shipped_configs())
     assert aurank("cp", "omniglot/soprc", "mine.yaml")[0] == 0
-    assert (tmp_path / "mine.yaml").read_bytes() == shipped_configs()["omniglot/soprc"].read_bytes()
+    copied, shipped = Path("mine.yaml"), shipped_configs()["omniglot/soprc"]
+    assert read_yaml(copied.read_text("utf-8")) == read_yaml(shipped.read_text("utf-8"))
     names = {line.split()[0] for line in aurank("ls", "SOPRC")[1].splitlines() if "/" in line.split()[0]}
     assert "digits/soprc" in names
     assert len(names) < len(shipped_configs())
@@ -182,3 +185,65 @@ def test_training_without_a_report_says_that_baselines_are_left_out(
 
 def test_the_version_is_told(aurank: Shell) -> None:
     assert aurank("--version") == (0, f"aurank {__version__}\n", "")
+
+
+def test_a_copied_configuration_keeps_no_result_of_the_shipped_one(
+    aurank: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in shipped_configs():
+        assert aurank("cp", name, "mine.yaml")[0] == 0
+        text = Path("mine.yaml").read_text(encoding="utf-8")
+        head, own = (
+            [line for line in lines.splitlines() if line.startswith("#")]
+            for lines in (text, shipped_configs()[name].read_text(encoding="utf-8"))
+        )
+        assert (head[0], head[-1]) == (own[0], f"# Command:  aurank train mine.yaml   (copied from {name})")
+        assert not any(line.startswith(("# Result", "# To beat", "# Hardware", "# Chosen")) for line in head)
+        assert read_yaml(text) == read_yaml(shipped_configs()[name].read_text(encoding="utf-8"))
+        Path("mine.yaml").unlink()
+
+
+@pytest.mark.slow
+def test_a_configuration_named_by_data_says_how_it_is_measured(
+    aurank: Shell, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place)
+    section = {"name": "folder", "params": {"path": "photos"}, "root": ".", "odd_classes": "keep"}
+    content = tiny_config() | {"data": section, "evaluate": {"recall_at": [1, 3], "metrics": ["mrr@3"]}}
+    Path("mine.yaml").write_text(json.dumps(content), encoding="utf-8")
+    command = ("evaluate", "--model", "timm:test_resnet,pretrained=false", "--data", "mine.yaml", "--no-report")
+    for out, given, names in (("a", (), {"mauprc", "mrr@3"}), ("b", ("--metrics", "recall"), {"recall@1", "recall@3"})):
+        code, _, complaint = aurank(*command, "data.odd_classes=keep", "--out", out, *given)
+        assert code == 0, complaint
+        assert set(json.loads(Path(out, "report.json").read_text(encoding="utf-8"))["metrics"]) == names
+
+
+@pytest.mark.slow
+def test_an_image_that_shows_nothing_is_named_where_it_is_indexed(aurank: Shell, place: Path) -> None:
+    Image.new("RGB", (1, 1)).save(place / "photos/a/dot.png")
+    build = ("index", "build", "--model", "timm:test_resnet,pretrained=false", "--data", "folder:photos")
+    code, _, told = aurank(*build, "data.odd_classes=keep", "--out", "index")
+    assert code == 0
+    assert "1 of 9 images have a side below 8 pixels and show nothing (a/dot.png)" in told
+
+
+def test_lines_of_progress_tell_the_time_left(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(drawing.time, "monotonic", lambda: now[0])
+    with drawing.draw_training() as listen:
+        for step in (100, 200, 300):  # a run that was resumed at step 100
+            listen("step", {"step": step, "steps": 1000, "loss": 0.5, "lr": 0.1, "images_per_second": 9})
+            now[0] += 60
+    with drawing.draw_stages() as draw:
+        for done in (0, 50):
+            draw("resampling", done, 100)
+            now[0] += 90
+    first, second, third, last = capsys.readouterr().err.splitlines()
+    assert first.startswith("step 100 of 1000: loss 0.5000")
+    assert "left" not in first
+    assert second.endswith("images/s, 0:08:00 left")
+    assert third.endswith("0:07:00 left")
+    assert last == "resampling: 50 of 100, 0:01:30 left"

@@ -1,5 +1,6 @@
 """Two commands that write to one place: the second ends with one line, before it reads anything."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -7,18 +8,18 @@ from testing.processes import Shell
 
 from aurank.files import claimed
 
-# None of what these name is there: a command that looked for it would say so.
+# What these name is no model and no report: a command that read it would say so.
 FOLDERS = [
-    ("evaluate", "--model", "aurank:gone/best"),
-    ("embed", "--model", "aurank:gone/best"),
-    ("calibrate", "gone", "--precision", "0.9"),
+    ("evaluate", "--model", "timm:gone"),
+    ("embed", "--model", "timm:gone"),
+    ("calibrate", os.devnull, "--precision", "0.9"),
     ("average", "gone/best", "gone/last"),
-    ("index", "build", "--model", "aurank:gone/best"),
+    ("index", "build", "--model", "timm:gone"),
     ("demo",),
 ]
 FILES = [
-    ("embed", "--model", "aurank:gone/best", "rows.npz"),
-    ("compare", "gone", "gone too", "page.html"),
+    ("embed", "--model", "timm:gone", "rows.npz"),
+    ("compare", os.devnull, os.devnull, "page.html"),
 ]
 
 

@@ -15,7 +15,8 @@ SAVED = "evaluate --model embeddings:rows.npz --out x"
 PROBE = "probe --model timm:test_resnet,pretrained=false --data folder:photos --out x"
 CALIBRATE = "calibrate measured --precision 0.9"
 ROWS_09 = "calibrate --model embeddings:rows.npz --precision 0.9"
-TREC = "evaluate --model trec:a.run --out x --labels y"
+TREC = "evaluate --model trec:a.run --out x --labels one.csv"
+LISTS = "evaluate --model trec:one.csv --out x --labels one.csv"
 CLEAN = "doctor folder:photos --out clean.csv --fix tiny"
 
 REFUSED = {
@@ -30,11 +31,13 @@ REFUSED = {
     "cp omniglot/soprc no/such/folder.yaml": "cannot write no/such/folder.yaml",
     "cache prune --max much": "--max",
     "evaluate --model resnet18 --out x": "expected aurank:DIR/best, embeddings:FILE",
-    "evaluate --model aurank:none/best --out photos/a/0.png": "--out",
-    "evaluate --model aurank:none/best --out x --labels a.npy": "--labels a.npy has no use",
-    "evaluate --model embeddings:none.npz --out x": "none.npz: cannot be read as plain arrays",
+    "evaluate --model aurank:none/best --out x": "no checkpoint at none/best.safetensors",
+    "evaluate --model embeddings:rows.npz --out photos/a/0.png": "--out",
+    f"{TIMM} --data folder:photos --labels rows.npz": "--labels rows.npz has no use",
+    f"{SAVED} --labels a.npy": "a.npy: there is no such file or folder",
+    "evaluate --model embeddings:none.npz --out x": "none.npz: there is no such file or folder",
     f"{SAVED} optim.lr=1": "optim.lr=1: only data",
-    f"{SAVED} --data folder:a": "folder:a has no use",
+    f"{SAVED} --data folder:photos": "folder:photos has no use",
     f"{SAVED} --recall-at one": "--recall-at 'one': expected whole numbers and commas",
     f"{SAVED} --trec-run a.txt": "--trec-run a.txt: the file written is of type .run",
     f"{SAVED} --rescore 5": "--rescore 5 goes with --dims or --precision",
@@ -45,22 +48,22 @@ REFUSED = {
     f"{TIMM} --data folder:photos --device cuda:77": "cpu always can",
     f"{TIMM} --data folder:photos --no-cache --cache y": "exclude each other",
     f"{TIMM} --protocol sop --root .": "Stanford_Online_Products",
-    f"{TIMM} --query q.csv": "go together",
-    f"{TREC}": "a.run: cannot be read as a run",
-    "evaluate --model trec:a.run --out x": "needs the judgements: give the file of qrels as --labels FILE",
-    f"{TREC} --data folder:x": "--data folder:x has no use with --model trec:a.run",
-    f"{TREC} --baselines": "--baselines has no use with --model trec:a.run",
-    "embed --model trec:a.run --out x.npz": "a file of ranked lists, which `aurank evaluate`",
-    "embed --model aurank:none/best --out x.npy": "--out",
+    f"{TIMM} --query one.csv": "go together",
+    f"{TREC}": "a.run: there is no such file or folder",
+    "evaluate --model trec:one.csv --out x": "needs the judgements: give the file of qrels as --labels FILE",
+    f"{LISTS} --data folder:photos": "--data folder:photos has no use with --model trec:one.csv",
+    f"{LISTS} --baselines": "--baselines has no use with --model trec:one.csv",
+    "embed --model trec:one.csv --out x.npz": "a file of ranked lists, which `aurank evaluate`",
+    "embed --model timm:test_resnet --data folder:photos --out x.npy": "--out",
     "probe --model timm:test_resnet,pretrained=false --data table:one.csv --out x": "there are 1, among 1",
     "probe --model timm:test_resnet,pretrained=false --data table:twice.csv --out x": "'photos/a/0.png' twice",
     f"{PROBE} --protocol kn": "expected knn or linear_probe, each once; got kn",
     f"{PROBE} --protocol linear_probe --k 2": "--k 2 goes with --protocol knn",
-    f"{PROBE} --labels x.npy": "the labels come with the images",
+    f"{PROBE} --labels rows.npz": "the labels come with the images",
     f"{PROBE} --split val": "no images in split 'val'",
     "calibrate measured": "Give --precision 0.99 or --false-match-rate 1e-4",
     "calibrate --precision 0.9": "name a report, such as DIR/report.json, or a model",
-    "calibrate none.json --precision 0.9": "none.json: cannot be read",
+    "calibrate none.json --precision 0.9": "none.json: there is no such file or folder",
     f"{CALIBRATE} --distance dot": "--distance dot has no use with a report",
     f"{CALIBRATE} --out bare.json": "bare.json",
     f"{ROWS_09} --fit-on rows.npz": "goes with --postprocess",

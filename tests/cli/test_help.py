@@ -39,3 +39,23 @@ def test_examples_are_commands_and_lines_fit_a_terminal(command: str, screen: Sh
     for example, _ in examples:
         options = {word for word in shlex.split(example) if word.startswith("--")}
         assert options <= set(re.findall(r"^  (--[\w-]+)", text, flags=re.MULTILINE))
+
+
+@pytest.mark.parametrize("command", ["evaluate", "embed", "calibrate", "index build", "search"])
+def test_many_options_stand_under_headings_those_used_most_first(command: str, screen: Shell) -> None:
+    _, text, _ = screen(*command.split(), "--help")
+    sections = dict(re.findall(r"^([A-Z][\w ]+):\n((?:  .*\n)+)", text, flags=re.MULTILINE))
+    listed = {name: re.findall(r"^  (--[\w-]+)", body, flags=re.MULTILINE) for name, body in sections.items()}
+    names = [option for options in listed.values() for option in options]
+    assert len(names) == len(set(names)) == len(re.findall(r"^  --", text, flags=re.MULTILINE))
+    assert len(listed["Options"]) <= 11
+    assert list(listed)[:2] == ["Arguments", "Options"]
+    assert listed["Running"][-1] == "--help"
+    if command == "evaluate":
+        assert listed["Options"] == [
+            f"--{name}"
+            for name in (
+                *("model", "data", "split", "out", "labels", "metrics", "recall-at", "baselines", "device", "batch"),
+            )
+        ]
+        assert set(listed["Which images"]) == {"--protocol", "--root", "--query", "--gallery", "--seeds"}

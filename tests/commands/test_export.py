@@ -99,6 +99,7 @@ def test_a_file_is_measured_by_what_it_says_itself(tiny_run: Path, few: ImageSel
     exported = export_model(f"aurank:{tiny_run / 'best'}", "safetensors", tmp_path / "out", images=few)
     report = evaluate_model(f"safetensors:{tmp_path / 'out' / 'model.safetensors'}", few)
     assert report.mauprc == exported.check.before
+    assert evaluate_model(f"safetensors:{tmp_path / 'out'}", few).mauprc == report.mauprc
     with pytest.raises(UserError, match=r"holds an earlier export; name another folder, or add --overwrite"):
         export_model(str(tiny_run / "best"), "hf", tmp_path / "out")
     (tmp_path / "out" / "mine.txt").write_text("mine")
@@ -110,11 +111,28 @@ def test_a_file_is_measured_by_what_it_says_itself(tiny_run: Path, few: ImageSel
     assert names == {"README.md", "config.json", "export.json", "model.safetensors", "preprocessing.json"}
 
 
+@pytest.mark.slow
+def test_the_name_of_a_file_makes_a_file(tiny_run: Path, few: ImageSelection, tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript")
+    file = tmp_path / "new" / "mine.onnx"
+    (tmp_path / "mine.md").write_text("mine")
+    with pytest.raises(UserError, match=r"mine.onnx holds no earlier export; name another file"):
+        export_model("nowhere/best", "onnx", tmp_path / "mine.onnx", overwrite=True)
+    exported = export_model(str(tiny_run / "best"), "onnx", file, images=few)
+    assert {path.name for path in file.parent.iterdir()} == {"mine.onnx", "mine.md", "mine.json"}
+    assert exported.files == {path.name: path.stat().st_size for path in file.parent.iterdir()}
+    (file.parent / "mine.md").rename(file.parent / "other.md")
+    lone = file.rename(tmp_path / "lone.onnx")  # nothing beside it
+    assert evaluate_model(f"onnx:{lone}", few).mauprc == pytest.approx(exported.check.before, abs=1e-6)
+    with pytest.raises(UserError, match=r"mine.onnx holds an earlier export; name another file, or add --overwrite"):
+        export_model("nowhere/best", "onnx", file)
+
+
 def test_an_export_that_differs_is_refused_and_nothing_is_left(
     tiny_run: Path, few: ImageSelection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = importlib.import_module("aurank.commands.export")
-    file, write = module._FORMATS["safetensors"]
+    write = module._WRITERS["safetensors"]
 
     def altered(model: Any, path: Path) -> None:
         with torch.no_grad():
@@ -123,7 +141,7 @@ def test_an_export_that_differs_is_refused_and_nothing_is_left(
         with torch.no_grad():
             model.encoder.head.bias -= 0.01
 
-    monkeypatch.setitem(module._FORMATS, "safetensors", (file, altered))
+    monkeypatch.setitem(module._WRITERS, "safetensors", altered)
     with pytest.raises(AurankError, match=r"is not the same: model\.safetensors: max difference .*e-0"):
         export_model(str(tiny_run / "best"), "safetensors", tmp_path / "out", images=few)
     assert not list(tmp_path.iterdir())
@@ -136,7 +154,7 @@ def test_an_operation_that_an_exporter_does_not_know_is_one_line_with_another_fo
         raise RuntimeError("no such operation\nand where")
 
     module = importlib.import_module("aurank.commands.export")
-    monkeypatch.setitem(module._FORMATS, "torchexport", ("model.pt2", fails))
+    monkeypatch.setitem(module._WRITERS, "torchexport", fails)
     said = r"test_resnet cannot be exported \(RuntimeError: no such operation\); try --to safetensors"
     with pytest.raises(UserError, match=said):
         export_model(str(tiny_run / "best"), "torchexport", tmp_path / "out", images=few)

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -203,3 +204,9 @@ def test_what_timm_takes_is_taken() -> None:
     model: dict[str, Any] = {"backbone": "tf_efficientnet_lite0", "params": {"drop_path_rate": 0.1, "bn_eps": 1e-3}}
     overrides = [f"model.backbone={model['backbone']}", "model.params={drop_path_rate: 0.1, bn_eps: 0.001}"]
     assert read_config("grocery/soprc", overrides).model.params == model["params"]
+
+
+def test_an_override_of_no_section_is_not_blamed_on_the_file(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(VALID)
+    with pytest.raises(ConfigError, match=r"^override 'otpim\.lr=1': otpim: unknown key .* did you mean 'optim'"):
+        load_config(tmp_path / "mine.yaml", ["otpim.lr=1"], choices=CHOICES)

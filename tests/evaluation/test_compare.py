@@ -230,3 +230,10 @@ def test_reports_that_do_not_go_together_are_named() -> None:
         compare_all(reports)
     with pytest.raises(UserError, match="needs two reports or more; got 1"):
         compare_all({"one": measured(2)})
+
+
+def test_resampling_tells_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aurank.evaluation.bootstrap.CELLS", 30)  # ten resamples of three classes at once
+    told: list[tuple[int, int]] = []
+    compare(report(), report(), resamples=100, progress=lambda done, total: told.append((done, total)))
+    assert told == [(done, 100) for done in range(10, 101, 10)]

@@ -196,7 +196,8 @@ def add_images(
         model, data = index.load_model(), selected.data
         dataset_of = partial(model.dataset, on_error=data.on_error, max_pixels=data.max_pixels)
         prepared = PreparedModel(model, dataset_of(manifest.select(wanted)), data, dataset_of, running)
-        embedded, _ = prepared.embed()
+        embedded, notes = prepared.embed()
+        running.tell(*notes[1:])
         new = _table(embedded, digests, number=number)
         paths = embedded.paths.tolist()
         replaced = [path for path in paths if path in before]

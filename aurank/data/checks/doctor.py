@@ -5,8 +5,9 @@ import os
 import posixpath
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int64, Shaped
@@ -33,6 +34,7 @@ def examine(
     ask_classes: bool = False,
     max_pixels: int = MAX_PIXELS,
     candidates: Int64[np.ndarray, "pair 2"] | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> DoctorReport:
     """Return all that is wrong or odd in a data set, together, with counts."""
     paths, labels, classes, splits = manifest.paths, manifest.labels, manifest.classes, manifest.splits
@@ -65,7 +67,8 @@ def examine(
         from aurank.data.checks.pictures import examine_contents  # whose libraries take a second to import
 
         known = np.where(labelled, labels, -1)
-        findings += examine_contents(manifest, known, set(missing), max_pixels=max_pixels, candidates=candidates)
+        how: dict[str, Any] = {"max_pixels": max_pixels, "candidates": candidates, "progress": progress}
+        findings += examine_contents(manifest, known, set(missing), **how)
     report = DoctorReport(manifest.name, _counts(manifest, labelled), (), manifest)
     return report.with_findings(findings)
 

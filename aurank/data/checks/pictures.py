@@ -59,6 +59,7 @@ def examine_contents(
     *,
     max_pixels: int,
     candidates: Int64[np.ndarray, "pair 2"] | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> list[Finding]:
     """Return the unreadable, repeated, nearly repeated, blurred, dark, tiny and odd images."""
     rows: defaultdict[str, list[int]] = defaultdict(list)
@@ -75,7 +76,7 @@ def examine_contents(
         except UserError as error:
             return error
 
-    seen = dict(zip(rows, for_each(look, list(rows)), strict=True))
+    seen = dict(zip(rows, for_each(look, list(rows), progress), strict=True))
     unreadable = {path: str(error) for path, error in seen.items() if isinstance(error, UserError)}
     looks = {path: found for path, found in seen.items() if isinstance(found, Look)}
     same: defaultdict[bytes, list[str]] = defaultdict(list)
@@ -111,9 +112,16 @@ def examine_contents(
     ]
 
 
-def for_each(read: Callable[[str], _Result], paths: Sequence[str]) -> list[_Result]:
+def for_each(
+    read: Callable[[str], _Result], paths: Sequence[str], progress: Callable[[int, int], None] | None = None
+) -> list[_Result]:
+    found = list[_Result]()
     with quiet_decoding(), ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        return list(pool.map(read, paths))
+        for one in pool.map(read, paths):
+            found.append(one)
+            if progress is not None:
+                progress(len(found), len(paths))
+    return found
 
 
 # -- poor images ------------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ ADAPTERS: Mapping[str, Callable[[str, str, Options, bool], ImageModel]] = {
     "torchexport": torchexport_model,
     "python": python_model,
 }
-FILES = ("onnx", "safetensors", "torchexport")
+FILES = {"onnx": "model.onnx", "safetensors": "model.safetensors", "torchexport": "model.pt2"}  # in a folder
 _WEIGHTS = "model.safetensors"
 # Options that say where weights come from, which a kept model has beside it.
 _OF_WEIGHTS = ("weights", "pretrained", "pretrained_hf", "cache_dir", "revision", "variant", "subfolder")
@@ -51,7 +51,7 @@ def load_model(name: str, *, allow_code: bool = False, folder: Path | None = Non
     - `transformers:facebook/dinov2-small`: a name of the hub, or a folder; `pretrained=false`: its architecture.
     - `onnx:FILE[,size=224,margin=1.143,mean=0.5,std=0.5]`: an image [batch, channel, height, width] to [batch, dim];
       shorter side to margin × size, the middle, then ImageNet's mean and deviation unless one number is given for each.
-    - `onnx:FILE`, `safetensors:FILE`, `torchexport:FILE`: of `aurank export`, with the preprocessing stored inside.
+    - `onnx:FILE`, `safetensors:FILE`, `torchexport:FILE`: of `aurank export`, the preprocessing inside; or the folder.
     - `python:package.module:function[,option=value…]`: the function returns an `nn.Module`, or it and a transform.
 
     Args:
@@ -70,6 +70,8 @@ def load_model(name: str, *, allow_code: bool = False, folder: Path | None = Non
         what = str(folder / Path(what).name)
     elif folder is not None and kind != "python":
         what = f"{LOCAL * what.startswith(LOCAL)}{folder}"
+    elif kind in FILES and Path(what).is_dir():
+        name, what = (one.replace(what, str(Path(what) / FILES[kind]), 1) for one in (name, what))
     place = what.removeprefix(LOCAL)
     is_folder = (kind == "transformers" or place != what) and Path(place).is_dir()
     with torch.random.fork_rng(devices=[]):
@@ -94,7 +96,7 @@ def check_model(name: str, *, allow_code: bool = False) -> tuple[str, str, Optio
         what = "runs Python code of that module" if name[0] == "p" else "is read with pickle, which can run code"
         raise UserError(f"{name} {what}; if you trust it, add --allow-code")
     known = {**IMAGES, **dict.fromkeys(TOWERS)} if allow_code else IMAGES
-    remedy = "" if name.startswith(FILES) else "; if you trust what it may run, add --allow-code"
+    remedy = "" if name.startswith(tuple(FILES)) else "; if you trust what it may run, add --allow-code"
     kind, what, options = parse_name(name, known, remedy=remedy)
     if kind == "timm":
         require_known(what, {}, of=name)
