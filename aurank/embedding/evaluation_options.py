@@ -31,8 +31,8 @@ def evaluation_options(config: Config) -> dict[str, Any]:
 
 def options_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of ``aurank.evaluate`` among keys of the section `evaluate`."""
-    named = {name: settings.get(name) for name in ("recall_at", "ties", "max_memory", "metrics")}
-    named = {name: value for name, value in named.items() if value is not None}
+    wanted = ("recall_at", "ties", "max_memory", "metrics")
+    named: dict[str, Any] = {name: settings[name] for name in wanted if settings.get(name) is not None}
     return named | ({"metrics": ("mauprc", *named["metrics"])} if "metrics" in named else {})
 
 

@@ -67,9 +67,8 @@ class ImageSelection:
         return [f"--{name} {value}" for name, value in named.items() if value is not None] + drawn + [*self.overrides]
 
     def require_there(self) -> None:
-        """Raise UserError where the options do not go together, or name data that are not there."""
-        protocol = self.find_protocol()
-        if protocol is not None:
+        """Raise UserError where the options name data that are not there."""
+        if self.protocol is not None and (protocol := self.find_protocol()) is not None:
             require_data(protocol.reader, data_folder(self.root))
         elif self.data is not None:
             section = located(self.data)
@@ -251,7 +250,7 @@ class ExportNames(NamedTuple):
 def export_names(to: str, out: Path) -> ExportNames:
     """Return the files that an export writes; `out` is a file where its name ends like one that is whole alone."""
     if to in ("onnx", "safetensors") and out.suffix == f".{to}" and not out.is_dir():
-        return ExportNames(out.name, *(f"{out.stem}.{kind}" for kind in ("int8.onnx", "md", "json")), is_file=True)
+        return ExportNames(out.name, f"{out.stem}.int8.onnx", f"{out.stem}.md", f"{out.stem}.json", True)
     return ExportNames(EXPORTED[to])
 
 
