@@ -1,8 +1,10 @@
 """The command line's root, to which the files beside this one add their commands."""
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
+from typer.models import CommandFunctionType
 
 from aurank import __version__
 from aurank.cli.drawing import console
@@ -10,7 +12,7 @@ from aurank.cli.options import Command
 
 
 class _App(typer.Typer):
-    def command(self, name: str | None = None, **how: Any) -> Any:
+    def command(self, name: str | None = None, **how: Any) -> Callable[[CommandFunctionType], CommandFunctionType]:
         return super().command(name, **{"cls": Command, **how})
 
 

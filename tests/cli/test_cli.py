@@ -130,7 +130,9 @@ def test_shipped_configs_are_listed_and_copied(aurank: Shell, tmp_path: Path, mo
     assert code == 0
     assert all(name in output for name in shipped_configs())
     assert aurank("cp", "omniglot/soprc", "mine.yaml")[0] == 0
-    assert read_yaml(Path("mine.yaml").read_text("utf-8")) == read_yaml(shipped_configs()["omniglot/soprc"].read_text("utf-8"))
+    assert read_yaml(Path("mine.yaml").read_text("utf-8")) == read_yaml(
+        shipped_configs()["omniglot/soprc"].read_text("utf-8")
+    )
     names = {line.split()[0] for line in aurank("ls", "SOPRC")[1].splitlines() if "/" in line.split()[0]}
     assert "digits/soprc" in names
     assert len(names) < len(shipped_configs())

@@ -34,7 +34,7 @@ def examine(
     ask_classes: bool = False,
     max_pixels: int = MAX_PIXELS,
     candidates: Int64[np.ndarray, "pair 2"] | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[int, int], object] | None = None,
 ) -> DoctorReport:
     """Return all that is wrong or odd in a data set, together, with counts."""
     paths, labels, classes, splits = manifest.paths, manifest.labels, manifest.classes, manifest.splits

@@ -59,7 +59,7 @@ def examine_contents(
     *,
     max_pixels: int,
     candidates: Int64[np.ndarray, "pair 2"] | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[int, int], object] | None = None,
 ) -> list[Finding]:
     """Return the unreadable, repeated, nearly repeated, blurred, dark, tiny and odd images."""
     rows: defaultdict[str, list[int]] = defaultdict(list)
@@ -113,7 +113,7 @@ def examine_contents(
 
 
 def for_each(
-    read: Callable[[str], _Result], paths: Sequence[str], progress: Callable[[int, int], None] | None = None
+    read: Callable[[str], _Result], paths: Sequence[str], progress: Callable[[int, int], object] | None = None
 ) -> list[_Result]:
     found = list[_Result]()
     with quiet_decoding(), ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
