@@ -255,7 +255,6 @@ def cp(
     aurank cp digits/soprc mine.yaml
     """
     from aurank.config import shipped_configs
-    from aurank.files import require_absent
 
     shipped = shipped_configs()
     if name not in shipped:
