@@ -30,7 +30,7 @@ REFUSED = {
     "cp omniglot/soprc photos/a/0.png": "exists already",
     "cp omniglot/soprc no/such/folder.yaml": "cannot write no/such/folder.yaml",
     "cache prune --max much": "--max",
-    "evaluate --model resnet18 --out x": "expected aurank:DIR/best, embeddings:FILE",
+    "evaluate --model resnet18 --out x": "expected a run (aurank:DIR/best), embeddings:FILE",
     "evaluate --model aurank:none/best --out x": "no checkpoint at none/best.safetensors",
     "evaluate --model embeddings:rows.npz --out photos/a/0.png": "--out",
     f"{TIMM} --data folder:photos --labels rows.npz": "--labels rows.npz has no use",
