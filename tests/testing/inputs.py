@@ -13,10 +13,12 @@ import fsspec
 import numpy as np
 import torch
 from PIL import Image
+from torchvision.datasets import ImageFolder
 
 from aurank.data import Manifest, from_dataset, from_table
 
 Input = str | Manifest
+SPLITS = ("train", "test")
 
 
 def pixels(label: int, number: int) -> np.ndarray:
@@ -131,9 +133,12 @@ def _feather(photos: Path) -> str:
 
 
 INPUTS: Mapping[str, Callable[[Path, Path], Input]] = {
-    "torchvision": lambda photos, out: from_dataset({split: Vision(split) for split in ("train", "test")}),
-    "tensors": lambda photos, out: from_dataset({split: Vision(split, as_tensor) for split in ("train", "test")}),
-    "lists": lambda photos, out: from_dataset({split: items(split) for split in ("train", "test")}),
+    "torchvision": lambda photos, out: from_dataset({split: Vision(split) for split in SPLITS}),
+    "ImageFolder": lambda photos, out: from_dataset(
+        {split: ImageFolder(photos / split) for split in ("train", "test")}
+    ),
+    "tensors": lambda photos, out: from_dataset({split: Vision(split, as_tensor) for split in SPLITS}),
+    "lists": lambda photos, out: from_dataset({split: items(split) for split in SPLITS}),
     "datasets": lambda photos, out: from_dataset(of_hugging_face()),
     "arrow": lambda photos, out: saved(out / "saved", "arrow"),
     "parquet": lambda photos, out: saved(out / "saved", "parquet"),
