@@ -166,6 +166,19 @@ REFUSED = {
 
 
 @pytest.mark.slow
+def test_commands_import_drawing_statistics_and_tables_where_they_use_them() -> None:
+    code = """
+import sys
+from aurank.commands import ImageIndex, build_index, calibrate_model, evaluate_model, search_photos
+from aurank.training import read_config
+read_config("digits/soprc")
+late = {"matplotlib", "scipy.stats", "sklearn", "numba", "pandas", "pyarrow", "timm", "torchvision", "accelerate"}
+assert not late & sys.modules.keys(), late & sys.modules.keys()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.slow
 def test_what_needs_no_model_is_refused_before_anything_heavy_is_imported(tmp_path: Path) -> None:
     for name, text in {"full/file": "", "broken.yaml": "loss: [", "index/index.json": "{}"}.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)

@@ -11,11 +11,10 @@ Data: unit vectors float32 [row, 512] around random centres, 5 per class, shuffl
   decays, as trained embeddings do; `random` has no classes at all; `collapsed` is one point and noise of 1e-7; of a
   file of `aurank embed` the first rows are taken. `NAME:4000` takes so many rows.
 - side by side (`--rows`): aurank's ranks of every positive (checks, lengths, thresholds, sorting and rechecks
-  included), the same with products of float32 alone, the plain product in blocks of 1,024 rows, and with `--argsort`
-  that of 1,000-row blocks as the SOPRC authors evaluate, in turns in one process; medians of `--repeats` turns, and
-  their ratio to the product. With `--gallery` also half of the rows against the other half.
-- peers: PML's AccuracyCalculator with k=None, torchmetrics and open-metric-learning where installed, each in a process
-  of its own under `--limit` gigabytes; a failure is printed as such.
+  included), the same with products of float32 alone, the plain product in blocks of 1,024 rows, with `--argsort` as the
+  SOPRC authors evaluate, in turns; medians of `--repeats` turns, and their ratio to the product. With `--gallery` also
+  half of the rows against the other half.
+- peers: PML's AccuracyCalculator with k=None, torchmetrics, open-metric-learning, each alone under `--limit` gigabytes.
 - scale: aurank on memory-mapped rows with `--max-memory`, in a process of its own: time, peak of resident memory beyond
   what the process held with its inputs read once, and the ratio to the product. With `--device cuda` on a GPU. With
   `--report` the whole report, with metrics, values per query, curve and intervals, in place of the ranks.

@@ -6,8 +6,8 @@
 Data: unit vectors float32 in one .npy, five a class, around class centres that lie around 4,096 super-centres (so that
 lists of an IVF have something to hold); queries are further rows of random classes. Every step runs in a process of its
 own, on the memory-mapped file. Printed: seconds, rates, growth of resident memory (what of the file the kernel keeps
-mapped is counted too: "file"), and for each index the part of the true nearest one and ten that it finds, over all
-queries; the truth is the exact evaluation's own lists. `mapped` is the same index read from disk as it is searched.
+mapped is counted too: "file"), and for each index the part of the true nearest one and ten that it finds. `mapped` is
+the same index read from disk as it is searched.
 """
 
 import argparse

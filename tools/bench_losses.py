@@ -15,8 +15,6 @@ rows, as those of a memory, and the products are E @ R.T. `xbm` has a full memor
 The contrastive losses get two views of each image in place of `--per-class` images of a class, so that a batch of 512
 is one of 256 images; two-way ones as many texts as images, and E @ R.T as product. State per sample is that of
 `--samples`, 100,000; 10 classes make a super-category. `/ sogclr`: the multiple of the product, divided by SogCLR's.
-
-Peers: the losses of pytorch-metric-learning (PML), and SmoothAP on the tensor of all [batch, batch, batch] differences.
 """
 
 import argparse

@@ -4,8 +4,7 @@
 
 Synthetic embeddings, each its own query, with small random pictures. Each line is a process of its own: the evaluation
 alone, with lists of neighbours, and with lists, report.json, per_query.parquet, per_class.csv and report.html written,
-in which the doctor's findings are. CPU: seconds that the process worked, whatever else the machine did.
-Growth: how far its resident memory rose above what it held with the embeddings made.
+in which the doctor's findings are. Growth: of its resident memory above what it held with the embeddings made.
 """
 
 import argparse

@@ -4,7 +4,7 @@
 
 DIR is an index. The server is a process of its own, started as a user would. Three rounds: searches with a photo (its
 bytes are new each time, so that each is decoded and embedded), searches with an image of the gallery, and pages of the
-gallery with their 24 pictures. Any answer but 200 is an error. Clients share the machine with the server.
+gallery with their 24 pictures.
 """
 
 import argparse

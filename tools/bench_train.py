@@ -6,8 +6,7 @@ The bare loop does forward, loss, backward and step on batches that stand in mem
 or transformed, nothing is logged or looked at. Model, loss, optimiser and batches are those of the configuration. The
 training loop is the whole of it, `Loop.run`; its listener stops it after every turn for one of the bare loop, so that
 another load on the machine hits both. Of each turn the first steps, in which caches warm up and batches that were read
-ahead are used up, are not counted. Ratios are medians over the turns, by the clock and by this process's processor
-time; the latter is what a quiet machine would show, but not what waiting for a worker costs.
+ahead are used up, are not counted. Ratios are medians over the turns, by the clock and by this process's CPU time.
 """
 
 import argparse

@@ -4,9 +4,8 @@
     python tools/full_size.py sop --root trees --out walked [--only doctor resume] [data.workers=1 …]
 
 Every step is a command of its own on the shipped configuration, at 32 pixels with a ResNet-18 from random weights, so
-that it ends on a CPU; everything else, such as counts, lists, batches of 224 and the loss, is as shipped. Training is
-killed (SIGKILL) once a checkpoint is there, and resumed. CPU: seconds worked by the process and its children; peak: the
-largest resident memory of any one of them. A step that failed ends the walk.
+that it ends on a CPU; all else is as shipped. Training is killed once a checkpoint is there, and resumed. CPU: seconds
+of the process and its children; peak: the largest resident memory of any. A step that failed ends the walk.
 """
 
 import argparse

@@ -10,9 +10,6 @@ Of each kind the table counts how cases ended:
     traceback   anything else: another exception, a dead process, an error without a line, or advice on memory
     hang        more than 5 s of processor time beyond what whole files take, or no end at all
     wrong       another result than of whole files, without a word
-
-Cases run in a process of their own, with 2 GiB beyond what its imports take, which is replaced where one kills it.
-Exits with 1 where anything but the first two was found.
 """
 
 import argparse

@@ -2,12 +2,10 @@
 
     sudo python tools/kill_ranks.py [--only backward "a machine"] [--out FOLDER]
 
-A machine is a namespace of the network, of process numbers and of the host's name (`ip netns`, `unshare`, so as root)
-with torchrun's agent and two ranks; a veth pair is between. In a case one rank kills itself (SIGKILL) in the middle of
-a phase; or a whole machine is killed; or the cable is pulled. The table has the time until the agents that are left
-have ended, and the lines that their ranks print. Then all starts again with --resume, and last.safetensors and the
-report have to be those of a run that nobody killed, bit for bit. Without root all ranks are of one machine, and the
-last two cases are left out.
+A machine is a namespace (`ip netns`, `unshare`, so as root) with torchrun's agent and two ranks; a veth pair is
+between. In a case one rank kills itself (SIGKILL) in the middle of a phase; or a whole machine is killed; or the cable
+is pulled. The table has the time until the other agents have ended, and what their ranks print. Resumed, all has to end
+as if nobody had been killed, bit for bit. Not root: one machine.
 """
 
 import argparse

@@ -5,8 +5,7 @@
 Counts of images and classes, list files, annotation files and names are those of the original; class sizes are drawn
 around its mean, with a long tail for iNaturalist. Images of a class look a little alike: coarse patches, partly of it.
 The tree appears under its name once it is whole. With --share a part of the classes, for a first look: readers
-then need `data.params.complete=false`. So the whole way from `aurank data check` to the evaluation can be walked before
-a data set is there; no quality is measured on it.
+then need `data.params.complete=false`. No quality is measured on it.
 """
 
 import argparse
