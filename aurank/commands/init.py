@@ -85,7 +85,8 @@ def write_first_configuration(images: Path | str, out: Path | str = "mine.yaml",
     if is_labelled:
         _require_trainable(manifest, place)
     sizes, unreadable = measure_sizes(manifest)
-    values = _choices(manifest, section, sizes, len(unreadable)) | {"images": shlex.quote(str(images))}
+    given = [str(images), *([] if cameras is None else ["--cameras", cameras])]
+    values = _choices(manifest, section, sizes, len(unreadable)) | {"images": shlex.join(given)}
     template = Path(__file__).with_name("first.yaml" if is_labelled else "first_unlabelled.yaml")
     if cameras is not None:
         write_table(manifest, written[1])
