@@ -5,7 +5,7 @@ import re
 import tarfile
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -70,22 +70,26 @@ def _read(
 ) -> Manifest:
     root, path = reader[1], reader[2]["path"]
     with reading(path, "a pattern of files", remedy="write it as {000..009} or {train,test}"):
-        base, names = root, _expanded(path)
-    folder = (root / names[0]).parent
-    if names == [path] and folder_or_file(root / path) != "file":
-        base = folder = root / path
-        # Hugging Face leaves results of its own beside the data.
-        names = [name for name in open_source(base).names() if name.endswith(suffixes) and "/cache-" not in f"/{name}"]
+        given = _expanded(path)
+    names: list[str] = []
+    for name in given:
+        if folder_or_file(root / name) == "folder":
+            inside = (str(PurePosixPath(name, file)) for file in open_source(root / name).names())
+            # Hugging Face leaves results of its own beside the data.
+            names += [file for file in inside if file.endswith(suffixes) and "/cache-" not in f"/{file}"]
+        else:
+            names.append(name)
     where = address_of(root / path) or str(root / path)
     if not names:
         raise UserError(f"no {' or '.join(suffixes)} file in {where}; name the folder that holds them")
-    words = {name: (["", *_SPLIT.findall(name.lower())])[-1] for name in names}
+    words = {name: ["", *_SPLIT.findall(name.removeprefix(f"{path}/").lower())][-1] for name in names}
     parts: list[Any] = []
     places: dict[str, tuple[int, int, int]] = {}
     labels, splits = [], []
     for name, split in words.items():
-        file = base / name
-        with reading(address_of(file) or file, f"a {file.suffix} file", remedy="fetch or write it again"):
+        file = root / name
+        kind = f"a {file.suffix or suffixes[0]} file"
+        with reading(address_of(file) or file, kind, remedy="fetch or write it again"):
             for inside, said, part, start, length in samples_of(file):
                 if not parts or parts[-1] is not part:
                     parts.append(part)
@@ -95,8 +99,12 @@ def _read(
     if not any(splits):
         splits = draw_splits(labels, test_fraction, seed)
     elif unsaid := [name for name, split in words.items() if not split]:
-        raise UserError(f"{unsaid[0]!r} in {where} names no split, and others do; write train, val or test into it")
+        raise UserError(
+            f"{unsaid[0]!r} in {where} names no split, and others do; leave it out by data.params.path={{train,test}}…"
+        )
     source = PartsSource(parts, places, where=where, reader=reader)
+    folder = root / given[0]
+    folder = folder.parent if folder.suffix in suffixes or len(given) > 1 else folder
     return build_manifest(folder.resolve().name, source, paths=[*places], labels=labels, splits=splits)
 
 

@@ -106,6 +106,11 @@ def test_a_saved_data_set_has_the_bytes_that_its_library_reads(tmp_path: Path) -
             rows = manifest.split(split)
             raw = part.with_format("arrow")[:]["image"].to_pylist()
             assert [rows.source.read_bytes(path) for path in rows.paths] == [one["bytes"] for one in raw]
+    (tmp_path / "arrow/train").rename(tmp_path / "arrow/more")
+    with pytest.raises(UserError, match=r"'more/data-00000-of-00002\.arrow' in .* names no split, and others do"):
+        read_hf(tmp_path / "arrow")
+    (tmp_path / "arrow/more").rename(tmp_path / "arrow/train")
+    assert read_hf(tmp_path, path="arrow/{test,train}").split_sizes == {"train": 20, "test": 20}
     with pytest.raises(UserError, match=r"there is no column 'fine': there are image, label; set data\.params\.image"):
         read_hf(tmp_path, path="arrow", label="fine")
     with pytest.raises(UserError, match="column 'label' holds int64, expected the bytes of image files"):
