@@ -100,7 +100,7 @@ def _read(
         splits = draw_splits(labels, test_fraction, seed)
     elif unsaid := [name for name, split in words.items() if not split]:
         raise UserError(
-            f"{unsaid[0]!r} in {where} names no split, and others do; leave it out by data.params.path={{train,test}}…"
+            f"{unsaid[0]!r} in {where} names no split, and others do; name those by data.params.path={{train,test}}"
         )
     source = PartsSource(parts, places, where=where, reader=reader)
     folder = root / given[0]
