@@ -64,7 +64,8 @@ def test_a_wheel_holds_the_package_and_the_configurations_and_nothing_else(wheel
 @pytest.mark.slow
 def test_the_archive_of_sources_builds_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
     with tarfile.open(build(ROOT, tmp_path / "sdist", "sdist")) as archive:
-        archive.extractall(tmp_path, filter="data")
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # since Python 3.11.4
+        archive.extractall(tmp_path)
     source = tmp_path / f"aurank-{aurank.__version__}"
     assert build(source, tmp_path / "wheel", "wheel").read_bytes() == wheel.read_bytes()
     for needed in ("docs/index.md", "tests/public_names.txt", "tools", "SECURITY.md", "CITATION.cff", "Makefile"):

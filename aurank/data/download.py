@@ -176,7 +176,8 @@ def _unpack(archives: list[Path], folder: Path) -> None:
                         zipped.extractall(staging)
                 else:
                     with tarfile.open(archive) as tarred:
-                        tarred.extractall(staging, filter="data")
+                        tarred.extraction_filter = getattr(tarfile, "data_filter", None)  # since Python 3.11.4
+                        tarred.extractall(staging)
         for entry in staging.iterdir():
             if (folder / entry.name).exists():
                 raise UserError(f"{folder / entry.name} is there, and not as published: move it away, and run again")

@@ -5,7 +5,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import timm
 import torch
+from packaging.version import Version
 from PIL import Image
 from timm.data import create_transform
 from torchvision import transforms
@@ -15,6 +17,7 @@ from aurank.data import TRANSFORMS
 # Larger and smaller than the crop, an odd number of pixels beside it, square, and as long as photos get.
 SHAPES = [(41, 57), (57, 41), (64, 64), (33, 190), (200, 131), (36, 37), (32, 33), (9, 14), (7, 7), (5, 300), (1, 90)]
 SIZES: list[Any] = [32, (40, 24), (24, 40)]  # height first
+OLD_TIMM = Version(timm.__version__) < Version("1.0.31")
 LOOK: dict[str, Any] = {"mean": (0.5, 0.4, 0.3), "std": (0.2, 0.3, 0.4)}
 
 
@@ -31,6 +34,8 @@ def test_numbers_are_those_of_timm(size: Any, crop_mode: str, crop_pct: float) -
     for shape, interpolation in product(SHAPES, ["bicubic", "bilinear"]):
         if crop_mode == "border" and min(shape) * min(height, width) / crop_pct < max(shape) / 2:
             continue  # timm reduces the shorter side to nothing
+        if (crop_mode, interpolation) == ("center", "bicubic") and height != width and OLD_TIMM:
+            continue  # older ones take bilinear, whatever is asked for
         given = {**LOOK, "interpolation": interpolation, "crop_pct": crop_pct, "crop_mode": crop_mode}
         expected = create_transform(input_size=(3, height, width), **given)(photo(*shape))
         assert torch.equal(TRANSFORMS["timm"](size, 3, **given)(photo(*shape)), expected), given
