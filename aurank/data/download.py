@@ -176,8 +176,9 @@ def _unpack(archives: list[Path], folder: Path) -> None:
                         zipped.extractall(staging)
                 else:
                     with tarfile.open(archive) as tarred:
-                        tarred.extraction_filter = getattr(tarfile, "data_filter", None)  # since Python 3.11.4
-                        tarred.extractall(staging)
+                        if not hasattr(tarfile, "data_filter"):  # without it files may land anywhere
+                            raise UserError(f"{archive}: only Python 3.11.4 or later unpacks it safely")
+                        tarred.extractall(staging, filter="data")
         for entry in staging.iterdir():
             if (folder / entry.name).exists():
                 raise UserError(f"{folder / entry.name} is there, and not as published: move it away, and run again")
