@@ -54,6 +54,9 @@ def line(name: str, value: Any) -> str:
 
 def signature(value: Callable[..., Any]) -> str:
     """Return the parameters and their defaults, the same on every version of Python."""
+    if fields := getattr(value, "model_fields", None):  # of pydantic, whose versions sign a factory differently
+        given = ((name, "<factory>" if each.default_factory else repr(each.default)) for name, each in fields.items())
+        return f"(*, {', '.join(name + f'={default}' * (default != 'PydanticUndefined') for name, default in given)})"
     signed = inspect.signature(value)
     plain = [each.replace(annotation=inspect.Parameter.empty) for each in signed.parameters.values()]
     return re.sub(r" at 0x\w+", "", str(inspect.Signature(plain)))
