@@ -74,9 +74,9 @@ def _read(
     names: list[str] = []
     for name in given:
         if folder_or_file(root / name) == "folder":
-            inside = (str(PurePosixPath(name, file)) for file in open_source(root / name).names())
+            files = (str(PurePosixPath(name, file)) for file in open_source(root / name).names())
             # Hugging Face leaves results of its own beside the data.
-            names += [file for file in inside if file.endswith(suffixes) and "/cache-" not in f"/{file}"]
+            names += [file for file in files if file.endswith(suffixes) and "/cache-" not in f"/{file}"]
         else:
             names.append(name)
     where = address_of(root / path) or str(root / path)
