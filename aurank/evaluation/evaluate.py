@@ -200,7 +200,6 @@ def evaluate(
             columns=columns,
             notes=[*notes, *few],
             resampling=resampling,
-            first_positives=neighbours > 0,
         )
 
     problem, processed, ranks = given, None, ranks_of(given)
@@ -259,9 +258,8 @@ def build_report(
     protocol: dict[str, Any] | None = None,
     notes: Iterable[str] = (),
     resampling: Resampling | None = None,
-    first_positives: bool = False,
 ) -> Report:
-    """Return the report of ranks that hold at least one query, with row and score of their first positives if asked."""
+    """Return the report of ranks that hold at least one query."""
     given_names = default_metrics(fitting_cuts(recall_at, ranks)) if metrics is None else metrics
     names = check_names(given_names, labelled=labels is not None)
     whole = dict(pooled or {})
@@ -272,7 +270,7 @@ def build_report(
         curve.add(block)
         found = {name: query_values(block, name, ties=ties) for name in held if name not in given}
         found |= {rule: average_precision(block, ties=rule) for rule in BOUNDS}
-        if first_positives and block.best_score is not None:
+        if block.best_score is not None:
             found |= {"first_positive": block.positive[block.offset[:-1]], "first_score": block.best_score}
         return {**found, "first_rank": first_rank(block), "last_rank": last_rank(block)}
 

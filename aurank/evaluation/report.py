@@ -62,7 +62,7 @@ Count = Annotated[int, Ge(0), Lt(2**53)]  # what floats hold exactly
 Number = Annotated[int | float, Gt(-1e300), Lt(1e300)]
 Names = list[str] | list[Annotated[int, Ge(-(2**63)), Lt(2**63)]]
 Metrics = Annotated[dict[str, Number], MinLen(1)]
-FIRST = ("first_positive", "first_score")  # gallery row and score of each query's first positive, beside lists
+FIRST = ("first_positive", "first_score")  # gallery row and score of each query's first positive
 _KINDS: dict[str, Any] = {
     **dict.fromkeys(("query", "num_positives", "num_negatives", "first_rank", "last_rank", FIRST[0]), list[Count]),
     **dict.fromkeys(("label", "class", "path"), Names),
@@ -132,8 +132,8 @@ class Report:
     """Metrics of one evaluation, in [0, 1], over the queries that have a positive.
 
     `per_query` has "query" (the row), "label", "path" and "class" where they are known, "num_positives",
-    "num_negatives", "first_rank", "last_rank", "ap" (the values of mauprc), and every other metric by its name; beside
-    `neighbours` also "first_positive" (gallery row) and "first_score" of its best-placed positive.
+    "num_negatives", "first_rank", "last_rank", "first_positive" (the gallery row of its best-placed positive) with
+    "first_score", "ap" (the values of mauprc), and every other metric by its name. Cut lists have no first scores.
 
     Example:
         >>> import aurank

@@ -252,7 +252,7 @@ def test_odd_names_stay_text_and_gone_images_are_named(tmp_path: Path) -> None:
     [
         ({"model": "embeddings:x.npz"}, "name a model"),
         ({"factory": "Flatt"}, "cannot be made"),
-        ({"distance": "l2"}, "distance must be one of"),
+        ({"distance": "l3"}, "distance must be one of"),
         ({"postprocess": "whitenn"}, "did you mean 'whiten'"),
         ({"fit_on": Path("x.npy")}, "goes with --postprocess"),
     ],

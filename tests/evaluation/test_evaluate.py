@@ -203,8 +203,8 @@ def test_values_of_other_types_are_refused_where_types_are_not_checked(monkeypat
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as everywhere but in these tests
     with pytest.raises(UserError, match=r"recall_at must be a list of integers .*; got 5"):
         aurank.evaluate(ROWS, [0, 0, 1, 1], recall_at=5)  # type: ignore[arg-type]
-    with pytest.raises(UserError, match=r"type list and shape .*: give a dense tensor or NumPy array"):
-        aurank.evaluate(ROWS.tolist(), [0, 0, 1, 1])
+    with pytest.raises(UserError, match=r"distance must be one of .*; got 5"):
+        aurank.evaluate(ROWS, [0, 0, 1, 1], distance=5)  # type: ignore[arg-type]
 
 
 @pytest.mark.gpu

@@ -103,7 +103,7 @@ def test_behind_its_backbone_a_head_sees_rectangles_as_the_backbone_did(photos: 
     embed_model(base, images).save(tmp_path / "rows.npz")
     sections = {"sampler": {"batch": 4}, "data": {"validation_fraction": 0.0}}
     aurank.train(head_config(tmp_path / "rows.npz", **sections), tmp_path / "run")
-    _, transform = aurank.load(tmp_path / "run" / "best")
+    transform = aurank.load(tmp_path / "run" / "best").transform
     photo = Image.fromarray(np.random.default_rng(0).integers(0, 256, (50, 90, 3), dtype=np.uint8))
     assert transform(photo).shape == (3, 48, 32)
     assert torch.equal(transform(photo), load_model(base).transform(photo))

@@ -212,7 +212,7 @@ def test_an_image_size_that_the_backbone_refuses_is_told_with_the_remedy(tmp_pat
         aurank.train(tiny_config(model=model, data=data), tmp_path / "out")
     model["params"] = {"img_size": [16, 32]}
     aurank.train(tiny_config(model=model, data=data, train={"steps": 3}), tmp_path / "wide")
-    assert aurank.load(tmp_path / "wide")[1](np.zeros((40, 20, 1), np.uint8)).shape == (1, 16, 32)
+    assert aurank.load(tmp_path / "wide").transform(np.zeros((40, 20, 1), np.uint8)).shape == (1, 16, 32)
 
 
 @pytest.mark.slow

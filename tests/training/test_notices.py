@@ -62,8 +62,8 @@ def test_without_a_terminal_measuring_the_test_images_is_told(
         listen("testing", {"images": 2943})
         for now[0] in (10.0, 29.0, 31.0, 60.0, 62.0):
             listen("measuring", {"stage": "embedding", "done": int(now[0]) * 40, "total": 2943})
-    expected = ["measuring 2,943 test images", "embedding: 1,240 of 2,943", "embedding: 2,480 of 2,943"]
-    assert capsys.readouterr().err.splitlines() == expected
+    expected = ["embedding: 1,240 of 2,943, 0:00:43 left", "embedding: 2,480 of 2,943, 0:00:12 left"]
+    assert capsys.readouterr().err.splitlines() == ["measuring 2,943 test images", *expected]
 
 
 @pytest.mark.slow
@@ -88,7 +88,8 @@ def test_a_model_that_runs_long_draws_a_bar_or_without_a_terminal_tells_its_stag
             embedding(int(now[0]) * 100, 13_180)
         for now[0] in (66.0, 70.0):
             ranking(int(now[0]) - 65, 9)
-    expected = ["embedding: 3,100 of 13,180", "embedding: 6,200 of 13,180", "ranking: 1 of 9"]
+    embedded = ["embedding: 3,100 of 13,180, 0:01:41 left", "embedding: 6,200 of 13,180, 0:01:10 left"]
+    expected = [*embedded, "ranking: 1 of 9"]
     lines = capsys.readouterr().err.splitlines()
     assert not any(" of " in line for line in lines) if terminal else lines == expected
 
