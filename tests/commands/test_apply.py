@@ -287,7 +287,7 @@ def test_what_has_no_use_is_refused(place: Path) -> None:
     with pytest.raises(UserError, match="these are embeddings already"):
         embed_model("embeddings:x.npz")
     with pytest.raises(
-        UserError, match="no such run or folder; expected a run .aurank:DIR/best., embeddings:FILE, .*timm:NAME"
+        UserError, match=r"no such run or folder; expected a run .aurank:DIR/best., embeddings:FILE, .*timm:NAME"
     ):
         evaluate_model("resnet18")
     with pytest.raises(UserError, match="--allow-code"):
