@@ -42,6 +42,7 @@ def test_a_misspelt_argument_of_any_loss_is_told_with_the_one_that_was_meant(nam
             ],
         ),
         ("sup_recall", {"jump": 0.0, "slope": 9.0}, [{"start": 0.0, "rho": 9.0}]),
+        ("sup_ap", {"temperature": 0.2, "delta": 0.3}, [{"temp": 0.2, "margin": 0.3}]),
     ],
 )
 def test_names_of_papers_and_repositories_mean_the_same(
@@ -61,6 +62,7 @@ def test_an_argument_by_two_names_is_refused() -> None:
     for call in (
         lambda: PNPLoss(tau=0.1, temperature=0.2),
         lambda: SupAPLoss(rho=1, slope=2),
+        lambda: SupAPLoss(temp=0.01, tau=100.0),  # as the authors call it: their tau is the slope
         lambda: SupRecallLoss(pos_margin=0.9, alpha=0.9),
     ):
         with pytest.raises(TypeError, match="by two names; leave one out"):

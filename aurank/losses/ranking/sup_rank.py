@@ -75,9 +75,11 @@ class BoundedRankOptions(PairLossOptions, total=False):
 class BoundedRankLoss(PairLoss):
     """A loss of bounded ranks; positive scores are pulled above one threshold, negative ones pushed below another."""
 
-    # Of the paper, and of the authors' classes SupAP and CalibrationLoss.
+    # Of the paper, and of the authors' classes SupAP and CalibrationLoss, but for SupAP's tau: the paper's rho.
     aliases: ClassVar = {
         "tau": "temperature",
+        "temp": "temperature",
+        "margin": "delta",
         "rho": "slope",
         "lambda_": "calibration",
         "start": "jump",
@@ -132,7 +134,7 @@ class SupAPLoss(BoundedRankLoss):
     gradient does not fade. Time and memory are those of SmoothAP.
 
     The paper's names are taken too: `tau`, `rho` (slope), `lambda_`, `alpha` and `beta` (the margins), and those of the
-    authors' classes: `start` (jump), `pos_margin`, `neg_margin`.
+    authors' classes: `temp`, `margin` (delta), `start` (jump), `pos_margin`, `neg_margin`. Their `tau` is `rho` here.
 
     Args:
         temperature: width of the sigmoid.
