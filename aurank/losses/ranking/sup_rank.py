@@ -76,18 +76,10 @@ class BoundedRankLoss(PairLoss):
     """A loss of bounded ranks; positive scores are pulled above one threshold, negative ones pushed below another."""
 
     # Of the paper, and of the authors' classes SupAP and CalibrationLoss, but for SupAP's tau: the paper's rho.
-    aliases: ClassVar = {
-        "tau": "temperature",
-        "temp": "temperature",
-        "margin": "delta",
-        "rho": "slope",
-        "lambda_": "calibration",
-        "start": "jump",
-        "alpha": "positive_margin",
-        "beta": "negative_margin",
-        "pos_margin": "positive_margin",
-        "neg_margin": "negative_margin",
-    }
+    aliases: ClassVar = {"rho": "slope", "margin": "delta", "start": "jump", "lambda_": "calibration"}
+    aliases |= dict.fromkeys(("tau", "temp"), "temperature")
+    aliases |= dict.fromkeys(("alpha", "pos_margin"), "positive_margin")
+    aliases |= dict.fromkeys(("beta", "neg_margin"), "negative_margin")
 
     def __init__(
         self,
