@@ -87,7 +87,7 @@ def _labels(dataset: Any, key: Any) -> list[str]:
     names: Sequence[str] = getattr(dataset, "classes", ())
     if hasattr(dataset, "column_names"):  # of Hugging Face
         labels, names = dataset[key], getattr(dataset.features[key], "names", ())
-    elif hasattr(dataset, "targets") and getattr(dataset, "target_transform", None) is None:
+    elif key in (1, "label") and hasattr(dataset, "targets") and getattr(dataset, "target_transform", None) is None:
         labels = dataset.targets  # of torchvision
     else:
         labels = [dataset[row][key] for row in range(len(dataset))]

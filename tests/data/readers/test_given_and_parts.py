@@ -70,6 +70,15 @@ def test_an_item_that_fails_is_named() -> None:
         manifest.source.read_bytes("0000007")
 
 
+def test_a_named_label_comes_before_the_targets_of_a_data_set() -> None:
+    class WithTargets(list[Any]):
+        targets = (0, 0)
+
+    given = WithTargets((np.full((8, 8, 3), row, np.uint8), 0, name) for row, name in enumerate(("cat", "owl")))
+    assert len({*from_dataset(given, label=2).labels}) == 2
+    assert len({*from_dataset(given).labels}) == 1
+
+
 def test_keys_name_the_image_and_the_label_of_an_item() -> None:
     manifest = from_dataset(
         [{"photo": GREY, "kind": "cat"}, {"photo": GREY, "kind": "dog"}], image="photo", label="kind"
