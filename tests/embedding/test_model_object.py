@@ -182,6 +182,8 @@ def test_a_damaged_folder_is_refused(model: ImageModel, tmp_path: Path) -> None:
         ({"weights_sha256": "0"}, "has other weights"),
         ({"preprocessing": "Resize(7)"}, "is shown images otherwise"),
         ({"load": 3}, "load"),
+        ({"load": "onnx:../model.onnx"}, "names '../model.onnx', which is none of its files"),
+        ({"files": ["../model.onnx"]}, "files"),
         ({"version": 9}, "is not a stored model of this aurank"),
     ):
         (tmp_path / "saved/model.json").write_text(json.dumps({**record, **change}), encoding="utf-8")

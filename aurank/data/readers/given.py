@@ -94,7 +94,16 @@ def _labels(dataset: Any, key: Any) -> list[str]:
     plain = [one.item() if hasattr(one, "item") else one for one in labels]
     if odd := [one for one in plain if not isinstance(one, str | int)]:
         raise UserError(f"a label must be a number or a text, got {odd[0]!r}; name its key by label=")
-    return [names[one] if isinstance(one, int) and 0 <= one < len(names) else str(one) for one in plain]
+    return [class_name(one, names) for one in plain]
+
+
+def class_name(label: str | int, names: Sequence[str]) -> str:
+    """Return the name of a label, which may be the number of one; −1 often says that there is none."""
+    if not names or isinstance(label, str):
+        return str(label)
+    if not 0 <= label < len(names):
+        raise UserError(f"label {label} is none of the {len(names)} classes that are named; leave such images out")
+    return names[label]
 
 
 class DatasetSource(ArraySource):

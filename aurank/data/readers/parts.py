@@ -13,6 +13,7 @@ import numpy as np
 from aurank.data.decode import IMAGE_SUFFIXES
 from aurank.data.manifest import Manifest, build_manifest
 from aurank.data.readers.folders import draw_splits
+from aurank.data.readers.given import class_name
 from aurank.data.sources import PartsSource, file_system, folder_or_file, open_source, whole_path
 from aurank.errors import UserError
 from aurank.files import address_of, reading
@@ -128,6 +129,8 @@ def _members(file: Path, label: str) -> Iterator[Sample]:
             folder, slash, name = member.name.rpartition("/")
             stem, _, suffix = name.partition(".")
             if f".{suffix.lower()}" in IMAGE_SUFFIXES:
+                if folder + slash + stem in images:
+                    raise UserError(f"{member.name} is a second image of {folder}{slash}{stem}; leave one out")
                 images[folder + slash + stem] = member.name, part, member.offset_data, member.size
             elif suffix == ending and (held := archive.extractfile(member)) is not None:
                 content = held.read().decode()
@@ -164,6 +167,8 @@ def _rows(file: Path, image: str, label: str) -> Iterator[Sample]:
         is_narrow = pyarrow.types.is_binary(chunk.type)
         if not (is_narrow or pyarrow.types.is_large_binary(chunk.type)):
             raise UserError(f"column {image!r} holds {chunk.type}, expected the bytes of image files")
+        if chunk.null_count:
+            raise UserError(f"column {image!r} has rows without the bytes of an image; leave them out")
         _, offsets, values = chunk.buffers()
         ends = np.frombuffer(offsets, np.int32 if is_narrow else np.int64)[chunk.offset :][: len(chunk) + 1].tolist()
         # What had not to be unpacked lies in the file itself, as far from its beginning as in memory.
@@ -172,6 +177,5 @@ def _rows(file: Path, image: str, label: str) -> Iterator[Sample]:
         for start, end in pairwise(ends):
             if (said := next(labels)) is None:
                 raise UserError(f"row {row} has no {label}; leave it out")
-            is_number = isinstance(said, int) and 0 <= said < len(names)
-            yield f"{row:07d}", names[said] if is_number else str(said), where, first + start, end - start
+            yield f"{row:07d}", class_name(said, names), where, first + start, end - start
             row += 1

@@ -3,10 +3,11 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from typing_extensions import TypedDict
 
@@ -264,7 +265,7 @@ class StoredRecord(TypedDict):
     load: str
     weights_sha256: str
     preprocessing: str
-    files: list[str]
+    files: list[Annotated[str, Field(pattern=r"^[^/\\]+$")]]  # none elsewhere
 
 
 def store_model(folder: Path, model: ImageModel) -> None:
@@ -292,6 +293,8 @@ def load_stored(folder: Path, name: str, *, allow_code: bool = False, remedy: st
     with reading(folder, "a stored model", remedy=remedy):
         record = checked(content, StoredRecord)
         kind, _, rest = record["load"].partition(":")
+        if kind in FILES and rest.partition(",")[0] not in record["files"]:
+            raise UserError(f"it names {rest.partition(',')[0]!r}, which is none of its files")
         if kind == "aurank":
             model, origin = _trained(name, folder / KEPT), ""
         else:

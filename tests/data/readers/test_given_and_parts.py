@@ -8,6 +8,8 @@ from typing import Any
 
 import fsspec
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from testing.inputs import Vision, columns, items, of_hugging_face, saved, tars, write_photos
@@ -26,6 +28,12 @@ GREY = np.zeros((4, 4), np.uint8)
 class Unsteady(Vision):
     def __getitem__(self, row: int) -> tuple[Any, int]:
         return np.random.default_rng().integers(0, 255, (4, 4, 3), np.uint8), 0
+
+
+class Unlabelled(Vision):
+    def __init__(self, split: str) -> None:
+        super().__init__(split)
+        self.targets = [-1] * len(self)
 
 
 class Stream(IterableDataset[Any]):
@@ -50,6 +58,7 @@ def test_a_subset_has_the_labels_of_its_rows() -> None:
         ([(GREY, [1, 2])], r"a label must be a number or a text, got \[1, 2\]"),
         ([{"photo": GREY, "label": 1}], "image '0000000'.*'image' is missing"),
         ({"trian": [(GREY, 1)]}, "split 'trian' is not known"),
+        (Unlabelled("train"), "label -1 is none of the 10 classes that are named"),
         (Unsteady("train"), "image '0000000' is another one each time it is read; leave out the random transform"),
     ],
 )
@@ -124,6 +133,10 @@ def test_a_saved_data_set_has_the_bytes_that_its_library_reads(tmp_path: Path) -
         read_hf(tmp_path, path="arrow", label="fine")
     with pytest.raises(UserError, match="column 'label' holds int64, expected the bytes of image files"):
         read_hf(tmp_path, path="parquet", image="label")
+    rows = pa.table({"image": pa.array([b"x", None], pa.binary()), "label": ["a", "b"]})
+    pq.write_table(rows, tmp_path / "train.parquet")
+    with pytest.raises(UserError, match="column 'image' has rows without the bytes of an image"):
+        read_hf(tmp_path, path="train.parquet")
 
 
 def test_shards_are_named_by_braces_and_labels_by_an_ending_or_a_key(tmp_path: Path) -> None:
@@ -141,6 +154,12 @@ def test_shards_are_named_by_braces_and_labels_by_an_ending_or_a_key(tmp_path: P
         read_webdataset(tmp_path, path="{0..x}.tar")
     with pytest.raises(UserError, match=r"train-009\.tar: cannot be read as a \.tar file"):
         read_webdataset(tmp_path, path="train-00{0,9}.tar")
+    with tarfile.open(tmp_path / "two-train.tar", "w") as archive:
+        for name in ("0.jpg", "0.png", "0.cls"):
+            archive.addfile(tarfile.TarInfo(name))
+    with pytest.raises(UserError, match=r"two-train\.tar: 0\.png is a second image of 0; leave one out"):
+        read_webdataset(tmp_path, path="two-train.tar")
+    (tmp_path / "two-train.tar").unlink()
     (tmp_path / "more.tar").write_bytes((tmp_path / "train-000.tar").read_bytes())
     with pytest.raises(UserError, match=r"'more\.tar' in .* names no split, and others do"):
         read_webdataset(tmp_path)
