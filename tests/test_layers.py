@@ -159,15 +159,15 @@ def test_a_library_is_imported_in_its_one_home() -> None:
 
 # Lines that a room may have: it may shrink, and takes from another what it needs more, in the same commit.
 BUDGETS = {
-    "data": 6730,
-    "losses": 7174,
-    "evaluation": 8041,
+    "data": 6743,
+    "losses": 7168,
+    "evaluation": 8039,
     "models": 2253,
-    "embedding": 2449,
+    "embedding": 2451,
     "training": 2875,
     "reporting": 1417,
     "commands exporting serving": 4304,
-    "config": 1063,
+    "config": 1044,
     "cli": 1702,
     "": 1266,  # beside the rooms
 }

@@ -87,6 +87,9 @@ def _reads_model(model: str | None) -> str | None:
         require_checkpoint(resolve_checkpoint(what))
     elif what and kind in ("embeddings", "trec", "onnx", "safetensors", "torchexport") and not _is_there(what):
         reads(what.partition(",")[0])  # options may follow
+    for pair in what.split(",")[1:]:
+        if pair.startswith("weights="):
+            reads(pair.removeprefix("weights="))
     return model
 
 
@@ -277,8 +280,9 @@ def read_run(file: str, overrides: Sequence[str] | None) -> "Config":
     with suppress(ConfigError), warnings.catch_warnings():  # told again, with all that is wrong
         warnings.simplefilter("ignore")
         path = file if Path(file).exists() else shipped_configs().get(file, file)
-        data = load_config(path, overrides or [], choices=DATA).data
-        require_data(data.name, data_folder(data.root), **data.params)
+        config = load_config(path, overrides or [], choices=DATA)
+        reads(config.model.weights)
+        require_data(config.data.name, data_folder(config.data.root), **config.data.params)
     from aurank.training import read_config
 
     return read_config(file, overrides or [])

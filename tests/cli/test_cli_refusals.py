@@ -36,6 +36,8 @@ REFUSED = {
     f"{TIMM} --data folder:photos --labels rows.npz": "--labels rows.npz has no use",
     f"{SAVED} --labels a.npy": "a.npy: there is no such file or folder",
     "evaluate --model embeddings:none.npz --out x": "none.npz: there is no such file or folder",
+    "evaluate --model timm:resnet18,weights=none.pt --out x": "none.pt: there is no such file or folder",
+    "train digits/soprc model.weights=none.pt --out x": "none.pt: there is no such file or folder",
     f"{SAVED} optim.lr=1": "optim.lr=1: only data",
     f"{SAVED} --data folder:photos": "folder:photos has no use",
     f"{SAVED} --recall-at one": "--recall-at 'one': expected whole numbers and commas",
