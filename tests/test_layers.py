@@ -168,7 +168,7 @@ BUDGETS = {
     "reporting": 1417,
     "commands exporting serving": 4304,
     "config": 1044,
-    "cli": 1702,
+    "cli": 1706,
     "": 1266,  # beside the rooms
 }
 

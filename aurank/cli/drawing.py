@@ -92,21 +92,25 @@ def bar(text: str, *, at_once: bool = False) -> Iterator[tuple[Progress, Callabl
     """
     named, noted = TextColumn("{task.description}"), TextColumn("{task.fields[note]}")
     columns = (named, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), noted)
-    is_silent = not stderr_console.is_terminal
     quiet_until = -math.inf if at_once else time.monotonic() + QUIET
     next_line, last = quiet_until, ""
+    begun, first, at = 0.0, 0, (0, -1)  # since when, what was done by then, and what is done of how much
 
     def show(line: str, stage: str = "", *, due: bool = False, **fields: Any) -> None:
-        nonlocal next_line, last
+        nonlocal next_line, last, begun, first, at
         progress.start()  # again, after a result
         progress.update(task, **fields)
         now, begins, last = time.monotonic(), stage != last, stage
+        (before, of), at = at, (fields.get("completed", 0), fields.get("total", 0))
+        done, total = at
+        if begins or total != of or done < before:
+            begun, first = now, done
         if progress.disable and (due or now >= (quiet_until if begins else next_line)):
             next_line = now + QUIET
-            left = progress.tasks[0].time_remaining
-            stderr_console.say(f"{line}, {timedelta(seconds=left)} left" if left else line)
+            left = (now - begun) * (total - done) / (done - first) if done > first else 0
+            stderr_console.say(f"{line}, {timedelta(seconds=round(left))} left" if left >= 1 else line)
 
-    with Progress(*columns, console=stderr_console, disable=is_silent, get_time=lambda: time.monotonic()) as progress:
+    with Progress(*columns, console=stderr_console, disable=not stderr_console.is_terminal) as progress:
         task = progress.add_task(text, total=None, note="")
         yield progress, show
 
