@@ -4,6 +4,7 @@ import io
 import math
 import zipfile
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, TypeAlias, cast, runtime_checkable
 
@@ -188,7 +189,9 @@ def as_plain(values: Any, name: str) -> "Tensor | np.ndarray | MappedRows":
         if isinstance(values, Sequence) and len(values) and all(isinstance(row, torch.Tensor) for row in values):
             return torch.stack(list(values))
         # NumPy would copy from a GPU, or refuse to.
-        device = values.__dlpack_device__()[0] if isinstance(values, HasDLPack) else None
+        device = None
+        with suppress(TypeError):  # lists of older pyarrow lie on none
+            device = values.__dlpack_device__()[0] if isinstance(values, HasDLPack) else None
         if device is not None and (device != _CPU or not isinstance(values, HasArray)):
             return torch.utils.dlpack.from_dlpack(values)
         array = np.asarray(values)
