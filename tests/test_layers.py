@@ -164,7 +164,7 @@ BUDGETS = {
     "evaluation": 8039,
     "models": 2253,
     "embedding": 2451,
-    "training": 2875,
+    "training": 2877,
     "reporting": 1417,
     "commands exporting serving": 4304,
     "config": 1044,

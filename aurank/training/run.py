@@ -18,6 +18,7 @@ from aurank.config import Config, config_difference, dump_config
 from aurank.data import Manifest
 from aurank.data.prepared import PreparedImages, contents
 from aurank.data.readers.given import GIVEN
+from aurank.data.saved_embeddings import EmbeddingSource
 from aurank.distributed import ProcessGroup, joined
 from aurank.embedding.evaluation_options import evaluation_options, noted, trial_of
 from aurank.embedding.from_config import build_dataset, open_prepared, with_preprocessing
@@ -84,7 +85,8 @@ def train(
         config: a ``Config``, the path of a YAML file, the name of a shipped configuration, or a plain dict.
         resume: go on from ``out/last.safetensors``; a run without one begins, a finished one is only measured.
         overrides: dotted changes of the configuration, ``["optim.lr=1e-4", "train.steps=600"]``.
-        dataset: the images, as ``aurank.data.from_dataset`` or ``from_table`` makes them, in place of a reader's.
+        dataset: the images, as ``aurank.data.from_dataset`` or ``from_table`` makes them, in place of a reader's; or
+            the rows of saved embeddings, for a configuration with data.name=embeddings.
         listener: called with an event name and its values, in the main process.
 
     Raises:
@@ -102,7 +104,7 @@ def train(
         ...     train(config, f"{folder}/run").steps
         2
     """
-    if dataset is not None:
+    if dataset is not None and not isinstance(dataset.source, EmbeddingSource):  # its rows are for a head as they are
         overrides = [*overrides, f"data.name={GIVEN}"]
     if isinstance(config, Config):
         config = read_config(config.model_dump(mode="json"), overrides) if overrides else config
