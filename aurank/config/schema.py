@@ -276,6 +276,9 @@ class ModelConfig(Strict):
     dim: int = key(512, "Length of an embedding, as the loss sees it.", ge=1, le=65536)
     head_layers: int = key(1, "Layers of the projection; 1 is linear.", ge=1, le=4)
     head_width: int | None = key(None, "Width between the projection's layers; null: the backbone's.", ge=1, le=65536)
+    head_start: Literal["pca", "identity", "random"] | None = key(
+        None, "First weights of a linear projection; null: pca or identity on saved embeddings, else random."
+    )
     discard_head: bool = key(False, "Evaluate what the backbone gives, the projection being for the loss alone.")
     pooling: Literal["avg", "max", "gem"] = key("avg", "How a feature map becomes a vector.")
     freeze: Freeze | None = key(None, "Not trained: backbone, or names of its parameters; null: nothing.")
@@ -417,7 +420,8 @@ def _unused(config: Config) -> Iterator[tuple[str, str]]:
             "model.pooling model.params data.channels",
             f"{model.backbone} has pooling, channels and options of its own, which follow its name after commas",
         ),
-        (model.init_from is not None, "model.weights", "model.init_from brings all weights"),
+        (model.init_from is not None, "model.weights model.head_start", "model.init_from brings all weights"),
+        (model.head_layers > 1, "model.head_start", f"a projection of {model.head_layers} layers starts at random"),
         (model.lora is not None, "model.freeze", "with model.lora all but the adapters is frozen already"),
         (
             "backbone" in (model.freeze or ()),
@@ -426,7 +430,7 @@ def _unused(config: Config) -> Iterator[tuple[str, str]]:
         ),
         (
             text is not None,
-            "data.views data.train_labels memory model.discard_head",
+            "data.views data.train_labels memory model.discard_head model.head_start",
             "with model.text, images and texts are compared by their projections",
         ),
         (

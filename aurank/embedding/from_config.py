@@ -145,7 +145,7 @@ def build_encoder(config: ModelConfig, *, channels: int, load: bool = True, say:
 
 def encoder_arguments(config: ModelConfig) -> dict[str, Any]:
     """Return the arguments of `Encoder` among the keys of a configuration, but for the channels of its images."""
-    others = ("init_from", "text", "freeze", "lora", "gradient_checkpointing", "features")
+    others = ("init_from", "text", "freeze", "lora", "gradient_checkpointing", "features", "head_start")
     same = {name: value for name, value in vars(config).items() if name not in others}
     return {**same, "width": None if config.features is None else config.features.width}
 

@@ -115,12 +115,17 @@ class Encoder(nn.Module):
         self.train()
 
     def forward(self, images: Float[Tensor, "batch ..."]) -> Float[Tensor, "batch dim"]:
+        pooled = self.pooled(images)
+        with torch.autocast(images.device.type, enabled=False):
+            wanted = pooled if self.discard_head and not self.training else self.head(pooled)
+            return functional.normalize(wanted, dim=-1)
+
+    def pooled(self, images: Float[Tensor, "batch ..."]) -> Float[Tensor, "batch width"]:
+        """Return what the projection is given."""
         features = self.backbone(images.contiguous(memory_format=self._memory_format))
         # Half precision has two or three digits: similarities would be rounded far above the differences that rank.
         with torch.autocast(images.device.type, enabled=False):
-            pooled = self.pool(features.to(next(self.head.parameters()).dtype))
-            wanted = pooled if self.discard_head and not self.training else self.head(pooled)
-            return functional.normalize(wanted, dim=-1)
+            return self.pool(features.to(next(self.head.parameters()).dtype))
 
     @property
     def image_size(self) -> int | list[int] | None:
@@ -138,6 +143,17 @@ class Encoder(nn.Module):
 
     def _batch_norms(self) -> list[nn.Module]:
         return [module for module in self.backbone.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+
+
+class Pooled(nn.Module):
+    """An encoder without its projection: what `Encoder.pooled` returns."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        super().__init__()
+        self.encoder = encoder
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.encoder.pooled(images)
 
 
 class EachPart(nn.Sequential):
@@ -170,6 +186,32 @@ def projection(width: int, dim: int, *, layers: int = 1, hidden: int | None = No
         # Its bias would be taken off again by the batch norm.
         inner += [nn.Linear(before, after, bias=False), nn.BatchNorm1d(after), nn.ReLU(inplace=True)]
     return nn.Sequential(*inner, nn.Linear(widths[-1], dim))
+
+
+@torch.no_grad()
+def start_at_identity(head: nn.Linear) -> None:
+    """Let a square layer give its inputs."""
+    nn.init.eye_(head.weight)
+    nn.init.zeros_(head.bias)
+
+
+@torch.no_grad()
+def start_at_pca(head: nn.Linear, rows: Float[Tensor, "row width"]) -> None:
+    """Let a layer give the first principal components of inputs like some rows, less their mean.
+
+    Example:
+        >>> head, rows = nn.Linear(2, 1), torch.tensor([[1.0, 0.0], [3.0, 0.0]])
+        >>> start_at_pca(head, rows)
+        >>> head(rows).tolist()
+        [[-1.0], [1.0]]
+    """
+    mean = rows.double().mean(dim=0)
+    centred = rows.double() - mean
+    axes = torch.linalg.eigh(centred.T @ centred).eigenvectors.T.flip(0)[: head.out_features]
+    largest = axes.gather(1, axes.abs().argmax(dim=1, keepdim=True))
+    axes *= largest.sign()  # an eigenvector has no sign of its own
+    head.weight.copy_(axes)
+    head.bias.copy_(-axes @ mean)
 
 
 class _FeatureMap(nn.Module):

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from aurank.config import Config
+from aurank.config.schema import NO_BACKBONE
 from aurank.data import Batch, ImageDataset, MultiCrop, Sampler
 from aurank.data.prepared import PreparedImages
 from aurank.distributed import ProcessGroup, launched
@@ -35,7 +36,7 @@ from aurank.losses import MultipleLosses
 from aurank.losses.core.distributed import Shares
 from aurank.losses.core.pair_loss import TakesInputs
 from aurank.losses.core.training_protocols import FollowsProgress, Reencodes
-from aurank.models.encoder import EachPart
+from aurank.models.encoder import EachPart, Encoder, Pooled, start_at_identity, start_at_pca
 from aurank.training.build import (
     Splits,
     build_loss,
@@ -51,6 +52,8 @@ from aurank.training.optim import weight_average
 from aurank.training.sharding import ShardedCopy, prepare_for_shards
 from aurank.training.state import random_state, restore_random_state, seed_everything, stream
 from aurank.training.tasks import PairTask, Task
+
+PCA_ROWS = 20_000
 
 
 class Trainer:
@@ -98,6 +101,10 @@ class Trainer:
             gather.views = self.views
 
         trained = task.model.to(device)
+        build = partial(build_dataset, config.data, prepared=prepared or open_prepared(config.data))
+        images = cache(partial(build, splits.train, train=False))
+        if state is None:
+            start_projection(task.encoder, config, images)
         self.sharded = None
         if config.train.sharded and processes > 1:
             self.sharded = ShardedCopy(trained)
@@ -108,8 +115,6 @@ class Trainer:
             prepare_for_shards(optimiser, config)
         self.schedule = build_schedule(config)
 
-        build = partial(build_dataset, config.data, prepared=prepared or open_prepared(config.data))
-        images = cache(partial(build, splits.train, train=False))
         nearest = partial(
             nearest_images, encoder=task.encoder, training_images=images, accelerator=accelerator, config=config
         )
@@ -333,6 +338,34 @@ def _task(config: Config, splits: Splits, state: dict[str, Any] | None, say: Cal
         if split is not None:
             require_pairs(split)
     return PairTask(config, build_towers(config, texts, saved=saved, load=load, say=say), splits.train)
+
+
+def start_projection(encoder: Encoder, config: Config, training_images: Callable[[], ImageDataset]) -> None:
+    """Give a linear projection the first weights that model.head_start names; all processes call it.
+
+    The principal components are those of the pooled features of at most `PCA_ROWS` training images.
+    """
+    head, start = encoder.head, config.model.head_start
+    if not isinstance(head, nn.Linear) or config.model.init_from is not None:
+        return
+    width, dim = head.in_features, head.out_features
+    if start is None and config.model.backbone == NO_BACKBONE and dim <= width:
+        start = "identity" if dim == width else "pca"
+    if (start == "identity" and dim != width) or (start == "pca" and dim > width):
+        size = "" if start == "identity" else "at most "
+        raise UserError(
+            f"model.head_start={start} needs model.dim of {size}{width}, the width of the backbone, got {dim}"
+        )
+    if start == "identity":
+        start_at_identity(head)
+    elif start == "pca":
+        data, group = training_images(), ProcessGroup(None)
+        rows = np.sort(np.random.default_rng(config.seed).permutation(len(data))[:PCA_ROWS])
+        embedded = embed(
+            Pooled(encoder), data, rows=rows, batch=config.evaluate.batch, workers=config.data.workers, group=group
+        )
+        start_at_pca(head, torch.from_numpy(np.asarray(embedded.embeddings)).to(head.weight.device))
+        group.broadcast(head.parameters())
 
 
 def _gradient_cache(
