@@ -162,7 +162,7 @@ BUDGETS = {
     "data": 6743,
     "losses": 7168,
     "evaluation": 8039,
-    "models": 2295,
+    "models": 2296,
     "embedding": 2451,
     "training": 2910,
     "reporting": 1417,

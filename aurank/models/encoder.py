@@ -125,7 +125,8 @@ class Encoder(nn.Module):
         features = self.backbone(images.contiguous(memory_format=self._memory_format))
         # Half precision has two or three digits: similarities would be rounded far above the differences that rank.
         with torch.autocast(images.device.type, enabled=False):
-            return self.pool(features.to(next(self.head.parameters()).dtype))
+            pooled: Tensor = self.pool(features.to(next(self.head.parameters()).dtype))
+            return pooled
 
     @property
     def image_size(self) -> int | list[int] | None:
