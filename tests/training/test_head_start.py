@@ -18,7 +18,6 @@ from aurank.models.encoder import start_at_pca
 from aurank.training import read_config
 from aurank.training.trainer import build_trainer
 
-
 KILLED = """
 import aurank.training.loop as loop
 def save(self, name, before=loop.Loop.save):
