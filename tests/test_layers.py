@@ -160,7 +160,7 @@ def test_a_library_is_imported_in_its_one_home() -> None:
 # Lines that a room may have: it may shrink, and takes from another what it needs more, in the same commit.
 BUDGETS = {
     "data": 6743,
-    "losses": 7168,
+    "losses": 6780,
     "evaluation": 8039,
     "models": 2296,
     "embedding": 2451,

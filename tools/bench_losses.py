@@ -72,8 +72,7 @@ VARIANTS: dict[str, Callable[[], Loss]] = {
     "listwise_ap, tie-aware": lambda: ListwiseAPLoss(tie_aware=True),
     "recall_at_k, mixup": lambda: RecallAtKLoss(similarity_mixup=True),
 }
-ASKED_FOR = "lightly"  # takes the name of a loss: barlow_twins and vicreg are its own
-NAMES = [PRODUCT, *(name for name in LOSSES if name != ASKED_FOR), *VARIANTS, XBM, *PEERS]
+NAMES = [PRODUCT, *LOSSES, *VARIANTS, XBM, *PEERS]
 OF_CLASSES = {
     *("arcface", "auroc", "blackbox_ap", "circle", "coding_rate", "contrastive", "cosface", "fast_ap"),
     *("hierarchical_ap", "listwise_ap", "multi_similarity", "normalized_softmax", "pnp", "proxy_anchor", "proxy_nca"),

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from aurank.losses.ranking.soprc import SemiVarianceLoss, SOPRCLoss
     from aurank.losses.ranking.sup_rank import SupAPLoss, SupRecallLoss
     from aurank.losses.wrappers.cross_batch import CrossBatchMemory
-    from aurank.losses.wrappers.lightly import LightlyLoss, barlow_twins, from_lightly, vicreg
     from aurank.losses.wrappers.multiple import MultipleLosses
     from aurank.losses.wrappers.pml import PMLLoss, circle, contrastive, multi_similarity, triplet
     from aurank.losses.wrappers.proxies import (
@@ -60,7 +59,6 @@ LOSSES: "LazyTable[Callable[..., nn.Module]]" = LazyTable(
     {
         "arcface": "wrappers.proxies:arcface",
         "auroc": "ranking.auroc:AUROCLoss",
-        "barlow_twins": "wrappers.lightly:barlow_twins",
         "blackbox_ap": "ranking.blackbox_ap:BlackBoxAPLoss",
         "circle": "wrappers.pml:circle",
         "clip": "in_batch.clip:CLIPLoss",
@@ -76,7 +74,6 @@ LOSSES: "LazyTable[Callable[..., nn.Module]]" = LazyTable(
         "hierarchical_ap": "ranking.hierarchical_ap:HierarchicalAPLoss",
         "info_nce": "in_batch.info_nce:InfoNCELoss",
         "isogclr": "global_contrastive.isogclr:ISogCLRLoss",
-        "lightly": "wrappers.lightly:from_lightly",
         "listwise_ap": "ranking.listwise_ap:ListwiseAPLoss",
         "multi_similarity": "wrappers.pml:multi_similarity",
         "negative_cache": "global_contrastive.negative_cache:NegativeCacheLoss",
@@ -100,7 +97,6 @@ LOSSES: "LazyTable[Callable[..., nn.Module]]" = LazyTable(
         "sup_con": "in_batch.info_nce:SupConLoss",
         "sup_recall": "ranking.sup_rank:SupRecallLoss",
         "triplet": "wrappers.pml:triplet",
-        "vicreg": "wrappers.lightly:vicreg",
     },
 )
 
@@ -138,7 +134,6 @@ __all__ = [
     "HierarchicalAPLoss",
     "ISogCLRLoss",
     "InfoNCELoss",
-    "LightlyLoss",
     "ListwiseAPLoss",
     "MultipleLosses",
     "NegativeCacheLoss",
@@ -163,11 +158,9 @@ __all__ = [
     "SupConLoss",
     "SupRecallLoss",
     "arcface",
-    "barlow_twins",
     "circle",
     "contrastive",
     "cosface",
-    "from_lightly",
     "make_pairs",
     "multi_similarity",
     "normalized_softmax",
@@ -176,5 +169,4 @@ __all__ = [
     "soft_triple",
     "subcenter_arcface",
     "triplet",
-    "vicreg",
 ]

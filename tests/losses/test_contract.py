@@ -9,7 +9,7 @@ import pytest
 import torch
 from pytorch_metric_learning import distances, reducers, regularizers
 from pytorch_metric_learning import losses as pml_losses
-from testing.cases import COUNTS, FURTHER, MADE_MINERS, OF_LIGHTLY, TABLE, Case
+from testing.cases import COUNTS, FURTHER, MADE_MINERS, TABLE, Case
 from testing.equal import check_equal
 from testing.stateful import PROXIES, same_state
 from torch import Tensor
@@ -51,7 +51,7 @@ def reduce_terms(terms: dict[str, oracles.PerQuery | Tensor], reduce: Callable[[
 
 def test_every_loss_is_in_the_table() -> None:
     of_pml = {"circle", "contrastive", "triplet", "multi_similarity", *PROXIES}  # test_pml_losses.py, test_proxies.py
-    unpaired = OF_LIGHTLY | {"coding_rate"}  # test_lightly_losses.py, test_coding_rate.py
+    unpaired = {"coding_rate"}  # test_coding_rate.py
     assert set(LOSSES) == {name.split()[0] for name in TABLE} | of_pml | unpaired
 
 

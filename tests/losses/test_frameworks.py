@@ -1,6 +1,5 @@
 """Lightning, HF's Trainer, Accelerate and timm's EMA save and resume a model with every loss inside, bit for bit."""
 
-import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load, load_file, save
-from testing.cases import OF_LIGHTLY
 from testing.stateful import EVERY, FURTHER_STATEFUL, KEYED, SAMPLES, WIDTH, same_state
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Subset
@@ -17,15 +15,11 @@ from aurank.losses import LOSSES, EMC2Loss, NegativeCacheLoss
 
 STEPS, SAVED = 3, 2
 ROWS = 12  # of a batch: two of each of six labels
-HAS_LIGHTLY = importlib.util.find_spec("lightly") is not None
 
 # A name of a submodule holds no dot and, for some frameworks, no space.
 MAKERS: dict[str, Callable[..., nn.Module]] = {
-    name.replace(" ", "_"): EVERY[name] for name in {**LOSSES, **FURTHER_STATEFUL} if name not in OF_LIGHTLY
+    name.replace(" ", "_"): EVERY[name] for name in {**LOSSES, **FURTHER_STATEFUL}
 }
-if HAS_LIGHTLY:
-    MAKERS |= {"barlow_twins": LOSSES["barlow_twins"], "lightly": lambda: LOSSES["lightly"]("NTXentLoss")}
-    MAKERS |= {"vicreg": LOSSES["vicreg"]}
 # An average of the weights copies the model before its first batch, so that shapes have to be known by then.
 OF_KNOWN_SHAPE = {
     **MAKERS,
@@ -81,7 +75,7 @@ def trained() -> dict[str, Tensor]:
 
 
 def test_every_loss_that_can_be_made_is_in_the_model() -> None:
-    assert LOSSES.keys() - (set() if HAS_LIGHTLY else OF_LIGHTLY) <= MAKERS.keys()
+    assert LOSSES.keys() <= MAKERS.keys()
 
 
 @pytest.mark.slow

@@ -98,8 +98,6 @@ def pnp(variant: str, official: bool = False) -> Case:
     )
 
 
-OF_LIGHTLY = {"barlow_twins", "lightly", "vicreg"}  # of a batch's two views, and of a library that may be missing
-
 SAMPLES = 40  # rows of the data set; classes may stand in for them, so a label may occur as often
 
 MADE_MINERS: dict[str, Callable[[], nn.Module]] = {**MINERS, "emc2": lambda: EMC2Miner(SAMPLES, views=SAMPLES)}

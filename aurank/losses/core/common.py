@@ -1,11 +1,9 @@
 """What all losses stand on: precision, devices, and what is taken of pytorch-metric-learning (PML), without scipy."""
 
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
-from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from aurank.lazy import without
@@ -15,9 +13,9 @@ with without("scipy.stats"), without("scipy.special"):
     from pytorch_metric_learning import miners as pml_miners
     from pytorch_metric_learning.distances import BaseDistance, CosineSimilarity
     from pytorch_metric_learning.losses import BaseMetricLossFunction
-    from pytorch_metric_learning.reducers import AvgNonZeroReducer, BaseReducer, DivisorReducer, MeanReducer, SumReducer
+    from pytorch_metric_learning.reducers import AvgNonZeroReducer, BaseReducer, MeanReducer, SumReducer
     from pytorch_metric_learning.regularizers import BaseRegularizer
-    from pytorch_metric_learning.utils.loss_and_miner_utils import convert_to_triplets, convert_to_weights
+    from pytorch_metric_learning.utils.loss_and_miner_utils import convert_to_triplets
 
 __all__ = [
     "AvgNonZeroReducer",
@@ -26,26 +24,17 @@ __all__ = [
     "BaseReducer",
     "BaseRegularizer",
     "CosineSimilarity",
-    "DivisorReducer",
     "HostCopy",
     "MeanReducer",
     "SumReducer",
     "convert_to_triplets",
-    "convert_to_weights",
-    "for_any_length",
     "in_common_precision",
     "normalize",
     "pml_losses",
     "pml_miners",
-    "shrink_huge",
     "to_device_of",
     "without_autocast",
 ]
-
-Module = TypeVar("Module", bound=nn.Module)
-
-# the longest number whose square fits in a sum of squares, and by what a row with a longer one is multiplied
-LARGEST = {torch.float32: (2.0**52, 2.0**-80), torch.float64: (2.0**500, 2.0**-530)}
 
 
 class HostCopy:
@@ -79,32 +68,8 @@ def without_autocast(device: torch.device) -> AbstractContextManager[object]:
 
 
 def normalize(rows: Tensor, dim: int = 1) -> Tensor:
-    return functional.normalize(shrink_huge(rows, dim), dim=dim)
-
-
-def shrink_huge(rows: Tensor, dim: int = 1) -> Tensor:
-    """Return the rows, those whose squares would overflow times a power of two, which changes no direction."""
-    if rows.dtype not in LARGEST:
-        return rows
-    largest, factor = LARGEST[rows.dtype]
-    known = rows.detach()
-    peak = torch.maximum(known.amax(dim, keepdim=True), -known.amin(dim, keepdim=True))
-    huge = peak > largest
-    return rows * torch.ones_like(peak).masked_fill(huge, factor)
+    return functional.normalize(rows, dim=dim)
 
 
 def to_device_of(like: Tensor, values: Tensor) -> Tensor:
     return values.to(like.device, non_blocking=True)
-
-
-def for_any_length(module: Module) -> Module:
-    """Return the module, whose distances now bring rows of any finite length to length 1: PML's squares overflow."""
-    for part in module.modules():
-        if isinstance(part, BaseDistance) and "normalize" not in vars(part):
-            part.normalize = partial(_normalize, part)
-    return module
-
-
-def _normalize(distance: BaseDistance, embeddings: Tensor, dim: int = 1, **options: Any) -> Tensor:
-    normalized: Tensor = type(distance).normalize(distance, shrink_huge(embeddings, dim), dim=dim, **options)
-    return normalized

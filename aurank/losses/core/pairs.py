@@ -14,7 +14,6 @@ from aurank.losses.core.checks import check_embeddings, check_integers, is_integ
 from aurank.losses.core.common import (
     BaseDistance,
     CosineSimilarity,
-    for_any_length,
     in_common_precision,
     to_device_of,
     without_autocast,
@@ -70,7 +69,7 @@ class Inputs:
         taken = inspect.signature(self.indices_tuple.forward).parameters  # PML's miners know of no ids
         named = {name: getattr(self, name) for name in names if name in taken}
         with without_autocast(query.device):  # not without gradients, where a miner with a state would not write it
-            found = for_any_length(self.indices_tuple)(query, self.labels, *given, **named)
+            found = self.indices_tuple(query, self.labels, *given, **named)
         return replace(self, indices_tuple=found)
 
     @property
@@ -270,7 +269,7 @@ def make_pairs(inputs: Inputs, *, distance: BaseDistance, two_way: bool = False)
         raise UserError("ref_labels differ from labels though ref_emb is embeddings: leave out ref_emb and ref_labels")
 
     with without_autocast(query.device):
-        found: Tensor = for_any_length(distance)(query, None if is_self_set else reference)
+        found: Tensor = distance(query, None if is_self_set else reference)
     query_labels = to_device_of(query, host_labels)
     reference_labels = query_labels if is_self_set else to_device_of(query, host_ref_labels)
     query_ids = None if ids is None else to_device_of(query, ids)

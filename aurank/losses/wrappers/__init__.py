@@ -1,1 +1,1 @@
-"""Losses around other losses: a memory, a weighted sum, PML's and lightly's losses."""
+"""Losses around other losses: a memory, a weighted sum, PML's losses."""

@@ -6,18 +6,18 @@ from dataclasses import replace
 from typing import Any, Literal, Unpack, get_args
 
 import torch
-from jaxtyping import Bool, Int64
+from jaxtyping import Bool
 from torch import Tensor, nn
 
 from aurank.losses.core.checks import Number, require_choice, require_kind, require_module, require_number
 from aurank.losses.core.common import (
+    AvgNonZeroReducer,
     BaseDistance,
     BaseReducer,
     BaseRegularizer,
     CosineSimilarity,
     MeanReducer,
     SumReducer,
-    for_any_length,
     in_common_precision,
     pml_losses,
     to_device_of,
@@ -25,12 +25,10 @@ from aurank.losses.core.common import (
 )
 from aurank.losses.core.distributed import Gather
 from aurank.losses.core.pair_loss import PairLossOptions, TakesInputs
-from aurank.losses.core.pairs import Inputs, Mined, check_mined
-from aurank.losses.wrappers._without_reads import MaskedCircleLoss, MaskedMultiSimilarityLoss, NonZeroMeanReducer
+from aurank.losses.core.pairs import Inputs, check_mined
 from aurank.names import accepting
 
 Reduction = Literal["sum", "batch", "pml"]
-MOST_LISTED = 2**24  # pairs listed on the host: to list and send more takes longer than to wait for the device
 
 
 class PMLLoss(TakesInputs, nn.Module):
@@ -84,37 +82,20 @@ def call_loss(loss: nn.Module, inputs: Inputs) -> Any:
         return loss(*inputs.pml_args, ids=inputs.ids, ref_ids=inputs.ref_ids)
     if isinstance(inputs.indices_tuple, Sequence):
         check_mined(inputs.indices_tuple, (len(inputs.embeddings), len(inputs.references)))
-    found = listed(loss, inputs)
     if inputs.is_self_set:
         query, _ = in_common_precision(inputs.embeddings, inputs.embeddings)
-        found = inputs.indices_tuple if found is None else found
-        inputs = replace(inputs, embeddings=query, indices_tuple=found, ref_emb=None, ref_labels=None)
+        inputs = replace(inputs, embeddings=query, ref_emb=None, ref_labels=None)
     else:
         query, reference = in_common_precision(inputs.embeddings, inputs.references)
-        mined, itself = inputs.indices_tuple, inputs.itself() if found is None else None
+        mined, itself = inputs.indices_tuple, inputs.itself()
         assert not isinstance(mined, nn.Module)
         if itself is not None:
-            found = all_pairs(inputs, ~itself) if mined is None else mined_among(mined, ~itself)
-        found = mined if found is None else found
-        inputs = replace(inputs, embeddings=query, indices_tuple=found, ref_emb=reference)
+            mined = all_pairs(inputs, ~itself) if mined is None else mined_among(mined, ~itself)
+        inputs = replace(inputs, embeddings=query, indices_tuple=mined, ref_emb=reference)
         if inputs.ref_labels is inputs.labels:  # one tensor for two sets: PML would take both for the same set
             inputs = replace(inputs, ref_labels=inputs.labels.clone())
     with without_autocast(query.device):
-        return for_any_length(loss)(*inputs.pml_args)
-
-
-def listed(loss: nn.Module, inputs: Inputs) -> Mined:
-    """Return all pairs or triplets that a loss of PML would look for itself, None where it shall do so."""
-    triplets = isinstance(loss, pml_losses.TripletMarginLoss) and loss.triplets_per_anchor == "all"
-    on_host = all(labels is None or labels.device.type == "cpu" for labels in (inputs.labels, inputs.ref_labels))
-    if inputs.indices_tuple is not None or not (triplets or isinstance(loss, pml_losses.GenericPairLoss)):
-        return None
-    if not on_host or len(inputs.labels) * len(inputs.references) > MOST_LISTED:
-        return None
-    itself = torch.eye(len(inputs.labels), dtype=torch.bool) if inputs.is_self_set else inputs.itself(inputs.labels)
-    found = all_pairs(inputs, None if itself is None else ~itself)
-    found = triplets_of(*found) if triplets else found
-    return tuple(to_device_of(inputs.embeddings, part) for part in found)
+        return loss(*inputs.pml_args)
 
 
 def mined_among(mined: Sequence[Tensor], wanted: Bool[Tensor, "query reference"]) -> Sequence[Tensor]:
@@ -128,28 +109,12 @@ def mined_among(mined: Sequence[Tensor], wanted: Bool[Tensor, "query reference"]
     return mined[0][plus], mined[1][plus], mined[2][minus], mined[3][minus]
 
 
-def all_pairs(inputs: Inputs, wanted: Bool[Tensor, "query reference"] | None) -> tuple[Tensor, ...]:
+def all_pairs(inputs: Inputs, wanted: Bool[Tensor, "query reference"]) -> tuple[Tensor, ...]:
     """Return (anchor, positive, anchor, negative) of every pair of the batch with its references that is wanted."""
-    like = inputs.labels if wanted is None else wanted
     given = inputs.labels if inputs.ref_labels is None else inputs.ref_labels
-    labels, ref_labels = (to_device_of(like, each) for each in (inputs.labels, given))
+    labels, ref_labels = (to_device_of(wanted, each) for each in (inputs.labels, given))
     same = labels[:, None] == ref_labels
-    both = (same, ~same) if wanted is None else (same & wanted, ~same & wanted)
-    return *torch.nonzero(both[0], as_tuple=True), *torch.nonzero(both[1], as_tuple=True)
-
-
-def triplets_of(
-    anchor: Int64[Tensor, " pair"],
-    positive: Int64[Tensor, " pair"],
-    other: Int64[Tensor, " negative"],
-    negative: Int64[Tensor, " negative"],
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return every (anchor, positive, negative) of pairs in the order of their anchors, in that order too."""
-    first = torch.searchsorted(other, anchor)
-    count = torch.searchsorted(other, anchor, right=True) - first
-    pair = torch.repeat_interleave(torch.arange(len(anchor)), count)
-    place = torch.arange(len(pair)) - (count.cumsum(0) - count)[pair]
-    return anchor[pair], positive[pair], negative[first[pair] + place]
+    return *torch.nonzero(same & wanted, as_tuple=True), *torch.nonzero(~same & wanted, as_tuple=True)
 
 
 class SumPerQueryReducer(SumReducer):  # type: ignore[misc]  # PML ships no types
@@ -157,6 +122,13 @@ class SumPerQueryReducer(SumReducer):  # type: ignore[misc]  # PML ships no type
 
     def element_reduction(self, losses: Tensor, indices: Any, embeddings: Tensor, labels: Tensor) -> Tensor:
         return losses.sum() / len(embeddings)
+
+
+class NonZeroMeanReducer(AvgNonZeroReducer):  # type: ignore[misc]
+    """PML's mean of what is above 0, which would leave out NaN, and let training go on."""
+
+    def element_reduction_helper(self, losses: Tensor, embeddings: Tensor) -> Tensor:
+        return losses.sum() if losses.isnan().any() else super().element_reduction_helper(losses, embeddings)
 
 
 REDUCERS: dict[str, Callable[[], BaseReducer]] = {
@@ -234,7 +206,7 @@ def multi_similarity(
     for scale, value in (("alpha", alpha), ("beta", beta)):
         require_number(f"{name}: {scale}", value)
     options["reducer"] = options.get("reducer") or MeanReducer()
-    return _wrap(name, MaskedMultiSimilarityLoss, options, alpha=alpha, beta=beta, base=base)
+    return _wrap(name, pml_losses.MultiSimilarityLoss, options, alpha=alpha, beta=beta, base=base)
 
 
 @accepting()
@@ -262,7 +234,7 @@ def circle(
     require_number("circle: gamma", gamma)
     options: PairLossOptions = {"reducer": reducer, "embedding_regularizer": embedding_regularizer}
     options |= {"embedding_reg_weight": embedding_reg_weight, "distributed": distributed}
-    return _wrap("circle", MaskedCircleLoss, options, m=m, gamma=gamma)
+    return _wrap("circle", pml_losses.CircleLoss, options, m=m, gamma=gamma)
 
 
 def _wrap(

@@ -2,21 +2,17 @@
 
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from aurank.errors import UserError
 from aurank.losses.core.checks import Number, check_labels_in_range, check_width, require_number, require_whole
 from aurank.losses.core.common import CosineSimilarity, pml_losses
 from aurank.losses.core.pairs import Inputs
-from aurank.losses.wrappers._without_reads import (
-    MaskedProxyAnchorLoss,
-    MaskedProxyNCALoss,
-    SafeArcFaceLoss,
-    SafeSubCenterArcFaceLoss,
-    TargetCosFaceLoss,
-)
 from aurank.losses.wrappers.pml import PMLLoss
 from aurank.names import accepting
+
+_NEARLY_ONE = 1 - 5e-7  # cos 1e-3
 
 
 class ProxyLoss(PMLLoss):
@@ -57,6 +53,21 @@ class ProxyLoss(PMLLoss):
         if inputs.labels.device.type == "cpu":  # elsewhere the host would wait for the device
             check_labels_in_range(inputs.labels, self.num_classes)
         return super().compute(inputs)
+
+
+class _SafeAngles:
+    """Angles away from 0 and π by 1e-3: PML's have no finite gradient where an embedding lies on its class's vector."""
+
+    def get_angles(self, cosine_of_target_classes: Tensor) -> Tensor:
+        return torch.acos(cosine_of_target_classes.clamp(-_NEARLY_ONE, _NEARLY_ONE))
+
+
+class SafeArcFaceLoss(_SafeAngles, pml_losses.ArcFaceLoss):  # type: ignore[misc]  # PML ships no types
+    """PML's ArcFace whose gradient stays finite."""
+
+
+class SafeSubCenterArcFaceLoss(_SafeAngles, pml_losses.SubCenterArcFaceLoss):  # type: ignore[misc]
+    """PML's sub-center ArcFace whose gradient stays finite."""
 
 
 @accepting()
@@ -133,7 +144,7 @@ def cosface(
         >>> cosface(3, 2).num_classes
         3
     """
-    return _with_proxies("cosface", TargetCosFaceLoss, locals(), margin=margin, scale=scale)
+    return _with_proxies("cosface", pml_losses.CosFaceLoss, locals(), margin=margin, scale=scale)
 
 
 @accepting()
@@ -181,7 +192,7 @@ def proxy_anchor(
         torch.Size([3, 2])
     """
     require_number("proxy_anchor: alpha", alpha)
-    return _with_proxies("proxy_anchor", MaskedProxyAnchorLoss, locals(), margin=margin, alpha=alpha)
+    return _with_proxies("proxy_anchor", pml_losses.ProxyAnchorLoss, locals(), margin=margin, alpha=alpha)
 
 
 @accepting()
@@ -200,7 +211,7 @@ def proxy_nca(
         9.0
     """
     require_number("proxy_nca: softmax_scale", softmax_scale)
-    return _with_proxies("proxy_nca", MaskedProxyNCALoss, locals(), softmax_scale=softmax_scale)
+    return _with_proxies("proxy_nca", pml_losses.ProxyNCALoss, locals(), softmax_scale=softmax_scale)
 
 
 @accepting()

@@ -8,7 +8,6 @@ import pytest
 import torch
 from pytorch_metric_learning.utils.distributed import DistributedLossWrapper
 from testing import cases as two_way_batches
-from testing.cases import OF_LIGHTLY
 from testing.processes import run_ranks
 from testing.stateful import PROXIES, same_state
 from torch import Tensor, distributed, nn
@@ -37,7 +36,7 @@ pytestmark = pytest.mark.slow
 
 COUNTS = [9, 4, 20, 7, 6]
 STEPS = 2
-NAMES = [name for name in LOSSES if name not in OF_LIGHTLY]  # test_lightly_losses.py
+NAMES = list(LOSSES)
 
 
 def entries(rank: int) -> tuple[Tensor, Tensor]:

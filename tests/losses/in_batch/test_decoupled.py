@@ -71,17 +71,6 @@ def test_dclw_s_weights_are_1_in_the_mean_and_all_1_at_a_large_sigma() -> None:
     check_equal(DCLLoss(0.1, 1e12)(embeddings, labels), DCLLoss(0.1)(embeddings, labels), embeddings)
 
 
-@pytest.mark.filterwarnings("ignore:To copy construct from a tensor")  # lightly's weights
-@pytest.mark.parametrize("name", ["DCLLoss", "DCLWLoss"])
-def test_on_two_views_dcl_and_dclw_are_those_of_lightly(name: str) -> None:
-    theirs = pytest.importorskip("lightly.loss", reason="lightly is not installed")
-    embeddings, _ = batch(PAIRS)
-    labels = torch.tensor(PAIRS)
-    own = DCLLoss(0.1, 0.5 if name == "DCLWLoss" else None)(embeddings, labels)
-    other = getattr(theirs, name)(temperature=0.1)(embeddings[:4], embeddings[4:])
-    check_equal(own, other, embeddings)
-
-
 def test_flat_nce_has_the_gradient_of_dcl_and_the_value_that_was_asked_for() -> None:
     embeddings, labels = batch()
     (wanted,) = torch.autograd.grad(DCLLoss(0.1)(embeddings, labels), embeddings)

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from aurank.errors import UserError
 from aurank.losses import LOSSES, MINERS, MultipleLosses, PMLLoss, contrastive, multi_similarity, triplet
-from aurank.losses.wrappers._without_reads import mean_of_positive
 
 NAMES = ["circle", "contrastive", "triplet", "multi_similarity"]
 PLAIN = {
@@ -200,10 +199,3 @@ def test_mined_indices_that_fit_nothing_are_named(
     embeddings, labels = batch()
     with pytest.raises(UserError, match=word):
         loss(embeddings.float(), labels, tuple(torch.tensor(part) for part in mined), *references)
-
-
-def test_a_mean_by_a_mask_is_pml_s() -> None:
-    random = torch.Generator().manual_seed(0)
-    for losses in (torch.randn(50, generator=random, dtype=torch.float64), -torch.ones(3, dtype=torch.float64)):
-        wanted = reducers.AvgNonZeroReducer().element_reduction_helper(losses, torch.ones(2, 2, dtype=torch.float64))
-        torch.testing.assert_close(mean_of_positive(losses), wanted)
