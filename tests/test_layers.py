@@ -21,6 +21,7 @@ ROOMS = [
         "aurank.extras",
         "aurank.lazy",
         "aurank.names",
+        "aurank.ranges",
         "aurank.sizes",
     ),
     ("aurank.config",),

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from aurank.commands.probe import probe_model
     from aurank.commands.report import evaluation_page
     from aurank.commands.run_options import RunOptions
+    from aurank.commands.tune import Tuned, tune
 else:
     __getattr__, __dir__ = lazy_attributes(__name__)
 
@@ -35,6 +36,7 @@ __all__ = [
     "PairsResult",
     "PhotoHits",
     "RunOptions",
+    "Tuned",
     "add_images",
     "average_models",
     "build_index",
@@ -54,5 +56,6 @@ __all__ = [
     "read_postprocessing",
     "remove_images",
     "search_photos",
+    "tune",
     "write_first_configuration",
 ]

@@ -29,6 +29,7 @@ _VALUES = tuple(f"{_TAG}{name}" for name in ("int", "float", "bool", "null"))
 _TEXTS = tuple(f"{_TAG}{name}" for name in ("str", "timestamp", "merge", "value"))
 _COLLECTIONS = (f"{_TAG}seq", f"{_TAG}map")
 _ABSENT = object()
+_SECTIONS = "the sections data, loss, optim, train, …"
 
 
 def load_config(
@@ -87,7 +88,7 @@ def _load(
     name = None if isinstance(source, dict) else str(source)
     origins: dict[KeyPath, str] = {} if name is None else {(): name}
     try:
-        tree = to_jsonable_python(source) if isinstance(source, dict) else _read_file(Path(source), origins)
+        tree = to_jsonable_python(source) if isinstance(source, dict) else read_mapping(Path(source), origins)
         dropped = _apply_overrides(tree, [overrides] if isinstance(overrides, str) else overrides, origins)
         tree = {section: value for section, value in tree.items() if value is not None}
         if schema is Config and _lookup(tree, "data.name") == EMBEDDINGS and isinstance(tree.get("model", {}), dict):
@@ -159,7 +160,8 @@ def _apply_overrides(tree: Tree, overrides: Sequence[str], origins: dict[KeyPath
     return dropped
 
 
-def _read_file(path: Path, origins: dict[KeyPath, str]) -> Tree:
+def read_mapping(path: Path, origins: dict[KeyPath, str], holds: str = _SECTIONS) -> Tree:
+    """Return the mapping in a YAML file; `origins` gets where each part stands."""
     with reading(path, "a configuration", remedy="mend it"):
         if not path.exists():
             known = [*shipped_configs(), *map(str, path.parent.glob("*.yaml"))]
@@ -167,9 +169,7 @@ def _read_file(path: Path, origins: dict[KeyPath, str]) -> Tree:
         require_ordinary(path)
         tree = _parse(path.read_bytes().decode("utf-8-sig"), str(path), origins)
         if not isinstance(tree, dict):
-            raise UserError(
-                f"{path}: got {show(tree)}, expected a mapping with the sections data, loss, optim, train, …"
-            )
+            raise UserError(f"{path}: got {show(tree)}, expected a mapping with {holds}")
         return tree
 
 

@@ -27,6 +27,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 from aurank.config.components import Choices
 from aurank.config.messages import shorten
 from aurank.files import address_of
+from aurank.ranges import Range
 from aurank.sizes import seconds, size_in_bytes
 
 # The reader of saved embeddings, and what stands for the backbone that made them.
@@ -54,6 +55,8 @@ Duration = Annotated[
 ]
 # Known to Accelerate.
 Tracker = Literal["aim", "clearml", "comet_ml", "dvclive", "mlflow", "swanlab", "tensorboard", "trackio", "wandb"]
+Rate = Annotated[float, Range(1e-5, 3e-2, log=True)]
+Decay = Annotated[float, Range(1e-5, 1.0, log=True)]
 Count = Annotated[int, Field(ge=1, le=10**9)]
 RecallAt = Annotated[
     tuple[Count, ...],
@@ -297,8 +300,8 @@ class OptimConfig(Component):
 
     table = "optim"
     name: str = key("adamw", "Optimiser.")
-    lr: float = Field(gt=0, le=1000, description="Learning rate after the warm-up.")
-    weight_decay: float = key(4e-4, "Decay of weights, not of norms and biases.", ge=0, le=1000)
+    lr: Rate = Field(gt=0, le=1000, description="Learning rate after the warm-up.")
+    weight_decay: Decay = key(4e-4, "Decay of weights, not of norms and biases.", ge=0, le=1000)
     batch_rule: Literal["none", "linear", "sqrt"] = key("none", "Rate: lr, lr * images / 256 or lr * sqrt(images).")
     temperature_lr: float | None = key(None, "Learning rate of the loss's own parameters; null: lr.", gt=0, le=1000)
     head_lr_multiplier: float = key(1.0, "The projection learns at lr times this.", gt=0, le=1e6)

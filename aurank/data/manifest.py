@@ -183,13 +183,7 @@ class Manifest:
         training = self.splits == "train"
         if fraction == 0 or "val" in self.split_sizes or not training.any():
             return self
-        units = self.labels
-        if by == "super_category":
-            if (of_class := self.class_super_labels) is None:
-                raise UserError(f"{self.name} has no super-categories to hold out; set data.validation_by=class")
-            own = of_class.max() + 1 + np.arange(len(of_class))  # a class without one is its own
-            units = np.unique(np.where(of_class < 0, own, of_class), return_inverse=True)[1][self.labels]
-        units = units if self.texts is None else _joined_by_images(self.paths, units, training)
+        units = self.units(by, training)
         # what moves as one, and its classes; the classes that share an image count as one where classes move
         moved, classes = units[training], (units if by == "class" else self.labels)[training]
         if (number := len(np.unique(classes))) < 4:
@@ -217,6 +211,19 @@ class Manifest:
         splits = self.splits.copy()
         splits[training & np.isin(units, chosen)] = "val"
         return dataclasses.replace(self, splits=splits)
+
+    def units(self, by: ValidationUnit, among: Bool[np.ndarray, " image"]) -> Int64[np.ndarray, " image"]:
+        """Return a number for each row, equal for rows that may not be parted: a class, or a super-category.
+
+        Classes that share an image `among` some rows, by its several texts, count as one.
+        """
+        units = self.labels
+        if by == "super_category":
+            if (of_class := self.class_super_labels) is None:
+                raise UserError(f"{self.name} has no super-categories to hold out; set data.validation_by=class")
+            own = of_class.max() + 1 + np.arange(len(of_class))  # a class without one is its own
+            units = np.unique(np.where(of_class < 0, own, of_class), return_inverse=True)[1][self.labels]
+        return units if self.texts is None else _joined_by_images(self.paths, units, among)
 
 
 def build_manifest(

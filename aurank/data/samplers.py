@@ -4,12 +4,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from jaxtyping import Int64
 
 from aurank.errors import UserError
+from aurank.ranges import Range
 
 Rows = Int64[np.ndarray, " _"]
 Chunks = list[Rows]  # pieces of one batch, in its order, that a rank gets whole where that is possible
@@ -166,7 +167,7 @@ class PKSampler(Sampler):
         [[4, 4], [4, 4], [4, 4]]
     """
 
-    per_class: int = field(default=4, kw_only=True)
+    per_class: Annotated[int, Range(choices=(2, 4, 8))] = field(default=4, kw_only=True)
 
     def __post_init__(self) -> None:
         order = np.argsort(self.labels, kind="stable")

@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from jaxtyping import Int64
 
 from aurank.config import DataConfig
 from aurank.data import READERS, Manifest
 from aurank.data.checks.doctor import odd_classes, repeated_image
+from aurank.data.manifest import ValidationUnit
 from aurank.data.readers.table import read_two_tables
 from aurank.embedding.choices import read_data_config, read_trained
 from aurank.embedding.image_text_pairs import WITH_TEXTS
@@ -148,6 +150,36 @@ def hold_out(manifest: Manifest, config: DataConfig, *, seed: int) -> Manifest:
     if config.train_labels == "image" and np.bincount(manifest.labels[manifest.splits == "train"]).max(initial=0) < 2:
         return manifest
     return manifest.split_validation(config.validation_fraction, seed=seed, by=config.validation_by)
+
+
+def class_folds(
+    manifest: Manifest, folds: int, *, by: ValidationUnit = "class", seed: int = 0
+) -> Int64[np.ndarray, " image"]:
+    """Return the fold of each image, 0 … folds − 1, all of nearly equal size; a class or super-category is in one.
+
+    Raises:
+        UserError: a fold, or what is left without it, would have less than two classes.
+
+    Example:
+        >>> from aurank.data import READERS
+        >>> np.bincount(class_folds(READERS["digits"](None), 3)).tolist()
+        [542, 541, 714]
+    """
+    units = manifest.units(by, np.ones(len(manifest), dtype=bool))
+    names, sizes = np.unique(units, return_counts=True)
+    order = np.random.default_rng([seed, len(names)]).permutation(len(names))
+    fold_of, filled = np.zeros(int(units.max()) + 1, dtype=np.int64), np.zeros(folds)
+    for place in order[np.argsort(-sizes[order], kind="stable")].tolist():  # the largest first: the rest evens out
+        smallest = int(filled.argmin())
+        fold_of[names[place]] = smallest
+        filled[smallest] += sizes[place]
+    fold: Int64[np.ndarray, " image"] = fold_of[units]
+    for number in range(folds):
+        parts = (fold == number, fold != number)
+        if min(len(np.unique(manifest.labels[part])) for part in parts) < 2:
+            what = f"{len(names)} {'classes' if by == 'class' else 'super-categories'}, too few for {folds} folds"
+            raise UserError(f"{manifest.name} has {what} with two classes in each and outside; take fewer folds")
+    return fold
 
 
 def require_distinct(manifest: Manifest, config: DataConfig) -> None:

@@ -59,7 +59,7 @@ def build_splits(config: Config, dataset: Manifest | None = None) -> Splits:
     require_distinct(whole, data)
     by_class, splits = data.train_labels == "class", {}
     for name in ("train", "val", "test"):
-        is_needed = name == "train" or (name == "test" and by_class)
+        is_needed = name == "train" or (name == "test" and by_class and dataset is None)
         rows = split_of(whole, data, name) if is_needed or name in whole.split_sizes else None
         splits[name] = each_image_once(rows) if once and rows is not None else rows
     train = splits["train"]

@@ -11,6 +11,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.optimizer import ParamsT
 
 from aurank.config import LossTerm
+from aurank.ranges import Range
 
 Schedule = Callable[[int], float]
 
@@ -84,6 +85,14 @@ OPTIMISERS = _Optimisers(  # fused: one pass over a parameter and its state, a f
     adamw=partial(AdamW, fused=True),
     **{name: partial(_of_timm, name) for name in ("lars", "lamb", "lion")},
 )
+
+
+# Ranges of `lr` that aurank tune searches, where they are not those of Adam.
+RATES = {
+    "sgd": Range(1e-3, 3.0, log=True),
+    "lars": Range(1e-2, 10.0, log=True),
+    "lion": Range(1e-6, 3e-3, log=True),
+}
 
 
 def loss_groups(name: str, loss: nn.Module, term: LossTerm, *, usual: float) -> list[dict[str, Any]]:

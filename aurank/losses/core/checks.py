@@ -4,13 +4,25 @@ import inspect
 import math
 from collections.abc import Callable, Collection, Sequence
 from numbers import Real
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
 from aurank.errors import UserError
+from aurank.ranges import Range
 
 Number = float | int
+
+# Numbers with the range that aurank tune searches: of a softmax over similarities, of a step between two, …
+SoftmaxTemperature = Annotated[Number, Range(0.02, 0.5, log=True)]
+StepTemperature = Annotated[Number, Range(0.002, 0.2, log=True)]
+RankTemperature = Annotated[Number, Range(0.3, 10.0, log=True)]
+Sharpness = Annotated[Number, Range(8.0, 128.0, log=True)]  # a scale of similarities, 1 / temperature
+Margin = Annotated[Number, Range(0.0, 0.5)]
+Share = Annotated[Number, Range(0.05, 0.95)]
+Bins = Annotated[int, Range(5, 60, log=True)]
+Cuts = Annotated[Sequence[int], Range(choices=((1,), (1, 2, 4), (1, 2, 4, 8, 16), (4, 8, 16, 32)))]
 
 
 def require_number(name: str, value: object, interval: str = "(0, inf)") -> float:

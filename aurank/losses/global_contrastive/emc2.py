@@ -1,18 +1,19 @@
 """EMC²: negatives of the whole data set, sampled by Markov chains over the batches."""
 
-from typing import Unpack
+from typing import Annotated, Unpack
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from aurank.losses.core.checks import Number
+from aurank.losses.core.checks import Number, SoftmaxTemperature
 from aurank.losses.core.pair_loss import KeyedLoss, PairLossOptions
 from aurank.losses.core.pairs import Inputs, Pairs
 from aurank.losses.core.row_table import writes
 from aurank.losses.core.temperature import attraction
 from aurank.losses.core.training_protocols import EmbedByIds
 from aurank.losses.global_contrastive.markov_chain import Chains, OutsideState, Walk
+from aurank.ranges import Range
 
 
 def mean_similarity(similarity: Float[Tensor, "query reference"], walk: Walk) -> Float[Tensor, " query"]:
@@ -69,8 +70,8 @@ class EMC2Loss(KeyedLoss):
     def __init__(
         self,
         num_samples: int,
-        temperature: Number = 0.07,
-        burn_in: Number = 0.5,
+        temperature: SoftmaxTemperature = 0.07,
+        burn_in: Annotated[Number, Range(0.0, 0.9)] = 0.5,
         *,
         out_of_batch: OutsideState = "stored",
         embedding_size: int | None = None,

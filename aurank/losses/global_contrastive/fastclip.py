@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from aurank.errors import UserError
-from aurank.losses.core.checks import Number, refuse_unused, require_choice, require_number
+from aurank.losses.core.checks import Number, Share, refuse_unused, require_choice, require_number
 from aurank.losses.core.pairs import Pairs
 from aurank.losses.core.temperature import Temperature, add_epsilon, require_bounds
 from aurank.losses.global_contrastive._normalizer import (
@@ -75,7 +75,7 @@ class FastCLIPLoss(RobustLoss):
         temperature: Number | None = None,
         temperature_bounds: Sequence[Number | None] = (0.01, 1.0),
         temperature_lr: Number | None = None,
-        gamma: Number = 0.2,
+        gamma: Share = 0.2,
         gamma_schedule: Schedule = "cosine",
         epsilon: Number = 1e-14,
         weighted_pull: bool = False,

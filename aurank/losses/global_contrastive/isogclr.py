@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Sequence
-from typing import Unpack
+from typing import Annotated, Unpack
 
 from jaxtyping import Float
 from torch import Tensor
 
 from aurank.errors import UserError
-from aurank.losses.core.checks import Number, refuse_unused, require_number
+from aurank.losses.core.checks import Number, Share, refuse_unused, require_number
 from aurank.losses.core.common import CosineSimilarity
 from aurank.losses.core.pairs import Pairs
 from aurank.losses.core.temperature import Temperature, require_bounds
@@ -22,6 +22,7 @@ from aurank.losses.global_contrastive._normalizer import (
     Update,
     surrogate_loss,
 )
+from aurank.ranges import Range
 
 
 class ISogCLRLoss(RobustLoss):
@@ -78,16 +79,16 @@ class ISogCLRLoss(RobustLoss):
     def __init__(
         self,
         num_samples: int,
-        rho: Number = 0.3,
+        rho: Annotated[Number, Range(0.05, 5.0, log=True)] = 0.3,
         *,
-        temperature: Number = 0.7,
+        temperature: Annotated[Number, Range(0.05, 1.0, log=True)] = 0.7,
         temperature_bounds: Sequence[Number | None] = (0.05, None),
         temperature_lr: Number | None = None,
         temperature_update: Update | None = None,
         temperature_beta: Number | None = None,
         temperature_clip: Number | None = None,
         individual: bool = True,
-        gamma: Number = 0.9,
+        gamma: Share = 0.9,
         gamma_schedule: Schedule = "constant",
         average: Average = "relative",
         official: bool = False,

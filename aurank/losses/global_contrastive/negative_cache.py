@@ -10,7 +10,7 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from aurank.errors import UserError
-from aurank.losses.core.checks import Number, require_choice, require_number, require_whole
+from aurank.losses.core.checks import Number, SoftmaxTemperature, require_choice, require_number, require_whole
 from aurank.losses.core.pair_loss import KeyedLoss, PairLossOptions, query_ids
 from aurank.losses.core.pairs import Inputs, Pairs
 from aurank.losses.core.row_table import Counters, SavedGenerator, writes
@@ -81,7 +81,7 @@ class NegativeCacheLoss(Counters, KeyedLoss):
     def __init__(
         self,
         num_samples: int,
-        temperature: Number = 0.07,
+        temperature: SoftmaxTemperature = 0.07,
         *,
         out_of_batch: OutsideNegative = "stored",
         refresh: Number = 0.0,

@@ -1,18 +1,26 @@
 """NeuCLIP: a global contrastive loss whose normaliser is predicted by a small network."""
 
 from collections.abc import Sequence
-from typing import Unpack
+from typing import Annotated, Unpack
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from aurank.losses.core.checks import Number, check_width, refuse_unused, require_number, require_whole
+from aurank.losses.core.checks import (
+    Number,
+    SoftmaxTemperature,
+    check_width,
+    refuse_unused,
+    require_number,
+    require_whole,
+)
 from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
 from aurank.losses.core.pairs import Inputs, Pairs
 from aurank.losses.core.row_table import writes
 from aurank.losses.core.temperature import Temperature, add_epsilon, attraction, log_mean_exp
 from aurank.losses.global_contrastive._prototypes import Prototypes, Seen, see
+from aurank.ranges import Range
 
 LARGEST_EXCESS = 10.0  # beyond it a query's weight stops growing: e^10 times what the right normaliser would give
 
@@ -75,14 +83,14 @@ class NeuCLIPLoss(PairLoss):
         embedding_size: int,
         num_prototypes: int = 4096,
         *,
-        temperature: Number = 0.07,
+        temperature: SoftmaxTemperature = 0.07,
         learn_temperature: bool = True,
         temperature_bounds: Sequence[Number | None] = (0.01, None),
         rho: Number = 6.5,
         epsilon: Number = 1e-8,
         restart_every: int | None = 500,
         inner_steps: int = 10,
-        inner_lr: Number = 1.0,
+        inner_lr: Annotated[Number, Range(1e-3, 1.0, log=True)] = 1.0,
         detach_alpha: bool = True,
         two_way: bool = True,
         **options: Unpack[PairLossOptions],

@@ -5,7 +5,7 @@ from typing import Literal, Unpack, get_args
 from jaxtyping import Float
 from torch import Tensor
 
-from aurank.losses.core.checks import Number, refuse_unused, require_choice, require_number
+from aurank.losses.core.checks import Share, SoftmaxTemperature, refuse_unused, require_choice, require_number
 from aurank.losses.core.pairs import Pairs
 from aurank.losses.core.temperature import attraction, log_mean_exp
 from aurank.losses.global_contrastive._normalizer import (
@@ -71,8 +71,8 @@ class SogCLRLoss(NormalizedLoss):
     def __init__(
         self,
         num_samples: int,
-        temperature: Number = 0.1,
-        gamma: Number = 0.9,
+        temperature: SoftmaxTemperature = 0.1,
+        gamma: Share = 0.9,
         *,
         normalizer: Normalizer = "view",
         positive_in_denominator: bool = False,

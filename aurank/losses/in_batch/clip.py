@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from aurank.losses.core.checks import Number, refuse_unused, require_number
+from aurank.losses.core.checks import Number, SoftmaxTemperature, refuse_unused, require_number
 from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
 from aurank.losses.core.pairs import Pairs
 from aurank.losses.core.row_table import FullPrecision
@@ -40,7 +40,7 @@ class CLIPLoss(PairLoss):
 
     def __init__(
         self,
-        temperature: Number = 0.07,
+        temperature: SoftmaxTemperature = 0.07,
         *,
         learn_temperature: bool = True,
         temperature_bounds: Sequence[Number | None] = (0.01, None),
@@ -94,7 +94,7 @@ class SigLIPLoss(PairLoss):
 
     def __init__(
         self,
-        temperature: Number = 0.1,
+        temperature: SoftmaxTemperature = 0.1,
         bias: Number = -10.0,
         *,
         learnable: bool = True,

@@ -1,6 +1,6 @@
 """Anti-collapse by the coding rate (Jiang et al., 2024): embeddings are to fill as many dimensions as they can."""
 
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import torch
 from jaxtyping import Float
@@ -11,6 +11,7 @@ from aurank.losses.core.common import in_common_precision, normalize, to_device_
 from aurank.losses.core.distributed import Gather
 from aurank.losses.core.pair_loss import TakesInputs
 from aurank.losses.core.pairs import Inputs
+from aurank.ranges import Range
 
 Of = Literal["samples", "classes"]
 
@@ -52,7 +53,7 @@ class CodingRateLoss(TakesInputs, nn.Module):
 
     def __init__(
         self,
-        epsilon: Number = 0.5,
+        epsilon: Annotated[Number, Range(0.05, 2.0, log=True)] = 0.5,
         *,
         of: Of = "samples",
         official: bool = False,

@@ -6,7 +6,7 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from aurank.losses.core.checks import Number, require_number
+from aurank.losses.core.checks import Number, SoftmaxTemperature, require_number
 from aurank.losses.core.pair_loss import PairLossOptions
 from aurank.losses.core.pairs import Pairs
 from aurank.losses.in_batch.clip import CLIPLoss
@@ -41,7 +41,7 @@ class CyCLIPLoss(CLIPLoss):
 
     def __init__(
         self,
-        temperature: Number = 0.07,
+        temperature: SoftmaxTemperature = 0.07,
         *,
         cross_modal: Number = 0.25,
         in_modal: Number = 0.25,

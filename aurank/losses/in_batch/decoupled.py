@@ -7,7 +7,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from aurank.losses.core.checks import Number, refuse_unused, require_choice, require_flag, require_number
+from aurank.losses.core.checks import (
+    Number,
+    SoftmaxTemperature,
+    refuse_unused,
+    require_choice,
+    require_flag,
+    require_number,
+)
 from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
 from aurank.losses.core.pairs import Pairs
 from aurank.losses.core.temperature import attraction, log_mean_exp
@@ -48,7 +55,7 @@ class DCLLoss(PairLoss):
 
     def __init__(
         self,
-        temperature: Number = 0.1,
+        temperature: SoftmaxTemperature = 0.1,
         weight_sigma: Number | None = None,
         *,
         weight_gradient: bool = False,
@@ -89,7 +96,7 @@ class FlatNCELoss(PairLoss):
     """
 
     def __init__(
-        self, temperature: Number = 0.1, *, value: Value = "info_nce", **options: Unpack[PairLossOptions]
+        self, temperature: SoftmaxTemperature = 0.1, *, value: Value = "info_nce", **options: Unpack[PairLossOptions]
     ) -> None:
         super().__init__(**options)
         self.temperature = require_number("temperature", temperature)
@@ -122,7 +129,9 @@ class SiMoLoss(PairLoss):
         0.3133
     """
 
-    def __init__(self, temperature: Number = 0.2, alpha: Number = 65536, **options: Unpack[PairLossOptions]) -> None:
+    def __init__(
+        self, temperature: SoftmaxTemperature = 0.2, alpha: Number = 65536, **options: Unpack[PairLossOptions]
+    ) -> None:
         super().__init__(**options)
         self.temperature = require_number("temperature", temperature)
         self.alpha = require_number("alpha", alpha)

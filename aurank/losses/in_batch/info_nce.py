@@ -6,7 +6,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from aurank.losses.core.checks import Number, require_number
+from aurank.losses.core.checks import SoftmaxTemperature, require_number
 from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
 from aurank.losses.core.pairs import Pairs
 from aurank.losses.core.temperature import AnyTemperature, attraction, log_mean_exp
@@ -59,7 +59,9 @@ class InfoNCELoss(PairLoss):
         1.1654
     """
 
-    def __init__(self, temperature: Number = 0.1, *, two_way: bool = False, **options: Unpack[PairLossOptions]) -> None:
+    def __init__(
+        self, temperature: SoftmaxTemperature = 0.1, *, two_way: bool = False, **options: Unpack[PairLossOptions]
+    ) -> None:
         super().__init__(**options)
         self.temperature = require_number("temperature", temperature)
         self.two_way = two_way
@@ -86,7 +88,7 @@ class SupConLoss(PairLoss):
         1.8321
     """
 
-    def __init__(self, temperature: Number = 0.1, **options: Unpack[PairLossOptions]) -> None:
+    def __init__(self, temperature: SoftmaxTemperature = 0.1, **options: Unpack[PairLossOptions]) -> None:
         super().__init__(**options)
         self.temperature = require_number("temperature", temperature)
 

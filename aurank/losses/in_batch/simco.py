@@ -6,7 +6,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from aurank.losses.core.checks import Number, require_number
+from aurank.losses.core.checks import Number, SoftmaxTemperature, require_number
 from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
 from aurank.losses.core.pairs import Pairs
 from aurank.losses.in_batch.info_nce import log_sum_exp
@@ -37,7 +37,7 @@ class SimCoLoss(PairLoss):
     """
 
     def __init__(
-        self, temperature: Number = 0.1, inter_temperature: Number = 1.0, **options: Unpack[PairLossOptions]
+        self, temperature: SoftmaxTemperature = 0.1, inter_temperature: Number = 1.0, **options: Unpack[PairLossOptions]
     ) -> None:
         super().__init__(**options)
         self.temperature = require_number("temperature", temperature)

@@ -1,6 +1,6 @@
 """The spectral contrastive loss: the low-rank factors of the graph of augmentations."""
 
-from typing import Unpack
+from typing import Annotated, Unpack
 
 from jaxtyping import Float
 from torch import Tensor
@@ -9,6 +9,7 @@ from aurank.losses.core.checks import Number, require_number
 from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
 from aurank.losses.core.pairs import Pairs
 from aurank.losses.core.temperature import attraction
+from aurank.ranges import Range
 
 
 class SpectralContrastiveLoss(PairLoss):
@@ -31,7 +32,9 @@ class SpectralContrastiveLoss(PairLoss):
         tensor(-2.)
     """
 
-    def __init__(self, mu: Number = 1.0, **options: Unpack[PairLossOptions]) -> None:
+    def __init__(
+        self, mu: Annotated[Number, Range(0.2, 20.0, log=True)] = 1.0, **options: Unpack[PairLossOptions]
+    ) -> None:
         super().__init__(**options)
         self.mu = require_number("mu", mu)
 

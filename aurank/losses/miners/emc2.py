@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor, nn
 
-from aurank.losses.core.checks import Number, require_whole
+from aurank.losses.core.checks import Number, SoftmaxTemperature, require_whole
 from aurank.losses.core.common import BaseDistance, without_autocast
 from aurank.losses.core.pairs import make_pairs, read_inputs
 from aurank.losses.core.row_table import check_device, writes
@@ -43,7 +43,7 @@ class EMC2Miner(nn.Module):
     def __init__(
         self,
         num_samples: int,
-        temperature: Number = 0.07,
+        temperature: SoftmaxTemperature = 0.07,
         burn_in: Number = 0.5,
         *,
         per_anchor: int = 1,

@@ -6,7 +6,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from aurank.errors import UserError
-from aurank.losses.core.checks import Number, require_choice, require_number
+from aurank.losses.core.checks import StepTemperature, require_choice, require_number
 from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
 from aurank.losses.core.pairs import Pairs
 from aurank.losses.ranking.ranking_sums import Surrogate, ranking_sums
@@ -37,7 +37,7 @@ class AUROCLoss(PairLoss):
     def __init__(
         self,
         surrogate: Surrogate = "huber",
-        temperature: Number = DEFAULT_TEMPERATURE,
+        temperature: StepTemperature = DEFAULT_TEMPERATURE,
         *,
         official: bool = False,
         **options: Unpack[PairLossOptions],

@@ -1,7 +1,7 @@
 """BlackBox AP (Rolinek et al., CVPR 2020; Vlastelica et al., ICLR 2020): exact ranks, a finite difference backward."""
 
 from collections import deque
-from typing import Any, NamedTuple, Unpack
+from typing import Annotated, Any, NamedTuple, Unpack
 
 import torch
 from jaxtyping import Bool, Float, Int32, Int64, UInt8
@@ -10,11 +10,12 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from aurank.errors import UserError
-from aurank.losses.core.checks import Number, require_number, require_whole
+from aurank.losses.core.checks import Margin, Number, require_number, require_whole
 from aurank.losses.core.common import to_device_of
 from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
 from aurank.losses.core.pairs import Pairs
 from aurank.losses.core.row_table import SavedGenerator, writes
+from aurank.ranges import Range
 
 
 class RankedLists(NamedTuple):
@@ -151,8 +152,8 @@ class BlackBoxAPLoss(PairLoss):
 
     def __init__(
         self,
-        lambda_: Number = 5.0,
-        margin: Number = 0.15,
+        lambda_: Annotated[Number, Range(0.5, 50.0, log=True)] = 5.0,
+        margin: Margin = 0.15,
         *,
         flat_weight: Number = 0.9,
         seed: int = 0,

@@ -6,7 +6,7 @@ from typing import Unpack
 from jaxtyping import Float
 from torch import Tensor
 
-from aurank.losses.core.checks import Number, require_pair, require_whole
+from aurank.losses.core.checks import Bins, Number, require_pair, require_whole
 from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
 from aurank.losses.core.pairs import Pairs
 from aurank.losses.ranking._soft_histogram import average_precision, default_limits, soft_histogram
@@ -42,7 +42,7 @@ class FastAPLoss(PairLoss):
 
     def __init__(
         self,
-        num_bins: int = 10,
+        num_bins: Bins = 10,
         range: Sequence[Number] | None = None,
         *,
         official: bool = False,

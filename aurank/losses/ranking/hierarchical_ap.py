@@ -1,6 +1,6 @@
 """Hierarchical average precision (HAPPIER, Ramzi et al., ECCV 2022): a mistake within the super-category costs less."""
 
-from typing import Any, Literal, Unpack, get_args
+from typing import Annotated, Any, Literal, Unpack, get_args
 
 import torch
 from jaxtyping import Float, Int64
@@ -10,6 +10,7 @@ from torch.nn.functional import cross_entropy
 from aurank.errors import UserError
 from aurank.losses.core.checks import (
     Number,
+    StepTemperature,
     check_width,
     is_integer,
     kind_of,
@@ -21,6 +22,7 @@ from aurank.losses.core.common import normalize, to_device_of
 from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
 from aurank.losses.core.pairs import Inputs, Pairs, Positives, same_label_index
 from aurank.losses.ranking.sup_rank import BoundedRanks, ascending, count_ahead
+from aurank.ranges import Range
 
 Relevance = Literal["level", "mean_ap"]
 
@@ -72,8 +74,8 @@ class HierarchicalAPLoss(PairLoss):
         super_labels: Any = None,
         *,
         relevance: Relevance = "level",
-        alpha: Number = 1.0,
-        temperature: Number = 0.01,
+        alpha: Annotated[Number, Range(0.2, 5.0, log=True)] = 1.0,
+        temperature: StepTemperature = 0.01,
         slope: Number = 100.0,
         delta: Number = 0.05,
         jump: Number = 0.5,

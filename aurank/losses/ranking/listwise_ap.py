@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from aurank.losses.core.checks import Number, require_pair, require_whole
+from aurank.losses.core.checks import Bins, Number, require_pair, require_whole
 from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
 from aurank.losses.core.pairs import Pairs, Positives
 from aurank.losses.ranking._soft_histogram import average_precision, bin_position, soft_histogram
@@ -78,7 +78,7 @@ class ListwiseAPLoss(PairLoss):
 
     def __init__(
         self,
-        num_bins: int = 20,
+        num_bins: Bins = 20,
         range: Sequence[Number] = (-1, 1),
         tie_aware: bool = False,
         *,

@@ -1,16 +1,17 @@
 """PNP (Li et al., AAAI 2022): only the negatives ahead of a positive are penalised."""
 
 from collections.abc import Callable
-from typing import ClassVar, Literal, Unpack, get_args
+from typing import Annotated, ClassVar, Literal, Unpack, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from aurank.losses.core.checks import Number, require_choice, require_number
+from aurank.losses.core.checks import Number, StepTemperature, require_choice, require_number
 from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
 from aurank.losses.core.pairs import Pairs
 from aurank.losses.ranking.ranking_sums import ranking_sums
+from aurank.ranges import Range
 
 Variant = Literal["O", "I_u", "I_b", "D_s", "D_q"]
 Ahead = Float[Tensor, "query width"]
@@ -54,10 +55,10 @@ class PNPLoss(PairLoss):
 
     def __init__(
         self,
-        variant: Variant = "D_q",
-        temperature: Number = 0.01,
+        variant: Annotated[Variant, Range(choices=("O", "I_u", "I_b", "D_s", "D_q"))] = "D_q",
+        temperature: StepTemperature = 0.01,
         *,
-        alpha: Number = 4.0,
+        alpha: Annotated[Number, Range(0.5, 16.0, log=True)] = 4.0,
         b: Number = 2.0,
         official: bool = False,
         **options: Unpack[PairLossOptions],

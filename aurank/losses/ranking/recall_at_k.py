@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from aurank.errors import UserError
-from aurank.losses.core.checks import Number, require_number
+from aurank.losses.core.checks import Cuts, RankTemperature, StepTemperature, require_number
 from aurank.losses.core.common import to_device_of
 from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
 from aurank.losses.core.pairs import Inputs, Pairs, Positives, same_label_index
@@ -50,10 +50,10 @@ class RecallAtKLoss(PairLoss):
 
     def __init__(
         self,
-        k: Sequence[int] = (1, 2, 4, 8, 16),
-        temperature: Number = 0.01,
+        k: Cuts = (1, 2, 4, 8, 16),
+        temperature: StepTemperature = 0.01,
         *,
-        rank_temperature: Number = 1.0,
+        rank_temperature: RankTemperature = 1.0,
         similarity_mixup: bool = False,
         seed: int = 0,
         generator: torch.Generator | None = None,

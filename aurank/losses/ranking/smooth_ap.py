@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from aurank.errors import UserError
-from aurank.losses.core.checks import Number, require_number
+from aurank.losses.core.checks import StepTemperature, require_number
 from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
 from aurank.losses.core.pairs import Pairs
 from aurank.losses.ranking.ranking_sums import ranking_sums
@@ -38,7 +38,7 @@ class SmoothAPLoss(PairLoss):
 
     def __init__(
         self,
-        temperature: Number = 0.01,
+        temperature: StepTemperature = 0.01,
         include_self: bool | None = None,
         *,
         official: bool = False,

@@ -1,7 +1,7 @@
 """The SOPRC estimator of AUPRC with its moving averages (Eq. 8-10), and its semi-variance (Eq. 9)."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, TypeAlias, Unpack, get_args
+from typing import Annotated, Any, Literal, TypeAlias, Unpack, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -21,6 +21,7 @@ from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
 from aurank.losses.core.pairs import Pairs
 from aurank.losses.core.row_table import RowTable, writes
 from aurank.losses.ranking.ranking_sums import ranking_sums
+from aurank.ranges import Range
 
 
 def semi_variance_per_query(pairs: Pairs, *, weights: tuple[float, float]) -> Float[Tensor, " query"]:
@@ -144,7 +145,7 @@ class SOPRCLoss(PairLoss):
         self,
         class_counts: Tensor | Iterable[Any],
         *,
-        tau1: Number = 0.1,
+        tau1: Annotated[Number, Range(0.01, 0.5, log=True)] = 0.1,
         tau2: Number = 0.001,
         beta: Number = 0.1,
         num_quantiles: int = 100,
@@ -152,7 +153,7 @@ class SOPRCLoss(PairLoss):
         prior_max: Number = 0.1,
         interpolation: Interpolation = "quantile",
         tpr_gradient: bool = False,
-        semi_variance: Sequence[Number] | None = (1.0, 5.0),
+        semi_variance: Annotated[Sequence[Number] | None, Range(choices=(None, (1.0, 1.0), (1.0, 5.0)))] = (1.0, 5.0),
         moving_average: bool = True,
         official: bool = False,
         **options: Unpack[PairLossOptions],

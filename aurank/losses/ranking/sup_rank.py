@@ -1,20 +1,20 @@
 """Ramzi et al.: losses whose ranks are bounded from above (SupAP, 2021; SupRecall, 2023), and calibrated scores."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Unpack
+from typing import Annotated, ClassVar, Unpack
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from aurank.losses.core.checks import Number, require_number
+from aurank.losses.core.checks import Cuts, Number, RankTemperature, StepTemperature, require_number
 from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
 from aurank.losses.core.pairs import Pairs, Positives
 from aurank.losses.ranking.blackbox_ap import at_least
 from aurank.losses.ranking.ranking_sums import Bound, ranking_sums
 from aurank.losses.ranking.recall_at_k import check_cuts
+from aurank.ranges import Range
 
 PUBLISHED_OFFSET = 1.44  # of the authors' class, and of their configurations but those of iNaturalist
 
@@ -83,13 +83,13 @@ class BoundedRankLoss(PairLoss):
 
     def __init__(
         self,
-        temperature: Number = 0.01,
+        temperature: StepTemperature = 0.01,
         *,
         slope: Number = 100.0,
         delta: Number = 0.05,
         jump: Number = 0.5,
         offset: Number | None = None,
-        calibration: Number = 0.1,
+        calibration: Annotated[Number, Range(0.0, 0.8)] = 0.1,
         positive_margin: Number = 0.9,
         negative_margin: Number = 0.6,
         official: bool = False,
@@ -188,10 +188,10 @@ class SupRecallLoss(BoundedRankLoss):
 
     def __init__(
         self,
-        k: Sequence[int] = (1, 2, 4, 8, 16),
-        temperature: Number = 0.01,
+        k: Cuts = (1, 2, 4, 8, 16),
+        temperature: StepTemperature = 0.01,
         *,
-        rank_temperature: Number = 1.0,
+        rank_temperature: RankTemperature = 1.0,
         **options: Unpack[BoundedRankOptions],
     ) -> None:
         super().__init__(temperature, **options)

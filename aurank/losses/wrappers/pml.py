@@ -3,13 +3,13 @@
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Literal, Unpack, get_args
+from typing import Annotated, Any, Literal, Unpack, get_args
 
 import torch
 from jaxtyping import Bool
 from torch import Tensor, nn
 
-from aurank.losses.core.checks import Number, require_choice, require_kind, require_module, require_number
+from aurank.losses.core.checks import Number, Sharpness, require_choice, require_kind, require_module, require_number
 from aurank.losses.core.common import (
     AvgNonZeroReducer,
     BaseDistance,
@@ -27,6 +27,7 @@ from aurank.losses.core.distributed import Gather
 from aurank.losses.core.pair_loss import PairLossOptions, TakesInputs
 from aurank.losses.core.pairs import Inputs, check_mined
 from aurank.names import accepting
+from aurank.ranges import Range
 
 Reduction = Literal["sum", "batch", "pml"]
 
@@ -140,8 +141,8 @@ REDUCERS: dict[str, Callable[[], BaseReducer]] = {
 
 @accepting()
 def contrastive(
-    pos_margin: Number = 1.0,
-    neg_margin: Number = 0.5,
+    pos_margin: Annotated[Number, Range(0.6, 1.0)] = 1.0,
+    neg_margin: Annotated[Number, Range(0.0, 0.9)] = 0.5,
     *,
     reduction: Reduction = "sum",
     **options: Unpack[PairLossOptions],
@@ -164,7 +165,7 @@ def contrastive(
 
 @accepting()
 def triplet(
-    margin: Number = 0.1,
+    margin: Annotated[Number, Range(0.02, 0.5, log=True)] = 0.1,
     *,
     reduction: Reduction = "batch",
     **options: Unpack[PairLossOptions],
@@ -184,9 +185,9 @@ def triplet(
 
 @accepting()
 def multi_similarity(
-    alpha: Number = 2.0,
-    beta: Number = 40.0,
-    base: Number = 0.5,
+    alpha: Annotated[Number, Range(0.5, 20.0, log=True)] = 2.0,
+    beta: Sharpness = 40.0,
+    base: Annotated[Number, Range(0.0, 0.9)] = 0.5,
     **options: Unpack[PairLossOptions],
 ) -> PMLLoss:
     """Return PML's MultiSimilarityLoss without mining, its mean over the batch.
@@ -211,8 +212,8 @@ def multi_similarity(
 
 @accepting()
 def circle(
-    m: Number = 0.4,
-    gamma: Number = 80.0,
+    m: Annotated[Number, Range(0.05, 0.7)] = 0.4,
+    gamma: Annotated[Number, Range(8.0, 256.0, log=True)] = 80.0,
     *,
     reducer: BaseReducer | None = None,
     embedding_regularizer: BaseRegularizer | None = None,

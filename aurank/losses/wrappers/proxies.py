@@ -1,16 +1,26 @@
 """PML's losses that learn a vector or several of each class: proxies, centres, weights of a classifier."""
 
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 
 from aurank.errors import UserError
-from aurank.losses.core.checks import Number, check_labels_in_range, check_width, require_number, require_whole
+from aurank.losses.core.checks import (
+    Margin,
+    Number,
+    Sharpness,
+    SoftmaxTemperature,
+    check_labels_in_range,
+    check_width,
+    require_number,
+    require_whole,
+)
 from aurank.losses.core.common import CosineSimilarity, pml_losses
 from aurank.losses.core.pairs import Inputs
 from aurank.losses.wrappers.pml import PMLLoss
 from aurank.names import accepting
+from aurank.ranges import Range
 
 _NEARLY_ONE = 1 - 5e-7  # cos 1e-3
 
@@ -74,8 +84,8 @@ class SafeSubCenterArcFaceLoss(_SafeAngles, pml_losses.SubCenterArcFaceLoss):  #
 def arcface(
     num_classes: int,
     embedding_size: int,
-    margin: Number = 28.6,
-    scale: Number = 64.0,
+    margin: Annotated[Number, Range(2.0, 50.0)] = 28.6,
+    scale: Sharpness = 64.0,
     *,
     distributed: bool = False,
 ) -> ProxyLoss:
@@ -99,8 +109,8 @@ def arcface(
 def subcenter_arcface(
     num_classes: int,
     embedding_size: int,
-    margin: Number = 28.6,
-    scale: Number = 64.0,
+    margin: Annotated[Number, Range(2.0, 50.0)] = 28.6,
+    scale: Sharpness = 64.0,
     sub_centers: int = 3,
     *,
     distributed: bool = False,
@@ -127,8 +137,8 @@ def subcenter_arcface(
 def cosface(
     num_classes: int,
     embedding_size: int,
-    margin: Number = 0.35,
-    scale: Number = 64.0,
+    margin: Margin = 0.35,
+    scale: Sharpness = 64.0,
     *,
     distributed: bool = False,
 ) -> ProxyLoss:
@@ -149,7 +159,7 @@ def cosface(
 
 @accepting()
 def normalized_softmax(
-    num_classes: int, embedding_size: int, temperature: Number = 0.05, *, distributed: bool = False
+    num_classes: int, embedding_size: int, temperature: SoftmaxTemperature = 0.05, *, distributed: bool = False
 ) -> ProxyLoss:
     """Return the softmax over cos θ / τ of the classes.
 
@@ -173,8 +183,8 @@ def normalized_softmax(
 def proxy_anchor(
     num_classes: int,
     embedding_size: int,
-    margin: Number = 0.1,
-    alpha: Number = 32.0,
+    margin: Margin = 0.1,
+    alpha: Sharpness = 32.0,
     *,
     distributed: bool = False,
 ) -> ProxyLoss:
@@ -197,7 +207,11 @@ def proxy_anchor(
 
 @accepting()
 def proxy_nca(
-    num_classes: int, embedding_size: int, softmax_scale: Number = 9.0, *, distributed: bool = False
+    num_classes: int,
+    embedding_size: int,
+    softmax_scale: Annotated[Number, Range(2.0, 64.0, log=True)] = 9.0,
+    *,
+    distributed: bool = False,
 ) -> ProxyLoss:
     """Return ProxyNCA++: a softmax over −s · ‖x − p‖² of the classes' vectors p, all at unit length.
 
@@ -219,9 +233,9 @@ def soft_triple(
     num_classes: int,
     embedding_size: int,
     centers_per_class: int = 10,
-    la: Number = 20.0,
-    gamma: Number = 0.1,
-    margin: Number = 0.01,
+    la: Annotated[Number, Range(4.0, 128.0, log=True)] = 20.0,
+    gamma: SoftmaxTemperature = 0.1,
+    margin: Annotated[Number, Range(0.0, 0.2)] = 0.01,
     *,
     distributed: bool = False,
 ) -> ProxyLoss:
