@@ -30,8 +30,8 @@ class Range:
         (True, '1 to 9, whole')
     """
 
-    low: float = 0.0
-    high: float = 0.0
+    low: float | int = 0
+    high: float | int = 0
     log: bool = False
     choices: tuple[Any, ...] = ()
 
