@@ -131,6 +131,10 @@ def write_text(path: Path, text: str) -> None:
 LOCK = ".lock"
 
 
+class InUse(UserError):
+    """Another process writes there."""
+
+
 @contextmanager
 def claimed(out: Path, *, is_file: bool = False, name: str = "--out") -> Iterator[None]:
     """Create ``out`` and keep other commands from writing to it while the context lasts; remove it if it ends empty.
@@ -148,10 +152,10 @@ def claimed(out: Path, *, is_file: bool = False, name: str = "--out") -> Iterato
             stack.enter_context(FileLock(path, timeout=0))
             stack.callback(path.unlink, missing_ok=True)  # still locked: nobody takes another file for this one
         except OSError as error:
-            text = f"cannot write to {name} {out}: {error.strerror or error}; name another place"
             if isinstance(error, Timeout):
-                text = f"{name} {out} is in use by another process; wait for it or stop it, or name another place"
-            raise UserError(text) from error
+                remedy = "wait for it or stop it, or name another place"
+                raise InUse(f"{name} {out} is in use by another process; {remedy}") from error
+            raise UserError(f"cannot write to {name} {out}: {error.strerror or error}; name another place") from error
         remove_temporaries(out.parent, out.name)  # nobody else writes them now
         if not is_file:
             remove_temporaries(out)

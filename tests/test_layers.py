@@ -79,6 +79,7 @@ HOMES = {
         "aurank.data.checks",
         "aurank.data.readers",  # for the Matlab files of published sets
         "aurank.evaluation.calibration",
+        "aurank.evaluation.significance",
     ),  # for sparse matrices
 }
 
@@ -162,15 +163,15 @@ def test_a_library_is_imported_in_its_one_home() -> None:
 BUDGETS = {
     "data": 6751,
     "losses": 6837,
-    "evaluation": 8039,
+    "evaluation": 8165,
     "models": 2296,
     "embedding": 2483,
     "training": 2919,
-    "reporting": 1519,
-    "commands exporting serving": 4746,
-    "config": 1051,
-    "cli": 1706,
-    "": 1376,  # beside the rooms
+    "reporting": 1786,
+    "commands exporting serving": 5167,
+    "config": 1057,
+    "cli": 1757,
+    "": 1380,  # beside the rooms
 }
 
 

@@ -1,6 +1,7 @@
 """Commands that train, that look at configurations, and that make something of a trained model."""
 
 import json
+import math
 import os
 import re
 import shlex
@@ -11,7 +12,7 @@ import typer
 from rich.table import Table
 
 from aurank.cli.app import app
-from aurank.cli.drawing import console, draw_measuring, draw_training, keep_baselines, stderr_console
+from aurank.cli.drawing import bar, console, draw_measuring, draw_training, keep_baselines, stderr_console
 from aurank.cli.options import (
     AsJson,
     Baselines,
@@ -24,9 +25,11 @@ from aurank.cli.options import (
     measuring,
     option,
     read_run,
+    reads,
 )
 from aurank.errors import UserError
 from aurank.files import require_absent, write_text
+from aurank.sizes import seconds
 
 if TYPE_CHECKING:
     from aurank.embedding import ImageSelection
@@ -90,6 +93,54 @@ def train(
     elif baselines:
         stderr_console.say("--baselines: left out, as no report on images found by images was made")
     console.say(f"written to {result.out}")
+
+
+@app.command()
+def benchmark(
+    file: Path = argument(
+        "A YAML file of methods, or lines.jsonl of a benchmark.", "FILE", default=..., callback=reads
+    ),
+    out: Path | None = option("Folder of its results, which processes and machines may share."),
+    workers: int = option("Processes that work at a time.", default=1, min=1),
+    limit: str | None = option("Begin nothing that may end after so long, such as 2h."),
+    table: bool = option("Print the table of what is done; train nothing.", "--table", default=False),
+    allow_dirty: bool = option("Run although the package has uncommitted changes.", "--allow-dirty", default=False),
+) -> None:
+    """Compare methods over seeds, settings and class splits.
+
+    Each training is done once, and kept: the same command goes on. --out gets benchmark.html, tables in Markdown and
+    LaTeX, and lines.jsonl, with the average precision of each class.
+
+    \b
+    aurank benchmark mine.yaml --out compared --limit 2h
+    aurank benchmark compared/lines.jsonl --table
+    """
+    from aurank.commands import run_benchmark
+    from aurank.commands.benchmarks.benchmark import BenchmarkRun
+    from aurank.reporting.benchmark_page import read_lines, to_markdown_tables
+
+    if file.suffix == ".jsonl":
+        console.say(to_markdown_tables(read_lines(file)))
+        return
+    if out is None:
+        raise UserError("name the folder of the results with --out")
+    if table:
+        console.say(to_markdown_tables(BenchmarkRun(file, out).collect()))
+        return
+    try:
+        most = math.inf if limit is None else seconds(limit)
+    except ValueError as error:
+        raise UserError(f"--limit: {error}") from None
+    with bar("benchmark", at_once=True) as (_, show):
+
+        def draw(unit: object, line: dict[str, Any], done: int, total: int) -> None:
+            value = line.get("error") or f"mAUPRC {line.get('mauprc', line.get('val_mauprc'))}"
+            text = f"{done} of {total}: {unit}: {value}, {line['seconds']} s"
+            show(text, completed=done, total=total, note=str(unit), due=True)
+
+        complete = run_benchmark(file, out, workers=workers, limit=most, allow_dirty=allow_dirty, listener=draw)
+    left = "" if complete else "; not all is done: the same command goes on"
+    console.say(f"written to {out / 'benchmark.html'}{left}")
 
 
 @app.command()

@@ -10,6 +10,7 @@ from aurank.lazy import lazy_attributes
 if TYPE_CHECKING:
     from aurank.commands.average import average_models
     from aurank.commands.baselines import measure_baselines
+    from aurank.commands.benchmarks.benchmark import run_benchmark
     from aurank.commands.compare import compare_reports
     from aurank.commands.doctor import examine_data, examine_embeddings
     from aurank.commands.embed import embed_model, embed_to_folder
@@ -55,6 +56,7 @@ __all__ = [
     "probe_model",
     "read_postprocessing",
     "remove_images",
+    "run_benchmark",
     "search_photos",
     "tune",
     "write_first_configuration",

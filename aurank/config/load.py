@@ -78,6 +78,11 @@ def load_data_config(
     return config.data
 
 
+def load_section(schema: type[Any], path: Path) -> Any:
+    """Return what a YAML file says as one of the `Strict` models, checked like ``load_config`` does."""
+    return _load(schema, path, (), {}, lambda _: ())
+
+
 def _load(
     schema: type[Any],
     source: Path | str | dict[str, Any],
@@ -100,7 +105,8 @@ def _load(
         config = schema.model_validate_json(text, context={"choices": choices, "complaints": complaints})
     except ValidationError as error:
         found = error.errors(include_url=False)
-        raise ConfigError(lines_of(found, tree, origins, _known(tree, choices), UNION_TAGS), name) from error
+        known = _known(tree, choices) if schema in (Config, DataSection) else list(schema.model_fields)
+        raise ConfigError(lines_of(found, tree, origins, known, UNION_TAGS), name) from error
     for line in dropped:
         warnings.warn(line, AurankWarning, stacklevel=3)
     return config

@@ -89,7 +89,7 @@ def curves(reports: Mapping[str, Report]) -> dict[str, Markup]:
         del drawn[next(iter(drawn))]  # no curve, or a flat one: every query has one positive
 
     def draw(axes: Axes, *, chart: Callable[[Axes, Mapping[str, Report]], None]) -> None:
-        chart(axes, {_plain(name): report for name, report in reports.items()})
+        chart(axes, {plain(name): report for name, report in reports.items()})
         if len(reports) > 1:
             axes.legend(frameon=False, fontsize=9)
 
@@ -136,7 +136,7 @@ def ap_scatter(axes: Axes, names: tuple[str, str], reports: tuple[Report, Report
     axes.scatter(a, b, s=size, linewidths=0, alpha=alpha, rasterized=True)
     axes.annotate(f"{int((b > a).sum()):,} better", (0.03, 0.97), va="top", fontsize=10)
     axes.annotate(f"{int((b < a).sum()):,} worse", (0.97, 0.03), ha="right", fontsize=10)
-    first, second = map(_plain, names)
+    first, second = map(plain, names)
     axes.set(xlim=(-0.01, 1.01), ylim=(-0.01, 1.01), xlabel=f"AP, {first}", ylabel=f"AP, {second}", aspect="equal")
 
 
@@ -176,7 +176,7 @@ def dots(
     axes.set(xlabel=axis_names[0], ylabel=axis_names[1])
 
 
-def _plain(name: str) -> str:
+def plain(name: str) -> str:
     """Return a name as matplotlib draws it: no mathematics, and none that it keeps out of a legend."""
     shown = " ".join(name.replace("$", r"\$").split())
     return f" {shown}" if shown.startswith("_") else shown

@@ -1,0 +1,1 @@
+"""Methods compared by many trainings."""

@@ -1,0 +1,357 @@
+"""Methods compared over settings, class splits and seeds: units of work, each done once, and a line for each."""
+
+import hashlib
+import json
+import math
+import platform
+import shutil
+import subprocess
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from functools import cache, cached_property
+from importlib.metadata import version
+from multiprocessing import get_context, parent_process
+from pathlib import Path
+from queue import Empty
+from typing import Any
+
+import numpy as np
+import torch
+
+from aurank.commands.benchmarks.spec import BenchmarkSpec, Folds, Unit
+from aurank.commands.tune import searched_ranges, tune
+from aurank.config import Config, shipped_configs
+from aurank.config.load import load_section
+from aurank.config.schema import EMBEDDINGS
+from aurank.data import Manifest
+from aurank.data.prepared import contents
+from aurank.data.readers.given import GIVEN
+from aurank.embedding.embed import described
+from aurank.embedding.evaluation_options import evaluation_options
+from aurank.embedding.named import read_whole
+from aurank.embedding.select_images import class_folds, split_of
+from aurank.errors import AurankError, AurankWarning, UserError, first_line
+from aurank.evaluation import PostProcessing, Report
+from aurank.evaluation.metrics import Classes
+from aurank.files import InUse, claimed, reading, write_text
+from aurank.ranges import Range
+from aurank.reporting.benchmark_page import LINES, benchmark_page, to_latex_tables, to_markdown_tables
+from aurank.reporting.tables import class_names
+from aurank.training import read_config, train
+from aurank.training.build import build_loss, build_sampler
+
+Line = dict[str, Any]
+Listener = Callable[[Unit, Line, int, int], None]
+"""Called with a unit that was done, its line, and how many are done of how many."""
+_PAUSE = 1.0  # seconds between two looks at what other processes have done
+_DIRTY = "-dirty"
+_WHEREABOUTS = {"root": None, "workers": 0, "cache": ""}  # of data: what may differ between machines
+
+
+class BenchmarkRun:
+    """A benchmark with its data and the folder of its results, which processes and machines may share.
+
+    Raises:
+        UserError: a mistake in the file, the data or a method, before any training.
+    """
+
+    def __init__(self, file: Path, out: Path) -> None:
+        self.spec: BenchmarkSpec = load_section(BenchmarkSpec, file)
+        self.out = out
+        self._base = shipped_configs().get(self.spec.config, file.parent / self.spec.config)
+        self._lines: dict[Path, Line] = {}
+        self.config_of, self.path_of = cache(self._config_of), cache(self._path_of)
+        with reading(file, "a benchmark"):
+            self.reference = self.spec.reference or next(iter(self.spec.methods))
+            if self.reference not in self.spec.methods:
+                known = ", ".join(self.spec.methods)
+                raise UserError(f"the reference {self.reference!r} is none of the methods: {known}")
+            self.ranges = {key: None if each is None else Range.read(each) for key, each in self.spec.ranges.items()}
+            self.base = self.config_of(Unit("untrained", "", "", ""))
+            if self.spec.without_training and self.base.data.name != EMBEDDINGS:
+                raise UserError(f"without_training measures saved embeddings, not data.name={self.base.data.name}")
+            for steps in filter(None, self.spec.without_training):
+                PostProcessing.parse(steps)
+            self._check_methods()
+
+    def _check_methods(self) -> None:
+        for split, whole in self.splits.items():
+            training, _ = (split_of(whole, self.base.data, name) for name in ("train", "test"))
+            for setting, method in self._pairs:
+                with reading(f"{setting} {method}".strip(), "a method"):
+                    config = self.config_of(Unit("run", method, setting, split))
+                    if any(getattr(config.data, key) != getattr(self.base.data, key) for key in ("name", "params")):
+                        raise UserError("all are compared on the same data: set data.name and data.params in overrides")
+                    build_loss(config, training)
+                    build_sampler(config, training, rank=0, world_size=1, neighbours=lambda _: None)
+                    if self.spec.trials:
+                        searched_ranges(config, self.ranges)
+
+    def _config_of(self, unit: Unit) -> Config:
+        """Return the configuration of a training; of what is not trained, the base."""
+        with warnings.catch_warnings():  # that another loss leaves out the params of the one before
+            warnings.simplefilter("ignore", AurankWarning)
+            return read_config(self._base, [*self._overrides(unit), *unit.chosen, f"seed={unit.seed}"])
+
+    def _overrides(self, unit: Unit) -> list[str]:
+        of_method = () if unit.kind == "untrained" else self.spec.methods[unit.method]
+        return [*self.spec.overrides, *self.spec.settings.get(unit.setting, ()), *of_method]
+
+    @cached_property
+    def splits(self) -> dict[str, Manifest]:
+        """The data with each of the splits, by their names."""
+        whole, by = read_whole(self.base.data), self.spec.splits
+        if not isinstance(by, Folds):
+            return {by: whole}
+        fold = class_folds(whole, by.folds, by=by.by)
+        parts = (np.where(fold == number, "test", "train") for number in range(by.folds))
+        return {f"fold {number} of {by.folds}": replace(whole, splits=part) for number, part in enumerate(parts, 1)}
+
+    @cached_property
+    def _content(self) -> dict[str, str]:
+        return contents(next(iter(self.splits.values())))
+
+    @property
+    def _pairs(self) -> list[tuple[str, str]]:
+        return [(setting, method) for setting in self.spec.settings for method in self.spec.methods]
+
+    # -- units --------------------------------------------------------------------------------------------------------
+
+    def known_units(self) -> Iterator[Unit]:
+        """Yield every unit whose settings are known: choices first, then the trainings of methods that have chosen."""
+        for split in self.splits:
+            yield from (Unit("untrained", steps, "", split) for steps in self.spec.without_training)
+            yield from (Unit("choice", method, setting, split) for setting, method in self._pairs if self.spec.trials)
+        for seed in range(self.spec.seeds):
+            for split in self.splits:
+                for setting, method in self._pairs:
+                    choice = Unit("choice", method, setting, split)
+                    if (line := self.line_of(choice) if self.spec.trials else vars(choice)) is not None:
+                        yield Unit("run", method, setting, split, seed, tuple(line["chosen"]))
+
+    @property
+    def total(self) -> int:
+        """The number of units, known or not."""
+        trainings = len(self._pairs) * (self.spec.seeds + (self.spec.trials > 0))
+        return len(self.splits) * (len(self.spec.without_training) + trainings)
+
+    @property
+    def done(self) -> int:
+        """The number of units that are done, by whatever process."""
+        return sum(self.line_of(unit) is not None for unit in self.known_units())
+
+    def _path_of(self, unit: Unit) -> Path:
+        """Return the file of a unit, by the digest of all that decides its result but program and machine."""
+        config = self.config_of(unit).model_dump(mode="json")
+        config["data"] |= _WHEREABOUTS
+        asked: list[Any] = [unit.kind, config, self.splits[unit.split].sha256, self._content]
+        if unit.kind == "untrained":
+            asked.append(unit.method)
+        elif unit.kind == "choice":
+            asked += [self.spec.trials, self.spec.choose_by.model_dump(), self.spec.ranges]
+        digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+        return self.out / "units" / f"{digest[:32]}.json"
+
+    def line_of(self, unit: Unit) -> Line | None:
+        """Return the line of a unit; None where nobody has done it."""
+        path = self.path_of(unit)
+        if path not in self._lines and path.exists():
+            with reading(path, "a unit of a benchmark", remedy="remove it"):
+                self._lines[path] = json.loads(path.read_bytes())
+        line = self._lines.get(path)
+        return None if line is None else line | {"method": unit.method, "setting": unit.setting}  # two may share a file
+
+    # -- work ---------------------------------------------------------------------------------------------------------
+
+    def work(self, commit: str, until: float = math.inf, listener: Listener = lambda *_: None) -> None:
+        """Do units, beside other processes, until all are done.
+
+        Args:
+            commit: of the package.
+            until: the time.time() after which no unit may end, judged by the longest one of its kind so far.
+        """
+        longest: dict[str, float] = {}
+        parent = parent_process()
+        while (before := self.done) < self.total:
+            for unit in self.known_units():
+                if self.line_of(unit) is not None:
+                    continue
+                if time.time() + longest.get(unit.kind, 0.0) > until or (parent and not parent.is_alive()):
+                    return
+                with suppress(InUse), claimed(path := self.path_of(unit), is_file=True):
+                    if self.line_of(unit) is None:  # still: no other process was faster
+                        line = self._do(unit) | {"commit": commit}
+                        write_text(path, json.dumps(line) + "\n")
+                        longest[unit.kind] = max(longest.get(unit.kind, 0.0), line["seconds"])
+                        listener(unit, line, self.done, self.total)
+            if self.done == before:  # other processes have what is left
+                time.sleep(_PAUSE)
+
+    def _do(self, unit: Unit) -> Line:
+        begun, spent = time.perf_counter(), time.process_time()
+        do = {"choice": self._choose, "run": self._train, "untrained": self._measure}[unit.kind]
+        try:
+            found = do(unit)
+        except UserError as error:
+            raise UserError(f"{unit}: {error}") from error
+        except AurankError as error:  # it diverged: a result too
+            found = {"error": first_line(error)}
+        return {
+            **vars(unit),
+            "overrides": self._overrides(unit),
+            **found,
+            "seconds": round(time.perf_counter() - begun, 2),
+            "processor_seconds": round(time.process_time() - spent, 2),
+            "device": torch.cuda.get_device_name() if torch.cuda.is_available() else f"{platform.machine()} CPU",
+            "threads": torch.get_num_threads(),
+            "aurank": version("aurank"),
+            "torch": torch.__version__,
+        }
+
+    def _choose(self, unit: Unit) -> Line:
+        by, folder = self.spec.choose_by, self.out / "choices" / self.path_of(unit).stem
+        data, trials = self.splits[unit.split], self.spec.trials
+        found = tune(
+            self.config_of(unit), folder, dataset=data, ranges=self.ranges, trials=trials, folds=by.folds, by=by.by
+        )
+        return {"chosen": found.overrides, "val_mauprc": round(found.value, 6), "at_end": found.at_end}
+
+    def _train(self, unit: Unit) -> Line:
+        config, folder = self.config_of(unit), self.out / "running" / self.path_of(unit).stem
+        if config.data.name != EMBEDDINGS:
+            config = config.model_copy(update={"data": config.data.model_copy(update={"name": GIVEN, "params": {}})})
+        shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed
+        try:
+            result = train(config, folder, dataset=self.splits[unit.split])
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        if result.stopped_by is not None or result.report is None:
+            raise KeyboardInterrupt
+        return _tested(result.report)
+
+    def _measure(self, unit: Unit) -> Line:
+        parts = {}
+        for name in ("train", "test"):
+            manifest = split_of(self.splits[unit.split], self.base.data, name)
+            source: Any = manifest.source
+            place = [source.place[path] for path in manifest.paths]
+            parts[name] = described(manifest, np.arange(len(place)), source.rows[place])
+        options = evaluation_options(self.base)
+        if unit.method:
+            options["postprocess"] = PostProcessing.parse(unit.method).fit(parts["train"].embeddings)
+        return _tested(parts["test"].evaluate(**options))
+
+    # -- results ------------------------------------------------------------------------------------------------------
+
+    def collect(self) -> list[Line]:
+        """Write the lines of all that is done, their tables and their page; return the lines."""
+        about = {"kind": "benchmark", **self.spec.model_dump(mode="json"), "reference": self.reference}
+        splits, lines = dict[str, Line](), list[Line]()
+        for line in filter(None, map(self.line_of, self.known_units())):
+            of_split: Line = {
+                key: line.pop(key) for key in ("classes", "queries") if key in line
+            }  # alike in all its lines
+            if of_split:
+                splits[line["split"]] = {"kind": "split", "split": line["split"], **of_split}
+            lines.append(line)
+        lines = [about | {"units": self.total}, *splits.values(), *lines]
+        write_text(self.out / LINES, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+        write_text(self.out / "table.md", to_markdown_tables(lines) + "\n")
+        write_text(self.out / "table.tex", to_latex_tables(lines) + "\n")
+        write_text(self.out / "benchmark.html", benchmark_page(lines))
+        return lines
+
+
+def _tested(report: Report) -> Line:
+    """Return what a line holds of a test."""
+    classes = Classes.of(report.per_query["label"])
+    names = [name for name in ("mauprc", "recall@1", "recall@10") if name in report.metrics]
+    ap = np.round(classes.means(report.per_query["ap"]), 4).tolist()
+    metrics = {name: round(report.metrics[name], 6) for name in names} | {"ap_by_class": ap}
+    return {**metrics, "classes": class_names(report), "queries": classes.count.tolist()}
+
+
+def run_benchmark(
+    file: Path,
+    out: Path,
+    *,
+    workers: int = 1,
+    limit: float = math.inf,
+    allow_dirty: bool = False,
+    listener: Listener = lambda *_: None,
+) -> bool:
+    """Do what is left of a benchmark, beside other processes with the same folder; return whether all is done.
+
+    Args:
+        workers: processes that are started for it; with 1, this one works alone.
+        limit: seconds after which no unit may end.
+
+    Raises:
+        UserError: a mistake in the file or in a method, or uncommitted changes of the package.
+        AurankError: a worker was killed; what had ended is kept.
+    """
+    commit, until = package_commit(), time.time() + limit
+    if commit.endswith(_DIRTY) and not allow_dirty:
+        text = f"the package has uncommitted changes ({commit}), so its results would be of no commit"
+        raise UserError(f"{text}: commit them, or say --allow-dirty")
+    benchmark = BenchmarkRun(file, out)
+    try:
+        if workers == 1:
+            benchmark.work(commit, until, listener)
+        else:
+            _work_together(benchmark, workers, listener, file, out, commit, until)
+    finally:
+        benchmark.collect()
+    return benchmark.done == benchmark.total
+
+
+def _work_together(benchmark: BenchmarkRun, workers: int, listener: Listener, *given: Any) -> None:
+    """Let processes of their own work, and tell what is done."""
+    context = get_context("spawn")
+    errors: Any = context.Queue()
+    threads = max(1, torch.get_num_threads() // workers)
+    processes = [context.Process(target=_work, args=(errors, threads, *given)) for _ in range(workers)]
+    told = {unit for unit in benchmark.known_units() if benchmark.line_of(unit) is not None}
+    try:
+        for process in processes:
+            process.start()
+        while any(process.is_alive() for process in processes) or not errors.empty():
+            with suppress(Empty):
+                raise errors.get(timeout=_PAUSE)
+            for unit in benchmark.known_units():
+                if unit not in told and (line := benchmark.line_of(unit)) is not None:
+                    told.add(unit)
+                    listener(unit, line, len(told), benchmark.total)
+    finally:
+        for process in processes:
+            process.terminate()
+            process.join()
+    if any(process.exitcode for process in processes):
+        remedy = "run again, with fewer --workers if memory was short"
+        raise AurankError(f"a worker was killed; what had ended is kept: {remedy}")
+
+
+def _work(errors: Any, threads: int, file: Path, out: Path, commit: str, until: float) -> None:
+    torch.set_num_threads(threads)
+    try:
+        BenchmarkRun(file, out).work(commit, until)
+    except AurankError as error:
+        errors.put(error)
+
+
+def package_commit() -> str:
+    """Return the commit of the repository that holds the package, "-dirty" behind it with changes, or "unknown"."""
+
+    def git(*words: str) -> str | None:
+        command = ["git", "-C", str(Path(__file__).parents[2]), *words]
+        with suppress(OSError):  # there is no git
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            return done.stdout.strip() if done.returncode == 0 else None
+        return None
+
+    if git("ls-files", "--error-unmatch", "__init__.py") is None:  # installed, perhaps below somebody's repository
+        return "unknown"
+    return f"{git('rev-parse', '--short=12', 'HEAD')}{_DIRTY * bool(git('status', '--porcelain', '.'))}"

@@ -1,0 +1,126 @@
+"""Does a difference hold for other seeds, and for other classes? Numbers of shape [seed, class], and their answers."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float64
+from scipy.stats import friedmanchisquare, rankdata, studentized_range
+from scipy.stats import t as student_t
+
+from aurank.errors import UserError
+
+Values = Float64[np.ndarray, "seed class"]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A mean over seeds and queries, and what chance could make of it.
+
+    Attributes:
+        half_width: of the 95 % interval over seeds, by Student's t; None for one seed.
+        interval: the 95 % percentile interval of a bootstrap that draws classes and seeds; None for one class.
+        p_seeds, p_classes: two-sided, that the mean is 0: by Student's t over seeds, and by that bootstrap.
+    """
+
+    mean: float
+    half_width: float | None
+    interval: tuple[float, float] | None
+    p_seeds: float | None
+    p_classes: float | None
+
+
+@dataclass(frozen=True, eq=False)
+class SeedsAndClasses:
+    """A bootstrap over the classes of a test and the seeds of its trainings, with the same draws for every method.
+
+    Classes and seeds are drawn anew, each with replacement; a class counts by its queries, as mAUPRC does.
+
+    Args:
+        queries: of each class.
+
+    Example:
+        >>> chances = SeedsAndClasses(np.array([10.0, 30.0]), resamples=200)
+        >>> chances.answer(np.array([[0.2, 0.6], [0.2, 0.6]])).mean
+        0.5
+    """
+
+    queries: Float64[np.ndarray, " class"]
+    resamples: int = 10_000
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        drawn = np.random.default_rng(self.seed).integers(
+            len(self.queries), size=(self.resamples, len(self.queries)), dtype=np.int32
+        )
+        times = np.stack([np.bincount(row, minlength=len(self.queries)) for row in drawn]) * self.queries
+        object.__setattr__(self, "_of_classes", times / times.sum(axis=1, keepdims=True))
+
+    def means(self, values: Values) -> Float64[np.ndarray, " seed"]:
+        """Return the mean over queries of each seed."""
+        return np.asarray(values @ self.queries / self.queries.sum())
+
+    def draws(self, values: Values) -> Float64[np.ndarray, " resample"]:
+        """Return the mean of each resample."""
+        count = len(values)
+        seeds = np.random.default_rng([self.seed, count]).integers(count, size=(self.resamples, count))
+        of_classes: Float64[np.ndarray, "resample class"] = self._of_classes  # type: ignore[attr-defined]
+        return np.asarray(np.take_along_axis(of_classes @ values.T, seeds, axis=1).mean(axis=1))
+
+    def answer(self, values: Values) -> Answer:
+        """Return what values, or the differences of two methods, say."""
+        mean, half_width, p_seeds = over_seeds(self.means(values))
+        if len(self.queries) < 2:
+            return Answer(mean, half_width, None, p_seeds, None)
+        draws = self.draws(values)
+        beyond = 1 + min(int((draws <= 0).sum()), int((draws >= 0).sum()))
+        low, high = np.quantile(draws, [0.025, 0.975]).tolist()
+        return Answer(mean, half_width, (low, high), p_seeds, min(1.0, 2 * beyond / (self.resamples + 1)))
+
+
+def over_seeds(values: Float64[np.ndarray, " seed"]) -> tuple[float, float | None, float | None]:
+    """Return the mean, the half width of its 95 % interval, and the p-value of 0, by Student's t; None for one seed.
+
+    Example:
+        >>> over_seeds(np.array([0.5]))
+        (0.5, None, None)
+    """
+    count, mean = len(values), math.fsum(values.tolist()) / len(values)
+    if count < 2:
+        return mean, None, None
+    error = float(np.std(values, ddof=1)) / math.sqrt(count)
+    if error == 0:
+        return mean, 0.0, 1.0 if mean == 0 else 0.0
+    return mean, error * float(student_t.ppf(0.975, count - 1)), 2 * float(student_t.sf(abs(mean) / error, count - 1))
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Methods ranked class by class: mean ranks, 1 the best, and the least difference of two that is significant.
+
+    Source: section 3.2.2 of Demšar, Statistical Comparisons of Classifiers over Multiple Data Sets (JMLR 2006),
+        https://jmlr.org/papers/v7/demsar06a.html: Friedman's test, and the critical difference of Nemenyi's.
+    """
+
+    ranks: tuple[float, ...]
+    critical_difference: float
+    p_value: float | None  # of Friedman's test, of three methods or more
+
+
+def rank_over_classes(values: Float64[np.ndarray, "method class"]) -> Ranking:
+    """Return the mean rank of each method over classes; equal values share their ranks.
+
+    Example:
+        >>> rank_over_classes(np.array([[0.9, 0.8, 0.7], [0.5, 0.4, 0.9]])).ranks
+        (1.3333333333333333, 1.6666666666666667)
+    """
+    methods, classes = values.shape
+    if methods < 2:
+        raise UserError(f"a ranking needs two methods or more; got {methods}")
+    ranks: Float64[np.ndarray, "method class"] = rankdata(-values, axis=0)
+    quantile = float(studentized_range.ppf(0.95, methods, np.inf)) / math.sqrt(2)
+    p_value = float(friedmanchisquare(*values).pvalue) if methods > 2 else None
+    if p_value is not None and math.isnan(p_value):  # all are equal in every class
+        p_value = 1.0
+    difference = quantile * math.sqrt(methods * (methods + 1) / (6 * classes))
+    return Ranking(tuple(ranks.mean(axis=1).tolist()), difference, p_value)

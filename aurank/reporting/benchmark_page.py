@@ -1,0 +1,267 @@
+"""The lines of a benchmark as tables, and as a page with pictures of their intervals."""
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float64
+from matplotlib.axes import Axes
+
+from aurank.evaluation.compare import holm
+from aurank.evaluation.report import latex_table, markdown_table
+from aurank.evaluation.significance import Answer, Ranking, SeedsAndClasses, over_seeds, rank_over_classes
+from aurank.files import reading
+from aurank.reporting.charts import COLOURS, plain, svg
+from aurank.reporting.page import render
+
+Line = dict[str, Any]
+LINES = "lines.jsonl"
+TO_RUN = "*not run yet*"
+_UNCHANGED = "the embeddings as they are"
+_HEAD = ("mAUPRC", "Recall@1", "minus {}", "p, seeds", "p, classes", "mean rank", "chosen", "seeds")
+_NOTE = (
+    "± is the half width of the 95 % interval over seeds, in brackets is the 95 % interval over classes and seeds, "
+    "both drawn by a bootstrap; p by either, corrected for the number of methods (Holm); *: within 5 % of an end of "
+    "its range."
+)
+
+
+@dataclass(frozen=True)
+class MethodRow:
+    """A method in a setting: what its tests say, and how they differ from those of the reference."""
+
+    name: str
+    mauprc: Answer
+    recall: tuple[float, float | None]  # mean, and half width over seeds
+    seeds: int  # 0 for what is not trained
+    diverged: int
+    chosen: str
+    difference: Answer | None = None  # its p-values corrected for the number of methods
+    rank: float | None = None
+
+
+@dataclass(frozen=True)
+class SettingTable:
+    """A setting: its methods by falling mAUPRC, then what is not trained."""
+
+    setting: str
+    reference: str
+    rows: Sequence[MethodRow]
+    ranking: Ranking | None
+    num_classes: int
+
+
+@dataclass(frozen=True, eq=False)
+class _Tests:
+    """The tests of a method, for each seed those of all splits one after the other."""
+
+    seeds: list[int]
+    ap: Float64[np.ndarray, "seed class"]
+    recall: Float64[np.ndarray, " seed"]
+    diverged: int
+    is_trained: bool
+
+    @classmethod
+    def of(cls, lines: Sequence[Line], queries: Mapping[str, Sequence[int]]) -> "_Tests":
+        by_seed: dict[int, dict[str, Line]] = defaultdict(dict)
+        for line in lines:
+            by_seed[line["seed"]][line["split"]] = line
+        failed = [seed for seed, each in by_seed.items() if any("error" in line for line in each.values())]
+        seeds = sorted(seed for seed, each in by_seed.items() if seed not in failed and len(each) == len(queries))
+        tests = [[by_seed[seed][split] for split in queries] for seed in seeds]
+        ap = [[value for line in each for value in line["ap_by_class"]] for each in tests]
+        weights = [sum(each) for each in queries.values()]
+        recall = [np.average([line["recall@1"] for line in each], weights=weights) for each in tests]
+        return cls(seeds, np.array(ap), np.array(recall), len(failed), any(line["kind"] == "run" for line in lines))
+
+    def minus(self, other: "_Tests") -> Float64[np.ndarray, "seed class"]:
+        """Return the differences at the seeds of both; what is not trained is the same beside every seed."""
+        if not self.is_trained:
+            return np.asarray(self.ap[:1] - other.ap)
+        both = [seed for seed in self.seeds if seed in other.seeds]
+        own, others = (each.ap[[each.seeds.index(seed) for seed in both]] for each in (self, other))
+        return np.asarray(own - others)
+
+
+def read_lines(path: Path) -> list[Line]:
+    """Return the lines of a benchmark that were collected into a file."""
+    with reading(path, "the lines of a benchmark"):
+        lines: list[Line] = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        if not lines or lines[0]["kind"] != "benchmark":
+            raise ValueError("its first line is none of a benchmark")
+    return lines
+
+
+def blocks_of(lines: Sequence[Line]) -> list[SettingTable]:
+    """Return what lines say of each setting; a seed counts where its tests of all splits are there."""
+    about, queries = lines[0], {line["split"]: line["queries"] for line in lines if line["kind"] == "split"}
+    blocks = []
+    for setting in about["settings"] if queries else ():
+        held: dict[str, list[Line]] = {name: [] for name in [*about["methods"], *about["without_training"]]}
+        for line in lines:
+            if line["kind"] == "untrained" or (line["kind"] == "run" and line["setting"] == setting):
+                held[line["method"]].append(line)
+        tests = {name: _Tests.of(own, queries) for name, own in held.items()}
+        tests = {name: each for name, each in tests.items() if each.seeds}
+        if about["reference"] in tests:
+            chances = SeedsAndClasses(np.concatenate([np.array(each, np.float64) for each in queries.values()]))
+            blocks.append(_block(about["reference"], setting, tests, chances, _chosen(lines, setting)))
+    return blocks
+
+
+def _block(
+    reference: str, setting: str, tests: Mapping[str, _Tests], chances: SeedsAndClasses, chosen: Mapping[str, str]
+) -> SettingTable:
+    rows = []
+    for name, each in tests.items():
+        seeds, recall = len(each.seeds) * each.is_trained, over_seeds(each.recall)[:2]
+        difference = each.minus(tests[reference])
+        beside = None if name == reference or not len(difference) else chances.answer(difference)
+        about = chances.answer(each.ap), recall, seeds, each.diverged, chosen.get(name, ""), beside
+        rows.append(MethodRow(name or _UNCHANGED, *about))
+    trained = {name: each.ap.mean(axis=0) for name, each in tests.items() if each.is_trained}
+    ranking = rank_over_classes(np.stack([*trained.values()])) if len(trained) > 1 else None
+    ranks = dict(zip(trained, ranking.ranks, strict=True)) if ranking else {}
+    p_values = {key: _corrected(rows, key) for key in ("p_seeds", "p_classes")}
+    for place, row in enumerate(rows):
+        own: dict[str, Any] = {key: each.get(row.name) for key, each in p_values.items()}
+        beside = None if row.difference is None else replace(row.difference, **own)
+        rows[place] = replace(row, rank=ranks.get(row.name), difference=beside)
+    rows.sort(key=lambda row: (not row.seeds, -row.mauprc.mean))
+    return SettingTable(setting, reference, rows, ranking, len(chances.queries))
+
+
+def _corrected(rows: Sequence[MethodRow], key: str) -> dict[str, float]:
+    """Return the p-values of the methods, corrected for their number."""
+    found = {row.name: getattr(row.difference, key) for row in rows if row.difference and row.seeds}
+    found = {name: p_value for name, p_value in found.items() if p_value is not None}
+    return dict(zip(found, holm([*found.values()]).tolist(), strict=True))
+
+
+def _chosen(lines: Sequence[Line], setting: str) -> dict[str, str]:
+    """Return the values that each method chose, the lowest and the highest of several splits."""
+    held: dict[str, list[Line]] = defaultdict(list)
+    for line in lines:
+        if line["kind"] == "choice" and line["setting"] == setting:
+            held[line["method"]].append(line)
+    texts = {}
+    for method, choices in held.items():
+        values: dict[str, list[str]] = defaultdict(list)
+        for key, _, value in (override.partition("=") for line in choices for override in line["chosen"]):
+            values[key].append(value)
+        at_end = {key for line in choices for key in line.get("at_end", ())}
+        parts = (f"{key.rpartition('.')[2]} {_spread(each)}{'*' * (key in at_end)}" for key, each in values.items())
+        texts[method] = ", ".join(parts)
+    return texts
+
+
+def _spread(values: Sequence[str]) -> str:
+    try:
+        ends = sorted(map(float, values))
+    except ValueError:  # choices
+        return " or ".join(dict.fromkeys(values))
+    return " to ".join(dict.fromkeys(f"{end:.2g}" for end in (ends[0], ends[-1])))
+
+
+# -- tables -----------------------------------------------------------------------------------------------------------
+
+
+def cells_of(block: SettingTable) -> tuple[list[str], list[list[str]]]:
+    """Return the head of a block's table and its rows, without the columns that nothing stands in."""
+    rows = []
+    for row in block.rows:
+        beside, p_values = "reference" if row.name == block.reference else "", ["", ""]
+        if row.difference is not None:
+            beside = _number(row.difference, "+")
+            p_values = ["" if p is None else f"{p:.2g}" for p in (row.difference.p_seeds, row.difference.p_classes)]
+        rank = "" if row.rank is None else f"{row.rank:.2f}"
+        seeds = f"{row.seeds or ''}{f' ({row.diverged} diverged)' if row.diverged else ''}"
+        recall = Answer(*row.recall, None, None, None)
+        rows.append([row.name, _number(row.mauprc), _number(recall), beside, *p_values, rank, row.chosen, seeds])
+    head = [block.setting or "method", *(name.format(block.reference) for name in _HEAD)]
+    kept = [place for place in range(len(head)) if any(row[place] for row in rows)]
+    return [head[place] for place in kept], [[row[place] for place in kept] for row in rows]
+
+
+def _number(answer: Answer, sign: str = "") -> str:
+    text = f"{answer.mean:{sign}.4f}" + ("" if answer.half_width is None else f" ± {answer.half_width:.4f}")
+    if answer.interval is not None:
+        text += " [{0:{2}.4f}, {1:{2}.4f}]".format(*answer.interval, sign)
+    return text
+
+
+def _ranks(block: SettingTable) -> str:
+    if block.ranking is None:
+        return ""
+    friedman = "" if block.ranking.p_value is None else f"; Friedman's test: p = {block.ranking.p_value:.2g}"
+    least = f"that differ by less than {block.ranking.critical_difference:.2f} are not told apart (Nemenyi, 5 %)"
+    return f"Mean ranks over {block.num_classes:,} classes {least}{friedman}."
+
+
+def to_markdown_tables(lines: Sequence[Line], setting: str | None = None) -> str:
+    """Return the tables of all settings, or of one, and what they mean."""
+    blocks = [block for block in blocks_of(lines) if setting in (None, block.setting)]
+    parts = [part for block in blocks for part in (markdown_table(*cells_of(block)), _ranks(block)) if part]
+    return "\n\n".join([*parts, _NOTE]) if parts else TO_RUN
+
+
+def to_latex_tables(lines: Sequence[Line]) -> str:
+    """Return the tables of all settings for LaTeX with booktabs."""
+    return "\n\n".join(latex_table(*cells_of(block)) for block in blocks_of(lines))
+
+
+# -- the page ---------------------------------------------------------------------------------------------------------
+
+
+def benchmark_page(lines: Sequence[Line]) -> str:
+    """Return the page of a benchmark as HTML text: a table and a picture of both intervals for each setting."""
+    about, done = lines[0], [line for line in lines if line["kind"] in ("choice", "run", "untrained")]
+    tests = [
+        f"{line['split']}: {sum(line['queries']):,} images of {len(line['classes']):,} classes"
+        for line in lines
+        if line["kind"] == "split"
+    ]
+    chosen = f"{about['trials']} trials, validated on {about['choose_by']['folds']} folds of the training classes"
+    facts = {
+        "configuration": " ".join([about["config"], *about["overrides"]]),
+        "test": ", ".join(tests),
+        "choice of each method": f"{chosen}, by {about['choose_by']['by']}" if about["trials"] else "none",
+        "processor time": f"{sum(line['processor_seconds'] for line in done) / 3600:.2f} h",
+    }
+    for key in ("commit", "torch", "device", "threads"):
+        facts[key] = ", ".join(sorted({str(line[key]) for line in done}))
+    return render(
+        "benchmark.html",
+        title="Benchmark",
+        counted=f"{len(done):,} of {about['units']:,} choices, trainings and tests are done.",
+        blocks=[(each.setting or "Methods", *cells_of(each), _ranks(each), _chart(each)) for each in blocks_of(lines)],
+        note=_NOTE,
+        facts=facts,
+        failed=[line for line in done if "error" in line],
+    )
+
+
+def _chart(block: SettingTable) -> str:
+    described = f"mAUPRC of each method with its intervals, {block.setting}"
+    return svg(partial(_intervals, block=block), described, size=(7.6, 0.9 + 0.28 * len(block.rows)))
+
+
+def _intervals(axes: Axes, block: SettingTable) -> None:
+    for place, row in enumerate(reversed(block.rows)):
+        colour, answer = COLOURS[0] if row.seeds else "#808080", row.mauprc
+        for ends, width in ((answer.interval, 1.2), (_around(answer), 5)):
+            if ends is not None:
+                axes.plot(ends, [place, place], color=colour, linewidth=width, alpha=0.6, solid_capstyle="butt")
+        axes.plot([answer.mean], [place], "D" if row.name == block.reference else "o", color=colour, markersize=5)
+    axes.set_yticks(range(len(block.rows)), [plain(row.name) for row in reversed(block.rows)])
+    axes.set(xlabel="mAUPRC; thick: interval over seeds, thin: over classes", ylim=(-0.7, len(block.rows) - 0.3))
+
+
+def _around(answer: Answer) -> tuple[float, float] | None:
+    half = answer.half_width
+    return None if half is None else (answer.mean - half, answer.mean + half)
