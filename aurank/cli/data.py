@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 _FIXES = (
     "Findings that the table in --out leaves out, with commas: missing, unreadable, repeats, near-repeats, leaks, "
-    "near-leaks, conflicts, near-conflicts, blurred, dark, tiny, odd-shapes; with --model also embeddings, labels."
+    "near-leaks, conflicts, near-conflicts, blurred, dark, tiny, odd-shapes; with --model also embeddings, labels; "
+    "with --negatives suspects."
 )
 
 
@@ -64,6 +65,7 @@ def doctor(
     model: str | None = option("Examine its embeddings of the images too; names as for evaluate."),
     embeddings: Path | None = option("Examine saved embeddings: .npz, or .npy with --labels.", callback=reads),
     labels: Labels = None,
+    negatives: Path | None = option("Hard negatives (.parquet) of aurank mine: looked at too.", callback=reads),
     html: Path | None = option("A page (.html) to write, with pictures of what was found.", suffix=".html"),
     fix: str | None = option(_FIXES, metavar="NAMES"),
     out: Path | None = option("A table (.csv) to write, of the data without what --fix names.", suffix=".csv"),
@@ -93,7 +95,7 @@ def doctor(
     if (fix is None) != (out is None):
         raise UserError("--fix NAMES and --out FILE.csv go together: what is left out, and the table of what stays")
     if embeddings is not None:
-        for name, value in {"--model": model, "--fix": fix, "DATA": data}.items():
+        for name, value in {"--model": model, "--fix": fix, "--negatives": negatives, "DATA": data}.items():
             if value is not None:
                 raise UserError(f"{name} {value} has no use with --embeddings {embeddings}: leave one out")
     elif data is None:
@@ -102,11 +104,13 @@ def doctor(
         raise UserError(f"--labels {labels} goes with --embeddings: the labels of {data} come with the images")
     elif model is None and (needing := [name for name in fixes if name in NEED_MODEL]):
         raise UserError(f"--fix {needing[0]} goes with --model, whose embeddings show it; add one, or leave it out")
+    if "suspects" in fixes and negatives is None:
+        raise UserError("--fix suspects goes with --negatives FILE, which aurank mine writes; add it, or leave it out")
     if embeddings is not None:
         report = examine_embeddings(embeddings, labels)
     else:
         with drawn() as running:
-            report = examine_data(str(data), overrides, model=model, table=out, running=running)
+            report = examine_data(str(data), overrides, model=model, table=out, negatives=negatives, running=running)
     console.say(report)
     if html is not None:
         write_text(html, doctor_page(report, command=shlex.join(["aurank", *sys.argv[1:]])))

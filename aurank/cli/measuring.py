@@ -1,5 +1,6 @@
 """Commands that run a model on images, or read what one measured."""
 
+import math
 import shlex
 import sys
 from dataclasses import replace
@@ -205,6 +206,47 @@ def embed(
             embedded.save(out)
     rows, width = embedded.embeddings.shape
     console.say(f"{rows} embeddings of {width} dimensions written to {out}")
+
+
+@app.command()
+@measuring("data", "split", run=(*RUN, "bf16"))
+@claiming()
+def mine(
+    *,
+    model: ModelOption,
+    out: Path = option("Folder for negatives.parquet and mine.html.", default=...),
+    labels: Labels = None,
+    per_query: int = option("Hard negatives of each image.", default=10, min=1),
+    margin: float = option("Keep those less than this behind the best positive, such as 0.1.", default=math.inf),
+    suspect: float = option("Part of a negative's neighbours that makes it suspect.", default=0.3, min=0.0, max=1.0),
+    distance: str = option("cosine, dot or euclidean (l2).", default="cosine"),
+    csv: bool = option("Write negatives.csv too.", "--csv", default=False),
+    images: "ImageSelection",
+    drawn: Drawn,
+) -> None:
+    """Find hard negatives, and suspect ones, which may be false.
+
+    Train with them: sampler.name=hard_negative sampler.params.negatives=FILE
+
+    \b
+    aurank mine --model timm:resnet18 --data folder:photos --out mined
+    aurank mine --model embeddings:rows.npz --margin 0.1 --out mined
+    """
+    from aurank.commands import mine_model
+    from aurank.data.checks.negatives import TEXTS, write_negatives
+    from aurank.files import write_text
+    from aurank.reporting.doctor_page import doctor_page
+    from aurank.reporting.tables import without_formula
+
+    options: dict[str, Any] = {"k": per_query, "margin": margin, "suspect": suspect, "distance": distance}
+    with drawn() as running:
+        table, report = mine_model(model, images, labels=labels, running=running, **options)
+    write_negatives(table, out / "negatives.parquet")
+    if csv:
+        texts = {name: [*map(without_formula, table[name])] for name in TEXTS}
+        write_negatives({**table, **texts}, out / "negatives.csv")
+    write_text(out / "mine.html", doctor_page(report, command=_typed()))
+    console.say(report, f"written to {out / 'negatives.parquet'}, to look at: {out / 'mine.html'}")
 
 
 @app.command()

@@ -132,7 +132,7 @@ _IMAGES = {
         "READER:PATH such as folder:photos, or a configuration; default: what an aurank: model was trained on.",
         "--data",
     ),
-    "split": _shared(str | None, "train, val, test or all; default: test, for an index all."),
+    "split": _shared(str | None, "train, val, test or all; default: test, to mine train, for an index all."),
     "protocol": _shared(str | None, "A named protocol, such as sop; its data is in --root."),
     "root": _shared(Path | None, "Folder of the protocol's data, or the one that paths of tables start from."),
     "query": _shared(Path | None, "Table (csv, parquet) of the queries; needs --gallery.", callback=reads),

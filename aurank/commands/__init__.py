@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from aurank.commands.compare import compare_reports
     from aurank.commands.doctor import examine_data, examine_embeddings
     from aurank.commands.embed import embed_model, embed_to_folder
-    from aurank.commands.evaluate import calibrate_model, evaluate_model
+    from aurank.commands.evaluate import calibrate_model, evaluate_model, mine_model
     from aurank.commands.export import Exported, export_model
     from aurank.commands.galleries.build_index import IndexChange, add_images, build_index, remove_images
     from aurank.commands.galleries.postprocess import read_postprocessing
@@ -52,6 +52,7 @@ __all__ = [
     "examine_embeddings",
     "export_model",
     "measure_baselines",
+    "mine_model",
     "prepare_data",
     "probe_model",
     "read_postprocessing",

@@ -12,6 +12,7 @@ from aurank.commands.run_options import RunOptions, prepare_model
 from aurank.data import Manifest
 from aurank.data.checks.doctor import check_prepared, examine
 from aurank.data.checks.findings import DoctorReport, Finding, finding_of, require_table
+from aurank.data.checks.negatives import examine_negatives, read_negatives
 from aurank.embedding.embed import Embedded
 from aurank.embedding.from_config import open_prepared
 from aurank.embedding.image_text_pairs import each_image_once
@@ -101,6 +102,7 @@ def examine_data(
     *,
     model: str | None = None,
     table: Path | None = None,
+    negatives: Path | None = None,
     running: RunOptions | None = None,
 ) -> DoctorReport:
     """Return what is wrong with data: missing, broken, repeated or poor images, lone classes, leaks between splits.
@@ -110,6 +112,7 @@ def examine_data(
         overrides: dotted changes of the data section, or of the configuration.
         model: whose embeddings are examined too, for wrong labels and more; needs READER:PATH.
         table: that the rows kept will be written to.
+        negatives: a table that ``aurank mine`` wrote, which is looked at too.
 
     Example:
         >>> report = examine_data("digits:", ["data.validation_fraction=0.3", "seed=1"])
@@ -136,6 +139,7 @@ def examine_data(
     if table is not None:
         require_table(manifest)
     train_labels = section.train_labels == "class"
+    mined = [] if negatives is None else examine_negatives(read_negatives(negatives), manifest.paths)
     findings: list[Finding] = []
     candidates = None
     if model is not None:
@@ -160,7 +164,7 @@ def examine_data(
     )
     if (prepared := open_prepared(section)) is not None:
         report = report.with_findings(check_prepared(prepared, manifest))
-    return report.with_findings(findings)
+    return report.with_findings([*findings, *mined])
 
 
 def examine_embeddings(path: Path, labels: Path | None = None) -> DoctorReport:

@@ -1,4 +1,4 @@
-"""Measuring any model, and its thresholds: what ``aurank evaluate`` and ``aurank calibrate`` call."""
+"""Measuring any model: what ``aurank evaluate``, ``aurank calibrate`` and ``aurank mine`` call."""
 
 from dataclasses import replace
 from functools import partial
@@ -11,6 +11,8 @@ import torch
 from aurank.commands.galleries.postprocess import fitted_on_training, read_steps
 from aurank.commands.report import Measurement
 from aurank.commands.run_options import RunOptions, prepare_model
+from aurank.data.checks.findings import DoctorReport
+from aurank.data.checks.negatives import TEXTS, Table, examine_negatives
 from aurank.data.saved_embeddings import EmbeddingSource
 from aurank.embedding.embed import Embedded
 from aurank.embedding.evaluation_options import TRIAL, evaluate_together, noted, trial_of
@@ -20,9 +22,11 @@ from aurank.embedding.select_images import require_distinct, require_likely_clas
 from aurank.embedding.stored.trained_model import split_name
 from aurank.errors import UserError
 from aurank.evaluation.calibration import Aim, Calibration, calibrate
-from aurank.evaluation.engine.problem import byte_count
+from aurank.evaluation.engine.problem import byte_count, require_one_of
+from aurank.evaluation.engine.scores import DISTANCES
 from aurank.evaluation.index.neighbours import Index
 from aurank.evaluation.metrics import pooled_names
+from aurank.evaluation.negatives import mine_negatives
 from aurank.evaluation.postprocessing import PostProcessing
 from aurank.evaluation.report import Report
 from aurank.evaluation.trec import evaluate_run, read_qrels, read_run, run_names, write_run
@@ -149,6 +153,64 @@ def calibrate_model(
     return found if steps is None else replace(found, notes=[steps.note, *found.notes])
 
 
+@accepting()
+def mine_model(
+    model: str,
+    images: ImageSelection | None = None,
+    *,
+    margin: float = np.inf,
+    labels: Path | None = None,
+    running: RunOptions | None = None,
+    **options: Any,
+) -> tuple[Table, DoctorReport]:
+    """Return pairs of images and their hard negatives, by labels alone, and what the doctor finds in them.
+
+    Args:
+        model, labels, running: as for ``evaluate_model``.
+        images: its ``data``, ``split`` (default: train, or all images where there is none) and ``overrides``.
+        margin: only pairs are kept whose margin is below this.
+        options: of ``aurank.evaluation.negatives.mine_negatives``.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     np.savez(f"{folder}/rows.npz", embeddings=np.eye(4)[[0, 0, 1, 1]] + 1, labels=[5, 5, 6, 6])
+        ...     table, report = mine_model(f"embeddings:{folder}/rows.npz", k=1)
+        >>> table["negative"].tolist(), table["margin"].round(3).tolist()
+        (['row 2', 'row 2', 'row 0', 'row 0'], [0.143, 0.143, 0.143, 0.143])
+    """
+    images, running, manifest = replace(images or ImageSelection(), usual="train"), running or RunOptions(), None
+    require_one_of(DISTANCES, distance=options.get("distance", "cosine"))
+    what, prepared = split_name(model)[1], None
+    if model.startswith("embeddings:"):
+        embedded, notes = saved_embeddings(model, Path(what), labels, images)
+    else:
+        prepared = prepare_model(model, images, running, labels=labels)
+        manifest = prepared.dataset.manifest
+        what = manifest.name
+        require_measurable(manifest, pooled=False)
+        require_likely_classes(manifest, prepared.data, counts="to be mined")
+    given = embedded if manifest is None else manifest
+    paths = [*map(str, given.paths)] if any(given.paths) else [f"row {row}" for row in embedded.ids.tolist()]
+    if given.positives is not None or len(set(paths)) < len(paths):
+        raise UserError(f"negatives of {what} are mined by classes and named by paths: list each image once, in one")
+    if prepared is not None:
+        embedded, notes = prepared.embed()
+        running.tell(*prepared.remarks, *notes[1:])
+    how = {"device": running.torch_device, "progress": running.stage("mining"), **options}
+    pairs = mine_negatives(embedded.embeddings, embedded.labels, **how)
+    pairs = {name: values[pairs["margin"] < margin] for name, values in pairs.items()}
+    if not len(pairs["query"]):
+        raise UserError(f"no image of {what} has a positive, and a negative within --margin {margin}")
+    named = np.array(paths if prepared is None else embedded.paths.tolist(), object)
+    names = embedded.labels if embedded.classes is None else embedded.classes[embedded.labels]
+    texts = [kind[pairs[side]] for kind in (named, names.astype(str).astype(object)) for side in TEXTS[:2]]
+    table = {**pairs, **dict(zip(TEXTS, texts, strict=True))}
+    counts = {"images": len(named), "classes": len(np.unique(names)), "pairs": len(texts[0])}
+    report = DoctorReport(f"hard negatives of {what}", counts, (), manifest)
+    return table, report.with_findings(examine_negatives(table, paths))
+
+
 def _measure(
     model: str,
     images: ImageSelection,
@@ -198,7 +260,7 @@ def saved_embeddings(model: str, path: Path, labels: Path | None, images: ImageS
     if images.split is not None and embedded.splits is None:
         raise UserError(f"{split_option} has no use with --model {model}: {path} holds no array 'splits'")
     notes = []
-    split = images.split or ("test" if several and protocol is None else ALL)
+    split = images.split or (images.usual if several and protocol is None else ALL)
     if split != ALL and embedded.splits is not None:
         rows = embedded.splits == split
         if not rows.any():

@@ -4,11 +4,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 from jaxtyping import Int64
 
+from aurank.data.checks.negatives import mined_neighbours, read_negatives
 from aurank.errors import UserError
 from aurank.ranges import Range
 
@@ -359,6 +361,9 @@ class HardNegativeSampler(PKSampler):
     Args:
         neighbours: called with a number, gives the rows of that many nearest other images for each image, the nearest
             first; −1 where there is none. The same in all processes.
+        negatives: a table that ``aurank mine`` wrote, whose pairs say for the whole run which classes are near, but
+            for suspect images; nothing is mined anew.
+        paths: of the images, by which the table names them.
 
     Example:
         >>> labels = np.repeat(np.arange(4), 4)
@@ -371,18 +376,23 @@ class HardNegativeSampler(PKSampler):
     """
 
     neighbours: Callable[[int], Int64[np.ndarray, "image k"]]
-    refresh_every: int = 500
+    refresh_every: int | None = 500
     num_neighbours: int = 50
+    negatives: str | None = None
+    paths: Sequence[str] = ()
 
     def troubles(self) -> Iterator[str]:
         yield from super().troubles()
         for name in ("refresh_every", "num_neighbours"):
-            if getattr(self, name) < 1:
-                yield f"{name} must be at least 1, got {getattr(self, name)}"
+            if (value := getattr(self, name)) is not None and value < 1:
+                yield f"{name} must be at least 1, got {value}"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._nearest = np.empty((len(self.classes), 0), dtype=np.int64)
+        if self.negatives is not None:
+            near = mined_neighbours(read_negatives(Path(self.negatives)), self.paths)
+            self._nearest, self.refresh_every = nearest_classes(self.labels, near, self.num_neighbours), None
         self._epoch = 0
         self._shown: list[Chunks] = []  # of that epoch, before the last refresh
 

@@ -43,6 +43,7 @@ class ImageSelection:
         query, gallery: a table (csv, parquet) for each side; an image of both sides is never its own result.
         overrides: dotted changes of the `data` section.
         seeds: of the draws of a protocol.
+        usual: the split where none is named: "test", or "train", without which all images are taken.
 
     Example:
         >>> ImageSelection("folder:photos", protocol="sop").check()
@@ -58,6 +59,7 @@ class ImageSelection:
     gallery: Path | None = None
     overrides: Sequence[str] = ()
     seeds: Sequence[int] | None = None
+    usual: str = "test"
 
     @property
     def given(self) -> list[str]:

@@ -67,12 +67,13 @@ def select(images: ImageSelection, checkpoint: dict[str, Any] | None) -> Selecte
     data = read_data_config(section, images.overrides)
     given = read_whole(data) if images.data is None or isinstance(images.data, str) else images.data
     whole, trained = _with_splits(given, data, images, checkpoint)
-    if images.split == ALL:
+    has_usual = images.usual in whole.split_sizes
+    if images.split == ALL or (images.split is None and images.usual == "train" and not has_usual):
         return Selected(data, whole, trained)
-    if images.split is None and "test" not in whole.split_sizes:
+    if images.split is None and not has_usual:
         others = " or ".join(whole.split_sizes)
         raise UserError(f"{whole.name} has no test images to measure; choose another split with --split {others}")
-    return Selected(data, split_of(whole, data, images.split or "test"), trained)
+    return Selected(data, split_of(whole, data, images.split or images.usual), trained)
 
 
 def _with_splits(

@@ -74,6 +74,7 @@ def build_sampler(
     component = config.sampler
     offered: dict[str, Any] = {"labels": train.labels, "super_labels": train.super_labels, "neighbours": neighbours}
     offered |= {"batch": component.batch, "seed": config.seed, "rank": rank, "world_size": world_size}
+    offered["paths"] = train.paths
     sampler: Sampler = build("sampler.params", SAMPLERS[component.name], offered, component.params)
     return sampler
 

@@ -10,7 +10,7 @@ from aurank.lazy import LazyTable
 from aurank.losses import LOSSES, MINERS
 
 _OF_DATA = frozenset({"class_counts", "num_classes", "num_samples", "embedding_size", "super_labels", "distributed"})
-_OF_BATCHES = frozenset({"labels", "super_labels", "batch", "seed", "rank", "world_size", "neighbours"})
+_OF_BATCHES = frozenset({"labels", "super_labels", "batch", "seed", "rank", "world_size", "neighbours", "paths"})
 CHOICES = {
     **DATA_CHOICES,
     "sampler": Choices(LazyTable("aurank.data", "samplers:SAMPLERS"), _OF_BATCHES),

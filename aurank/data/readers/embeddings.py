@@ -30,7 +30,7 @@ def read_embeddings(root: Path, *, file: str, labels: str | None = None, splits:
         content["splits"] = read_column(root / splits, "splits")
     rows, paths = content["embeddings"], content["paths"].tolist()
     if not any(paths):
-        paths = [f"row {row}" for row in range(count)]
+        paths = [f"row {row}" for row in content["ids"].tolist()]
     with np.errstate(over="ignore"):
         rows = rows if rows.dtype == np.float32 else rows.astype(np.float32)
 

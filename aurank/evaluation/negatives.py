@@ -1,0 +1,84 @@
+"""Hard negatives: the nearest rows of other classes, and which of them may be false."""
+
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int64
+
+from aurank.arrays import Rows
+from aurank.evaluation.engine.nearest import BestSearch
+from aurank.evaluation.engine.problem import Pairs, ProgressCallback, RetrievalProblem, require_at_least
+from aurank.evaluation.engine.scores import ExactScores
+from aurank.evaluation.engine.tiles import Work
+
+NEIGHBOURS = 10  # that decide whether a negative is suspect, at most
+_SCORES = 2**22  # in memory at a time
+
+
+def mine_negatives(
+    embeddings: Rows,
+    labels: Int64[np.ndarray, " row"],
+    k: int = 10,
+    *,
+    suspect: float = 0.3,
+    distance: str = "cosine",
+    progress: ProgressCallback | None = None,
+    **how: Any,
+) -> dict[str, np.ndarray]:
+    """Return the k nearest rows of other classes of each row with a positive, by exact scores, equal ones by row.
+
+    A negative is suspect where no positive is nearer to the query, and, of its own nearest negatives, further rows of
+    the query's class are as near to it as any positive of its own: the part `suspect` of the query's positives or more,
+    of which 10 count at most.
+
+    Args:
+        how: `device` and `max_memory` of ``aurank.evaluate``.
+
+    Returns:
+        Columns of the pairs: query, negative, rank, score, positive_score (the best), worst_positive_score, margin (the
+        best positive's score less the negative's), is_suspect.
+
+    Example:
+        >>> rows = np.array([[1.0, 0.0], [0.8, 0.6], [0.96, 0.28], [0.0, 1.0], [-0.6, 0.8]])
+        >>> pairs = mine_negatives(rows, np.array([0, 0, 1, 1, 1]), k=1)
+        >>> pairs["negative"].tolist(), pairs["margin"].round(2).tolist()[0], pairs["is_suspect"].tolist()[0]
+        ([2, 2, 0, 1, 1], -0.16, True)
+    """
+    require_at_least(1, k=k)
+    order = np.argsort(labels, kind="stable")
+    label = np.unique(labels, return_inverse=True)[1][order]
+    sizes = np.bincount(label)
+    stops = np.cumsum(sizes)
+    starts = stops - sizes
+
+    def hidden(here: slice, there: slice) -> Pairs:  # of one class
+        first, last = (np.clip(side[label[here]], there.start, there.stop) - there.start for side in (starts, stops))
+        query = np.repeat(np.arange(len(first)), last - first)
+        return query, np.arange(len(query)) - np.repeat(np.cumsum(last - first) - last, last - first)
+
+    exact = ExactScores.of(RetrievalProblem(embeddings, labels=labels), order, order, distance=distance)
+    work = Work.of(embeddings, distributed=False, **how)
+    search = BestSearch(exact, hidden, lambda query, place: order[place], True, work)
+    place, score = search.run(max(k, NEIGHBOURS + 1), np.arange(len(order)), progress)
+    best, worst = np.full(len(order), -np.inf), np.full(len(order), np.inf)
+    for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
+        step = max(1, _SCORES // (stop - start))
+        for rows in (np.arange(first, min(first + step, stop)) for first in range(start, stop, step)):
+            query, positive = np.repeat(rows, stop - start), np.tile(np.arange(start, stop), len(rows))
+            query, positive = query[query != positive], positive[query != positive]
+            scores = exact.pairs(query, positive)
+            np.maximum.at(best, query, scores)
+            np.minimum.at(worst, query, scores)
+    query, at = np.nonzero((place[:, :k] >= 0) & (sizes[label] > 1)[:, None])
+    by_row = np.argsort(order[query], kind="stable")
+    query, at = query[by_row], at[by_row]
+    negative, scores = place[query, at], score[query, at]
+    is_suspect, near = scores >= best[query], (place >= 0) & (score >= best[:, None])
+    chosen = np.flatnonzero(is_suspect)
+    for some in np.array_split(chosen, 1 + chosen.size * NEIGHBOURS // _SCORES):
+        who, others = query[some, None], place[negative[some], : NEIGHBOURS + 1]
+        alike = near[negative[some], : NEIGHBOURS + 1] & (others != who) & (label[others] == label[who])
+        is_suspect[some] = alike.sum(axis=1) >= suspect * np.minimum(sizes[label[query[some]]] - 1, NEIGHBOURS)
+    columns = {"query": order[query], "negative": order[negative], "rank": at + 1, "score": scores}
+    columns |= {"positive_score": best[query], "worst_positive_score": worst[query]}
+    return {**columns, "margin": best[query] - scores, "is_suspect": is_suspect}

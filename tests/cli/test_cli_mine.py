@@ -1,0 +1,173 @@
+"""`aurank mine` as typed: a table and a page, which training and the doctor take."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+from PIL import Image
+from testing.processes import Shell
+
+from aurank.data import HardNegativeSampler
+from aurank.data.checks.negatives import mined_neighbours, read_negatives, write_negatives
+from aurank.errors import UserError
+
+COLOURS = {"red": (220, 20, 20), "rose": (200, 60, 60), "blue": (20, 20, 220), "sky": (60, 60, 200)}
+CONFIG: dict[str, Any] = {
+    "data": {"name": "folder", "root": "photos", "image_size": 8, "validation_fraction": 0, "cache": "0"},
+    "sampler": {"name": "hard_negative", "batch": 4, "params": {"per_class": 2}},
+    "model": {"backbone": "test_resnet", "pretrained": False, "dim": 8},
+    "loss": {"name": "smooth_ap"},
+    "optim": {"lr": 1e-3},
+    "train": {"steps": 2},
+}
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Photos of four colours, two and two alike, as training images; one of the red ones is labelled blue."""
+    rng = np.random.default_rng(0)
+    for name, colour in COLOURS.items():
+        for number in range(6):
+            drawn = COLOURS["red"] if (name, number) == ("blue", 5) else colour
+            path = tmp_path / f"photos/train/{name}/{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            pixels = np.clip(np.array(drawn) + rng.integers(-9, 10, 3), 0, 255) + np.zeros((16, 16, 3))
+            Image.fromarray(pixels.astype(np.uint8)).save(path)
+    (tmp_path / "photos/test").mkdir()
+    for name in ("green", "grey", "brown"):
+        (tmp_path / "photos/test" / name).mkdir()
+        for number in range(2):
+            Image.new("RGB", (16, 16), name).save(tmp_path / f"photos/test/{name}/{number}.png")
+    (tmp_path / "config.yaml").write_text(json.dumps(CONFIG), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    rows, labels = [], []
+    for row, (name, colour) in enumerate(COLOURS.items()):
+        for number in range(6):
+            shift = rng.uniform(-9, 10, 3)
+            rows.append(np.array(COLOURS["red"] if (name, number) == ("blue", 5) else colour) + shift)
+            labels.append(row)
+    names = [f"train/{name}/{number}.png" for name in COLOURS for number in range(6)]
+    classes = np.array(list(COLOURS))
+    np.savez("rows.npz", embeddings=np.array(rows, np.float32), labels=labels, paths=names, classes=classes)
+    return tmp_path
+
+
+def test_what_is_mined_is_written_looked_at_cleaned_and_trained_with(place: Path, aurank: Shell) -> None:
+    code, output, complaint = aurank("mine", "--model", "embeddings:rows.npz", "--out", "mined", "--csv")
+    assert code == 0, complaint
+    assert output.startswith("hard negatives of rows.npz: 24 images, 4 classes, 240 pairs\n")
+    assert "images near another class: 1 (train/blue/5.png: labelled blue, looks like red)" in output
+    assert "classes taken for each other: " in output
+    table = pyarrow.parquet.read_table("mined/negatives.parquet").to_pylist()
+    assert all(row["query"].split("/")[1] == row["query_label"] != row["negative_label"] for row in table)
+    first = [row for row in table if row["query"] == "train/red/0.png"]
+    assert [row["rank"] for row in first] == list(range(1, 11))
+    assert all(row["margin"] == row["positive_score"] - row["score"] for row in table)
+    assert all(row["worst_positive_score"] <= row["positive_score"] for row in table)
+    assert {row["negative"] for row in table if row["is_suspect"]} == {"train/blue/5.png"}
+    assert len(Path("mined/negatives.csv").read_text(encoding="utf-8").splitlines()) == 241
+    assert "looks like red" in Path("mined/mine.html").read_text(encoding="utf-8")
+
+    pairs = ("--negatives", "mined/negatives.parquet")
+    code, output, _ = aurank("doctor", "folder:photos", *pairs, "--fix", "suspects", "--out", "clean.csv")
+    assert code == 1
+    assert "warning: images near another class: 1 (train/blue/5.png" in output
+    assert "--fix leaves out 1 of 30 rows (suspects 1)" in output
+    assert "train/blue/5.png" not in Path("clean.csv").read_text(encoding="utf-8")
+
+    chosen = "sampler.params.negatives=mined/negatives.parquet"
+    code, _, complaint = aurank("train", "config.yaml", chosen, "--out", "run")
+    assert code == 0, complaint
+    assert (place / "run/best.safetensors").exists()
+
+
+def test_images_are_embedded_and_shown_on_the_page_those_for_training_by_default(place: Path, aurank: Shell) -> None:
+    model = ("--model", "timm:test_vit,pretrained=false", "--data", "folder:photos", "--out", "mined")
+    code, output, complaint = aurank("mine", *model, "--per-query", "2")
+    assert code == 0, complaint
+    assert output.startswith("hard negatives of photos: 24 images, 4 classes, 48 pairs")
+    assert Path("mined/mine.html").read_text(encoding="utf-8").count("data:image/png") > 1
+    assert "6 images, 3 classes, 6 pairs" in aurank("mine", *model, "--split", "test", "--per-query", "1")[1]
+    for split in ("test", "train"):  # without splits all images are taken
+        code, output, complaint = aurank("mine", *model[:3], f"folder:photos/{split}", *model[4:], "--per-query", "1")
+        assert (code, complaint) == (0, "")
+    assert "24 images, 4 classes, 24 pairs" in output
+
+
+def test_a_margin_leaves_out_negatives_that_are_easy(place: Path, aurank: Shell) -> None:
+    aurank("mine", "--model", "embeddings:rows.npz", "--out", "all")
+    aurank("mine", "--model", "embeddings:rows.npz", "--out", "some", "--margin", "0.05")
+    every, some = (read_negatives(Path(name, "negatives.parquet"))["margin"] for name in ("all", "some"))
+    assert 0 < len(some) == int((every < 0.05).sum()) < len(every)
+
+
+def test_batches_hold_the_classes_of_mined_pairs_without_suspect_ones_and_state_is_kept(
+    place: Path, aurank: Shell
+) -> None:
+    aurank("mine", "--model", "embeddings:rows.npz", "--out", "mined", "--per-query", "3")
+    names = [f"train/{name}/{number}.png" for name in sorted(COLOURS) for number in range(6)]
+    labels = np.repeat(np.arange(4), 6)  # blue, red, rose, sky
+    given = {"neighbours": len, "per_class": 3, "negatives": "mined/negatives.parquet"}
+    sampler = HardNegativeSampler(labels, 6, paths=names, **given)  # type: ignore[arg-type]
+    assert sampler.refresh_every is None
+    epochs = [rows for epoch in range(4) for rows in sampler.epoch(epoch)]
+    assert {tuple(np.unique(labels[rows]).tolist()) for rows in epochs} == {(0, 3), (1, 2)}
+    other = HardNegativeSampler(labels, 6, neighbours=len, per_class=3)
+    other.load_state_dict(sampler.state_dict())
+    assert [rows.tolist() for rows in other.epoch(1)] == [rows.tolist() for rows in sampler.epoch(1)]
+    table = read_negatives(Path("mined/negatives.parquet"))
+    near = mined_neighbours(table, names)
+    suspect = names.index("train/blue/5.png")
+    assert suspect not in near
+    assert (near[suspect] == -1).all()
+    with pytest.raises(UserError, match=r"mined of other images, such as 'train/red/0.png'; the data have 'x'"):
+        mined_neighbours(table, ["x", "y"])
+
+
+def test_names_that_are_no_text_are_kept(tmp_path: Path) -> None:
+    paths = [os.fsdecode(b"\xff.png"), "=b.png"]
+    table = {"query": paths, "negative": paths[::-1], "query_label": ["a", "ß"], "negative_label": ["ß", "a"]}
+    write_negatives({**table, "margin": [0.5, 0.25], "is_suspect": [False, False]}, tmp_path / "pairs.parquet")
+    again = read_negatives(tmp_path / "pairs.parquet")
+    assert {name: list(again[name]) for name in table} == table
+    assert mined_neighbours(again, paths).tolist() == [[1], [0]]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--data", "folder:photos", "data.params.test_fraction=x"), "--data folder:photos has no use with --model"),
+        (("--per-query", "0"), "--per-query"),
+        (("--suspect", "1.5"), "--suspect"),
+        (("--distance", "manhattan"), "distance must be one of"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(words: tuple[str, ...], told: str, place: Path, aurank: Shell) -> None:
+    code, _, complaint = aurank("mine", "--model", "embeddings:rows.npz", "--out", "mined", *words)
+    assert code == 2
+    assert told in complaint
+    assert not Path("mined").exists()
+
+
+def test_data_and_tables_that_do_not_fit_are_refused(place: Path, aurank: Shell) -> None:
+    np.savez("lone.npz", embeddings=np.eye(3), labels=[0, 1, 2])
+    np.savez("twice.npz", embeddings=np.eye(3), labels=[0, 0, 1], paths=["a", "b", "b"])
+    Path("no.parquet").write_bytes(b"no")
+    pairs = ("doctor", "folder:photos", "--negatives", "no.parquet")
+    for words, told in (
+        (
+            ("mine", "--model", "embeddings:lone.npz", "--out", "mined"),
+            "no image of lone.npz has a positive, and a negative",
+        ),
+        (("mine", "--model", "embeddings:twice.npz", "--out", "mined"), "'b'"),
+        (pairs, "no.parquet"),
+        (("doctor", "folder:photos", "--fix", "suspects", "--out", "c.csv"), "--fix suspects goes with --negatives"),
+        (("train", "config.yaml", "sampler.params.negatives=no.parquet", "--out", "run"), "no.parquet"),
+        (("train", "config.yaml", "sampler.params.negatives=none.parquet", "--out", "run"), "none.parquet"),
+    ):
+        code, _, complaint = aurank(*words)
+        assert (code, told in complaint) == (2, True), complaint
