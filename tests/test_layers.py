@@ -167,11 +167,11 @@ BUDGETS = {
     "models": 2296,
     "embedding": 2486,
     "training": 2920,
-    "reporting": 1786,
-    "commands exporting serving": 5234,
+    "reporting": 1790,
+    "commands exporting serving": 5192,
     "config": 1057,
-    "cli": 1803,
-    "": 1380,  # beside the rooms
+    "cli": 1860,
+    "": 1362,  # beside the rooms
 }
 
 

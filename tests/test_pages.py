@@ -24,6 +24,7 @@ from testing.trees import publish_small_sizes
 import aurank
 from aurank import cli
 from aurank.losses import SmoothAPLoss
+from aurank.ranges import Range
 from aurank.training import TrainResult, read_config
 
 COMMANDS = commands()
@@ -39,6 +40,7 @@ STAND_INS = {
     r"^/data$": "published",
     r"^webdataset:.*": "webdataset:shards",
     r"\$AURANK_DATA\b": ".",
+    r"^runs/search/best.yaml$": "mine.yaml",
 }
 SHELL = {"source", "export", "git", "pip", "python -m venv"}  # of the shell, nothing of aurank
 
@@ -109,6 +111,8 @@ def run_aurank(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
             while name in options:
                 del options[options.index(name) : options.index(name) + 2]
         return run(monkeypatch, "config", words[1], *(word for word in options if not word.startswith("--")))
+    if words[0] == "tune":
+        words = [*words, "--list"]
     if words[0] in ("demo", "serve"):  # the one takes minutes, the other ends when it is interrupted
         return run(monkeypatch, *words, "--help")
     if words[0] == "export":  # few images, and no graph, which takes long to write: tests/exporting does
@@ -172,6 +176,8 @@ def test_a_configuration_is_one(block: Block) -> None:
     if {"data", "loss", "optim", "train"} <= sections.keys():
         Path("block.yaml").write_text(block.code, encoding="utf-8")
         read_config(Path("block.yaml"))
+    elif any("." in name for name in sections):  # of aurank tune --ranges
+        assert all(value is None or Range.read(value) for value in sections.values())
     else:  # a section, to be put into a configuration
         read_config("omniglot/soprc", [f"{name}={json.dumps(value)}" for name, value in sections.items()])
 

@@ -144,6 +144,63 @@ def benchmark(
 
 
 @app.command()
+def tune(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    out: Path | None = option("Folder of the search; default: runs/tune-mine for mine.yaml."),
+    trials: int = option("Trials in all, over all processes that share --out.", default=40, min=1),
+    folds: int = option("Parts of the training classes, each held out once.", default=3, min=2),
+    by: str = option("What a fold holds out whole: class or super_category.", default="class"),
+    ranges: Path | None = option("YAML file of ranges in place of the declared ones, or beside them.", callback=reads),
+    seed: int = option("Seed of the folds and the search.", default=0, min=0),
+    storage: str | None = option("URL of an Optuna storage, in place of a file in --out."),
+    only_list: bool = option("List the ranges, search nothing.", "--list", default=False),
+) -> None:
+    """Search settings by validation on held-out classes.
+
+    The first trial is the configuration itself. The same command goes on with a search, also from other processes.
+    --out gets best.yaml to train with, and the page tune.html.
+
+    \b
+    aurank tune mine.yaml --trials 40 --out runs/search
+    aurank tune mine.yaml --list
+    aurank train runs/search/best.yaml --out runs/best
+    """
+    if by not in ("class", "super_category"):
+        raise UserError(f"--by {by!r}: expected class or super_category")
+    settings = read_run(config, overrides)
+    from aurank.commands import tune
+    from aurank.commands.tune import read_ranges, searched_ranges, value_of
+
+    others = {} if ranges is None else read_ranges(ranges)
+    if only_list:
+        table = Table("setting", "range", "now", box=None)
+        for key, each in searched_ranges(settings, others).items():
+            table.add_row(key, str(each), json.dumps(value_of(settings, key)))
+        console.print(table)
+        return
+
+    def show(line: dict[str, Any]) -> None:
+        value, best = ("" if each is None else f"{each:.4f}" for each in (line["value"], line["best"]))
+        short = [re.sub(r"^[\w.]*\.(?=\w+=)", "", override) for override in line["overrides"]]
+        console.say(f"trial {line['number']} of {trials}: {value or line['state']}, best {best}  {' '.join(short)}")
+        if line["error"]:
+            stderr_console.say(line["error"])
+
+    out = out or Path("runs") / f"tune-{Path(config).stem}"
+    given: Any = {"trials": trials, "folds": folds, "by": by, "ranges": others, "seed": seed, "storage": storage}
+    try:
+        found = tune(settings, out, listener=show, **given)
+    except KeyboardInterrupt:
+        stderr_console.say("stopped; the same command goes on")
+        raise
+    console.say(f"best of {found.trials}: mAUPRC {found.value:.4f} in validation, {' '.join(found.overrides)}")
+    if found.at_end:
+        console.say(f"at an end of its range, beyond which there may be better ones: {', '.join(found.at_end)}")
+    console.say(f"written to {out}: best.yaml to train with, tune.html to look at")
+
+
+@app.command()
 def profile(
     config: ConfigFile,
     overrides: Overrides = None,

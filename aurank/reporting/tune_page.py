@@ -43,8 +43,8 @@ def tune_page(
         charts[caption] = svg(partial(_shares, shares=drawn), caption)
     slices: dict[str, Markup] = {}
     for key in order:
-        points = [(settings[line["number"]][key], line["value"]) for line in done]
-        slices[key] = svg(partial(_slice, points=points, within=ranges[key]), f"value over {key}", size=(4.2, 3.0))
+        points = [(settings[line["number"]].get(key, "null"), line["value"]) for line in done]
+        slices[key] = svg(partial(_slice, points=points, within=ranges[key]), f"value over {key}")
     return render(
         "tune.html",
         title=f"Search: {name}",
@@ -96,7 +96,11 @@ def _slice(axes: Axes, points: Sequence[tuple[str, float]], within: Range) -> No
         axes.set_xlim(-0.5, len(texts) - 0.5)
     else:
         places = [float(text) if text != "null" else np.nan for text, _ in points]
-        axes.set(xlim=(within.low, within.high), xscale="log" if within.log else "linear")
+        ends = (within.low, within.high)
+        axes.set(xlim=ends, xscale="log" if within.log else "linear")
+        ticks = np.geomspace(*ends, 4) if within.log else np.linspace(*ends, 4)
+        axes.set_xticks(ticks, [f"{tick:.2g}" for tick in ticks])
+        axes.minorticks_off()
     axes.scatter(places, values, color=COLOURS[0], s=18, linewidths=0, alpha=0.8)
     axes.scatter(places[:1], values[:1], color=COLOURS[4], s=90, marker="*")
     axes.set(ylabel="mAUPRC", ylim=_around(values))

@@ -7,9 +7,9 @@ import pytest
 from testing.processes import Shell
 
 GROUPS = [(), ("index",), ("data",), ("cache",)]
-NAMES = """train, benchmark, profile, demo, average, export, config, ls, cp, evaluate, embed, mine, pairs, probe,
-compare, calibrate, search, serve, init, doctor, index build, index add, index remove, data check, data get, data
-prepare, cache prune"""
+NAMES = """train, tune, benchmark, profile, demo, average, export, config, ls, cp, evaluate, embed, mine, pairs,
+probe, compare, calibrate, search, serve, init, doctor, index build, index add, index remove, data check,
+data get, data prepare, cache prune"""
 COMMANDS = NAMES.replace("\n", " ").split(", ")
 
 

@@ -79,7 +79,7 @@ class ISogCLRLoss(RobustLoss):
     def __init__(
         self,
         num_samples: int,
-        rho: Annotated[Number, Range(0.05, 5.0, log=True)] = 0.3,
+        rho: Annotated[Number, Range(0.05, 2.0, log=True)] = 0.3,
         *,
         temperature: Annotated[Number, Range(0.05, 1.0, log=True)] = 0.7,
         temperature_bounds: Sequence[Number | None] = (0.05, None),

@@ -1,0 +1,240 @@
+"""A search: what it tries, that it never sees a test image, and that it goes on after its processes were killed."""
+
+import csv
+import json
+import re
+import signal
+import sys
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from testing.galleries import head_config, rows, write_rows
+from testing.processes import ended, run_aurank
+
+import aurank
+from aurank.commands import Tuned, tune
+from aurank.commands.tune import declared_ranges, read_ranges, searched_ranges
+from aurank.config import dump_config
+from aurank.data import READERS, Manifest
+from aurank.embedding.named import read_whole
+from aurank.embedding.select_images import class_folds
+from aurank.errors import AurankError, UserError
+from aurank.losses import LOSSES
+from aurank.ranges import Range, ranges_of
+from aurank.training import read_config
+from aurank.training.build import build_loss, build_splits
+
+RATE = {"optim.lr": Range(1e-3, 0.1, log=True)}
+ONLY = {"optim.weight_decay": None, "sampler.params.per_class": None}
+# Without a number that is good for many data sets; hierarchical_ap has ranges, but needs super-categories to be made.
+WITHOUT = {"barlow_twins", "vicreg", "lightly", "semi_variance"}
+NEEDS = {"neuclip": {"two_way": False}, "fastclip": {"two_way": False}, "lightly": {"loss": "NTXentLoss"}}
+
+
+def config_of(folder: Path, **sections: dict[str, Any]) -> Any:
+    return read_config(head_config(write_rows(folder / "rows.npz"), **sections))
+
+
+def table(out: Path) -> list[dict[str, str]]:
+    lines = csv.DictReader((out / "trials.csv").read_text(encoding="utf-8").splitlines())
+    return [{name: value for name, value in line.items() if name != "seconds"} for line in lines]
+
+
+# -- ranges -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_both_ends_of_each_range_make_a_loss(loss: str, tmp_path: Path) -> None:
+    given = {"loss": {"name": loss, "params": NEEDS.get(loss, {})}}
+    config = config_of(tmp_path, **given)
+    ranges = {key: each for key, each in declared_ranges(config).items() if key.startswith("loss")}
+    assert (not ranges) == (loss in WITHOUT)
+    train = build_splits(config).train
+    ends = {key: each.choices or (each.low, each.high) for key, each in ranges.items()}
+    tried = [{key: end} for key, each in ends.items() for end in each]
+    for values in [*tried, *({key: each[place] for key, each in ends.items()} for place in (0, -1))]:
+        overrides = [f"{key}={json.dumps(value)}" for key, value in values.items()]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            build_loss(read_config(config.model_dump(mode="json"), overrides), train)
+
+
+def test_a_range_holds_the_configurations_own_value_and_leaves_out_choices_that_do_not_fit(tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"sampler": {"batch": 12}, "optim": {"lr": 0.2}, "loss": {"params": {"temperature": 0.7}}}
+    ranges = declared_ranges(config_of(tmp_path, **changes))
+    assert ranges["sampler.params.per_class"].choices == (2, 4)  # 8 does not divide 12
+    assert ranges["optim.lr"] == Range(1e-5, 0.2, log=True)
+    assert ranges["loss.params.temperature"].high == 0.7
+    assert declared_ranges(config_of(tmp_path, optim={"name": "sgd"}))["optim.lr"].high == 3
+
+
+def test_ranges_are_those_of_arguments_by_their_own_names() -> None:
+    assert ranges_of(LOSSES["sup_recall"]).keys() == {"k", "temperature", "rank_temperature", "calibration"}
+    assert not any(ranges_of(LOSSES[loss]).keys() & {"tau", "s"} for loss in LOSSES)
+
+
+# -- folds ------------------------------------------------------------------------------------------------------------
+
+
+def test_folds_are_of_whole_classes_and_of_nearly_one_size() -> None:
+    digits = READERS["digits"](None)
+    fold = class_folds(digits, 5, seed=3)
+    assert np.bincount(fold).min() > 0.9 * len(digits) / 5
+    assert all(len({*fold[digits.labels == label].tolist()}) == 1 for label in range(10))
+    assert class_folds(digits, 5, seed=4).tolist() != fold.tolist()
+    above = replace(digits, super_labels=digits.labels // 2)
+    assert all(len({*class_folds(above, 4, by="super_category")[digits.labels // 2 == each]}) == 1 for each in range(5))
+    with pytest.raises(UserError, match="10 classes, too few for 6 folds"):
+        class_folds(digits, 6)
+    with pytest.raises(UserError, match="has no super-categories"):
+        class_folds(digits, 2, by="super_category")
+
+
+# -- searches ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_first_trial_is_the_configuration_trained_in_each_fold_without_a_test_image(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    lines: list[dict[str, Any]] = []
+    found = tune(config, tmp_path / "out", ranges=RATE | ONLY, trials=2, folds=2, listener=lines.append)
+    whole = read_whole(config.data)
+    training = whole.select(whole.splits != "test")
+    fold = class_folds(training, 2)
+    expected = []
+    for number in range(2):
+        data = replace(training, splits=np.where(fold == number, "val", "train"))
+        expected.append(aurank.train(config, tmp_path / f"run{number}", dataset=data).best["mauprc"])
+    assert lines[0]["folds"] == expected
+    assert lines[0]["overrides"] == ["optim.lr=0.01", "loss.params.temperature=0.01"]
+    assert found.value == max(line["value"] for line in lines) == lines[-1]["best"]
+    best = read_config(tmp_path / "out" / "best.yaml")
+    assert dump_config(best) == dump_config(read_config(config.model_dump(mode="json"), found.overrides))
+    # Other test images change nothing.
+    others = rows()
+    others["embeddings"][others["splits"] == "test"] += 1
+    again = config_of(tmp_path).model_dump(mode="json")
+    np.savez(tmp_path / "rows.npz", **others)
+    assert tune(read_config(again), tmp_path / "again", ranges=RATE | ONLY, trials=2, folds=2) == found
+
+
+@pytest.mark.slow
+def test_a_search_of_images_leaves_out_their_test_split_and_prunes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Manifest] = []
+
+    def trained(config: Any, out: Path, *, dataset: Manifest, listener: Any) -> aurank.TrainResult:
+        seen.append(dataset)
+        values = [config.optim.lr, config.optim.lr / 2]  # the higher the rate, the better, up to 0.05
+        if config.optim.lr > 0.05:
+            raise AurankError("the loss is nan at step 2")
+        for value in values:
+            listener("validation", {"mauprc": value})
+        return aurank.TrainResult(out, 4, {"mauprc": max(values)}, None)
+
+    monkeypatch.setattr(sys.modules["aurank.commands.tune"], "train", trained)
+    steps = ["train.steps=4", "train.validate_every=2", "optim.warmup_steps=0"]
+    config = read_config("digits/soprc", ["optim.lr=0.001", *steps])
+    lines: list[dict[str, Any]] = []
+    found = tune(config, tmp_path, ranges=RATE, trials=40, listener=lines.append)
+    assert all(manifest.split_sizes.keys() == {"train", "val"} for manifest in seen)
+    assert not any({*one.labels[one.splits == "val"]} & {*one.labels[one.splits == "train"]} for one in seen)
+    pruned = [line for line in lines if line["state"] == "pruned"]
+    assert pruned
+    assert all(len(line["folds"]) < 3 for line in pruned)
+    assert all(("nan" in line["error"]) == (line["state"] == "failed") for line in lines)
+    assert 0.035 < found.value <= 0.05
+    assert lines[0]["value"] == 0.001
+    assert found.trials == len(lines) == 40
+    page = (tmp_path / "tune.html").read_text(encoding="utf-8")
+    assert "fANOVA" in page
+    assert all(key in page for key in searched_ranges(config, RATE))
+
+
+# Lines to run before a search: its process gets a signal in the second step of the fourth training.
+STOPPED = """
+import os, signal
+from aurank.training.loop import Loop
+count = 0
+def stopped(loop, batches, run=Loop._step):
+    global count
+    count += 1
+    if count == 4 * 3 + 2:
+        os.kill(os.getpid(), signal.{})
+    return run(loop, batches)
+globals().update(stopped=stopped)
+Loop._step = stopped
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=lambda number: number.name)
+def test_a_search_that_was_stopped_finds_what_it_would_have_found(number: signal.Signals, tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(dump_config(config_of(tmp_path)), encoding="utf-8")
+    words = ("tune", file, "--trials", 5, "--folds", 2, "--out")
+    whole = run_aurank(*words, tmp_path / "whole")
+    stopped = run_aurank(*words, tmp_path / "stopped", setup=STOPPED.format(number.name))
+    assert stopped.wait() == (-9 if number == signal.SIGKILL else 130), stopped.communicate()
+    ((code, output, complaints),) = ended([run_aurank(*words, tmp_path / "stopped")])
+    assert code == 0, complaints
+    assert re.findall(r"trial (\d) of 5", output) == ["2", "3", "4", "5"]
+    assert ended([whole])[0][0] == 0
+    assert table(tmp_path / "stopped") == table(tmp_path / "whole")
+    assert not list((tmp_path / "stopped").glob("trial[0-9]*"))
+
+
+@pytest.mark.slow
+def test_two_processes_share_the_trials_of_a_search(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(dump_config(config_of(tmp_path)), encoding="utf-8")
+    words = ("tune", file, "--trials", 6, "--folds", 2, "--out", tmp_path / "out")
+    results = ended([run_aurank(*words) for _ in range(2)])
+    assert [code for code, _, _ in results] == [0, 0], results
+    done = [re.findall(r"trial (\d) of 6", output) for _, output, _ in results]
+    assert all(done)
+    assert sorted(done[0] + done[1]) == [*"123456"]
+    assert len({output.split("best of 6")[1] for _, output, _ in results}) == 1
+    assert [line["number"] for line in table(tmp_path / "out")] == [*"123456"]
+
+
+@pytest.mark.slow
+def test_what_does_not_fit_is_refused_before_a_training(tmp_path: Path) -> None:
+    config, out = config_of(tmp_path), tmp_path / "out"
+    file = tmp_path / "mine.yaml"
+    file.write_text(dump_config(config), encoding="utf-8")
+    for ranges, said in (
+        ({"optim.lrr": [1, 2]}, "optim.lrr: unknown key"),
+        ({"optim.lr": [1, 2, "logs"]}, "optim.lr: got [1, 2, \"logs\"], expected [low, high]"),
+        ({"optim.lr": [2, 1]}, "optim.lr: 2 to 1 is no range"),
+        ({"optim.lr": [0.0, 1.0]}, "optim.lr: got 0.0"),
+        ({"loss.params.temperature": {"choices": [0.1, "warm"]}}, "temperature"),
+        ({"loss.params.tau9": None}, "loss.params.tau9 has none"),
+    ):  # fmt: skip
+        (tmp_path / "ranges.yaml").write_text(yaml.safe_dump(ranges), encoding="utf-8")
+        with pytest.raises(UserError, match=re.escape(said)):
+            tune(config, out, ranges=read_ranges(tmp_path / "ranges.yaml"))
+    assert not out.exists()
+    with pytest.raises(UserError, match="8 classes, too few for 5 folds"):
+        tune(config, out, folds=5)
+    unfit = config_of(tmp_path, sampler={"batch": 64, "params": {"per_class": 32}})
+    with pytest.raises(UserError, match="no class has per_class=32 images"):
+        tune(unfit, out, trials=2, folds=2)
+    with pytest.raises(UserError, match=r"holds another search .*per_class.*seed: 0 != 1"):
+        tune(config, out, trials=2, folds=2, seed=1)
+    ((code, text, complaints),) = ended([run_aurank("tune", file, "--list")])
+    assert code == 0, complaints
+    assert re.search(r"optim\.lr +1e-05 to 0\.03, log +0\.01", text)
+
+
+def test_a_value_near_an_end_is_said_to_be_there() -> None:
+    assert Range(1e-5, 1e-1, log=True).at_end(1.4e-5)
+    assert not Range(1e-5, 1e-1, log=True).at_end(1e-4)
+    assert not Range(choices=(1, 2)).at_end(1)
+    assert Tuned((), 0.5, (), 3).at_end == ()
