@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from aurank.losses.in_batch.info_nce import InfoNCELoss, SupConLoss
     from aurank.losses.in_batch.simco import SimCoLoss
     from aurank.losses.in_batch.spectral import SpectralContrastiveLoss
-    from aurank.losses.miners.emc2 import EMC2Miner
     from aurank.losses.ranking.auroc import AUROCLoss
     from aurank.losses.ranking.blackbox_ap import BlackBoxAPLoss
     from aurank.losses.ranking.fast_ap import FastAPLoss
@@ -107,7 +106,6 @@ MINERS: "LazyTable[type[nn.Module]]" = LazyTable(
         "batch_easy_hard": "core.common:pml_miners.BatchEasyHardMiner",
         "batch_hard": "core.common:pml_miners.BatchHardMiner",
         "distance_weighted": "core.common:pml_miners.DistanceWeightedMiner",
-        "emc2": "miners.emc2:EMC2Miner",
         "hdc": "core.common:pml_miners.HDCMiner",
         "multi_similarity": "core.common:pml_miners.MultiSimilarityMiner",
         "pair_margin": "core.common:pml_miners.PairMarginMiner",
@@ -127,7 +125,6 @@ __all__ = [
     "CyCLIPLoss",
     "DCLLoss",
     "EMC2Loss",
-    "EMC2Miner",
     "FastAPLoss",
     "FastCLIPLoss",
     "FlatNCELoss",

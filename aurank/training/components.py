@@ -15,7 +15,7 @@ CHOICES = {
     **DATA_CHOICES,
     "sampler": Choices(LazyTable("aurank.data", "samplers:SAMPLERS"), _OF_BATCHES),
     "loss": Choices(LOSSES, _OF_DATA),
-    "miner": Choices(MINERS, frozenset({"num_samples"})),
+    "miner": Choices(MINERS),
     "optim": Choices(LazyTable("aurank.training", "optim:OPTIMISERS"), frozenset({"params", "lr", "weight_decay"})),
     "optim.schedule": Choices(LazyTable("aurank.training", "optim:SCHEDULES"), frozenset({"steps", "warmup_steps"})),
 }

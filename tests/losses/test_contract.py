@@ -9,12 +9,12 @@ import pytest
 import torch
 from pytorch_metric_learning import distances, reducers, regularizers
 from pytorch_metric_learning import losses as pml_losses
-from testing.cases import COUNTS, FURTHER, MADE_MINERS, TABLE, Case
+from testing.cases import COUNTS, FURTHER, TABLE, Case
 from testing.equal import check_equal
 from testing.stateful import PROXIES, same_state
 from torch import Tensor
 
-from aurank.losses import LOSSES, MultipleLosses
+from aurank.losses import LOSSES, MINERS, MultipleLosses
 
 SHUFFLED = [0] * 5 + [1] * 2 + [2] * 6 + [3] + [4] * 3 + [5]  # unequal classes, two queries without a positive
 
@@ -73,10 +73,10 @@ def test_a_small_temperature_leaves_value_and_gradient_finite_in_float32(name: s
     assert torch.autograd.grad(value, rows)[0].isfinite().all()
 
 
-@pytest.mark.parametrize(("name", "miner"), list(zip(PLAIN, cycle(MADE_MINERS))))
+@pytest.mark.parametrize(("name", "miner"), list(zip(PLAIN, cycle(MINERS))))
 def test_a_miner_gives_the_loss_of_the_pairs_it_kept(name: str, miner: str) -> None:
     case, (embeddings, labels) = PLAIN[name], batch()
-    mined = MADE_MINERS[miner]()(embeddings, labels)
+    mined = MINERS[miner]()(embeddings, labels)
     assert oracles.sides(*oracles.masks(labels.tolist(), mined=mined))  # else there would be nothing to compare
     loss = case.make().double()(embeddings, labels, mined)
     check_equal(loss, expect(case, embeddings, labels, mined=mined), embeddings)

@@ -13,7 +13,6 @@ IDS = torch.arange(len(LABELS))
 WAIT = {
     "cross_batch_memory": "how full it is comes a step late, through a copy that a device is needed for",
     "several": "it holds a memory",
-    "emc2 miner": "what a miner finds has a shape that depends on values",
     "emc2 reencode": "images are embedded anew by their ids, which are read for that",
     "negative_cache refresh": "images are embedded anew by their ids, which are read for that",
     "isogclr host": "rows of a table on the host go through pinned memory; in core/test_losses_gpu.py",

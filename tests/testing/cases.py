@@ -13,17 +13,15 @@ from oracles import contrastive as oracles_contrastive
 from oracles import neuclip as oracles_neuclip
 from oracles import sup as oracles_sup
 from oracles import temperatures as oracles_temperatures
-from torch import Tensor, nn
+from torch import Tensor
 
 from aurank.losses import (
-    MINERS,
     AUROCLoss,
     BlackBoxAPLoss,
     CLIPLoss,
     CyCLIPLoss,
     DCLLoss,
     EMC2Loss,
-    EMC2Miner,
     FastAPLoss,
     FastCLIPLoss,
     FlatNCELoss,
@@ -99,8 +97,6 @@ def pnp(variant: str, official: bool = False) -> Case:
 
 
 SAMPLES = 40  # rows of the data set; classes may stand in for them, so a label may occur as often
-
-MADE_MINERS: dict[str, Callable[[], nn.Module]] = {**MINERS, "emc2": lambda: EMC2Miner(SAMPLES, views=SAMPLES)}
 
 
 def sogclr(positives: bool = False, **own: object) -> Case:

@@ -17,14 +17,12 @@ from aurank.losses import (
     CLIPLoss,
     CrossBatchMemory,
     EMC2Loss,
-    EMC2Miner,
     FastCLIPLoss,
     HierarchicalAPLoss,
     ISogCLRLoss,
     MultipleLosses,
     NegativeCacheLoss,
     NeuCLIPLoss,
-    PMLLoss,
     RecallAtKLoss,
     SogCLRLoss,
     SOPRCLoss,
@@ -49,18 +47,6 @@ WIDTH = 6
 PROXIES = ["arcface", "cosface", "normalized_softmax", "proxy_anchor", "proxy_nca", "soft_triple", "subcenter_arcface"]
 KEYED = {"views": SAMPLES}
 LABELS = torch.tensor([0] * 5 + [1] * 2 + [2] * 6 + [4] * 3 + [5] * 2)
-
-
-class Mined(nn.Module):
-    """A loss with a miner that has a state."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.miner, self.loss = EMC2Miner(SAMPLES, views=SAMPLES, embedding_size=WIDTH), PMLLoss(contrastive().loss)
-
-    def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        loss: Tensor = self.loss(embeddings, labels, self.miner)
-        return loss
 
 
 def against_another_modality(loss: nn.Module) -> nn.Module:
@@ -105,7 +91,6 @@ FURTHER_STATEFUL: dict[str, Callable[[], nn.Module]] = {
     "coding_rate": LOSSES["coding_rate"],
     "contrastive": LOSSES["contrastive"],
     "cross_batch_memory": lambda: CrossBatchMemory(contrastive(), embedding_size=WIDTH, memory_size=40),
-    "emc2 miner": Mined,
     "emc2 reencode": lambda: reencoded(EMC2Loss(SAMPLES, out_of_batch="reencode", **KEYED)),
     "fastclip v2 cosine": with_falling_gamma,
     "hierarchical_ap clustering": lambda: HierarchicalAPLoss([0] * 6, clustering=0.1, embedding_size=WIDTH),

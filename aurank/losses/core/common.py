@@ -1,21 +1,17 @@
-"""What all losses stand on: precision, devices, and what is taken of pytorch-metric-learning (PML), without scipy."""
+"""What all losses stand on: precision, devices, and what is taken of pytorch-metric-learning (PML)."""
 
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
+from pytorch_metric_learning import losses as pml_losses
+from pytorch_metric_learning import miners as pml_miners
+from pytorch_metric_learning.distances import BaseDistance, CosineSimilarity
+from pytorch_metric_learning.losses import BaseMetricLossFunction
+from pytorch_metric_learning.reducers import AvgNonZeroReducer, BaseReducer, MeanReducer, SumReducer
+from pytorch_metric_learning.regularizers import BaseRegularizer
+from pytorch_metric_learning.utils.loss_and_miner_utils import convert_to_triplets
 from torch import Tensor
 from torch.nn import functional
-
-from aurank.lazy import without
-
-with without("scipy.stats"), without("scipy.special"):
-    from pytorch_metric_learning import losses as pml_losses
-    from pytorch_metric_learning import miners as pml_miners
-    from pytorch_metric_learning.distances import BaseDistance, CosineSimilarity
-    from pytorch_metric_learning.losses import BaseMetricLossFunction
-    from pytorch_metric_learning.reducers import AvgNonZeroReducer, BaseReducer, MeanReducer, SumReducer
-    from pytorch_metric_learning.regularizers import BaseRegularizer
-    from pytorch_metric_learning.utils.loss_and_miner_utils import convert_to_triplets
 
 __all__ = [
     "AvgNonZeroReducer",

@@ -1,6 +1,5 @@
 """The shared layer of every loss: similarity, positives and negatives of a batch, made in one place."""
 
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
@@ -65,11 +64,8 @@ class Inputs:
             return self
         query, reference = in_common_precision(self.embeddings.detach(), self.references.detach())
         given = (None, None) if self.is_self_set else (reference, self.ref_labels)
-        names = ("ids",) if self.is_self_set else ("ids", "ref_ids", "batch_leads")
-        taken = inspect.signature(self.indices_tuple.forward).parameters  # PML's miners know of no ids
-        named = {name: getattr(self, name) for name in names if name in taken}
-        with without_autocast(query.device):  # not without gradients, where a miner with a state would not write it
-            found = self.indices_tuple(query, self.labels, *given, **named)
+        with without_autocast(query.device):
+            found = self.indices_tuple(query, self.labels, *given)
         return replace(self, indices_tuple=found)
 
     @property

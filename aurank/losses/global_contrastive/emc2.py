@@ -102,10 +102,6 @@ class EMC2Loss(KeyedLoss):
         return super().prepared(inputs)
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
-        walk = self.walk(pairs, write=writes(self))
+        walk = self.chains(pairs, self.distance, reencode=self.reencode, write=writes(self))
         found = mean_similarity(pairs.similarity, walk) - attraction(pairs)
         return found / self.chains.temperature if self.chains.official else found
-
-    def walk(self, pairs: Pairs, *, write: bool) -> Walk:
-        """Continue the chains of the queries over their negatives; keep where they end if `write`."""
-        return self.chains(pairs, self.distance, reencode=self.reencode, write=write)  # type: ignore[no-any-return]

@@ -107,7 +107,6 @@ class Walk(NamedTuple):
     outside_steps: Float[Tensor, " query"]  # how many at a state that is not in the batch
     outside: Float[Tensor, " query"]  # the similarity to that state, with its graph to the query
     kept: Int64[Tensor, " query"]  # how many steps count
-    generator: torch.Generator | None  # for whatever else is drawn in this step
 
 
 class Chains(nn.Module):
@@ -177,7 +176,7 @@ class Chains(nn.Module):
         last = torch.where((last == NONE) & inside, column, last)
         if write and self._write(pairs, last):
             self.random.advance()
-        return Walk(steps, outside_steps, outside, kept, generator)
+        return Walk(steps, outside_steps, outside, kept)
 
     def _start(
         self, pairs: Pairs, distance: BaseDistance, reencode: EmbedByIds | None

@@ -8,7 +8,6 @@ from pytorch_metric_learning import losses as pml
 from pytorch_metric_learning import reducers
 from pytorch_metric_learning.distances import CosineSimilarity, LpDistance
 from pytorch_metric_learning.utils import common_functions as c_f
-from testing.cases import MADE_MINERS
 from torch import Tensor
 
 from aurank.errors import UserError
@@ -97,16 +96,16 @@ def test_a_reducer_overrides_the_reduction_and_a_distance_the_cosine() -> None:
 
 
 @EACH
-@pytest.mark.parametrize("miner", MADE_MINERS)
+@pytest.mark.parametrize("miner", MINERS)
 def test_a_miner_or_its_tuple_gives_pml_s_loss_of_what_was_mined(name: str, miner: str) -> None:
     embeddings, labels = batch()
     for references in ((), batch(1)):
         torch.manual_seed(0)
-        mined = MADE_MINERS[miner]()(embeddings, labels, *references)
+        mined = MINERS[miner]()(embeddings, labels, *references)
         expected = plain(name, embeddings, labels, mined, *references)
         assert LOSSES[name]()(embeddings, labels, mined, *references) == expected
         torch.manual_seed(0)
-        assert LOSSES[name]()(embeddings, labels, MADE_MINERS[miner](), *references) == expected
+        assert LOSSES[name]()(embeddings, labels, MINERS[miner](), *references) == expected
 
 
 @EACH

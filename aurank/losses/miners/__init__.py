@@ -1,1 +1,0 @@
-"""Miners of aurank's own; what they return narrows the pairs that a loss sees, so every loss takes every miner."""
