@@ -4,17 +4,14 @@ import ast
 import importlib
 import sys
 from collections import UserDict
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
-from threading import Lock
 from types import ModuleType
 from typing import Any, TypeVar
 
 Component = TypeVar("Component")
-_removing = Lock()
 
 
 class LazyTable(UserDict[str, Component]):
@@ -74,34 +71,6 @@ def _homes_in(text: str) -> dict[str, str]:
     imports = [one for block in guarded for one in block.body if isinstance(one, ast.ImportFrom)]
     own = [one for one in imports if str(one.module).startswith("aurank.")]
     return {alias.name: f"{one.module}:{alias.name}" for one in own for alias in one.names}
-
-
-@contextmanager
-def without(name: str) -> Iterator[None]:
-    """Put off the import of the module `name`, which what is imported inside asks for, until an attribute is used.
-
-    Other threads may import it meanwhile: they get the module, or what stands in for it, which works as well.
-    """
-    if name in sys.modules:
-        yield
-        return
-    stand_in = ModuleType(name)
-
-    def remove() -> None:
-        with _removing:  # else a second thread might remove the module itself
-            if sys.modules.get(name) is stand_in:
-                del sys.modules[name]
-
-    def get_attribute(attribute: str) -> Any:
-        remove()
-        return getattr(importlib.import_module(name), attribute)
-
-    stand_in.__getattr__ = get_attribute  # type: ignore[method-assign]
-    sys.modules[name] = stand_in
-    try:
-        yield
-    finally:
-        remove()
 
 
 def imported(home: str, package: str = "") -> Any:

@@ -29,7 +29,7 @@ ROOMS = [
     ("aurank.models",),
     ("aurank.losses.core",),
     ("aurank.losses.ranking", "aurank.losses.in_batch", "aurank.losses.global_contrastive"),
-    ("aurank.losses.wrappers", "aurank.losses.miners"),
+    ("aurank.losses.wrappers",),
     ("aurank.losses",),
     ("aurank.evaluation",),
     ("aurank.reporting",),
@@ -161,17 +161,17 @@ def test_a_library_is_imported_in_its_one_home() -> None:
 
 # Lines that a room may have: it may shrink, and takes from another what it needs more, in the same commit.
 BUDGETS = {
-    "data": 6840,
-    "losses": 6837,
-    "evaluation": 8249,
+    "data": 6740,
+    "losses": 6593,
+    "evaluation": 8231,
     "models": 2296,
-    "embedding": 2486,
-    "training": 2920,
-    "reporting": 1790,
-    "commands exporting serving": 5192,
+    "embedding": 2405,
+    "training": 2881,
+    "reporting": 1703,
+    "commands exporting serving": 5096,
     "config": 1057,
-    "cli": 1860,
-    "": 1362,  # beside the rooms
+    "cli": 1800,
+    "": 1331,  # beside the rooms
 }
 
 

@@ -4,7 +4,6 @@ import os
 import re
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ import pytest
 
 import aurank
 from aurank.embedding.choices import KNOWN_BACKBONES
-from aurank.lazy import LazyTable, without
+from aurank.lazy import LazyTable
 from aurank.models.adapters.timm import wrong_names
 
 
@@ -32,36 +31,6 @@ def test_a_table_lists_its_names_without_importing_them_and_takes_further_ones()
     assert "dumps" not in table
     with pytest.raises(KeyError):
         table["dumps"]
-
-
-def test_a_module_that_is_spared_is_imported_when_it_is_used() -> None:
-    with without("colorsys"):
-        import colorsys
-
-        spared = colorsys
-        assert spared.rgb_to_hsv(1, 0, 0) == (0, 1, 1)  # imported here
-    assert sys.modules["colorsys"].__spec__ is not None
-    sys.modules.pop("wave", None)
-    with without("wave"):
-        import wave
-    assert wave.__spec__ is None
-    assert "wave" not in sys.modules
-    assert callable(wave.open)
-
-
-def test_a_module_that_is_put_off_may_be_used_by_many_threads_or_by_none_whose_import_failed() -> None:
-    sys.modules.pop("colorsys", None)
-    with without("colorsys"):
-        import colorsys
-
-        with ThreadPoolExecutor(8) as pool:
-            found = list(pool.map(lambda _: colorsys.rgb_to_hsv(1, 0, 0), range(64)))
-    assert found == [(0, 1, 1)] * 64
-    assert sys.modules["colorsys"].__spec__ is not None
-    sys.modules.pop("wave", None)
-    with pytest.raises(ImportError), without("wave"):
-        raise ImportError
-    assert "wave" not in sys.modules
 
 
 @pytest.mark.slow
@@ -100,14 +69,14 @@ def test_a_backbone_that_is_taken_as_known_is_timms(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_listing_losses_imports_no_torch_and_using_one_no_scipy_stats() -> None:
+def test_listing_losses_imports_no_torch_and_using_one_no_timm() -> None:
     code = """
 import sys
 import aurank.losses
 assert "soprc" in aurank.losses.LOSSES and "hdc" in aurank.losses.MINERS and "SOPRCLoss" in dir(aurank.losses)
 assert "torch" not in sys.modules
 assert {name: getattr(aurank.losses, name) for name in aurank.losses.__all__}
-assert not {"scipy.stats", "scipy.special", "timm", "torchvision"} & sys.modules.keys()
+assert not {"timm", "torchvision"} & sys.modules.keys()
 """
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -147,8 +116,6 @@ def test_measuring_imports_nothing_of_training(tmp_path: Path) -> None:
 
 REFUSED = {
     "train digits/soprc --out full": "--out full is not empty",
-    "train omniglot/soprc data.root=nowhere --out new": "Omniglot is not there",
-    "train broken.yaml --out new": "broken.yaml:1:",
     "evaluate --model embeddings:gone.npz --out new": "gone.npz",
     "evaluate --model timm:resnet18 --protocol sop --root full --out new": "Stanford Online Products is not there",
     "evaluate --model timm:resnet18 --data digits: --out other": "--out other holds the result of another command",
@@ -172,7 +139,7 @@ import sys
 from aurank.commands import ImageIndex, build_index, calibrate_model, evaluate_model, search_photos
 from aurank.training import read_config
 read_config("digits/soprc")
-late = {"matplotlib", "scipy.stats", "sklearn", "numba", "pandas", "pyarrow", "timm", "torchvision", "accelerate"}
+late = {"matplotlib", "sklearn", "numba", "pandas", "pyarrow", "timm", "torchvision", "accelerate"}
 assert not late & sys.modules.keys(), late & sys.modules.keys()
 """
     subprocess.run([sys.executable, "-c", code], check=True)

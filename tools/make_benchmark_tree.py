@@ -9,7 +9,6 @@ then need `data.params.complete=false`. No quality is measured on it.
 """
 
 import argparse
-import json
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -106,11 +105,11 @@ def sop(about: Benchmark, share: float, chance: CHANCE) -> Tree:
 
 
 def inaturalist2018(about: Benchmark, share: float, chance: CHANCE) -> Tree:
-    """iNaturalist 2018; three images of each species are of the competition's validation set."""
+    """iNaturalist 2018."""
     kingdoms = [name for name, species in KINGDOMS.items() for _ in range(species)]
     order = chance.permutation(len(kingdoms))
     images: list[tuple[str, int]] = []
-    texts, notes, first = {}, {"train": ([], []), "val": ([], [])}, 0
+    texts, first = {}, 0
     for file in about.sizes:
         count, classes = counts_of(about, file, share)
         rows = []
@@ -121,17 +120,12 @@ def inaturalist2018(about: Benchmark, share: float, chance: CHANCE) -> Tree:
                 path = f"train_val2018/{kingdoms[label]}/{label}/{names[32 * place : 32 * place + 32]}.jpg"
                 images.append((path, label))
                 rows.append(path)
-                about_image, about_class = notes["val" if place < 3 else "train"]
-                number = len(images)
-                about_image.append({"id": number, "width": 800, "height": 600, "file_name": path, "license": 3})
-                about_class.append({"id": number, "image_id": number, "category_id": label})
         first += classes
         texts[file] = lines(rows)
-    categories = [{"id": at, "name": f"species {at}", "supercategory": name} for at, name in enumerate(kingdoms)]
-    for split, (about_image, about_class) in notes.items():
-        content = {"images": about_image, "annotations": about_class, "categories": categories}
-        texts[f"{split}2018.json"] = json.dumps(content)
     return Tree("Inaturalist", images, texts)
+
+
+_VEHICLEID_IMAGES = 221_567  # most of them are in no list
 
 
 def vehicleid(about: Benchmark, share: float, chance: CHANCE) -> Tree:
@@ -143,7 +137,7 @@ def vehicleid(about: Benchmark, share: float, chance: CHANCE) -> Tree:
         count, vehicles = counts_of(about, file, share)
         groups.append((count - before[0], vehicles - before[1]))
         before = (count, vehicles)
-    entries = round(about.lines["attribute/img2vid.txt"] * share)
+    entries = round(_VEHICLEID_IMAGES * share)
     groups.append((entries - groups[0][0] - before[0], max(2, round(10_764 * share))))
     numbers = iter(chance.permutation(np.arange(1, 2 * entries)).tolist())  # as in the original, with gaps
     images, rows, vehicle = [], [], 0
@@ -156,7 +150,7 @@ def vehicleid(about: Benchmark, share: float, chance: CHANCE) -> Tree:
                 images.append((f"image/{name}.jpg", 3 * vehicle))
                 rows.append(f"{name} {3 * vehicle}")
         ends.append(len(rows))
-    texts = {train: lines(rows[: ends[0]]), "attribute/img2vid.txt": lines(rows)}
+    texts = {train: lines(rows[: ends[0]])}
     for file, end in zip(tests, ends[1:], strict=False):
         texts[file] = lines(rows[ends[0] : end])
     for attribute, values in (("model", 250), ("color", 7)):

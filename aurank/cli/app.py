@@ -35,7 +35,6 @@ def _group(name: str, text: str) -> typer.Typer:
 
 data_app = _group("data", "Look after data sets.")
 index_app = _group("index", "Make an index of images, and change it.")
-cache_app = _group("cache", "Look after the embedding cache.")
 
 
 def _print_version(wanted: bool) -> bool:

@@ -2,14 +2,12 @@
 
 import shlex
 import sys
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aurank.cli.app import app, cache_app, data_app
+from aurank.cli.app import app, data_app
 from aurank.cli.drawing import bar, console, draw_stages, stderr_console
 from aurank.cli.options import (
-    Cache,
     ConfigFile,
     Drawn,
     Labels,
@@ -21,7 +19,6 @@ from aurank.cli.options import (
     reads,
 )
 from aurank.errors import UserError
-from aurank.sizes import size_in_bytes
 
 if TYPE_CHECKING:
     from aurank.embedding import ImageSelection
@@ -202,34 +199,3 @@ def prepare(
     with draw_stages() as progress:
         result = prepare_data(config, out, overrides or [], short_side=short_side, jpeg=jpeg, progress=progress)
     console.say(result, f"read them by data.prepared={out}")
-
-
-@cache_app.command("prune")
-def prune_cache(
-    most: str = option("How much may stay, such as 20GiB.", "--max", default=...),
-    cache: Cache = None,
-    dry_run: bool = option("Show what would go, and remove nothing.", "--dry-run", default=False),
-) -> None:
-    """Remove embeddings from the cache, the oldest in use first.
-
-    \b
-    aurank cache prune --max 20GiB --dry-run
-    """
-    from aurank.embedding.cache import CachedSet, default_cache, prune
-
-    root = cache or default_cache()
-    try:
-        at_most = size_in_bytes(most)
-    except ValueError as error:
-        raise UserError(f"--max: {error}") from None
-
-    def removed(one: CachedSet) -> None:
-        used = datetime.fromtimestamp(one.used).astimezone().isoformat(" ", "minutes")
-        console.say(f"{'would remove' if dry_run else 'removed'} {_gib(one.num_bytes)}, last used {used}: {one.about}")
-
-    kept = prune(root, at_most, removed=removed, dry_run=dry_run)
-    console.say(f"{len(kept):,} sets, {_gib(sum(one.num_bytes for one in kept))}, stay in {root}")
-
-
-def _gib(count: int) -> str:
-    return f"{count / 2**30:.3f} GiB"

@@ -20,7 +20,6 @@ from aurank.cli.options import (
     ModelToRun,
     Postprocess,
     argument,
-    claimed_out,
     claiming,
     measuring,
     option,
@@ -159,7 +158,7 @@ def _free_to_embed(given: dict[str, Any]) -> None:
     from aurank.data.shards import require_folder
 
     out, shard_rows = given["out"], given["shard_rows"]
-    if _in_parts(out, shard_rows):
+    if _in_parts(given):
         require_folder(out)
     elif shard_rows is not None:
         raise UserError(f"--shard-rows {shard_rows} is for a folder of parts, and --out {out} is a file: name a folder")
@@ -167,13 +166,13 @@ def _free_to_embed(given: dict[str, Any]) -> None:
         require_writable(out, suffix=".npz")
 
 
-def _in_parts(out: Path, shard_rows: int | None) -> bool:
-    return out.suffix != ".npz" and (shard_rows is not None or not out.suffix)
+def _in_parts(given: dict[str, Any]) -> bool:
+    return given["out"].suffix != ".npz" and (given["shard_rows"] is not None or not given["out"].suffix)
 
 
 @app.command()
 @measuring(*_SIDES, run=(*RUN, "bf16"), joined=True)
-@claiming(_free_to_embed, claims=False)
+@claiming(_free_to_embed, is_file=lambda given: None if _in_parts(given) else True)  # parts claim their folder
 def embed(
     *,
     model: ModelToRun,
@@ -192,9 +191,8 @@ def embed(
     from aurank.commands import embed_model, embed_to_folder
     from aurank.data.shards import SHARD_ROWS
 
-    in_parts = _in_parts(out, shard_rows)
-    # A folder of parts is claimed by what fills it.
-    with claimed_out(None if in_parts else out, is_file=True), drawn() as running:
+    in_parts = _in_parts({"out": out, "shard_rows": shard_rows})
+    with drawn() as running:
         if in_parts:
             embedded = embed_to_folder(model, images, out=out, shard_rows=shard_rows or SHARD_ROWS, running=running)
         else:
@@ -363,9 +361,7 @@ def calibrate(
     report: str | None = argument("A report.json, or the folder that holds it.", "REPORT", callback=reads),
     *,
     model: str | None = option("Instead of a report: a model, as for evaluate; counts all pairs.", "--model"),
-    precision: float | None = option(
-        "The part of the matches that has to be right, such as 0.99.", rich_help_panel="Options"
-    ),
+    at_precision: float | None = option("The part of the matches that has to be right, such as 0.99.", "--precision"),
     false_match_rate: float | None = option("Instead: the part of the negative pairs that may match, such as 1e-4."),
     labels: Labels = None,
     postprocess: Postprocess = None,
@@ -389,11 +385,11 @@ def calibrate(
 
     if model is not None and report is not None:  # a change of the data section stands where a report would
         images, report = replace(images, overrides=[report, *images.overrides]), None
-    if precision is None and false_match_rate is None:
+    if at_precision is None and false_match_rate is None:
         raise UserError("what has to be reached? Give --precision 0.99 or --false-match-rate 1e-4")
     if model is None and report is None:
         raise UserError("name a report, such as DIR/report.json, or a model as for evaluate: --model embeddings:FILE")
-    aim = vars(Aim(precision, false_match_rate))
+    aim = vars(Aim(at_precision, false_match_rate))
     named = {"labels": labels, "postprocess": postprocess, "fit_on": fit_on}
     named |= {"distance": distance, "max_memory": max_memory}
     given: dict[str, Any] = {name: value for name, value in named.items() if value is not None}

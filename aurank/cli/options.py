@@ -2,9 +2,8 @@
 
 import inspect
 import os
-import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,7 +16,6 @@ from aurank.errors import UserError
 from aurank.files import claimed, require_writable
 
 if TYPE_CHECKING:
-    from aurank.config import Config
     from aurank.distributed import ProcessGroup
 
 Decorator = Callable[[Callable[..., None]], Callable[..., None]]
@@ -155,7 +153,7 @@ _OVERRIDES = Annotated[list[str] | None, typer.Argument(help="Changes of the dat
 
 
 # The headings of a long --help and the options under each, in their order. The first has what people use most, and what
-# none names; an option with a `rich_help_panel` goes there.
+# none names.
 _FIRST = "Options"
 _HEADINGS = {
     "Arguments": (),
@@ -178,8 +176,7 @@ class Command(TyperCommand):
         places = [(heading, name) for heading, names in _HEADINGS.items() for name in names]
         groups: dict[str, list[Any]] = {heading: [] for heading in _HEADINGS}
         for one in self.get_params(ctx):
-            usual = next((heading for heading, name in places if name == one.name), _FIRST)
-            heading = getattr(one, "rich_help_panel", None) or usual
+            heading = next((heading for heading, name in places if name == one.name), _FIRST)
             groups["Arguments" if one.param_type_name == "argument" else heading].append(one)
         if sum(map(len, groups.values())) <= _SHORT:
             super().format_options(ctx, formatter)
@@ -243,49 +240,31 @@ def _launched() -> Iterator["ProcessGroup | None"]:
 
 
 def claiming(
-    free: Callable[[Given], object] = lambda given: None, *, is_file: bool = False, claims: bool = True
+    free: Callable[[Given], object] = lambda given: None,
+    *,
+    is_file: bool | Callable[[Given], bool | None] | None = False,
 ) -> Decorator:
-    """Let a command begin only where no other command writes to its --out, a folder or a file.
+    """Let a command begin only where no other command writes to its --out; of several processes the first claims it.
 
     Args:
         free: raises UserError where --out holds what may not be replaced; called before anything heavy is imported.
-        claims: False for a command that claims its --out itself.
+        is_file: whether --out is a file, or what tells by the options; None where the command claims its --out itself.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @wraps(command)
         def alone(**given: Any) -> None:
-            if os.environ.get("RANK", "0") == "0":
-                free(given)
-            with claimed_out(given["out"] if claims else None, is_file=is_file):
+            with ExitStack() as stack:
+                if os.environ.get("RANK", "0") == "0":
+                    free(given)
+                    kind = is_file(given) if callable(is_file) else is_file
+                    if given["out"] is not None and kind is not None:
+                        stack.enter_context(claimed(given["out"], is_file=kind))
                 command(**given)
 
         return alone
 
     return decorate
-
-
-def claimed_out(out: Path | None, *, is_file: bool = False) -> AbstractContextManager[None]:
-    """Return a context in which no other command writes to `out`; of several processes the first claims it."""
-    if out is None or os.environ.get("RANK", "0") != "0":
-        return nullcontext()
-    return claimed(out, is_file=is_file)
-
-
-def read_run(file: str, overrides: Sequence[str] | None) -> "Config":
-    """Return a configuration to train with; data that are not there are missed before torch is imported."""
-    from aurank.config import ConfigError, load_config, shipped_configs
-    from aurank.embedding.named import DATA, data_folder, require_data
-
-    with suppress(ConfigError), warnings.catch_warnings():  # told again, with all that is wrong
-        warnings.simplefilter("ignore")
-        path = file if Path(file).exists() else shipped_configs().get(file, file)
-        config = load_config(path, overrides or [], choices=DATA)
-        reads(config.model.weights)
-        require_data(config.data.name, data_folder(config.data.root), **config.data.params)
-    from aurank.training import read_config
-
-    return read_config(file, overrides or [])
 
 
 def whole_numbers(name: str, text: str) -> tuple[int, ...]:

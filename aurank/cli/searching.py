@@ -22,7 +22,6 @@ from aurank.cli.options import (
     claiming,
     measuring,
     option,
-    reads,
     reads_some,
 )
 from aurank.errors import UserError
@@ -42,7 +41,7 @@ def _free_to_build(given: dict[str, Any]) -> None:
 
 @index_app.command("build")
 @measuring("data", "split", joined=True)
-@claiming(_free_to_build, claims=False)
+@claiming(_free_to_build, is_file=None)
 def build(
     *,
     model: ModelToRun,
@@ -53,9 +52,6 @@ def build(
     distance: str = option("cosine, dot or euclidean (l2).", default="cosine"),
     postprocess: Postprocess = None,
     fit_on: FitOn = None,
-    embeddings: Path | None = option(
-        "What aurank embed wrote of the same model and images, which is taken instead.", callback=reads
-    ),
     seed: int = option("Seed of the index's training, and of the images it is measured with.", default=0),
     overwrite: bool = option("Replace an index that is there.", "--overwrite", default=False),
     images: "ImageSelection",
@@ -71,7 +67,7 @@ def build(
     from aurank.commands import build_index
 
     with drawn() as running:
-        steps = {"postprocess": postprocess, "fit_on": fit_on, "embeddings": embeddings}
+        steps = {"postprocess": postprocess, "fit_on": fit_on}
         how = {"factory": index, "distance": distance, "overwrite": overwrite, "seed": seed, "running": running}
         made = build_index(model, images, out=out, **steps, **how)
     if made is not None:

@@ -20,11 +20,9 @@ from aurank.cli.options import (
     Drawn,
     Overrides,
     argument,
-    claimed_out,
     claiming,
     measuring,
     option,
-    read_run,
     reads,
 )
 from aurank.errors import UserError
@@ -43,7 +41,7 @@ def _free_to_train(given: dict[str, Any]) -> None:
 
 
 @app.command()
-@claiming(_free_to_train, claims=False)
+@claiming(_free_to_train, is_file=None)
 def train(
     config: ConfigFile,
     overrides: Overrides = None,
@@ -61,11 +59,11 @@ def train(
     aurank train mine.yaml optim.lr=3e-4 train.steps=600 --out runs/mine
     aurank train mine.yaml --out runs/mine --resume
     """
-    settings = read_run(config, overrides)
     from aurank.commands import measure_baselines
     from aurank.embedding.image_text_pairs import describe_groups
-    from aurank.training import rehearse, train
+    from aurank.training import read_config, rehearse, train
 
+    settings = read_config(config, overrides or [])
     if dry_run:
         if baselines:
             raise UserError("--baselines has no use with --dry-run, which measures nothing: give one of them")
@@ -168,10 +166,11 @@ def tune(
     """
     if by not in ("class", "super_category"):
         raise UserError(f"--by {by!r}: expected class or super_category")
-    settings = read_run(config, overrides)
     from aurank.commands import tune
     from aurank.commands.tune import read_ranges, searched_ranges, value_of
+    from aurank.training import read_config
 
+    settings = read_config(config, overrides or [])
     others = {} if ranges is None else read_ranges(ranges)
     if only_list:
         table = Table("setting", "range", "now", box=None)
@@ -216,9 +215,9 @@ def profile(
     aurank profile omniglot/soprc
     aurank profile mine.yaml data.workers=4 --steps 20 --trace trace.json
     """
-    settings = read_run(config, overrides)
-    from aurank.training import profile_training
+    from aurank.training import profile_training, read_config
 
+    settings = read_config(config, overrides or [])
     with draw_measuring({}) as running:
         found = profile_training(settings, steps=steps, trace=trace, listener=running.listener)
     if not found.is_main:
@@ -285,9 +284,15 @@ def _free_to_export(given: dict[str, Any]) -> None:
     require_checkpoint(resolve_checkpoint(given["checkpoint"].removeprefix("aurank:")))
 
 
+def _is_file(given: dict[str, Any]) -> bool:
+    from aurank.embedding.named import export_names
+
+    return export_names(given["to"], given["out"]).is_file
+
+
 @app.command()
 @measuring("data", "split", run=("batch", "device"))
-@claiming(_free_to_export, claims=False)
+@claiming(_free_to_export, is_file=_is_file)
 def export(
     checkpoint: str = argument("DIR/best of a run, such as runs/mine/best.", default=...),
     *,
@@ -310,9 +315,8 @@ def export(
     aurank export runs/mine/best --to hf --license mit --out exported/timm
     """
     from aurank.commands import export_model
-    from aurank.embedding.named import export_names
 
-    with claimed_out(out, is_file=export_names(to, out).is_file), drawn() as running:
+    with drawn() as running:
         given = {"images": images, "int8": int8, "licence": licence, "overwrite": overwrite}
         exported = export_model(checkpoint, to, out, running=running, **given)  # type: ignore[arg-type]
     console.say(exported)

@@ -10,11 +10,10 @@ from jaxtyping import Bool, Int64
 from aurank.arrays import select_rows
 from aurank.commands.run_options import RunOptions, prepare_model
 from aurank.data import Manifest
-from aurank.data.checks.doctor import check_prepared, examine
+from aurank.data.checks.doctor import examine
 from aurank.data.checks.findings import DoctorReport, Finding, finding_of, require_table
 from aurank.data.checks.negatives import examine_negatives, read_negatives
 from aurank.embedding.embed import Embedded
-from aurank.embedding.from_config import open_prepared
 from aurank.embedding.image_text_pairs import each_image_once
 from aurank.embedding.named import ImageSelection
 from aurank.embedding.select_images import asks_about_classes, read_data, read_manifest
@@ -162,8 +161,6 @@ def examine_data(
         candidates=candidates,
         progress=running.stage("looking at images"),
     )
-    if (prepared := open_prepared(section)) is not None:
-        report = report.with_findings(check_prepared(prepared, manifest))
     return report.with_findings([*findings, *mined])
 
 

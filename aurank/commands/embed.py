@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int64
 
 from aurank.commands.run_options import PreparedModel, RunOptions, prepare_model
 from aurank.data.shards import SHARD_ROWS, ShardWriter, require_folder
-from aurank.embedding.cache import image_marks, row_sums
 from aurank.embedding.embed import Embedded, described, embed_rows
 from aurank.embedding.named import ImageSelection
 from aurank.errors import UserError
@@ -39,12 +37,9 @@ def embed_model(model: str, images: ImageSelection | None = None, *, running: Ru
         ((3, 64), ['blue/one.png', 'green/one.png', 'red/one.png'])
     """
     prepared = prepare_model(model, images or ImageSelection(), running or RunOptions())
-    marks = image_marks(prepared.dataset)
     embedded, notes = prepared.embed()
     prepared.run.tell(*prepared.remarks, *notes[1:])
-    marks = marks[embedded.ids]
-    sums = row_sums(np.asarray(embedded.embeddings), embedded.paths, marks)
-    return replace(embedded, made_by=np.array(prepared.made_by.text), marks=marks, sums=sums)
+    return replace(embedded, made_by=np.array(prepared.made_by.text))
 
 
 def embed_to_folder(
@@ -90,7 +85,6 @@ def embed_to_folder(
             prepared = prepare_model(model, images or ImageSelection(), run)
             dataset = prepared.dataset
             manifest, module, total = dataset.manifest, prepared.model.module.to(run.torch_device), len(dataset)
-            marks = image_marks(dataset)
             keys = run.cache_keys(module, prepared.model.description, dataset)
             cache = run.open_cache(model, keys, manifest)
             key = hashlib.sha256(json.dumps({**keys, "shard_rows": shard_rows}).encode()).hexdigest()
@@ -105,7 +99,7 @@ def embed_to_folder(
             how: dict[str, Any] = {"bf16": run.bf16, "cache": cache, "group": group, **prepared.sizes}
             piece = embed_rows(module, dataset, wanted, device=run.torch_device, progress=progress, **how)
             group.in_first(partial(_write, writer, number, *piece))
-        return None if writer is None else _finish(writer, prepared, marks)
+        return None if writer is None else _finish(writer, prepared)
 
 
 def _write(writer: ShardWriter | None, number: int, rows: np.ndarray, embeddings: np.ndarray) -> None:
@@ -113,14 +107,13 @@ def _write(writer: ShardWriter | None, number: int, rows: np.ndarray, embeddings
     writer.write(number, rows, embeddings)
 
 
-def _finish(writer: ShardWriter, prepared: PreparedModel, marks: Int64[np.ndarray, " row"]) -> Embedded:
+def _finish(writer: ShardWriter, prepared: PreparedModel) -> Embedded:
     """Write the table of the rows of all parts, and return what the folder then holds."""
     manifest, rows = prepared.dataset.manifest, writer.ids()
     if not len(rows):
         raise UserError(f"no image of {manifest.name} could be read, so there is nothing to embed")
     columns = vars(described(manifest, rows, np.empty((len(rows), 0), np.float32)))
     known = {name: values for name, values in columns.items() if values is not None}
-    known["marks"] = marks[rows]
     writer.finish(known, classes=manifest.classes, made_by=prepared.made_by.text)
     embedded = Embedded.load(writer.folder)
     prepared.run.tell(*prepared.notes(embedded, manifest)[1:])

@@ -139,7 +139,7 @@ def export_model(
     _require_expressible(to, model.config)
     require_distinct(manifest, prepared.data)
     pixels = _calibration(prepared, trained, is_own=images.data is None) if int8 else []
-    method = pillow_interpolation(pipeline, manifest, max_pixels=prepared.data.max_pixels)
+    method = pillow_interpolation(pipeline)
     with _becoming(out, names) as folder:
         written = _write(to, folder, names, TrainedEncoder(encoder, model.config.model, pipeline, method), pixels)
         before, checks, metrics = _compare(prepared, written)

@@ -14,7 +14,6 @@ from torch import nn
 from aurank.config import DataConfig
 from aurank.config.schema import EvaluateConfig
 from aurank.data import ImageDataset, Manifest, Pipeline
-from aurank.data.dataset import LEAST_SIDE
 from aurank.data.saved_embeddings import MadeBy
 from aurank.distributed import ProcessGroup
 from aurank.embedding.cache import EmbeddingCache, Say, data_sha256, weights_sha256
@@ -36,11 +35,11 @@ from aurank.embedding.stored.trained_model import (
     trained_model,
     with_backbone,
 )
-from aurank.errors import UserError, first_line
+from aurank.errors import UserError
 from aurank.evaluation.engine.problem import ProgressCallback
+from aurank.files import reading
 from aurank.models.adapters.by_name import check_model
 from aurank.models.image_model import ImageModel
-from aurank.sizes import as_sides
 
 # What a model from elsewhere brings along.
 _BROUGHT = re.compile(r"data\.(image_size|resize|channels|normalise|interpolation|(test|train)_transform|cache)")
@@ -183,9 +182,6 @@ class PreparedModel:
         if paths:
             some = "; ".join(paths[:3]) + (f", and {len(paths) - 3} more" if len(paths) > 3 else "")
             notes.append(f"skipped, unreadable: {len(paths):,} of {len(manifest):,} images ({some})")
-        if tiny := self.dataset.tiny:
-            said = f"{len(tiny):,} of {len(manifest):,} images have a side below {LEAST_SIDE} pixels and show nothing"
-            notes.append(f"{said} ({'; '.join(tiny[:3])}): leave them out; aurank doctor names all poor images")
         return notes
 
 
@@ -229,7 +225,7 @@ def prepare_model(
         )
         data = config.data
         if data.image_size != saved.data.image_size:
-            _require_size(loaded, saved.data.image_size)
+            _require_size(loaded, data.image_size, saved.data.image_size)
         dataset_of = partial(build_dataset, data, train=False)
     overlap = describe_overlap(images, selected)
     origin = describe_average(checkpoint or {})
@@ -237,21 +233,12 @@ def prepare_model(
     return PreparedModel(loaded, dataset_of(manifest), selected.data, dataset_of, running, *told)
 
 
-def _require_size(model: ImageModel, trained: int | tuple[int, int]) -> None:
+def _require_size(model: ImageModel, size: object, trained: object) -> None:
     """Raise UserError where a model that was trained on images of another size cannot take those of this one."""
-    encoder, training = model.module, model.module.training
     assert isinstance(model.transform, Pipeline)
-    try:
-        with torch.inference_mode():
-            encoder.eval()(torch.zeros(1, model.channels, *model.transform.size))
-    # A backbone refuses an image in its own way: by an assertion, a shape that does not fit, a missing attribute.
-    except Exception as error:
-        size = as_sides(model.transform.size)
-        said = f"the model cannot take images of data.image_size={size} ({first_line(error)[:100]})"
-        before = trained if isinstance(trained, int) else [*trained]
-        raise UserError(f"{said}; it was trained with {before}: leave it out, or name another size") from error
-    finally:
-        encoder.train(training)
+    remedy = f"it was trained with {trained}: leave it out, or name another size"
+    with torch.inference_mode(), reading("the model", f"a network of data.image_size={size}", remedy=remedy):
+        model.module.eval()(torch.zeros(1, model.channels, *model.transform.size))
 
 
 def refuse_preprocessing(images: ImageSelection, model: str) -> None:

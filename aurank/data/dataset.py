@@ -19,14 +19,12 @@ from aurank.data.decode import MAX_PIXELS, Pixels, crop, decode, quiet_decoding
 from aurank.data.manifest import Manifest
 from aurank.data.prepared import PreparedImages
 from aurank.data.seeds import augmentation_seeds
-from aurank.data.sources import FileMark
 from aurank.data.transforms import Pipeline
 from aurank.errors import UserError
 
 Key = int | np.integer | tuple[int, int, int]  # row, or (row, epoch, view)
 _ParsedKey = tuple[int, int | None, int]  # row, epoch (None: not augmented) and view
 Sample = tuple[Shaped[Tensor, "channel height width"], int, int]
-LEAST_SIDE = 8  # pixels, below which an image is said to show nothing
 _ESTIMATE_FROM = 32  # images whose prepared size decides whether all of them fit in memory
 _ROWS_PER_TASK = 64
 
@@ -114,7 +112,6 @@ class ImageDataset(Dataset[Sample]):
         self._least_side = pipeline.least_decoded_side if reduced else None
         # Shared memory, so that what a worker skips is counted here too.
         self._unreadable = torch.zeros(len(manifest), dtype=torch.bool).share_memory_()  # type: ignore[no-untyped-call]
-        self._tiny = torch.zeros_like(self._unreadable).share_memory_()  # type: ignore[no-untyped-call]
         self._cache = self._fill_cache(cache_bytes) if cache_bytes > 0 else None
 
     @property
@@ -127,12 +124,6 @@ class ImageDataset(Dataset[Sample]):
         """Digest of the prepared images themselves, also where their originals are gone; "" of originals."""
         return "" if self._prepared_rows is None else self._prepared_rows.sha256
 
-    def marks(self) -> list[FileMark | None]:
-        """Return what tells each image from another now: its file, or what is kept of a prepared image."""
-        if self._prepared_rows is not None:
-            return [*self._prepared_rows.marks()]
-        return self.manifest.source.marks(self.manifest.paths)
-
     def __len__(self) -> int:
         return len(self.manifest)
 
@@ -144,11 +135,6 @@ class ImageDataset(Dataset[Sample]):
     def skipped(self) -> list[str]:
         """Paths of the images found unreadable so far, by any worker, when `on_error` is "skip"."""
         return [self.manifest.paths[row] for row in torch.nonzero(self._unreadable).flatten().tolist()]
-
-    @property
-    def tiny(self) -> list[str]:
-        """Paths of the images read so far, by any worker, that are too small to show anything."""
-        return [self.manifest.paths[row] for row in torch.nonzero(self._tiny).flatten().tolist()]
 
     def leave_out(self, rows: Int64[np.ndarray, " row"]) -> None:
         self._unreadable[torch.from_numpy(rows)] = True
@@ -218,8 +204,6 @@ class ImageDataset(Dataset[Sample]):
                 raise
             self._unreadable[row] = True
             return None
-        if min(image.shape[:2]) < LEAST_SIDE:
-            self._tiny[row] = True
         return self.pipeline.prepare(image)
 
     def _decode(self, row: int) -> Pixels:

@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from aurank.data.decode import IMAGE_SUFFIXES, MAX_PIXELS, OR_SKIP, Pixels, check_size, decode, to_pixels
-from aurank.data.sources import ArraySource, BytesSource, FolderSource, ImageSource, open_source
+from aurank.data.sources import ArraySource, FolderSource, ImageSource, PartsSource, open_source
 from aurank.errors import UserError
 
 _GIVEN = "what was given"
@@ -57,7 +57,7 @@ def find_photos(given: Iterable[str]) -> list[PhotoFile]:
 def read_photo(photo: Photo, channels: int | None, *, max_pixels: int = MAX_PIXELS) -> Pixels:
     """Return the pixels of a photo, upright; UserError for one that cannot be read or has more than `max_pixels`."""
     if isinstance(photo, bytes):
-        photo = PhotoFile(BytesSource(photo, _GIVEN), "photo", "photo")
+        photo = PhotoFile(PartsSource([photo], {"photo": (0, 0, len(photo))}, where=_GIVEN), "photo", "photo")
     elif isinstance(photo, np.ndarray):
         photo = PhotoFile(ArraySource({"photo": photo}, where=_GIVEN), "photo", "photo")
     elif isinstance(photo, Path | str):

@@ -26,7 +26,7 @@ from jaxtyping import Bool, Int64, UInt8
 
 from aurank.data.decode import MAX_PIXELS, Pixels, crop, decode, quiet_decoding
 from aurank.data.manifest import Manifest
-from aurank.data.sources import BytesSource, FileMark
+from aurank.data.sources import FileMark, PartsSource
 from aurank.data.transforms.base import AREA, resize_shorter
 from aurank.errors import AurankError, UserError, first_line
 from aurank.files import EXACT, checked, content_sha256, reading, replacing
@@ -256,9 +256,10 @@ class PreparedRows:
         """Digest of the sums of the images kept and of their originals, which tells other pixels at the same paths."""
         return hashlib.sha256(self._records["crc"].tobytes() + self._records["original_crc"].tobytes()).hexdigest()
 
-    def marks(self, prefix: str = "") -> list[FileMark]:
-        """Return what the image kept of each row is known by; with "original_", its original when it was prepared."""
-        columns = self._records[f"{prefix}length"].tolist(), self._records[f"{prefix}crc"].tolist()
+    @property
+    def originals(self) -> list[FileMark]:
+        """What the original of each row was known by when it was prepared."""
+        columns = self._records["original_length"].tolist(), self._records["original_crc"].tolist()
         return [FileMark(size, None, total) for size, total in zip(*columns, strict=True)]
 
     def _map(self) -> np.ndarray:
@@ -310,7 +311,7 @@ def contents(manifest: Manifest, prepared: PreparedRows | None = None) -> dict[s
         source = manifest.source
         marks: list[FileMark | None] = [None] * len(paths) if source.is_read_to_mark else source.marks(paths)
     else:
-        known = dict(zip(manifest.paths, prepared.marks("original_"), strict=True))
+        known = dict(zip(manifest.paths, prepared.originals, strict=True))
         marks = [*map(known.__getitem__, paths)]
     sizes = [mark and mark.length for mark in marks]
     sums = {path: mark and mark.crc for path, mark in zip(paths, marks, strict=True)}
@@ -433,7 +434,8 @@ def _make(
     path, content, original, shape = manifest.paths[row], b"", b"", (0, 0)
     try:
         original = manifest.source.read_bytes(path)
-        image = decode(BytesSource(original, manifest.source.where), path, how.channels, max_pixels=max_pixels)
+        held = PartsSource([original], {path: (0, 0, len(original))}, where=manifest.source.where)
+        image = decode(held, path, how.channels, max_pixels=max_pixels)
         if manifest.boxes is not None and manifest.boxes[row, 0] >= 0:
             image = crop(image, manifest.boxes[row].tolist(), path)
         image = how.shrink(image)

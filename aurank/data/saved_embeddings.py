@@ -23,10 +23,11 @@ from aurank.names import meant, nearest
 PAIRS, _FLAGS = ("positives", "ignored"), ("is_query", "is_gallery")
 ARRAYS = (
     *("embeddings", "labels", "ids", "paths", "is_query", "is_gallery", "groups", "classes"),
-    *("splits", "super_labels", "made_by", "marks", "sums", *PAIRS),
+    *("splits", "super_labels", "made_by", *PAIRS),
 )
 """Arrays of a file of saved embeddings; files of other programs lack all but the first two."""
 
+_EARLIER = ("marks", "sums")  # written before November 2026, and not read
 # Of arrays that are not one value a row, and of texts: dimensions, kinds of NumPy, and words.
 _FORMS = {
     "embeddings": (2, "fiu", "a matrix of numbers"),
@@ -84,6 +85,7 @@ def read_arrays(path: Path, labels: Path | None = None) -> dict[str, Any]:
         content = read_shards(path if path.is_dir() else path.parent)
     else:
         content = {name or "embeddings": values for name, values in load_arrays(path).items()}  # "" that of an .npy
+    content = {name: values for name, values in content.items() if name not in _EARLIER}
     if labels is not None:
         if "labels" in content:
             raise UserError(f"{path} holds labels of its own: leave out --labels {labels}, or the array")

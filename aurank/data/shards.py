@@ -28,7 +28,6 @@ _COLUMNS = {  # array of a file of saved embeddings: column of the table
     "is_query": "is_query",
     "is_gallery": "is_gallery",
     "super_labels": "super_label",
-    "marks": "mark",
 }
 _BLOCK = 2**16  # texts read at a time
 _PAIRS = ("positives", "ignored")  # lists of gallery rows, by query

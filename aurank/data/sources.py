@@ -317,22 +317,6 @@ class ArraySource(ImageSource):
         return sorted(self._images)
 
 
-class BytesSource(ImageSource):
-    """The bytes of one file, whatever its path, as a source."""
-
-    def __init__(self, held: bytes, where: str) -> None:
-        self.held, self.where = held, where
-
-    def content(self, path: str) -> bytes:
-        return self.held
-
-    def exists(self, path: str) -> bool:
-        return True
-
-    def names(self) -> list[str]:
-        return []
-
-
 class PartsSource(ImageSource):
     """Images that lie uncompressed in larger files, such as members of tar archives: by file, offset and length.
 

@@ -37,7 +37,6 @@ class Embedded:
         super_labels: super-categories, −1 for none.
         made_by: the text of a ``MadeBy``.
         positives, ignored: pairs of rows, a query's and a gallery row's, as a ``Manifest`` has them.
-        marks, sums: of the files, and what ties each row to its path and mark.
     """
 
     embeddings: Rows
@@ -53,8 +52,6 @@ class Embedded:
     made_by: np.ndarray | None = None
     positives: np.ndarray | None = None
     ignored: np.ndarray | None = None
-    marks: np.ndarray | None = None
-    sums: np.ndarray | None = None
 
     @accepting(neighbors="neighbours")
     def evaluate(self, **options: Any) -> Report:

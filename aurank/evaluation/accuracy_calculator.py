@@ -11,7 +11,7 @@ from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from aurank.arrays import Arrays
-from aurank.errors import UserError, first_line
+from aurank.errors import UserError
 from aurank.evaluation import metrics
 from aurank.evaluation.engine.problem import (
     Embeddings,
@@ -23,7 +23,7 @@ from aurank.evaluation.engine.problem import (
 )
 from aurank.evaluation.engine.ranks import RankBlocks, Ranks, query_columns
 from aurank.evaluation.engine.scores import read
-from aurank.evaluation.index.neighbours import faiss_library, transforms
+from aurank.evaluation.index.neighbours import faiss_library
 from aurank.evaluation.metrics import Classes, mean
 from aurank.names import meant, nearest
 
@@ -225,7 +225,8 @@ def distance_of(knn_func: Any) -> str:
 
     found = None
     if isinstance(knn_func, FaissKNN):
-        found = distance_of_index(knn_func.index_init_fn)
+        faiss = faiss_library()
+        found = {faiss.IndexFlatL2: "euclidean", faiss.IndexFlatIP: "dot"}.get(knn_func.index_init_fn)
     if isinstance(knn_func, CustomKNN):
         distance = getattr(knn_func.distance, "distance", knn_func.distance)  # within a BatchedDistance
         kinds = {CosineSimilarity: "cosine", DotProductSimilarity: "dot", LpDistance: "euclidean"}
@@ -234,28 +235,9 @@ def distance_of(knn_func: Any) -> str:
         if type(distance) in kinds and distance.p == 2 and keeps_order:
             found = "cosine" if distance.normalize_embeddings else kinds[type(distance)]
     if found is None:
-        known = (
-            "FaissKNN with a flat index, or CustomKNN with LpDistance(p=2), CosineSimilarity or DotProductSimilarity"
-        )
+        known = "FaissKNN with IndexFlatL2 or IndexFlatIP, or CustomKNN with LpDistance(p=2), a cosine or a dot product"
         raise UserError(f"knn_func is {knn_func!r}: leave it out, or give {known}")
     return found
-
-
-def distance_of_index(make: Callable[[int], Any]) -> str | None:
-    """Return the distance by which the index that a function makes ranks exactly; None for one that does not."""
-    faiss = faiss_library()
-    try:
-        index = make(64)
-    except Exception as error:  # whatever somebody's function fails with
-        raise UserError(f"index_init_fn of knn_func makes no index of 64 columns ({first_line(error)})") from error
-    is_normalised = isinstance(index, faiss.IndexPreTransform)
-    if is_normalised:
-        kept = all(isinstance(each, faiss.NormalizationTransform) and each.norm == 2 for each in transforms(index))
-        index = faiss.downcast_index(index.index) if kept else None
-    if not isinstance(index, faiss.IndexFlat):
-        return None
-    found = {faiss.METRIC_L2: "euclidean", faiss.METRIC_INNER_PRODUCT: "dot"}.get(index.metric_type)
-    return "cosine" if found and is_normalised else found
 
 
 def _same(left: Embeddings, right: Embeddings) -> bool:

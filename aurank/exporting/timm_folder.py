@@ -7,20 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from PIL.Image import Image
 from torch import Tensor, nn
 
-from aurank.data import Manifest, Pipeline
+from aurank.data import Pipeline
 from aurank.data.transforms.base import AREA
 from aurank.exporting.formats import TrainedEncoder, save_weights
 from aurank.files import write_text
-from aurank.models.adapters.exported import PROGRAM_PREPROCESSING, StoredTransform, crop_of
-from aurank.models.image_model import ImageModel, ModelImages
+from aurank.models.adapters.exported import PROGRAM_PREPROCESSING, crop_of
+from aurank.models.image_model import ImageModel
 
 SETTINGS = "config.json"
-_LIKELY = ("box", "bilinear", "bicubic")
-_SAMPLE = 64  # images that are tried
 
 
 def write_folder(source: TrainedEncoder, path: Path) -> None:
@@ -100,24 +96,6 @@ def spread_rows(count: int, most: int) -> list[int]:
     return rows
 
 
-def pillow_interpolation(pipeline: Pipeline, manifest: Manifest, *, max_pixels: int) -> str:
-    """Return Pillow's word for how a pipeline resizes; of "area", which Pillow lacks, the nearest on these images.
-
-    Area averages where an image shrinks, as Pillow's box does, and is bilinear where it grows.
-    """
-    if pipeline.interpolation != AREA:
-        return pipeline.interpolation
-    timm: Any = importlib.import_module("timm")
-    own = StoredTransform(pipeline, is_inside=False)
-    others = [timm.data.create_transform(**timm_settings(pipeline, name)) for name in _LIKELY]
-
-    def differences(image: Image) -> Tensor:
-        wanted = own(image)
-        return torch.cat([(other(image) - wanted).abs() for other in others])
-
-    tried = ImageModel("resizing", nn.Identity(), differences, "", pipeline.channels)
-    sample = ModelImages(manifest, tried, on_error="skip", max_pixels=max_pixels)
-    found = sample.__getitems__(spread_rows(len(manifest), _SAMPLE)).image
-    if isinstance(found, tuple) or not len(found):
-        return _LIKELY[0]
-    return _LIKELY[int(found.reshape(len(found), len(_LIKELY), -1).mean(dim=(0, 2)).argmin())]
+def pillow_interpolation(pipeline: Pipeline) -> str:
+    """Return Pillow's word for how a pipeline resizes; of "area", which Pillow lacks, that which averages."""
+    return "box" if pipeline.interpolation == AREA else pipeline.interpolation

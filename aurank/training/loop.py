@@ -27,13 +27,11 @@ from aurank.training.optim import set_learning_rate, update_average
 from aurank.training.state import Progress, random_state
 from aurank.training.trainer import Trainer
 from aurank.training.watch import (
-    NEIGHBOURS,
     LossWatch,
     MetricsFile,
     SeenBatch,
     collapse_signs,
     learned_temperature,
-    log_pictures,
 )
 
 INSISTING = (signal.SIGINT, signal.SIGTERM)
@@ -327,14 +325,9 @@ class Loop:
             return True
         started = time.perf_counter()
         trainer.gather()
-        trackers = trainer.accelerator.trackers
-        lists = NEIGHBOURS if trackers else 0  # for the pictures that only trackers take
-        report = trainer.task.measure(trainer.measured, trainer.val_data, neighbours=lists)
+        report = trainer.task.measure(trainer.measured, trainer.val_data)
         values = report.metrics
         self._record({"step": progress.step, **values}, split="val")
-        if trackers and self.main:
-            pictures = trainer.task.pictures(report, trainer.val_data)
-            log_pictures(trackers, {f"val/{name}": each for name, each in pictures.items()}, step=progress.step)
         chosen_by = trainer.task.chosen_by
         improved = not progress.best or values[chosen_by] > progress.best[chosen_by]
         if improved:

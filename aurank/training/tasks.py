@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from aurank.config import Config
 from aurank.data import ImageDataset, Manifest
 from aurank.data.captions import PADDING
-from aurank.data.saved_embeddings import EmbeddingDataset
 from aurank.distributed import ProcessGroup
 from aurank.embedding.embed import Embedded, embed
 from aurank.embedding.evaluation_options import (
@@ -24,9 +23,8 @@ from aurank.embedding.image_text_pairs import EmbeddedPairs, embed_pairs, report
 from aurank.errors import AurankError, UserError
 from aurank.evaluation import Codes
 from aurank.evaluation.report import Report
-from aurank.evaluation.two_way import DIRECTIONS, TwoWayReport
+from aurank.evaluation.two_way import TwoWayReport
 from aurank.models import Encoder, TwoTower
-from aurank.reporting.snapshots import Pixels, curve_snapshot, grid_snapshot
 
 StageProgress = Callable[[str, int, int], None]
 """Called with a stage, such as "embedding" or "ranking", how much of it is done and how much there is."""
@@ -58,15 +56,6 @@ class Task:
         embedded = self._embedded(model, data)
         return evaluate_together(
             embedded.evaluate, self.group, neighbours=neighbours, **evaluation_options(self.config)
-        )
-
-    def pictures(self, report: Report, data: ImageDataset) -> dict[str, Pixels]:
-        """Return pictures of a report that has neighbours, by names for a tracker."""
-        curves = _curves({"precision_recall": report})
-        return (
-            curves
-            if isinstance(data, EmbeddingDataset)
-            else {"grid": grid_snapshot(report, data.manifest.source), **curves}
         )
 
     def test(self, data: ImageDataset, train: Manifest, progress: StageProgress | None = None) -> SplitReports:
@@ -131,9 +120,6 @@ class PairTask(Task):
     ) -> TwoWayReport:
         return evaluate_together(self._embed(model, data).evaluate, self.group, **two_way_options(self.config))
 
-    def pictures(self, report: TwoWayReport, data: ImageDataset) -> dict[str, Pixels]:  # type: ignore[override]
-        return _curves({f"{name}/precision_recall": getattr(report, name) for name in DIRECTIONS})
-
     def test(self, data: ImageDataset, train: Manifest, progress: StageProgress | None = None) -> SplitReports:
         """Measure all pairs and each group both ways, and images among themselves where their labels allow it."""
         embedded = self._embed(self.model, data)
@@ -193,10 +179,6 @@ def require_alive(embeddings: Float[np.ndarray, "image dim"]) -> None:
 
 def _stage(progress: StageProgress | None, name: str) -> Callable[[int, int], None] | None:
     return None if progress is None else partial(progress, name)
-
-
-def _curves(reports: dict[str, Report]) -> dict[str, Pixels]:
-    return {name: curve_snapshot(report) for name, report in reports.items() if report.curve is not None}
 
 
 def _readable(data: ImageDataset) -> np.ndarray:

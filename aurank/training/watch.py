@@ -1,10 +1,10 @@
-"""What a run watches and logs: losses that are not finite, signs of collapse, metrics.jsonl, pictures."""
+"""What a run watches and logs: losses that are not finite, signs of collapse, metrics.jsonl."""
 
 import contextlib
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,9 @@ from torch.optim import Optimizer
 
 from aurank.losses.core.common import HostCopy
 from aurank.losses.core.training_protocols import LearnsTemperature
-from aurank.reporting.snapshots import Pixels
 
 MOST = 100  # steps from one look to the next: what follows a loss that is not finite is lost
 READ_AT_ONCE = ("cpu",)  # devices whose numbers are on the host already
-NEIGHBOURS = 10  # of a query, in the grid that trackers get
 _LAST = 2**31 - 1  # above every number of a batch
 
 
@@ -152,18 +150,6 @@ class MetricsFile:
     def close(self) -> None:
         with contextlib.suppress(OSError):  # a record that could not be flushed has raised already
             self._file.close()
-
-
-def log_pictures(trackers: Sequence[Any], pictures: Mapping[str, Pixels], *, step: int) -> None:
-    """Give the pictures to each tracker that Accelerate has `log_images` for."""
-    for tracker in trackers:
-        if tracker.name == "tensorboard":  # wants a batch, and to be told where the channels are
-            batches = {name: picture[None] for name, picture in pictures.items()}
-            tracker.log_images(batches, step=step, dataformats="NHWC")
-        elif tracker.name in ("wandb", "swanlab"):
-            tracker.log_images({name: [picture] for name, picture in pictures.items()}, step=step)
-        elif hasattr(tracker, "log_images"):
-            tracker.log_images(dict(pictures), step=step)
 
 
 def learned_temperature(loss: nn.Module) -> dict[str, float]:

@@ -141,7 +141,6 @@ def test_shipped_configs_are_listed_and_copied(aurank: Shell, tmp_path: Path, mo
 def test_what_has_no_labels_is_examined_without_and_told_where_to_be_measured(
     aurank: Shell, config: Path, tmp_path: Path
 ) -> None:
-    from PIL import Image
 
     (tmp_path / "photos").mkdir()
     for number in range(4):
@@ -218,15 +217,6 @@ def test_a_configuration_named_by_data_says_how_it_is_measured(
         assert code == 0, complaint
         metrics = json.loads(Path(out, "report.json").read_text(encoding="utf-8"))["metrics"]
         assert {name.partition("@")[2] for name in metrics if name.startswith("recall@")} == cuts
-
-
-@pytest.mark.slow
-def test_an_image_that_shows_nothing_is_named_where_it_is_indexed(aurank: Shell, place: Path) -> None:
-    Image.new("RGB", (1, 1)).save(place / "photos/a/dot.png")
-    build = ("index", "build", "--model", "timm:test_resnet,pretrained=false", "--data", "folder:photos")
-    code, _, told = aurank(*build, "data.odd_classes=keep", "--out", "index")
-    assert code == 0
-    assert "1 of 9 images have a side below 8 pixels and show nothing (a/dot.png)" in told
 
 
 def test_lines_of_progress_tell_the_time_left(

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import os
 import re
 from pathlib import Path
 
@@ -124,18 +123,3 @@ def test_an_average_is_written_and_doubts_are_notices(tiny_run: Path, aurank: Sh
     code, text, notice = aurank("average", tiny_run, tiny_run / "last", "--out", out)
     assert (code, text) == (2, "")
     assert notice == f"error: --out {out} is not empty; name another folder\n"
-
-
-@pytest.mark.slow
-def test_the_cache_is_pruned_and_shows_what_goes(place: Path, aurank: Shell) -> None:
-    model = ("--model", "timm:test_resnet,pretrained=false", "--data", "folder:photos")
-    assert aurank("embed", *model, "--out", "rows.npz")[0] == 0
-    code, output, _ = aurank("cache", "prune", "--max", "0B", "--dry-run")
-    assert code == 0
-    assert output.startswith("would remove 0.000 GiB, last used ")
-    assert "timm:test_resnet,pretrained=false; 8 images of photos" in output
-    code, output, _ = aurank("cache", "prune", "--max", "1GiB")
-    assert output == f"1 sets, 0.000 GiB, stay in {os.environ['AURANK_CACHE']}\n"
-    code, output, _ = aurank("cache", "prune", "--max", "0B")
-    assert output.startswith("removed 0.000 GiB, last used ")
-    assert list(Path(os.environ["AURANK_CACHE"]).iterdir()) == []

@@ -6,10 +6,10 @@ import shlex
 import pytest
 from testing.processes import Shell
 
-GROUPS = [(), ("index",), ("data",), ("cache",)]
+GROUPS = [(), ("index",), ("data",)]
 NAMES = """train, tune, benchmark, profile, demo, average, export, config, ls, cp, evaluate, embed, mine, pairs,
 probe, compare, calibrate, search, serve, init, doctor, index build, index add, index remove, data check,
-data get, data prepare, cache prune"""
+data get, data prepare"""
 COMMANDS = NAMES.replace("\n", " ").split(", ")
 
 
@@ -26,7 +26,7 @@ def test_every_command_is_named_with_a_whole_sentence(screen: Shell) -> None:
         listed = text.split("Commands:\n")[1].splitlines()
         assert all(line.endswith(".") and not line.endswith("..") for line in listed)
         found += [" ".join((*group, line.split()[0])) for line in listed]
-    assert set(found) - {"index", "data", "cache"} == set(COMMANDS)
+    assert set(found) - {"index", "data"} == set(COMMANDS)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -10,9 +10,8 @@ from PIL import Image
 from testing.runs import tiny_config
 
 import aurank
-from aurank.commands import RunOptions, embed_model, evaluate_model, examine_data, prepare_data
+from aurank.commands import RunOptions, embed_model, evaluate_model, prepare_data
 from aurank.data import FolderSource
-from aurank.data.prepared import PreparedImages
 from aurank.embedding import ImageSelection
 from aurank.errors import AurankWarning, UserError
 from aurank.files import claimed
@@ -136,28 +135,6 @@ def test_a_foreign_model_sees_small_prepared_images_only_where_asked_and_told(tm
         notes.append(evaluate_model(model, again).notes)
     told = ["embeddings of prepared images (shorter side 32, 3 channels, by area, raw)" in list(some) for some in notes]
     assert told == [False, True]
-
-
-@pytest.mark.slow
-def test_the_doctor_finds_what_does_not_fit_the_originals(tmp_path):
-    config, prepared = photos(tmp_path), [f"data.prepared={tmp_path / 'out'}"]
-    prepare_data(config, tmp_path / "out")
-    where = f"folder:{tmp_path / 'photos'}"
-    assert not [text for text in examine_data(where, prepared).errors if "prepared" in text]
-    root = tmp_path / "photos/train/train0"
-    (root / "0.png").rename(root / "new.png")
-    Image.new("RGB", (90, 90)).save(root / "1.png")
-    content = bytearray((tmp_path / "out/images.arrow").read_bytes())
-    content[int(PreparedImages(tmp_path / "out").records["offset"][-1]) + 5] ^= 255
-    (tmp_path / "out/images.arrow").write_bytes(content)
-    report = examine_data(where, prepared)
-    found = {finding.check: finding.examples for finding in report.findings if "prepared" in finding.check}
-    assert found == {
-        "images that are not prepared": ("train/train0/new.png",),
-        "images that changed after they were prepared": ("train/train0/1.png",),
-        "prepared images that are damaged": ("val/val3/3.png",),
-    }
-    assert report.severity == 2
 
 
 def test_one_process_writes_into_a_folder(tmp_path):

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from testing.inputs import held_bytes
 from testing.trees import array_manifest, pixels, png, write_tree
 
 from aurank.data import (
@@ -25,7 +26,6 @@ from aurank.data import (
 from aurank.data.decode import decode
 from aurank.data.prepared import Preparation
 from aurank.data.readers.folders import read_folder, read_unlabelled
-from aurank.data.sources import BytesSource
 from aurank.errors import UserError
 
 EIGHT = np.repeat(np.arange(8), 4)
@@ -47,7 +47,7 @@ def decoded(array: np.ndarray, channels: int) -> np.ndarray:
 
 def floating_point() -> np.ndarray:
     Image.new("F", (2, 2)).save(file := io.BytesIO(), "TIFF")
-    return decode(BytesSource(file.getvalue(), "here"), "x", 1)
+    return decode(held_bytes(file.getvalue()), "x", 1)
 
 
 def transform(name: str, **params: Any) -> Any:
@@ -92,7 +92,7 @@ def held_out(fraction: float, classes: int = 6, super_labels: Sequence[int] | No
         (lambda: decoded(np.zeros((2, 2), np.float32), 1), "image 'x' in memory: expected a uint8 array"),
         (lambda: decoded(np.zeros((0, 2), np.uint8), 1), "expected a uint8 array"),
         (lambda: decoded(np.zeros(4, np.uint8), 1), "expected a uint8 array"),
-        (lambda: decode(BytesSource(png(0), "here"), "x", 2), "image 'x' in here: a PNG file gives 1, 3 or 4 channels"),
+        (lambda: decode(held_bytes(png(0)), "x", 2), "image 'x' in here: a PNG file gives 1, 3 or 4 channels"),
         (floating_point, "floating-point"),
         (lambda: transform("crop_flip", scale=[0.5, 0.1]), "scale must be two numbers between 1e-06 and 1, smaller on"),
         (lambda: transform("crop_flip", ratio=[1.0]), "ratio must be two numbers"),

@@ -6,18 +6,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from testing.inputs import held_bytes
 from testing.trees import pixels
 
 from aurank.data import ArraySource, FolderSource
 from aurank.data.decode import decode, quiet_decoding
-from aurank.data.sources import BytesSource
+from aurank.data.sources import PartsSource
 from aurank.errors import UserError
 
 
-def _file(image: Image.Image, kind: str = "PNG", **options: object) -> BytesSource:
+def _file(image: Image.Image, kind: str = "PNG", **options: object) -> PartsSource:
     buffer = io.BytesIO()
     image.save(buffer, kind, **options)
-    return BytesSource(buffer.getvalue(), "here")
+    return held_bytes(buffer.getvalue())
 
 
 def _white_left(mode: str) -> Image.Image:
@@ -92,7 +93,7 @@ def test_arrays_are_converted_as_files_are():
 @settings(max_examples=60, deadline=None)
 @given(data=st.data(), kind=st.sampled_from(["PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "PPM"]))
 def test_a_damaged_file_is_an_image_or_named_and_nothing_else(data, kind):
-    good = _file(Image.fromarray(pixels(0)), kind).held
+    good = _file(Image.fromarray(pixels(0)), kind).read_bytes("x")
     damage = data.draw(st.lists(st.tuples(st.integers(0, len(good) - 1), st.integers(0, 255)), max_size=4))
     broken = bytearray(good)
     for place, value in damage:
@@ -100,7 +101,7 @@ def test_a_damaged_file_is_an_image_or_named_and_nothing_else(data, kind):
     length = data.draw(st.integers(0, len(good)))
     # Anything but a UserError would fail the test.
     with quiet_decoding(), contextlib.suppress(UserError):
-        assert decode(BytesSource(bytes(broken[:length]), "here"), "x", 3).shape[2] == 3
+        assert decode(held_bytes(bytes(broken[:length])), "x", 3).shape[2] == 3
 
 
 def test_a_truncated_file_is_named(tmp_path):

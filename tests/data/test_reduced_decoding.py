@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from PIL import Image
 from sklearn.datasets import load_sample_images
+from testing.inputs import held_bytes
 
 from aurank.data import TRANSFORMS, FolderSource, ImageDataset, build_manifest
 from aurank.data.decode import decode
-from aurank.data.sources import BytesSource
+from aurank.data.sources import PartsSource
 
 SIDE = 240  # of what a random part of 224 pixels is cut from, 256, a sixteenth less
 
@@ -21,11 +22,11 @@ def photo(width: int = 640, height: int = 480, number: int = 0) -> Image.Image:
     return Image.fromarray(load_sample_images().images[number]).resize((width, height), Image.Resampling.LANCZOS)
 
 
-def held(image: Image.Image, kind: str = "JPEG", cut: int | None = None, **options: object) -> BytesSource:
+def held(image: Image.Image, kind: str = "JPEG", cut: int | None = None, **options: object) -> PartsSource:
     """A source of one photo's bytes."""
     buffer = io.BytesIO()
     image.save(buffer, kind, **options)
-    return BytesSource(buffer.getvalue()[:cut], "here")
+    return held_bytes(buffer.getvalue()[:cut])
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,6 @@
 
 import json
 import os
-import sys
-import time
 import zipfile
 from pathlib import Path
 
@@ -12,17 +10,13 @@ import pytest
 import torch
 from torch import nn
 
-from aurank import files
 from aurank.config import Config
 from aurank.data import READERS
 from aurank.embedding.cache import (
-    CachedSet,
     EmbeddingCache,
     Piece,
-    cached_sets,
     data_sha256,
     default_cache,
-    prune,
     weights_sha256,
 )
 from aurank.embedding.from_config import describe_model, with_preprocessing
@@ -83,66 +77,6 @@ def test_weights_are_told_apart_by_name_shape_type_and_every_value() -> None:
     seen.add(weights_sha256(twin.to(torch.bfloat16)))
     seen.add(weights_sha256(nn.Sequential(model[0], nn.Identity(), model[1])))
     assert len(seen) == 5
-
-
-def filled(root: Path, **ages: float) -> dict[str, EmbeddingCache]:
-    """A set of two pieces for each name, last used so many seconds ago."""
-    found = {}
-    for name, age in ages.items():
-        found[name] = opened(root, data=name)
-        for part in (piece(0, 4), piece(4, 7)):
-            found[name].write(part)
-        for path in found[name].folder.iterdir():
-            os.utime(path, (path.stat().st_atime, time.time() - age))
-    return found
-
-
-def size_of(cache: EmbeddingCache) -> int:
-    return sum(path.stat().st_size for path in cache.folder.iterdir())
-
-
-def test_the_least_recently_used_sets_are_pruned_until_the_rest_is_small_enough(tmp_path: Path) -> None:
-    caches = filled(tmp_path, old=300, mid=200, new=100)
-    (tmp_path / "photos").mkdir()
-    (tmp_path / "photos" / "about.json").write_text("not the cache's")
-    opened(tmp_path, data="old")  # used again
-    told: list[CachedSet] = []
-    room = size_of(caches["old"]) + size_of(caches["new"])
-    assert len(prune(tmp_path, room, removed=told.append, dry_run=True)) == 2
-    assert all(cache.folder.exists() for cache in caches.values())
-    kept = prune(tmp_path, room, removed=told.append)
-    assert [one.folder for one in told] == [caches["mid"].folder] * 2
-    assert told[0].num_bytes == size_of(caches["old"])
-    assert [one.folder for one in kept] == [caches["new"].folder, caches["old"].folder]
-    assert prune(tmp_path, 0, removed=told.append) == []
-    assert [path.name for path in tmp_path.iterdir()] == ["photos"]
-
-
-def test_a_run_goes_on_while_its_set_is_pruned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
-    cache = opened(tmp_path, said)
-    cache.write(piece(0, 4))
-    prune(tmp_path, 0, removed=lambda _: None)
-    cache.write(piece(4, 7))  # the folder is gone
-    taken, calls = files._bytes_of, []
-
-    def pruned(tensor: torch.Tensor) -> memoryview:
-        if sys._getframe(1).f_code.co_name == "write_bundle":
-            calls.append(prune(tmp_path, 0, removed=lambda _: None) if not calls else [])
-        return taken(tensor)
-
-    monkeypatch.setattr(files, "_bytes_of", pruned)
-    cache.write(piece(7, 10))  # it goes while the piece is written
-    assert len(calls) >= 2
-    monkeypatch.undo()
-    assert same(opened(tmp_path, said).read(COUNT), [piece(7, 10)])
-    monkeypatch.setattr("aurank.embedding.cache.shutil.rmtree", lambda *_, **__: None)
-    prune(tmp_path, 0, removed=lambda _: None)  # as one that is killed
-    assert cached_sets(tmp_path) == []
-    assert len(list(tmp_path.iterdir())) == 1
-    monkeypatch.undo()
-    prune(tmp_path, 10**9, removed=lambda _: None)  # the next one ends it
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_changed_byte_or_length_never_changes_a_number(tmp_path: Path) -> None:

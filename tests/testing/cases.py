@@ -46,6 +46,7 @@ from aurank.losses import (
     SupConLoss,
     SupRecallLoss,
 )
+from aurank.losses.ranking.ranking_sums import block_gradients, block_sums
 
 COUNTS = [9, 4, 20, 1, 6, 3]
 
@@ -353,12 +354,12 @@ def defined(
     return value(x).sum(dim=2), -pull.sum(dim=2), pull.sum(dim=1)
 
 
-def compare(kernel: Any, gradient: Tensor, scores: Tensor, others: Tensor, **named: Any) -> None:
-    """Nothing; raises unless the kernel's sums and gradients are those of the definition, to the type's precision.
+def compare(gradient: Tensor, scores: Tensor, others: Tensor, **named: Any) -> None:
+    """Nothing; raises unless sums and gradients are those of the definition, to the type's precision.
 
     In float32 a gradient may be off by a rounding of x, which the temperature magnifies.
     """
-    found = (kernel.sums(scores, others, **named), *kernel.gradients(gradient, scores, others, **named))
+    found = (block_sums(scores, others, **named), *block_gradients(gradient, scores, others, **named))
     for each, wanted, like in zip(
         found, defined(gradient, scores, others, **named), (scores, scores, others), strict=True
     ):
@@ -367,13 +368,13 @@ def compare(kernel: Any, gradient: Tensor, scores: Tensor, others: Tensor, **nam
         size = max(1.0, float(wanted.abs().amax()) if wanted.numel() else 0.0)
         tolerance = {torch.float32: 1e-5, torch.float64: 1e-10}[each.dtype]
         torch.testing.assert_close(each.double(), wanted, rtol=tolerance, atol=tolerance * size)
-    compare_not_a_number(kernel, gradient, scores, others, **named)
+    compare_not_a_number(gradient, scores, others, **named)
 
 
-def compare_not_a_number(kernel: Any, gradient: Tensor, scores: Tensor, others: Tensor, **named: Any) -> None:
+def compare_not_a_number(gradient: Tensor, scores: Tensor, others: Tensor, **named: Any) -> None:
     """Nothing; raises unless what is made of a score or other that is not a number is none, in its query alone."""
     for left, right in ((spoilt(scores), others), (scores, spoilt(others))):
-        found = (kernel.sums(left, right, **named), *kernel.gradients(gradient, left, right, **named))
+        found = (block_sums(left, right, **named), *block_gradients(gradient, left, right, **named))
         for each, wanted in zip(found, defined(gradient, left, right, **named), strict=True):
             assert each[wanted.isnan()].isnan().all()
             assert not each[1:].isnan().any()

@@ -16,6 +16,7 @@ from PIL import Image
 from torchvision.datasets import ImageFolder
 
 from aurank.data import Manifest, from_dataset, from_table
+from aurank.data.sources import PartsSource
 
 Input = str | Manifest
 SPLITS = ("train", "test")
@@ -25,6 +26,11 @@ def pixels(label: int, number: int) -> np.ndarray:
     image = np.full((8, 8, 3), (label * 25, 255 - label * 20, number * 60), np.uint8)
     image[label % 8, number] = 255
     return image
+
+
+def held_bytes(content: bytes) -> PartsSource:
+    """A file in memory, whose path is "x"."""
+    return PartsSource([content], {"x": (0, 0, len(content))}, where="here")
 
 
 def write_photos(root: Path) -> Path:

@@ -1,7 +1,6 @@
 """Small data sets in the official layouts."""
 
 import io
-import json
 import os
 import zipfile
 from collections import Counter
@@ -367,23 +366,7 @@ def inaturalist_tree(root: Path) -> Path:
     (folder / "Inat_dataset_splits").mkdir()
     for name, rows in (("train", INATURALIST_TRAIN), ("test", INATURALIST_TEST)):
         (folder / f"Inat_dataset_splits/Inaturalist_{name}_set1.txt").write_text("\n".join(rows) + "\n")
-    for name, rows in (("train", paths[1:]), ("val", paths[:1])):
-        (folder / f"{name}2018.json").write_text(json.dumps(annotations(rows)))
     return folder
-
-
-def annotations(paths: list[str]) -> dict[str, list[dict[str, object]]]:
-    """Returns the content of an annotation file for these images, with ids that are not row numbers."""
-    categories = {int(path.split("/")[2]): path.split("/")[1] for path in INATURALIST_TRAIN + INATURALIST_TEST}
-    ids = {path: 1000 + 7 * row for row, path in enumerate(paths)}
-    return {
-        "images": [{"id": ids[path], "width": 8, "height": 8, "file_name": path} for path in paths],
-        "annotations": [
-            {"id": row, "image_id": ids[path], "category_id": int(path.split("/")[2])}
-            for row, path in enumerate(reversed(paths))
-        ],
-        "categories": [{"id": key, "name": f"name{key}", "supercategory": value} for key, value in categories.items()],
-    }
 
 
 def vehicleid_tree(root: Path) -> Path:
@@ -393,7 +376,6 @@ def vehicleid_tree(root: Path) -> Path:
     vehicle_of = dict(pair for rows in lists.values() for pair in rows)
     folder = write_tree(root / "VehicleID_V1.0", [f"image/{image}.jpg" for image in vehicle_of])
     files = {f"train_test_split/{name}": rows for name, rows in lists.items()}
-    files["attribute/img2vid"] = list(vehicle_of.items())
     files["attribute/model_attr"] = [("30", 12), ("7", 249), ("23781", 0), ("901", 12)]
     files["attribute/color_attr"] = [("30", 6), ("901", 2)]
     for name, pairs in files.items():
@@ -434,9 +416,6 @@ def publish_small_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
         },
         **RETRIEVAL_SIZES,
     }
-    lines = {"train2018.json": 6, "val2018.json": 1, "attribute/img2vid.txt": 16}
     for name, benchmark in BENCHMARKS.items():  # changed in place: the reader has the same object
         for file, size in sizes[name].items():
             monkeypatch.setitem(benchmark.sizes, file, size)
-        for file in benchmark.lines:
-            monkeypatch.setitem(benchmark.lines, file, lines[file])

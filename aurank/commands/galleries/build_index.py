@@ -10,16 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from aurank.arrays import select_rows
 from aurank.commands.evaluate import check_index
 from aurank.commands.galleries.postprocess import fitted_on_training, read_steps
 from aurank.commands.galleries.search import ImageIndex
 from aurank.commands.run_options import PreparedModel, RunOptions, prepare_model, refuse_preprocessing
 from aurank.data import ImageSource
-from aurank.data.saved_embeddings import MadeBy
-from aurank.data.shards import INDEX
-from aurank.embedding.cache import image_marks, row_sums
-from aurank.embedding.embed import Embedded, described
+from aurank.embedding.embed import Embedded
 from aurank.embedding.image_text_pairs import each_image_once
 from aurank.embedding.index_folder import (
     EXACT,
@@ -52,7 +48,6 @@ def build_index(
     distance: str = "cosine",
     postprocess: str | None = None,
     fit_on: Path | None = None,
-    embeddings: Path | None = None,
     overwrite: bool = False,
     seed: int = 0,
     running: RunOptions | None = None,
@@ -67,7 +62,6 @@ def build_index(
         factory: a faiss index such as "Flat" (exact) or "HNSW32"; the recall of an approximate one is measured.
         distance: "cosine", "dot" or "euclidean".
         model, running, postprocess, fit_on: as for `evaluate_model`; the steps are applied to each photo.
-        embeddings: what ``aurank embed`` wrote of this model and these images, which are then not embedded again.
         overwrite: replace an index that is there.
         seed: of the faiss index's training, and of the images that its recall is measured with.
 
@@ -98,7 +92,7 @@ def build_index(
         source, digests = prepared.dataset.manifest.source, {}
         if is_first:  # before any is embedded: of a file that is replaced meanwhile, that of the old one
             digests = {path: _digest(source, path) for path in prepared.dataset.manifest.paths}
-        embedded, notes = prepared.embed() if embeddings is None else embedded_before(prepared, embeddings)
+        embedded, notes = prepared.embed()
         running.tell(*prepared.remarks, *notes[1:])
         if not is_first:
             return None
@@ -260,51 +254,6 @@ def _changing(folder: Path) -> Iterator[None]:
     read_about(folder)  # a folder that is none is not created
     with claimed(folder, name="the index"):
         yield
-
-
-def embedded_before(prepared: PreparedModel, path: Path) -> tuple[Embedded, list[str]]:
-    """Return what was saved of the images chosen, by their paths, with notes; UserError unless it is of this model."""
-    saved, manifest = Embedded.load(path), prepared.dataset.manifest
-    # The parts of a folder have checksums of their own, which were compared when it was opened.
-    in_parts = path.is_dir() or path.name == INDEX
-    if saved.made_by is None or saved.marks is None or (saved.sums is None and not in_parts):
-        raise UserError(f"--embeddings {path} does not say what it was made of: write it with aurank embed")
-    _require_made_alike(prepared, MadeBy.parse(str(saved.made_by), str(path)), path)
-    place = {name: row for row, name in enumerate(saved.paths.tolist())}
-    if len(place) < len(saved.paths):
-        raise UserError(f"--embeddings {path} holds an image twice; embed each image once")
-    rows = [row for row, name in enumerate(manifest.paths) if name in place]
-    if len(rows) < len(manifest) and (prepared.data.on_error == "raise" or not rows):
-        lacking = next(name for name in manifest.paths if name not in place)
-        count = f"{len(manifest) - len(rows):,} of {len(manifest):,} images"
-        remedy = "embed them again, or leave out what could not be read by data.on_error=skip"
-        raise UserError(f"--embeddings {path} lacks {count}, such as {lacking!r}: {remedy}")
-    there = np.array([place[manifest.paths[row]] for row in rows])
-    found = described(manifest, np.array(rows), select_rows(saved.embeddings, there))
-    marks = saved.marks[there]
-
-    def require_none(is_other: np.ndarray, what: str, how: str) -> None:
-        if is_other.any():
-            count, first = f"{int(is_other.sum()):,} of {len(rows):,}", str(found.paths[is_other][0])
-            raise UserError(f"--embeddings {path}: {count} {what}, such as {first!r} ({how}): embed them again")
-
-    is_other = image_marks(prepared.dataset)[rows] != marks
-    require_none(is_other, "images are other files than were embedded", "another length, time or checksum")
-    if saved.sums is not None:
-        is_other = row_sums(np.asarray(found.embeddings), found.paths, marks) != saved.sums[there]
-        require_none(is_other, "rows are not what was embedded of their images", "changed, or in another order")
-    told = f"--embeddings {path}: rows are matched to images by path and by each file's length and time"
-    return found, [*prepared.notes(found, manifest), f"{told}; a photo that changed without either keeps its old row"]
-
-
-def _require_made_alike(prepared: PreparedModel, made: MadeBy, path: Path) -> None:
-    own = prepared.made_by
-    if (made.weights_sha256, made.preprocessing) != (own.weights_sha256, own.preprocessing):
-        said = f"--embeddings {path} was made by {made.model}, with other weights or preprocessing than --model"
-        raise UserError(f"{said} {prepared.model.name}: embed the images by that one")
-    if made.precision != own.precision:
-        said = f"--embeddings {path} was made {made.precision or 'in float32 of the images themselves'}, and here it is"
-        raise UserError(f"{said} {own.precision or 'in float32 of the images themselves'}: embed the images like that")
 
 
 def _write(folder: Path, about: dict[str, Any], rows: IndexedRows, model: ImageModel | None = None) -> dict[str, Any]:

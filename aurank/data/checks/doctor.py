@@ -1,12 +1,10 @@
 """What is wrong or odd in a data set, found before a long run finds it."""
 
 import itertools
-import os
 import posixpath
 import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,8 +13,6 @@ from jaxtyping import Int64, Shaped
 from aurank.data.checks.findings import DoctorReport, Finding, finding_of, surplus
 from aurank.data.decode import MAX_PIXELS
 from aurank.data.manifest import Manifest
-from aurank.data.prepared import PreparedImages, remedy_for
-from aurank.data.sources import FolderSource
 from aurank.names import text_key
 
 _PAIRS = (("train", "test"), ("train", "val"), ("val", "test"))
@@ -86,18 +82,9 @@ def odd_classes(classes: Sequence[str]) -> tuple[str, list[str]] | None:
 
 
 def repeated_image(manifest: Manifest) -> str | None:
-    """Return words on the first image that is listed twice, by one path or by links to one file; None if none is."""
-    source = manifest.source
+    """Return words on the first image that is listed twice; None if none is."""
     paths = manifest.paths if manifest.texts is None else tuple(dict.fromkeys(manifest.paths))
-    images = []  # what tells them apart: the file that a path leads to, by links too, or the member of an archive
-    for path in paths:
-        images.append(posixpath.normpath(path))
-        if isinstance(source, FolderSource):
-            try:
-                file = os.stat(os.path.join(source.root, path))  # noqa: PTH116, PTH118  # there may be half a million
-                images[-1] = f"{file.st_dev} {file.st_ino}"
-            except (OSError, ValueError):  # missing, which is said when it is read
-                continue
+    images = [*map(posixpath.normpath, paths)]
     if manifest.boxes is not None and manifest.texts is None:
         images = [f"{image} {box}" for image, box in zip(images, manifest.boxes.tolist(), strict=True)]
     first: dict[str, str] = {}
@@ -166,23 +153,3 @@ def _spelt_alike(manifest: Manifest, rows: Int64[np.ndarray, " labelled"]) -> Fi
     # Escaped where need be: two forms of one letter look the same.
     names = [" = ".join(name if name.isascii() else ascii(name) for name in named) for named in several]
     return finding_of("spelt", names, [list(named.values()) for named in several])
-
-
-def check_prepared(prepared: PreparedImages, manifest: Manifest) -> list[Finding]:
-    """Return what does not fit; every prepared image is read, and every original with another time."""
-    places = prepared.places(manifest)
-    missing, changed = prepared.unfit(manifest, places, at_most=None)
-    held = np.flatnonzero(places >= 0)
-    remedy = f"{remedy_for(prepared.folder).capitalize()}."
-    checks = {
-        "images that are not prepared": missing,
-        "images that changed after they were prepared": changed,
-        "prepared images that are damaged": held[prepared.damaged(places[held])],
-    }
-    return [
-        replace(
-            finding_of("prepared", [manifest.regions[row] for row in rows], [[row] for row in rows], check=check),
-            remedy=remedy,
-        )
-        for check, rows in ((check, rows.tolist()) for check, rows in checks.items())
-    ]

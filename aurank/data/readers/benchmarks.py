@@ -4,15 +4,14 @@ Re-identification sets: queries search a gallery, and gallery images of the quer
 (`groups` are the cameras). mauprc is what their tools call mAP, recall@k CMC rank-k, and minp mINP.
 """
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, cast
 
 import numpy as np
 
-from aurank.data.readers.listing import NUMBER, Role, Row, class_folders, list_rows, read_fields, read_mat, read_text
-from aurank.data.readers.published import Contents, Place, compare_classes, published, summarise
+from aurank.data.readers.listing import NUMBER, Role, Row, class_folders, list_rows, read_fields, read_mat
+from aurank.data.readers.published import Contents, Place, published, summarise
 from aurank.errors import UserError
 from aurank.files import reading
 
@@ -21,7 +20,7 @@ Attribute = Literal["model", "color"]
 Usage = Literal["public", "private"]
 Difficulty = Literal["easy", "medium", "hard"]
 _INATURALIST_LISTS = {split: f"Inat_dataset_splits/Inaturalist_{split}_set1.txt" for split in ("train", "test")}
-_VEHICLE_TRAIN, _VEHICLE_OF_IMAGE = "train_test_split/train_list.txt", "attribute/img2vid.txt"
+_VEHICLE_TRAIN = "train_test_split/train_list.txt"
 _VEHICLE_TESTS = {
     size: f"train_test_split/test_list_{count}.txt"
     for size, count in (("small", 800), ("medium", 1600), ("large", 2400))
@@ -94,13 +93,12 @@ def read_grocery(place: Place) -> Contents:
 def read_inaturalist(place: Place) -> Contents:
     """Read iNaturalist 2018: the class is "SUPERCATEGORY/CATEGORY"; `super_labels` number the super-categories.
 
-    The split's lists name images only, so the class is read from the path. Both annotation files, train2018.json and
-    val2018.json, have to agree with it; a part may lack them.
+    The split's lists name images only, so the class is read from the path.
 
     Source: Van Horn et al. (CVPR 2018), https://arxiv.org/abs/1707.06642, for the images; Brown et al., Smooth-AP (ECCV
         2020), https://arxiv.org/abs/2007.12163, for the split.
     """
-    problems = place.require(_INATURALIST_LISTS.values(), place.benchmark.lines)
+    place.require(_INATURALIST_LISTS.values())
     numbers: dict[str, int] = {}
     parts = []
     for split, file in _INATURALIST_LISTS.items():
@@ -110,23 +108,14 @@ def read_inaturalist(place: Place) -> Contents:
             for where, (image, above, category) in read_fields(place.source, file, pattern, form)
         )
         parts.append(place.part(file, rows))
-    notes: dict[str, dict[str, str]] = {}
-    for file in filter(place.holds, place.benchmark.lines):
-        what, remedy = "the competition's annotation file", f"unpack {file}.tar.gz again"
-        with reading(f"{file} in {place.source.where}", what, remedy=remedy):
-            content = json.loads(read_text(place.source, file))
-            names = {kind["id"]: f"{kind['supercategory']}/{kind['id']}" for kind in content["categories"]}
-            name_of = {note["image_id"]: names[note["category_id"]] for note in content["annotations"]}
-            notes[file] = {str(image["file_name"]): name_of[image["id"]] for image in content["images"]}
-    whole = len(notes) == len(place.benchmark.lines)
-    return Contents(parts, problems + compare_classes(place.benchmark, parts, notes, whole=whole))
+    return Contents(parts)
 
 
 @published("vehicleid", each="test")
 def read_vehicleid(place: Place, *, test: TestList = "large", attribute: Attribute = "model") -> Contents:
     """Read PKU VehicleID with one of its test lists: the class is the vehicle as numbered.
 
-    The attribute files and img2vid.txt have to be there and to agree with the lists; a part may lack them.
+    The attribute file has to be there; a part may lack it.
 
     Args:
         test: the test list: small, medium or large, of 800, 1,600 or 2,400 vehicles.
@@ -135,7 +124,7 @@ def read_vehicleid(place: Place, *, test: TestList = "large", attribute: Attribu
     Source: Liu et al., Deep relative distance learning (CVPR 2016), https://doi.org/10.1109/CVPR.2016.238.
     """
     files, values = {"train": _VEHICLE_TRAIN, "test": _VEHICLE_TESTS[test]}, f"attribute/{attribute}_attr.txt"
-    problems = place.require(files.values(), (_VEHICLE_OF_IMAGE, values))
+    problems = place.require(files.values(), [values])
 
     def pairs(file: str) -> Iterator[tuple[str, tuple[str, ...]]]:
         return read_fields(place.source, file, rf"{NUMBER}\s+{NUMBER}", "two whole numbers with a blank between")
@@ -151,9 +140,6 @@ def read_vehicleid(place: Place, *, test: TestList = "large", attribute: Attribu
             for where, (image, vehicle) in pairs(file)
         )
         parts.append(place.part(file, rows))
-    if place.holds(_VEHICLE_OF_IMAGE):
-        known = {path_of(image): vehicle for _, (image, vehicle) in pairs(_VEHICLE_OF_IMAGE)}
-        problems += compare_classes(place.benchmark, parts, {_VEHICLE_OF_IMAGE: known}, whole=True)
     return Contents(parts, problems)
 
 

@@ -30,7 +30,6 @@ class Benchmark:
     sizes: Mapping[str, SplitSize]
     files: Mapping[str, str] = field(default_factory=dict)
     either: Mapping[str, str] = field(default_factory=dict)
-    lines: Mapping[str, int] = field(default_factory=dict)
     archives: Mapping[str, str] = field(default_factory=dict)
     addresses: Mapping[str, str] = field(default_factory=dict)
     unpack: str | None = None

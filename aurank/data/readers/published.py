@@ -183,29 +183,6 @@ def describe_absence(benchmark: Benchmark, root: Path, path: str | None = None) 
     return f"{benchmark.title} is not there: none of {', '.join(map(str, tried))} holds it"
 
 
-def compare_classes(
-    benchmark: Benchmark, parts: Sequence[Part], files: Mapping[str, Mapping[str, str]], *, whole: bool
-) -> list[str]:
-    """Return how files that name the class of each image differ from their published length, and from the rows."""
-    problems = [
-        f"{file} has {len(classes):,} images, expected {benchmark.lines[file]:,}"
-        for file, classes in files.items()
-        if len(classes) != benchmark.lines[file]
-    ]
-    if not whole:
-        return problems
-    rows = [row for part in parts for row in part.rows]
-    class_of = {path: label for classes in files.values() for path, label in classes.items()}
-    names = " and ".join(files)
-    unknown = [row.path for row in rows if row.path not in class_of]
-    others = [f"{row.path} is {class_of[row.path]}" for row in rows if class_of.get(row.path, row.label) != row.label]
-    return [
-        *problems,
-        *summarise(f"images of the lists that are not in {names}", unknown),
-        *summarise(f"images of another class in {names}", others),
-    ]
-
-
 def summarise(what: str, examples: Sequence[str]) -> list[str]:
     """Return one line that counts the examples and shows the first few, or nothing where there is none."""
     if not examples:

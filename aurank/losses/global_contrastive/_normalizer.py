@@ -208,8 +208,6 @@ def first_column(tables: nn.ModuleList) -> Float[Tensor, "direction sample"]:
 
 
 Update = Literal["momentum", "adam"]
-WATCH_EVERY = 1000  # steps between looks at the bounds: each makes the host wait for the device
-WATCH_FIRST = 100  # before that, as a training may be over by then
 
 
 class IndividualTemperatures(nn.Module):
@@ -243,8 +241,6 @@ class IndividualTemperatures(nn.Module):
             table = RowTable(len(other.rows), len(row), start=row, on_host=other.on_host)
             table.seen.fill_(False)  # True once the sample's τ has moved
             self.tables.append(table)
-        self.steps = 0
-        self.warned = False
 
     @property
     def values(self) -> Float[Tensor, "direction sample"]:
@@ -270,8 +266,6 @@ class IndividualTemperatures(nn.Module):
         if self.clip is not None:
             mean = mean.clamp(-self.clip, self.clip)
         table.write(index, self._moved(table.read(index)[0], mean), finite)
-        if pairs.side == len(self.tables) - 1:  # after the last direction nothing is read any more
-            self._warn_at_bounds()
 
     def _moved(self, rows: Float[Tensor, "entry width"], gradient: Float[Tensor, "entry 1"]) -> Tensor:
         temperature, average = rows[:, :1], rows[:, 1:2].lerp(gradient, self.beta)
@@ -281,24 +275,6 @@ class IndividualTemperatures(nn.Module):
         first, second = average / (1 - (1 - self.beta) ** steps), square / (1 - 0.999**steps)
         moved = temperature - self.rate * first / (second.sqrt() + 1e-8)
         return torch.cat([moved.clamp(*self.bounds), average, square, steps], dim=1)
-
-    def _warn_at_bounds(self) -> None:
-        self.steps += 1
-        every = WATCH_FIRST if self.steps < WATCH_EVERY else WATCH_EVERY
-        if self.warned or self.steps % every or torch.compiler.is_compiling():
-            return
-        moved = self.values[torch.stack([table.get_buffer("seen") for table in self.tables])]
-        for name, bound in zip(("lower", "upper"), self.bounds, strict=True):
-            share = float((moved == bound).double().mean())
-            if share > 0.5:
-                self.warned = True
-                remedy = "a smaller rho lets them rise" if name == "lower" else "a greater rho lets them fall"
-                warnings.warn(
-                    f"{share:.0%} of the temperatures are at their {name} bound, {bound:g}: {remedy}, or move "
-                    "temperature_bounds",
-                    AurankWarning,
-                    stacklevel=2,
-                )
 
 
 class RobustLoss(NormalizedLoss):

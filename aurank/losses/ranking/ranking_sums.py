@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
-from jaxtyping import Float, Float64, Int64
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import huber_loss, softplus
 
@@ -124,74 +124,6 @@ SLOPES: dict[str, Callable[..., Tensor]] = {
 }
 
 
-# -- by intervals ----
-
-LEAST_WIDTH = 96  # about where this overtakes blocks on two cores, 128 with 500 references
-INTERVAL_BLOCK = 2**19  # others at a time, at up to 40 bytes each
-
-
-class _Cut(NamedTuple):
-    """Some queries' edges and others, centred, and which interval each other is in."""
-
-    queries: slice
-    edges: Float64[Tensor, "query edge"]  # ascending
-    order: Int64[Tensor, "query edge"]  # of the scores − temperature, then the scores
-    others: Float64[Tensor, "query reference"]  # raised to the lowest edge, below which nothing counts
-    interval: Int64[Tensor, "query reference"]  # how many edges the other is above
-
-    def above(self, terms: Float64[Tensor, "query reference"]) -> Float64[Tensor, "query edge"]:
-        shape = len(self.edges), self.edges.shape[1] + 1
-        per_interval = self.edges.new_zeros(shape).scatter_add_(1, self.interval, terms)
-        return per_interval.flip(1).cumsum(dim=1).flip(1)[:, 1:]
-
-    def by_score(self, parts: Float64[Tensor, "query edge"]) -> tuple[Tensor, ...]:
-        """Return for each score the part of the edge at score − temperature, and that of the edge at the score."""
-        return torch.empty_like(parts).scatter_(1, self.order, parts).chunk(2, dim=1)
-
-
-def _cuts(scores: Tensor, others: Tensor, temperature: float) -> Iterator[_Cut]:
-    step = max(1, INTERVAL_BLOCK // max(1, others.shape[1]))
-    for query in range(0, len(others), step):
-        queries = slice(query, query + step)
-        centred = scores[queries].double()
-        centre = centred.amax(dim=1, keepdim=True)
-        centred = centred - centre
-        edges, order = torch.cat([centred - temperature, centred], dim=1).sort(dim=1)
-        contiguous = others[queries].double().contiguous()  # what searchsorted wants
-        values = (contiguous - centre).maximum(edges[:, :1])
-        yield _Cut(queries, edges, order, values, torch.searchsorted(edges, values))
-
-
-def interval_sums(scores: Scores, others: Others, *, surrogate: str, temperature: float) -> Scores:
-    found = scores.new_empty(scores.shape)
-    for cut in _cuts(scores, others, temperature):
-        ones = torch.ones_like(cut.others[:1, :1]).expand_as(cut.others)
-        count, total, square = (cut.above(terms) for terms in (ones, cut.others, cut.others.square()))
-        parts = count * cut.edges.square() - 2 * cut.edges * total + square
-        lower, upper = cut.by_score(parts)
-        found[cut.queries] = (lower - upper) / temperature**2
-    return found
-
-
-def interval_gradients(
-    gradient: Scores, scores: Scores, others: Others, *, surrogate: str, temperature: float
-) -> tuple[Scores, Others]:
-    of_scores, of_others = scores.new_empty(scores.shape), others.new_empty(others.shape)
-    scaled = gradient.double() * (2 / temperature**2)
-    for cut in _cuts(scores, others, temperature):
-        ones = torch.ones_like(cut.others[:1, :1]).expand_as(cut.others)
-        parts = cut.above(cut.others) - cut.edges * cut.above(ones)
-        own, (lower, upper) = scaled[cut.queries], cut.by_score(parts)
-        of_scores[cut.queries] = own * (upper - lower)
-        # an other above an edge at score − temperature gets the score's gradient times how far above; less the same
-        # again above the score
-        weight = torch.cat([own, -own], dim=1).gather(1, cut.order)
-        below = (torch.nn.functional.pad(terms.cumsum(dim=1), (1, 0)) for terms in (weight, weight * cut.edges))
-        factor, constant = (each.gather(1, cut.interval) for each in below)
-        of_others[cut.queries] = factor.mul_(cut.others).sub_(constant)
-    return of_scores, of_others
-
-
 # -- the operators ----
 
 Surrogate = Literal["sigmoid", "huber", "logistic"]
@@ -210,23 +142,6 @@ def ranking_sums(
     return sums
 
 
-class Kernel(NamedTuple):
-    """One way to take the sums, and their gradients."""
-
-    sums: Callable[..., Scores]
-    gradients: Callable[..., tuple[Scores, Others]]
-
-
-BLOCKS, INTERVALS = Kernel(block_sums, block_gradients), Kernel(interval_sums, interval_gradients)
-
-
-def choose_kernel(scores: Tensor, surrogate: str) -> Kernel:
-    # On a GPU the sums of intervals would be atomic additions, in an order that changes from run to run.
-    if surrogate == "huber" and scores.device.type == "cpu" and scores.shape[1] >= LEAST_WIDTH:
-        return INTERVALS
-    return BLOCKS
-
-
 @torch.library.custom_op("aurank::ranking_sums", mutates_args=())
 def sum_operator(
     scores: Tensor,
@@ -236,7 +151,7 @@ def sum_operator(
     constants: Sequence[float] | None = None,
 ) -> Tensor:
     options = _options(surrogate, temperature, constants)
-    return choose_kernel(scores, surrogate).sums(scores, others, **options)
+    return block_sums(scores, others, **options)
 
 
 @torch.library.custom_op("aurank::ranking_sums_backward", mutates_args=())
@@ -249,7 +164,7 @@ def gradient_operator(
     constants: Sequence[float] | None = None,
 ) -> tuple[Tensor, Tensor]:
     options = _options(surrogate, temperature, constants)
-    return choose_kernel(scores, surrogate).gradients(gradient, scores, others, **options)
+    return block_gradients(gradient, scores, others, **options)
 
 
 def _options(surrogate: str, temperature: float, constants: Sequence[float] | None) -> dict[str, Any]:

@@ -53,15 +53,6 @@ def test_rows_that_name_one_image_twice_are_found(photos: Path) -> None:
     assert found == "rows lists image 'a/0.png' again as 'b/../a/0.png', and 2 more rows repeat an image"
     texts = ["a/0.png,a cat,train", "a/0.png,one cat,train", "b/2.png,a dog,train"]
     assert table(*texts, header="path,text,split") is None
-    (photos / "a" / "same.png").symlink_to("0.png")
-    found = table(*texts, "a/same.png,a cat again,train", header="path,text,split")
-    assert found == "rows lists image 'a/0.png' again as 'a/same.png'"
-
-
-def test_a_link_to_an_image_is_that_image(photos: Path) -> None:
-    assert repeated_image(READERS["folder"](photos)) is None
-    (photos / "b" / "same.png").symlink_to("../a/1.png")
-    assert repeated_image(READERS["folder"](photos)) == "photos lists image 'a/1.png' again as 'b/same.png'"
 
 
 def test_members_of_one_name_are_found(photos: Path) -> None:

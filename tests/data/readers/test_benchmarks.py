@@ -1,7 +1,5 @@
 """The readers of benchmarks on small trees in the official layouts."""
 
-import json
-
 import numpy as np
 import pytest
 from testing.trees import (
@@ -20,7 +18,6 @@ from testing.trees import (
     VEHICLE_TRAIN,
     VERI,
     WILD,
-    annotations,
     cars_tree,
     cars_tree_of_two_folders,
     cub_tree,
@@ -137,26 +134,6 @@ def test_the_class_of_a_species_is_its_folder_and_the_super_label_the_folder_abo
     assert manifest.split_sizes == {"train": 3, "test": 4}
 
 
-@pytest.mark.parametrize("file", ["train2018.json", "val2018.json"])
-def test_a_part_needs_no_annotations(file, tmp_path):
-    (inaturalist_tree(tmp_path) / file).unlink()
-    assert f"{file}, " in refusal("inaturalist2018", tmp_path)
-    assert len(read("inaturalist2018", tmp_path, complete=False)) == 7
-
-
-@pytest.mark.parametrize("part", ["category_id", "supercategory"])
-def test_a_species_that_the_annotations_call_otherwise_is_shown(tmp_path, part):
-    folder = inaturalist_tree(tmp_path)
-    content = annotations(INATURALIST_TRAIN[:1])
-    if part == "category_id":
-        content["annotations"][0]["category_id"] = 17
-    else:
-        content["categories"] = [{"id": 6000, "supercategory": "Fungi"}]
-    (folder / "val2018.json").write_text(json.dumps(content))
-    shown = "Fungi/17" if part == "category_id" else "Fungi/6000"
-    assert f"1 ({INATURALIST_TRAIN[0]} is {shown})" in refusal("inaturalist2018", tmp_path)
-
-
 @pytest.mark.parametrize("size", VEHICLE_TEST)
 def test_a_vehicle_list_names_images_of_seven_digits_which_may_have_lost_their_zeros(tmp_path, size):
     folder = vehicleid_tree(tmp_path)
@@ -185,11 +162,7 @@ WRONG = [
     ("sop", "Ebay_test.txt", "+9 9 9 bicycle_final/9.JPG", "has 6 images of 3 classes, expected 5 images of 2 classes"),
     ("sop", "Ebay_train.txt", "+5 3 bicycle_final/9.JPG", "Ebay_train.txt, line 6"),
     ("grocery", "dataset/val.txt", "+val/Fruit/Fig/Fig/1.jpg; 3, 2", "dataset/val.txt, line 61"),
-    ("inaturalist2018", INATURALIST_LIST, "+" + INATURALIST_TRAIN[0].replace("a1", "z9"), "not in train2018.json"),
-    ("inaturalist2018", "train2018.json", '{"categories": [1]}', "unpack train2018.json.tar.gz again"),
     ("vehicleid", "train_test_split/train_list.txt", "+0000300 30", "has label"),
-    ("vehicleid", "attribute/img2vid.txt", "+0000009 9", "img2vid.txt has 17 images, expected 16"),
-    ("vehicleid", "attribute/img2vid.txt", "+0000010 8", "another class in attribute/img2vid.txt: 1 (image/00"),
     ("cub200", "image_class_labels.txt", "1 1\n2 7", "images of another class in image_class_labels.txt: 1 (001.Black"),
     ("cub200", "image_class_labels.txt", "1 1", "images without a class in image_class_labels.txt: 8 (001.Black_f"),
     ("cars196", "cars_annos.mat", "MATLAB 5.0 MAT-file" + "\0" * 200, "cars_annos.mat in "),

@@ -1,5 +1,4 @@
 import math
-import warnings
 from collections.abc import Iterator
 
 import numpy as np
@@ -14,7 +13,6 @@ from testing.equal import check_equal
 from torch import Tensor
 
 from aurank.losses import ISogCLRLoss, SogCLRLoss
-from aurank.losses.global_contrastive import _normalizer as individual_temperatures
 
 LABELS = torch.tensor([0, 1, 2, 3, 0, 1, 2, 3, 4, 4])  # two views each
 
@@ -310,16 +308,3 @@ def test_a_rho_that_no_weights_can_reach_is_named_once() -> None:
         loss(views().float(), LABELS)
     loss(views().float(), LABELS)
     ISogCLRLoss(8, rho=2.0)(views().float(), LABELS)
-
-
-def test_temperatures_at_a_bound_are_named_once_though_a_training_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(individual_temperatures, "WATCH_FIRST", 10)
-    loss = ISogCLRLoss(8, rho=1.9, temperature_lr=1.0, temperature_bounds=(0.3, None))
-    for _ in range(9):
-        loss(views().float(), LABELS)
-    with pytest.warns(UserWarning, match=r"100% of the temperatures are at their lower bound, 0.3: a smaller rho"):
-        loss(views().float(), LABELS)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for _ in range(10):
-            loss(views().float(), LABELS)

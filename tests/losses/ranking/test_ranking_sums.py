@@ -1,4 +1,4 @@
-"""The ranking sums: each kernel of the CPU gives what the definition gives, in little memory; compilers see a graph."""
+"""The ranking sums: blocks give what the definition gives, in little memory; compilers see a graph."""
 
 import json
 import os
@@ -13,12 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from aurank.losses.ranking import ranking_sums as module
 from aurank.losses.ranking.ranking_sums import (
-    BLOCKS,
-    INTERVALS,
-    LEAST_WIDTH,
     VALUES,
-    Kernel,
-    choose_kernel,
+    block_gradients,
+    block_sums,
     gradient_operator,
     ranking_sums,
     sum_operator,
@@ -26,58 +23,34 @@ from aurank.losses.ranking.ranking_sums import (
 
 EACH = pytest.mark.parametrize("surrogate", VALUES)
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-KERNELS = [(BLOCKS, name) for name in VALUES] + [(INTERVALS, "huber")]
-EACH_KERNEL = pytest.mark.parametrize(
-    ("kernel", "surrogate"), KERNELS, ids=[f"{kernel.sums.__name__}-{name}" for kernel, name in KERNELS]
-)
 
 
-@EACH_KERNEL
+@EACH
 @DTYPES
 @pytest.mark.parametrize("temperature", [1.0, 0.1, 0.01])
-def test_sums_and_gradients_are_those_of_the_definition(
-    kernel: Kernel, surrogate: str, dtype: torch.dtype, temperature: float
-) -> None:
+def test_sums_and_gradients_are_those_of_the_definition(surrogate: str, dtype: torch.dtype, temperature: float) -> None:
     for shape in ((5, 7, 60), (3, 40, 400), (1, 1, 1)):
-        compare(kernel, *sides(*shape, dtype=dtype), surrogate=surrogate, temperature=temperature)
+        compare(*sides(*shape, dtype=dtype), surrogate=surrogate, temperature=temperature)
 
 
-@EACH_KERNEL
-def test_any_size_of_block_gives_the_same(kernel: Kernel, surrogate: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@EACH
+def test_any_size_of_block_gives_the_same(surrogate: str, monkeypatch: pytest.MonkeyPatch) -> None:
     given = sides(7, 5, 30, dtype=torch.float64)
     for block in (8, 8 * 30 * 2, 8 * 30 * 5 * 3):  # less than one score's, two scores', three queries' others
-        for name in ("BLOCK_BYTES", "INTERVAL_BLOCK"):
-            monkeypatch.setattr(module, name, block)
-        compare(kernel, *given, surrogate=surrogate, temperature=0.1)
+        monkeypatch.setattr(module, "BLOCK_BYTES", block)
+        compare(*given, surrogate=surrogate, temperature=0.1)
 
 
-@EACH_KERNEL
+@EACH
 @pytest.mark.parametrize("shape", [(0, 2, 3), (2, 0, 3), (2, 3, 0)])
-def test_nothing_to_rank_gives_zeros(kernel: Kernel, surrogate: str, shape: tuple[int, int, int]) -> None:
-    if kernel is INTERVALS and shape[1] == 0:
-        return  # it is chosen for many scores only
-    compare(kernel, *sides(*shape, dtype=torch.float32), surrogate=surrogate, temperature=0.1)
-
-
-@pytest.mark.parametrize("temperature", [0.1, 1e-3])
-def test_intervals_lose_no_digit_of_float32_far_from_zero(temperature: float) -> None:
-    # distances of some 1,000 that differ in their last digits: sums of squares in float32 would hold none of that
-    gradient, scores, others = sides(2, 120, 3000, dtype=torch.float32)
-    shifted = (scores * 0.01 + 1000, others * 0.01 + 1000)
-    compare(INTERVALS, gradient, *shifted, surrogate="huber", temperature=temperature)
-
-
-def test_intervals_count_copies_and_references_left_out_altogether() -> None:
-    gradient, scores, others = sides(3, 6, 50, dtype=torch.float64)
-    scores[0], others[0] = scores[0, 0], scores[0, 0]  # a collapsed model
-    others[1] = -torch.inf
-    compare(INTERVALS, gradient, scores, others, surrogate="huber", temperature=0.1)
+def test_nothing_to_rank_gives_zeros(surrogate: str, shape: tuple[int, int, int]) -> None:
+    compare(*sides(*shape, dtype=torch.float32), surrogate=surrogate, temperature=0.1)
 
 
 @pytest.mark.slow  # imports torch's compiler
 @pytest.mark.parametrize(
     ("surrogate", "width", "strided"),
-    [("sigmoid", 3, True), ("huber", 3, False), ("huber", LEAST_WIDTH, True), ("tanh", 3, False)],
+    [("sigmoid", 3, True), ("huber", 3, False), ("huber", 96, True), ("tanh", 3, False)],
 )
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # opcheck's own copies are no leaves
 def test_the_operators_are_what_they_tell_compilers(surrogate: str, width: int, strided: bool) -> None:
@@ -102,7 +75,7 @@ def test_gradient_and_second_derivative_are_those_of_finite_differences(surrogat
 
 
 @EACH
-@pytest.mark.parametrize("width", [3, LEAST_WIDTH])
+@pytest.mark.parametrize("width", [3, 96])
 def test_the_public_function_has_the_values_and_the_gradient_of_the_definition(surrogate: str, width: int) -> None:
     gradient, scores, others = sides(4, width, 300, dtype=torch.float64)
     scores.requires_grad_()
@@ -111,14 +84,6 @@ def test_the_public_function_has_the_values_and_the_gradient_of_the_definition(s
     found = (found, *torch.autograd.grad(found, (scores, others), gradient))
     wanted = defined(gradient, scores.detach(), others.detach(), surrogate=surrogate, temperature=0.1)
     torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-10)
-
-
-def test_many_scores_of_a_query_are_summed_by_intervals_and_few_are_not() -> None:
-    _, few, _ = sides(2, LEAST_WIDTH - 1, 300, dtype=torch.float32)
-    many = torch.cat([few, few], dim=1)
-    assert choose_kernel(few, "huber") is BLOCKS
-    assert choose_kernel(many, "huber") is INTERVALS
-    assert choose_kernel(many, "sigmoid") is BLOCKS
 
 
 class Largest(TorchDispatchMode):
@@ -140,13 +105,11 @@ def test_no_tensor_is_larger_than_a_block_or_the_similarities(
     surrogate: str, queries: int, width: int, references: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gradient, scores, others = sides(queries, width, references, dtype=torch.float32)
-    kernel = choose_kernel(scores, surrogate)
-    for name in ("BLOCK_BYTES", "INTERVAL_BLOCK"):
-        monkeypatch.setattr(module, name, getattr(module, name) // 8)
+    monkeypatch.setattr(module, "BLOCK_BYTES", module.BLOCK_BYTES // 8)
     given = {"surrogate": surrogate, "temperature": 0.1}
     with Largest() as largest:
-        kernel.sums(scores, others, **given)
-        kernel.gradients(gradient, scores, others, **given)
+        block_sums(scores, others, **given)
+        block_gradients(gradient, scores, others, **given)
     assert queries * width * references * 4 > 3 * largest.bytes
     assert largest.bytes <= max(2**19, others.untyped_storage().nbytes())
 
