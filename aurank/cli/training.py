@@ -181,8 +181,8 @@ def tune(
 
     def show(line: dict[str, Any]) -> None:
         value, best = ("" if each is None else f"{each:.4f}" for each in (line["value"], line["best"]))
-        short = [re.sub(r"^[\w.]*\.(?=\w+=)", "", override) for override in line["overrides"]]
-        console.say(f"trial {line['number']} of {trials}: {value or line['state']}, best {best}  {' '.join(short)}")
+        short = " ".join(f"{key.rpartition('.')[2]}={text}" for key, text in line["settings"].items())
+        console.say(f"trial {line['number']} of {trials}: {value or line['state']}, best {best}  {short}")
         if line["error"]:
             stderr_console.say(line["error"])
 

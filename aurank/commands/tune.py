@@ -91,7 +91,7 @@ def tune(
         by: what a fold holds out whole, "class" or "super_category".
         seed: of the folds and of the search; trainings have the configuration's own.
         storage: URL of an Optuna storage, in place of study.log.
-        listener: called at the end of a trial with its number, state, value, overrides, error, and the best value.
+        listener: called at a trial's end with its number, state, value, folds, settings, error, and the best value.
 
     Raises:
         UserError: the ranges, the data or the folder do not fit, or the configuration itself does not train.
@@ -105,7 +105,7 @@ def tune(
     training = whole.select(whole.splits != "test")
     fold = class_folds(training, folds, by=by, seed=seed)
     data = [dataclasses.replace(training, splits=np.where(fold == each, "val", "train")) for each in range(folds)]
-    search = _Search(config, out, searched, data, trials=trials, seed=seed, storage=storage)
+    search = _Search(config, out, searched, data, trials, seed, storage)
     search.require_same({"folds": folds, "by": by, "seed": seed, "images": training.sha256[:16]})
     while (trial := search.next()) is not None:
         line = search.run(trial)
@@ -192,36 +192,33 @@ def value_of(config: Config, key: str) -> Any:
 # -- the search -------------------------------------------------------------------------------------------------------
 
 
+@dataclass
 class _Search:
     """The trials of a study, each at a place from 0 on; one whose process was killed is done again at its place."""
 
-    def __init__(
-        self,
-        config: Config,
-        out: Path,
-        ranges: dict[str, Range],
-        data: Sequence[Manifest],
-        *,
-        trials: int,
-        seed: int,
-        storage: Any,
-    ) -> None:
+    config: Config
+    out: Path
+    ranges: dict[str, Range]
+    data: Sequence[Manifest]
+    trials: int
+    seed: int
+    storage: Any
+
+    def __post_init__(self) -> None:
+        config, out, storage, file = self.config, self.out, self.storage, self.out / "study.log"
         self.optuna = optuna = import_library("optuna", "aurank tune")
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        self.config, self.out, self.ranges, self.data, self.trials, self.seed = config, out, ranges, data, trials, seed
         out.mkdir(parents=True, exist_ok=True)
         self.turn = FileLock(out / ".turn.lock")  # held while trials begin and end
-        with self.turn, reading(storage or out / "study.log", "the study of a search", remedy="name another --out"):
-            if storage is None:
-                # Optuna's own lock would outlive a process that is killed.
-                lock, journal = FileLock(out / ".study.lock"), optuna.storages.journal
-                storage = optuna.storages.JournalStorage(journal.JournalFileBackend(str(out / "study.log"), lock))
+        with self.turn, reading(storage or file, "the study of a search", remedy="name another --out"):
+            if storage is None:  # Optuna's own lock would outlive a process that is killed
+                backend = optuna.storages.journal.JournalFileBackend(str(file), FileLock(out / ".study.lock"))
+                storage = optuna.storages.JournalStorage(backend)
             kind = {"study_name": f"aurank {out.resolve().name}", "direction": "maximize", "load_if_exists": True}
             self.study = optuna.create_study(storage=storage, pruner=optuna.pruners.MedianPruner(), **kind)
-        self.spaces = {key: self._space(each) for key, each in ranges.items()}
-        fixed = ["train.trackers=[]"]
-        if not isinstance(data[0].source, EmbeddingSource):
-            fixed.append(f"data.name={GIVEN}")
+        self.spaces = {key: self._space(each) for key, each in self.ranges.items()}
+        is_read = isinstance(self.data[0].source, EmbeddingSource)
+        fixed = ["train.trackers=[]", *([] if is_read else [f"data.name={GIVEN}"])]
         with warnings.catch_warnings():  # of arguments of the reader, which has read
             warnings.simplefilter("ignore")
             self.base = read_config(config.model_dump(mode="json"), fixed).model_dump(mode="json")
@@ -294,7 +291,7 @@ class _Search:
             known = {key: value for key, value in own.items() if value is not None or value in self.ranges[key]}
             values = {key: json.dumps(value) for key, value in known.items()}
         trial.set_user_attr("place", place)
-        trial.set_user_attr("overrides", [f"{key}={values[key]}" for key in self.ranges if key in values])
+        trial.set_user_attr("settings", {key: str(values[key]) for key in self.ranges if key in values})
         self._folder(trial).mkdir(exist_ok=True)
         self.lock = FileLock(self._folder(trial) / ".lock", timeout=0)
         self.lock.acquire()
@@ -325,10 +322,11 @@ class _Search:
                 self.lock.release()
                 shutil.rmtree(self._folder(trial), ignore_errors=True)
         lines = self.lines()
-        return {**lines[_place(trial)], "best": _best(lines)}
+        line = next(line for line in lines if line["number"] == _place(trial) + 1)
+        return {**line, "best": max((line["value"] for line in lines if line["value"] is not None), default=None)}
 
     def _train(self, trial: Any, values: list[float]) -> None:
-        config = read_config(self.base, trial.user_attrs["overrides"])
+        config = read_config(self.base, _overrides(trial.user_attrs["settings"]))
         validations = -(-config.train.steps // config.train.validate_every)  # of a fold
 
         def listen(kind: str, metrics: Line) -> None:
@@ -348,50 +346,44 @@ class _Search:
             values.append(max(found))
             shutil.rmtree(result.out, ignore_errors=True)
 
-    def lines(self) -> dict[int, Line]:
-        """Return what is known of each trial that ended, by its place."""
-        lines = {}
+    def lines(self) -> list[Line]:
+        """Return what is known of each trial that ended, in the order of their places."""
+        lines = []
         for trial in self.study.get_trials(deepcopy=False):
             state, about = _STATES.get(trial.state.name, ""), {"error": "", **trial.user_attrs}
             if state and (state != "failed" or about["error"]):
                 value = trial.value if state == "complete" else None
-                lines[_place(trial)] = {"number": _place(trial) + 1, "state": state, "value": value, **about}
-        return dict(sorted(lines.items()))
+                lines.append({"number": _place(trial) + 1, "state": state, "value": value, **about})
+        return sorted(lines, key=lambda line: line["number"])
 
     def conclude(self) -> Tuned:
         """Write what was found, and return it."""
         lines = self.lines()
-        if (value := _best(lines)) is None:
-            error = next(filter(None, (line["error"] for line in lines.values())), "all were pruned")
+        done = [line for line in lines if line["value"] is not None]
+        if not done:
+            error = next(filter(None, (line["error"] for line in lines)), "all were pruned")
             raise AurankError(f"none of {len(lines)} trials came to an end: {error}")
-        best = next(line for line in lines.values() if line["value"] == value)
-        config = read_config(self.config.model_dump(mode="json"), best["overrides"])
-        at_end = tuple(key for key, each in self.ranges.items() if each.at_end(value_of(config, key)))
-        write_text(self.out / "best.yaml", dump_config(config))
+        importance: dict[str, float] = {}
+        if len(done) > 4 and len({line["value"] for line in done}) > 1:
+            evaluator = self.optuna.importance.FanovaImportanceEvaluator(seed=self.seed)
+            importance = self.optuna.importance.get_param_importances(self.study, evaluator=evaluator)
+        best = max(done, key=lambda line: line["value"])
+        overrides = _overrides(best["settings"])
+        near = tuple(key for key, text in best["settings"].items() if self.ranges[key].at_end(json.loads(text)))
+        write_text(self.out / "best.yaml", dump_config(read_config(self.config.model_dump(mode="json"), overrides)))
         table = io.StringIO()
-        rows = csv.writer(table, lineterminator="\n")
-        rows.writerow(["number", "state", "value", "seconds", *self.ranges, "error"])
-        for line in lines.values():
-            settings = dict(override.split("=", 1) for override in line["overrides"])
-            shown = [settings.get(key, "") for key in self.ranges]
-            rows.writerow([line["number"], line["state"], line["value"], line["seconds"], *shown, line["error"]])
+        columns = ["number", "state", "value", "seconds", *self.ranges, "error"]
+        rows = csv.DictWriter(table, columns, extrasaction="ignore", lineterminator="\n")
+        rows.writeheader()
+        rows.writerows({**line, **line["settings"]} for line in lines)
         write_text(self.out / "trials.csv", table.getvalue())
-        page = tune_page([*lines.values()], self.ranges, self._importance(), at_end, name=self.out.resolve().name)
-        write_text(self.out / "tune.html", page)
-        return Tuned(tuple(best["overrides"]), value, at_end, len(lines))
-
-    def _importance(self) -> dict[str, float]:
-        """Return the share of each setting in the variance of values (fANOVA); nothing of few trials."""
-        values = [line["value"] for line in self.lines().values() if line["value"] is not None]
-        if len(values) < 5 or len(set(values)) < 2:
-            return {}
-        evaluator = self.optuna.importance.FanovaImportanceEvaluator(seed=self.seed)
-        return dict(self.optuna.importance.get_param_importances(self.study, evaluator=evaluator))
+        write_text(self.out / "tune.html", tune_page(lines, self.ranges, importance, near, f"Search: {self.out}"))
+        return Tuned(overrides, best["value"], near, len(lines))
 
 
 def _place(trial: Any) -> int:
     return int(trial.user_attrs.get("place", trial.number))
 
 
-def _best(lines: Mapping[int, Line]) -> float | None:
-    return max((line["value"] for line in lines.values() if line["value"] is not None), default=None)
+def _overrides(settings: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(f"{key}={text}" for key, text in settings.items())

@@ -111,7 +111,7 @@ def test_the_first_trial_is_the_configuration_trained_in_each_fold_without_a_tes
         data = replace(training, splits=np.where(fold == number, "val", "train"))
         expected.append(aurank.train(config, tmp_path / f"run{number}", dataset=data).best["mauprc"])
     assert lines[0]["folds"] == expected
-    assert lines[0]["overrides"] == ["optim.lr=0.01", "loss.params.temperature=0.01"]
+    assert lines[0]["settings"] == {"optim.lr": "0.01", "loss.params.temperature": "0.01"}
     assert found.value == max(line["value"] for line in lines) == lines[-1]["best"]
     best = read_config(tmp_path / "out" / "best.yaml")
     assert dump_config(best) == dump_config(read_config(config.model_dump(mode="json"), found.overrides))
