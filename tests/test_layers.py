@@ -167,8 +167,8 @@ BUDGETS = {
     "models": 2296,
     "embedding": 2405,
     "training": 2881,
-    "reporting": 1703,
-    "commands exporting serving": 5096,
+    "reporting": 1678,
+    "commands exporting serving": 5088,
     "config": 1057,
     "cli": 1800,
     "": 1331,  # beside the rooms
