@@ -64,11 +64,11 @@ def mine_negatives(
     for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
         step = max(1, _SCORES // (stop - start))
         for rows in (np.arange(first, min(first + step, stop)) for first in range(start, stop, step)):
-            query, positive = np.repeat(rows, stop - start), np.tile(np.arange(start, stop), len(rows))
-            query, positive = query[query != positive], positive[query != positive]
-            scores = exact.pairs(query, positive)
-            np.maximum.at(best, query, scores)
-            np.minimum.at(worst, query, scores)
+            positives = np.arange(start, stop)
+            pairs = np.repeat(rows, len(positives)), np.tile(positives, len(rows))
+            own, scores = rows[:, None] == positives, exact.pairs(*pairs).reshape(len(rows), len(positives))
+            best[rows] = np.where(own, -np.inf, scores).max(axis=1)
+            worst[rows] = np.where(own, np.inf, scores).min(axis=1)
     query, at = np.nonzero((place[:, :k] >= 0) & (sizes[label] > 1)[:, None])
     by_row = np.argsort(order[query], kind="stable")
     query, at = query[by_row], at[by_row]
