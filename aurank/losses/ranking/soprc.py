@@ -127,6 +127,10 @@ class SOPRCLoss(PairLoss):
 
     The distance is cosine similarity unless given; interpolated scores are clamped to [-1, 1] for that one only.
 
+    The defaults suit random weights. Heads on features of a pretrained network rank better by `semi_variance=None,
+    prior_max=0.5, tau1=0.05`: λ2 evens out the scores of classes that the features already order, and with a small π
+    the gradient of σ is small for a positive behind many negatives.
+
     Source: Wen et al., Exploring the Algorithm-Dependent Generalization of AUPRC Optimization with List Stability,
         NeurIPS 2022, https://arxiv.org/abs/2209.13262.
 
@@ -150,7 +154,7 @@ class SOPRCLoss(PairLoss):
         beta: Number = 0.1,
         num_quantiles: int = 100,
         prior: Prior = "scaled",
-        prior_max: Number = 0.1,
+        prior_max: Annotated[Number, Range(0.05, 0.8)] = 0.1,
         interpolation: Interpolation = "quantile",
         tpr_gradient: bool = False,
         semi_variance: Annotated[Sequence[Number] | None, Range(choices=(None, (1.0, 1.0), (1.0, 5.0)))] = (1.0, 5.0),
