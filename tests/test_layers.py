@@ -69,7 +69,6 @@ HOMES = {
     "matplotlib": ("aurank.reporting",),
     "cycler": ("aurank.reporting",),
     "jinja2": ("aurank.reporting", "aurank.exporting"),
-    "umap": ("aurank.reporting.maps",),  # optional, and takes seconds to import
     "starlette": ("aurank.serving",),
     "uvicorn": ("aurank.serving",),
     "typer": ("aurank.cli",),
@@ -162,12 +161,12 @@ def test_a_library_is_imported_in_its_one_home() -> None:
 # Lines that a room may have: it may shrink, and takes from another what it needs more, in the same commit.
 BUDGETS = {
     "data": 6740,
-    "losses": 6597,
+    "losses": 6498,
     "evaluation": 8231,
     "models": 2296,
     "embedding": 2405,
     "training": 2881,
-    "reporting": 1678,
+    "reporting": 1654,
     "commands exporting serving": 5088,
     "config": 1057,
     "cli": 1800,

@@ -11,12 +11,10 @@ IDS = torch.arange(len(LABELS))
 
 # Of everything else nothing is read; docs/losses.md has the same list.
 WAIT = {
-    "cross_batch_memory": "how full it is comes a step late, through a copy that a device is needed for",
+    "cross_batch_memory": "how full it is is read",
     "several": "it holds a memory",
     "emc2 reencode": "images are embedded anew by their ids, which are read for that",
     "negative_cache refresh": "images are embedded anew by their ids, which are read for that",
-    "isogclr host": "rows of a table on the host go through pinned memory; in core/test_losses_gpu.py",
-    "sogclr host": "the same",
     **dict.fromkeys(("circle", "contrastive", "multi_similarity", "triplet", *PROXIES), "PML's own loss"),
 }
 

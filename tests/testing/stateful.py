@@ -19,7 +19,6 @@ from aurank.losses import (
     EMC2Loss,
     FastCLIPLoss,
     HierarchicalAPLoss,
-    ISogCLRLoss,
     MultipleLosses,
     NegativeCacheLoss,
     NeuCLIPLoss,
@@ -94,7 +93,6 @@ FURTHER_STATEFUL: dict[str, Callable[[], nn.Module]] = {
     "emc2 reencode": lambda: reencoded(EMC2Loss(SAMPLES, out_of_batch="reencode", **KEYED)),
     "fastclip v2 cosine": with_falling_gamma,
     "hierarchical_ap clustering": lambda: HierarchicalAPLoss([0] * 6, clustering=0.1, embedding_size=WIDTH),
-    "isogclr host": lambda: ISogCLRLoss(SAMPLES, state_on="host", **KEYED).cpu(),
     "multi_similarity": LOSSES["multi_similarity"],
     "negative_cache refresh": lambda: reencoded(
         NegativeCacheLoss(SAMPLES, out_of_batch="reencode", refresh=0.2, embedding_size=WIDTH, **KEYED)
@@ -102,7 +100,6 @@ FURTHER_STATEFUL: dict[str, Callable[[], nn.Module]] = {
     "neuclip two_way": lambda: against_another_modality(NeuCLIPLoss(WIDTH, 16, restart_every=2)),
     "recall_at_k similarity_mixup": lambda: RecallAtKLoss(similarity_mixup=True),
     "several": several,
-    "sogclr host": lambda: SogCLRLoss(SAMPLES, state_on="host", **KEYED).cpu(),
     "triplet": LOSSES["triplet"],
 }
 EVERY: dict[str, Callable[[], nn.Module]] = {name: case.make for name, case in (TABLE | FURTHER).items()}

@@ -23,7 +23,7 @@ from aurank.losses.core.common import (
 )
 from aurank.losses.core.distributed import Gather
 from aurank.losses.core.pairs import Inputs, Mined, Pairs, make_pairs, read_inputs
-from aurank.losses.core.row_table import RowTable, check_device
+from aurank.losses.core.row_table import check_device
 from aurank.names import named
 
 
@@ -248,7 +248,6 @@ class KeyedLoss(PairLoss):
     def prepared(self, inputs: Inputs) -> Inputs:
         ids = self.ids_of("labels", inputs.labels, "ids", inputs.ids)
         if not self.two_way:
-            self._prefetch(ids, inputs)
             return replace(inputs, ids=ids)
         if inputs.ids is not None and inputs.ref_ids is None:
             raise UserError(
@@ -256,13 +255,7 @@ class KeyedLoss(PairLoss):
             )
         assert inputs.ref_labels is not None
         ref_ids = self.ids_of("ref_labels", inputs.ref_labels, "ref_ids", inputs.ref_ids)
-        self._prefetch(torch.cat([ids, ref_ids]), inputs)
         return replace(inputs, ids=ids, ref_ids=ref_ids)
-
-    def _prefetch(self, ids: Int64[Tensor, " row"], inputs: Inputs) -> None:
-        for part in self.modules():
-            if isinstance(part, RowTable):
-                part.prefetch(ids, inputs.embeddings.device)
 
     def ids_of(
         self, labels_name: str, labels: Int64[Tensor, " row"], ids_name: str, ids: Tensor | None

@@ -2,14 +2,14 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, distributed, nn
 
 from aurank.errors import UserError
-from aurank.losses.core.common import HostCopy, to_device_of
+from aurank.losses.core.common import to_device_of
 from aurank.losses.core.distributed import gather_rows, world_size
 
 HALF = (torch.float16, torch.bfloat16)
@@ -27,8 +27,6 @@ def writes(module: nn.Module) -> bool:
 
 def check_device(loss: nn.Module, embeddings: Tensor) -> None:
     for part in loss.modules():
-        if isinstance(part, RowTable) and part.on_host:
-            continue
         for state in part.buffers(recurse=False):
             if state.device != embeddings.device:
                 raise UserError(
@@ -64,23 +62,6 @@ class Counters:
             setattr(self, name, int(number))
 
 
-class Staging:
-    """The rows `host_ids` of a table in host memory that one batch reads and writes, on the batch's device."""
-
-    def __init__(self, table: "RowTable", ids: EntryIndex, device: torch.device) -> None:
-        def send(values: Tensor) -> Tensor:
-            return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values.to(device)
-
-        self.host_ids = torch.unique(ids)
-        self.ids = send(self.host_ids)
-        self.rows, self.seen = send(table.rows[self.host_ids]), send(table.seen[self.host_ids])
-        self.returning: HostCopy | None = None
-
-    def index(self, ids: EntryIndex) -> EntryIndex:
-        """Return where rows of the table are among those fetched; every one asked for has to be."""
-        return torch.searchsorted(self.ids, ids)
-
-
 class RowTable(FullPrecision):
     """A table of moving averages, one row per class or sample; a row's first value is copied, not averaged.
 
@@ -94,8 +75,6 @@ class RowTable(FullPrecision):
         logarithms: rows and values are logarithms; what they are logarithms of is averaged.
         starts_at_zero: unseen rows count as 0, as in a published table of zeros, unless the whole batch is unseen:
             then its values are copied. For logarithms alone.
-        on_host: stay in host memory when the module moves. A batch's rows are fetched by `prefetch` before they are
-            read, kept where the batch is, and written back behind it; `settle` waits for the last.
 
     Example:
         >>> table = RowTable(num_rows=3, width=1)
@@ -116,36 +95,16 @@ class RowTable(FullPrecision):
         start: Float[Tensor, " width"] | None = None,
         logarithms: bool = False,
         starts_at_zero: bool = False,
-        on_host: bool = False,
     ) -> None:
         super().__init__()
         self.logarithms, self.starts_at_zero = logarithms, starts_at_zero
-        self.on_host = on_host
-        self._staging: Staging | None = None
-        device, seen = "cpu" if on_host else None, start is not None
-        start = torch.zeros(width) if start is None else start
-        self.register_buffer("rows", start.to(device, torch.float32).repeat(num_rows, 1))
-        self.register_buffer("seen", torch.full((num_rows,), seen, device=device))
+        first = torch.zeros(width) if start is None else start
+        self.register_buffer("rows", first.to(torch.float32).repeat(num_rows, 1))
+        self.register_buffer("seen", torch.full((num_rows,), start is not None))
 
     def read(self, index: EntryIndex) -> tuple[EntryValues, EntryMarks]:
         """Return the rows asked for, and whether each has ever been written."""
-        if self._staging is None:
-            return self.rows[index], self.seen[index]
-        index = self._staging.index(index)
-        return self._staging.rows[index], self._staging.seen[index]
-
-    def prefetch(self, ids: EntryIndex, device: torch.device) -> None:
-        """Fetch the rows that a batch on the device will use (ids on the host), if the table is on the host."""
-        if self.on_host:
-            self.settle()
-            self._staging = Staging(self, ids, device)
-
-    @torch.no_grad()
-    def settle(self) -> None:
-        """Wait until `rows` and `seen` hold what batches wrote, as they always do without `on_host`."""
-        staging, self._staging = self._staging, None
-        if staging is not None and staging.returning is not None:
-            self.rows[staging.host_ids], self.seen[staging.host_ids] = staging.returning.wait()
+        return self.rows[index], self.seen[index]
 
     @torch.no_grad()
     def blended(
@@ -178,11 +137,7 @@ class RowTable(FullPrecision):
         self, index: EntryIndex, values: EntryValues, *, is_shared: bool
     ) -> tuple[Int64[Tensor, " total"], Float[Tensor, "total width"]]:
         """Return the entries of all ranks, which must all call, or the rank's own with `is_shared`."""
-        if not is_shared:
-            index, values = gather_entries(index, values)
-            if self.on_host and world_size() > 1:
-                self.prefetch(index.cpu(), index.device)  # rows of other processes' batches too
-        return index, values
+        return (index, values) if is_shared else gather_entries(index, values)
 
     def mean(self, index: EntryIndex, values: EntryValues) -> tuple[EntryValues, EntryMarks]:
         """Return for each entry the mean over all finite entries of its row, and whether there is one."""
@@ -192,34 +147,7 @@ class RowTable(FullPrecision):
     def write(self, index: EntryIndex, values: EntryValues, wanted: EntryMarks) -> None:
         """Put values into rows where wanted. Entries of one row must be equal."""
         old, seen = self.read(index)
-        new = torch.where(wanted[:, None], values, old), seen | wanted
-        if (staging := self._staging) is None:
-            self.rows[index], self.seen[index] = new
-            return
-        index = staging.index(index)
-        staging.rows[index], staging.seen[index] = new
-        staging.returning = HostCopy(staging.rows, staging.seen)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "RowTable":
-        if not self.on_host:
-            super()._apply(fn, recurse)
-            return self
-        self.settle()
-        dtype = fn(self.rows[:0]).dtype  # the move is not made, .double() is
-        self.rows = self.rows.to(dtype if dtype in (torch.float32, torch.float64) else self.rows.dtype)
-        return self
-
-    def __getstate__(self) -> dict[str, Any]:
-        self.settle()  # what is on its way cannot be copied
-        return self.__dict__
-
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        self.settle()
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
-        self.settle()
-        super()._load_from_state_dict(state_dict, prefix, *others)
+        self.rows[index], self.seen[index] = torch.where(wanted[:, None], values, old), seen | wanted
 
 
 def mean_by_row(index: EntryIndex, values: EntryValues) -> tuple[EntryValues, EntryMarks]:

@@ -24,7 +24,6 @@ from aurank.losses.core.temperature import AnyTemperature, Temperature, attracti
 
 Schedule = Literal["constant", "cosine"]
 Every = Literal["epoch", "step"]
-Residence = Literal["device", "host"]
 Average = Literal["relative", "plain"]
 LARGEST_LOG_WEIGHT = 80.0
 OFFICIAL = "official=True, LibAUC's loss of one modality"  # whose other options are not there
@@ -110,7 +109,6 @@ class NormalizedLossOptions(KeyedLossOptions, total=False):
 
     gamma_every: Every
     gamma_decay: Number
-    state_on: Residence
 
 
 class NormalizedLoss(KeyedLoss):
@@ -128,19 +126,16 @@ class NormalizedLoss(KeyedLoss):
         official: bool = False,
         gamma_every: Every = "epoch",
         gamma_decay: Number = 0.5,
-        state_on: Residence = "device",
         **options: Unpack[KeyedLossOptions],
     ) -> None:
         super().__init__(num_samples, **options)
         self.two_way = require_flag("two_way", two_way)
         self.gamma = Gamma(gamma, gamma_schedule, gamma_every=gamma_every, gamma_decay=gamma_decay)
-        on_host = require_choice("state_on", state_on, get_args(Residence)) == "host"
         relative = require_choice("average", average, get_args(Average)) == "relative"
         official = require_flag("official", official)
         self.levels = Levels(1 + two_way) if relative and not official else None
         self.tables = nn.ModuleList(
-            RowTable(num_samples, 1, logarithms=True, starts_at_zero=official, on_host=on_host)
-            for _ in range(1 + self.two_way)
+            RowTable(num_samples, 1, logarithms=True, starts_at_zero=official) for _ in range(1 + self.two_way)
         )
 
     @property
@@ -203,7 +198,6 @@ def table_of(tables: nn.ModuleList, pairs: Pairs) -> RowTable:
 def first_column(tables: nn.ModuleList) -> Float[Tensor, "direction sample"]:
     for table in tables:
         assert isinstance(table, RowTable)
-        table.settle()
     return torch.stack([table.get_buffer("rows")[:, 0] for table in tables])
 
 
@@ -238,7 +232,7 @@ class IndividualTemperatures(nn.Module):
         self.tables = nn.ModuleList()
         for other in beside:
             assert isinstance(other, RowTable)
-            table = RowTable(len(other.rows), len(row), start=row, on_host=other.on_host)
+            table = RowTable(len(other.rows), len(row), start=row)
             table.seen.fill_(False)  # True once the sample's τ has moved
             self.tables.append(table)
 

@@ -53,7 +53,7 @@ class FastCLIPLoss(RobustLoss):
         official: True, for v0 and v3, pulls as the authors do, and gives τ their gradient, which counts what comes
             through ḡ twice.
         two_way: True is the sum of both directions; False takes one, against any references.
-        gamma_every, gamma_decay, state_on: as in `SogCLRLoss`.
+        gamma_every, gamma_decay: as in `SogCLRLoss`.
 
     Source: Wei et al., 2024, https://arxiv.org/abs/2407.01445.
 

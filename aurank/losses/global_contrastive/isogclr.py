@@ -56,7 +56,7 @@ class ISogCLRLoss(RobustLoss):
         individual: False has one τ for all samples, a parameter of the loss that the training's optimiser moves; the
             arguments of the step are then refused.
         gamma: γ, the share of the new ḡ in u, β0 of Eq. 12.
-        gamma_schedule, average, gamma_every, gamma_decay, state_on: as in `SogCLRLoss`.
+        gamma_schedule, average, gamma_every, gamma_decay: as in `SogCLRLoss`.
         official: True does as LibAUC's GCLoss_v1 with enable_isogclr (2.0.1; 812f98f): ḡ is the mean of exp(s⁻/τ_i), so
             that u holds no s⁺ of earlier batches; the rest is as in `SogCLRLoss`. Its defaults are temperature=0.1,
             temperature_bounds=(0.05, 0.7). With temperature_clip=3 it is the iSogCLR repository's loss (unimodal_exps,

@@ -56,7 +56,6 @@ class SogCLRLoss(NormalizedLoss):
         two_way: both directions between two modalities (§4), each with a u of its own.
         gamma_every: "epoch" or "step", what the schedule counts.
         gamma_decay: share of the training over which γ falls.
-        state_on: "host" leaves the tables in host memory; a batch's rows are fetched and sent back without waiting.
 
     Source: Yuan et al., ICML 2022, https://arxiv.org/abs/2202.12387.
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from aurank.errors import UserError
 from aurank.losses.core.checks import check_width, kind_of, require_module, require_whole
-from aurank.losses.core.common import HostCopy, convert_to_triplets, in_common_precision, pml_losses, to_device_of
-from aurank.losses.core.distributed import Gather, world_size
+from aurank.losses.core.common import convert_to_triplets, in_common_precision, pml_losses, to_device_of
+from aurank.losses.core.distributed import Gather
 from aurank.losses.core.pair_loss import KeyedLoss, TakesInputs
 from aurank.losses.core.pairs import Inputs, Mined, check_mined, read_inputs
 from aurank.losses.core.row_table import FullPrecision, check_device, writes
@@ -101,7 +101,6 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
         self.register_buffer("label_memory", torch.zeros(memory_size, dtype=torch.int64))
         self.register_buffer("id_memory", torch.full((memory_size,), UNKNOWN))
         self.register_buffer("counters", torch.zeros(len(Fill._fields), dtype=torch.int64))
-        self._sent: tuple[HostCopy, list[tuple[Tensor, int]]] | None = None
 
     @property
     def memory_size(self) -> int:
@@ -213,7 +212,7 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
 
     @torch.no_grad()
     def write(self, inputs: Inputs) -> None:
-        """Replace the oldest rows by the finite rows of the batch, or its keys; nothing waits for the device."""
+        """Replace the oldest rows by the finite rows of the batch, or its keys."""
         memories = self._buffers_kept()[:3]
         rows, labels, ids = rows_to_store(inputs)
         given = rows, labels, torch.full_like(labels, UNKNOWN) if ids is None else ids
@@ -229,21 +228,12 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
             memory[place] = torch.where(kept.view(-1, *[1] * (old.ndim - 1)), new[newest], old)
         after = (position + stored) % self.memory_size, (filled + stored).clamp(max=self.memory_size), calls + 1
         self.counters.copy_(torch.stack(after))
-        if self.counters.is_cuda:
-            sent = self._buffers_kept()[1:]
-            self._sent = HostCopy(*sent), [(buffer, buffer._version) for buffer in sent]
 
     def _buffers_kept(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         return self.embedding_memory, self.label_memory, self.id_memory, self.counters
 
     def _on_host(self) -> tuple[Tensor, Tensor, Fill]:
-        kept, found = self._buffers_kept()[1:], None
-        # DistributedDataParallel writes the first process's rows here, and no version counter tells of it
-        if self._sent is not None and (world_size() == 1 or self.gather.distributed):
-            copy, written = self._sent
-            if all(old is new and version == new._version for (old, version), new in zip(written, kept, strict=True)):
-                found = copy.wait()
-        labels, ids, counters = found or [buffer.cpu() for buffer in kept]
+        labels, ids, counters = (buffer.cpu() for buffer in self._buffers_kept()[1:])
         return labels, ids, Fill(*counters.tolist())
 
     def _stored(self, memory: Tensor, fill: Fill, batch: int, *, used: bool = True) -> Tensor:
@@ -251,9 +241,6 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
         start = (fill.position - number) % self.memory_size
         first = min(number, self.memory_size - start)  # the others begin again at the top
         return torch.cat([memory[start : start + first], memory[: number - first]])
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_sent": None}  # what is on its way cannot be copied
 
 
 def refuse_unfit(loss: nn.Module, *, gathers: bool) -> None:

@@ -142,10 +142,8 @@ def two_way_losses(world: int, **given: object) -> dict[str, nn.Module]:
         "neuclip": NeuCLIPLoss(5, num_prototypes=8, inner_lr=0.1, restart_every=2, **given),
         "info_nce": InfoNCELoss(two_way=True, **given),
         "sogclr": SogCLRLoss(20, two_way=True, **given),
-        "sogclr on the host": SogCLRLoss(20, two_way=True, state_on="host", **given),
-        "isogclr on the host": ISogCLRLoss(20, two_way=True, state_on="host", **given),
     }
-    few = found if world == 2 else ("clip", "isogclr", "neuclip", "sogclr on the host")
+    few = found if world == 2 else ("clip", "isogclr", "neuclip", "sogclr")
     return {name: found[name].double() for name in few}
 
 

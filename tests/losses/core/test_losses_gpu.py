@@ -12,13 +12,11 @@ from aurank.losses import (
     BlackBoxAPLoss,
     CrossBatchMemory,
     FastAPLoss,
-    ISogCLRLoss,
     ListwiseAPLoss,
     PairLoss,
     RecallAtKLoss,
     SemiVarianceLoss,
     SmoothAPLoss,
-    SogCLRLoss,
     SOPRCLoss,
 )
 
@@ -96,40 +94,6 @@ def test_half_precision_autocast_gives_float32(name: str) -> None:
         value = MAKERS[name]().cuda()(rows, labels)
     assert value.dtype == torch.float32
     torch.testing.assert_close(value, plain)
-
-
-@pytest.mark.parametrize("maker", [SogCLRLoss, ISogCLRLoss])
-def test_a_state_on_the_host_is_that_on_the_cpu_and_costs_no_synchronisation(
-    maker: type[SogCLRLoss | ISogCLRLoss],
-) -> None:
-    embeddings, labels = data()
-    losses = [maker(200, views=200, state_on="host").double().to(device) for device in ("cpu", "cuda")]
-    values: list[list[torch.Tensor]] = [[], []]
-    for loss, found, device in zip(losses, values, ("cpu", "cuda"), strict=True):
-        rows = embeddings.double().to(device).requires_grad_()
-        loss(rows, labels, ids=torch.arange(128)).backward()
-        with no_host_synchronisation() if device == "cuda" else contextlib.nullcontext():
-            for step in range(1, 4):
-                found.append(loss(rows, labels, ids=torch.arange(128) + 20 * step))
-                found[-1].backward()
-        assert rows.grad is not None
-        found.append(rows.grad)
-    torch.testing.assert_close([value.cpu() for value in values[1]], values[0], rtol=1e-7, atol=1e-9)
-    saved = [{name: value.cpu() for name, value in loss.state_dict().items()} for loss in losses]
-    torch.testing.assert_close(*saved, rtol=1e-7, atol=1e-9)
-    assert {table.rows.device.type for table in losses[1].tables} == {"cpu"}
-
-
-@pytest.mark.parametrize("official", [False, True])
-def test_a_memory_with_labels_on_the_host_costs_no_synchronisation(official: bool) -> None:
-    embeddings, labels = data()
-    rows, ids = embeddings.cuda().requires_grad_(), torch.arange(128)
-    memory = CrossBatchMemory(SmoothAPLoss(), 64, 300, official=official).cuda()
-    memory(rows, labels, ids=ids)  # where it stands is asked of the device once
-    with no_host_synchronisation():
-        for step in range(4):
-            memory(rows, labels, ids=ids + step).backward()
-    assert memory.has_been_filled
 
 
 def test_a_memory_on_the_gpu_is_that_on_the_cpu_whoever_writes_to_it() -> None:

@@ -115,58 +115,6 @@ def test_the_order_of_logarithms_never_changes_a_bit(logarithms: bool) -> None:
     assert all(rows.equal(tables[0]) for rows in tables)
 
 
-def hosted(*given: object, **named: object) -> RowTable:
-    table = RowTable(*given, **named)
-    table.on_host = True
-    return table
-
-
-def test_a_table_on_the_host_fetches_and_writes_back_what_one_on_the_device_holds() -> None:
-    near, far = RowTable(50, 5), hosted(50, 5)
-    for seed in range(4):
-        index, values = entries(rows=50, seed=seed)
-        far.prefetch(torch.cat([index, torch.tensor([3, 3, 49])]), torch.device("cpu"))
-        for found, wanted in zip(far.read(index), near.read(index), strict=True):
-            assert found.equal(wanted)
-        for table in (near, far):
-            table.update(index, values, rate=0.3)
-        assert far.read(index)[0].equal(near.read(index)[0])
-        assert not far.rows.equal(near.rows)  # on its way
-        if seed % 2:
-            far.settle()
-            assert far.rows.equal(near.rows)
-    saved = far.state_dict()
-    assert all(value.equal(saved[name]) for name, value in near.state_dict().items())
-
-
-def test_a_table_on_the_host_stays_there_and_is_widened_there() -> None:
-    table = hosted(4, 2)
-    table.update(torch.tensor([1]), torch.ones(1, 2), rate=0.5)
-    assert table.to("meta").rows.device.type == "cpu"
-    assert table.half().rows.dtype == torch.float32
-    assert table.double().rows.dtype == torch.float64
-    assert table.rows[1].tolist() == [1, 1]
-
-
-def test_a_state_that_is_loaded_takes_the_place_of_what_is_on_its_way_to_the_host() -> None:
-    table, index = hosted(50, 5), torch.arange(8)
-    saved = {name: value.clone() for name, value in table.state_dict().items()}
-    table.prefetch(index, torch.device("cpu"))
-    table.update(index, torch.ones(8, 5), rate=0.3)
-    table.load_state_dict(saved)
-    table.settle()
-    assert not table.seen.any()
-
-
-def test_a_table_on_the_host_is_copied_with_what_is_on_its_way() -> None:
-    table, index = hosted(50, 5), torch.arange(8)
-    table.prefetch(index, torch.device("cpu"))
-    table.update(index, torch.ones(8, 5), rate=0.3)
-    copied = copy.deepcopy(table)
-    assert copied.rows[index].eq(1).all()
-    assert copied.seen.sum() == 8
-
-
 def test_a_table_that_starts_at_zero_asks_the_batches_of_all_ranks_whether_it_is_new():
     table = RowTable(4, 1, logarithms=True, starts_at_zero=True)
     table.update(torch.tensor([0]), torch.zeros(1, 1), rate=0.5)
