@@ -23,6 +23,8 @@ from testing.trees import publish_small_sizes
 
 import aurank
 from aurank import cli
+from aurank.commands.benchmarks.spec import BenchmarkSpec
+from aurank.config.load import load_section
 from aurank.losses import SmoothAPLoss
 from aurank.ranges import Range
 from aurank.training import TrainResult, read_config
@@ -113,6 +115,8 @@ def run_aurank(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
         return run(monkeypatch, "config", words[1], *(word for word in options if not word.startswith("--")))
     if words[0] == "tune":
         words = [*words, "--list"]
+    if words[0] == "benchmark":
+        words = [*words, "--table"]
     if words[0] in ("demo", "serve"):  # the one takes minutes, the other ends when it is interrupted
         return run(monkeypatch, *words, "--help")
     if words[0] == "export":  # few images, and no graph, which takes long to write: tests/exporting does
@@ -176,6 +180,9 @@ def test_a_configuration_is_one(block: Block) -> None:
     if {"data", "loss", "optim", "train"} <= sections.keys():
         Path("block.yaml").write_text(block.code, encoding="utf-8")
         read_config(Path("block.yaml"))
+    elif "methods" in sections:
+        Path("block.yaml").write_text(block.code, encoding="utf-8")
+        assert load_section(BenchmarkSpec, Path("block.yaml")).methods
     elif any("." in name for name in sections):  # of aurank tune --ranges
         assert all(value is None or Range.read(value) for value in sections.values())
     else:  # a section, to be put into a configuration

@@ -115,15 +115,14 @@ def benchmark(
     """
     from aurank.commands import run_benchmark
     from aurank.commands.benchmarks.benchmark import BenchmarkRun
-    from aurank.reporting.benchmark_page import read_lines, to_markdown_tables
+    from aurank.reporting.benchmark_page import blocks_of, read_lines, to_markdown_tables
 
-    if file.suffix == ".jsonl":
-        console.say(to_markdown_tables(read_lines(file)))
-        return
-    if out is None:
+    collected = file.suffix == ".jsonl"
+    if out is None and not collected:
         raise UserError("name the folder of the results with --out")
-    if table:
-        console.say(to_markdown_tables(BenchmarkRun(file, out).collect()))
+    if out is None or collected or table:
+        lines = read_lines(file) if out is None or collected else BenchmarkRun(file, out).collect()
+        console.say(to_markdown_tables(blocks_of(lines)))
         return
     try:
         most = math.inf if limit is None else seconds(limit)

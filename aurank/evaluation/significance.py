@@ -119,8 +119,8 @@ def rank_over_classes(values: Float64[np.ndarray, "method class"]) -> Ranking:
         raise UserError(f"a ranking needs two methods or more; got {methods}")
     ranks: Float64[np.ndarray, "method class"] = rankdata(-values, axis=0)
     quantile = float(studentized_range.ppf(0.95, methods, np.inf)) / math.sqrt(2)
-    p_value = float(friedmanchisquare(*values).pvalue) if methods > 2 else None
-    if p_value is not None and math.isnan(p_value):  # all are equal in every class
-        p_value = 1.0
+    p_value = None
+    if methods > 2:  # ranks that are equal in every class say nothing
+        p_value = float(friedmanchisquare(*values).pvalue) if np.ptp(values, axis=0).any() else 1.0
     difference = quantile * math.sqrt(methods * (methods + 1) / (6 * classes))
     return Ranking(tuple(ranks.mean(axis=1).tolist()), difference, p_value)

@@ -77,7 +77,8 @@ class _Tests:
         ap = [[value for line in each for value in line["ap_by_class"]] for each in tests]
         weights = [sum(each) for each in queries.values()]
         recall = [np.average([line["recall@1"] for line in each], weights=weights) for each in tests]
-        return cls(seeds, np.array(ap), np.array(recall), len(failed), any(line["kind"] == "run" for line in lines))
+        shaped = np.array(ap, np.float64).reshape(len(seeds), sum(map(len, queries.values())))
+        return cls(seeds, shaped, np.array(recall), len(failed), any(line["kind"] == "run" for line in lines))
 
     def minus(self, other: "_Tests") -> Float64[np.ndarray, "seed class"]:
         """Return the differences at the seeds of both; what is not trained is the same beside every seed."""
@@ -100,16 +101,17 @@ def read_lines(path: Path) -> list[Line]:
 def blocks_of(lines: Sequence[Line]) -> list[SettingTable]:
     """Return what lines say of each setting; a seed counts where its tests of all splits are there."""
     about, queries = lines[0], {line["split"]: line["queries"] for line in lines if line["kind"] == "split"}
+    if not queries:
+        return []
+    chances = SeedsAndClasses(np.concatenate([np.array(each, np.float64) for each in queries.values()]))
     blocks = []
-    for setting in about["settings"] if queries else ():
+    for setting in about["settings"]:
         held: dict[str, list[Line]] = {name: [] for name in [*about["methods"], *about["without_training"]]}
         for line in lines:
             if line["kind"] == "untrained" or (line["kind"] == "run" and line["setting"] == setting):
                 held[line["method"]].append(line)
-        tests = {name: _Tests.of(own, queries) for name, own in held.items()}
-        tests = {name: each for name, each in tests.items() if each.seeds}
+        tests = {name: each for name, own in held.items() if (each := _Tests.of(own, queries)).seeds}
         if about["reference"] in tests:
-            chances = SeedsAndClasses(np.concatenate([np.array(each, np.float64) for each in queries.values()]))
             blocks.append(_block(about["reference"], setting, tests, chances, _chosen(lines, setting)))
     return blocks
 
@@ -203,23 +205,23 @@ def _ranks(block: SettingTable) -> str:
     return f"Mean ranks over {block.num_classes:,} classes {least}{friedman}."
 
 
-def to_markdown_tables(lines: Sequence[Line], setting: str | None = None) -> str:
+def to_markdown_tables(blocks: Sequence[SettingTable], setting: str | None = None) -> str:
     """Return the tables of all settings, or of one, and what they mean."""
-    blocks = [block for block in blocks_of(lines) if setting in (None, block.setting)]
-    parts = [part for block in blocks for part in (markdown_table(*cells_of(block)), _ranks(block)) if part]
+    chosen = [block for block in blocks if setting in (None, block.setting)]
+    parts = [part for block in chosen for part in (markdown_table(*cells_of(block)), _ranks(block)) if part]
     return "\n\n".join([*parts, _NOTE]) if parts else TO_RUN
 
 
-def to_latex_tables(lines: Sequence[Line]) -> str:
+def to_latex_tables(blocks: Sequence[SettingTable]) -> str:
     """Return the tables of all settings for LaTeX with booktabs."""
-    return "\n\n".join(latex_table(*cells_of(block)) for block in blocks_of(lines))
+    return "\n\n".join(latex_table(*cells_of(block)) for block in blocks)
 
 
 # -- the page ---------------------------------------------------------------------------------------------------------
 
 
-def benchmark_page(lines: Sequence[Line]) -> str:
-    """Return the page of a benchmark as HTML text: a table and a picture of both intervals for each setting."""
+def benchmark_page(lines: Sequence[Line], blocks: Sequence[SettingTable]) -> str:
+    """Return the page of a benchmark as HTML text: a table and pictures of both intervals for each setting."""
     about, done = lines[0], [line for line in lines if line["kind"] in ("choice", "run", "untrained")]
     tests = [
         f"{line['split']}: {sum(line['queries']):,} images of {len(line['classes']):,} classes"
@@ -239,29 +241,34 @@ def benchmark_page(lines: Sequence[Line]) -> str:
         "benchmark.html",
         title="Benchmark",
         counted=f"{len(done):,} of {about['units']:,} choices, trainings and tests are done.",
-        blocks=[(each.setting or "Methods", *cells_of(each), _ranks(each), _chart(each)) for each in blocks_of(lines)],
+        blocks=[(each.setting or "Methods", *cells_of(each), _ranks(each), _charts(each)) for each in blocks],
         note=_NOTE,
         facts=facts,
         failed=[line for line in done if "error" in line],
     )
 
 
-def _chart(block: SettingTable) -> str:
-    described = f"mAUPRC of each method with its intervals, {block.setting}"
-    return svg(partial(_intervals, block=block), described, size=(7.6, 0.9 + 0.28 * len(block.rows)))
+def _charts(block: SettingTable) -> list[str]:
+    size, described = (6.4, 0.9 + 0.28 * len(block.rows)), f"with both intervals of each method, {block.setting}"
+    return [
+        svg(partial(draw_intervals, block=block, beside=beside), f"{what} {described}", size=size)
+        for beside, what in ((False, "mAUPRC"), (True, "its difference from the reference"))
+    ]
 
 
-def _intervals(axes: Axes, block: SettingTable) -> None:
+def draw_intervals(axes: Axes, block: SettingTable, *, beside: bool) -> None:
+    """Draw each method's mean, or that of its difference, with the intervals over seeds, thick, and classes, thin."""
     for place, row in enumerate(reversed(block.rows)):
-        colour, answer = COLOURS[0] if row.seeds else "#808080", row.mauprc
-        for ends, width in ((answer.interval, 1.2), (_around(answer), 5)):
+        answer, colour = row.difference if beside else row.mauprc, COLOURS[0] if row.seeds else "#808080"
+        if answer is None:
+            continue
+        half = answer.half_width or 0.0
+        for ends, width in ((answer.interval, 1.2), ((answer.mean - half, answer.mean + half), 5)):
             if ends is not None:
                 axes.plot(ends, [place, place], color=colour, linewidth=width, alpha=0.6, solid_capstyle="butt")
-        axes.plot([answer.mean], [place], "D" if row.name == block.reference else "o", color=colour, markersize=5)
+        axes.plot([answer.mean], [place], "o", color=colour, markersize=4)
+    if beside:
+        axes.axvline(0, color="#808080", linewidth=1)
     axes.set_yticks(range(len(block.rows)), [plain(row.name) for row in reversed(block.rows)])
-    axes.set(xlabel="mAUPRC; thick: interval over seeds, thin: over classes", ylim=(-0.7, len(block.rows) - 0.3))
-
-
-def _around(answer: Answer) -> tuple[float, float] | None:
-    half = answer.half_width
-    return None if half is None else (answer.mean - half, answer.mean + half)
+    label = f"mAUPRC{f' minus {plain(block.reference)}' if beside else ''}; thick: over seeds, thin: over classes"
+    axes.set(xlabel=label, ylim=(-0.7, len(block.rows) - 0.3))

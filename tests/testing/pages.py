@@ -113,6 +113,9 @@ def write_world(folder: Path) -> aurank.TrainResult:
     (head,) = [block.code for block in blocks("yaml") if "name: embeddings" in block.code]
     (folder / "head.yaml").write_text(head.replace("root: .", f"root: {folder}"), encoding="utf-8")
     aurank.train(folder / "head.yaml", folder / "runs/head", overrides=["train.steps=2", "train.validate_every=2"])
+    (methods,) = [block.code for block in blocks("yaml") if "methods:" in block.code]
+    methods = methods.replace("grocery/head", "head.yaml").replace("1280", "96").replace("=128", "=4")
+    (folder / "methods.yaml").write_text(methods, encoding="utf-8")
     omniglot_zip(folder / "omniglot_full.zip")
     tars(write_photos(folder / "small"), folder / "shards")
     files = sorted((folder / "small/test").rglob("*.png"))

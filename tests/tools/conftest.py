@@ -4,4 +4,4 @@ import sys
 from pathlib import Path
 
 TOOLS = Path(__file__).parents[2] / "tools"
-sys.path[:0] = [str(TOOLS), str(TOOLS / "experiments")]
+sys.path.insert(0, str(TOOLS))

@@ -38,7 +38,7 @@ from aurank.evaluation import PostProcessing, Report
 from aurank.evaluation.metrics import Classes
 from aurank.files import InUse, claimed, reading, write_text
 from aurank.ranges import Range
-from aurank.reporting.benchmark_page import LINES, benchmark_page, to_latex_tables, to_markdown_tables
+from aurank.reporting.benchmark_page import LINES, benchmark_page, blocks_of, to_latex_tables, to_markdown_tables
 from aurank.reporting.tables import class_names
 from aurank.training import read_config, train
 from aurank.training.build import build_loss, build_sampler
@@ -86,7 +86,9 @@ class BenchmarkRun:
                     if any(getattr(config.data, key) != getattr(self.base.data, key) for key in ("name", "params")):
                         raise UserError("all are compared on the same data: set data.name and data.params in overrides")
                     build_loss(config, training)
-                    build_sampler(config, training, rank=0, world_size=1, neighbours=lambda _: None)
+                    sampler = build_sampler(config, training, rank=0, world_size=1, neighbours=lambda _: None)
+                    if (most := sampler.largest_batch) < config.sampler.batch:
+                        raise UserError(f"a batch has only {most} images: set sampler.batch={most}")
                     if self.spec.trials:
                         searched_ranges(config, self.ranges)
 
@@ -259,9 +261,10 @@ class BenchmarkRun:
             lines.append(line)
         lines = [about | {"units": self.total}, *splits.values(), *lines]
         write_text(self.out / LINES, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
-        write_text(self.out / "table.md", to_markdown_tables(lines) + "\n")
-        write_text(self.out / "table.tex", to_latex_tables(lines) + "\n")
-        write_text(self.out / "benchmark.html", benchmark_page(lines))
+        blocks = blocks_of(lines)
+        write_text(self.out / "table.md", to_markdown_tables(blocks) + "\n")
+        write_text(self.out / "table.tex", to_latex_tables(blocks) + "\n")
+        write_text(self.out / "benchmark.html", benchmark_page(lines, blocks))
         return lines
 
 
@@ -304,6 +307,8 @@ def run_benchmark(
         else:
             _work_together(benchmark, workers, listener, file, out, commit, until)
     finally:
+        with suppress(OSError):  # others may be running
+            (out / "running").rmdir()
         benchmark.collect()
     return benchmark.done == benchmark.total
 

@@ -1,6 +1,6 @@
 """The picture of the README: what digits retrieve by their pixels, and after `make demo` has trained an embedding.
 
-python tools/experiments/readme_picture.py runs/demo/run --out docs/pictures/digits.png
+python tools/readme_picture.py runs/demo/run --out docs/pictures/digits.png
 """
 
 import argparse

@@ -1,0 +1,215 @@
+"""Benchmarks of heads on drawn embeddings: every unit once, whatever is killed or shared, and what is refused."""
+
+import json
+import re
+import signal
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from testing.galleries import head_config, write_rows
+from testing.processes import ended, run_aurank
+
+from aurank.commands import run_benchmark
+from aurank.commands.benchmarks.benchmark import BenchmarkRun, package_commit
+from aurank.config import dump_config
+from aurank.errors import UserError
+from aurank.reporting.benchmark_page import read_lines
+from aurank.training import read_config
+
+SPEC: dict[str, Any] = {
+    "config": "head.yaml",
+    "overrides": ["data.validation_fraction=0"],
+    "methods": {"SmoothAP": ["loss.name=smooth_ap"], "SupCon": ["loss.name=sup_con"]},
+    "settings": {"PCA": ["model.dim=4"], "identity": ["model.dim=16"]},
+    "without_training": ["", "whiten:dim=4"],
+    "seeds": 2,
+    "trials": 2,
+    "choose_by": {"folds": 2},
+    "ranges": {"optim.lr": [1e-3, 1e-1, "log"]},
+    "reference": "SupCon",
+}
+UNITS = 2 + 4 + 4 * 2
+# Each unit that a process begins is a line of a file.
+LOGGED = """
+from aurank.commands.benchmarks.benchmark import BenchmarkRun
+def logged(run, unit, do=BenchmarkRun._do):
+    with open({log!r}, "a") as file:
+        file.write(f"{{unit}}\\n")
+    return do(run, unit)
+BenchmarkRun._do = logged
+"""
+
+
+def write_spec(folder: Path, **changes: Any) -> Path:
+    """Write a benchmark of heads, with the drawn rows beside it; None leaves out a key."""
+    folder.mkdir(exist_ok=True)
+    if not (folder / "rows.npz").exists():
+        config = head_config(write_rows(folder / "rows.npz"), train={"steps": 2, "validate_every": 2})
+        (folder / "head.yaml").write_text(dump_config(read_config(config)))
+    spec = {key: value for key, value in (SPEC | changes).items() if value is not None}
+    (folder / "spec.yaml").write_text(json.dumps(spec))
+    return folder / "spec.yaml"
+
+
+def kinds(lines: list[dict[str, Any]]) -> dict[str, int]:
+    return dict(Counter(line["kind"] for line in lines))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+    """The folder of a finished benchmark, and its lines."""
+    folder = tmp_path_factory.mktemp("whole")
+    assert run_benchmark(write_spec(folder), folder / "out", allow_dirty=True)
+    return folder, read_lines(folder / "out" / "lines.jsonl")
+
+
+def test_every_method_chooses_and_is_tested_at_every_seed_of_every_setting(
+    whole: tuple[Path, list[dict[str, Any]]],
+) -> None:
+    folder, lines = whole
+    assert kinds(lines) == {"benchmark": 1, "split": 1, "untrained": 2, "choice": 4, "run": 8}
+    split = lines[1]
+    assert split["classes"] == ["8", "9", "10", "11"]
+    assert split["queries"] == [6, 6, 6, 6]
+    for line in lines:
+        if line["kind"] == "run":
+            assert line["mauprc"] == pytest.approx(np.average(line["ap_by_class"], weights=split["queries"]), abs=1e-4)
+            (choice,) = (each for each in lines if each["kind"] == "choice" and same(each, line))
+            assert line["chosen"] == choice["chosen"]
+            assert {"optim.lr", "loss.params.temperature"} <= {each.partition("=")[0] for each in line["chosen"]}
+        if line["kind"] in ("run", "choice", "untrained"):
+            assert {"seconds", "processor_seconds", "commit", "aurank", "torch", "device", "threads"} <= line.keys()
+    written = {path.name for path in (folder / "out").iterdir()}
+    assert written == {"benchmark.html", "choices", "lines.jsonl", "table.md", "table.tex", "units"}
+
+
+def same(first: dict[str, Any], second: dict[str, Any]) -> bool:
+    return all(first[key] == second[key] for key in ("method", "setting", "split"))
+
+
+def test_a_run_is_what_train_measures_with_the_chosen_values(whole: tuple[Path, list[dict[str, Any]]]) -> None:
+    import aurank
+
+    folder, lines = whole
+    line = next(line for line in lines if line["kind"] == "run" and line["seed"] == 1)
+    overrides = [*line["overrides"], *line["chosen"], "seed=1"]
+    report = aurank.train(folder / "head.yaml", folder / "again", overrides=overrides).report
+    assert report is not None
+    assert report.mauprc == pytest.approx(line["mauprc"], abs=1e-5)
+    rows = aurank.evaluate(*(np.load(folder / "rows.npz")[name][48:] for name in ("embeddings", "labels")))
+    plain = next(line for line in lines if line["kind"] == "untrained" and line["method"] == "")
+    assert rows.mauprc == pytest.approx(plain["mauprc"], abs=1e-6)
+
+
+def test_what_is_done_is_not_done_again_and_what_changed_is(whole: tuple[Path, list[dict[str, Any]]]) -> None:
+    folder, _ = whole
+    did: list[str] = []
+    run_benchmark(write_spec(folder), folder / "out", allow_dirty=True, listener=lambda unit, *_: did.append(str(unit)))
+    assert did == []
+    more = write_spec(folder, seeds=3, methods=SPEC["methods"] | {"the same": ["loss.name=sup_con"]})
+    run_benchmark(more, folder / "out", allow_dirty=True, listener=lambda unit, *_: did.append(str(unit)))
+    assert sorted(did) == sorted(
+        f"{setting}, {method}, published, seed 2" for setting in SPEC["settings"] for method in SPEC["methods"]
+    )
+    write_spec(folder)
+
+
+def test_folds_test_every_class_once_and_choose_within_their_own(tmp_path: Path) -> None:
+    spec = write_spec(tmp_path, splits={"folds": 3, "by": "class"}, settings=None, seeds=1, trials=0, ranges=None)
+    assert run_benchmark(spec, tmp_path / "out", allow_dirty=True)
+    lines = read_lines(tmp_path / "out" / "lines.jsonl")
+    tested = [name for line in lines if line["kind"] == "split" for name in line["classes"]]
+    assert sorted(tested, key=int) == [str(label) for label in range(12)]
+    assert kinds(lines) == {"benchmark": 1, "split": 3, "untrained": 6, "run": 6}
+    assert "| SupCon |" in (tmp_path / "out" / "table.md").read_text()
+
+
+def test_a_training_that_diverges_is_a_line(tmp_path: Path) -> None:
+    methods = {"SupCon": ["loss.name=sup_con"], "bad": ["optim.name=sgd", "optim.lr=1000", "loss.name=contrastive"]}
+    methods["bad"] += ["model.dim=4", "optim.weight_decay=1000", "train.steps=60", "train.validate_every=60"]
+    spec = write_spec(tmp_path, methods=methods, settings=None, trials=0, ranges=None)
+    assert run_benchmark(spec, tmp_path / "out", allow_dirty=True)
+    failed = [line for line in read_lines(tmp_path / "out" / "lines.jsonl") if "error" in line]
+    assert {line["method"] for line in failed} == {"bad"}
+    assert len(failed) == 2
+    assert "Ended early" in (tmp_path / "out" / "benchmark.html").read_text()
+
+
+def test_nothing_begins_that_would_end_after_the_limit(tmp_path: Path) -> None:
+    assert not run_benchmark(write_spec(tmp_path), tmp_path / "out", allow_dirty=True, limit=-1.0)
+    assert kinds(read_lines(tmp_path / "out" / "lines.jsonl")) == {"benchmark": 1}
+    assert "not run yet" in (tmp_path / "out" / "table.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"reference": "Triplet"}, "the reference 'Triplet' is none of the methods: SmoothAP, SupCon"),
+        ({"sedes": 3}, "spec.yaml:1:.*sedes: unknown key"),
+        ({"seeds": 0}, "seeds: got 0, expected greater than or equal to 1"),
+        ({"methods": {"A": ["loss.name=smooth_up"]}, "reference": None}, "PCA A: .*loss.name: got 'smooth_up'"),
+        ({"methods": {"A": ["loss.params.temperature=-1"]}, "reference": None}, "PCA A: .*temperature"),
+        ({"methods": {"A": ["sampler.batch=98"]}, "reference": None}, "PCA A: a batch has only 16 images: set"),
+        ({"methods": {"A": ["data.params.file=other.npz"]}, "reference": None}, "all are compared on the same data"),
+        ({"without_training": ["shrink"]}, "shrink"),
+        ({"ranges": {"optim.lr": [1]}}, "expected \\[low, high\\]"),
+        ({"ranges": {"optim.rate": [1e-3, 1e-2]}}, "optim.rate: unknown key"),
+        ({"splits": {"folds": 9}}, "too few for 9 folds"),
+        ({"splits": "mine"}, "splits: got 'mine'"),
+        ({"config": "none.yaml"}, "none.yaml: no such file"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_mistake_is_one_line_before_any_training(tmp_path: Path, changes: dict[str, Any], text: str) -> None:
+    with pytest.raises(UserError, match=text):
+        BenchmarkRun(write_spec(tmp_path, **changes), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_results_of_no_commit_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert re.fullmatch(r"unknown|[0-9a-f]{12}(-dirty)?", package_commit())
+    monkeypatch.setattr("aurank.commands.benchmarks.benchmark.package_commit", lambda: "0123456789ab-dirty")
+    with pytest.raises(UserError, match=r"uncommitted changes .*commit them, or say --allow-dirty"):
+        run_benchmark(write_spec(tmp_path), tmp_path / "out")
+
+
+@pytest.mark.slow
+def test_a_killed_benchmark_goes_on_and_two_processes_share_what_is_left(
+    tmp_path: Path, whole: tuple[Path, list[dict[str, Any]]]
+) -> None:
+    _, lines = whole
+    spec, log = write_spec(tmp_path), tmp_path / "log"
+    command = ["benchmark", spec, "--out", tmp_path / "out", "--allow-dirty"]
+    setup = LOGGED.format(log=str(log))
+    killed = "import aurank.commands.benchmarks.benchmark as module\nimport os\n"
+    killed += "def train(*given, **named):\n    os.kill(os.getpid(), 9)\nmodule.train = train\n"
+    first = run_aurank(*command, setup=setup + killed)  # in the first training, behind all choices
+    assert first.wait() == -signal.SIGKILL, first.communicate()
+    begun = log.read_text().splitlines()
+    assert len(list((tmp_path / "out" / "units").glob("*.json"))) == len(begun) - 1 == 6
+    for code, output, complaints in ended([run_aurank(*command, setup=setup) for _ in range(2)]):
+        assert (code, "benchmark.html" in output) == (0, True), complaints
+    done = Counter(log.read_text().splitlines())
+    assert len(done) == UNITS
+    assert {unit: count for unit, count in done.items() if count > 1} == {begun[-1]: 2}
+    again = read_lines(tmp_path / "out" / "lines.jsonl")
+    results = [[line.get("mauprc", line.get("val_mauprc")) for line in each] for each in (lines, again)]
+    assert results[0] == results[1]
+    assert not list((tmp_path / "out" / "units").glob(".*"))
+
+
+@pytest.mark.slow
+def test_workers_share_the_units_and_tell_their_mistakes(tmp_path: Path) -> None:
+    spec = write_spec(tmp_path, trials=0, ranges=None)
+    told: list[int] = []
+    options: dict[str, Any] = {"workers": 2, "allow_dirty": True}
+    assert run_benchmark(spec, tmp_path / "out", **options, listener=lambda unit, line, done, total: told.append(done))
+    assert told == list(range(1, 11))
+    assert kinds(read_lines(tmp_path / "out" / "lines.jsonl")) == {"benchmark": 1, "split": 1, "untrained": 2, "run": 8}
+    broken = write_spec(tmp_path, trials=0, ranges=None, seeds=3)
+    (tmp_path / "out" / "running").write_text("in the way")
+    with pytest.raises(UserError, match="running"):
+        run_benchmark(broken, tmp_path / "out", **options)

@@ -1,0 +1,55 @@
+"""The tables of a benchmark: what stands in them, and what does not."""
+
+import numpy as np
+import pytest
+from testing.benchmarks import made_up
+
+from aurank.reporting.benchmark_page import benchmark_page, blocks_of, cells_of, to_latex_tables, to_markdown_tables
+
+
+def test_a_row_says_what_its_lines_say() -> None:
+    (block,) = blocks_of(made_up())  # of the other setting there is nothing
+    head, rows = cells_of(block)
+    cells = {row[0]: dict(zip(head, row, strict=True)) for row in rows}
+    assert list(cells) == ["B & C", "late", "A", "the embeddings as they are", "center"]
+    mean = np.mean([0.3 + 0.01 * seed for seed in range(3)]) + 0.05 * 6 / 20
+    assert cells["A"]["mAUPRC"].startswith(f"{mean:.4f} ± 0.0248 [")
+    assert cells["B & C"]["minus A"] == "+0.2000 ± 0.0000 [+0.2000, +0.2000]"
+    assert cells["B & C"]["Recall@1"] == "0.7000 ± 0.0000"
+    assert cells["late"]["seeds"] == "2 (1 diverged)"
+    assert cells["late"]["minus A"].startswith("+0.1000 ± 0.0000")
+    assert cells["A"]["minus A"] == "reference"
+    assert [cells[name]["mean rank"] for name in ("B & C", "late", "A", "center")] == ["1.00", "2.00", "3.00", ""]
+    assert cells["A"]["chosen"] == "lr 0.001 to 0.03*, k [1]"
+    assert cells["center"]["mAUPRC"] == "0.4000 [0.4000, 0.4000]"
+    assert (cells["center"]["seeds"], cells["center"]["p, seeds"]) == ("", "")
+    assert float(cells["B & C"]["p, classes"]) == pytest.approx(2 * 2 / 10_001, rel=0.01)  # of two methods
+
+
+def test_a_seed_counts_where_every_fold_was_tested() -> None:
+    lacking = {"kind": "run", "seed": 2, "split": "fold 1 of 2"}
+    lines = [line for line in made_up() if {key: line.get(key) for key in lacking} != lacking]
+    ((row, *_),) = (block.rows for block in blocks_of(lines))
+    assert row.seeds == 2
+    assert blocks_of(lines[:1]) == []
+    assert to_markdown_tables([]) == "*not run yet*"
+
+
+def test_tables_are_escaped_for_their_languages_and_name_what_tells_ranks_apart() -> None:
+    blocks = blocks_of(made_up())
+    markdown, latex = to_markdown_tables(blocks), to_latex_tables(blocks)
+    assert "| B &amp; C |" in markdown
+    assert r"B \& C &" in latex
+    assert latex.count(r"\begin{tabular}") == 1
+    assert "Mean ranks over 3 classes that differ by less than 1.91 are not told apart (Nemenyi, 5 %)" in markdown
+    assert to_markdown_tables(blocks, "two") == "*not run yet*"
+
+
+def test_the_page_has_tables_pictures_and_what_ended_early() -> None:
+    lines = made_up()
+    page = benchmark_page(lines, blocks_of(lines))
+    assert page.count("<svg") == 2
+    assert "late one, fold 2 of 2, seed 2: the loss is nan" in page
+    assert "B &amp; C" in page
+    assert "fold 1 of 2: 10 images of 2 classes, fold 2 of 2: 10 images of 1 classes" in page
+    assert "28 of 99 choices, trainings and tests are done." in page

@@ -1,0 +1,42 @@
+"""Every figure of the pages that stands between markers is what the lines of its benchmark give."""
+
+import json
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from testing.benchmarks import made_up
+
+from aurank.errors import UserError
+
+ROOT = Path(__file__).parents[1]
+RESULTS: dict[str, Any] = runpy.run_path(str(ROOT / "tools" / "results.py"))
+PAGE = """SOPRC has <!-- value: heads / one / A / mAUPRC -->0.1<!-- /value -->, and with its interval
+<!-- value: heads / one / A / mAUPRC -->0.1 ± 0.2<!-- /value -->;
+whole: <!-- value: heads / one / A / mAUPRC --><!-- /value -->.
+<!-- table: heads / one -->
+stale
+<!-- /table -->
+"""
+
+
+@pytest.mark.parametrize("page", RESULTS["PAGES"], ids=lambda page: page.name)
+def test_the_figures_of_a_page_are_those_of_the_lines(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert RESULTS["fill"](text, ROOT / "docs" / "benchmark") == text, "write them anew: python tools/results.py"
+
+
+def test_a_figure_is_found_by_its_name_and_a_wrong_one_is_seen(tmp_path: Path) -> None:
+    (tmp_path / "heads.jsonl").write_text("".join(json.dumps(line) + "\n" for line in made_up()), encoding="utf-8")
+    text = RESULTS["fill"](PAGE, tmp_path)
+    assert "/ mAUPRC -->0.3250<!--" in text
+    assert "/ mAUPRC -->0.3250 ± 0.0248<!--" in text
+    assert "/ mAUPRC -->0.3250 ± 0.0248 [0." in text
+    assert "<!-- table: heads / one -->\n| one | mAUPRC |" in text
+    assert "stale" not in text
+    assert RESULTS["fill"](text, tmp_path) == text
+    assert RESULTS["fill"](text.replace("0.3250", "0.3251"), tmp_path) == text
+    assert RESULTS["picture"](tmp_path / "heads.jsonl").read_bytes()[1:4] == b"PNG"
+    with pytest.raises(UserError, match="has no 'mAUPRC' of 'C' in the setting 'one'"):
+        RESULTS["fill"](PAGE.replace("/ A /", "/ C /"), tmp_path)

@@ -1,1 +1,0 @@
-"""Trainings that compare losses; the command is tools/experiment.py."""
