@@ -217,6 +217,9 @@ class _Search:
             kind = {"study_name": f"aurank {out.resolve().name}", "direction": "maximize", "load_if_exists": True}
             self.study = optuna.create_study(storage=storage, pruner=optuna.pruners.MedianPruner(), **kind)
         self.spaces = {key: self._space(each) for key, each in self.ranges.items()}
+        own = {key: value_of(config, key) for key in self.ranges}
+        # None may be the lack of an argument.
+        self.own = {key: value for key, value in own.items() if value is not None or value in self.ranges[key]}
         is_read = isinstance(self.data[0].source, EmbeddingSource)
         fixed = ["train.trackers=[]", *([] if is_read else [f"data.name={GIVEN}"])]
         with warnings.catch_warnings():  # of arguments of the reader, which has read
@@ -272,8 +275,7 @@ class _Search:
 
     def _enqueue(self, place: int, params: Line) -> None:
         if place == 0:  # the configuration's own values, as far as ranges hold them
-            own = {key: value_of(self.config, key) for key in self.ranges}
-            held = {key: value for key, value in own.items() if value in self.ranges[key]}
+            held = {key: value for key, value in self.own.items() if value in self.ranges[key]}
             params = {key: json.dumps(value) if self.ranges[key].choices else value for key, value in held.items()}
         self.study.enqueue_trial(params, user_attrs={"place": place})
 
@@ -287,11 +289,9 @@ class _Search:
         place = trial.user_attrs.get("place", place)
         values = {key: f"{value:.4g}" if isinstance(value, float) else value for key, value in trial.params.items()}
         if place == 0:  # the values themselves, though no range may hold them
-            own = {key: value_of(self.config, key) for key in self.ranges}
-            known = {key: value for key, value in own.items() if value is not None or value in self.ranges[key]}
-            values = {key: json.dumps(value) for key, value in known.items()}
+            values = {key: json.dumps(value) for key, value in self.own.items()}
         trial.set_user_attr("place", place)
-        trial.set_user_attr("settings", {key: str(values[key]) for key in self.ranges if key in values})
+        trial.set_user_attr("settings", {key: str(value) for key, value in values.items()})
         self._folder(trial).mkdir(exist_ok=True)
         self.lock = FileLock(self._folder(trial) / ".lock", timeout=0)
         self.lock.acquire()

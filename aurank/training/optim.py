@@ -88,11 +88,7 @@ OPTIMISERS = _Optimisers(  # fused: one pass over a parameter and its state, a f
 
 
 # Ranges of `lr` that aurank tune searches, where they are not those of Adam.
-RATES = {
-    "sgd": Range(1e-3, 3.0, log=True),
-    "lars": Range(1e-2, 10.0, log=True),
-    "lion": Range(1e-6, 3e-3, log=True),
-}
+RATES = {"sgd": Range(1e-3, 3.0, log=True), "lars": Range(1e-2, 10.0, log=True), "lion": Range(1e-6, 3e-3, log=True)}
 
 
 def loss_groups(name: str, loss: nn.Module, term: LossTerm, *, usual: float) -> list[dict[str, Any]]:

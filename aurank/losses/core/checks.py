@@ -18,7 +18,7 @@ Number = float | int
 SoftmaxTemperature = Annotated[Number, Range(0.02, 0.5, log=True)]
 StepTemperature = Annotated[Number, Range(0.002, 0.2, log=True)]
 RankTemperature = Annotated[Number, Range(0.3, 10.0, log=True)]
-Sharpness = Annotated[Number, Range(8.0, 128.0, log=True)]  # a scale of similarities, 1 / temperature
+Sharpness = Annotated[Number, Range(4.0, 128.0, log=True)]  # a scale of similarities, 1 / temperature
 Margin = Annotated[Number, Range(0.0, 0.5)]
 Share = Annotated[Number, Range(0.05, 0.95)]
 Bins = Annotated[int, Range(5, 60, log=True)]

@@ -207,11 +207,7 @@ def proxy_anchor(
 
 @accepting()
 def proxy_nca(
-    num_classes: int,
-    embedding_size: int,
-    softmax_scale: Annotated[Number, Range(2.0, 64.0, log=True)] = 9.0,
-    *,
-    distributed: bool = False,
+    num_classes: int, embedding_size: int, softmax_scale: Sharpness = 9.0, *, distributed: bool = False
 ) -> ProxyLoss:
     """Return ProxyNCA++: a softmax over −s · ‖x − p‖² of the classes' vectors p, all at unit length.
 
@@ -233,7 +229,7 @@ def soft_triple(
     num_classes: int,
     embedding_size: int,
     centers_per_class: int = 10,
-    la: Annotated[Number, Range(4.0, 128.0, log=True)] = 20.0,
+    la: Sharpness = 20.0,
     gamma: SoftmaxTemperature = 0.1,
     margin: Annotated[Number, Range(0.0, 0.2)] = 0.01,
     *,
