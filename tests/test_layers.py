@@ -161,11 +161,11 @@ def test_a_library_is_imported_in_its_one_home() -> None:
 # Lines that a room may have: it may shrink, and takes from another what it needs more, in the same commit.
 BUDGETS = {
     "data": 6740,
-    "losses": 6498,
+    "losses": 6494,
     "evaluation": 8231,
     "models": 2296,
     "embedding": 2405,
-    "training": 2881,
+    "training": 2877,
     "reporting": 1661,
     "commands exporting serving": 5093,
     "config": 1057,
