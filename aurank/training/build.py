@@ -150,7 +150,7 @@ def _build_term(config: Config, term: LossTerm, train: Manifest, *, dim: int, ga
 def build_miner(component: Component | None, train: Manifest) -> nn.Module | None:
     if component is None:
         return None
-    miner: nn.Module = build("miner.params", MINERS[component.name], {"num_samples": len(train)}, component.params)
+    miner: nn.Module = build("miner.params", MINERS[component.name], {}, component.params)
     return miner
 
 

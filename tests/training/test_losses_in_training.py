@@ -59,9 +59,9 @@ class Content(Wants):
 class Counting(nn.Module):
     """A miner of all pairs that keeps count, of its calls and of what it is told."""
 
-    def __init__(self, *, num_samples: int) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("calls", torch.zeros(num_samples))
+        self.register_buffer("calls", torch.zeros(8))
         self.steps: list[int] = []
 
     def set_progress(self, *, step: int, steps: int, epoch: int, epochs: float) -> None:
@@ -97,7 +97,7 @@ def test_every_module_that_listens_is_told_where_training_stands(
         return module
 
     monkeypatch.setitem(LOSSES, "kept", lambda: keep(Learnt()))
-    monkeypatch.setitem(MINERS, "kept", lambda num_samples: keep(Counting(num_samples=num_samples)))
+    monkeypatch.setitem(MINERS, "kept", lambda: keep(Counting()))
     # 149 images make 5 batches of at most 30, so 5 steps of 2 batches are two epochs.
     sampler = {"name": "shuffled", "batch": 30, "params": {}}
     config = tiny_config("kept", train={"steps": 5, "accumulate": 2}, sampler=sampler)
@@ -175,10 +175,10 @@ def test_the_state_of_a_miner_is_saved_and_resumed(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(Learnt, "per_query", poisoned)
     with pytest.raises(AurankError, match="the loss is nan at step 3"):
         aurank.train(config, tmp_path / "out")
-    assert load_checkpoint(tmp_path / "out" / "last.safetensors")["miner"]["calls"].tolist() == [2.0] * 149
+    assert load_checkpoint(tmp_path / "out" / "last.safetensors")["miner"]["calls"].tolist() == [2.0] * 8
     aurank.train(config, tmp_path / "out", resume=True)
     state = load_checkpoint(tmp_path / "out" / "last.safetensors")
-    assert state["miner"]["calls"].tolist() == [4.0] * 149
+    assert state["miner"]["calls"].tolist() == [4.0] * 8
 
 
 # -- Parameters of the loss: optimised beside the encoder's, at a rate of their own, right in every way of training

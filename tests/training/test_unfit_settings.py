@@ -92,9 +92,8 @@ SHARDED = "train.sharded=true does not work with "
         ({"train": {"compile": True}}, f"{SHARDED}train.compile=true"),
         ({"model": {"text": {}}}, f"{SHARDED}model.text"),
         ({"optim": {"name": "lars"}}, f"{SHARDED}optim.name=lars"),
-        ({"miner": REENCODING}, f"{SHARDED}out_of_batch=reencode"),
+        ({"loss": [REENCODING]}, f"{SHARDED}out_of_batch=reencode"),
         ({"model": {"text": {}}, "train": {"micro_batch": 4}}, "train.micro_batch=4 with model.text"),
-        ({"model": {"text": {}}, "miner": REENCODING}, "out_of_batch=reencode embeds"),
         ({"environment": {"ACCELERATE_USE_FSDP": "true"}}, "accelerate launch --use_fsdp; set train.sharded=true"),
         ({"train": {"trackers": ["wandb"]}}, "train.trackers: wandb cannot be used"),
     ],
@@ -107,7 +106,9 @@ def test_what_a_run_cannot_be_combined_with_is_named(
         monkeypatch.setenv(variable, value)
     monkeypatch.setattr("aurank.training.trainer.get_available_trackers", list)
     sections = {**sections, "train": {"sharded": True, **sections.get("train", {})}}
-    config = read_config(tiny_config("sogclr", sampler={"name": "shuffled", "params": {}}, **sections))
+    config = read_config(
+        tiny_config(sections.pop("loss", "sogclr"), sampler={"name": "shuffled", "params": {}}, **sections)
+    )
     with pytest.raises(UserError, match=name):
         require_fitting(config, build_splits(read_config(tiny_config())))
 
