@@ -127,7 +127,8 @@ def _block(
         about = chances.answer(each.ap), recall, seeds, each.diverged, chosen.get(name, ""), beside
         rows.append(MethodRow(name or _UNCHANGED, *about))
     trained = {name: each.ap.mean(axis=0) for name, each in tests.items() if each.is_trained}
-    ranking = rank_over_classes(np.stack([*trained.values()])) if len(trained) > 1 else None
+    is_ranked = len(trained) > 1 and len(chances.queries) > 1
+    ranking = rank_over_classes(np.stack([*trained.values()])) if is_ranked else None
     ranks = dict(zip(trained, ranking.ranks, strict=True)) if ranking else {}
     p_values = {key: _corrected(rows, key) for key in ("p_seeds", "p_classes")}
     for place, row in enumerate(rows):

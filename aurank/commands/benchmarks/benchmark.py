@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from aurank.commands.benchmarks.spec import BenchmarkSpec, Folds, Unit
-from aurank.commands.tune import searched_ranges, tune
+from aurank.commands.tune import declared_ranges, searched_ranges, tune
 from aurank.config import Config, shipped_configs
 from aurank.config.load import load_section
 from aurank.config.schema import EMBEDDINGS
@@ -90,7 +90,12 @@ class BenchmarkRun:
                     if (most := sampler.largest_batch) < config.sampler.batch:
                         raise UserError(f"a batch has only {most} images: set sampler.batch={most}")
                     if self.spec.trials:
-                        searched_ranges(config, self.ranges)
+                        searched_ranges(config, self._ranges_of(config))
+
+    def _ranges_of(self, config: Config) -> dict[str, Range | None]:
+        """Return the ranges given; what one method is not to search, another may not have."""
+        declared = declared_ranges(config)
+        return {key: each for key, each in self.ranges.items() if each is not None or key in declared}
 
     def _config_of(self, unit: Unit) -> Config:
         """Return the configuration of a training; of what is not trained, the base."""
@@ -215,9 +220,9 @@ class BenchmarkRun:
 
     def _choose(self, unit: Unit) -> Line:
         by, folder = self.spec.choose_by, self.out / "choices" / self.path_of(unit).stem
-        data, trials = self.splits[unit.split], self.spec.trials
+        config, data, trials = self.config_of(unit), self.splits[unit.split], self.spec.trials
         found = tune(
-            self.config_of(unit), folder, dataset=data, ranges=self.ranges, trials=trials, folds=by.folds, by=by.by
+            config, folder, dataset=data, ranges=self._ranges_of(config), trials=trials, folds=by.folds, by=by.by
         )
         return {"chosen": found.overrides, "val_mauprc": round(found.value, 6), "at_end": found.at_end}
 
