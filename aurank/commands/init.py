@@ -24,7 +24,7 @@ from aurank.errors import UserError
 from aurank.files import require_absent, require_writable, write_text
 
 SIDE = 128  # of grocery/finetuned, whose settings were measured
-SLIM, VARIED = 1.4, 2.0  # of height over width: the median of slim images, and the range from which a crop loses much
+SLIM, VARIED = 1.4, 2.0  # of height over width: a median or a range of which crops lose much; a range of no one shape
 MEASURED = 2000  # images, drawn, whose headers are read
 LEAST_CLASSES = 6  # to train on three and to measure on three
 HELD_OUT = 0.2  # of the training classes, for validation
@@ -240,13 +240,13 @@ def _shape(sizes: Int64[np.ndarray, "image 2"]) -> tuple[int | list[int], str, s
         return SIDE, "crop", "the usual"
     shapes, side = sizes[:, 0] / sizes[:, 1], min(SIDE, int(np.median(sizes.min(axis=1))))
     low, middle, high = np.percentile(shapes, [5, 50, 95]).tolist()
+    if max(middle, 1 / middle) >= SLIM and high <= VARIED * low:
+        tall, wide = (max(32, round(side * part / 32) * 32) for part in (middle**0.5, middle**-0.5))
+        return [tall, wide], "squash", f"most images have height over width near {middle:.2f}"
     square = max(32, side // 32 * 32)
-    if high > VARIED * low:
-        return square, "pad", f"height over width from {low:.2f} to {high:.2f}: a crop would cut ends off"
-    if max(middle, 1 / middle) < SLIM:
-        return square, "crop", "most images are nearly square"
-    tall, wide = (max(32, round(side * part / 32) * 32) for part in (middle**0.5, middle**-0.5))
-    return [tall, wide], "squash", f"most images have height over width near {middle:.2f}"
+    if high > SLIM * low:
+        return square, "squash", f"height over width from {low:.2f} to {high:.2f}: a crop would cut ends off"
+    return square, "crop", "most images are nearly square"
 
 
 def _choices(manifest: Manifest, section: Section, sizes: Int64[np.ndarray, "image 2"], unreadable: int) -> Section:

@@ -125,7 +125,8 @@ def test_headers_alone_are_read_and_photos_are_measured_upright(tmp_path: Path) 
         ([(480, 640), (500, 500)], 128, "crop"),
         ([(400, 200)], [192, 96], "squash"),
         ([(60, 150)], [32, 96], "squash"),
-        ([(200, 500), (500, 200)], 128, "pad"),
+        ([(200, 500), (500, 200)], 128, "squash"),
+        ([(240, 300), (300, 210)], 128, "squash"),
         ([(20, 20)], 32, "crop"),
     ],
 )
