@@ -19,6 +19,10 @@ class UserError(AurankError, ValueError):
     """
 
 
+class Diverged(AurankError):
+    """A training that ended early: its loss or weights are not finite, or its network has collapsed."""
+
+
 class AurankWarning(UserWarning):
     """What a user should know and nothing fails of; the command line draws it as a notice."""
 

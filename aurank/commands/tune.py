@@ -27,7 +27,7 @@ from aurank.data.saved_embeddings import EmbeddingSource
 from aurank.distributed import launched
 from aurank.embedding.named import read_whole
 from aurank.embedding.select_images import class_folds, require_distinct
-from aurank.errors import AurankError, UserError
+from aurank.errors import Diverged, UserError
 from aurank.extras import import_library
 from aurank.files import reading, write_text
 from aurank.names import meant, nearest, signature
@@ -95,7 +95,7 @@ def tune(
 
     Raises:
         UserError: the ranges, the data or the folder do not fit, or the configuration itself does not train.
-        AurankError: no trial came to an end.
+        Diverged: no trial came to an end.
     """
     searched = searched_ranges(config, ranges or {})
     if config.model.text is not None or launched() > 1:
@@ -256,6 +256,8 @@ class _Search:
                 places = {_place(trial) for trial in everyone if trial not in lost.values()}
                 for place in lost.keys() - places:
                     self._enqueue(place, lost[place].params)
+                if not everyone:
+                    self._enqueue(0, {})
                 states = {trial.state.name for trial in everyone}
                 if lost.keys() - places or "WAITING" in states or len(places) < self.trials:
                     return self._begin(len(places))
@@ -280,8 +282,6 @@ class _Search:
         self.study.enqueue_trial(params, user_attrs={"place": place})
 
     def _begin(self, place: int) -> Any:
-        if place == 0:
-            self._enqueue(0, {})
         # Seeded anew for each trial: a search that goes on draws what it would have drawn.
         random = int(np.random.default_rng([self.seed, place]).integers(2**31))
         self.study.sampler = self.optuna.samplers.TPESampler(seed=random, n_startup_trials=min(10, self.trials // 3))
@@ -309,7 +309,7 @@ class _Search:
             state = "COMPLETE"
         except self.optuna.TrialPruned:
             state = "PRUNED"
-        except AurankError as error:
+        except (Diverged, UserError) as error:
             if _place(trial) == 0 and isinstance(error, UserError):
                 raise
             trial.set_user_attr("error", str(error).splitlines()[0])
@@ -362,7 +362,7 @@ class _Search:
         done = [line for line in lines if line["value"] is not None]
         if not done:
             error = next(filter(None, (line["error"] for line in lines)), "all were pruned")
-            raise AurankError(f"none of {len(lines)} trials came to an end: {error}")
+            raise Diverged(f"none of {len(lines)} trials came to an end: {error}")
         importance: dict[str, float] = {}
         if len(done) > 4 and len({line["value"] for line in done}) > 1:
             evaluator = self.optuna.importance.FanovaImportanceEvaluator(seed=self.seed)

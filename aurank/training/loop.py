@@ -19,7 +19,7 @@ import torch
 from aurank.data import Batch, BatchLoader, ImageDataset, view_keys
 from aurank.embedding.named import LAST, SUFFIX
 from aurank.embedding.stored.checkpoint import save_checkpoint
-from aurank.errors import AurankError, UserError
+from aurank.errors import Diverged, UserError
 from aurank.files import write_text
 from aurank.losses.core.distributed import Shares
 from aurank.training.build import learning_rate
@@ -271,7 +271,7 @@ class Loop:
         if self.main:
             place = {"step": batch.step, "epoch": batch.epoch, "batch": batch.index}
             write_text(record_path, json.dumps({**place, "loss": str(value), "paths": paths}, indent=1) + "\n")
-        raise AurankError(
+        raise Diverged(
             f"the loss is {value} at step {batch.step} (epoch {batch.epoch}, batch {batch.index}); its image paths are "
             f"in {record_path}, the weights of step {self.saved_step} in {self.out / LAST}; try a lower optim.lr, "
             "optim.clip_norm=1, or look at those images"
@@ -342,7 +342,7 @@ class Loop:
         """Write a checkpoint: "best" with the weights and what measuring them needs, "last" with all to resume from.
 
         Raises:
-            AurankError: the weights, or the parameters of the loss, are not finite; what was saved before stays.
+            Diverged: the weights, or the parameters of the loss, are not finite; what was saved before stays.
         """
         self._look()
         trainer, progress = self.trainer, self.progress
@@ -354,7 +354,7 @@ class Loop:
         if not all(finite for finite, _ in gathered):
             if progress.step == 0:
                 raise UserError("the first weights are not finite; name another model.backbone or model.init_from")
-            raise AurankError(
+            raise Diverged(
                 f"the weights are not finite after step {progress.step}; those of step {self.saved_step} stay in "
                 f"{self.out / LAST}; try a lower optim.lr, or optim.clip_norm=1"
             )

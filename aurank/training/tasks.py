@@ -20,7 +20,7 @@ from aurank.embedding.evaluation_options import (
     two_way_options,
 )
 from aurank.embedding.image_text_pairs import EmbeddedPairs, embed_pairs, reports_by_group, texts_of
-from aurank.errors import AurankError, UserError
+from aurank.errors import Diverged, UserError
 from aurank.evaluation import Codes
 from aurank.evaluation.report import Report
 from aurank.evaluation.two_way import TwoWayReport
@@ -168,10 +168,10 @@ def learnt_widths(config: Config) -> Codes | None:
 
 
 def require_alive(embeddings: Float[np.ndarray, "image dim"]) -> None:
-    """Raise AurankError where the network gives zeros, or no numbers, for some images."""
+    """Raise Diverged where the network gives zeros, or no numbers, for some images."""
     dead = ~np.isfinite(embeddings).all(axis=1) | ~embeddings.any(axis=1)
     if dead.any():
-        raise AurankError(
+        raise Diverged(
             f"the network has collapsed: of {len(dead):,} embeddings {int(dead.sum()):,} are all zeros or not finite; "
             "try a lower optim.lr, a longer optim.warmup_steps or optim.clip_norm=1"
         )

@@ -364,7 +364,7 @@ def start_projection(encoder: Encoder, config: Config, training_images: Callable
         embedded = embed(
             Pooled(encoder), data, rows=rows, batch=config.evaluate.batch, workers=config.data.workers, group=group
         )
-        start_at_pca(head, torch.from_numpy(np.asarray(embedded.embeddings)).to(head.weight.device))
+        start_at_pca(head, torch.from_numpy(np.asarray(embedded.embeddings)))
         group.broadcast(head.parameters())
 
 

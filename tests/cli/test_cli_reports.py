@@ -1,4 +1,4 @@
-"""`aurank compare`, `calibrate`, `average` and `cache prune` as typed."""
+"""`aurank compare`, `calibrate` and `average` as typed."""
 
 import csv
 import json

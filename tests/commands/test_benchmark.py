@@ -15,7 +15,7 @@ from testing.processes import ended, run_aurank
 from aurank.commands import run_benchmark
 from aurank.commands.benchmarks.benchmark import BenchmarkRun, package_commit
 from aurank.config import dump_config
-from aurank.errors import UserError
+from aurank.errors import AurankError, UserError
 from aurank.reporting.benchmark_page import read_lines
 from aurank.training import read_config
 
@@ -138,6 +138,20 @@ def test_a_training_that_diverges_is_a_line(tmp_path: Path) -> None:
     assert "Ended early" in (tmp_path / "out" / "benchmark.html").read_text()
 
 
+def test_what_a_full_disk_ended_is_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = write_spec(tmp_path, settings=None, trials=0, ranges=None, seeds=1, without_training=[])
+
+    def full(*_: Any, **__: Any) -> None:
+        raise AurankError("cannot save last.safetensors: No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("aurank.commands.benchmarks.benchmark.train", full)
+        with pytest.raises(AurankError, match="No space left"):
+            run_benchmark(spec, tmp_path / "out", allow_dirty=True)
+    assert run_benchmark(spec, tmp_path / "out", allow_dirty=True)
+    assert not any("error" in line for line in read_lines(tmp_path / "out" / "lines.jsonl"))
+
+
 def test_nothing_begins_that_would_end_after_the_limit(tmp_path: Path) -> None:
     assert not run_benchmark(write_spec(tmp_path), tmp_path / "out", allow_dirty=True, limit=-1.0)
     assert kinds(read_lines(tmp_path / "out" / "lines.jsonl")) == {"benchmark": 1}
@@ -158,6 +172,9 @@ def test_nothing_begins_that_would_end_after_the_limit(tmp_path: Path) -> None:
         ({"ranges": {"optim.lr": [1]}}, "expected \\[low, high\\]"),
         ({"ranges": {"optim.rate": [1e-3, 1e-2]}}, "optim.rate: unknown key"),
         ({"splits": {"folds": 9}}, "too few for 9 folds"),
+        ({"choose_by": {"folds": 9}}, "has 8 classes, too few for 9 folds"),
+        ({"overrides": ["evaluate.recall_at=[5]"]}, "compared by Recall@1: name it in evaluate.recall_at"),
+        ({"overrides": ["evaluate.metrics=[mauprc]"]}, "compared by Recall@1"),
         ({"splits": "mine"}, "splits: got 'mine'"),
         ({"config": "none.yaml"}, "none.yaml: no such file"),
     ],

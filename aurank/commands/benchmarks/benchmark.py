@@ -30,10 +30,10 @@ from aurank.data import Manifest
 from aurank.data.prepared import contents
 from aurank.data.readers.given import GIVEN
 from aurank.embedding.embed import described
-from aurank.embedding.evaluation_options import evaluation_options
+from aurank.embedding.evaluation_options import evaluation_options, trial_of
 from aurank.embedding.named import read_whole
 from aurank.embedding.select_images import class_folds, split_of
-from aurank.errors import AurankError, AurankWarning, UserError, first_line
+from aurank.errors import AurankError, AurankWarning, Diverged, UserError, first_line
 from aurank.evaluation import PostProcessing, Report
 from aurank.evaluation.metrics import Classes
 from aurank.files import InUse, claimed, reading, write_text
@@ -80,11 +80,18 @@ class BenchmarkRun:
     def _check_methods(self) -> None:
         for split, whole in self.splits.items():
             training, _ = (split_of(whole, self.base.data, name) for name in ("train", "test"))
+            if self.spec.trials:
+                by = self.spec.choose_by
+                class_folds(whole.select(whole.splits != "test"), by.folds, by=by.by)
             for setting, method in self._pairs:
                 with reading(f"{setting} {method}".strip(), "a method"):
                     config = self.config_of(Unit("run", method, setting, split))
                     if any(getattr(config.data, key) != getattr(self.base.data, key) for key in ("name", "params")):
                         raise UserError("all are compared on the same data: set data.name and data.params in overrides")
+                    if not trial_of(whole).evaluate(**evaluation_options(config)).metrics.keys() >= {"recall@1"}:
+                        raise UserError(
+                            "all are compared by Recall@1: name it in evaluate.recall_at and evaluate.metrics"
+                        )
                     build_loss(config, training)
                     sampler = build_sampler(config, training, rank=0, world_size=1, neighbours=lambda _: None)
                     if (most := sampler.largest_batch) < config.sampler.batch:
@@ -204,7 +211,7 @@ class BenchmarkRun:
             found = do(unit)
         except UserError as error:
             raise UserError(f"{unit}: {error}") from error
-        except AurankError as error:  # it diverged: a result too
+        except Diverged as error:  # a result too
             found = {"error": first_line(error)}
         return {
             **vars(unit),
