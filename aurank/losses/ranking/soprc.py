@@ -127,9 +127,8 @@ class SOPRCLoss(PairLoss):
 
     The distance is cosine similarity unless given; interpolated scores are clamped to [-1, 1] for that one only.
 
-    The defaults suit random weights. Heads on features of a pretrained network rank better by `semi_variance=None,
-    prior_max=0.5, tau1=0.05`: λ2 evens out the scores of classes that the features already order, and with a small π
-    the gradient of σ is small for a positive behind many negatives.
+    The defaults suit random weights. Heads on features of a pretrained network rank better by `semi_variance=None`: λ2
+    evens out the scores of classes that the features already order (docs/results.md).
 
     Source: Wen et al., Exploring the Algorithm-Dependent Generalization of AUPRC Optimization with List Stability,
         NeurIPS 2022, https://arxiv.org/abs/2209.13262.
