@@ -25,9 +25,9 @@ TO_RUN = "*not run yet*"
 _UNCHANGED = "the embeddings as they are"
 _HEAD = ("mAUPRC", "Recall@1", "minus {}", "p, seeds", "p, classes", "mean rank", "chosen", "seeds")
 _NOTE = (
-    "± is the half width of the 95 % interval over seeds, in brackets is the 95 % interval over classes and seeds, "
-    "both drawn by a bootstrap; p by either, corrected for the number of methods (Holm); *: within 5 % of an end of "
-    "its range."
+    "± is the half width of the 95 % interval over seeds (Student's t), in brackets is the 95 % interval of a "
+    "bootstrap over classes and seeds; p by either, corrected for the number of methods (Holm); *: within 5 % of an "
+    "end of its range."
 )
 
 
