@@ -161,7 +161,7 @@ def test_a_library_is_imported_in_its_one_home() -> None:
 # Lines that a room may have: it may shrink, and takes from another what it needs more, in the same commit.
 BUDGETS = {
     "data": 6740,
-    "losses": 6494,
+    "losses": 6493,
     "evaluation": 8231,
     "models": 2296,
     "embedding": 2405,

@@ -32,7 +32,7 @@ from aurank.reporting.benchmark_page import (
 )
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-PAGES = (DOCS / "results.md", DOCS / "benchmark" / "heads.md", DOCS.parent / "README.md")
+PAGES = (DOCS / "results.md", DOCS / "benchmark" / "heads.txt", DOCS.parent / "README.md")
 _MARKED = re.compile(r"(<!-- (table|value): (.+?) -->)(.*?)(<!-- /\2 -->)", re.DOTALL)
 _PART = re.compile(r" (?=± |\[)")  # between a mean, ± half a width and [an interval]
 
