@@ -271,5 +271,5 @@ def draw_intervals(axes: Axes, block: SettingTable, *, beside: bool) -> None:
     if beside:
         axes.axvline(0, color="#808080", linewidth=1)
     axes.set_yticks(range(len(block.rows)), [plain(row.name) for row in reversed(block.rows)])
-    label = f"mAUPRC{f' minus {plain(block.reference)}' if beside else ''}; thick: over seeds, thin: over classes"
+    label = f"mAUPRC{f' minus {plain(block.reference)}' if beside else ''}; thick: seeds, thin: classes"
     axes.set(xlabel=label, ylim=(-0.7, len(block.rows) - 0.3))
