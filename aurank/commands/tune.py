@@ -96,6 +96,13 @@ def tune(
     Raises:
         UserError: the ranges, the data or the folder do not fit, or the configuration itself does not train.
         Diverged: no trial came to an end.
+
+    Example:
+        >>> import tempfile
+        >>> config = read_config("digits/soprc", ["model.backbone=test_resnet", "train.steps=2", "optim.warmup_steps=0"])
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     tune(config, Path(folder), trials=1, folds=2).trials
+        1
     """
     searched = searched_ranges(config, ranges or {})
     if config.model.text is not None or launched() > 1:

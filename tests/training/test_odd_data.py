@@ -60,7 +60,7 @@ def test_classes_that_are_none_are_asked_about(place: Path, classes: tuple[str, 
     with pytest.raises(UserError, match=f"{count} queries, {count} gallery rows.*{words}.*data.odd_classes=keep"):
         evaluate_model(MODEL, images, running=RUNNING)
     report = evaluate_model(MODEL, ImageSelection(images.data, overrides=KEPT), running=RUNNING)
-    assert report.notes[-2].endswith(f", {len(classes)} classes")
+    assert report.notes[-1].endswith(f", {len(classes)} classes")
     assert report.num_queries == count
 
 

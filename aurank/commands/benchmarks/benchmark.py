@@ -307,6 +307,17 @@ def run_benchmark(
     Raises:
         UserError: a mistake in the file or in a method, or uncommitted changes of the package.
         AurankError: a worker was killed; what had ended is kept.
+
+    Example:
+        >>> import tempfile
+        >>> spec = "config: digits/soprc\\nmethods: {SOPRC: []}\\nreference: SupCon\\n"
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = Path(folder, "spec.yaml").write_text(spec)
+        ...     try:
+        ...         run_benchmark(Path(folder, "spec.yaml"), Path(folder, "out"), allow_dirty=True)
+        ...     except UserError as error:
+        ...         print(str(error).partition(": ")[2])
+        the reference 'SupCon' is none of the methods: SOPRC
     """
     commit, until = package_commit(), time.time() + limit
     if commit.endswith(_DIRTY) and not allow_dirty:
