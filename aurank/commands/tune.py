@@ -99,7 +99,8 @@ def tune(
 
     Example:
         >>> import tempfile
-        >>> config = read_config("digits/soprc", ["model.backbone=test_resnet", "train.steps=2", "optim.warmup_steps=0"])
+        >>> small = ["model.backbone=test_resnet", "train.steps=2", "optim.warmup_steps=0"]
+        >>> config = read_config("digits/soprc", small)
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     tune(config, Path(folder), trials=1, folds=2).trials
         1
