@@ -27,6 +27,19 @@ def test_the_figures_of_a_page_are_those_of_the_lines(page: Path) -> None:
     assert RESULTS["fill"](text, ROOT / "docs" / "benchmark") == text, "write them anew: python tools/results.py"
 
 
+def test_what_the_page_says_in_words_of_start_and_width_is_so() -> None:
+    pca, identity = (
+        {row.name: row for row in block.rows}
+        for block in RESULTS["tables"](ROOT / "docs/benchmark/grocery_heads.jsonl")
+    )
+    features = pca["the embeddings as they are"].recall[0]
+    losses = [name for name, row in pca.items() if row.seeds]
+    assert len(losses) == 28
+    assert all(pca[name].recall[0] < features < identity[name].recall[0] for name in losses)
+    higher = {name for name in losses if pca[name].mauprc.mean > identity[name].mauprc.mean}
+    assert higher == {"FastAP", "AUROC", "SupAP", "Contrastive"}
+
+
 def test_a_figure_is_found_by_its_name_and_a_wrong_one_is_seen(tmp_path: Path) -> None:
     (tmp_path / "heads.jsonl").write_text("".join(json.dumps(line) + "\n" for line in made_up()), encoding="utf-8")
     text = RESULTS["fill"](PAGE, tmp_path)

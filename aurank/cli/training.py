@@ -150,7 +150,7 @@ def tune(
     by: str = option("What a fold holds out whole: class or super_category.", default="class"),
     ranges: Path | None = option("YAML file of ranges in place of the declared ones, or beside them.", callback=reads),
     seed: int = option("Seed of the folds and the search.", default=0, min=0),
-    storage: str | None = option("URL of an Optuna storage, in place of a file in --out."),
+    storage: str | None = option("URL of an Optuna storage, in place of a file in --out, which is shared too."),
     only_list: bool = option("List the ranges, search nothing.", "--list", default=False),
 ) -> None:
     """Search settings by validation on held-out classes.

@@ -90,7 +90,7 @@ def tune(
         trials: how many in all, over all processes.
         by: what a fold holds out whole, "class" or "super_category".
         seed: of the folds and of the search; trainings have the configuration's own.
-        storage: URL of an Optuna storage, in place of study.log.
+        storage: URL of an Optuna storage, in place of study.log; the locks of trials stay in ``out``.
         listener: called at a trial's end with its number, state, value, folds, settings, error, and the best value.
 
     Raises:
