@@ -56,12 +56,10 @@ def printable(text: str) -> str:
 
 
 def one_name(text: str) -> str:
-    """The text of a name on one line, its line breaks and tabs written out."""
     return printable(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def is_control(character: str) -> bool:
-    """Whether a character is written to a terminal for what it does there, line breaks and tabs aside."""
     return character not in "\n\t" and (category_of(character) in ("Cc", "Cs") or character in _TURNING)
 
 

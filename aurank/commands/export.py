@@ -202,7 +202,6 @@ def _require_expressible(to: str, config: Config) -> None:
 
 @contextmanager
 def _becoming(out: Path, names: ExportNames) -> Iterator[Path]:
-    """A folder to fill that becomes `out`; of an export as a file, its files go to their places, that one last."""
     if not names.is_file:
         with replacing_folder(out) as folder:
             yield folder
@@ -217,7 +216,6 @@ def _becoming(out: Path, names: ExportNames) -> Iterator[Path]:
 def _write(
     to: str, folder: Path, names: ExportNames, source: TrainedEncoder, pixels: Sequence[np.ndarray]
 ) -> dict[str, ImageModel]:
-    """Write the files and return each as it is read back, by its name; the first is to be the same model."""
     source.encoder.cpu()
     file = names.model
     with _explaining(f"--to {to}: {source.config.backbone} cannot be exported", "try --to safetensors"):
@@ -235,7 +233,6 @@ def _write(
 
 @contextmanager
 def _explaining(what: str, remedy: str) -> Iterator[None]:
-    """Make a line of whatever exporters raise of operations that they do not know."""
     try:
         yield
     except (AurankError, OSError):
@@ -247,7 +244,6 @@ def _explaining(what: str, remedy: str) -> Iterator[None]:
 def _compare(
     prepared: PreparedModel, written: Mapping[str, ImageModel]
 ) -> tuple[Embedded, list[Check], dict[str, float]]:
-    """Embed the images by the checkpoint and by what was written; return its embeddings, the checks and the metrics."""
     data, manifest = prepared.data, prepared.dataset.manifest
     how: dict[str, Any] = {"on_error": data.on_error, "max_pixels": data.max_pixels, "prepared": open_prepared(data)}
     options: dict[str, Any] = {}
@@ -294,7 +290,6 @@ def _calibration(prepared: PreparedModel, trained: Config, *, is_own: bool) -> l
 
 
 def _trained_on(config: Config) -> Manifest | None:
-    """Return the training images of a run's own data, None where they are gone, or were none."""
     if config.model.backbone == NO_BACKBONE:
         return None
     try:

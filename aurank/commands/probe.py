@@ -113,7 +113,6 @@ def _check_probes(
 def _embed_sides(
     prepared: PreparedModel, options: dict[str, dict[str, Any]], seeds: Sequence[int] | None
 ) -> tuple[Embedded, Embedded | None, list[str]]:
-    """Return the embeddings of the images tested and of those that train, None for halves; labels agree; and notes."""
     tested = prepared.dataset.manifest
     _require_once(tested)
     training = _training_images(prepared)
@@ -132,7 +131,6 @@ def _embed_sides(
 
 
 def _training_images(prepared: PreparedModel) -> Manifest | None:
-    """The images that train, or None where they share too few classes with those tested."""
     training, tested = training_images(prepared), prepared.dataset.manifest
     if training is None:
         return None

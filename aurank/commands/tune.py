@@ -175,7 +175,6 @@ def read_ranges(file: Path) -> dict[str, Range | None]:
 
 
 def _trouble(config: Config, key: str, value: Any) -> str | None:
-    """Return what is wrong with a value at a key of a configuration."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -186,7 +185,6 @@ def _trouble(config: Config, key: str, value: Any) -> str | None:
 
 
 def value_of(config: Config, key: str) -> Any:
-    """Return the value at a key of a configuration; of an argument that it leaves out the default."""
     path, _, argument = key.rpartition(".params.")
     section: Any = config
     for part in (path or key).split("."):
@@ -242,7 +240,6 @@ class _Search:
         return (kinds.IntDistribution if is_whole else kinds.FloatDistribution)(each.low, each.high, log=each.log)
 
     def require_same(self, asked: Line) -> None:
-        """Raise UserError where the folder holds a search of another kind."""
         asked |= {"ranges": {key: str(each) for key, each in self.ranges.items()}}
         with self.turn:
             before = self.study.user_attrs.get("asked")
@@ -274,7 +271,6 @@ class _Search:
             time.sleep(_PAUSE)
 
     def _is_lost(self, trial: Any) -> bool:
-        """Whether the process of a trial ended before it did."""
         if trial.state.name == "RUNNING":
             self._folder(trial).mkdir(exist_ok=True)
             with suppress(Timeout), FileLock(self._folder(trial) / ".lock", timeout=0):
@@ -309,7 +305,6 @@ class _Search:
         return self.out / f"trial{trial.number}"
 
     def run(self, trial: Any) -> Line:
-        """Train in every fold and tell the study; return the line of the trial."""
         values: list[float] = []
         state, started = "FAIL", time.perf_counter()
         try:
@@ -365,7 +360,6 @@ class _Search:
         return sorted(lines, key=lambda line: line["number"])
 
     def conclude(self) -> Tuned:
-        """Write what was found, and return it."""
         lines = self.lines()
         done = [line for line in lines if line["value"] is not None]
         if not done:

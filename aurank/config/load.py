@@ -113,7 +113,6 @@ def _load(
 
 
 def _known(tree: Tree, choices: Mapping[str, Choices]) -> list[str]:
-    """Return every key that there is, with the arguments of the components that are chosen."""
     known = list(known_keys())
     for path, table in choices.items():
         section = _lookup(tree, path)
@@ -180,8 +179,6 @@ def read_mapping(path: Path, origins: dict[KeyPath, str], holds: str = _SECTIONS
 
 
 def _parse(text: str, source: str, origins: dict[KeyPath, str]) -> Any:
-    """Return the value of one YAML 1.2 document, of which nothing runs; ``origins`` gets where each part stands."""
-
     def where(mark: Any) -> str:
         return f"{source}:{mark.line + 1}:{mark.column + 1}"
 

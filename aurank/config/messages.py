@@ -58,7 +58,6 @@ def lines_of(
     known: Collection[str],
     tags: Collection[str],
 ) -> list[str]:
-    """Return one line for each key of pydantic's errors in a tree."""
     texts: dict[KeyPath, str] = {}
     for error in found:
         path = tuple(part for part in error["loc"] if part not in tags)
@@ -116,14 +115,12 @@ def _unknown_key(path: str, value: Any, known: Collection[str]) -> str:
 
 
 def _origin(path: KeyPath, origins: Mapping[KeyPath, str]) -> str:
-    """Return where the value at a path, what holds it, or an override below it, came from, as a line begins."""
     holders = (path[:length] for length in range(len(path), 0, -1))
     below = (key for key in origins if key[: len(path)] == path)
     return next((f"{origins[place]}: " for place in (*holders, *below, ()) if place in origins), "")
 
 
 def dotted(path: KeyPath) -> str:
-    """Return ``optim.lr`` or ``evaluate.recall_at[1]``; a key that would not print on one line is quoted."""
     text = ""
     for part in path:
         if isinstance(part, int):
@@ -140,11 +137,9 @@ def show(value: Any) -> str:
 
 
 def shorten(text: str, longest: int = _LONGEST) -> str:
-    """Return ``text`` with its middle left out where it is long."""
     half = longest // 2
     return text if len(text) <= longest else f"{text[: half - 1]}…{text[-half:]}"
 
 
 def one_line(text: str) -> str:
-    """Return ``text`` with line breaks as spaces and without characters that do not print."""
     return "".join(character if character.isprintable() else "?" for character in " ".join(text.split()))

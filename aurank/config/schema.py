@@ -87,7 +87,6 @@ Params = Annotated[dict[str, Any], BeforeValidator(lambda value: {} if value is 
 
 
 def _sides(value: Any) -> Any:
-    """Return a number for two that are equal, other two as a tuple."""
     both = (value, value) if type(value) is int else tuple(value) if isinstance(value, list | tuple) else ()
     if len(both) != 2 or not all(type(side) is int and 1 <= side <= 8192 for side in both):
         expected = "a whole number from 1 to 8192, or two of them, [height, width]"
@@ -99,7 +98,6 @@ Sides = Annotated[int | tuple[int, int], BeforeValidator(_sides)]
 
 
 def key(default: Any, description: str, **limits: Any) -> Any:
-    """Return a pydantic field with a default."""
     return Field(default=default, description=description, **limits)
 
 

@@ -95,7 +95,6 @@ class Tokeniser:
         return [token for piece in _pieces(text) for token in self._tokens(piece)]
 
     def _merge(self, piece: bytes) -> list[int]:
-        """Return the tokens of one word: of the pairs in it, the one learnt first is joined first."""
         tokens = [_FIRST_BYTE + value for value in piece]
         while len(tokens) > 1:
             rank = min(self._ranks.get(pair, len(self.merges)) for pair in pairwise(tokens))
@@ -111,7 +110,6 @@ def _pieces(text: str) -> list[bytes]:
 
 
 def _joined(tokens: Sequence[int], pair: Pair, token: int) -> list[int]:
-    """Return the tokens with each occurrence of the pair, from the left, as one token."""
     joined: list[int] = []
     for right in tokens:
         if joined and (joined[-1], right) == pair:

@@ -167,7 +167,6 @@ class ImageDataset(Dataset[Sample]):
         return self.pipeline.normalise(images) if images.dtype == torch.uint8 else images
 
     def _write(self, keys: Sequence[_ParsedKey], views: Sequence[Pixels]) -> Bool[np.ndarray, " key"]:
-        """Write the image of each key into its view; return which of them are not skipped."""
         by_row: dict[int, list[int]] = defaultdict(list)
         for number, (row, _, _) in enumerate(keys):
             by_row[row].append(number)

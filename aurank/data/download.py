@@ -64,7 +64,6 @@ def fetch(name: str, root: Path, *, url: str | None = None, on_bytes: OnBytes | 
 
 
 def find_set(name: str) -> Benchmark:
-    """Return what is published of a set; UserError for a name that none has."""
     known = {**FETCHED, **BENCHMARKS}
     if name not in known:
         raise UserError(f"no published set {name!r}, expected one of {', '.join(known)}{meant(nearest(name, known))}")
@@ -72,7 +71,6 @@ def find_set(name: str) -> Benchmark:
 
 
 def _problems(name: str, root: Path) -> tuple[str, ...]:
-    """Return what the reader of a set lacks below the data folder."""
     try:
         if name in PUBLISHED:
             return check_benchmark(name, root, checksums=False).problems
@@ -115,7 +113,6 @@ def _fetch_file(about: Benchmark, file: Path, url: str, on_bytes: OnBytes) -> No
 
 
 def _cause(error: Exception) -> str:
-    """Return what the innermost of the exceptions that a connection's library wraps in each other says."""
     words = str(error).partition("(Caused by ")[2] or str(error)
     return words.rstrip(")").rpartition(": ")[2].strip("'\")") or type(error).__name__
 
@@ -166,7 +163,6 @@ class _Resuming:
 
 
 def _unpack(archives: list[Path], folder: Path) -> None:
-    """Unpack archives into a folder: all of them, or nothing."""
     staging = temporary_name(folder / "unpacked")
     try:
         for archive in archives:

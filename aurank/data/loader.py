@@ -83,7 +83,6 @@ class Iteration:
         return self
 
     def __next__(self) -> Batch:
-        """Return the next batch. A worker's UserError is raised with its own message, without its traceback."""
         if not self.close.alive:
             raise StopIteration
         try:
@@ -134,7 +133,6 @@ def _changed(batch: Batch, change: Callable[[Any], Any]) -> Batch:
 
 
 def _context() -> Any:
-    """Return the fork context on Linux, elsewhere the platform's own: there forking is not safe, or not there."""
     return multiprocessing.get_context("fork" if sys.platform == "linux" else None)
 
 

@@ -19,8 +19,6 @@ _GIVEN = "what was given"
 
 @dataclass(frozen=True, eq=False)
 class PhotoFile:
-    """A photo in a folder or an archive, and its path as people know it."""
-
     source: ImageSource
     name: str
     path: str
@@ -55,7 +53,6 @@ def find_photos(given: Iterable[str]) -> list[PhotoFile]:
 
 
 def read_photo(photo: Photo, channels: int | None, *, max_pixels: int = MAX_PIXELS) -> Pixels:
-    """Return the pixels of a photo, upright; UserError for one that cannot be read or has more than `max_pixels`."""
     if isinstance(photo, bytes):
         photo = PhotoFile(PartsSource([photo], {"photo": (0, 0, len(photo))}, where=_GIVEN), "photo", "photo")
     elif isinstance(photo, np.ndarray):

@@ -168,7 +168,6 @@ class PreparedImages:
         return {keys[16 * place : 16 * place + 16]: place for place in range(len(self.records))}
 
     def places(self, manifest: Manifest) -> Int64[np.ndarray, " image"]:
-        """Return the record of each row, −1 where there is none."""
         keys = _region_keys(manifest.regions)
         return np.array([self._place_of.get(key, -1) for key in keys], dtype=np.int64)
 
@@ -205,7 +204,6 @@ class PreparedImages:
     def damaged(
         self, places: Int64[np.ndarray, " record"], progress: Callable[[int, int], None] = lambda done, total: None
     ) -> Bool[np.ndarray, " record"]:
-        """Return which images are not as they were written; all of them are read."""
         mapped: Any = np.memmap(self.folder / IMAGES, mode="r")
         wrong = np.zeros(len(places), dtype=np.bool_)
         for number, record in enumerate(self.records[places]):
@@ -258,7 +256,6 @@ class PreparedRows:
 
     @property
     def originals(self) -> list[FileMark]:
-        """What the original of each row was known by when it was prepared."""
         columns = self._records["original_length"].tolist(), self._records["original_crc"].tolist()
         return [FileMark(size, None, total) for size, total in zip(*columns, strict=True)]
 
@@ -411,7 +408,6 @@ def prepare_images(
 
 
 def _append(file: BinaryIO, waiting: list[dict[str, Any]], how: Preparation) -> None:
-    """Write the waiting images as one batch, whole or not at all."""
     import pyarrow
 
     images, waiting[:] = list(waiting), []
@@ -459,7 +455,6 @@ def _make(
 def _in_order(
     make: Callable[..., Mapping[str, Any]], rows: Sequence[int], marks: Sequence[FileMark | None]
 ) -> Iterator[Mapping[str, Any]]:
-    """Yield what is made of each row, in their order, by threads, which make a portion of them at a time."""
     threads = min(32, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     with quiet_decoding(), ThreadPoolExecutor(threads) as pool:
         for start in range(0, len(rows), portion := _PORTION * threads):

@@ -99,7 +99,6 @@ def read_arrays(path: Path, labels: Path | None = None) -> dict[str, Any]:
 
 
 def read_column(path: Path, name: str) -> np.ndarray:
-    """Return the array of that name, or the only array, of a file."""
     arrays = load_arrays(path)
     if name not in arrays and len(arrays) != 1:
         raise UserError(f"{path} holds {', '.join(arrays) or 'nothing'}; expected one array, or {name!r}")
@@ -125,7 +124,6 @@ def _troubles(content: Mapping[str, Any]) -> Iterator[str]:
 
 
 def misfits(name: str, values: Any, count: int) -> Iterator[str]:
-    """Yield how an array of a file with so many rows differs from the shape and values that its name asks for."""
     ndim, kinds, expected = _FORMS.get(name, (1, "", "one value a row"))
     whole = name in ("classes", "made_by", *PAIRS) or (values.ndim and len(values) == count)
     if values.ndim != ndim or not whole or (kinds and values.dtype.kind not in kinds) or values.shape[1:] == (0,):
@@ -137,8 +135,6 @@ def misfits(name: str, values: Any, count: int) -> Iterator[str]:
 
 
 class EmbeddingSource(ImageSource):
-    """The rows of a matrix in the place of images, each by its path."""
-
     def __init__(
         self, rows: Float32[np.ndarray, "row dim"], paths: Sequence[str], *, where: str, made_by: MadeBy | None = None
     ) -> None:
@@ -157,8 +153,6 @@ class EmbeddingSource(ImageSource):
 
 
 class AsSaved(Pipeline):
-    """Nothing is done to a row."""
-
     def prepare(self, image: np.ndarray) -> np.ndarray:
         return image
 

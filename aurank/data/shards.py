@@ -138,7 +138,6 @@ class ShardWriter:
     def finish(
         self, columns: Mapping[str, np.ndarray], *, classes: Sequence[str] | None = None, made_by: str | None = None
     ) -> None:
-        """Write the table, which makes the folder one of embeddings; all parts are there."""
         import pyarrow
         import pyarrow.parquet
 
@@ -167,7 +166,6 @@ def _places(lengths: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def require_folder(folder: Path) -> None:
-    """Raise UserError where a folder for parts is a file, or holds other files."""
     require_writable(folder / INDEX)
     names = [path.name for path in folder.iterdir()] if folder.exists() else []
     if odd := [name for name in names if name != INDEX and not name.startswith((".", "part-"))]:
@@ -175,7 +173,6 @@ def require_folder(folder: Path) -> None:
 
 
 def read_shards(folder: Path) -> dict[str, Any]:
-    """Return the arrays of a folder of embeddings by name, as of a file of them; the embeddings stay in their files."""
     import pyarrow
     import pyarrow.parquet
 
@@ -223,7 +220,6 @@ def storable_texts(texts: list[str]) -> Sequence[Any]:
 
 
 def _texts(column: Any) -> Shaped[np.ndarray, " row"]:
-    """Return a column of texts, made a block at a time: as objects they take far more memory than as an array."""
     starts = range(0, len(column), _BLOCK)
     blocks = [np.array([os.fsdecode(one) for one in column.slice(start, _BLOCK).to_pylist()]) for start in starts]
     return np.concatenate([np.empty(0, np.str_), *blocks])

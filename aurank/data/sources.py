@@ -67,7 +67,6 @@ class ImageSource(ABC):
 
     @contextmanager
     def _naming(self, path: str) -> Iterator[None]:
-        """Turn what reading a file raises into a UserError that names the file."""
         try:
             yield
             return
@@ -115,7 +114,6 @@ def open_source(path: Path, *, prefix: str = "") -> ImageSource:
 
 
 def local(path: Path) -> Path:
-    """Return a path without the file:// before it."""
     return Path(re.sub("^file:/+", "/", path.as_posix())) if path.as_posix().startswith("file:/") else path
 
 
@@ -203,7 +201,6 @@ class AddressSource(ImageSource):
 
 
 def file_version(files: Any, file: str) -> int:
-    """Return a number that changes with a file of a file system of fsspec."""
     return int(files.checksum(file)) % 2**62
 
 

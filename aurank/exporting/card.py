@@ -84,7 +84,6 @@ def _template(name: str) -> Template:
 
 
 def _training_facts(config: Config, state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what cards say of the training of a model."""
     model, backbone, begun = config.model, config.model.backbone, _begun(config)
     head = "without its projection" if model.discard_head else f"{model.head_layers}-layer projection to {model.dim}"
     timm: Any = importlib.import_module("timm")
@@ -101,7 +100,6 @@ def _training_facts(config: Config, state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _begun(config: Config) -> str:
-    """Return what weights training began with."""
     model = config.model
     if model.init_from is not None:
         return "the weights of another run"
@@ -115,5 +113,4 @@ def _code(text: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return the text with everything that Markdown or HTML would take for mark-up written out."""
     return "".join(f"\\{each}" if each in "\\`*_[]<>#|&" else each for each in one_line(text))

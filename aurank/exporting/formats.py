@@ -36,8 +36,6 @@ _BETWEEN = ("Add", "Relu", "Clip", "MaxPool")
 
 @dataclass(frozen=True, eq=False)
 class TrainedEncoder:
-    """What is exported."""
-
     encoder: Encoder  # in evaluation mode, on the CPU
     config: ModelConfig  # that built it
     pipeline: Pipeline  # the transform of its images
@@ -102,14 +100,12 @@ def write_weights(model: TrainedEncoder, path: Path) -> None:
 
 
 def save_weights(module: nn.Module, path: Path, **metadata: str) -> None:
-    """Write the weights of a module as a file of safetensors."""
     state = {name: value.detach().contiguous().clone() for name, value in module.state_dict().items()}
     with replacing(path) as file:
         file.write(save(state, metadata={"format": "pt", **metadata}))
 
 
 def _trace(model: TrainedEncoder) -> torch.export.ExportedProgram:
-    """Return the program of a `Portable`, for batches of any size."""
     portable = Portable(model.encoder, model.pipeline).eval().requires_grad_(False)
     example = torch.zeros(2, model.pipeline.channels, *model.pipeline.size, dtype=torch.uint8)
     with _quiet():

@@ -90,7 +90,6 @@ class _Tests:
 
 
 def read_lines(path: Path) -> list[Line]:
-    """Return the lines of a benchmark that were collected into a file."""
     with reading(path, "the lines of a benchmark"):
         lines: list[Line] = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         if not lines or lines[0]["kind"] != "benchmark":
@@ -99,7 +98,6 @@ def read_lines(path: Path) -> list[Line]:
 
 
 def blocks_of(lines: Sequence[Line]) -> list[SettingTable]:
-    """Return what lines say of each setting; a seed counts where its tests of all splits are there."""
     about, queries = lines[0], {line["split"]: line["queries"] for line in lines if line["kind"] == "split"}
     if not queries:
         return []
@@ -140,14 +138,12 @@ def _block(
 
 
 def _corrected(rows: Sequence[MethodRow], key: str) -> dict[str, float]:
-    """Return the p-values of the methods, corrected for their number."""
     found = {row.name: getattr(row.difference, key) for row in rows if row.difference and row.seeds}
     found = {name: p_value for name, p_value in found.items() if p_value is not None}
     return dict(zip(found, holm([*found.values()]).tolist(), strict=True))
 
 
 def _chosen(lines: Sequence[Line], setting: str) -> dict[str, str]:
-    """Return the values that each method chose, the lowest and the highest of several splits."""
     held: dict[str, list[Line]] = defaultdict(list)
     for line in lines:
         if line["kind"] == "choice" and line["setting"] == setting:
@@ -214,7 +210,6 @@ def to_markdown_tables(blocks: Sequence[SettingTable], setting: str | None = Non
 
 
 def to_latex_tables(blocks: Sequence[SettingTable]) -> str:
-    """Return the tables of all settings for LaTeX with booktabs."""
     return "\n\n".join(latex_table(*cells_of(block)) for block in blocks)
 
 
@@ -222,7 +217,6 @@ def to_latex_tables(blocks: Sequence[SettingTable]) -> str:
 
 
 def benchmark_page(lines: Sequence[Line], blocks: Sequence[SettingTable]) -> str:
-    """Return the page of a benchmark as HTML text: a table and pictures of both intervals for each setting."""
     about, done = lines[0], [line for line in lines if line["kind"] in ("choice", "run", "untrained")]
     tests = [
         f"{line['split']}: {sum(line['queries']):,} images of {len(line['classes']):,} classes"

@@ -63,7 +63,6 @@ def svg(draw: Callable[[Axes], None], described: str, *, size: tuple[float, floa
 
 
 def png(draw: Callable[[Axes], None]) -> bytes:
-    """Return a picture of 960 x 720 pixels; `draw` gets its axes."""
     # A figure of its own: pyplot would keep it alive, and choose a backend that may want a screen.
     figure = Figure(figsize=(6.4, 4.8), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)

@@ -98,7 +98,6 @@ def _won_and_lost(
 
 
 def _classes(reports: Mapping[str, Report], metric: str) -> dict[str, Any] | None:
-    """Return the mean of each class under each model, the most changed first."""
     first = next(iter(reports.values()))
     if "label" not in first.per_query:
         return None

@@ -13,8 +13,6 @@ from aurank.reporting.pictures import Pictures
 
 @dataclass(frozen=True)
 class Item:
-    """One image of a grid."""
-
     path: str
     label: str
     picture: str | None
@@ -38,8 +36,6 @@ class GridRow:
 
 @dataclass(frozen=True)
 class Grid:
-    """Some queries with their lists, under one heading."""
-
     title: str
     explained: str
     rows: list[GridRow]
@@ -80,7 +76,6 @@ def query_names(report: Report) -> np.ndarray:
 
 
 def gallery_names(report: Report) -> np.ndarray:
-    """Return the class of each gallery row as text."""
     return _text(report.gallery, report.num_gallery)
 
 

@@ -19,7 +19,6 @@ Points = Float64[np.ndarray, "point 2"]
 
 
 def draw_maps(report: Report, embeddings: Float[Rows, "query dim"]) -> dict[str, Markup]:
-    """Return the map of the embeddings of all queries as SVG text, by the sentence that says what it is."""
     some = _sample(report, POINTS)
     points, part = principal(_rows(report, embeddings, some))
     axes = [f"component {place} ({share:.0%} of the variance)" for place, share in enumerate(part.tolist(), 1)]
@@ -42,7 +41,6 @@ def _sample(report: Report, most: int) -> np.ndarray:
 
 
 def _rows(report: Report, embeddings: Rows, some: np.ndarray) -> Float64[np.ndarray, "point dim"]:
-    """Return some queries' rows, by the cosine those of length 1."""
     rows = np.asarray(embeddings[report.per_query["query"][some]], np.float64)
     return rows / np.linalg.norm(rows, axis=1, keepdims=True) if report.distance == "cosine" else rows
 
@@ -50,7 +48,6 @@ def _rows(report: Report, embeddings: Rows, some: np.ndarray) -> Float64[np.ndar
 def _drawn(
     report: Report, some: np.ndarray, points: Points, placed: str, axis_names: Sequence[str]
 ) -> dict[str, Markup]:
-    """Return the map by what it is."""
     names, count = query_names(report)[some], len(report.per_query["query"])
     by_class = 1 < len(set(names.tolist())) <= MOST_COLOURS
     classes, values = names if by_class else None, report.per_query["ap"][some]

@@ -74,6 +74,5 @@ def thumbnail(pixels: UInt8[np.ndarray, "height width channel"], side: int = SID
 
 
 def _encode(pixels: np.ndarray) -> str:
-    """Return the thumbnail of pixels as a data URI."""
     kind, content = thumbnail(pixels)
     return f"data:{kind};base64,{base64.b64encode(content).decode()}"

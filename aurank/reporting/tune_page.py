@@ -57,7 +57,6 @@ def _course(axes: Axes, lines: Sequence[Line]) -> None:
 
 
 def _around(values: Sequence[float]) -> tuple[float, float]:
-    """Return limits of an axis that show the better part well, whatever the worst values are."""
     low, high = float(np.quantile(values, 0.2)), max(values)
     room = max(high - low, 1e-3) * 0.15
     return low - room, high + room

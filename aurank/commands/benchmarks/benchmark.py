@@ -148,13 +148,11 @@ class BenchmarkRun:
 
     @property
     def total(self) -> int:
-        """The number of units, known or not."""
         trainings = len(self._pairs) * (self.spec.seeds + (self.spec.trials > 0))
         return len(self.splits) * (len(self.spec.without_training) + trainings)
 
     @property
     def done(self) -> int:
-        """The number of units that are done, by whatever process."""
         return sum(self.line_of(unit) is not None for unit in self.known_units())
 
     def _path_of(self, unit: Unit) -> Path:
@@ -170,7 +168,6 @@ class BenchmarkRun:
         return self.out / "units" / f"{digest[:32]}.json"
 
     def line_of(self, unit: Unit) -> Line | None:
-        """Return the line of a unit; None where nobody has done it."""
         path = self.path_of(unit)
         if path not in self._lines and path.exists():
             with reading(path, "a unit of a benchmark", remedy="remove it"):
@@ -281,7 +278,6 @@ class BenchmarkRun:
 
 
 def _tested(report: Report) -> Line:
-    """Return what a line holds of a test."""
     classes = Classes.of(report.per_query["label"])
     names = [name for name in ("mauprc", "recall@1", "recall@10") if name in report.metrics]
     ap = np.round(classes.means(report.per_query["ap"]), 4).tolist()
@@ -337,7 +333,6 @@ def run_benchmark(
 
 
 def _work_together(benchmark: BenchmarkRun, workers: int, listener: Listener, *given: Any) -> None:
-    """Let processes of their own work, and tell what is done."""
     context = get_context("spawn")
     errors: Any = context.Queue()
     threads = max(1, torch.get_num_threads() // workers)

@@ -285,7 +285,6 @@ def read_veri(place: Place) -> Contents:
 
 
 def _of_folders(place: Place) -> Contents:
-    """Return Market-1501 or VeRi-776 by their three folders."""
     place.require(place.benchmark.files)
     pattern, example = _NAMES[place.benchmark.name]
     roles: tuple[Role, ...] = ("both", "query", "gallery")

@@ -22,8 +22,6 @@ _CHUNK = 2**22
 
 
 class Part(NamedTuple):
-    """The rows of one list or folder of a benchmark, and how many it has as published."""
-
     name: str
     rows: Sequence[Row]
     expected: SplitSize
@@ -50,7 +48,6 @@ class Place:
         return open_source(self.path, prefix=f"{self.prefix}/{folder}".lstrip("/"))
 
     def holds(self, file: str) -> bool:
-        """Return whether a file, or a folder ("name/"), is there."""
         if not file.endswith("/"):
             return self.source.exists(file)
         if isinstance(self.source, FolderSource):
@@ -79,8 +76,6 @@ class Place:
 
 @dataclass(frozen=True)
 class Contents:
-    """What the files of a benchmark say: its parts, what differs, the folder that paths start from."""
-
     parts: Sequence[Part]
     problems: Sequence[str] = ()
     images: str = ""
@@ -163,7 +158,6 @@ def published(name: str, each: str = "") -> Callable[[Callable[..., Contents]], 
 
 
 def locate(benchmark: Benchmark, root: Path, path: str | None = None) -> Place | None:
-    """Return where the benchmark lies below `root`: at `path`, else in the first usual place with a file of it."""
     paths = [root / folder for folder in benchmark.folders] if path is None else [root / path]
     places = [
         Place(benchmark, place, prefix)
@@ -178,13 +172,11 @@ def locate(benchmark: Benchmark, root: Path, path: str | None = None) -> Place |
 
 
 def describe_absence(benchmark: Benchmark, root: Path, path: str | None = None) -> str:
-    """Return which places were tried, where `locate` found nothing."""
     tried = [root / folder for folder in benchmark.folders] if path is None else [root / path]
     return f"{benchmark.title} is not there: none of {', '.join(map(str, tried))} holds it"
 
 
 def summarise(what: str, examples: Sequence[str]) -> list[str]:
-    """Return one line that counts the examples and shows the first few, or nothing where there is none."""
     if not examples:
         return []
     more = f"; and {len(examples) - _EXAMPLES:,} more" if len(examples) > _EXAMPLES else ""

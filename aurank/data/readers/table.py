@@ -150,7 +150,6 @@ def _of_lines(name: str, source: ImageSource, lines: Sequence[Line], *, outside:
 
 
 def _boxes(lines: Sequence[Line]) -> list[tuple[int, int, int, int] | None]:
-    """Return the box of each line, None for the whole image."""
     lacking = [column for column in _BOX if lines and column not in lines[0][1]]
     if not lines or len(lacking) == len(_BOX):
         return [None] * len(lines)
@@ -236,7 +235,6 @@ def _arrow(source: ImageSource, file: str) -> tuple[list[str], Iterator[tuple[in
 
 
 def _arrow_rows(table: Any, header: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
-    """Yield the number of each row of a table of pyarrow, from 1, with its values as text."""
     columns = {name: _texts(table[name]) for name in table.column_names if name in _KNOWN}
     absent = [""] * table.num_rows  # of a column that is ignored
     return enumerate(map(list, zip(*(columns.get(name, absent) for name in header), strict=True)), start=1)

@@ -229,7 +229,6 @@ class Pipeline(ABC):
 
 
 def channels_first(view: View) -> UInt8[Tensor, "channel view_height view_width"]:
-    """Return pixels as a tensor: a copy, since torch warns of arrays that are read-only."""
     return torch.tensor(view).permute(2, 0, 1).contiguous()
 
 

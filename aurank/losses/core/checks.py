@@ -49,7 +49,6 @@ def require_pair(
 
 
 def require_whole(name: str, value: object, *, least: int = 1) -> int:
-    """Return the value; UserError unless it is a whole number of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise UserError(f"{name} must be a whole number >= {least}, got {value!r}")
     return value
@@ -126,5 +125,4 @@ def check_labels_in_range(labels: Tensor, num_classes: int) -> None:
 
 
 def kind_of(value: object) -> str:
-    """Return a tensor's type and shape for a message, the type's name of anything else."""
     return f"{value.dtype} of shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__

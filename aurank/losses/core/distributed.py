@@ -20,8 +20,6 @@ def world_size() -> int:
 
 @dataclass(frozen=True, eq=False)
 class Shares:
-    """Labels and ids of every process's rows, in the order of the ranks, on the host."""
-
     labels: Sequence[Int64[Tensor, " row"]]
     ids: Sequence[Int64[Tensor, " row"]]
 
@@ -95,7 +93,6 @@ class Gather:
 
 
 def exchange_lengths(inputs: Inputs) -> list[list[int]]:
-    """Return each process's numbers of embeddings, references and mined pairs; UserError where kinds differ."""
     mined = inputs.indices_tuple
     is_miner = isinstance(mined, nn.Module)
     tensors = () if mined is None or isinstance(mined, nn.Module) else tuple(mined)
@@ -119,7 +116,6 @@ def exchange_lengths(inputs: Inputs) -> list[list[int]]:
 
 
 def gather_mined(inputs: Inputs, lengths: list[list[int]]) -> Mined:
-    """Return the mined tuples of all processes, their indices moved to where the process's rows are after gathering."""
     mined = inputs.indices_tuple
     if mined is None or isinstance(mined, nn.Module):
         return mined
@@ -177,7 +173,6 @@ def gather_rows(local: Tensor, lengths: list[int], *, views: int = 1) -> Tensor:
 
 
 def in_order(parts: Sequence[Tensor], *, views: int) -> Tensor:
-    """Return the rows of all processes in one, those of all in the first view before those in the next."""
     if views == 1:
         return torch.cat(list(parts))
     by_view = [torch.unflatten(part, 0, (views, len(part) // views)) for part in parts]

@@ -104,8 +104,6 @@ class TakesInputs(metaclass=NamesArguments):
 
 
 class PairLossOptions(TypedDict, total=False):
-    """What every loss takes beside its own arguments, and passes on to `PairLoss`."""
-
     distance: BaseDistance | None
     reducer: BaseReducer | None
     embedding_regularizer: BaseRegularizer | None
@@ -232,8 +230,6 @@ class PairLoss(TakesInputs, BaseMetricLossFunction):  # type: ignore[misc]  # PM
 
 
 class KeyedLossOptions(PairLossOptions, total=False):
-    """What every loss with state per sample takes beside its own arguments, and passes on to `KeyedLoss`."""
-
     views: int
 
 

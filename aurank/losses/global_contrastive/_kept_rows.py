@@ -55,7 +55,6 @@ class TaggedTable(RowTable):
         return True
 
     def check_width(self, embeddings: Float[Tensor, "batch dim"]) -> None:
-        """Raise UserError unless rows are as wide as these embeddings, or not known to have a width yet."""
         if width := self.rows.shape[1]:
             check_width(embeddings, "embedding_size", width)
 
@@ -72,7 +71,6 @@ ROWS = 128  # at a time: a distance compares all with all, of which the diagonal
 def row_similarity(
     distance: BaseDistance, query: Float[Tensor, "row dim"], other: Float[Tensor, "row dim"]
 ) -> Float[Tensor, " row"]:
-    """Return the similarity of each query to the other of its own row, by any PML distance."""
     both = zip(torch.split(query, ROWS), torch.split(other, ROWS), strict=True)
     similarity = torch.cat([distance(*each).diagonal() for each in both])
     return similarity if distance.is_inverted else -similarity

@@ -63,7 +63,6 @@ class Gamma(nn.Module):
         self.progress_known = constant
 
     def set_progress(self, *, step: int, steps: int, epoch: int, epochs: float) -> None:
-        """Set γ to that of this step (of `steps`) and epoch (of `epochs`), both counted from 0."""
         self.progress_known = True
         if self.schedule == "constant":
             return
@@ -105,8 +104,6 @@ class Levels(nn.Module):
 
 
 class NormalizedLossOptions(KeyedLossOptions, total=False):
-    """What every loss with such a normaliser takes beside its own arguments, and passes on to `NormalizedLoss`."""
-
     gamma_every: Every
     gamma_decay: Number
 
@@ -181,7 +178,6 @@ class NormalizedLoss(KeyedLoss):
 
 
 def mean_of_all(values: EntryValues, *, logarithms: bool = False) -> Float[Tensor, ""]:
-    """Return the mean of the finite entries, or the log mean of exp; the same bits in any order, and 0 without any."""
     if len(values) == 0:
         return values.new_zeros(())
     index = torch.zeros(len(values), dtype=torch.int64, device=values.device)

@@ -85,7 +85,6 @@ class Prototypes(Counters, FullPrecision):
 
     @torch.no_grad()
     def take_in(self, seen: Seen, *, restart: bool) -> None:
-        """Count the batch, start anew from it if `restart`, and put its references into the queue."""
         if seen.empty:
             return
         size = len(self.queue)

@@ -20,7 +20,6 @@ TABLE_BYTES = {"cpu": 2**24, "gpu": 2**28}
 
 
 def rows_at_a_time(proposals: int, device: torch.device) -> int:
-    """Return how many chains to run together, so that the work space stays below 64 MB (1 GB on a GPU)."""
     limit = TABLE_BYTES["cpu" if device.type == "cpu" else "gpu"]
     return max(1, limit // (4 * (proposals + 1) * proposals.bit_length()))
 
@@ -101,8 +100,6 @@ OutsideState = Literal["stored", "restart", "reencode"]
 
 
 class Walk(NamedTuple):
-    """Where the chains of a batch spent the steps that are kept."""
-
     steps: Float[Tensor, "query reference"]  # how many at each reference
     outside_steps: Float[Tensor, " query"]  # how many at a state that is not in the batch
     outside: Float[Tensor, " query"]  # the similarity to that state, with its graph to the query
@@ -110,8 +107,6 @@ class Walk(NamedTuple):
 
 
 class Chains(nn.Module):
-    """The chains of all samples."""
-
     def __init__(
         self,
         num_samples: int,
@@ -142,7 +137,6 @@ class Chains(nn.Module):
         self.table = TaggedTable(num_samples, (embedding_size or 0) if self.keeps_embedding else int(official))
 
     def check_width(self, embeddings: Float[Tensor, "batch dim"]) -> None:
-        """Raise UserError unless embeddings are as wide as those that are kept, if any are."""
         if self.keeps_embedding:
             self.table.check_width(embeddings)
 

@@ -58,8 +58,6 @@ class CLIPLoss(PairLoss):
 
 
 class Bias(FullPrecision):
-    """A number, a parameter where it is learnable."""
-
     def __init__(self, start: Number, *, learnable: bool) -> None:
         super().__init__()
         self.start = require_number("bias", start, "(-inf, inf)")

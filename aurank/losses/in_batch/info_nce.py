@@ -13,12 +13,10 @@ from aurank.losses.core.temperature import AnyTemperature, attraction, log_mean_
 
 
 def log_sum_exp(pairs: Pairs, temperature: float) -> Float[Tensor, " query"]:
-    """Return log Σ exp(s⁻/τ) over each query's negatives in the batch; 0 for a query without any."""
     return log_mean_exp(pairs, temperature) + logarithm(pairs.negative_count, pairs.similarity)
 
 
 def logarithm(count: Tensor, like: Tensor) -> Tensor:
-    """Return the logarithm of each count, in the precision of another tensor; 0 for a count of 0."""
     return count.clamp(min=1).to(like.dtype).log()
 
 

@@ -28,7 +28,6 @@ def bin_position(
 def soft_histogram(
     similarity: Float[Tensor, "query item"], wanted: Bool[Tensor, "query item"], *, num_bins: int, limits: Limits
 ) -> Float[Tensor, "query bin"]:
-    """Return how many of the wanted similarities each bin holds, in shares of them."""
     first, share = bin_position(similarity, num_bins=num_bins, limits=limits)
     column = first.masked_fill(~wanted, num_bins)  # what is not wanted goes to a column of its own
     empty = share.new_zeros(len(share), num_bins + 1)
@@ -48,7 +47,6 @@ def average_precision(
 
 
 def default_limits(distance: BaseDistance) -> Limits:
-    """Return the similarity of opposite and of equal unit vectors: (-1, 1) for cosine, (-4, 0) for squared distance."""
     unit = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
     same, opposite = distance(unit, torch.cat([unit, -unit]))[0].tolist()
     limits = (opposite, same) if distance.is_inverted else (-opposite, -same)

@@ -126,7 +126,6 @@ class RecallAtKLoss(PairLoss):
 
 
 def check_cuts(k: Sequence[int]) -> tuple[int, ...]:
-    """Return the cuts; UserError unless they are at least one whole number > 0."""
     cuts = tuple(k) if isinstance(k, Sequence) else ()
     if not cuts or any(not isinstance(cut, int) or isinstance(cut, bool) or cut < 1 for cut in cuts):
         raise UserError(f"k must be whole numbers > 0, as (1, 2, 4), got {k!r}")

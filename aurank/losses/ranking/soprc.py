@@ -235,7 +235,6 @@ class SOPRCLoss(PairLoss):
 
 
 def check_class_counts(class_counts: Tensor | Iterable[Any]) -> Int64[Tensor, " class"]:
-    """Return the counts as integers on the host; UserError unless they are one non-negative number per class."""
     expected = "class_counts must be one whole number per class, images of class 0, 1, …, such as np.bincount(labels)"
     if isinstance(class_counts, Mapping) or not isinstance(class_counts, Tensor | Iterable):
         raise UserError(f"{expected}; got {class_counts!r}")

@@ -48,20 +48,16 @@ class BoundedRanks:
 
 
 def ascending(positives: Positives) -> Float[Tensor, "query width"]:
-    """Return each query's positive scores in order, behind as many minus infinities as there are paddings."""
     return positives.similarity.detach().masked_fill(~positives.mask, -torch.inf).sort(dim=1).values
 
 
 def count_ahead(
     scores: Float[Tensor, "query width"], others: Float[Tensor, "query other"]
 ) -> Float[Tensor, "query width"]:
-    """Return for each score how many of the others, which ascend, are at least as high; there is no gradient."""
     return at_least(scores.detach(), others).to(scores.dtype)
 
 
 class BoundedRankOptions(PairLossOptions, total=False):
-    """What the losses of bounded ranks take beside their own arguments."""
-
     slope: Number
     delta: Number
     jump: Number

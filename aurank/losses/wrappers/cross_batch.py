@@ -23,8 +23,6 @@ TAKEN_BY_PML = {*pml_losses.CrossBatchMemory.supported_losses(), "MultipleLosses
 
 
 class Fill(NamedTuple):
-    """The next row to be written, how many rows are in use, and calls in training mode."""
-
     position: int
     filled: int
     calls: int
@@ -300,7 +298,6 @@ def with_keys(inputs: Inputs, is_key: Tensor) -> Inputs:
 
 
 def rows_to_store(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return embeddings, labels and ids that go into the memory: the keys, or else the batch."""
     if inputs.ref_emb is None or inputs.ref_labels is None:
         return inputs.embeddings, inputs.labels, inputs.ids
     return inputs.ref_emb, inputs.ref_labels, inputs.ref_ids

@@ -123,7 +123,6 @@ def narrowed(inputs: Inputs, width: int) -> Inputs:
 
 
 def batch_alone(inputs: Inputs) -> Inputs:
-    """Return the inputs without references; of what was mined among them, what is within the batch."""
     if inputs.is_self_set:
         return inputs
     mined = inputs.indices_tuple
@@ -135,7 +134,6 @@ def batch_alone(inputs: Inputs) -> Inputs:
 
 
 def for_some(argument: str, values: Any, losses: Any) -> dict[str, Any]:
-    """Return the values that are not None by the names of losses; UserError for a name of none."""
     given = {} if values is None else by_name(argument, values, losses)
     named = by_name("losses", losses, losses)
     if not set(given) <= set(named):

@@ -76,7 +76,6 @@ class PMLLoss(TakesInputs, nn.Module):
 
 
 def call_loss(loss: nn.Module, inputs: Inputs) -> Any:
-    """Return any loss of the inputs, whose miner was asked; aurank's takes them whole."""
     if isinstance(loss, TakesInputs):
         return loss.compute(inputs)
     if "ids" in inspect.signature(loss.forward).parameters:
@@ -111,7 +110,6 @@ def mined_among(mined: Sequence[Tensor], wanted: Bool[Tensor, "query reference"]
 
 
 def all_pairs(inputs: Inputs, wanted: Bool[Tensor, "query reference"]) -> tuple[Tensor, ...]:
-    """Return (anchor, positive, anchor, negative) of every pair of the batch with its references that is wanted."""
     given = inputs.labels if inputs.ref_labels is None else inputs.ref_labels
     labels, ref_labels = (to_device_of(wanted, each) for each in (inputs.labels, given))
     same = labels[:, None] == ref_labels

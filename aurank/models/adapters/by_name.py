@@ -134,7 +134,6 @@ def keep_model(model: ImageModel, folder: Path) -> str:
 
 
 def _network(kind: str, model: ImageModel) -> nn.Module:
-    """Return the module whose weights a library names as its own files do."""
     return model.module.model if kind in ("open_clip", "transformers") else model.module  # type: ignore[return-value]
 
 

@@ -52,7 +52,6 @@ class StoredTransform:
 
 
 def pack_preprocessing(pipeline: Pipeline, *, dim: int, is_inside: bool, is_unit: bool = True) -> str:
-    """Return what a model's file says of its input and output, as JSON for programs and people."""
     channels = pipeline.channels
     names = {kind: name for name, kind in TRANSFORMS.items()}
     outside = "(value / 255 - mean) / std, by channel, made outside"
@@ -85,7 +84,6 @@ def unpack_preprocessing(text: str, source: str) -> StoredTransform:
 
 
 def describe_steps(pipeline: Pipeline) -> list[str]:
-    """Return what is done to an image before it is normalised, in words, to the pixel."""
     size, by = pipeline.size, pipeline.interpolation
     mode, canvas = crop_of(pipeline)
     (height, width), (tall, wide) = size, canvas
@@ -120,7 +118,6 @@ def crop_of(pipeline: Pipeline) -> tuple[str, tuple[int, int]]:
 
 
 def safetensors_model(name: str, what: str, options: Options, allow_code: bool) -> ImageModel:
-    """Return the encoder of a file that `aurank export --to safetensors` wrote."""
     require_ordinary(Path(what))
     with reading(name, "weights that aurank export wrote", remedy=_REMEDY):
         with safe_open(what, framework="pt") as file:
@@ -148,7 +145,6 @@ class _File(nn.Module):
 
 
 def torchexport_model(name: str, what: str, options: Options, allow_code: bool) -> ImageModel:
-    """Return a program that `aurank export --to torchexport` wrote, with the preprocessing that lies beside it."""
     require_ordinary(Path(what))
     beside = Path(what).with_name(PROGRAM_PREPROCESSING)
     logger = logging.getLogger("torch.export")  # which shows a damaged file's traceback before it raises
@@ -188,7 +184,6 @@ def onnx_model(name: str, what: str, options: Options, allow_code: bool) -> Imag
 
 
 def _transform_of(name: str, session: Any, options: Options) -> tuple[Transform, int]:
-    """Return how an image is made ready for the graph, and its channels."""
     shapes = [one.shape for one in session.get_inputs()]
     batch, channels, *sides = shapes[0]
     fixed = [side for side in sides if isinstance(side, int)] or [224]

@@ -131,7 +131,6 @@ def no_code_of_hubs(allow_code: bool = False) -> Iterator[None]:
 
 
 def describe_adapter(library: ModuleType, what: str, options: Mapping[str, Any], transform: object) -> str:
-    """Return all that decides an embedding beside the weights, in words."""
     version = getattr(library, "__version__", "?")
     stable = re.sub(r" at 0x[0-9a-fA-F]+", "", repr(transform))  # addresses in memory differ from run to run
     return f"{library.__name__} {version} {what} {dict(sorted(options.items()))} {stable}"

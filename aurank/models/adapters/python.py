@@ -18,7 +18,6 @@ from aurank.models.image_model import ImageModel, standard_transform
 
 
 def python_model(name: str, what: str, options: Options, allow_code: bool) -> ImageModel:
-    """Return what the function named `module:function` returns, with its transform or the usual one."""
     place, _, function = what.partition(":")
     # As `python -m` would: one's own module usually lies in the folder that the command is given in.
     sys.path.insert(0, str(Path.cwd()))

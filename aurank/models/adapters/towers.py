@@ -46,7 +46,6 @@ class ImageTower(nn.Module):
 
 
 def is_tower(name: str) -> bool:
-    """Return whether a backbone is named as one of open_clip or transformers."""
     return name.partition(":")[0] in _TOWERS
 
 
