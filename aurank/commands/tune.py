@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from filelock import FileLock, Timeout
+from filelock import FileLock
 
 from aurank.config import Config, dump_config
 from aurank.config.load import read_mapping
@@ -29,7 +29,7 @@ from aurank.embedding.named import read_whole
 from aurank.embedding.select_images import class_folds, require_distinct
 from aurank.errors import Diverged, UserError
 from aurank.extras import import_library
-from aurank.files import reading, write_text
+from aurank.files import InUse, claimed, reading, write_text
 from aurank.names import meant, nearest, signature
 from aurank.ranges import Range, range_of, ranges_of
 from aurank.reporting.tune_page import tune_page
@@ -74,7 +74,6 @@ def tune(
     folds: int = 3,
     by: ValidationUnit = "class",
     seed: int = 0,
-    storage: str | None = None,
     listener: Callable[[Line], None] | None = None,
 ) -> Tuned:
     """Search the settings with the best mean validation mAUPRC over class-disjoint folds of the training classes.
@@ -90,7 +89,6 @@ def tune(
         trials: how many in all, over all processes.
         by: what a fold holds out whole, "class" or "super_category".
         seed: of the folds and of the search; trainings have the configuration's own.
-        storage: URL of an Optuna storage, in place of study.log; the locks of trials stay in ``out``.
         listener: called at a trial's end with its number, state, value, folds, settings, error, and the best value.
 
     Raises:
@@ -113,7 +111,7 @@ def tune(
     training = whole.select(whole.splits != "test")
     fold = class_folds(training, folds, by=by, seed=seed)
     data = [dataclasses.replace(training, splits=np.where(fold == each, "val", "train")) for each in range(folds)]
-    search = _Search(config, out, searched, data, trials, seed, storage)
+    search = _Search(config, out, searched, data, trials, seed)
     search.require_same({"folds": folds, "by": by, "seed": seed, "images": training.sha256[:16]})
     while (trial := search.next()) is not None:
         line = search.run(trial)
@@ -208,18 +206,17 @@ class _Search:
     data: Sequence[Manifest]
     trials: int
     seed: int
-    storage: Any
 
     def __post_init__(self) -> None:
-        config, out, storage, file = self.config, self.out, self.storage, self.out / "study.log"
+        config, out, file = self.config, self.out, self.out / "study.log"
         self.optuna = optuna = import_library("optuna", "aurank tune")
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         out.mkdir(parents=True, exist_ok=True)
         self.turn = FileLock(out / ".turn.lock")  # held while trials begin and end
-        with self.turn, reading(storage or file, "the study of a search", remedy="name another --out"):
-            if storage is None:  # Optuna's own lock would outlive a process that is killed
-                backend = optuna.storages.journal.JournalFileBackend(str(file), FileLock(out / ".study.lock"))
-                storage = optuna.storages.JournalStorage(backend)
+        with self.turn, reading(file, "the study of a search", remedy="name another --out"):
+            # Optuna's own lock would outlive a process that is killed
+            backend = optuna.storages.journal.JournalFileBackend(str(file), FileLock(out / ".study.lock"))
+            storage = optuna.storages.JournalStorage(backend)
             kind = {"study_name": f"aurank {out.resolve().name}", "direction": "maximize", "load_if_exists": True}
             self.study = optuna.create_study(storage=storage, pruner=optuna.pruners.MedianPruner(), **kind)
         self.spaces = {key: self._space(each) for key, each in self.ranges.items()}
@@ -272,8 +269,7 @@ class _Search:
 
     def _is_lost(self, trial: Any) -> bool:
         if trial.state.name == "RUNNING":
-            self._folder(trial).mkdir(exist_ok=True)
-            with suppress(Timeout), FileLock(self._folder(trial) / ".lock", timeout=0):
+            with suppress(InUse), claimed(self._folder(trial)):
                 shutil.rmtree(self._folder(trial), ignore_errors=True)
                 self.study.tell(trial.number, state=self.optuna.trial.TrialState.FAIL)
                 return True
@@ -296,9 +292,8 @@ class _Search:
             values = {key: json.dumps(value) for key, value in self.own.items()}
         trial.set_user_attr("place", place)
         trial.set_user_attr("settings", {key: str(value) for key, value in values.items()})
-        self._folder(trial).mkdir(exist_ok=True)
-        self.lock = FileLock(self._folder(trial) / ".lock", timeout=0)
-        self.lock.acquire()
+        self.claim = claimed(self._folder(trial))
+        self.claim.__enter__()
         return trial
 
     def _folder(self, trial: Any) -> Path:
@@ -322,8 +317,8 @@ class _Search:
             value = float(np.mean(values)) if state == "COMPLETE" else None
             with self.turn:
                 self.study.tell(trial, value, state=self.optuna.trial.TrialState[state])
-                self.lock.release()
                 shutil.rmtree(self._folder(trial), ignore_errors=True)
+                self.claim.__exit__(None, None, None)
         lines = self.lines()
         line = next(line for line in lines if line["number"] == _place(trial) + 1)
         return {**line, "best": max((line["value"] for line in lines if line["value"] is not None), default=None)}
