@@ -129,9 +129,7 @@ _IMAGES = {
     ),
     "split": _shared(str | None, "train, val, test or all; default: test, to mine train, for an index all."),
     "protocol": _shared(str | None, "A named protocol, such as sop; its data is in --root."),
-    "root": _shared(Path | None, "Folder of the protocol's data, or the one that paths of tables start from."),
-    "query": _shared(Path | None, "Table (csv, parquet) of the queries; needs --gallery.", callback=reads),
-    "gallery": _shared(Path | None, "Table (csv, parquet) of the gallery.", callback=reads),
+    "root": _shared(Path | None, "Folder of the protocol's data."),
     "seeds": _shared(str | None, "Seeds of a protocol's draws, such as 0,1,2."),
 }
 # How a model is run.
@@ -155,7 +153,7 @@ _FIRST = "Options"
 _HEADINGS = {
     "Arguments": (),
     _FIRST: ("model", "data", "split", "out", "k", "labels", "metrics", "recall_at", "baselines", "device", "batch"),
-    "Which images": ("protocol", "root", "query", "gallery", "seeds"),
+    "Which images": ("protocol", "root", "seeds"),
     "How embeddings are compared": (
         *("distance", "ties", "postprocess", "fit_on", "index", "dims", "precision", "rescore"),
         *("intervals", "seed", "backend", "max_memory"),

@@ -57,7 +57,7 @@ def probe_model(
         raise UserError(f"--protocol: expected {' or '.join(PROBES)}, each once; got {', '.join(protocols) or 'none'}")
     if k is not None and "knn" not in protocols:
         raise UserError(f"--k {k} goes with --protocol knn")
-    if images.find_protocol() is not None or images.query is not None:
+    if images.find_protocol() is not None:
         raise UserError(f"{images.given[0]} has no use here: a probe takes its rows from the splits of --data")
     options: dict[str, dict[str, Any]] = {name: {} for name in protocols}
     if "knn" in options:
@@ -93,10 +93,7 @@ def _check_probes(
     seeds: Sequence[int] | None,
     running: RunOptions,
 ) -> None:
-    """Raise UserError where the probes cannot be; a linear probe that the labels forbid goes from `options` instead.
-
-    So what can be had is had. It alone is refused for its labels only; other mistakes are the caller's.
-    """
+    """Raise UserError where the probes cannot be; of several, a linear probe that the labels forbid is left out."""
     if seeds is not None and test_labels is not None and "linear_probe" not in options:
         raise UserError(f"--seeds {','.join(map(str, seeds))}: k-NN draws nothing where a training split is given")
     split = split_labels(labels, test_labels, seeds=seeds)

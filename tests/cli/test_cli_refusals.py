@@ -49,7 +49,6 @@ REFUSED = {
     f"{TIMM} --data folder:photos --device cuda:77": "cpu always can",
     f"{TIMM} --data folder:photos --no-cache --cache y": "exclude each other",
     f"{TIMM} --protocol sop --root .": "Stanford_Online_Products",
-    f"{TIMM} --query one.csv": "go together",
     f"{TREC}": "a.run: there is no such file or folder",
     "evaluate --model trec:one.csv --out x": "needs the judgements: give the file of qrels as --labels FILE",
     f"{LISTS} --data folder:photos": "--data folder:photos has no use with --model trec:one.csv",
