@@ -16,10 +16,7 @@ CONFIG = "digits/soprc"
 def demo(
     out: Path, *, listener: Callable[[str, dict[str, Any]], None] | None = None
 ) -> tuple[dict[str, dict[str, float]], int | None]:
-    """Return metrics on the test digits, untrained, of raw pixels and trained; or the signal that ended training.
-
-    Trains ``digits/soprc`` into ``out/run``, or goes on with what is there, and writes ``out/demo.json``.
-    """
+    """Return metrics on the test digits, untrained, of raw pixels and trained; or the signal that ended training."""
     from aurank.training import read_config, train
 
     config = read_config(shipped_configs()[CONFIG])

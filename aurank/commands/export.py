@@ -180,7 +180,6 @@ def export_model(
 
 
 def _require_expressible(to: str, config: Config) -> None:
-    """Raise UserError where a format cannot hold a model; timm has a backbone, its own pooling and one linear layer."""
     model, reason = config.model, ""
     remedy = "export it as onnx, torchexport or safetensors"
     if config.data.channels not in COLOURS:
@@ -269,10 +268,6 @@ def _compare(
 
 
 def _calibration(prepared: PreparedModel, trained: Config, *, is_own: bool) -> list[np.ndarray]:
-    """Return batches of uint8 pixels of training images, evenly over their list.
-
-    is_own: whether the images of the check are of the data that the model was trained on.
-    """
     training = (None if is_own else _trained_on(trained)) or training_images(prepared)
     if training is None:
         name = prepared.dataset.manifest.name

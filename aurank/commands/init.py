@@ -184,14 +184,12 @@ def _divided(given: Manifest, read: Any) -> tuple[Manifest, Section]:
 
 
 def _fraction(manifest: Manifest) -> float:
-    """Return the part of the training classes to hold out: none where few are left, or two images of none of them."""
     train = manifest.split("train")
     is_enough = "val" not in manifest.split_sizes and len(train.classes) >= 8
     return HELD_OUT if is_enough and not _without_pairs(train.split_validation(HELD_OUT, seed=0)) else 0.0
 
 
 def _without_pairs(manifest: Manifest) -> list[str]:
-    """Return the splits in which no image finds another of its class, by another camera where there are any."""
     return sorted(manifest.split_sizes.keys() - {split for split, _ in classes_with_pairs(manifest)})
 
 

@@ -149,7 +149,6 @@ def declared_ranges(config: Config) -> dict[str, Range]:
 
 
 def searched_ranges(config: Config, others: Ranges) -> dict[str, Range]:
-    """Return the declared ranges with others in their place or beside them; UserError names one that does not fit."""
     ranges = declared_ranges(config)
     for key, each in others.items():
         if each is None and key not in ranges:
@@ -164,7 +163,6 @@ def searched_ranges(config: Config, others: Ranges) -> dict[str, Range]:
 
 
 def read_ranges(file: Path) -> dict[str, Range | None]:
-    """Return the ranges in a YAML file by their keys, None for null; UserError names the key of a wrong one."""
     ranges: dict[str, Range | None] = {}
     for key, value in read_mapping(file, {}, "ranges such as optim.lr: [1e-4, 1e-2, log]").items():
         with reading(f"{file}: {key}", "a range"):
@@ -198,8 +196,6 @@ def value_of(config: Config, key: str) -> Any:
 
 @dataclass
 class _Search:
-    """The trials of a study, each at a place from 0 on; one whose process was killed is done again at its place."""
-
     config: Config
     out: Path
     ranges: dict[str, Range]
@@ -250,7 +246,6 @@ class _Search:
             raise UserError(f"{self.out} holds another search (saved != given): {'; '.join(differing)}; {remedy}")
 
     def next(self) -> Any:
-        """Return a trial to run; None once all have ended, those of other processes too."""
         while True:
             with self.turn:
                 everyone = self.study.get_trials(deepcopy=False)

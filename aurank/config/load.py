@@ -79,7 +79,6 @@ def load_data_config(
 
 
 def load_section(schema: type[Any], path: Path) -> Any:
-    """Return what a YAML file says as one of the `Strict` models, checked like ``load_config`` does."""
     return _load(schema, path, (), {}, lambda _: ())
 
 
@@ -166,7 +165,6 @@ def _apply_overrides(tree: Tree, overrides: Sequence[str], origins: dict[KeyPath
 
 
 def read_mapping(path: Path, origins: dict[KeyPath, str], holds: str = _SECTIONS) -> Tree:
-    """Return the mapping in a YAML file; `origins` gets where each part stands."""
     with reading(path, "a configuration", remedy="mend it"):
         if not path.exists():
             known = [*shipped_configs(), *map(str, path.parent.glob("*.yaml"))]

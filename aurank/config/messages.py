@@ -72,7 +72,6 @@ def lines_of(
 
 
 def _within(where: KeyPath, tree: Any) -> KeyPath:
-    """Return the beginning of a path that leads somewhere: the rest names a member of a union."""
     for length, part in enumerate(where):
         if not (part in tree if isinstance(tree, dict) else isinstance(tree, list) and isinstance(part, int)):
             return where[:length]
@@ -132,7 +131,6 @@ def dotted(path: KeyPath) -> str:
 
 
 def show(value: Any) -> str:
-    """Return a value as the user would write it in YAML, on one line of bounded length."""
     return shorten(repr(value) if isinstance(value, str) else json.dumps(value, default=repr))
 
 

@@ -512,7 +512,6 @@ def known_keys() -> dict[str, FieldInfo]:
 
 
 def _keys(annotation: Any, path: str) -> Iterator[tuple[str, FieldInfo]]:
-    """Yield the keys of the sections that an annotation is made of."""
     if inspect.isclass(annotation) and issubclass(annotation, BaseModel):
         for name, field in annotation.model_fields.items():
             yield path + name, field

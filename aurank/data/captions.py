@@ -120,7 +120,6 @@ def _joined(tokens: Sequence[int], pair: Pair, token: int) -> list[int]:
 
 
 def _learn_merges(counts: Mapping[bytes, int], most: int) -> list[Pair]:
-    """Return up to `most` merges, each of the pair that is then the most frequent; the lowest among equals."""
     words = [[_FIRST_BYTE + value for value in word] for word in counts]
     weights = list(counts.values())
     frequency: Counter[Pair] = Counter()

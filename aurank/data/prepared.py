@@ -124,8 +124,6 @@ def _region_keys(regions: Iterable[str]) -> list[bytes]:
 
 
 class PreparedImages:
-    """The images of a folder that `prepare_images` wrote; UserError where there are none."""
-
     def __init__(self, folder: Path) -> None:
         import pyarrow
 
@@ -237,8 +235,6 @@ class PreparedImages:
 
 
 class PreparedRows:
-    """The prepared images of a manifest, by row. The file is mapped in each process that reads from it."""
-
     def __init__(self, images: PreparedImages, manifest: Manifest, places: Int64[np.ndarray, " image"]) -> None:
         self.folder, self.how, self._names = images.folder, images.how, manifest.regions
         self._records = images.records[places]
@@ -353,10 +349,7 @@ def prepare_images(
     max_pixels: int = MAX_PIXELS,
     progress: Progress | None = None,
 ) -> PreparedResult:
-    """Prepare the images of a manifest, those of them that are not in the folder yet, or changed, or damaged there.
-
-    One process at a time may write into a folder; a killed one is gone on with, and so is one whose disk was full.
-    """
+    """Prepare the images of a manifest that are not in the folder yet, or changed, or damaged there."""
     report: Progress = progress or (lambda stage, done, total: None)
     first: dict[str, int] = {}
     for row, region in enumerate(manifest.regions):  # of texts and roles, an image may have several rows

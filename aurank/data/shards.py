@@ -35,8 +35,6 @@ _PAIRS = ("positives", "ignored")  # lists of gallery rows, by query
 
 @dataclass(frozen=True)
 class EmbeddingPart:
-    """A file of embeddings: how many rows it has, which rows of the data set it lacks, and its digest."""
-
     file: str
     rows: int
     skipped: list[int]
@@ -85,10 +83,7 @@ class _Record:
 
 @dataclass
 class ShardWriter:
-    """Writes a folder of embeddings part by part: what is there already of the same embeddings is left as it is.
-
-    `key` is a digest of all that decides the embeddings, `count` the rows of the data set.
-    """
+    """Writes a folder of embeddings part by part; `key` is a digest of all that decides the embeddings."""
 
     folder: Path
     key: str
@@ -97,7 +92,6 @@ class ShardWriter:
     parts: dict[int, EmbeddingPart] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        """Look at what is there; of a damaged table or journal nothing is known, and all is written anew."""
         if self.shard_rows < 1:
             raise UserError(f"a part needs at least 1 row, got {self.shard_rows}")
         require_folder(self.folder)

@@ -118,12 +118,10 @@ def local(path: Path) -> Path:
 
 
 def whole_path(path: Path) -> Path:
-    """Return the path from the root of the file system; of an address the path itself."""
     return path if address_of(path) else local(path).resolve()
 
 
 def folder_or_file(path: Path) -> str:
-    """Return what is at a path or an address: "folder", "file", or "" for nothing."""
     if (address := address_of(path)) is None:
         path = local(path)
         return "folder" if path.is_dir() else "file" if path.is_file() else ""
@@ -169,12 +167,7 @@ class FolderSource(ImageSource):
 
 
 class AddressSource(ImageSource):
-    """Files below an address of fsspec.
-
-    Example:
-        >>> AddressSource("memory://photos").names()
-        []
-    """
+    """Files below an address of fsspec."""
 
     def __init__(self, address: str) -> None:
         self.where = address.rstrip("/")
@@ -315,18 +308,7 @@ class ArraySource(ImageSource):
 
 
 class PartsSource(ImageSource):
-    """Images that lie uncompressed in larger files, such as members of tar archives: by file, offset and length.
-
-    Args:
-        parts: the files, by path or address; or the bytes of one.
-        places: of each image: the number of its part, where it begins there, and its length.
-        where: of all of them, for messages.
-        reader: the name, root and parameters of the reader that finds them again.
-
-    Example:
-        >>> PartsSource([b"abcdef"], {"one": (0, 2, 3)}, where="memory").read_bytes("one")
-        b'cde'
-    """
+    """Images that lie uncompressed in larger files: by number of the file, offset and length."""
 
     def __init__(
         self,

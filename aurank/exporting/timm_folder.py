@@ -20,10 +20,7 @@ SETTINGS = "config.json"
 
 
 def write_folder(source: TrainedEncoder, path: Path) -> None:
-    """Write timm's own model with the encoder's weights, the projection as its classifier; its output has any length.
-
-    `path`: of the weights; the other files are written beside it.
-    """
+    """Write timm's own model beside `path`, with the encoder's weights and the projection as its classifier."""
     encoder, config, pipeline = source.encoder, source.config, source.pipeline
     timm: Any = importlib.import_module("timm")
     arguments = {**config.params, "in_chans": pipeline.channels}

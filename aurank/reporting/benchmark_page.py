@@ -33,8 +33,6 @@ _NOTE = (
 
 @dataclass(frozen=True)
 class MethodRow:
-    """A method in a setting: what its tests say, and how they differ from those of the reference."""
-
     name: str
     mauprc: Answer
     recall: tuple[float, float | None]  # mean, and half width over seeds
@@ -47,8 +45,6 @@ class MethodRow:
 
 @dataclass(frozen=True)
 class SettingTable:
-    """A setting: its methods by falling mAUPRC, then what is not trained."""
-
     setting: str
     reference: str
     rows: Sequence[MethodRow]
@@ -171,7 +167,6 @@ def _spread(values: Sequence[str]) -> str:
 
 
 def cells_of(block: SettingTable) -> tuple[list[str], list[list[str]]]:
-    """Return the head of a block's table and its rows, without the columns that nothing stands in."""
     rows = []
     for row in block.rows:
         beside, p_values = "reference" if row.name == block.reference else "", ["", ""]
@@ -203,7 +198,6 @@ def _ranks(block: SettingTable) -> str:
 
 
 def to_markdown_tables(blocks: Sequence[SettingTable], setting: str | None = None) -> str:
-    """Return the tables of all settings, or of one, and what they mean."""
     chosen = [block for block in blocks if setting in (None, block.setting)]
     parts = [part for block in chosen for part in (markdown_table(*cells_of(block)), _ranks(block)) if part]
     return "\n\n".join([*parts, _NOTE]) if parts else TO_RUN
@@ -252,7 +246,6 @@ def _charts(block: SettingTable) -> list[str]:
 
 
 def draw_intervals(axes: Axes, block: SettingTable, *, beside: bool) -> None:
-    """Draw each method's mean, or that of its difference, with the intervals over seeds, thick, and classes, thin."""
     for place, row in enumerate(reversed(block.rows)):
         answer, colour = row.difference if beside else row.mauprc, COLOURS[0] if row.seeds else "#808080"
         if answer is None:

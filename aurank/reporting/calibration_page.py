@@ -24,7 +24,6 @@ _NAMES = {"precision": "precision", "false_match_rate": "false-match rate"}
 
 
 def calibration_page(found: Calibration, *, of: str = "") -> str:
-    """Return the page of a calibration as HTML text; ``of`` is what was calibrated, such as a model's name."""
     curve = found.curve
     cards = [{"name": "threshold", "value": f"{found.threshold!r}", "beside": f"{found.distance}, or more"}]
     cards += [_card("precision", found.precision, "matches right"), _card("recall", found.recall, "positive pairs")]

@@ -26,7 +26,6 @@ def draw_maps(report: Report, embeddings: Float[Rows, "query dim"]) -> dict[str,
 
 
 def principal(rows: Float64[np.ndarray, "point dim"]) -> tuple[Points, Float64[np.ndarray, " 2"]]:
-    """Return rows on their first two principal components, and what part of the variance each has."""
     rows = rows - rows.mean(axis=0)
     values, axes = np.linalg.eigh(rows.T @ rows)
     part = values[::-1][:2].clip(0) / max(values.sum(), np.finfo(float).tiny)

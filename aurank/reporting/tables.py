@@ -21,14 +21,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # what a spreadsheet takes fo
 
 
 def class_csv(report: Report) -> str:
-    """Return the metrics of each class as CSV text, worst first by mAUPRC.
-
-    A text that a spreadsheet would take for a formula gets an apostrophe in front, as OWASP advises
-    (https://owasp.org/www-community/attacks/CSV_Injection).
-
-    Raises:
-        UserError: the report has no labels.
-    """
+    """Return the metrics of each class as CSV text, worst first by mAUPRC, without formulas for spreadsheets."""
     table, names = report.class_table(), class_names(report)
     metrics = [name for name in table if name not in ("label", "num_queries")]
     text = io.StringIO()

@@ -52,11 +52,7 @@ _WHEREABOUTS = {"root": None, "workers": 0, "cache": ""}  # of data: what may di
 
 
 class BenchmarkRun:
-    """A benchmark with its data and the folder of its results, which processes and machines may share.
-
-    Raises:
-        UserError: a mistake in the file, the data or a method, before any training.
-    """
+    """A benchmark with its data and the folder of its results, which processes and machines may share."""
 
     def __init__(self, file: Path, out: Path) -> None:
         self.spec: BenchmarkSpec = load_section(BenchmarkSpec, file)
@@ -100,12 +96,10 @@ class BenchmarkRun:
                         searched_ranges(config, self._ranges_of(config))
 
     def _ranges_of(self, config: Config) -> dict[str, Range | None]:
-        """Return the ranges given; what one method is not to search, another may not have."""
         declared = declared_ranges(config)
         return {key: each for key, each in self.ranges.items() if each is not None or key in declared}
 
     def _config_of(self, unit: Unit) -> Config:
-        """Return the configuration of a training; of what is not trained, the base."""
         with warnings.catch_warnings():  # that another loss leaves out the params of the one before
             warnings.simplefilter("ignore", AurankWarning)
             return read_config(self._base, [*self._overrides(unit), *unit.chosen, f"seed={unit.seed}"])
@@ -135,7 +129,6 @@ class BenchmarkRun:
     # -- units --------------------------------------------------------------------------------------------------------
 
     def known_units(self) -> Iterator[Unit]:
-        """Yield every unit whose settings are known: choices first, then the trainings of methods that have chosen."""
         for split in self.splits:
             yield from (Unit("untrained", steps, "", split) for steps in self.spec.without_training)
             yield from (Unit("choice", method, setting, split) for setting, method in self._pairs if self.spec.trials)
@@ -178,12 +171,7 @@ class BenchmarkRun:
     # -- work ---------------------------------------------------------------------------------------------------------
 
     def work(self, commit: str, until: float = math.inf, listener: Listener = lambda *_: None) -> None:
-        """Do units, beside other processes, until all are done.
-
-        Args:
-            commit: of the package.
-            until: the time.time() after which no unit may end, judged by the longest one of its kind so far.
-        """
+        """Do units, beside other processes, until all are done, or one might end after the time.time() `until`."""
         longest: dict[str, float] = {}
         parent = parent_process()
         while (before := self.done) < self.total:
@@ -258,7 +246,6 @@ class BenchmarkRun:
     # -- results ------------------------------------------------------------------------------------------------------
 
     def collect(self) -> list[Line]:
-        """Write the lines of all that is done, their tables and their page; return the lines."""
         about = {"kind": "benchmark", **self.spec.model_dump(mode="json"), "reference": self.reference}
         splits, lines = dict[str, Line](), list[Line]()
         for line in filter(None, map(self.line_of, self.known_units())):
@@ -366,8 +353,6 @@ def _work(errors: Any, threads: int, file: Path, out: Path, commit: str, until: 
 
 
 def package_commit() -> str:
-    """Return the commit of the repository that holds the package, "-dirty" behind it with changes, or "unknown"."""
-
     def git(*words: str) -> str | None:
         command = ["git", "-C", str(Path(__file__).parents[2]), *words]
         with suppress(OSError):  # there is no git

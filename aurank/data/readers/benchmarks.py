@@ -197,7 +197,6 @@ def read_cars(place: Place) -> Contents:
 
 
 def _in_halves(place: Place, rows: Mapping[int, Sequence[Row]], problems: Sequence[str], *, classes: int) -> Contents:
-    """Return the classes numbered up to the half as "train", the others as "test"."""
     parts = []
     for name, split, first in zip(place.benchmark.sizes, ("train", "test"), (1, classes // 2 + 1), strict=True):
         half = range(first, first + classes // 2)

@@ -55,7 +55,6 @@ class Place:
         return any(name.startswith(file) for name in self.source.names())
 
     def part(self, name: str, rows: Iterable[Row], size: str = "") -> Part:
-        """Return rows as a part whose published size is that of `size`, by default of `name`."""
         return Part(name, list(rows), self.benchmark.sizes[size or name])
 
     def missing(self, files: Iterable[str]) -> list[str]:
@@ -153,7 +152,6 @@ PUBLISHED: dict[str, PublishedReader] = {}
 
 
 def published(name: str, each: str = "") -> Callable[[Callable[..., Contents]], PublishedReader]:
-    """Make the reader of a benchmark of a function that reads its files at a Place, and list it in PUBLISHED."""
     return lambda read: PUBLISHED.setdefault(name, PublishedReader(BENCHMARKS[name], read, each))
 
 

@@ -39,7 +39,6 @@ def require_number(name: str, value: object, interval: str = "(0, inf)") -> floa
 def require_pair(
     name: str, value: object, interval: str = "(-inf, inf)", *, rising: bool = False
 ) -> tuple[float, float]:
-    """Return two numbers of the interval as floats; UserError unless there are two, the first less if `rising`."""
     if not isinstance(value, Sequence) or len(value) != 2:
         raise UserError(f"{name} must be two numbers in {interval}, got {value!r}")
     first, second = (require_number(name, each, interval) for each in value)

@@ -38,7 +38,6 @@ class Gather:
         return self.ask_miner(self.batch(inputs))
 
     def ask_miner(self, inputs: Inputs) -> Inputs:
-        """Return the inputs, a miner among them replaced by what it finds, in the first process where all are equal."""
         return mined_in_first(inputs) if inputs.shared else inputs.mined()
 
     def batch(self, inputs: Inputs) -> Inputs:
@@ -142,7 +141,6 @@ def refuse_copies(name: str, rows: Tensor | None, lengths: list[int], views: int
 
 
 def mined_in_first(inputs: Inputs) -> Inputs:
-    """Return the inputs with what the first process's miner finds: a miner may draw at random."""
     if not isinstance(inputs.indices_tuple, nn.Module):
         return inputs
     device = inputs.embeddings.device
@@ -158,7 +156,6 @@ def mined_in_first(inputs: Inputs) -> Inputs:
 
 
 def gather_rows(local: Tensor, lengths: list[int], *, views: int = 1) -> Tensor:
-    """Return the rows of all processes, `lengths` of them, in the order of the ranks within each of the views."""
     if max(lengths) == 0:
         return local.clone()
     padded = local.new_zeros(max(lengths), *local.shape[1:])

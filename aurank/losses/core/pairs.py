@@ -325,7 +325,6 @@ def same_label_index(
 def count_equal(
     query: Int64[Tensor, " query"], ordered: Int64[Tensor, " reference"]
 ) -> tuple[Int64[Tensor, " query"], Int64[Tensor, " query"]]:
-    """Return where each query's value starts in the sorted references, and how often it occurs there."""
     first = torch.searchsorted(ordered, query)
     return first, torch.searchsorted(ordered, query, right=True) - first
 
@@ -362,7 +361,6 @@ def narrow(
 
 
 def as_pairs(mined: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Return (anchor, positive, anchor, negative) of pairs or triplets; UserError unless there are 4 or 3 tensors."""
     if len(mined) not in (3, 4):
         raise UserError(f"indices_tuple must hold 3 (triplets) or 4 (pairs) tensors, got {len(mined)}")
     return mined if len(mined) == 4 else (*mined[:2], mined[0], mined[2])

@@ -196,8 +196,6 @@ def gather_entries(
 
 
 class SavedGenerator(nn.Module):
-    """A random generator on the host whose position in its sequence is part of `state_dict`."""
-
     def __init__(self, seed: int, generator: torch.Generator | None = None) -> None:
         super().__init__()
         if not isinstance(seed, int) or isinstance(seed, bool):
@@ -215,7 +213,6 @@ class SavedGenerator(nn.Module):
         return to_device_of(like, numbers).to(like.dtype)
 
     def on_device(self, device: torch.device) -> torch.Generator | None:
-        """Return a generator on the device for draws too many to send there, seeded by the next number here."""
         if device.type == "meta":
             return None
         ahead = torch.Generator()

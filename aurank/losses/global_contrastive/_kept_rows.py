@@ -35,7 +35,6 @@ class TaggedTable(RowTable):
         *,
         is_shared: bool,
     ) -> bool:
-        """Replace rows and tags by those of the last entry of each row; return whether any rank had an entry."""
         values = values.detach().to(self.rows.dtype)
         if not is_shared and world_size() > 1:  # in one piece: float64 holds every id, and every float32
             both = torch.cat([tags[:, None].to(torch.float64), values.to(torch.float64)], dim=1)
@@ -79,7 +78,6 @@ def row_similarity(
 def embedded_anew(
     reencode: EmbedByIds | None, ids: Int64[Tensor, " entry"], pairs: Pairs, *, name: str
 ) -> Float[Tensor, "entry dim"]:
-    """Return images of the data set as the encoder embeds them now, with their graph if they come with one."""
     if reencode is None:
         raise UserError(
             f'{name} with out_of_batch="reencode" needs a callback that embeds images anew: set its attribute '

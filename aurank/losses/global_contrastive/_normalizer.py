@@ -201,8 +201,6 @@ Update = Literal["momentum", "adam"]
 
 
 class IndividualTemperatures(nn.Module):
-    """τ of each sample, for each direction: tables of τ and of the averages of its gradient."""
-
     def __init__(
         self,
         beside: nn.ModuleList,

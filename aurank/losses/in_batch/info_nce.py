@@ -29,7 +29,6 @@ def one_positive_each(
 
 
 def cross_entropy(pairs: Pairs, temperature: AnyTemperature) -> Float[Tensor, " query"]:
-    """Return −log softmax(s/τ) at each query's positive; of several, the mean. All pairs are in the softmax."""
     count = (pairs.positive | pairs.negative).sum(dim=1).clamp(min=1).to(pairs.similarity.dtype)
     return log_mean_exp(pairs, temperature, with_positives=True) + count.log() - attraction(pairs) / temperature
 

@@ -271,7 +271,6 @@ def refuse_unfit(loss: nn.Module, *, gathers: bool) -> None:
 
 
 def with_keys(inputs: Inputs, is_key: Tensor) -> Inputs:
-    """Return the queries of a batch, with its keys as references; UserError for a mask that does not fit."""
     rows = len(inputs.embeddings)
     if not isinstance(is_key, Tensor) or is_key.dtype != torch.bool or is_key.shape != (rows,):
         raise UserError(
@@ -304,7 +303,6 @@ def rows_to_store(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor | None]:
 
 
 def with_tuple(found: Mined, inputs: Inputs) -> tuple[Tensor, ...]:
-    """Return what a miner found among all references with the tuple of the call, in the form of the first."""
     assert isinstance(found, Sequence)
     assert isinstance(inputs.indices_tuple, Sequence)
     given = [part.to(found[0].device) for part in inputs.indices_tuple]

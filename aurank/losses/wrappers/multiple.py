@@ -112,7 +112,6 @@ def takes_references(loss: nn.Module) -> bool:
 
 
 def narrowed(inputs: Inputs, width: int) -> Inputs:
-    """Return the inputs with the first `width` numbers of every embedding, at unit length."""
     if width > inputs.embeddings.shape[1]:
         raise UserError(f"embeddings must be at least as wide as widths, {width}, got {inputs.embeddings.shape[1]}")
     query, reference = in_common_precision(inputs.embeddings, inputs.references)
@@ -142,7 +141,6 @@ def for_some(argument: str, values: Any, losses: Any) -> dict[str, Any]:
 
 
 def by_name(argument: str, values: Any, losses: Any) -> dict[str, Any]:
-    """Return the values as a dict, a list's by position; UserError unless of the losses' own kind and length."""
     if not isinstance(values, Sequence | Mapping) or isinstance(values, Mapping) != isinstance(losses, Mapping):
         raise UserError(f"{argument} must be a {'dict' if isinstance(losses, Mapping) else 'list'}, as losses is")
     if isinstance(values, Mapping):

@@ -99,7 +99,6 @@ def call_loss(loss: nn.Module, inputs: Inputs) -> Any:
 
 
 def mined_among(mined: Sequence[Tensor], wanted: Bool[Tensor, "query reference"]) -> Sequence[Tensor]:
-    """Return the mined pairs, or triplets both of whose pairs are, that are wanted."""
     mined = [to_device_of(wanted, part) for part in mined]
     if len(mined) == 3:
         anchor, positive, negative = mined

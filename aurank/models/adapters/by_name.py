@@ -104,10 +104,7 @@ def check_model(name: str, *, allow_code: bool = False) -> tuple[str, str, Optio
 
 
 def keep_model(model: ImageModel, folder: Path) -> str:
-    """Write all that a model of another library needs into a folder; return the name that `load_model` takes with it.
-
-    timm, open_clip and transformers can read the folder themselves. The code of a `python:` model is not in it.
-    """
+    """Write all but code that a model of another library needs into a folder; return its name for `load_model`."""
     kind, _, rest = (model.origin or model.name).partition(":")
     what, *pairs = rest.split(",")
     if kind in FILES:

@@ -72,7 +72,6 @@ def pack_preprocessing(pipeline: Pipeline, *, dim: int, is_inside: bool, is_unit
 
 
 def unpack_preprocessing(text: str, source: str) -> StoredTransform:
-    """Return the transform that `pack_preprocessing` described; raise UserError, naming `source`, for anything else."""
     with reading(source, "stored preprocessing", remedy="export the model again"):
         content: Any = json.loads(text)
         given = dict(content["transform"])
@@ -161,7 +160,6 @@ def torchexport_model(name: str, what: str, options: Options, allow_code: bool) 
 
 
 def onnx_model(name: str, what: str, options: Options, allow_code: bool) -> ImageModel:
-    """Return the graph of a file, with the preprocessing stored inside, else the usual transform at its size."""
     library: Any = import_library("onnxruntime", name)
     require_ordinary(Path(what))
     remedy = "copy or export it again, or upgrade onnxruntime where it is of a newer version"

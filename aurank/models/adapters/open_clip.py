@@ -67,7 +67,6 @@ def open_clip_look(name: str, what: str, options: Options) -> dict[str, Any]:
 
 
 def open_clip_settings(model: Any, what: str) -> dict[str, Any]:
-    """Return the open_clip_config.json from which open_clip builds a model again, as it was shown images."""
     library: Any = import_library("open_clip", what)
     return {"model_cfg": library.get_model_config(what), "preprocess_cfg": library.get_model_preprocess_cfg(model)}
 

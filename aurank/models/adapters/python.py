@@ -38,7 +38,6 @@ def python_model(name: str, what: str, options: Options, allow_code: bool) -> Im
 
 
 def _code_sha256(module: ModuleType) -> str:
-    """Return a digest of the files of a module, and of every loaded one that is not Python's, installed or aurank's."""
     places = [*sysconfig.get_paths().values(), *site.getsitepackages(), site.getusersitepackages()]
     installed = [Path(place).resolve() for place in places]
     files: dict[str, str] = {}

@@ -34,13 +34,7 @@ _OF_BUILDERS = ("bn_eps", "bn_momentum", "bn_tf")  # EfficientNets take these ap
 
 
 def wrong_names(name: str, options: Mapping[str, Any], *, filled: Collection[str] = ()) -> dict[str, str]:
-    """Return what is wrong with a name, under "", and with each option that the model's constructor does not take.
-
-    Only a hub can tell what is wrong with a name on it.
-
-    Args:
-        filled: options that aurank gives itself.
-    """
+    """Return what is wrong with a name, under "", and with each option that the constructor does not take."""
     timm: Any = importlib.import_module("timm")
     architecture = name.split(".")[0]
     if not name.startswith(HUBS) and not timm.is_model(architecture):
@@ -145,7 +139,6 @@ def timm_look(
 
 
 def timm_config(model: nn.Module, name: str, weights: str | None) -> dict[str, Any]:
-    """Return the config.json from which timm builds a model again, as it was shown images."""
     kind, _, place = name.partition(":")
     shown = {key: value for key, value in cast("dict[str, Any]", model.pretrained_cfg).items() if key != "file"}
     content: dict[str, Any] = {"architecture": shown["architecture"]}
@@ -161,7 +154,6 @@ def timm_config(model: nn.Module, name: str, weights: str | None) -> dict[str, A
 
 
 def by_channel(values: Sequence[Any], channels: int) -> tuple[float, ...]:
-    """Return a number for each channel; for others than the colours' their mean, as timm adds or repeats weights."""
     numbers = tuple(float(value) for value in values)
     return numbers if len(numbers) == channels else (sum(numbers) / len(numbers),) * channels
 
@@ -172,7 +164,6 @@ def timm_crop(settings: Mapping[str, Any]) -> Crop:
 
 @cache
 def _constructor_arguments(name: str) -> tuple[str, ...]:
-    """Return the arguments that the constructor of a model takes, and those that its parents take of it."""
     names: dict[str, None] = {}
     for ancestor in type(_skeleton(name)).__mro__[:-1]:
         if "__init__" not in vars(ancestor):

@@ -23,10 +23,7 @@ _SIZE = 224  # of images where a tower does not say its own
 
 
 class ImageTower(nn.Module):
-    """The image tower of another library in float32, pooled and projected as that does it.
-
-    Its weights are the published ones, those of a file, or random ones; `notes` say what was taken of a file.
-    """
+    """The image tower of another library in float32, pooled and projected as that does it."""
 
     def __init__(self, name: str, *, pretrained: bool, weights: str | None = None) -> None:
         super().__init__()

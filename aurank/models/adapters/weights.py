@@ -190,7 +190,6 @@ _ATTENTION = re.compile(r"^(blocks\.\d+\.attn)\.(q|k|v|query|key|value)\.(weight
 
 
 def from_transformers(weights: Mapping[str, Tensor]) -> Tensors | None:
-    """Return weights of transformers' ViT, DINOv2, CLIP or SigLIP under timm's names, None for any others."""
     if (anchor := next(filter(None, map(_ANCHOR.match, weights)), None)) is None:
         return None
     renamed: Tensors = {}
@@ -221,7 +220,6 @@ _SHOWN: dict[str, Any] = {
 
 
 def read_look(path: Path | str) -> dict[str, Any]:
-    """Return mean, deviation, interpolation and crop of images in timm's words where a folder says them."""
     for name in ("config.json", "preprocessor_config.json", "open_clip_config.json"):
         settings: Any = None
         with suppress(OSError, ValueError):
