@@ -114,18 +114,15 @@ TOGETHER = [  # the last one is refused beside the others, or beside the default
     ("fastclip", {"version": "v2", "official": True}),
     ("fastclip", {"version": "v2", "temperature": 2}),
     ("fastclip", {"version": "v1", "temperature_bounds": (0.02, 1.0)}),
-    ("fastclip", {"gamma_schedule": "constant", "gamma_decay": 0.3}),
     ("hierarchical_ap", {"super_labels": [0, 0, 1], "clustering": 0.1}),
     ("isogclr", {"individual": False, "temperature": 0.01}),
     ("isogclr", {"individual": False, "temperature_lr": 0.1}),
     ("isogclr", {"temperature": 0.01}),
-    ("isogclr", {"gamma_schedule": "constant", "gamma_every": "step"}),
     ("negative_cache", {"refresh": 0.1}),
     ("neuclip", {"temperature": 0.001}),
     ("neuclip", {"learn_temperature": False, "rho": 2.0}),
     ("neuclip", {"learn_temperature": False, "temperature_bounds": [0.02, None]}),
     ("siglip", {"learnable": False, "temperature_bounds": (0.02, None)}),
-    ("sogclr", {"gamma_schedule": "constant", "gamma_decay": 0.3}),
     ("soprc", {"official": True, "interpolation": "paper"}),
 ]
 

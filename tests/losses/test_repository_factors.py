@@ -71,7 +71,6 @@ def test_official_isogclr_has_half_of_libauc_s_gradient_and_its_temperatures(gam
     ("make", "given"),
     [
         (SogCLRLoss, {"normalizer": "shared"}),
-        (SogCLRLoss, {"positive_in_denominator": True}),
         (SogCLRLoss, {"previous_normalizer": True}),
         (SogCLRLoss, {"two_way": True}),
         (ISogCLRLoss, {"individual": False}),

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from aurank.errors import UserError
 from aurank.losses.core.checks import Number, Share, refuse_unused, require_choice, require_number
+from aurank.losses.core.pair_loss import KeyedLossOptions
 from aurank.losses.core.pairs import Pairs
 from aurank.losses.core.temperature import Temperature, add_epsilon, require_bounds
 from aurank.losses.global_contrastive._normalizer import (
     IndividualTemperatures,
-    NormalizedLossOptions,
     RobustLoss,
     Schedule,
     surrogate_loss,
@@ -46,14 +46,13 @@ class FastCLIPLoss(RobustLoss):
         temperature_bounds: of what is learned, as the authors clamp it.
         temperature_lr: the step of v2 (0.0133).
         gamma: γ at the end (0.2 on CC3M, 0.8 on LAION-400M).
-        gamma_schedule: "cosine" falls from 1, by default epoch by epoch for half of the training.
+        gamma_schedule: "cosine" falls from 1, epoch by epoch for half of the training.
         epsilon: ε (1e-14 on CC3M and CC12M, 1e-6 on LAION-400M).
         weighted_pull: False pulls the positive with weight 1, as the objective's gradient does. True with ḡ/(ε + u), as
             the authors do: at small τ no gradient is left in a batch that is easier than earlier ones.
         official: True, for v0 and v3, pulls as the authors do, and gives τ their gradient, which counts what comes
             through ḡ twice.
         two_way: True is the sum of both directions; False takes one, against any references.
-        gamma_every, gamma_decay: as in `SogCLRLoss`.
 
     Source: Wei et al., 2024, https://arxiv.org/abs/2407.01445.
 
@@ -81,7 +80,7 @@ class FastCLIPLoss(RobustLoss):
         weighted_pull: bool = False,
         official: bool = False,
         two_way: bool = True,
-        **options: Unpack[NormalizedLossOptions],
+        **options: Unpack[KeyedLossOptions],
     ) -> None:
         super().__init__(num_samples, gamma, gamma_schedule, "plain", two_way=two_way, **options)
         self.version = require_choice("version", version, get_args(Version))

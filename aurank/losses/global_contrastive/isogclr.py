@@ -10,13 +10,13 @@ from torch import Tensor
 from aurank.errors import UserError
 from aurank.losses.core.checks import Number, Share, refuse_unused, require_number
 from aurank.losses.core.common import CosineSimilarity
+from aurank.losses.core.pair_loss import KeyedLossOptions
 from aurank.losses.core.pairs import Pairs
 from aurank.losses.core.temperature import Temperature, require_bounds
 from aurank.losses.global_contrastive._normalizer import (
     OFFICIAL,
     Average,
     IndividualTemperatures,
-    NormalizedLossOptions,
     RobustLoss,
     Schedule,
     Update,
@@ -56,7 +56,7 @@ class ISogCLRLoss(RobustLoss):
         individual: False has one τ for all samples, a parameter of the loss that the training's optimiser moves; the
             arguments of the step are then refused.
         gamma: γ, the share of the new ḡ in u, β0 of Eq. 12.
-        gamma_schedule, average, gamma_every, gamma_decay: as in `SogCLRLoss`.
+        gamma_schedule, average: as in `SogCLRLoss`.
         official: True does as LibAUC's GCLoss_v1 with enable_isogclr (2.0.1; 812f98f): ḡ is the mean of exp(s⁻/τ_i), so
             that u holds no s⁺ of earlier batches; the rest is as in `SogCLRLoss`. Its defaults are temperature=0.1,
             temperature_bounds=(0.05, 0.7). With temperature_clip=3 it is the iSogCLR repository's loss (unimodal_exps,
@@ -94,7 +94,7 @@ class ISogCLRLoss(RobustLoss):
         official: bool = False,
         weighted_pull: bool = False,
         two_way: bool = False,
-        **options: Unpack[NormalizedLossOptions],
+        **options: Unpack[KeyedLossOptions],
     ) -> None:
         if official:
             given = {"temperature_update": temperature_update, "individual": individual}

@@ -6,13 +6,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from aurank.losses.core.checks import Share, SoftmaxTemperature, refuse_unused, require_choice, require_number
+from aurank.losses.core.pair_loss import KeyedLossOptions
 from aurank.losses.core.pairs import Pairs
 from aurank.losses.core.temperature import attraction, log_mean_exp
 from aurank.losses.global_contrastive._normalizer import (
     OFFICIAL,
     Average,
     NormalizedLoss,
-    NormalizedLossOptions,
     Schedule,
     surrogate_loss,
 )
@@ -46,16 +46,14 @@ class SogCLRLoss(NormalizedLoss):
         gamma: γ; 1 is the decoupled loss of the batch alone.
         normalizer: "view" divides the gradient of each view by the blend of its own ḡ with u, as the authors' code does
             (Eq. 5). "shared" divides by the one u of the sample, the blend with the mean over its views (Eq. 9, 10).
-        positive_in_denominator: True counts positives in ḡ (§4, for two modalities).
         previous_normalizer: True divides by u before this batch, as Eq. 10 is printed; False by the new one, as the
             paper's table and code do.
-        gamma_schedule: "cosine" lets γ fall from 1 to `gamma`; the loop then calls `gamma.set_progress`.
+        gamma_schedule: "cosine" lets γ fall from 1 to `gamma`, epoch by epoch for half of the training;
+            the loop then calls `gamma.set_progress`.
         average: "relative" averages ḡ/M, "plain" ḡ itself, as the paper.
         official: True does as LibAUC's GCLoss_v1 (2.0.1; 812f98f), without its clamp of u at 1e-8: it averages ḡ; a
             first ḡ is copied only where no sample of the batch was seen before, elsewhere u is γ·ḡ, too small by γ.
         two_way: both directions between two modalities (§4), each with a u of its own.
-        gamma_every: "epoch" or "step", what the schedule counts.
-        gamma_decay: share of the training over which γ falls.
 
     Source: Yuan et al., ICML 2022, https://arxiv.org/abs/2202.12387.
 
@@ -74,26 +72,23 @@ class SogCLRLoss(NormalizedLoss):
         gamma: Share = 0.9,
         *,
         normalizer: Normalizer = "view",
-        positive_in_denominator: bool = False,
         previous_normalizer: bool = False,
         gamma_schedule: Schedule = "constant",
         average: Average = "relative",
         official: bool = False,
         two_way: bool = False,
-        **options: Unpack[NormalizedLossOptions],
+        **options: Unpack[KeyedLossOptions],
     ) -> None:
         if official:
-            given = {"normalizer": normalizer, "positive_in_denominator": positive_in_denominator}
-            given |= {"previous_normalizer": previous_normalizer, "two_way": two_way}
+            given = {"normalizer": normalizer, "previous_normalizer": previous_normalizer, "two_way": two_way}
             refuse_unused(SogCLRLoss, OFFICIAL, **given)
         super().__init__(num_samples, gamma, gamma_schedule, average, two_way=two_way, official=official, **options)
         self.temperature = require_number("temperature", temperature)
         self.normalizer = require_choice("normalizer", normalizer, get_args(Normalizer))
-        self.positive_in_denominator = positive_in_denominator
         self.previous_normalizer = previous_normalizer
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
-        log_mean = log_mean_exp(pairs, self.temperature, with_positives=self.positive_in_denominator)
+        log_mean = log_mean_exp(pairs, self.temperature)
         shared = self.normalizer == "shared"
         log_u = self.log_normalizer(pairs, log_mean, shared=shared, previous=self.previous_normalizer)
         return surrogate_loss(log_mean, log_u, self.temperature) - attraction(pairs)
