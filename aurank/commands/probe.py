@@ -55,8 +55,6 @@ def probe_model(
     images, running = images or ImageSelection(), running or RunOptions()
     if not protocols or set(protocols) - PROBES.keys() or len(set(protocols)) < len(protocols):
         raise UserError(f"--protocol: expected {' or '.join(PROBES)}, each once; got {', '.join(protocols) or 'none'}")
-    if k is not None and "knn" not in protocols:
-        raise UserError(f"--k {k} goes with --protocol knn")
     if images.find_protocol() is not None:
         raise UserError(f"{images.given[0]} has no use here: a probe takes its rows from the splits of --data")
     options: dict[str, dict[str, Any]] = {name: {} for name in protocols}

@@ -42,8 +42,6 @@ class Tokeniser:
     """
 
     def __init__(self, merges: Sequence[Pair], *, length: int) -> None:
-        if length < 3:
-            raise UserError(f"the length of a text must be at least 3 tokens, start and end included, got {length}")
         self.length = length
         self.merges = [(int(left), int(right)) for left, right in merges]
         self._ranks = {pair: rank for rank, pair in enumerate(self.merges)}

@@ -58,7 +58,6 @@ REFUSED = {
     "probe --model timm:test_resnet,pretrained=false --data table:one.csv --out x": "there are 1, among 1",
     "probe --model timm:test_resnet,pretrained=false --data table:twice.csv --out x": "'photos/a/0.png' twice",
     f"{PROBE} --protocol kn": "expected knn or linear_probe, each once; got kn",
-    f"{PROBE} --protocol linear_probe --k 2": "--k 2 goes with --protocol knn",
     f"{PROBE} --labels rows.npz": "the labels come with the images",
     f"{PROBE} --split val": "no images in split 'val'",
     "calibrate measured": "Give --precision 0.99 or --false-match-rate 1e-4",

@@ -1,8 +1,7 @@
 """Checks at the border of the losses: each error says what came, what was expected, and what to do about it."""
 
-import inspect
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from numbers import Real
 from typing import Annotated
 
@@ -65,22 +64,9 @@ def require_choice(name: str, value: str, choices: Collection[str]) -> str:
     return value
 
 
-def require_kind(name: str, value: object, kind: type) -> None:
-    if value is not None and not isinstance(value, kind):
-        raise UserError(f"{name} must be a pytorch-metric-learning {kind.__name__}, got {value!r}")
-
-
 def require_module(name: str, value: object, expected: str) -> None:
     if not isinstance(value, nn.Module):
         raise UserError(f"{name} must be {expected}, got {value!r}")
-
-
-def refuse_unused(constructor: Callable[..., object], choice: str, **given: object) -> None:
-    defaults = inspect.signature(constructor).parameters
-    for name, value in given.items():
-        plain = tuple(value) if isinstance(value, list) else value  # YAML has lists for tuples
-        if plain != defaults[name].default:
-            raise UserError(f"{name}={value!r} has no effect with {choice}: leave out one of them")
 
 
 def check_embeddings(name: str, embeddings: Tensor, labels_name: str, labels: Tensor | None) -> None:

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from aurank.errors import AurankWarning, UserError
-from aurank.losses.core.checks import Number, require_kind, require_whole
+from aurank.losses.core.checks import Number, require_whole
 from aurank.losses.core.common import (
     BaseDistance,
     BaseMetricLossFunction,
@@ -149,9 +149,6 @@ class PairLoss(TakesInputs, BaseMetricLossFunction):  # type: ignore[misc]  # PM
         embedding_reg_weight: Number = 1.0,
         distributed: bool = False,
     ) -> None:
-        require_kind("distance", distance, BaseDistance)
-        require_kind("reducer", reducer, BaseReducer)
-        require_kind("embedding_regularizer", embedding_regularizer, BaseRegularizer)
         super().__init__(
             distance=distance,
             reducer=reducer,

@@ -198,10 +198,6 @@ def gather_entries(
 class SavedGenerator(nn.Module):
     def __init__(self, seed: int, generator: torch.Generator | None = None) -> None:
         super().__init__()
-        if not isinstance(seed, int) or isinstance(seed, bool):
-            raise UserError(f"seed must be a whole number, got {seed!r}")
-        if generator is not None and (not isinstance(generator, torch.Generator) or generator.device.type != "cpu"):
-            raise UserError(f"generator must be a torch.Generator on the CPU, got {generator!r}: or give a seed")
         self.generator = torch.Generator().manual_seed(seed) if generator is None else generator
 
     def normal(self, shape: Sequence[int], *, like: Tensor) -> Tensor:

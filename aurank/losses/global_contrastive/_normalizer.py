@@ -26,7 +26,6 @@ Schedule = Literal["constant", "cosine"]
 FALLS_OVER = 0.5  # share of the training
 Average = Literal["relative", "plain"]
 LARGEST_LOG_WEIGHT = 80.0
-OFFICIAL = "official=True, LibAUC's loss of one modality"  # whose other options are not there
 
 
 def surrogate_loss(

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from aurank.errors import UserError
-from aurank.losses.core.checks import Number, Share, refuse_unused, require_choice, require_number
+from aurank.losses.core.checks import Number, Share, require_choice, require_number
 from aurank.losses.core.pair_loss import KeyedLossOptions
 from aurank.losses.core.pairs import Pairs
 from aurank.losses.core.temperature import Temperature, add_epsilon, require_bounds
@@ -85,22 +85,13 @@ class FastCLIPLoss(RobustLoss):
         super().__init__(num_samples, gamma, gamma_schedule, "plain", two_way=two_way, **options)
         self.version = require_choice("version", version, get_args(Version))
         default_temperature, default_rho = DEFAULTS[version]
-        if rho is not None and not default_rho:
-            raise UserError(f"rho={rho!r} has no effect in {version}, which has no ρ: leave it out, or take v2 or v3")
-        if temperature_lr is not None and version != "v2":
-            raise UserError(
-                f"temperature_lr={temperature_lr!r} is of the temperatures of v2; that of {version} "
-                f"{'is fixed' if version == 'v1' else 'is moved by the optimiser: set optim.temperature_lr'}"
-            )
         if official and version not in ("v0", "v3"):
             raise UserError(f"official=True is the authors' gradient of τ in v0 and v3; {version} has none of it")
-        self.rho = default_rho if rho is None else require_number("rho", rho)
+        self.rho = default_rho if rho is None or not default_rho else require_number("rho", rho)
         self.epsilon = require_number("epsilon", epsilon)
         self.weighted_pull = weighted_pull or official
         self.official = official
         first = default_temperature if temperature is None else temperature
-        if version == "v1":
-            refuse_unused(FastCLIPLoss, 'version="v1"', temperature_bounds=temperature_bounds)
         if version != "v2":
             self.temperature = Temperature(first, learnable=version != "v1", bounds=temperature_bounds, scale="log")
             return

@@ -7,14 +7,12 @@ from typing import Annotated, Unpack
 from jaxtyping import Float
 from torch import Tensor
 
-from aurank.errors import UserError
-from aurank.losses.core.checks import Number, Share, refuse_unused, require_number
+from aurank.losses.core.checks import Number, Share, require_number
 from aurank.losses.core.common import CosineSimilarity
 from aurank.losses.core.pair_loss import KeyedLossOptions
 from aurank.losses.core.pairs import Pairs
 from aurank.losses.core.temperature import Temperature, require_bounds
 from aurank.losses.global_contrastive._normalizer import (
-    OFFICIAL,
     Average,
     IndividualTemperatures,
     RobustLoss,
@@ -53,8 +51,7 @@ class ISogCLRLoss(RobustLoss):
         temperature_beta: share β1 of the new gradient in its average, 1 less what momentum usually means (0.9 unless
             given, 0.1 for "adam").
         temperature_clip: greatest |G|; None leaves it.
-        individual: False has one τ for all samples, a parameter of the loss that the training's optimiser moves; the
-            arguments of the step are then refused.
+        individual: False has one τ for all samples, a parameter of the loss that the training's optimiser moves.
         gamma: γ, the share of the new ḡ in u, β0 of Eq. 12.
         gamma_schedule, average: as in `SogCLRLoss`.
         official: True does as LibAUC's GCLoss_v1 with enable_isogclr (2.0.1; 812f98f): ḡ is the mean of exp(s⁻/τ_i), so
@@ -96,10 +93,6 @@ class ISogCLRLoss(RobustLoss):
         two_way: bool = False,
         **options: Unpack[KeyedLossOptions],
     ) -> None:
-        if official:
-            given = {"temperature_update": temperature_update, "individual": individual}
-            given |= {"weighted_pull": weighted_pull, "two_way": two_way}
-            refuse_unused(ISogCLRLoss, OFFICIAL, **given)
         super().__init__(num_samples, gamma, gamma_schedule, average, two_way=two_way, official=official, **options)
         self.of_similarity = official
         self.rho = require_number("rho", rho)
@@ -118,14 +111,6 @@ class ISogCLRLoss(RobustLoss):
                 clip=temperature_clip,
             )
             return
-        of_each: dict[str, object] = {"temperature_lr": temperature_lr, "temperature_beta": temperature_beta}
-        of_each |= {"temperature_clip": temperature_clip, "temperature_update": temperature_update}
-        for name, value in of_each.items():
-            if value is not None:
-                raise UserError(
-                    f"{name}={value!r} is of temperatures of each sample; with individual=False an optimiser moves "
-                    "the one temperature: leave it out, and set optim.temperature_lr"
-                )
         self.temperature = Temperature(temperature, learnable=True, bounds=(low, None if high == math.inf else high))
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:

@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from aurank.errors import UserError
-from aurank.losses.core.checks import Number, require_choice, require_number, require_whole
+from aurank.losses.core.checks import Number, require_choice, require_number
 from aurank.losses.core.common import BaseDistance
 from aurank.losses.core.pair_loss import query_ids
 from aurank.losses.core.pairs import Pairs
@@ -129,8 +129,6 @@ class Chains(nn.Module):
                 f"official=True is the authors' code at burn_in=0.5, at which it drops states outside of the batch; it "
                 f"does not at burn_in={burn_in!r}: leave out one of them"
             )
-        if embedding_size is not None:
-            require_whole("embedding_size", embedding_size)
         self.official = official
         self.random = SavedGenerator(seed)
         self.keeps_embedding = out_of_batch == "stored" and not official

@@ -11,7 +11,6 @@ from aurank.losses.core.checks import (
     Number,
     SoftmaxTemperature,
     check_width,
-    refuse_unused,
     require_number,
     require_whole,
 )
@@ -55,8 +54,7 @@ class NeuCLIPLoss(PairLoss):
         embedding_size: width of the embeddings.
         num_prototypes: m, the most prototypes of a direction.
         temperature: τ, a parameter unless learn_temperature is False, within temperature_bounds.
-        rho: the higher, the lower the learned τ; with a fixed one ρ, a constant then, is left out, and refused as
-            bounds are.
+        rho: the higher, the lower the learned τ; with a fixed one ρ, a constant then, is left out.
         epsilon: ε. A query that is right by so much that g is far below it gets next to no gradient; with 0 it does.
         restart_every: T_r; None starts once. What AdaGrad has summed goes with the prototypes.
         inner_steps: T_u, may be 0.
@@ -99,8 +97,6 @@ class NeuCLIPLoss(PairLoss):
         self.embedding_size = require_whole("embedding_size", embedding_size)
         num_prototypes = require_whole("num_prototypes", num_prototypes)
         self.temperature = Temperature(temperature, learnable=learn_temperature, bounds=temperature_bounds)
-        if not learn_temperature:
-            refuse_unused(NeuCLIPLoss, "learn_temperature=False", rho=rho, temperature_bounds=temperature_bounds)
         self.rho = require_number("rho", rho) if learn_temperature else 0.0
         self.epsilon = require_number("epsilon", epsilon, "[0, 1)")
         self.restart_every = None if restart_every is None else require_whole("restart_every", restart_every)

@@ -5,12 +5,11 @@ from typing import Literal, Unpack, get_args
 from jaxtyping import Float
 from torch import Tensor
 
-from aurank.losses.core.checks import Share, SoftmaxTemperature, refuse_unused, require_choice, require_number
+from aurank.losses.core.checks import Share, SoftmaxTemperature, require_choice, require_number
 from aurank.losses.core.pair_loss import KeyedLossOptions
 from aurank.losses.core.pairs import Pairs
 from aurank.losses.core.temperature import attraction, log_mean_exp
 from aurank.losses.global_contrastive._normalizer import (
-    OFFICIAL,
     Average,
     NormalizedLoss,
     Schedule,
@@ -79,9 +78,6 @@ class SogCLRLoss(NormalizedLoss):
         two_way: bool = False,
         **options: Unpack[KeyedLossOptions],
     ) -> None:
-        if official:
-            given = {"normalizer": normalizer, "previous_normalizer": previous_normalizer, "two_way": two_way}
-            refuse_unused(SogCLRLoss, OFFICIAL, **given)
         super().__init__(num_samples, gamma, gamma_schedule, average, two_way=two_way, official=official, **options)
         self.temperature = require_number("temperature", temperature)
         self.normalizer = require_choice("normalizer", normalizer, get_args(Normalizer))

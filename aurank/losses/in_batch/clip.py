@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from aurank.losses.core.checks import Number, SoftmaxTemperature, refuse_unused, require_number
+from aurank.losses.core.checks import Number, SoftmaxTemperature, require_number
 from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
 from aurank.losses.core.pairs import Pairs
 from aurank.losses.core.row_table import FullPrecision
@@ -50,8 +50,6 @@ class CLIPLoss(PairLoss):
         super().__init__(**options)
         self.two_way = two_way
         self.temperature = Temperature(temperature, learnable=learn_temperature, bounds=temperature_bounds, scale="log")
-        if not learn_temperature:
-            refuse_unused(CLIPLoss, "learn_temperature=False", temperature_bounds=temperature_bounds)
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
         return cross_entropy(pairs, self.temperature()) / (1 + self.two_way)
@@ -103,8 +101,6 @@ class SigLIPLoss(PairLoss):
         super().__init__(**options)
         self.two_way = two_way
         self.temperature = Temperature(temperature, learnable=learnable, bounds=temperature_bounds, scale="log")
-        if not learnable:
-            refuse_unused(SigLIPLoss, "learnable=False", temperature_bounds=temperature_bounds)
         self.bias = Bias(bias, learnable=learnable)
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:

@@ -10,7 +10,6 @@ from torch import Tensor
 from aurank.losses.core.checks import (
     Number,
     SoftmaxTemperature,
-    refuse_unused,
     require_choice,
     require_flag,
     require_number,
@@ -65,8 +64,6 @@ class DCLLoss(PairLoss):
         self.temperature = require_number("temperature", temperature)
         self.weight_sigma = None if weight_sigma is None else require_number("weight_sigma", weight_sigma)
         self.weight_gradient = require_flag("weight_gradient", weight_gradient)
-        if weight_sigma is None:
-            refuse_unused(DCLLoss, "weight_sigma=None", weight_gradient=weight_gradient)
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
         similarity = pairs.positives.similarity

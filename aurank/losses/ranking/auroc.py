@@ -5,7 +5,6 @@ from typing import Any, Unpack, get_args
 from jaxtyping import Float
 from torch import Tensor
 
-from aurank.errors import UserError
 from aurank.losses.core.checks import StepTemperature, require_choice, require_number
 from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
 from aurank.losses.core.pairs import Pairs
@@ -22,7 +21,7 @@ class AUROCLoss(PairLoss):
             "sigmoid". The first two bound 1 − AUROC from above; "sigmoid" tends to it as the temperature falls.
         temperature: how far apart two similarities count as ordered.
         official: True does as the SOPRC authors' code: the query stays in its own ranking as a positive, and "logistic"
-            takes no temperature: any but 1 and the default is refused. That code averages over all triplets of equal
+            has temperature 1. That code averages over all triplets of equal
             classes at once; here, over each query's, then over the queries, which is the same for equal classes.
 
     Source: Gao and Zhou, On the Consistency of AUC Pairwise Optimization, https://arxiv.org/abs/1208.0645.
@@ -47,11 +46,6 @@ class AUROCLoss(PairLoss):
         self.surrogate: Surrogate = surrogate
         self.temperature = require_number("temperature", temperature)
         if official and surrogate == "logistic":
-            if temperature not in (DEFAULT_TEMPERATURE, 1):
-                raise UserError(
-                    f'temperature={temperature!r} would be ignored: the authors\' "logistic" has none, which is a '
-                    "temperature of 1. Leave it out, or set official=False"
-                )
             self.temperature = 1.0
         self.official = official
 

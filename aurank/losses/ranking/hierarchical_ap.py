@@ -173,10 +173,7 @@ class HierarchicalAPLoss(PairLoss):
 def check_super_labels(super_labels: Any) -> Int64[Tensor, "class level"]:
     """Return the table of super-categories on the host; UserError unless each level lies within the next."""
     expected = "super_labels must be the super-category of each class, [class] or [class, level], as [0, 0, 1]"
-    try:
-        table = torch.as_tensor(super_labels).cpu()
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise UserError(f"{expected}; got {type(super_labels).__name__} ({error})") from error
+    table = torch.as_tensor(super_labels).cpu()
     if table.ndim not in (1, 2) or not table.numel() or not is_integer(table):
         raise UserError(f"{expected}; got {kind_of(table)}")
     table = table.long().reshape(len(table), -1).clone()

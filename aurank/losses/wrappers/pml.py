@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor, nn
 
-from aurank.losses.core.checks import Number, Sharpness, require_choice, require_kind, require_module, require_number
+from aurank.losses.core.checks import Number, Sharpness, require_choice, require_module
 from aurank.losses.core.common import (
     AvgNonZeroReducer,
     BaseDistance,
@@ -201,8 +201,6 @@ def multi_similarity(
         0.1566
     """
     name = "multi_similarity"
-    for scale, value in (("alpha", alpha), ("beta", beta)):
-        require_number(f"{name}: {scale}", value)
     options["reducer"] = options.get("reducer") or MeanReducer()
     return _wrap(name, pml_losses.MultiSimilarityLoss, options, alpha=alpha, beta=beta, base=base)
 
@@ -229,7 +227,6 @@ def circle(
         >>> circle()(torch.eye(2), torch.tensor([0, 0])).item()  # no negative
         0.0
     """
-    require_number("circle: gamma", gamma)
     options: PairLossOptions = {"reducer": reducer, "embedding_regularizer": embedding_regularizer}
     options |= {"embedding_reg_weight": embedding_reg_weight, "distributed": distributed}
     return _wrap("circle", pml_losses.CircleLoss, options, m=m, gamma=gamma)
@@ -241,11 +238,6 @@ def _wrap(
     require_choice(f"{name}: reduction", reduction, get_args(Reduction))
     distance, reducer = options.get("distance"), options.get("reducer")
     regularizer, weight = options.get("embedding_regularizer"), options.get("embedding_reg_weight", 1.0)
-    require_kind(f"{name}: distance", distance, BaseDistance)
-    require_kind(f"{name}: reducer", reducer, BaseReducer)
-    require_kind(f"{name}: embedding_regularizer", regularizer, BaseRegularizer)
-    for option, value in {**own, "embedding_reg_weight": weight}.items():
-        require_number(f"{name}: {option}", value, "(-inf, inf)")
     wrapped = loss(
         **own,
         distance=distance or CosineSimilarity(),

@@ -13,7 +13,6 @@ from aurank.losses.core.checks import (
     SoftmaxTemperature,
     check_labels_in_range,
     check_width,
-    require_number,
     require_whole,
 )
 from aurank.losses.core.common import CosineSimilarity, pml_losses
@@ -128,7 +127,6 @@ def subcenter_arcface(
         >>> subcenter_arcface(4, 2).loss.W.shape
         torch.Size([2, 12])
     """
-    require_whole("subcenter_arcface: sub_centers", sub_centers)
     own = {"margin": margin, "scale": scale}
     return _with_proxies("subcenter_arcface", SafeSubCenterArcFaceLoss, locals(), **own, sub_centers=sub_centers)
 
@@ -173,7 +171,6 @@ def normalized_softmax(
         >>> normalized_softmax(3, 2).loss.temperature
         0.05
     """
-    require_number("normalized_softmax: temperature", temperature)
     loss = pml_losses.NormalizedSoftmaxLoss
     own = {"temperature": temperature, "distance": CosineSimilarity()}
     return _with_proxies("normalized_softmax", loss, locals(), **own)
@@ -201,7 +198,6 @@ def proxy_anchor(
         >>> proxy_anchor(3, 2).loss.proxies.shape
         torch.Size([3, 2])
     """
-    require_number("proxy_anchor: alpha", alpha)
     return _with_proxies("proxy_anchor", pml_losses.ProxyAnchorLoss, locals(), margin=margin, alpha=alpha)
 
 
@@ -220,7 +216,6 @@ def proxy_nca(
         >>> proxy_nca(3, 2).loss.softmax_scale
         9.0
     """
-    require_number("proxy_nca: softmax_scale", softmax_scale)
     return _with_proxies("proxy_nca", pml_losses.ProxyNCALoss, locals(), softmax_scale=softmax_scale)
 
 
@@ -250,19 +245,11 @@ def soft_triple(
         >>> soft_triple(3, 2).loss.fc.shape
         torch.Size([2, 30])
     """
-    require_whole("soft_triple: centers_per_class", centers_per_class)
-    require_number("soft_triple: la", la)
-    require_number("soft_triple: gamma", gamma)
     own = {"la": la, "gamma": gamma, "margin": margin}
     return _with_proxies("soft_triple", pml_losses.SoftTripleLoss, locals(), **own, centers_per_class=centers_per_class)
 
 
 def _with_proxies(name: str, loss: type[nn.Module], given: dict[str, Any], **own: Any) -> ProxyLoss:
     classes, dim = (require_whole(f"{name}: {key}", given[key]) for key in ("num_classes", "embedding_size"))
-    for option, value in own.items():
-        if option != "distance":
-            require_number(f"{name}: {option}", value, "(-inf, inf)")
-    if "scale" in own:
-        require_number(f"{name}: scale", own["scale"])
     made = loss(num_classes=classes, embedding_size=dim, **own)
     return ProxyLoss(made, classes, dim, distributed=given["distributed"])
