@@ -15,23 +15,24 @@ if TYPE_CHECKING:
     from aurank.losses.core.pairs import Pairs, Positives, make_pairs
     from aurank.losses.core.row_table import RowTable
     from aurank.losses.global_contrastive.emc2 import EMC2Loss
-    from aurank.losses.global_contrastive.fastclip import FastCLIPLoss
-    from aurank.losses.global_contrastive.isogclr import ISogCLRLoss
     from aurank.losses.global_contrastive.negative_cache import NegativeCacheLoss
     from aurank.losses.global_contrastive.neuclip import NeuCLIPLoss
-    from aurank.losses.global_contrastive.sogclr import SogCLRLoss
-    from aurank.losses.in_batch.clip import CLIPLoss, SigLIPLoss
+    from aurank.losses.global_contrastive.sogclr import FastCLIPLoss, ISogCLRLoss, SogCLRLoss
+    from aurank.losses.in_batch.clip import CLIPLoss, CyCLIPLoss, SigLIPLoss
     from aurank.losses.in_batch.coding_rate import CodingRateLoss
-    from aurank.losses.in_batch.cyclip import CyCLIPLoss
-    from aurank.losses.in_batch.decoupled import DCLLoss, FlatNCELoss, SiMoLoss
-    from aurank.losses.in_batch.info_nce import InfoNCELoss, SupConLoss
-    from aurank.losses.in_batch.simco import SimCoLoss
-    from aurank.losses.in_batch.spectral import SpectralContrastiveLoss
+    from aurank.losses.in_batch.contrastive import (
+        DCLLoss,
+        FlatNCELoss,
+        InfoNCELoss,
+        SimCoLoss,
+        SiMoLoss,
+        SpectralContrastiveLoss,
+        SupConLoss,
+    )
     from aurank.losses.ranking.auroc import AUROCLoss
+    from aurank.losses.ranking.binned_ap import FastAPLoss, ListwiseAPLoss
     from aurank.losses.ranking.blackbox_ap import BlackBoxAPLoss
-    from aurank.losses.ranking.fast_ap import FastAPLoss
     from aurank.losses.ranking.hierarchical_ap import HierarchicalAPLoss
-    from aurank.losses.ranking.listwise_ap import ListwiseAPLoss
     from aurank.losses.ranking.pnp import PNPLoss
     from aurank.losses.ranking.recall_at_k import RecallAtKLoss
     from aurank.losses.ranking.smooth_ap import SmoothAPLoss
@@ -64,16 +65,16 @@ LOSSES: "LazyTable[Callable[..., nn.Module]]" = LazyTable(
         "coding_rate": "in_batch.coding_rate:CodingRateLoss",
         "contrastive": "wrappers.pml:contrastive",
         "cosface": "wrappers.proxies:cosface",
-        "cyclip": "in_batch.cyclip:CyCLIPLoss",
-        "dcl": "in_batch.decoupled:DCLLoss",
+        "cyclip": "in_batch.clip:CyCLIPLoss",
+        "dcl": "in_batch.contrastive:DCLLoss",
         "emc2": "global_contrastive.emc2:EMC2Loss",
-        "fast_ap": "ranking.fast_ap:FastAPLoss",
-        "fastclip": "global_contrastive.fastclip:FastCLIPLoss",
-        "flat_nce": "in_batch.decoupled:FlatNCELoss",
+        "fast_ap": "ranking.binned_ap:FastAPLoss",
+        "fastclip": "global_contrastive.sogclr:FastCLIPLoss",
+        "flat_nce": "in_batch.contrastive:FlatNCELoss",
         "hierarchical_ap": "ranking.hierarchical_ap:HierarchicalAPLoss",
-        "info_nce": "in_batch.info_nce:InfoNCELoss",
-        "isogclr": "global_contrastive.isogclr:ISogCLRLoss",
-        "listwise_ap": "ranking.listwise_ap:ListwiseAPLoss",
+        "info_nce": "in_batch.contrastive:InfoNCELoss",
+        "isogclr": "global_contrastive.sogclr:ISogCLRLoss",
+        "listwise_ap": "ranking.binned_ap:ListwiseAPLoss",
         "multi_similarity": "wrappers.pml:multi_similarity",
         "negative_cache": "global_contrastive.negative_cache:NegativeCacheLoss",
         "neuclip": "global_contrastive.neuclip:NeuCLIPLoss",
@@ -84,16 +85,16 @@ LOSSES: "LazyTable[Callable[..., nn.Module]]" = LazyTable(
         "recall_at_k": "ranking.recall_at_k:RecallAtKLoss",
         "semi_variance": "ranking.soprc:SemiVarianceLoss",
         "siglip": "in_batch.clip:SigLIPLoss",
-        "simco": "in_batch.simco:SimCoLoss",
-        "simo": "in_batch.decoupled:SiMoLoss",
+        "simco": "in_batch.contrastive:SimCoLoss",
+        "simo": "in_batch.contrastive:SiMoLoss",
         "smooth_ap": "ranking.smooth_ap:SmoothAPLoss",
         "soft_triple": "wrappers.proxies:soft_triple",
         "sogclr": "global_contrastive.sogclr:SogCLRLoss",
         "soprc": "ranking.soprc:SOPRCLoss",
-        "spectral": "in_batch.spectral:SpectralContrastiveLoss",
+        "spectral": "in_batch.contrastive:SpectralContrastiveLoss",
         "subcenter_arcface": "wrappers.proxies:subcenter_arcface",
         "sup_ap": "ranking.sup_rank:SupAPLoss",
-        "sup_con": "in_batch.info_nce:SupConLoss",
+        "sup_con": "in_batch.contrastive:SupConLoss",
         "sup_recall": "ranking.sup_rank:SupRecallLoss",
         "triplet": "wrappers.pml:triplet",
     },

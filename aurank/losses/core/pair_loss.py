@@ -3,7 +3,7 @@
 import inspect
 import warnings
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypedDict, Unpack
 
@@ -48,19 +48,8 @@ class TakesInputs(metaclass=NamesArguments):
     two_way: bool = False
     gather: Gather
 
-    if TYPE_CHECKING:  # torch types the call of a module as Any
-
-        def __call__(
-            self,
-            embeddings: Tensor,
-            labels: Tensor | None = None,
-            indices_tuple: Mined = None,
-            ref_emb: Tensor | None = None,
-            ref_labels: Tensor | None = None,
-            *,
-            ids: Tensor | None = None,
-            ref_ids: Tensor | None = None,
-        ) -> Tensor: ...
+    if TYPE_CHECKING:
+        __call__: Callable[..., Tensor]  # torch types the call of a module as Any
 
     @property
     def takes_references(self) -> bool:

@@ -9,7 +9,7 @@ from testing.equal import SHUFFLED, batch, check_equal
 
 from aurank.losses import DCLLoss, FlatNCELoss, InfoNCELoss, PairLoss, SiMoLoss, SogCLRLoss
 from aurank.losses.core.pairs import Inputs, make_pairs
-from aurank.losses.in_batch.decoupled import hardness_weights
+from aurank.losses.in_batch.contrastive import hardness_weights
 
 PAIRS = [0, 1, 2, 3, 0, 1, 2, 3]  # two views
 

@@ -4,7 +4,7 @@ from pytorch_metric_learning import distances
 
 from aurank.errors import UserError
 from aurank.losses import FastAPLoss, ListwiseAPLoss
-from aurank.losses.ranking._soft_histogram import (
+from aurank.losses.ranking.binned_ap import (
     average_precision,
     bin_position,
     default_limits,
