@@ -138,22 +138,16 @@ class Component(Strict):
 
 
 class Augmentation(Component):
-    """What is done to an image for training."""
-
     table = "data.train_transform"
     name: str = key("crop_flip", "Which one: a name from its table.")
 
 
 class Transform(Component):
-    """What is done to an image for validation, test and search."""
-
     table = "data.test_transform"
     name: str = key("center", "Which one: a name from its table.")
 
 
 class Miner(Component):
-    """What chooses the pairs of a batch that count."""
-
     table = "miner"
 
 
@@ -175,8 +169,6 @@ class LossTerm(Component):
 
 
 class Schedule(Component):
-    """The learning rate's course over the steps."""
-
     table = "optim.schedule"
     name: str = key("constant", "Which one: a name from its table.")
 
@@ -227,8 +219,6 @@ class DataConfig(Component):
 
 
 class SamplerConfig(Component):
-    """Which images make a batch."""
-
     table = "sampler"
     name: str = key("pk", "Sampler of the batches.")
     batch: int = key(112, "Images drawn for a batch, over all processes.", ge=2, le=10**6)
@@ -294,8 +284,6 @@ class ModelConfig(Strict):
 
 
 class OptimConfig(Component):
-    """How a gradient moves the weights."""
-
     table = "optim"
     name: str = key("adamw", "Optimiser.")
     lr: Rate = Field(gt=0, le=1000, description="Learning rate after the warm-up.")
@@ -310,8 +298,6 @@ class OptimConfig(Component):
 
 
 class TrainConfig(Strict):
-    """How long, how precise, what is written when."""
-
     steps: Count = Field(description="Updates of the weights.")
     accumulate: int = key(1, "Batches whose gradients make one update.", ge=1, le=10**6)
     micro_batch: int | None = key(None, "Images encoded at a time, gradients cached; null: all.", ge=2, le=10**6)
@@ -328,15 +314,11 @@ class TrainConfig(Strict):
 
 
 class MemoryConfig(Strict):
-    """References kept from earlier batches (XBM)."""
-
     size: Count = Field(description="Embeddings that a batch is compared with, its own included.")
     start_at: int = key(0, "Steps before the memory is used.", ge=0, le=10**9)
 
 
 class EvaluateConfig(Strict):
-    """How embeddings are measured."""
-
     recall_at: RecallAt = key((1, 10, 100, 1000), "The k of Recall@k and precision@k.")
     metrics: Names | None = key(None, "Names of docs/metrics.md beside mauprc; null: the usual ones.", min_length=1)
     ties: Ties = key("threshold", "How equal scores count in average precision.")

@@ -24,23 +24,11 @@ OnBytes = Callable[[int, int | None], None]
 def fetch(name: str, root: Path, *, url: str | None = None, on_bytes: OnBytes | None = None) -> str:
     """Fetch a published set into the data folder, so that its reader finds it; return what is there then, in words.
 
-    A file is written as FILE.part and gets its name once it is whole and, where an md5 is published, as published;
-    called again after an interruption it goes on there, if the server can. Files that are there are not fetched again.
+    A file is written as FILE.part and gets its name once it is whole and, where an md5 is published, as published.
 
     Args:
-        name: of `FETCHED`, such as cub200.
-        root: the data folder.
-        url: of a mirror: the file itself, or, of several files or where it ends in "/", the folder that holds them
-            under their published names.
+        url: of a mirror: the file itself, or, of several files or where it ends in "/", the folder that holds them.
         on_bytes: called with the bytes of a file that are here and how many it has, None where the server does not say.
-
-    Raises:
-        UserError: a set without a public address, with where to ask; no network, no room, another content.
-
-    Example:
-        >>> fetch("msmt17", Path("data"))
-        Traceback (most recent call last):
-        aurank.errors.UserError: MSMT17 has no public address: get it from https://www.pkuvmc.com/dataset.html ...
     """
     about = find_set(name)
     if not about.addresses:
