@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from aurank.data.readers import BENCHMARKS, READERS
-from aurank.data.readers.facts import FETCHED, Benchmark
-from aurank.data.readers.published import PUBLISHED, check_benchmark
+from aurank.data.readers.published import FETCHED, PUBLISHED, Benchmark, check_benchmark
 from aurank.errors import UserError
 from aurank.extras import import_library
 from aurank.files import claimed, reading, temporary_name
