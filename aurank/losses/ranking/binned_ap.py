@@ -40,7 +40,7 @@ def soft_histogram(
     return here[:, :-1] + pad(after[:, :-2], (1, 0))
 
 
-def average_precision(
+def histogram_average_precision(
     positives: Float[Tensor, "query bin"], negatives: Float[Tensor, "query bin"], count: Int64[Tensor, " query"]
 ) -> Float[Tensor, " query"]:
     """Return Σ_m h⁺_m H⁺_m / (H_m N⁺) of each query, in [0, 1]; 0 for a query without a positive (a count of 0)."""
@@ -108,7 +108,7 @@ class FastAPLoss(PairLoss):
         positives, centres = pairs.positives, self.num_bins + 1
         plus = soft_histogram(positives.similarity, positives.mask, num_bins=centres, limits=self.limits)
         minus = soft_histogram(pairs.similarity, pairs.negative, num_bins=centres, limits=self.limits)
-        loss = 1 - average_precision(plus, minus, positives.count)
+        loss = 1 - histogram_average_precision(plus, minus, positives.count)
         if not self.official:
             return loss
         value = loss.detach()
@@ -199,4 +199,4 @@ class ListwiseAPLoss(PairLoss):
         minus = soft_histogram(pairs.similarity, pairs.negative, num_bins=self.num_bins, limits=self.limits)
         if self.tie_aware:
             return 1 - tie_aware_average_precision(positives, plus, minus, self.limits)
-        return 1 - average_precision(plus, minus, positives.count)
+        return 1 - histogram_average_precision(plus, minus, positives.count)
