@@ -23,7 +23,7 @@ from testing.trees import publish_small_sizes
 
 import aurank
 from aurank import cli
-from aurank.commands.benchmarks.spec import BenchmarkSpec
+from aurank.commands.benchmarks.benchmark import BenchmarkSpec
 from aurank.config.load import load_section
 from aurank.losses import SmoothAPLoss
 from aurank.ranges import Range

@@ -19,7 +19,7 @@ import cv2
 import numpy as np
 
 from aurank.data import BENCHMARKS
-from aurank.data.readers.facts import Benchmark
+from aurank.data.readers.published import Benchmark
 
 CHANCE = np.random.Generator
 # Super-categories of iNaturalist 2018 and their species (the competition's page).

@@ -45,10 +45,7 @@ class Terminal(Console):
 
 
 def printable(text: str) -> str:
-    """The text with its control characters written out, as \\x1b, and its longest lines cut in the middle.
-
-    So too the characters that turn the direction of writing around, and what is no character.
-    """
+    """The text with its control characters written out, as \\x1b, and its longest lines cut in the middle."""
     controls = set(filter(is_control, text))
     escapes = {ord(one): one.encode("unicode_escape", "surrogatepass").decode("ascii") for one in controls}
     lines, half = text.translate(escapes).split("\n"), LONGEST_LINE // 2
@@ -56,12 +53,10 @@ def printable(text: str) -> str:
 
 
 def one_name(text: str) -> str:
-    """The text of a name on one line, its line breaks and tabs written out."""
     return printable(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def is_control(character: str) -> bool:
-    """Whether a character is written to a terminal for what it does there, line breaks and tabs aside."""
     return character not in "\n\t" and (category_of(character) in ("Cc", "Cs") or character in _TURNING)
 
 
@@ -85,11 +80,7 @@ def draw_warnings() -> Iterator[None]:
 
 @contextmanager
 def bar(text: str, *, at_once: bool = False) -> Iterator[tuple[Progress, Callable[..., None]]]:
-    """A bar on a terminal, and what changes it; elsewhere lines, with the time left, one each 30 s, at once or later.
-
-    Of each change it is told the line and its stage, at whose start a line is due too, but not in the first 30 s of a
-    command; `due` prints it whatever the time.
-    """
+    """A bar on a terminal, and what changes it; elsewhere lines, with the time left, one each 30 s."""
     named, noted = TextColumn("{task.description}"), TextColumn("{task.fields[note]}")
     columns = (named, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), noted)
     quiet_until = -math.inf if at_once else time.monotonic() + QUIET
@@ -160,13 +151,7 @@ def draw_stages(text: str = "") -> Iterator[Callable[[str, int, int], None]]:
 def draw_measuring(
     given: dict[str, Any], finished: Callable[[str, Any], None] | None = None, *, group: "ProcessGroup | None" = None
 ) -> Iterator[Any]:
-    """Give `RunOptions` that draw one bar a stage on a terminal, elsewhere lines of a run that takes a while.
-
-    Args:
-        given: the options of a command by name.
-        finished: may print, as no bar is drawn meanwhile.
-        group: processes that share the work; rank 0 alone draws and is given what is finished.
-    """
+    """Give `RunOptions` that draw one bar a stage on a terminal, elsewhere lines of a run that takes a while."""
     from aurank.commands import RunOptions
     from aurank.embedding.cache import default_cache
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from aurank.embedding import ImageSelection
     from aurank.evaluation import ProbeResult
 
-_SIDES = ("data", "split", "protocol", "root", "query", "gallery")
+_SIDES = ("data", "split", "protocol", "root")
 DEFAULT_RESAMPLES = 1000  # where a page is written: 0.25 s for 60,502 queries of 11,316 classes, 15 metrics
 
 

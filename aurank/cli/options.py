@@ -46,7 +46,6 @@ def argument(text: str, metavar: str | None = None, *, default: Any = None, **li
 
 
 def reads(value: Any) -> Any:
-    """Refuse what is not there of files and folders to read, overrides among them left aside."""
     for path in value if isinstance(value, list | tuple) else [] if value is None else [value]:
         is_override = str(path).startswith("data.") and "=" in str(path)
         if not (is_override or _is_there(path)):
@@ -55,7 +54,6 @@ def reads(value: Any) -> Any:
 
 
 def reads_some(paths: Any) -> Any:
-    """Refuse paths to read of which none is there; - is standard input."""
     if not any(path == "-" or _is_there(path) for path in paths):
         reads(paths)
     return paths
@@ -77,7 +75,6 @@ def _writes(suffix: str) -> Callable[[TyperOption, Path | None], Path | None]:
 
 
 def _reads_model(model: str | None) -> str | None:
-    """Refuse a model in a file that is not there."""
     kind, _, what = (model or "").partition(":")
     if what and kind == "aurank":
         from aurank.embedding.named import require_checkpoint, resolve_checkpoint
@@ -132,9 +129,7 @@ _IMAGES = {
     ),
     "split": _shared(str | None, "train, val, test or all; default: test, to mine train, for an index all."),
     "protocol": _shared(str | None, "A named protocol, such as sop; its data is in --root."),
-    "root": _shared(Path | None, "Folder of the protocol's data, or the one that paths of tables start from."),
-    "query": _shared(Path | None, "Table (csv, parquet) of the queries; needs --gallery.", callback=reads),
-    "gallery": _shared(Path | None, "Table (csv, parquet) of the gallery.", callback=reads),
+    "root": _shared(Path | None, "Folder of the protocol's data."),
     "seeds": _shared(str | None, "Seeds of a protocol's draws, such as 0,1,2."),
 }
 # How a model is run.
@@ -158,7 +153,7 @@ _FIRST = "Options"
 _HEADINGS = {
     "Arguments": (),
     _FIRST: ("model", "data", "split", "out", "k", "labels", "metrics", "recall_at", "baselines", "device", "batch"),
-    "Which images": ("protocol", "root", "query", "gallery", "seeds"),
+    "Which images": ("protocol", "root", "seeds"),
     "How embeddings are compared": (
         *("distance", "ties", "postprocess", "fit_on", "index", "dims", "precision", "rescore"),
         *("intervals", "seed", "backend", "max_memory"),

@@ -150,7 +150,6 @@ def tune(
     by: str = option("What a fold holds out whole: class or super_category.", default="class"),
     ranges: Path | None = option("YAML file of ranges in place of the declared ones, or beside them.", callback=reads),
     seed: int = option("Seed of the folds and the search.", default=0, min=0),
-    storage: str | None = option("URL of an Optuna storage, in place of a file in --out, which is shared too."),
     only_list: bool = option("List the ranges, search nothing.", "--list", default=False),
 ) -> None:
     """Search settings by validation on held-out classes.
@@ -186,7 +185,7 @@ def tune(
             stderr_console.say(line["error"])
 
     out = out or Path("runs") / f"tune-{Path(config).stem}"
-    given: Any = {"trials": trials, "folds": folds, "by": by, "ranges": others, "seed": seed, "storage": storage}
+    given: Any = {"trials": trials, "folds": folds, "by": by, "ranges": others, "seed": seed}
     try:
         found = tune(settings, out, listener=show, **given)
     except KeyboardInterrupt:

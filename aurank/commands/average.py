@@ -105,7 +105,6 @@ def average_models(models: Sequence[Path | str], out: Path | str) -> Path:
 
 
 def mean_weights(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Return the mean of each real tensor, in float64 and rounded once; of others, and of equal ones, the first."""
     means = {}
     for name, first in states[0].items():
         wide = torch.stack([state[name].double() for state in states])
@@ -115,8 +114,6 @@ def mean_weights(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
 
 class _Part(NamedTuple):
-    """A model to be averaged: its configuration is without adapters, which are in the weights."""
-
     name: str
     config: Config
     weights: dict[str, Tensor]
@@ -131,14 +128,10 @@ def _read(name: str) -> _Part:
         merged: Any = (encoder_of if config.model.text is None else towers_of)(checkpoint, config, name)
         weights = merged.state_dict()
         config = config.model_copy(update={"model": config.model.model_copy(update={"lora": None})})
-    wrong = next((key for key, value in weights.items() if not bool(value.isfinite().all())), None)
-    if wrong is not None:
-        raise UserError(f"{name} has a value in {wrong!r} that is not finite; name another checkpoint of that run")
     return _Part(name, config, weights, checkpoint)
 
 
 def _require_same_network(first: _Part, other: _Part) -> None:
-    """Raise UserError unless both differ in their training alone."""
     lines = [line for line in config_difference(first.config, other.config) if _EMBEDS.match(line)]
     lines.sort(key=lambda line: not line.startswith("model."))  # the network before its images
     shapes = [{name: value.shape for name, value in part.weights.items()} for part in (first, other)]
@@ -155,7 +148,6 @@ def _require_same_network(first: _Part, other: _Part) -> None:
 
 
 def _doubts(parts: Sequence[_Part]) -> list[str]:
-    """Return a line for each reason why the average may be worth less than the models, or is measured too well."""
     first, *others = parts
     doubts: dict[str, str] = {}  # of each kind the first
     for part in parts:
@@ -195,7 +187,6 @@ def _doubts(parts: Sequence[_Part]) -> list[str]:
 
 
 def _cosine(left: Mapping[str, Tensor], right: Mapping[str, Tensor], names: Sequence[str]) -> float:
-    """Return the cosine of all these tensors as one vector each; 1 of none."""
     pairs = [(left[name].double().flatten(), right[name].double().flatten()) for name in names]
     product = sum(float(one @ other) for one, other in pairs)
     squares = sum(float(one @ one) for one, _ in pairs) * sum(float(other @ other) for _, other in pairs)

@@ -74,14 +74,12 @@ def short_names(paths: Sequence[Path]) -> list[str]:
 
 
 def _require_own(out: Path) -> None:
-    """Raise UserError where the page cannot be written, or another file has its name."""
     require_writable(out, suffix=".html")
     if out.exists() and _MADE.encode() not in out.read_bytes()[-4096:]:
         raise UserError(f"--out {out} is there already and is no page of aurank; name another file")
 
 
 def _pictures(images: ImageSelection, reports: dict[str, Report]) -> Pictures:
-    """Return the pictures of the images chosen; raise UserError where the reports are of none of them."""
     columns = [
         column["path"] for one in reports.values() for column in (one.per_query, one.gallery) if "path" in column
     ]

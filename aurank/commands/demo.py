@@ -7,7 +7,6 @@ from typing import Any
 
 from aurank.commands.baselines import measure_baselines
 from aurank.config import shipped_configs
-from aurank.errors import UserError
 from aurank.files import write_text
 
 CONFIG = "digits/soprc"
@@ -16,15 +15,10 @@ CONFIG = "digits/soprc"
 def demo(
     out: Path, *, listener: Callable[[str, dict[str, Any]], None] | None = None
 ) -> tuple[dict[str, dict[str, float]], int | None]:
-    """Return metrics on the test digits, untrained, of raw pixels and trained; or the signal that ended training.
-
-    Trains ``digits/soprc`` into ``out/run``, or goes on with what is there, and writes ``out/demo.json``.
-    """
+    """Return metrics on the test digits, untrained, of raw pixels and trained; or the signal that ended training."""
     from aurank.training import read_config, train
 
     config = read_config(shipped_configs()[CONFIG])
-    if out.exists() and not out.is_dir():
-        raise UserError(f"--out {out} is a file; name a folder")
     run = train(config, out / "run", resume=(out / "run").exists(), listener=listener)
     if run.report is None:
         return {}, run.stopped_by

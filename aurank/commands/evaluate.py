@@ -236,7 +236,7 @@ def _measure(
     require_measurable(manifest, pooled=bool(pooled_names(options.get("metrics"))))
     options = prepared.evaluation_options(protocol, options)
     _check_options(options, protocol, trial_of(manifest))
-    if isinstance(images.data, str) or images.query is not None:  # a folder too high can have been named
+    if isinstance(images.data, str):  # a folder too high can have been named
         sides = f"{int(manifest.is_query.sum()):,} queries, {int(manifest.is_gallery.sum()):,} gallery rows"
         require_likely_classes(manifest, prepared.data, counts=sides)
     require_distinct(manifest, prepared.data)

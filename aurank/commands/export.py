@@ -180,7 +180,6 @@ def export_model(
 
 
 def _require_expressible(to: str, config: Config) -> None:
-    """Raise UserError where a format cannot hold a model; timm has a backbone, its own pooling and one linear layer."""
     model, reason = config.model, ""
     remedy = "export it as onnx, torchexport or safetensors"
     if config.data.channels not in COLOURS:
@@ -202,7 +201,6 @@ def _require_expressible(to: str, config: Config) -> None:
 
 @contextmanager
 def _becoming(out: Path, names: ExportNames) -> Iterator[Path]:
-    """A folder to fill that becomes `out`; of an export as a file, its files go to their places, that one last."""
     if not names.is_file:
         with replacing_folder(out) as folder:
             yield folder
@@ -217,7 +215,6 @@ def _becoming(out: Path, names: ExportNames) -> Iterator[Path]:
 def _write(
     to: str, folder: Path, names: ExportNames, source: TrainedEncoder, pixels: Sequence[np.ndarray]
 ) -> dict[str, ImageModel]:
-    """Write the files and return each as it is read back, by its name; the first is to be the same model."""
     source.encoder.cpu()
     file = names.model
     with _explaining(f"--to {to}: {source.config.backbone} cannot be exported", "try --to safetensors"):
@@ -235,7 +232,6 @@ def _write(
 
 @contextmanager
 def _explaining(what: str, remedy: str) -> Iterator[None]:
-    """Make a line of whatever exporters raise of operations that they do not know."""
     try:
         yield
     except (AurankError, OSError):
@@ -247,7 +243,6 @@ def _explaining(what: str, remedy: str) -> Iterator[None]:
 def _compare(
     prepared: PreparedModel, written: Mapping[str, ImageModel]
 ) -> tuple[Embedded, list[Check], dict[str, float]]:
-    """Embed the images by the checkpoint and by what was written; return its embeddings, the checks and the metrics."""
     data, manifest = prepared.data, prepared.dataset.manifest
     how: dict[str, Any] = {"on_error": data.on_error, "max_pixels": data.max_pixels, "prepared": open_prepared(data)}
     options: dict[str, Any] = {}
@@ -273,10 +268,6 @@ def _compare(
 
 
 def _calibration(prepared: PreparedModel, trained: Config, *, is_own: bool) -> list[np.ndarray]:
-    """Return batches of uint8 pixels of training images, evenly over their list.
-
-    is_own: whether the images of the check are of the data that the model was trained on.
-    """
     training = (None if is_own else _trained_on(trained)) or training_images(prepared)
     if training is None:
         name = prepared.dataset.manifest.name
@@ -294,7 +285,6 @@ def _calibration(prepared: PreparedModel, trained: Config, *, is_own: bool) -> l
 
 
 def _trained_on(config: Config) -> Manifest | None:
-    """Return the training images of a run's own data, None where they are gone, or were none."""
     if config.model.backbone == NO_BACKBONE:
         return None
     try:

@@ -107,7 +107,6 @@ def write_first_configuration(images: Path | str, out: Path | str = "mine.yaml",
 
 
 def measure_sizes(manifest: Manifest, *, at_most: int = MEASURED) -> tuple[Int64[np.ndarray, "image 2"], list[str]]:
-    """Return height and width of some images, upright, as their headers say, and those without a readable header."""
     paths = [path for path in dict.fromkeys(manifest.paths) if not path.endswith(".npy")]
     drawn = np.sort(np.random.default_rng(0).permutation(len(paths))[:at_most])
     sizes, unreadable, source = [], list[str](), manifest.source
@@ -125,7 +124,6 @@ def measure_sizes(manifest: Manifest, *, at_most: int = MEASURED) -> tuple[Int64
 
 
 def _by_folders(place: Path) -> tuple[Manifest, Section]:
-    """Return the images of a folder or archive, and the data section that reads them with these splits."""
     root, params = (place, {}) if place.is_dir() else (place.parent, {"path": place.name})
     whole = READERS["unlabelled"](root, **params)
     given = READERS["folder"](root, **params) if any("/" in path for path in whole.paths) else whole
@@ -138,7 +136,6 @@ def _by_folders(place: Path) -> tuple[Manifest, Section]:
 
 
 def _by_pattern(place: Path, pattern: str) -> Manifest:
-    """Return the images of a folder or archive by what a pattern finds in their paths."""
     try:
         named = re.compile(pattern).groupindex
     except re.error as error:
@@ -174,7 +171,6 @@ def _by_pattern(place: Path, pattern: str) -> Manifest:
 
 
 def _divided(given: Manifest, read: Any) -> tuple[Manifest, Section]:
-    """Return the images with some classes drawn for testing, and the arguments of `read` that give them."""
     if (count := len(given.classes)) < LEAST_CLASSES:
         least = f"to train on some and to measure on others takes {LEAST_CLASSES}: add classes, or measure a published"
         raise UserError(f"{given.name} has {count} class{'es' * (count > 1)}; {least} network by aurank evaluate")
@@ -188,14 +184,12 @@ def _divided(given: Manifest, read: Any) -> tuple[Manifest, Section]:
 
 
 def _fraction(manifest: Manifest) -> float:
-    """Return the part of the training classes to hold out: none where few are left, or two images of none of them."""
     train = manifest.split("train")
     is_enough = "val" not in manifest.split_sizes and len(train.classes) >= 8
     return HELD_OUT if is_enough and not _without_pairs(train.split_validation(HELD_OUT, seed=0)) else 0.0
 
 
 def _without_pairs(manifest: Manifest) -> list[str]:
-    """Return the splits in which no image finds another of its class, by another camera where there are any."""
     return sorted(manifest.split_sizes.keys() - {split for split, _ in classes_with_pairs(manifest)})
 
 
@@ -211,7 +205,6 @@ def _require_trainable(manifest: Manifest, place: Path) -> None:
 
 
 def _named(values: Section) -> str:
-    """Return size and resize as `--model timm:…` takes them."""
     size, resize = values["size"], values["resize"].split()[0]
     shown = "x".join(map(str, size)) if isinstance(size, list) else size
     return f"input_size={shown}" + (f",resize={resize}" if resize != "crop" else "")
@@ -235,7 +228,6 @@ def _seen(manifest: Manifest, sizes: Int64[np.ndarray, "image 2"], unreadable: l
 
 
 def _shape(sizes: Int64[np.ndarray, "image 2"]) -> tuple[int | list[int], str, str]:
-    """Return the size that a network sees, what becomes of images of another shape, and why."""
     if not len(sizes):
         return SIDE, "crop", "the usual"
     shapes, side = sizes[:, 0] / sizes[:, 1], min(SIDE, int(np.median(sizes.min(axis=1))))
@@ -250,7 +242,6 @@ def _shape(sizes: Int64[np.ndarray, "image 2"]) -> tuple[int | list[int], str, s
 
 
 def _choices(manifest: Manifest, section: Section, sizes: Int64[np.ndarray, "image 2"], unreadable: int) -> Section:
-    """Return what the template leaves open, each choice with its reason."""
     is_labelled = section["name"] != "unlabelled"
     fraction = _fraction(manifest) if is_labelled else 0.0
     train = manifest.split_validation(fraction, seed=0).split("train")

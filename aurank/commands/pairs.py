@@ -96,7 +96,7 @@ def evaluate_pairs(
     if kind != "aurank":
         raise UserError(f"--model {model}: pairs need both encoders of a run with model.text, aurank:DIR/best")
     images.check()
-    if images.protocol is not None or images.query is not None:
+    if images.protocol is not None:
         raise UserError(f"{images.given[0]} has no use here: pairs are the rows of a table, --data table:FILE")
     device = running.torch_device
     checkpoint = load_checkpoint(resolve_checkpoint(what))
@@ -135,7 +135,6 @@ def evaluate_pairs(
 
 
 def _has_classes(manifest: Manifest) -> bool:
-    """Whether images have one label each, which is no text that stands beside them."""
     if manifest.texts is None or not has_one_label(manifest):
         return False
     named = zip(manifest.labels, manifest.texts, strict=True)

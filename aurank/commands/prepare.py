@@ -67,7 +67,6 @@ def _read(config: Config | Path | str | dict[str, Any], overrides: Sequence[str]
 
 
 def _require_apart(folder: Path, manifest: Manifest) -> None:
-    """Raise UserError for a folder among the originals, or one that holds them."""
     source = manifest.source
     if isinstance(source, FolderSource):
         originals, own = source.root.resolve(), folder.resolve()

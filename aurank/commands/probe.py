@@ -55,9 +55,7 @@ def probe_model(
     images, running = images or ImageSelection(), running or RunOptions()
     if not protocols or set(protocols) - PROBES.keys() or len(set(protocols)) < len(protocols):
         raise UserError(f"--protocol: expected {' or '.join(PROBES)}, each once; got {', '.join(protocols) or 'none'}")
-    if k is not None and "knn" not in protocols:
-        raise UserError(f"--k {k} goes with --protocol knn")
-    if images.find_protocol() is not None or images.query is not None:
+    if images.find_protocol() is not None:
         raise UserError(f"{images.given[0]} has no use here: a probe takes its rows from the splits of --data")
     options: dict[str, dict[str, Any]] = {name: {} for name in protocols}
     if "knn" in options:
@@ -93,10 +91,7 @@ def _check_probes(
     seeds: Sequence[int] | None,
     running: RunOptions,
 ) -> None:
-    """Raise UserError where the probes cannot be; a linear probe that the labels forbid goes from `options` instead.
-
-    So what can be had is had. It alone is refused for its labels only; other mistakes are the caller's.
-    """
+    """Raise UserError where the probes cannot be; of several, a linear probe that the labels forbid is left out."""
     if seeds is not None and test_labels is not None and "linear_probe" not in options:
         raise UserError(f"--seeds {','.join(map(str, seeds))}: k-NN draws nothing where a training split is given")
     split = split_labels(labels, test_labels, seeds=seeds)
@@ -113,7 +108,6 @@ def _check_probes(
 def _embed_sides(
     prepared: PreparedModel, options: dict[str, dict[str, Any]], seeds: Sequence[int] | None
 ) -> tuple[Embedded, Embedded | None, list[str]]:
-    """Return the embeddings of the images tested and of those that train, None for halves; labels agree; and notes."""
     tested = prepared.dataset.manifest
     _require_once(tested)
     training = _training_images(prepared)
@@ -132,7 +126,6 @@ def _embed_sides(
 
 
 def _training_images(prepared: PreparedModel) -> Manifest | None:
-    """The images that train, or None where they share too few classes with those tested."""
     training, tested = training_images(prepared), prepared.dataset.manifest
     if training is None:
         return None

@@ -26,14 +26,7 @@ _NO_LABELS = "There are too many rows and classes to doubt labels here: aurank d
 
 @dataclass(frozen=True, eq=False)
 class Measurement:
-    """What an evaluation had at hand.
-
-    Args:
-        model: its name.
-        embedded: what was ranked, without post-processing.
-        images: that were chosen, those that could not be read among them; None of saved embeddings.
-        notes: on the embeddings, for the report.
-    """
+    """What an evaluation ranked, before post-processing, and all images chosen, None of saved rows."""
 
     model: str
     embedded: Embedded

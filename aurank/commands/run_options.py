@@ -124,8 +124,6 @@ class RunOptions:
 
 @dataclass(frozen=True, eq=False)
 class PreparedModel:
-    """A model, and the images chosen as it wants them."""
-
     model: ImageModel
     dataset: ImageDataset
     data: DataConfig
@@ -138,13 +136,11 @@ class PreparedModel:
 
     @property
     def sizes(self) -> dict[str, Any]:
-        """How many images are embedded at once, and by how many processes they are read."""
         usual = EvaluateConfig() if self.model.config is None else self.model.config.evaluate
         batch = self.settings.get("batch", usual.batch)
         return {"batch": batch if self.run.batch is None else self.run.batch, "workers": self.data.workers}
 
     def evaluation_options(self, protocol: Protocol | None, given: dict[str, Any]) -> dict[str, Any]:
-        """Return the options given, with those of the data's or the model's configuration; a protocol has cut-offs."""
         own = {} if self.model.config is None else evaluation_options(self.model.config)
         own |= options_of(self.settings)
         if protocol is not None:
@@ -188,7 +184,6 @@ class PreparedModel:
 def prepare_model(
     model: str, images: ImageSelection, running: RunOptions, *, labels: Path | None = None
 ) -> PreparedModel:
-    """Return the model, which is not run yet, with the images chosen; raise UserError for either, and for `labels`."""
     given, model = model, fetched(model)
     kind, what = split_name(model)
     if kind == "embeddings":
@@ -234,7 +229,6 @@ def prepare_model(
 
 
 def _require_size(model: ImageModel, size: object, trained: object) -> None:
-    """Raise UserError where a model that was trained on images of another size cannot take those of this one."""
     assert isinstance(model.transform, Pipeline)
     remedy = f"it was trained with {trained}: leave it out, or name another size"
     with torch.inference_mode(), reading("the model", f"a network of data.image_size={size}", remedy=remedy):
@@ -242,7 +236,6 @@ def _require_size(model: ImageModel, size: object, trained: object) -> None:
 
 
 def refuse_preprocessing(images: ImageSelection, model: str) -> None:
-    """Raise UserError for overrides of what the model brings along."""
     for override in images.overrides:
         if _BROUGHT.match(override):
             remedy = "; name its own, as in timm:NAME,input_size=256x128,resize=pad" * model.startswith("timm:")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from filelock import FileLock, Timeout
+from filelock import FileLock
 
 from aurank.config import Config, dump_config
 from aurank.config.load import read_mapping
@@ -29,7 +29,7 @@ from aurank.embedding.named import read_whole
 from aurank.embedding.select_images import class_folds, require_distinct
 from aurank.errors import Diverged, UserError
 from aurank.extras import import_library
-from aurank.files import reading, write_text
+from aurank.files import InUse, claimed, reading, write_text
 from aurank.names import meant, nearest, signature
 from aurank.ranges import Range, range_of, ranges_of
 from aurank.reporting.tune_page import tune_page
@@ -74,7 +74,6 @@ def tune(
     folds: int = 3,
     by: ValidationUnit = "class",
     seed: int = 0,
-    storage: str | None = None,
     listener: Callable[[Line], None] | None = None,
 ) -> Tuned:
     """Search the settings with the best mean validation mAUPRC over class-disjoint folds of the training classes.
@@ -90,7 +89,6 @@ def tune(
         trials: how many in all, over all processes.
         by: what a fold holds out whole, "class" or "super_category".
         seed: of the folds and of the search; trainings have the configuration's own.
-        storage: URL of an Optuna storage, in place of study.log; the locks of trials stay in ``out``.
         listener: called at a trial's end with its number, state, value, folds, settings, error, and the best value.
 
     Raises:
@@ -113,7 +111,7 @@ def tune(
     training = whole.select(whole.splits != "test")
     fold = class_folds(training, folds, by=by, seed=seed)
     data = [dataclasses.replace(training, splits=np.where(fold == each, "val", "train")) for each in range(folds)]
-    search = _Search(config, out, searched, data, trials, seed, storage)
+    search = _Search(config, out, searched, data, trials, seed)
     search.require_same({"folds": folds, "by": by, "seed": seed, "images": training.sha256[:16]})
     while (trial := search.next()) is not None:
         line = search.run(trial)
@@ -151,7 +149,6 @@ def declared_ranges(config: Config) -> dict[str, Range]:
 
 
 def searched_ranges(config: Config, others: Ranges) -> dict[str, Range]:
-    """Return the declared ranges with others in their place or beside them; UserError names one that does not fit."""
     ranges = declared_ranges(config)
     for key, each in others.items():
         if each is None and key not in ranges:
@@ -166,7 +163,6 @@ def searched_ranges(config: Config, others: Ranges) -> dict[str, Range]:
 
 
 def read_ranges(file: Path) -> dict[str, Range | None]:
-    """Return the ranges in a YAML file by their keys, None for null; UserError names the key of a wrong one."""
     ranges: dict[str, Range | None] = {}
     for key, value in read_mapping(file, {}, "ranges such as optim.lr: [1e-4, 1e-2, log]").items():
         with reading(f"{file}: {key}", "a range"):
@@ -175,7 +171,6 @@ def read_ranges(file: Path) -> dict[str, Range | None]:
 
 
 def _trouble(config: Config, key: str, value: Any) -> str | None:
-    """Return what is wrong with a value at a key of a configuration."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -186,7 +181,6 @@ def _trouble(config: Config, key: str, value: Any) -> str | None:
 
 
 def value_of(config: Config, key: str) -> Any:
-    """Return the value at a key of a configuration; of an argument that it leaves out the default."""
     path, _, argument = key.rpartition(".params.")
     section: Any = config
     for part in (path or key).split("."):
@@ -202,26 +196,23 @@ def value_of(config: Config, key: str) -> Any:
 
 @dataclass
 class _Search:
-    """The trials of a study, each at a place from 0 on; one whose process was killed is done again at its place."""
-
     config: Config
     out: Path
     ranges: dict[str, Range]
     data: Sequence[Manifest]
     trials: int
     seed: int
-    storage: Any
 
     def __post_init__(self) -> None:
-        config, out, storage, file = self.config, self.out, self.storage, self.out / "study.log"
+        config, out, file = self.config, self.out, self.out / "study.log"
         self.optuna = optuna = import_library("optuna", "aurank tune")
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         out.mkdir(parents=True, exist_ok=True)
         self.turn = FileLock(out / ".turn.lock")  # held while trials begin and end
-        with self.turn, reading(storage or file, "the study of a search", remedy="name another --out"):
-            if storage is None:  # Optuna's own lock would outlive a process that is killed
-                backend = optuna.storages.journal.JournalFileBackend(str(file), FileLock(out / ".study.lock"))
-                storage = optuna.storages.JournalStorage(backend)
+        with self.turn, reading(file, "the study of a search", remedy="name another --out"):
+            # Optuna's own lock would outlive a process that is killed
+            backend = optuna.storages.journal.JournalFileBackend(str(file), FileLock(out / ".study.lock"))
+            storage = optuna.storages.JournalStorage(backend)
             kind = {"study_name": f"aurank {out.resolve().name}", "direction": "maximize", "load_if_exists": True}
             self.study = optuna.create_study(storage=storage, pruner=optuna.pruners.MedianPruner(), **kind)
         self.spaces = {key: self._space(each) for key, each in self.ranges.items()}
@@ -242,7 +233,6 @@ class _Search:
         return (kinds.IntDistribution if is_whole else kinds.FloatDistribution)(each.low, each.high, log=each.log)
 
     def require_same(self, asked: Line) -> None:
-        """Raise UserError where the folder holds a search of another kind."""
         asked |= {"ranges": {key: str(each) for key, each in self.ranges.items()}}
         with self.turn:
             before = self.study.user_attrs.get("asked")
@@ -256,7 +246,6 @@ class _Search:
             raise UserError(f"{self.out} holds another search (saved != given): {'; '.join(differing)}; {remedy}")
 
     def next(self) -> Any:
-        """Return a trial to run; None once all have ended, those of other processes too."""
         while True:
             with self.turn:
                 everyone = self.study.get_trials(deepcopy=False)
@@ -274,10 +263,8 @@ class _Search:
             time.sleep(_PAUSE)
 
     def _is_lost(self, trial: Any) -> bool:
-        """Whether the process of a trial ended before it did."""
         if trial.state.name == "RUNNING":
-            self._folder(trial).mkdir(exist_ok=True)
-            with suppress(Timeout), FileLock(self._folder(trial) / ".lock", timeout=0):
+            with suppress(InUse), claimed(self._folder(trial)):
                 shutil.rmtree(self._folder(trial), ignore_errors=True)
                 self.study.tell(trial.number, state=self.optuna.trial.TrialState.FAIL)
                 return True
@@ -300,16 +287,14 @@ class _Search:
             values = {key: json.dumps(value) for key, value in self.own.items()}
         trial.set_user_attr("place", place)
         trial.set_user_attr("settings", {key: str(value) for key, value in values.items()})
-        self._folder(trial).mkdir(exist_ok=True)
-        self.lock = FileLock(self._folder(trial) / ".lock", timeout=0)
-        self.lock.acquire()
+        self.claim = claimed(self._folder(trial))
+        self.claim.__enter__()
         return trial
 
     def _folder(self, trial: Any) -> Path:
         return self.out / f"trial{trial.number}"
 
     def run(self, trial: Any) -> Line:
-        """Train in every fold and tell the study; return the line of the trial."""
         values: list[float] = []
         state, started = "FAIL", time.perf_counter()
         try:
@@ -327,8 +312,8 @@ class _Search:
             value = float(np.mean(values)) if state == "COMPLETE" else None
             with self.turn:
                 self.study.tell(trial, value, state=self.optuna.trial.TrialState[state])
-                self.lock.release()
                 shutil.rmtree(self._folder(trial), ignore_errors=True)
+                self.claim.__exit__(None, None, None)
         lines = self.lines()
         line = next(line for line in lines if line["number"] == _place(trial) + 1)
         return {**line, "best": max((line["value"] for line in lines if line["value"] is not None), default=None)}
@@ -365,7 +350,6 @@ class _Search:
         return sorted(lines, key=lambda line: line["number"])
 
     def conclude(self) -> Tuned:
-        """Write what was found, and return it."""
         lines = self.lines()
         done = [line for line in lines if line["value"] is not None]
         if not done:

@@ -55,7 +55,6 @@ def _adapter(factory: Callable[..., Any], filled: frozenset[str]) -> Any:
 
 
 def _judged(annotation: Any) -> Any:
-    """Return the annotation, Any for one that pydantic cannot use: there is none, or its names are not imported."""
     if annotation is not inspect.Parameter.empty and not isinstance(annotation, str):
         with warnings.catch_warnings(), contextlib.suppress(Exception):
             warnings.simplefilter("ignore")

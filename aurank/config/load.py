@@ -79,7 +79,6 @@ def load_data_config(
 
 
 def load_section(schema: type[Any], path: Path) -> Any:
-    """Return what a YAML file says as one of the `Strict` models, checked like ``load_config`` does."""
     return _load(schema, path, (), {}, lambda _: ())
 
 
@@ -113,7 +112,6 @@ def _load(
 
 
 def _known(tree: Tree, choices: Mapping[str, Choices]) -> list[str]:
-    """Return every key that there is, with the arguments of the components that are chosen."""
     known = list(known_keys())
     for path, table in choices.items():
         section = _lookup(tree, path)
@@ -167,7 +165,6 @@ def _apply_overrides(tree: Tree, overrides: Sequence[str], origins: dict[KeyPath
 
 
 def read_mapping(path: Path, origins: dict[KeyPath, str], holds: str = _SECTIONS) -> Tree:
-    """Return the mapping in a YAML file; `origins` gets where each part stands."""
     with reading(path, "a configuration", remedy="mend it"):
         if not path.exists():
             known = [*shipped_configs(), *map(str, path.parent.glob("*.yaml"))]
@@ -180,8 +177,6 @@ def read_mapping(path: Path, origins: dict[KeyPath, str], holds: str = _SECTIONS
 
 
 def _parse(text: str, source: str, origins: dict[KeyPath, str]) -> Any:
-    """Return the value of one YAML 1.2 document, of which nothing runs; ``origins`` gets where each part stands."""
-
     def where(mark: Any) -> str:
         return f"{source}:{mark.line + 1}:{mark.column + 1}"
 

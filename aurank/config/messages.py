@@ -58,7 +58,6 @@ def lines_of(
     known: Collection[str],
     tags: Collection[str],
 ) -> list[str]:
-    """Return one line for each key of pydantic's errors in a tree."""
     texts: dict[KeyPath, str] = {}
     for error in found:
         path = tuple(part for part in error["loc"] if part not in tags)
@@ -73,7 +72,6 @@ def lines_of(
 
 
 def _within(where: KeyPath, tree: Any) -> KeyPath:
-    """Return the beginning of a path that leads somewhere: the rest names a member of a union."""
     for length, part in enumerate(where):
         if not (part in tree if isinstance(tree, dict) else isinstance(tree, list) and isinstance(part, int)):
             return where[:length]
@@ -116,14 +114,12 @@ def _unknown_key(path: str, value: Any, known: Collection[str]) -> str:
 
 
 def _origin(path: KeyPath, origins: Mapping[KeyPath, str]) -> str:
-    """Return where the value at a path, what holds it, or an override below it, came from, as a line begins."""
     holders = (path[:length] for length in range(len(path), 0, -1))
     below = (key for key in origins if key[: len(path)] == path)
     return next((f"{origins[place]}: " for place in (*holders, *below, ()) if place in origins), "")
 
 
 def dotted(path: KeyPath) -> str:
-    """Return ``optim.lr`` or ``evaluate.recall_at[1]``; a key that would not print on one line is quoted."""
     text = ""
     for part in path:
         if isinstance(part, int):
@@ -135,16 +131,13 @@ def dotted(path: KeyPath) -> str:
 
 
 def show(value: Any) -> str:
-    """Return a value as the user would write it in YAML, on one line of bounded length."""
     return shorten(repr(value) if isinstance(value, str) else json.dumps(value, default=repr))
 
 
 def shorten(text: str, longest: int = _LONGEST) -> str:
-    """Return ``text`` with its middle left out where it is long."""
     half = longest // 2
     return text if len(text) <= longest else f"{text[: half - 1]}…{text[-half:]}"
 
 
 def one_line(text: str) -> str:
-    """Return ``text`` with line breaks as spaces and without characters that do not print."""
     return "".join(character if character.isprintable() else "?" for character in " ".join(text.split()))

@@ -87,7 +87,6 @@ Params = Annotated[dict[str, Any], BeforeValidator(lambda value: {} if value is 
 
 
 def _sides(value: Any) -> Any:
-    """Return a number for two that are equal, other two as a tuple."""
     both = (value, value) if type(value) is int else tuple(value) if isinstance(value, list | tuple) else ()
     if len(both) != 2 or not all(type(side) is int and 1 <= side <= 8192 for side in both):
         expected = "a whole number from 1 to 8192, or two of them, [height, width]"
@@ -99,7 +98,6 @@ Sides = Annotated[int | tuple[int, int], BeforeValidator(_sides)]
 
 
 def key(default: Any, description: str, **limits: Any) -> Any:
-    """Return a pydantic field with a default."""
     return Field(default=default, description=description, **limits)
 
 
@@ -140,22 +138,16 @@ class Component(Strict):
 
 
 class Augmentation(Component):
-    """What is done to an image for training."""
-
     table = "data.train_transform"
     name: str = key("crop_flip", "Which one: a name from its table.")
 
 
 class Transform(Component):
-    """What is done to an image for validation, test and search."""
-
     table = "data.test_transform"
     name: str = key("center", "Which one: a name from its table.")
 
 
 class Miner(Component):
-    """What chooses the pairs of a batch that count."""
-
     table = "miner"
 
 
@@ -177,8 +169,6 @@ class LossTerm(Component):
 
 
 class Schedule(Component):
-    """The learning rate's course over the steps."""
-
     table = "optim.schedule"
     name: str = key("constant", "Which one: a name from its table.")
 
@@ -229,8 +219,6 @@ class DataConfig(Component):
 
 
 class SamplerConfig(Component):
-    """Which images make a batch."""
-
     table = "sampler"
     name: str = key("pk", "Sampler of the batches.")
     batch: int = key(112, "Images drawn for a batch, over all processes.", ge=2, le=10**6)
@@ -296,8 +284,6 @@ class ModelConfig(Strict):
 
 
 class OptimConfig(Component):
-    """How a gradient moves the weights."""
-
     table = "optim"
     name: str = key("adamw", "Optimiser.")
     lr: Rate = Field(gt=0, le=1000, description="Learning rate after the warm-up.")
@@ -312,8 +298,6 @@ class OptimConfig(Component):
 
 
 class TrainConfig(Strict):
-    """How long, how precise, what is written when."""
-
     steps: Count = Field(description="Updates of the weights.")
     accumulate: int = key(1, "Batches whose gradients make one update.", ge=1, le=10**6)
     micro_batch: int | None = key(None, "Images encoded at a time, gradients cached; null: all.", ge=2, le=10**6)
@@ -330,15 +314,11 @@ class TrainConfig(Strict):
 
 
 class MemoryConfig(Strict):
-    """References kept from earlier batches (XBM)."""
-
     size: Count = Field(description="Embeddings that a batch is compared with, its own included.")
     start_at: int = key(0, "Steps before the memory is used.", ge=0, le=10**9)
 
 
 class EvaluateConfig(Strict):
-    """How embeddings are measured."""
-
     recall_at: RecallAt = key((1, 10, 100, 1000), "The k of Recall@k and precision@k.")
     metrics: Names | None = key(None, "Names of docs/metrics.md beside mauprc; null: the usual ones.", min_length=1)
     ties: Ties = key("threshold", "How equal scores count in average precision.")
@@ -514,7 +494,6 @@ def known_keys() -> dict[str, FieldInfo]:
 
 
 def _keys(annotation: Any, path: str) -> Iterator[tuple[str, FieldInfo]]:
-    """Yield the keys of the sections that an annotation is made of."""
     if inspect.isclass(annotation) and issubclass(annotation, BaseModel):
         for name, field in annotation.model_fields.items():
             yield path + name, field

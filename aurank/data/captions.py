@@ -42,8 +42,6 @@ class Tokeniser:
     """
 
     def __init__(self, merges: Sequence[Pair], *, length: int) -> None:
-        if length < 3:
-            raise UserError(f"the length of a text must be at least 3 tokens, start and end included, got {length}")
         self.length = length
         self.merges = [(int(left), int(right)) for left, right in merges]
         self._ranks = {pair: rank for rank, pair in enumerate(self.merges)}
@@ -95,7 +93,6 @@ class Tokeniser:
         return [token for piece in _pieces(text) for token in self._tokens(piece)]
 
     def _merge(self, piece: bytes) -> list[int]:
-        """Return the tokens of one word: of the pairs in it, the one learnt first is joined first."""
         tokens = [_FIRST_BYTE + value for value in piece]
         while len(tokens) > 1:
             rank = min(self._ranks.get(pair, len(self.merges)) for pair in pairwise(tokens))
@@ -111,7 +108,6 @@ def _pieces(text: str) -> list[bytes]:
 
 
 def _joined(tokens: Sequence[int], pair: Pair, token: int) -> list[int]:
-    """Return the tokens with each occurrence of the pair, from the left, as one token."""
     joined: list[int] = []
     for right in tokens:
         if joined and (joined[-1], right) == pair:
@@ -122,7 +118,6 @@ def _joined(tokens: Sequence[int], pair: Pair, token: int) -> list[int]:
 
 
 def _learn_merges(counts: Mapping[bytes, int], most: int) -> list[Pair]:
-    """Return up to `most` merges, each of the pair that is then the most frequent; the lowest among equals."""
     words = [[_FIRST_BYTE + value for value in word] for word in counts]
     weights = list(counts.values())
     frequency: Counter[Pair] = Counter()

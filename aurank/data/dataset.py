@@ -18,7 +18,6 @@ from torch.utils.data import Dataset
 from aurank.data.decode import MAX_PIXELS, Pixels, crop, decode, quiet_decoding
 from aurank.data.manifest import Manifest
 from aurank.data.prepared import PreparedImages
-from aurank.data.seeds import augmentation_seeds
 from aurank.data.transforms import Pipeline
 from aurank.errors import UserError
 
@@ -56,6 +55,10 @@ def view_keys(rows: Iterable[int] | np.ndarray, epoch: int, views: int = 1) -> l
     """
     listed = [int(row) for row in rows]
     return [(row, epoch, view) for view in range(views) for row in listed]
+
+
+def augmentation_seed(seed: int, row: int, epoch: int, view: int) -> int:
+    return int(np.random.SeedSequence([seed, row, epoch, view]).generate_state(1, np.uint64)[0])
 
 
 def with_own_labels(manifest: Manifest) -> Manifest:
@@ -167,14 +170,11 @@ class ImageDataset(Dataset[Sample]):
         return self.pipeline.normalise(images) if images.dtype == torch.uint8 else images
 
     def _write(self, keys: Sequence[_ParsedKey], views: Sequence[Pixels]) -> Bool[np.ndarray, " key"]:
-        """Write the image of each key into its view; return which of them are not skipped."""
         by_row: dict[int, list[int]] = defaultdict(list)
         for number, (row, _, _) in enumerate(keys):
             by_row[row].append(number)
         is_there = np.zeros(len(keys), dtype=np.bool_)
-        drawn = [(row, epoch, view) for row, epoch, view in keys if epoch is not None]
-        numbers = iter(augmentation_seeds(self.seed, drawn).tolist() if drawn else [])
-        seeds = [None if epoch is None else next(numbers) for _, epoch, _ in keys]
+        seeds = [None if epoch is None else augmentation_seed(self.seed, row, epoch, view) for row, epoch, view in keys]
         # Images that are held are changed all at once; others come and go one by one, since they may be large.
         portions = [list(by_row)] if self._cache is not None else [[row] for row in by_row]
         with quiet_decoding() if self._cache is None else nullcontext():

@@ -98,7 +98,6 @@ def crop(pixels: Pixels, box: Sequence[int], where: str) -> Pixels:
 
 @contextlib.contextmanager
 def quiet_decoding() -> Iterator[None]:
-    """Hide Pillow's warnings about odd metadata and very large files."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"PIL\.")
         yield
@@ -127,7 +126,6 @@ def _from_array(array: np.ndarray | None, data: bytes, max_pixels: int) -> Pixel
 
 
 def to_pixels(file: Image.Image, channels: int | None, *, on_white: bool = False) -> Pixels:
-    """Return the pixels of an opened file, or of any image of Pillow, by the rules of `decode`."""
     file.load()
     is_turned = file.getexif().get(ExifTags.Base.Orientation, 1) != 1
     image: Image.Image = ImageOps.exif_transpose(file) if is_turned else file  # which copies
@@ -156,7 +154,6 @@ def _convert(image: Image.Image, channels: int, *, transparent: bool) -> Pixels:
 
 
 def _match_channels(array: Pixels, channels: int | None) -> UInt8[np.ndarray, "_ _ new"]:
-    """Return the array with another number of channels, as Pillow would convert a file."""
     old = array.shape[2]
     if channels is None or channels == old:
         return array

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from aurank.data.readers import BENCHMARKS, READERS
-from aurank.data.readers.facts import FETCHED, Benchmark
-from aurank.data.readers.published import PUBLISHED, check_benchmark
+from aurank.data.readers.published import FETCHED, PUBLISHED, Benchmark, check_benchmark
 from aurank.errors import UserError
 from aurank.extras import import_library
 from aurank.files import claimed, reading, temporary_name
@@ -24,23 +23,11 @@ OnBytes = Callable[[int, int | None], None]
 def fetch(name: str, root: Path, *, url: str | None = None, on_bytes: OnBytes | None = None) -> str:
     """Fetch a published set into the data folder, so that its reader finds it; return what is there then, in words.
 
-    A file is written as FILE.part and gets its name once it is whole and, where an md5 is published, as published;
-    called again after an interruption it goes on there, if the server can. Files that are there are not fetched again.
+    A file is written as FILE.part and gets its name once it is whole and, where an md5 is published, as published.
 
     Args:
-        name: of `FETCHED`, such as cub200.
-        root: the data folder.
-        url: of a mirror: the file itself, or, of several files or where it ends in "/", the folder that holds them
-            under their published names.
+        url: of a mirror: the file itself, or, of several files or where it ends in "/", the folder that holds them.
         on_bytes: called with the bytes of a file that are here and how many it has, None where the server does not say.
-
-    Raises:
-        UserError: a set without a public address, with where to ask; no network, no room, another content.
-
-    Example:
-        >>> fetch("msmt17", Path("data"))
-        Traceback (most recent call last):
-        aurank.errors.UserError: MSMT17 has no public address: get it from https://www.pkuvmc.com/dataset.html ...
     """
     about = find_set(name)
     if not about.addresses:
@@ -64,7 +51,6 @@ def fetch(name: str, root: Path, *, url: str | None = None, on_bytes: OnBytes | 
 
 
 def find_set(name: str) -> Benchmark:
-    """Return what is published of a set; UserError for a name that none has."""
     known = {**FETCHED, **BENCHMARKS}
     if name not in known:
         raise UserError(f"no published set {name!r}, expected one of {', '.join(known)}{meant(nearest(name, known))}")
@@ -72,7 +58,6 @@ def find_set(name: str) -> Benchmark:
 
 
 def _problems(name: str, root: Path) -> tuple[str, ...]:
-    """Return what the reader of a set lacks below the data folder."""
     try:
         if name in PUBLISHED:
             return check_benchmark(name, root, checksums=False).problems
@@ -115,7 +100,6 @@ def _fetch_file(about: Benchmark, file: Path, url: str, on_bytes: OnBytes) -> No
 
 
 def _cause(error: Exception) -> str:
-    """Return what the innermost of the exceptions that a connection's library wraps in each other says."""
     words = str(error).partition("(Caused by ")[2] or str(error)
     return words.rstrip(")").rpartition(": ")[2].strip("'\")") or type(error).__name__
 
@@ -166,7 +150,6 @@ class _Resuming:
 
 
 def _unpack(archives: list[Path], folder: Path) -> None:
-    """Unpack archives into a folder: all of them, or nothing."""
     staging = temporary_name(folder / "unpacked")
     try:
         for archive in archives:

@@ -69,10 +69,7 @@ class BatchLoader(DataLoader[Any]):
 
 
 class Iteration:
-    """The batches of one pass through a loader. Its workers end with it: exhausted, failed, closed or forgotten.
-
-    torch leaves that to the garbage collector, which may tear down queues before the workers are told.
-    """
+    """The batches of one pass through a loader, whose workers end with it, not when it is collected."""
 
     def __init__(self, batches: Iterator[Batch]) -> None:
         self._batches = batches
@@ -83,7 +80,6 @@ class Iteration:
         return self
 
     def __next__(self) -> Batch:
-        """Return the next batch. A worker's UserError is raised with its own message, without its traceback."""
         if not self.close.alive:
             raise StopIteration
         try:
@@ -119,8 +115,6 @@ def _as_is(batch: Any) -> Any:
 
 
 def _to_send(batch: Any) -> Any:
-    """Return the batch with arrays in place of small tensors, each of which would take shared memory and a handle."""
-
     def packed(value: Any) -> Any:
         is_small = value.nbytes <= _SMALL and value.dtype in _PLAIN and not value.requires_grad
         return value.numpy() if is_small else value
@@ -134,7 +128,6 @@ def _changed(batch: Batch, change: Callable[[Any], Any]) -> Batch:
 
 
 def _context() -> Any:
-    """Return the fork context on Linux, elsewhere the platform's own: there forking is not safe, or not there."""
     return multiprocessing.get_context("fork" if sys.platform == "linux" else None)
 
 
@@ -149,7 +142,6 @@ def _quietly() -> Iterator[None]:
 
 
 def _start_worker(worker: int) -> None:
-    """Leave signals to the parent, which finishes its step and saves: Ctrl-C and schedulers signal every process."""
     for name in ("SIGINT", "SIGHUP", "SIGUSR1"):
         if hasattr(signal, name):  # not all of them on Windows
             signal.signal(getattr(signal, name), signal.SIG_IGN)

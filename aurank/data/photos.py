@@ -19,8 +19,6 @@ _GIVEN = "what was given"
 
 @dataclass(frozen=True, eq=False)
 class PhotoFile:
-    """A photo in a folder or an archive, and its path as people know it."""
-
     source: ImageSource
     name: str
     path: str
@@ -31,13 +29,7 @@ Photo = Path | str | bytes | Image.Image | np.ndarray | PhotoFile
 
 
 def find_photos(given: Iterable[str]) -> list[PhotoFile]:
-    """Return the photos of files, folders and zip archives, in their order; those of a folder sorted by name.
-
-    A file that is missing is returned too: reading it tells.
-
-    Raises:
-        UserError: for a folder or an archive that holds no image.
-    """
+    """Return the photos of files, folders and zip archives; a missing file too: reading it tells."""
     photos = []
     for name in given:
         path, is_photo = Path(name), True
@@ -55,7 +47,6 @@ def find_photos(given: Iterable[str]) -> list[PhotoFile]:
 
 
 def read_photo(photo: Photo, channels: int | None, *, max_pixels: int = MAX_PIXELS) -> Pixels:
-    """Return the pixels of a photo, upright; UserError for one that cannot be read or has more than `max_pixels`."""
     if isinstance(photo, bytes):
         photo = PhotoFile(PartsSource([photo], {"photo": (0, 0, len(photo))}, where=_GIVEN), "photo", "photo")
     elif isinstance(photo, np.ndarray):
@@ -76,8 +67,6 @@ def read_photo(photo: Photo, channels: int | None, *, max_pixels: int = MAX_PIXE
 
 
 class JoinedSource(ImageSource):
-    """Several sources as one: the path "3/a/b.jpg" is "a/b.jpg" of the source at place 3, None for one that is gone."""
-
     def __init__(self, sources: Sequence[ImageSource | None], where: str = "the index") -> None:
         self.sources, self.where = sources, where
 
@@ -101,6 +90,5 @@ class JoinedSource(ImageSource):
 
 
 def read_list(content: bytes) -> list[str]:
-    """Return the paths of a list, one a line, or, where it holds a zero byte, divided by those."""
     parts = content.split(b"\0") if b"\0" in content else content.splitlines()
     return [os.fsdecode(part) for part in parts if part]

@@ -124,8 +124,6 @@ def _region_keys(regions: Iterable[str]) -> list[bytes]:
 
 
 class PreparedImages:
-    """The images of a folder that `prepare_images` wrote; UserError where there are none."""
-
     def __init__(self, folder: Path) -> None:
         import pyarrow
 
@@ -168,7 +166,6 @@ class PreparedImages:
         return {keys[16 * place : 16 * place + 16]: place for place in range(len(self.records))}
 
     def places(self, manifest: Manifest) -> Int64[np.ndarray, " image"]:
-        """Return the record of each row, −1 where there is none."""
         keys = _region_keys(manifest.regions)
         return np.array([self._place_of.get(key, -1) for key in keys], dtype=np.int64)
 
@@ -205,7 +202,6 @@ class PreparedImages:
     def damaged(
         self, places: Int64[np.ndarray, " record"], progress: Callable[[int, int], None] = lambda done, total: None
     ) -> Bool[np.ndarray, " record"]:
-        """Return which images are not as they were written; all of them are read."""
         mapped: Any = np.memmap(self.folder / IMAGES, mode="r")
         wrong = np.zeros(len(places), dtype=np.bool_)
         for number, record in enumerate(self.records[places]):
@@ -239,8 +235,6 @@ class PreparedImages:
 
 
 class PreparedRows:
-    """The prepared images of a manifest, by row. The file is mapped in each process that reads from it."""
-
     def __init__(self, images: PreparedImages, manifest: Manifest, places: Int64[np.ndarray, " image"]) -> None:
         self.folder, self.how, self._names = images.folder, images.how, manifest.regions
         self._records = images.records[places]
@@ -258,7 +252,6 @@ class PreparedRows:
 
     @property
     def originals(self) -> list[FileMark]:
-        """What the original of each row was known by when it was prepared."""
         columns = self._records["original_length"].tolist(), self._records["original_crc"].tolist()
         return [FileMark(size, None, total) for size, total in zip(*columns, strict=True)]
 
@@ -356,10 +349,7 @@ def prepare_images(
     max_pixels: int = MAX_PIXELS,
     progress: Progress | None = None,
 ) -> PreparedResult:
-    """Prepare the images of a manifest, those of them that are not in the folder yet, or changed, or damaged there.
-
-    One process at a time may write into a folder; a killed one is gone on with, and so is one whose disk was full.
-    """
+    """Prepare the images of a manifest that are not in the folder yet, or changed, or damaged there."""
     report: Progress = progress or (lambda stage, done, total: None)
     first: dict[str, int] = {}
     for row, region in enumerate(manifest.regions):  # of texts and roles, an image may have several rows
@@ -411,7 +401,6 @@ def prepare_images(
 
 
 def _append(file: BinaryIO, waiting: list[dict[str, Any]], how: Preparation) -> None:
-    """Write the waiting images as one batch, whole or not at all."""
     import pyarrow
 
     images, waiting[:] = list(waiting), []
@@ -459,7 +448,6 @@ def _make(
 def _in_order(
     make: Callable[..., Mapping[str, Any]], rows: Sequence[int], marks: Sequence[FileMark | None]
 ) -> Iterator[Mapping[str, Any]]:
-    """Yield what is made of each row, in their order, by threads, which make a portion of them at a time."""
     threads = min(32, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     with quiet_decoding(), ThreadPoolExecutor(threads) as pool:
         for start in range(0, len(rows), portion := _PORTION * threads):

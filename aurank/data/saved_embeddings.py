@@ -43,14 +43,7 @@ _FORMS = {
 
 @dataclass(frozen=True)
 class MadeBy:
-    """The model that made saved embeddings, as a file of them remembers it.
-
-    Attributes:
-        model: its name, as ``--model`` takes it, with whole paths.
-        weights_sha256: digest of its weights.
-        preprocessing: how images were shown to it, in words.
-        precision: what else decides the rows, in words: bf16, prepared images; "" where nothing does.
-    """
+    """The model that made saved embeddings: its name, and what else decides the rows, in words."""
 
     __pydantic_config__ = EXACT
 
@@ -71,16 +64,7 @@ class MadeBy:
 
 
 def read_arrays(path: Path, labels: Path | None = None) -> dict[str, Any]:
-    """Return the arrays of a file of embeddings by name, all of one length and of the right kinds.
-
-    Without ``ids``, rows are counted; without flags, every row is query and gallery; without ``groups`` there are none.
-
-    Args:
-        path: an ``.npz`` of ARRAYS, of which all but ``embeddings`` and ``labels`` may be missing, an ``.npy`` of
-            embeddings, which is mapped, not read, or a folder of such parts, or the table in it.
-        labels: the file of their labels, where `path` holds none.
-
-    """
+    """Return the arrays of an .npz, .npy or folder of parts by name, all of one length and of the right kinds."""
     if path.is_dir() or path.name == INDEX:
         content = read_shards(path if path.is_dir() else path.parent)
     else:
@@ -99,7 +83,6 @@ def read_arrays(path: Path, labels: Path | None = None) -> dict[str, Any]:
 
 
 def read_column(path: Path, name: str) -> np.ndarray:
-    """Return the array of that name, or the only array, of a file."""
     arrays = load_arrays(path)
     if name not in arrays and len(arrays) != 1:
         raise UserError(f"{path} holds {', '.join(arrays) or 'nothing'}; expected one array, or {name!r}")
@@ -125,7 +108,6 @@ def _troubles(content: Mapping[str, Any]) -> Iterator[str]:
 
 
 def misfits(name: str, values: Any, count: int) -> Iterator[str]:
-    """Yield how an array of a file with so many rows differs from the shape and values that its name asks for."""
     ndim, kinds, expected = _FORMS.get(name, (1, "", "one value a row"))
     whole = name in ("classes", "made_by", *PAIRS) or (values.ndim and len(values) == count)
     if values.ndim != ndim or not whole or (kinds and values.dtype.kind not in kinds) or values.shape[1:] == (0,):
@@ -137,8 +119,6 @@ def misfits(name: str, values: Any, count: int) -> Iterator[str]:
 
 
 class EmbeddingSource(ImageSource):
-    """The rows of a matrix in the place of images, each by its path."""
-
     def __init__(
         self, rows: Float32[np.ndarray, "row dim"], paths: Sequence[str], *, where: str, made_by: MadeBy | None = None
     ) -> None:
@@ -157,17 +137,12 @@ class EmbeddingSource(ImageSource):
 
 
 class AsSaved(Pipeline):
-    """Nothing is done to a row."""
-
     def prepare(self, image: np.ndarray) -> np.ndarray:
         return image
 
 
 class EmbeddingDataset(ImageDataset):
-    """The rows of a manifest of saved embeddings: a Batch has them, [batch, dim], where others have images.
-
-    Every view of a row is the row itself.
-    """
+    """The rows of a manifest of saved embeddings, [batch, dim], where others have images; every view is the row."""
 
     def __init__(self, manifest: Manifest) -> None:
         super().__init__(manifest, AsSaved(1, 1), channels=1, cache_bytes=0)

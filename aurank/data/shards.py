@@ -35,8 +35,6 @@ _PAIRS = ("positives", "ignored")  # lists of gallery rows, by query
 
 @dataclass(frozen=True)
 class EmbeddingPart:
-    """A file of embeddings: how many rows it has, which rows of the data set it lacks, and its digest."""
-
     file: str
     rows: int
     skipped: list[int]
@@ -85,10 +83,7 @@ class _Record:
 
 @dataclass
 class ShardWriter:
-    """Writes a folder of embeddings part by part: what is there already of the same embeddings is left as it is.
-
-    `key` is a digest of all that decides the embeddings, `count` the rows of the data set.
-    """
+    """Writes a folder of embeddings part by part; `key` is a digest of all that decides the embeddings."""
 
     folder: Path
     key: str
@@ -97,7 +92,6 @@ class ShardWriter:
     parts: dict[int, EmbeddingPart] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        """Look at what is there; of a damaged table or journal nothing is known, and all is written anew."""
         if self.shard_rows < 1:
             raise UserError(f"a part needs at least 1 row, got {self.shard_rows}")
         require_folder(self.folder)
@@ -138,7 +132,6 @@ class ShardWriter:
     def finish(
         self, columns: Mapping[str, np.ndarray], *, classes: Sequence[str] | None = None, made_by: str | None = None
     ) -> None:
-        """Write the table, which makes the folder one of embeddings; all parts are there."""
         import pyarrow
         import pyarrow.parquet
 
@@ -167,7 +160,6 @@ def _places(lengths: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def require_folder(folder: Path) -> None:
-    """Raise UserError where a folder for parts is a file, or holds other files."""
     require_writable(folder / INDEX)
     names = [path.name for path in folder.iterdir()] if folder.exists() else []
     if odd := [name for name in names if name != INDEX and not name.startswith((".", "part-"))]:
@@ -175,7 +167,6 @@ def require_folder(folder: Path) -> None:
 
 
 def read_shards(folder: Path) -> dict[str, Any]:
-    """Return the arrays of a folder of embeddings by name, as of a file of them; the embeddings stay in their files."""
     import pyarrow
     import pyarrow.parquet
 
@@ -223,7 +214,6 @@ def storable_texts(texts: list[str]) -> Sequence[Any]:
 
 
 def _texts(column: Any) -> Shaped[np.ndarray, " row"]:
-    """Return a column of texts, made a block at a time: as objects they take far more memory than as an array."""
     starts = range(0, len(column), _BLOCK)
     blocks = [np.array([os.fsdecode(one) for one in column.slice(start, _BLOCK).to_pylist()]) for start in starts]
     return np.concatenate([np.empty(0, np.str_), *blocks])

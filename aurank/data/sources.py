@@ -67,7 +67,6 @@ class ImageSource(ABC):
 
     @contextmanager
     def _naming(self, path: str) -> Iterator[None]:
-        """Turn what reading a file raises into a UserError that names the file."""
         try:
             yield
             return
@@ -115,17 +114,14 @@ def open_source(path: Path, *, prefix: str = "") -> ImageSource:
 
 
 def local(path: Path) -> Path:
-    """Return a path without the file:// before it."""
     return Path(re.sub("^file:/+", "/", path.as_posix())) if path.as_posix().startswith("file:/") else path
 
 
 def whole_path(path: Path) -> Path:
-    """Return the path from the root of the file system; of an address the path itself."""
     return path if address_of(path) else local(path).resolve()
 
 
 def folder_or_file(path: Path) -> str:
-    """Return what is at a path or an address: "folder", "file", or "" for nothing."""
     if (address := address_of(path)) is None:
         path = local(path)
         return "folder" if path.is_dir() else "file" if path.is_file() else ""
@@ -171,12 +167,7 @@ class FolderSource(ImageSource):
 
 
 class AddressSource(ImageSource):
-    """Files below an address of fsspec.
-
-    Example:
-        >>> AddressSource("memory://photos").names()
-        []
-    """
+    """Files below an address of fsspec."""
 
     def __init__(self, address: str) -> None:
         self.where = address.rstrip("/")
@@ -203,7 +194,6 @@ class AddressSource(ImageSource):
 
 
 def file_version(files: Any, file: str) -> int:
-    """Return a number that changes with a file of a file system of fsspec."""
     return int(files.checksum(file)) % 2**62
 
 
@@ -318,18 +308,7 @@ class ArraySource(ImageSource):
 
 
 class PartsSource(ImageSource):
-    """Images that lie uncompressed in larger files, such as members of tar archives: by file, offset and length.
-
-    Args:
-        parts: the files, by path or address; or the bytes of one.
-        places: of each image: the number of its part, where it begins there, and its length.
-        where: of all of them, for messages.
-        reader: the name, root and parameters of the reader that finds them again.
-
-    Example:
-        >>> PartsSource([b"abcdef"], {"one": (0, 2, 3)}, where="memory").read_bytes("one")
-        b'cde'
-    """
+    """Images that lie uncompressed in larger files: by number of the file, offset and length."""
 
     def __init__(
         self,

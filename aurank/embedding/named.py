@@ -39,8 +39,7 @@ class ImageSelection:
         split: as the data have it, default "test"; of the data that the model was trained on, not named, "train" is
             what training used and "val" what it held out; "all" takes every image.
         protocol: a name from `aurank.embedding.protocols`.
-        root: the folder of a protocol's data, or where the paths of tables start, by default the folder they lie in.
-        query, gallery: a table (csv, parquet) for each side; an image of both sides is never its own result.
+        root: the folder of a protocol's data.
         overrides: dotted changes of the `data` section.
         seeds: of the draws of a protocol.
         usual: the split where none is named: "test", or "train", without which all images are taken.
@@ -55,8 +54,6 @@ class ImageSelection:
     split: str | None = None
     protocol: str | None = None
     root: Path | None = None
-    query: Path | None = None
-    gallery: Path | None = None
     overrides: Sequence[str] = ()
     seeds: Sequence[int] | None = None
     usual: str = "test"
@@ -64,7 +61,7 @@ class ImageSelection:
     @property
     def given(self) -> list[str]:
         """The options that say where images are, as typed."""
-        named = {name: getattr(self, name) for name in ("data", "split", "protocol", "root", "query", "gallery")}
+        named = {name: getattr(self, name) for name in ("data", "split", "protocol", "root")}
         drawn = [] if self.seeds is None else [f"--seeds {','.join(map(str, self.seeds))}"]
         return [f"--{name} {value}" for name, value in named.items() if value is not None] + drawn + [*self.overrides]
 
@@ -84,8 +81,7 @@ class ImageSelection:
     @property
     def takes_images(self) -> bool:
         """Whether images are named, none of which a head on saved embeddings was trained on."""
-        named = (self.data, self.protocol, self.query, self.gallery)
-        return any(one is not None for one in named) and not self.takes_embeddings
+        return (self.data is not None or self.protocol is not None) and not self.takes_embeddings
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -99,20 +95,16 @@ class ImageSelection:
 
     def check(self) -> None:
         """Raise UserError where the options do not go together."""
-        tables = self.query is not None or self.gallery is not None
-        ways = [("--data", self.data is not None), ("--protocol", self.protocol is not None), ("--query", tables)]
-        chosen = [name for name, there in ways if there]
-        is_named, both = tables or self.protocol is not None, " and ".join(chosen[:2])
+        is_named, protocol = self.protocol is not None, "--protocol, which says what is measured"
         others = [override for override in self.overrides if not override.startswith("data.")]
         for is_wrong, message in (
-            (len(chosen) > 1, f"{both} both say which images to take; give one of them"),
-            ((self.query is None) != (self.gallery is None), "--query and --gallery go together: give both tables"),
-            (self.split and is_named, f"--split {self.split} has no use with {both}, which says what is measured"),
-            (self.seeds is not None and self.protocol is None, "--seeds goes with --protocol: they are of its draws"),
             (
-                self.root and not is_named,
-                f"--root {self.root} goes with --protocol or --query, not with --data",
+                is_named and self.data is not None,
+                "--data and --protocol both say which images to take; give one of them",
             ),
+            (self.split and is_named, f"--split {self.split} has no use with {protocol}"),
+            (self.seeds is not None and not is_named, "--seeds goes with --protocol: they are of its draws"),
+            (self.root and not is_named, f"--root {self.root} goes with --protocol, not with --data"),
             (others, f"{' '.join(others)}: only data.* can be changed for a model that is measured"),
         ):
             if is_wrong:

@@ -1,4 +1,4 @@
-"""The images that a configuration or options name: whole data sets, their splits, a protocol, two tables."""
+"""The images that a configuration or options name: whole data sets, their splits, a protocol."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -12,7 +12,6 @@ from aurank.config import DataConfig
 from aurank.data import READERS, Manifest
 from aurank.data.checks.doctor import odd_classes, repeated_image
 from aurank.data.manifest import ValidationUnit
-from aurank.data.readers.table import read_two_tables
 from aurank.embedding.choices import read_data_config, read_trained
 from aurank.embedding.image_text_pairs import WITH_TEXTS
 from aurank.embedding.named import ALL, ImageSelection, data_folder, located, read_whole
@@ -46,12 +45,6 @@ def select(images: ImageSelection, checkpoint: dict[str, Any] | None) -> Selecte
     section = {"validation_fraction": 0.0} if checkpoint is None else checkpoint["config"]["data"]
     # How images were changed for training need not agree with what they are measured with, another image_size say.
     section = {key: value for key, value in section.items() if key != "train_transform"}
-    if images.query is not None and images.gallery is not None:
-        # A data section needs a reader; of its params only `outside` is used here.
-        section |= {"name": "table", "params": {"file": images.query.name}, "prepared": None}
-        data = read_data_config(section, images.overrides)
-        outside = bool(data.params.get("outside", False))
-        return Selected(data, read_two_tables(images.query, images.gallery, root=images.root, outside=outside))
     if protocol is not None:
         root = None if images.root is None else str(images.root)
         data = read_data_config(
@@ -61,9 +54,7 @@ def select(images: ImageSelection, checkpoint: dict[str, Any] | None) -> Selecte
     if images.data is not None:
         section |= {"prepared": None, **located(images.data)}
     elif checkpoint is None:
-        raise UserError(
-            "say which images to embed: --data READER:PATH or CONFIGURATION, --protocol NAME, or --query and --gallery"
-        )
+        raise UserError("say which images to embed: --data READER:PATH or CONFIGURATION, or --protocol NAME")
     data = read_data_config(section, images.overrides)
     given = read_whole(data) if images.data is None or isinstance(images.data, str) else images.data
     whole, trained = _with_splits(given, data, images, checkpoint)

@@ -27,17 +27,7 @@ COLOURS = {1: "L", 3: "RGB", 4: "RGBA"}
 def write_card(
     config: Config, state: Mapping[str, Any], pipeline: Pipeline, *, metrics: Mapping[str, float], **facts: Any
 ) -> str:
-    """Return the README.md of an exported folder: a head in YAML for hubs, then text.
-
-    Nothing of it names a place on this machine, and names that came from outside stay text.
-
-    Args:
-        state: the checkpoint.
-        metrics: of the exported files behind their own transform, by name.
-        facts: `target` (such as "onnx"), `width` of an embedding, `method` (Pillow's word for how images are resized),
-            `data` and `split` that were measured, `measured` (these images in words), `files` (bytes by name), `checks`
-            (lines), `versions` of libraries, `licence` as hubs name it, or None.
-    """
+    """Return the README.md of an exported folder: a head in YAML for hubs, then text that names no place here."""
     mode, canvas = crop_of(pipeline)
     return _template("card.md").render(
         **_training_facts(config, state),
@@ -56,7 +46,6 @@ def write_card(
 
 
 def write_model_card(model: ImageModel, licence: str | None) -> str:
-    """Return the README.md of a saved model of any source; `licence`: as hubs name it, None where nobody said."""
     if model.config is not None:
         about = _training_facts(model.config, {"manifest": "", "progress": {}})
         about["size"] = getattr(model.transform, "size", (1, 1))
@@ -84,7 +73,6 @@ def _template(name: str) -> Template:
 
 
 def _training_facts(config: Config, state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what cards say of the training of a model."""
     model, backbone, begun = config.model, config.model.backbone, _begun(config)
     head = "without its projection" if model.discard_head else f"{model.head_layers}-layer projection to {model.dim}"
     timm: Any = importlib.import_module("timm")
@@ -101,7 +89,6 @@ def _training_facts(config: Config, state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _begun(config: Config) -> str:
-    """Return what weights training began with."""
     model = config.model
     if model.init_from is not None:
         return "the weights of another run"
@@ -115,5 +102,4 @@ def _code(text: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return the text with everything that Markdown or HTML would take for mark-up written out."""
     return "".join(f"\\{each}" if each in "\\`*_[]<>#|&" else each for each in one_line(text))

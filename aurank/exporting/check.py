@@ -45,7 +45,6 @@ class Check:
 
 
 def largest_difference(file: str, before: Embedded, after: Embedded) -> float:
-    """Return the largest difference of any number of two models' embeddings of the same images, at unit length."""
     if not np.array_equal(after.ids, before.ids):
         raise AurankError(f"{file}: other images could be read than before; export again")
     sides = (np.asarray(side.embeddings, np.float64) for side in (before, after))

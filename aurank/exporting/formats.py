@@ -36,8 +36,6 @@ _BETWEEN = ("Add", "Relu", "Clip", "MaxPool")
 
 @dataclass(frozen=True, eq=False)
 class TrainedEncoder:
-    """What is exported."""
-
     encoder: Encoder  # in evaluation mode, on the CPU
     config: ModelConfig  # that built it
     pipeline: Pipeline  # the transform of its images
@@ -71,7 +69,6 @@ class Portable(nn.Module):
 
 
 def write_program(model: TrainedEncoder, path: Path) -> None:
-    """Write the program of torch.export as `path`, with a JSON of its preprocessing beside it."""
     program = _trace(model)
     with _quiet():
         torch.export.save(program, path)
@@ -79,7 +76,6 @@ def write_program(model: TrainedEncoder, path: Path) -> None:
 
 
 def write_graph(model: TrainedEncoder, path: Path) -> None:
-    """Write the encoder with its normalisation as one ONNX file, uint8 `pixels` to float32 `embedding`."""
     if (size := sum(value.nbytes for value in model.encoder.state_dict().values())) > _ONE_FILE:
         raise UserError(f"--to onnx: an ONNX file holds at most 2 GiB, the weights are {size:,} bytes; use safetensors")
     program = _trace(model)
@@ -93,7 +89,6 @@ def write_graph(model: TrainedEncoder, path: Path) -> None:
 
 
 def write_weights(model: TrainedEncoder, path: Path) -> None:
-    """Write the encoder's weights, with what they belong to and how images are made ready in the file's metadata."""
     left_out = ("pretrained", "weights", "width")
     arguments = {name: value for name, value in encoder_arguments(model.config).items() if name not in left_out}
     arguments |= {"backbone": without_places(model.config.backbone), "channels": model.pipeline.channels}
@@ -102,14 +97,12 @@ def write_weights(model: TrainedEncoder, path: Path) -> None:
 
 
 def save_weights(module: nn.Module, path: Path, **metadata: str) -> None:
-    """Write the weights of a module as a file of safetensors."""
     state = {name: value.detach().contiguous().clone() for name, value in module.state_dict().items()}
     with replacing(path) as file:
         file.write(save(state, metadata={"format": "pt", **metadata}))
 
 
 def _trace(model: TrainedEncoder) -> torch.export.ExportedProgram:
-    """Return the program of a `Portable`, for batches of any size."""
     portable = Portable(model.encoder, model.pipeline).eval().requires_grad_(False)
     example = torch.zeros(2, model.pipeline.channels, *model.pipeline.size, dtype=torch.uint8)
     with _quiet():
@@ -122,12 +115,7 @@ def _trace(model: TrainedEncoder) -> torch.export.ExportedProgram:
 
 
 def quantise(source: Path, path: Path, batches: Sequence[UInt8[np.ndarray, "batch channel height width"]]) -> None:
-    """Write a graph with weights and activations of 8 bits, their ranges taken from calibration images.
-
-    Static quantisation: a range for each weight channel and each activation, known before the graph runs, as
-    convolutions need it (dynamic quantisation covers matrix products alone). What follows the last linear layer, the
-    length of the embedding, stays float32.
-    """
+    """Write a graph with weights and activations of 8 bits, their ranges taken from calibration images."""
     import onnx
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process

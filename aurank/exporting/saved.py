@@ -15,7 +15,6 @@ _CARD = "README.md"
 
 
 def save_model(model: ImageModel, folder: Path | str, *, licence: str | None = None) -> None:
-    """Write a model with its card into a folder, whole or not at all; an earlier one of its own is replaced."""
     folder = Path(folder)
     if folder.exists():
         held = {path.name for path in folder.iterdir()} if folder.is_dir() else {""}

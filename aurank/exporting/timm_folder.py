@@ -20,10 +20,7 @@ SETTINGS = "config.json"
 
 
 def write_folder(source: TrainedEncoder, path: Path) -> None:
-    """Write timm's own model with the encoder's weights, the projection as its classifier; its output has any length.
-
-    `path`: of the weights; the other files are written beside it.
-    """
+    """Write timm's own model beside `path`, with the encoder's weights and the projection as its classifier."""
     encoder, config, pipeline = source.encoder, source.config, source.pipeline
     timm: Any = importlib.import_module("timm")
     arguments = {**config.params, "in_chans": pipeline.channels}
@@ -58,7 +55,6 @@ def write_folder(source: TrainedEncoder, path: Path) -> None:
 
 
 def load_folder(folder: Path, channels: int) -> ImageModel:
-    """Return the model that timm makes of a folder, with timm's own transform."""
     timm: Any = importlib.import_module("timm")
     module: nn.Module = timm.create_model(f"local-dir:{folder}", pretrained=True)
     transform = timm.data.create_transform(**timm.data.resolve_model_data_config(module), is_training=False)
@@ -73,7 +69,6 @@ class _UnitLength(nn.Module):
 
 
 def timm_settings(pipeline: Pipeline, interpolation: str) -> dict[str, Any]:
-    """Return the settings with which timm makes the pipeline's pixels, up to another interpolation."""
     mode, canvas = crop_of(pipeline)
     pairs = list(zip(pipeline.size, canvas, strict=True))
     crop_pct = getattr(pipeline, "crop_pct", min(side / before for side, before in pairs))
@@ -91,11 +86,9 @@ def timm_settings(pipeline: Pipeline, interpolation: str) -> dict[str, Any]:
 
 
 def spread_rows(count: int, most: int) -> list[int]:
-    """Return at most so many rows, evenly from the first to the last."""
     rows: list[int] = np.unique(np.linspace(0, count - 1, min(most, count)).round().astype(np.int64)).tolist()
     return rows
 
 
 def pillow_interpolation(pipeline: Pipeline) -> str:
-    """Return Pillow's word for how a pipeline resizes; of "area", which Pillow lacks, that which averages."""
     return "box" if pipeline.interpolation == AREA else pipeline.interpolation

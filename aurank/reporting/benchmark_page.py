@@ -33,8 +33,6 @@ _NOTE = (
 
 @dataclass(frozen=True)
 class MethodRow:
-    """A method in a setting: what its tests say, and how they differ from those of the reference."""
-
     name: str
     mauprc: Answer
     recall: tuple[float, float | None]  # mean, and half width over seeds
@@ -47,8 +45,6 @@ class MethodRow:
 
 @dataclass(frozen=True)
 class SettingTable:
-    """A setting: its methods by falling mAUPRC, then what is not trained."""
-
     setting: str
     reference: str
     rows: Sequence[MethodRow]
@@ -90,7 +86,6 @@ class _Tests:
 
 
 def read_lines(path: Path) -> list[Line]:
-    """Return the lines of a benchmark that were collected into a file."""
     with reading(path, "the lines of a benchmark"):
         lines: list[Line] = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         if not lines or lines[0]["kind"] != "benchmark":
@@ -99,7 +94,6 @@ def read_lines(path: Path) -> list[Line]:
 
 
 def blocks_of(lines: Sequence[Line]) -> list[SettingTable]:
-    """Return what lines say of each setting; a seed counts where its tests of all splits are there."""
     about, queries = lines[0], {line["split"]: line["queries"] for line in lines if line["kind"] == "split"}
     if not queries:
         return []
@@ -140,14 +134,12 @@ def _block(
 
 
 def _corrected(rows: Sequence[MethodRow], key: str) -> dict[str, float]:
-    """Return the p-values of the methods, corrected for their number."""
     found = {row.name: getattr(row.difference, key) for row in rows if row.difference and row.seeds}
     found = {name: p_value for name, p_value in found.items() if p_value is not None}
     return dict(zip(found, holm([*found.values()]).tolist(), strict=True))
 
 
 def _chosen(lines: Sequence[Line], setting: str) -> dict[str, str]:
-    """Return the values that each method chose, the lowest and the highest of several splits."""
     held: dict[str, list[Line]] = defaultdict(list)
     for line in lines:
         if line["kind"] == "choice" and line["setting"] == setting:
@@ -175,7 +167,6 @@ def _spread(values: Sequence[str]) -> str:
 
 
 def cells_of(block: SettingTable) -> tuple[list[str], list[list[str]]]:
-    """Return the head of a block's table and its rows, without the columns that nothing stands in."""
     rows = []
     for row in block.rows:
         beside, p_values = "reference" if row.name == block.reference else "", ["", ""]
@@ -207,14 +198,12 @@ def _ranks(block: SettingTable) -> str:
 
 
 def to_markdown_tables(blocks: Sequence[SettingTable], setting: str | None = None) -> str:
-    """Return the tables of all settings, or of one, and what they mean."""
     chosen = [block for block in blocks if setting in (None, block.setting)]
     parts = [part for block in chosen for part in (markdown_table(*cells_of(block)), _ranks(block)) if part]
     return "\n\n".join([*parts, _NOTE]) if parts else TO_RUN
 
 
 def to_latex_tables(blocks: Sequence[SettingTable]) -> str:
-    """Return the tables of all settings for LaTeX with booktabs."""
     return "\n\n".join(latex_table(*cells_of(block)) for block in blocks)
 
 
@@ -222,7 +211,6 @@ def to_latex_tables(blocks: Sequence[SettingTable]) -> str:
 
 
 def benchmark_page(lines: Sequence[Line], blocks: Sequence[SettingTable]) -> str:
-    """Return the page of a benchmark as HTML text: a table and pictures of both intervals for each setting."""
     about, done = lines[0], [line for line in lines if line["kind"] in ("choice", "run", "untrained")]
     tests = [
         f"{line['split']}: {sum(line['queries']):,} images of {len(line['classes']):,} classes"
@@ -258,7 +246,6 @@ def _charts(block: SettingTable) -> list[str]:
 
 
 def draw_intervals(axes: Axes, block: SettingTable, *, beside: bool) -> None:
-    """Draw each method's mean, or that of its difference, with the intervals over seeds, thick, and classes, thin."""
     for place, row in enumerate(reversed(block.rows)):
         answer, colour = row.difference if beside else row.mauprc, COLOURS[0] if row.seeds else "#808080"
         if answer is None:

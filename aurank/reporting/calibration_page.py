@@ -24,7 +24,6 @@ _NAMES = {"precision": "precision", "false_match_rate": "false-match rate"}
 
 
 def calibration_page(found: Calibration, *, of: str = "") -> str:
-    """Return the page of a calibration as HTML text; ``of`` is what was calibrated, such as a model's name."""
     curve = found.curve
     cards = [{"name": "threshold", "value": f"{found.threshold!r}", "beside": f"{found.distance}, or more"}]
     cards += [_card("precision", found.precision, "matches right"), _card("recall", found.recall, "positive pairs")]
@@ -49,7 +48,6 @@ def calibration_page(found: Calibration, *, of: str = "") -> str:
 
 
 def calibration_csv(found: Calibration) -> str:
-    """Return the rates at each threshold of the curve as CSV text; an empty cell is a rate that is not known."""
     columns = found.curve
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -60,7 +58,6 @@ def calibration_csv(found: Calibration) -> str:
 
 
 def write_calibration(found: Calibration, out: Path, *, of: str = "") -> None:
-    """Write calibration.json, calibration.csv and calibrate.html to a folder, each whole."""
     content = {"format": FORMAT, "version": VERSION, "of": of, **found.to_json()}
     write_text(out / NUMBERS, json.dumps(content, indent=1) + "\n")
     write_text(out / TABLE, calibration_csv(found))
@@ -77,7 +74,6 @@ def _cell(value: float) -> str:
 
 
 def _charts(found: Calibration) -> dict[str, Markup]:
-    """Return the curves under their captions; what is 0 has no place on a logarithmic axis."""
     curve = found.curve
 
     def draw(axes: Axes, lines: dict[str, np.ndarray], **axis: Any) -> None:

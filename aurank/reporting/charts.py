@@ -63,7 +63,6 @@ def svg(draw: Callable[[Axes], None], described: str, *, size: tuple[float, floa
 
 
 def png(draw: Callable[[Axes], None]) -> bytes:
-    """Return a picture of 960 x 720 pixels; `draw` gets its axes."""
     # A figure of its own: pyplot would keep it alive, and choose a backend that may want a screen.
     figure = Figure(figsize=(6.4, 4.8), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
@@ -79,7 +78,6 @@ def png(draw: Callable[[Axes], None]) -> bytes:
 
 
 def curves(reports: Mapping[str, Report]) -> dict[str, Markup]:
-    """Return the charts of reports, by their names, each under its caption."""
     drawn = {
         "Precision over recall, mean over queries.": _precision_over_recall,
         "Recall@k: queries with a positive among the first k.": _recall,
@@ -128,7 +126,6 @@ def _histogram(axes: Axes, reports: Mapping[str, Report]) -> None:
 
 
 def ap_scatter(axes: Axes, names: tuple[str, str], reports: tuple[Report, Report]) -> None:
-    """Draw average precision of each query in one report over that in another, of the same queries."""
     a, b = (report.per_query["ap"] for report in reports)
     axes.plot([0, 1], [0, 1], color="#808080", **_THIN)
     size = max(2.0, min(16.0, 20_000 / len(a)))
@@ -141,7 +138,6 @@ def ap_scatter(axes: Axes, names: tuple[str, str], reports: tuple[Report, Report
 
 
 def frequencies(axes: Axes, report: Report) -> None:
-    """Draw mean average precision by the number of a query's positives, in buckets that double."""
     most = int(report.per_query["num_positives"].max())
     table = report.frequency_table([2**power for power in range(1, max(2, most.bit_length() + 1))])
     place, values = np.arange(len(table["bucket"])), table["mauprc"]

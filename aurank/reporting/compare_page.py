@@ -25,10 +25,7 @@ def compare_page(
     pictures: Pictures | None = None,
     title: str = "Comparison",
 ) -> str:
-    """Return the page of several reports as HTML text: numbers, curves, and the queries won and lost with both lists.
-
-    The first report is what the others are compared with, as `compare_all` returns them.
-    """
+    """Return the page of reports, each compared with the first, as HTML text."""
     pictures = pictures or Pictures(None)
     first = next(iter(reports))
     lacking = {name: report.command for name, report in reports.items() if report.neighbours is None}
@@ -73,7 +70,6 @@ def compare_page(
 def _won_and_lost(
     names: tuple[str, str], reports: Mapping[str, Report], metric: str, queries: int, pictures: Pictures
 ) -> list[dict[str, Any]]:
-    """Return the queries whose values rose most, and those whose fell most, each with what both models find."""
     both = [reports[name] for name in names]
     a, b = (report.values(metric) for report in both)
     change = b - a
@@ -98,7 +94,6 @@ def _won_and_lost(
 
 
 def _classes(reports: Mapping[str, Report], metric: str) -> dict[str, Any] | None:
-    """Return the mean of each class under each model, the most changed first."""
     first = next(iter(reports.values()))
     if "label" not in first.per_query:
         return None

@@ -12,7 +12,6 @@ MOST_OF_ONE = 6  # pictures of one of them
 
 
 def doctor_page(report: DoctorReport, *, command: str = "", budget: int = 10 * 2**20) -> str:
-    """Return the page of a report as HTML text; all pictures together have ``budget`` bytes."""
     manifest = report.manifest
     pictures = Pictures(None if manifest is None else manifest.source, budget)
 
@@ -37,10 +36,7 @@ def doctor_page(report: DoctorReport, *, command: str = "", budget: int = 10 * 2
 def shown_findings(
     findings: Sequence[Finding], pictures: Pictures, image: Callable[[int], tuple[str, str]]
 ) -> list[dict[str, Any]]:
-    """Return findings as templates/findings.html shows them, errors first.
-
-    ``image`` returns the path of a row, and what stands beside it.
-    """
+    """Return findings as templates/findings.html shows them, errors first."""
     shown = []
     for finding in sorted(findings, key=lambda one: not one.is_error):
         groups: list[dict[str, Any]] = []

@@ -13,8 +13,6 @@ from aurank.reporting.pictures import Pictures
 
 @dataclass(frozen=True)
 class Item:
-    """One image of a grid."""
-
     path: str
     label: str
     picture: str | None
@@ -38,8 +36,6 @@ class GridRow:
 
 @dataclass(frozen=True)
 class Grid:
-    """Some queries with their lists, under one heading."""
-
     title: str
     explained: str
     rows: list[GridRow]
@@ -48,11 +44,7 @@ class Grid:
 def make_grids(
     report: Report, pictures: Pictures, *, queries: int = 8, classes: Sequence[str] = (), seed: int = 0
 ) -> list[Grid]:
-    """Return grids of the worst, the median and random queries, and of the queries of each class asked for.
-
-    Raises:
-        UserError: no query of a class asked for.
-    """
+    """Return grids of the worst, the median and random queries, and of the queries of each class asked for."""
     names = query_names(report)
     by_ap = np.argsort(report.per_query["ap"], kind="stable")
     count = min(queries, len(by_ap))
@@ -75,12 +67,10 @@ def make_grids(
 
 
 def query_names(report: Report) -> np.ndarray:
-    """Return the class of each query as text: its name, its label, or nothing where neither is known."""
     return _text(report.per_query, len(report.per_query["query"]))
 
 
 def gallery_names(report: Report) -> np.ndarray:
-    """Return the class of each gallery row as text."""
     return _text(report.gallery, report.num_gallery)
 
 
@@ -92,7 +82,6 @@ def _text(columns: dict[str, np.ndarray], rows: int) -> np.ndarray:
 
 
 def grid_rows(report: Report, indices: Sequence[int], pictures: Pictures) -> list[GridRow]:
-    """Return queries with the top of their lists, empty without lists, by their places in `report.per_query`."""
     names, others = query_names(report), gallery_names(report)
     values, lists, paths = report.per_query, report.neighbours, report.gallery.get("path")
     rows = []

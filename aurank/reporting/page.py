@@ -30,12 +30,10 @@ def render(template: str, **content: Any) -> str:
 
 
 def breakable(name: str) -> Markup:
-    """Return a name, escaped, whose lines may end after a slash, an underscore or a hyphen before anywhere else."""
     return Markup(re.sub(r"([/_-])", r"\1<wbr>", str(escape(name))))
 
 
 def endings(names: Sequence[str], most: int = 30) -> list[str]:
-    """Return the ends of names, as long as it takes to tell them apart, and `most` characters at least."""
     longest = max(map(len, names), default=0)
     enough = (length for length in range(most, longest) if len({name[-length:] for name in names}) == len({*names}))
     length = next(enough, longest) + 1  # with one character of those before the first that differ

@@ -19,12 +19,7 @@ QUALITY = 80
 
 @dataclass(eq=False)
 class Pictures:
-    """Thumbnails of the images of a source, as text for the `src` of an `<img>`.
-
-    Args:
-        source: where the bytes come from; None shows no pictures.
-        budget: bytes of all thumbnails together; what does not fit is counted in `left_out` and not shown.
-    """
+    """Thumbnails of the images of a source for the `src` of an `<img>`, `budget` bytes together."""
 
     source: ImageSource | None
     budget: int = 10 * 2**20
@@ -55,10 +50,7 @@ class Pictures:
 
 
 def thumbnail(pixels: UInt8[np.ndarray, "height width channel"], side: int = SIDE) -> tuple[str, bytes]:
-    """Return the media type and the bytes of a small picture: JPEG, or PNG where that keeps a small drawing sharp.
-
-    Of two channels the first is shown, of more than three the first three.
-    """
+    """Return the media type and the bytes of a small picture: JPEG, or PNG where that keeps a small drawing sharp."""
     channels = pixels.shape[2]
     image = Image.fromarray(pixels[..., 0] if channels in (1, 2) else pixels[..., :3])
     small = max(image.size) < SMALLEST * 2
@@ -74,6 +66,5 @@ def thumbnail(pixels: UInt8[np.ndarray, "height width channel"], side: int = SID
 
 
 def _encode(pixels: np.ndarray) -> str:
-    """Return the thumbnail of pixels as a data URI."""
     kind, content = thumbnail(pixels)
     return f"data:{kind};base64,{base64.b64encode(content).decode()}"

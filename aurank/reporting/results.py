@@ -20,7 +20,6 @@ CALIBRATION = "calibration.json", "calibration.csv", "calibrate.html"
 
 
 def require_free(out: Path, names: Sequence[str] = (REPORT, PER_QUERY, CURVE, PAGE, PER_CLASS)) -> None:
-    """Raise UserError where files cannot be written to `out`, or it holds a training run, whose report is its own."""
     for name in names:
         if (out / name).is_dir():
             raise UserError(f"--out {out}: {name} is a folder there; move it away, or name another --out")
@@ -67,11 +66,7 @@ def write_results(report: "Report", out: Path, *, overwrite: bool = False, page:
 
 
 def save_results(report: "Report", out: Path, *, page: str | None = None) -> None:
-    """Write the files of `write_results`, unasked.
-
-    Those of an earlier evaluation are replaced, one after the other and report.json last; what else it left goes. A
-    table of codes is drawn as codes.png.
-    """
+    """Write the files of `write_results`, unasked; what else an earlier evaluation left goes."""
     from aurank.reporting.charts import draw_codes, draw_curve  # matplotlib takes most of a second
     from aurank.reporting.tables import class_csv
 

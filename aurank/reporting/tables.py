@@ -21,14 +21,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # what a spreadsheet takes fo
 
 
 def class_csv(report: Report) -> str:
-    """Return the metrics of each class as CSV text, worst first by mAUPRC.
-
-    A text that a spreadsheet would take for a formula gets an apostrophe in front, as OWASP advises
-    (https://owasp.org/www-community/attacks/CSV_Injection).
-
-    Raises:
-        UserError: the report has no labels.
-    """
+    """Return the metrics of each class as CSV text, worst first by mAUPRC, without formulas for spreadsheets."""
     table, names = report.class_table(), class_names(report)
     metrics = [name for name in table if name not in ("label", "num_queries")]
     text = io.StringIO()
@@ -70,7 +63,6 @@ def to_latex(reports: Mapping[str, Report], metrics: Sequence[str] | None = None
 
 
 def _cells(reports: Mapping[str, Report], metrics: Sequence[str] | None) -> tuple[list[str], list[list[str]]]:
-    """Return the head of a table, and each report's name with its values as text."""
     names = common_metrics(reports) if metrics is None else list(metrics)
     rows = []
     for title, report in reports.items():
@@ -82,7 +74,6 @@ def _cells(reports: Mapping[str, Report], metrics: Sequence[str] | None) -> tupl
 
 
 def common_metrics(reports: Mapping[Any, Report]) -> list[str]:
-    """Return the metrics that all reports have, in the order of the first."""
     first = next(iter(reports.values()))
     return [name for name in first.metrics if all(name in one.metrics for one in reports.values())]
 
@@ -105,14 +96,12 @@ def class_names(report: Report) -> list[str]:
 
 
 def counted(report: Report) -> str:
-    """Return what was counted, for the head of a page."""
     lone = f", {report.num_lone_queries:,} of them without a positive and skipped" if report.num_lone_queries else ""
     protocol = f", protocol {report.protocol['name']}" if report.protocol else ""
     return f"{report.num_queries:,} queries{lone}, {report.num_gallery:,} gallery rows{protocol}"
 
 
 def facts(report: Report) -> list[tuple[str, str]]:
-    """Return names and values that say how a report was made."""
     protocol, (low, high) = report.protocol or {}, report.tie_bounds or (0, 0)
     bounds = f", which allows {low:.4f} to {high:.4f}" if low != high else ""
     known = {

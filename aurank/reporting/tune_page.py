@@ -22,13 +22,7 @@ def tune_page(
     at_end: Sequence[str],
     title: str,
 ) -> str:
-    """Return the page of a search as HTML text.
-
-    Args:
-        lines: of each trial its number, state, value, folds, seconds, settings and error.
-        importance: the share of each setting in the variance of values, by its key; empty where there is none.
-        at_end: settings whose best value lies near an end of their range.
-    """
+    """Return the page of a search as HTML text, of the lines that `tune` gives its listener."""
     done = sorted((line for line in lines if line["value"] is not None), key=lambda line: -line["value"])
     charts = {}
     for key in sorted(ranges, key=lambda key: -importance.get(key, 0.0)):
@@ -57,7 +51,6 @@ def _course(axes: Axes, lines: Sequence[Line]) -> None:
 
 
 def _around(values: Sequence[float]) -> tuple[float, float]:
-    """Return limits of an axis that show the better part well, whatever the worst values are."""
     low, high = float(np.quantile(values, 0.2)), max(values)
     room = max(high - low, 1e-3) * 0.15
     return low - room, high + room

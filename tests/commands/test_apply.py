@@ -10,7 +10,6 @@ import torch
 from PIL import Image
 
 from aurank.commands import RunOptions, embed_model, evaluate_model, run_options
-from aurank.data.readers.table import read_two_tables
 from aurank.embedding import ImageSelection
 from aurank.embedding.embed import embed
 from aurank.embedding.select_images import select
@@ -39,11 +38,6 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def table(path: Path, rows: list[tuple[str, str]]) -> Path:
-    path.write_text("path,label,split\n" + "".join(f"{image},{label},test\n" for image, label in rows))
-    return path
-
-
 PHOTOS = ImageSelection("folder:photos", overrides=["data.odd_classes=keep"])  # of two classes
 
 
@@ -69,84 +63,6 @@ def test_the_images_of_a_configuration_are_measured(place: Path) -> None:
     (place / "mine.yaml").write_text(f"data: {data}\nloss: {{name: soprc}}\noptim: {{lr: 1}}\ntrain: {{steps: 1}}\n")
     assert select(ImageSelection("mine.yaml"), None).images.sha256 == select(PHOTOS, None).images.sha256
     assert select(ImageSelection("digits/soprc"), None).data.name == "digits"
-
-
-@pytest.mark.slow
-def test_two_tables_leave_out_the_same_file_and_embed_it_once(place: Path) -> None:
-    query = table(place / "query.csv", [("photos/a/0.png", "a"), ("photos/b/4.png", "b")])
-    gallery = table(place / "gallery.csv", [("photos/b/5.png", "b"), ("photos/a/1.png", "a"), ("photos/a/0.png", "a")])
-    embedded = embed_model(MODEL, ImageSelection(query=query, gallery=gallery), running=running())
-    assert embedded.paths.tolist() == ["photos/a/0.png", "photos/b/4.png", "photos/b/5.png", "photos/a/1.png"]
-    assert embedded.is_query.tolist() == [True, True, False, False]
-    assert embedded.is_gallery.tolist() == [True, False, True, True]
-    report = embedded.evaluate()
-    assert (report.num_queries, report.num_gallery) == (2, 3)
-    assert report.per_query["num_positives"].tolist() == [1, 1]
-    assert report.per_query["num_negatives"].tolist() == [1, 2]
-
-
-@pytest.mark.parametrize(
-    ("query", "gallery", "message"),
-    [
-        ([("photos/a/0.png", "a")] * 2, [("photos/a/1.png", "a")], "query.csv lists image 'photos/a/0.png' twice"),
-        ([("photos/a/0.png", "a")], [("photos/a/0.png", "c")], "has label 'a' in .*query.csv and 'c' in .*gallery.csv"),
-        ([("nowhere.png", "a")], [("photos/a/0.png", "a")], "none of the images listed"),
-    ],
-)
-def test_tables_that_do_not_fit_are_told(place: Path, query: Any, gallery: Any, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        read_two_tables(table(place / "query.csv", query), table(place / "gallery.csv", gallery))
-
-
-def test_tables_in_different_folders_need_a_root(place: Path) -> None:
-    (place / "lists").mkdir()
-    query = table(place / "lists" / "query.csv", [("a/0.png", "a")])
-    gallery = table(place / "gallery.csv", [("a/1.png", "a")])
-    with pytest.raises(UserError, match="say where their paths start with --root"):
-        read_two_tables(query, gallery)
-    assert read_two_tables(query, gallery, root=place / "photos").paths == ("a/0.png", "a/1.png")
-    with pytest.raises(UserError, match=r"list file .none\.csv. is not in"):
-        read_two_tables(query, place / "none.csv", root=place / "photos")
-
-
-@pytest.mark.slow
-def test_tables_of_two_sides_need_no_split_and_may_have_groups(place: Path) -> None:
-    def write(name: str, *rows: str) -> Path:
-        (place / name).write_text("\n".join(rows) + "\n")
-        return place / name
-
-    query = write("query.csv", "path,label,group", "photos/a/0.png,a,left", "photos/b/4.png,b,right")
-    gallery = write(
-        "gallery.csv", "path,label,group", "photos/a/1.png,a,right", "photos/a/2.png,a,left", "photos/b/5.png,b,"
-    )
-    found = read_two_tables(query, gallery)
-    assert found.groups is not None
-    assert found.groups.tolist() == [0, 1, 1, 0, -1]
-    report = embed_model(MODEL, ImageSelection(query=query, gallery=gallery), running=running()).evaluate()
-    assert report.per_query["num_positives"].tolist() == [1, 1]  # not the one of its own group
-    plain = write("plain.csv", "label,path", "a,photos/a/1.png", "b,photos/b/5.png")
-    half = read_two_tables(query, plain).groups
-    assert half is not None
-    assert half.tolist() == [0, 1, -1, -1]
-    assert read_two_tables(plain, write("other.csv", "path,label", "photos/a/1.png,a")).groups is None
-    other = write("other.csv", "path,label,group", "photos/a/0.png,a,right")
-    with pytest.raises(UserError, match=r"'photos/a/0.png' has group 'left' in .*query.csv and 'right' in .*other.csv"):
-        read_two_tables(query, other)
-    with pytest.raises(UserError, match="one has a column label and the other has none"):
-        read_two_tables(query, write("texts.csv", "path,text", "photos/a/1.png,a cat"))
-    with pytest.raises(
-        UserError, match=r"columns 'label' and 'text' are both missing; expected path,label or path,text, g"
-    ):
-        read_two_tables(query, write("none.csv", "path", "photos/a/1.png"))
-    elsewhere = write("elsewhere.csv", "path,label", "a/1.png,a")
-    with pytest.raises(UserError, match=r"none of the images listed .*elsewhere.csv.* the folder .* with --root"):
-        read_two_tables(query, elsewhere)
-    (place / "photos/beside.png").write_bytes((place / "photos/a/1.png").read_bytes())
-    outer = write("outer.csv", "path,label", f"{place}/photos/beside.png,a", "photos/b/5.png,b")
-    with pytest.raises(UserError, match=r"leaves .*data\.params\.outside=true"):
-        embed_model(MODEL, ImageSelection(query=query, gallery=outer), running=running())
-    sides = ImageSelection(query=query, gallery=outer, overrides=["data.params.outside=true"])
-    assert len(embed_model(MODEL, sides, running=running()).ids) == 4
 
 
 def sop_tree(root: Path) -> Path:
@@ -258,10 +174,9 @@ def test_options_that_cannot_be_met_are_told_before_anything_is_embedded(
         (ImageSelection("folder:photos", protocol="sop"), "--data and --protocol both say"),
         (ImageSelection(protocol="sopp"), "did you mean 'sop'"),
         (ImageSelection(protocol="sop", split="val"), "--split val has no use with --protocol"),
-        (ImageSelection(query=Path("query.csv")), "go together"),
         (ImageSelection("folder:photos", seeds=[1]), "--seeds goes with --protocol"),
         (ImageSelection(protocol="sop", seeds=[1]), "protocol sop with seeds .* one of vehicleid-one-gallery-"),
-        (ImageSelection("folder:photos", root=Path("here")), "--root here goes with --protocol or --query"),
+        (ImageSelection("folder:photos", root=Path("here")), "--root here goes with --protocol"),
         (ImageSelection("folder:photos", overrides=["optim.lr=1"]), r"only data\.\* can be changed"),
         (ImageSelection("folder:photos", overrides=["data.image_size=9"]), "brings its own preprocessing"),
     ],

@@ -76,7 +76,6 @@ def held_out(fraction: float, classes: int = 6, super_labels: Sequence[int] | No
         (lambda: ShuffledSampler(EIGHT, 1), "at least 2 images a batch are needed"),
         (lambda: next(ShuffledSampler(EIGHT[:10], 8, world_size=4).iterate()), "no batch of epoch 1 has 2 rows for"),
         (lambda: Tokeniser.learn(["a pear"], vocabulary=100), "vocabulary must be at least 259"),
-        (lambda: Tokeniser.learn(["a pear"], length=2), "at least 3 tokens"),
         (lambda: Tokeniser.learn(["a pear"], length=8).encode("a pear"), "list of texts, as ['a pear']"),
         (lambda: changed(labels=np.array([0, 1, 0, 3, 1, 3])), "labels must be 0 … 2"),
         (lambda: changed(splits=np.array(["train"] * 5 + ["query"])), "split 'query' is not known"),

@@ -3,19 +3,12 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from testing.trees import array_manifest, pixels, write_tree
 
 from aurank.data import TRANSFORMS, ArraySource, ImageDataset, view_keys
-from aurank.data.dataset import with_own_labels
+from aurank.data.dataset import augmentation_seed, with_own_labels
 from aurank.data.readers.folders import read_folder
-from aurank.data.seeds import augmentation_seeds
 from aurank.errors import UserError
-
-
-def augmentation_seed(seed, row, epoch, view):
-    return int(augmentation_seeds(seed, [(row, epoch, view)])[0])
 
 
 class CountingSource(ArraySource):
@@ -68,16 +61,6 @@ def test_a_batch_holds_its_items_in_order(cache_bytes):
     for place, key in enumerate(wanted):
         assert torch.equal(batch.image[place], dataset[key][0])
     assert len({image.numpy().tobytes() for image in batch.image}) == 5
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    seed=st.integers(0, 2**130),
-    keys=st.lists(st.tuples(*[st.integers(0, 2**32 - 1)] * 3), min_size=1, max_size=5),
-)
-def test_augmentation_seeds_are_those_of_numpys_seed_sequence(seed, keys):
-    expected = [int(np.random.SeedSequence([seed, *key]).generate_state(1, np.uint64)[0]) for key in keys]
-    assert augmentation_seeds(seed, keys).tolist() == expected
 
 
 def test_crops_of_several_sizes_are_a_tensor_for_each_size_in_the_order_asked_for():

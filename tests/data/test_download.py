@@ -17,7 +17,7 @@ from testing.trees import cub_tree, grocery_tree, omniglot_zip, publish_small_si
 
 from aurank.data import BENCHMARKS, READERS
 from aurank.data.download import fetch
-from aurank.data.readers.facts import FETCHED
+from aurank.data.readers.published import FETCHED
 from aurank.errors import UserError
 
 ZIP = "GroceryStoreDataset-master.zip"

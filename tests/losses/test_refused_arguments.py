@@ -5,7 +5,6 @@ from typing import Any
 import jaxtyping
 import pytest
 import torch
-from pytorch_metric_learning.miners import MultiSimilarityMiner
 
 from aurank.errors import UserError
 from aurank.losses import LOSSES, MultipleLosses, SmoothAPLoss
@@ -17,7 +16,6 @@ NEEDED: dict[str, dict[str, Any]] = {
     "negative_cache": {"num_samples": 4},
     "neuclip": {"embedding_size": 5},
     "sogclr": {"num_samples": 8},
-    "soft_triple": {"num_classes": 3, "embedding_size": 5},
     "soprc": {"class_counts": [2, 2]},
 }
 # each case: the loss, what it is given, and what the message names
@@ -26,18 +24,13 @@ NUMBERS = [
     ("blackbox_ap", {"lambda_": 0}),
     ("blackbox_ap", {"margin": -0.1}),
     ("blackbox_ap", {"flat_weight": 1}),
-    ("blackbox_ap", {"seed": True}),
     ("blackbox_ap", {"batch_memory": -1}),
     ("coding_rate", {"epsilon": 0}),
-    ("contrastive", {"pos_margin": "wide"}),
-    ("contrastive", {"embedding_reg_weight": None}),
     ("contrastive", {"reduction": "avg"}),
-    ("contrastive", {"reducer": "sum"}),
     ("dcl", {"temperature": 0}),
     ("dcl", {"weight_sigma": -1}),
     ("emc2", {"burn_in": 1.0}),
     ("emc2", {"temperature": 0}),
-    ("emc2", {"embedding_size": 0}),
     ("fast_ap", {"num_bins": 0}),
     ("fast_ap", {"range": (1, 0)}),
     ("fastclip", {"epsilon": 0}),
@@ -53,8 +46,6 @@ NUMBERS = [
     ("isogclr", {"temperature_clip": 0}),
     ("listwise_ap", {"num_bins": 1}),
     ("listwise_ap", {"range": (1, -1)}),
-    ("multi_similarity", {"alpha": 0}),
-    ("multi_similarity", {"base": True}),
     ("negative_cache", {"temperature": 0}),
     ("negative_cache", {"refresh": 1.5}),
     ("neuclip", {"num_prototypes": 0}),
@@ -76,7 +67,6 @@ NUMBERS = [
     ("simo", {"alpha": 0}),
     ("smooth_ap", {"temperature": True}),
     ("smooth_ap", {"temperature": float("inf")}),
-    ("soft_triple", {"la": 0}),
     ("soprc", {"tau1": 0}),
     ("soprc", {"beta": 1.5}),
     ("soprc", {"prior_max": 1}),
@@ -86,10 +76,7 @@ NUMBERS = [
     ("soprc", {"interpolation": "cubic"}),
     ("soprc", {"class_counts": []}),
     ("soprc", {"class_counts": torch.ones(3)}),
-    ("soprc", {"class_counts": {0: 3}}),
-    ("soprc", {"class_counts": "ab"}),
     ("soprc", {"class_counts": [3, -1]}),
-    ("soprc", {"class_counts": 50}),
     ("spectral", {"mu": 0}),
     ("sup_ap", {"calibration": 1}),
     ("sup_ap", {"slope": -1}),
@@ -97,35 +84,18 @@ NUMBERS = [
     ("sup_ap", {"positive_margin": float("inf")}),
     ("sup_recall", {"offset": -1}),
     ("sup_recall", {"jump": float("nan")}),
-    ("triplet", {"distance": "cosine"}),
     ("triplet", {"distributed": "yes"}),
-    ("triplet", {"margin": float("nan")}),
 ]
 TOGETHER = [  # the last one is refused beside the others, or beside the defaults
     ("blackbox_ap", {"batch_memory": 4}),
-    ("clip", {"learn_temperature": False, "temperature_bounds": (0.02, None)}),
-    ("cyclip", {"learn_temperature": False, "temperature_bounds": (0.02, None)}),
-    ("dcl", {"weight_gradient": True}),
     ("emc2", {"official": True, "out_of_batch": "restart"}),
     ("emc2", {"official": True, "burn_in": 0.25}),
-    ("fastclip", {"version": "v0", "rho": 1}),
-    ("fastclip", {"version": "v3", "temperature_lr": 0.1}),
-    ("fastclip", {"version": "v1", "temperature_lr": 0.1}),
     ("fastclip", {"version": "v2", "official": True}),
     ("fastclip", {"version": "v2", "temperature": 2}),
-    ("fastclip", {"version": "v1", "temperature_bounds": (0.02, 1.0)}),
-    ("fastclip", {"gamma_schedule": "constant", "gamma_decay": 0.3}),
     ("hierarchical_ap", {"super_labels": [0, 0, 1], "clustering": 0.1}),
     ("isogclr", {"individual": False, "temperature": 0.01}),
-    ("isogclr", {"individual": False, "temperature_lr": 0.1}),
     ("isogclr", {"temperature": 0.01}),
-    ("isogclr", {"gamma_schedule": "constant", "gamma_every": "step"}),
-    ("negative_cache", {"refresh": 0.1}),
     ("neuclip", {"temperature": 0.001}),
-    ("neuclip", {"learn_temperature": False, "rho": 2.0}),
-    ("neuclip", {"learn_temperature": False, "temperature_bounds": [0.02, None]}),
-    ("siglip", {"learnable": False, "temperature_bounds": (0.02, None)}),
-    ("sogclr", {"gamma_schedule": "constant", "gamma_decay": 0.3}),
     ("soprc", {"official": True, "interpolation": "paper"}),
 ]
 
@@ -147,33 +117,12 @@ def test_the_other_arguments_are_taken_without_it(name: str, given: dict[str, An
 
 
 @pytest.mark.parametrize(
-    ("name", "given"),
-    [
-        ("clip", {"temperature_bounds": (0.02, None)}),
-        ("cyclip", {"temperature_bounds": (0.02, None)}),
-        ("fastclip", {"temperature_bounds": (0.02, 1.0)}),
-        ("neuclip", {"rho": 2.0}),
-        ("neuclip", {"temperature_bounds": [0.02, None]}),
-        ("siglip", {"temperature_bounds": (0.02, None)}),
-        # what a configuration repeats of the defaults
-        ("clip", {"learn_temperature": False, "temperature_bounds": [0.01, None]}),
-        ("neuclip", {"learn_temperature": False, "rho": 6.5, "restart_every": None}),
-    ],
-)
-def test_an_argument_refused_beside_another_is_taken_alone(name: str, given: dict[str, Any]) -> None:
-    LOSSES[name](**{**NEEDED.get(name, {}), **given})
-
-
-@pytest.mark.parametrize(
     ("losses", "more", "word"),
     [
         ([], {}, "losses"),
         ([SmoothAPLoss()], {"weights": [1, 2]}, "weights"),
         ([SmoothAPLoss()], {"weights": {"a": 1}}, "weights"),
         ({"a": SmoothAPLoss()}, {"weights": {"b": 1}}, "weights"),
-        ([SmoothAPLoss()], {"weights": [float("nan")]}, "weights"),
-        ([SmoothAPLoss()], {"miners": [MultiSimilarityMiner]}, "miners"),
-        ([SmoothAPLoss()], {"widths": [0]}, "widths"),
         ({"a": SmoothAPLoss()}, {"widths": {"b": 2}}, "widths"),
     ],
 )

@@ -10,7 +10,6 @@ from pytorch_metric_learning import losses as pml
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from aurank.errors import UserError
 from aurank.losses import CrossBatchMemory, FastCLIPLoss, ISogCLRLoss, SogCLRLoss
 
 SIZE, SAMPLES = 5, 9
@@ -65,24 +64,6 @@ def test_official_isogclr_has_half_of_libauc_s_gradient_and_its_temperatures(gam
         expected = torch.tensor([theirs.of(sample) for sample in range(SAMPLES)], dtype=torch.float64)
         torch.testing.assert_close(loss.temperatures, expected, rtol=1e-6, atol=0)
     assert len(set(loss.temperatures.tolist())) > 4
-
-
-@pytest.mark.parametrize(
-    ("make", "given"),
-    [
-        (SogCLRLoss, {"normalizer": "shared"}),
-        (SogCLRLoss, {"positive_in_denominator": True}),
-        (SogCLRLoss, {"previous_normalizer": True}),
-        (SogCLRLoss, {"two_way": True}),
-        (ISogCLRLoss, {"individual": False}),
-        (ISogCLRLoss, {"weighted_pull": True}),
-        (ISogCLRLoss, {"temperature_update": "adam"}),
-        (ISogCLRLoss, {"two_way": True}),
-    ],
-)
-def test_what_libauc_s_loss_of_one_modality_has_not_is_refused_beside_official(make: type, given: object) -> None:
-    with pytest.raises(UserError, match=f"{next(iter(given))}=.* has no effect with official=True, LibAUC's loss"):
-        make(SAMPLES, official=True, **given)
 
 
 def test_isogclr_s_gradient_of_one_modality_is_half_of_its_repository_s_on_a_first_batch() -> None:

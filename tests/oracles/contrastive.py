@@ -17,16 +17,13 @@ def mean_exp(row: Tensor, references: list[int], *, temperature: float) -> Tenso
     return total / len(references)
 
 
-def decoupled(
-    similarity: Tensor, positive: Mask, negative: Mask, *, temperature: float, positive_in_denominator: bool = False
-) -> PerQuery:
-    """−mean s⁺ + τ·log mean exp(s⁻/τ): the positive is no part of the denominator unless asked for."""
+def decoupled(similarity: Tensor, positive: Mask, negative: Mask, *, temperature: float) -> PerQuery:
+    """−mean s⁺ + τ·log mean exp(s⁻/τ): the positive is no part of the denominator."""
     found = {}
     for query, (positives, negatives) in sides(positive, negative).items():
         row = similarity[query]
-        below = negatives + positives if positive_in_denominator else negatives
         pull = sum(row[reference] for reference in positives) / len(positives)
-        found[query] = temperature * mean_exp(row, below, temperature=temperature).log() - pull
+        found[query] = temperature * mean_exp(row, negatives, temperature=temperature).log() - pull
     return found
 
 

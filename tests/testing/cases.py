@@ -100,12 +100,11 @@ def pnp(variant: str, official: bool = False) -> Case:
 SAMPLES = 40  # rows of the data set; classes may stand in for them, so a label may occur as often
 
 
-def sogclr(positives: bool = False, **own: object) -> Case:
+def sogclr(**own: object) -> Case:
     """On its first batch, when a sample's normaliser is the batch's own."""
-    denominator = {"temperature": 0.1, "positive_in_denominator": positives}
     return Case(
-        lambda **given: SogCLRLoss(SAMPLES, views=SAMPLES, positive_in_denominator=positives, **own, **given),
-        lambda s, p, n, y: {"loss": oracles_contrastive.decoupled(s, p, n, **denominator)},
+        lambda **given: SogCLRLoss(SAMPLES, views=SAMPLES, **own, **given),
+        lambda s, p, n, y: {"loss": oracles_contrastive.decoupled(s, p, n, temperature=0.1)},
         joins_queries="average" not in own,
     )
 
@@ -258,7 +257,6 @@ TABLE = {
     "sogclr official": sogclr(official=True),
     "sogclr plain": sogclr(average="plain"),
     "sogclr previous": sogclr(previous_normalizer=True),
-    "sogclr with positive": sogclr(positives=True),
     "soprc": Case(
         lambda **given: SOPRCLoss(COUNTS, **given),
         lambda s, p, n, y: oracles.soprc_first_batch(s, p, n, y, class_counts=COUNTS),

@@ -13,7 +13,7 @@ from PIL import Image
 from scipy.io import savemat
 
 from aurank.data import BENCHMARKS, ArraySource, Manifest, build_manifest
-from aurank.data.readers.facts import SplitSize
+from aurank.data.readers.published import SplitSize
 
 # Real archives lie where aurank itself looks: in $AURANK_DATA, else in ./data.
 REAL_DATA = Path(os.environ.get("AURANK_DATA") or "data").expanduser()

@@ -8,7 +8,7 @@ from make_benchmark_tree import TREES, Tree, class_sizes, write
 
 from aurank.data import BENCHMARKS, Manifest
 from aurank.data.readers import READERS
-from aurank.data.readers.facts import SplitSize
+from aurank.data.readers.published import SplitSize
 
 SHARE = 0.002
 

@@ -1,4 +1,4 @@
-"""Methods compared over settings, class splits and seeds: units of work, each done once, and a line for each."""
+"""A benchmark: methods compared over splits, settings and seeds, each training done once, by whatever process."""
 
 import hashlib
 import json
@@ -10,23 +10,24 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from importlib.metadata import version
 from multiprocessing import get_context, parent_process
 from pathlib import Path
 from queue import Empty
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
+from pydantic import Field
 
-from aurank.commands.benchmarks.spec import BenchmarkSpec, Folds, Unit
 from aurank.commands.tune import declared_ranges, searched_ranges, tune
 from aurank.config import Config, shipped_configs
 from aurank.config.load import load_section
-from aurank.config.schema import EMBEDDINGS
+from aurank.config.schema import EMBEDDINGS, Strict
 from aurank.data import Manifest
+from aurank.data.manifest import ValidationUnit
 from aurank.data.prepared import contents
 from aurank.data.readers.given import GIVEN
 from aurank.embedding.embed import described
@@ -43,6 +44,59 @@ from aurank.reporting.tables import class_names
 from aurank.training import read_config, train
 from aurank.training.build import build_loss, build_sampler
 
+Overrides = tuple[str, ...]
+
+
+class Folds(Strict):
+    """Class-disjoint folds: each is tested, or validated, by what was trained on the others."""
+
+    folds: int = Field(ge=2, le=100)
+    by: ValidationUnit = "class"
+
+
+class BenchmarkSpec(Strict):
+    """What a benchmark compares, as its YAML file says it.
+
+    Attributes:
+        config: the base of every training: the name of a shipped configuration, or a path from the file's folder.
+        methods, settings: the overrides of each by its name; every method is trained in every setting.
+        without_training: post-processing steps, fitted on training rows, behind which saved embeddings are measured.
+        splits: those of the data, or folds of all classes, each of which is the test once.
+        trials: of the search for hyper-parameters that each method has in each setting and split; 0: none.
+        choose_by: folds of the training classes that the search validates on.
+        ranges: of the search; others are those that the loss, the sampler and the optimiser declare.
+        reference: the method that the others are compared with; default: the first.
+    """
+
+    config: str
+    methods: dict[str, Overrides] = Field(min_length=1)
+    settings: dict[str, Overrides] = Field(default={"": ()}, min_length=1)
+    overrides: Overrides = ()
+    without_training: Overrides = ()
+    splits: Literal["published"] | Folds = "published"
+    seeds: int = Field(default=5, ge=1, le=1000)
+    trials: int = Field(default=0, ge=0, le=10_000)
+    choose_by: Folds = Folds(folds=3)
+    ranges: dict[str, Any] = Field(default={})
+    reference: str | None = None
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A piece of work: a choice of hyper-parameters, a training with its test, or a test without training."""
+
+    kind: Literal["choice", "run", "untrained"]
+    method: str  # of what is not trained: its steps
+    setting: str
+    split: str
+    seed: int = 0
+    chosen: Overrides = ()
+
+    def __str__(self) -> str:
+        seed = f"seed {self.seed}" if self.kind == "run" else self.kind
+        return ", ".join(filter(None, [self.setting, self.method, self.split, seed]))
+
+
 Line = dict[str, Any]
 Listener = Callable[[Unit, Line, int, int], None]
 """Called with a unit that was done, its line, and how many are done of how many."""
@@ -52,11 +106,7 @@ _WHEREABOUTS = {"root": None, "workers": 0, "cache": ""}  # of data: what may di
 
 
 class BenchmarkRun:
-    """A benchmark with its data and the folder of its results, which processes and machines may share.
-
-    Raises:
-        UserError: a mistake in the file, the data or a method, before any training.
-    """
+    """A benchmark with its data and the folder of its results, which processes and machines may share."""
 
     def __init__(self, file: Path, out: Path) -> None:
         self.spec: BenchmarkSpec = load_section(BenchmarkSpec, file)
@@ -100,12 +150,10 @@ class BenchmarkRun:
                         searched_ranges(config, self._ranges_of(config))
 
     def _ranges_of(self, config: Config) -> dict[str, Range | None]:
-        """Return the ranges given; what one method is not to search, another may not have."""
         declared = declared_ranges(config)
         return {key: each for key, each in self.ranges.items() if each is not None or key in declared}
 
     def _config_of(self, unit: Unit) -> Config:
-        """Return the configuration of a training; of what is not trained, the base."""
         with warnings.catch_warnings():  # that another loss leaves out the params of the one before
             warnings.simplefilter("ignore", AurankWarning)
             return read_config(self._base, [*self._overrides(unit), *unit.chosen, f"seed={unit.seed}"])
@@ -135,7 +183,6 @@ class BenchmarkRun:
     # -- units --------------------------------------------------------------------------------------------------------
 
     def known_units(self) -> Iterator[Unit]:
-        """Yield every unit whose settings are known: choices first, then the trainings of methods that have chosen."""
         for split in self.splits:
             yield from (Unit("untrained", steps, "", split) for steps in self.spec.without_training)
             yield from (Unit("choice", method, setting, split) for setting, method in self._pairs if self.spec.trials)
@@ -148,13 +195,11 @@ class BenchmarkRun:
 
     @property
     def total(self) -> int:
-        """The number of units, known or not."""
         trainings = len(self._pairs) * (self.spec.seeds + (self.spec.trials > 0))
         return len(self.splits) * (len(self.spec.without_training) + trainings)
 
     @property
     def done(self) -> int:
-        """The number of units that are done, by whatever process."""
         return sum(self.line_of(unit) is not None for unit in self.known_units())
 
     def _path_of(self, unit: Unit) -> Path:
@@ -170,7 +215,6 @@ class BenchmarkRun:
         return self.out / "units" / f"{digest[:32]}.json"
 
     def line_of(self, unit: Unit) -> Line | None:
-        """Return the line of a unit; None where nobody has done it."""
         path = self.path_of(unit)
         if path not in self._lines and path.exists():
             with reading(path, "a unit of a benchmark", remedy="remove it"):
@@ -181,12 +225,7 @@ class BenchmarkRun:
     # -- work ---------------------------------------------------------------------------------------------------------
 
     def work(self, commit: str, until: float = math.inf, listener: Listener = lambda *_: None) -> None:
-        """Do units, beside other processes, until all are done.
-
-        Args:
-            commit: of the package.
-            until: the time.time() after which no unit may end, judged by the longest one of its kind so far.
-        """
+        """Do units, beside other processes, until all are done, or one might end after the time.time() `until`."""
         longest: dict[str, float] = {}
         parent = parent_process()
         while (before := self.done) < self.total:
@@ -261,7 +300,6 @@ class BenchmarkRun:
     # -- results ------------------------------------------------------------------------------------------------------
 
     def collect(self) -> list[Line]:
-        """Write the lines of all that is done, their tables and their page; return the lines."""
         about = {"kind": "benchmark", **self.spec.model_dump(mode="json"), "reference": self.reference}
         splits, lines = dict[str, Line](), list[Line]()
         for line in filter(None, map(self.line_of, self.known_units())):
@@ -281,7 +319,6 @@ class BenchmarkRun:
 
 
 def _tested(report: Report) -> Line:
-    """Return what a line holds of a test."""
     classes = Classes.of(report.per_query["label"])
     names = [name for name in ("mauprc", "recall@1", "recall@10") if name in report.metrics]
     ap = np.round(classes.means(report.per_query["ap"]), 4).tolist()
@@ -337,7 +374,6 @@ def run_benchmark(
 
 
 def _work_together(benchmark: BenchmarkRun, workers: int, listener: Listener, *given: Any) -> None:
-    """Let processes of their own work, and tell what is done."""
     context = get_context("spawn")
     errors: Any = context.Queue()
     threads = max(1, torch.get_num_threads() // workers)
@@ -371,8 +407,6 @@ def _work(errors: Any, threads: int, file: Path, out: Path, commit: str, until: 
 
 
 def package_commit() -> str:
-    """Return the commit of the repository that holds the package, "-dirty" behind it with changes, or "unknown"."""
-
     def git(*words: str) -> str | None:
         command = ["git", "-C", str(Path(__file__).parents[2]), *words]
         with suppress(OSError):  # there is no git

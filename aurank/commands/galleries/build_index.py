@@ -79,7 +79,7 @@ def build_index(
     """
     running = running or RunOptions()
     images = images or ImageSelection()
-    if images.protocol is None and images.query is None:
+    if images.protocol is None:
         images = replace(images, split=images.split or ALL)
     steps = read_steps(postprocess, fit_on, distance)
     check_index(factory, distance, "cpu")

@@ -5,12 +5,11 @@ from collections.abc import Callable, Mapping
 from aurank.data.manifest import Manifest
 from aurank.data.readers import benchmarks  # noqa: F401 - fills PUBLISHED
 from aurank.data.readers.embeddings import read_embeddings
-from aurank.data.readers.facts import BENCHMARKS
 from aurank.data.readers.folders import read_digits, read_folder, read_omniglot, read_unlabelled
 from aurank.data.readers.given import GIVEN, read_given
 from aurank.data.readers.listing import read_lists
 from aurank.data.readers.parts import read_hf, read_webdataset
-from aurank.data.readers.published import PUBLISHED
+from aurank.data.readers.published import BENCHMARKS, PUBLISHED
 from aurank.data.readers.table import read_table
 
 READERS: Mapping[str, Callable[..., Manifest]] = {

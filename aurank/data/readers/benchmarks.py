@@ -197,7 +197,6 @@ def read_cars(place: Place) -> Contents:
 
 
 def _in_halves(place: Place, rows: Mapping[int, Sequence[Row]], problems: Sequence[str], *, classes: int) -> Contents:
-    """Return the classes numbered up to the half as "train", the others as "test"."""
     parts = []
     for name, split, first in zip(place.benchmark.sizes, ("train", "test"), (1, classes // 2 + 1), strict=True):
         half = range(first, first + classes // 2)
@@ -285,7 +284,6 @@ def read_veri(place: Place) -> Contents:
 
 
 def _of_folders(place: Place) -> Contents:
-    """Return Market-1501 or VeRi-776 by their three folders."""
     place.require(place.benchmark.files)
     pattern, example = _NAMES[place.benchmark.name]
     roles: tuple[Role, ...] = ("both", "query", "gallery")

@@ -108,7 +108,6 @@ def read_omniglot(root: Path, *, path: str = "omniglot_full.zip") -> Manifest:
 
 
 def _omniglot_source(place: Path) -> ImageSource | None:
-    """Return the source that starts at the folder with both image folders, or None if `place` has no such folder."""
     if place.is_dir():
         # Looked for by name: listing everything below a data folder could take minutes.
         for folder in (place, *sorted(below for below in place.iterdir() if below.is_dir())):

@@ -80,7 +80,6 @@ def from_dataset(
 
 
 def _labels(dataset: Any, key: Any) -> list[str]:
-    """Return the name of the class of each item, without its image where that can be."""
     if hasattr(dataset, "indices") and hasattr(dataset, "dataset"):  # a Subset
         inner = _labels(dataset.dataset, key)
         return [inner[row] for row in dataset.indices]
@@ -107,8 +106,6 @@ def class_name(label: str | int, names: Sequence[str]) -> str:
 
 
 class DatasetSource(ArraySource):
-    """Images of data sets in memory; of each path it holds the data set, the number of the item and the key there."""
-
     is_read_to_mark = True
 
     def _held(self, path: str) -> Any:

@@ -41,7 +41,6 @@ def read_text(source: ImageSource, file: str) -> str:
 def read_fields(
     source: ImageSource, file: str, pattern: str, form: str, *, header: Sequence[str] = ()
 ) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield the place ("FILE, line 7") and the groups of a pattern for every line of a file that is not blank."""
     numbered = enumerate(read_text(source, file).splitlines(), start=1)
     lines = ((f"{file}, line {number}", line.strip()) for number, line in numbered if line.strip())
     for expected in header:
@@ -66,7 +65,6 @@ def read_mat(source: ImageSource, file: str, name: str) -> list[Any]:
 def build_listed(
     name: str, source: ImageSource, rows: Sequence[Row], *, one_label: bool = True, outside: bool = False, **more: Any
 ) -> Manifest:
-    """Return the manifest of rows that `check_listing` lets pass; `more` are further columns of `build_manifest`."""
     check_listing(source, rows, one_label=one_label, outside=outside)
     columns: dict[str, Any] = {}
     if any(row.super_label is not None for row in rows):
@@ -88,9 +86,7 @@ def check_listing(
     *,
     one_label: bool = True,
     outside: bool = False,
-    remedy: str = "set data.params.path and data.params.images to where the paths start",
 ) -> None:
-    """Raise UserError where one image has two labels, where a path leaves the source, or where no image is found."""
     first: dict[tuple[str, Any], Row] = {}
 
     def troubles() -> Iterator[str]:
@@ -104,7 +100,8 @@ def check_listing(
                 yield f"{row.where}: image {row.path!r} has label {row.label!r}, but {before.label!r} at {before.where}"
         if rows and not any(source.exists(path) for path, _ in first):
             image = f"first: {rows[0].path!r}, {rows[0].where}"
-            yield f"none of the images listed is in {source.where} ({image}); unpack the images there, or {remedy}"
+            remedy = "unpack the images there, or set data.params.path and data.params.images to where the paths start"
+            yield f"none of the images listed is in {source.where} ({image}); {remedy}"
 
     if trouble := next(troubles(), None):
         raise UserError(trouble)

@@ -110,7 +110,6 @@ def _read(
 
 
 def _expanded(pattern: str) -> list[str]:
-    """Return the names that a pattern with braces stands for."""
     if (braces := re.search(r"\{([^{}]*)\}", pattern)) is None:
         return [pattern]
     low, dots, high = braces[1].partition("..")

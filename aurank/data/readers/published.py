@@ -1,29 +1,70 @@
-"""Where a benchmark lies on disk, and how what was read of it differs from its published form."""
+"""What is published of each benchmark, as benchmarks.toml has it; readers that insist on it, and what differs."""
 
 import dataclasses
 import functools
 import hashlib
 import inspect
+import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
 from aurank.data.manifest import Manifest
-from aurank.data.readers.facts import BENCHMARKS, Benchmark, SplitSize
 from aurank.data.readers.listing import Row, build_listed
 from aurank.data.sources import FolderSource, ImageSource, open_source
 from aurank.errors import UserError
+
+
+class SplitSize(NamedTuple):
+    """Images and classes of one list as published."""
+
+    images: int
+    classes: int
+
+    def __str__(self) -> str:
+        return f"{self.images:,} images of {self.classes:,} classes"
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """The facts about one benchmark, which benchmarks.toml explains."""
+
+    name: str
+    title: str
+    folders: tuple[str, ...]
+    layout: str
+    origin: str
+    terms: str
+    sizes: Mapping[str, SplitSize]
+    files: Mapping[str, str] = field(default_factory=dict)
+    either: Mapping[str, str] = field(default_factory=dict)
+    archives: Mapping[str, str] = field(default_factory=dict)
+    addresses: Mapping[str, str] = field(default_factory=dict)
+    unpack: str | None = None
+    remark: str = ""
+
+
+def _read(name: str, table: Mapping[str, Any]) -> Benchmark:
+    sizes = {part: SplitSize(*size) for part, size in table.get("sizes", {}).items()}
+    return Benchmark(name, **{**table, "folders": tuple(table["folders"]), "sizes": sizes})
+
+
+_ALL = {
+    name: _read(name, table)
+    for name, table in tomllib.loads(Path(__file__).with_name("benchmarks.toml").read_text("utf-8")).items()
+}
+BENCHMARKS: Mapping[str, Benchmark] = {name: about for name, about in _ALL.items() if about.sizes}
+FETCHED: Mapping[str, Benchmark] = {name: about for name, about in _ALL.items() if about.addresses}
+
 
 _EXAMPLES = 3
 _CHUNK = 2**22
 
 
 class Part(NamedTuple):
-    """The rows of one list or folder of a benchmark, and how many it has as published."""
-
     name: str
     rows: Sequence[Row]
     expected: SplitSize
@@ -50,7 +91,6 @@ class Place:
         return open_source(self.path, prefix=f"{self.prefix}/{folder}".lstrip("/"))
 
     def holds(self, file: str) -> bool:
-        """Return whether a file, or a folder ("name/"), is there."""
         if not file.endswith("/"):
             return self.source.exists(file)
         if isinstance(self.source, FolderSource):
@@ -58,7 +98,6 @@ class Place:
         return any(name.startswith(file) for name in self.source.names())
 
     def part(self, name: str, rows: Iterable[Row], size: str = "") -> Part:
-        """Return rows as a part whose published size is that of `size`, by default of `name`."""
         return Part(name, list(rows), self.benchmark.sizes[size or name])
 
     def missing(self, files: Iterable[str]) -> list[str]:
@@ -79,8 +118,6 @@ class Place:
 
 @dataclass(frozen=True)
 class Contents:
-    """What the files of a benchmark say: its parts, what differs, the folder that paths start from."""
-
     parts: Sequence[Part]
     problems: Sequence[str] = ()
     images: str = ""
@@ -158,12 +195,10 @@ PUBLISHED: dict[str, PublishedReader] = {}
 
 
 def published(name: str, each: str = "") -> Callable[[Callable[..., Contents]], PublishedReader]:
-    """Make the reader of a benchmark of a function that reads its files at a Place, and list it in PUBLISHED."""
     return lambda read: PUBLISHED.setdefault(name, PublishedReader(BENCHMARKS[name], read, each))
 
 
 def locate(benchmark: Benchmark, root: Path, path: str | None = None) -> Place | None:
-    """Return where the benchmark lies below `root`: at `path`, else in the first usual place with a file of it."""
     paths = [root / folder for folder in benchmark.folders] if path is None else [root / path]
     places = [
         Place(benchmark, place, prefix)
@@ -178,13 +213,11 @@ def locate(benchmark: Benchmark, root: Path, path: str | None = None) -> Place |
 
 
 def describe_absence(benchmark: Benchmark, root: Path, path: str | None = None) -> str:
-    """Return which places were tried, where `locate` found nothing."""
     tried = [root / folder for folder in benchmark.folders] if path is None else [root / path]
     return f"{benchmark.title} is not there: none of {', '.join(map(str, tried))} holds it"
 
 
 def summarise(what: str, examples: Sequence[str]) -> list[str]:
-    """Return one line that counts the examples and shows the first few, or nothing where there is none."""
     if not examples:
         return []
     more = f"; and {len(examples) - _EXAMPLES:,} more" if len(examples) > _EXAMPLES else ""

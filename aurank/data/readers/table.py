@@ -1,7 +1,6 @@
 """Tables of images, in files or as data frames: one, or one of queries and one of gallery images."""
 
 import csv
-import dataclasses
 import io
 import warnings
 from collections.abc import Iterator, Sequence
@@ -9,12 +8,10 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-import numpy as np
-
 from aurank.arrays import claims_too_much
 from aurank.data.manifest import SPLITS, Manifest, first_seen
-from aurank.data.readers.listing import Row, build_listed, check_listing, read_text
-from aurank.data.sources import ImageSource, open_source, whole_path
+from aurank.data.readers.listing import Row, build_listed, read_text
+from aurank.data.sources import ImageSource, open_source
 from aurank.errors import AurankWarning, UserError
 from aurank.files import reading
 from aurank.names import meant, nearest, text_key, tidied
@@ -82,45 +79,6 @@ def from_table(table: Any, *, root: Path | str = ".", images: str = "", outside:
     return _of_lines("table", open_source(Path(root), prefix=images), lines, outside=outside)
 
 
-def read_two_tables(query: Path, gallery: Path, *, root: Path | None = None, outside: bool = False) -> Manifest:
-    """Return the images of both tables, each once and all "test", marked as query, gallery or both."""
-    if root is None and whole_path(query).parent != whole_path(gallery).parent:
-        raise UserError(f"{query} and {gallery} lie in different folders; say where their paths start with --root")
-    source = open_source(whole_path(root or query.parent))
-    queries, answers = (_side_lines(file, source, outside=outside) for file in (query, gallery))
-    lines = [*queries.values(), *answers.values()]
-    headers = [set(next(iter(side.values()))[1]) for side in (queries, answers) if side]
-    if len({"label" in header for header in headers}) > 1:
-        raise UserError(f"of {query} and {gallery} one has a column label and the other has none; write it into both")
-    for columns in (("group",), _BOX):
-        if any(name in header for header in headers for name in columns):
-            for _, values in lines:
-                values.update({name: values.get(name, "") for name in columns})
-    for path in queries.keys() & answers.keys():
-        for name in ("label", "group", *_BOX):
-            one, other = queries[path][1].get(name), answers[path][1].get(name)
-            if one != other:
-                raise UserError(f"image {path!r} has {name} {one!r} in {query} and {other!r} in {gallery}")
-    whole = _of_lines(f"{query.stem} in {gallery.stem}", source, lines, outside=outside)
-    row_of = {path: row for row, path in reversed(list(enumerate(whole.paths)))}
-    once = whole.select(sorted(row_of.values()))
-    flags = [np.array([path in side for path in once.paths]) for side in (queries, answers)]
-    return dataclasses.replace(once, is_query=flags[0], is_gallery=flags[1])
-
-
-def _side_lines(file: Path, source: ImageSource, *, outside: bool) -> dict[str, Line]:
-    lines: dict[str, Line] = {}
-    for where, values in _table_lines(open_source(file.parent), file.name, splits=False):
-        path = PurePosixPath(values["path"]).as_posix()
-        if path in lines:
-            raise UserError(f"{where}: {file} lists image {path!r} twice; list each image once")
-        used = {name: value for name, value in values.items() if name in ("path", "label", "text", "group", *_BOX)}
-        lines[path] = where, {**used, "split": "test"}
-    rows = [Row(where, path, "", "test") for path, (where, _) in lines.items()]
-    check_listing(source, rows, outside=outside, remedy="name the folder that the paths start at with --root")
-    return lines
-
-
 def _of_lines(name: str, source: ImageSource, lines: Sequence[Line], *, outside: bool) -> Manifest:
     header = lines[0][1] if lines else dict.fromkeys(_REQUIRED, "")
     labelled = "label" in header
@@ -150,7 +108,6 @@ def _of_lines(name: str, source: ImageSource, lines: Sequence[Line], *, outside:
 
 
 def _boxes(lines: Sequence[Line]) -> list[tuple[int, int, int, int] | None]:
-    """Return the box of each line, None for the whole image."""
     lacking = [column for column in _BOX if lines and column not in lines[0][1]]
     if not lines or len(lacking) == len(_BOX):
         return [None] * len(lines)
@@ -171,27 +128,23 @@ def _boxes(lines: Sequence[Line]) -> list[tuple[int, int, int, int] | None]:
     return boxes
 
 
-def _table_lines(source: ImageSource, file: str, *, splits: bool = True) -> Iterator[Line]:
-    """Yield the place of every line and its values by column; with `splits=False` there may be no column split."""
+def _table_lines(source: ImageSource, file: str) -> Iterator[Line]:
     if PurePosixPath(file).suffix.lower() in (".parquet", ".pq", ".feather", ".arrow"):
-        return _lines_of(file, *_arrow(source, file), splits=splits)
+        return _lines_of(file, *_arrow(source, file))
     reader = csv.reader(io.StringIO(read_text(source, file), newline=""))
     with reading(file, "a csv table", remedy="mend its header"):
         header = [name.strip() for name in next(reader, [])]
-    return _lines_of(file, header, ((reader.line_num, line) for line in reader), splits=splits)
+    return _lines_of(file, header, ((reader.line_num, line) for line in reader))
 
 
-def _lines_of(
-    file: str, header: list[str], body: Iterator[tuple[int, list[str]]], *, splits: bool = True
-) -> Iterator[Line]:
+def _lines_of(file: str, header: list[str], body: Iterator[tuple[int, list[str]]]) -> Iterator[Line]:
     what = "text" if "text" in header and "label" not in header else "label"
-    wanted = ("path", what, "split") if splits else ("path", what)
+    wanted = ("path", what, "split")
     unknown = [name for name in header if name not in _KNOWN]
-
     if absent := next((name for name in wanted if name not in header), None):
         either, also = f"column {absent!r} is", ""
         if absent == "label":
-            either, also = "columns 'label' and 'text' are both", " or path,text" + ",split" * splits
+            either, also = "columns 'label' and 'text' are both", " or path,text,split"
         raise UserError(f"{file}: {either} missing; expected {','.join(wanted)}{also}, got {','.join(header)}")
     if any(header.count(name) > 1 for name in _KNOWN):
         raise UserError(f"{file}: a column occurs twice in {','.join(header)}")
@@ -236,7 +189,6 @@ def _arrow(source: ImageSource, file: str) -> tuple[list[str], Iterator[tuple[in
 
 
 def _arrow_rows(table: Any, header: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
-    """Yield the number of each row of a table of pyarrow, from 1, with its values as text."""
     columns = {name: _texts(table[name]) for name in table.column_names if name in _KNOWN}
     absent = [""] * table.num_rows  # of a column that is ignored
     return enumerate(map(list, zip(*(columns.get(name, absent) for name in header), strict=True)), start=1)
@@ -263,7 +215,6 @@ def _flags(lines: Sequence[Line], column: str) -> list[bool] | None:
 
 
 def _numbers(lines: Sequence[Line], column: str) -> list[int] | None:
-    """Return the column as whole numbers: as written if all are, else counted as first seen; −1 where empty."""
     if not lines or column not in lines[0][1]:
         return None
     values = [line[column] for _, line in lines]

@@ -229,7 +229,6 @@ class Pipeline(ABC):
 
 
 def channels_first(view: View) -> UInt8[Tensor, "channel view_height view_width"]:
-    """Return pixels as a tensor: a copy, since torch warns of arrays that are read-only."""
     return torch.tensor(view).permute(2, 0, 1).contiguous()
 
 
@@ -252,20 +251,14 @@ def resize(image: Pixels, height: int, width: int, interpolation: str = AREA) ->
 
 
 def resize_shorter(image: Pixels, side: int, interpolation: str = AREA) -> Prepared:
-    """Return the image with its shorter side at `side`, its shape kept: the longer one is cut down to whole pixels.
-
-    Source: torchvision.transforms.functional.resize, of one number.
-    """
+    """Return the image with its shorter side at `side`, as torchvision resizes by one number."""
     height, width = image.shape[:2]
     shorter = min(height, width)
     return resize(image, side * height // shorter, side * width // shorter, interpolation)
 
 
 def resize_whole(image: Pixels, size: tuple[int, int], how: str, interpolation: str = AREA) -> Prepared:
-    """Return an image resized for a canvas [height, width]: crop covers it, pad lies inside, squash is as large.
-
-    Source: timm.data.transforms.ResizeKeepRatio; of a square that is covered, torchvision's Resize.
-    """
+    """Return an image resized for a canvas: crop covers it, pad lies inside, squash fills it."""
     height, width = image.shape[:2]
     if how == "crop" and size[0] == size[1]:
         return resize_shorter(image, size[0], interpolation)
@@ -276,10 +269,7 @@ def resize_whole(image: Pixels, size: tuple[int, int], how: str, interpolation: 
 
 
 def centre_crop(image: Pixels, size: tuple[int, int], fill: Sequence[int] | int = 0) -> View:
-    """Return the middle of an image, `fill` around one that is smaller; half pixels round to even.
-
-    Source: torchvision.transforms.functional.center_crop.
-    """
+    """Return the middle of an image, `fill` around one that is smaller, as torchvision's center_crop."""
     height, width = image.shape[:2]
     if height < size[0] or width < size[1]:
         padded = np.empty((max(height, size[0]), max(width, size[1]), image.shape[2]), np.uint8)

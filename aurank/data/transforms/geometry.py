@@ -36,12 +36,10 @@ def chance_of(seed: int) -> random.Random:
 
 
 def happens(chance: random.Random, probability: Number) -> bool:
-    """Draw whether something of that probability happens; nothing is drawn for 0 and 1."""
     return probability > 0 and (probability >= 1 or chance.random() < probability)
 
 
 def draw_window(chance: random.Random, height: int, width: int, size: tuple[int, int]) -> Rectangle:
-    """Draw a part of that size, [height, width], of an image at least that large, each of them as likely."""
     down, right = chance.random(), chance.random()
     return Rectangle(int((height - size[0] + 1) * down), int((width - size[1] + 1) * right), *size)
 
@@ -49,7 +47,6 @@ def draw_window(chance: random.Random, height: int, width: int, size: tuple[int,
 def draw_part(
     chance: random.Random, height: int, width: int, *, scale: Sequence[Number], ratio: Sequence[Number]
 ) -> Rectangle:
-    """Draw a part of an image by its area, relative to the image's, and by its width by height."""
     area = height * width
     smallest, largest = math.log(ratio[0]), math.log(ratio[1])
     for _ in range(_TRIES):
@@ -133,5 +130,4 @@ def in_fours(image: Pixels, change: Callable[[Any], Any]) -> NewPixels:
 
 
 def with_channels(image: UInt8[np.ndarray, "height width ..."]) -> Pixels:
-    """Return the image with the channel axis that OpenCV drops when there is one channel."""
     return image if image.ndim == 3 else image[:, :, None]

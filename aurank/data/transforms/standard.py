@@ -319,7 +319,6 @@ class SimCLR(CropFlip):
         return np.ascontiguousarray(with_channels(view))
 
     def _with_other_colours(self, view: View, chance: random.Random, seed: int) -> View:
-        """Change brightness, contrast, saturation and hue, in the order that the seed gives."""
         change = 0.8 * self.strength
         brightness, contrast, saturation = (chance.uniform(max(0.0, 1 - change), 1 + change) for _ in range(3))
         hue, order = chance.uniform(-0.2 * self.strength, 0.2 * self.strength), np.arange(4)

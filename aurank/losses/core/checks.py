@@ -1,8 +1,7 @@
 """Checks at the border of the losses: each error says what came, what was expected, and what to do about it."""
 
-import inspect
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from numbers import Real
 from typing import Annotated
 
@@ -39,7 +38,6 @@ def require_number(name: str, value: object, interval: str = "(0, inf)") -> floa
 def require_pair(
     name: str, value: object, interval: str = "(-inf, inf)", *, rising: bool = False
 ) -> tuple[float, float]:
-    """Return two numbers of the interval as floats; UserError unless there are two, the first less if `rising`."""
     if not isinstance(value, Sequence) or len(value) != 2:
         raise UserError(f"{name} must be two numbers in {interval}, got {value!r}")
     first, second = (require_number(name, each, interval) for each in value)
@@ -49,7 +47,6 @@ def require_pair(
 
 
 def require_whole(name: str, value: object, *, least: int = 1) -> int:
-    """Return the value; UserError unless it is a whole number of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise UserError(f"{name} must be a whole number >= {least}, got {value!r}")
     return value
@@ -67,22 +64,9 @@ def require_choice(name: str, value: str, choices: Collection[str]) -> str:
     return value
 
 
-def require_kind(name: str, value: object, kind: type) -> None:
-    if value is not None and not isinstance(value, kind):
-        raise UserError(f"{name} must be a pytorch-metric-learning {kind.__name__}, got {value!r}")
-
-
 def require_module(name: str, value: object, expected: str) -> None:
     if not isinstance(value, nn.Module):
         raise UserError(f"{name} must be {expected}, got {value!r}")
-
-
-def refuse_unused(constructor: Callable[..., object], choice: str, **given: object) -> None:
-    defaults = inspect.signature(constructor).parameters
-    for name, value in given.items():
-        plain = tuple(value) if isinstance(value, list) else value  # YAML has lists for tuples
-        if plain != defaults[name].default:
-            raise UserError(f"{name}={value!r} has no effect with {choice}: leave out one of them")
 
 
 def check_embeddings(name: str, embeddings: Tensor, labels_name: str, labels: Tensor | None) -> None:
@@ -126,5 +110,4 @@ def check_labels_in_range(labels: Tensor, num_classes: int) -> None:
 
 
 def kind_of(value: object) -> str:
-    """Return a tensor's type and shape for a message, the type's name of anything else."""
     return f"{value.dtype} of shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__

@@ -20,8 +20,6 @@ def world_size() -> int:
 
 @dataclass(frozen=True, eq=False)
 class Shares:
-    """Labels and ids of every process's rows, in the order of the ranks, on the host."""
-
     labels: Sequence[Int64[Tensor, " row"]]
     ids: Sequence[Int64[Tensor, " row"]]
 
@@ -40,7 +38,6 @@ class Gather:
         return self.ask_miner(self.batch(inputs))
 
     def ask_miner(self, inputs: Inputs) -> Inputs:
-        """Return the inputs, a miner among them replaced by what it finds, in the first process where all are equal."""
         return mined_in_first(inputs) if inputs.shared else inputs.mined()
 
     def batch(self, inputs: Inputs) -> Inputs:
@@ -95,7 +92,6 @@ class Gather:
 
 
 def exchange_lengths(inputs: Inputs) -> list[list[int]]:
-    """Return each process's numbers of embeddings, references and mined pairs; UserError where kinds differ."""
     mined = inputs.indices_tuple
     is_miner = isinstance(mined, nn.Module)
     tensors = () if mined is None or isinstance(mined, nn.Module) else tuple(mined)
@@ -119,7 +115,6 @@ def exchange_lengths(inputs: Inputs) -> list[list[int]]:
 
 
 def gather_mined(inputs: Inputs, lengths: list[list[int]]) -> Mined:
-    """Return the mined tuples of all processes, their indices moved to where the process's rows are after gathering."""
     mined = inputs.indices_tuple
     if mined is None or isinstance(mined, nn.Module):
         return mined
@@ -146,7 +141,6 @@ def refuse_copies(name: str, rows: Tensor | None, lengths: list[int], views: int
 
 
 def mined_in_first(inputs: Inputs) -> Inputs:
-    """Return the inputs with what the first process's miner finds: a miner may draw at random."""
     if not isinstance(inputs.indices_tuple, nn.Module):
         return inputs
     device = inputs.embeddings.device
@@ -162,7 +156,6 @@ def mined_in_first(inputs: Inputs) -> Inputs:
 
 
 def gather_rows(local: Tensor, lengths: list[int], *, views: int = 1) -> Tensor:
-    """Return the rows of all processes, `lengths` of them, in the order of the ranks within each of the views."""
     if max(lengths) == 0:
         return local.clone()
     padded = local.new_zeros(max(lengths), *local.shape[1:])
@@ -177,7 +170,6 @@ def gather_rows(local: Tensor, lengths: list[int], *, views: int = 1) -> Tensor:
 
 
 def in_order(parts: Sequence[Tensor], *, views: int) -> Tensor:
-    """Return the rows of all processes in one, those of all in the first view before those in the next."""
     if views == 1:
         return torch.cat(list(parts))
     by_view = [torch.unflatten(part, 0, (views, len(part) // views)) for part in parts]

@@ -3,7 +3,7 @@
 import inspect
 import warnings
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypedDict, Unpack
 
@@ -12,7 +12,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from aurank.errors import AurankWarning, UserError
-from aurank.losses.core.checks import Number, require_kind, require_whole
+from aurank.losses.core.checks import Number, require_whole
 from aurank.losses.core.common import (
     BaseDistance,
     BaseMetricLossFunction,
@@ -48,19 +48,8 @@ class TakesInputs(metaclass=NamesArguments):
     two_way: bool = False
     gather: Gather
 
-    if TYPE_CHECKING:  # torch types the call of a module as Any
-
-        def __call__(
-            self,
-            embeddings: Tensor,
-            labels: Tensor | None = None,
-            indices_tuple: Mined = None,
-            ref_emb: Tensor | None = None,
-            ref_labels: Tensor | None = None,
-            *,
-            ids: Tensor | None = None,
-            ref_ids: Tensor | None = None,
-        ) -> Tensor: ...
+    if TYPE_CHECKING:
+        __call__: Callable[..., Tensor]  # torch types the call of a module as Any
 
     @property
     def takes_references(self) -> bool:
@@ -104,8 +93,6 @@ class TakesInputs(metaclass=NamesArguments):
 
 
 class PairLossOptions(TypedDict, total=False):
-    """What every loss takes beside its own arguments, and passes on to `PairLoss`."""
-
     distance: BaseDistance | None
     reducer: BaseReducer | None
     embedding_regularizer: BaseRegularizer | None
@@ -151,9 +138,6 @@ class PairLoss(TakesInputs, BaseMetricLossFunction):  # type: ignore[misc]  # PM
         embedding_reg_weight: Number = 1.0,
         distributed: bool = False,
     ) -> None:
-        require_kind("distance", distance, BaseDistance)
-        require_kind("reducer", reducer, BaseReducer)
-        require_kind("embedding_regularizer", embedding_regularizer, BaseRegularizer)
         super().__init__(
             distance=distance,
             reducer=reducer,
@@ -232,8 +216,6 @@ class PairLoss(TakesInputs, BaseMetricLossFunction):  # type: ignore[misc]  # PM
 
 
 class KeyedLossOptions(PairLossOptions, total=False):
-    """What every loss with state per sample takes beside its own arguments, and passes on to `KeyedLoss`."""
-
     views: int
 
 

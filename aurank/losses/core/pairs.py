@@ -83,7 +83,6 @@ def read_inputs(
     ids: Tensor | None = None,
     ref_ids: Tensor | None = None,
 ) -> Inputs:
-    """Return the arguments as one, labels and ids in int64; UserError where they do not fit together."""
     check_embeddings("embeddings", embeddings, "labels", labels)
     assert labels is not None
     tensors = isinstance(indices_tuple, Sequence) and all(isinstance(part, Tensor) for part in indices_tuple)
@@ -311,7 +310,6 @@ def make_pairs(inputs: Inputs, *, distance: BaseDistance, two_way: bool = False)
 def same_label_index(
     query: Int64[Tensor, " query"], reference: Int64[Tensor, " reference"], *, without_self: bool
 ) -> tuple[Int64[Tensor, "query width"], Bool[Tensor, "query width"]]:
-    """Return the references of each query's label, ascending, padded to the widest query, and the mask of real ones."""
     ordered, order = reference.sort(stable=True)
     first, count = count_equal(query, ordered)
     count = count - int(without_self)
@@ -327,7 +325,6 @@ def same_label_index(
 def count_equal(
     query: Int64[Tensor, " query"], ordered: Int64[Tensor, " reference"]
 ) -> tuple[Int64[Tensor, " query"], Int64[Tensor, " query"]]:
-    """Return where each query's value starts in the sorted references, and how often it occurs there."""
     first = torch.searchsorted(ordered, query)
     return first, torch.searchsorted(ordered, query, right=True) - first
 
@@ -335,7 +332,6 @@ def count_equal(
 def valid_by_labels(
     inputs: Inputs, labels: Int64[Tensor, " query"], ref_labels: Int64[Tensor, " reference"], *, two_way: bool
 ) -> list[Bool[Tensor, " row"]]:
-    """Return whether each query, and each reference if two_way, has a positive and a negative."""
     positives = count_equal(labels, ref_labels.sort().values)[1]
     negatives = len(ref_labels) - positives
     if two_way:
@@ -356,7 +352,6 @@ def valid_by_labels(
 def narrow(
     positive: Bool[Tensor, "query reference"], negative: Bool[Tensor, "query reference"], mined: Sequence[Tensor]
 ) -> tuple[Bool[Tensor, "query reference"], Bool[Tensor, "query reference"]]:
-    """Return both masks with only what a miner kept, pairs or triplets as `as_pairs` has them."""
     mined = check_mined(mined, positive.shape)
     kept = [torch.zeros_like(positive), torch.zeros_like(negative)]
     for mask, rows, columns in zip(kept, mined[::2], mined[1::2], strict=True):
@@ -366,14 +361,12 @@ def narrow(
 
 
 def as_pairs(mined: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Return (anchor, positive, anchor, negative) of pairs or triplets; UserError unless there are 4 or 3 tensors."""
     if len(mined) not in (3, 4):
         raise UserError(f"indices_tuple must hold 3 (triplets) or 4 (pairs) tensors, got {len(mined)}")
     return mined if len(mined) == 4 else (*mined[:2], mined[0], mined[2])
 
 
 def check_mined(mined: Sequence[Tensor], shape: Sequence[int]) -> Sequence[Tensor]:
-    """Return the tuple `as_pairs`; UserError unless its indices are integers, pair up and lie within the shape."""
     mined = as_pairs(mined)
     for values in mined:
         if not is_integer(values):

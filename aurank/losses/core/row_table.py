@@ -50,8 +50,6 @@ class FullPrecision(nn.Module):
 
 
 class Counters:
-    """A module's whole numbers on the host: the attributes named in COUNTERS, saved as one tensor."""
-
     COUNTERS: ClassVar[tuple[str, ...]] = ()
 
     def get_extra_state(self) -> Int64[Tensor, " counter"]:
@@ -188,7 +186,6 @@ def group_entries(index: EntryIndex) -> EntryIndex:
 def gather_entries(
     index: EntryIndex, values: EntryValues
 ) -> tuple[Int64[Tensor, " total"], Float[Tensor, "total width"]]:
-    """Return the entries of all ranks, in the order of the ranks. Their numbers are exchanged first."""
     if world_size() == 1:
         return index, values
     own = torch.tensor([len(index)], device=index.device)
@@ -199,18 +196,11 @@ def gather_entries(
 
 
 class SavedGenerator(nn.Module):
-    """A random generator on the host whose position in its sequence is part of `state_dict`."""
-
     def __init__(self, seed: int, generator: torch.Generator | None = None) -> None:
         super().__init__()
-        if not isinstance(seed, int) or isinstance(seed, bool):
-            raise UserError(f"seed must be a whole number, got {seed!r}")
-        if generator is not None and (not isinstance(generator, torch.Generator) or generator.device.type != "cpu"):
-            raise UserError(f"generator must be a torch.Generator on the CPU, got {generator!r}: or give a seed")
         self.generator = torch.Generator().manual_seed(seed) if generator is None else generator
 
     def normal(self, shape: Sequence[int], *, like: Tensor) -> Tensor:
-        """Return numbers from N(0, 1) with the other tensor's type, on its device."""
         numbers = torch.randn(*shape, generator=self.generator, dtype=torch.float32, device="cpu")
         return to_device_of(like, numbers).to(like.dtype)
 
@@ -219,7 +209,6 @@ class SavedGenerator(nn.Module):
         return to_device_of(like, numbers).to(like.dtype)
 
     def on_device(self, device: torch.device) -> torch.Generator | None:
-        """Return a generator on the device for draws too many to send there, seeded by the next number here."""
         if device.type == "meta":
             return None
         ahead = torch.Generator()

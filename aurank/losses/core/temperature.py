@@ -17,8 +17,6 @@ Scale = Literal["linear", "log"]
 
 
 class Temperature(FullPrecision):
-    """τ, one number above 0."""
-
     def __init__(
         self,
         temperature: Number,
@@ -75,7 +73,6 @@ def attraction(pairs: Pairs) -> Float[Tensor, " query"]:
 def log_mean_exp(
     pairs: Pairs, temperature: AnyTemperature, *, relative: bool = False, with_positives: bool = False
 ) -> Float[Tensor, " query"]:
-    """log of the mean of exp(s/τ) over each query's negatives in the batch; 0 for a query without any."""
     temperature = column(temperature)
     wanted = pairs.negative | pairs.positive if with_positives else pairs.negative
     similarity = pairs.similarity - attraction(pairs)[:, None] if relative else pairs.similarity
@@ -87,10 +84,8 @@ def log_mean_exp(
 
 
 def add_epsilon(log_value: Float[Tensor, " query"], epsilon: float) -> Float[Tensor, " query"]:
-    """log(ε + exp(value))."""
     return torch.logaddexp(log_value, torch.full_like(log_value, math.log(epsilon))) if epsilon else log_value
 
 
 def column(temperature: AnyTemperature) -> Tensor | float:
-    """A temperature for each query as a column beside the similarity; one for all as it is."""
     return temperature[:, None] if isinstance(temperature, Tensor) and temperature.ndim == 1 else temperature

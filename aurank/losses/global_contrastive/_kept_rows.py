@@ -35,7 +35,6 @@ class TaggedTable(RowTable):
         *,
         is_shared: bool,
     ) -> bool:
-        """Replace rows and tags by those of the last entry of each row; return whether any rank had an entry."""
         values = values.detach().to(self.rows.dtype)
         if not is_shared and world_size() > 1:  # in one piece: float64 holds every id, and every float32
             both = torch.cat([tags[:, None].to(torch.float64), values.to(torch.float64)], dim=1)
@@ -55,7 +54,6 @@ class TaggedTable(RowTable):
         return True
 
     def check_width(self, embeddings: Float[Tensor, "batch dim"]) -> None:
-        """Raise UserError unless rows are as wide as these embeddings, or not known to have a width yet."""
         if width := self.rows.shape[1]:
             check_width(embeddings, "embedding_size", width)
 
@@ -72,7 +70,6 @@ ROWS = 128  # at a time: a distance compares all with all, of which the diagonal
 def row_similarity(
     distance: BaseDistance, query: Float[Tensor, "row dim"], other: Float[Tensor, "row dim"]
 ) -> Float[Tensor, " row"]:
-    """Return the similarity of each query to the other of its own row, by any PML distance."""
     both = zip(torch.split(query, ROWS), torch.split(other, ROWS), strict=True)
     similarity = torch.cat([distance(*each).diagonal() for each in both])
     return similarity if distance.is_inverted else -similarity
@@ -81,7 +78,6 @@ def row_similarity(
 def embedded_anew(
     reencode: EmbedByIds | None, ids: Int64[Tensor, " entry"], pairs: Pairs, *, name: str
 ) -> Float[Tensor, "entry dim"]:
-    """Return images of the data set as the encoder embeds them now, with their graph if they come with one."""
     if reencode is None:
         raise UserError(
             f'{name} with out_of_batch="reencode" needs a callback that embeds images anew: set its attribute '

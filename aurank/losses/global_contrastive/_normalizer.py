@@ -9,7 +9,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
 from aurank.errors import AurankWarning, UserError
-from aurank.losses.core.checks import Number, refuse_unused, require_choice, require_flag, require_number
+from aurank.losses.core.checks import Number, require_choice, require_flag, require_number
 from aurank.losses.core.pair_loss import KeyedLoss, KeyedLossOptions, query_ids
 from aurank.losses.core.pairs import Pairs, count_equal
 from aurank.losses.core.row_table import (
@@ -23,10 +23,9 @@ from aurank.losses.core.row_table import (
 from aurank.losses.core.temperature import AnyTemperature, Temperature, attraction, column, log_mean_exp
 
 Schedule = Literal["constant", "cosine"]
-Every = Literal["epoch", "step"]
+FALLS_OVER = 0.5  # share of the training
 Average = Literal["relative", "plain"]
 LARGEST_LOG_WEIGHT = 80.0
-OFFICIAL = "official=True, LibAUC's loss of one modality"  # whose other options are not there
 
 
 def surrogate_loss(
@@ -43,32 +42,19 @@ def surrogate_loss(
 class Gamma(nn.Module):
     """γ of u ← (1 − γ)·u + γ·ḡ, the share of the new value; at 1 nothing of the past is kept."""
 
-    def __init__(
-        self,
-        gamma: Number,
-        gamma_schedule: Schedule = "constant",
-        *,
-        gamma_every: Every = "epoch",
-        gamma_decay: Number = 0.5,
-    ) -> None:
+    def __init__(self, gamma: Number, gamma_schedule: Schedule = "constant") -> None:
         super().__init__()
         self.last = require_number("gamma", gamma, "(0, 1]")
         self.schedule = require_choice("gamma_schedule", gamma_schedule, get_args(Schedule))
-        self.every = require_choice("gamma_every", gamma_every, get_args(Every))
-        self.decay = require_number("gamma_decay", gamma_decay, "(0, 1]")
         constant = self.schedule == "constant"
-        if constant:
-            refuse_unused(Gamma, 'gamma_schedule="constant"', gamma_every=gamma_every, gamma_decay=gamma_decay)
         self.value = self.last if constant else 1.0
         self.progress_known = constant
 
     def set_progress(self, *, step: int, steps: int, epoch: int, epochs: float) -> None:
-        """Set γ to that of this step (of `steps`) and epoch (of `epochs`), both counted from 0."""
         self.progress_known = True
         if self.schedule == "constant":
             return
-        done = step / steps if self.every == "step" else epoch / epochs
-        fall = 0.5 * (1 + math.cos(math.pi * min(1.0, done / self.decay)))
+        fall = 0.5 * (1 + math.cos(math.pi * min(1.0, epoch / epochs / FALLS_OVER)))
         self.value = self.last + (1 - self.last) * fall
 
     def forward(self) -> float:
@@ -104,13 +90,6 @@ class Levels(nn.Module):
         self.values = list(state.to(torch.float64).unbind())
 
 
-class NormalizedLossOptions(KeyedLossOptions, total=False):
-    """What every loss with such a normaliser takes beside its own arguments, and passes on to `NormalizedLoss`."""
-
-    gamma_every: Every
-    gamma_decay: Number
-
-
 class NormalizedLoss(KeyedLoss):
     """A loss that keeps log u of each sample, one for each direction; `SogCLRLoss` describes the arguments."""
 
@@ -124,13 +103,11 @@ class NormalizedLoss(KeyedLoss):
         *,
         two_way: bool,
         official: bool = False,
-        gamma_every: Every = "epoch",
-        gamma_decay: Number = 0.5,
         **options: Unpack[KeyedLossOptions],
     ) -> None:
         super().__init__(num_samples, **options)
         self.two_way = require_flag("two_way", two_way)
-        self.gamma = Gamma(gamma, gamma_schedule, gamma_every=gamma_every, gamma_decay=gamma_decay)
+        self.gamma = Gamma(gamma, gamma_schedule)
         relative = require_choice("average", average, get_args(Average)) == "relative"
         official = require_flag("official", official)
         self.levels = Levels(1 + two_way) if relative and not official else None
@@ -181,7 +158,6 @@ class NormalizedLoss(KeyedLoss):
 
 
 def mean_of_all(values: EntryValues, *, logarithms: bool = False) -> Float[Tensor, ""]:
-    """Return the mean of the finite entries, or the log mean of exp; the same bits in any order, and 0 without any."""
     if len(values) == 0:
         return values.new_zeros(())
     index = torch.zeros(len(values), dtype=torch.int64, device=values.device)
@@ -205,8 +181,6 @@ Update = Literal["momentum", "adam"]
 
 
 class IndividualTemperatures(nn.Module):
-    """τ of each sample, for each direction: tables of τ and of the averages of its gradient."""
-
     def __init__(
         self,
         beside: nn.ModuleList,

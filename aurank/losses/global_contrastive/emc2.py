@@ -1,19 +1,230 @@
 """EMC²: negatives of the whole data set, sampled by Markov chains over the batches."""
 
-from typing import Annotated, Unpack
+from typing import Annotated, Literal, NamedTuple, Unpack, get_args
 
 import torch
-from jaxtyping import Float, Int64
-from torch import Tensor
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor, nn
 
-from aurank.losses.core.checks import Number, SoftmaxTemperature
-from aurank.losses.core.pair_loss import KeyedLoss, PairLossOptions
+from aurank.errors import UserError
+from aurank.losses.core.checks import Number, SoftmaxTemperature, require_choice, require_number
+from aurank.losses.core.common import BaseDistance
+from aurank.losses.core.pair_loss import KeyedLoss, PairLossOptions, query_ids
 from aurank.losses.core.pairs import Inputs, Pairs
-from aurank.losses.core.row_table import writes
+from aurank.losses.core.row_table import SavedGenerator, writes
 from aurank.losses.core.temperature import attraction
 from aurank.losses.core.training_protocols import EmbedByIds
-from aurank.losses.global_contrastive.markov_chain import Chains, OutsideState, Walk
+from aurank.losses.global_contrastive._kept_rows import NONE, TaggedTable, embedded_anew, row_similarity
 from aurank.ranges import Range
+
+# Of running maxima at a time; what else the chains of a chunk need is about as much. A GPU wants few large steps.
+TABLE_BYTES = {"cpu": 2**24, "gpu": 2**28}
+
+
+def rows_at_a_time(proposals: int, device: torch.device) -> int:
+    limit = TABLE_BYTES["cpu" if device.type == "cpu" else "gpu"]
+    return max(1, limit // (4 * (proposals + 1) * proposals.bit_length()))
+
+
+@torch.no_grad()
+def occupancy(
+    scores: Float[Tensor, "chain proposal"],
+    start: Float[Tensor, " chain"],
+    exponentials: Float[Tensor, "chain proposal"],
+    wanted: Bool[Tensor, "chain proposal"],
+    burn_in: Int64[Tensor, " chain"],
+    *,
+    temperature: float,
+) -> tuple[Float[Tensor, "chain 1+proposal"], Int64[Tensor, " chain"]]:
+    """Return how many kept steps each chain spent where, and where it ended: 0 is its start, j + 1 proposal j."""
+    number = scores.shape[1]
+    reach = torch.where(wanted, scores + temperature * exponentials, -torch.inf)
+    following = next_above(reach, torch.cat([start[:, None], scores], dim=1))
+    visited = path(following)
+    # when a state is entered, in steps that count: proposals before the one that led there, `number` at the end
+    steps = torch.nn.functional.pad(wanted.to(scores.dtype).cumsum(dim=1), (1, 0))
+    steps = torch.maximum(steps, burn_in[:, None].to(scores.dtype))
+    entered = torch.cat([steps[:, :1], steps[:, :-1]], dim=1)
+    stayed = (steps.gather(1, following) - entered).masked_fill_(~visited, 0)
+    last = (visited & (following == number)).to(torch.uint8).argmax(dim=1)
+    return stayed, last
+
+
+def next_above(
+    values: Float[Tensor, "chain proposal"], levels: Float[Tensor, "chain 1+proposal"]
+) -> Int64[Tensor, "chain 1+proposal"]:
+    """Return for each j the first index from j on whose value is above level j; the number of values if none is."""
+    number = values.shape[1]
+    depth = number.bit_length()
+    maxima = values.new_empty(depth, len(values), number + 1)  # maxima[h, :, p]: of the 2**h values from p on
+    maxima[0, :, :number] = values
+    maxima[0, :, number] = torch.inf  # the end, which no search goes beyond
+    for height in range(1, depth):
+        half = 2 ** (height - 1)
+        torch.maximum(maxima[height - 1, :, :-half], maxima[height - 1, :, half:], out=maxima[height, :, :-half])
+        maxima[height, :, -half:] = torch.inf
+    place = torch.arange(number + 1, device=values.device).repeat(len(values), 1)
+    for height in reversed(range(depth)):
+        place.add_(maxima[height].gather(1, place) <= levels, alpha=2**height)
+    return place
+
+
+def path(following: Int64[Tensor, "chain node"]) -> Bool[Tensor, "chain node"]:
+    """Return True at the nodes of a chain that starts at 0 and goes from j to following[j] + 1, to beyond the last."""
+    chains, size = following.shape
+    width = 2 ** -(-(size - 1).bit_length() // 2)
+    number = -(-size // width)
+    end = number * width
+    target = torch.nn.functional.pad(following + 1, (0, end - size), value=end)
+    target.masked_fill_(target == size, end)
+    blocks = target.view(chains, number, width)
+    border = torch.arange(width, end + 1, width, device=following.device)  # where each block ends
+    leaves = target.clone()
+    for place in reversed(range(width - 1)):
+        to = blocks[:, :, place]
+        onward = leaves.gather(1, to.clamp(max=end - 1))
+        leaves.view(chains, number, width)[:, :, place] = torch.where(to < border, onward, to)
+    at = following.new_zeros(chains)
+    entered = following.new_full((chains, number), end)
+    for block in range(number):
+        here = at < (block + 1) * width
+        entered[:, block] = torch.where(here, at, end)
+        at = torch.where(here, leaves.gather(1, at.clamp(max=end - 1)[:, None])[:, 0], at)
+    visited = torch.empty_like(blocks, dtype=torch.bool)
+    for place in range(width):
+        here = entered == border - width + place
+        visited[:, :, place] = here
+        entered = torch.where(here, blocks[:, :, place], entered)
+    return visited.view(chains, end)[:, :size]
+
+
+OutsideState = Literal["stored", "restart", "reencode"]
+
+
+class Walk(NamedTuple):
+    steps: Float[Tensor, "query reference"]  # how many at each reference
+    outside_steps: Float[Tensor, " query"]  # how many at a state that is not in the batch
+    outside: Float[Tensor, " query"]  # the similarity to that state, with its graph to the query
+    kept: Int64[Tensor, " query"]  # how many steps count
+
+
+class Chains(nn.Module):
+    def __init__(
+        self,
+        num_samples: int,
+        temperature: Number,
+        burn_in: Number,
+        *,
+        out_of_batch: OutsideState,
+        embedding_size: int | None,
+        seed: int,
+        official: bool,
+    ) -> None:
+        super().__init__()
+        self.temperature = require_number("temperature", temperature)
+        self.burn_in = require_number("burn_in", burn_in, "[0, 1)")
+        self.out_of_batch = require_choice("out_of_batch", out_of_batch, get_args(OutsideState))
+        if official and out_of_batch != "stored":
+            raise UserError(f'official=True drops states outside of the batch: leave out out_of_batch="{out_of_batch}"')
+        if official and self.burn_in != 0.5:
+            raise UserError(
+                f"official=True is the authors' code at burn_in=0.5, at which it drops states outside of the batch; it "
+                f"does not at burn_in={burn_in!r}: leave out one of them"
+            )
+        self.official = official
+        self.random = SavedGenerator(seed)
+        self.keeps_embedding = out_of_batch == "stored" and not official
+        self.table = TaggedTable(num_samples, (embedding_size or 0) if self.keeps_embedding else int(official))
+
+    def check_width(self, embeddings: Float[Tensor, "batch dim"]) -> None:
+        if self.keeps_embedding:
+            self.table.check_width(embeddings)
+
+    def forward(self, pairs: Pairs, distance: BaseDistance, *, reencode: EmbedByIds | None, write: bool) -> Walk:
+        """Continue the chain of each query over its negatives in the batch; keep where they end if `write`."""
+        similarity, device = pairs.similarity.detach(), pairs.similarity.device
+        score, column, inside, outside = self._start(pairs, distance, reencode)
+        generator, number = self.random.on_device(device), similarity.shape[1]
+        order = torch.randperm(number, generator=generator, device=device)
+        skipped = (pairs.negative_count.to(torch.float64) * self.burn_in).to(torch.int64)
+        kept = pairs.negative_count - skipped
+        if self.official:  # the batch's order; steps up to `skipped` are not kept, be they negatives or not
+            order = torch.arange(number, device=device)
+            skipped = (pairs.negative & (order <= skipped[:, None])).sum(dim=1)
+
+        steps, outside_steps, last = (torch.empty_like(like) for like in (similarity, score, column))
+        size = rows_at_a_time(number, device)
+        for rows in (slice(first, first + size) for first in range(0, len(similarity), size)):
+            scores, negative = (each[rows].index_select(1, order) for each in (similarity, pairs.negative))
+            # float32 whatever the precision of the loss, so that it does not change the numbers
+            uniform = torch.rand(scores.shape, generator=generator, device=device, dtype=torch.float32)
+            waits = uniform.log_().neg_().to(scores.dtype)
+            stayed, ended = occupancy(scores, score[rows], waits, negative, skipped[rows], temperature=self.temperature)
+            steps[rows].index_copy_(1, order, stayed[:, 1:])
+            outside_steps[rows] = stayed[:, 0]
+            last[rows] = torch.where(ended > 0, order[(ended - 1).clamp(min=0)], NONE)
+
+        # a state that is in the batch is one of its references, with their gradient
+        steps.scatter_add_(1, column[:, None], (outside_steps * inside)[:, None])
+        outside_steps = outside_steps * ~inside * (not self.official)
+        last = torch.where((last == NONE) & inside, column, last)
+        if write and self._write(pairs, last):
+            self.random.advance()
+        return Walk(steps, outside_steps, outside, kept)
+
+    def _start(
+        self, pairs: Pairs, distance: BaseDistance, reencode: EmbedByIds | None
+    ) -> tuple[Float[Tensor, " query"], Int64[Tensor, " query"], Bool[Tensor, " query"], Float[Tensor, " query"]]:
+        index = query_ids(pairs)
+        state, (rows, seen) = self.table.tags[index], self.table.read(index)
+        outside = torch.zeros_like(pairs.similarity[:, 0])
+        if self.official:  # by the similarity that the state had when it was accepted, be it in the batch or not
+            score = torch.where(seen, rows[:, 0].to(pairs.similarity.dtype), -torch.inf)
+            return score, torch.zeros_like(state), torch.zeros_like(seen), outside
+        column, inside = self._in_batch(pairs, state)
+        known, other = torch.zeros_like(seen), None
+        if self.out_of_batch == "stored":
+            known, other = seen, rows.to(pairs.query)
+        elif self.out_of_batch == "reencode":
+            if pairs.reference_ids is None:
+                raise UserError(
+                    'EMC² with out_of_batch="reencode" names its states by ids: pass ref_ids beside ref_emb'
+                )
+            known, other = state != NONE, torch.zeros_like(pairs.query)
+            wanted = known & ~inside
+            other[wanted] = embedded_anew(reencode, state[wanted], pairs, name="EMC²")
+        if other is not None and other.shape[1]:
+            with torch.enable_grad():
+                outside = row_similarity(distance, pairs.query, other)
+        elsewhere = torch.where(known, outside.detach(), -torch.inf)
+        here = pairs.similarity.detach().gather(1, column[:, None])[:, 0]
+        return torch.where(inside, here, elsewhere), column, inside, outside
+
+    def _in_batch(
+        self, pairs: Pairs, state: Int64[Tensor, " query"]
+    ) -> tuple[Int64[Tensor, " query"], Bool[Tensor, " query"]]:
+        if pairs.reference_ids is None:
+            return torch.zeros_like(state), torch.zeros_like(state, dtype=torch.bool)
+        ordered, first = pairs.reference_ids.sort(stable=True)
+        place = torch.searchsorted(ordered, state).clamp(max=len(ordered) - 1)
+        column, same = first[place], (ordered[place] == state) & (state != NONE)
+        return column, same & pairs.negative.gather(1, column[:, None])[:, 0]
+
+    @torch.no_grad()
+    def _write(self, pairs: Pairs, last: Int64[Tensor, " query"]) -> bool:
+        rows = pairs.valid_rows
+        index, column = query_ids(pairs)[rows], last[rows]
+        moved, column = column != NONE, column.clamp(min=0)
+        values = pairs.reference.detach()[column, : None if self.keeps_embedding else 0]
+        if self.official:
+            values = pairs.similarity.detach()[rows, column][:, None]
+        before = self.table.read(index)[0]
+        if before.shape[1] == values.shape[1]:
+            values = torch.where(moved[:, None], values.to(before.dtype), before)
+        # without ids of the references a state has no name, only what is kept of it
+        names = torch.full_like(column, NONE) if pairs.reference_ids is None else pairs.reference_ids[column]
+        tags = torch.where(moved, names, self.table.tags[index])
+        return self.table.put(index, tags, values, is_shared=pairs.is_shared)
 
 
 def mean_similarity(similarity: Float[Tensor, "query reference"], walk: Walk) -> Float[Tensor, " query"]:

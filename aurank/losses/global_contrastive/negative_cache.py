@@ -9,8 +9,7 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from aurank.errors import UserError
-from aurank.losses.core.checks import Number, SoftmaxTemperature, require_choice, require_number, require_whole
+from aurank.losses.core.checks import Number, SoftmaxTemperature, require_choice, require_number
 from aurank.losses.core.pair_loss import KeyedLoss, PairLossOptions, query_ids
 from aurank.losses.core.pairs import Inputs, Pairs
 from aurank.losses.core.row_table import Counters, SavedGenerator, writes
@@ -96,11 +95,7 @@ class NegativeCacheLoss(Counters, KeyedLoss):
         self.out_of_batch = require_choice("out_of_batch", out_of_batch, get_args(OutsideNegative))
         self.wants_reencode = out_of_batch == "reencode"
         self.refresh = require_number("refresh", refresh, "[0, 1]")
-        if refresh and out_of_batch != "reencode":
-            raise UserError(f'refresh={refresh} embeds images anew: set out_of_batch="reencode" too')
         self.positive_in_denominator = positive_in_denominator
-        if embedding_size is not None:
-            require_whole("embedding_size", embedding_size)
         self.random = SavedGenerator(seed)
         self.cache = TaggedTable(num_samples, embedding_size or 0)
         self.turn = 0  # the first sample to be embedded anew next

@@ -1,4 +1,4 @@
-"""CLIP and SigLIP: images and texts, from one batch at a time."""
+"""CLIP, SigLIP and CyCLIP: images and texts, from one batch at a time."""
 
 from collections.abc import Sequence
 from typing import Unpack
@@ -7,12 +7,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from aurank.losses.core.checks import Number, SoftmaxTemperature, refuse_unused, require_number
+from aurank.losses.core.checks import Number, SoftmaxTemperature, require_number
 from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
 from aurank.losses.core.pairs import Pairs
 from aurank.losses.core.row_table import FullPrecision
 from aurank.losses.core.temperature import Temperature
-from aurank.losses.in_batch.info_nce import cross_entropy
+from aurank.losses.in_batch.contrastive import cross_entropy
 
 
 class CLIPLoss(PairLoss):
@@ -50,16 +50,12 @@ class CLIPLoss(PairLoss):
         super().__init__(**options)
         self.two_way = two_way
         self.temperature = Temperature(temperature, learnable=learn_temperature, bounds=temperature_bounds, scale="log")
-        if not learn_temperature:
-            refuse_unused(CLIPLoss, "learn_temperature=False", temperature_bounds=temperature_bounds)
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
         return cross_entropy(pairs, self.temperature()) / (1 + self.two_way)
 
 
 class Bias(FullPrecision):
-    """A number, a parameter where it is learnable."""
-
     def __init__(self, start: Number, *, learnable: bool) -> None:
         super().__init__()
         self.start = require_number("bias", start, "(-inf, inf)")
@@ -105,11 +101,80 @@ class SigLIPLoss(PairLoss):
         super().__init__(**options)
         self.two_way = two_way
         self.temperature = Temperature(temperature, learnable=learnable, bounds=temperature_bounds, scale="log")
-        if not learnable:
-            refuse_unused(SigLIPLoss, "learnable=False", temperature_bounds=temperature_bounds)
         self.bias = Bias(bias, learnable=learnable)
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
         logits = pairs.similarity / self.temperature() + self.bias()
         losses = nn.functional.softplus(torch.where(pairs.positive, -logits, logits))
         return losses.masked_fill(~(pairs.positive | pairs.negative), 0).sum(dim=1) / (1 + self.two_way)
+
+
+class CyCLIPLoss(CLIPLoss):
+    """CLIP's cross-entropy, plus how inconsistent similarities are: the terms "cross_modal" and "in_modal".
+
+    Of an image j and a text k, cross-modal consistency compares s(image j, text k) with s(image k, text j), in-modal
+    consistency s(image j, image k) with s(text j, text k): λ/N·Σ_jk of the squared difference, without τ, as in the
+    authors' code. A row's partners are those of its label; where there are several, the mean of their similarities
+    stands for the one of the paper, in "in_modal" the similarity of their mean embeddings. Rows without a partner or a
+    negative are left out. Each direction is computed from its own rows, and the mean taken: where each image has one
+    text, both are the same.
+
+    Args:
+        cross_modal, in_modal: the weights λ, 0.25 each in the paper; 0 leaves a term out.
+        temperature, learn_temperature, temperature_bounds: as in `CLIPLoss`.
+        two_way: True takes another modality as `ref_emb`. False takes one direction; in a batch by itself, as of two
+            views of each image, partners are the other rows of the label.
+
+    Source: Goel et al., NeurIPS 2022, https://arxiv.org/abs/2205.14459.
+
+    Example:
+        >>> import torch
+        >>> images, rows = torch.eye(2), torch.arange(2)
+        >>> pairs = {"ref_emb": torch.ones(2, 2), "ref_labels": rows}  # texts that are all alike
+        >>> term = CyCLIPLoss()(images, rows, **pairs) - CLIPLoss()(images, rows, **pairs)
+        >>> round(term.item(), 4)  # in_modal/2·(1 + 1), as s is 0 between the images and 1 between the texts
+        0.25
+    """
+
+    def __init__(
+        self,
+        temperature: SoftmaxTemperature = 0.07,
+        *,
+        cross_modal: Number = 0.25,
+        in_modal: Number = 0.25,
+        learn_temperature: bool = True,
+        temperature_bounds: Sequence[Number | None] = (0.01, None),
+        two_way: bool = True,
+        **options: Unpack[PairLossOptions],
+    ) -> None:
+        weights = {"cross_modal": cross_modal, "in_modal": in_modal}
+        for name, weight in weights.items():
+            require_number(name, weight, "[0, inf)")
+        weights = {name: weight for name, weight in weights.items() if weight}
+        self.extra_names = tuple(weights)
+        super().__init__(
+            temperature,
+            learn_temperature=learn_temperature,
+            temperature_bounds=temperature_bounds,
+            two_way=two_way,
+            **options,
+        )
+        self.weights = weights
+
+    def extra_terms(self, pairs: Pairs) -> dict[str, Tensor]:
+        partner = pairs.positive.to(pairs.similarity.dtype)
+        partner = partner / partner.sum(dim=1, keepdim=True).clamp(min=1)
+        counted = (pairs.valid[:, None] & pairs.valid).fill_diagonal_(False)
+        found = {}
+        for name, weight in self.weights.items():
+            if name == "cross_modal":
+                similarity = pairs.similarity @ partner.T
+                difference = similarity - similarity.T
+            else:
+                partners = partner @ self.distance.maybe_normalize(pairs.reference)
+                # A query without any is left out later, but the length of zero has no second derivative.
+                partners = torch.where(pairs.positive.any(dim=1, keepdim=True), partners, 1)
+                difference = self.distance(pairs.query) - self.distance(partners)
+            squares = difference.masked_fill(~counted, 0).square().sum() / max(1, len(pairs.valid_rows))
+            found[name] = weight / (1 + self.two_way) * squares
+        return found

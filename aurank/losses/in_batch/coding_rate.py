@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from aurank.losses.core.checks import Number, refuse_unused, require_choice, require_number
+from aurank.losses.core.checks import Number, require_choice, require_number
 from aurank.losses.core.common import in_common_precision, normalize, to_device_of, without_autocast
 from aurank.losses.core.distributed import Gather
 from aurank.losses.core.pair_loss import TakesInputs
@@ -62,8 +62,6 @@ class CodingRateLoss(TakesInputs, nn.Module):
         super().__init__()
         self.epsilon = require_number("epsilon", epsilon)
         self.of = require_choice("of", of, get_args(Of))
-        if official:
-            refuse_unused(CodingRateLoss, 'official=True, the authors\' code with antico_type="pair"', of=of)
         self.official = official
         self.gather = Gather(distributed)
 

@@ -28,7 +28,6 @@ class RankedLists(NamedTuple):
 
 
 def blackbox_average_precision(lists: RankedLists, *, step: float) -> Float[Tensor, " list"]:
-    """Return the exact average precision of each list, 0 for one without a positive."""
     precision: Tensor = _AveragePrecision.apply(lists.scores, lists.hit, lists.is_hit, step)
     return precision
 
@@ -84,7 +83,6 @@ class RankingMemory(nn.Module):
         self.batches: deque[RankedLists] = deque(maxlen=size)
 
     def append_to(self, lists: RankedLists) -> RankedLists:
-        """Return the lists, each followed by those in memory, which have no gradient."""
         every, start = [lists], lists.scores.shape[1]
         for old in self.batches:
             if len(old.scores) != len(lists.scores):
@@ -98,7 +96,6 @@ class RankingMemory(nn.Module):
         return RankedLists(*(torch.cat(parts, dim=1) for parts in zip(*every, strict=True)))
 
     def push(self, lists: RankedLists) -> None:
-        """Keep the finite entries of the lists, in place of the oldest lists once the memory is full."""
         scores = lists.scores.detach()
         bad = scores.isnan() | (scores == torch.inf)  # minus infinity stands for what is not in a list
         positive, is_hit = lists.positive & ~bad, lists.is_hit & ~bad.gather(1, lists.hit)

@@ -23,8 +23,6 @@ TAKEN_BY_PML = {*pml_losses.CrossBatchMemory.supported_losses(), "MultipleLosses
 
 
 class Fill(NamedTuple):
-    """The next row to be written, how many rows are in use, and calls in training mode."""
-
     position: int
     filled: int
     calls: int
@@ -273,7 +271,6 @@ def refuse_unfit(loss: nn.Module, *, gathers: bool) -> None:
 
 
 def with_keys(inputs: Inputs, is_key: Tensor) -> Inputs:
-    """Return the queries of a batch, with its keys as references; UserError for a mask that does not fit."""
     rows = len(inputs.embeddings)
     if not isinstance(is_key, Tensor) or is_key.dtype != torch.bool or is_key.shape != (rows,):
         raise UserError(
@@ -300,14 +297,12 @@ def with_keys(inputs: Inputs, is_key: Tensor) -> Inputs:
 
 
 def rows_to_store(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return embeddings, labels and ids that go into the memory: the keys, or else the batch."""
     if inputs.ref_emb is None or inputs.ref_labels is None:
         return inputs.embeddings, inputs.labels, inputs.ids
     return inputs.ref_emb, inputs.ref_labels, inputs.ref_ids
 
 
 def with_tuple(found: Mined, inputs: Inputs) -> tuple[Tensor, ...]:
-    """Return what a miner found among all references with the tuple of the call, in the form of the first."""
     assert isinstance(found, Sequence)
     assert isinstance(inputs.indices_tuple, Sequence)
     given = [part.to(found[0].device) for part in inputs.indices_tuple]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from aurank.errors import UserError
-from aurank.losses.core.checks import kind_of, require_module, require_number, require_whole
+from aurank.losses.core.checks import kind_of
 from aurank.losses.core.common import in_common_precision, normalize
 from aurank.losses.core.distributed import Gather
 from aurank.losses.core.pair_loss import TakesInputs
@@ -60,24 +60,13 @@ class MultipleLosses(TakesInputs, nn.Module):
         self.gather = Gather(distributed)
         if not losses:
             raise UserError(f"losses must hold at least one loss, got {losses!r}")
-        if not isinstance(losses, Sequence | Mapping):
-            raise UserError(f"losses must be a list or a dict of losses, got {type(losses).__name__}")
         named = by_name("losses", losses, losses)
-        for name, loss in named.items():
-            require_module(f"losses[{name!r}]", loss, "a loss, as SmoothAPLoss()")
         self.losses = nn.ModuleDict(named)
         self.weights = dict.fromkeys(named, 1.0) if weights is None else by_name("weights", weights, losses)
         if set(self.weights) != set(named):
             raise UserError(f"weights must be one per loss, {', '.join(named)}, got {', '.join(self.weights)}")
-        for name, weight in self.weights.items():
-            require_number(f"weights[{name!r}]", weight, "(-inf, inf)")
-        asked = for_some("miners", miners, losses)
-        for name, miner in asked.items():
-            require_module(f"miners[{name!r}]", miner, "a miner, as MultiSimilarityMiner()")
-        self.miners = nn.ModuleDict(asked)
+        self.miners = nn.ModuleDict(for_some("miners", miners, losses))
         self.widths: dict[str, int] = for_some("widths", widths, losses)
-        for name, width in self.widths.items():
-            require_whole(f"widths[{name!r}]", width)
         self.last_terms: dict[str, Tensor] = {}
 
     @property
@@ -112,7 +101,6 @@ def takes_references(loss: nn.Module) -> bool:
 
 
 def narrowed(inputs: Inputs, width: int) -> Inputs:
-    """Return the inputs with the first `width` numbers of every embedding, at unit length."""
     if width > inputs.embeddings.shape[1]:
         raise UserError(f"embeddings must be at least as wide as widths, {width}, got {inputs.embeddings.shape[1]}")
     query, reference = in_common_precision(inputs.embeddings, inputs.references)
@@ -123,7 +111,6 @@ def narrowed(inputs: Inputs, width: int) -> Inputs:
 
 
 def batch_alone(inputs: Inputs) -> Inputs:
-    """Return the inputs without references; of what was mined among them, what is within the batch."""
     if inputs.is_self_set:
         return inputs
     mined = inputs.indices_tuple
@@ -135,7 +122,6 @@ def batch_alone(inputs: Inputs) -> Inputs:
 
 
 def for_some(argument: str, values: Any, losses: Any) -> dict[str, Any]:
-    """Return the values that are not None by the names of losses; UserError for a name of none."""
     given = {} if values is None else by_name(argument, values, losses)
     named = by_name("losses", losses, losses)
     if not set(given) <= set(named):
@@ -144,7 +130,6 @@ def for_some(argument: str, values: Any, losses: Any) -> dict[str, Any]:
 
 
 def by_name(argument: str, values: Any, losses: Any) -> dict[str, Any]:
-    """Return the values as a dict, a list's by position; UserError unless of the losses' own kind and length."""
     if not isinstance(values, Sequence | Mapping) or isinstance(values, Mapping) != isinstance(losses, Mapping):
         raise UserError(f"{argument} must be a {'dict' if isinstance(losses, Mapping) else 'list'}, as losses is")
     if isinstance(values, Mapping):

@@ -104,10 +104,7 @@ def check_model(name: str, *, allow_code: bool = False) -> tuple[str, str, Optio
 
 
 def keep_model(model: ImageModel, folder: Path) -> str:
-    """Write all that a model of another library needs into a folder; return the name that `load_model` takes with it.
-
-    timm, open_clip and transformers can read the folder themselves. The code of a `python:` model is not in it.
-    """
+    """Write all but code that a model of another library needs into a folder; return its name for `load_model`."""
     kind, _, rest = (model.origin or model.name).partition(":")
     what, *pairs = rest.split(",")
     if kind in FILES:
@@ -134,7 +131,6 @@ def keep_model(model: ImageModel, folder: Path) -> str:
 
 
 def _network(kind: str, model: ImageModel) -> nn.Module:
-    """Return the module whose weights a library names as its own files do."""
     return model.module.model if kind in ("open_clip", "transformers") else model.module  # type: ignore[return-value]
 
 

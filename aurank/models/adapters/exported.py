@@ -52,7 +52,6 @@ class StoredTransform:
 
 
 def pack_preprocessing(pipeline: Pipeline, *, dim: int, is_inside: bool, is_unit: bool = True) -> str:
-    """Return what a model's file says of its input and output, as JSON for programs and people."""
     channels = pipeline.channels
     names = {kind: name for name, kind in TRANSFORMS.items()}
     outside = "(value / 255 - mean) / std, by channel, made outside"
@@ -73,7 +72,6 @@ def pack_preprocessing(pipeline: Pipeline, *, dim: int, is_inside: bool, is_unit
 
 
 def unpack_preprocessing(text: str, source: str) -> StoredTransform:
-    """Return the transform that `pack_preprocessing` described; raise UserError, naming `source`, for anything else."""
     with reading(source, "stored preprocessing", remedy="export the model again"):
         content: Any = json.loads(text)
         given = dict(content["transform"])
@@ -85,7 +83,6 @@ def unpack_preprocessing(text: str, source: str) -> StoredTransform:
 
 
 def describe_steps(pipeline: Pipeline) -> list[str]:
-    """Return what is done to an image before it is normalised, in words, to the pixel."""
     size, by = pipeline.size, pipeline.interpolation
     mode, canvas = crop_of(pipeline)
     (height, width), (tall, wide) = size, canvas
@@ -120,7 +117,6 @@ def crop_of(pipeline: Pipeline) -> tuple[str, tuple[int, int]]:
 
 
 def safetensors_model(name: str, what: str, options: Options, allow_code: bool) -> ImageModel:
-    """Return the encoder of a file that `aurank export --to safetensors` wrote."""
     require_ordinary(Path(what))
     with reading(name, "weights that aurank export wrote", remedy=_REMEDY):
         with safe_open(what, framework="pt") as file:
@@ -148,7 +144,6 @@ class _File(nn.Module):
 
 
 def torchexport_model(name: str, what: str, options: Options, allow_code: bool) -> ImageModel:
-    """Return a program that `aurank export --to torchexport` wrote, with the preprocessing that lies beside it."""
     require_ordinary(Path(what))
     beside = Path(what).with_name(PROGRAM_PREPROCESSING)
     logger = logging.getLogger("torch.export")  # which shows a damaged file's traceback before it raises
@@ -165,7 +160,6 @@ def torchexport_model(name: str, what: str, options: Options, allow_code: bool) 
 
 
 def onnx_model(name: str, what: str, options: Options, allow_code: bool) -> ImageModel:
-    """Return the graph of a file, with the preprocessing stored inside, else the usual transform at its size."""
     library: Any = import_library("onnxruntime", name)
     require_ordinary(Path(what))
     remedy = "copy or export it again, or upgrade onnxruntime where it is of a newer version"
@@ -188,7 +182,6 @@ def onnx_model(name: str, what: str, options: Options, allow_code: bool) -> Imag
 
 
 def _transform_of(name: str, session: Any, options: Options) -> tuple[Transform, int]:
-    """Return how an image is made ready for the graph, and its channels."""
     shapes = [one.shape for one in session.get_inputs()]
     batch, channels, *sides = shapes[0]
     fixed = [side for side in sides if isinstance(side, int)] or [224]

@@ -49,7 +49,6 @@ IMAGES: Known = {
 
 
 def parse_name(name: str, known: Known, *, remedy: str = "") -> tuple[str, str, Options]:
-    """Return the kind that a name KIND:WHAT[,option=value…] begins with, what it names and its options."""
     kind, _, rest = name.partition(":")
     what, *pairs = rest.split(",")
     if kind not in known or not what:
@@ -71,7 +70,6 @@ def parse_name(name: str, known: Known, *, remedy: str = "") -> tuple[str, str, 
 
 
 def without_weights(kind: str, options: Options) -> Options:
-    """Return the options with which nothing is fetched: random weights, also of a text tower from transformers."""
     return {**options, "pretrained": False, **({"pretrained_hf": False} if kind == "open_clip" else {})}
 
 
@@ -103,7 +101,6 @@ def building(name: str, *, pretrained: bool, allow_code: bool = False, remedy: s
 
 @contextlib.contextmanager
 def no_code_of_hubs(allow_code: bool = False) -> Iterator[None]:
-    """A context in which transformers runs no code of a model's repository, whoever tells it to trust that."""
     try:
         hub: Any = None if allow_code else importlib.import_module("transformers.dynamic_module_utils")
     except ImportError:
@@ -131,7 +128,6 @@ def no_code_of_hubs(allow_code: bool = False) -> Iterator[None]:
 
 
 def describe_adapter(library: ModuleType, what: str, options: Mapping[str, Any], transform: object) -> str:
-    """Return all that decides an embedding beside the weights, in words."""
     version = getattr(library, "__version__", "?")
     stable = re.sub(r" at 0x[0-9a-fA-F]+", "", repr(transform))  # addresses in memory differ from run to run
     return f"{library.__name__} {version} {what} {dict(sorted(options.items()))} {stable}"

@@ -21,8 +21,6 @@ from aurank.models.image_model import ImageModel
 
 
 class _Tower(nn.Module):
-    """One side of an open_clip model, by its method that encodes it."""
-
     def __init__(self, model: Any, method: str) -> None:
         super().__init__()
         self.model = model
@@ -34,7 +32,6 @@ class _Tower(nn.Module):
 
 
 def open_clip_model(name: str, what: str, options: Options, allow_code: bool) -> ImageModel:
-    """Return the image tower, with open_clip's transform."""
     with _building(name, what, options, allow_code=allow_code) as (library, arguments):
         model, _, transform = library.create_model_and_transforms(what, **arguments)
     description = describe_adapter(library, what, arguments, transform)
@@ -42,7 +39,6 @@ def open_clip_model(name: str, what: str, options: Options, allow_code: bool) ->
 
 
 def open_clip_text_model(name: str, what: str, options: Options) -> TextParts:
-    """Return the text tower, with open_clip's tokeniser."""
     with _building(name, what, options) as (library, arguments):
         model = library.create_model(what, **arguments)
         tokeniser = library.get_tokenizer(what)
@@ -52,14 +48,12 @@ def open_clip_text_model(name: str, what: str, options: Options) -> TextParts:
 
 
 def open_clip_tower(name: str, what: str, options: Options, weights: str | None) -> tuple[Any, tuple[str, ...]]:
-    """Return the image tower alone, and what was taken of a file of weights."""
     with _building(name, what, options) as (library, arguments):
         visual: Any = library.create_model(what, **arguments).visual
     return visual, () if weights is None else (load_weights_file(visual, weights, name=name),)
 
 
 def open_clip_look(name: str, what: str, options: Options) -> dict[str, Any]:
-    """Return mean, deviation, interpolation and crop of the images that the weights were trained on."""
     with _building(name, what, options) as (library, arguments):
         tags = [tag for model, tag in library.list_pretrained() if model == what]
         tag = arguments["pretrained"] or next(iter(tags), None)
@@ -73,14 +67,12 @@ def open_clip_look(name: str, what: str, options: Options) -> dict[str, Any]:
 
 
 def open_clip_settings(model: Any, what: str) -> dict[str, Any]:
-    """Return the open_clip_config.json from which open_clip builds a model again, as it was shown images."""
     library: Any = import_library("open_clip", what)
     return {"model_cfg": library.get_model_config(what), "preprocess_cfg": library.get_model_preprocess_cfg(model)}
 
 
 @contextlib.contextmanager
 def _building(name: str, what: str, options: Options, *, allow_code: bool = False) -> Iterator[tuple[Any, Options]]:
-    """A context in which open_clip builds a model with these arguments; UserError unless the weights are named."""
     library: Any = import_library("open_clip", name)
     tags = [tag for model, tag in library.list_pretrained() if model == what]
     # The command line's other models are pretrained unless said otherwise; here weights go by tags.

@@ -18,7 +18,6 @@ from aurank.models.image_model import ImageModel, standard_transform
 
 
 def python_model(name: str, what: str, options: Options, allow_code: bool) -> ImageModel:
-    """Return what the function named `module:function` returns, with its transform or the usual one."""
     place, _, function = what.partition(":")
     # As `python -m` would: one's own module usually lies in the folder that the command is given in.
     sys.path.insert(0, str(Path.cwd()))
@@ -39,7 +38,6 @@ def python_model(name: str, what: str, options: Options, allow_code: bool) -> Im
 
 
 def _code_sha256(module: ModuleType) -> str:
-    """Return a digest of the files of a module, and of every loaded one that is not Python's, installed or aurank's."""
     places = [*sysconfig.get_paths().values(), *site.getsitepackages(), site.getusersitepackages()]
     installed = [Path(place).resolve() for place in places]
     files: dict[str, str] = {}

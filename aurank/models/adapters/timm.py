@@ -34,13 +34,7 @@ _OF_BUILDERS = ("bn_eps", "bn_momentum", "bn_tf")  # EfficientNets take these ap
 
 
 def wrong_names(name: str, options: Mapping[str, Any], *, filled: Collection[str] = ()) -> dict[str, str]:
-    """Return what is wrong with a name, under "", and with each option that the model's constructor does not take.
-
-    Only a hub can tell what is wrong with a name on it.
-
-    Args:
-        filled: options that aurank gives itself.
-    """
+    """Return what is wrong with a name, under "", and with each option that the constructor does not take."""
     timm: Any = importlib.import_module("timm")
     architecture = name.split(".")[0]
     if not name.startswith(HUBS) and not timm.is_model(architecture):
@@ -67,13 +61,11 @@ def wrong_names(name: str, options: Mapping[str, Any], *, filled: Collection[str
 
 
 def require_known(name: str, options: Mapping[str, Any], *, of: str, filled: Collection[str] = ()) -> None:
-    """Raise UserError for the first of `wrong_names`; `of` says who asked."""
     for option, complaint in wrong_names(name, options, filled=filled).items():
         raise UserError(f"{of}: {f'{option}: ' * bool(option)}{complaint}")
 
 
 def timm_model(name: str, what: str, options: Options, allow_code: bool) -> ImageModel:
-    """Return timm's model, with the evaluation transform of its settings."""
     crop, file = crop_settings(options), options.get("weights")
     own = {option: value for option, value in options.items() if option not in NO_ARGUMENTS}
     if not allow_code:
@@ -100,14 +92,12 @@ def timm_model(name: str, what: str, options: Options, allow_code: bool) -> Imag
 
 
 def create(name: str, options: Mapping[str, Any], *, pretrained: bool) -> nn.Module:
-    """Return timm's model of that name, with published weights or at random; whatever timm raises passes on."""
     timm: Any = importlib.import_module("timm")
     model: nn.Module = timm.create_model(name, pretrained=pretrained, **options)
     return model
 
 
 def load_file(model: nn.Module, path: Path | str, *, name: str) -> str:
-    """Load a file or folder of weights into a model of timm; return what was taken, in words."""
     timm: Any = importlib.import_module("timm")
     settings, own = cast("dict[str, Any]", model.pretrained_cfg), model.state_dict()
     module = sys.modules[type(model).__module__]
@@ -138,7 +128,6 @@ def load_file(model: nn.Module, path: Path | str, *, name: str) -> str:
 def timm_look(
     name: str, options: Mapping[str, Any], *, weights: str | None, model: nn.Module | None = None
 ) -> dict[str, Any]:
-    """Return timm's settings of the images that a backbone was trained on, with the transform that cuts them."""
     timm: Any = importlib.import_module("timm")
     is_built = model is not None or name.startswith(HUBS)
     known: Any = (model or _skeleton(name)).pretrained_cfg if is_built else timm.get_pretrained_cfg(name)
@@ -150,7 +139,6 @@ def timm_look(
 
 
 def timm_config(model: nn.Module, name: str, weights: str | None) -> dict[str, Any]:
-    """Return the config.json from which timm builds a model again, as it was shown images."""
     kind, _, place = name.partition(":")
     shown = {key: value for key, value in cast("dict[str, Any]", model.pretrained_cfg).items() if key != "file"}
     content: dict[str, Any] = {"architecture": shown["architecture"]}
@@ -166,19 +154,16 @@ def timm_config(model: nn.Module, name: str, weights: str | None) -> dict[str, A
 
 
 def by_channel(values: Sequence[Any], channels: int) -> tuple[float, ...]:
-    """Return a number for each channel; for others than the colours' their mean, as timm adds or repeats weights."""
     numbers = tuple(float(value) for value in values)
     return numbers if len(numbers) == channels else (sum(numbers) / len(numbers),) * channels
 
 
 def timm_crop(settings: Mapping[str, Any]) -> Crop:
-    """Return the transform that cuts images as timm's settings say."""
     return "timm", {"crop_pct": settings["crop_pct"], "crop_mode": settings.get("crop_mode") or "center"}
 
 
 @cache
 def _constructor_arguments(name: str) -> tuple[str, ...]:
-    """Return the arguments that the constructor of a model takes, and those that its parents take of it."""
     names: dict[str, None] = {}
     for ancestor in type(_skeleton(name)).__mro__[:-1]:
         if "__init__" not in vars(ancestor):
@@ -191,7 +176,6 @@ def _constructor_arguments(name: str) -> tuple[str, ...]:
 
 
 def _skeleton(name: str) -> nn.Module:
-    """Return the model without weights, nor memory for them."""
     timm: Any = importlib.import_module("timm")
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
         model: nn.Module = timm.create_model(name, pretrained=False, num_classes=0)

@@ -23,10 +23,7 @@ _SIZE = 224  # of images where a tower does not say its own
 
 
 class ImageTower(nn.Module):
-    """The image tower of another library in float32, pooled and projected as that does it.
-
-    Its weights are the published ones, those of a file, or random ones; `notes` say what was taken of a file.
-    """
+    """The image tower of another library in float32, pooled and projected as that does it."""
 
     def __init__(self, name: str, *, pretrained: bool, weights: str | None = None) -> None:
         super().__init__()
@@ -46,7 +43,6 @@ class ImageTower(nn.Module):
 
 
 def is_tower(name: str) -> bool:
-    """Return whether a backbone is named as one of open_clip or transformers."""
     return name.partition(":")[0] in _TOWERS
 
 

@@ -74,8 +74,6 @@ class _Texts(nn.Module):
 
 
 class _Processed:
-    """An image as a processor makes it ready."""
-
     def __init__(self, processor: Any) -> None:
         self.processor = processor
 
@@ -95,7 +93,6 @@ class _Processed:
 
 
 def transformers_model(name: str, what: str, options: Options, allow_code: bool) -> ImageModel:
-    """Return the model's image features, with its processor as the transform."""
     with _building(name, what, options, allow_code) as (library, arguments, pretrained):
         processor = library.AutoImageProcessor.from_pretrained(what, **_located(arguments))
         model = _model(library, what, arguments, pretrained)
@@ -104,7 +101,6 @@ def transformers_model(name: str, what: str, options: Options, allow_code: bool)
 
 
 def transformers_tower(name: str, what: str, options: Options, weights: str | None) -> tuple[Any, tuple[str, ...]]:
-    """Return the image features alone, and what was taken of a file of weights."""
     with _building(name, what, options) as (library, arguments, pretrained), _silent(library):
         if pretrained:
             model, found = library.AutoModel.from_pretrained(what, output_loading_info=True, **arguments)
@@ -135,7 +131,6 @@ def transformers_tower(name: str, what: str, options: Options, weights: str | No
 
 
 def transformers_look(name: str, what: str, options: Options) -> dict[str, Any]:
-    """Return mean, deviation, interpolation and crop of the images that the weights were trained on."""
     with _building(name, what, options) as (library, arguments, _):
         processor = library.AutoImageProcessor.from_pretrained(what, **_located(arguments))
         own = {"mean": processor.image_mean, "std": processor.image_std}
@@ -145,7 +140,6 @@ def transformers_look(name: str, what: str, options: Options) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _silent(library: Any) -> Iterator[None]:
-    """A context without the library's own tables of what it loaded."""
     before = library.utils.logging.get_verbosity()
     library.utils.logging.set_verbosity_error()
     try:
@@ -155,7 +149,6 @@ def _silent(library: Any) -> Iterator[None]:
 
 
 def transformers_text_model(name: str, what: str, options: Options) -> TextParts:
-    """Return the model's text features, with its tokeniser."""
     own = {key: value for key, value in options.items() if key != "length"}
     with _building(name, what, own) as (library, arguments, pretrained):
         tokeniser = library.AutoTokenizer.from_pretrained(what, **_located(arguments))
@@ -177,7 +170,6 @@ def transformers_text_model(name: str, what: str, options: Options) -> TextParts
 
 @contextlib.contextmanager
 def _building(name: str, what: str, options: Options, allow_code: bool = False) -> Iterator[tuple[Any, Options, bool]]:
-    """A context in which transformers builds a model; yields the library, the arguments, whether weights are wanted."""
     library: Any = import_library("transformers", name)
     arguments = {"trust_remote_code": False, **options}  # left out, it would ask at the terminal
     pretrained = bool(arguments.pop("pretrained", True))
@@ -186,7 +178,6 @@ def _building(name: str, what: str, options: Options, allow_code: bool = False) 
 
 
 def _located(arguments: Options) -> Options:
-    """Return the arguments that a processor or a tokeniser takes too."""
     return {key: value for key, value in arguments.items() if key in ("revision", "subfolder", "trust_remote_code")}
 
 

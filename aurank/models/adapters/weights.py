@@ -86,8 +86,6 @@ def _containers(content: Mapping[Any, Any], name: str, depth: int) -> Iterator[t
 
 @dataclass(frozen=True)
 class Fit:
-    """How tensors of a file fit a network."""
-
     tensors: Tensors  # by the network's names
     wrong: str  # missing tensors, those of another shape, those of a larger network
     count: int  # of what is wrong
@@ -135,7 +133,6 @@ def load_weights_file(
     conversions: Sequence[Conversion] = (),
     finish: Callable[[Tensors], Tensors] = lambda weights: weights,
 ) -> str:
-    """Load a file or folder of weights into a network; return in words what was taken and what was left over."""
     own = module.state_dict()
     tried: list[tuple[str, Fit]] = []
     for container, weights in read_weights(path).items():
@@ -164,7 +161,6 @@ def load_weights_file(
 
 
 def some(names: Sequence[str], most: int = 3) -> str:
-    """Return how many names there are, and a few of them."""
     return f"{len(names)} ({', '.join(names[:most])}{', …' if len(names) > most else ''})"
 
 
@@ -194,7 +190,6 @@ _ATTENTION = re.compile(r"^(blocks\.\d+\.attn)\.(q|k|v|query|key|value)\.(weight
 
 
 def from_transformers(weights: Mapping[str, Tensor]) -> Tensors | None:
-    """Return weights of transformers' ViT, DINOv2, CLIP or SigLIP under timm's names, None for any others."""
     if (anchor := next(filter(None, map(_ANCHOR.match, weights)), None)) is None:
         return None
     renamed: Tensors = {}
@@ -225,7 +220,6 @@ _SHOWN: dict[str, Any] = {
 
 
 def read_look(path: Path | str) -> dict[str, Any]:
-    """Return mean, deviation, interpolation and crop of images in timm's words where a folder says them."""
     for name in ("config.json", "preprocessor_config.json", "open_clip_config.json"):
         settings: Any = None
         with suppress(OSError, ValueError):
@@ -247,13 +241,11 @@ def read_look(path: Path | str) -> dict[str, Any]:
 
 
 def crop_of_open_clip(settings: Mapping[str, Any]) -> Crop:
-    """Return the transform that cuts images as open_clip's settings of its preprocessing say."""
     mode = "squash" if settings.get("resize_mode") == "squash" else "center"
     return "timm", {"crop_pct": 1.0, "crop_mode": mode}  # both are torchvision's
 
 
 def crop_of_processor(settings: Mapping[str, Any]) -> Crop:
-    """Return the transform that cuts images as a processor of transformers does; a size may be a number."""
     size, crop_size = settings.get("size") or {}, settings.get("crop_size") or {}
     shorter = size if isinstance(size, int) else size.get("shortest_edge")
     square = crop_size if isinstance(crop_size, int) else crop_size.get("height")
@@ -266,5 +258,4 @@ _CROPS = {"open_clip_config.json": crop_of_open_clip, "preprocessor_config.json"
 
 
 def interpolation_of(number: object) -> str | None:
-    """Return the word for one of Pillow's ways to resize, None where it is none."""
     return _PILLOWS[number] if isinstance(number, int) and 0 <= number < len(_PILLOWS) else None

@@ -11,7 +11,7 @@ from aurank.data import ImageDataset
 from aurank.data.checks.doctor import examine, repeated_image
 from aurank.data.checks.findings import write_table
 from aurank.data.decode import crop
-from aurank.data.readers.table import read_table, read_two_tables
+from aurank.data.readers.table import read_table
 from aurank.data.transforms.base import Pipeline
 from aurank.errors import UserError
 
@@ -83,14 +83,3 @@ def test_a_box_reaches_no_further_than_its_image_and_one_beyond_it_is_named() ->
     np.testing.assert_array_equal(crop(image, (3, 2, 90, 90), "a.png"), image[2:, 3:])
     with pytest.raises(UserError, match=r"image 'a.png' has 5 × 4 pixels, of which none lies in the box 5,0,9,4"):
         crop(image, (5, 0, 9, 4), "a.png")
-
-
-def test_tables_of_queries_and_gallery_have_boxes_too(folder: Path) -> None:
-    (folder / "query.csv").write_text("path,label,x1,y1,x2,y2\na.png,cat,0,0,3,2\n")
-    (folder / "gallery.csv").write_text("path,label\nb.png,cat\n")
-    both = read_two_tables(folder / "query.csv", folder / "gallery.csv")
-    assert both.boxes is not None
-    assert both.boxes.tolist() == [[0, 0, 3, 2], [-1] * 4]
-    (folder / "gallery.csv").write_text("path,label\na.png,cat\n")
-    with pytest.raises(UserError, match=r"image 'a.png' has x1 '0' in .* and '' in"):
-        read_two_tables(folder / "query.csv", folder / "gallery.csv")

@@ -9,7 +9,7 @@ from oracles import chains as oracles_chains
 from torch import Tensor
 
 from aurank.losses.global_contrastive._kept_rows import TaggedTable
-from aurank.losses.global_contrastive.markov_chain import TABLE_BYTES, next_above, occupancy, path, rows_at_a_time
+from aurank.losses.global_contrastive.emc2 import TABLE_BYTES, next_above, occupancy, path, rows_at_a_time
 
 
 def given(number: int, *, ties: bool, chains: int = 12) -> tuple[Tensor, Tensor, Tensor, Tensor]:

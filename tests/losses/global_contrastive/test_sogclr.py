@@ -243,17 +243,14 @@ def test_a_wrong_call_is_refused_with_what_to_do() -> None:
     assert not any(bool(table.seen.any()) for table in (*loss.tables, *both.tables))
 
 
-def test_the_cosine_schedule_falls_from_1_to_gamma_by_epochs_or_steps() -> None:
-    loss = make(gamma=0.2, gamma_schedule="cosine", gamma_decay=0.5)
+def test_the_cosine_schedule_falls_from_1_to_gamma_by_epochs() -> None:
+    loss = make(gamma=0.2, gamma_schedule="cosine")
     (part,) = (part for part in loss.modules() if hasattr(part, "set_progress"))
     values = []
     for step in range(8):
         part.set_progress(step=step, steps=8, epoch=step // 2, epochs=4.0)
         values.append(loss.gamma())
     assert values == pytest.approx([1, 1, 0.6, 0.6, 0.2, 0.2, 0.2, 0.2])
-    by_step = Gamma(0.2, "cosine", gamma_every="step")
-    by_step.set_progress(step=1, steps=8, epoch=0, epochs=4.0)
-    assert by_step() == pytest.approx(0.2 + 0.4 * (1 + math.cos(math.pi / 4)))
     constant = Gamma(0.3)
     constant.set_progress(step=7, steps=8, epoch=3, epochs=4.0)
     assert constant() == 0.3

@@ -6,7 +6,6 @@ from oracles import repositories as oracles_repositories
 from testing.equal import check_equal
 from torch.nn.functional import normalize
 
-from aurank.errors import UserError
 from aurank.losses import CodingRateLoss, CrossBatchMemory, MultipleLosses, SmoothAPLoss
 
 
@@ -73,9 +72,7 @@ def test_a_batch_of_one_row_is_a_constant() -> None:
     assert gradient.abs().max() < 1e-12
 
 
-def test_official_is_the_repository_s_pair_and_of_classes_there_is_none() -> None:
+def test_official_is_the_repository_s_pair() -> None:
     rows, labels = batch(12, 5)
     expected = oracles_repositories.anti_collapse_of_pairs(normalize(rows, dim=1), epsilon=0.5)
     check_equal(CodingRateLoss(official=True)(rows, labels), expected, rows)
-    with pytest.raises(UserError, match=r"of='classes' has no effect with official=True, .*antico_type=.pair"):
-        CodingRateLoss(of="classes", official=True)

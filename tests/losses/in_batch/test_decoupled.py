@@ -5,22 +5,13 @@ import pytest
 import torch
 from oracles import contrastive as oracles_contrastive
 from oracles import repositories as oracles_repositories
-from testing.equal import check_equal
-from torch import Tensor
+from testing.equal import SHUFFLED, batch, check_equal
 
 from aurank.losses import DCLLoss, FlatNCELoss, InfoNCELoss, PairLoss, SiMoLoss, SogCLRLoss
 from aurank.losses.core.pairs import Inputs, make_pairs
-from aurank.losses.in_batch.decoupled import hardness_weights
+from aurank.losses.in_batch.contrastive import hardness_weights
 
-SHUFFLED = [0] * 5 + [1] * 2 + [2] * 7 + [3] + [4] * 3 + [5]  # unequal classes, two queries without a positive
 PAIRS = [0, 1, 2, 3, 0, 1, 2, 3]  # two views
-
-
-def batch(labels: list[int] = SHUFFLED, *, seed: int = 0) -> tuple[Tensor, Tensor]:
-    random = torch.Generator().manual_seed(seed)
-    order = torch.randperm(len(labels), generator=random)
-    embeddings = torch.randn(len(labels), 5, generator=random, dtype=torch.float64)
-    return embeddings.requires_grad_(), torch.tensor(labels)[order]
 
 
 def test_dcl_is_sogclr_of_one_batch_over_the_temperature_but_for_the_number_of_negatives() -> None:

@@ -6,21 +6,12 @@ import torch
 from oracles import contrastive as oracles_contrastive
 from pytorch_metric_learning import losses as pml
 from testing import cases as two_way
-from testing.equal import check_equal
-from torch import Tensor
+from testing.equal import batch, check_equal
 
 from aurank.errors import UserError
 from aurank.losses import InfoNCELoss, SupConLoss
 
-SHUFFLED = [0] * 5 + [1] * 2 + [2] * 7 + [3] + [4] * 3 + [5]  # unequal classes, two queries without a positive
 EACH = pytest.mark.parametrize("make", [InfoNCELoss, SupConLoss])
-
-
-def batch(labels: list[int] = SHUFFLED, *, seed: int = 0) -> tuple[Tensor, Tensor]:
-    random = torch.Generator().manual_seed(seed)
-    order = torch.randperm(len(labels), generator=random)
-    embeddings = torch.randn(len(labels), 5, generator=random, dtype=torch.float64)
-    return embeddings.requires_grad_(), torch.tensor(labels)[order]
 
 
 def test_info_nce_is_pml_s_nt_xent_where_all_queries_have_as_many_positives() -> None:

@@ -4,19 +4,11 @@ import oracles
 import pytest
 import torch
 from sklearn.metrics import average_precision_score
+from testing.equal import batch
 
 from aurank.errors import UserError
 from aurank.losses import BlackBoxAPLoss
 from aurank.losses.ranking.blackbox_ap import RankedLists, blackbox_average_precision
-
-SHUFFLED = [0] * 5 + [1] * 2 + [2] * 7 + [3] + [4] * 3 + [5]  # unequal classes, two queries without a positive
-
-
-def batch(labels: list[int] = SHUFFLED, *, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    random = torch.Generator().manual_seed(seed)
-    order = torch.randperm(len(labels), generator=random)
-    embeddings = torch.randn(len(labels), 5, generator=random, dtype=torch.float64)
-    return embeddings.requires_grad_(), torch.tensor(labels)[order]
 
 
 def total(terms: dict[str, oracles.PerQuery | torch.Tensor]) -> torch.Tensor:

@@ -5,19 +5,10 @@ import pytest
 import torch
 from oracles import binned as oracles_binned
 from pytorch_metric_learning import distances, losses, reducers
-from testing.equal import check_equal
+from testing.equal import batch, check_equal
 from torch import Tensor
 
 from aurank.losses import FastAPLoss, ListwiseAPLoss, MultipleLosses
-
-SHUFFLED = [0] * 5 + [1] * 2 + [2] * 7 + [3] + [4] * 3 + [5]  # unequal classes, two queries without a positive
-
-
-def batch(labels: list[int] = SHUFFLED, *, seed: int = 0) -> tuple[Tensor, Tensor]:
-    random = torch.Generator().manual_seed(seed)
-    order = torch.randperm(len(labels), generator=random)
-    embeddings = torch.randn(len(labels), 5, generator=random, dtype=torch.float64)
-    return embeddings.requires_grad_(), torch.tensor(labels)[order]
 
 
 def gradient_of(loss: torch.nn.Module, embeddings: Tensor, labels: Tensor) -> Tensor:

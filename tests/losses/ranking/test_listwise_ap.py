@@ -6,20 +6,11 @@ import torch
 from oracles import binned as oracles_binned
 from pytorch_metric_learning import distances
 from sklearn.metrics import average_precision_score
-from testing.equal import check_equal
-from torch import Tensor
+from testing.equal import batch, check_equal
 
 from aurank.losses import ListwiseAPLoss
 
-SHUFFLED = [0] * 5 + [1] * 2 + [2] * 7 + [3] + [4] * 3 + [5]  # unequal classes, two queries without a positive
 BOTH = pytest.mark.parametrize("tie_aware", [False, True])
-
-
-def batch(labels: list[int] = SHUFFLED, *, seed: int = 0) -> tuple[Tensor, Tensor]:
-    random = torch.Generator().manual_seed(seed)
-    order = torch.randperm(len(labels), generator=random)
-    embeddings = torch.randn(len(labels), 5, generator=random, dtype=torch.float64)
-    return embeddings.requires_grad_(), torch.tensor(labels)[order]
 
 
 def oracle(tie_aware: bool):

@@ -4,19 +4,12 @@ import oracles
 import pytest
 import torch
 from pytorch_metric_learning.miners import BatchHardMiner
+from testing.equal import batch, check_equal
 
 from aurank.errors import UserError
 from aurank.losses import RecallAtKLoss
 
-SHUFFLED = [0] * 5 + [1] * 2 + [2] * 7 + [3] + [4] * 3 + [5]  # unequal classes, two queries without a positive
 SMALL = [0, 0, 0, 1, 1, 2, 2, 3]
-
-
-def batch(labels: list[int] = SHUFFLED, *, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    random = torch.Generator().manual_seed(seed)
-    order = torch.randperm(len(labels), generator=random)
-    embeddings = torch.randn(len(labels), 5, generator=random, dtype=torch.float64)
-    return embeddings.requires_grad_(), torch.tensor(labels)[order]
 
 
 @pytest.mark.parametrize("official", [False, True, "one_temperature"])
@@ -35,9 +28,7 @@ def test_value_and_gradient_equal_the_loop(temperature: float, rank_temperature:
             official=official,
         )
     )
-    torch.testing.assert_close(value, expected, rtol=0, atol=1e-10)
-    gradient, wanted = (torch.autograd.grad(each, embeddings)[0] for each in (value, expected))
-    torch.testing.assert_close(gradient, wanted, rtol=1e-8, atol=1e-10)
+    check_equal(value, expected, embeddings)
 
 
 @pytest.mark.parametrize("k", [1, 3, 6])
@@ -92,9 +83,7 @@ def test_mixup_of_similarities_is_that_of_embeddings_averaged_over_true_and_virt
     shares = torch.rand(5, generator=torch.Generator().manual_seed(3)).double()  # 3 + 1 + 1 pairs within classes
     loss = RecallAtKLoss((1, 10), 0.05, similarity_mixup=True, seed=3, official=official)
     value, expected = loss(embeddings, labels), mixed_oracle(embeddings, labels, shares.tolist(), official)
-    torch.testing.assert_close(value, expected, rtol=0, atol=1e-10)
-    gradient, wanted = (torch.autograd.grad(each, embeddings)[0] for each in (value, expected))
-    torch.testing.assert_close(gradient, wanted, rtol=1e-8, atol=1e-10)
+    check_equal(value, expected, embeddings)
 
 
 @pytest.mark.filterwarnings("ignore:no query of the batch")

@@ -1,17 +1,9 @@
 import oracles
 import pytest
 import torch
+from testing.equal import batch, check_equal
 
 from aurank.losses import MultipleLosses, SemiVarianceLoss, SOPRCLoss
-
-SHUFFLED = [0] * 5 + [1] * 2 + [2] * 7 + [3] + [4] * 3 + [5]  # unequal classes, two queries without a positive
-
-
-def batch(labels: list[int] = SHUFFLED, *, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    random = torch.Generator().manual_seed(seed)
-    order = torch.randperm(len(labels), generator=random)
-    embeddings = torch.randn(len(labels), 5, generator=random, dtype=torch.float64)
-    return embeddings.requires_grad_(), torch.tensor(labels)[order]
 
 
 @pytest.mark.parametrize("official", [False, True])
@@ -24,9 +16,7 @@ def test_value_and_gradient_equal_the_loop(weights: tuple[float, float], officia
         expected = oracles.pooled_semi_variance(*given, weights=weights)
     else:
         expected = oracles.mean(oracles.semi_variance(*given, weights=weights))
-    torch.testing.assert_close(value, expected, rtol=0, atol=1e-10)
-    gradient, wanted = (torch.autograd.grad(each, embeddings)[0] for each in (value, expected))
-    torch.testing.assert_close(gradient, wanted, rtol=1e-8, atol=1e-10)
+    check_equal(value, expected, embeddings)
 
 
 @pytest.mark.parametrize("official", [False, True])

@@ -3,18 +3,10 @@ import pytest
 import torch
 from pytorch_metric_learning.losses import SmoothAPLoss as PMLSmoothAPLoss
 from sklearn.metrics import average_precision_score
+from testing.equal import batch, check_equal
 
 from aurank.errors import UserError
 from aurank.losses import SmoothAPLoss
-
-SHUFFLED = [0] * 5 + [1] * 2 + [2] * 7 + [3] + [4] * 3 + [5]  # unequal classes, two queries without a positive
-
-
-def batch(labels: list[int] = SHUFFLED, *, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    random = torch.Generator().manual_seed(seed)
-    order = torch.randperm(len(labels), generator=random)
-    embeddings = torch.randn(len(labels), 5, generator=random, dtype=torch.float64)
-    return embeddings.requires_grad_(), torch.tensor(labels)[order]
 
 
 @pytest.mark.parametrize("include_self", [False, True])
@@ -30,9 +22,7 @@ def test_value_and_gradient_equal_the_loop(temperature: float, include_self: boo
             include_self=include_self,
         )
     )
-    torch.testing.assert_close(loss, expected, rtol=0, atol=1e-10)
-    gradient, wanted = (torch.autograd.grad(each, embeddings)[0] for each in (loss, expected))
-    torch.testing.assert_close(gradient, wanted, rtol=1e-8, atol=1e-10)
+    check_equal(loss, expected, embeddings)
 
 
 @pytest.mark.parametrize("include_self", [False, True])

@@ -4,10 +4,10 @@ from pytorch_metric_learning import distances
 
 from aurank.errors import UserError
 from aurank.losses import FastAPLoss, ListwiseAPLoss
-from aurank.losses.ranking._soft_histogram import (
-    average_precision,
+from aurank.losses.ranking.binned_ap import (
     bin_position,
     default_limits,
+    histogram_average_precision,
     soft_histogram,
 )
 
@@ -64,7 +64,7 @@ def test_average_precision_of_counts_by_hand_with_empty_bins_and_specks() -> Non
     zeros = [0.0, 0.0, 0.0]
     positives = torch.tensor([[1.0, 0, 2], [0, 0, 1], zeros, [1e-38, 1, 0]], requires_grad=True)
     negatives = torch.tensor([[1.0, 4, 0], zeros, [1, 1, 1], [0, 0, 3]], requires_grad=True)
-    value = average_precision(positives, negatives, torch.tensor([3, 1, 0, 1]))
+    value = histogram_average_precision(positives, negatives, torch.tensor([3, 1, 0, 1]))
     torch.testing.assert_close(value, torch.tensor([(1 / 2 + 2 * 3 / 8) / 3, 1, 0, 1]))
     for gradient in torch.autograd.grad(value.sum(), (positives, negatives)):
         assert gradient.isfinite().all()

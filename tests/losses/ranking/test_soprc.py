@@ -3,20 +3,13 @@ import oracles
 import pytest
 import torch
 from sklearn.metrics import average_precision_score
+from testing.equal import batch
 
 from aurank.errors import UserError
 from aurank.losses import SOPRCLoss
 from aurank.losses.ranking.soprc import true_positive_rate
 
-SHUFFLED = [0] * 5 + [1] * 2 + [2] * 7 + [3] + [4] * 3 + [5]  # unequal classes, two queries without a positive
 COUNTS = [9, 4, 20, 1, 6, 0]
-
-
-def batch(labels: list[int] = SHUFFLED, *, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    random = torch.Generator().manual_seed(seed)
-    order = torch.randperm(len(labels), generator=random)
-    embeddings = torch.randn(len(labels), 5, generator=random, dtype=torch.float64)
-    return embeddings.requires_grad_(), torch.tensor(labels)[order]
 
 
 def class_prior(

@@ -5,17 +5,9 @@ import pytest
 import torch
 from oracles import sup as oracles_sup
 from sklearn.metrics import average_precision_score
+from testing.equal import batch, check_equal
 
 from aurank.losses import HierarchicalAPLoss, RecallAtKLoss, SupAPLoss, SupRecallLoss
-
-SHUFFLED = [0] * 5 + [1] * 2 + [2] * 7 + [3] + [4] * 3 + [5]
-
-
-def batch(labels: list[int] = SHUFFLED, *, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    random = torch.Generator().manual_seed(seed)
-    order = torch.randperm(len(labels), generator=random)
-    embeddings = torch.randn(len(labels), 5, generator=random, dtype=torch.float64)
-    return embeddings.requires_grad_(), torch.tensor(labels)[order]
 
 
 def exact_loss(embeddings: torch.Tensor, labels: torch.Tensor) -> float:
@@ -33,9 +25,7 @@ def test_other_widths_equal_the_loop(width: dict[str, float]) -> None:
     loss = SupAPLoss(**width, calibration=0)(embeddings, labels)
     sides = oracles.masks(labels.tolist())
     expected = oracles.mean(oracles_sup.sup_ap(oracles.cosine(embeddings), *sides, share=1.0, **width))
-    torch.testing.assert_close(loss, expected, rtol=0, atol=1e-10)
-    found, wanted = (torch.autograd.grad(each, embeddings)[0] for each in (loss, expected))
-    torch.testing.assert_close(found, wanted, rtol=1e-8, atol=1e-8)
+    check_equal(loss, expected, embeddings)
 
 
 @pytest.mark.slow

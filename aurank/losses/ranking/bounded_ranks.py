@@ -1,0 +1,380 @@
+"""Losses of bounded ranks: SupAP and SupRecall (ROADMAP), and hierarchical AP, by which near mistakes cost less."""
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, Unpack, get_args
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from aurank.errors import UserError
+from aurank.losses.core.checks import (
+    Cuts,
+    Number,
+    RankTemperature,
+    StepTemperature,
+    check_width,
+    is_integer,
+    kind_of,
+    require_choice,
+    require_number,
+    require_whole,
+)
+from aurank.losses.core.common import normalize, to_device_of
+from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
+from aurank.losses.core.pairs import Inputs, Pairs, Positives, same_label_index
+from aurank.losses.ranking.blackbox_ap import at_least
+from aurank.losses.ranking.ranking_sums import Bound, ranking_sums
+from aurank.losses.ranking.smooth_ranks import check_cuts
+from aurank.ranges import Range
+
+PUBLISHED_OFFSET = 1.44  # of the authors' class, and of their configurations but those of iNaturalist
+
+
+@dataclass(frozen=True)
+class BoundedRanks:
+    """How many less relevant references are ahead of a score, at most (NeurIPS 2021, arXiv 2110.01445)."""
+
+    temperature: Number
+    slope: Number
+    delta: Number
+    jump: Number
+    offset: Number | None = None
+    official: bool = False  # the authors' code: ½ at t = 0, and an offset of 1.44 unless given
+
+    def __post_init__(self) -> None:
+        require_number("temperature", self.temperature)
+        for name in ("slope", "delta", "jump", *(["offset"] if self.offset is not None else [])):
+            require_number(name, getattr(self, name), "[0, inf)")
+
+    def behind(
+        self, scores: Float[Tensor, "query width"], others: Float[Tensor, "query reference"]
+    ) -> Float[Tensor, "query width"]:
+        """Return for each score the sum of H⁻ over others, of which minus infinity adds nothing."""
+        knee = self.delta / self.temperature
+        height = 1 / (1 + math.exp(-knee)) + self.jump
+        published = PUBLISHED_OFFSET if self.official else height
+        drop = height - (published if self.offset is None else self.offset)
+        bound = Bound(float(self.jump), float(knee), float(self.slope * self.temperature), drop, float(self.official))
+        return ranking_sums(scores, others, surrogate="bound", temperature=float(self.temperature), bound=bound)
+
+
+def ascending(positives: Positives) -> Float[Tensor, "query width"]:
+    return positives.similarity.detach().masked_fill(~positives.mask, -torch.inf).sort(dim=1).values
+
+
+def count_ahead(
+    scores: Float[Tensor, "query width"], others: Float[Tensor, "query other"]
+) -> Float[Tensor, "query width"]:
+    return at_least(scores.detach(), others).to(scores.dtype)
+
+
+class BoundedRankOptions(PairLossOptions, total=False):
+    slope: Number
+    delta: Number
+    jump: Number
+    offset: Number | None
+    calibration: Number
+    positive_margin: Number
+    negative_margin: Number
+    official: bool
+
+
+class BoundedRankLoss(PairLoss):
+    """A loss of bounded ranks; positive scores are pulled above one threshold, negative ones pushed below another."""
+
+    # Of the paper, and of the authors' classes SupAP and CalibrationLoss, but for SupAP's tau: the paper's rho.
+    aliases: ClassVar = {"rho": "slope", "margin": "delta", "start": "jump", "lambda_": "calibration"}
+    aliases |= dict.fromkeys(("tau", "temp"), "temperature")
+    aliases |= dict.fromkeys(("alpha", "pos_margin"), "positive_margin")
+    aliases |= dict.fromkeys(("beta", "neg_margin"), "negative_margin")
+
+    def __init__(
+        self,
+        temperature: StepTemperature = 0.01,
+        *,
+        slope: Number = 100.0,
+        delta: Number = 0.05,
+        jump: Number = 0.5,
+        offset: Number | None = None,
+        calibration: Annotated[Number, Range(0.0, 0.8)] = 0.1,
+        positive_margin: Number = 0.9,
+        negative_margin: Number = 0.6,
+        official: bool = False,
+        **options: Unpack[PairLossOptions],
+    ) -> None:
+        self.calibration = require_number("calibration", calibration, "[0, 1)")
+        self.extra_names = ("calibration",) if self.calibration else ()
+        super().__init__(**options)
+        self.high = require_number("positive_margin", positive_margin, "(-inf, inf)")
+        self.low = require_number("negative_margin", negative_margin, "(-inf, inf)")
+        self.ranks = BoundedRanks(temperature, slope, delta, jump, offset, official)
+        self.official = official
+
+    def extra_terms(self, pairs: Pairs) -> dict[str, Tensor]:
+        if not self.calibration:
+            return {}
+        if self.official:
+            short = (self.high - pairs.similarity).relu().masked_fill(~pairs.positive, 0)
+            over = (pairs.similarity - self.low).relu().masked_fill(~pairs.negative, 0)
+            # "not == 0" counts NaN too, so that it shows in the loss
+            short, over = (each.sum() / (each != 0).sum().clamp(min=1) for each in (short, over))
+        else:
+            short = pairs.positives.mean((self.high - pairs.positives.similarity).relu())
+            over = (pairs.negative_similarity - self.low).relu().sum(dim=1) / pairs.negative_count.clamp(min=1)
+        return {"calibration": self.calibration * (short + over)}
+
+
+class SupAPLoss(BoundedRankLoss):
+    """(1 − λ) · an upper bound of each query's 1 − average precision + λ · the calibration of its scores (ROADMAP).
+
+    AP = mean over positives i of r⁺/(r⁺ + r⁻): r⁺ counts the positives that score at least s_i, exactly and without a
+    gradient; r⁻ adds up H⁻(s_j − s_i) over negatives j. With t = s_j − s_i, H⁻ is σ(t/temperature) for t < 0, jump more
+    from 0 on, and goes on with `slope` beyond `delta`: the further ahead a negative is, the more it counts, and the
+    gradient does not fade. Time and memory are those of SmoothAP.
+
+    The paper's names are taken too: `tau`, `rho` (slope), `lambda_`, `alpha` and `beta` (the margins), and those of the
+    authors' classes: `temp`, `margin` (delta), `start` (jump), `pos_margin`, `neg_margin`. Their `tau` is `rho` here.
+
+    Args:
+        temperature: width of the sigmoid.
+        slope: of the line beyond `delta`, per unit of similarity.
+        delta: from where on the sigmoid is flat.
+        jump: what a negative ahead counts more than its sigmoid. From ½ on, H⁻ is at least 1 there, which makes the
+            bound. As temperature, delta and slope go to 0, temperature the fastest, the loss becomes 1 − average
+            precision with jump=0 and calibration=0; with a jump, that of negatives counted 1 + jump times.
+        offset: where the line beyond `delta` begins; None: where the curve is, σ(delta/temperature) + jump.
+        calibration: λ, in [0, 1); reported as the term "calibration".
+        positive_margin, negative_margin: the score above which a positive, and below which a negative, has no
+            calibration loss.
+        official: True does as the authors' code (SupRank, commit 99041e8; HAPPIER, commit 4d7c054). The query counts as
+            a positive of its own. `offset` is 1.44 unless given, so H⁻ falls by 0.05 at `delta`: their class has that,
+            whatever `jump` is. For iNaturalist their configurations have offset=1.0, jump=0.0; ROADMAP's first release
+            has offset=6.44. A tied negative counts ½. The calibration is PML's contrastive loss over the batch: means
+            over the pairs whose loss is not 0. The weights stay: SupRank has 0.9 and 0.1 as here, ROADMAP's
+            configurations 1 and 1.
+
+    Source: Ramzi et al., Robust and Decomposable Average Precision for Image Retrieval, NeurIPS 2021,
+        https://arxiv.org/abs/2110.01445.
+
+    Example:
+        >>> rows, labels = torch.eye(4).repeat_interleave(2, 0), torch.arange(4).repeat_interleave(2)
+        >>> SupAPLoss()(rows, labels).item()
+        0.0
+    """
+
+    def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
+        positives = pairs.positives_and_self if self.official else pairs.positives
+        among = count_ahead(positives.similarity, ascending(positives))
+        rank = among + self.ranks.behind(positives.similarity, pairs.negative_similarity)
+        # at least 1 but for padding
+        return (1 - self.calibration) * (1 - positives.mean(among / rank.clamp(min=1)))
+
+
+class SupRecallLoss(BoundedRankLoss):
+    """(1 − λ) · (1 − the mean over k of each query's smoothed recall@k) + λ · the calibration of its scores.
+
+    recall@k = 1/|P| Σ_{i∈P} σ((k − rank_i) / rank_temperature), as `RecallAtKLoss` has it, with SupAP's rank: the
+    positives that score at least s_i, counted exactly and without a gradient, and H⁻(s_j − s_i) of each negative j. As
+    H⁻ is at least a step, no rank is taken for better than it is.
+
+    Args:
+        k: the cuts; a recall@k with k below the number of positives cannot reach 1, and the loss then not 0.
+        temperature, slope, delta, jump, offset: of H⁻, as in `SupAPLoss`.
+        rank_temperature: how far a rank must be from k to count as inside or outside.
+        calibration, positive_margin, negative_margin: as in `SupAPLoss`.
+        official: True does as the authors' code (SupRank): recall@k is divided by the lesser of k and |P|; the query is
+            a positive of its own, at rank 1; H⁻ and the calibration are as `SupAPLoss` says.
+
+    Source: Ramzi et al., Optimization of Rank Losses for Image Retrieval, 2023, https://arxiv.org/abs/2309.08250.
+
+    Example:
+        >>> rows, labels = torch.eye(4).repeat_interleave(2, 0), torch.arange(4).repeat_interleave(2)
+        >>> round(SupRecallLoss(k=(1, 2), rank_temperature=0.1, calibration=0)(rows, labels).item(), 4)
+        0.25
+    """
+
+    def __init__(
+        self,
+        k: Cuts = (1, 2, 4, 8, 16),
+        temperature: StepTemperature = 0.01,
+        *,
+        rank_temperature: RankTemperature = 1.0,
+        **options: Unpack[BoundedRankOptions],
+    ) -> None:
+        super().__init__(temperature, **options)
+        self.k = check_cuts(k)
+        self.rank_temperature = require_number("rank_temperature", rank_temperature)
+
+    def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
+        positives = pairs.positives_and_self if self.official else pairs.positives
+        rank = count_ahead(positives.similarity, ascending(positives))
+        rank = rank + self.ranks.behind(positives.similarity, pairs.negative_similarity)
+        count, recall = positives.count.clamp(min=1), torch.zeros_like(rank[:, 0])
+        for cut in self.k:
+            hits = ((cut - rank) / self.rank_temperature).sigmoid().masked_fill(~positives.mask, 0).sum(dim=1)
+            recall = recall + hits / (count.clamp(max=cut) if self.official else count)
+        return (1 - self.calibration) * (1 - recall / len(self.k))
+
+
+Relevance = Literal["level", "mean_ap"]
+
+
+class HierarchicalAPLoss(PairLoss):
+    """(1 − λ) · an upper bound of each query's 1 − H-AP + λ · a clustering term (HAPPIER).
+
+    A reference of the query's class is of level L, one of its super-category of level L − 1, and so on; all others, of
+    level 0, are irrelevant. With the relevance rel of a level,
+
+        H-AP = Σ_k (Σ_{j: s_j ≥ s_k} min(rel_j, rel_k)) / rank_k / Σ_k rel_k,
+
+    over the relevant references k, j among them k itself. Numerator and what is at least as relevant as k are
+    counted exactly and without a gradient; each less relevant reference adds H⁻(s_j − s_k) of `SupAPLoss` to rank_k.
+    So the loss is at least 1 − H-AP. Without super-labels, or where no two classes share one, H-AP is AP, and the loss
+    `SupAPLoss` without its calibration. Time is O(queries · relevant · references), memory that of the similarity.
+
+    As everywhere, queries without another reference of their class are left out. With a miner, the references that it
+    kept are ranked. Batches need classes of one super-category: `sampler: {name: hierarchical}`.
+
+    Args:
+        super_labels: the super-category of each class 0 … C − 1, [class], or several levels [class, level], from the
+            nearest to the widest, each within the next; −1: none, shared with no class. A configuration fills it in
+            from the data set. None: one level.
+        relevance: "level": (l/L)^alpha / |Ω_l| for each of the references Ω_l of exactly level l, as the paper: a level
+            counts alike however many it has, but where there are few of a wide one, each of these may outweigh one of
+            the query's class. "mean_ap": Σ_{p≤l} 1/|Ω_p ∪ … ∪ Ω_L|, with which H-AP is the mean of the average
+            precisions of all levels, and a finer level is always more relevant.
+        alpha: of "level": the greater, the less the wide levels count.
+        temperature, slope, delta, jump, offset: of H⁻, as in `SupAPLoss`.
+        clustering: λ, in [0, 1), of −log softmax(cos(query, proxies) / clustering_temperature) at the query's class;
+            the paper takes 0.1. The proxies, one for each class, are parameters of the loss; reported as "clustering".
+        embedding_size: width of the embeddings, which the proxies need.
+        official: True does as the authors' code (HAPPIER): the query is relevant to itself, and H⁻ falls at `delta` as
+            `SupAPLoss` says. Their option `with_hrank`, off in their configurations, is not here.
+
+    Source: Ramzi et al., Hierarchical Average Precision Training for Pertinent Image Retrieval, ECCV 2022,
+        https://arxiv.org/abs/2207.04873.
+
+    Example:
+        >>> loss = HierarchicalAPLoss(super_labels=[0, 0, 1])  # classes 0 and 1 are of one super-category
+        >>> rows = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.8, 0.6], [0.0, 1.0]])
+        >>> [round(loss(rows, torch.tensor([0, 0, *others])).item(), 2) for others in ([1, 2], [2, 1])]
+        [0.0, 0.32]
+    """
+
+    def __init__(
+        self,
+        super_labels: Any = None,
+        *,
+        relevance: Relevance = "level",
+        alpha: Annotated[Number, Range(0.2, 5.0, log=True)] = 1.0,
+        temperature: StepTemperature = 0.01,
+        slope: Number = 100.0,
+        delta: Number = 0.05,
+        jump: Number = 0.5,
+        offset: Number | None = None,
+        clustering: Number = 0.0,
+        clustering_temperature: Number = 0.05,
+        embedding_size: int | None = None,
+        official: bool = False,
+        **options: Unpack[PairLossOptions],
+    ) -> None:
+        self.clustering = require_number("clustering", clustering, "[0, 1)")
+        self.extra_names = ("clustering",) if self.clustering else ()
+        super().__init__(**options)
+        # no buffer: it stays on the host, where labels are looked up, and is no state
+        self.super_labels = None if super_labels is None else check_super_labels(super_labels)
+        self.relevance = require_choice("relevance", relevance, get_args(Relevance))
+        self.alpha = require_number("alpha", alpha)
+        self.ranks = BoundedRanks(temperature, slope, delta, jump, offset, official)
+        self.clustering_temperature = require_number("clustering_temperature", clustering_temperature)
+        self.official = official
+        self.proxies: nn.Parameter | None = None
+        if self.clustering:
+            if self.super_labels is None or embedding_size is None:
+                raise UserError(f"clustering={clustering!r} needs super_labels and embedding_size, the proxies' sizes")
+            size = len(self.super_labels), require_whole("embedding_size", embedding_size)
+            own = torch.Generator().manual_seed(0)  # so that all processes start alike
+            self.proxies = nn.Parameter(normalize(torch.randn(size, generator=own)))
+
+    def prepared(self, inputs: Inputs) -> Inputs:
+        if self.proxies is not None:
+            check_width(inputs.embeddings, "embedding_size", self.proxies.shape[1])
+        return inputs
+
+    def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
+        codes = [self._codes(labels) for labels in (pairs.host_query_labels, pairs.host_reference_labels)]
+        levels = [pairs.positives_and_self if self.official else pairs.positives]
+        less_relevant = [pairs.negative]
+        for query, reference in zip(*codes, strict=True):
+            index, mask = same_label_index(query, reference, without_self=pairs.is_self_set)
+            index = to_device_of(pairs.similarity, index)
+            mask = to_device_of(pairs.similarity, mask) & less_relevant[-1].gather(1, index)
+            levels.append(Positives(index, mask, pairs.similarity.gather(1, index)))
+            query, reference = (to_device_of(pairs.similarity, each) for each in (query, reference))
+            less_relevant.append(less_relevant[-1] & (query[:, None] != reference))
+        relevances = self._relevances(torch.stack([level.count for level in levels]), pairs.similarity)
+        ordered, found = [ascending(level) for level in levels], torch.zeros_like(pairs.similarity[:, 0])
+        for place, (level, less) in enumerate(zip(levels, less_relevant, strict=True)):
+            ahead = [count_ahead(level.similarity, others) for others in ordered]
+            weighed = [
+                torch.minimum(relevances[place], relevance)[:, None] * count
+                for relevance, count in zip(relevances, ahead, strict=True)
+            ]
+            behind = self.ranks.behind(level.similarity, pairs.similarity.masked_fill(~less, -torch.inf))
+            rank = sum(ahead[: place + 1], behind)
+            share = sum(weighed[1:], weighed[0]) / rank.clamp(min=1)  # at least 1 but for padding
+            found = found + share.masked_fill(~level.mask, 0).sum(dim=1)
+        possible = sum(relevance * level.count for relevance, level in zip(relevances, levels, strict=True))
+        return (1 - self.clustering) * (1 - found / torch.where(pairs.valid, possible, 1))
+
+    def extra_terms(self, pairs: Pairs) -> dict[str, Tensor]:
+        if self.proxies is None:
+            return {}
+        self._require_known(pairs.host_query_labels)
+        cosine = normalize(pairs.query) @ normalize(self.proxies.to(pairs.query.dtype)).T
+        loss = cross_entropy(cosine / self.clustering_temperature, pairs.query_labels, reduction="none")
+        return {"clustering": self.clustering * loss}
+
+    def _codes(self, labels: Int64[Tensor, " row"]) -> list[Int64[Tensor, " row"]]:
+        if self.super_labels is None:
+            return []
+        self._require_known(labels)
+        alone = int(self.super_labels.max()) + 1 + labels
+        return [torch.where(column < 0, alone, column) for column in self.super_labels[labels].T]
+
+    def _require_known(self, labels: Int64[Tensor, " row"]) -> None:
+        assert self.super_labels is not None
+        outside = labels[(labels < 0) | (labels >= len(self.super_labels))]
+        if len(outside):
+            raise UserError(
+                f"label {int(outside[0])} is outside super_labels, which has {len(self.super_labels)} classes "
+                f"(0..{len(self.super_labels) - 1}): map the labels to 0..C-1 and pass the super-category of each class"
+            )
+
+    def _relevances(
+        self, counts: Int64[Tensor, "level query"], like: Float[Tensor, "query reference"]
+    ) -> Float[Tensor, "level query"]:
+        number = len(counts)
+        if self.relevance == "level":
+            weights = torch.linspace(1, 1 / number, number, dtype=like.dtype, device=like.device) ** self.alpha
+            return weights[:, None] / counts.clamp(min=1)
+        together = 1 / counts.cumsum(dim=0).clamp(min=1).to(like.dtype)
+        return together.flip(0).cumsum(dim=0).flip(0)
+
+
+def check_super_labels(super_labels: Any) -> Int64[Tensor, "class level"]:
+    """Return the table of super-categories on the host; UserError unless each level lies within the next."""
+    expected = "super_labels must be the super-category of each class, [class] or [class, level], as [0, 0, 1]"
+    table = torch.as_tensor(super_labels).cpu()
+    if table.ndim not in (1, 2) or not table.numel() or not is_integer(table):
+        raise UserError(f"{expected}; got {kind_of(table)}")
+    table = table.long().reshape(len(table), -1).clone()
+    for level in range(table.shape[1] - 1):
+        inner = table[:, level]
+        for one in torch.unique(inner[inner >= 0]).tolist():
+            if len(torch.unique(table[inner == one, level + 1])) > 1:
+                raise UserError(f"super_labels: {one} of level {level} lies in several of level {level + 1}")
+    return table
