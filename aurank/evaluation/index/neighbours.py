@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Unpack
+from typing import Any, Literal, Protocol, Unpack
 
 import numpy as np
 import torch
@@ -154,6 +154,20 @@ class Neighbours:
     found: Int64[np.ndarray, " query"]
 
 
+class SearchIndex(Protocol):
+    """What finds rows of a gallery by their ids: faiss's `Index`, or a collection of Milvus."""
+
+    @property
+    def distance(self) -> str: ...
+
+    @property
+    def ids(self) -> Int64[np.ndarray, " row"]: ...
+
+    def search(
+        self, queries: np.ndarray, k: int, *, leave_out: Int64[np.ndarray, " query"] | None = None
+    ) -> Neighbours: ...
+
+
 class Placement(TypedDict, total=False):
     """The last arguments of `Index`."""
 
@@ -233,6 +247,11 @@ class Index:
 
     def __len__(self) -> int:
         return int(self.host.ntotal)
+
+    @property
+    def ids(self) -> Int64[np.ndarray, " row"]:
+        """The numbers of its rows."""
+        return np.arange(len(self))
 
     @property
     def is_trained(self) -> bool:
@@ -324,11 +343,7 @@ class Index:
             if self.distance == "euclidean":
                 similarity = -similarity
             if leave_out is not None:
-                # What follows the unwanted row moves up, and padding fills the end.
-                row, similarity = (np.pad(part, ((0, 0), (0, 1)), constant_values=-1) for part in (row, similarity))
-                drop = (row == leave_out[rows, None]) & (leave_out[rows, None] >= 0)
-                drop[~drop.any(axis=1), -1] = True
-                row, similarity = (part[~drop].reshape(len(part), -1) for part in (row, similarity))
+                row, similarity = drop_own(row, similarity, leave_out[rows])
             row, similarity = row[:, :width], similarity[:, :width]
             missing = row < 0  # faiss pads with -1, which would silently name the last row
             row = np.where(missing, len(self), row).astype(np.int64)
@@ -387,6 +402,15 @@ class Index:
         options = faiss.GpuMultipleClonerOptions()
         options.shard, options.useFloat16 = True, self.float16
         return faiss.index_cpu_to_gpu_multiple_py(self._resources, index, options, self.gpus)
+
+
+def drop_own(row: np.ndarray, similarity: np.ndarray, own: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return lists of neighbours without the row that each query must not find, -1 for none."""
+    # What follows the unwanted row moves up, and padding fills the end.
+    row, similarity = (np.pad(part, ((0, 0), (0, 1)), constant_values=-1) for part in (row, similarity))
+    drop = (row == own[:, None]) & (own[:, None] >= 0)
+    drop[~drop.any(axis=1), -1] = True
+    return row[~drop].reshape(len(row), -1), similarity[~drop].reshape(len(row), -1)
 
 
 @accepting()

@@ -1,0 +1,392 @@
+"""A gallery in a collection of Milvus: in a file of this machine, by milvus-lite, or in a cluster."""
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from copy import copy
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from jaxtyping import Int64
+from typing_extensions import TypedDict
+
+from aurank.arrays import Rows
+from aurank.embedding.index_folder import SourceRecord, Table, measured_recall
+from aurank.embedding.stored.trained_model import made_by, require_same_model
+from aurank.errors import UserError
+from aurank.evaluation.engine.problem import ProgressCallback
+from aurank.evaluation.index.neighbours import Neighbours, blocks, check_rows, drop_own, load_rows
+from aurank.evaluation.postprocessing import GallerySearch
+from aurank.extras import import_library
+from aurank.files import checked
+from aurank.models.image_model import ImageModel
+
+PREFIX = "milvus:"
+_FORMAT, _VERSION = "aurank.collection", 1
+_PROPERTY = "aurank"  # of a collection, that says what is in it
+_MOST = 16_384  # rows that Milvus returns at once
+_NUMBERS = 2**20  # in a message
+_TEXTS = {"path": 4096, "class": 4096, "sha256": 64}  # columns, and the bytes that they hold
+_METRICS = {"cosine": "COSINE", "dot": "IP", "euclidean": "L2"}
+_clients: dict[str, Any] = {}  # threads share them; milvus-lite lets one process into a file
+
+
+class EmbeddedBy(TypedDict):
+    """The model of a collection: where it was, and what tells it from another."""
+
+    name: str
+    weights_sha256: str
+    preprocessing: str
+
+
+class CollectionRecord(TypedDict):
+    """What a collection's property says of it."""
+
+    format: str
+    version: int
+    aurank: str
+    revision: int
+    complete: bool
+    model: EmbeddedBy
+    sources: list[SourceRecord]
+    distance: Literal["cosine", "dot", "euclidean"]
+    dim: int
+    factory: str
+    recall: dict[str, float] | None
+    seed: int
+
+
+def is_collection(place: Path | str) -> bool:
+    """Return whether a place is `milvus:FILE_OR_URL#COLLECTION`, not a folder."""
+    return str(place).startswith(PREFIX)
+
+
+def image_ids(images: Table) -> Int64[np.ndarray, " row"]:
+    """Return the primary keys of images, which their source and path alone decide."""
+    names = zip(images["source"].tolist(), images["path"].tolist(), strict=True)
+    digests = (hashlib.sha256(f"{source}/{path}".encode("utf-8", "surrogateescape")).digest() for source, path in names)
+    return np.array([int.from_bytes(digest[:8], "big") >> 1 for digest in digests], dtype=np.int64)
+
+
+class CollectionRows:
+    """The images of a collection, which stay in Milvus; in memory is what was asked for.
+
+    Rows are named by their primary keys. The methods are those of `IndexedRows` and of its faiss index.
+    """
+
+    processing = None
+
+    def __init__(self, address: str) -> None:
+        self.uri, _, self.name = address.removeprefix(PREFIX).partition("#")
+        self.address = address
+        if "@" in self.uri:
+            raise UserError(f"milvus:…@…#{self.name}: give a password or token as MILVUS_TOKEN in the environment")
+        if not self.name or not ("://" in self.uri or self.uri.endswith(".db")):
+            raise UserError(f"{address}: expected milvus:FILE.db#COLLECTION or milvus:http://HOST:PORT#COLLECTION")
+        self.client = _connect(self.uri, address)
+        self.about: dict[str, Any] = {}
+        self.filter = ""  # of the images to search
+
+    @classmethod
+    def open(cls, address: str) -> "CollectionRows":
+        """Return the gallery of a collection that is there and that aurank has filled."""
+        place = Path(address.removeprefix(PREFIX).partition("#")[0])
+        build = f"make one with aurank index build --to {address}"
+        if "://" not in address and place.suffix == ".db" and not place.exists():
+            raise UserError(f"no index at {address}: there is no such file; {build}")
+        gallery = cls(address)
+        with gallery._trouble():
+            if not gallery.client.has_collection(gallery.name):
+                raise UserError(f"no index at {address}: there is no such collection; {build}")
+            text = gallery.client.describe_collection(gallery.name).get("properties", {}).get(_PROPERTY, "null")
+            gallery.client.load_collection(gallery.name)
+        try:
+            gallery.about = dict(checked(json.loads(text), CollectionRecord))
+        except (ValueError, TypeError) as error:
+            raise UserError(f"{address} is no collection of this aurank ({error}); {build}") from error
+        if (gallery.about["format"], gallery.about["version"]) != (_FORMAT, _VERSION):
+            raise UserError(f"{address} is no collection of this aurank (version {_VERSION}); {build}")
+        return gallery
+
+    @classmethod
+    def make(cls, address: str, model: ImageModel, about: dict[str, Any], *, overwrite: bool) -> "CollectionRows":
+        """Return the gallery of a new collection, or of one whose filling, with the same model, was cut short."""
+        gallery = cls(address)
+        with gallery._trouble():
+            is_there = gallery.client.has_collection(gallery.name)
+            if is_there and overwrite:
+                gallery.client.drop_collection(gallery.name)
+            if overwrite or not is_there:
+                gallery._create({**about, "model": _kept(model)})
+                return gallery
+        begun = cls.open(address)
+        begun.require_model(model)
+        for name in ("dim", "distance", "factory", "sources"):
+            if (was := begun.about[name]) != about[name]:
+                raise UserError(
+                    f"{address} was begun with {name} {was}, not {about[name]}: replace it with --overwrite"
+                )
+        if begun.about["complete"]:
+            remedy = "add images with aurank index add, or replace it with --overwrite"
+            raise UserError(f"{address} holds an index already: {remedy}")
+        return begun
+
+    def _create(self, about: dict[str, Any]) -> None:
+        milvus = _library()
+        kind, _, _ = about["factory"].partition(";")
+        index_type, *built = kind.split(",")
+        schema = milvus.MilvusClient.create_schema(auto_id=False, enable_dynamic_field=False)
+        schema.add_field("id", milvus.DataType.INT64, is_primary=True)
+        schema.add_field("source", milvus.DataType.INT64)
+        for column, most in _TEXTS.items():
+            schema.add_field(column, milvus.DataType.VARCHAR, max_length=most)
+        schema.add_field("vector", milvus.DataType.FLOAT_VECTOR, dim=about["dim"])
+        index = milvus.MilvusClient.prepare_index_params()
+        how = {"metric_type": _METRICS[about["distance"]], "params": _parameters(",".join(built))}
+        index.add_index("vector", index_type=index_type.strip().upper(), **how)
+        self.about = {**about, "format": _FORMAT, "version": _VERSION, "aurank": version("aurank")}
+        self.about |= {"revision": 0, "complete": False, "recall": None}
+        said = {_PROPERTY: json.dumps(self.about)}
+        self.client.create_collection(
+            self.name, schema=schema, index_params=index, consistency_level="Strong", properties=said
+        )
+
+    def describe(self, **changes: Any) -> None:
+        """Change what the collection says of itself."""
+        self.about = {**self.about, **changes, "revision": self.about["revision"] + 1}
+        with self._trouble():
+            self.client.alter_collection_properties(self.name, {_PROPERTY: json.dumps(self.about)})
+
+    def require_model(self, model: ImageModel) -> None:
+        """Raise UserError for a model that gives other embeddings than those in here."""
+        kept = self.about["model"]
+        remedy = f"name the one that filled it, {kept['name']}, with --model, or build another collection"
+        require_same_model(model, kept["weights_sha256"], kept["preprocessing"], self.address, remedy)
+
+    def close(self) -> None:
+        """Let go of the client, and of milvus-lite its server and the lock of the file."""
+        if _clients.pop(self.uri, None) is not None:
+            self.client.close()
+            if "://" not in self.uri:
+                import_library("milvus_lite.server_manager", self.address).server_manager_instance.release_server(
+                    self.uri
+                )
+
+    # -- rows ---------------------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        with self._trouble():
+            return int(self.client.query(self.name, filter="", output_fields=["count(*)"])[0]["count(*)"])
+
+    @property
+    def distance(self) -> str:
+        return str(self.about["distance"])
+
+    @property
+    def dim(self) -> int:
+        return int(self.about["dim"])
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self), self.dim
+
+    @property
+    def embeddings(self) -> Any:
+        return self
+
+    def nearest(
+        self, queries: np.ndarray, k: int, *, classes: Collection[str] | None = None, **how: Any
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the nearest images of each query and their scores, as `GallerySearch.nearest` does."""
+        within = copy(self)
+        if classes is not None:
+            within.filter = f"class in {_listed(classes)}"
+        return GallerySearch(within, self.embeddings, self.embeddings).nearest(queries, k, **how)
+
+    @property
+    def ids(self) -> Int64[np.ndarray, " row"]:
+        """The primary keys of the images, ascending."""
+        return self._ids(self.filter)
+
+    @property
+    def images(self) -> Table:
+        """The table of all images, in the order of `ids`."""
+        return self._table(self._scan("", ["source", *_TEXTS]))
+
+    def where(self, column: str, values: Collection[Any], most: int | None = None) -> Int64[np.ndarray, " row"]:
+        """Return the images whose column holds one of some values, at most so many."""
+        return self._ids(f"{column} in {_listed(values)}", most)
+
+    def take(self, rows: Sequence[int] | Int64[np.ndarray, " row"]) -> Table:
+        """Return the table of some images; UserError for one that is not there."""
+        return self._table(self._get(rows, ["source", *_TEXTS]))
+
+    def __getitem__(self, rows: Int64[np.ndarray, " row"]) -> Rows:
+        """Return the embeddings of some images."""
+        return np.array([row["vector"] for row in self._get(rows, ["vector"])], np.float32).reshape(-1, self.dim)
+
+    def lookup(self, source: int, paths: Sequence[str]) -> dict[str, tuple[int, str]]:
+        """Return the row of each path of a source that is there, and the SHA-256 of its file."""
+        ids = image_ids({"source": np.full(len(paths), source), "path": np.array(paths)})
+        held = {row["id"]: row["sha256"] for row in self._get(ids, ["sha256"], strict=False)}
+        places = zip(paths, ids.tolist(), strict=True)
+        return {path: (place, held[place]) for path, place in places if place in held}
+
+    def add(self, images: Table, embeddings: Rows, *, progress: ProgressCallback | None = None) -> None:
+        """Put images in, a batch at a time; one that is there already is replaced."""
+        if embeddings.shape[1] != self.dim:
+            what = f"the embeddings have {embeddings.shape[1]} columns and {self.address} has {self.dim}"
+            raise UserError(f"{what}: both must come from the same model")
+        check_rows(embeddings, side="gallery", distance=self.distance)
+        columns = {"id": image_ids(images), **images}
+        for part in blocks(len(embeddings), max(1, min(_MOST, _NUMBERS // self.dim))):
+            texts = zip(*(columns[name][part].tolist() for name in columns), strict=True)
+            vectors = load_rows(embeddings, part, "dot")  # as they are
+            rows = [dict(zip(columns, row, strict=True), vector=one) for row, one in zip(texts, vectors, strict=True)]
+            with self._trouble():
+                self.client.upsert(self.name, rows)
+            if progress is not None:
+                progress(part.stop, len(embeddings))
+        with self._trouble():
+            self.client.flush(self.name)
+
+    def remove(self, rows: Int64[np.ndarray, " row"]) -> None:
+        """Take images out."""
+        for part in blocks(len(rows), _MOST):
+            with self._trouble():
+                self.client.delete(self.name, ids=rows[part].tolist())
+
+    def search(
+        self,
+        queries: np.ndarray,
+        k: int,
+        *,
+        leave_out: Int64[np.ndarray, " query"] | None = None,
+    ) -> Neighbours:
+        """Return the k nearest images of each query, as `Index.search` does; behind those found stand -1 and −inf."""
+        depth = min(k + (leave_out is not None), _MOST)
+        row, similarity = np.full((len(queries), depth), -1), np.full((len(queries), depth), -np.inf, np.float32)
+        how = {"params": _parameters(self.about["factory"].partition(";")[2])}
+        for part in blocks(len(queries), max(1, min(1000, _NUMBERS // self.dim))):
+            data = list(load_rows(queries, part, "dot"))
+            with self._trouble():
+                found = self.client.search(self.name, data, self.filter, limit=depth, search_params=how)
+            for place, hits in enumerate(found, start=part.start):
+                row[place, : len(hits)] = [hit["id"] for hit in hits]
+                similarity[place, : len(hits)] = [hit["distance"] for hit in hits]
+        if leave_out is not None:
+            row, similarity = drop_own(row, similarity, leave_out)
+        sign = -1 if self.distance == "euclidean" else 1
+        return Neighbours(row[:, :k], sign * similarity[:, :k], (row[:, :k] >= 0).sum(axis=1))
+
+    def fill(self, images: Table, embeddings: Rows, *, progress: ProgressCallback | None = None) -> None:
+        """Put in what is not there yet, take out what is of no image, and measure what a search finds."""
+        ids, held = image_ids(images), dict[int, str]()
+        if len(self):
+            held = {row["id"]: row["sha256"] for row in self._scan("", ["sha256"])}
+        pairs = zip(ids.tolist(), images["sha256"].tolist(), strict=True)
+        left = np.array([not sha256 or held.get(place) != sha256 for place, sha256 in pairs])
+        rest = embeddings if left.all() else embeddings[left]
+        self.add({name: values[left] for name, values in images.items()}, rest, progress=progress)
+        self.remove(np.setdiff1d(np.array(list(held), np.int64), ids))
+        search = GallerySearch(self, self.embeddings, self.embeddings)
+        self.describe(complete=True, recall=measured_recall(search, embeddings, ids, seed=self.about["seed"]))
+
+    def change(
+        self, folder: Path, about: dict[str, Any], gone: Int64[np.ndarray, " row"], new: Table, embeddings: np.ndarray
+    ) -> int:
+        """Take images out and put others in; return how many there are then."""
+        # Before an image names a new source; what the index finds now was not measured.
+        self.describe(sources=about["sources"], recall=None)
+        if len(embeddings):
+            self.add(new, embeddings)
+        self.remove(np.setdiff1d(gone, image_ids(new)))
+        return len(self)
+
+    def _ids(self, expression: str, most: int | None = None) -> Int64[np.ndarray, " row"]:
+        return np.array([row["id"] for row in self._scan(expression, [], most)], dtype=np.int64)
+
+    def _scan(self, expression: str, fields: list[str], most: int | None = None) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        with self._trouble():
+            batches = self.client.query_iterator(
+                self.name, _MOST, -1 if most is None else most, expression, ["id", *fields]
+            )
+            while batch := batches.next():
+                found += batch
+            batches.close()
+        return sorted(found, key=lambda row: int(row["id"]))
+
+    def _get(
+        self, rows: Sequence[int] | Int64[np.ndarray, " row"], fields: list[str], *, strict: bool = True
+    ) -> list[dict[str, Any]]:
+        wanted, held = [int(row) for row in rows], dict[int, dict[str, Any]]()
+        width = self.dim if "vector" in fields else 32
+        for part in blocks(len(wanted), max(1, min(_MOST, _NUMBERS // width))):
+            with self._trouble():
+                got = self.client.get(self.name, wanted[part], ["id", *fields])
+            held |= {int(row["id"]): row for row in got}
+        if strict and (gone := next((row for row in wanted if row not in held), None)) is not None:
+            raise UserError(f"{self.address} holds no image {gone}")
+        return [held[row] for row in wanted if row in held]
+
+    @staticmethod
+    def _table(rows: list[dict[str, Any]]) -> Table:
+        texts = {name: np.array([row[name] for row in rows], dtype=np.str_) for name in _TEXTS}
+        return {"source": np.array([row["source"] for row in rows], dtype=np.int64), **texts}
+
+    @contextmanager
+    def _trouble(self) -> Iterator[None]:
+        """Turn what Milvus raises into one line."""
+        try:
+            yield
+        except (_library().MilvusException, UnicodeError) as error:
+            said = " ".join(str(getattr(error, "message", error)).split())
+            raise UserError(f"{self.address}: Milvus says: {said[:300]}") from error
+
+
+def _listed(values: Collection[Any]) -> str:
+    return json.dumps(list(values), ensure_ascii=False)
+
+
+def _parameters(text: str) -> dict[str, Any]:
+    """Return the parameters of an index of Milvus: "M=16, efConstruction=200"."""
+    pairs = [item.partition("=")[::2] for item in text.split(",") if item.strip()]
+    try:
+        return {name.strip(): json.loads(value) for name, value in pairs}
+    except ValueError as error:
+        raise UserError(f'an index of Milvus is a text such as "HNSW,M=16; ef=64", not {text!r}') from error
+
+
+def _kept(model: ImageModel) -> dict[str, str]:
+    made = made_by(model)
+    return {"name": made.model, "weights_sha256": made.weights_sha256, "preprocessing": made.preprocessing}
+
+
+def _library() -> Any:
+    return import_library("pymilvus", "a gallery in Milvus")
+
+
+def _connect(uri: str, address: str) -> Any:
+    if uri not in _clients:
+        milvus = _library()
+        if "://" not in uri:
+            import_library("milvus_lite", "a gallery of Milvus in a file")
+            Path(uri).absolute().parent.mkdir(parents=True, exist_ok=True)
+        for name in ("pymilvus", "milvus_lite"):  # which log with a traceback what they raise
+            logging.getLogger(name).setLevel(logging.CRITICAL + 1)
+        try:
+            _clients[uri] = milvus.MilvusClient(uri, token=os.environ.get("MILVUS_TOKEN", ""), timeout=10)
+        except milvus.MilvusException as error:
+            why = (
+                "nobody answers there"
+                if "://" in uri
+                else "it is no file of milvus-lite, or another process has it open"
+            )
+            raise UserError(f"{address} cannot be opened: {why} ({error.message})") from error
+    return _clients[uri]
