@@ -4,9 +4,11 @@ import hashlib
 import json
 import logging
 import os
+import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
@@ -15,12 +17,23 @@ import numpy as np
 from jaxtyping import Int64
 from typing_extensions import TypedDict
 
-from aurank.arrays import Rows
+from aurank.arrays import Arrays, Rows
+from aurank.embedding.embed import Embedded
 from aurank.embedding.index_folder import SourceRecord, Table, measured_recall
 from aurank.embedding.stored.trained_model import made_by, require_same_model
 from aurank.errors import UserError
-from aurank.evaluation.engine.problem import ProgressCallback
-from aurank.evaluation.index.neighbours import Neighbours, blocks, check_rows, drop_own, load_rows
+from aurank.evaluation.engine.problem import ProgressCallback, as_array
+from aurank.evaluation.index.approximate import NEIGHBOUR_QUERIES
+from aurank.evaluation.index.neighbours import (
+    LIST_BLOCK,
+    Index,
+    Neighbours,
+    SearchIndex,
+    blocks,
+    check_rows,
+    drop_own,
+    load_rows,
+)
 from aurank.evaluation.postprocessing import GallerySearch
 from aurank.extras import import_library
 from aurank.files import checked
@@ -32,6 +45,7 @@ _PROPERTY = "aurank"  # of a collection, that says what is in it
 _MOST = 16_384  # rows that Milvus returns at once
 _NUMBERS = 2**20  # in a message
 _TEXTS = {"path": 4096, "class": 4096, "sha256": 64}  # columns, and the bytes that they hold
+_EMBEDDED = ("FLAT", "AUTOINDEX", "HNSW", "HNSW_SQ", "IVF_FLAT", "IVF_SQ8")
 _METRICS = {"cosine": "COSINE", "dot": "IP", "euclidean": "L2"}
 _clients: dict[str, Any] = {}  # threads share them; milvus-lite lets one process into a file
 
@@ -73,13 +87,11 @@ def image_ids(images: Table) -> Int64[np.ndarray, " row"]:
     return np.array([int.from_bytes(digest[:8], "big") >> 1 for digest in digests], dtype=np.int64)
 
 
-class CollectionRows:
+class CollectionRows(SearchIndex):
     """The images of a collection, which stay in Milvus; in memory is what was asked for.
 
     Rows are named by their primary keys. The methods are those of `IndexedRows` and of its faiss index.
     """
-
-    processing = None
 
     def __init__(self, address: str) -> None:
         self.uri, _, self.name = address.removeprefix(PREFIX).partition("#")
@@ -89,12 +101,11 @@ class CollectionRows:
         if not self.name or not ("://" in self.uri or self.uri.endswith(".db")):
             raise UserError(f"{address}: expected milvus:FILE.db#COLLECTION or milvus:http://HOST:PORT#COLLECTION")
         self.client = _connect(self.uri, address)
-        self.about: dict[str, Any] = {}
         self.filter = ""  # of the images to search
 
     @classmethod
-    def open(cls, address: str) -> "CollectionRows":
-        """Return the gallery of a collection that is there and that aurank has filled."""
+    def open(cls, address: str, *, is_filled: bool = True) -> "CollectionRows":
+        """Return the gallery of a collection that is there and that aurank has filled, or has begun to."""
         place = Path(address.removeprefix(PREFIX).partition("#")[0])
         build = f"make one with aurank index build --to {address}"
         if "://" not in address and place.suffix == ".db" and not place.exists():
@@ -106,12 +117,17 @@ class CollectionRows:
             text = gallery.client.describe_collection(gallery.name).get("properties", {}).get(_PROPERTY, "null")
             gallery.client.load_collection(gallery.name)
         try:
-            gallery.about = dict(checked(json.loads(text), CollectionRecord))
+            gallery._know(dict(checked(json.loads(text), CollectionRecord)))
         except (ValueError, TypeError) as error:
             raise UserError(f"{address} is no collection of this aurank ({error}); {build}") from error
         if (gallery.about["format"], gallery.about["version"]) != (_FORMAT, _VERSION):
             raise UserError(f"{address} is no collection of this aurank (version {_VERSION}); {build}")
+        if is_filled and not gallery.about["complete"]:
+            raise UserError(f"{address}: its filling was cut short; give the same aurank index build again")
         return gallery
+
+    def _know(self, about: dict[str, Any]) -> None:
+        self.about, self.dim, self.distance = about, int(about["dim"]), str(about["distance"])
 
     @classmethod
     def make(cls, address: str, model: ImageModel, about: dict[str, Any], *, overwrite: bool) -> "CollectionRows":
@@ -124,7 +140,7 @@ class CollectionRows:
             if overwrite or not is_there:
                 gallery._create({**about, "model": _kept(model)})
                 return gallery
-        begun = cls.open(address)
+        begun = cls.open(address, is_filled=False)
         begun.require_model(model)
         for name in ("dim", "distance", "factory", "sources"):
             if (was := begun.about[name]) != about[name]:
@@ -138,8 +154,10 @@ class CollectionRows:
 
     def _create(self, about: dict[str, Any]) -> None:
         milvus = _library()
-        kind, _, _ = about["factory"].partition(";")
-        index_type, *built = kind.split(",")
+        kind, *built = about["factory"].partition(";")[0].split(",")
+        index_type = kind.strip().upper()
+        if "://" not in self.uri and index_type not in _EMBEDDED:  # which it would take, and search without an index
+            raise UserError(f"milvus-lite has no index {index_type}, only {', '.join(_EMBEDDED)}")
         schema = milvus.MilvusClient.create_schema(auto_id=False, enable_dynamic_field=False)
         schema.add_field("id", milvus.DataType.INT64, is_primary=True)
         schema.add_field("source", milvus.DataType.INT64)
@@ -148,9 +166,9 @@ class CollectionRows:
         schema.add_field("vector", milvus.DataType.FLOAT_VECTOR, dim=about["dim"])
         index = milvus.MilvusClient.prepare_index_params()
         how = {"metric_type": _METRICS[about["distance"]], "params": _parameters(",".join(built))}
-        index.add_index("vector", index_type=index_type.strip().upper(), **how)
-        self.about = {**about, "format": _FORMAT, "version": _VERSION, "aurank": version("aurank")}
-        self.about |= {"revision": 0, "complete": False, "recall": None}
+        index.add_index("vector", index_type=index_type, **how)
+        about = {**about, "format": _FORMAT, "version": _VERSION, "aurank": version("aurank")}
+        self._know({**about, "revision": 0, "complete": False, "recall": None})
         said = {_PROPERTY: json.dumps(self.about)}
         self.client.create_collection(
             self.name, schema=schema, index_params=index, consistency_level="Strong", properties=said
@@ -182,14 +200,6 @@ class CollectionRows:
     def __len__(self) -> int:
         with self._trouble():
             return int(self.client.query(self.name, filter="", output_fields=["count(*)"])[0]["count(*)"])
-
-    @property
-    def distance(self) -> str:
-        return str(self.about["distance"])
-
-    @property
-    def dim(self) -> int:
-        return int(self.about["dim"])
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -261,16 +271,11 @@ class CollectionRows:
             with self._trouble():
                 self.client.delete(self.name, ids=rows[part].tolist())
 
-    def search(
-        self,
-        queries: np.ndarray,
-        k: int,
-        *,
-        leave_out: Int64[np.ndarray, " query"] | None = None,
-    ) -> Neighbours:
+    def search(self, queries: Arrays, k: int, *, leave_out: Int64[np.ndarray, " query"] | None = None) -> Neighbours:
         """Return the k nearest images of each query, as `Index.search` does; behind those found stand -1 and −inf."""
-        depth = min(k + (leave_out is not None), _MOST)
+        queries, depth = as_array(queries), min(k + (leave_out is not None), _MOST)
         row, similarity = np.full((len(queries), depth), -1), np.full((len(queries), depth), -np.inf, np.float32)
+        sign = -1 if self.distance == "euclidean" else 1
         how = {"params": _parameters(self.about["factory"].partition(";")[2])}
         for part in blocks(len(queries), max(1, min(1000, _NUMBERS // self.dim))):
             data = list(load_rows(queries, part, "dot"))
@@ -278,11 +283,10 @@ class CollectionRows:
                 found = self.client.search(self.name, data, self.filter, limit=depth, search_params=how)
             for place, hits in enumerate(found, start=part.start):
                 row[place, : len(hits)] = [hit["id"] for hit in hits]
-                similarity[place, : len(hits)] = [hit["distance"] for hit in hits]
+                similarity[place, : len(hits)] = [sign * hit["distance"] for hit in hits]
         if leave_out is not None:
             row, similarity = drop_own(row, similarity, leave_out)
-        sign = -1 if self.distance == "euclidean" else 1
-        return Neighbours(row[:, :k], sign * similarity[:, :k], (row[:, :k] >= 0).sum(axis=1))
+        return Neighbours(row[:, :k], similarity[:, :k], (row[:, :k] >= 0).sum(axis=1))
 
     def fill(self, images: Table, embeddings: Rows, *, progress: ProgressCallback | None = None) -> None:
         """Put in what is not there yet, take out what is of no image, and measure what a search finds."""
@@ -350,6 +354,62 @@ class CollectionRows:
             raise UserError(f"{self.address}: Milvus says: {said[:300]}") from error
 
 
+def read_collection(address: str) -> Embedded:
+    """Return the embeddings of a collection with their classes."""
+    rows = CollectionRows.open(address)
+    ids, table = rows.ids, rows.images
+    classes, labels = np.unique(table["class"], return_inverse=True)
+    if classes.tolist() == [""]:
+        raise UserError(f"{address} knows no class of its images, so there is nothing to measure by")
+    count, everywhere = len(ids), np.ones(len(ids), bool)
+    sides = {"is_query": everywhere, "is_gallery": everywhere, "groups": np.full(count, -1)}
+    return Embedded(rows[ids], labels, np.arange(count), table["path"], **sides, classes=classes)
+
+
+class CollectionIndex(Index):
+    """A collection as an index of the images of a gallery, in their order, for what `aurank evaluate` measures.
+
+    Args:
+        address: of a collection that holds these images, and no others.
+        paths, embeddings: of the gallery.
+    """
+
+    def __init__(self, address: str, paths: np.ndarray, embeddings: Rows) -> None:
+        self.rows = rows = CollectionRows.open(address)
+        self.dim, self.distance, self.factory, self.gpus = rows.dim, rows.distance, rows.about["factory"], []
+        held = dict(zip(rows.images["path"].tolist(), rows.ids.tolist(), strict=True))
+        if len(rows) != len(paths) or held.keys() != set(paths.tolist()):
+            raise UserError(f"{address} holds other images than the gallery: build it from those that are measured")
+        self._ids = np.array([held[path] for path in paths.tolist()])
+        self._order = np.argsort(self._ids)
+        first = slice(min(len(paths), NEIGHBOUR_QUERIES))
+        if embeddings.shape[1] != rows.dim or not np.allclose(rows[self._ids[first]], embeddings[first], atol=1e-3):
+            raise UserError(f"{address} holds other embeddings of these images: it was filled by another model")
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    @property
+    def place(self) -> str:
+        return "Milvus"
+
+    def search_batches(
+        self, queries: Arrays, k: int, *, leave_out: np.ndarray | None = None, seconds: list[float] | None = None
+    ) -> Iterator[tuple[slice, Neighbours]]:
+        """Yield what `search` finds, some queries at a time; `seconds` collects the time that each search took."""
+        rows = as_array(queries)
+        own = np.full(len(rows), -1) if leave_out is None else np.where(leave_out < 0, -1, self._ids[leave_out])
+        k = min(k, len(self) - bool((own >= 0).all()))
+        for part in blocks(len(rows), max(1, LIST_BLOCK // k)):
+            before = time.perf_counter()
+            near = self.rows.search(rows[part], k, leave_out=own[part])
+            if seconds is not None:
+                seconds.append(time.perf_counter() - before)
+            there = np.arange(near.row.shape[1]) < near.found[:, None]
+            places = np.searchsorted(self._ids, np.where(there, near.row, self._ids[0]), sorter=self._order)
+            yield part, replace(near, row=np.where(there, self._order[places], len(self)))
+
+
 def _listed(values: Collection[Any]) -> str:
     return json.dumps(list(values), ensure_ascii=False)
 
@@ -378,7 +438,7 @@ def _connect(uri: str, address: str) -> Any:
         if "://" not in uri:
             import_library("milvus_lite", "a gallery of Milvus in a file")
             Path(uri).absolute().parent.mkdir(parents=True, exist_ok=True)
-        for name in ("pymilvus", "milvus_lite"):  # which log with a traceback what they raise
+        for name in ("pymilvus", "milvus_lite", "grpc._server"):  # which log with a traceback what they raise
             logging.getLogger(name).setLevel(logging.CRITICAL + 1)
         try:
             _clients[uri] = milvus.MilvusClient(uri, token=os.environ.get("MILVUS_TOKEN", ""), timeout=10)

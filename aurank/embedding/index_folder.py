@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Int64
@@ -33,7 +33,7 @@ _EMBEDDINGS, _VECTORS, _IMAGES = "embeddings.npy", "vectors.npy", "images.parque
 _FAISS, _STEPS = "index.faiss", "postprocessing.safetensors"
 _VERIFIED = (_FAISS, _STEPS, KEPT)  # each holds its own checksum, which its reader compares
 _WHAT, _REMEDY = "an image index", "build the index again"
-_TRIED = 1000  # images that are looked for where they are said to have moved
+TRIED = 1000  # images that are looked for where they are said to have moved
 EXACT = "Flat"
 RECALL_AT = (1, 10)
 RECALL_QUERIES = 1000  # images of the index that are searched to measure its recall
@@ -76,35 +76,6 @@ class _About(TypedDict):
     recall: dict[str, float] | None
     seed: int
     checksum: str
-
-
-class ImageRows(Protocol):
-    """The images of an index and their embeddings by their ids: `IndexedRows` by faiss, `CollectionRows` in Milvus."""
-
-    @property
-    def ids(self) -> Int64[np.ndarray, " row"]: ...
-
-    @property
-    def images(self) -> Table: ...
-
-    @property
-    def embeddings(self) -> Rows: ...
-
-    def __len__(self) -> int: ...
-
-    def take(self, rows: Sequence[int] | Int64[np.ndarray, " row"]) -> Table: ...
-
-    def where(self, column: str, values: Collection[Any], most: int | None = None) -> Int64[np.ndarray, " row"]: ...
-
-    def lookup(self, source: int, paths: Sequence[str]) -> dict[str, tuple[int, str]]: ...
-
-    def nearest(
-        self, queries: np.ndarray, k: int, *, classes: Collection[str] | None = None, **how: Any
-    ) -> tuple[np.ndarray, np.ndarray]: ...
-
-    def change(
-        self, folder: Path, about: dict[str, Any], gone: Int64[np.ndarray, " row"], new: Table, embeddings: np.ndarray
-    ) -> int: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -281,8 +252,11 @@ def open_described(described: SourceRecord) -> ImageSource | None:
     return None
 
 
-def moved_sources(about: dict[str, Any], rows: ImageRows, roots: Sequence[Path]) -> list[SourceRecord]:
-    """Return the sources of an index whose images were moved to `roots`: a folder or zip archive for each, in order."""
+def moved_sources(about: dict[str, Any], held: dict[int, list[str]], roots: Sequence[Path]) -> list[SourceRecord]:
+    """Return the sources of an index whose images were moved to `roots`: a folder or zip archive for each, in order.
+
+    `held`: the paths of some images of each source.
+    """
     sources: list[SourceRecord] = list(about["sources"])
     files = [number for number, source in enumerate(sources) if source["kind"] != "memory"]
     if len(roots) != len(files):
@@ -295,10 +269,7 @@ def moved_sources(about: dict[str, Any], rows: ImageRows, roots: Sequence[Path])
         if kind != "reader" and place.is_dir():
             inside = place / prefix if (place / prefix).is_dir() else place
             sources[number] = {"kind": "folder", "place": str(inside), "prefix": ""}
-        source, paths = (
-            open_described(sources[number]),
-            rows.take(rows.where("source", [number], _TRIED))["path"].tolist(),
-        )
+        source, paths = open_described(sources[number]), held[number]
         if source is None or (paths and not any(map(source.exists, paths))):
             raise UserError(f"--root {root} is no folder or zip archive with the images, such as {paths[:1]}")
     return sources

@@ -28,6 +28,8 @@ from aurank.embedding.index_folder import (
 from aurank.embedding.named import ALL, ImageSelection, require_index_folder
 from aurank.embedding.select_images import select
 from aurank.errors import UserError
+from aurank.evaluation.engine.problem import require_one_of
+from aurank.evaluation.engine.scores import DISTANCES
 from aurank.files import claimed
 from aurank.names import accepting, meant, nearest
 
@@ -83,7 +85,8 @@ def build_index(
     is_first, folder = running.group.rank == 0, None if is_collection(out) else Path(out)
     if folder is not None:
         check_index(factory, distance, "cpu")
-    elif steps is not None:
+    require_one_of(DISTANCES, distance=distance)
+    if folder is None and steps is not None:
         raise UserError(f"--postprocess {postprocess} is kept with an index in a folder: leave it out, or use --out")
     with claimed(folder) if is_first and folder is not None else nullcontext():
         if folder is not None:

@@ -19,7 +19,7 @@ from aurank.data.photos import JoinedSource, Photo, PhotoFile, find_photos, read
 from aurank.data.sources import ImageSource
 from aurank.embedding.collection import CollectionRows, is_collection
 from aurank.embedding.index_folder import (
-    ImageRows,
+    TRIED,
     IndexedRows,
     Table,
     moved_sources,
@@ -94,7 +94,7 @@ class ImageIndex:
         self,
         folder: Path | str,
         about: dict[str, Any],
-        rows: ImageRows,
+        rows: IndexedRows | CollectionRows,
         *,
         device: torch.device | None = None,
         allow_code: bool = False,
@@ -123,7 +123,7 @@ class ImageIndex:
             device: where the model runs; default: the CPU. faiss searches on the CPU.
             allow_code: whether a model that needs it may run code.
         """
-        rows: ImageRows
+        rows: IndexedRows | CollectionRows
         if is_collection(folder):
             rows = CollectionRows.open(str(folder))
             about = {**rows.about, "count": len(rows), "postprocessing": None}
@@ -137,7 +137,9 @@ class ImageIndex:
                     raise
                 about, rows = again, read_rows(folder, again)  # it was changed while it was read
         if roots:
-            about = {**about, "sources": moved_sources(about, rows, roots)}
+            some = {number: rows.where("source", [number], TRIED) for number in range(len(about["sources"]))}
+            paths = {number: rows.take(held)["path"].tolist() for number, held in some.items()}
+            about = {**about, "sources": moved_sources(about, paths, roots)}
         if model is not None:
             about = {**about, "model": {**about["model"], "name": model}}
         chosen = None if device is None else torch.device(device)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, Unpack
+from typing import Any, Literal, Unpack
 
 import numpy as np
 import torch
@@ -154,18 +154,19 @@ class Neighbours:
     found: Int64[np.ndarray, " query"]
 
 
-class SearchIndex(Protocol):
+class SearchIndex:
     """What finds rows of a gallery by their ids: faiss's `Index`, or a collection of Milvus."""
 
-    @property
-    def distance(self) -> str: ...
+    distance: str
 
     @property
-    def ids(self) -> Int64[np.ndarray, " row"]: ...
+    def ids(self) -> Int64[np.ndarray, " row"]:
+        """The ids of all rows."""
+        raise NotImplementedError
 
-    def search(
-        self, queries: np.ndarray, k: int, *, leave_out: Int64[np.ndarray, " query"] | None = None
-    ) -> Neighbours: ...
+    def search(self, queries: Arrays, k: int, *, leave_out: Int64[np.ndarray, " query"] | None = None) -> Neighbours:
+        """Return the k nearest rows of each query; `leave_out` names a row that each must not find, or -1."""
+        raise NotImplementedError
 
 
 class Placement(TypedDict, total=False):
@@ -176,7 +177,7 @@ class Placement(TypedDict, total=False):
     temporary_memory: int | str
 
 
-class Index:
+class Index(SearchIndex):
     """A faiss index over rows 0, 1, … in the order in which they are added.
 
     Args:
@@ -250,7 +251,6 @@ class Index:
 
     @property
     def ids(self) -> Int64[np.ndarray, " row"]:
-        """The numbers of its rows."""
         return np.arange(len(self))
 
     @property

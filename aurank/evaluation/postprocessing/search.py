@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from aurank.arrays import Rows
 from aurank.errors import UserError
 from aurank.evaluation.engine.nearest import NearestRows
 from aurank.evaluation.engine.problem import as_matrix
@@ -53,7 +53,7 @@ class GallerySearch:
 
     Args:
         index: over `vectors`.
-        embeddings: of the gallery, as the model gives them, by the ids of the index.
+        embeddings: of the gallery, as the model gives them, by the ids of the index: an array, or what fetches them.
         vectors: what `processed_gallery` made of them; without post-processing the embeddings.
         processing: what queries are put behind.
 
@@ -66,8 +66,8 @@ class GallerySearch:
     """
 
     index: SearchIndex
-    embeddings: Rows
-    vectors: Rows
+    embeddings: Any
+    vectors: Any
     processing: PostProcessing | None = None
 
     def nearest(
@@ -139,7 +139,7 @@ class GallerySearch:
 
 
 def by_products(
-    queries: np.ndarray, vectors: Rows, depth: int, own: np.ndarray, among: np.ndarray, *, distance: str
+    queries: np.ndarray, vectors: Any, depth: int, own: np.ndarray, among: np.ndarray, *, distance: str
 ) -> Places:
     """Return the nearest of some rows to each query, but its own, by all their products; -1 where there are fewer.
 
