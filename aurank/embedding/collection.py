@@ -165,7 +165,8 @@ class CollectionRows(SearchIndex):
             schema.add_field(column, milvus.DataType.VARCHAR, max_length=most)
         schema.add_field("vector", milvus.DataType.FLOAT_VECTOR, dim=about["dim"])
         index = milvus.MilvusClient.prepare_index_params()
-        how = {"metric_type": _METRICS[about["distance"]], "params": _parameters(",".join(built))}
+        # Together, as Milvus has always taken them: milvus-lite overlooks those that pymilvus sends one by one.
+        how = {"metric_type": _METRICS[about["distance"]], "params": {"params": _parameters(",".join(built))}}
         index.add_index("vector", index_type=index_type, **how)
         about = {**about, "format": _FORMAT, "version": _VERSION, "aurank": version("aurank")}
         self._know({**about, "revision": 0, "complete": False, "recall": None})

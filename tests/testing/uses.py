@@ -55,6 +55,12 @@ assert not run("doctor", "--data", "folder:photos")
 assert not run("train", "digits/soprc", "train.steps=2", "optim.warmup_steps=0", "--out", "run")
 assert run("index", "build", "--model", "timm:test_vit,pretrained=false", "--data", "folder:photos", "--out", "i") == 2
 """,
+    "milvus": COMMANDS
+    + """
+to = "milvus:gallery.db#photos"
+assert not run("index", "build", "--model", "timm:test_vit,pretrained=false", "--data", "folder:photos", "--to", to)
+assert not run("search", to, "photos/red/8.png")
+""",
     "cli,gpu,serve": COMMANDS
     + """
 assert not run("index", "build", "--model", "timm:test_vit,pretrained=false", "--data", "folder:photos", "--out", "i")
