@@ -19,7 +19,7 @@ from typing_extensions import TypedDict
 
 from aurank.arrays import Arrays, Rows
 from aurank.embedding.embed import Embedded
-from aurank.embedding.index_folder import SourceRecord, Table, measured_recall
+from aurank.embedding.index_folder import NONE, SourceRecord, Table, measured_recall
 from aurank.embedding.stored.trained_model import made_by, require_same_model
 from aurank.errors import UserError
 from aurank.evaluation.engine.problem import ProgressCallback, as_array
@@ -132,21 +132,17 @@ class CollectionRows(SearchIndex):
     @classmethod
     def make(cls, address: str, model: ImageModel, about: dict[str, Any], *, overwrite: bool) -> "CollectionRows":
         """Return the gallery of a new collection, or of one whose filling, with the same model, was cut short."""
-        gallery = cls(address)
+        gallery, made = cls(address), made_by(model)
         with gallery._trouble():
-            is_there = gallery.client.has_collection(gallery.name)
-            if is_there and overwrite:
-                gallery.client.drop_collection(gallery.name)
-            if overwrite or not is_there:
-                gallery._create({**about, "model": _kept(model)})
+            if overwrite or not gallery.client.has_collection(gallery.name):
+                kept = {"name": made.model, "weights_sha256": made.weights_sha256, "preprocessing": made.preprocessing}
+                gallery._create({**about, "model": kept})
                 return gallery
         begun = cls.open(address, is_filled=False)
         begun.require_model(model)
         for name in ("dim", "distance", "factory", "sources"):
             if (was := begun.about[name]) != about[name]:
-                raise UserError(
-                    f"{address} was begun with {name} {was}, not {about[name]}: replace it with --overwrite"
-                )
+                raise UserError(f"{address} was begun with {name} {was}, not {about[name]}: give --overwrite")
         if begun.about["complete"]:
             remedy = "add images with aurank index add, or replace it with --overwrite"
             raise UserError(f"{address} holds an index already: {remedy}")
@@ -170,10 +166,10 @@ class CollectionRows(SearchIndex):
         index.add_index("vector", index_type=index_type, **how)
         about = {**about, "format": _FORMAT, "version": _VERSION, "aurank": version("aurank")}
         self._know({**about, "revision": 0, "complete": False, "recall": None})
-        said = {_PROPERTY: json.dumps(self.about)}
-        self.client.create_collection(
-            self.name, schema=schema, index_params=index, consistency_level="Strong", properties=said
-        )
+        if self.client.has_collection(self.name):
+            self.client.drop_collection(self.name)
+        said = {"consistency_level": "Strong", "properties": {_PROPERTY: json.dumps(self.about)}}
+        self.client.create_collection(self.name, schema=schema, index_params=index, **said)
 
     def describe(self, **changes: Any) -> None:
         """Change what the collection says of itself."""
@@ -192,9 +188,8 @@ class CollectionRows(SearchIndex):
         if _clients.pop(self.uri, None) is not None:
             self.client.close()
             if "://" not in self.uri:
-                import_library("milvus_lite.server_manager", self.address).server_manager_instance.release_server(
-                    self.uri
-                )
+                servers = import_library("milvus_lite.server_manager", self.address)
+                servers.server_manager_instance.release_server(self.uri)
 
     # -- rows ---------------------------------------------------------------------------------------------------------
 
@@ -303,14 +298,20 @@ class CollectionRows(SearchIndex):
         self.describe(complete=True, recall=measured_recall(search, embeddings, ids, seed=self.about["seed"]))
 
     def change(
-        self, folder: Path, about: dict[str, Any], gone: Int64[np.ndarray, " row"], new: Table, embeddings: np.ndarray
+        self,
+        folder: Path,
+        about: dict[str, Any],
+        gone: Int64[np.ndarray, " row"] = NONE,
+        new: Table | None = None,
+        embeddings: np.ndarray | None = None,
     ) -> int:
         """Take images out and put others in; return how many there are then."""
         # Before an image names a new source; what the index finds now was not measured.
         self.describe(sources=about["sources"], recall=None)
-        if len(embeddings):
+        if new is not None and embeddings is not None:
             self.add(new, embeddings)
-        self.remove(np.setdiff1d(gone, image_ids(new)))
+            gone = np.setdiff1d(gone, image_ids(new))
+        self.remove(gone)
         return len(self)
 
     def _ids(self, expression: str, most: int | None = None) -> Int64[np.ndarray, " row"]:
@@ -319,9 +320,7 @@ class CollectionRows(SearchIndex):
     def _scan(self, expression: str, fields: list[str], most: int | None = None) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
         with self._trouble():
-            batches = self.client.query_iterator(
-                self.name, _MOST, -1 if most is None else most, expression, ["id", *fields]
-            )
+            batches = self.client.query_iterator(self.name, _MOST, most or -1, expression, ["id", *fields])
             while batch := batches.next():
                 found += batch
             batches.close()
@@ -424,11 +423,6 @@ def _parameters(text: str) -> dict[str, Any]:
         raise UserError(f'an index of Milvus is a text such as "HNSW,M=16; ef=64", not {text!r}') from error
 
 
-def _kept(model: ImageModel) -> dict[str, str]:
-    made = made_by(model)
-    return {"name": made.model, "weights_sha256": made.weights_sha256, "preprocessing": made.preprocessing}
-
-
 def _library() -> Any:
     return import_library("pymilvus", "a gallery in Milvus")
 
@@ -444,10 +438,7 @@ def _connect(uri: str, address: str) -> Any:
         try:
             _clients[uri] = milvus.MilvusClient(uri, token=os.environ.get("MILVUS_TOKEN", ""), timeout=10)
         except milvus.MilvusException as error:
-            why = (
-                "nobody answers there"
-                if "://" in uri
-                else "it is no file of milvus-lite, or another process has it open"
-            )
+            held = "it is no file of milvus-lite, or another process has it open"
+            why = "nobody answers there" if "://" in uri else held
             raise UserError(f"{address} cannot be opened: {why} ({error.message})") from error
     return _clients[uri]

@@ -35,6 +35,7 @@ _VERIFIED = (_FAISS, _STEPS, KEPT)  # each holds its own checksum, which its rea
 _WHAT, _REMEDY = "an image index", "build the index again"
 TRIED = 1000  # images that are looked for where they are said to have moved
 EXACT = "Flat"
+NONE: Int64[np.ndarray, " row"] = np.empty(0, np.int64)  # of the rows
 RECALL_AT = (1, 10)
 RECALL_QUERIES = 1000  # images of the index that are searched to measure its recall
 
@@ -128,13 +129,19 @@ class IndexedRows:
         return GallerySearch(self.index, self.embeddings, self.searched, self.processing)
 
     def change(
-        self, folder: Path, about: dict[str, Any], gone: Int64[np.ndarray, " row"], new: Table, embeddings: np.ndarray
+        self,
+        folder: Path,
+        about: dict[str, Any],
+        gone: Int64[np.ndarray, " row"] = NONE,
+        new: Table | None = None,
+        embeddings: np.ndarray | None = None,
     ) -> int:
         """Write the index anew without some rows and with new ones behind; return how many images it then holds."""
         kept, rows = np.ones(len(self), bool), self
         kept[gone] = False
-        if len(gone) or len(embeddings):
-            rows = change_rows(self, kept, new, embeddings)
+        if len(gone) or new is not None:
+            added = self.embeddings[:0] if embeddings is None else embeddings
+            rows = change_rows(self, kept, new or self.take(NONE), np.asarray(added))
         rows.write(folder, about)
         return len(rows)
 

@@ -16,6 +16,8 @@ from aurank.commands import ImageIndex, add_images, build_index, remove_images
 from aurank.embedding import ImageSelection, collection
 from aurank.errors import UserError
 from aurank.evaluation.engine.scores import DISTANCES
+from aurank.serving.gallery import Gallery
+from aurank.serving.uploads import Window
 
 OTHER = "timm:test_vit2,pretrained=false,input_size=32"
 
@@ -78,6 +80,8 @@ def test_every_distance_and_an_approximate_index(distance: str, made: Path, tmp_
     for name, factory in (("flat", "Flat"), ("graph", "HNSW,M=8,efConstruction=64; ef=64")):
         index = in_milvus(tmp_path, name, distance=distance, factory=factory)
         assert lists(index, made / "photos") == lists(folder, made / "photos")
+    built = index.rows.client.describe_index("graph", "vector")  # type: ignore[union-attr]
+    assert built["params"] == {"M": 8, "efConstruction": 64}
     assert f"{distance}, index HNSW,M=8,efConstruction=64; ef=64, which finds 1.0000" in index.description
 
 
@@ -206,6 +210,22 @@ def test_a_token_comes_from_the_environment_and_stays_nowhere(
     assert "secret" not in json.dumps(index.about) + index.description
     index.close()
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and b"secret" in path.read_bytes()]
+
+
+def test_the_server_shows_what_it_shows_of_a_folder(made: Path) -> None:
+    answers = []
+    for place in (made / "index", f"milvus:{made}/gallery.db#photos"):
+        gallery = Gallery(ImageIndex.open(place), 10**6)
+        row = gallery.names.index("c1/2.png")
+        photo = gallery.near_photo((made / "photos/c1/2.png").read_bytes(), Window(limit=9))
+        found = [
+            gallery.near_row(row, Window(limit=9)),
+            gallery.near_row(row, Window(**{"limit": 3, "class": "c2"})),
+            photo,
+        ]
+        lists = [[(one["name"], one["class"], one["score"]) for one in each["neighbours"]] for each in found]
+        answers.append((lists, gallery.picture(row), gallery.classes, sorted(gallery.names)))
+    assert answers[0] == answers[1]
 
 
 def test_what_is_closed_leaves_its_file_to_others(made: Path) -> None:

@@ -199,7 +199,7 @@ def add_images(
         present = [path for path, is_wanted in zip(manifest.paths, wanted, strict=True) if not is_wanted]
         if not wanted.any():
             if roots:
-                _changed(index, index.about)
+                index.rows.change(Path(index.folder), index.about)
             return IndexChange(len(index), present=present)
         if any(digests[path] and known[path] != digests[path] for path in manifest.paths if known.get(path)):
             # By length and time, as the cache tells files apart, one that has changed may be what it was.
@@ -213,7 +213,8 @@ def add_images(
         paths = embedded.paths.tolist()
         replaced = [path for path in paths if path in before]
         gone = np.array([before[path][0] for path in replaced], np.int64)
-        count = _changed(index, {**index.about, "sources": sources}, gone, new, np.asarray(embedded.embeddings))
+        about, rows = {**index.about, "sources": sources}, np.asarray(embedded.embeddings)
+        count = index.rows.change(Path(index.folder), about, gone, new, rows)
     unreadable = sorted(set(prepared.dataset.manifest.paths) - set(paths))
     added = [path for path in paths if path not in before]
     return IndexChange(count, added, replaced, present, unreadable)
@@ -259,7 +260,9 @@ def remove_images(
         if len(named) == len(index):
             raise UserError(f"no image would be left in the index {folder}: remove the folder instead")
         removed = index.rows.take(named)["path"].tolist()
-        count = _changed(index, index.about, named) if removed or roots else len(index)
+        count = len(index)
+        if removed or roots:
+            count = index.rows.change(Path(index.folder), index.about, named)
     return IndexChange(count, removed=removed)
 
 
@@ -272,19 +275,6 @@ def _changing(folder: Path | str) -> Iterator[None]:
     read_about(Path(folder))  # a folder that is none is not created
     with claimed(Path(folder), name="the index"):
         yield
-
-
-def _changed(
-    index: ImageIndex,
-    about: dict[str, Any],
-    gone: np.ndarray | None = None,
-    new: Table | None = None,
-    embeddings: np.ndarray | None = None,
-) -> int:
-    nothing = np.empty(0, np.int64)
-    new = index.rows.take(nothing) if new is None else new
-    embeddings = index.rows.embeddings[nothing] if embeddings is None else embeddings
-    return index.rows.change(Path(index.folder), about, nothing if gone is None else gone, new, embeddings)
 
 
 def _digest(source: ImageSource, path: str) -> str:
