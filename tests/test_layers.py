@@ -64,6 +64,7 @@ HOMES = {
         "aurank.data.checks.pictures",  # hashes that differ in few bits
     ),
     "imagehash": ("aurank.data.checks",),
+    "pymilvus": ("aurank.embedding.collection",),  # by import_library, milvus_lite too
     "requests": ("aurank.data.download",),  # pooch too, by import_library
     "accelerate": ("aurank.training",),
     "matplotlib": ("aurank.reporting",),

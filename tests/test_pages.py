@@ -129,6 +129,8 @@ def run_aurank(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
         words = [*words, "--out", "mine.yaml"]
     if words[0] == "cp":
         Path(words[2]).unlink(missing_ok=True)
+    if words[:2] == ["index", "build"] and "--to" in words:
+        words[words.index("--to") + 1] = f"milvus:made{len(list(Path().glob('made*.db')))}.db#photos"
     if "--out" in words:  # a place of its own: what the other commands read is not replaced
         at = words.index("--out") + 1
         words[at] = f"made/{len(list(Path('made').glob('*')))}/{words[at]}"

@@ -58,7 +58,7 @@ def test_a_wheel_holds_the_package_and_the_configurations_and_nothing_else(wheel
     assert {PurePosixPath(name).suffix for name in expected} >= {".html", ".css", ".js", ".json", ".toml", ".md"}
     assert str(metadata.version) == aurank.__version__  # Metadata has checked each field
     assert metadata.description_content_type == "text/markdown"
-    assert {"all", "train", "cli", "index", "gpu", "serve", "export"} <= {*(metadata.provides_extra or ())}
+    assert {"all", "train", "cli", "index", "gpu", "milvus", "serve", "export"} <= {*(metadata.provides_extra or ())}
 
 
 @pytest.mark.slow

@@ -61,7 +61,8 @@ def reads_some(paths: Any) -> Any:
 
 def _is_there(path: Path | str) -> bool:
     with suppress(OSError, ValueError):  # of a name that no file can have
-        return ":/" in str(path) or Path(path).exists()  # an address is looked at by what reads it
+        # An address is looked at by what reads it.
+        return ":/" in str(path) or str(path).startswith("milvus:") or Path(path).exists()
     return False
 
 
@@ -88,10 +89,11 @@ def _reads_model(model: str | None) -> str | None:
     return model
 
 
-def _reads_index(folder: Path) -> Path:
+def _reads_index(folder: str) -> str:
     from aurank.embedding.named import require_index
 
-    require_index(folder)
+    if not folder.startswith("milvus:"):
+        require_index(Path(folder))
     return folder
 
 
@@ -114,7 +116,10 @@ Baselines = _shared(
     bool, "Measure chance, raw pixels and the untrained network too, into baselines.json.", "--baselines"
 )
 Cache = _shared(Path | None, "Folder of the embedding cache; default $AURANK_CACHE, else ~/.cache/aurank/embeddings.")
-IndexFolder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of the index.", callback=_reads_index)]
+IndexFolder = Annotated[
+    str, typer.Argument(metavar="DIR", help="The folder, or milvus:FILE_OR_URL#COLLECTION.", callback=_reads_index)
+]
+MovedModel = _shared(str | None, "With milvus:…: where its model is now; default: where it was.", "--model")
 Roots = _shared(
     list[Path] | None,
     "Where the images are now, if they were moved; again for each place they came from.",

@@ -16,6 +16,7 @@ from aurank.cli.options import (
     FitOn,
     IndexFolder,
     ModelToRun,
+    MovedModel,
     Postprocess,
     Roots,
     argument,
@@ -36,7 +37,10 @@ _WIDEST = 40  # characters of a class in a table
 def _free_to_build(given: dict[str, Any]) -> None:
     from aurank.embedding.named import require_index_folder
 
-    require_index_folder(given["out"], overwrite=given["overwrite"])
+    if (given["out"] is None) == (given["to"] is None):
+        raise UserError("say where the index goes: --out FOLDER, or --to milvus:FILE_OR_URL#COLLECTION")
+    if given["out"] is not None:
+        require_index_folder(given["out"], overwrite=given["overwrite"])
 
 
 @index_app.command("build")
@@ -45,9 +49,12 @@ def _free_to_build(given: dict[str, Any]) -> None:
 def build(
     *,
     model: ModelToRun,
-    out: Path = option("The folder to write.", default=...),
+    out: Path | None = option("The folder to write."),
+    to: str | None = option("Instead of a folder: milvus:FILE_OR_URL#COLLECTION, such as milvus:gallery.db#photos."),
     index: str = option(
-        "A faiss index: Flat is exact; IVF64,Flat or HNSW32 are approximate.", "--index", default="Flat"
+        "A faiss index: Flat is exact; IVF64,Flat or HNSW32 are approximate. In Milvus: HNSW,M=16; ef=64.",
+        "--index",
+        default="Flat",
     ),
     distance: str = option("cosine, dot or euclidean (l2).", default="cosine"),
     postprocess: Postprocess = None,
@@ -69,14 +76,16 @@ def build(
     with drawn() as running:
         steps = {"postprocess": postprocess, "fit_on": fit_on}
         how = {"factory": index, "distance": distance, "overwrite": overwrite, "seed": seed, "running": running}
-        made = build_index(model, images, out=out, **steps, **how)
+        made = build_index(model, images, out=to or out or "", **steps, **how)
     if made is not None:
-        console.say(made.description, f"written to {out}")
+        console.say(made.description, f"written to {to or out}")
 
 
 @index_app.command("add")
 @measuring("data", "split")
-def add(*, folder: IndexFolder, roots: Roots = None, images: "ImageSelection", drawn: Drawn) -> None:
+def add(
+    *, folder: IndexFolder, model: MovedModel = None, roots: Roots = None, images: "ImageSelection", drawn: Drawn
+) -> None:
     """Add images, and embed again those whose files have changed.
 
     \b
@@ -85,7 +94,7 @@ def add(*, folder: IndexFolder, roots: Roots = None, images: "ImageSelection", d
     from aurank.commands import ImageIndex, add_images
 
     with drawn() as running:
-        change = add_images(folder, images, roots=roots or [], running=running)
+        change = add_images(folder, images, model=model, roots=roots or [], running=running)
     console.say(change, ImageIndex.open(folder, device="cpu").description)
 
 
@@ -124,6 +133,7 @@ def search(
     exact: bool = option("Search exactly although the index is approximate.", "--exact", default=False),
     as_json: AsJson = False,
     html: Path | None = option("A page (.html) to write, with pictures.", suffix=".html"),
+    model: MovedModel = None,
     roots: Roots = None,
     batch: int = option("Photos embedded at once.", default=64, min=1),
     device: str | None = option("Such as cuda:1 or cpu; default: cuda where there is one."),
@@ -143,7 +153,7 @@ def search(
 
     chosen = str(RunOptions(device=device).torch_device)
     wanted = _with_stdin(photos)
-    opened = ImageIndex.open(folder, roots=roots or [], device=chosen, allow_code=allow_code)
+    opened = ImageIndex.open(folder, model=model, roots=roots or [], device=chosen, allow_code=allow_code)
     with draw_stages("loading the model") as draw:
         found = search_photos(
             opened,
@@ -177,6 +187,7 @@ def serve(
     folder: IndexFolder,
     host: str = option("An address of this machine; 0.0.0.0 is all of them.", default="127.0.0.1"),
     port: int = option("Of the page's address; 0 takes a free one.", default=8000),
+    model: MovedModel = None,
     roots: Roots = None,
     device: str | None = option("Where the model runs, such as cuda; default: cpu."),
     allow_code: AllowIndexCode = False,
@@ -195,7 +206,16 @@ def serve(
         if not served.is_local:
             stderr_console.say("Whoever reaches this machine can search and see the images: there is no password.")
 
-    serve(folder, roots=roots or [], host=host, port=port, device=device, allow_code=allow_code, started=started)
+    serve(
+        folder,
+        model=model,
+        roots=roots or [],
+        host=host,
+        port=port,
+        device=device,
+        allow_code=allow_code,
+        started=started,
+    )
 
 
 def _with_stdin(given: Sequence[str]) -> list[str]:

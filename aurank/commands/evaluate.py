@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from aurank.arrays import select_rows
 from aurank.commands.galleries.postprocess import fitted_on_training, read_steps
 from aurank.commands.report import Measurement
 from aurank.commands.run_options import RunOptions, prepare_model
 from aurank.data.checks.findings import DoctorReport
 from aurank.data.checks.negatives import TEXTS, Table, examine_negatives
 from aurank.data.saved_embeddings import EmbeddingSource
+from aurank.embedding.collection import CollectionIndex, is_collection, read_collection
 from aurank.embedding.embed import Embedded
 from aurank.embedding.evaluation_options import TRIAL, evaluate_together, noted, trial_of
 from aurank.embedding.named import ALL, ImageSelection
@@ -92,6 +94,9 @@ def evaluate_model(
             raise UserError(f"--trec-run {trec_run} writes qrels by labels, but positives are listed: leave it out")
         names = (embedded.paths if (embedded.paths != "").all() else embedded.ids).tolist()
         run_names(names)  # refused before the ranking
+    if is_collection(options.get("index") or ""):
+        rows = select_rows(embedded.embeddings, embedded.is_gallery)
+        options["index"] = CollectionIndex(options["index"], embedded.paths[embedded.is_gallery], rows)
     measure = embedded.evaluate if protocol is None else partial(protocol.evaluate, embedded)
     report = noted(evaluate_together(measure, running.group, **options), *measured.notes)
     if "postprocess" in options:
@@ -183,7 +188,7 @@ def mine_model(
     require_one_of(DISTANCES, distance=options.get("distance", "cosine"))
     what, prepared = split_name(model)[1], None
     if model.startswith("embeddings:"):
-        embedded, notes = saved_embeddings(model, Path(what), labels, images)
+        embedded, notes = saved_embeddings(model, what, labels, images)
     else:
         prepared = prepare_model(model, images, running, labels=labels)
         manifest = prepared.dataset.manifest
@@ -226,7 +231,7 @@ def _measure(
         if steps is not None:
             steps.require_fitted()
         _check_options(options, protocol)
-        embedded, notes = saved_embeddings(model, Path(what), labels, images)
+        embedded, notes = saved_embeddings(model, what, labels, images)
         return Measurement(model, embedded, notes=notes), options if steps is None else {
             **options,
             "postprocess": steps,
@@ -248,14 +253,14 @@ def _measure(
     return Measurement(model, embedded, measured, notes), options
 
 
-def saved_embeddings(model: str, path: Path, labels: Path | None, images: ImageSelection) -> tuple[Embedded, list[str]]:
+def saved_embeddings(model: str, path: str, labels: Path | None, images: ImageSelection) -> tuple[Embedded, list[str]]:
     """Return the embeddings of a file, with notes on them; raise UserError for options that choose images."""
     split_option = f"--split {images.split}"
     protocol = images.find_protocol()
     given = [option for option in images.given if option not in (_KEEP, split_option)]
     if given and protocol is None:
         raise UserError(f"{given[0]} has no use with --model {model}: saved embeddings bring their own labels")
-    embedded = Embedded.load(path, labels)
+    embedded = read_collection(path) if is_collection(path) else Embedded.load(Path(path), labels)
     several = embedded.splits is not None and len(set(embedded.splits.tolist())) > 1
     if images.split is not None and embedded.splits is None:
         raise UserError(f"{split_option} has no use with --model {model}: {path} holds no array 'splits'")
@@ -307,7 +312,7 @@ def require_free_run(run: Path, *, is_replaced: bool) -> None:
 def _check_options(options: dict[str, Any], protocol: Protocol | None, trial: Embedded = TRIAL) -> None:
     """Raise UserError for options that cannot be met, by evaluating four rows: hours before they would be needed."""
     byte_count(options.get("max_memory", "1GiB"))
-    if isinstance(index := options.get("index"), str):
+    if isinstance(index := options.get("index"), str) and not is_collection(index):
         check_index(index, options.get("distance", "cosine"), options["device"])
     # An index has to be trained on more rows than these, the memory needed grows with them, and no progress is made.
     # What is learnt, and widths, do not fit four rows of two numbers.

@@ -5,13 +5,15 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from jaxtyping import Int64
 from typing_extensions import TypedDict
 
 from aurank.arrays import Rows, load_arrays, save_rows
@@ -22,7 +24,7 @@ from aurank.embedding.named import ABOUT, KEPT, require_index
 from aurank.embedding.stored.trained_model import store_model
 from aurank.errors import UserError
 from aurank.evaluation.index.neighbours import Index
-from aurank.evaluation.postprocessing import GallerySearch, PostProcessing, processed_gallery
+from aurank.evaluation.postprocessing import GallerySearch, PostProcessing, by_products, processed_gallery
 from aurank.files import address_of, checked, content_sha256, file_sha256, read_record, reading, replacing, write_text
 from aurank.models.image_model import ImageModel
 
@@ -31,8 +33,9 @@ _EMBEDDINGS, _VECTORS, _IMAGES = "embeddings.npy", "vectors.npy", "images.parque
 _FAISS, _STEPS = "index.faiss", "postprocessing.safetensors"
 _VERIFIED = (_FAISS, _STEPS, KEPT)  # each holds its own checksum, which its reader compares
 _WHAT, _REMEDY = "an image index", "build the index again"
-_TRIED = 1000  # images that are looked for where they are said to have moved
+TRIED = 1000  # images that are looked for where they are said to have moved
 EXACT = "Flat"
+NONE: Int64[np.ndarray, " row"] = np.empty(0, np.int64)  # of the rows
 RECALL_AT = (1, 10)
 RECALL_QUERIES = 1000  # images of the index that are searched to measure its recall
 
@@ -90,6 +93,64 @@ class IndexedRows:
     def searched(self) -> Rows:
         """What queries are compared with."""
         return self.embeddings if self.vectors is None else self.vectors
+
+    def __len__(self) -> int:
+        return len(self.embeddings)
+
+    @property
+    def ids(self) -> Int64[np.ndarray, " row"]:
+        """The rows of all images."""
+        return np.arange(len(self))
+
+    def take(self, rows: Sequence[int] | Int64[np.ndarray, " row"]) -> Table:
+        """Return the table of some images."""
+        return {name: values[np.asarray(rows, np.int64)] for name, values in self.images.items()}
+
+    def where(self, column: str, values: Collection[Any], most: int | None = None) -> Int64[np.ndarray, " row"]:
+        """Return the rows of the images whose column holds one of some values, at most so many."""
+        return np.flatnonzero(np.isin(self.images[column], list(values)))[:most]
+
+    def lookup(self, source: int, paths: Sequence[str]) -> dict[str, tuple[int, str]]:
+        """Return the row of each path of a source that is there, and the SHA-256 of its file."""
+        own = self.where("source", [source])
+        known = zip(own.tolist(), self.images["sha256"][own].tolist(), strict=True)
+        held = dict(zip(self.images["path"][own].tolist(), known, strict=True))
+        return {path: held[path] for path in paths if path in held}
+
+    def nearest(
+        self, queries: np.ndarray, k: int, *, classes: Collection[str] | None = None, **how: Any
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the nearest rows of each query and their scores, as `GallerySearch.nearest` does."""
+        among = None if classes is None else self.where("class", classes)
+        return self.search.nearest(queries, k, among=among, **how)
+
+    @cached_property
+    def search(self) -> GallerySearch:
+        return GallerySearch(self.index, self.embeddings, self.searched, self.processing)
+
+    def change(
+        self,
+        folder: Path,
+        about: dict[str, Any],
+        gone: Int64[np.ndarray, " row"] = NONE,
+        new: Table | None = None,
+        embeddings: np.ndarray | None = None,
+    ) -> int:
+        """Write the index anew without some rows and with new ones behind; return how many images it then holds."""
+        kept, rows = np.ones(len(self), bool), self
+        kept[gone] = False
+        if len(gone) or new is not None:
+            added = self.embeddings[:0] if embeddings is None else embeddings
+            rows = change_rows(self, kept, new or self.take(NONE), np.asarray(added))
+        rows.write(folder, about)
+        return len(rows)
+
+    def write(self, folder: Path, about: dict[str, Any], model: ImageModel | None = None) -> dict[str, Any]:
+        """Write the index with what it finds, if it is not exact; return what index.json says."""
+        search, recall = GallerySearch(self.index, self.searched, self.searched), None
+        if self.index.factory != EXACT:
+            recall = measured_recall(search, self.searched, self.ids, seed=about["seed"])
+        return write_index_folder(folder, {**about, "recall": recall}, self, model)
 
 
 def write_index_folder(
@@ -198,8 +259,11 @@ def open_described(described: SourceRecord) -> ImageSource | None:
     return None
 
 
-def moved_sources(about: dict[str, Any], images: Table, roots: Sequence[Path]) -> list[SourceRecord]:
-    """Return the sources of an index whose images were moved to `roots`: a folder or zip archive for each, in order."""
+def moved_sources(about: dict[str, Any], held: dict[int, list[str]], roots: Sequence[Path]) -> list[SourceRecord]:
+    """Return the sources of an index whose images were moved to `roots`: a folder or zip archive for each, in order.
+
+    `held`: the paths of some images of each source.
+    """
     sources: list[SourceRecord] = list(about["sources"])
     files = [number for number, source in enumerate(sources) if source["kind"] != "memory"]
     if len(roots) != len(files):
@@ -212,8 +276,8 @@ def moved_sources(about: dict[str, Any], images: Table, roots: Sequence[Path]) -
         if kind != "reader" and place.is_dir():
             inside = place / prefix if (place / prefix).is_dir() else place
             sources[number] = {"kind": "folder", "place": str(inside), "prefix": ""}
-        source, paths = open_described(sources[number]), images["path"][images["source"] == number].tolist()
-        if source is None or (paths and not any(map(source.exists, paths[:_TRIED]))):
+        source, paths = open_described(sources[number]), held[number]
+        if source is None or (paths and not any(map(source.exists, paths))):
             raise UserError(f"--root {root} is no folder or zip archive with the images, such as {paths[:1]}")
     return sources
 
@@ -266,16 +330,18 @@ def change_rows(rows: IndexedRows, kept: np.ndarray, new: Table, embeddings: np.
     return IndexedRows(images, joined, rows.index, processing, vectors)
 
 
-def measured_recall(rows: IndexedRows, *, seed: int = 0) -> dict[str, float] | None:
-    """Return which part of the true nearest images an approximate index lists, at 1 and 10; None for an exact one."""
-    if rows.index.factory == EXACT or len(rows.embeddings) < 2:
+def measured_recall(
+    search: GallerySearch, vectors: Rows, ids: Int64[np.ndarray, " row"], *, seed: int = 0
+) -> dict[str, float] | None:
+    """Return which part of the true nearest of these vectors a search lists, at 1 and 10; None for a single one."""
+    if len(vectors) < 2:
         return None
-    count = min(RECALL_QUERIES, len(rows.embeddings))
-    own = np.sort(np.random.default_rng(seed).permutation(len(rows.embeddings))[:count])
-    search = GallerySearch(rows.index, rows.searched, rows.searched)
-    queries = np.asarray(rows.searched[own])
-    k = min(max(RECALL_AT), len(rows.embeddings) - 1)
-    listed, true = (search.nearest(queries, k, own=own, exact=exact)[0] for exact in (False, True))
+    count = min(RECALL_QUERIES, len(vectors))
+    own = np.sort(np.random.default_rng(seed).permutation(len(vectors))[:count])
+    queries = np.asarray(vectors[own])
+    k = min(max(RECALL_AT), len(vectors) - 1)
+    listed = search.nearest(queries, k, own=ids[own])[0]
+    true = ids[by_products(queries, vectors, k, own, np.arange(len(vectors)), distance=search.index.distance)]
     recall = {"queries": float(count)}
     for at in sorted({min(at, k) for at in RECALL_AT}):
         both = zip(listed[:, :at].tolist(), true[:, :at].tolist(), strict=True)

@@ -24,8 +24,11 @@ class Gallery:
 
     def __init__(self, index: ImageIndex, max_pixels: int) -> None:
         self.index, self.max_pixels = index, max_pixels
-        self.names = [public_name(path) for path in index.images["path"].tolist()]
-        self._classes = [_speakable(name) for name in index.images["class"].tolist()]
+        images, self._ids = index.images, index.rows.ids.tolist()  # of Milvus the names alone are in memory
+        self._place = {row: place for place, row in enumerate(self._ids)}
+        self.names = [public_name(path) for path in images["path"].tolist()]
+        self._raw = images["class"]
+        self._classes = [_speakable(name) for name in self._raw.tolist()]
         rows: dict[str, list[int]] = {}
         for row, name in enumerate(self._classes):
             if name:
@@ -66,7 +69,7 @@ class Gallery:
     def _picture(self, row: int) -> tuple[str, bytes]:
         """Return the media type and the bytes of a small picture of an image."""
         try:
-            return thumbnail(self.index.read_image(row, on_white=True), SIDE)
+            return thumbnail(self.index.read_image(self._ids[row], on_white=True), SIDE)
         except UserError:  # its text names the folder
             raise HTTPException(404, f"image {row} ({self.names[row]}) is gone or cannot be decoded") from None
 
@@ -85,13 +88,13 @@ class Gallery:
         if name is not None:
             rows = self._of_class(name)
             # Names that are shown alike are one class here.
-            classes, total = np.unique(self.index.images["class"][rows]).tolist(), len(rows)
+            classes, total = np.unique(self._raw[rows]).tolist(), len(rows)
         row = query if isinstance(query, int) else None
         if row is not None:
             total -= name in (None, self._classes[row])
         depth = max(1, min(DEEPEST, total, window.offset + window.limit))  # an index is never asked for none
         if isinstance(query, int):
-            hits = self.index.search_rows([query], depth, classes=classes)[0]
+            hits = self.index.search_rows([self._ids[query]], depth, classes=classes)[0]
         else:
             hits = self.index.search(query, depth, classes=classes)[0]
         return {
@@ -101,9 +104,9 @@ class Gallery:
             # An approximate index may find fewer than there are.
             "total": len(hits) if len(hits) < depth else min(DEEPEST, total),
             "neighbours": [
-                {**self._shown(hit.row), "rank": rank, "score": hit.score}
+                {**self._shown(self._place[hit.row]), "rank": rank, "score": hit.score}
                 for rank, hit in enumerate(hits, start=1)
-                if rank > window.offset
+                if rank > window.offset and hit.row in self._place  # an image may be new in Milvus
             ],
         }
 

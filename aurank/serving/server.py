@@ -39,8 +39,9 @@ class Served:
 
 
 def serve(
-    folder: Path,
+    folder: Path | str,
     *,
+    model: str | None = None,
     roots: Sequence[Path] = (),
     host: str = "127.0.0.1",
     port: int = 8000,
@@ -53,7 +54,7 @@ def serve(
 
     Args:
         folder: an index, as `build_index` makes it.
-        roots: as for `ImageIndex.open`.
+        model, roots: as for `ImageIndex.open`.
         host: an address or name of this machine; 0.0.0.0 is every address it has.
         port: 0 takes a free one.
         device: where the model runs and faiss searches; default: the CPU.
@@ -77,7 +78,7 @@ def serve(
         from aurank.serving.app import make_app
         from aurank.serving.uploads import Limits
 
-        index = ImageIndex.open(folder, roots=roots, device=device or "cpu", allow_code=allow_code)
+        index = ImageIndex.open(folder, model=model, roots=roots, device=device or "cpu", allow_code=allow_code)
         index.load_model()
         # Of a GPU one thread at a time asks faiss.
         limits = limits or Limits(threads=2 if device in (None, "cpu") else 1)

@@ -43,10 +43,9 @@ def test_an_archive_is_found_elsewhere_or_unpacked(tmp_path: Path) -> None:
     write_photos(tmp_path / "all/train", classes=2, images=2)
     file = Path(shutil.make_archive(str(tmp_path / "all"), "zip", tmp_path / "all"))
     about = {"sources": [describe_source(ZipSource(file, prefix="train"))]}
-    images = {"path": np.array(["c0/0.png"]), "source": np.array([0])}
     file.rename(tmp_path / "other.zip")
     for root in ("other.zip", "all", "all/train"):
-        (described,) = moved_sources(about, images, [tmp_path / root])
+        (described,) = moved_sources(about, {0: ["c0/0.png"]}, [tmp_path / root])
         source = open_described(described)
         assert source is not None
         assert source.exists("c0/0.png")

@@ -75,7 +75,7 @@ def write_coloured(folder: Path, *, each: int = 10) -> Path:
     return folder
 
 
-def small_index(folder: Path, out: Path, **options: object) -> ImageIndex:
+def small_index(folder: Path, out: Path | str, **options: object) -> ImageIndex:
     """Return an index of the photos of a folder by an untrained network."""
     return build_index(MODEL, ImageSelection(f"folder:{folder}"), out=out, **options)  # type: ignore[arg-type]
 

@@ -55,7 +55,7 @@ def commands() -> list[tuple[str, list[str]]]:
     for block in blocks("sh"):
         joined = re.sub(r"\\\n", lambda match: " ", block.code)
         for number, line in enumerate(joined.splitlines()):
-            if words := shlex.split(line, comments=True):
+            if words := shlex.split(re.sub(r"(^|\s)#.*", "", line)):
                 found.append((f"{block.page}:{block.line + number}", words))
     return found
 
@@ -85,6 +85,7 @@ def write_world(folder: Path) -> aurank.TrainResult:
     for name in ("drawing.png", "photo.jpg"):
         Image.fromarray(pixels(0, 20, 20)).save(folder / name)
     small_index(folder / "photos", folder / "index")
+    small_index(folder / "photos", f"milvus:{folder}/gallery.db#photos").close()
     write_table(folder)
     write_first_configuration(folder / "photos", folder / "mine.yaml")
     weights = timm.create_model("test_efficientnet", pretrained=False).state_dict()

@@ -55,7 +55,13 @@ assert not run("doctor", "--data", "folder:photos")
 assert not run("train", "digits/soprc", "train.steps=2", "optim.warmup_steps=0", "--out", "run")
 assert run("index", "build", "--model", "timm:test_vit,pretrained=false", "--data", "folder:photos", "--out", "i") == 2
 """,
-    "cli,gpu,serve": COMMANDS
+    "milvus": COMMANDS
+    + """
+to = "milvus:gallery.db#photos"
+assert not run("index", "build", "--model", "timm:test_vit,pretrained=false", "--data", "folder:photos", "--to", to)
+assert not run("search", to, "photos/red/8.png")
+""",
+    "cli,index,serve": COMMANDS
     + """
 assert not run("index", "build", "--model", "timm:test_vit,pretrained=false", "--data", "folder:photos", "--out", "i")
 assert not run("search", "i", "photos/red/8.png")
@@ -63,7 +69,7 @@ from aurank.commands import ImageIndex
 from aurank.serving.app import make_app
 make_app(ImageIndex.open("i"))
 """,
-    "gpu": IN_CORE
+    "index": IN_CORE
     + """
 from aurank.evaluation import Index
 rows = np.random.default_rng(0).normal(size=(40, 4)).astype("float32")
@@ -78,4 +84,4 @@ assert not run("evaluate", "--model", "onnx:onnx/model.onnx", "--data", "digits"
 }
 
 if __name__ == "__main__":
-    exec(USES[sys.argv[1].replace("index", "gpu")], {"__name__": "__main__"})  # the other faiss
+    exec(USES[sys.argv[1].replace("gpu", "index")], {"__name__": "__main__"})  # the other faiss

@@ -15,24 +15,22 @@ from aurank.commands.galleries.postprocess import fitted_on_training, read_steps
 from aurank.commands.galleries.search import ImageIndex
 from aurank.commands.run_options import PreparedModel, RunOptions, prepare_model, refuse_preprocessing
 from aurank.data import ImageSource
+from aurank.embedding.collection import CollectionRows, is_collection
 from aurank.embedding.embed import Embedded
 from aurank.embedding.image_text_pairs import each_image_once
 from aurank.embedding.index_folder import (
     EXACT,
-    IndexedRows,
     Table,
-    change_rows,
     describe_source,
     index_rows,
-    measured_recall,
     read_about,
-    write_index_folder,
 )
 from aurank.embedding.named import ALL, ImageSelection, require_index_folder
 from aurank.embedding.select_images import select
 from aurank.errors import UserError
+from aurank.evaluation.engine.problem import require_one_of
+from aurank.evaluation.engine.scores import DISTANCES
 from aurank.files import claimed
-from aurank.models.image_model import ImageModel
 from aurank.names import accepting, meant, nearest
 
 MOST_COMPARED = 20_000  # paths among which one that was misspelt is looked for
@@ -43,7 +41,7 @@ def build_index(
     model: str,
     images: ImageSelection | None = None,
     *,
-    out: Path,
+    out: Path | str,
     factory: str = EXACT,
     distance: str = "cosine",
     postprocess: str | None = None,
@@ -58,8 +56,10 @@ def build_index(
 
     Args:
         images: by default all images of the data that the model was trained on, of all splits.
-        out: the folder, which must not hold anything else.
-        factory: a faiss index such as "Flat" (exact) or "HNSW32"; the recall of an approximate one is measured.
+        out: the folder, which must not hold anything else, or `milvus:FILE_OR_URL#COLLECTION`; a collection whose
+            filling was cut short is filled on.
+        factory: a faiss index such as "Flat" (exact) or "HNSW32"; the recall of an approximate one is measured. In
+            Milvus such as "HNSW,M=16; ef=64".
         distance: "cosine", "dot" or "euclidean".
         model, running, postprocess, fit_on: as for `evaluate_model`; the steps are applied to each photo.
         overwrite: replace an index that is there.
@@ -82,26 +82,38 @@ def build_index(
     if images.protocol is None:
         images = replace(images, split=images.split or ALL)
     steps = read_steps(postprocess, fit_on, distance)
-    check_index(factory, distance, "cpu")
-    is_first = running.group.rank == 0
-    with claimed(out) if is_first else nullcontext():
-        require_index_folder(out, overwrite=overwrite)
+    is_first, folder = running.group.rank == 0, None if is_collection(out) else Path(out)
+    if folder is not None:
+        check_index(factory, distance, "cpu")
+    require_one_of(DISTANCES, distance=distance)
+    if folder is None and steps is not None:
+        raise UserError(f"--postprocess {postprocess} is kept with an index in a folder: leave it out, or use --out")
+    with claimed(folder) if is_first and folder is not None else nullcontext():
+        if folder is not None:
+            require_index_folder(folder, overwrite=overwrite)
         prepared = prepare_model(model, images, running)
         if steps is not None:
             steps = fitted_on_training(steps, prepared)
         source, digests = prepared.dataset.manifest.source, {}
         if is_first:  # before any is embedded: of a file that is replaced meanwhile, that of the old one
             digests = {path: _digest(source, path) for path in prepared.dataset.manifest.paths}
+        about: dict[str, Any] = {"distance": distance, "sources": [describe_source(source)], "seed": seed}
+        if folder is None and is_first:  # another model is refused before it embeds
+            blank = np.zeros((1, 32, 32, prepared.model.channels), np.uint8)
+            about |= {"dim": prepared.model.encode(blank).shape[1], "factory": factory}
+            filling = CollectionRows.make(str(out), prepared.model, about, overwrite=overwrite)
         embedded, notes = prepared.embed()
         running.tell(*prepared.remarks, *notes[1:])
         if not is_first:
             return None
         table = _table(embedded, digests, number=0)
-        rows = index_rows(table, embedded.embeddings, steps, factory, distance=distance, seed=seed)
-        about = _write(
-            out, {"distance": distance, "sources": [describe_source(source)], "seed": seed}, rows, prepared.model
-        )
-    return ImageIndex(out, about, rows, device=running.torch_device, allow_code=running.allow_code)
+        if folder is None:
+            filling.fill(table, embedded.embeddings, progress=running.stage("filling"))
+        else:
+            rows = index_rows(table, embedded.embeddings, steps, factory, distance=distance, seed=seed)
+            about = rows.write(folder, about, prepared.model)
+            return ImageIndex(folder, about, rows, device=running.torch_device, allow_code=running.allow_code)
+    return ImageIndex.open(out, device=str(running.torch_device), allow_code=running.allow_code)
 
 
 @dataclass(frozen=True)
@@ -132,7 +144,12 @@ class IndexChange:
 
 
 def add_images(
-    folder: Path, images: ImageSelection, *, roots: Sequence[Path] = (), running: RunOptions | None = None
+    folder: Path | str,
+    images: ImageSelection,
+    *,
+    model: str | None = None,
+    roots: Sequence[Path] = (),
+    running: RunOptions | None = None,
 ) -> IndexChange:
     """Embed images and add them to an index; what is there is not embedded again, and what was learnt stays.
 
@@ -141,6 +158,7 @@ def add_images(
 
     Args:
         images: with `data`; without a split, those of all splits.
+        model: as for `ImageIndex.open`.
         roots: as for `ImageIndex.open`; the index keeps them.
 
     Raises:
@@ -165,7 +183,7 @@ def add_images(
     if images.data is None:
         raise UserError("say which images to add: --data READER:PATH, such as folder:photos")
     with _changing(folder):
-        index = ImageIndex.open(folder, roots=roots, device="cpu", allow_code=running.allow_code)
+        index = ImageIndex.open(folder, model=model, roots=roots, device="cpu", allow_code=running.allow_code)
         selected = select(images, None)
         refuse_preprocessing(images, index.load_model().name)
         source, manifest = selected.images.source, each_image_once(selected.images)
@@ -174,38 +192,36 @@ def add_images(
             sources.append(described_source)
         number = sources.index(described_source)
         digests = {path: _digest(source, path) for path in manifest.paths}
-        own = np.flatnonzero(index.images["source"] == number)
-        before = dict(zip(index.images["path"][own].tolist(), own.tolist(), strict=True))
-        known = {path: str(index.images["sha256"][row]) for path, row in before.items()}
+        before = index.rows.lookup(number, manifest.paths)
+        known = {path: sha256 for path, (_, sha256) in before.items()}
         # Of a file that cannot be read nothing is known, as where prepared images were embedded.
         wanted = np.array([not digests[path] or known.get(path) != digests[path] for path in manifest.paths])
         present = [path for path, is_wanted in zip(manifest.paths, wanted, strict=True) if not is_wanted]
         if not wanted.any():
             if roots:
-                _write(folder, index.about, index.rows)
+                index.rows.change(Path(index.folder), index.about)
             return IndexChange(len(index), present=present)
         if any(digests[path] and known[path] != digests[path] for path in manifest.paths if known.get(path)):
             # By length and time, as the cache tells files apart, one that has changed may be what it was.
             running = replace(running, cache=None)
-        model, data = index.load_model(), selected.data
-        dataset_of = partial(model.dataset, on_error=data.on_error, max_pixels=data.max_pixels)
-        prepared = PreparedModel(model, dataset_of(manifest.select(wanted)), data, dataset_of, running)
+        embedder, data = index.load_model(), selected.data
+        dataset_of = partial(embedder.dataset, on_error=data.on_error, max_pixels=data.max_pixels)
+        prepared = PreparedModel(embedder, dataset_of(manifest.select(wanted)), data, dataset_of, running)
         embedded, notes = prepared.embed()
         running.tell(*notes[1:])
         new = _table(embedded, digests, number=number)
         paths = embedded.paths.tolist()
         replaced = [path for path in paths if path in before]
-        kept = np.ones(len(index), bool)
-        kept[[before[path] for path in replaced]] = False
-        rows = change_rows(index.rows, kept, new, np.asarray(embedded.embeddings))
-        _write(folder, {**index.about, "sources": sources}, rows)
+        gone = np.array([before[path][0] for path in replaced], np.int64)
+        about, rows = {**index.about, "sources": sources}, np.asarray(embedded.embeddings)
+        count = index.rows.change(Path(index.folder), about, gone, new, rows)
     unreadable = sorted(set(prepared.dataset.manifest.paths) - set(paths))
     added = [path for path in paths if path not in before]
-    return IndexChange(len(rows.embeddings), added, replaced, present, unreadable)
+    return IndexChange(count, added, replaced, present, unreadable)
 
 
 def remove_images(
-    folder: Path,
+    folder: Path | str,
     paths: Collection[str] = (),
     *,
     classes: Collection[str] = (),
@@ -227,37 +243,38 @@ def remove_images(
     """
     with _changing(folder):
         index = ImageIndex.open(folder, roots=roots, device="cpu")
-        known = set(index.images["path"].tolist())
+        named = index.rows.where("path", paths) if paths else np.empty(0, np.int64)
+        known = set(index.rows.take(named)["path"].tolist())
         if unknown := [path for path in paths if path not in known]:
             more = f", nor are {len(unknown) - 1} more" if len(unknown) > 1 else ""
-            hint = meant(nearest(unknown[0], known, most=3)) if len(known) <= MOST_COMPARED else ""
-            raise UserError(f"image {unknown[0]!r} is not in the index {folder}{more}{hint}")
-        gone = np.isin(index.images["path"], list(paths))
+            known = set(index.images["path"].tolist()) if len(index) <= MOST_COMPARED else set()
+            raise UserError(
+                f"image {unknown[0]!r} is not in the index {folder}{more}{meant(nearest(unknown[0], known, most=3))}"
+            )
         if classes:
-            gone[index.rows_of(classes)] = True
+            index.require_classes(classes)
+            named = np.union1d(named, index.rows.where("class", classes))
         if missing:
-            gone |= ~np.array([index.exists(row) for row in range(len(index))])
-        if gone.all():
+            lost = [row for row in index.rows.ids.tolist() if not index.exists(row)]
+            named = np.union1d(named, np.array(lost, np.int64))
+        if len(named) == len(index):
             raise UserError(f"no image would be left in the index {folder}: remove the folder instead")
-        removed, rows = index.images["path"][gone].tolist(), index.rows
-        if removed:
-            empty = {name: values[:0] for name, values in index.images.items()}
-            rows = change_rows(rows, ~gone, empty, rows.embeddings[:0])
+        removed = index.rows.take(named)["path"].tolist()
+        count = len(index)
         if removed or roots:
-            _write(folder, index.about, rows)
-    return IndexChange(len(rows.embeddings), removed=removed)
+            count = index.rows.change(Path(index.folder), index.about, named)
+    return IndexChange(count, removed=removed)
 
 
 @contextmanager
-def _changing(folder: Path) -> Iterator[None]:
+def _changing(folder: Path | str) -> Iterator[None]:
     """A context in which no other command changes the index; UserError where one does, or where there is none."""
-    read_about(folder)  # a folder that is none is not created
-    with claimed(folder, name="the index"):
+    if is_collection(folder):  # milvus-lite lets one process in, and a cluster orders what many write
         yield
-
-
-def _write(folder: Path, about: dict[str, Any], rows: IndexedRows, model: ImageModel | None = None) -> dict[str, Any]:
-    return write_index_folder(folder, {**about, "recall": measured_recall(rows, seed=about["seed"])}, rows, model)
+        return
+    read_about(Path(folder))  # a folder that is none is not created
+    with claimed(Path(folder), name="the index"):
+        yield
 
 
 def _digest(source: ImageSource, path: str) -> str:

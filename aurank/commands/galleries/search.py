@@ -17,7 +17,9 @@ from aurank.arrays import Arrays
 from aurank.data.decode import MAX_PIXELS, decode, quiet_decoding
 from aurank.data.photos import JoinedSource, Photo, PhotoFile, find_photos, read_photo
 from aurank.data.sources import ImageSource
+from aurank.embedding.collection import CollectionRows, is_collection
 from aurank.embedding.index_folder import (
+    TRIED,
     IndexedRows,
     Table,
     moved_sources,
@@ -26,10 +28,9 @@ from aurank.embedding.index_folder import (
     read_rows,
     verify_part,
 )
-from aurank.embedding.stored.trained_model import load_stored
+from aurank.embedding.stored.trained_model import load, load_stored
 from aurank.errors import UserError
 from aurank.evaluation.engine.problem import ProgressCallback, as_array
-from aurank.evaluation.postprocessing import GallerySearch
 from aurank.models.image_model import ImageModel
 from aurank.names import meant, nearest
 from aurank.reporting.page import render
@@ -91,40 +92,56 @@ class ImageIndex:
 
     def __init__(
         self,
-        folder: Path,
+        folder: Path | str,
         about: dict[str, Any],
-        rows: IndexedRows,
+        rows: IndexedRows | CollectionRows,
         *,
         device: torch.device | None = None,
         allow_code: bool = False,
     ) -> None:
         self.folder, self.about, self.rows = folder, about, rows
         self.device, self.allow_code = device, allow_code
-        self._search = GallerySearch(rows.index, rows.embeddings, rows.searched, rows.processing)
         self._loading = Lock()
         self._model: ImageModel | None = None
 
     @classmethod
     def open(
-        cls, folder: Path | str, *, roots: Sequence[Path] = (), device: str | None = None, allow_code: bool = False
+        cls,
+        folder: Path | str,
+        *,
+        model: str | None = None,
+        roots: Sequence[Path] = (),
+        device: str | None = None,
+        allow_code: bool = False,
     ) -> "ImageIndex":
         """Return the index in a folder; UserError unless every file of it is as it was written.
 
         Args:
+            folder: or `milvus:FILE_OR_URL#COLLECTION`.
+            model: of a collection, whose model is not where it was; it must be the same.
             roots: where the images are now, if they were moved: a folder or zip archive for each that was indexed.
             device: where the model runs; default: the CPU. faiss searches on the CPU.
             allow_code: whether a model that needs it may run code.
         """
-        folder = Path(folder)
-        about = read_about(folder)
-        try:
-            rows = read_rows(folder, about)
-        except UserError:
-            if (again := read_about(folder)) == about:
-                raise
-            about, rows = again, read_rows(folder, again)  # it was changed while it was read
+        rows: IndexedRows | CollectionRows
+        if is_collection(folder):
+            rows = CollectionRows.open(str(folder))
+            about = {**rows.about, "count": len(rows), "postprocessing": None}
+        else:
+            folder = Path(folder)
+            about = read_about(folder)
+            try:
+                rows = read_rows(folder, about)
+            except UserError:
+                if (again := read_about(folder)) == about:
+                    raise
+                about, rows = again, read_rows(folder, again)  # it was changed while it was read
         if roots:
-            about = {**about, "sources": moved_sources(about, rows.images, roots)}
+            some = {number: rows.where("source", [number], TRIED) for number in range(len(about["sources"]))}
+            paths = {number: rows.take(held)["path"].tolist() for number, held in some.items()}
+            about = {**about, "sources": moved_sources(about, paths, roots)}
+        if model is not None:
+            about = {**about, "model": {**about["model"], "name": model}}
         chosen = None if device is None else torch.device(device)
         return cls(folder, about, rows, device=chosen, allow_code=allow_code)
 
@@ -145,24 +162,36 @@ class ImageIndex:
         """Return the model, loaded when first asked for; UserError unless it is the one that embedded the images."""
         with self._loading:  # of several threads one loads it
             if self._model is None:
-                name, part = self.about["model"]["name"], self.about["model"]["folder"]
-                verify_part(self.folder, self.about, part)
-                how: dict[str, Any] = {"allow_code": self.allow_code, "remedy": "build the index again"}
-                self._model = load_stored(self.folder / part, name, **how)
+                name = self.about["model"]["name"]
+                if isinstance(self.rows, CollectionRows):
+                    self._model = load(name, allow_code=self.allow_code)
+                    self.rows.require_model(self._model)
+                else:
+                    part, folder = self.about["model"]["folder"], Path(self.folder)
+                    verify_part(folder, self.about, part)
+                    how: dict[str, Any] = {"allow_code": self.allow_code, "remedy": "build the index again"}
+                    self._model = load_stored(folder / part, name, **how)
                 if self.device is not None:
                     self._model.module.to(self.device)
             return self._model
 
     def read_image(self, row: int, *, max_pixels: int = MAX_PIXELS, on_white: bool = False) -> np.ndarray:
         """Return the pixels of an image, uint8 [height, width, channel]; UserError where it is gone or unreadable."""
-        if not 0 <= row < len(self):
-            raise UserError(f"the index holds images 0 to {len(self) - 1}; there is no image {row}")
-        path = str(self.images["path"][row])
-        if (source := self.source_of(row)) is None:
-            place = self.about["sources"][int(self.images["source"][row])]["place"]
+        path, number = self._place(row)
+        if (source := self.sources[number]) is None:
+            place = self.about["sources"][number]["place"]
             raise UserError(f"image {path!r} is gone: {place} is not there any more; say where it is with --root")
         with quiet_decoding():
             return decode(source, path, None, max_pixels=max_pixels, on_white=on_white)
+
+    def _place(self, row: int) -> tuple[str, int]:
+        self._require(row)
+        image = self.rows.take([row])
+        return str(image["path"][0]), int(image["source"][0])
+
+    def _require(self, *rows: int) -> None:
+        if isinstance(self.rows, IndexedRows) and (wrong := [row for row in rows if not 0 <= row < len(self)]):
+            raise UserError(f"the index holds images 0 to {len(self) - 1}; there is no image {wrong[0]}")
 
     @property
     def description(self) -> str:
@@ -181,14 +210,11 @@ class ImageIndex:
         """Where the bytes of images come from, None for what is there no more."""
         return [open_described(one) for one in self.about["sources"]]
 
-    def source_of(self, row: int) -> ImageSource | None:
-        """Return where the bytes of an image come from, None where that is there no more."""
-        return self.sources[int(self.images["source"][row])]
-
     def exists(self, row: int) -> bool:
         """Return whether the file of an image is still there."""
-        source = self.source_of(row)
-        return source is not None and source.exists(str(self.images["path"][row]))
+        path, number = self._place(row)
+        source = self.sources[number]
+        return source is not None and source.exists(path)
 
     def embed(self, photos: Sequence[Photo], *, max_pixels: int = MAX_PIXELS) -> Float32[np.ndarray, "photo dim"]:
         """Return the embeddings of photos under the model's own preprocessing; UserError for one that is none."""
@@ -214,8 +240,7 @@ class ImageIndex:
     def search_rows(self, rows: Sequence[int], k: int = 10, **options: Unpack[SearchOptions]) -> list[list[Hit]]:
         """Return the images nearest to images of the index, which do not find themselves; `options` as for `search`."""
         chosen = np.array(rows, dtype=np.int64).reshape(-1)
-        if len(wrong := chosen[(chosen < 0) | (chosen >= len(self))]):
-            raise UserError(f"the index holds images 0 to {len(self) - 1}; there is no image {wrong[0]}")
+        self._require(*chosen.tolist())
         return self._hits(np.asarray(self.rows.embeddings[chosen]), chosen, k, **options)
 
     def _hits(
@@ -228,24 +253,29 @@ class ImageIndex:
         least = -np.inf if threshold is None else threshold
         if not len(queries):
             return []
-        among = None if classes is None else self.rows_of(classes)
-        found = self._search.nearest(queries, k, own=own, among=among, exact=options.get("exact", False))
-        return [
-            [
-                Hit(row, str(self.images["path"][row]), str(self.images["class"][row]), score)
-                for row, score in zip(rows.tolist(), scores.tolist(), strict=True)
-                if row >= 0 and score >= least
-            ]
-            for rows, scores in zip(*found, strict=True)
+        self.require_classes(classes or ())
+        found = self.rows.nearest(queries, k, own=own, classes=classes, exact=options.get("exact", False))
+        lists = [
+            [(row, score) for row, score in zip(*one, strict=True) if row >= 0 and score >= least]
+            for one in zip(found[0].tolist(), found[1].tolist(), strict=True)
         ]
+        shown = sorted({row for one in lists for row, _ in one})
+        table = self.rows.take(shown)
+        places = zip(shown, table["path"].tolist(), table["class"].tolist(), strict=True)
+        images = {row: (row, path, name) for row, path, name in places}
+        return [[Hit(*images[row], score) for row, score in one] for one in lists]
 
-    def rows_of(self, classes: Collection[str]) -> Int64[np.ndarray, " row"]:
-        """Return the rows of some classes; UserError for one that the index has not."""
-        for name in classes:
-            if name not in self.classes:
+    def require_classes(self, names: Collection[str]) -> None:
+        """Raise UserError for a class that the index has not."""
+        for name in names:
+            if not len(self.rows.where("class", [name], 1)):
                 known = f"it has {len(self.classes):,}" if self.classes else "its images have none"
                 raise UserError(f"the index has no class {name!r}, {known}{meant(nearest(name, self.classes, most=3))}")
-        return np.flatnonzero(np.isin(self.images["class"], list(classes)))
+
+    def close(self) -> None:
+        """Let go of a collection: of milvus-lite, for another process to open its file."""
+        if isinstance(self.rows, CollectionRows):
+            self.rows.close()
 
 
 def require_count(k: int) -> None:
@@ -352,8 +382,11 @@ def results_page(index: ImageIndex, found: Sequence[PhotoHits], options: Sequenc
     pictures = Pictures(JoinedSource([*(one.photo.source for one in found), *index.sources]))
     searched = []
     for place, one in enumerate(found):
-        rows = [(hit, len(found) + int(index.images["source"][hit.row])) for hit in one.hits]
-        hits = [(hit, pictures.of(f"{source}/{hit.path}")) for hit, source in rows]
+        sources = index.rows.take([hit.row for hit in one.hits])["source"].tolist()
+        hits = [
+            (hit, pictures.of(f"{len(found) + source}/{hit.path}"))
+            for hit, source in zip(one.hits, sources, strict=True)
+        ]
         searched.append((one, None if one.error else pictures.of(f"{place}/{one.photo.name}"), hits))
     notes = []
     if gone := len(pictures.missing):

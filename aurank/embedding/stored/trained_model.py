@@ -187,7 +187,7 @@ def with_backbone(checkpoint: dict[str, Any], name: str) -> dict[str, Any]:
     where = f"{name}, a head on embeddings by {features.model}"
     with reading(where, "one", remedy=_AS_ROWS):
         base = load_model(features.model)
-    _require_same(base, features.weights_sha256, features.preprocessing, where, "put its own back, or train anew")
+    require_same_model(base, features.weights_sha256, features.preprocessing, where, "put its own back, or train anew")
     joined = _joined(config, base)
     weights = _backbone_weights(joined, base, name)
 
@@ -303,11 +303,13 @@ def load_stored(folder: Path, name: str, *, allow_code: bool = False, remedy: st
             place = folder / what if kind in FILES else folder if kind == "transformers" else f"{LOCAL}{folder}"
             origin = ",".join([f"{kind}:{what if kind == 'python' else place}", *pairs])
     model = replace(model, name=name, origin=origin)
-    _require_same(model, record["weights_sha256"], record["preprocessing"], str(folder), remedy)
+    require_same_model(model, record["weights_sha256"], record["preprocessing"], str(folder), remedy)
     return model
 
 
-def _require_same(model: ImageModel, weights: str | None, preprocessing: str | None, where: str, remedy: str) -> None:
+def require_same_model(
+    model: ImageModel, weights: str | None, preprocessing: str | None, where: str, remedy: str
+) -> None:
     """Raise UserError unless a model that was loaded again has these weights and sees images like that."""
     for what, now, was in (
         ("has other weights", weights_sha256(model.module), weights),

@@ -154,6 +154,21 @@ class Neighbours:
     found: Int64[np.ndarray, " query"]
 
 
+class SearchIndex:
+    """What finds rows of a gallery by their ids: faiss's `Index`, or a collection of Milvus."""
+
+    distance: str
+
+    @property
+    def ids(self) -> Int64[np.ndarray, " row"]:
+        """The ids of all rows."""
+        raise NotImplementedError
+
+    def search(self, queries: Arrays, k: int, *, leave_out: Int64[np.ndarray, " query"] | None = None) -> Neighbours:
+        """Return the k nearest rows of each query; `leave_out` names a row that each must not find, or -1."""
+        raise NotImplementedError
+
+
 class Placement(TypedDict, total=False):
     """The last arguments of `Index`."""
 
@@ -162,7 +177,7 @@ class Placement(TypedDict, total=False):
     temporary_memory: int | str
 
 
-class Index:
+class Index(SearchIndex):
     """A faiss index over rows 0, 1, … in the order in which they are added.
 
     Args:
@@ -233,6 +248,10 @@ class Index:
 
     def __len__(self) -> int:
         return int(self.host.ntotal)
+
+    @property
+    def ids(self) -> Int64[np.ndarray, " row"]:
+        return np.arange(len(self))
 
     @property
     def is_trained(self) -> bool:
@@ -324,11 +343,7 @@ class Index:
             if self.distance == "euclidean":
                 similarity = -similarity
             if leave_out is not None:
-                # What follows the unwanted row moves up, and padding fills the end.
-                row, similarity = (np.pad(part, ((0, 0), (0, 1)), constant_values=-1) for part in (row, similarity))
-                drop = (row == leave_out[rows, None]) & (leave_out[rows, None] >= 0)
-                drop[~drop.any(axis=1), -1] = True
-                row, similarity = (part[~drop].reshape(len(part), -1) for part in (row, similarity))
+                row, similarity = drop_own(row, similarity, leave_out[rows])
             row, similarity = row[:, :width], similarity[:, :width]
             missing = row < 0  # faiss pads with -1, which would silently name the last row
             row = np.where(missing, len(self), row).astype(np.int64)
@@ -387,6 +402,15 @@ class Index:
         options = faiss.GpuMultipleClonerOptions()
         options.shard, options.useFloat16 = True, self.float16
         return faiss.index_cpu_to_gpu_multiple_py(self._resources, index, options, self.gpus)
+
+
+def drop_own(row: np.ndarray, similarity: np.ndarray, own: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return lists of neighbours without the row that each query must not find, -1 for none."""
+    # What follows the unwanted row moves up, and padding fills the end.
+    row, similarity = (np.pad(part, ((0, 0), (0, 1)), constant_values=-1) for part in (row, similarity))
+    drop = (row == own[:, None]) & (own[:, None] >= 0)
+    drop[~drop.any(axis=1), -1] = True
+    return row[~drop].reshape(len(row), -1), similarity[~drop].reshape(len(row), -1)
 
 
 @accepting()

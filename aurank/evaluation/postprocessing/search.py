@@ -2,15 +2,15 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from aurank.arrays import Rows
 from aurank.errors import UserError
 from aurank.evaluation.engine.nearest import NearestRows
 from aurank.evaluation.engine.problem import as_matrix
-from aurank.evaluation.index.neighbours import Index, check_rows
+from aurank.evaluation.index.neighbours import SearchIndex, check_rows
 from aurank.evaluation.postprocessing.neighbour_steps import DatabaseAugmentation, Rescore, SideStep
 from aurank.evaluation.postprocessing.postprocessing import PostProcessing
 from aurank.evaluation.postprocessing.steps import Sides
@@ -53,7 +53,7 @@ class GallerySearch:
 
     Args:
         index: over `vectors`.
-        embeddings: of the gallery, as the model gives them.
+        embeddings: of the gallery, as the model gives them, by the ids of the index: an array, or what fetches them.
         vectors: what `processed_gallery` made of them; without post-processing the embeddings.
         processing: what queries are put behind.
 
@@ -65,9 +65,9 @@ class GallerySearch:
         ([[2, 1]], [[1.0, 0.8]])
     """
 
-    index: Index
-    embeddings: Rows
-    vectors: Rows
+    index: SearchIndex
+    embeddings: Any
+    vectors: Any
     processing: PostProcessing | None = None
 
     def nearest(
@@ -96,16 +96,18 @@ class GallerySearch:
         check_rows(queries, side="query", distance=self.index.distance)
         processing = self.processing or PostProcessing((), self.index.distance)
         own = np.full(len(queries), -1) if own is None else own
-        rows, everything, last = processing.rows(queries), np.arange(len(self.vectors)), processing.list_step
+        rows, last = processing.rows(queries), processing.list_step
+        everything = self.index.ids if exact or processing.steps else np.empty(0, np.int64)
         for step in processing.steps:
             if isinstance(step, SideStep) and not isinstance(step, DatabaseAugmentation):  # done once for all queries
                 rows = step.sides(Sides(rows, np.asarray(self.vectors), own, everything), device="cpu").queries
         depth = k if last is None else max(k, last.depth)
         if among is None and not exact:
             near = self.index.search(rows, depth + SPARE, leave_out=own)
-            row = np.where(near.row < len(self.index), near.row, -1)
+            row = np.where(np.arange(near.row.shape[1]) < near.found[:, None], near.row, -1)
         else:
-            row = self._by_products(rows, depth + SPARE, own, everything if among is None else among)
+            among = everything if among is None else among
+            row = by_products(rows, self.vectors, depth + SPARE, own, among, distance=self.index.distance)
         score = self._scores(rows, row)
         order = np.lexsort((row, -score), axis=1)[:, :depth]  # NaN comes last
         row, score = np.take_along_axis(row, order, 1), np.take_along_axis(score, order, 1)
@@ -118,44 +120,53 @@ class GallerySearch:
             row, score = lists.row, lists.score
         return row[:, :k], score[:, :k]
 
-    def _by_products(
-        self, queries: np.ndarray, depth: int, own: Int64[np.ndarray, " query"], among: Int64[np.ndarray, " row"]
-    ) -> Places:
-        depth, left = min(depth, len(among)), self._scaled(queries)
-        best, row = np.full((len(queries), 0), 0.0), np.full((len(queries), 0), -1)
-        step = max(1, TILE // (len(queries) + queries.shape[1]))
-        for start in range(0, len(among), step):
-            some = among[start : start + step]
-            right = self._scaled(self.vectors[some])
-            score = left @ right.T
-            if self.index.distance == "euclidean":
-                score = 2 * score - (right * right).sum(axis=1)  # the query's own length moves no row
-            score[own[:, None] == some] = -np.inf
-            best, row = np.hstack([best, score]), np.hstack([row, np.tile(some, (len(row), 1))])
-            top = np.argsort(-best, axis=1, kind="stable")[:, :depth]
-            best, row = np.take_along_axis(best, top, 1), np.take_along_axis(row, top, 1)
-        return np.where(np.isfinite(best), row, -1)
-
     def _scores(self, queries: np.ndarray, row: Places) -> Scores:
-        left = self._scaled(queries)
+        left = _scaled(queries, self.index.distance)
         score = np.full(row.shape, np.nan)
         for place, listed in enumerate(row):
             exists = listed >= 0
-            right = self._scaled(self.vectors[listed[exists]])
+            right = _scaled(self.vectors[listed[exists]], self.index.distance)
             if self.index.distance == "euclidean":
                 score[place, exists] = -((right - left[place]) ** 2).sum(axis=1)
             else:
                 score[place, exists] = (right * left[place]).sum(axis=1)
         return score
 
-    def _scaled(self, rows: np.ndarray) -> Float64[np.ndarray, "row dim"]:
-        values = np.asarray(rows, np.float64)
-        if self.index.distance != "cosine" or not len(values):
-            return values
-        values = values / np.abs(values).max(axis=1, keepdims=True)
-        return np.asarray(values / np.sqrt((values * values).sum(axis=1, keepdims=True)))
-
     @cached_property
     def _uncoded_gallery(self) -> np.ndarray:
         assert self.processing is not None
         return self.processing.rows(np.asarray(self.embeddings), side="gallery", uncoded=True)
+
+
+def by_products(
+    queries: np.ndarray, vectors: Any, depth: int, own: np.ndarray, among: np.ndarray, *, distance: str
+) -> Places:
+    """Return the nearest of some rows to each query, but its own, by all their products; -1 where there are fewer.
+
+    Example:
+        >>> rows = np.array([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]])
+        >>> by_products(rows[:1], rows, 1, np.array([0]), np.arange(3), distance="cosine").tolist()
+        [[1]]
+    """
+    depth, left = min(depth, len(among)), _scaled(queries, distance)
+    best, row = np.full((len(queries), 0), 0.0), np.full((len(queries), 0), -1)
+    step = max(1, TILE // (len(queries) + queries.shape[1]))
+    for start in range(0, len(among), step):
+        some = among[start : start + step]
+        right = _scaled(vectors[some], distance)
+        score = left @ right.T
+        if distance == "euclidean":
+            score = 2 * score - (right * right).sum(axis=1)  # the query's own length moves no row
+        score[own[:, None] == some] = -np.inf
+        best, row = np.hstack([best, score]), np.hstack([row, np.tile(some, (len(row), 1))])
+        top = np.argsort(-best, axis=1, kind="stable")[:, :depth]
+        best, row = np.take_along_axis(best, top, 1), np.take_along_axis(row, top, 1)
+    return np.where(np.isfinite(best), row, -1)
+
+
+def _scaled(rows: np.ndarray, distance: str) -> Float64[np.ndarray, "row dim"]:
+    values = np.asarray(rows, np.float64)
+    if distance != "cosine" or not len(values):
+        return values
+    values = values / np.abs(values).max(axis=1, keepdims=True)
+    return np.asarray(values / np.sqrt((values * values).sum(axis=1, keepdims=True)))

@@ -1,0 +1,444 @@
+"""A gallery in a collection of Milvus: in a file of this machine, by milvus-lite, or in a cluster."""
+
+import hashlib
+import json
+import logging
+import os
+import time
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from jaxtyping import Int64
+from typing_extensions import TypedDict
+
+from aurank.arrays import Arrays, Rows
+from aurank.embedding.embed import Embedded
+from aurank.embedding.index_folder import NONE, SourceRecord, Table, measured_recall
+from aurank.embedding.stored.trained_model import made_by, require_same_model
+from aurank.errors import UserError
+from aurank.evaluation.engine.problem import ProgressCallback, as_array
+from aurank.evaluation.index.approximate import NEIGHBOUR_QUERIES
+from aurank.evaluation.index.neighbours import (
+    LIST_BLOCK,
+    Index,
+    Neighbours,
+    SearchIndex,
+    blocks,
+    check_rows,
+    drop_own,
+    load_rows,
+)
+from aurank.evaluation.postprocessing import GallerySearch
+from aurank.extras import import_library
+from aurank.files import checked
+from aurank.models.image_model import ImageModel
+
+PREFIX = "milvus:"
+_FORMAT, _VERSION = "aurank.collection", 1
+_PROPERTY = "aurank"  # of a collection, that says what is in it
+_MOST = 16_384  # rows that Milvus returns at once
+_NUMBERS = 2**20  # in a message
+_TEXTS = {"path": 4096, "class": 4096, "sha256": 64}  # columns, and the bytes that they hold
+_EMBEDDED = ("FLAT", "AUTOINDEX", "HNSW", "HNSW_SQ", "IVF_FLAT", "IVF_SQ8")
+_METRICS = {"cosine": "COSINE", "dot": "IP", "euclidean": "L2"}
+_clients: dict[str, Any] = {}  # threads share them; milvus-lite lets one process into a file
+
+
+class EmbeddedBy(TypedDict):
+    """The model of a collection: where it was, and what tells it from another."""
+
+    name: str
+    weights_sha256: str
+    preprocessing: str
+
+
+class CollectionRecord(TypedDict):
+    """What a collection's property says of it."""
+
+    format: str
+    version: int
+    aurank: str
+    revision: int
+    complete: bool
+    model: EmbeddedBy
+    sources: list[SourceRecord]
+    distance: Literal["cosine", "dot", "euclidean"]
+    dim: int
+    factory: str
+    recall: dict[str, float] | None
+    seed: int
+
+
+def is_collection(place: Path | str) -> bool:
+    """Return whether a place is `milvus:FILE_OR_URL#COLLECTION`, not a folder."""
+    return str(place).startswith(PREFIX)
+
+
+def image_ids(images: Table) -> Int64[np.ndarray, " row"]:
+    """Return the primary keys of images, which their source and path alone decide."""
+    names = zip(images["source"].tolist(), images["path"].tolist(), strict=True)
+    digests = (hashlib.sha256(f"{source}/{path}".encode("utf-8", "surrogateescape")).digest() for source, path in names)
+    return np.array([int.from_bytes(digest[:8], "big") >> 1 for digest in digests], dtype=np.int64)
+
+
+class CollectionRows(SearchIndex):
+    """The images of a collection, which stay in Milvus; in memory is what was asked for.
+
+    Rows are named by their primary keys. The methods are those of `IndexedRows` and of its faiss index.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.uri, _, self.name = address.removeprefix(PREFIX).partition("#")
+        self.address = address
+        if "@" in self.uri:
+            raise UserError(f"milvus:…@…#{self.name}: give a password or token as MILVUS_TOKEN in the environment")
+        if not self.name or not ("://" in self.uri or self.uri.endswith(".db")):
+            raise UserError(f"{address}: expected milvus:FILE.db#COLLECTION or milvus:http://HOST:PORT#COLLECTION")
+        self.client = _connect(self.uri, address)
+        self.filter = ""  # of the images to search
+
+    @classmethod
+    def open(cls, address: str, *, is_filled: bool = True) -> "CollectionRows":
+        """Return the gallery of a collection that is there and that aurank has filled, or has begun to."""
+        place = Path(address.removeprefix(PREFIX).partition("#")[0])
+        build = f"make one with aurank index build --to {address}"
+        if "://" not in address and place.suffix == ".db" and not place.exists():
+            raise UserError(f"no index at {address}: there is no such file; {build}")
+        gallery = cls(address)
+        with gallery._trouble():
+            if not gallery.client.has_collection(gallery.name):
+                raise UserError(f"no index at {address}: there is no such collection; {build}")
+            text = gallery.client.describe_collection(gallery.name).get("properties", {}).get(_PROPERTY, "null")
+            gallery.client.load_collection(gallery.name)
+        try:
+            gallery._know(dict(checked(json.loads(text), CollectionRecord)))
+        except (ValueError, TypeError) as error:
+            raise UserError(f"{address} is no collection of this aurank ({error}); {build}") from error
+        if (gallery.about["format"], gallery.about["version"]) != (_FORMAT, _VERSION):
+            raise UserError(f"{address} is no collection of this aurank (version {_VERSION}); {build}")
+        if is_filled and not gallery.about["complete"]:
+            raise UserError(f"{address}: its filling was cut short; give the same aurank index build again")
+        return gallery
+
+    def _know(self, about: dict[str, Any]) -> None:
+        self.about, self.dim, self.distance = about, int(about["dim"]), str(about["distance"])
+
+    @classmethod
+    def make(cls, address: str, model: ImageModel, about: dict[str, Any], *, overwrite: bool) -> "CollectionRows":
+        """Return the gallery of a new collection, or of one whose filling, with the same model, was cut short."""
+        gallery, made = cls(address), made_by(model)
+        with gallery._trouble():
+            if overwrite or not gallery.client.has_collection(gallery.name):
+                kept = {"name": made.model, "weights_sha256": made.weights_sha256, "preprocessing": made.preprocessing}
+                gallery._create({**about, "model": kept})
+                return gallery
+        begun = cls.open(address, is_filled=False)
+        begun.require_model(model)
+        for name in ("dim", "distance", "factory", "sources"):
+            if (was := begun.about[name]) != about[name]:
+                raise UserError(f"{address} was begun with {name} {was}, not {about[name]}: give --overwrite")
+        if begun.about["complete"]:
+            remedy = "add images with aurank index add, or replace it with --overwrite"
+            raise UserError(f"{address} holds an index already: {remedy}")
+        return begun
+
+    def _create(self, about: dict[str, Any]) -> None:
+        milvus = _library()
+        kind, *built = about["factory"].partition(";")[0].split(",")
+        index_type = kind.strip().upper()
+        if "://" not in self.uri and index_type not in _EMBEDDED:  # which it would take, and search without an index
+            raise UserError(f"milvus-lite has no index {index_type}, only {', '.join(_EMBEDDED)}")
+        schema = milvus.MilvusClient.create_schema(auto_id=False, enable_dynamic_field=False)
+        schema.add_field("id", milvus.DataType.INT64, is_primary=True)
+        schema.add_field("source", milvus.DataType.INT64)
+        for column, most in _TEXTS.items():
+            schema.add_field(column, milvus.DataType.VARCHAR, max_length=most)
+        schema.add_field("vector", milvus.DataType.FLOAT_VECTOR, dim=about["dim"])
+        index = milvus.MilvusClient.prepare_index_params()
+        # Together, as Milvus has always taken them: milvus-lite overlooks those that pymilvus sends one by one.
+        how = {"metric_type": _METRICS[about["distance"]], "params": {"params": _parameters(",".join(built))}}
+        index.add_index("vector", index_type=index_type, **how)
+        about = {**about, "format": _FORMAT, "version": _VERSION, "aurank": version("aurank")}
+        self._know({**about, "revision": 0, "complete": False, "recall": None})
+        if self.client.has_collection(self.name):
+            self.client.drop_collection(self.name)
+        said = {"consistency_level": "Strong", "properties": {_PROPERTY: json.dumps(self.about)}}
+        self.client.create_collection(self.name, schema=schema, index_params=index, **said)
+
+    def describe(self, **changes: Any) -> None:
+        """Change what the collection says of itself."""
+        self.about = {**self.about, **changes, "revision": self.about["revision"] + 1}
+        with self._trouble():
+            self.client.alter_collection_properties(self.name, {_PROPERTY: json.dumps(self.about)})
+
+    def require_model(self, model: ImageModel) -> None:
+        """Raise UserError for a model that gives other embeddings than those in here."""
+        kept = self.about["model"]
+        remedy = f"name the one that filled it, {kept['name']}, with --model, or build another collection"
+        require_same_model(model, kept["weights_sha256"], kept["preprocessing"], self.address, remedy)
+
+    def close(self) -> None:
+        """Let go of the client, and of milvus-lite its server and the lock of the file."""
+        if _clients.pop(self.uri, None) is not None:
+            self.client.close()
+            if "://" not in self.uri:
+                servers = import_library("milvus_lite.server_manager", self.address)
+                servers.server_manager_instance.release_server(self.uri)
+
+    # -- rows ---------------------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        with self._trouble():
+            return int(self.client.query(self.name, filter="", output_fields=["count(*)"])[0]["count(*)"])
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self), self.dim
+
+    @property
+    def embeddings(self) -> Any:
+        return self
+
+    def nearest(
+        self, queries: np.ndarray, k: int, *, classes: Collection[str] | None = None, **how: Any
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the nearest images of each query and their scores, as `GallerySearch.nearest` does."""
+        within = copy(self)
+        if classes is not None:
+            within.filter = f"class in {_listed(classes)}"
+        return GallerySearch(within, self.embeddings, self.embeddings).nearest(queries, k, **how)
+
+    @property
+    def ids(self) -> Int64[np.ndarray, " row"]:
+        """The primary keys of the images, ascending."""
+        return self._ids(self.filter)
+
+    @property
+    def images(self) -> Table:
+        """The table of all images, in the order of `ids`."""
+        return self._table(self._scan("", ["source", *_TEXTS]))
+
+    def where(self, column: str, values: Collection[Any], most: int | None = None) -> Int64[np.ndarray, " row"]:
+        """Return the images whose column holds one of some values, at most so many."""
+        return self._ids(f"{column} in {_listed(values)}", most)
+
+    def take(self, rows: Sequence[int] | Int64[np.ndarray, " row"]) -> Table:
+        """Return the table of some images; UserError for one that is not there."""
+        return self._table(self._get(rows, ["source", *_TEXTS]))
+
+    def __getitem__(self, rows: Int64[np.ndarray, " row"]) -> Rows:
+        """Return the embeddings of some images."""
+        return np.array([row["vector"] for row in self._get(rows, ["vector"])], np.float32).reshape(-1, self.dim)
+
+    def lookup(self, source: int, paths: Sequence[str]) -> dict[str, tuple[int, str]]:
+        """Return the row of each path of a source that is there, and the SHA-256 of its file."""
+        ids = image_ids({"source": np.full(len(paths), source), "path": np.array(paths)})
+        held = {row["id"]: row["sha256"] for row in self._get(ids, ["sha256"], strict=False)}
+        places = zip(paths, ids.tolist(), strict=True)
+        return {path: (place, held[place]) for path, place in places if place in held}
+
+    def add(self, images: Table, embeddings: Rows, *, progress: ProgressCallback | None = None) -> None:
+        """Put images in, a batch at a time; one that is there already is replaced."""
+        if embeddings.shape[1] != self.dim:
+            what = f"the embeddings have {embeddings.shape[1]} columns and {self.address} has {self.dim}"
+            raise UserError(f"{what}: both must come from the same model")
+        check_rows(embeddings, side="gallery", distance=self.distance)
+        columns = {"id": image_ids(images), **images}
+        for part in blocks(len(embeddings), max(1, min(_MOST, _NUMBERS // self.dim))):
+            texts = zip(*(columns[name][part].tolist() for name in columns), strict=True)
+            vectors = load_rows(embeddings, part, "dot")  # as they are
+            rows = [dict(zip(columns, row, strict=True), vector=one) for row, one in zip(texts, vectors, strict=True)]
+            with self._trouble():
+                self.client.upsert(self.name, rows)
+            if progress is not None:
+                progress(part.stop, len(embeddings))
+        with self._trouble():
+            self.client.flush(self.name)
+
+    def remove(self, rows: Int64[np.ndarray, " row"]) -> None:
+        """Take images out."""
+        for part in blocks(len(rows), _MOST):
+            with self._trouble():
+                self.client.delete(self.name, ids=rows[part].tolist())
+
+    def search(self, queries: Arrays, k: int, *, leave_out: Int64[np.ndarray, " query"] | None = None) -> Neighbours:
+        """Return the k nearest images of each query, as `Index.search` does; behind those found stand -1 and −inf."""
+        queries, depth = as_array(queries), min(k + (leave_out is not None), _MOST)
+        row, similarity = np.full((len(queries), depth), -1), np.full((len(queries), depth), -np.inf, np.float32)
+        sign = -1 if self.distance == "euclidean" else 1
+        how = {"params": _parameters(self.about["factory"].partition(";")[2])}
+        for part in blocks(len(queries), max(1, min(1000, _NUMBERS // self.dim))):
+            data = list(load_rows(queries, part, "dot"))
+            with self._trouble():
+                found = self.client.search(self.name, data, self.filter, limit=depth, search_params=how)
+            for place, hits in enumerate(found, start=part.start):
+                row[place, : len(hits)] = [hit["id"] for hit in hits]
+                similarity[place, : len(hits)] = [sign * hit["distance"] for hit in hits]
+        if leave_out is not None:
+            row, similarity = drop_own(row, similarity, leave_out)
+        return Neighbours(row[:, :k], similarity[:, :k], (row[:, :k] >= 0).sum(axis=1))
+
+    def fill(self, images: Table, embeddings: Rows, *, progress: ProgressCallback | None = None) -> None:
+        """Put in what is not there yet, take out what is of no image, and measure what a search finds."""
+        ids, held = image_ids(images), dict[int, str]()
+        if len(self):
+            held = {row["id"]: row["sha256"] for row in self._scan("", ["sha256"])}
+        pairs = zip(ids.tolist(), images["sha256"].tolist(), strict=True)
+        left = np.array([not sha256 or held.get(place) != sha256 for place, sha256 in pairs])
+        rest = embeddings if left.all() else embeddings[left]
+        self.add({name: values[left] for name, values in images.items()}, rest, progress=progress)
+        self.remove(np.setdiff1d(np.array(list(held), np.int64), ids))
+        search = GallerySearch(self, self.embeddings, self.embeddings)
+        self.describe(complete=True, recall=measured_recall(search, embeddings, ids, seed=self.about["seed"]))
+
+    def change(
+        self,
+        folder: Path,
+        about: dict[str, Any],
+        gone: Int64[np.ndarray, " row"] = NONE,
+        new: Table | None = None,
+        embeddings: np.ndarray | None = None,
+    ) -> int:
+        """Take images out and put others in; return how many there are then."""
+        # Before an image names a new source; what the index finds now was not measured.
+        self.describe(sources=about["sources"], recall=None)
+        if new is not None and embeddings is not None:
+            self.add(new, embeddings)
+            gone = np.setdiff1d(gone, image_ids(new))
+        self.remove(gone)
+        return len(self)
+
+    def _ids(self, expression: str, most: int | None = None) -> Int64[np.ndarray, " row"]:
+        return np.array([row["id"] for row in self._scan(expression, [], most)], dtype=np.int64)
+
+    def _scan(self, expression: str, fields: list[str], most: int | None = None) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        with self._trouble():
+            batches = self.client.query_iterator(self.name, _MOST, most or -1, expression, ["id", *fields])
+            while batch := batches.next():
+                found += batch
+            batches.close()
+        return sorted(found, key=lambda row: int(row["id"]))
+
+    def _get(
+        self, rows: Sequence[int] | Int64[np.ndarray, " row"], fields: list[str], *, strict: bool = True
+    ) -> list[dict[str, Any]]:
+        wanted, held = [int(row) for row in rows], dict[int, dict[str, Any]]()
+        width = self.dim if "vector" in fields else 32
+        for part in blocks(len(wanted), max(1, min(_MOST, _NUMBERS // width))):
+            with self._trouble():
+                got = self.client.get(self.name, wanted[part], ["id", *fields])
+            held |= {int(row["id"]): row for row in got}
+        if strict and (gone := next((row for row in wanted if row not in held), None)) is not None:
+            raise UserError(f"{self.address} holds no image {gone}")
+        return [held[row] for row in wanted if row in held]
+
+    @staticmethod
+    def _table(rows: list[dict[str, Any]]) -> Table:
+        texts = {name: np.array([row[name] for row in rows], dtype=np.str_) for name in _TEXTS}
+        return {"source": np.array([row["source"] for row in rows], dtype=np.int64), **texts}
+
+    @contextmanager
+    def _trouble(self) -> Iterator[None]:
+        """Turn what Milvus raises into one line."""
+        try:
+            yield
+        except (_library().MilvusException, UnicodeError) as error:
+            said = " ".join(str(getattr(error, "message", error)).split())
+            raise UserError(f"{self.address}: Milvus says: {said[:300]}") from error
+
+
+def read_collection(address: str) -> Embedded:
+    """Return the embeddings of a collection with their classes."""
+    rows = CollectionRows.open(address)
+    ids, table = rows.ids, rows.images
+    classes, labels = np.unique(table["class"], return_inverse=True)
+    if classes.tolist() == [""]:
+        raise UserError(f"{address} knows no class of its images, so there is nothing to measure by")
+    count, everywhere = len(ids), np.ones(len(ids), bool)
+    sides = {"is_query": everywhere, "is_gallery": everywhere, "groups": np.full(count, -1)}
+    return Embedded(rows[ids], labels, np.arange(count), table["path"], **sides, classes=classes)
+
+
+class CollectionIndex(Index):
+    """A collection as an index of the images of a gallery, in their order, for what `aurank evaluate` measures.
+
+    Args:
+        address: of a collection that holds these images, and no others.
+        paths, embeddings: of the gallery.
+    """
+
+    def __init__(self, address: str, paths: np.ndarray, embeddings: Rows) -> None:
+        self.rows = rows = CollectionRows.open(address)
+        self.dim, self.distance, self.factory, self.gpus = rows.dim, rows.distance, rows.about["factory"], []
+        held = dict(zip(rows.images["path"].tolist(), rows.ids.tolist(), strict=True))
+        if len(rows) != len(paths) or held.keys() != set(paths.tolist()):
+            raise UserError(f"{address} holds other images than the gallery: build it from those that are measured")
+        self._ids = np.array([held[path] for path in paths.tolist()])
+        self._order = np.argsort(self._ids)
+        first = slice(min(len(paths), NEIGHBOUR_QUERIES))
+        if embeddings.shape[1] != rows.dim or not np.allclose(rows[self._ids[first]], embeddings[first], atol=1e-3):
+            raise UserError(f"{address} holds other embeddings of these images: it was filled by another model")
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    @property
+    def place(self) -> str:
+        return "Milvus"
+
+    def search_batches(
+        self, queries: Arrays, k: int, *, leave_out: np.ndarray | None = None, seconds: list[float] | None = None
+    ) -> Iterator[tuple[slice, Neighbours]]:
+        """Yield what `search` finds, some queries at a time; `seconds` collects the time that each search took."""
+        rows = as_array(queries)
+        own = np.full(len(rows), -1) if leave_out is None else np.where(leave_out < 0, -1, self._ids[leave_out])
+        k = min(k, len(self) - bool((own >= 0).all()))
+        for part in blocks(len(rows), max(1, LIST_BLOCK // k)):
+            before = time.perf_counter()
+            near = self.rows.search(rows[part], k, leave_out=own[part])
+            if seconds is not None:
+                seconds.append(time.perf_counter() - before)
+            there = np.arange(near.row.shape[1]) < near.found[:, None]
+            places = np.searchsorted(self._ids, np.where(there, near.row, self._ids[0]), sorter=self._order)
+            yield part, replace(near, row=np.where(there, self._order[places], len(self)))
+
+
+def _listed(values: Collection[Any]) -> str:
+    return json.dumps(list(values), ensure_ascii=False)
+
+
+def _parameters(text: str) -> dict[str, Any]:
+    """Return the parameters of an index of Milvus: "M=16, efConstruction=200"."""
+    pairs = [item.partition("=")[::2] for item in text.split(",") if item.strip()]
+    try:
+        return {name.strip(): json.loads(value) for name, value in pairs}
+    except ValueError as error:
+        raise UserError(f'an index of Milvus is a text such as "HNSW,M=16; ef=64", not {text!r}') from error
+
+
+def _library() -> Any:
+    return import_library("pymilvus", "a gallery in Milvus")
+
+
+def _connect(uri: str, address: str) -> Any:
+    if uri not in _clients:
+        milvus = _library()
+        if "://" not in uri:
+            import_library("milvus_lite", "a gallery of Milvus in a file")
+            Path(uri).absolute().parent.mkdir(parents=True, exist_ok=True)
+        for name in ("pymilvus", "milvus_lite", "grpc._server"):  # which log with a traceback what they raise
+            logging.getLogger(name).setLevel(logging.CRITICAL + 1)
+        try:
+            _clients[uri] = milvus.MilvusClient(uri, token=os.environ.get("MILVUS_TOKEN", ""), timeout=10)
+        except milvus.MilvusException as error:
+            held = "it is no file of milvus-lite, or another process has it open"
+            why = "nobody answers there" if "://" in uri else held
+            raise UserError(f"{address} cannot be opened: {why} ({error.message})") from error
+    return _clients[uri]

@@ -1,0 +1,239 @@
+"""A gallery in Milvus finds what the same gallery in a folder finds, whatever happened while it was filled."""
+
+import fcntl
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from testing.galleries import MODEL, small_index, write_photo, write_photos
+
+from aurank.commands import ImageIndex, add_images, build_index, remove_images
+from aurank.embedding import ImageSelection, collection
+from aurank.errors import UserError
+from aurank.evaluation.engine.scores import DISTANCES
+from aurank.serving.gallery import Gallery
+from aurank.serving.uploads import Window
+
+OTHER = "timm:test_vit2,pretrained=false,input_size=32"
+
+
+def let_go() -> None:
+    for uri in list(collection._clients):
+        collection.CollectionRows(f"milvus:{uri}#any").close()
+
+
+@pytest.fixture(autouse=True)
+def _closed() -> Iterator[None]:
+    yield
+    let_go()
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Photos, with an index of them in a folder and one in Milvus, to be read and not changed."""
+    folder = tmp_path_factory.mktemp("made")
+    small_index(write_photos(folder / "photos"), folder / "index")
+    in_milvus(folder)
+    yield folder
+    let_go()
+
+
+def in_milvus(folder: Path, name: str = "photos", **options: object) -> ImageIndex:
+    return small_index(folder / "photos", f"milvus:{folder}/gallery.db#{name}", **options)  # type: ignore[arg-type]
+
+
+def lists(index: ImageIndex, photos: Path, k: int = 30) -> list[list[tuple[str, str, float]]]:
+    """What every photo finds."""
+    found = index.search(sorted(photos.rglob("*.png")), k)
+    return [[(hit.path, hit.class_name, hit.score) for hit in one] for one in found]
+
+
+def test_the_lists_are_those_of_the_index_in_a_folder(made: Path) -> None:
+    index, folder = ImageIndex.open(f"milvus:{made}/gallery.db#photos"), ImageIndex.open(made / "index")
+    assert lists(index, made / "photos") == lists(folder, made / "photos")
+    assert index.about["recall"] == {"queries": 20.0, "1": 1.0, "10": 1.0}
+    assert "finds 1.0000 of the true nearest 1 and 1.0000 of the true nearest 10" in index.description
+    assert sorted(index.images["sha256"]) == sorted(folder.images["sha256"])
+    own = index.rows.where("path", ["c1/2.png"]).tolist()
+    for options in ({}, {"classes": ["c0", "c2"]}, {"classes": ["c0", "c2"], "exact": True}, {"threshold": 0.6}):
+        (row,) = folder.rows.where("path", ["c1/2.png"]).tolist()
+        found, expected = index.search_rows(own, 9, **options), folder.search_rows([row], 9, **options)
+        assert [(hit.path, hit.score) for hit in found[0]] == [(hit.path, hit.score) for hit in expected[0]]
+        assert found[0][0].row not in own
+    np.testing.assert_array_equal(index.read_image(own[0]), folder.read_image(row))
+    with pytest.raises(UserError, match="no class 'c', it has 4; did you mean 'c"):
+        index.search_rows(own, classes=["c"])
+    with pytest.raises(UserError, match="holds no image 1"):
+        index.read_image(1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("distance", DISTANCES)
+def test_every_distance_and_an_approximate_index(distance: str, made: Path, tmp_path: Path) -> None:
+    (tmp_path / "photos").symlink_to(made / "photos")
+    folder = small_index(made / "photos", tmp_path / "index", distance=distance)
+    for name, factory in (("flat", "Flat"), ("graph", "HNSW,M=8,efConstruction=64; ef=64")):
+        index = in_milvus(tmp_path, name, distance=distance, factory=factory)
+        assert lists(index, made / "photos") == lists(folder, made / "photos")
+    built = index.rows.client.describe_index("graph", "vector")  # type: ignore[union-attr]
+    assert built["params"] == {"M": 8, "efConstruction": 64}
+    assert f"{distance}, index HNSW,M=8,efConstruction=64; ef=64, which finds 1.0000" in index.description
+
+
+@pytest.mark.slow
+def test_images_are_added_replaced_and_removed(tmp_path: Path) -> None:
+    write_photos(tmp_path / "photos")
+    address = str(in_milvus(tmp_path).folder)
+    write_photo(tmp_path / "photos/c9/new.png", 100)
+    write_photo(tmp_path / "photos/c0/0.png", 101)
+    change = add_images(address, ImageSelection(f"folder:{tmp_path / 'photos'}"))
+    assert (change.added, change.replaced, len(change.present), change.count) == (["c9/new.png"], ["c0/0.png"], 19, 21)
+    write_photo(tmp_path / "more/c0/0.png", 102)  # the same path elsewhere is another image
+    assert add_images(address, ImageSelection(f"folder:{tmp_path / 'more'}")).count == 22
+    (tmp_path / "photos/c3/1.png").unlink()
+    assert remove_images(address, missing=True).removed == ["c3/1.png"]
+    assert len(remove_images(address, ["c9/new.png"], classes=["c1"]).removed) == 6
+    with pytest.raises(UserError, match=r"'c0/9\.png' is not in the index .*; did you mean"):
+        remove_images(address, ["c0/9.png"])
+    folder = small_index(tmp_path / "photos", tmp_path / "index")
+    add_images(tmp_path / "index", ImageSelection(f"folder:{tmp_path / 'more'}"))
+    remove_images(tmp_path / "index", ["c9/new.png"], classes=["c1"])
+    index, folder = ImageIndex.open(address), ImageIndex.open(tmp_path / "index")
+    assert lists(index, tmp_path / "photos") == lists(folder, tmp_path / "photos")
+    assert (len(index), index.about["recall"], len(index.about["sources"])) == (15, None, 2)
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from aurank.commands import RunOptions
+from aurank.embedding import collection
+from testing.galleries import small_index
+
+def listener(stage, done, total):
+    if stage == "filling" and done >= 8:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+collection._NUMBERS = 4 * 64  # so many numbers at once are four images
+photos, address = sys.argv[1:]
+small_index(Path(photos), address, running=RunOptions(device="cpu", listener=listener))
+"""
+
+
+@pytest.mark.slow
+def test_a_filling_that_was_killed_goes_on_and_ends_with_equal_lists(made: Path, tmp_path: Path) -> None:
+    write_photos(tmp_path / "photos")
+    address = f"milvus:{tmp_path}/gallery.db#photos"
+    command = [sys.executable, "-c", KILLED, str(tmp_path / "photos"), address]
+    done = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True, timeout=300)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    with pytest.raises(UserError, match="its filling was cut short; give the same aurank index build again"):
+        ImageIndex.open(address)
+    begun = collection.CollectionRows.open(address, is_filled=False)
+    ids = begun.ids.tolist()
+    assert 0 < len(ids) < 20
+    with pytest.raises(UserError, match="has other weights than"):
+        build_index(OTHER, ImageSelection(f"folder:{tmp_path / 'photos'}"), out=address)
+    with pytest.raises(UserError, match="was begun with distance cosine, not dot"):
+        in_milvus(tmp_path, distance="dot")
+    begun.add({name: np.append(values[:0], values[:1]) for name, values in STRAY.items()}, np.ones((1, begun.dim)))
+    index = in_milvus(tmp_path)
+    assert set(ids) < set(index.rows.ids.tolist())
+    assert len(index) == 20  # the stray image is of no file
+    assert lists(index, made / "photos") == lists(ImageIndex.open(made / "index"), made / "photos")
+    with pytest.raises(UserError, match="holds an index already: add images with aurank index add"):
+        in_milvus(tmp_path)
+    assert in_milvus(tmp_path, overwrite=True).about["revision"] == 1
+
+
+STRAY = {"source": np.array([0]), "path": np.array(["gone.png"]), "class": np.array([""]), "sha256": np.array(["0"])}
+
+
+def test_another_model_or_width_is_refused(made: Path) -> None:
+    address = f"milvus:{made}/gallery.db#photos"
+    index = ImageIndex.open(address, model=OTHER)
+    with pytest.raises(UserError, match=rf"{address}: the model {OTHER} has other weights .*; name .*{MODEL}"):
+        index.load_model()
+    with pytest.raises(UserError, match="is shown images otherwise"):
+        ImageIndex.open(address, model=MODEL.replace("=32", "=64")).load_model()
+    with pytest.raises(UserError, match="the queries have 3 columns and the gallery has 64"):
+        index.search(np.ones((1, 3)))
+    with pytest.raises(UserError, match=r"the embeddings have 3 columns and .* has 64"):
+        index.rows.add(STRAY, np.ones((1, 3)))  # type: ignore[union-attr]
+
+
+def test_what_is_no_collection_of_aurank(made: Path, tmp_path: Path) -> None:
+    for address, said in (
+        (f"milvus:{tmp_path}/none.db#photos", "there is no such file; make one with"),
+        (f"milvus:{made}/gallery.db#none", "there is no such collection; make one with"),
+        (f"milvus:{made}/index#photos", r"expected milvus:FILE\.db#COLLECTION or milvus:http"),
+        ("milvus:http://me:secret@host:19530#photos", r"^milvus:…@…#photos: give a password or token as MILVUS_TOKEN"),
+        ("milvus:http://127.0.0.1:9#photos", "cannot be opened: nobody answers there"),
+    ):
+        with pytest.raises(UserError, match=said):
+            ImageIndex.open(address)
+    rows = collection.CollectionRows(f"milvus:{tmp_path}/gallery.db#photos")
+    rows.client.create_collection("photos", dimension=4)
+    with pytest.raises(UserError, match="is no collection of this aurank"):
+        ImageIndex.open(rows.address)
+    (tmp_path / "photos").symlink_to(made / "photos")
+    for factory, said in (("HNSW,M8", "such as"), ("IVF2,Flat", "milvus-lite has no index IVF2, only FLAT")):
+        with pytest.raises(UserError, match=said):
+            in_milvus(tmp_path, "other", factory=factory)
+    with pytest.raises(UserError, match="--postprocess binary is kept with an index in a folder"):
+        in_milvus(tmp_path, "other", postprocess="binary")
+
+
+def test_a_token_comes_from_the_environment_and_stays_nowhere(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import pymilvus
+
+    monkeypatch.setenv("MILVUS_TOKEN", "me:secret")
+    given: dict[str, str] = {}
+    real = pymilvus.MilvusClient
+
+    def client(uri: str, token: str, timeout: float) -> pymilvus.MilvusClient:
+        given["token"] = token
+        return real(uri, token=token, timeout=timeout)
+
+    client.create_schema, client.prepare_index_params = real.create_schema, real.prepare_index_params  # type: ignore[attr-defined]
+    monkeypatch.setattr(pymilvus, "MilvusClient", client)
+    (tmp_path / "photos").symlink_to(made / "photos")
+    index = in_milvus(tmp_path)
+    assert given == {"token": "me:secret"}
+    assert "secret" not in json.dumps(index.about) + index.description
+    index.close()
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and b"secret" in path.read_bytes()]
+
+
+def test_the_server_shows_what_it_shows_of_a_folder(made: Path) -> None:
+    answers = []
+    for place in (made / "index", f"milvus:{made}/gallery.db#photos"):
+        gallery = Gallery(ImageIndex.open(place), 10**6)
+        row = gallery.names.index("c1/2.png")
+        photo = gallery.near_photo((made / "photos/c1/2.png").read_bytes(), Window(limit=9))
+        found = [
+            gallery.near_row(row, Window(limit=9)),
+            gallery.near_row(row, Window(**{"limit": 3, "class": "c2"})),
+            photo,
+        ]
+        lists = [[(one["name"], one["class"], one["score"]) for one in each["neighbours"]] for each in found]
+        answers.append((lists, gallery.picture(row), gallery.classes, sorted(gallery.names)))
+    assert answers[0] == answers[1]
+
+
+def test_what_is_closed_leaves_its_file_to_others(made: Path) -> None:
+    index = ImageIndex.open(f"milvus:{made}/gallery.db#photos")
+    with (made / "gallery.db/LOCK").open() as lock:
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        index.close()
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with pytest.raises(UserError, match=r"cannot be opened: .*or another process has it open"):
+            ImageIndex.open(f"milvus:{made}/gallery.db#photos")
