@@ -182,7 +182,7 @@ def test_a_rank_that_is_killed_ends_the_other_in_one_line_and_its_pieces_stay(tm
 
 
 RESTARTS = 6
-SEED = int(os.environ.get('SEED', 0))
+SEED = int(os.environ.get("SEED", 0))
 
 
 def contents(path: Path) -> dict[str, bytes]:
