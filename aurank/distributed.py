@@ -49,8 +49,13 @@ def joined(timeout: str) -> Iterator["ProcessGroup"]:
     cuda = torch.cuda.is_available()
     if cuda:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    limit = timedelta(seconds=seconds(timeout))
     try:
-        dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=timedelta(seconds=seconds(timeout)))
+        store, rank, size = next(dist.rendezvous("env://", timeout=limit))
+        # torchrun keeps its store when it restarts, with the addresses of processes that are gone.
+        store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
+        backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
     except (RuntimeError, ValueError) as error:
         place = f"{os.environ['MASTER_ADDR']}:{os.environ.get('MASTER_PORT', '')}"
         raise AurankError(

@@ -1,10 +1,11 @@
 """How `aurank serve` holds up: several clients search at once, each waiting for its answer before it asks again.
 
-    python tools/bench_serve.py DIR [--clients 10] [--searches 50]
+    python tools/bench_serve.py DIR [--clients 10] [--searches 50] [--seconds 60] [--workers 1 2]
 
-DIR is an index. The server is a process of its own, started as a user would. Three rounds: searches with a photo (its
-bytes are new each time, so that each is decoded and embedded), searches with an image of the gallery, and pages of the
-gallery with their 24 pictures.
+DIR is an index. Each number of workers is a server of its own, started as a user would, and they are asked in turns.
+Three rounds: searches with a photo (its bytes are new each time, so that each is decoded and embedded), searches with
+an image of the gallery, and pages of the gallery with their 24 pictures. A round ends after so many searches of each
+client, or seconds. Memory is PSS: what processes share counts once.
 """
 
 import argparse
@@ -64,28 +65,60 @@ def photo_bytes(index: ImageIndex, row: int) -> bytes:
     return source.read_bytes(str(index.images["path"][row]))
 
 
-def measure(ask: Ask, port: int, clients: int, searches: int, *, first: int = 0) -> tuple[np.ndarray, int, float]:
+def measure(
+    ask: Ask, port: int, clients: int, searches: int, seconds: float, *, first: int = 0
+) -> tuple[np.ndarray, int, float]:
+    start = time.perf_counter()
 
     def client(number: int) -> list[tuple[float, int]]:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
         done = []
         for turn in range(searches):
-            start = time.perf_counter()
+            if (before := time.perf_counter()) > start + seconds:
+                break
             found = ask(connection, first + number * searches + turn)
-            done.append((time.perf_counter() - start, sum(one != 200 for one in found)))
+            done.append((time.perf_counter() - before, sum(one != 200 for one in found)))
         connection.close()
         return done
 
-    start = time.perf_counter()
     with ThreadPoolExecutor(clients) as pool:
         done = [one for listed in pool.map(client, range(clients)) for one in listed]
     return np.array([one for one, _ in done]), sum(wrong for _, wrong in done), time.perf_counter() - start
 
 
-def peak_megabytes(process: int) -> float:
-    path = Path(f"/proc/{process}/status")
-    found = re.search(r"VmHWM:\s+(\d+)", path.read_text()) if path.exists() else None
-    return int(found[1]) / 1024 if found else float("nan")
+class Server:
+    def __init__(self, folder: Path, workers: int) -> None:
+        self.folder, self.workers = folder, workers
+        command = [sys.executable, "-m", "aurank", "serve", str(folder), "--port", "0", "--workers", str(workers)]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        if not (address := re.search(r"http://[^/]+:(\d+)/", self.process.stdout.readline())):
+            raise SystemExit("the server did not start")
+        self.port = int(address[1])
+
+    def serving(self) -> list[str]:
+        pid = str(self.process.pid)
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        # Of several workers all are there once each has mapped the index; the first process has let go of it.
+        return [one for one in [pid, *children] if str(self.folder.resolve()) in Path(f"/proc/{one}/maps").read_text()]
+
+    def wait(self) -> None:
+        deadline = time.monotonic() + 300
+        while len(self.serving()) < self.workers:
+            if time.monotonic() > deadline:
+                raise SystemExit(f"{self.workers} workers did not start")
+            time.sleep(0.2)
+
+    def megabytes(self) -> tuple[float, float, float]:
+        """Private and shared memory of all processes, the index's part of it, and what the index has on disk."""
+        every = [Path(f"/proc/{one}/smaps").read_text() for one in self.serving()]
+        mapped = re.compile(
+            rf"^\S+ \S+ \S+ \S+ \S+ +{re.escape(str(self.folder.resolve()))}/.*\n(?:[A-Z].*\n)*?Pss: +(\d+)", re.M
+        )
+        index = sum(int(kilobytes) for text in every for kilobytes in mapped.findall(text))
+        total = sum(int(kilobytes) for text in every for kilobytes in re.findall(r"^Pss: +(\d+)", text, re.M))
+        kept = [*self.folder.glob("rows-*/embeddings.npy"), *self.folder.glob("rows-*/index.faiss")]
+        return total / 1024, index / 1024, sum(path.stat().st_size for path in kept) / 2**20
 
 
 def main() -> None:
@@ -93,26 +126,31 @@ def main() -> None:
     parser.add_argument("folder", type=Path, metavar="DIR")
     parser.add_argument("--clients", type=int, default=10)
     parser.add_argument("--searches", type=int, default=50, help="of each client")
+    parser.add_argument("--seconds", type=float, default=60, help="after which no client begins another search")
+    parser.add_argument("--workers", type=int, nargs="+", default=[1])
     options = parser.parse_args()
     index = ImageIndex.open(options.folder, device="cpu")
-    command = [sys.executable, "-m", "aurank", "serve", str(options.folder), "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-        try:
-            assert server.stdout is not None
-            line = server.stdout.readline()
-            if not (address := re.search(r"http://[^/]+:(\d+)/", line)):
-                raise SystemExit("the server did not start")
-            port = int(address[1])
-            print(f"{len(index):,} images; {options.clients} clients, {options.searches} searches each; milliseconds")
-            print("| | median | 95 % | 99 % | worst | a second | errors |\n|---|---|---|---|---|---|---|")
-            for name, ask in asks(index, np.random.default_rng(0)).items():
-                measure(ask, port, 1, 2, first=10**6)  # whatever is loaded at first use
-                took, wrong, total = measure(ask, port, options.clients, options.searches)
+    servers: list[Server] = []
+    try:
+        for workers in options.workers:
+            servers.append(Server(options.folder, workers))
+            servers[-1].wait()
+        print(f"{len(index):,} images; {options.clients} clients, {options.searches} searches each; milliseconds")
+        print("| | workers | median | 95 % | 99 % | worst | a second | errors |\n|---|---|---|---|---|---|---|---|")
+        for name, ask in asks(index, np.random.default_rng(0)).items():
+            for server in servers:
+                measure(ask, server.port, 4 * server.workers, 2, 60, first=10**6)  # whatever is loaded at first use
+                took, wrong, total = measure(ask, server.port, options.clients, options.searches, options.seconds)
                 shown = " | ".join(f"{1000 * np.quantile(took, level):.0f}" for level in (0.5, 0.95, 0.99, 1))
-                print(f"| {name} | {shown} | {len(took) / total:.1f} | {wrong} |", flush=True)
-            print(f"most memory of the server: {peak_megabytes(server.pid):.0f} MB")
-        finally:
-            server.terminate()
+                print(f"| {name} | {server.workers} | {shown} | {len(took) / total:.1f} | {wrong} |", flush=True)
+        for server in servers:
+            total, mapped, kept = server.megabytes()
+            said = f"{total:.0f} MB (PSS of all), of it {mapped:.1f} of the index, which has {kept:.1f} on disk"
+            print(f"workers {server.workers}: {said}")
+    finally:
+        for server in servers:
+            server.process.terminate()
+            server.process.wait()
 
 
 if __name__ == "__main__":

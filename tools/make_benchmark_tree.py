@@ -1,15 +1,18 @@
 """A tree in the official layout of a benchmark at its published size, with tiny JPEGs in place of its photos.
 
-    python tools/make_benchmark_tree.py sop|inaturalist2018|vehicleid --root DIR [--pixels 32] [--share 1.0]
+    python tools/make_benchmark_tree.py sop|inaturalist2018|vehicleid|million --root DIR [--pixels 32] [--share 1.0]
 
 Counts of images and classes, list files, annotation files and names are those of the original; class sizes are drawn
 around its mean, with a long tail for iNaturalist. Images of a class look a little alike: coarse patches, partly of it.
 The tree appears under its name once it is whole. With --share a part of the classes, for a first look: readers
-then need `data.params.complete=false`. No quality is measured on it.
+then need `data.params.complete=false`. No quality is measured on it. `million` is no benchmark: 1,000,000 images of
+10,000 classes in 100 tar archives, as webdataset has them.
 """
 
 import argparse
+import io
 import shutil
+import tarfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -198,9 +201,27 @@ def write(tree: Tree, root: Path, pixels: int, chance: CHANCE) -> Path:
     return whole
 
 
+def million(root: Path, share: float, pixels: int, chance: CHANCE) -> tuple[Path, Tree]:
+    sizes = class_sizes(round(1_000_000 * share), max(2, round(10_000 * share)), chance, least=2, tail=0.5).tolist()
+    labels = [label for label, size in enumerate(sizes) for _ in range(size)]
+    tree = Tree("million", [(f"{at:07d}.jpg", label) for at, label in enumerate(labels)], {})
+    folder = root / tree.folder
+    folder.mkdir(parents=True)
+    made = pictures(tree, pixels, chance)
+    for start in range(0, len(labels), 10_000):
+        with tarfile.open(folder / f"{start // 10_000:03d}.tar", "w") as archive:
+            for label in labels[start : start + 10_000]:
+                path, content = next(made)
+                for name, held in ((path, content), (path.replace("jpg", "cls"), str(label).encode())):
+                    member = tarfile.TarInfo(name)
+                    member.size = len(held)
+                    archive.addfile(member, io.BytesIO(held))
+    return folder, tree
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("benchmark", choices=list(TREES))
+    parser.add_argument("benchmark", choices=[*TREES, "million"])
     parser.add_argument("--root", type=Path, required=True, help="where the tree is written, as $AURANK_DATA holds it")
     parser.add_argument("--pixels", type=int, default=32)
     parser.add_argument("--share", type=float, default=1.0, help="of the classes")
@@ -209,8 +230,11 @@ def main() -> None:
     if not 0 < given.share <= 1:
         parser.error(f"--share must be above 0 and at most 1, got {given.share:g}")
     started, chance = time.perf_counter(), np.random.default_rng(given.seed)
-    tree = TREES[given.benchmark](BENCHMARKS[given.benchmark], given.share, chance)
-    folder = write(tree, given.root, given.pixels, chance)
+    if given.benchmark == "million":
+        folder, tree = million(given.root, given.share, given.pixels, chance)
+    else:
+        tree = TREES[given.benchmark](BENCHMARKS[given.benchmark], given.share, chance)
+        folder = write(tree, given.root, given.pixels, chance)
     classes = len({label for _, label in tree.images})
     print(f"{folder}: {len(tree.images):,} images of {classes:,} classes, {time.perf_counter() - started:.0f} s")
 

@@ -188,6 +188,9 @@ def serve(
     host: str = option("An address of this machine; 0.0.0.0 is all of them.", default="127.0.0.1"),
     port: int = option("Of the page's address; 0 takes a free one.", default=8000),
     model: MovedModel = None,
+    workers: int = option("Processes; each has the model, and all share the index.", default=1, min=1),
+    token: str | None = option("What browsers ask for as a password, and programs send.", envvar="AURANK_TOKEN"),
+    no_token: bool = option("Let in whoever reaches --host.", "--no-token", default=False),
     roots: Roots = None,
     device: str | None = option("Where the model runs, such as cuda; default: cpu."),
     allow_code: AllowIndexCode = False,
@@ -203,7 +206,9 @@ def serve(
 
     def started(served: Served) -> None:
         console.say(f"{served.images:,} images at {served.address} (Ctrl+C ends)")
-        if not served.is_local:
+        if token:
+            stderr_console.say("Browsers ask for a name and a password: any name, and the token.")
+        elif not served.is_local:
             stderr_console.say("Whoever reaches this machine can search and see the images: there is no password.")
 
     serve(
@@ -212,6 +217,9 @@ def serve(
         roots=roots or [],
         host=host,
         port=port,
+        workers=workers,
+        token=token,
+        no_token=no_token,
         device=device,
         allow_code=allow_code,
         started=started,

@@ -206,13 +206,13 @@ def read_about(folder: Path) -> dict[str, Any]:
         return dict(checked(content, _About))
 
 
-def read_rows(folder: Path, about: dict[str, Any]) -> IndexedRows:
+def read_rows(folder: Path, about: dict[str, Any], *, memory_map: bool = False) -> IndexedRows:
     """Return the rows that index.json names; UserError unless every file is as it was written."""
     place, is_processed = folder / about["rows"], about["postprocessing"] is not None
     verify_part(folder, about, about["rows"])
     with reading(folder, _WHAT, remedy=_REMEDY):
         embeddings = load_arrays(place / _EMBEDDINGS)[""]
-        index = Index.load(place / _FAISS, device="cpu")
+        index = Index.load(place / _FAISS, device="cpu", memory_map=memory_map)
         vectors = load_arrays(place / _VECTORS)[""] if is_processed else None
         processing = PostProcessing.load(place / _STEPS) if is_processed else None
         images = _read_images(place / _IMAGES)

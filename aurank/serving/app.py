@@ -2,12 +2,14 @@
 
 import asyncio
 import base64
+import binascii
 import hashlib
+import hmac
 import json
 import re
-import secrets
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -24,6 +26,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aurank.commands import ImageIndex
+from aurank.data.decode import quiet_decoding
 from aurank.reporting.page import render
 from aurank.serving.gallery import Gallery
 from aurank.serving.uploads import DEEPEST, FORMATS, Limits, Window, parsed, read_search
@@ -40,16 +43,19 @@ _HEADERS = {
 }
 
 
-def make_app(index: ImageIndex, *, limits: Limits | None = None, hosts: Sequence[str] | None = None) -> ASGIApp:
+def make_app(
+    index: ImageIndex, *, limits: Limits | None = None, hosts: Sequence[str] | None = None, token: str | None = None
+) -> ASGIApp:
     """Return the ASGI application that serves an index, for any ASGI server.
 
     Args:
         index: what is searched; nothing of it is changed.
         limits: of requests.
         hosts: the names that requests may call this server by, in lower case; None takes any.
+        token: what every request has to bring, as a bearer token or as a password; None asks for none.
     """
     limits = limits or Limits()
-    gallery, token = Gallery(index, limits.pixels), secrets.token_hex(8)
+    gallery, mark = Gallery(index, limits.pixels), str(index.about["checksum"])[:16]  # the same in all workers
     in_search = _workers("search", threads=limits.threads, waiting=limits.waiting)
     # Apart, so that a page of pictures keeps no search waiting.
     in_pictures = _workers("picture", threads=limits.threads, waiting=8 * limits.waiting)
@@ -76,7 +82,7 @@ def make_app(index: ImageIndex, *, limits: Limits | None = None, hosts: Sequence
             raise HTTPException(404, f"{text[:40]!r} is not the number of an image")
         gallery.require(int(text))
         # A browser asks again, as another index may be served tomorrow, and is told in a few bytes that it has it.
-        headers = {"etag": f'"{token}-{text}"', "cache-control": "private, no-cache"}
+        headers = {"etag": f'"{mark}-{text}"', "cache-control": "private, no-cache"}
         if request.headers.get("if-none-match") == headers["etag"]:
             return Response(status_code=304, headers=headers)
         kind, content = await in_pictures(partial(gallery.picture, int(text)))
@@ -100,7 +106,14 @@ def make_app(index: ImageIndex, *, limits: Limits | None = None, hosts: Sequence
         Route("/api/images/{row}/thumbnail", picture),
         Route("/api/search", search, methods=["POST"]),
     ]
-    return shield(Starlette(routes=routes, exception_handlers={HTTPException: _refused, Exception: _failed}), hosts)
+    handlers = {HTTPException: _refused, Exception: _failed}
+    return shield(Starlette(routes=routes, exception_handlers=handlers, lifespan=_quiet), hosts, token)
+
+
+@asynccontextmanager
+async def _quiet(app: Starlette) -> AsyncIterator[None]:
+    with quiet_decoding():  # around the threads that decode
+        yield
 
 
 def _workers(name: str, *, threads: int, waiting: int) -> Callable[[Callable[[], Value]], Awaitable[Value]]:
@@ -132,33 +145,54 @@ def page_policy(page: str) -> str:
     return f"default-src 'none'; {own}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 
 
-def shield(app: ASGIApp, hosts: Sequence[str] | None) -> ASGIApp:
-    """Return an application behind security headers that answers only requests that name one of its hosts.
+def shield(app: ASGIApp, hosts: Sequence[str] | None, token: str | None = None) -> ASGIApp:
+    """Return an application behind security headers that answers only requests with the token and one of its hosts.
 
     A site elsewhere can give its own name the address of this machine, and have a browser here send requests: they then
-    name that site as their host. One that posts a form to this server is known by `Sec-Fetch-Site`.
+    name that site as their host. One that posts a form to this server is known by `Sec-Fetch-Site`. An answer given
+    before the request's body has ended closes the connection, else uvicorn would read that body on, without end.
     """
 
     async def shielded(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await app(scope, receive, send)
 
+        headers, answer = Headers(scope=scope), app
+        is_unread = "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
+
+        async def receive_noted() -> Message:
+            nonlocal is_unread
+            message = await receive()
+            is_unread = message.get("more_body", False)
+            return message
+
         async def send_shielded(message: Message) -> None:
             if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                for name, value in _HEADERS.items():
-                    headers.setdefault(name, value)
+                sent = MutableHeaders(scope=message)
+                for name, value in {**_HEADERS, **({"connection": "close"} if is_unread else {})}.items():
+                    sent.setdefault(name, value)
             await send(message)
 
-        headers, answer = Headers(scope=scope), app
         if hosts is not None and _host_name(headers.get("host", "")) not in hosts:
             said = "the request names another host; open the address that aurank serve printed"
             answer = JSONResponse({"error": said}, 403)
         elif scope["method"] not in ("GET", "HEAD") and headers.get("sec-fetch-site") in ("cross-site", "same-site"):
             answer = JSONResponse({"error": "the request comes from another site"}, 403)
-        await answer(scope, receive, send_shielded)
+        elif token is not None and not _has_token(headers.get("authorization", ""), token):
+            said = "send the token of aurank serve: Authorization: Bearer TOKEN, or as the password of any name"
+            answer = JSONResponse({"error": said}, 401, {"www-authenticate": 'Basic realm="aurank", charset="UTF-8"'})
+        await answer(scope, receive_noted, send_shielded)
 
     return shielded
+
+
+def _has_token(authorization: str, token: str) -> bool:
+    kind, _, given = authorization.partition(" ")
+    said = given.strip().encode("latin-1")
+    if kind.lower() == "basic":  # what browsers ask for by themselves, and send with pictures too
+        with suppress(binascii.Error):
+            said = base64.b64decode(said).partition(b":")[2]
+    return kind.lower() in ("basic", "bearer") and hmac.compare_digest(said, token.encode())
 
 
 def _host_name(host: str) -> str | None:

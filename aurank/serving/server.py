@@ -1,14 +1,16 @@
 """The server of a page and an API: what ``aurank serve`` calls."""
 
 import errno
+import gc
 import ipaddress
+import json
+import os
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aurank.data.decode import quiet_decoding
 from aurank.errors import UserError
 from aurank.extras import require_libraries
 
@@ -18,7 +20,8 @@ if TYPE_CHECKING:
 
     from aurank.serving.uploads import Limits
 
-_CONNECTIONS = 256  # open at once; the next is told to come again
+_CONNECTIONS = 256  # open at once in a worker; the next is told to come again
+_SETTINGS = "AURANK_SERVE_WORKER"  # the environment variable that tells workers what to serve
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,9 @@ def serve(
     roots: Sequence[Path] = (),
     host: str = "127.0.0.1",
     port: int = 8000,
+    workers: int = 1,
+    token: str | None = None,
+    no_token: bool = False,
     device: str | None = None,
     allow_code: bool = False,
     limits: "Limits | None" = None,
@@ -57,13 +63,17 @@ def serve(
         model, roots: as for `ImageIndex.open`.
         host: an address or name of this machine; 0.0.0.0 is every address it has.
         port: 0 takes a free one.
+        workers: processes, each with the model; they share the index, which is mapped into memory.
+        token: what every request has to bring, as a bearer token or as a password.
+        no_token: whether a host that other machines reach may do without.
         device: where the model runs and faiss searches; default: the CPU.
         allow_code: whether a ``python:`` model may run.
         limits: of requests.
         started: told when the first request can come.
 
     Raises:
-        UserError: a missing library, an address that cannot be had, or an index or a model that cannot be read.
+        UserError: a missing library, an address that cannot be had or wants a token, or an index or a model that cannot
+            be read.
 
     Example:
         >>> try:
@@ -74,44 +84,77 @@ def serve(
     """
     require_libraries("aurank serve", "starlette", "uvicorn", "python_multipart")
     with listen(host, port) as listening:  # before the model is loaded
-        from aurank.commands import ImageIndex
-        from aurank.serving.app import make_app
+        import uvicorn
+
         from aurank.serving.uploads import Limits
 
-        index = ImageIndex.open(folder, model=model, roots=roots, device=device or "cpu", allow_code=allow_code)
-        index.load_model()
-        # Of a GPU one thread at a time asks faiss.
-        limits = limits or Limits(threads=2 if device in (None, "cpu") else 1)
         address, bound = listening.getsockname()[:2]
         is_local = ipaddress.ip_address(address.partition("%")[0]).is_loopback
+        if token == "" or not (is_local or token or no_token):
+            said = f"other machines reach --host {host}" if token is None else "the token is empty"
+            raise UserError(f"{said}: name one with --token TOKEN or $AURANK_TOKEN, or let everybody in by --no-token")
+        # Of a GPU one thread at a time asks faiss.
+        limits = limits or Limits(threads=2 if device in (None, "cpu") else 1)
         names = ["localhost", "127.0.0.1", "::1", host.lower()]  # what a browser of this machine calls it
-        server = make_server(make_app(index, limits=limits, hosts=names if is_local else None))
+        settings = {"folder": str(folder), "model": model, "roots": [*map(str, roots)], "device": device}
+        settings |= {"allow_code": allow_code, "limits": asdict(limits), "hosts": names if is_local else None}
+        settings |= {"token": token, "workers": workers}
+        app, images = _app_of(settings)  # with several workers too: what cannot be read is told here
         if started is not None:
             shown = f"[{host}]" if ":" in host else host
-            started(Served(f"http://{shown}:{bound}/", len(index), is_local))
-        with quiet_decoding():  # around the threads that decode
-            server.run(sockets=[listening])
+            started(Served(f"http://{shown}:{bound}/", images, is_local))
+        if workers == 1:
+            make_server(app).run(sockets=[listening])
+            return
+        del app
+        gc.collect()  # the index and the model are in the workers
+        os.environ[_SETTINGS] = json.dumps(settings)
+        uvicorn.run(f"{__name__}:worker", factory=True, workers=workers, fd=listening.fileno(), **_how())
+
+
+def worker() -> "ASGIApp":
+    """Return the application of one of several workers: what uvicorn calls in each."""
+    import torch
+
+    settings = json.loads(os.environ[_SETTINGS])
+    torch.set_num_threads(max(1, torch.get_num_threads() // settings["workers"]))
+    return _app_of(settings)[0]
+
+
+def _app_of(settings: dict[str, Any]) -> "tuple[ASGIApp, int]":
+    from aurank.commands import ImageIndex
+    from aurank.serving.app import make_app
+    from aurank.serving.uploads import Limits
+
+    how = {name: settings[name] for name in ("model", "allow_code")}
+    roots, device = [*map(Path, settings["roots"])], settings["device"] or "cpu"
+    index = ImageIndex.open(settings["folder"], roots=roots, device=device, memory_map=True, **how)
+    index.load_model()
+    limits = Limits(**settings["limits"])
+    return make_app(index, limits=limits, hosts=settings["hosts"], token=settings["token"]), len(index)
 
 
 def make_server(app: "ASGIApp") -> "uvicorn.Server":
     """Return the server of an application, which bounds connections and how long they may say nothing."""
     import uvicorn
 
+    return uvicorn.Server(uvicorn.Config(app, **_how()))
+
+
+def _how() -> dict[str, Any]:
     from aurank.serving.connections import PromptProtocol
 
-    config = uvicorn.Config(
-        app,
-        http=PromptProtocol,
-        lifespan="off",
-        ws="none",
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        limit_concurrency=_CONNECTIONS,
-        timeout_graceful_shutdown=5,
-    )
-    return uvicorn.Server(config)
+    return {
+        "http": PromptProtocol,
+        "ws": "none",
+        "log_level": "warning",
+        "access_log": False,
+        "server_header": False,
+        "proxy_headers": False,
+        "limit_concurrency": _CONNECTIONS,
+        "timeout_graceful_shutdown": 5,
+        "timeout_worker_healthcheck": 60,  # uvicorn starts a worker again that is silent so long; a model loads first
+    }
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -61,7 +61,7 @@ class Limits:
     upload_seconds: float = 60.0
     pixels: int = 64_000_000
     threads: int = 2
-    waiting: int = 64
+    waiting: int = 128
 
 
 async def read_search(request: Request, limits: Limits) -> RowSearch | tuple[Window, bytes]:

@@ -1,5 +1,6 @@
 """What the server refuses: each with a status and one line that says what is wrong."""
 
+import base64
 import io
 import struct
 import zlib
@@ -132,6 +133,19 @@ def test_requests_that_another_site_made_a_browser_send(index: ImageIndex) -> No
         assert "another host" in refused(client.get("/api/info", headers={"host": host}), 403)
     answer = client.post("/api/search", json={"row": 1}, headers={"host": "localhost", "sec-fetch-site": "cross-site"})
     assert refused(answer, 403) == "the request comes from another site"
+
+
+def test_a_token_is_asked_for_everywhere_as_a_bearer_or_a_password(index: ImageIndex) -> None:
+    client, token = TestClient(make_app(index, token="pass:wörd")), "pass:wörd"
+    good = [f"Bearer {token}".encode(), b"basic " + base64.b64encode(f"anyone:{token}".encode())]
+    bad = [b"", b"Bearer", b"Bearer pass", b"Basic x", b"Basic " + base64.b64encode(token.encode()), token.encode()]
+    for path in ("/", "/api/info", "/openapi.json", "/api/images/0/thumbnail", "/nowhere"):
+        for one in good:
+            assert client.get(path, headers={"authorization": one}).status_code == (404 if path == "/nowhere" else 200)
+        for one in bad:
+            answer = client.get(path, headers={"authorization": one})
+            assert refused(answer, 401).startswith("send the token of aurank serve")
+            assert answer.headers["www-authenticate"].startswith("Basic ")
 
 
 def test_every_answer_has_the_security_headers(client: TestClient) -> None:

@@ -4,9 +4,12 @@ import asyncio
 import http.client
 import json
 import socket
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +30,7 @@ HEAD = b'--x\r\ncontent-disposition: form-data; name="photo"; filename="a"\r\n\r
 
 
 def asked(port: int, method: str, path: str, body: Any = None, headers: Any = None) -> tuple[int, dict[str, Any]]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
     connection.request(method, path, body, headers or {})
     answer = connection.getresponse()
     content = json.loads(answer.read())
@@ -88,11 +91,24 @@ def test_the_command_says_where(
     assert complaint == ""
     elsewhere = {"host": "evil.example"}
     assert TestClient(at_once[0][0].app).get("/api/info", headers=elsewhere).status_code == 403
-    assert typed(monkeypatch, index.folder, "--port", 0, "--host", "0.0.0.0") == 0
+    everywhere = ("--port", 0, "--host", "0.0.0.0")
+    assert typed(monkeypatch, index.folder, *everywhere, "--no-token") == 0
     output, complaint = capsys.readouterr()
     assert "http://0.0.0.0:" in output
     assert "there is no password" in complaint
     assert TestClient(at_once[1][0].app).get("/api/info", headers=elsewhere).status_code == 200
+    monkeypatch.setenv("AURANK_TOKEN", "secret")
+    assert typed(monkeypatch, index.folder, *everywhere) == 0
+    assert "any name, and the token" in capsys.readouterr().err
+    client = TestClient(at_once[2][0].app)
+    assert client.get("/", headers=elsewhere).status_code == 401
+    assert client.get("/", headers={**elsewhere, "authorization": "Bearer secret"}).status_code == 200
+
+
+@pytest.mark.parametrize("token", [None, ""])
+def test_an_address_that_others_reach_wants_a_token(tmp_path: Path, token: str | None) -> None:
+    with pytest.raises(UserError, match=r"--token TOKEN or \$AURANK_TOKEN, or let everybody in by --no-token"):
+        serve(tmp_path / "no index", port=0, host="0.0.0.0", token=token)  # said before the index is looked for
 
 
 def test_the_command_refuses_a_folder_without_an_index(
@@ -164,6 +180,52 @@ def test_over_a_wire_a_body_that_is_too_large_slow_or_broken_off(index: ImageInd
         with socket.create_connection(("127.0.0.1", port)) as wire:
             wire.sendall(begun)
         assert asked(port, "GET", "/api/info")[0] == 200
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["POST /api/search", "GET /api/info", "POST /nowhere"])
+def test_a_body_in_chunks_that_never_ends_is_answered_and_cut(index: ImageIndex, target: str) -> None:
+    lines = (f"{target} HTTP/1.1", "host: 127.0.0.1", "transfer-encoding: chunked", "content-type: application/json")
+    chunk = b"10000\r\n" + bytes(2**16) + b"\r\n"
+    with running_server(index) as port, socket.create_connection(("127.0.0.1", port), timeout=5) as wire:
+        wire.sendall("\r\n".join([*lines, "", ""]).encode())
+        sent = 0
+        with suppress(OSError):  # the server has closed the connection
+            while sent < 400:
+                wire.sendall(chunk)
+                sent += 1
+        assert sent < 400
+        said = wire.recv(4000)
+    assert said.startswith({"P": b"HTTP/1.1 4", "G": b"HTTP/1.1 200"}[target[0]])
+    assert b"413" in said or target != "POST /api/search"
+    assert b"connection: close" in said
+
+
+def mapped(process: str) -> set[str]:
+    """Names of the files that a process has mapped into memory."""
+    return {line.rpartition("/")[2] for line in Path(f"/proc/{process}/maps").read_text().splitlines()}
+
+
+@pytest.mark.slow
+def test_several_workers_give_the_same_answers_and_share_the_mapped_index(index: ImageIndex) -> None:
+    command = [sys.executable, "-m", "aurank", "serve", str(index.folder), "--port", "0", "--workers", "2"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        try:
+            assert parent.stdout is not None
+            port = int(parent.stdout.readline().partition("127.0.0.1:")[2].partition("/")[0])
+            deadline, workers = time.monotonic() + 240, list[str]()
+            while len(workers) < 2:
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+                children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
+                workers = [child for child in children if {"index.faiss", "embeddings.npy"} <= mapped(child)]
+            body, kind = json.dumps({"row": 3}), {"content-type": "application/json"}
+            answers = [asked(port, "POST", "/api/search", body, kind) for _ in range(8)]
+            assert answers[0][0] == 200
+            assert all(answer == answers[0] for answer in answers)
+        finally:
+            parent.terminate()
+            assert parent.wait(120) in (0, -15)
 
 
 def test_an_answer_in_two_pieces_waits_for_no_acknowledgement(

@@ -136,10 +136,10 @@ def head_config(file: Path, **sections: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def running_server(index: ImageIndex, limits: Limits | None = None) -> Iterator[int]:
+def running_server(index: ImageIndex, limits: Limits | None = None, token: str | None = None) -> Iterator[int]:
     """Serve an index while the context lasts; gives the port."""
     with listen("127.0.0.1", 0) as listening:
-        app = make_app(index, limits=limits, hosts=["127.0.0.1"])
+        app = make_app(index, limits=limits, hosts=["127.0.0.1"], token=token)
         server = make_server(app)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()

@@ -113,6 +113,7 @@ class ImageIndex:
         roots: Sequence[Path] = (),
         device: str | None = None,
         allow_code: bool = False,
+        memory_map: bool = False,
     ) -> "ImageIndex":
         """Return the index in a folder; UserError unless every file of it is as it was written.
 
@@ -122,6 +123,7 @@ class ImageIndex:
             roots: where the images are now, if they were moved: a folder or zip archive for each that was indexed.
             device: where the model runs; default: the CPU. faiss searches on the CPU.
             allow_code: whether a model that needs it may run code.
+            memory_map: whether what faiss searches stays in its file, which processes then share.
         """
         rows: IndexedRows | CollectionRows
         if is_collection(folder):
@@ -131,11 +133,11 @@ class ImageIndex:
             folder = Path(folder)
             about = read_about(folder)
             try:
-                rows = read_rows(folder, about)
+                rows = read_rows(folder, about, memory_map=memory_map)
             except UserError:
                 if (again := read_about(folder)) == about:
                     raise
-                about, rows = again, read_rows(folder, again)  # it was changed while it was read
+                about, rows = again, read_rows(folder, again, memory_map=memory_map)  # it was changed while it was read
         if roots:
             some = {number: rows.where("source", [number], TRIED) for number in range(len(about["sources"]))}
             paths = {number: rows.take(held)["path"].tolist() for number, held in some.items()}
