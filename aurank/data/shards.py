@@ -61,6 +61,7 @@ class _Record:
     parts: dict[int, EmbeddingPart]
     classes: list[str] | None = None
     made_by: str | None = None
+    pace: tuple[int, bool | None] | None = None
 
     @property
     def text(self) -> str:
@@ -87,7 +88,8 @@ class _Record:
 class ShardWriter:
     """Writes a folder of embeddings part by part: what is there already of the same embeddings is left as it is.
 
-    `key` is a digest of all that decides the embeddings, `count` the rows of the data set.
+    `key` is a digest of all that decides the embeddings, `count` the rows of the data set; `pace` says how many of them
+    a network was given at once, and in which memory format.
     """
 
     folder: Path
@@ -95,6 +97,7 @@ class ShardWriter:
     count: int
     shard_rows: int = SHARD_ROWS
     parts: dict[int, EmbeddingPart] = field(default_factory=dict, init=False)
+    pace: tuple[int, bool | None] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         """Look at what is there; of a damaged table or journal nothing is known, and all is written anew."""
@@ -108,6 +111,7 @@ class ShardWriter:
         if known and known[0].key != self.key:
             what = "embeddings of another model, of other images or in other parts"
             raise UserError(f"--out {self.folder} holds {what}: name a new folder, or remove this one")
+        self.pace = known[0].pace if known else None
         for number, part in known[0].parts.items() if known else ():
             if part.trouble(self.folder) is None:
                 self.parts[number] = part
@@ -133,7 +137,7 @@ class ShardWriter:
             np.save(file, np.ascontiguousarray(embeddings), allow_pickle=False)
         skipped = np.setdiff1d(np.arange(everything.start, everything.stop), rows).tolist()
         self.parts[number] = EmbeddingPart(path.name, len(rows), skipped, file_sha256(path))
-        write_text(self.folder / JOURNAL, _Record(self.key, self.parts).text)
+        write_text(self.folder / JOURNAL, _Record(self.key, self.parts, pace=self.pace).text)
 
     def finish(
         self, columns: Mapping[str, np.ndarray], *, classes: Sequence[str] | None = None, made_by: str | None = None
@@ -153,7 +157,7 @@ class ShardWriter:
                 ordered = columns[name][np.lexsort((columns[name][:, 1], columns[name][:, 0]))]
                 offsets = np.searchsorted(ordered[:, 0], np.arange(sum(lengths) + 1))
                 table[name] = pyarrow.LargeListArray.from_arrays(offsets, ordered[:, 1])
-        record = _Record(self.key, parts, None if classes is None else list(classes), made_by)
+        record = _Record(self.key, parts, None if classes is None else list(classes), made_by, self.pace)
         arrow = pyarrow.table(table).replace_schema_metadata({FORMAT: record.text})
         with replacing(self.folder / INDEX) as file:
             pyarrow.parquet.write_table(arrow, file, write_page_checksum=True)
