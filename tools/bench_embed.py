@@ -4,9 +4,9 @@
 
 The bare loop is Pillow, timm's transform and network, and one thread that makes the next batch: nothing is checked,
 named or kept. Its batch size and memory format are the best of all that `--batches` names, found on tensors in memory.
-aurank's are those that its own trial finds; its seconds are told apart, as a share of what 2,943 photos take. Weights
-are random. Ratios are medians over the turns, by the clock and by this process's CPU time; below 1, aurank is faster.
-`--engines` times ONNX Runtime and torch.compile on tensors in memory, at the bare loop's batch, beside eager torch.
+aurank's are those that its own trial finds, whose time is told as a share of what 2,943 photos take. Weights are
+random. Ratios are medians over the turns; below 1, aurank is faster. ONNX Runtime and
+torch.compile on tensors in memory, at the bare loop's batch, beside eager torch.
 """
 
 import argparse
@@ -21,49 +21,40 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
 from aurank.allocator import keep_memory
+from aurank.data import READERS, Manifest
+from aurank.embedding.embed import embed
+from aurank.embedding.pace import TRIED, Pace, find_pace, kept_to
+from aurank.models.adapters.by_name import load_model
+from aurank.models.image_model import ImageModel
 
-KEPT = keep_memory()  # as the commands do, before torch
-
-import numpy as np  # noqa: E402
-import torch  # noqa: E402
-from PIL import Image  # noqa: E402
-from torch import Tensor, nn  # noqa: E402
-
-from aurank.data import READERS, Manifest  # noqa: E402
-from aurank.embedding.embed import embed  # noqa: E402
-from aurank.embedding.pace import TRIED, Pace, find_pace, kept_to  # noqa: E402
-from aurank.models.adapters.by_name import load_model  # noqa: E402
-from aurank.models.image_model import ImageModel  # noqa: E402
-
-Clock = tuple[float, float]  # seconds by the clock, and of this process's processor time
 PHOTOS = 2943  # of the test split
+told = "{0.batch} {0.channels_last}".format
 
 
-def told(pace: Pace) -> str:
-    return f"{pace.batch}{'L' if pace.channels_last else 'N'}"  # channels last or not
-
-
-def timed(step: Callable[..., Any], *given: Any, **options: Any) -> tuple[Clock, Any]:
+def timed(step: Callable[..., Any], *given: Any, **options: Any) -> tuple[tuple[float, float], Any]:
     wall, cpu = time.perf_counter(), time.process_time()
     result = step(*given, **options)
     return (time.perf_counter() - wall, time.process_time() - cpu), result
 
 
 def per_image(run: Callable[[Tensor], object], inputs: Tensor, turns: int = 3) -> float:
-    """Milliseconds of an image, the first call left out, by the clock."""
     run(inputs)
     return min(timed(run, inputs)[0][0] for _ in range(turns)) / len(inputs) * 1e3
 
 
 def search(module: nn.Module, images: Tensor, batches: list[int]) -> dict[Pace, float]:
-    """Milliseconds of an image by batch and format, larger batches as long as they are not 1.3 times as slow."""
     costs: dict[Pace, float] = {}
     for channels_last in (False, True):
         for batch in batches:
             with kept_to(pace := Pace(batch, channels_last), module) as laid_out:
                 costs[pace] = per_image(module, laid_out(images[torch.arange(batch) % len(images)]), 2)
-            if costs[pace] > 1.3 * min(costs.values()) and batch > 16:
+            if costs[pace] > 1.2 * min(costs.values()) and batch > 16:
                 break
     return costs
 
@@ -81,32 +72,31 @@ def bare(model: ImageModel, files: list[bytes], pace: Pace) -> np.ndarray:
                 ready, coming = coming.result(), thread.submit(made, files[start : start + pace.batch])
                 yield ready
 
-    wanted = torch.channels_last if pace.channels_last else torch.contiguous_format
-    with kept_to(pace, model.module):
-        return np.concatenate([model.module(batch.contiguous(memory_format=wanted)).numpy() for batch in batches()])
+    with kept_to(pace, model.module) as laid_out:
+        return np.concatenate([model.module(laid_out(batch)).numpy() for batch in batches()])
 
 
+@torch.no_grad()
 def engines(module: nn.Module, images: Tensor, pace: Pace) -> str:
     """What other engines take, and the largest difference of an embedding of length 1."""
     import onnxruntime
 
     given = images[torch.arange(pace.batch) % len(images)].contiguous()
-    with torch.inference_mode():
-        usual, found = nn.functional.normalize(module(given), dim=1), []
+    usual, found = nn.functional.normalize(module(given)), []
     with tempfile.TemporaryDirectory() as folder:
         path, options = Path(folder, "model.onnx"), onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         torch.onnx.export(module, (given,), str(path), input_names=["images"], dynamo=True, verbose=False)
-        session = onnxruntime.InferenceSession(path.read_bytes() if path.stat().st_size > 2**20 else str(path), options)
+        session = onnxruntime.InferenceSession(str(path), options)
 
         def by_onnx(inputs: Tensor) -> Tensor:
             return torch.from_numpy(session.run(None, {"images": inputs.numpy()})[0])
 
-        with kept_to(pace, module) as laid_out, torch.inference_mode():
+        with kept_to(pace, module) as laid_out:
             runs = {"onnxruntime": (by_onnx, given), "torch.compile": (torch.compile(module), laid_out(given))}
             for name, (run, inputs) in runs.items():
                 (first, _), rows = timed(run, inputs)
-                apart = (nn.functional.normalize(rows, dim=1) - usual).abs().max().item()
+                apart = (nn.functional.normalize(rows) - usual).abs().max().item()
                 found.append(f"{name} {per_image(run, inputs):.2f} ms (first call {first:.0f} s, differs {apart:.0e})")
     return "; ".join(found)
 
@@ -125,14 +115,13 @@ def compared(name: str, size: int, manifest: Manifest, given: argparse.Namespace
     for _ in range(given.turns):
         (theirs, bare_rows), (own, rows) = timed(bare, model, files, best), timed(embed, module, dataset, batch=pace)
         turns.append((own[0] / theirs[0], own[1] / theirs[1], own[0] / len(files) * 1e3))
-    clock, cpu, spent = zip(*turns, strict=True)
+    clock, cpu, spent = (statistics.median(column) for column in zip(*turns, strict=True))
     apart = np.abs(rows.embeddings - bare_rows).max() / np.abs(bare_rows).max()
-    share = trial / (statistics.median(spent) * PHOTOS / 1e3)
-    print(f"{name} at {size}: network alone {', '.join(f'{told(pace)} {cost:.2f}' for pace, cost in costs.items())} ms")
+    alone = ", ".join(f"{told(pace)} {cost:.2f}" for pace, cost in costs.items())
+    print(f"{name} at {size}: images, channels-last, ms of one, network alone: {alone}")
     print(
-        f"   bare {told(best)}, aurank {told(pace)} {statistics.median(spent):.2f} ms with reading, the trial {share:.1%};"
-        f" ratio {statistics.median(clock):.3f} ({min(clock):.3f} to {max(clock):.3f}), by processor time "
-        f"{statistics.median(cpu):.3f}; they differ by {apart:.0e} of the largest value",
+        f"   bare {told(best)}, aurank {told(pace)}: {spent:.2f} ms with reading, ratio {clock:.3f}, by processor time "
+        f"{cpu:.3f}; trial {trial / (spent * PHOTOS / 1e3):.1%}; differ by {apart:.0e} of the largest value",
         flush=True,
     )
     if given.engines:
@@ -141,8 +130,7 @@ def compared(name: str, size: int, manifest: Manifest, given: argparse.Namespace
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    networks = ["tf_efficientnet_lite0", "resnet50", "vit_small_patch16_224"]
-    parser.add_argument("--models", nargs="+", default=networks)
+    parser.add_argument("--models", nargs="+", default=["tf_efficientnet_lite0", "resnet50", "vit_small_patch16_224"])
     parser.add_argument("--sizes", type=int, nargs="+", default=[128, 224])
     parser.add_argument("--batches", type=int, nargs="+", default=[8, 16, 32, 64, 128, 256])
     for option, value in {"images": 256, "turns": 3, "threads": os.cpu_count() or 1}.items():
@@ -150,9 +138,8 @@ def main() -> None:
     parser.add_argument("--engines", action="store_true")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    folder = Path(os.environ.get("AURANK_DATA", "data"))
-    test = READERS["grocery"](folder).split("test")
-    print(f"{given.images} photos, {given.turns} turns, {given.threads} threads, glibc keeps memory: {KEPT}")
+    test = READERS["grocery"](Path(os.environ.get("AURANK_DATA", "data"))).split("test")
+    print(f"{given.images} photos, {given.turns} turns, {given.threads} threads, glibc keeps memory: {keep_memory()}")
     for name, size in itertools.product(given.models, given.sizes):
         compared(name, size, test.select(np.arange(given.images)), given)
 

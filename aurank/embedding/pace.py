@@ -14,9 +14,8 @@ LEAST = 1024
 """Images from which on a trial pays."""
 TRIED = 8
 """Images that a trial needs."""
-_BATCHES = (8, 16, 32, 64, 128, 256)
-_SECONDS, _SHARE = 1.0, 0.04  # of a trial: at most that long, and that share of the work
-_WORSE = 1.05
+_FIRST, _LARGEST, _SMALLEST = 16, 256, 8
+_SECONDS, _SHARE = 3.0, 0.05  # of a trial: at most that long, and that share of the work
 
 
 class Pace(NamedTuple):
@@ -45,35 +44,35 @@ def kept_to(pace: Pace, model: nn.Module) -> Iterator[Callable[[Tensor], Tensor]
 def find_pace(model: nn.Module, images: Tensor, count: int) -> Pace:
     """Return the fastest pace for so many images like those given, by trying batches of them with the model.
 
-    Batches grow as long as the trial takes no more than a second, or a twenty-fifth of the work. Memory formats are
-    tried for networks of several convolutions.
+    Batches grow while that is faster and the trial takes at most three seconds, or a twentieth of the work. Memory
+    formats are tried for networks of several convolutions.
     """
     layers = sum(isinstance(module, nn.Conv2d) for module in model.modules())
     formats: list[bool | None] = [is_channels_last(model), not is_channels_last(model)] if layers > 1 else [None]
     start, costs = time.perf_counter(), dict[Pace, float]()
-    for batch in _BATCHES:
-        if costs:
-            least = min(costs.values())
-            ahead = 3 * batch * least * len(formats)
-            if time.perf_counter() - start + ahead > min(_SECONDS, _SHARE * least * count):
-                break
-        for pace in [Pace(batch, channels_last) for channels_last in formats]:
-            with suppress(RuntimeError):  # a view of what another format lays out otherwise
-                costs[pace] = _cost(pace, model, images)
-        least = min(costs.values(), default=0.0)
-        formats = [pace.channels_last for pace, cost in costs.items() if pace.batch == batch and cost <= _WORSE * least]
-        if not formats:  # larger batches are slower
+    for channels_last in formats:
+        with suppress(RuntimeError):  # a view of what another format lays out otherwise
+            pace = Pace(_FIRST, channels_last)
+            costs[pace] = _cost(pace, model, images)
+    best, batch = min(costs, key=costs.__getitem__, default=Pace(_LARGEST)), 2 * _FIRST
+    while _SMALLEST <= batch <= _LARGEST and best in costs:
+        least = costs[best]
+        if time.perf_counter() - start + 2 * batch * least > min(_SECONDS, _SHARE * least * count):
             break
-    return min(costs, key=costs.__getitem__, default=Pace())
+        pace = Pace(batch, best.channels_last)
+        costs[pace] = _cost(pace, model, images)
+        if costs[pace] < least:
+            best, batch = pace, 2 * batch if batch > _FIRST else 0
+        else:
+            batch = _SMALLEST if best.batch == _FIRST and batch > _FIRST else 0
+    return best
 
 
 def _cost(pace: Pace, model: nn.Module, images: Tensor) -> float:
     """Return the seconds that an image takes, the first batch of its size left out."""
     with kept_to(pace, model) as laid_out:
         given = laid_out(images[torch.arange(pace.batch) % len(images)])
-        times = []
-        for _ in range(3):
-            start = time.perf_counter()
-            model(given)
-            times.append(time.perf_counter() - start)
-        return min(times[1:]) / pace.batch
+        model(given)
+        start = time.perf_counter()
+        model(given)
+        return (time.perf_counter() - start) / pace.batch
