@@ -5,6 +5,9 @@ import sys
 
 def main() -> None:
     """Run the command line; without the libraries that it is made of, say how to get them."""
+    from aurank.allocator import keep_memory
+
+    keep_memory()
     try:
         from aurank.cli import main as run
     except ModuleNotFoundError as error:

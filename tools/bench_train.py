@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from aurank.allocator import keep_memory
 from aurank.data import Batch, view_keys
 from aurank.training import read_config
 from aurank.training.build import build_splits
@@ -136,7 +137,10 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     about = " ".join((given.config, *given.override))
-    print(f"{about}: {given.turns} turns of {given.steps} steps, torch {torch.__version__}")
+    print(
+        f"{about}: {given.turns} turns of {given.steps} steps, torch {torch.__version__}, "
+        f"glibc keeps memory: {keep_memory()}"
+    )
     print(f"{'workers':10} {'time':10}{'loop':>11}{'bare':>11}   ratio")
     for workers in given.workers:
         tell(str(workers), compared(given, workers), given.steps)

@@ -139,7 +139,7 @@ _IMAGES = {
 }
 # How a model is run.
 _RUN = {
-    "batch": _shared(int | None, "Images embedded at once; default: the configuration's, else 256.", min=1),
+    "batch": _shared(int | None, "Images embedded at once; default: the configuration's, else by trial.", min=1),
     "device": _shared(str | None, "Such as cuda:1 or cpu; default: cuda where there is one."),
     "bf16": _shared(bool, "Embed in bfloat16, faster on GPUs and processors that have it.", "--bf16"),
     "cache": Cache,

@@ -12,8 +12,9 @@ import numpy as np
 
 from aurank.commands.run_options import PreparedModel, RunOptions, prepare_model
 from aurank.data.shards import SHARD_ROWS, ShardWriter, require_folder
-from aurank.embedding.embed import Embedded, described, embed_rows
+from aurank.embedding.embed import Embedded, choose_pace, described, embed_rows
 from aurank.embedding.named import ImageSelection
+from aurank.embedding.pace import Pace
 from aurank.errors import UserError
 from aurank.files import claimed
 
@@ -91,13 +92,19 @@ def embed_to_folder(
             if group.rank == 0:
                 writer = ShardWriter(out, key, total, shard_rows)
             missing = group.all_gather([] if writer is None else writer.missing)[0]
+            how: dict[str, Any] = {"device": run.torch_device, "bf16": run.bf16, "cache": cache, "group": group}
+            sizes = prepared.sizes
+            if missing and sizes["batch"] is None:
+                known = None if writer is None or writer.pace is None else Pace(*writer.pace)
+                sizes["batch"] = choose_pace(module, dataset, np.ones(total, np.bool_), known=known, **how)
+                if writer is not None:
+                    writer.pace = sizes["batch"]
         run.tell(*prepared.remarks)
         for number in missing:
             wanted = np.zeros(total, dtype=np.bool_)
             wanted[number * shard_rows : (number + 1) * shard_rows] = True
             progress = run.stage(f"embedding, part {number + 1} of {-(-total // shard_rows)}")
-            how: dict[str, Any] = {"bf16": run.bf16, "cache": cache, "group": group, **prepared.sizes}
-            piece = embed_rows(module, dataset, wanted, device=run.torch_device, progress=progress, **how)
+            piece = embed_rows(module, dataset, wanted, progress=progress, **how, **sizes)
             group.in_first(partial(_write, writer, number, *piece))
         return None if writer is None else _finish(writer, prepared)
 

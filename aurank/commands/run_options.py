@@ -52,10 +52,10 @@ def log(line: str) -> None:
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How a model is run; none of it but `bf16` is meant to change a number.
+    """How a model is run; none of it but `bf16` is meant to change more of a number than its rounding.
 
     Args:
-        batch: images embedded at once; default: the configuration's 256.
+        batch: images embedded at once; default: the configuration's, else what a trial on the CPU finds, 256 on GPUs.
         device: default: CUDA where there is one.
         cache: folder of the embedding cache, None for none.
         bf16: whether the model multiplies in bfloat16, which changes its embeddings in the third digit.
@@ -136,8 +136,9 @@ class PreparedModel:
 
     @property
     def sizes(self) -> dict[str, Any]:
-        usual = EvaluateConfig() if self.model.config is None else self.model.config.evaluate
-        batch = self.settings.get("batch", usual.batch)
+        default = EvaluateConfig().batch
+        own = default if self.model.config is None else self.model.config.evaluate.batch
+        batch = self.settings.get("batch", None if own == default else own)
         return {"batch": batch if self.run.batch is None else self.run.batch, "workers": self.data.workers}
 
     def evaluation_options(self, protocol: Protocol | None, given: dict[str, Any]) -> dict[str, Any]:

@@ -59,6 +59,7 @@ class _Record:
     parts: dict[int, EmbeddingPart]
     classes: list[str] | None = None
     made_by: str | None = None
+    pace: tuple[int, bool | None] | None = None
 
     @property
     def text(self) -> str:
@@ -83,13 +84,17 @@ class _Record:
 
 @dataclass
 class ShardWriter:
-    """Writes a folder of embeddings part by part; `key` is a digest of all that decides the embeddings."""
+    """Writes a folder of embeddings part by part; `key` is a digest of all that decides the embeddings.
+
+    `pace` says how many images a network was given at once, and in which memory format.
+    """
 
     folder: Path
     key: str
     count: int
     shard_rows: int = SHARD_ROWS
     parts: dict[int, EmbeddingPart] = field(default_factory=dict, init=False)
+    pace: tuple[int, bool | None] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         if self.shard_rows < 1:
@@ -102,6 +107,7 @@ class ShardWriter:
         if known and known[0].key != self.key:
             what = "embeddings of another model, of other images or in other parts"
             raise UserError(f"--out {self.folder} holds {what}: name a new folder, or remove this one")
+        self.pace = known[0].pace if known else None
         for number, part in known[0].parts.items() if known else ():
             if part.trouble(self.folder) is None:
                 self.parts[number] = part
@@ -127,7 +133,7 @@ class ShardWriter:
             np.save(file, np.ascontiguousarray(embeddings), allow_pickle=False)
         skipped = np.setdiff1d(np.arange(everything.start, everything.stop), rows).tolist()
         self.parts[number] = EmbeddingPart(path.name, len(rows), skipped, file_sha256(path))
-        write_text(self.folder / JOURNAL, _Record(self.key, self.parts).text)
+        write_text(self.folder / JOURNAL, _Record(self.key, self.parts, pace=self.pace).text)
 
     def finish(
         self, columns: Mapping[str, np.ndarray], *, classes: Sequence[str] | None = None, made_by: str | None = None
@@ -146,7 +152,7 @@ class ShardWriter:
                 ordered = columns[name][np.lexsort((columns[name][:, 1], columns[name][:, 0]))]
                 offsets = np.searchsorted(ordered[:, 0], np.arange(sum(lengths) + 1))
                 table[name] = pyarrow.LargeListArray.from_arrays(offsets, ordered[:, 1])
-        record = _Record(self.key, parts, None if classes is None else list(classes), made_by)
+        record = _Record(self.key, parts, None if classes is None else list(classes), made_by, self.pace)
         arrow = pyarrow.table(table).replace_schema_metadata({FORMAT: record.text})
         with replacing(self.folder / INDEX) as file:
             pyarrow.parquet.write_table(arrow, file, write_page_checksum=True)

@@ -16,11 +16,12 @@ from torch import Tensor, nn
 
 from aurank.data import Manifest
 from aurank.data.sources import FileMark
+from aurank.embedding.pace import Pace
 from aurank.errors import AurankError, UserError
-from aurank.files import read_bundle, write_bundle, write_text
+from aurank.files import checked, read_bundle, write_bundle, write_text
 
 FORMAT = 3  # raised when how pixels are made changes: older pieces are then not found
-ABOUT = "about.json"
+ABOUT, _PACE = "about.json", "pace.json"
 _SUFFIX, _WHAT = ".safetensors", "a piece of a cache"
 _NAME_LENGTH = 32
 Say = Callable[[str], None]
@@ -68,6 +69,17 @@ class EmbeddingCache:
         except AurankError as error:
             remedy = "name another folder with --cache, or do without by --no-cache"
             raise UserError(f"the embedding cache: {error}; {remedy}") from error
+
+    @property
+    def pace(self) -> Pace | None:
+        """How the pieces were embedded, so that those to come are alike."""
+        with suppress(OSError, ValueError):
+            return checked(json.loads((self.folder / _PACE).read_text(encoding="utf-8")), Pace)
+        return None
+
+    @pace.setter
+    def pace(self, pace: Pace) -> None:
+        write_text(self.folder / _PACE, json.dumps(pace._asdict()) + "\n")
 
     def read(self, count: int, wanted: Bool[np.ndarray, " row"] | None = None) -> list[Piece]:
         """Return the whole pieces, of a data set of ``count`` rows, no row twice; remove damaged ones."""

@@ -1,6 +1,8 @@
 """Embeddings of a manifest's images, with the rows, labels and paths they belong to."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,11 +13,12 @@ from jaxtyping import Bool, Int64
 from torch import nn
 
 from aurank.arrays import Rows, select_rows
-from aurank.data import BatchLoader, ImageDataset, Manifest
+from aurank.data import Batch, BatchLoader, ImageDataset, Manifest
 from aurank.data.manifest import pairs_among
 from aurank.data.saved_embeddings import read_arrays
 from aurank.distributed import ProcessGroup
 from aurank.embedding.cache import EmbeddingCache, Piece
+from aurank.embedding.pace import LEAST, TRIED, Pace, find_pace, kept_to
 from aurank.errors import UserError
 from aurank.evaluation.engine.nearest import nearest_rows
 from aurank.evaluation.engine.problem import ProgressCallback, RetrievalProblem, choose_devices
@@ -156,13 +159,12 @@ def embed(
     return described(dataset.manifest, *piece)
 
 
-@torch.inference_mode()
 def embed_rows(
     model: nn.Module,
     dataset: ImageDataset,
     wanted: Bool[np.ndarray, " row"],
     *,
-    batch: int = 256,
+    batch: int | Pace | None = 256,
     workers: int = 0,
     device: torch.device | None = None,
     bf16: bool = False,
@@ -175,6 +177,7 @@ def embed_rows(
     Row i of those wanted is in batch i // `batch`, whatever is cached and however many processes share the batches.
 
     Args:
+        batch: None takes what `choose_pace` finds.
         bf16: let the model multiply in bfloat16, under autocast.
         cache: what it holds is not embedded again, and every batch is added to it; skipped images are tried anew.
         group: processes that share the batches; each calls this with the same model and images, and gets all rows.
@@ -183,33 +186,95 @@ def embed_rows(
     device = device or next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     with group.failing_together():
         pieces, missing = _held(cache, wanted, group)
+        if batch is None:
+            batch = choose_pace(model, dataset, missing, device=device, bf16=bf16, cache=cache, group=group)
+        pace = batch if isinstance(batch, Pace) else Pace(batch)
+        least = Pace().batch if isinstance(batch, Pace) else 1  # rows of a piece
         total, done = int(wanted.sum()), int(wanted.sum()) - int(missing.sum())
         if done and progress is not None:
             progress(done, total)
         places = np.flatnonzero(wanted)
-        parts = (places[start : start + batch] for start in range(0, len(places), batch))
+        parts = (places[start : start + pace.batch] for start in range(0, len(places), pace.batch))
         batches = [part[missing[part]].tolist() for part in parts if missing[part].any()]
-        training = model.training
-        model.eval()
-        try:
-            with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
-                for images, _, ids in BatchLoader(dataset, group.shard(batches), workers=workers):
-                    if not len(ids):
-                        continue
-                    assert isinstance(images, torch.Tensor)  # only augmentation makes several sizes
-                    output = model(dataset.to_input(images.to(device, non_blocking=True)))
-                    pieces.append(Piece(ids.numpy(), as_embeddings(output, len(ids))))
-                    if cache is not None:
-                        cache.write(pieces[-1])
-                    done = min(total, done + len(ids) * group.size)  # the others are about as far
-                    if progress is not None:
-                        progress(done, total)
-        finally:
-            model.train(training)
+        loader, new = BatchLoader(dataset, group.shard(batches), workers=workers), list[Piece]()
+        with _inference(model, device, bf16), kept_to(pace, model) as laid_out:
+            for images, _, ids in loader if workers else _read_ahead(loader):
+                if not len(ids):
+                    continue
+                assert isinstance(images, torch.Tensor)  # only augmentation makes several sizes
+                output = model(laid_out(dataset.to_input(images.to(device, non_blocking=True))))
+                new.append(Piece(ids.numpy(), as_embeddings(output, len(ids))))
+                if sum(len(piece.rows) for piece in new) >= least:
+                    pieces.append(_joined(new, cache))
+                    new = []
+                done = min(total, done + len(ids) * group.size)  # the others are about as far
+                if progress is not None:
+                    progress(done, total)
+            if new:
+                pieces.append(_joined(new, cache))
         found = gather_pieces(pieces, wanted, group)
     if group.size > 1:
         dataset.leave_out(np.setdiff1d(np.flatnonzero(wanted), found.rows))  # what others could not read
     return found
+
+
+def choose_pace(
+    model: nn.Module,
+    dataset: ImageDataset,
+    wanted: Bool[np.ndarray, " row"],
+    *,
+    device: torch.device,
+    bf16: bool,
+    cache: EmbeddingCache | None,
+    group: ProcessGroup,
+    known: Pace | None = None,
+) -> Pace:
+    """Return the pace for the rows wanted, the same in all processes: one that is known, the cache's, or a trial's.
+
+    Without a trial, on GPUs or for few images, it is 256 images as the network is. The cache keeps what is returned.
+    """
+    pace = known or (None if cache is None else cache.pace)
+    if pace is None and group.rank == 0:
+        pace, rows = Pace(), np.flatnonzero(wanted)
+        if device.type == "cpu" and len(rows) >= LEAST and next(model.parameters(), None) is not None:
+            images = dataset.__getitems__(rows[:TRIED].tolist()).image
+            if isinstance(images, torch.Tensor) and images.ndim == 4 and len(images):
+                with _inference(model, device, bf16):
+                    pace = find_pace(model, dataset.to_input(images), len(rows))
+    pace = group.all_gather(pace)[0]
+    assert pace is not None  # of the first process
+    if cache is not None and group.rank == 0:
+        cache.pace = pace
+    return pace
+
+
+@contextmanager
+def _inference(model: nn.Module, device: torch.device, bf16: bool) -> Iterator[None]:
+    training = model.training
+    model.eval()
+    try:
+        with torch.inference_mode(), torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+            yield
+    finally:
+        model.train(training)
+
+
+def _read_ahead(loader: BatchLoader) -> Iterator[Batch]:
+    """Yield the batches of a loader; a thread makes the next one meanwhile."""
+    batches: Iterator[Batch] = iter(loader)
+    with ThreadPoolExecutor(1) as thread:
+        coming = thread.submit(next, batches, None)
+        while (batch := coming.result()) is not None:
+            coming = thread.submit(next, batches, None)
+            yield batch
+
+
+def _joined(pieces: Sequence[Piece], cache: EmbeddingCache | None) -> Piece:
+    """Return pieces as one, which the cache keeps."""
+    piece = Piece(*map(np.concatenate, zip(*pieces, strict=True)))
+    if cache is not None:
+        cache.write(piece)
+    return piece
 
 
 def _held(

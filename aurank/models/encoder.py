@@ -106,9 +106,8 @@ class Encoder(nn.Module):
             width = int(getattr(self.backbone, "head_hidden_size", None) or self.backbone.num_features)
         self.pool: nn.Module = GeneralisedMean() if pooling == "gem" else nn.Identity()
         self.head = projection(width, dim, layers=head_layers, hidden=head_width)
-        self._memory_format = torch.channels_last if channels_last else torch.contiguous_format
-        if channels_last:
-            self.to(memory_format=torch.channels_last)
+        self._memory_format = torch.contiguous_format
+        lay_out(self, channels_last)
         if freeze_batch_norm:
             for module in self._batch_norms():
                 module.requires_grad_(False)
@@ -175,6 +174,21 @@ class EachPart(nn.Sequential):
                 f"train.compile=true: torch.compile fails on this model ({first_line(error)}); install g++ where a "
                 "compiler is missing, or set train.compile=false"
             ) from error
+
+
+def lay_out(module: nn.Module, channels_last: bool) -> None:
+    """Put the convolutions of a module, and the images that an `Encoder` in it is given, into a memory format."""
+    memory_format = torch.channels_last if channels_last else torch.contiguous_format
+    for part in module.modules():
+        if isinstance(part, Encoder):
+            part._memory_format = memory_format
+    module.to(memory_format=memory_format)
+
+
+def is_channels_last(module: nn.Module) -> bool:
+    """Return whether the convolutions of a module are in the memory format channels-last."""
+    kernels = (value for value in module.parameters() if value.ndim == 4 and not value.is_contiguous())
+    return any(kernel.is_contiguous(memory_format=torch.channels_last) for kernel in kernels)
 
 
 def projection(width: int, dim: int, *, layers: int = 1, hidden: int | None = None) -> nn.Module:

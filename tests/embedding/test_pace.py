@@ -1,0 +1,151 @@
+"""The pace of embedding: the fastest that a trial finds, and one for all that belongs together."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from aurank.commands import RunOptions, embed_model, embed_to_folder
+from aurank.distributed import ProcessGroup
+from aurank.embedding import ImageSelection, pace
+from aurank.embedding import embed as embedding
+from aurank.embedding.pace import Pace, find_pace, kept_to
+from aurank.models import Encoder
+from aurank.models.encoder import is_channels_last
+
+MODEL = "timm:test_vit,pretrained=false"
+
+
+class Timed(nn.Module):
+    """Two convolutions; an image takes what `cost` says of the batch and of whether it comes channels-last."""
+
+    def __init__(self, cost: Any) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3))
+        self.cost, self.clock = cost, 0.0
+
+    def forward(self, images: Tensor) -> Tensor:
+        last = images.is_contiguous(memory_format=torch.channels_last)
+        assert last == is_channels_last(self)
+        self.clock += len(images) * self.cost(len(images), last)
+        return torch.zeros(len(images), 2)
+
+
+def chosen(monkeypatch: pytest.MonkeyPatch, count: int, cost: Any) -> Pace:
+    model = Timed(cost)
+    monkeypatch.setattr(pace.time, "perf_counter", lambda: model.clock)
+    found = find_pace(model, torch.zeros(8, 3, 8, 8), count)
+    assert not is_channels_last(model)
+    return found
+
+
+def test_the_fastest_batch_and_format_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    for costs in ({8: 3e-4, 16: 1e-4, 32: 2e-4}, {8: 1e-4, 16: 2e-4, 32: 3e-4}, {16: 2e-4, 32: 1e-4, 64: 2e-4}):
+        found = chosen(monkeypatch, 10**6, lambda batch, last, costs=costs: costs[batch] * (1 + last))
+        assert found == (min(costs, key=costs.__getitem__), False)
+    assert chosen(monkeypatch, 10**6, lambda batch, last: 1e-4 * (2 - last) * (1 + 1 / batch)) == (256, True)
+
+
+def test_a_trial_takes_three_seconds_and_a_small_part_of_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    for count, most in ((10**6, 3.0), (3000, 0.05 * 3000 * 1e-3)):
+        model = Timed(lambda batch, last: 1e-3 * (1 + 1 / batch))
+        monkeypatch.setattr(pace.time, "perf_counter", lambda model=model: model.clock)
+        found = find_pace(model, torch.zeros(8, 3, 8, 8), count)
+        assert found.batch > 16
+        assert model.clock <= 1.1 * most
+
+
+def test_a_network_that_cannot_take_a_format_keeps_its_own() -> None:
+    class Viewing(nn.Sequential):
+        def forward(self, images: Tensor) -> Tensor:
+            return super().forward(images).view(len(images), -1)
+
+    model = Viewing(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3))
+    with torch.inference_mode():
+        assert find_pace(model, torch.zeros(8, 3, 8, 8), 10**6).channels_last is False
+
+
+def test_a_format_changes_rounding_alone_and_ends_with_its_context() -> None:
+    encoder, images = Encoder("test_resnet", dim=8, pretrained=False).eval(), torch.rand(4, 3, 32, 32)
+    with torch.inference_mode():
+        before = encoder(images)
+        with kept_to(Pace(4, True), encoder) as laid_out:
+            assert is_channels_last(encoder)
+            torch.testing.assert_close(encoder(laid_out(images)), before, rtol=1e-4, atol=1e-6)
+        assert not is_channels_last(encoder)
+        assert torch.equal(encoder(images), before)
+    encoder(images).sum().backward()  # its weights can still be trained
+
+
+@pytest.fixture
+def images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ImageSelection:
+    """Eleven photos, of which five are enough for a trial, which finds batches of two."""
+    for row in range(11):
+        path = tmp_path / "photos" / f"class {row % 3}" / f"{row:02d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (9, 9), (20 * row, 50, 250 - 20 * row)).save(path)
+    monkeypatch.setattr(embedding, "LEAST", 5)
+    monkeypatch.setattr(embedding, "find_pace", lambda *_: Pace(2, False))
+    return ImageSelection(f"folder:{tmp_path / 'photos'}", split="all")
+
+
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[Pace]:
+    """No trial is made any more; the paces embedded with."""
+
+    def never(*_: object) -> Pace:
+        raise AssertionError("tried again")
+
+    paces: list[Pace] = []
+    monkeypatch.setattr(embedding, "find_pace", never)
+    monkeypatch.setattr(embedding, "kept_to", lambda pace, model: paces.append(pace) or kept_to(pace, model))
+    return paces
+
+
+def test_what_is_left_of_a_cache_is_embedded_as_the_rest_was(
+    images: ImageSelection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = RunOptions(device="cpu", cache=tmp_path / "cache")
+    first = embed_model(MODEL, images, running=running)
+    (piece,) = (tmp_path / "cache").glob("*/*.safetensors")  # of many batches
+    piece.unlink()
+    paces = seen(monkeypatch)
+    again = embed_model(MODEL, images, running=running)
+    assert paces == [Pace(2, False)]
+    assert np.array_equal(first.embeddings, again.embeddings)
+    embed_model(MODEL, images, running=RunOptions(device="cpu", batch=3))
+    assert paces[1:] == [Pace(3)]
+
+
+def test_parts_that_are_missing_are_embedded_as_the_others_were(
+    images: ImageSelection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, running = tmp_path / "parts", RunOptions(device="cpu")
+    embed_to_folder(MODEL, images, out=out, shard_rows=4, running=running)
+    before = (out / "part-00001.npy").read_bytes()
+    (out / "part-00001.npy").unlink()
+    paces = seen(monkeypatch)
+    embed_to_folder(MODEL, images, out=out, shard_rows=4, running=running)
+    assert paces == [Pace(2, False)]
+    assert (out / "part-00001.npy").read_bytes() == before
+
+
+def test_all_processes_take_the_pace_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    group, seen_by = ProcessGroup(False), []
+    group.rank, group.size = 1, 2
+    monkeypatch.setattr(group, "all_gather", lambda value: seen_by.append(value) or [Pace(4, True), value])
+    wanted = np.ones(2000, dtype=np.bool_)
+    model: Any = nn.Linear(2, 2)
+    found = embedding.choose_pace(
+        model,
+        None,
+        wanted,
+        device=torch.device("cpu"),
+        bf16=False,
+        cache=None,
+        group=group,  # type: ignore[arg-type]
+    )
+    assert (found, seen_by) == (Pace(4, True), [None])
