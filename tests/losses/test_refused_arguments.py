@@ -88,14 +88,26 @@ NUMBERS = [
 ]
 TOGETHER = [  # the last one is refused beside the others, or beside the defaults
     ("blackbox_ap", {"batch_memory": 4}),
+    ("clip", {"learn_temperature": False, "temperature_bounds": (0.02, None)}),
+    ("cyclip", {"learn_temperature": False, "temperature_bounds": (0.02, None)}),
+    ("dcl", {"weight_gradient": True}),
     ("emc2", {"official": True, "out_of_batch": "restart"}),
     ("emc2", {"official": True, "burn_in": 0.25}),
+    ("fastclip", {"version": "v0", "rho": 1}),
+    ("fastclip", {"version": "v3", "temperature_lr": 0.1}),
+    ("fastclip", {"version": "v1", "temperature_bounds": (0.02, 1.0)}),
     ("fastclip", {"version": "v2", "official": True}),
     ("fastclip", {"version": "v2", "temperature": 2}),
     ("hierarchical_ap", {"super_labels": [0, 0, 1], "clustering": 0.1}),
     ("isogclr", {"individual": False, "temperature": 0.01}),
+    ("isogclr", {"individual": False, "temperature_lr": 0.1}),
+    ("isogclr", {"official": True, "two_way": True}),
     ("isogclr", {"temperature": 0.01}),
+    ("negative_cache", {"refresh": 0.1}),
     ("neuclip", {"temperature": 0.001}),
+    ("neuclip", {"learn_temperature": False, "rho": 2.0}),
+    ("siglip", {"learnable": False, "temperature_bounds": [0.02, None]}),
+    ("sogclr", {"official": True, "normalizer": "shared"}),
     ("soprc", {"official": True, "interpolation": "paper"}),
 ]
 
@@ -114,6 +126,19 @@ def test_an_argument_that_cannot_be_is_named(name: str, given: dict[str, Any]) -
 @pytest.mark.parametrize(("name", "given"), TOGETHER)
 def test_the_other_arguments_are_taken_without_it(name: str, given: dict[str, Any]) -> None:
     LOSSES[name](**{**NEEDED.get(name, {}), **dict(list(given.items())[:-1])})
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("clip", {"learn_temperature": False, "temperature_bounds": [0.01, None]}),  # what a configuration repeats
+        ("fastclip", {"temperature_bounds": (0.02, 1.0)}),
+        ("neuclip", {"rho": 2.0}),
+        ("siglip", {"temperature_bounds": (0.02, None)}),
+    ],
+)
+def test_an_argument_refused_beside_another_is_taken_alone(name: str, given: dict[str, Any]) -> None:
+    LOSSES[name](**{**NEEDED.get(name, {}), **given})
 
 
 @pytest.mark.parametrize(

@@ -24,16 +24,28 @@ from aurank.losses.core.common import (
 from aurank.losses.core.distributed import Gather
 from aurank.losses.core.pairs import Inputs, Mined, Pairs, make_pairs, read_inputs
 from aurank.losses.core.row_table import check_device
-from aurank.names import named
+from aurank.names import named, signature
+
+
+def refuse_unused(loss: "type[TakesInputs]", given: Mapping[str, Any]) -> None:
+    """Raise UserError for an argument that another one given leaves without effect."""
+    known = signature(loss)[0] if loss.unused else {}
+    for (name, value), others in loss.unused.items():
+        for other in others if given.get(name, known[name].default) == value else ():
+            plain = tuple(given[other]) if isinstance(given.get(other), list) else given.get(other)
+            if other in given and plain != known[other].default:
+                raise UserError(f"{other}={plain!r} has no effect with {name}={value!r}: leave out one of them")
 
 
 class NamesArguments(type):
-    """The type of losses: they are made by other names of arguments too, and a misspelt one is said to be that."""
+    """The type of losses: they are made by other names of arguments too, and a misspelt or unused one is refused."""
 
     if not TYPE_CHECKING:  # a type checker judges the constructors
 
         def __call__(cls, *args: Any, **given: Any) -> Any:
-            return super().__call__(*args, **named(cls, given))
+            given = named(cls, given)
+            refuse_unused(cls, dict(zip(signature(cls)[0], args, strict=False)) | given)
+            return super().__call__(*args, **given)
 
         @property
         def __signature__(cls) -> inspect.Signature:  # of the constructor, not of the call above
@@ -45,6 +57,7 @@ class TakesInputs(metaclass=NamesArguments):
     """The call that all losses here have in common: it reads the arguments, and hands them to `compute`."""
 
     aliases: ClassVar[Mapping[str, str]] = {}  # other names of constructors' arguments
+    unused: ClassVar[Mapping[tuple[str, Any], tuple[str, ...]]] = {}  # what has no effect beside an argument's value
     two_way: bool = False
     gather: Gather
 

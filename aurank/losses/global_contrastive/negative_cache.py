@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator
 from functools import reduce
-from typing import Literal, Unpack, get_args
+from typing import ClassVar, Literal, Unpack, get_args
 
 import torch
 from jaxtyping import Float, Float64, Int64
@@ -73,6 +73,8 @@ class NegativeCacheLoss(Counters, KeyedLoss):
         >>> loss.cache.rows.shape
         torch.Size([4, 4])
     """
+
+    unused: ClassVar = {("out_of_batch", "stored"): ("refresh",)}
 
     COUNTERS = ("turn",)
     reencode: EmbedByIds | None = None

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Unpack
+from typing import Annotated, ClassVar, Unpack
 
 import torch
 from jaxtyping import Bool, Float
@@ -196,6 +196,8 @@ class NeuCLIPLoss(PairLoss):
         >>> [network.prototypes.shape for network in loss.networks]  # the references of the one batch so far
         [torch.Size([4, 4]), torch.Size([4, 4])]
     """
+
+    unused: ClassVar = {("learn_temperature", False): ("rho", "temperature_bounds")}
 
     def __init__(
         self,

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Annotated, Literal, Unpack, get_args
+from typing import Annotated, ClassVar, Literal, Unpack, get_args
 
 from jaxtyping import Float
 from torch import Tensor
@@ -71,6 +71,8 @@ class SogCLRLoss(NormalizedLoss):
         >>> loss(views, images)  # s⁺ = 1, and log u = 0 as all s⁻ = 0
         tensor(-1.)
     """
+
+    unused: ClassVar = {("official", True): ("normalizer", "previous_normalizer", "two_way")}
 
     def __init__(
         self,
@@ -147,6 +149,11 @@ class ISogCLRLoss(RobustLoss):
         >>> loss.temperatures.shape
         torch.Size([4])
     """
+
+    unused: ClassVar = {
+        ("official", True): ("temperature_update", "individual", "weighted_pull", "two_way"),
+        ("individual", False): ("temperature_lr", "temperature_beta", "temperature_clip", "temperature_update"),
+    }
 
     def __init__(
         self,
@@ -242,6 +249,12 @@ class FastCLIPLoss(RobustLoss):
         >>> loss(images, rows, ref_emb=texts, ref_labels=rows)  # s⁻ − s⁺ = −1, in both directions
         tensor(-2.)
     """
+
+    unused: ClassVar = {
+        ("version", "v0"): ("rho", "temperature_lr"),
+        ("version", "v1"): ("rho", "temperature_lr", "temperature_bounds"),
+        ("version", "v3"): ("temperature_lr",),
+    }
 
     def __init__(
         self,

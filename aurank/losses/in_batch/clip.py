@@ -1,7 +1,7 @@
 """CLIP, SigLIP and CyCLIP: images and texts, from one batch at a time."""
 
 from collections.abc import Sequence
-from typing import Unpack
+from typing import ClassVar, Unpack
 
 import torch
 from jaxtyping import Float
@@ -37,6 +37,8 @@ class CLIPLoss(PairLoss):
         >>> round(loss(images, rows, ref_emb=texts, ref_labels=rows).item(), 4)  # log(1 + exp(−1))
         0.3133
     """
+
+    unused: ClassVar = {("learn_temperature", False): ("temperature_bounds",)}
 
     def __init__(
         self,
@@ -87,6 +89,8 @@ class SigLIPLoss(PairLoss):
         >>> round(loss(images, rows, ref_emb=texts, ref_labels=rows).item(), 4)  # log(1 + exp(−1)) + log 2
         1.0064
     """
+
+    unused: ClassVar = {("learnable", False): ("temperature_bounds",)}
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """Anti-collapse by the coding rate (Jiang et al., 2024): embeddings are to fill as many dimensions as they can."""
 
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import torch
 from jaxtyping import Float
@@ -50,6 +50,8 @@ class CodingRateLoss(TakesInputs, nn.Module):
         >>> bool(CodingRateLoss()(spread, labels) < CodingRateLoss()(torch.ones(4, 4), labels))
         True
     """
+
+    unused: ClassVar = {("official", True): ("of",)}
 
     def __init__(
         self,

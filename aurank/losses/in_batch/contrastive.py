@@ -1,7 +1,7 @@
 """Contrastive losses of one batch: InfoNCE and SupCon, and what others change: DCL, FlatNCE, SiMo, SimCo, spectral."""
 
 import math
-from typing import Annotated, Literal, Unpack, get_args
+from typing import Annotated, ClassVar, Literal, Unpack, get_args
 
 import torch
 from jaxtyping import Float
@@ -134,6 +134,8 @@ class DCLLoss(PairLoss):
         >>> round(DCLLoss(temperature=1.0)(views, images).item(), 4)  # −1 + log 6
         0.7918
     """
+
+    unused: ClassVar = {("weight_sigma", None): ("weight_gradient",)}
 
     def __init__(
         self,
