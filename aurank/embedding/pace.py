@@ -45,11 +45,11 @@ def find_pace(model: nn.Module, images: Tensor, count: int) -> Pace:
     """Return the fastest pace for so many images like those given, by trying batches of them with the model.
 
     Batches grow while that is faster and the trial takes at most three seconds, or a twentieth of the work. Memory
-    formats are tried for networks of several convolutions.
+    formats are tried for networks of several convolutions. All of it is processor time, so another load changes little.
     """
     layers = sum(isinstance(module, nn.Conv2d) for module in model.modules())
     formats: list[bool | None] = [is_channels_last(model), not is_channels_last(model)] if layers > 1 else [None]
-    start, costs = time.perf_counter(), dict[Pace, float]()
+    start, costs = time.process_time(), dict[Pace, float]()
     for channels_last in formats:
         with suppress(RuntimeError):  # a view of what another format lays out otherwise
             pace = Pace(_FIRST, channels_last)
@@ -57,7 +57,9 @@ def find_pace(model: nn.Module, images: Tensor, count: int) -> Pace:
     best, batch = min(costs, key=costs.__getitem__, default=Pace(_LARGEST)), 2 * _FIRST
     while _SMALLEST <= batch <= _LARGEST and best in costs:
         least = costs[best]
-        if time.perf_counter() - start + 2 * batch * least > min(_SECONDS, _SHARE * least * count):
+        if time.process_time() - start + 2 * batch * least > min(
+            _SECONDS * torch.get_num_threads(), _SHARE * least * count
+        ):
             break
         pace = Pace(batch, best.channels_last)
         costs[pace] = _cost(pace, model, images)
@@ -69,10 +71,10 @@ def find_pace(model: nn.Module, images: Tensor, count: int) -> Pace:
 
 
 def _cost(pace: Pace, model: nn.Module, images: Tensor) -> float:
-    """Return the seconds that an image takes, the first batch of its size left out."""
+    """Return the processor time that an image takes, the first batch of its size left out."""
     with kept_to(pace, model) as laid_out:
         given = laid_out(images[torch.arange(pace.batch) % len(images)])
         model(given)
-        start = time.perf_counter()
+        start = time.process_time()
         model(given)
-        return (time.perf_counter() - start) / pace.batch
+        return (time.process_time() - start) / pace.batch
