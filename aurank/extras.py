@@ -13,9 +13,8 @@ from aurank.errors import UserError
 
 # Modules that are not named as their package.
 _PACKAGES = {
-    "cv2": "opencv-python-headless", "faiss": "faiss-cpu", "milvus_lite": "milvus-lite", "open_clip": "open-clip-torch",
-    "PIL": "pillow",
-    "python_multipart": "python-multipart", "ruamel": "ruamel.yaml", "sklearn": "scikit-learn",
+    "cv2": "opencv-python-headless", "faiss": "faiss-cpu", "open_clip": "open-clip-torch", "ruamel": "ruamel.yaml",
+    "milvus_lite": "milvus-lite", "python_multipart": "python-multipart", "PIL": "pillow", "sklearn": "scikit-learn",
 }  # fmt: skip
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from testing.galleries import MODEL, small_index, write_photo, write_photos
 
-from aurank.commands import ImageIndex, add_images, build_index, remove_images
+from aurank.commands import ImageIndex, add_images, build_index, calibrate_model, evaluate_model, remove_images
 from aurank.embedding import ImageSelection, collection
 from aurank.errors import UserError
 from aurank.evaluation.engine.scores import DISTANCES
@@ -210,6 +210,30 @@ def test_a_token_comes_from_the_environment_and_stays_nowhere(
     assert "secret" not in json.dumps(index.about) + index.description
     index.close()
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and b"secret" in path.read_bytes()]
+
+
+@pytest.mark.slow
+def test_its_search_is_measured_and_its_scores_are_calibrated(made: Path) -> None:
+    address, images = f"milvus:{made}/gallery.db#photos", ImageSelection(f"folder:{made / 'photos'}", split="all")
+    how = {"index": address, "recall_at": (1, 5)}
+    report = evaluate_model(MODEL, images, **how)
+    again = evaluate_model(f"embeddings:{address}", **how)
+    assert again.metrics == pytest.approx(report.metrics)
+    for one in (report, again):
+        assert one.approximation is not None
+        assert one.approximation["neighbour_recall"] == {"1": 1.0, "5": 1.0}
+        assert one.approximation["metrics"]["recall@5"] == one.approximation["exact"]["recall@5"]
+    by_model, by_rows = (
+        calibrate_model(model, data, false_match_rate=0.05).threshold
+        for model, data in ((MODEL, images), (f"embeddings:{address}", None))
+    )
+    assert by_rows == pytest.approx(by_model)
+    with pytest.raises(UserError, match="holds other embeddings of these images: it was filled by another model"):
+        evaluate_model(OTHER, images, **how)
+    (made / "photos/c0/more.png").write_bytes((made / "photos/c0/0.png").read_bytes()[:-1] + b"x")
+    with pytest.raises(UserError, match="holds other images than the gallery"):
+        evaluate_model(MODEL, images, **how)
+    (made / "photos/c0/more.png").unlink()
 
 
 def test_the_server_shows_what_it_shows_of_a_folder(made: Path) -> None:

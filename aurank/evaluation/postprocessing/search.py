@@ -16,6 +16,7 @@ from aurank.evaluation.postprocessing.postprocessing import PostProcessing
 from aurank.evaluation.postprocessing.steps import Sides
 
 SPARE = 8  # rows beyond k, which are then ordered by float64 scores
+TOGETHER = 64  # queries whose rows are fetched at once
 TILE = 2**21  # scores taken at a time
 Places = Int64[np.ndarray, "query _"]
 Scores = Float64[np.ndarray, "query _"]
@@ -124,8 +125,12 @@ class GallerySearch:
         left = _scaled(queries, self.index.distance)
         score = np.full(row.shape, np.nan)
         for place, listed in enumerate(row):
+            if place % TOGETHER == 0:  # a cluster is asked once for the vectors of several queries
+                held = np.unique(row[place : place + TOGETHER])
+                held = held[held >= 0]
+                vectors = _scaled(self.vectors[held], self.index.distance)
             exists = listed >= 0
-            right = _scaled(self.vectors[listed[exists]], self.index.distance)
+            right = vectors[np.searchsorted(held, listed[exists])]
             if self.index.distance == "euclidean":
                 score[place, exists] = -((right - left[place]) ** 2).sum(axis=1)
             else:
