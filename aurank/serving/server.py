@@ -95,9 +95,9 @@ def serve(
         # Of a GPU one thread at a time asks faiss.
         limits = limits or Limits(threads=2 if device in (None, "cpu") else 1)
         names = ["localhost", "127.0.0.1", "::1", host.lower()]  # what a browser of this machine calls it
-        settings = {"folder": str(folder), "roots": [*map(str, roots)], "device": device, "allow_code": allow_code}
-        settings |= {"limits": asdict(limits), "hosts": names if is_local else None}
-        settings |= {"token": token, "workers": workers}
+        settings: dict[str, Any] = {"folder": str(folder), "roots": [*map(str, roots)], "device": device}
+        settings |= {"hosts": names if is_local else None, "token": token, "workers": workers}
+        settings |= {"allow_code": allow_code, "limits": asdict(limits)}
         app, images = _app_of(settings)  # with several workers too: what cannot be read is told here
         if started is not None:
             shown = f"[{host}]" if ":" in host else host
@@ -125,7 +125,8 @@ def _app_of(settings: dict[str, Any]) -> "tuple[ASGIApp, int]":
     from aurank.serving.app import make_app
     from aurank.serving.uploads import Limits
 
-    roots, how = [*map(Path, settings["roots"])], {"allow_code": settings["allow_code"], "memory_map": True}
+    how: dict[str, Any] = {"allow_code": settings["allow_code"], "memory_map": True}
+    roots = [*map(Path, settings["roots"])]
     index = ImageIndex.open(settings["folder"], roots=roots, device=settings["device"] or "cpu", **how)
     index.load_model()
     limits = Limits(**settings["limits"])
