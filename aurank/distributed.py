@@ -51,9 +51,10 @@ def joined(timeout: str) -> Iterator["ProcessGroup"]:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
     limit = timedelta(seconds=seconds(timeout))
     try:
-        store, rank, size = next(dist.rendezvous("env://", timeout=limit))
+        store, rank, size = next(dist.rendezvous("env://", timeout=limit))  # type: ignore[attr-defined]
         # torchrun keeps its store when it restarts, with the addresses of processes that are gone.
-        store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        store = dist.PrefixStore(attempt, store)  # type: ignore[attr-defined]
         backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
     except (RuntimeError, ValueError) as error:

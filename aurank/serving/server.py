@@ -96,8 +96,9 @@ def serve(
         # Of a GPU one thread at a time asks faiss.
         limits = limits or Limits(threads=2 if device in (None, "cpu") else 1)
         names = ["localhost", "127.0.0.1", "::1", host.lower()]  # what a browser of this machine calls it
-        settings = {"folder": str(folder), "model": model, "roots": [*map(str, roots)], "device": device}
-        settings |= {"allow_code": allow_code, "limits": asdict(limits), "hosts": names if is_local else None}
+        settings: dict[str, Any] = {"folder": str(folder), "model": model, "roots": [*map(str, roots)]}
+        settings |= {"device": device, "allow_code": allow_code}
+        settings |= {"limits": asdict(limits), "hosts": names if is_local else None}
         settings |= {"token": token, "workers": workers}
         app, images = _app_of(settings)  # with several workers too: what cannot be read is told here
         if started is not None:

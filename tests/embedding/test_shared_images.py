@@ -181,8 +181,7 @@ def test_a_rank_that_is_killed_ends_the_other_in_one_line_and_its_pieces_stay(tm
     assert results[1][1:] == ("", "")  # only rank 0 prints
 
 
-RESTARTS = 6
-SEED = int(os.environ.get("SEED", 0))
+RESTARTS, SEED = 4, 0
 
 
 def contents(path: Path) -> dict[str, bytes]:
@@ -241,8 +240,10 @@ def test_ranks_that_torchrun_starts_again_after_random_kills_leave_the_bytes_of_
     process.start()
     ((code, _, complaints),) = ended([run_aurank(*command, "--no-cache", "--out", tmp_path / "alone" / out)])
     assert code == 0, complaints
-    process.join(120)
-    assert process.exitcode == 0
+    process.join(240)
+    code = process.exitcode
+    process.kill()  # with its ranks, where they wait for one another
+    assert code == 0
     assert contents(tmp_path / out) == contents(tmp_path / "alone" / out)
 
 
