@@ -8,9 +8,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, no_type_check
 
 import imagehash
+import numba
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Float64, Int64, UInt8
@@ -284,22 +285,53 @@ def _squares(
 def close_hashes(
     hashes: Bool[np.ndarray, "image bit"], *, at_most: int, k: int = 16
 ) -> tuple[Int64[np.ndarray, "pair 2"], Int64[np.ndarray, " pair"]]:
-    """Return the pairs of images whose hashes differ in few bits, and in how many; of each image the k closest."""
-    import faiss  # seconds of imports, for this alone
+    """Return the pairs of images whose hashes of 64 bits differ in few, and in how many; of each the k closest."""
+    codes = np.zeros((len(hashes), 8), np.uint8)
+    codes[:, : (hashes.shape[1] + 7) // 8] = np.packbits(hashes, axis=1)
+    bits, place = np.full((len(codes), k), 65), np.zeros((len(codes), k), np.int64)
 
-    codes = np.packbits(hashes, axis=1)
-    index = faiss.IndexBinaryFlat(8 * codes.shape[1])
-    index.add(codes)
-    parts = []
-    for start in range(0, len(codes), _HASHES):
-        bits, place = index.search(codes[start : start + _HASHES], min(k + 1, len(codes)))
-        other = place != np.arange(start, start + len(place))[:, None]
-        other[other.all(1), -1] = False  # of so many equal hashes that its own is not listed
-        row, column = np.nonzero(other & (bits <= at_most))
-        parts.append(np.stack([row + start, place[row, column], bits[row, column]], 1).astype(np.int64))
-    listed = np.concatenate(parts)
-    pairs, first_of = np.unique(np.sort(listed[:, :2], axis=1), axis=0, return_index=True)
-    return pairs, listed[first_of, 2]
+    def fill(start: int) -> None:
+        here = slice(start, start + _HASHES)
+        _keep_closest(codes.view(np.uint64)[:, 0], start, at_most, bits[here], place[here])
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(fill, range(0, len(codes), _HASHES)))
+    row, column = np.nonzero(bits <= at_most)
+    listed = np.stack([row, place[row, column]], 1)
+    pairs, first_of = np.unique(np.sort(listed, axis=1), axis=0, return_index=True)
+    return pairs, bits[row, column][first_of]
+
+
+@numba.njit(nogil=True)
+@no_type_check
+def _bits_apart(one: Any, other: Any) -> Any:
+    bits = one ^ other  # what follows compiles to one instruction
+    bits = bits - ((bits >> np.uint64(1)) & np.uint64(0x5555555555555555))
+    bits = (bits & np.uint64(0x3333333333333333)) + ((bits >> np.uint64(2)) & np.uint64(0x3333333333333333))
+    bits = (bits + (bits >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
+    return np.int64((bits * np.uint64(0x0101010101010101)) >> np.uint64(56))
+
+
+@numba.njit(nogil=True)
+@no_type_check
+def _keep_closest(codes: Any, start: int, at_most: int, bits: Any, place: Any) -> None:
+    """Write the closest others of some hashes, nearest first, into lists that hold numbers beyond `at_most`."""
+    for row in range(len(bits)):
+        one, nearest, most = codes[start + row], bits[row], at_most
+        for left in range(0, len(codes), _HASHES):
+            close, block = 0, codes[left : min(left + _HASHES, len(codes))]
+            for at in range(len(block)):  # vectorises
+                close += _bits_apart(one, block[at]) <= most
+            for at in range(len(block) if close else 0):
+                apart, other = _bits_apart(one, block[at]), left + at
+                if apart > most or other == start + row:
+                    continue
+                slot = len(nearest) - 1
+                while slot > 0 and nearest[slot - 1] > apart:
+                    nearest[slot], place[row, slot] = nearest[slot - 1], place[row, slot - 1]
+                    slot -= 1
+                nearest[slot], place[row, slot] = apart, other
+                most = min(most, nearest[-1] - 1)
 
 
 def square(image: Image.Image) -> UInt8[np.ndarray, "side side"]:
@@ -315,23 +347,30 @@ def likeness(
 
     Source: the least squares of Lucas, Kanade, IJCAI 1981, with gain and offset free, coarse to fine.
     """
-    values = [np.zeros(0)]
-    for start in range(0, len(one), _LAID):
-        first, second = (torch.from_numpy(side[start : start + _LAID]).float()[:, None] for side in (one, other))
-        found, alive = torch.zeros(len(first)), torch.arange(len(first))
-        scale, shift = torch.ones(len(first), 2), torch.zeros(len(first), 2)
-        for size, floor in SIZES.items():
-            small = [functional.interpolate(image[alive], (size, size), mode="area") for image in (first, second)]
-            moved = scale[alive], shift[alive]
-            for _ in range(_STEPS):
-                moved = _improved(small[0], small[1], *moved)
-            unmoved = torch.ones_like(moved[0]), torch.zeros_like(moved[1])
-            agreements = _agreement(small[0], small[1], *moved), _agreement(small[0], small[1], *unmoved)
-            found[alive] = torch.maximum(*agreements)
-            scale[alive], shift[alive] = moved
-            alive = alive[found[alive] >= floor]
-        values.append(found.double().numpy())
-    return np.concatenate(values)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        starts = range(0, len(one), _LAID)
+        values = pool.map(_likeness, *([side[at : at + _LAID] for at in starts] for side in (one, other)))
+        return np.concatenate([np.zeros(0), *values])
+
+
+def _likeness(
+    one: UInt8[np.ndarray, "pair side side"], other: UInt8[np.ndarray, "pair side side"]
+) -> Float64[np.ndarray, " pair"]:
+    first, second = (torch.from_numpy(side).float()[:, None] for side in (one, other))
+    found, alive = torch.zeros(len(first)), torch.arange(len(first))
+    scale, shift = torch.ones(len(first), 2), torch.zeros(len(first), 2)
+    for size, floor in SIZES.items():
+        small = [functional.interpolate(image[alive], (size, size), mode="area") for image in (first, second)]
+        moved = scale[alive], shift[alive]
+        sloped = _with_slopes(small[1])
+        for _ in range(_STEPS):
+            moved = _improved(small[0], sloped, *moved)
+        unmoved = torch.ones_like(moved[0]), torch.zeros_like(moved[1])
+        agreements = _agreement(small[0], small[1], *moved), _agreement(small[0], small[1], *unmoved)
+        found[alive] = torch.maximum(*agreements)
+        scale[alive], shift[alive] = moved
+        alive = alive[found[alive] >= floor]
+    return found.double().numpy()
 
 
 def _grid(size: int) -> tuple[Tensor, Tensor]:
@@ -347,26 +386,64 @@ def _sampled(image: Tensor, scale: Tensor, shift: Tensor) -> tuple[Tensor, Tenso
     return moved, (where.abs() <= 1).all(-1)
 
 
-def _improved(one: Tensor, other: Tensor, scale: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
-    """Return scale and shift after one step: the least squares of one × gain + offset against the moved other."""
-    size = one.shape[-1]
-    step = size / 4  # a central difference over two pixels, in units of half a side
-    padded = functional.pad(other, (1, 1, 1, 1), mode="replicate")
+def _with_slopes(image: Tensor) -> Tensor:
+    step = image.shape[-1] / 4  # a central difference over two pixels, in units of half a side
+    padded = functional.pad(image, (1, 1, 1, 1), mode="replicate")
     across = (padded[:, :, 1:-1, 2:] - padded[:, :, 1:-1, :-2]) * step
     down = (padded[:, :, 2:, 1:-1] - padded[:, :, :-2, 1:-1]) * step
-    moved, covered = _sampled(torch.cat([other, across, down], 1), scale, shift)
-    values, gx, gy = moved[:, 0], moved[:, 1], moved[:, 2]
-    x, y = _grid(size)
-    columns = torch.stack([one[:, 0], torch.ones_like(values), -gx * x, -gx, -gy * y, -gy], -1).flatten(1, 2)
-    weight = covered.flatten(1).float()[..., None]
-    columns = (columns * weight).double()
-    target = (values.flatten(1)[..., None] * weight).double()
-    normal = columns.mT @ columns
-    ridge = 1e-6 * normal.diagonal(dim1=1, dim2=2).mean(1).clamp_min(1e-6)
-    solved = torch.linalg.solve(normal + torch.eye(6) * ridge[:, None, None], columns.mT @ target)[..., 0].float()
+    return torch.cat([image, across, down], 1)
+
+
+def _improved(one: Tensor, sloped: Tensor, scale: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
+    """Return scale and shift after one step: the least squares of one × gain + offset against the moved other."""
+    normal, right = np.empty((len(one), 6, 6)), np.empty((len(one), 6))
+    _add_normal(one[:, 0].numpy(), sloped.numpy(), scale.numpy(), shift.numpy(), normal, right)
+    system, target = torch.from_numpy(normal), torch.from_numpy(right)[..., None]
+    ridge = 1e-6 * system.diagonal(dim1=1, dim2=2).mean(1).clamp_min(1e-6)
+    solved = torch.linalg.solve(system + torch.eye(6) * ridge[:, None, None], target)[..., 0].float()
     scale = (scale + solved[:, [2, 4]]).clamp(1 / _LARGEST_SCALE, _LARGEST_SCALE)
     shift = (shift + solved[:, [3, 5]]).clamp(-_LARGEST_SHIFT, _LARGEST_SHIFT)
     return scale, shift
+
+
+@numba.njit(nogil=True)
+@no_type_check
+def _add_normal(one: Any, sloped: Any, scale: Any, shift: Any, normal: Any, right: Any) -> None:
+    """Add up the normal equations of each pair, over the pixels that the moved image covers."""
+    size = one.shape[-1]
+    column, sampled, sums = np.empty(7), np.empty(3), np.empty((6, 7))
+    for pair in range(len(one)):
+        sums[:] = 0
+        for row in range(size):
+            y = (row + 0.5) * (2 / size) - 1
+            down = y * scale[pair, 1] + shift[pair, 1]
+            if abs(down) > 1:
+                continue
+            at = min(max(((down + 1) * size - 1) / 2, 0.0), size - 1.0)
+            top = int(at)
+            bottom, low = min(top + 1, size - 1), at - top
+            for place in range(size):
+                x = (place + 0.5) * (2 / size) - 1
+                across = x * scale[pair, 0] + shift[pair, 0]
+                if abs(across) > 1:
+                    continue
+                at = min(max(((across + 1) * size - 1) / 2, 0.0), size - 1.0)
+                left = int(at)
+                beside, far = min(left + 1, size - 1), at - left
+                for kind in range(3):
+                    above = sloped[pair, kind, top, left] * (1 - far) + sloped[pair, kind, top, beside] * far
+                    below = sloped[pair, kind, bottom, left] * (1 - far) + sloped[pair, kind, bottom, beside] * far
+                    sampled[kind] = above * (1 - low) + below * low
+                column[0], column[1] = one[pair, row, place], 1
+                column[2], column[3] = -sampled[1] * x, -sampled[1]
+                column[4], column[5], column[6] = -sampled[2] * y, -sampled[2], sampled[0]
+                for i in range(6):
+                    for j in range(i, 7):
+                        sums[i, j] += column[i] * column[j]
+        for i in range(6):
+            right[pair, i] = sums[i, 6]
+            for j in range(i, 6):
+                normal[pair, i, j] = normal[pair, j, i] = sums[i, j]
 
 
 def _agreement(one: Tensor, other: Tensor, scale: Tensor, shift: Tensor) -> Float[Tensor, " pair"]:

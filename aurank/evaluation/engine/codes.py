@@ -141,7 +141,7 @@ def code_kinds(exact: ExactScores) -> tuple[str, ...]:
 @cache
 def int8_speed() -> float:
     """Return how many times as fast as those of float32 the products of int8 are here; 0 where they are not exact."""
-    chance, rows, dim = np.random.default_rng(0), 256, 512
+    chance, rows, dim = np.random.default_rng(0), 512, 512
     planes = torch.from_numpy(chance.choice([-127, 126, 127], (rows, 3 * dim)).astype(np.int8))
     planes[0], planes[1] = 127, -127  # too much for instructions that add up in int16
     left, right = planes[:, :dim], planes[:, 2 * dim :]

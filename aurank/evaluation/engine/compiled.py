@@ -1,5 +1,7 @@
 """Counting, exact scores, codes of eight bits and lists, compiled by numba; without the interpreter's lock."""
 
+import math
+from collections.abc import Sequence
 from typing import Any, TypeVar, cast, no_type_check
 
 import numba
@@ -8,17 +10,19 @@ from torch import Tensor
 
 Function = TypeVar("Function")
 
-# Up to this number of thresholds a query's scores are compared with each in turn, which vectorises; beyond it, they are
-# looked up in a table of cells, whose cost hardly grows with their number.
+# Up to this number of thresholds of a query its scores are compared with each in turn, as integers of 16 bits, which
+# vectorises; beyond it, they are looked up in a table of cells, whose cost hardly grows with their number.
 MOST_DIRECT = 64
-MOST_MARKED = 8  # thresholds of a query whose near scores are listed one after the other; of more, by the table
 # A score that reaches a threshold takes as long by itself as comparing so many with a threshold in turn.
-DIRECT_FOR_ONE = 256
+DIRECT_FOR_ONE = 128
 RARE = 1024  # such scores that are always taken by themselves
-STRIP = 64  # columns copied at a time, so that each is read as consecutive numbers
+STRIP = 64  # columns copied at a time
 CELLS = 4  # of the table, for each threshold,
 TABLE_CELLS = 2**12  # and at most: finer would not fit in the first-level cache
 PADDING = 16  # numbers beyond a power of two, so that the columns of a strip do not share a cache set
+WIDE = 256  # columns compared at a time with their thresholds
+STEPS_UP = 32766  # of the highest threshold as an integer; the lowest is -STEPS_UP, and what is below it one less
+LONGEST = 2**14  # scores of which an integer of 16 bits holds the count
 
 
 def compiled(function: Function, **more: Any) -> Function:
@@ -32,23 +36,6 @@ def compiled(function: Function, **more: Any) -> Function:
 
 def compiled_in_any_order(function: Function) -> Function:
     return compiled(function, fastmath={"reassoc", "contract"})
-
-
-@compiled
-@no_type_check
-def count_directly(scores: Any, low: Any, high: Any, above: Any, near: Any) -> int:
-    """Count a query's scores above, and from low to high around, each threshold; return the sum of the latter."""
-    total = 0
-    for threshold in range(len(low)):
-        least, most = low[threshold], high[threshold]
-        over, reach = np.int32(0), np.int32(0)
-        for other in range(len(scores)):
-            over = np.int32(over + np.int32(scores[other] > most))  # np.int32 again: numba's sums are int64
-            reach = np.int32(reach + np.int32(scores[other] >= least))
-        above[threshold] = over
-        near[threshold] = reach - over
-        total += reach - over
-    return total
 
 
 @compiled
@@ -99,8 +86,8 @@ def count_by_table(
             passed += 1
         reached = passed
         while bottoms[reached] <= score:
-            if len(pairs) > 0:
-                if found == pairs.shape[1]:
+            if pairs.shape[1] > 0:
+                if found == pairs.shape[1] - MOST_DIRECT:
                     return -1
                 pairs[0, found] = first + reached
                 pairs[1, found] = other
@@ -119,125 +106,216 @@ def count_by_table(
 
 @compiled
 @no_type_check
-def list_marked(scores: Any, low: Any, high: Any, near: Any, words: Any, first: int, pairs: Any, found: int) -> int:
-    """List the near pairs of a query behind the `found` first, threshold by threshold; return how many are listed."""
-    marks = words.view(np.uint8)
-    for threshold in range(len(low)):
-        if near[threshold] == 0:
+def count_one(score: Any, query: int, other: int, view: Any, found: int) -> int:
+    """Count a score of a query by itself, list what it is near to; return how many are listed, or -1 for too many."""
+    offset, low, high, above, near, pairs = view
+    for threshold in range(offset[query], offset[query + 1]):
+        if score < low[threshold]:
+            break
+        if score > high[threshold]:
+            above[threshold] += 1
             continue
-        least, most = low[threshold], high[threshold]
-        for other in range(len(scores)):  # vectorises; eight marks are then looked at together
-            marks[other] = np.uint8(scores[other] >= least) & np.uint8(scores[other] <= most)
-        for word in range((len(scores) + 7) // 8):
-            if words[word] != 0:
-                for other in range(8 * word, min(8 * word + 8, len(scores))):
-                    if marks[other]:
-                        pairs[0, found] = first + threshold
-                        pairs[1, found] = other
-                        found += 1
+        near[threshold] += 1
+        if pairs.shape[1] > 0:
+            if found == pairs.shape[1] - MOST_DIRECT:
+                return -1
+            pairs[0, found] = threshold
+            pairs[1, found] = other
+            found += 1
     return found
 
 
 @compiled
 @no_type_check
-def count_query(
-    scores: Any,
-    low: Any,
-    high: Any,
-    above: Any,
-    near: Any,
-    work: Any,
-    edges: Any,
-    words: Any,
-    first: int,
-    pairs: Any,
-    found: int,
-) -> int:
-    """List a query's near pairs (threshold, other) behind the `found` first; return how many are listed, or -1."""
-    if len(low) <= MOST_DIRECT:
-        total = count_directly(scores, low, high, above, near)
-        if total == 0 or len(pairs) == 0:
-            return found
-        if found + total > pairs.shape[1]:
-            return -1
-        marked = 0
-        for threshold in range(len(low)):
-            marked += near[threshold] > 0
-        if marked <= MOST_MARKED:
-            return list_marked(scores, low, high, near, words, first, pairs, found)
-    return count_by_table(scores, low, high, above, near, work, edges, first, pairs, found)
+def count_rare(scores: Any, rows: Any, columns: Any, least: Any, words: Any, rare: int, most: int) -> tuple[int, int]:
+    """Count the queries in the rows and, where given, in the columns of the scores, if few reach a threshold.
 
-
-@compiled
-@no_type_check
-def count_rare(
-    scores: Any,
-    offset: Any,
-    low: Any,
-    high: Any,
-    above: Any,
-    near: Any,
-    words: Any,
-    pairs: Any,
-    least: Any,
-    transposed: bool,
-    rare: int,
-    most: int,
-) -> int:
-    """Count queries in the rows of the scores or, transposed, in its columns, where few scores reach a threshold."""
-    rows, columns = scores.shape
+    Return how many near pairs are listed of both, -1 where too many, and -2 where too many scores reach a threshold.
+    """
+    height, width = scores.shape
+    offset, low, _, above, near, _ = rows
+    offsets, lows, _, aboves, nears, _ = columns
+    both = len(offsets) > 0
     marks = words.view(np.uint8)
-    found, seen = 0, 0
-    for threshold in range(len(above)):
-        above[threshold] = near[threshold] = 0
-    for column in range(columns):
+    found, others, seen = 0, 0, 0
+    above[:] = near[:] = aboves[:] = nears[:] = 0
+    least[width] = np.inf
+    for column in range(width):
         least[column] = np.inf
-        if transposed and offset[column] < offset[column + 1]:
-            least[column] = low[offset[column]]
-    for row in range(rows):
-        query = row
-        if not transposed:
-            if offset[row] == offset[row + 1]:
-                continue
-            for column in range(columns):
-                least[column] = low[offset[row]]
-        for column in range(columns):
-            marks[column] = np.uint8(scores[row, column] >= least[column])
-        for word in range((columns + 7) // 8):
+        if both and offsets[column] < offsets[column + 1]:
+            least[column] = lows[offsets[column]]
+    for row in range(height):
+        reached = least[width]  # as the scores have it, not as Python
+        if offset[row] < offset[row + 1]:
+            reached = low[offset[row]]
+        elif not both:
+            continue
+        for column in range(width):
+            marks[column] = np.uint8(scores[row, column] >= reached) | np.uint8(scores[row, column] >= least[column])
+        for word in range((width + 7) // 8):
             if words[word] == 0:
                 continue
-            for column in range(8 * word, min(8 * word + 8, columns)):
-                score = scores[row, column]
-                if score < least[column]:
+            for column in range(8 * word, min(8 * word + 8, width)):
+                if not marks[column]:
                     continue
                 seen += 1
-                other = column
-                if transposed:
-                    query, other = column, row
-                for threshold in range(offset[query], offset[query + 1]):
-                    if score < low[threshold]:
-                        break
-                    if score > high[threshold]:
-                        above[threshold] += 1
-                        continue
-                    near[threshold] += 1
-                    if len(pairs) > 0:
-                        if found == pairs.shape[1]:
-                            return -1
-                        pairs[0, found] = threshold
-                        pairs[1, found] = other
-                        found += 1
-        if seen > rare + most * (row + 1) // rows:
-            return -2
+                score = scores[row, column]
+                if score >= reached:
+                    found = count_one(score, row, column, rows, found)
+                if score >= least[column]:
+                    others = count_one(score, column, row, columns, others)
+                if found < 0 or others < 0:
+                    return -1, -1
+        if seen > rare + most * (row + 1) // height:
+            return -2, -2
+    return found, others
+
+
+@compiled
+@no_type_check
+def write_steps(values: Any, start: Any, scale: Any, steps: Any) -> None:
+    """Write numbers as integers of 16 bits that are in the same order, but that close ones become equal."""
+    most = start * 0 + STEPS_UP  # a number as the values have it
+    for row in range(values.shape[0]):
+        for column in range(values.shape[1]):
+            step = (values[row, column] - start) * scale - most
+            step = -most - 1 if step < -most - 1 else step
+            steps[row, column] = np.int16(np.int32(most if step > most else step))
+
+
+@compiled
+@no_type_check
+def decide_step(score: Any, step: Any, query: int, other: int, bottom: Any, top: Any, view: Any, found: int) -> int:
+    """Count a score for the thresholds that have its step, list what it is near to; return how many are listed."""
+    offset, low, high, above, near, pairs = view
+    for threshold in range(offset[query], offset[query + 1]):  # without branches, which nobody could foretell
+        inside = (step >= bottom[threshold]) & (step <= top[threshold])
+        over = inside & (score > high[threshold])
+        close = inside & (score >= low[threshold]) & (score <= high[threshold])
+        above[threshold] += over
+        near[threshold] += close
+        if pairs.shape[1] > 0:
+            pairs[0, found] = threshold
+            pairs[1, found] = other
+            found += close
     return found
 
 
 @compiled
 @no_type_check
-def count_all(
-    scores: Any, offset: Any, low: Any, high: Any, above: Any, near: Any, work: Any, words: Any, pairs: Any, strip: Any
-) -> int:
-    """Count for queries in the rows of the scores or, with a strip to copy them to, in its columns."""
+def marked(words: Any, size: int, columns: Any) -> int:
+    """Write the numbers of the marks that are set, and return how many are."""
+    marks, found = words.view(np.int16), 0
+    for word in range((size + 3) // 4):
+        if words[word] != 0:
+            for column in range(4 * word, 4 * word + 4):
+                columns[found] = column
+                found += marks[column]
+    return found
+
+
+@compiled
+@no_type_check
+def count_over(line: Any, most: Any) -> Any:
+    over = np.int16(0)
+    for column in range(len(line)):
+        over = np.int16(over + np.int16(line[column] > most))  # np.int16 again: numba's sums are int64
+    return over
+
+
+@compiled
+@no_type_check
+def mark_between(line: Any, least: Any, most: Any, marks: Any) -> None:
+    for column in range(len(line)):
+        marks[column] |= np.int16(line[column] >= least) & np.int16(line[column] <= most)
+
+
+@compiled
+@no_type_check
+def compare_strip(line: Any, least: Any, most: Any, over: Any, size: int, marks: Any) -> None:
+    """Compare a row of a strip with the edges of each of its columns."""
+    for threshold in range(size):
+        for column in range(WIDE):
+            over[threshold, column] += np.int16(line[column] > most[threshold, column])
+        for column in range(WIDE):
+            reached = np.int16(line[column] >= least[threshold, column])
+            marks[column] |= reached & np.int16(line[column] <= most[threshold, column])
+
+
+@compiled
+@no_type_check
+def count_steps_of_rows(scores: Any, steps: Any, bottom: Any, top: Any, view: Any, words: Any) -> int:
+    """Count the queries in the rows by the steps of scores and edges; list near pairs, return how many or -1."""
+    offset, above, near = view[0], view[3], view[4]
+    height, width, found = scores.shape[0], scores.shape[1], 0
+    room = view[5].shape[1] - MOST_DIRECT if view[5].shape[1] > 0 else 2**62
+    marks, columns = words.view(np.int16), np.empty(4 * len(words), np.int32)
+    for row in range(height):
+        if offset[row] == offset[row + 1]:
+            continue
+        line = steps[row, :width]
+        marks[:] = 0
+        for threshold in range(offset[row], offset[row + 1]):
+            least, most = bottom[threshold], top[threshold]
+            above[threshold] = near[threshold] = 0
+            for left in range(0, width, LONGEST):
+                above[threshold] += count_over(line[left : min(left + LONGEST, width)], most)
+            mark_between(line, least, most, marks)
+        for at in range(marked(words, width, columns)):
+            column = columns[at]
+            found = decide_step(scores[row, column], line[column], row, column, bottom, top, view, found)
+            if found > room:
+                return -1
+    return found
+
+
+@compiled
+@no_type_check
+def count_steps_of_columns(scores: Any, steps: Any, bottom: Any, top: Any, view: Any, words: Any) -> int:
+    """Count the queries in the columns as `count_steps_of_rows`; `steps` are padded to a multiple of WIDE."""
+    offset, above, near = view[0], view[3], view[4]
+    height, width, found = scores.shape[0], scores.shape[1], 0
+    room = view[5].shape[1] - MOST_DIRECT if view[5].shape[1] > 0 else 2**62
+    marks, columns = words.view(np.int16), np.empty(4 * len(words), np.int32)
+    above[:] = near[:] = 0
+    shape = (MOST_DIRECT, WIDE)
+    least, most, over = np.empty(shape, np.int16), np.empty(shape, np.int16), np.empty(shape, np.int16)
+    for left in range(0, width, WIDE):
+        wide = min(WIDE, width - left)
+        size = 0
+        for column in range(left, left + wide):
+            size = max(size, offset[column + 1] - offset[column])
+        if size == 0:
+            continue
+        least[:] = most[:] = STEPS_UP + 1
+        over[:] = 0
+        for column in range(wide):
+            first = offset[left + column]
+            for threshold in range(first, offset[left + column + 1]):
+                least[threshold - first, column] = bottom[threshold]
+                most[threshold - first, column] = top[threshold]
+        for row in range(height):
+            for column in range(WIDE):
+                marks[column] = 0
+            compare_strip(steps[row, left : left + WIDE], least, most, over, size, marks)
+            for at in range(marked(words, WIDE, columns)):
+                column = columns[at]
+                score, query = scores[row, left + column], left + column
+                found = decide_step(score, steps[row, query], query, row, bottom, top, view, found)
+                if found > room:
+                    return -1
+        for column in range(wide):
+            first = offset[left + column]
+            for threshold in range(first, offset[left + column + 1]):
+                above[threshold] += over[threshold - first, column]
+    return found
+
+
+@compiled
+@no_type_check
+def count_all(scores: Any, view: Any, work: Any, strip: Any) -> int:
+    """Count by the table for queries in the rows of the scores or, with a strip to copy them to, in its columns."""
+    offset, low, high, above, near, pairs = view
     found, edges = 0, np.empty((2, work.shape[1] + 1), scores.dtype)
     transposed, size = len(strip) > 0, scores.shape[1]
     if transposed:
@@ -253,9 +331,7 @@ def count_all(
         if a == b:
             continue
         line = strip[inside] if transposed else scores[query]
-        found = count_query(
-            line[:size], low[a:b], high[a:b], above[a:b], near[a:b], work, edges, words, a, pairs, found
-        )
+        found = count_by_table(line[:size], low[a:b], high[a:b], above[a:b], near[a:b], work, edges, a, pairs, found)
         if found < 0:
             return -1
     return found
@@ -266,42 +342,54 @@ class CompiledKernel:
 
     def __init__(self, rare: int = RARE) -> None:
         self.rare = rare
-        self.above = self.near = np.empty(0, np.int32)
-        self.work = np.empty((3, 0), np.int32)
-        self.strip = np.empty((0, 0), np.float32)
-        self.words, self.least = np.empty(0, np.uint64), np.empty(0, np.float32)
-        self.pairs = np.empty((2, 0), np.int64)
+        self.memory: dict[Any, np.ndarray] = {}
 
-    def count(
-        self, scores: Tensor, edges: tuple[Any, Any, Any], *, transposed: bool, room: int | None
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray] | None:
+    def count(self, scores: Tensor, edges: Sequence[Any], *, room: int | None) -> list[Any] | None:
         """Count as `tiles.make_kernel` says."""
-        offset, low, high = edges
-        tile, size = scores.numpy(), len(low)
-        if len(self.above) < size:
-            self.above, self.near = np.empty(size, np.int32), np.empty(size, np.int32)
-        width = max(TABLE_CELLS, int(np.diff(offset).max(initial=0)) + 1)
-        if self.work.shape[1] < width:
-            self.work = np.empty((3, width), np.int32)
-        if self.pairs.shape[1] < (room or 0):
-            self.pairs = np.empty((2, room or 0), np.int64)
-        above, near = self.above[:size], self.near[:size]
-        pairs = self.pairs[:0] if room is None else self.pairs[:, :room]
-        if 8 * len(self.words) < max(tile.shape):
-            self.words = np.zeros(max(tile.shape) // 8 + 1, np.uint64)
-        if len(self.least) < tile.shape[1] or self.least.dtype != tile.dtype:
-            self.least = np.empty(tile.shape[1], tile.dtype)
-        given = (tile, offset, low, high, above, near)
-        most = tile.size * min(1 + size // len(offset), 6) // DIRECT_FOR_ONE
-        found = count_rare(*given, self.words, pairs, self.least, transposed, self.rare, most)
-        if found == -2:
-            strip = np.empty((0, 0), tile.dtype)
-            if transposed:
-                if self.strip.dtype != tile.dtype or self.strip.shape[1] < len(tile) + PADDING:
-                    self.strip = np.empty((STRIP, len(tile) + PADDING), tile.dtype)
-                strip = self.strip
-            found = count_all(*given, self.work, self.words, pairs, strip)
-        return None if found < 0 else (above, near, self.pairs[0, :found], self.pairs[1, :found])
+        tile, views = scores.numpy(), []
+        for side in range(2):
+            offset, low, high = (
+                edges[side] if side < len(edges) else (np.empty(0, np.int64), *[np.empty(0, tile.dtype)] * 2)
+            )
+            counts = (self._kept((name, side), (len(low),), np.int32) for name in ("above", "near"))
+            pairs = self._kept(("pairs", side), (2, 0 if room is None else max(room, 0) + MOST_DIRECT), np.int64)
+            views.append((offset, low, high, *counts, pairs))
+        width = tile.shape[1]
+        words = self._kept("words", (max(width, WIDE) // 4 + 1,), np.uint64)
+        each = sum(len(low) for _, low, _ in edges) // sum(len(offset) for offset, *_ in edges)
+        most = len(edges) * tile.size * min(1 + each, 6) // DIRECT_FOR_ONE
+        found = count_rare(tile, *views, self._kept("least", (width + 1,), tile.dtype), words, self.rare, most)
+        if found[0] == -2:
+            found = self._count_dense(tile, views[: len(edges)], words)
+        if min(found) < 0:
+            return None
+        return [(*view[3:5], *view[5][:, :size]) for view, size in zip(views, found, strict=False)][: len(edges)]
+
+    def _count_dense(self, tile: np.ndarray, views: list[Any], words: np.ndarray) -> list[int]:
+        height, width = tile.shape
+        most = max(int(np.diff(view[0]).max(initial=0)) for view in views)
+        if most > MOST_DIRECT:
+            work = self._kept("work", (3, max(TABLE_CELLS, most + 1)), np.int32)
+            strips = np.empty((0, 0), tile.dtype), self._kept("strip", (STRIP, height + PADDING), tile.dtype)
+            return [count_all(tile, view, work, strip) for view, strip in zip(views, strips, strict=False)]
+        start = min(view[1].min(initial=0) for view in views)
+        end = max(view[2].max(initial=0) for view in views)
+        how = start, tile.dtype.type(2 * STEPS_UP / max(float(end) - float(start), 1e-30))
+        steps = self._kept("steps", (height, -(-width // WIDE) * WIDE), np.int16)
+        write_steps(tile, *how, steps)
+        found = []
+        for side, (view, count) in enumerate(zip(views, (count_steps_of_rows, count_steps_of_columns), strict=False)):
+            bounds = [self._kept(("bounds", side, edge), (1, len(view[edge])), np.int16) for edge in (1, 2)]
+            for edge, bound in zip(view[1:3], bounds, strict=True):
+                write_steps(edge[None], *how, bound)
+            found.append(count(tile, steps, bounds[0][0], bounds[1][0], view, words))
+        return found
+
+    def _kept(self, name: Any, shape: tuple[int, ...], kind: Any) -> np.ndarray:
+        size, kept = math.prod(shape), self.memory.get(name)
+        if kept is None or len(kept) < size or kept.dtype != kind:
+            kept = self.memory[name] = np.zeros(size, kind)
+        return kept[:size].reshape(shape)
 
 
 TOP, STEPS = 127, 254  # the greatest code; steps of the second code in one of the first
@@ -325,7 +413,7 @@ def mix(values: Any, size: int) -> None:
         values[at] *= shrink
 
 
-@compiled
+@compiled_in_any_order
 @no_type_check
 def write_codes(rows: Any, centre: Any, signs: Any, squared: bool, planes: Any, numbers: Any) -> None:
     """Write the codes of rows [row, dim], which are overwritten, as `codes.ByteCodes` describes them."""
@@ -455,18 +543,39 @@ def dot(left: Any, right: Any) -> Any:
     return total
 
 
+@compiled_in_any_order
+@no_type_check
+def rough_dot(left: Any, right: Any) -> Any:
+    total = left[0] * right[0]  # in float32, as the rows
+    for at in range(1, len(left)):
+        total += left[at] * right[at]
+    return total
+
+
 @compiled
 @no_type_check
 def decide(
-    left: Any, right: Any, row: Any, column: Any, threshold: Any, factor: float, error: float, at: Any, above: Any
+    left: Any,
+    right: Any,
+    row: Any,
+    column: Any,
+    threshold: Any,
+    factor: float,
+    rough: float,
+    error: float,
+    at: Any,
+    above: Any,
 ) -> Any:
-    """Decide near pairs (row, column) by single products of features with this error; return which stay near."""
+    """Decide near pairs (row, column) by single products of features with these errors; return which stay near."""
     kept, unsure = 0, np.empty(len(at), np.int64)
     for pair in range(len(at)):
-        product, middle = dot(left[row[pair]], right[column[pair]]), threshold[pair] / factor
-        if product > middle + error:
+        one, other, middle = left[row[pair]], right[column[pair]], threshold[pair] / factor
+        product, room = np.float64(rough_dot(one, other)), rough
+        if abs(product - middle) <= rough:
+            product, room = dot(one, other), error
+        if product > middle + room:
             above[at[pair]] += 1
-        elif product >= middle - error:
+        elif product >= middle - room:
             unsure[kept] = pair
             kept += 1
     return unsure[:kept]

@@ -7,7 +7,7 @@ two panels of rows whose features and codes are held in memory together.
 import math
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypedDict, Unpack
@@ -400,25 +400,24 @@ class TileCounter:
         for number, tier in enumerate(self.tiers[first:], first):
             scores = self._scores(tile, tier)
             exclude(self.problem, tile, scores, lone=self.thresholds.queries is None)
-            views = [view for view in views if not self._decides(tile, view, tier, scores)]
-            if not views:
+            if self._decides(tile, views, tier, scores):
                 self.first = min(number, self.fast)
                 return
 
-    def _decides(self, tile: Tile, view: View, tier: Tier, scores: Tensor) -> bool:
+    def _decides(self, tile: Tile, views: list[View], tier: Tier, scores: Tensor) -> bool:
         room = None if tier is None else int(scores.numel() * NEAR[tier])
-        edges = self._edges(tile, view, tier)
+        edges = [self._edges(tile, view, tier) for view in views]
         shown = scores.view(1, -1) if self.thresholds.queries is None else scores
-        counted = self.kernel.count(shown, edges, transposed=view.transposed, room=room)
+        counted = self.kernel.count(shown, edges, room=room)
         if counted is None:
             return False
-        above, tied, at, other = counted  # of exact scores the near ones tie
-        rechecked = 0 if self.exact.product_type is not None else scores.numel()
-        if tier is not None:
-            tied, rechecked = np.zeros_like(above), 0
-            if len(other):
-                rechecked = self._decide_near(tile, view, tier, edges, above, tied, at, other)
-        self.thresholds.add(view.own, view.times * above, view.times * tied, rechecked)
+        for view, around, (above, tied, at, other) in zip(views, edges, counted, strict=True):
+            rechecked = 0 if self.exact.product_type is not None else scores.numel()
+            if tier is not None:  # of exact scores the near ones tie
+                tied[:] = rechecked = 0
+                if len(other):
+                    rechecked = self._decide_near(tile, view, tier, around, above, tied, at, other)
+            self.thresholds.add(view.own, view.times * above, view.times * tied, rechecked)
         return True
 
     def _decide_near(
@@ -444,7 +443,7 @@ class TileCounter:
             from aurank.evaluation.engine import compiled
 
             left, right = (side.numpy() for side in tile.features(self.device))
-            bounds = self.distance.factor, self.distance.feature_error(self.dim)
+            bounds = self.distance.factor, self._error(torch.float32), self.distance.feature_error(self.dim)
             unsure = compiled.decide(left, right, row, column, threshold, *bounds, at, above)
             row, column, threshold, at = row[unsure], column[unsure], threshold[unsure], at[unsure]
         score = self.exact.pairs(tile.queries.start + row, tile.gallery.start + column)
@@ -521,10 +520,10 @@ Counts: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
 def make_kernel(backend: str) -> Any:
-    """Return a kernel for one thread, whose `count(scores, edges, transposed, room)` gives `Counts` of a tile.
+    """Return a kernel for one thread, whose `count(scores, edges, room)` gives `Counts` for all edges of a tile.
 
-    Those are of the thresholds of its rows or, transposed, of its columns, and good until the next call; None where
-    more than `room` pairs are near. Without `room` none is listed.
+    The first edges are of its rows, those behind, if any, of its columns. Counts are good until the next call; None
+    where more than `room` pairs are near one side's. Without `room` none is listed.
     """
     if backend != "numba":
         return PlainKernel()
@@ -539,8 +538,13 @@ PADDED = 2**20  # numbers in a block of thresholds that is padded to a rectangle
 class PlainKernel:
     """A kernel of plain torch, by sorted search and histograms: how many scores pass how many edges of a query."""
 
-    def count(self, scores: Tensor, edges: Edges, *, transposed: bool, room: int | None) -> Counts | None:
-        tile = scores.T.contiguous() if transposed else scores
+    def count(self, scores: Tensor, edges: Sequence[Edges], *, room: int | None) -> list[Counts] | None:
+        sides = [self._of_rows(*side, room) for side in zip((scores, scores.T), edges, strict=False)]
+        counted = [side for side in sides if side is not None]
+        return counted if len(counted) == len(edges) else None
+
+    def _of_rows(self, scores: Tensor, edges: Edges, room: int | None) -> Counts | None:
+        tile = scores.contiguous()
         counts = np.diff(edges.offset)
         above, near = (np.empty(len(edges.low), np.int32) for _ in range(2))
         pairs, left, stop = [(np.empty(0, np.int64),) * 2], math.inf if room is None else room, 0

@@ -37,16 +37,33 @@ def test_a_kernel_counts_what_comparing_every_pair_counts(
     edges = Edges(edges.offset, edges.low.astype(dtype), edges.high.astype(dtype))
     above, near, pairs = counted_by_hand(scores, edges)
     given = torch.from_numpy(np.ascontiguousarray(scores.T) if transposed else scores)
-    counted = kernel.count(given, edges, transposed=transposed, room=len(pairs))
+    none = Edges(np.zeros(len(given) + 1, np.int64), edges.low[:0], edges.high[:0])
+    sides = [none, edges] if transposed else [edges]
+    *_, counted = kernel.count(given, sides, room=len(pairs))
     assert (counted[0] == above).all()
     assert (counted[1] == near).all()
     assert len(counted[2]) == len(pairs)
     assert set(zip(counted[2].tolist(), counted[3].tolist(), strict=True)) == pairs
-    unlisted = kernel.count(given, edges, transposed=transposed, room=None)
+    *_, unlisted = kernel.count(given, sides, room=None)
     assert (unlisted[1] == near).all()
     assert len(unlisted[2]) == 0
     if pairs:
-        assert kernel.count(given, edges, transposed=transposed, room=len(pairs) - 1) is None
+        assert kernel.count(given, sides, room=len(pairs) - 1) is None
+
+
+@pytest.mark.parametrize("backend", KERNELS)
+@pytest.mark.parametrize("kind", list(COUNTS))
+def test_a_tile_that_serves_both_of_its_sides_counts_each(backend: str, kind: str) -> None:
+    scores, edges = tile(COUNTS[kind], width=0.1)
+    other = Edges(np.array([*range(scores.shape[1]), scores.shape[1] - 1]), edges.low[:1], edges.high[:1])
+    low = np.linspace(-0.5, 0.5, scores.shape[1] - 1).astype(scores.dtype)
+    other = other._replace(low=low, high=low + scores.dtype.type(0.1))
+    counted = kernel_of(backend).count(torch.from_numpy(scores), [edges, other], room=scores.size * 64)
+    for side, (held, table) in zip(counted, ((edges, scores), (other, scores.T)), strict=True):
+        above, near, pairs = counted_by_hand(table, held)
+        assert (side[0] == above).all()
+        assert (side[1] == near).all()
+        assert set(zip(side[2].tolist(), side[3].tolist(), strict=True)) == pairs
 
 
 @pytest.mark.parametrize("backend", KERNELS)
@@ -56,7 +73,7 @@ def test_thresholds_that_all_but_coincide_are_told_apart(backend: str) -> None:
     scores = np.array([[0.25, 0.5, middle[0], middle[50], 0.75]], np.float32)
     edges = Edges(np.array([0, 60]), middle, middle)
     above, near, _ = counted_by_hand(scores, edges)
-    counted = kernel_of(backend).count(torch.from_numpy(scores), edges, transposed=False, room=None)
+    counted = kernel_of(backend).count(torch.from_numpy(scores), [edges], room=None)[0]
     assert (counted[0] == above).all()
     assert (counted[1] == near).all()
 
