@@ -59,6 +59,7 @@ class GallerySearch:
         processing: what queries are put behind.
 
     Example:
+        >>> from aurank.evaluation import Index
         >>> gallery = np.array([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]])
         >>> search = GallerySearch(Index.build(gallery, device="cpu"), gallery, gallery)
         >>> row, score = search.nearest(np.array([[0.0, 2.0]]), 2)
