@@ -55,7 +55,9 @@ def make_app(
         token: what every request has to bring, as a bearer token or as a password; None asks for none.
     """
     limits = limits or Limits()
-    gallery, mark = Gallery(index, limits.pixels), str(index.about["checksum"])[:16]  # the same in all workers
+    gallery = Gallery(index, limits.pixels)
+    about = json.dumps(index.about, sort_keys=True)  # the same in all workers
+    mark = hashlib.sha256(about.encode()).hexdigest()[:16]
     in_search = _workers("search", threads=limits.threads, waiting=limits.waiting)
     # Apart, so that a page of pictures keeps no search waiting.
     in_pictures = _workers("picture", threads=limits.threads, waiting=8 * limits.waiting)

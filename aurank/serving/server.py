@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from aurank.allocator import keep_memory
 from aurank.errors import UserError
 from aurank.extras import require_libraries
 
@@ -86,6 +87,7 @@ def serve(
     with listen(host, port) as listening:  # before the model is loaded
         import uvicorn
 
+        from aurank.embedding.collection import is_collection
         from aurank.serving.uploads import Limits
 
         address, bound = listening.getsockname()[:2]
@@ -95,6 +97,8 @@ def serve(
             raise UserError(f"{said}: name one with --token TOKEN or $AURANK_TOKEN, or let everybody in by --no-token")
         # Of a GPU one thread at a time asks faiss.
         limits = limits or Limits(threads=2 if device in (None, "cpu") else 1)
+        if workers > 1 and is_collection(folder) and "://" not in str(folder):
+            raise UserError(f"--workers {workers}: milvus-lite lets one process into {folder}; leave it out")
         names = ["localhost", "127.0.0.1", "::1", host.lower()]  # what a browser of this machine calls it
         settings: dict[str, Any] = {"folder": str(folder), "model": model, "roots": [*map(str, roots)]}
         settings |= {"device": device, "allow_code": allow_code}
@@ -117,6 +121,7 @@ def worker() -> "ASGIApp":
     """Return the application of one of several workers: what uvicorn calls in each."""
     import torch
 
+    keep_memory()  # which the command did in its own process
     settings = json.loads(os.environ[_SETTINGS])
     torch.set_num_threads(max(1, torch.get_num_threads() // settings["workers"]))
     return _app_of(settings)[0]
