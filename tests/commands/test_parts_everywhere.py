@@ -39,7 +39,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def page(path: Path) -> str:
     """What a page says of them; its pictures have names of their own each time."""
-    embedded, _ = saved_embeddings(f"embeddings:{path}", path, None, ImageSelection())
+    embedded, _ = saved_embeddings(f"embeddings:{path}", str(path), None, ImageSelection())
     measured = Measurement("m", embedded)
     found = examine_measured(embedded.evaluate(neighbours=3), measured)
     return "\n".join([measured.data, *map(str, found.findings), *found.left_out])
