@@ -22,10 +22,6 @@ class Range:
 
     Raises:
         UserError: an empty range, or one of logarithms that begins at 0.
-
-    Example:
-        >>> Range(0.02, 0.5, log=True).at_end(0.021), 0.6 in Range(0.02, 0.5)
-        (True, False)
     """
 
     low: float | int = 0

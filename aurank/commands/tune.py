@@ -127,11 +127,6 @@ def declared_ranges(config: Config) -> dict[str, Range]:
     """Return the ranges that optimiser, sampler, miner and loss (but no sum of losses) declare, by key.
 
     Each holds the configuration's own value.
-
-    Example:
-        >>> from aurank.training import read_config
-        >>> str(declared_ranges(read_config("digits/soprc"))["loss.params.tau1"])
-        '0.01 to 0.5, log'
     """
     ranges = {key: found for key, field in known_keys().items() if (found := range_of(field.metadata)) is not None}
     ranges["optim.lr"] = RATES.get(config.optim.name, ranges["optim.lr"])

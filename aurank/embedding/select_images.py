@@ -151,11 +151,6 @@ def class_folds(
 
     Raises:
         UserError: a fold, or what is left without it, would have less than two classes.
-
-    Example:
-        >>> from aurank.data import READERS
-        >>> np.bincount(class_folds(READERS["digits"](None), 3)).tolist()
-        [542, 541, 714]
     """
     units = manifest.units(by, np.ones(len(manifest), dtype=bool))
     names, sizes = np.unique(units, return_counts=True)

@@ -38,11 +38,6 @@ class SeedsAndClasses:
 
     Args:
         queries: of each class.
-
-    Example:
-        >>> chances = SeedsAndClasses(np.array([10.0, 30.0]), resamples=200)
-        >>> chances.answer(np.array([[0.2, 0.6], [0.2, 0.6]])).mean
-        0.5
     """
 
     queries: Float64[np.ndarray, " class"]
@@ -79,12 +74,7 @@ class SeedsAndClasses:
 
 
 def over_seeds(values: Float64[np.ndarray, " seed"]) -> tuple[float, float | None, float | None]:
-    """Return the mean, the half width of its 95 % interval, and the p-value of 0, by Student's t; None for one seed.
-
-    Example:
-        >>> over_seeds(np.array([0.5]))
-        (0.5, None, None)
-    """
+    """Return the mean, the half width of its 95 % interval, and the p-value of 0, by Student's t; None for one seed."""
     count, mean = len(values), math.fsum(values.tolist()) / len(values)
     if count < 2:
         return mean, None, None
@@ -108,12 +98,7 @@ class Ranking:
 
 
 def rank_over_classes(values: Float64[np.ndarray, "method class"]) -> Ranking:
-    """Return the mean rank of each method over classes; equal values share their ranks.
-
-    Example:
-        >>> rank_over_classes(np.array([[0.9, 0.8, 0.7], [0.5, 0.4, 0.9]])).ranks
-        (1.3333333333333333, 1.6666666666666667)
-    """
+    """Return the mean rank of each method over classes; equal values share their ranks."""
     methods, classes = values.shape
     if methods < 2:
         raise UserError(f"a ranking needs two methods or more; got {methods}")

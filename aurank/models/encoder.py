@@ -212,14 +212,7 @@ def start_at_identity(head: nn.Linear) -> None:
 
 @torch.no_grad()
 def start_at_pca(head: nn.Linear, rows: Float[Tensor, "row width"]) -> None:
-    """Let a layer give the first principal components of inputs like some rows, less their mean.
-
-    Example:
-        >>> head, rows = nn.Linear(2, 1), torch.tensor([[1.0, 0.0], [3.0, 0.0]])
-        >>> start_at_pca(head, rows)
-        >>> head(rows).tolist()
-        [[-1.0], [1.0]]
-    """
+    """Let a layer give the first principal components of inputs like some rows, less their mean."""
     mean = rows.double().mean(dim=0)
     centred = rows.double() - mean
     axes = torch.linalg.eigh(centred.T @ centred).eigenvectors.T.flip(0)[: head.out_features]

@@ -279,13 +279,7 @@ class PostProcessing:
 
 @dataclass(frozen=True, eq=False)
 class Processed:
-    """A problem behind post-processing, and what is left to be done to its ranks.
-
-    Example:
-        >>> problem = RetrievalProblem(np.array([[3.0, 1.0], [3.0, -1.0], [1.0, 2.0]]), labels=[0, 0, 1])
-        >>> PostProcessing.parse("binary").apply(problem).problem.embeddings.tolist()
-        [[1.0, 1.0], [1.0, -1.0], [1.0, 1.0]]
-    """
+    """A problem behind post-processing, and what is left to be done to its ranks."""
 
     problem: RetrievalProblem
     processing: PostProcessing
