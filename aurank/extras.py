@@ -52,7 +52,6 @@ def _package_of(module: str) -> str:
 
 
 def extra_of(module: str) -> str | None:
-    """Return the extra that installs a module, None where none does."""
     return _extras().get(_package_of(module))
 
 

@@ -104,7 +104,6 @@ def _sync_folder(folder: Path) -> None:
 
 
 def temporary_name(path: Path) -> Path:
-    """Return a name beside ``path`` that no other writer has."""
     return path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
 
 
@@ -187,7 +186,6 @@ def reading(path: Path | str, what: str, *, remedy: str = _AGAIN) -> Iterator[No
 
 
 def _said(error: Exception, path: str) -> str:
-    """Return what an error says of the file at a path, on one line."""
     if isinstance(error, MemoryError):  # advice on batches would lead astray: a whole file takes about its own size
         return "it is damaged, or larger than the memory of this machine"
     if isinstance(error, OSError) and error.strerror:
@@ -228,7 +226,6 @@ def checked(value: Any, kind: Callable[..., T]) -> T:
 
 @contextmanager
 def _first_misfit() -> Iterator[None]:
-    """Raise the first of pydantic's errors as a ValueError of one line."""
     from pydantic import ValidationError
 
     try:
@@ -274,20 +271,17 @@ def require_writable(path: Path, *, suffix: str = "", option: str = "--out") -> 
 
 
 def require_absent(path: Path) -> None:
-    """Raise UserError where there is something at `path`."""
     if path.exists():
         raise UserError(f"{path} exists already; name another file")
 
 
 def file_sha256(path: Path) -> str:
-    """Return the hexadecimal digest of a file; UserError for a pipe or a device, which may never end."""
     require_ordinary(path)
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def content_sha256(content: dict[str, Any]) -> str:
-    """Return the hexadecimal digest of a mapping that is to be JSON, without its entry "checksum"."""
     kept = {name: value for name, value in content.items() if name != "checksum"}
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
@@ -340,7 +334,6 @@ def read_bundle(path: Path, kind: Callable[..., T], what: str, *, remedy: str = 
 
 
 def _taken_out(value: Any, path: str, tensors: dict[str, "Tensor"]) -> Any:
-    """Return a value as JSON has it; put its tensors into ``tensors``, under their paths."""
     import numpy as np
     import torch
 
@@ -377,7 +370,6 @@ def _bytes_of(tensor: "Tensor") -> memoryview:
 
 @cache
 def _dtypes() -> dict[Any, str]:
-    """Return the names that safetensors has for types."""
     import torch
 
     names = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "BOOL": "bool", "U8": "uint8"}

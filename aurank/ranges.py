@@ -57,7 +57,6 @@ class Range:
         return type(value) in (int, float) and self.low <= value <= self.high
 
     def including(self, value: Any) -> "Range":
-        """Return the range with a value in it; itself where it cannot hold the value, as 0 among logarithms."""
         if self.choices:
             return self if value in self else dataclasses.replace(self, choices=(*self.choices, value))
         if type(value) not in (int, float) or (self.log and value <= 0):

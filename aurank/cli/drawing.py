@@ -80,7 +80,6 @@ def draw_warnings() -> Iterator[None]:
 
 @contextmanager
 def bar(text: str, *, at_once: bool = False) -> Iterator[tuple[Progress, Callable[..., None]]]:
-    """A bar on a terminal, and what changes it; elsewhere lines, with the time left, one each 30 s."""
     named, noted = TextColumn("{task.description}"), TextColumn("{task.fields[note]}")
     columns = (named, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), noted)
     quiet_until = -math.inf if at_once else time.monotonic() + QUIET
@@ -181,7 +180,6 @@ def draw_measuring(
 
 
 def keep_baselines(found: dict[str, dict[str, float]], out: Path) -> None:
-    """Write baselines.json, and print its main metrics as a table."""
     from aurank.reporting.results import BASELINES
 
     write_text(out / BASELINES, json.dumps(found, indent=1) + "\n")

@@ -282,14 +282,12 @@ def saved_embeddings(model: str, path: str, labels: Path | None, images: ImageSe
 
 
 def _listed_twice(paths: np.ndarray) -> str | None:
-    """Return the first image that is there twice, None without one; unknown paths, which are no text, do not count."""
     names = np.sort(paths)
     again = np.unique(names[1:][(names[1:] == names[:-1]) & (names[1:] != "")])
     return str(paths[np.isin(paths, again)][0]) if len(again) else None
 
 
 def _evaluate_run(model: str, qrels: Path | None, given: list[str], options: dict[str, Any]) -> Report:
-    """Return the report of a file of ranked lists."""
     known = ("recall_at", "metrics", "resampling")
     given += [f"--{name.replace('_', '-')} {value}" for name, value in options.items() if name not in known]
     if given:
@@ -325,7 +323,6 @@ def _check_options(options: dict[str, Any], protocol: Protocol | None, trial: Em
 
 
 def check_index(factory: str, distance: str, device: torch.device | str) -> None:
-    """Raise UserError for the name of an index that faiss cannot make, before the embeddings are there."""
     try:
         Index(256, factory, distance=distance, device=device)
     except UserError as error:

@@ -35,7 +35,6 @@ class Measurement:
 
     @property
     def data(self) -> str:
-        """What was measured, with a hash that tells it from other data."""
         classes = f"{len(set(self.embedded.labels.tolist())):,} classes"
         if (images := self.images) is not None:
             return f"{images.name}: {len(images):,} images of {classes}, manifest {images.sha256[:16]}"

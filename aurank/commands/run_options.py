@@ -46,7 +46,6 @@ _BROUGHT = re.compile(r"data\.(image_size|resize|channels|normalise|interpolatio
 
 
 def log(line: str) -> None:
-    """Give the logger "aurank" a line."""
     logging.getLogger("aurank").info("%s", line)
 
 
@@ -168,7 +167,6 @@ class PreparedModel:
         return embedded, self.notes(embedded, manifest)
 
     def notes(self, embedded: Embedded, manifest: Manifest) -> list[str]:
-        """Return what embeddings are of, and which images could not be read."""
         kept = set(embedded.ids.tolist())
         paths = [path for row, path in enumerate(manifest.paths) if row not in kept]
         name = f"{manifest.name}, manifest {manifest.sha256[:16]}, {len(manifest.classes):,} classes"

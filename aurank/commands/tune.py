@@ -335,7 +335,6 @@ class _Search:
             shutil.rmtree(result.out, ignore_errors=True)
 
     def lines(self) -> list[Line]:
-        """Return what is known of each trial that ended, in the order of their places."""
         lines = []
         for trial in self.study.get_trials(deepcopy=False):
             state, about = _STATES.get(trial.state.name, ""), {"error": "", **trial.user_attrs}

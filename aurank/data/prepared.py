@@ -349,7 +349,6 @@ def prepare_images(
     max_pixels: int = MAX_PIXELS,
     progress: Progress | None = None,
 ) -> PreparedResult:
-    """Prepare the images of a manifest that are not in the folder yet, or changed, or damaged there."""
     report: Progress = progress or (lambda stage, done, total: None)
     first: dict[str, int] = {}
     for row, region in enumerate(manifest.regions):  # of texts and roles, an image may have several rows

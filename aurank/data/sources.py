@@ -167,8 +167,6 @@ class FolderSource(ImageSource):
 
 
 class AddressSource(ImageSource):
-    """Files below an address of fsspec."""
-
     def __init__(self, address: str) -> None:
         self.where = address.rstrip("/")
 

@@ -29,8 +29,6 @@ Say = Callable[[str], None]
 
 
 class Piece(NamedTuple):
-    """Embeddings of some rows of a manifest, in increasing order."""
-
     rows: Int64[np.ndarray, " row"]
     embeddings: Float32[np.ndarray, "row dim"]
 
@@ -117,7 +115,6 @@ class EmbeddingCache:
 
 
 def _read_piece(path: Path, count: int, *, dim: int | None) -> Piece | None:
-    """Return the piece in a file, or None where it is damaged."""
     with suppress(UserError, LookupError):
         kept: dict[str, Any] = read_bundle(path, dict[str, Any], _WHAT)
         piece = Piece(kept["rows"].numpy(), kept["embeddings"].numpy())
@@ -127,7 +124,6 @@ def _read_piece(path: Path, count: int, *, dim: int | None) -> Piece | None:
 
 
 def weights_sha256(module: nn.Module) -> str:
-    """Return the hexadecimal digest of a module's state: names, types, shapes and bytes."""
     digest = hashlib.sha256()
     for name, value in sorted(module.state_dict().items()):
         if isinstance(value, Tensor):

@@ -51,16 +51,12 @@ _clients: dict[str, Any] = {}  # threads share them; milvus-lite lets one proces
 
 
 class EmbeddedBy(TypedDict):
-    """The model of a collection: where it was, and what tells it from another."""
-
     name: str
     weights_sha256: str
     preprocessing: str
 
 
 class CollectionRecord(TypedDict):
-    """What a collection's property says of it."""
-
     format: str
     version: int
     aurank: str
@@ -76,7 +72,6 @@ class CollectionRecord(TypedDict):
 
 
 def is_collection(place: Path | str) -> bool:
-    """Return whether a place is `milvus:FILE_OR_URL#COLLECTION`, not a folder."""
     return str(place).startswith(PREFIX)
 
 
@@ -131,7 +126,6 @@ class CollectionRows(SearchIndex):
 
     @classmethod
     def make(cls, address: str, model: ImageModel, about: dict[str, Any], *, overwrite: bool) -> "CollectionRows":
-        """Return the gallery of a new collection, or of one whose filling, with the same model, was cut short."""
         gallery, made = cls(address), made_by(model)
         with gallery._trouble():
             if overwrite or not gallery.client.has_collection(gallery.name):
@@ -172,13 +166,11 @@ class CollectionRows(SearchIndex):
         self.client.create_collection(self.name, schema=schema, index_params=index, **said)
 
     def describe(self, **changes: Any) -> None:
-        """Change what the collection says of itself."""
         self.about = {**self.about, **changes, "revision": self.about["revision"] + 1}
         with self._trouble():
             self.client.alter_collection_properties(self.name, {_PROPERTY: json.dumps(self.about)})
 
     def require_model(self, model: ImageModel) -> None:
-        """Raise UserError for a model that gives other embeddings than those in here."""
         kept = self.about["model"]
         remedy = f"name the one that filled it, {kept['name']}, with --model, or build another collection"
         require_same_model(model, kept["weights_sha256"], kept["preprocessing"], self.address, remedy)
@@ -208,7 +200,6 @@ class CollectionRows(SearchIndex):
     def nearest(
         self, queries: np.ndarray, k: int, *, classes: Collection[str] | None = None, **how: Any
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the nearest images of each query and their scores, as `GallerySearch.nearest` does."""
         within = copy(self)
         if classes is not None:
             within.filter = f"class in {_listed(classes)}"
@@ -225,19 +216,15 @@ class CollectionRows(SearchIndex):
         return self._table(self._scan("", ["source", *_TEXTS]))
 
     def where(self, column: str, values: Collection[Any], most: int | None = None) -> Int64[np.ndarray, " row"]:
-        """Return the images whose column holds one of some values, at most so many."""
         return self._ids(f"{column} in {_listed(values)}", most)
 
     def take(self, rows: Sequence[int] | Int64[np.ndarray, " row"]) -> Table:
-        """Return the table of some images; UserError for one that is not there."""
         return self._table(self._get(rows, ["source", *_TEXTS]))
 
     def __getitem__(self, rows: Int64[np.ndarray, " row"]) -> Rows:
-        """Return the embeddings of some images."""
         return np.array([row["vector"] for row in self._get(rows, ["vector"])], np.float32).reshape(-1, self.dim)
 
     def lookup(self, source: int, paths: Sequence[str]) -> dict[str, tuple[int, str]]:
-        """Return the row of each path of a source that is there, and the SHA-256 of its file."""
         ids = image_ids({"source": np.full(len(paths), source), "path": np.array(paths)})
         held = {row["id"]: row["sha256"] for row in self._get(ids, ["sha256"], strict=False)}
         places = zip(paths, ids.tolist(), strict=True)
@@ -262,7 +249,6 @@ class CollectionRows(SearchIndex):
             self.client.flush(self.name)
 
     def remove(self, rows: Int64[np.ndarray, " row"]) -> None:
-        """Take images out."""
         for part in blocks(len(rows), _MOST):
             with self._trouble():
                 self.client.delete(self.name, ids=rows[part].tolist())
@@ -346,7 +332,6 @@ class CollectionRows(SearchIndex):
 
     @contextmanager
     def _trouble(self) -> Iterator[None]:
-        """Turn what Milvus raises into one line."""
         try:
             yield
         except (_library().MilvusException, UnicodeError) as error:
@@ -355,7 +340,6 @@ class CollectionRows(SearchIndex):
 
 
 def read_collection(address: str) -> Embedded:
-    """Return the embeddings of a collection with their classes."""
     rows = CollectionRows.open(address)
     ids, table = rows.ids, rows.images
     classes, labels = np.unique(table["class"], return_inverse=True)
@@ -415,7 +399,6 @@ def _listed(values: Collection[Any]) -> str:
 
 
 def _parameters(text: str) -> dict[str, Any]:
-    """Return the parameters of an index of Milvus: "M=16, efConstruction=200"."""
     pairs = [item.partition("=")[::2] for item in text.split(",") if item.strip()]
     try:
         return {name.strip(): json.loads(value) for name, value in pairs}

@@ -82,12 +82,10 @@ class Embedded:
 
     @property
     def _roles(self) -> tuple[np.ndarray | slice, np.ndarray | None]:
-        """The rows that are queries, and those of the gallery; None where every row is both."""
         is_one_set = self.is_query.all() and self.is_gallery.all()
         return (slice(None), None) if is_one_set else (self.is_query, self.is_gallery)
 
     def _question(self) -> dict[str, Any]:
-        """Return what is asked, by the names that ``aurank.evaluate`` and a ``RetrievalProblem`` have."""
         query, gallery = self._roles
         asked = {"labels": self.labels[query], "groups": self.groups[query], **self._pairs()}
         if gallery is None:
@@ -121,7 +119,6 @@ class Embedded:
         return replace(self, **changed)
 
     def problem(self) -> RetrievalProblem:
-        """Return the same question as `evaluate` answers, for what needs no report."""
         _, labels = np.unique(self.labels, return_inverse=True)
         return RetrievalProblem(**replace(self, labels=labels)._question())
 
@@ -260,7 +257,6 @@ def _inference(model: nn.Module, device: torch.device, bf16: bool) -> Iterator[N
 
 
 def _read_ahead(loader: BatchLoader) -> Iterator[Batch]:
-    """Yield the batches of a loader; a thread makes the next one meanwhile."""
     batches: Iterator[Batch] = iter(loader)
     with ThreadPoolExecutor(1) as thread:
         coming = thread.submit(next, batches, None)
@@ -270,7 +266,6 @@ def _read_ahead(loader: BatchLoader) -> Iterator[Batch]:
 
 
 def _joined(pieces: Sequence[Piece], cache: EmbeddingCache | None) -> Piece:
-    """Return pieces as one, which the cache keeps."""
     piece = Piece(*map(np.concatenate, zip(*pieces, strict=True)))
     if cache is not None:
         cache.write(piece)
@@ -321,7 +316,6 @@ def gather_pieces(pieces: Sequence[Piece], wanted: np.ndarray, group: ProcessGro
 
 
 def described(manifest: Manifest, rows: np.ndarray, embeddings: Rows) -> Embedded:
-    """Return embeddings of some rows of a manifest, with all that it says of these rows."""
     labels, paths, classes = manifest.labels[rows], np.array(manifest.paths)[rows], np.array(manifest.classes)
     groups = np.full(len(rows), -1) if manifest.groups is None else manifest.groups[rows]
     roles = {"is_query": manifest.is_query[rows], "is_gallery": manifest.is_gallery[rows]}

@@ -92,7 +92,6 @@ def embed_texts(
     progress: ProgressCallback | None = None,
     group: ProcessGroup | None = None,
 ) -> Float32[np.ndarray, "text dim"]:
-    """Return the embeddings of the texts, as `embed` does those of images."""
     group = group or ProcessGroup(False)
     device, training = next(model.parameters()).device, model.training
     model.eval()
@@ -110,7 +109,6 @@ def embed_texts(
 
 
 def texts_of(manifest: Manifest) -> tuple[str, ...]:
-    """Return the text of each row; UserError where the data set has none."""
     if manifest.texts is None:
         remedy = "read a table with a column text, filled in each row (data.name=table)"
         raise UserError(f"{manifest.name} has no texts: {remedy}")
@@ -128,7 +126,6 @@ def require_pairs(manifest: Manifest) -> None:
 
 
 def has_one_label(manifest: Manifest) -> bool:
-    """Return whether each image has the same label in all of its rows."""
     first = first_rows(manifest.paths)
     return np.array_equal(manifest.labels[first][_numbered(manifest.paths)], manifest.labels)
 
@@ -145,7 +142,6 @@ def each_image_once(manifest: Manifest, *, one_label: bool = True) -> Manifest:
 
 
 def first_rows(names: Sequence[str]) -> Int64[np.ndarray, " distinct"]:
-    """Return the row in which each name is first, in order."""
     return np.unique(_numbered(names), return_index=True)[1]
 
 
@@ -159,7 +155,6 @@ def reports_by_group(
 
 
 def describe_groups(reports: dict[str, TwoWayReport], *others: str) -> str:
-    """Return reports as text, each under its name, and others; the note that all end with, once."""
     parts = [f"two-way retrieval, {name.replace('_', ' ')}\n{report}" for name, report in reports.items()] + [*others]
     if len({part.rpartition("\n")[2] for part in parts}) == 1:
         parts[:-1] = [part.rpartition("\n")[0] for part in parts[:-1]]

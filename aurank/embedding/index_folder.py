@@ -52,15 +52,11 @@ class SourceRecord(TypedDict):
 
 
 class ModelRecord(TypedDict):
-    """The model: its name as it was typed, and the folder that it is stored in."""
-
     name: str
     folder: str
 
 
 class _About(TypedDict):
-    """What index.json says."""
-
     format: str
     version: int
     aurank: str
@@ -91,7 +87,6 @@ class IndexedRows:
 
     @property
     def searched(self) -> Rows:
-        """What queries are compared with."""
         return self.embeddings if self.vectors is None else self.vectors
 
     def __len__(self) -> int:
@@ -103,7 +98,6 @@ class IndexedRows:
         return np.arange(len(self))
 
     def take(self, rows: Sequence[int] | Int64[np.ndarray, " row"]) -> Table:
-        """Return the table of some images."""
         return {name: values[np.asarray(rows, np.int64)] for name, values in self.images.items()}
 
     def where(self, column: str, values: Collection[Any], most: int | None = None) -> Int64[np.ndarray, " row"]:
@@ -207,7 +201,6 @@ def read_about(folder: Path) -> dict[str, Any]:
 
 
 def read_rows(folder: Path, about: dict[str, Any], *, memory_map: bool = False) -> IndexedRows:
-    """Return the rows that index.json names; UserError unless every file is as it was written."""
     place, is_processed = folder / about["rows"], about["postprocessing"] is not None
     verify_part(folder, about, about["rows"])
     with reading(folder, _WHAT, remedy=_REMEDY):
@@ -224,7 +217,6 @@ def read_rows(folder: Path, about: dict[str, Any], *, memory_map: bool = False) 
 
 
 def verify_part(folder: Path, about: dict[str, Any], part: str) -> None:
-    """Raise UserError unless every file in the folder of a part is as it was written."""
     for file, expected in about["files"].items():
         if file.partition("/")[0] == part:
             with reading(folder / file, "a part of an image index", remedy=_REMEDY):
@@ -248,7 +240,6 @@ def describe_source(source: ImageSource) -> SourceRecord:
 
 
 def open_described(described: SourceRecord) -> ImageSource | None:
-    """Return the source that `describe_source` described, None where it is there no more."""
     place = Path(described["place"])
     with contextlib.suppress(UserError, OSError):
         if described["kind"] == "reader":
@@ -305,7 +296,6 @@ def _read_images(path: Path) -> Table:
 def index_rows(
     images: Table, embeddings: Rows, steps: PostProcessing | None, factory: str, *, distance: str, seed: int
 ) -> IndexedRows:
-    """Return images and their embeddings behind fitted steps of post-processing, in a faiss index."""
     vectors = None if steps is None else processed_gallery(steps, np.asarray(embeddings))
     searched = embeddings if vectors is None else vectors
     index = Index.build(searched, factory, distance=distance, device="cpu", seed=seed)

@@ -150,12 +150,10 @@ def located(data: "str | Manifest") -> dict[str, Any]:
 
 
 def data_folder(root: Path | str | None) -> Path:
-    """Return ``root``, else ``$AURANK_DATA``, else ``./data``."""
     return Path(root or os.environ.get("AURANK_DATA") or "data").expanduser()
 
 
 def read_whole(config: DataConfig) -> "Manifest":
-    """Return every image of the data set, with the splits that the reader gives."""
     return READERS[config.name](data_folder(config.root), **config.params)
 
 
@@ -185,13 +183,11 @@ def resolve_checkpoint(path: Path | str) -> Path:
 
 
 def require_checkpoint(path: Path) -> None:
-    """Raise UserError where there is no checkpoint."""
     if not path.exists():
         raise UserError(f"no checkpoint at {path}; a run writes {LAST} and {BEST} into its --out folder")
 
 
 def require_index(folder: Path) -> None:
-    """Raise UserError where there is no index."""
     if not (folder / ABOUT).exists():
         what = "there is no index in it" if folder.is_dir() else "there is no such folder"
         raise UserError(f"no index at {folder}: {what}; make one with aurank index build --out {folder}")
@@ -209,7 +205,6 @@ def require_usable(out: Path, resume: bool) -> None:
 
 
 def require_index_folder(out: Path, *, overwrite: bool) -> None:
-    """Raise UserError for a folder that holds an index not to be replaced, or something else."""
     if not out.exists():
         return
     if not out.is_dir():
@@ -242,7 +237,6 @@ class ExportNames(NamedTuple):
 
 
 def export_names(to: str, out: Path) -> ExportNames:
-    """Return the files that an export writes; `out` is a file where its name ends like one that is whole alone."""
     if to in ("onnx", "safetensors") and out.suffix == f".{to}" and not out.is_dir():
         return ExportNames(out.name, f"{out.stem}.int8.onnx", f"{out.stem}.md", f"{out.stem}.json", True)
     return ExportNames(EXPORTED[to])

@@ -187,7 +187,6 @@ def find_protocol(name: str, *, seeds: Sequence[int] | None = None) -> Protocol:
 def _canonical(
     paths: Sequence[str], labels: Shaped[np.ndarray, " image"]
 ) -> tuple[Int64[np.ndarray, " image"], Int64[np.ndarray, " image"]]:
-    """Return the rows in the order of their paths, and in that order their classes, numbered as first met."""
     ordered = np.array(sorted(range(len(paths)), key=paths.__getitem__), dtype=np.int64)
     numbers: dict[Any, int] = {}
     classes = [numbers.setdefault(label, len(numbers)) for label in labels[ordered].tolist()]

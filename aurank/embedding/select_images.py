@@ -23,7 +23,6 @@ _WANTS_LABELS = "needs images with labels, such as --data folder:PATH with PATH/
 
 
 def read_data(data: str | Manifest, overrides: Sequence[str] = ()) -> DataConfig | None:
-    """Return the data section that names READER:PATH, or of a manifest; None where `data` names no reader."""
     if isinstance(data, str) and (data.partition(":")[0] not in READERS or Path(data).is_file()):
         if Path(data).is_dir():
             raise UserError(f"{data} is a folder; did you mean 'folder:{data}'?")
@@ -32,8 +31,6 @@ def read_data(data: str | Manifest, overrides: Sequence[str] = ()) -> DataConfig
 
 
 class Selected(NamedTuple):
-    """The data section that applies, and the images to embed."""
-
     data: DataConfig
     images: Manifest
     trained: Manifest | None = None  # the whole data set with the splits of the run, None of other data
@@ -170,7 +167,6 @@ def class_folds(
 
 
 def require_distinct(manifest: Manifest, config: DataConfig) -> None:
-    """Raise UserError where an image is listed more than once, unless the configuration keeps such."""
     if config.repeated == "refuse" and (repeated := repeated_image(manifest)):
         raise UserError(f"{repeated}; list each image once, or take them as different ones with data.repeated=keep")
 
@@ -194,7 +190,6 @@ def require_likely_classes(manifest: Manifest, config: DataConfig, *, counts: st
 
 
 def split_of(whole: Manifest, config: DataConfig, name: str) -> Manifest:
-    """Return the images of one split; UserError with the remedy for the reader where there are none."""
     try:
         return whole.split(name)
     except UserError as error:

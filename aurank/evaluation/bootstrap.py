@@ -57,8 +57,6 @@ class Resampling:
 
 @dataclass(frozen=True, kw_only=True)
 class Intervals(Resampling):
-    """Percentile bootstrap interval of each metric, by name."""
-
     __pydantic_config__ = EXACT
 
     unit: Literal["class", "query"]  # what was drawn: queries where they have no labels

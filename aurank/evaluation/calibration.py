@@ -24,8 +24,6 @@ LEVEL = 0.95  # of intervals
 
 @dataclass(frozen=True)
 class Rate:
-    """A part of some pairs or queries, with its interval."""
-
     count: int
     total: int
     low: float

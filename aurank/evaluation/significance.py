@@ -52,18 +52,15 @@ class SeedsAndClasses:
         object.__setattr__(self, "_of_classes", times / times.sum(axis=1, keepdims=True))
 
     def means(self, values: Values) -> Float64[np.ndarray, " seed"]:
-        """Return the mean over queries of each seed."""
         return np.asarray(values @ self.queries / self.queries.sum())
 
     def draws(self, values: Values) -> Float64[np.ndarray, " resample"]:
-        """Return the mean of each resample."""
         count = len(values)
         seeds = np.random.default_rng([self.seed, count]).integers(count, size=(self.resamples, count))
         of_classes: Float64[np.ndarray, "resample class"] = self._of_classes  # type: ignore[attr-defined]
         return np.asarray(np.take_along_axis(of_classes @ values.T, seeds, axis=1).mean(axis=1))
 
     def answer(self, values: Values) -> Answer:
-        """Return what values, or the differences of two methods, say."""
         mean, half_width, p_seeds = over_seeds(self.means(values))
         if len(self.queries) < 2:
             return Answer(mean, half_width, None, p_seeds, None)
@@ -98,7 +95,6 @@ class Ranking:
 
 
 def rank_over_classes(values: Float64[np.ndarray, "method class"]) -> Ranking:
-    """Return the mean rank of each method over classes; equal values share their ranks."""
     methods, classes = values.shape
     if methods < 2:
         raise UserError(f"a ranking needs two methods or more; got {methods}")

@@ -141,7 +141,6 @@ def quantise(source: Path, path: Path, batches: Sequence[UInt8[np.ndarray, "batc
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """A context without what torch's and onnxruntime's tools say of themselves below an error."""
     disabled = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -186,13 +186,11 @@ def lay_out(module: nn.Module, channels_last: bool) -> None:
 
 
 def is_channels_last(module: nn.Module) -> bool:
-    """Return whether the convolutions of a module are in the memory format channels-last."""
     kernels = (value for value in module.parameters() if value.ndim == 4 and not value.is_contiguous())
     return any(kernel.is_contiguous(memory_format=torch.channels_last) for kernel in kernels)
 
 
 def projection(width: int, dim: int, *, layers: int = 1, hidden: int | None = None) -> nn.Module:
-    """A linear layer from one width to another, or several with batch norm and ReLU between them."""
     if layers == 1:
         return nn.Linear(width, dim)
     widths = [width, *[hidden or width] * (layers - 1)]
@@ -205,7 +203,6 @@ def projection(width: int, dim: int, *, layers: int = 1, hidden: int | None = No
 
 @torch.no_grad()
 def start_at_identity(head: nn.Linear) -> None:
-    """Let a square layer give its inputs."""
     nn.init.eye_(head.weight)
     nn.init.zeros_(head.bias)
 
@@ -245,7 +242,6 @@ class _FeatureMap(nn.Module):
 def _create_backbone(
     name: str, pretrained: bool, weights: str | None, channels: int, pooling: Pooling, params: dict[str, Any]
 ) -> tuple[Any, list[str]]:
-    """Return the backbone with its first weights, and what was taken of a file."""
     given = f"pooling={pooling!r}, channels={channels}, params={params}"
     if is_tower(name):
         if (pooling, channels, params) != ("avg", 3, {}):
@@ -265,7 +261,6 @@ def _create_backbone(
 
 
 def network_of(backbone: nn.Module) -> nn.Module:
-    """Return the library's own network inside a backbone."""
     network = backbone.model if isinstance(backbone, _FeatureMap | ImageTower) else backbone
     if isinstance(backbone, ImageTower):
         network = getattr(network, "model", network)  # transformers' models stand in a wrapper

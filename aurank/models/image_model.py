@@ -238,8 +238,6 @@ def _photos(given: Iterable[Any]) -> Iterator[Any]:
 
 
 class ModelImages(ImageDataset):
-    """The images of a manifest under the transform of a model of another library."""
-
     def __init__(
         self, manifest: Manifest, model: ImageModel, *, prepared: PreparedImages | None = None, **how: Any
     ) -> None:
@@ -256,7 +254,6 @@ class ModelImages(ImageDataset):
         return images
 
     def __getitems__(self, keys: Sequence[Key]) -> Batch:
-        """Return the batch of those rows, in their order, without the images that are skipped."""
         rows: list[int] = []
 
         def read() -> Iterator[np.ndarray]:
@@ -276,7 +273,6 @@ class ModelImages(ImageDataset):
 
 
 def as_embeddings(output: Any, count: int) -> np.ndarray:
-    """Return what a module gave for so many images as float32 [count, dim]."""
     if not isinstance(output, Tensor) or output.ndim != 2 or len(output) != count:
         given = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
         raise UserError(f"the model returned {given} for {count} images; expected a tensor [{count}, dim]")
@@ -284,12 +280,10 @@ def as_embeddings(output: Any, count: int) -> np.ndarray:
 
 
 def to_picture(pixels: np.ndarray) -> Image.Image:
-    """Return pixels [height, width, channel] as an image of Pillow."""
     return Image.fromarray(pixels.squeeze(2) if pixels.shape[2] == 1 else pixels)
 
 
 def warn_of_small(prepared: PreparedImages, needed: int, name: str) -> None:
-    """Warn where prepared images are smaller than a model or a transform of that name asks for."""
     side = prepared.how.short_side
     if side < needed:
         said = f"the images in {prepared.folder} have a shorter side of {side} pixels, and {name} asks for {needed}"
@@ -314,7 +308,6 @@ def standard_transform(
     channels: int = 3,
     resize: str = "crop",
 ) -> Transform:
-    """Return the usual evaluation transform, for models that bring none."""
     timm_data: Any = importlib.import_module("timm.data")
     usual = (timm_data.IMAGENET_DEFAULT_MEAN, timm_data.IMAGENET_DEFAULT_STD) if channels == 3 else ((0.5,), (0.5,))
     transform: Transform = timm_data.create_transform(

@@ -234,7 +234,6 @@ def draw_codes(table: Sequence[dict[str, Any]]) -> bytes:
 
 
 def codes(axes: Axes, table: Sequence[dict[str, Any]]) -> None:
-    """Draw the first metric of codes against bytes an image."""
     metric = next(iter(table[0]["metrics"]))
     for precision, (marker, colour) in _MARKS.items():
         for is_again in (False, True):

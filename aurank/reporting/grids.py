@@ -44,7 +44,6 @@ class Grid:
 def make_grids(
     report: Report, pictures: Pictures, *, queries: int = 8, classes: Sequence[str] = (), seed: int = 0
 ) -> list[Grid]:
-    """Return grids of the worst, the median and random queries, and of the queries of each class asked for."""
     names = query_names(report)
     by_ap = np.argsort(report.per_query["ap"], kind="stable")
     count = min(queries, len(by_ap))

@@ -100,7 +100,6 @@ def report_page(
 
 
 def _charts(report: Report, embeddings: Rows | None) -> dict[str, Markup]:
-    """Return the curves of a report, and maps of the embeddings."""
     charts = curves({"": report})
     if len(np.unique(np.log2(report.per_query["num_positives"]).astype(int))) > 1:
         caption = "mAUPRC by the number of positives of a query."
@@ -131,7 +130,6 @@ def _cards(report: Report) -> list[dict[str, Any]]:
 
 
 def _classes(report: Report) -> dict[str, Any]:
-    """Return the table of classes, worst first."""
     table, names = report.class_table(), class_names(report)
     shown = [name for name in ("mauprc", "recall@1", "r_precision") if name == "mauprc" or name in same_metrics(report)]
     _, first = np.unique(report.per_query["label"], return_index=True)
@@ -168,8 +166,6 @@ def _hubs(report: Report, lists: NearestRows, pictures: Pictures) -> dict[str, A
 
 
 def _findings(examined: Examined, pictures: Pictures) -> list[dict[str, Any]]:
-    """Return the findings as the page shows them."""
-
     def image(row: int) -> tuple[str, str]:
         return str(examined.paths[row]), endings([str(examined.classes[row])])[0]
 
@@ -177,7 +173,6 @@ def _findings(examined: Examined, pictures: Pictures) -> list[dict[str, Any]]:
 
 
 def _left_out(report: Report, pictures: Pictures) -> list[dict[str, Any]]:
-    """Return lists of images that no number speaks of, or that could not be shown."""
     lone = np.setdiff1d(np.arange(report.num_queries), report.per_query["query"])
     paths = report.gallery.get("path")
     same = paths is not None and report.num_queries == report.num_gallery

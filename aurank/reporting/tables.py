@@ -90,7 +90,6 @@ def same_metrics(*reports: Report) -> dict[str, list[str]]:
 
 
 def class_names(report: Report) -> list[str]:
-    """Return the names of the classes of `report.class_table()`."""
     _, first = np.unique(report.per_query["label"], return_index=True)
     return [str(name) for name in query_names(report)[first].tolist()]
 

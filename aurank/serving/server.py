@@ -118,7 +118,6 @@ def serve(
 
 
 def worker() -> "ASGIApp":
-    """Return the application of one of several workers: what uvicorn calls in each."""
     import torch
 
     keep_memory()  # which the command did in its own process
@@ -141,7 +140,6 @@ def _app_of(settings: dict[str, Any]) -> "tuple[ASGIApp, int]":
 
 
 def make_server(app: "ASGIApp") -> "uvicorn.Server":
-    """Return the server of an application, which bounds connections and how long they may say nothing."""
     import uvicorn
 
     return uvicorn.Server(uvicorn.Config(app, **_how()))

@@ -65,7 +65,6 @@ class Limits:
 
 
 async def read_search(request: Request, limits: Limits) -> RowSearch | tuple[Window, bytes]:
-    """Return what a search asks for: a row of the gallery, or a window and the bytes of a photo."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     try:
         async with asyncio.timeout(limits.upload_seconds):
@@ -82,7 +81,6 @@ async def read_search(request: Request, limits: Limits) -> RowSearch | tuple[Win
 
 
 async def _read_form(request: Request, most: int) -> tuple[Window, bytes]:
-    """Return the fields of a form and the bytes of its one file."""
     bounded = _bounded(request, most + _BODY_BYTES, "an upload")
     async with bounded.form(max_files=1, max_fields=8, max_part_size=_BODY_BYTES) as form:
         fields: dict[str, Any] = dict(form)
@@ -128,7 +126,6 @@ def parsed(model: type[Asked], content: bytes | dict[str, Any]) -> Asked:
 
 
 def decode_upload(content: bytes, max_pixels: int) -> UInt8[np.ndarray, "height width channel"]:
-    """Return the pixels of an uploaded photo, upright; of an animation the first frame."""
     try:
         with Image.open(io.BytesIO(content), formats=FORMATS) as file:
             width, height = file.size

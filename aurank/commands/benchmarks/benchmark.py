@@ -164,7 +164,6 @@ class BenchmarkRun:
 
     @cached_property
     def splits(self) -> dict[str, Manifest]:
-        """The data with each of the splits, by their names."""
         whole, by = read_whole(self.base.data), self.spec.splits
         if not isinstance(by, Folds):
             return {by: whole}

@@ -136,7 +136,6 @@ class IndexChange:
     removed: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        """Return what was done in one line."""
         changes = {"added": self.added, "replaced": self.replaced, "removed": self.removed}
         changes |= {"already there": self.present, "unreadable": self.unreadable}
         told = [f"{len(names):,} {what}" for what, names in changes.items() if names]
@@ -285,7 +284,6 @@ def _digest(source: ImageSource, path: str) -> str:
 
 
 def _table(embedded: Embedded, digests: Mapping[str, str], *, number: int) -> Table:
-    """Return the table of images that were embedded; an image whose class is its own path has none."""
     names = np.array([""]) if embedded.classes is None else embedded.classes
     classes = names[embedded.labels]
     if (classes == embedded.paths).all():

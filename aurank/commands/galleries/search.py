@@ -281,7 +281,6 @@ class ImageIndex:
 
 
 def require_count(k: int) -> None:
-    """Raise UserError for lists of no images."""
     if k < 1:
         raise UserError(f"k must be 1 or more, got {k}")
 
@@ -359,7 +358,6 @@ def search_photos(
 
 
 def results_json(index: ImageIndex, found: Sequence[PhotoHits]) -> str:
-    """Return what photos found as JSON text: the index, and each photo with its hits or an error."""
     photos = [
         {
             "photo": one.photo.path,

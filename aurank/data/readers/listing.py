@@ -131,7 +131,6 @@ def read_lists(
 
 
 def class_folders(rows: Iterable[Row]) -> dict[str, str] | None:
-    """Return the last folder of all images of a class, by its id; None unless each class has one that no other has."""
     folders: dict[str, str] = {}
     for row in rows:
         folder = PurePosixPath(row.path).parent.name.strip()

@@ -19,8 +19,6 @@ from aurank.errors import UserError
 
 
 class SplitSize(NamedTuple):
-    """Images and classes of one list as published."""
-
     images: int
     classes: int
 
@@ -84,7 +82,6 @@ class Place:
 
     @functools.cached_property
     def source(self) -> ImageSource:
-        """The files as their official paths name them."""
         return open_source(self.path, prefix=self.prefix)
 
     def inside(self, folder: str) -> ImageSource:

@@ -65,7 +65,6 @@ def draw_part(
 
 
 def scaled(image: Pixels, size: tuple[int, int], interpolation: int) -> NewPixels:
-    """Return an image at that size, [height, width], by an interpolation of OpenCV; itself where it has it."""
     if image.shape[:2] == size:
         return image
     return in_fours(image, lambda part: cv2.resize(part, size[::-1], interpolation=interpolation))

@@ -118,7 +118,6 @@ class Timm(Pipeline):
 
     @property
     def resized_size(self) -> tuple[int, int]:
-        """Height and width that an image is resized for, before the middle is taken."""
         height, width = (math.floor(side / self.crop_pct) for side in self.size)
         return height, width
 

@@ -51,12 +51,10 @@ class Checkpoint(TypedDict):
 
 
 def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
-    """Write a checkpoint, whole or not at all."""
     write_bundle(path, content, _WHAT)
 
 
 def load_checkpoint(path: Path, *, read_run: Callable[[dict[str, Any]], Config] | None = None) -> dict[str, Any]:
-    """Return the content of a checkpoint, on the CPU, verified."""
     require_checkpoint(path)
     content: Any = read_bundle(path, Checkpoint, _WHAT, remedy="use another one")
     if read_run is not None and "optimiser" not in content:
@@ -80,7 +78,6 @@ def describe_average(checkpoint: dict[str, Any], *, named: bool = True) -> list[
 
 
 def is_head(checkpoint: dict[str, Any]) -> bool:
-    """Return whether a checkpoint is of a head on saved embeddings."""
     return bool(checkpoint["config"].get("model", {}).get("backbone") == NO_BACKBONE)
 
 
@@ -92,7 +89,6 @@ def model_weights(checkpoint: dict[str, Any]) -> dict[str, Tensor]:
 
 
 def image_weights(checkpoint: dict[str, Any]) -> dict[str, Tensor]:
-    """Return the weights of the encoder of images: of two towers those of one."""
     weights, prefix = model_weights(checkpoint), "image."
     of_tower = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
     return of_tower or weights

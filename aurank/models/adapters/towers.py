@@ -47,7 +47,6 @@ def is_tower(name: str) -> bool:
 
 
 def is_local(name: str) -> bool:
-    """Return whether a backbone is one of a folder of this machine, which others do not have."""
     kind, _, what = name.partition(":")
     return kind == "local-dir" or (kind == "transformers" and Path(what.split(",")[0]).is_dir())
 

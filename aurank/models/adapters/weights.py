@@ -94,7 +94,6 @@ class Fit:
 
 
 def fit_tensors(own: Mapping[str, Tensor], weights: Tensors, *, classifier: Sequence[str] = ()) -> Fit:
-    """Return how tensors fit those of a network, below the prefix that most of the names have."""
     prefixes: Counter[str] = Counter()
     for name in weights:
         parts = name.split(".")
