@@ -121,9 +121,7 @@ IndexFolder = Annotated[
 ]
 MovedModel = _shared(str | None, "With milvus:…: where its model is now; default: where it was.", "--model")
 Roots = _shared(
-    list[Path] | None,
-    "Where the images are now, if they were moved; again for each place they came from.",
-    "--root",
+    list[Path] | None, "Where the images are now, if they were moved; again for each place they came from.", "--root"
 )
 # The fields of `ImageSelection`, and how they are given.
 _IMAGES = {

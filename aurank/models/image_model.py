@@ -266,9 +266,7 @@ class ModelImages(ImageDataset):
         with quiet_decoding():
             images = self.model.stack(read())
         return Batch(
-            image=images,
-            label=torch.from_numpy(self.manifest.labels[rows]),
-            id=torch.tensor(rows, dtype=torch.int64),
+            image=images, label=torch.from_numpy(self.manifest.labels[rows]), id=torch.tensor(rows, dtype=torch.int64)
         )
 
 

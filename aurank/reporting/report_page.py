@@ -146,10 +146,7 @@ def _confused(report: Report, lists: NearestRows) -> dict[str, Any] | None:
     part = found.count / np.maximum(1, found.places)[:, None]
     shade = np.rint(70 * part / max(float(part.max()), 0.01)).astype(int)
     cells = [list(zip(*line, strict=True)) for line in zip((100 * part).tolist(), shade.tolist(), strict=True)]
-    return {
-        "columns": found.gallery_class.tolist(),
-        "rows": list(zip(found.query_class.tolist(), cells, strict=True)),
-    }
+    return {"columns": found.gallery_class.tolist(), "rows": list(zip(found.query_class.tolist(), cells, strict=True))}
 
 
 def _hubs(report: Report, lists: NearestRows, pictures: Pictures) -> dict[str, Any] | None:

@@ -18,13 +18,7 @@ from aurank.data import ImageSource
 from aurank.embedding.collection import CollectionRows, is_collection
 from aurank.embedding.embed import Embedded
 from aurank.embedding.image_text_pairs import each_image_once
-from aurank.embedding.index_folder import (
-    EXACT,
-    Table,
-    describe_source,
-    index_rows,
-    read_about,
-)
+from aurank.embedding.index_folder import EXACT, Table, describe_source, index_rows, read_about
 from aurank.embedding.named import ALL, ImageSelection, require_index_folder
 from aurank.embedding.select_images import select
 from aurank.errors import UserError

@@ -80,13 +80,7 @@ def build_listed(
     return build_manifest(name, source, **columns, **more)
 
 
-def check_listing(
-    source: ImageSource,
-    rows: Sequence[Row],
-    *,
-    one_label: bool = True,
-    outside: bool = False,
-) -> None:
+def check_listing(source: ImageSource, rows: Sequence[Row], *, one_label: bool = True, outside: bool = False) -> None:
     first: dict[tuple[str, Any], Row] = {}
 
     def troubles() -> Iterator[str]:

@@ -233,11 +233,7 @@ class Affine(Pipeline):
     shear: Number = 10.0
     fill: int = 255
     oversample: Number = 4.0
-    limits: ClassVar[Limits] = Pipeline.limits | {
-        "rotate": (0, 180),
-        "shear": (0, 60),
-        "fill": (0, 255),
-    }
+    limits: ClassVar[Limits] = Pipeline.limits | {"rotate": (0, 180), "shear": (0, 60), "fill": (0, 255)}
     _headroom: ClassVar[float] = 1.0  # which is in `oversample`
 
     def __post_init__(self) -> None:

@@ -212,10 +212,7 @@ def from_transformers(weights: Mapping[str, Tensor]) -> Tensors | None:
 # -- how images were shown --------------------------------------------------------------------------------------------
 
 _PILLOWS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # by Pillow's numbers
-_SHOWN: dict[str, Any] = {
-    "mean": list[Annotated[float, Field(ge=0, le=1)]],
-    "std": list[Annotated[float, Field(gt=0)]],
-}
+_SHOWN: dict[str, Any] = {"mean": list[Annotated[float, Field(ge=0, le=1)]], "std": list[Annotated[float, Field(gt=0)]]}
 
 
 def read_look(path: Path | str) -> dict[str, Any]:
