@@ -117,7 +117,6 @@ def remove_temporaries(folder: Path, name: str = "*", *, mine: Path | None = Non
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write ``text`` as UTF-8, whole or not at all; a name of a file that is no UTF-8 is escaped."""
     with replacing(path) as file:
         file.write(text.encode("utf-8", "backslashreplace"))
 
@@ -199,7 +198,6 @@ def _said(error: Exception, path: str) -> str:
 
 
 def read_record(path: Path, what: str, *, named: str, version: int = 1, remedy: str = _AGAIN) -> dict[str, Any]:
-    """Return the mapping in a JSON file, whose "format" and "version" say that it is `what` aurank writes."""
     require_ordinary(path)
     with reading(path, what, remedy=remedy):
         content: Any = json.loads(path.read_bytes())
@@ -244,7 +242,6 @@ def _adapter(kind: Any) -> Any:
 
 
 def require_ordinary(path: Path) -> None:
-    """Raise UserError where there is something at `path` that is no file: a pipe is waited for, a device never ends."""
     try:
         is_other = path.exists() and not path.is_file()
     except OSError:  # reading it will tell
@@ -254,7 +251,6 @@ def require_ordinary(path: Path) -> None:
 
 
 def require_writable(path: Path, *, suffix: str = "", option: str = "--out") -> None:
-    """Raise UserError unless a file of this ``suffix`` can be written; called before the work starts."""
     try:
         folder = next(parent for parent in path.absolute().parents if parent.exists())
         reasons = {
@@ -315,7 +311,6 @@ def write_bundle(path: Path, content: Mapping[str, Any], what: str) -> None:
 
 
 def read_bundle(path: Path, kind: Callable[..., T], what: str, *, remedy: str = _AGAIN) -> T:
-    """Return what ``write_bundle`` wrote, its tensors on the CPU, once its checksum and its type are verified."""
     from safetensors import safe_open
 
     require_ordinary(path)

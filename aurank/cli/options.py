@@ -266,7 +266,6 @@ def claiming(
 
 
 def whole_numbers(name: str, text: str) -> tuple[int, ...]:
-    """Return the numbers in "1,10,100"; raise UserError naming the option for anything else."""
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:

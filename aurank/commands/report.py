@@ -67,7 +67,6 @@ def evaluation_page(report: Report, measured: Measurement, *, classes: Sequence[
 
 
 def examine_measured(report: Report, measured: Measurement) -> "Examined":
-    """Return what the doctor finds in an evaluation, by its lists; labels are judged where that is quick."""
     from aurank.reporting.report_page import Examined
 
     embedded, images, lists = measured.embedded, measured.images, report.neighbours

@@ -149,7 +149,6 @@ class PreparedModel:
 
     @property
     def made_by(self) -> MadeBy:
-        """What saved embeddings remember of the model that made them."""
         further = [self.dataset.made_of.strip(), "in bf16" * self.run.bf16]
         return replace(made_by(self.model), precision=", ".join(filter(None, further)))
 

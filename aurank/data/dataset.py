@@ -62,7 +62,6 @@ def augmentation_seed(seed: int, row: int, epoch: int, view: int) -> int:
 
 
 def with_own_labels(manifest: Manifest) -> Manifest:
-    """Return the manifest with a label for each image, which is its row: only views of one image share a label."""
     return dataclasses.replace(manifest, labels=np.arange(len(manifest)), classes=manifest.paths, class_ids=None)
 
 

@@ -120,7 +120,6 @@ class ShardWriter:
         return slice(number * self.shard_rows, min((number + 1) * self.shard_rows, self.count))
 
     def ids(self) -> Int64[np.ndarray, " row"]:
-        """Return the rows of the data set that all parts together hold."""
         kept = np.ones(self.count, dtype=np.bool_)
         for part in self.parts.values():
             kept[part.skipped] = False

@@ -76,7 +76,6 @@ def is_collection(place: Path | str) -> bool:
 
 
 def image_ids(images: Table) -> Int64[np.ndarray, " row"]:
-    """Return the primary keys of images, which their source and path alone decide."""
     names = zip(images["source"].tolist(), images["path"].tolist(), strict=True)
     digests = (hashlib.sha256(f"{source}/{path}".encode("utf-8", "surrogateescape")).digest() for source, path in names)
     return np.array([int.from_bytes(digest[:8], "big") >> 1 for digest in digests], dtype=np.int64)
@@ -212,7 +211,6 @@ class CollectionRows(SearchIndex):
 
     @property
     def images(self) -> Table:
-        """The table of all images, in the order of `ids`."""
         return self._table(self._scan("", ["source", *_TEXTS]))
 
     def where(self, column: str, values: Collection[Any], most: int | None = None) -> Int64[np.ndarray, " row"]:
@@ -254,7 +252,6 @@ class CollectionRows(SearchIndex):
                 self.client.delete(self.name, ids=rows[part].tolist())
 
     def search(self, queries: Arrays, k: int, *, leave_out: Int64[np.ndarray, " query"] | None = None) -> Neighbours:
-        """Return the k nearest images of each query, as `Index.search` does; behind those found stand -1 and −inf."""
         queries, depth = as_array(queries), min(k + (leave_out is not None), _MOST)
         row, similarity = np.full((len(queries), depth), -1), np.full((len(queries), depth), -np.inf, np.float32)
         sign = -1 if self.distance == "euclidean" else 1
@@ -271,7 +268,6 @@ class CollectionRows(SearchIndex):
         return Neighbours(row[:, :k], similarity[:, :k], (row[:, :k] >= 0).sum(axis=1))
 
     def fill(self, images: Table, embeddings: Rows, *, progress: ProgressCallback | None = None) -> None:
-        """Put in what is not there yet, take out what is of no image, and measure what a search finds."""
         ids, held = image_ids(images), dict[int, str]()
         if len(self):
             held = {row["id"]: row["sha256"] for row in self._scan("", ["sha256"])}

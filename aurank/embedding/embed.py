@@ -98,7 +98,6 @@ class Embedded:
         return {**asked, **sides, "gallery_ids": self.ids[gallery], "gallery_groups": self.groups[gallery]}
 
     def _pairs(self) -> dict[str, Any]:
-        """Return the listed pairs as arguments of ``aurank.evaluate``: places among the queries, and in the gallery."""
         places = [np.where(side, np.cumsum(side) - 1, -1) for side in (self.is_query, self.is_gallery)]
         options: dict[str, Any] = {}
         for name, pairs in (("positives", self.positives), ("ignore", self.ignored)):
@@ -108,7 +107,6 @@ class Embedded:
         return options
 
     def select(self, rows: np.ndarray) -> "Embedded":
-        """Return some rows, by a mask or by places."""
         chosen = np.arange(len(self.labels))[rows]
         changed: dict[str, Any] = {"embeddings": select_rows(self.embeddings, rows)}
         for name, values in vars(self).items():
@@ -125,7 +123,6 @@ class Embedded:
     def named(
         self, report: Report, query: np.ndarray | slice = slice(None), gallery: np.ndarray | None = None
     ) -> Report:
-        """Return the report with the path and class of each query, and of gallery rows beside neighbours."""
         classes = None if self.classes is None else self.classes[self.labels]
         own = None if classes is None else classes[query]
         if gallery is None:
@@ -134,13 +131,11 @@ class Embedded:
         return report.named(self.paths[query], own, gallery_paths=self.paths[gallery], gallery_classes=there)
 
     def save(self, path: Path) -> None:
-        """Write an ``.npz`` with all arrays, whole or not at all."""
         with replacing(path) as file:
             np.savez(file, **{name: values for name, values in vars(self).items() if values is not None})
 
     @staticmethod
     def load(path: Path, labels: Path | None = None) -> "Embedded":
-        """Return embeddings from an ``.npz``, or an ``.npy`` with ``labels``, as ``read_arrays`` reads them."""
         return Embedded(**read_arrays(path, labels))
 
 
@@ -289,7 +284,6 @@ def _held(
 
 
 def embed_pixels(dataset: ImageDataset, *, batch: int = 256, workers: int = 0) -> Embedded:
-    """Return the images themselves as embeddings, each less its own mean; an image of one value becomes all ones."""
     embedded = embed(nn.Flatten(), dataset, batch=batch, workers=workers)
     pixels = np.asarray(embedded.embeddings)
     constant = pixels.min(axis=1, keepdims=True) == pixels.max(axis=1, keepdims=True)

@@ -25,7 +25,6 @@ TRIAL = Embedded(
 
 
 def evaluation_options(config: Config) -> dict[str, Any]:
-    """Return the arguments of ``aurank.evaluate`` that a configuration holds; the best validation is by mauprc."""
     return {**options_of(vars(config.evaluate)), "distributed": False}
 
 
@@ -57,7 +56,6 @@ def two_way_options(config: Config) -> dict[str, Any]:
 
 
 def trial_of(manifest: Manifest) -> Embedded:
-    """Return the rows of a trial, with super-categories only where the data set has some."""
     return TRIAL if manifest.super_labels is not None else replace(TRIAL, super_labels=None)
 
 

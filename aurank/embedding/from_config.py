@@ -76,7 +76,6 @@ def with_preprocessing(config: Config, saved: Config | None = None) -> Config:
 
 
 def with_features(config: Config, manifest: Manifest) -> Config:
-    """Return the configuration with what saved embeddings are, for the checkpoint; with images it is unchanged."""
     source = manifest.source
     if config.model.backbone != NO_BACKBONE or not isinstance(source, EmbeddingSource):
         return config
@@ -101,7 +100,6 @@ def require_same_features(known: SavedFeatures | None, found: SavedFeatures, whe
 def build_dataset(
     config: DataConfig, manifest: Manifest, *, train: bool, seed: int = 0, prepared: PreparedImages | None = None
 ) -> ImageDataset:
-    """Return the images of a manifest under the training or the evaluation pipeline; saved embeddings as they are."""
     if isinstance(manifest.source, EmbeddingSource):
         return EmbeddingDataset(manifest)
     transform, prepared = build_transform(config, train=train), prepared or open_prepared(config)
@@ -190,7 +188,6 @@ def build_towers(
     load: bool = True,
     say: Say | None = None,
 ) -> TwoTower:
-    """Return two towers, in training mode, with what makes tokens for them."""
     settings, dim = config.model.text, config.model.dim
     assert settings is not None
     image = build_encoder(config.model, channels=config.data.channels, load=load, say=say)

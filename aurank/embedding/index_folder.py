@@ -94,14 +94,12 @@ class IndexedRows:
 
     @property
     def ids(self) -> Int64[np.ndarray, " row"]:
-        """The rows of all images."""
         return np.arange(len(self))
 
     def take(self, rows: Sequence[int] | Int64[np.ndarray, " row"]) -> Table:
         return {name: values[np.asarray(rows, np.int64)] for name, values in self.images.items()}
 
     def where(self, column: str, values: Collection[Any], most: int | None = None) -> Int64[np.ndarray, " row"]:
-        """Return the rows of the images whose column holds one of some values, at most so many."""
         return np.flatnonzero(np.isin(self.images[column], list(values)))[:most]
 
     def lookup(self, source: int, paths: Sequence[str]) -> dict[str, tuple[int, str]]:
@@ -114,7 +112,6 @@ class IndexedRows:
     def nearest(
         self, queries: np.ndarray, k: int, *, classes: Collection[str] | None = None, **how: Any
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the nearest rows of each query and their scores, as `GallerySearch.nearest` does."""
         among = None if classes is None else self.where("class", classes)
         return self.search.nearest(queries, k, among=among, **how)
 
@@ -150,7 +147,6 @@ class IndexedRows:
 def write_index_folder(
     folder: Path, about: dict[str, Any], rows: IndexedRows, model: ImageModel | None = None
 ) -> dict[str, Any]:
-    """Write the rows, the model where one is given, and index.json last; return what it says."""
     name, own_model = (f"{kind}-{uuid.uuid4().hex[:12]}" for kind in ("rows", "model"))
     try:
         if model is not None:
@@ -190,7 +186,6 @@ def _remove_unnamed(folder: Path, named: set[str]) -> None:
 
 
 def read_about(folder: Path) -> dict[str, Any]:
-    """Return what index.json says; UserError unless it is one that this version reads, and nobody changed it."""
     require_index(folder)
     path = folder / ABOUT
     content = read_record(path, _WHAT, named=FORMAT, version=VERSION, remedy=_REMEDY)

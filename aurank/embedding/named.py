@@ -125,7 +125,6 @@ def _configuration(data: "str | Manifest | None") -> Config | None:
 
 
 def located(data: "str | Manifest") -> dict[str, Any]:
-    """The keys of a ``data`` section that READER:PATH, a configuration or a manifest sets."""
     if not isinstance(data, str):
         return {"name": GIVEN, "params": {}, "root": None}
     if (config := _configuration(data)) is not None:
@@ -194,7 +193,6 @@ def require_index(folder: Path) -> None:
 
 
 def require_usable(out: Path, resume: bool) -> None:
-    """Raise UserError for a folder that holds something and is not that of a run to resume."""
     with reading(out, "the folder of a run", remedy="name another folder"):
         names = {path.name for path in out.iterdir()} if out.is_dir() else set()
     names = {name for name in names if not name.startswith(".")}  # locks, and temporary files of a killed run
@@ -243,7 +241,6 @@ def export_names(to: str, out: Path) -> ExportNames:
 
 
 def require_export(to: str, out: Path, *, int8: bool, overwrite: bool) -> ExportNames:
-    """Return the files that an export writes; UserError for options that do not go together, or an `out` in use."""
     if to not in EXPORTED:
         raise UserError(f"--to {to!r}: expected one of {', '.join(EXPORTED)}")
     names, reason, place = export_names(to, out), "", "name another folder"

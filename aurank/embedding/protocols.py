@@ -45,7 +45,6 @@ class Protocol:
     metrics: tuple[str, ...] | None = None
 
     def manifest(self, root: Path, **params: Any) -> Manifest:
-        """Return the images measured, read below the data folder; `params` are further arguments of the reader."""
         fixed = sorted(self.params.keys() & params.keys())
         if fixed:
             raise UserError(f"protocol {self.name} sets {fixed[0]} itself, to {self.params[fixed[0]]!r}; leave it out")
@@ -72,7 +71,6 @@ class Protocol:
         return digest.hexdigest()[:16]
 
     def require_same(self, embedded: "Embedded", manifest: Manifest) -> None:
-        """Raise UserError unless the embeddings are of exactly the images, classes and roles of the manifest."""
         others, wrong = set(self._paths(embedded)) ^ set(manifest.paths), ""
         if others:
             wrong = f"{len(others):,} images are in one of both alone, such as {min(others)!r}"

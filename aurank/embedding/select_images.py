@@ -67,7 +67,6 @@ def select(images: ImageSelection, checkpoint: dict[str, Any] | None) -> Selecte
 def _with_splits(
     given: Manifest, data: DataConfig, images: ImageSelection, checkpoint: dict[str, Any] | None
 ) -> tuple[Manifest, Manifest | None]:
-    """Return the data with the splits that apply, and with those of the run that made the checkpoint."""
     saved = None if checkpoint is None else read_trained(checkpoint["config"])
     seed = 0 if saved is None else saved.seed
     trained = None
@@ -178,7 +177,6 @@ def asks_about_classes(config: DataConfig, manifest: Manifest) -> bool:
 
 
 def require_likely_classes(manifest: Manifest, config: DataConfig, *, counts: str) -> None:
-    """Raise UserError where classes look like splits, or two hold everything, unless the configuration keeps such."""
     if config.odd_classes == "keep" or (odd := odd_classes(manifest.classes)) is None:
         return
     what, names = odd

@@ -42,7 +42,6 @@ class TrainedEncoder:
     interpolation: str = "bilinear"  # Pillow's word for how these are resized
 
     def preprocessing(self, *, is_inside: bool, is_unit: bool = True) -> str:
-        """Return what a file says of its input and output."""
         first = next(layer for layer in self.encoder.head.modules() if isinstance(layer, nn.Linear))
         dim = first.in_features if self.encoder.discard_head else self.encoder.dim
         return pack_preprocessing(self.pipeline, dim=dim, is_inside=is_inside, is_unit=is_unit)
@@ -115,7 +114,6 @@ def _trace(model: TrainedEncoder) -> torch.export.ExportedProgram:
 
 
 def quantise(source: Path, path: Path, batches: Sequence[UInt8[np.ndarray, "batch channel height width"]]) -> None:
-    """Write a graph with weights and activations of 8 bits, their ranges taken from calibration images."""
     import onnx
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process

@@ -146,8 +146,6 @@ class Encoder(nn.Module):
 
 
 class Pooled(nn.Module):
-    """An encoder without its projection: what `Encoder.pooled` returns."""
-
     def __init__(self, encoder: Encoder) -> None:
         super().__init__()
         self.encoder = encoder
@@ -177,7 +175,6 @@ class EachPart(nn.Sequential):
 
 
 def lay_out(module: nn.Module, channels_last: bool) -> None:
-    """Put the convolutions of a module, and the images that an `Encoder` in it is given, into a memory format."""
     memory_format = torch.channels_last if channels_last else torch.contiguous_format
     for part in module.modules():
         if isinstance(part, Encoder):
@@ -209,7 +206,6 @@ def start_at_identity(head: nn.Linear) -> None:
 
 @torch.no_grad()
 def start_at_pca(head: nn.Linear, rows: Float[Tensor, "row width"]) -> None:
-    """Let a layer give the first principal components of inputs like some rows, less their mean."""
     mean = rows.double().mean(dim=0)
     centred = rows.double() - mean
     axes = torch.linalg.eigh(centred.T @ centred).eigenvectors.T.flip(0)[: head.out_features]

@@ -250,7 +250,6 @@ class ModelImages(ImageDataset):
             warn_of_small(prepared, max(model.needed_side or 0, *shape[-2:]), model.name)
 
     def to_input(self, images: torch.Tensor) -> torch.Tensor:
-        """Return them as the model's own transform gave them."""
         return images
 
     def __getitems__(self, keys: Sequence[Key]) -> Batch:

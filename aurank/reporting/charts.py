@@ -156,7 +156,6 @@ def dots(
     classes: Shaped[np.ndarray, " point"] | None = None,
     axis_names: Sequence[str],
 ) -> None:
-    """Draw a map of embeddings, one dot a row: a colour for each of at most ten classes, else one by `values`."""
     size = max(2.0, min(14.0, 12_000 / len(points)))
     style: dict[str, Any] = {"s": size, "linewidths": 0, "alpha": 0.75, "rasterized": True}
     if classes is not None:

@@ -24,8 +24,6 @@ class Item:
 
 @dataclass(frozen=True)
 class GridRow:
-    """A query with the top of its list, and its first positive at the end where none is in it."""
-
     query: Item
     found: list[Item]
     ap: float

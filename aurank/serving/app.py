@@ -134,8 +134,6 @@ def _workers(name: str, *, threads: int, waiting: int) -> Callable[[Callable[[],
 
 
 def page_policy(page: str) -> str:
-    """Return the Content-Security-Policy of a page: its own style and script by digests, nothing from elsewhere."""
-
     def digests(tag: str) -> str:
         found = re.findall(rf"<{tag}>(.*?)</{tag}>", page, flags=re.DOTALL)
         texts = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in found]

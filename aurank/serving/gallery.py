@@ -40,7 +40,6 @@ class Gallery:
         self.picture = lru_cache(_PICTURES)(self._picture)
 
     def images(self, window: Window) -> dict[str, Any]:
-        """Return a page of the gallery, in its order."""
         rows = range(len(self.names)) if window.class_name is None else self._of_class(window.class_name)
         images = [self._shown(row) for row in rows[window.offset : window.offset + window.limit]]
         return {"offset": window.offset, "total": len(rows), "images": images}
@@ -117,7 +116,6 @@ def public_name(path: str) -> str:
 
 
 def public_model(name: str) -> str:
-    """Return the name of a model without folders of this machine."""
     kind, _, rest = name.partition(":")
     what, *options = [rest] if kind == "aurank" else rest.split(",")  # a run has no options
     given = ("".join([*mark[:2], public_name(mark[2])]) for mark in (option.partition("=") for option in options))

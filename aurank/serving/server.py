@@ -162,7 +162,6 @@ def _how() -> dict[str, Any]:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens on this machine; UserError where it cannot, with the reason and the remedy."""
     if not 0 <= port <= 65535:
         raise UserError(f"--port {port} must be 0 (any free one) to 65535")
     elsewhere = f"--host {host} is no address of this machine; use 127.0.0.1, or 0.0.0.0 for all"

@@ -27,8 +27,6 @@ _DROPPED = 8  # times the limit: what is still read of a body that is too large,
 
 
 class Window(BaseModel):
-    """Which part of a list is wanted, as openapi.json has it."""
-
     model_config = ConfigDict(extra="forbid")
 
     offset: int = Field(0, ge=0, le=2**31 - 1)
@@ -37,8 +35,6 @@ class Window(BaseModel):
 
 
 class RowSearch(Window):
-    """A search with an image of the gallery."""
-
     row: int = Field(ge=0, le=2**63 - 1)
 
 
@@ -112,7 +108,6 @@ def _bounded(request: Request, most: int, what: str) -> Request:
 
 
 def parsed(model: type[Asked], content: bytes | dict[str, Any]) -> Asked:
-    """Return JSON, or the fields of a form or an address, as a model; 400 for no JSON, 422 for an impossible value."""
     try:
         if isinstance(content, bytes):
             return model.model_validate_json(content, strict=True)

@@ -202,7 +202,6 @@ class BenchmarkRun:
         return sum(self.line_of(unit) is not None for unit in self.known_units())
 
     def _path_of(self, unit: Unit) -> Path:
-        """Return the file of a unit, by the digest of all that decides its result but program and machine."""
         config = self.config_of(unit).model_dump(mode="json")
         config["data"] |= _WHEREABOUTS
         asked: list[Any] = [unit.kind, config, self.splits[unit.split].sha256, self._content]

@@ -261,7 +261,6 @@ def remove_images(
 
 @contextmanager
 def _changing(folder: Path | str) -> Iterator[None]:
-    """A context in which no other command changes the index; UserError where one does, or where there is none."""
     if is_collection(folder):  # milvus-lite lets one process in, and a cluster orders what many write
         yield
         return

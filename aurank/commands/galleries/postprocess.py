@@ -62,7 +62,6 @@ def training_images(prepared: PreparedModel) -> Manifest | None:
 
 
 def fitted_on_training(steps: PostProcessing, prepared: PreparedModel) -> PostProcessing:
-    """Return the steps, those that learn fitted on the embeddings of the training images of the model's data."""
     if steps.is_fitted:
         return steps
     training = training_images(prepared)

@@ -257,7 +257,6 @@ def resize_shorter(image: Pixels, side: int, interpolation: str = AREA) -> Prepa
 
 
 def resize_whole(image: Pixels, size: tuple[int, int], how: str, interpolation: str = AREA) -> Prepared:
-    """Return an image resized for a canvas: crop covers it, pad lies inside, squash fills it."""
     height, width = image.shape[:2]
     if how == "crop" and size[0] == size[1]:
         return resize_shorter(image, size[0], interpolation)

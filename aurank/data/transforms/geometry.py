@@ -85,7 +85,6 @@ def warp_matrices(
     scale: Sequence[Number],
     shear: Number,
 ) -> Float64[np.ndarray, "image 3 3"]:
-    """Draw a warp about the middle for each image: zoom, rotation, shear and shift by whole pixels."""
     low = np.array([-translate, -translate, -shear, -shear, scale[0], scale[0], -rotate])
     high = np.array([translate, translate, shear, shear, scale[1], scale[1], rotate])
     numbers = np.array([[chance.random() for _ in range(7)] for chance in chances]).reshape(-1, 7)

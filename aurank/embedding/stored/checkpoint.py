@@ -68,7 +68,6 @@ def load_checkpoint(path: Path, *, read_run: Callable[[dict[str, Any]], Config] 
 
 
 def describe_average(checkpoint: dict[str, Any], *, named: bool = True) -> list[str]:
-    """Return a line on the models that a checkpoint is the average of, with their names if `named`; else none."""
     told = []
     for one in checkpoint.get(AVERAGE_OF, []):
         what = "an average" if AVERAGE_OF in one else f"seed {one['config']['seed']}"
@@ -82,7 +81,6 @@ def is_head(checkpoint: dict[str, Any]) -> bool:
 
 
 def model_weights(checkpoint: dict[str, Any]) -> dict[str, Tensor]:
-    """Return the weights to evaluate: the moving average where there is one, else the encoder's own."""
     average = checkpoint["average"]
     weights: dict[str, Tensor] = checkpoint["encoder"] if average is None else average["values"]
     return weights
@@ -95,7 +93,6 @@ def image_weights(checkpoint: dict[str, Any]) -> dict[str, Tensor]:
 
 
 def load_part(load: Callable[[Any], object], value: Any, source: Path | str, part: str = "encoder") -> None:
-    """Load saved weights, or another saved state; raise UserError where it is refused, whatever that raises."""
     try:
         load(value)
     except Exception as error:

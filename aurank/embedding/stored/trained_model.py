@@ -283,7 +283,6 @@ def stored_files(folder: Path) -> list[str]:
 
 
 def load_stored(folder: Path, name: str, *, allow_code: bool = False, remedy: str = "save it again") -> ImageModel:
-    """Return the model of a folder under a name; UserError unless its weights and preprocessing are what they were."""
     content = read_record(folder / RECORD, "a stored model", named=_FORMAT, remedy=remedy)
     with reading(folder, "a stored model", remedy=remedy):
         record = checked(content, StoredRecord)
@@ -314,7 +313,6 @@ def require_same_model(
 
 
 def _save_encoder(file: Path, encoder: nn.Module, config: Config) -> None:
-    """Write a checkpoint of an encoder of images alone, without what training goes on with; adapters are merged."""
     model = config.model.model_copy(update=dict.fromkeys(("text", "lora", "weights", "init_from")))
     data = config.data.model_copy(update=dict.fromkeys(("root", "prepared")))
     if data.params:  # which may name files

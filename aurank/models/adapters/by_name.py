@@ -103,7 +103,6 @@ def check_model(name: str, *, allow_code: bool = False) -> tuple[str, str, Optio
 
 
 def keep_model(model: ImageModel, folder: Path) -> str:
-    """Write all but code that a model of another library needs into a folder; return its name for `load_model`."""
     kind, _, rest = (model.origin or model.name).partition(":")
     what, *pairs = rest.split(",")
     if kind in FILES:

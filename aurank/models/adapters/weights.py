@@ -35,7 +35,6 @@ _WRAPPERS = re.compile(r"^((_orig_mod|module|model|net|network|backbone|encoder|
 
 
 def read_weights(path: Path | str) -> dict[str, Tensors]:
-    """Return the tensors of a file or folder by the key they stand under ("" the file itself), averages first."""
     path = Path(path)
     content = _read_folder(path) if path.is_dir() else _read_file(path)
     if any(str(name).startswith("encoder/") for name in content):
