@@ -124,10 +124,7 @@ def tune(
 
 
 def declared_ranges(config: Config) -> dict[str, Range]:
-    """Return the ranges that optimiser, sampler, miner and loss (but no sum of losses) declare, by key.
-
-    Each holds the configuration's own value.
-    """
+    """Return the ranges that optimiser, sampler, miner and loss (but no sum of losses) declare, by key."""
     ranges = {key: found for key, field in known_keys().items() if (found := range_of(field.metadata)) is not None}
     ranges["optim.lr"] = RATES.get(config.optim.name, ranges["optim.lr"])
     for path in ("sampler", "miner", "loss"):

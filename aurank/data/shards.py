@@ -84,10 +84,7 @@ class _Record:
 
 @dataclass
 class ShardWriter:
-    """Writes a folder of embeddings part by part; `key` is a digest of all that decides the embeddings.
-
-    `pace` says how many images a network was given at once, and in which memory format.
-    """
+    """Writes a folder of embeddings part by part; `key` is a digest of all that decides the embeddings."""
 
     folder: Path
     key: str

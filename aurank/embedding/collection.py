@@ -347,12 +347,7 @@ def read_collection(address: str) -> Embedded:
 
 
 class CollectionIndex(Index):
-    """A collection as an index of the images of a gallery, in their order, for what `aurank evaluate` measures.
-
-    Args:
-        address: of a collection that holds these images, and no others.
-        paths, embeddings: of the gallery.
-    """
+    """A collection as an index of the images of a gallery, in their order, for what `aurank evaluate` measures."""
 
     def __init__(self, address: str, paths: np.ndarray, embeddings: Rows) -> None:
         self.rows = rows = CollectionRows.open(address)

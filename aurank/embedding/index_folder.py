@@ -246,10 +246,7 @@ def open_described(described: SourceRecord) -> ImageSource | None:
 
 
 def moved_sources(about: dict[str, Any], held: dict[int, list[str]], roots: Sequence[Path]) -> list[SourceRecord]:
-    """Return the sources of an index whose images were moved to `roots`: a folder or zip archive for each, in order.
-
-    `held`: the paths of some images of each source.
-    """
+    """Return the sources of an index whose images were moved to `roots`: a folder or zip archive for each, in order."""
     sources: list[SourceRecord] = list(about["sources"])
     files = [number for number, source in enumerate(sources) if source["kind"] != "memory"]
     if len(roots) != len(files):

@@ -143,11 +143,7 @@ def hold_out(manifest: Manifest, config: DataConfig, *, seed: int) -> Manifest:
 def class_folds(
     manifest: Manifest, folds: int, *, by: ValidationUnit = "class", seed: int = 0
 ) -> Int64[np.ndarray, " image"]:
-    """Return the fold of each image, 0 … folds − 1, all of nearly equal size; a class or super-category is in one.
-
-    Raises:
-        UserError: a fold, or what is left without it, would have less than two classes.
-    """
+    """Return the fold of each image, 0 … folds − 1, all of nearly equal size; a class or super-category is in one."""
     units = manifest.units(by, np.ones(len(manifest), dtype=bool))
     names, sizes = np.unique(units, return_counts=True)
     order = np.random.default_rng([seed, len(names)]).permutation(len(names))

@@ -49,19 +49,7 @@ def report_page(
     facts: Sequence[tuple[str, str]] = (),
     title: str = "Retrieval report",
 ) -> str:
-    """Return the page of a report as HTML text: numbers, curves, grids, classes, confusions, hubs and a map.
-
-    Args:
-        report: without neighbours grids, confusions and hubs are left out.
-        source: of the images, by the paths in the report.
-        embeddings: of all queries [query, dim], for the map.
-        budget: bytes of all pictures; the page says how many did not fit.
-        classes: names of classes that get a grid of their own.
-        facts: names and values that say what was measured.
-
-    Raises:
-        UserError: no query of a class asked for.
-    """
+    """Return the page of a report as HTML text: numbers, curves, grids, classes, confusions, hubs and a map."""
     pictures, lists = Pictures(source, budget), report.neighbours
     grids = [] if lists is None else make_grids(report, pictures, classes=classes)
     charts = _charts(report, embeddings)

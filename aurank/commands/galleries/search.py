@@ -375,10 +375,7 @@ def results_json(index: ImageIndex, found: Sequence[PhotoHits]) -> str:
 
 
 def results_page(index: ImageIndex, found: Sequence[PhotoHits], options: Sequence[tuple[str, str]] = ()) -> str:
-    """Return what photos found as one HTML file with small pictures, 10 MiB of them at most.
-
-    A picture that is gone is named in its place.
-    """
+    """Return what photos found as one HTML file with small pictures, 10 MiB of them at most."""
     pictures = Pictures(JoinedSource([*(one.photo.source for one in found), *index.sources]))
     searched = []
     for place, one in enumerate(found):
