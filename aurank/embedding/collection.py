@@ -11,7 +11,7 @@ from copy import copy
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int64
@@ -19,7 +19,7 @@ from typing_extensions import TypedDict
 
 from aurank.arrays import Arrays, Rows
 from aurank.embedding.embed import Embedded
-from aurank.embedding.index_folder import NONE, SourceRecord, Table, measured_recall
+from aurank.embedding.index_folder import NONE, GalleryRecord, Ids, Table, measured_recall
 from aurank.embedding.stored.trained_model import made_by, require_same_model
 from aurank.errors import UserError
 from aurank.evaluation.engine.problem import ProgressCallback, as_array
@@ -56,26 +56,16 @@ class EmbeddedBy(TypedDict):
     preprocessing: str
 
 
-class CollectionRecord(TypedDict):
-    format: str
-    version: int
-    aurank: str
-    revision: int
+class CollectionRecord(GalleryRecord):
     complete: bool
     model: EmbeddedBy
-    sources: list[SourceRecord]
-    distance: Literal["cosine", "dot", "euclidean"]
-    dim: int
-    factory: str
-    recall: dict[str, float] | None
-    seed: int
 
 
 def is_collection(place: Path | str) -> bool:
     return str(place).startswith(PREFIX)
 
 
-def image_ids(images: Table) -> Int64[np.ndarray, " row"]:
+def image_ids(images: Table) -> Ids:
     names = zip(images["source"].tolist(), images["path"].tolist(), strict=True)
     digests = (hashlib.sha256(f"{source}/{path}".encode("utf-8", "surrogateescape")).digest() for source, path in names)
     return np.array([int.from_bytes(digest[:8], "big") >> 1 for digest in digests], dtype=np.int64)
@@ -205,7 +195,7 @@ class CollectionRows(SearchIndex):
         return GallerySearch(within, self.embeddings, self.embeddings).nearest(queries, k, **how)
 
     @property
-    def ids(self) -> Int64[np.ndarray, " row"]:
+    def ids(self) -> Ids:
         """The primary keys of the images, ascending."""
         return self._ids(self.filter)
 
@@ -213,13 +203,13 @@ class CollectionRows(SearchIndex):
     def images(self) -> Table:
         return self._table(self._scan("", ["source", *_TEXTS]))
 
-    def where(self, column: str, values: Collection[Any], most: int | None = None) -> Int64[np.ndarray, " row"]:
+    def where(self, column: str, values: Collection[Any], most: int | None = None) -> Ids:
         return self._ids(f"{column} in {_listed(values)}", most)
 
-    def take(self, rows: Sequence[int] | Int64[np.ndarray, " row"]) -> Table:
+    def take(self, rows: Sequence[int] | Ids) -> Table:
         return self._table(self._get(rows, ["source", *_TEXTS]))
 
-    def __getitem__(self, rows: Int64[np.ndarray, " row"]) -> Rows:
+    def __getitem__(self, rows: Ids) -> Rows:
         return np.array([row["vector"] for row in self._get(rows, ["vector"])], np.float32).reshape(-1, self.dim)
 
     def lookup(self, source: int, paths: Sequence[str]) -> dict[str, tuple[int, str]]:
@@ -246,7 +236,7 @@ class CollectionRows(SearchIndex):
         with self._trouble():
             self.client.flush(self.name)
 
-    def remove(self, rows: Int64[np.ndarray, " row"]) -> None:
+    def remove(self, rows: Ids) -> None:
         for part in blocks(len(rows), _MOST):
             with self._trouble():
                 self.client.delete(self.name, ids=rows[part].tolist())
@@ -280,23 +270,18 @@ class CollectionRows(SearchIndex):
         self.describe(complete=True, recall=measured_recall(search, embeddings, ids, seed=self.about["seed"]))
 
     def change(
-        self,
-        folder: Path,
-        about: dict[str, Any],
-        gone: Int64[np.ndarray, " row"] = NONE,
-        new: Table | None = None,
-        embeddings: np.ndarray | None = None,
+        self, folder: Path, about: dict[str, Any], gone: Ids = NONE, new: tuple[Table, np.ndarray] | None = None
     ) -> int:
         """Take images out and put others in; return how many there are then."""
         # Before an image names a new source; what the index finds now was not measured.
         self.describe(sources=about["sources"], recall=None)
-        if new is not None and embeddings is not None:
-            self.add(new, embeddings)
-            gone = np.setdiff1d(gone, image_ids(new))
+        if new is not None:
+            self.add(*new)
+            gone = np.setdiff1d(gone, image_ids(new[0]))
         self.remove(gone)
         return len(self)
 
-    def _ids(self, expression: str, most: int | None = None) -> Int64[np.ndarray, " row"]:
+    def _ids(self, expression: str, most: int | None = None) -> Ids:
         return np.array([row["id"] for row in self._scan(expression, [], most)], dtype=np.int64)
 
     def _scan(self, expression: str, fields: list[str], most: int | None = None) -> list[dict[str, Any]]:
@@ -308,9 +293,7 @@ class CollectionRows(SearchIndex):
             batches.close()
         return sorted(found, key=lambda row: int(row["id"]))
 
-    def _get(
-        self, rows: Sequence[int] | Int64[np.ndarray, " row"], fields: list[str], *, strict: bool = True
-    ) -> list[dict[str, Any]]:
+    def _get(self, rows: Sequence[int] | Ids, fields: list[str], *, strict: bool = True) -> list[dict[str, Any]]:
         wanted, held = [int(row) for row in rows], dict[int, dict[str, Any]]()
         width = self.dim if "vector" in fields else 32
         for part in blocks(len(wanted), max(1, min(_MOST, _NUMBERS // width))):

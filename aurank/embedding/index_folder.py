@@ -35,10 +35,11 @@ _VERIFIED = (_FAISS, _STEPS, KEPT)  # each holds its own checksum, which its rea
 _WHAT, _REMEDY = "an image index", "build the index again"
 TRIED = 1000  # images that are looked for where they are said to have moved
 EXACT = "Flat"
-NONE: Int64[np.ndarray, " row"] = np.empty(0, np.int64)  # of the rows
 RECALL_AT = (1, 10)
 RECALL_QUERIES = 1000  # images of the index that are searched to measure its recall
 
+Ids = Int64[np.ndarray, " row"]
+NONE: Ids = np.empty(0, np.int64)  # of the rows
 Table = dict[str, np.ndarray]
 """Columns of the images: "path" and "class" (text), "source" (place among the sources), "sha256" (of the file)."""
 
@@ -56,22 +57,27 @@ class ModelRecord(TypedDict):
     folder: str
 
 
-class _About(TypedDict):
+class GalleryRecord(TypedDict):
+    """What an index says of itself, in a folder or in a collection."""
+
     format: str
     version: int
     aurank: str
     revision: int
+    sources: list[SourceRecord]
+    distance: Literal["cosine", "dot", "euclidean"]
+    dim: int
+    factory: str
+    recall: dict[str, float] | None
+    seed: int
+
+
+class _About(GalleryRecord):
     rows: str
     files: dict[str, str]
     model: ModelRecord
-    sources: list[SourceRecord]
-    distance: str
     count: int
-    dim: int
-    factory: str
     postprocessing: str | None
-    recall: dict[str, float] | None
-    seed: int
     checksum: str
 
 
@@ -93,13 +99,13 @@ class IndexedRows:
         return len(self.embeddings)
 
     @property
-    def ids(self) -> Int64[np.ndarray, " row"]:
+    def ids(self) -> Ids:
         return np.arange(len(self))
 
-    def take(self, rows: Sequence[int] | Int64[np.ndarray, " row"]) -> Table:
+    def take(self, rows: Sequence[int] | Ids) -> Table:
         return {name: values[np.asarray(rows, np.int64)] for name, values in self.images.items()}
 
-    def where(self, column: str, values: Collection[Any], most: int | None = None) -> Int64[np.ndarray, " row"]:
+    def where(self, column: str, values: Collection[Any], most: int | None = None) -> Ids:
         return np.flatnonzero(np.isin(self.images[column], list(values)))[:most]
 
     def lookup(self, source: int, paths: Sequence[str]) -> dict[str, tuple[int, str]]:
@@ -120,19 +126,14 @@ class IndexedRows:
         return GallerySearch(self.index, self.embeddings, self.searched, self.processing)
 
     def change(
-        self,
-        folder: Path,
-        about: dict[str, Any],
-        gone: Int64[np.ndarray, " row"] = NONE,
-        new: Table | None = None,
-        embeddings: np.ndarray | None = None,
+        self, folder: Path, about: dict[str, Any], gone: Ids = NONE, new: tuple[Table, np.ndarray] | None = None
     ) -> int:
         """Write the index anew without some rows and with new ones behind; return how many images it then holds."""
         kept, rows = np.ones(len(self), bool), self
         kept[gone] = False
         if len(gone) or new is not None:
-            added = self.embeddings[:0] if embeddings is None else embeddings
-            rows = change_rows(self, kept, new or self.take(NONE), np.asarray(added))
+            table, added = new or (self.take(NONE), self.embeddings[:0])
+            rows = change_rows(self, kept, table, np.asarray(added))
         rows.write(folder, about)
         return len(rows)
 
@@ -312,9 +313,7 @@ def change_rows(rows: IndexedRows, kept: np.ndarray, new: Table, embeddings: np.
     return IndexedRows(images, joined, rows.index, processing, vectors)
 
 
-def measured_recall(
-    search: GallerySearch, vectors: Rows, ids: Int64[np.ndarray, " row"], *, seed: int = 0
-) -> dict[str, float] | None:
+def measured_recall(search: GallerySearch, vectors: Rows, ids: Ids, *, seed: int = 0) -> dict[str, float] | None:
     """Return which part of the true nearest of these vectors a search lists, at 1 and 10; None for a single one."""
     if len(vectors) < 2:
         return None

@@ -207,7 +207,7 @@ def add_images(
         replaced = [path for path in paths if path in before]
         gone = np.array([before[path][0] for path in replaced], np.int64)
         about, rows = {**index.about, "sources": sources}, np.asarray(embedded.embeddings)
-        count = index.rows.change(Path(index.folder), about, gone, new, rows)
+        count = index.rows.change(Path(index.folder), about, gone, (new, rows))
     unreadable = sorted(set(prepared.dataset.manifest.paths) - set(paths))
     added = [path for path in paths if path not in before]
     return IndexChange(count, added, replaced, present, unreadable)
