@@ -31,14 +31,12 @@ MODELS = (
 
 
 def option(text: str, *names: str, default: Any = None, suffix: str | None = None, **limits: Any) -> Any:
-    """An option with its help; `default=...` makes it required, `suffix` is that of a file to write."""
     if suffix is not None:
         limits["callback"] = _writes(suffix)
     return typer.Option(default, *names, help=text, **limits)
 
 
 def argument(text: str, metavar: str | None = None, *, default: Any = None, **limits: Any) -> Any:
-    """An argument with its help; `default=...` makes it required."""
     return typer.Argument(default, metavar=metavar, help=text, **limits)
 
 

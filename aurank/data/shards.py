@@ -123,7 +123,6 @@ class ShardWriter:
         return np.flatnonzero(kept)
 
     def write(self, number: int, rows: Int64[np.ndarray, " row"], embeddings: Float32[np.ndarray, "row dim"]) -> None:
-        """Write the embeddings of the rows that could be read of a part, whole or not at all."""
         path, everything = self.folder / f"part-{number:05d}.npy", self.extent(number)
         with replacing(path) as file:
             np.save(file, np.ascontiguousarray(embeddings), allow_pickle=False)
@@ -207,7 +206,6 @@ def read_shards(folder: Path) -> dict[str, Any]:
 
 
 def storable_texts(texts: list[str]) -> Sequence[Any]:
-    """Return texts as parquet holds them, or their bytes where a name of a file is no UTF-8."""
     try:
         "".join(texts).encode()
     except UnicodeEncodeError:

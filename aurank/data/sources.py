@@ -305,8 +305,6 @@ class ArraySource(ImageSource):
 
 
 class PartsSource(ImageSource):
-    """Images that lie uncompressed in larger files: by number of the file, offset and length."""
-
     def __init__(
         self,
         parts: Sequence[Any],

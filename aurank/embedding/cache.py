@@ -105,7 +105,6 @@ class EmbeddingCache:
         return pieces
 
     def write(self, piece: Piece) -> None:
-        """Keep a piece that holds at least one row."""
         path = self.folder / f"{int(piece.rows[0]):010d}{_SUFFIX}"
         try:
             write_bundle(path, {"rows": piece.rows, "embeddings": piece.embeddings}, _WHAT)

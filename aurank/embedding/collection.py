@@ -196,7 +196,6 @@ class CollectionRows(SearchIndex):
 
     @property
     def ids(self) -> Ids:
-        """The primary keys of the images, ascending."""
         return self._ids(self.filter)
 
     @property
@@ -219,7 +218,6 @@ class CollectionRows(SearchIndex):
         return {path: (place, held[place]) for path, place in places if place in held}
 
     def add(self, images: Table, embeddings: Rows, *, progress: ProgressCallback | None = None) -> None:
-        """Put images in, a batch at a time; one that is there already is replaced."""
         if embeddings.shape[1] != self.dim:
             what = f"the embeddings have {embeddings.shape[1]} columns and {self.address} has {self.dim}"
             raise UserError(f"{what}: both must come from the same model")

@@ -35,7 +35,6 @@ def options_of(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def evaluate_together(measure: Callable[..., Result], group: ProcessGroup, **options: Any) -> Result:
-    """Return what `measure` returns with these options of ``aurank.evaluate``, in every process of a group."""
     if group.size == 1:
         return measure(**options)
     if measured_alone(**options):

@@ -128,7 +128,6 @@ class IndexedRows:
     def change(
         self, folder: Path, about: dict[str, Any], gone: Ids = NONE, new: tuple[Table, np.ndarray] | None = None
     ) -> int:
-        """Write the index anew without some rows and with new ones behind; return how many images it then holds."""
         kept, rows = np.ones(len(self), bool), self
         kept[gone] = False
         if len(gone) or new is not None:
@@ -221,7 +220,6 @@ def verify_part(folder: Path, about: dict[str, Any], part: str) -> None:
 
 
 def describe_source(source: ImageSource) -> SourceRecord:
-    """Return where images are, as index.json keeps it; a source in memory is gone afterwards."""
     if isinstance(source, ZipSource):
         place = address_of(source.file) or str(source.file.absolute())
         return {"kind": "zip", "place": place, "prefix": source.prefix}

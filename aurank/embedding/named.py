@@ -225,8 +225,6 @@ _BESIDE = ("preprocessing.json", "config.json")  # of a program and of timm's la
 
 
 class ExportNames(NamedTuple):
-    """The files of an export, in a folder or as a file with others beside it."""
-
     model: str
     int8: str = "model.int8.onnx"
     card: str = "README.md"

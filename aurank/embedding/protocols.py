@@ -129,7 +129,6 @@ def draw_gallery(classes: Int64[np.ndarray, " image"], seed: int) -> Bool[np.nda
 
 
 def mean_report(reports: Sequence["Report"], seeds: Sequence[int]) -> "Report":
-    """Return the mean of reports over draws with equally many queries; their `per_query` follow one another."""
     from aurank.evaluation.metrics import Curve, mean
 
     first, values = reports[0], [report.mauprc for report in reports]

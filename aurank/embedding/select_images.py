@@ -97,7 +97,6 @@ def describe_split(images: ImageSelection, selected: Selected) -> list[str]:
 
 
 def describe_overlap(images: ImageSelection, selected: Selected) -> list[str]:
-    """Return a line where a model was trained or chosen on some of the images, unless their split was named."""
     if images.split in ("train", "val") or (trained := selected.trained) is None:
         return []
     used = {path for path, split in zip(trained.paths, trained.splits, strict=True) if split in ("train", "val")}
@@ -108,7 +107,6 @@ def describe_overlap(images: ImageSelection, selected: Selected) -> list[str]:
 
 
 def require_measurable(manifest: Manifest, *, pooled: bool) -> None:
-    """Raise UserError where no image has a positive, or where pooled metrics would keep more than the memory holds."""
     listed, labels = manifest.positives, manifest.labels
     if listed is None and manifest.class_counts.max() < 2:
         remedy = f"measuring {_WANTS_LABELS}" if manifest.texts is None else WITH_TEXTS
@@ -134,7 +132,6 @@ def read_manifest(config: DataConfig, *, seed: int, dataset: Manifest | None = N
 
 
 def hold_out(manifest: Manifest, config: DataConfig, *, seed: int) -> Manifest:
-    """Return the data set with the validation split held out; of images that each are their own class, with none."""
     if config.train_labels == "image" and np.bincount(manifest.labels[manifest.splits == "train"]).max(initial=0) < 2:
         return manifest
     return manifest.split_validation(config.validation_fraction, seed=seed, by=config.validation_by)
@@ -167,7 +164,6 @@ def require_distinct(manifest: Manifest, config: DataConfig) -> None:
 
 
 def asks_about_classes(config: DataConfig, manifest: Manifest) -> bool:
-    """Return whether the classes of what was read may be a mistake, as of a folder too high."""
     measured = config.train_labels == "class" or bool((manifest.splits != "train").any())
     return config.name in ("folder", "table") and config.odd_classes == "refuse" and manifest.texts is None and measured
 

@@ -48,8 +48,6 @@ class TrainedEncoder:
 
 
 class Portable(nn.Module):
-    """Pixels as they are, 0 to 255, to embeddings of unit length: mean and deviation are part of the model."""
-
     def __init__(self, encoder: Encoder, pipeline: Pipeline) -> None:
         super().__init__()
         self.encoder = encoder

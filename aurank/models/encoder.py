@@ -155,8 +155,6 @@ class Pooled(nn.Module):
 
 
 class EachPart(nn.Sequential):
-    """A model, called once for a tuple of tensors, as images of several sizes: the embeddings of all as one matrix."""
-
     def __init__(self, model: nn.Module, *, compiled: bool = False) -> None:
         super().__init__(model)
         # The second size of a batch is compiled for all further ones.

@@ -289,7 +289,6 @@ def warn_of_small(prepared: PreparedImages, needed: int, name: str) -> None:
 
 
 def crop_settings(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return timm's settings for the option resize=crop, pad or squash; {} for crop, which leaves a model's own."""
     how = options.get("resize", "crop")
     if how not in CROP_MODES:
         raise UserError(f"resize={how}: expected one of {', '.join(CROP_MODES)}")

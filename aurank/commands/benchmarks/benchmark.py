@@ -48,8 +48,6 @@ Overrides = tuple[str, ...]
 
 
 class Folds(Strict):
-    """Class-disjoint folds: each is tested, or validated, by what was trained on the others."""
-
     folds: int = Field(ge=2, le=100)
     by: ValidationUnit = "class"
 

@@ -74,8 +74,6 @@ class _Missing(Exception):
 
 @dataclass(frozen=True)
 class Place:
-    """The folder or zip archive that holds a benchmark; in an archive, below the folder `prefix`."""
-
     benchmark: Benchmark
     path: Path
     prefix: str = ""

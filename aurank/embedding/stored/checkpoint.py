@@ -21,8 +21,6 @@ _WHAT = "a checkpoint"
 
 
 class Optimiser(TypedDict):
-    """The state of a torch optimiser: of parameters by their number, and of groups of them."""
-
     __pydantic_config__ = {"extra": "forbid"}  # type: ignore[misc]  # noqa: RUF012
 
     state: dict[int, dict[str, Any]]

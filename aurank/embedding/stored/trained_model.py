@@ -118,7 +118,6 @@ def is_stored(folder: str) -> bool:
 
 
 def fetched(model: str) -> str:
-    """Return the name of a model of a hub as one of this machine, or of timm; any other name as it is."""
     kind, _, repo = model.partition(":")
     if kind != _HUB:
         return f"aurank:{model}" if split_name(model) == ("aurank", model) else model
@@ -265,7 +264,6 @@ class StoredRecord(TypedDict):
 
 
 def store_model(folder: Path, model: ImageModel) -> None:
-    """Write a model into a new folder; no name of a place on this machine is in it."""
     folder.mkdir(parents=True, exist_ok=True)
     if model.config is not None:
         _save_encoder(folder / KEPT, model.module, model.config)

@@ -20,8 +20,6 @@ _LONGEST = 77  # tokens of a text where the model would take more: CLIP's length
 
 
 class _Images(nn.Module):
-    """The image features of a model: projected, else pooled, else the first token."""
-
     def __init__(self, model: Any, image_size: Sequence[int] | None = None) -> None:
         super().__init__()
         self.model = model
