@@ -56,8 +56,8 @@ def make_app(
     """
     limits = limits or Limits()
     gallery = Gallery(index, limits.pixels)
-    about = json.dumps(index.about, sort_keys=True)  # the same in all workers
-    mark = hashlib.sha256(about.encode()).hexdigest()[:16]
+    said = json.dumps(index.about, sort_keys=True)  # the same in all workers
+    mark = hashlib.sha256(said.encode()).hexdigest()[:16]
     in_search = _workers("search", threads=limits.threads, waiting=limits.waiting)
     # Apart, so that a page of pictures keeps no search waiting.
     in_pictures = _workers("picture", threads=limits.threads, waiting=8 * limits.waiting)
