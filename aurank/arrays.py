@@ -89,7 +89,6 @@ class MappedRows:
         return self.shape[0]
 
     def __getitem__(self, index: Any) -> Any:
-        """Return the rows at an index, in memory: a number, a slice, places or a mask."""
         if isinstance(index, slice) and self.places is None:
             start, stop, step = index.indices(len(self))
             number = int(np.searchsorted(self.edges, start, side="right")) - 1
@@ -107,7 +106,6 @@ class MappedRows:
         return np.asarray(whole if dtype is None else whole.astype(dtype, copy=False))
 
     def _chosen(self, index: Any) -> np.ndarray:
-        """Return the places in all parts together of the rows at an index."""
         if self.places is not None:
             return np.asarray(self.places[index])
         if isinstance(index, slice):
@@ -147,7 +145,6 @@ def save_rows(file: BinaryIO, rows: Rows) -> None:
 
 
 def select_rows(rows: Rows, index: Any) -> Rows:
-    """Return rows at an index, which are not read where they lie in files."""
     if isinstance(rows, np.memmap):
         rows = MappedRows([rows])
     return rows.select(index) if isinstance(rows, MappedRows) else rows[index]

@@ -73,7 +73,6 @@ def joined(timeout: str) -> Iterator["ProcessGroup"]:
 
 @contextmanager
 def _explained() -> Iterator[None]:
-    """Raise _LostError for what torch.distributed raises where another process is gone."""
     try:
         yield
     except RuntimeError as error:
@@ -105,7 +104,6 @@ class ProcessGroup:
         self.device = torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
 
     def shard(self, items: Sequence[Item]) -> list[Item]:
-        """Return this process's items."""
         return list(items[self.rank :: self.size])
 
     def shard_range(self, count: int) -> slice:
@@ -170,7 +168,6 @@ class ProcessGroup:
             return self.all_gather(found)[0]  # type: ignore[return-value]  # of rank 0
 
     def all_reduce(self, counts: Integer[np.ndarray, " count"]) -> None:
-        """Replace the counts by their sums over all processes."""
         if self.size > 1:
             self.barrier()
             total = torch.from_numpy(counts).to(self.device)
@@ -196,7 +193,6 @@ class ProcessGroup:
             yield place, part.cpu().numpy()
 
     def _edges(self, length: int) -> list[int]:
-        """Return where the rows of each process begin, and where the last ones end."""
         edges: list[int] = np.cumsum([0, *self.all_gather(length)]).tolist()
         return edges
 
@@ -216,7 +212,6 @@ class ProcessGroup:
                 yield place, sent
 
     def broadcast(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Replace the tensors of all processes by those of rank 0, of the same shapes and types."""
         every = list(tensors) if self.size > 1 else []
         if every:
             self.barrier()

@@ -33,7 +33,6 @@ def require_libraries(what: str, *modules: str) -> None:
 
 
 def missing_library(error: BaseException) -> str | None:
-    """Return a line on a library that is not installed, with its extra; None for any other error."""
     if not isinstance(error, ModuleNotFoundError) or error.name is None or extra_of(error.name) is None:
         return None
     return f"this needs {_how_to_get([error.name])}"
@@ -52,12 +51,6 @@ def _package_of(module: str) -> str:
 
 
 def extra_of(module: str) -> str | None:
-    """Return the extra that installs a module, None where none does.
-
-    Example:
-        >>> extra_of("timm.layers"), extra_of("json")
-        ('train', None)
-    """
     return _extras().get(_package_of(module))
 
 

@@ -29,12 +29,7 @@ _AGAIN = "copy or make it again"
 
 
 def address_of(path: Path | str) -> str | None:
-    """Return the address, such as s3://bucket/photos, that a path was made of, which keeps one slash; None of others.
-
-    Example:
-        >>> address_of(Path("s3://bucket") / "photos"), address_of(Path("photos"))
-        ('s3://bucket/photos', None)
-    """
+    """Return the address (s3://bucket/photos) that a path was made of, which keeps one slash; None of others."""
     match = re.match(r"([a-z][a-z0-9+]+):/+(.*)", Path(path).as_posix())
     return None if match is None or match[1] == "file" else f"{match[1]}://{match[2]}"
 
@@ -109,7 +104,6 @@ def _sync_folder(folder: Path) -> None:
 
 
 def temporary_name(path: Path) -> Path:
-    """Return a name beside ``path`` that no other writer has."""
     return path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
 
 
@@ -123,7 +117,6 @@ def remove_temporaries(folder: Path, name: str = "*", *, mine: Path | None = Non
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write ``text`` as UTF-8, whole or not at all; a name of a file that is no UTF-8 is escaped."""
     with replacing(path) as file:
         file.write(text.encode("utf-8", "backslashreplace"))
 
@@ -192,7 +185,6 @@ def reading(path: Path | str, what: str, *, remedy: str = _AGAIN) -> Iterator[No
 
 
 def _said(error: Exception, path: str) -> str:
-    """Return what an error says of the file at a path, on one line."""
     if isinstance(error, MemoryError):  # advice on batches would lead astray: a whole file takes about its own size
         return "it is damaged, or larger than the memory of this machine"
     if isinstance(error, OSError) and error.strerror:
@@ -206,7 +198,6 @@ def _said(error: Exception, path: str) -> str:
 
 
 def read_record(path: Path, what: str, *, named: str, version: int = 1, remedy: str = _AGAIN) -> dict[str, Any]:
-    """Return the mapping in a JSON file, whose "format" and "version" say that it is `what` aurank writes."""
     require_ordinary(path)
     with reading(path, what, remedy=remedy):
         content: Any = json.loads(path.read_bytes())
@@ -233,7 +224,6 @@ def checked(value: Any, kind: Callable[..., T]) -> T:
 
 @contextmanager
 def _first_misfit() -> Iterator[None]:
-    """Raise the first of pydantic's errors as a ValueError of one line."""
     from pydantic import ValidationError
 
     try:
@@ -252,7 +242,6 @@ def _adapter(kind: Any) -> Any:
 
 
 def require_ordinary(path: Path) -> None:
-    """Raise UserError where there is something at `path` that is no file: a pipe is waited for, a device never ends."""
     try:
         is_other = path.exists() and not path.is_file()
     except OSError:  # reading it will tell
@@ -262,7 +251,6 @@ def require_ordinary(path: Path) -> None:
 
 
 def require_writable(path: Path, *, suffix: str = "", option: str = "--out") -> None:
-    """Raise UserError unless a file of this ``suffix`` can be written; called before the work starts."""
     try:
         folder = next(parent for parent in path.absolute().parents if parent.exists())
         reasons = {
@@ -279,20 +267,17 @@ def require_writable(path: Path, *, suffix: str = "", option: str = "--out") -> 
 
 
 def require_absent(path: Path) -> None:
-    """Raise UserError where there is something at `path`."""
     if path.exists():
         raise UserError(f"{path} exists already; name another file")
 
 
 def file_sha256(path: Path) -> str:
-    """Return the hexadecimal digest of a file; UserError for a pipe or a device, which may never end."""
     require_ordinary(path)
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def content_sha256(content: dict[str, Any]) -> str:
-    """Return the hexadecimal digest of a mapping that is to be JSON, without its entry "checksum"."""
     kept = {name: value for name, value in content.items() if name != "checksum"}
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
@@ -326,7 +311,6 @@ def write_bundle(path: Path, content: Mapping[str, Any], what: str) -> None:
 
 
 def read_bundle(path: Path, kind: Callable[..., T], what: str, *, remedy: str = _AGAIN) -> T:
-    """Return what ``write_bundle`` wrote, its tensors on the CPU, once its checksum and its type are verified."""
     from safetensors import safe_open
 
     require_ordinary(path)
@@ -345,7 +329,6 @@ def read_bundle(path: Path, kind: Callable[..., T], what: str, *, remedy: str = 
 
 
 def _taken_out(value: Any, path: str, tensors: dict[str, "Tensor"]) -> Any:
-    """Return a value as JSON has it; put its tensors into ``tensors``, under their paths."""
     import numpy as np
     import torch
 
@@ -382,7 +365,6 @@ def _bytes_of(tensor: "Tensor") -> memoryview:
 
 @cache
 def _dtypes() -> dict[Any, str]:
-    """Return the names that safetensors has for types."""
     import torch
 
     names = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "BOOL": "bool", "U8": "uint8"}

@@ -27,7 +27,6 @@ class LazyTable(UserDict[str, Component]):
 
     @cached_property
     def data(self) -> dict[str, Any]:  # type: ignore[override]
-        """The names, each with its component or where that is."""
         return imported(self.homes, self.package) if isinstance(self.homes, str) else dict(self.homes)
 
     def __getitem__(self, name: str) -> Component:

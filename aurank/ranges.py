@@ -22,10 +22,6 @@ class Range:
 
     Raises:
         UserError: an empty range, or one of logarithms that begins at 0.
-
-    Example:
-        >>> Range(0.02, 0.5, log=True).at_end(0.021), 0.6 in Range(0.02, 0.5)
-        (True, False)
     """
 
     low: float | int = 0
@@ -41,7 +37,6 @@ class Range:
 
     @staticmethod
     def read(value: Any) -> "Range":
-        """Return the range that YAML writes as [low, high], [low, high, log] or {choices: […]}."""
         match value:
             case {"choices": [_, _, *_]} if len(value) == 1:
                 return Range(choices=tuple(value["choices"]))
@@ -61,7 +56,6 @@ class Range:
         return type(value) in (int, float) and self.low <= value <= self.high
 
     def including(self, value: Any) -> "Range":
-        """Return the range with a value in it; itself where it cannot hold the value, as 0 among logarithms."""
         if self.choices:
             return self if value in self else dataclasses.replace(self, choices=(*self.choices, value))
         if type(value) not in (int, float) or (self.log and value <= 0):
@@ -77,12 +71,10 @@ class Range:
 
 
 def range_of(metadata: Iterable[Any]) -> Range | None:
-    """Return the range among what is annotated with a type, None where there is none."""
     return next((each for each in metadata if isinstance(each, Range)), None)
 
 
 def ranges_of(factory: Any) -> dict[str, Range]:
-    """Return the ranges that the arguments of a function or class declare, by their names."""
     aliases = getattr(factory, "aliases", {})
     kinds = {name: each.annotation for name, each in signature(factory)[0].items() if name not in aliases}
     found = {name: range_of(get_args(kind)[1:]) for name, kind in kinds.items() if get_origin(kind) is Annotated}

@@ -7,17 +7,7 @@ from typing import TYPE_CHECKING
 
 from aurank.cli.app import app, data_app
 from aurank.cli.drawing import bar, console, draw_stages, stderr_console
-from aurank.cli.options import (
-    ConfigFile,
-    Drawn,
-    Labels,
-    Overrides,
-    argument,
-    claiming,
-    measuring,
-    option,
-    reads,
-)
+from aurank.cli.options import ConfigFile, Drawn, Labels, Overrides, argument, claiming, measuring, option, reads
 from aurank.errors import UserError
 
 if TYPE_CHECKING:

@@ -65,8 +65,6 @@ console, stderr_console = Terminal(), Terminal(stderr=True, highlight=False)
 
 @contextmanager
 def draw_warnings() -> Iterator[None]:
-    """A context in which aurank's warnings are lines as its other notices are, of one process of several."""
-
     def show(message: Warning | str, category: type[Warning], *where: Any, **lines: Any) -> None:
         if not issubclass(category, AurankWarning):
             usual(printable(str(message)), category, *where, **lines)
@@ -80,7 +78,6 @@ def draw_warnings() -> Iterator[None]:
 
 @contextmanager
 def bar(text: str, *, at_once: bool = False) -> Iterator[tuple[Progress, Callable[..., None]]]:
-    """A bar on a terminal, and what changes it; elsewhere lines, with the time left, one each 30 s."""
     named, noted = TextColumn("{task.description}"), TextColumn("{task.fields[note]}")
     columns = (named, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), noted)
     quiet_until = -math.inf if at_once else time.monotonic() + QUIET
@@ -108,7 +105,6 @@ def bar(text: str, *, at_once: bool = False) -> Iterator[tuple[Progress, Callabl
 
 @contextmanager
 def draw_training() -> Iterator[Callable[[str, dict[str, Any]], None]]:
-    """A listener that draws training: a bar on a terminal, elsewhere a line now and then; lines for validations."""
     with bar("training", at_once=True) as (_, show):
 
         def listen(kind: str, values: dict[str, Any]) -> None:
@@ -142,7 +138,6 @@ def _listener(show: Callable[..., None]) -> Callable[[str, int, int], None]:
 
 @contextmanager
 def draw_stages(text: str = "") -> Iterator[Callable[[str, int, int], None]]:
-    """What draws a stage, how much of it is done and how much there is: a bar on a terminal, elsewhere a few lines."""
     with bar(text) as (_, show):
         yield _listener(show)
 
@@ -181,7 +176,6 @@ def draw_measuring(
 
 
 def keep_baselines(found: dict[str, dict[str, float]], out: Path) -> None:
-    """Write baselines.json, and print its main metrics as a table."""
     from aurank.reporting.results import BASELINES
 
     write_text(out / BASELINES, json.dumps(found, indent=1) + "\n")

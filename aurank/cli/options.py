@@ -31,14 +31,12 @@ MODELS = (
 
 
 def option(text: str, *names: str, default: Any = None, suffix: str | None = None, **limits: Any) -> Any:
-    """An option with its help; `default=...` makes it required, `suffix` is that of a file to write."""
     if suffix is not None:
         limits["callback"] = _writes(suffix)
     return typer.Option(default, *names, help=text, **limits)
 
 
 def argument(text: str, metavar: str | None = None, *, default: Any = None, **limits: Any) -> Any:
-    """An argument with its help; `default=...` makes it required."""
     return typer.Argument(default, metavar=metavar, help=text, **limits)
 
 
@@ -121,9 +119,7 @@ IndexFolder = Annotated[
 ]
 MovedModel = _shared(str | None, "With milvus:…: where its model is now; default: where it was.", "--model")
 Roots = _shared(
-    list[Path] | None,
-    "Where the images are now, if they were moved; again for each place they came from.",
-    "--root",
+    list[Path] | None, "Where the images are now, if they were moved; again for each place they came from.", "--root"
 )
 # The fields of `ImageSelection`, and how they are given.
 _IMAGES = {
@@ -268,7 +264,6 @@ def claiming(
 
 
 def whole_numbers(name: str, text: str) -> tuple[int, ...]:
-    """Return the numbers in "1,10,100"; raise UserError naming the option for anything else."""
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:

@@ -227,7 +227,6 @@ def serve(
 
 
 def _with_stdin(given: Sequence[str]) -> list[str]:
-    """Return the arguments, - replaced by the lines of stdin."""
     from aurank.data.photos import read_list
 
     lists = [read_list(sys.stdin.buffer.read()) if one == "-" else [one] for one in given]

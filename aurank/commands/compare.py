@@ -20,11 +20,7 @@ _MADE = "Made by aurank"  # at the foot of every page
 
 
 def compare_reports(
-    paths: Sequence[Path],
-    *,
-    out: Path | None = None,
-    images: ImageSelection | None = None,
-    **options: Any,
+    paths: Sequence[Path], *, out: Path | None = None, images: ImageSelection | None = None, **options: Any
 ) -> dict[str, Comparison]:
     """Return the comparison of each report with the first, by the shortest names that tell the files apart.
 

@@ -18,15 +18,7 @@ from aurank.embedding.image_text_pairs import each_image_once
 from aurank.embedding.named import ImageSelection
 from aurank.embedding.select_images import asks_about_classes, read_data, read_manifest
 from aurank.errors import UserError
-from aurank.evaluation.checks import (
-    close_rows,
-    crowded,
-    doubtful_labels,
-    faulty_rows,
-    near_rows,
-    spread,
-    with_cosines,
-)
+from aurank.evaluation.checks import close_rows, crowded, doubtful_labels, faulty_rows, near_rows, spread, with_cosines
 from aurank.evaluation.engine.nearest import NearestRows
 
 CANDIDATES = 0.9  # cosine from which images are compared by their pixels

@@ -115,7 +115,6 @@ def _write(writer: ShardWriter | None, number: int, rows: np.ndarray, embeddings
 
 
 def _finish(writer: ShardWriter, prepared: PreparedModel) -> Embedded:
-    """Write the table of the rows of all parts, and return what the folder then holds."""
     manifest, rows = prepared.dataset.manifest, writer.ids()
     if not len(rows):
         raise UserError(f"no image of {manifest.name} could be read, so there is nothing to embed")

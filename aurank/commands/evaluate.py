@@ -224,7 +224,6 @@ def _measure(
     running: RunOptions,
     options: dict[str, Any],
 ) -> tuple[Measurement, dict[str, Any]]:
-    """Return the embeddings of a model, or those saved, and the options with what the model's configuration adds."""
     kind, what = split_name(model)
     options, protocol = {**options, "device": running.torch_device}, images.find_protocol()
     if kind == "embeddings":
@@ -254,7 +253,6 @@ def _measure(
 
 
 def saved_embeddings(model: str, path: str, labels: Path | None, images: ImageSelection) -> tuple[Embedded, list[str]]:
-    """Return the embeddings of a file, with notes on them; raise UserError for options that choose images."""
     split_option = f"--split {images.split}"
     protocol = images.find_protocol()
     given = [option for option in images.given if option not in (_KEEP, split_option)]
@@ -282,14 +280,12 @@ def saved_embeddings(model: str, path: str, labels: Path | None, images: ImageSe
 
 
 def _listed_twice(paths: np.ndarray) -> str | None:
-    """Return the first image that is there twice, None without one; unknown paths, which are no text, do not count."""
     names = np.sort(paths)
     again = np.unique(names[1:][(names[1:] == names[:-1]) & (names[1:] != "")])
     return str(paths[np.isin(paths, again)][0]) if len(again) else None
 
 
 def _evaluate_run(model: str, qrels: Path | None, given: list[str], options: dict[str, Any]) -> Report:
-    """Return the report of a file of ranked lists."""
     known = ("recall_at", "metrics", "resampling")
     given += [f"--{name.replace('_', '-')} {value}" for name, value in options.items() if name not in known]
     if given:
@@ -301,7 +297,6 @@ def _evaluate_run(model: str, qrels: Path | None, given: list[str], options: dic
 
 
 def require_free_run(run: Path, *, is_replaced: bool) -> None:
-    """Raise UserError where a run and its qrels cannot be written, or, unless they may be replaced, are there."""
     require_writable(run, suffix=".run", option="--trec-run")
     for path in (run, run.with_suffix(".qrels")):
         require_writable(path, option="--trec-run")
@@ -310,7 +305,6 @@ def require_free_run(run: Path, *, is_replaced: bool) -> None:
 
 
 def _check_options(options: dict[str, Any], protocol: Protocol | None, trial: Embedded = TRIAL) -> None:
-    """Raise UserError for options that cannot be met, by evaluating four rows: hours before they would be needed."""
     byte_count(options.get("max_memory", "1GiB"))
     if isinstance(index := options.get("index"), str) and not is_collection(index):
         check_index(index, options.get("distance", "cosine"), options["device"])
@@ -325,7 +319,6 @@ def _check_options(options: dict[str, Any], protocol: Protocol | None, trial: Em
 
 
 def check_index(factory: str, distance: str, device: torch.device | str) -> None:
-    """Raise UserError for the name of an index that faiss cannot make, before the embeddings are there."""
     try:
         Index(256, factory, distance=distance, device=device)
     except UserError as error:

@@ -26,13 +26,7 @@ from aurank.embedding.stored.checkpoint import is_head, load_checkpoint
 from aurank.errors import AurankError, UserError, first_line
 from aurank.exporting.card import COLOURS, write_card
 from aurank.exporting.check import TOLERANCE, Check, largest_difference
-from aurank.exporting.formats import (
-    TrainedEncoder,
-    quantise,
-    write_graph,
-    write_program,
-    write_weights,
-)
+from aurank.exporting.formats import TrainedEncoder, quantise, write_graph, write_program, write_weights
 from aurank.exporting.timm_folder import load_folder, pillow_interpolation, spread_rows, write_folder
 from aurank.extras import require_libraries
 from aurank.files import replacing_folder, write_text

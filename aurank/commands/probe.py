@@ -91,7 +91,6 @@ def _check_probes(
     seeds: Sequence[int] | None,
     running: RunOptions,
 ) -> None:
-    """Raise UserError where the probes cannot be; of several, a linear probe that the labels forbid is left out."""
     if seeds is not None and test_labels is not None and "linear_probe" not in options:
         raise UserError(f"--seeds {','.join(map(str, seeds))}: k-NN draws nothing where a training split is given")
     split = split_labels(labels, test_labels, seeds=seeds)

@@ -35,7 +35,6 @@ class Measurement:
 
     @property
     def data(self) -> str:
-        """What was measured, with a hash that tells it from other data."""
         classes = f"{len(set(self.embedded.labels.tolist())):,} classes"
         if (images := self.images) is not None:
             return f"{images.name}: {len(images):,} images of {classes}, manifest {images.sha256[:16]}"
@@ -68,7 +67,6 @@ def evaluation_page(report: Report, measured: Measurement, *, classes: Sequence[
 
 
 def examine_measured(report: Report, measured: Measurement) -> "Examined":
-    """Return what the doctor finds in an evaluation, by its lists; labels are judged where that is quick."""
     from aurank.reporting.report_page import Examined
 
     embedded, images, lists = measured.embedded, measured.images, report.neighbours

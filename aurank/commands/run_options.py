@@ -46,7 +46,6 @@ _BROUGHT = re.compile(r"data\.(image_size|resize|channels|normalise|interpolatio
 
 
 def log(line: str) -> None:
-    """Give the logger "aurank" a line."""
     logging.getLogger("aurank").info("%s", line)
 
 
@@ -150,7 +149,6 @@ class PreparedModel:
 
     @property
     def made_by(self) -> MadeBy:
-        """What saved embeddings remember of the model that made them."""
         further = [self.dataset.made_of.strip(), "in bf16" * self.run.bf16]
         return replace(made_by(self.model), precision=", ".join(filter(None, further)))
 
@@ -168,7 +166,6 @@ class PreparedModel:
         return embedded, self.notes(embedded, manifest)
 
     def notes(self, embedded: Embedded, manifest: Manifest) -> list[str]:
-        """Return what embeddings are of, and which images could not be read."""
         kept = set(embedded.ids.tolist())
         paths = [path for row, path in enumerate(manifest.paths) if row not in kept]
         name = f"{manifest.name}, manifest {manifest.sha256[:16]}, {len(manifest.classes):,} classes"

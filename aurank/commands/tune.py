@@ -124,15 +124,7 @@ def tune(
 
 
 def declared_ranges(config: Config) -> dict[str, Range]:
-    """Return the ranges that optimiser, sampler, miner and loss (but no sum of losses) declare, by key.
-
-    Each holds the configuration's own value.
-
-    Example:
-        >>> from aurank.training import read_config
-        >>> str(declared_ranges(read_config("digits/soprc"))["loss.params.tau1"])
-        '0.01 to 0.5, log'
-    """
+    """Return the ranges that optimiser, sampler, miner and loss (but no sum of losses) declare, by key."""
     ranges = {key: found for key, field in known_keys().items() if (found := range_of(field.metadata)) is not None}
     ranges["optim.lr"] = RATES.get(config.optim.name, ranges["optim.lr"])
     for path in ("sampler", "miner", "loss"):
@@ -340,7 +332,6 @@ class _Search:
             shutil.rmtree(result.out, ignore_errors=True)
 
     def lines(self) -> list[Line]:
-        """Return what is known of each trial that ended, in the order of their places."""
         lines = []
         for trial in self.study.get_trials(deepcopy=False):
             state, about = _STATES.get(trial.state.name, ""), {"error": "", **trial.user_attrs}

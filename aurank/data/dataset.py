@@ -62,7 +62,6 @@ def augmentation_seed(seed: int, row: int, epoch: int, view: int) -> int:
 
 
 def with_own_labels(manifest: Manifest) -> Manifest:
-    """Return the manifest with a label for each image, which is its row: only views of one image share a label."""
     return dataclasses.replace(manifest, labels=np.arange(len(manifest)), classes=manifest.paths, class_ids=None)
 
 
@@ -150,7 +149,6 @@ class ImageDataset(Dataset[Sample]):
         return batch.image[0], int(batch.label[0]), int(batch.id[0])
 
     def __getitems__(self, keys: Sequence[Key]) -> Batch:
-        """Return the batch of those keys, in their order, without the images that are skipped, in any view."""
         parsed = [_parse(key) for key in keys]
         sizes = itertools.groupby(self.pipeline.of_view(view).size for _, _, view in parsed)
         runs = [(len(list(same)), size) for size, same in sizes] or [(0, self.pipeline.size)]
@@ -214,7 +212,6 @@ class ImageDataset(Dataset[Sample]):
         return crop(image, boxes[row].tolist(), path) if boxes is not None and is_part else image
 
     def _fill_cache(self, most: int) -> list[Pixels | None] | None:
-        """Return all prepared images, or None if they would take more than `most` bytes."""
         count = len(self.manifest)
         sample = np.unique(np.linspace(0, count - 1, _ESTIMATE_FROM, dtype=np.int64)).tolist() if count else []
         with quiet_decoding():

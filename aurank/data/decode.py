@@ -144,7 +144,6 @@ def to_pixels(file: Image.Image, channels: int | None, *, on_white: bool = False
 
 
 def _convert(image: Image.Image, channels: int, *, transparent: bool) -> Pixels:
-    """Return the pixels with 1, 3 or 4 channels; what is transparent is laid on white unless 4 are asked for."""
     if transparent:
         image = image.convert("RGBA")
         if channels != 4:

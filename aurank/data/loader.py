@@ -69,8 +69,6 @@ class BatchLoader(DataLoader[Any]):
 
 
 class Iteration:
-    """The batches of one pass through a loader, whose workers end with it, not when it is collected."""
-
     def __init__(self, batches: Iterator[Batch]) -> None:
         self._batches = batches
         # The finaliser holds torch's iterator until it has run, so that no cycle can collect it before.

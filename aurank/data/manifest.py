@@ -287,7 +287,6 @@ def build_manifest(
 def pairs_among(
     pairs: Int64[np.ndarray, "pair 2"], rows: Int64[np.ndarray, " kept"], count: int
 ) -> Int64[np.ndarray, "among 2"]:
-    """Return the pairs of which both rows are kept, as places in `rows`; there are `count` rows in all."""
     place = np.full(count, -1, dtype=np.int64)
     place[rows] = np.arange(len(rows))
     among = place[pairs]
@@ -312,5 +311,4 @@ def _joined_by_images(
 
 
 def first_seen(names: Iterable[str]) -> dict[str, int]:
-    """Return each distinct name with its number, 0, 1, …, in the order they are first met."""
     return {name: number for number, name in enumerate(dict.fromkeys(names))}

@@ -29,7 +29,6 @@ Photo = Path | str | bytes | Image.Image | np.ndarray | PhotoFile
 
 
 def find_photos(given: Iterable[str]) -> list[PhotoFile]:
-    """Return the photos of files, folders and zip archives; a missing file too: reading it tells."""
     photos = []
     for name in given:
         path, is_photo = Path(name), True

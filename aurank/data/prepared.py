@@ -90,7 +90,6 @@ class Preparation:
         return bytes(cv2.imencode(".jpg", given, options)[1].data)
 
     def decode(self, content: UInt8[np.ndarray, " byte"], height: int, width: int) -> Pixels | None:
-        """Return the image that was encoded, as an array of its own; None where the bytes are not one."""
         shape, size = (height, width, self.channels), height * width * self.channels
         if self.raw:
             return np.array(content).reshape(shape) if len(content) == size else None
@@ -211,7 +210,6 @@ class PreparedImages:
         return wrong
 
     def rows_of(self, manifest: Manifest, channels: int, *, on_error: str = "raise") -> "PreparedRows":
-        """Return the images of a manifest; UserError names the first that is not there, or is of another original."""
         if (own := self.how.channels) != channels:
             said = f"the images in {self.folder} have {own} channels, not data.channels={channels}"
             raise UserError(f"data.prepared: {said}; prepare them into another folder")
@@ -322,8 +320,6 @@ def contents(manifest: Manifest, prepared: PreparedRows | None = None) -> dict[s
 
 @dataclass(frozen=True)
 class PreparedResult:
-    """What a folder of prepared images holds now; of its `images`, `written` were prepared this time."""
-
     folder: Path
     how: Preparation
     images: int
@@ -349,7 +345,6 @@ def prepare_images(
     max_pixels: int = MAX_PIXELS,
     progress: Progress | None = None,
 ) -> PreparedResult:
-    """Prepare the images of a manifest that are not in the folder yet, or changed, or damaged there."""
     report: Progress = progress or (lambda stage, done, total: None)
     first: dict[str, int] = {}
     for row, region in enumerate(manifest.regions):  # of texts and roles, an image may have several rows

@@ -233,7 +233,6 @@ def least_number(chunks: Sequence[Chunks], batch: int, per_class: int) -> int:
 
 
 def cut(rows: Rows, size: int) -> Chunks:
-    """Return consecutive chunks of `size` rows; a last one of a single row borrows one, if the lender keeps a pair."""
     chunks = [rows[start : start + size] for start in range(0, len(rows), size)]
     if len(chunks) > 1 and len(chunks[-1]) == 1 and size >= 3:
         chunks[-2:] = [chunks[-2][:-1], np.concatenate([chunks[-2][-1:], chunks[-1]])]
@@ -241,8 +240,6 @@ def cut(rows: Rows, size: int) -> Chunks:
 
 
 def _pack(classes: Sequence[Chunks], number: int, generator: np.random.Generator) -> list[Chunks]:
-    """Return `number` batches over which each class's chunks (at most `number`) are spread, no two in one batch."""
-
     def emptiest(fill: np.ndarray, count: int) -> list[int]:
         keys = fill + generator.random(len(fill))  # fills are whole numbers, so less than 1 only decides ties
         # Sorted first: the order inside of a partition differs between processors.

@@ -64,7 +64,6 @@ class MadeBy:
 
 
 def read_arrays(path: Path, labels: Path | None = None) -> dict[str, Any]:
-    """Return the arrays of an .npz, .npy or folder of parts by name, all of one length and of the right kinds."""
     if path.is_dir() or path.name == INDEX:
         content = read_shards(path if path.is_dir() else path.parent)
     else:
@@ -142,8 +141,6 @@ class AsSaved(Pipeline):
 
 
 class EmbeddingDataset(ImageDataset):
-    """The rows of a manifest of saved embeddings, [batch, dim], where others have images; every view is the row."""
-
     def __init__(self, manifest: Manifest) -> None:
         super().__init__(manifest, AsSaved(1, 1), channels=1, cache_bytes=0)
         source = manifest.source

@@ -84,10 +84,7 @@ class _Record:
 
 @dataclass
 class ShardWriter:
-    """Writes a folder of embeddings part by part; `key` is a digest of all that decides the embeddings.
-
-    `pace` says how many images a network was given at once, and in which memory format.
-    """
+    """Writes a folder of embeddings part by part; `key` is a digest of all that decides the embeddings."""
 
     folder: Path
     key: str
@@ -120,14 +117,12 @@ class ShardWriter:
         return slice(number * self.shard_rows, min((number + 1) * self.shard_rows, self.count))
 
     def ids(self) -> Int64[np.ndarray, " row"]:
-        """Return the rows of the data set that all parts together hold."""
         kept = np.ones(self.count, dtype=np.bool_)
         for part in self.parts.values():
             kept[part.skipped] = False
         return np.flatnonzero(kept)
 
     def write(self, number: int, rows: Int64[np.ndarray, " row"], embeddings: Float32[np.ndarray, "row dim"]) -> None:
-        """Write the embeddings of the rows that could be read of a part, whole or not at all."""
         path, everything = self.folder / f"part-{number:05d}.npy", self.extent(number)
         with replacing(path) as file:
             np.save(file, np.ascontiguousarray(embeddings), allow_pickle=False)
@@ -211,7 +206,6 @@ def read_shards(folder: Path) -> dict[str, Any]:
 
 
 def storable_texts(texts: list[str]) -> Sequence[Any]:
-    """Return texts as parquet holds them, or their bytes where a name of a file is no UTF-8."""
     try:
         "".join(texts).encode()
     except UnicodeEncodeError:

@@ -81,7 +81,6 @@ class ImageSource(ABC):
 
 
 def file_system(address: str) -> tuple[Any, str]:
-    """Return the file system of fsspec at an address, or of a path, and the path there; UserError where none is."""
     core = import_library("fsspec.core", address)
     with reading(address, "an address", remedy="correct it, or install the library that it needs"):
         # Each time: what a process made before it was forked must not be used after.
@@ -167,8 +166,6 @@ class FolderSource(ImageSource):
 
 
 class AddressSource(ImageSource):
-    """Files below an address of fsspec."""
-
     def __init__(self, address: str) -> None:
         self.where = address.rstrip("/")
 
@@ -308,8 +305,6 @@ class ArraySource(ImageSource):
 
 
 class PartsSource(ImageSource):
-    """Images that lie uncompressed in larger files: by number of the file, offset and length."""
-
     def __init__(
         self,
         parts: Sequence[Any],

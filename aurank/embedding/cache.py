@@ -29,8 +29,6 @@ Say = Callable[[str], None]
 
 
 class Piece(NamedTuple):
-    """Embeddings of some rows of a manifest, in increasing order."""
-
     rows: Int64[np.ndarray, " row"]
     embeddings: Float32[np.ndarray, "row dim"]
 
@@ -107,7 +105,6 @@ class EmbeddingCache:
         return pieces
 
     def write(self, piece: Piece) -> None:
-        """Keep a piece that holds at least one row."""
         path = self.folder / f"{int(piece.rows[0]):010d}{_SUFFIX}"
         try:
             write_bundle(path, {"rows": piece.rows, "embeddings": piece.embeddings}, _WHAT)
@@ -117,7 +114,6 @@ class EmbeddingCache:
 
 
 def _read_piece(path: Path, count: int, *, dim: int | None) -> Piece | None:
-    """Return the piece in a file, or None where it is damaged."""
     with suppress(UserError, LookupError):
         kept: dict[str, Any] = read_bundle(path, dict[str, Any], _WHAT)
         piece = Piece(kept["rows"].numpy(), kept["embeddings"].numpy())
@@ -127,7 +123,6 @@ def _read_piece(path: Path, count: int, *, dim: int | None) -> Piece | None:
 
 
 def weights_sha256(module: nn.Module) -> str:
-    """Return the hexadecimal digest of a module's state: names, types, shapes and bytes."""
     digest = hashlib.sha256()
     for name, value in sorted(module.state_dict().items()):
         if isinstance(value, Tensor):

@@ -11,7 +11,7 @@ from copy import copy
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int64
@@ -19,7 +19,7 @@ from typing_extensions import TypedDict
 
 from aurank.arrays import Arrays, Rows
 from aurank.embedding.embed import Embedded
-from aurank.embedding.index_folder import NONE, SourceRecord, Table, measured_recall
+from aurank.embedding.index_folder import NONE, GalleryRecord, Ids, Table, measured_recall
 from aurank.embedding.stored.trained_model import made_by, require_same_model
 from aurank.errors import UserError
 from aurank.evaluation.engine.problem import ProgressCallback, as_array
@@ -51,37 +51,21 @@ _clients: dict[str, Any] = {}  # threads share them; milvus-lite lets one proces
 
 
 class EmbeddedBy(TypedDict):
-    """The model of a collection: where it was, and what tells it from another."""
-
     name: str
     weights_sha256: str
     preprocessing: str
 
 
-class CollectionRecord(TypedDict):
-    """What a collection's property says of it."""
-
-    format: str
-    version: int
-    aurank: str
-    revision: int
+class CollectionRecord(GalleryRecord):
     complete: bool
     model: EmbeddedBy
-    sources: list[SourceRecord]
-    distance: Literal["cosine", "dot", "euclidean"]
-    dim: int
-    factory: str
-    recall: dict[str, float] | None
-    seed: int
 
 
 def is_collection(place: Path | str) -> bool:
-    """Return whether a place is `milvus:FILE_OR_URL#COLLECTION`, not a folder."""
     return str(place).startswith(PREFIX)
 
 
-def image_ids(images: Table) -> Int64[np.ndarray, " row"]:
-    """Return the primary keys of images, which their source and path alone decide."""
+def image_ids(images: Table) -> Ids:
     names = zip(images["source"].tolist(), images["path"].tolist(), strict=True)
     digests = (hashlib.sha256(f"{source}/{path}".encode("utf-8", "surrogateescape")).digest() for source, path in names)
     return np.array([int.from_bytes(digest[:8], "big") >> 1 for digest in digests], dtype=np.int64)
@@ -131,7 +115,6 @@ class CollectionRows(SearchIndex):
 
     @classmethod
     def make(cls, address: str, model: ImageModel, about: dict[str, Any], *, overwrite: bool) -> "CollectionRows":
-        """Return the gallery of a new collection, or of one whose filling, with the same model, was cut short."""
         gallery, made = cls(address), made_by(model)
         with gallery._trouble():
             if overwrite or not gallery.client.has_collection(gallery.name):
@@ -172,13 +155,11 @@ class CollectionRows(SearchIndex):
         self.client.create_collection(self.name, schema=schema, index_params=index, **said)
 
     def describe(self, **changes: Any) -> None:
-        """Change what the collection says of itself."""
         self.about = {**self.about, **changes, "revision": self.about["revision"] + 1}
         with self._trouble():
             self.client.alter_collection_properties(self.name, {_PROPERTY: json.dumps(self.about)})
 
     def require_model(self, model: ImageModel) -> None:
-        """Raise UserError for a model that gives other embeddings than those in here."""
         kept = self.about["model"]
         remedy = f"name the one that filled it, {kept['name']}, with --model, or build another collection"
         require_same_model(model, kept["weights_sha256"], kept["preprocessing"], self.address, remedy)
@@ -208,43 +189,35 @@ class CollectionRows(SearchIndex):
     def nearest(
         self, queries: np.ndarray, k: int, *, classes: Collection[str] | None = None, **how: Any
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the nearest images of each query and their scores, as `GallerySearch.nearest` does."""
         within = copy(self)
         if classes is not None:
             within.filter = f"class in {_listed(classes)}"
         return GallerySearch(within, self.embeddings, self.embeddings).nearest(queries, k, **how)
 
     @property
-    def ids(self) -> Int64[np.ndarray, " row"]:
-        """The primary keys of the images, ascending."""
+    def ids(self) -> Ids:
         return self._ids(self.filter)
 
     @property
     def images(self) -> Table:
-        """The table of all images, in the order of `ids`."""
         return self._table(self._scan("", ["source", *_TEXTS]))
 
-    def where(self, column: str, values: Collection[Any], most: int | None = None) -> Int64[np.ndarray, " row"]:
-        """Return the images whose column holds one of some values, at most so many."""
+    def where(self, column: str, values: Collection[Any], most: int | None = None) -> Ids:
         return self._ids(f"{column} in {_listed(values)}", most)
 
-    def take(self, rows: Sequence[int] | Int64[np.ndarray, " row"]) -> Table:
-        """Return the table of some images; UserError for one that is not there."""
+    def take(self, rows: Sequence[int] | Ids) -> Table:
         return self._table(self._get(rows, ["source", *_TEXTS]))
 
-    def __getitem__(self, rows: Int64[np.ndarray, " row"]) -> Rows:
-        """Return the embeddings of some images."""
+    def __getitem__(self, rows: Ids) -> Rows:
         return np.array([row["vector"] for row in self._get(rows, ["vector"])], np.float32).reshape(-1, self.dim)
 
     def lookup(self, source: int, paths: Sequence[str]) -> dict[str, tuple[int, str]]:
-        """Return the row of each path of a source that is there, and the SHA-256 of its file."""
         ids = image_ids({"source": np.full(len(paths), source), "path": np.array(paths)})
         held = {row["id"]: row["sha256"] for row in self._get(ids, ["sha256"], strict=False)}
         places = zip(paths, ids.tolist(), strict=True)
         return {path: (place, held[place]) for path, place in places if place in held}
 
     def add(self, images: Table, embeddings: Rows, *, progress: ProgressCallback | None = None) -> None:
-        """Put images in, a batch at a time; one that is there already is replaced."""
         if embeddings.shape[1] != self.dim:
             what = f"the embeddings have {embeddings.shape[1]} columns and {self.address} has {self.dim}"
             raise UserError(f"{what}: both must come from the same model")
@@ -261,14 +234,12 @@ class CollectionRows(SearchIndex):
         with self._trouble():
             self.client.flush(self.name)
 
-    def remove(self, rows: Int64[np.ndarray, " row"]) -> None:
-        """Take images out."""
+    def remove(self, rows: Ids) -> None:
         for part in blocks(len(rows), _MOST):
             with self._trouble():
                 self.client.delete(self.name, ids=rows[part].tolist())
 
     def search(self, queries: Arrays, k: int, *, leave_out: Int64[np.ndarray, " query"] | None = None) -> Neighbours:
-        """Return the k nearest images of each query, as `Index.search` does; behind those found stand -1 and −inf."""
         queries, depth = as_array(queries), min(k + (leave_out is not None), _MOST)
         row, similarity = np.full((len(queries), depth), -1), np.full((len(queries), depth), -np.inf, np.float32)
         sign = -1 if self.distance == "euclidean" else 1
@@ -285,7 +256,6 @@ class CollectionRows(SearchIndex):
         return Neighbours(row[:, :k], similarity[:, :k], (row[:, :k] >= 0).sum(axis=1))
 
     def fill(self, images: Table, embeddings: Rows, *, progress: ProgressCallback | None = None) -> None:
-        """Put in what is not there yet, take out what is of no image, and measure what a search finds."""
         ids, held = image_ids(images), dict[int, str]()
         if len(self):
             held = {row["id"]: row["sha256"] for row in self._scan("", ["sha256"])}
@@ -298,23 +268,18 @@ class CollectionRows(SearchIndex):
         self.describe(complete=True, recall=measured_recall(search, embeddings, ids, seed=self.about["seed"]))
 
     def change(
-        self,
-        folder: Path,
-        about: dict[str, Any],
-        gone: Int64[np.ndarray, " row"] = NONE,
-        new: Table | None = None,
-        embeddings: np.ndarray | None = None,
+        self, folder: Path, about: dict[str, Any], gone: Ids = NONE, new: tuple[Table, np.ndarray] | None = None
     ) -> int:
         """Take images out and put others in; return how many there are then."""
         # Before an image names a new source; what the index finds now was not measured.
         self.describe(sources=about["sources"], recall=None)
-        if new is not None and embeddings is not None:
-            self.add(new, embeddings)
-            gone = np.setdiff1d(gone, image_ids(new))
+        if new is not None:
+            self.add(*new)
+            gone = np.setdiff1d(gone, image_ids(new[0]))
         self.remove(gone)
         return len(self)
 
-    def _ids(self, expression: str, most: int | None = None) -> Int64[np.ndarray, " row"]:
+    def _ids(self, expression: str, most: int | None = None) -> Ids:
         return np.array([row["id"] for row in self._scan(expression, [], most)], dtype=np.int64)
 
     def _scan(self, expression: str, fields: list[str], most: int | None = None) -> list[dict[str, Any]]:
@@ -326,9 +291,7 @@ class CollectionRows(SearchIndex):
             batches.close()
         return sorted(found, key=lambda row: int(row["id"]))
 
-    def _get(
-        self, rows: Sequence[int] | Int64[np.ndarray, " row"], fields: list[str], *, strict: bool = True
-    ) -> list[dict[str, Any]]:
+    def _get(self, rows: Sequence[int] | Ids, fields: list[str], *, strict: bool = True) -> list[dict[str, Any]]:
         wanted, held = [int(row) for row in rows], dict[int, dict[str, Any]]()
         width = self.dim if "vector" in fields else 32
         for part in blocks(len(wanted), max(1, min(_MOST, _NUMBERS // width))):
@@ -346,7 +309,6 @@ class CollectionRows(SearchIndex):
 
     @contextmanager
     def _trouble(self) -> Iterator[None]:
-        """Turn what Milvus raises into one line."""
         try:
             yield
         except (_library().MilvusException, UnicodeError) as error:
@@ -355,7 +317,6 @@ class CollectionRows(SearchIndex):
 
 
 def read_collection(address: str) -> Embedded:
-    """Return the embeddings of a collection with their classes."""
     rows = CollectionRows.open(address)
     ids, table = rows.ids, rows.images
     classes, labels = np.unique(table["class"], return_inverse=True)
@@ -367,12 +328,7 @@ def read_collection(address: str) -> Embedded:
 
 
 class CollectionIndex(Index):
-    """A collection as an index of the images of a gallery, in their order, for what `aurank evaluate` measures.
-
-    Args:
-        address: of a collection that holds these images, and no others.
-        paths, embeddings: of the gallery.
-    """
+    """A collection as an index of the images of a gallery, in their order, for what `aurank evaluate` measures."""
 
     def __init__(self, address: str, paths: np.ndarray, embeddings: Rows) -> None:
         self.rows = rows = CollectionRows.open(address)
@@ -415,7 +371,6 @@ def _listed(values: Collection[Any]) -> str:
 
 
 def _parameters(text: str) -> dict[str, Any]:
-    """Return the parameters of an index of Milvus: "M=16, efConstruction=200"."""
     pairs = [item.partition("=")[::2] for item in text.split(",") if item.strip()]
     try:
         return {name.strip(): json.loads(value) for name, value in pairs}

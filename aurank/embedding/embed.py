@@ -82,12 +82,10 @@ class Embedded:
 
     @property
     def _roles(self) -> tuple[np.ndarray | slice, np.ndarray | None]:
-        """The rows that are queries, and those of the gallery; None where every row is both."""
         is_one_set = self.is_query.all() and self.is_gallery.all()
         return (slice(None), None) if is_one_set else (self.is_query, self.is_gallery)
 
     def _question(self) -> dict[str, Any]:
-        """Return what is asked, by the names that ``aurank.evaluate`` and a ``RetrievalProblem`` have."""
         query, gallery = self._roles
         asked = {"labels": self.labels[query], "groups": self.groups[query], **self._pairs()}
         if gallery is None:
@@ -100,7 +98,6 @@ class Embedded:
         return {**asked, **sides, "gallery_ids": self.ids[gallery], "gallery_groups": self.groups[gallery]}
 
     def _pairs(self) -> dict[str, Any]:
-        """Return the listed pairs as arguments of ``aurank.evaluate``: places among the queries, and in the gallery."""
         places = [np.where(side, np.cumsum(side) - 1, -1) for side in (self.is_query, self.is_gallery)]
         options: dict[str, Any] = {}
         for name, pairs in (("positives", self.positives), ("ignore", self.ignored)):
@@ -110,7 +107,6 @@ class Embedded:
         return options
 
     def select(self, rows: np.ndarray) -> "Embedded":
-        """Return some rows, by a mask or by places."""
         chosen = np.arange(len(self.labels))[rows]
         changed: dict[str, Any] = {"embeddings": select_rows(self.embeddings, rows)}
         for name, values in vars(self).items():
@@ -121,14 +117,12 @@ class Embedded:
         return replace(self, **changed)
 
     def problem(self) -> RetrievalProblem:
-        """Return the same question as `evaluate` answers, for what needs no report."""
         _, labels = np.unique(self.labels, return_inverse=True)
         return RetrievalProblem(**replace(self, labels=labels)._question())
 
     def named(
         self, report: Report, query: np.ndarray | slice = slice(None), gallery: np.ndarray | None = None
     ) -> Report:
-        """Return the report with the path and class of each query, and of gallery rows beside neighbours."""
         classes = None if self.classes is None else self.classes[self.labels]
         own = None if classes is None else classes[query]
         if gallery is None:
@@ -137,13 +131,11 @@ class Embedded:
         return report.named(self.paths[query], own, gallery_paths=self.paths[gallery], gallery_classes=there)
 
     def save(self, path: Path) -> None:
-        """Write an ``.npz`` with all arrays, whole or not at all."""
         with replacing(path) as file:
             np.savez(file, **{name: values for name, values in vars(self).items() if values is not None})
 
     @staticmethod
     def load(path: Path, labels: Path | None = None) -> "Embedded":
-        """Return embeddings from an ``.npz``, or an ``.npy`` with ``labels``, as ``read_arrays`` reads them."""
         return Embedded(**read_arrays(path, labels))
 
 
@@ -260,7 +252,6 @@ def _inference(model: nn.Module, device: torch.device, bf16: bool) -> Iterator[N
 
 
 def _read_ahead(loader: BatchLoader) -> Iterator[Batch]:
-    """Yield the batches of a loader; a thread makes the next one meanwhile."""
     batches: Iterator[Batch] = iter(loader)
     with ThreadPoolExecutor(1) as thread:
         coming = thread.submit(next, batches, None)
@@ -270,7 +261,6 @@ def _read_ahead(loader: BatchLoader) -> Iterator[Batch]:
 
 
 def _joined(pieces: Sequence[Piece], cache: EmbeddingCache | None) -> Piece:
-    """Return pieces as one, which the cache keeps."""
     piece = Piece(*map(np.concatenate, zip(*pieces, strict=True)))
     if cache is not None:
         cache.write(piece)
@@ -294,7 +284,6 @@ def _held(
 
 
 def embed_pixels(dataset: ImageDataset, *, batch: int = 256, workers: int = 0) -> Embedded:
-    """Return the images themselves as embeddings, each less its own mean; an image of one value becomes all ones."""
     embedded = embed(nn.Flatten(), dataset, batch=batch, workers=workers)
     pixels = np.asarray(embedded.embeddings)
     constant = pixels.min(axis=1, keepdims=True) == pixels.max(axis=1, keepdims=True)
@@ -321,7 +310,6 @@ def gather_pieces(pieces: Sequence[Piece], wanted: np.ndarray, group: ProcessGro
 
 
 def described(manifest: Manifest, rows: np.ndarray, embeddings: Rows) -> Embedded:
-    """Return embeddings of some rows of a manifest, with all that it says of these rows."""
     labels, paths, classes = manifest.labels[rows], np.array(manifest.paths)[rows], np.array(manifest.classes)
     groups = np.full(len(rows), -1) if manifest.groups is None else manifest.groups[rows]
     roles = {"is_query": manifest.is_query[rows], "is_gallery": manifest.is_gallery[rows]}

@@ -25,19 +25,16 @@ TRIAL = Embedded(
 
 
 def evaluation_options(config: Config) -> dict[str, Any]:
-    """Return the arguments of ``aurank.evaluate`` that a configuration holds; the best validation is by mauprc."""
     return {**options_of(vars(config.evaluate)), "distributed": False}
 
 
 def options_of(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of ``aurank.evaluate`` among keys of the section `evaluate`."""
     wanted = ("recall_at", "ties", "max_memory", "metrics")
     named: dict[str, Any] = {name: settings[name] for name in wanted if settings.get(name) is not None}
     return named | ({"metrics": ("mauprc", *named["metrics"])} if "metrics" in named else {})
 
 
 def evaluate_together(measure: Callable[..., Result], group: ProcessGroup, **options: Any) -> Result:
-    """Return what `measure` returns with these options of ``aurank.evaluate``, in every process of a group."""
     if group.size == 1:
         return measure(**options)
     if measured_alone(**options):
@@ -49,23 +46,19 @@ def evaluate_together(measure: Callable[..., Result], group: ProcessGroup, **opt
 
 
 def measured_alone(**options: Any) -> bool:
-    """Return whether one process measures with these options of ``aurank.evaluate``, however many there are."""
     by_one = any(options.get(name) for name in ("index", "postprocess", "codes"))
     return by_one or bool(hierarchical_names(options.get("metrics")))
 
 
 def two_way_options(config: Config) -> dict[str, Any]:
-    """Return the options of `two_way`, whose recalls are at 1, 5 and 10."""
     return {name: value for name, value in evaluation_options(config).items() if name not in ("recall_at", "metrics")}
 
 
 def trial_of(manifest: Manifest) -> Embedded:
-    """Return the rows of a trial, with super-categories only where the data set has some."""
     return TRIAL if manifest.super_labels is not None else replace(TRIAL, super_labels=None)
 
 
 def noted(result: Result, *notes: str) -> Result:
-    """Return the result with further notes, of one both ways in each direction."""
     if isinstance(result, TwoWayReport):
         return TwoWayReport(noted(result.image_to_text, *notes), noted(result.text_to_image, *notes))
     return replace(result, notes=[*result.notes, *notes])

@@ -29,7 +29,6 @@ OWN_TEXTS = "transformer"  # the text model that is trained from random weights,
 
 
 def build_transform(config: DataConfig, *, train: bool) -> Pipeline:
-    """Return the training or the evaluation pipeline of a configuration that `fill_preprocessing` completed."""
     component = config.train_transform if train else config.test_transform
     assert component is not None
     assert config.normalise is not None
@@ -41,7 +40,6 @@ def build_transform(config: DataConfig, *, train: bool) -> Pipeline:
 
 
 def fill_preprocessing(config: Config, state: dict[str, Any] | None = None) -> Config:
-    """Return the configuration with the normalisation, interpolation and crop of its backbone, where it names none."""
     if state is None and config.model.init_from is not None:
         state = load_checkpoint(resolve_checkpoint(config.model.init_from))
         if is_head(state) and config.model.backbone != NO_BACKBONE:
@@ -53,7 +51,6 @@ def fill_preprocessing(config: Config, state: dict[str, Any] | None = None) -> C
 
 
 def with_preprocessing(config: Config, saved: Config | None = None) -> Config:
-    """Return the configuration with `data.normalise`, `interpolation`, `test_transform` and `decoding` filled in."""
     data, model = config.data, config.model
     if model.backbone == NO_BACKBONE:
         known = model.features if saved is None else saved.model.features
@@ -79,7 +76,6 @@ def with_preprocessing(config: Config, saved: Config | None = None) -> Config:
 
 
 def with_features(config: Config, manifest: Manifest) -> Config:
-    """Return the configuration with what saved embeddings are, for the checkpoint; with images it is unchanged."""
     source = manifest.source
     if config.model.backbone != NO_BACKBONE or not isinstance(source, EmbeddingSource):
         return config
@@ -89,7 +85,6 @@ def with_features(config: Config, manifest: Manifest) -> Config:
 
 
 def require_same_features(known: SavedFeatures | None, found: SavedFeatures, where: str) -> None:
-    """Raise UserError where embeddings are not what a head takes: of another width, model or precision."""
     if known is None:
         return
     others = ("weights_sha256", "preprocessing", "precision") if known.weights_sha256 and found.weights_sha256 else ()
@@ -105,7 +100,6 @@ def require_same_features(known: SavedFeatures | None, found: SavedFeatures, whe
 def build_dataset(
     config: DataConfig, manifest: Manifest, *, train: bool, seed: int = 0, prepared: PreparedImages | None = None
 ) -> ImageDataset:
-    """Return the images of a manifest under the training or the evaluation pipeline; saved embeddings as they are."""
     if isinstance(manifest.source, EmbeddingSource):
         return EmbeddingDataset(manifest)
     transform, prepared = build_transform(config, train=train), prepared or open_prepared(config)
@@ -119,7 +113,6 @@ def build_dataset(
 
 
 def open_prepared(config: DataConfig) -> PreparedImages | None:
-    """Return the images that `aurank data prepare` wrote, None where a configuration names no folder of such."""
     return None if config.prepared is None else PreparedImages(config.prepared.expanduser())
 
 
@@ -144,7 +137,6 @@ def build_encoder(config: ModelConfig, *, channels: int, load: bool = True, say:
 
 
 def encoder_arguments(config: ModelConfig) -> dict[str, Any]:
-    """Return the arguments of `Encoder` among the keys of a configuration, but for the channels of its images."""
     others = ("init_from", "text", "freeze", "lora", "gradient_checkpointing", "features", "head_start")
     same = {name: value for name, value in vars(config).items() if name not in others}
     return {**same, "width": None if config.features is None else config.features.width}
@@ -158,7 +150,6 @@ def describe_model(config: Config) -> str:
 
 
 def encoder_of(checkpoint: dict[str, Any], config: Config, name: str) -> Encoder:
-    """Return the encoder of images of a checkpoint with the weights to evaluate, adapters merged into its layers."""
     as_it_is = config.model.model_copy(update={"freeze": None, "gradient_checkpointing": False})
     encoder = build_encoder(as_it_is, channels=config.data.channels, load=False)
     load_part(encoder.load_state_dict, image_weights(checkpoint), name)
@@ -168,7 +159,6 @@ def encoder_of(checkpoint: dict[str, Any], config: Config, name: str) -> Encoder
 
 
 def _initialise(encoder: Encoder, source: str, say: Say | None) -> None:
-    """Copy a checkpoint's weights; a projection of another shape starts afresh."""
     checkpoint = load_checkpoint(resolve_checkpoint(source))
     if say is not None and checkpoint["config"].get("model", {}).get("text") is not None:
         say(f"model.init_from: {source} is of images and texts; its image encoder is taken, its text encoder is not")
@@ -198,7 +188,6 @@ def build_towers(
     load: bool = True,
     say: Say | None = None,
 ) -> TwoTower:
-    """Return two towers, in training mode, with what makes tokens for them."""
     settings, dim = config.model.text, config.model.dim
     assert settings is not None
     image = build_encoder(config.model, channels=config.data.channels, load=load, say=say)
@@ -216,7 +205,6 @@ def build_towers(
 
 
 def towers_of(checkpoint: dict[str, Any], config: Config, name: str) -> TwoTower:
-    """Return the towers of a checkpoint with the weights to evaluate; UserError where it has none."""
     if config.model.text is None:
         remedy = "measure it with aurank evaluate, or train a model of both by setting model.text"
         raise UserError(f"{name} was trained on images alone: model.text is null in its configuration; {remedy}")

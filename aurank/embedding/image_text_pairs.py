@@ -25,8 +25,6 @@ WITH_TEXTS = "aurank pairs measures them with their texts"
 
 @dataclass(frozen=True, eq=False)
 class EmbeddedPairs:
-    """The pairs of a manifest: row i holds the unit-length embeddings of an image and of its text."""
-
     images: Float32[np.ndarray, "pair dim"]
     texts: Float32[np.ndarray, "pair dim"]
     labels: Int64[np.ndarray, " pair"]
@@ -37,7 +35,6 @@ class EmbeddedPairs:
     def evaluate(
         self, rows: Int64[np.ndarray, " row"] | None = None, *, distinct_texts: bool = True, **options: Any
     ) -> TwoWayReport:
-        """Return the report both ways of all pairs, or of some rows of the manifest among themselves."""
         kept = np.ones(len(self.rows), dtype=np.bool_) if rows is None else np.isin(self.rows, rows)
         options["text_ids"] = self.text_ids[kept] if distinct_texts else None
         sides = (self.images[kept], self.texts[kept], self.labels[kept])
@@ -52,7 +49,6 @@ class EmbeddedPairs:
         return embedded if sort_by_label(embedded.problem()).num_positives.any() else None
 
     def zero_shot(self, model: TwoTower, classes: Sequence[str], *, templates: Sequence[str] = PROMPTS) -> Report:
-        """Return the report of the classification of the images by the names of the classes, `classes[label]`."""
         named = embed_texts(model, prompts(classes, templates))
         _, first = np.unique(self.image_ids, return_index=True)
         by_class = torch.from_numpy(named.reshape(len(classes), len(templates), -1))
@@ -92,7 +88,6 @@ def embed_texts(
     progress: ProgressCallback | None = None,
     group: ProcessGroup | None = None,
 ) -> Float32[np.ndarray, "text dim"]:
-    """Return the embeddings of the texts, as `embed` does those of images."""
     group = group or ProcessGroup(False)
     device, training = next(model.parameters()).device, model.training
     model.eval()
@@ -110,7 +105,6 @@ def embed_texts(
 
 
 def texts_of(manifest: Manifest) -> tuple[str, ...]:
-    """Return the text of each row; UserError where the data set has none."""
     if manifest.texts is None:
         remedy = "read a table with a column text, filled in each row (data.name=table)"
         raise UserError(f"{manifest.name} has no texts: {remedy}")
@@ -118,7 +112,6 @@ def texts_of(manifest: Manifest) -> tuple[str, ...]:
 
 
 def require_pairs(manifest: Manifest) -> None:
-    """Raise UserError for a split that cannot be measured both ways: without texts, or with one-sided rows."""
     texts_of(manifest)
     marked = np.flatnonzero(~(manifest.is_query & manifest.is_gallery))
     if len(marked):
@@ -128,13 +121,11 @@ def require_pairs(manifest: Manifest) -> None:
 
 
 def has_one_label(manifest: Manifest) -> bool:
-    """Return whether each image has the same label in all of its rows."""
     first = first_rows(manifest.paths)
     return np.array_equal(manifest.labels[first][_numbered(manifest.paths)], manifest.labels)
 
 
 def each_image_once(manifest: Manifest, *, one_label: bool = True) -> Manifest:
-    """Return the first row of each image, where several texts have one; UserError for several labels of an image."""
     if manifest.texts is None:
         return manifest
     if one_label and not has_one_label(manifest):
@@ -145,21 +136,18 @@ def each_image_once(manifest: Manifest, *, one_label: bool = True) -> Manifest:
 
 
 def first_rows(names: Sequence[str]) -> Int64[np.ndarray, " distinct"]:
-    """Return the row in which each name is first, in order."""
     return np.unique(_numbered(names), return_index=True)[1]
 
 
 def reports_by_group(
     embedded: EmbeddedPairs, train: Manifest | None, test: Manifest, **options: Any
 ) -> dict[str, TwoWayReport]:
-    """Return the report of all pairs of `test`, "all", and with `train` of each of its `groups_of`."""
     groups = {} if train is None else groups_of(train, test)
     groups = {name: rows for name, rows in groups.items() if np.isin(rows, embedded.rows).any()}
     return {name: embedded.evaluate(rows, **options) for name, rows in {"all": None, **groups}.items()}
 
 
 def describe_groups(reports: dict[str, TwoWayReport], *others: str) -> str:
-    """Return reports as text, each under its name, and others; the note that all end with, once."""
     parts = [f"two-way retrieval, {name.replace('_', ' ')}\n{report}" for name, report in reports.items()] + [*others]
     if len({part.rpartition("\n")[2] for part in parts}) == 1:
         parts[:-1] = [part.rpartition("\n")[0] for part in parts[:-1]]

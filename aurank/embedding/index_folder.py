@@ -35,10 +35,11 @@ _VERIFIED = (_FAISS, _STEPS, KEPT)  # each holds its own checksum, which its rea
 _WHAT, _REMEDY = "an image index", "build the index again"
 TRIED = 1000  # images that are looked for where they are said to have moved
 EXACT = "Flat"
-NONE: Int64[np.ndarray, " row"] = np.empty(0, np.int64)  # of the rows
 RECALL_AT = (1, 10)
 RECALL_QUERIES = 1000  # images of the index that are searched to measure its recall
 
+Ids = Int64[np.ndarray, " row"]
+NONE: Ids = np.empty(0, np.int64)  # of the rows
 Table = dict[str, np.ndarray]
 """Columns of the images: "path" and "class" (text), "source" (place among the sources), "sha256" (of the file)."""
 
@@ -52,30 +53,31 @@ class SourceRecord(TypedDict):
 
 
 class ModelRecord(TypedDict):
-    """The model: its name as it was typed, and the folder that it is stored in."""
-
     name: str
     folder: str
 
 
-class _About(TypedDict):
-    """What index.json says."""
+class GalleryRecord(TypedDict):
+    """What an index says of itself, in a folder or in a collection."""
 
     format: str
     version: int
     aurank: str
     revision: int
+    sources: list[SourceRecord]
+    distance: Literal["cosine", "dot", "euclidean"]
+    dim: int
+    factory: str
+    recall: dict[str, float] | None
+    seed: int
+
+
+class _About(GalleryRecord):
     rows: str
     files: dict[str, str]
     model: ModelRecord
-    sources: list[SourceRecord]
-    distance: str
     count: int
-    dim: int
-    factory: str
     postprocessing: str | None
-    recall: dict[str, float] | None
-    seed: int
     checksum: str
 
 
@@ -91,23 +93,19 @@ class IndexedRows:
 
     @property
     def searched(self) -> Rows:
-        """What queries are compared with."""
         return self.embeddings if self.vectors is None else self.vectors
 
     def __len__(self) -> int:
         return len(self.embeddings)
 
     @property
-    def ids(self) -> Int64[np.ndarray, " row"]:
-        """The rows of all images."""
+    def ids(self) -> Ids:
         return np.arange(len(self))
 
-    def take(self, rows: Sequence[int] | Int64[np.ndarray, " row"]) -> Table:
-        """Return the table of some images."""
+    def take(self, rows: Sequence[int] | Ids) -> Table:
         return {name: values[np.asarray(rows, np.int64)] for name, values in self.images.items()}
 
-    def where(self, column: str, values: Collection[Any], most: int | None = None) -> Int64[np.ndarray, " row"]:
-        """Return the rows of the images whose column holds one of some values, at most so many."""
+    def where(self, column: str, values: Collection[Any], most: int | None = None) -> Ids:
         return np.flatnonzero(np.isin(self.images[column], list(values)))[:most]
 
     def lookup(self, source: int, paths: Sequence[str]) -> dict[str, tuple[int, str]]:
@@ -120,7 +118,6 @@ class IndexedRows:
     def nearest(
         self, queries: np.ndarray, k: int, *, classes: Collection[str] | None = None, **how: Any
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the nearest rows of each query and their scores, as `GallerySearch.nearest` does."""
         among = None if classes is None else self.where("class", classes)
         return self.search.nearest(queries, k, among=among, **how)
 
@@ -129,19 +126,13 @@ class IndexedRows:
         return GallerySearch(self.index, self.embeddings, self.searched, self.processing)
 
     def change(
-        self,
-        folder: Path,
-        about: dict[str, Any],
-        gone: Int64[np.ndarray, " row"] = NONE,
-        new: Table | None = None,
-        embeddings: np.ndarray | None = None,
+        self, folder: Path, about: dict[str, Any], gone: Ids = NONE, new: tuple[Table, np.ndarray] | None = None
     ) -> int:
-        """Write the index anew without some rows and with new ones behind; return how many images it then holds."""
         kept, rows = np.ones(len(self), bool), self
         kept[gone] = False
         if len(gone) or new is not None:
-            added = self.embeddings[:0] if embeddings is None else embeddings
-            rows = change_rows(self, kept, new or self.take(NONE), np.asarray(added))
+            table, added = new or (self.take(NONE), self.embeddings[:0])
+            rows = change_rows(self, kept, table, np.asarray(added))
         rows.write(folder, about)
         return len(rows)
 
@@ -156,7 +147,6 @@ class IndexedRows:
 def write_index_folder(
     folder: Path, about: dict[str, Any], rows: IndexedRows, model: ImageModel | None = None
 ) -> dict[str, Any]:
-    """Write the rows, the model where one is given, and index.json last; return what it says."""
     name, own_model = (f"{kind}-{uuid.uuid4().hex[:12]}" for kind in ("rows", "model"))
     try:
         if model is not None:
@@ -196,7 +186,6 @@ def _remove_unnamed(folder: Path, named: set[str]) -> None:
 
 
 def read_about(folder: Path) -> dict[str, Any]:
-    """Return what index.json says; UserError unless it is one that this version reads, and nobody changed it."""
     require_index(folder)
     path = folder / ABOUT
     content = read_record(path, _WHAT, named=FORMAT, version=VERSION, remedy=_REMEDY)
@@ -207,7 +196,6 @@ def read_about(folder: Path) -> dict[str, Any]:
 
 
 def read_rows(folder: Path, about: dict[str, Any], *, memory_map: bool = False) -> IndexedRows:
-    """Return the rows that index.json names; UserError unless every file is as it was written."""
     place, is_processed = folder / about["rows"], about["postprocessing"] is not None
     verify_part(folder, about, about["rows"])
     with reading(folder, _WHAT, remedy=_REMEDY):
@@ -224,7 +212,6 @@ def read_rows(folder: Path, about: dict[str, Any], *, memory_map: bool = False) 
 
 
 def verify_part(folder: Path, about: dict[str, Any], part: str) -> None:
-    """Raise UserError unless every file in the folder of a part is as it was written."""
     for file, expected in about["files"].items():
         if file.partition("/")[0] == part:
             with reading(folder / file, "a part of an image index", remedy=_REMEDY):
@@ -233,7 +220,6 @@ def verify_part(folder: Path, about: dict[str, Any], part: str) -> None:
 
 
 def describe_source(source: ImageSource) -> SourceRecord:
-    """Return where images are, as index.json keeps it; a source in memory is gone afterwards."""
     if isinstance(source, ZipSource):
         place = address_of(source.file) or str(source.file.absolute())
         return {"kind": "zip", "place": place, "prefix": source.prefix}
@@ -248,7 +234,6 @@ def describe_source(source: ImageSource) -> SourceRecord:
 
 
 def open_described(described: SourceRecord) -> ImageSource | None:
-    """Return the source that `describe_source` described, None where it is there no more."""
     place = Path(described["place"])
     with contextlib.suppress(UserError, OSError):
         if described["kind"] == "reader":
@@ -260,10 +245,7 @@ def open_described(described: SourceRecord) -> ImageSource | None:
 
 
 def moved_sources(about: dict[str, Any], held: dict[int, list[str]], roots: Sequence[Path]) -> list[SourceRecord]:
-    """Return the sources of an index whose images were moved to `roots`: a folder or zip archive for each, in order.
-
-    `held`: the paths of some images of each source.
-    """
+    """Return the sources of an index whose images were moved to `roots`: a folder or zip archive for each, in order."""
     sources: list[SourceRecord] = list(about["sources"])
     files = [number for number, source in enumerate(sources) if source["kind"] != "memory"]
     if len(roots) != len(files):
@@ -305,7 +287,6 @@ def _read_images(path: Path) -> Table:
 def index_rows(
     images: Table, embeddings: Rows, steps: PostProcessing | None, factory: str, *, distance: str, seed: int
 ) -> IndexedRows:
-    """Return images and their embeddings behind fitted steps of post-processing, in a faiss index."""
     vectors = None if steps is None else processed_gallery(steps, np.asarray(embeddings))
     searched = embeddings if vectors is None else vectors
     index = Index.build(searched, factory, distance=distance, device="cpu", seed=seed)
@@ -330,9 +311,7 @@ def change_rows(rows: IndexedRows, kept: np.ndarray, new: Table, embeddings: np.
     return IndexedRows(images, joined, rows.index, processing, vectors)
 
 
-def measured_recall(
-    search: GallerySearch, vectors: Rows, ids: Int64[np.ndarray, " row"], *, seed: int = 0
-) -> dict[str, float] | None:
+def measured_recall(search: GallerySearch, vectors: Rows, ids: Ids, *, seed: int = 0) -> dict[str, float] | None:
     """Return which part of the true nearest of these vectors a search lists, at 1 and 10; None for a single one."""
     if len(vectors) < 2:
         return None

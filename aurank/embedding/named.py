@@ -125,7 +125,6 @@ def _configuration(data: "str | Manifest | None") -> Config | None:
 
 
 def located(data: "str | Manifest") -> dict[str, Any]:
-    """The keys of a ``data`` section that READER:PATH, a configuration or a manifest sets."""
     if not isinstance(data, str):
         return {"name": GIVEN, "params": {}, "root": None}
     if (config := _configuration(data)) is not None:
@@ -150,12 +149,10 @@ def located(data: "str | Manifest") -> dict[str, Any]:
 
 
 def data_folder(root: Path | str | None) -> Path:
-    """Return ``root``, else ``$AURANK_DATA``, else ``./data``."""
     return Path(root or os.environ.get("AURANK_DATA") or "data").expanduser()
 
 
 def read_whole(config: DataConfig) -> "Manifest":
-    """Return every image of the data set, with the splits that the reader gives."""
     return READERS[config.name](data_folder(config.root), **config.params)
 
 
@@ -185,20 +182,17 @@ def resolve_checkpoint(path: Path | str) -> Path:
 
 
 def require_checkpoint(path: Path) -> None:
-    """Raise UserError where there is no checkpoint."""
     if not path.exists():
         raise UserError(f"no checkpoint at {path}; a run writes {LAST} and {BEST} into its --out folder")
 
 
 def require_index(folder: Path) -> None:
-    """Raise UserError where there is no index."""
     if not (folder / ABOUT).exists():
         what = "there is no index in it" if folder.is_dir() else "there is no such folder"
         raise UserError(f"no index at {folder}: {what}; make one with aurank index build --out {folder}")
 
 
 def require_usable(out: Path, resume: bool) -> None:
-    """Raise UserError for a folder that holds something and is not that of a run to resume."""
     with reading(out, "the folder of a run", remedy="name another folder"):
         names = {path.name for path in out.iterdir()} if out.is_dir() else set()
     names = {name for name in names if not name.startswith(".")}  # locks, and temporary files of a killed run
@@ -209,7 +203,6 @@ def require_usable(out: Path, resume: bool) -> None:
 
 
 def require_index_folder(out: Path, *, overwrite: bool) -> None:
-    """Raise UserError for a folder that holds an index not to be replaced, or something else."""
     if not out.exists():
         return
     if not out.is_dir():
@@ -232,8 +225,6 @@ _BESIDE = ("preprocessing.json", "config.json")  # of a program and of timm's la
 
 
 class ExportNames(NamedTuple):
-    """The files of an export, in a folder or as a file with others beside it."""
-
     model: str
     int8: str = "model.int8.onnx"
     card: str = "README.md"
@@ -242,14 +233,12 @@ class ExportNames(NamedTuple):
 
 
 def export_names(to: str, out: Path) -> ExportNames:
-    """Return the files that an export writes; `out` is a file where its name ends like one that is whole alone."""
     if to in ("onnx", "safetensors") and out.suffix == f".{to}" and not out.is_dir():
         return ExportNames(out.name, f"{out.stem}.int8.onnx", f"{out.stem}.md", f"{out.stem}.json", True)
     return ExportNames(EXPORTED[to])
 
 
 def require_export(to: str, out: Path, *, int8: bool, overwrite: bool) -> ExportNames:
-    """Return the files that an export writes; UserError for options that do not go together, or an `out` in use."""
     if to not in EXPORTED:
         raise UserError(f"--to {to!r}: expected one of {', '.join(EXPORTED)}")
     names, reason, place = export_names(to, out), "", "name another folder"

@@ -27,7 +27,6 @@ class Pace(NamedTuple):
 
 @contextmanager
 def kept_to(pace: Pace, model: nn.Module) -> Iterator[Callable[[Tensor], Tensor]]:
-    """A context with the model in the memory format of a pace; it gives what brings images into it."""
     if pace.channels_last is None:
         yield lambda images: images
         return

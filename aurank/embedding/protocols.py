@@ -45,7 +45,6 @@ class Protocol:
     metrics: tuple[str, ...] | None = None
 
     def manifest(self, root: Path, **params: Any) -> Manifest:
-        """Return the images measured, read below the data folder; `params` are further arguments of the reader."""
         fixed = sorted(self.params.keys() & params.keys())
         if fixed:
             raise UserError(f"protocol {self.name} sets {fixed[0]} itself, to {self.params[fixed[0]]!r}; leave it out")
@@ -72,7 +71,6 @@ class Protocol:
         return digest.hexdigest()[:16]
 
     def require_same(self, embedded: "Embedded", manifest: Manifest) -> None:
-        """Raise UserError unless the embeddings are of exactly the images, classes and roles of the manifest."""
         others, wrong = set(self._paths(embedded)) ^ set(manifest.paths), ""
         if others:
             wrong = f"{len(others):,} images are in one of both alone, such as {min(others)!r}"
@@ -131,7 +129,6 @@ def draw_gallery(classes: Int64[np.ndarray, " image"], seed: int) -> Bool[np.nda
 
 
 def mean_report(reports: Sequence["Report"], seeds: Sequence[int]) -> "Report":
-    """Return the mean of reports over draws with equally many queries; their `per_query` follow one another."""
     from aurank.evaluation.metrics import Curve, mean
 
     first, values = reports[0], [report.mauprc for report in reports]
@@ -187,7 +184,6 @@ def find_protocol(name: str, *, seeds: Sequence[int] | None = None) -> Protocol:
 def _canonical(
     paths: Sequence[str], labels: Shaped[np.ndarray, " image"]
 ) -> tuple[Int64[np.ndarray, " image"], Int64[np.ndarray, " image"]]:
-    """Return the rows in the order of their paths, and in that order their classes, numbered as first met."""
     ordered = np.array(sorted(range(len(paths)), key=paths.__getitem__), dtype=np.int64)
     numbers: dict[Any, int] = {}
     classes = [numbers.setdefault(label, len(numbers)) for label in labels[ordered].tolist()]

@@ -23,7 +23,6 @@ _WANTS_LABELS = "needs images with labels, such as --data folder:PATH with PATH/
 
 
 def read_data(data: str | Manifest, overrides: Sequence[str] = ()) -> DataConfig | None:
-    """Return the data section that names READER:PATH, or of a manifest; None where `data` names no reader."""
     if isinstance(data, str) and (data.partition(":")[0] not in READERS or Path(data).is_file()):
         if Path(data).is_dir():
             raise UserError(f"{data} is a folder; did you mean 'folder:{data}'?")
@@ -32,8 +31,6 @@ def read_data(data: str | Manifest, overrides: Sequence[str] = ()) -> DataConfig
 
 
 class Selected(NamedTuple):
-    """The data section that applies, and the images to embed."""
-
     data: DataConfig
     images: Manifest
     trained: Manifest | None = None  # the whole data set with the splits of the run, None of other data
@@ -70,7 +67,6 @@ def select(images: ImageSelection, checkpoint: dict[str, Any] | None) -> Selecte
 def _with_splits(
     given: Manifest, data: DataConfig, images: ImageSelection, checkpoint: dict[str, Any] | None
 ) -> tuple[Manifest, Manifest | None]:
-    """Return the data with the splits that apply, and with those of the run that made the checkpoint."""
     saved = None if checkpoint is None else read_trained(checkpoint["config"])
     seed = 0 if saved is None else saved.seed
     trained = None
@@ -101,7 +97,6 @@ def describe_split(images: ImageSelection, selected: Selected) -> list[str]:
 
 
 def describe_overlap(images: ImageSelection, selected: Selected) -> list[str]:
-    """Return a line where a model was trained or chosen on some of the images, unless their split was named."""
     if images.split in ("train", "val") or (trained := selected.trained) is None:
         return []
     used = {path for path, split in zip(trained.paths, trained.splits, strict=True) if split in ("train", "val")}
@@ -112,7 +107,6 @@ def describe_overlap(images: ImageSelection, selected: Selected) -> list[str]:
 
 
 def require_measurable(manifest: Manifest, *, pooled: bool) -> None:
-    """Raise UserError where no image has a positive, or where pooled metrics would keep more than the memory holds."""
     listed, labels = manifest.positives, manifest.labels
     if listed is None and manifest.class_counts.max() < 2:
         remedy = f"measuring {_WANTS_LABELS}" if manifest.texts is None else WITH_TEXTS
@@ -138,7 +132,6 @@ def read_manifest(config: DataConfig, *, seed: int, dataset: Manifest | None = N
 
 
 def hold_out(manifest: Manifest, config: DataConfig, *, seed: int) -> Manifest:
-    """Return the data set with the validation split held out; of images that each are their own class, with none."""
     if config.train_labels == "image" and np.bincount(manifest.labels[manifest.splits == "train"]).max(initial=0) < 2:
         return manifest
     return manifest.split_validation(config.validation_fraction, seed=seed, by=config.validation_by)
@@ -147,16 +140,7 @@ def hold_out(manifest: Manifest, config: DataConfig, *, seed: int) -> Manifest:
 def class_folds(
     manifest: Manifest, folds: int, *, by: ValidationUnit = "class", seed: int = 0
 ) -> Int64[np.ndarray, " image"]:
-    """Return the fold of each image, 0 … folds − 1, all of nearly equal size; a class or super-category is in one.
-
-    Raises:
-        UserError: a fold, or what is left without it, would have less than two classes.
-
-    Example:
-        >>> from aurank.data import READERS
-        >>> np.bincount(class_folds(READERS["digits"](None), 3)).tolist()
-        [542, 541, 714]
-    """
+    """Return the fold of each image, 0 … folds − 1, all of nearly equal size; a class or super-category is in one."""
     units = manifest.units(by, np.ones(len(manifest), dtype=bool))
     names, sizes = np.unique(units, return_counts=True)
     order = np.random.default_rng([seed, len(names)]).permutation(len(names))
@@ -175,19 +159,16 @@ def class_folds(
 
 
 def require_distinct(manifest: Manifest, config: DataConfig) -> None:
-    """Raise UserError where an image is listed more than once, unless the configuration keeps such."""
     if config.repeated == "refuse" and (repeated := repeated_image(manifest)):
         raise UserError(f"{repeated}; list each image once, or take them as different ones with data.repeated=keep")
 
 
 def asks_about_classes(config: DataConfig, manifest: Manifest) -> bool:
-    """Return whether the classes of what was read may be a mistake, as of a folder too high."""
     measured = config.train_labels == "class" or bool((manifest.splits != "train").any())
     return config.name in ("folder", "table") and config.odd_classes == "refuse" and manifest.texts is None and measured
 
 
 def require_likely_classes(manifest: Manifest, config: DataConfig, *, counts: str) -> None:
-    """Raise UserError where classes look like splits, or two hold everything, unless the configuration keeps such."""
     if config.odd_classes == "keep" or (odd := odd_classes(manifest.classes)) is None:
         return
     what, names = odd
@@ -199,7 +180,6 @@ def require_likely_classes(manifest: Manifest, config: DataConfig, *, counts: st
 
 
 def split_of(whole: Manifest, config: DataConfig, name: str) -> Manifest:
-    """Return the images of one split; UserError with the remedy for the reader where there are none."""
     try:
         return whole.split(name)
     except UserError as error:

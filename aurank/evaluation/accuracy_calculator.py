@@ -13,14 +13,7 @@ from torch import Tensor
 from aurank.arrays import Arrays
 from aurank.errors import UserError
 from aurank.evaluation import metrics
-from aurank.evaluation.engine.problem import (
-    Embeddings,
-    Integers,
-    RetrievalProblem,
-    as_matrix,
-    device_of,
-    integer_array,
-)
+from aurank.evaluation.engine.problem import Embeddings, Integers, RetrievalProblem, as_matrix, device_of, integer_array
 from aurank.evaluation.engine.ranks import RankBlocks, Ranks, query_columns
 from aurank.evaluation.engine.scores import read
 from aurank.evaluation.index.neighbours import faiss_library

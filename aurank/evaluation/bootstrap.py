@@ -57,8 +57,6 @@ class Resampling:
 
 @dataclass(frozen=True, kw_only=True)
 class Intervals(Resampling):
-    """Percentile bootstrap interval of each metric, by name."""
-
     __pydantic_config__ = EXACT
 
     unit: Literal["class", "query"]  # what was drawn: queries where they have no labels
@@ -96,11 +94,7 @@ class Units:
 
 
 def resampled_means(
-    terms: Float64[np.ndarray, "metric unit 2"],
-    *,
-    resamples: int,
-    seed: int,
-    progress: ProgressCallback | None = None,
+    terms: Float64[np.ndarray, "metric unit 2"], *, resamples: int, seed: int, progress: ProgressCallback | None = None
 ) -> Float64[np.ndarray, "metric resample"]:
     """Return each metric's ratio of summed numerators to denominators, of as many units as there are, drawn anew."""
     metrics, units, _ = terms.shape

@@ -24,8 +24,6 @@ LEVEL = 0.95  # of intervals
 
 @dataclass(frozen=True)
 class Rate:
-    """A part of some pairs or queries, with its interval."""
-
     count: int
     total: int
     low: float
@@ -42,9 +40,7 @@ class Rate:
 
 
 def clustered_interval(
-    counts: Shaped[np.ndarray, " query"],
-    totals: Shaped[np.ndarray, " query"],
-    unit: Shaped[np.ndarray, " query"],
+    counts: Shaped[np.ndarray, " query"], totals: Shaped[np.ndarray, " query"], unit: Shaped[np.ndarray, " query"]
 ) -> tuple[float, float]:
     """Return the interval of Clopper and Pearson for sum(counts) / sum(totals), of pairs that come in units.
 
@@ -377,13 +373,7 @@ def calibrate_report(
 
 
 def _calibration(
-    scores: PairScores,
-    aim: Aim,
-    lowest: float,
-    distance: str,
-    *,
-    cut: float = -np.inf,
-    notes: Iterable[str] = (),
+    scores: PairScores, aim: Aim, lowest: float, distance: str, *, cut: float = -np.inf, notes: Iterable[str] = ()
 ) -> Calibration:
     """Return what a threshold makes of the pairs; those that score `cut` or less are not all there."""
     threshold = shortest_equal(scores, lowest)

@@ -63,7 +63,6 @@ class Comparison:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        """Return the answer, and the queries won and lost, as tables for a notebook."""
         answer = [self.metric, f"{self.a:.4f}", f"{self.b:.4f}", f"{self.difference:+.4f}"]
         answer += ["[{:+.4f}, {:+.4f}]".format(*self.interval), f"{self.p_value:.2g}"]
         counts = f"{self.num_queries:,} queries: {self.num_better:,} better, {self.num_worse:,} worse"

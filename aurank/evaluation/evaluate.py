@@ -175,7 +175,6 @@ def evaluate(
         return ranks.changed(graded(problem.positives, grades, ranks.num_gallery))
 
     def report_of(problem: RetrievalProblem, ranks: RankBlocks, resampling: Resampling | None = None) -> Report:
-        """Return the report of ranks, with notes on what a reader must know."""
         notes = [] if grades is None else ["nDCG is of graded relevance, with linear gain"]
         fitting = fitting_cuts(cuts, ranks)
         if names is None and fitting != cuts:
@@ -259,7 +258,6 @@ def build_report(
     notes: Iterable[str] = (),
     resampling: Resampling | None = None,
 ) -> Report:
-    """Return the report of ranks that hold at least one query."""
     given_names = default_metrics(fitting_cuts(recall_at, ranks)) if metrics is None else metrics
     names = check_names(given_names, labelled=labels is not None)
     whole = dict(pooled or {})

@@ -37,12 +37,6 @@ def mine_negatives(
     Returns:
         Columns of the pairs: query, negative, rank, score, positive_score (the best), worst_positive_score, margin (the
         best positive's score less the negative's), is_suspect.
-
-    Example:
-        >>> rows = np.array([[1.0, 0.0], [0.8, 0.6], [0.96, 0.28], [0.0, 1.0], [-0.6, 0.8]])
-        >>> pairs = mine_negatives(rows, np.array([0, 0, 1, 1, 1]), k=1)
-        >>> pairs["negative"].tolist(), pairs["margin"].round(2).tolist()[0], pairs["is_suspect"].tolist()[0]
-        ([2, 2, 0, 1, 1], -0.16, True)
     """
     require_at_least(1, k=k)
     order = np.argsort(labels, kind="stable")

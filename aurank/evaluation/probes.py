@@ -76,7 +76,6 @@ class ProbeResult:
         return {name: math.sqrt(math.fsum(values) / (len(values) - 1)) for name, values in squares.items()}
 
     def __str__(self) -> str:
-        """Return a table for people: one metric a line, its spread beside it, then what was counted and how."""
         width, spread = max(len(name) for name in self.metrics), self.spread
         lines = [self.protocol]
         for name, value in self.metrics.items():
@@ -266,7 +265,6 @@ def held_out(classes: Rows, *, seed: int) -> Bool[np.ndarray, " row"]:
 def _drawn(
     classes: Rows, number: Int64[np.ndarray, " class"], generator: np.random.Generator
 ) -> Bool[np.ndarray, " row"]:
-    """Mark `number` random rows of each class."""
     order = np.lexsort((generator.permutation(len(classes)), classes))
     ordered = classes[order]
     place = np.arange(len(classes)) - np.searchsorted(ordered, ordered)
@@ -348,7 +346,6 @@ def knn(
 
 
 def check_knn(split: ProbeSplit, *, k: int | None = None, temperature: float = TEMPERATURE) -> None:
-    """Raise UserError for options of `knn` that cannot be met."""
     if not 0 < temperature < math.inf:
         raise UserError(f"temperature must be above 0, got {temperature}")
     if k is not None and not 1 <= k <= split.num_train:
@@ -466,7 +463,6 @@ def linear_probe(
 
 
 def check_linear_probe(split: ProbeSplit, *, strengths: Sequence[float] = STRENGTHS) -> None:
-    """Raise UserError for options of `linear_probe` that cannot be met."""
     if not len(strengths) or not all(np.isfinite(strength) and strength > 0 for strength in strengths):
         raise UserError(f"strengths must be numbers > 0, at least one, got {tuple(strengths)}")
     if len(strengths) > 1 and not all((np.bincount(draw.train_classes) > 1).any() for draw in split.draws):
@@ -491,7 +487,6 @@ def _standardised(train: Embeddings) -> tuple[Features, Float64[np.ndarray, " di
 
 
 def _fit(model: "LogisticRegression", features: Features, classes: Rows, strength: float) -> bool:
-    """Fit from where the last fit ended; return whether it ran out of steps."""
     from sklearn.exceptions import ConvergenceWarning
 
     model.set_params(C=1 / (strength * len(features)))  # scikit-learn's C multiplies the sum of the losses

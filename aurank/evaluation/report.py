@@ -266,7 +266,6 @@ class Report:
         return {"bucket": names[buckets.label], "num_queries": buckets.count, **self._means(buckets)}
 
     def __str__(self) -> str:
-        """Return a table for people: one metric a line, its interval beside it, then what was counted."""
         width = max(len(name) for name in self.metrics)
         plain = (self.postprocessing or {}).get("plain", {})
         beside = {name: f"  (plain {value:.4f})" for name, value in plain.items()}
@@ -321,7 +320,6 @@ class Report:
         return latex_table(*self._table())
 
     def _repr_html_(self) -> str:
-        """Return the numbers, the mean precision-recall curve unless it is flat, and what was measured."""
         drawn = ""
         if (curve := self.curve) is not None and np.ptp(curve.precision) > 1e-9:
             points = zip((30 + 200 * curve.recall).tolist(), (10 + 120 * (1 - curve.precision)).tolist(), strict=True)
@@ -344,7 +342,6 @@ class Report:
         return f"[{low:.4f}, {high:.4f}]"
 
     def _table(self) -> tuple[list[str], list[list[str]]]:
-        """Return the metrics as the head of a table and its rows of text."""
         rows = {name: [name, f"{value:.4f}"] for name, value in self.metrics.items()}
         head = ["metric", "value"]
         if self.intervals is not None:

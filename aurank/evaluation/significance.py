@@ -38,11 +38,6 @@ class SeedsAndClasses:
 
     Args:
         queries: of each class.
-
-    Example:
-        >>> chances = SeedsAndClasses(np.array([10.0, 30.0]), resamples=200)
-        >>> chances.answer(np.array([[0.2, 0.6], [0.2, 0.6]])).mean
-        0.5
     """
 
     queries: Float64[np.ndarray, " class"]
@@ -57,18 +52,15 @@ class SeedsAndClasses:
         object.__setattr__(self, "_of_classes", times / times.sum(axis=1, keepdims=True))
 
     def means(self, values: Values) -> Float64[np.ndarray, " seed"]:
-        """Return the mean over queries of each seed."""
         return np.asarray(values @ self.queries / self.queries.sum())
 
     def draws(self, values: Values) -> Float64[np.ndarray, " resample"]:
-        """Return the mean of each resample."""
         count = len(values)
         seeds = np.random.default_rng([self.seed, count]).integers(count, size=(self.resamples, count))
         of_classes: Float64[np.ndarray, "resample class"] = self._of_classes  # type: ignore[attr-defined]
         return np.asarray(np.take_along_axis(of_classes @ values.T, seeds, axis=1).mean(axis=1))
 
     def answer(self, values: Values) -> Answer:
-        """Return what values, or the differences of two methods, say."""
         mean, half_width, p_seeds = over_seeds(self.means(values))
         if len(self.queries) < 2:
             return Answer(mean, half_width, None, p_seeds, None)
@@ -79,12 +71,7 @@ class SeedsAndClasses:
 
 
 def over_seeds(values: Float64[np.ndarray, " seed"]) -> tuple[float, float | None, float | None]:
-    """Return the mean, the half width of its 95 % interval, and the p-value of 0, by Student's t; None for one seed.
-
-    Example:
-        >>> over_seeds(np.array([0.5]))
-        (0.5, None, None)
-    """
+    """Return the mean, the half width of its 95 % interval, and the p-value of 0, by Student's t; None for one seed."""
     count, mean = len(values), math.fsum(values.tolist()) / len(values)
     if count < 2:
         return mean, None, None
@@ -108,12 +95,6 @@ class Ranking:
 
 
 def rank_over_classes(values: Float64[np.ndarray, "method class"]) -> Ranking:
-    """Return the mean rank of each method over classes; equal values share their ranks.
-
-    Example:
-        >>> rank_over_classes(np.array([[0.9, 0.8, 0.7], [0.5, 0.4, 0.9]])).ranks
-        (1.3333333333333333, 1.6666666666666667)
-    """
     methods, classes = values.shape
     if methods < 2:
         raise UserError(f"a ranking needs two methods or more; got {methods}")

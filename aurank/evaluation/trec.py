@@ -105,7 +105,6 @@ def evaluate_run(
 
 
 def _ranks(run: Table, judged: Table, depth: int, documents: int) -> Ranks:
-    """Return the rank of each relevant document; those that are not listed are behind every cut-off."""
     higher, tied, at_least, grades = [], [], [], []
     for query, relevant in judged.items():
         listed = run.get(query, {})
@@ -157,7 +156,6 @@ def write_run(
     distance: str = "cosine",
     depth: int = 1000,
 ) -> None:
-    """Write the `depth` nearest gallery rows of every query, and which of the gallery are relevant to it."""
     written = run_names(names)
     queries, gallery = np.flatnonzero(is_query), np.flatnonzero(is_gallery)
 

@@ -27,7 +27,6 @@ COLOURS = {1: "L", 3: "RGB", 4: "RGBA"}
 def write_card(
     config: Config, state: Mapping[str, Any], pipeline: Pipeline, *, metrics: Mapping[str, float], **facts: Any
 ) -> str:
-    """Return the README.md of an exported folder: a head in YAML for hubs, then text that names no place here."""
     mode, canvas = crop_of(pipeline)
     return _template("card.md").render(
         **_training_facts(config, state),

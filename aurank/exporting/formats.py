@@ -42,15 +42,12 @@ class TrainedEncoder:
     interpolation: str = "bilinear"  # Pillow's word for how these are resized
 
     def preprocessing(self, *, is_inside: bool, is_unit: bool = True) -> str:
-        """Return what a file says of its input and output."""
         first = next(layer for layer in self.encoder.head.modules() if isinstance(layer, nn.Linear))
         dim = first.in_features if self.encoder.discard_head else self.encoder.dim
         return pack_preprocessing(self.pipeline, dim=dim, is_inside=is_inside, is_unit=is_unit)
 
 
 class Portable(nn.Module):
-    """Pixels as they are, 0 to 255, to embeddings of unit length: mean and deviation are part of the model."""
-
     def __init__(self, encoder: Encoder, pipeline: Pipeline) -> None:
         super().__init__()
         self.encoder = encoder
@@ -115,7 +112,6 @@ def _trace(model: TrainedEncoder) -> torch.export.ExportedProgram:
 
 
 def quantise(source: Path, path: Path, batches: Sequence[UInt8[np.ndarray, "batch channel height width"]]) -> None:
-    """Write a graph with weights and activations of 8 bits, their ranges taken from calibration images."""
     import onnx
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
@@ -141,7 +137,6 @@ def quantise(source: Path, path: Path, batches: Sequence[UInt8[np.ndarray, "batc
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """A context without what torch's and onnxruntime's tools say of themselves below an error."""
     disabled = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

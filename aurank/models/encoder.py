@@ -146,8 +146,6 @@ class Encoder(nn.Module):
 
 
 class Pooled(nn.Module):
-    """An encoder without its projection: what `Encoder.pooled` returns."""
-
     def __init__(self, encoder: Encoder) -> None:
         super().__init__()
         self.encoder = encoder
@@ -157,8 +155,6 @@ class Pooled(nn.Module):
 
 
 class EachPart(nn.Sequential):
-    """A model, called once for a tuple of tensors, as images of several sizes: the embeddings of all as one matrix."""
-
     def __init__(self, model: nn.Module, *, compiled: bool = False) -> None:
         super().__init__(model)
         # The second size of a batch is compiled for all further ones.
@@ -177,7 +173,6 @@ class EachPart(nn.Sequential):
 
 
 def lay_out(module: nn.Module, channels_last: bool) -> None:
-    """Put the convolutions of a module, and the images that an `Encoder` in it is given, into a memory format."""
     memory_format = torch.channels_last if channels_last else torch.contiguous_format
     for part in module.modules():
         if isinstance(part, Encoder):
@@ -186,13 +181,11 @@ def lay_out(module: nn.Module, channels_last: bool) -> None:
 
 
 def is_channels_last(module: nn.Module) -> bool:
-    """Return whether the convolutions of a module are in the memory format channels-last."""
     kernels = (value for value in module.parameters() if value.ndim == 4 and not value.is_contiguous())
     return any(kernel.is_contiguous(memory_format=torch.channels_last) for kernel in kernels)
 
 
 def projection(width: int, dim: int, *, layers: int = 1, hidden: int | None = None) -> nn.Module:
-    """A linear layer from one width to another, or several with batch norm and ReLU between them."""
     if layers == 1:
         return nn.Linear(width, dim)
     widths = [width, *[hidden or width] * (layers - 1)]
@@ -205,21 +198,12 @@ def projection(width: int, dim: int, *, layers: int = 1, hidden: int | None = No
 
 @torch.no_grad()
 def start_at_identity(head: nn.Linear) -> None:
-    """Let a square layer give its inputs."""
     nn.init.eye_(head.weight)
     nn.init.zeros_(head.bias)
 
 
 @torch.no_grad()
 def start_at_pca(head: nn.Linear, rows: Float[Tensor, "row width"]) -> None:
-    """Let a layer give the first principal components of inputs like some rows, less their mean.
-
-    Example:
-        >>> head, rows = nn.Linear(2, 1), torch.tensor([[1.0, 0.0], [3.0, 0.0]])
-        >>> start_at_pca(head, rows)
-        >>> head(rows).tolist()
-        [[-1.0], [1.0]]
-    """
     mean = rows.double().mean(dim=0)
     centred = rows.double() - mean
     axes = torch.linalg.eigh(centred.T @ centred).eigenvectors.T.flip(0)[: head.out_features]
@@ -252,7 +236,6 @@ class _FeatureMap(nn.Module):
 def _create_backbone(
     name: str, pretrained: bool, weights: str | None, channels: int, pooling: Pooling, params: dict[str, Any]
 ) -> tuple[Any, list[str]]:
-    """Return the backbone with its first weights, and what was taken of a file."""
     given = f"pooling={pooling!r}, channels={channels}, params={params}"
     if is_tower(name):
         if (pooling, channels, params) != ("avg", 3, {}):
@@ -272,7 +255,6 @@ def _create_backbone(
 
 
 def network_of(backbone: nn.Module) -> nn.Module:
-    """Return the library's own network inside a backbone."""
     network = backbone.model if isinstance(backbone, _FeatureMap | ImageTower) else backbone
     if isinstance(backbone, ImageTower):
         network = getattr(network, "model", network)  # transformers' models stand in a wrapper

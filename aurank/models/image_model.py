@@ -238,8 +238,6 @@ def _photos(given: Iterable[Any]) -> Iterator[Any]:
 
 
 class ModelImages(ImageDataset):
-    """The images of a manifest under the transform of a model of another library."""
-
     def __init__(
         self, manifest: Manifest, model: ImageModel, *, prepared: PreparedImages | None = None, **how: Any
     ) -> None:
@@ -252,11 +250,9 @@ class ModelImages(ImageDataset):
             warn_of_small(prepared, max(model.needed_side or 0, *shape[-2:]), model.name)
 
     def to_input(self, images: torch.Tensor) -> torch.Tensor:
-        """Return them as the model's own transform gave them."""
         return images
 
     def __getitems__(self, keys: Sequence[Key]) -> Batch:
-        """Return the batch of those rows, in their order, without the images that are skipped."""
         rows: list[int] = []
 
         def read() -> Iterator[np.ndarray]:
@@ -269,14 +265,11 @@ class ModelImages(ImageDataset):
         with quiet_decoding():
             images = self.model.stack(read())
         return Batch(
-            image=images,
-            label=torch.from_numpy(self.manifest.labels[rows]),
-            id=torch.tensor(rows, dtype=torch.int64),
+            image=images, label=torch.from_numpy(self.manifest.labels[rows]), id=torch.tensor(rows, dtype=torch.int64)
         )
 
 
 def as_embeddings(output: Any, count: int) -> np.ndarray:
-    """Return what a module gave for so many images as float32 [count, dim]."""
     if not isinstance(output, Tensor) or output.ndim != 2 or len(output) != count:
         given = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
         raise UserError(f"the model returned {given} for {count} images; expected a tensor [{count}, dim]")
@@ -284,12 +277,10 @@ def as_embeddings(output: Any, count: int) -> np.ndarray:
 
 
 def to_picture(pixels: np.ndarray) -> Image.Image:
-    """Return pixels [height, width, channel] as an image of Pillow."""
     return Image.fromarray(pixels.squeeze(2) if pixels.shape[2] == 1 else pixels)
 
 
 def warn_of_small(prepared: PreparedImages, needed: int, name: str) -> None:
-    """Warn where prepared images are smaller than a model or a transform of that name asks for."""
     side = prepared.how.short_side
     if side < needed:
         said = f"the images in {prepared.folder} have a shorter side of {side} pixels, and {name} asks for {needed}"
@@ -298,7 +289,6 @@ def warn_of_small(prepared: PreparedImages, needed: int, name: str) -> None:
 
 
 def crop_settings(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return timm's settings for the option resize=crop, pad or squash; {} for crop, which leaves a model's own."""
     how = options.get("resize", "crop")
     if how not in CROP_MODES:
         raise UserError(f"resize={how}: expected one of {', '.join(CROP_MODES)}")
@@ -314,7 +304,6 @@ def standard_transform(
     channels: int = 3,
     resize: str = "crop",
 ) -> Transform:
-    """Return the usual evaluation transform, for models that bring none."""
     timm_data: Any = importlib.import_module("timm.data")
     usual = (timm_data.IMAGENET_DEFAULT_MEAN, timm_data.IMAGENET_DEFAULT_STD) if channels == 3 else ((0.5,), (0.5,))
     transform: Transform = timm_data.create_transform(

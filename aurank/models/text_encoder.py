@@ -13,8 +13,6 @@ from aurank.models.image_model import Tokenise
 
 
 class Block(nn.Module):
-    """A transformer layer that normalises what goes into attention and what goes into the two linear layers."""
-
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads

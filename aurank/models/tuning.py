@@ -22,7 +22,6 @@ _LAYERS = {
 
 
 def freeze(encoder: Encoder, parts: Sequence[str]) -> None:
-    """Freeze the backbone, or those of its parameters whose names begin so; their batch norms keep their statistics."""
     network = network_of(encoder.backbone)
     names = [name for name, _ in network.named_parameters()]
     beginnings = [""] if WHOLE in parts else list(parts)
@@ -76,7 +75,6 @@ def add_lora(encoder: Encoder, *, rank: int, alpha: float, targets: Sequence[str
 
 
 def merge_lora(encoder: nn.Module) -> None:
-    """Add the adapters to the weights that they stand beside; what is left is the network without them."""
     tuners: Any = importlib.import_module("peft.tuners.tuners_utils")
     for name, module in list(encoder.named_modules()):
         if isinstance(module, tuners.BaseTunerLayer):

@@ -156,7 +156,6 @@ def dots(
     classes: Shaped[np.ndarray, " point"] | None = None,
     axis_names: Sequence[str],
 ) -> None:
-    """Draw a map of embeddings, one dot a row: a colour for each of at most ten classes, else one by `values`."""
     size = max(2.0, min(14.0, 12_000 / len(points)))
     style: dict[str, Any] = {"s": size, "linewidths": 0, "alpha": 0.75, "rasterized": True}
     if classes is not None:
@@ -234,7 +233,6 @@ def draw_codes(table: Sequence[dict[str, Any]]) -> bytes:
 
 
 def codes(axes: Axes, table: Sequence[dict[str, Any]]) -> None:
-    """Draw the first metric of codes against bytes an image."""
     metric = next(iter(table[0]["metrics"]))
     for precision, (marker, colour) in _MARKS.items():
         for is_again in (False, True):

@@ -25,7 +25,6 @@ def compare_page(
     pictures: Pictures | None = None,
     title: str = "Comparison",
 ) -> str:
-    """Return the page of reports, each compared with the first, as HTML text."""
     pictures = pictures or Pictures(None)
     first = next(iter(reports))
     lacking = {name: report.command for name, report in reports.items() if report.neighbours is None}

@@ -36,7 +36,6 @@ def doctor_page(report: DoctorReport, *, command: str = "", budget: int = 10 * 2
 def shown_findings(
     findings: Sequence[Finding], pictures: Pictures, image: Callable[[int], tuple[str, str]]
 ) -> list[dict[str, Any]]:
-    """Return findings as templates/findings.html shows them, errors first."""
     shown = []
     for finding in sorted(findings, key=lambda one: not one.is_error):
         groups: list[dict[str, Any]] = []

@@ -24,8 +24,6 @@ class Item:
 
 @dataclass(frozen=True)
 class GridRow:
-    """A query with the top of its list, and its first positive at the end where none is in it."""
-
     query: Item
     found: list[Item]
     ap: float
@@ -44,7 +42,6 @@ class Grid:
 def make_grids(
     report: Report, pictures: Pictures, *, queries: int = 8, classes: Sequence[str] = (), seed: int = 0
 ) -> list[Grid]:
-    """Return grids of the worst, the median and random queries, and of the queries of each class asked for."""
     names = query_names(report)
     by_ap = np.argsort(report.per_query["ap"], kind="stable")
     count = min(queries, len(by_ap))

@@ -28,7 +28,6 @@ class Pictures:
     _made: dict[str, str] = field(default_factory=dict)
 
     def of(self, path: str) -> str | None:
-        """Return the thumbnail of an image, None where there is none: the page shows the path in its place."""
         if self.source is None or not path or path in self.missing:
             return None
         if path not in self._made:
@@ -50,7 +49,6 @@ class Pictures:
 
 
 def thumbnail(pixels: UInt8[np.ndarray, "height width channel"], side: int = SIDE) -> tuple[str, bytes]:
-    """Return the media type and the bytes of a small picture: JPEG, or PNG where that keeps a small drawing sharp."""
     channels = pixels.shape[2]
     image = Image.fromarray(pixels[..., 0] if channels in (1, 2) else pixels[..., :3])
     small = max(image.size) < SMALLEST * 2

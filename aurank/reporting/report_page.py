@@ -49,19 +49,7 @@ def report_page(
     facts: Sequence[tuple[str, str]] = (),
     title: str = "Retrieval report",
 ) -> str:
-    """Return the page of a report as HTML text: numbers, curves, grids, classes, confusions, hubs and a map.
-
-    Args:
-        report: without neighbours grids, confusions and hubs are left out.
-        source: of the images, by the paths in the report.
-        embeddings: of all queries [query, dim], for the map.
-        budget: bytes of all pictures; the page says how many did not fit.
-        classes: names of classes that get a grid of their own.
-        facts: names and values that say what was measured.
-
-    Raises:
-        UserError: no query of a class asked for.
-    """
+    """Return the page of a report as HTML text: numbers, curves, grids, classes, confusions, hubs and a map."""
     pictures, lists = Pictures(source, budget), report.neighbours
     grids = [] if lists is None else make_grids(report, pictures, classes=classes)
     charts = _charts(report, embeddings)
@@ -100,7 +88,6 @@ def report_page(
 
 
 def _charts(report: Report, embeddings: Rows | None) -> dict[str, Markup]:
-    """Return the curves of a report, and maps of the embeddings."""
     charts = curves({"": report})
     if len(np.unique(np.log2(report.per_query["num_positives"]).astype(int))) > 1:
         caption = "mAUPRC by the number of positives of a query."
@@ -131,7 +118,6 @@ def _cards(report: Report) -> list[dict[str, Any]]:
 
 
 def _classes(report: Report) -> dict[str, Any]:
-    """Return the table of classes, worst first."""
     table, names = report.class_table(), class_names(report)
     shown = [name for name in ("mauprc", "recall@1", "r_precision") if name == "mauprc" or name in same_metrics(report)]
     _, first = np.unique(report.per_query["label"], return_index=True)
@@ -148,10 +134,7 @@ def _confused(report: Report, lists: NearestRows) -> dict[str, Any] | None:
     part = found.count / np.maximum(1, found.places)[:, None]
     shade = np.rint(70 * part / max(float(part.max()), 0.01)).astype(int)
     cells = [list(zip(*line, strict=True)) for line in zip((100 * part).tolist(), shade.tolist(), strict=True)]
-    return {
-        "columns": found.gallery_class.tolist(),
-        "rows": list(zip(found.query_class.tolist(), cells, strict=True)),
-    }
+    return {"columns": found.gallery_class.tolist(), "rows": list(zip(found.query_class.tolist(), cells, strict=True))}
 
 
 def _hubs(report: Report, lists: NearestRows, pictures: Pictures) -> dict[str, Any] | None:
@@ -168,8 +151,6 @@ def _hubs(report: Report, lists: NearestRows, pictures: Pictures) -> dict[str, A
 
 
 def _findings(examined: Examined, pictures: Pictures) -> list[dict[str, Any]]:
-    """Return the findings as the page shows them."""
-
     def image(row: int) -> tuple[str, str]:
         return str(examined.paths[row]), endings([str(examined.classes[row])])[0]
 
@@ -177,7 +158,6 @@ def _findings(examined: Examined, pictures: Pictures) -> list[dict[str, Any]]:
 
 
 def _left_out(report: Report, pictures: Pictures) -> list[dict[str, Any]]:
-    """Return lists of images that no number speaks of, or that could not be shown."""
     lone = np.setdiff1d(np.arange(report.num_queries), report.per_query["query"])
     paths = report.gallery.get("path")
     same = paths is not None and report.num_queries == report.num_gallery

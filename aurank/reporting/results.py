@@ -29,7 +29,6 @@ def require_free(out: Path, names: Sequence[str] = (REPORT, PER_QUERY, CURVE, PA
 
 
 def require_same_command(out: Path, command: str | None) -> bool:
-    """Return whether `out` holds a result of this command; raise UserError for another's, never replaced unasked."""
     if not (out / REPORT).exists():
         return False
     made_by = None
@@ -66,7 +65,6 @@ def write_results(report: "Report", out: Path, *, overwrite: bool = False, page:
 
 
 def save_results(report: "Report", out: Path, *, page: str | None = None) -> None:
-    """Write the files of `write_results`, unasked; what else an earlier evaluation left goes."""
     from aurank.reporting.charts import draw_codes, draw_curve  # matplotlib takes most of a second
     from aurank.reporting.tables import class_csv
 

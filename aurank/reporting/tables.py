@@ -21,7 +21,6 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # what a spreadsheet takes fo
 
 
 def class_csv(report: Report) -> str:
-    """Return the metrics of each class as CSV text, worst first by mAUPRC, without formulas for spreadsheets."""
     table, names = report.class_table(), class_names(report)
     metrics = [name for name in table if name not in ("label", "num_queries")]
     text = io.StringIO()
@@ -79,7 +78,6 @@ def common_metrics(reports: Mapping[Any, Report]) -> list[str]:
 
 
 def same_metrics(*reports: Report) -> dict[str, list[str]]:
-    """Return the common metrics of reports, each with the later ones that have its values for every query."""
     kept: dict[tuple[Any, ...], list[str]] = {}
     for name in common_metrics(dict(enumerate(reports))):
         key: tuple[Any, ...] = (name,)
@@ -90,7 +88,6 @@ def same_metrics(*reports: Report) -> dict[str, list[str]]:
 
 
 def class_names(report: Report) -> list[str]:
-    """Return the names of the classes of `report.class_table()`."""
     _, first = np.unique(report.per_query["label"], return_index=True)
     return [str(name) for name in query_names(report)[first].tolist()]
 

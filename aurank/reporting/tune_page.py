@@ -22,7 +22,6 @@ def tune_page(
     at_end: Sequence[str],
     title: str,
 ) -> str:
-    """Return the page of a search as HTML text, of the lines that `tune` gives its listener."""
     done = sorted((line for line in lines if line["value"] is not None), key=lambda line: -line["value"])
     charts = {}
     for key in sorted(ranges, key=lambda key: -importance.get(key, 0.0)):

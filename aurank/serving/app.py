@@ -56,8 +56,8 @@ def make_app(
     """
     limits = limits or Limits()
     gallery = Gallery(index, limits.pixels)
-    about = json.dumps(index.about, sort_keys=True)  # the same in all workers
-    mark = hashlib.sha256(about.encode()).hexdigest()[:16]
+    said = json.dumps(index.about, sort_keys=True)  # the same in all workers
+    mark = hashlib.sha256(said.encode()).hexdigest()[:16]
     in_search = _workers("search", threads=limits.threads, waiting=limits.waiting)
     # Apart, so that a page of pictures keeps no search waiting.
     in_pictures = _workers("picture", threads=limits.threads, waiting=8 * limits.waiting)
@@ -134,8 +134,6 @@ def _workers(name: str, *, threads: int, waiting: int) -> Callable[[Callable[[],
 
 
 def page_policy(page: str) -> str:
-    """Return the Content-Security-Policy of a page: its own style and script by digests, nothing from elsewhere."""
-
     def digests(tag: str) -> str:
         found = re.findall(rf"<{tag}>(.*?)</{tag}>", page, flags=re.DOTALL)
         texts = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in found]

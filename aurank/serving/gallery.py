@@ -20,8 +20,6 @@ _PICTURES, _PHOTOS = 2048, 256  # of the last asked for, pictures and embeddings
 
 
 class Gallery:
-    """What the server answers with, by several threads at once."""
-
     def __init__(self, index: ImageIndex, max_pixels: int) -> None:
         self.index, self.max_pixels = index, max_pixels
         images, self._ids = index.images, index.rows.ids.tolist()  # of Milvus the names alone are in memory
@@ -42,18 +40,15 @@ class Gallery:
         self.picture = lru_cache(_PICTURES)(self._picture)
 
     def images(self, window: Window) -> dict[str, Any]:
-        """Return a page of the gallery, in its order."""
         rows = range(len(self.names)) if window.class_name is None else self._of_class(window.class_name)
         images = [self._shown(row) for row in rows[window.offset : window.offset + window.limit]]
         return {"offset": window.offset, "total": len(rows), "images": images}
 
     def near_row(self, row: int, window: Window) -> dict[str, Any]:
-        """Return the neighbours of an image of the gallery, without itself."""
         self.require(row)
         return self._search(window, row)
 
     def near_photo(self, content: bytes, window: Window) -> dict[str, Any]:
-        """Return the neighbours of an uploaded photo."""
         key = hashlib.sha256(content).digest()
         try:
             if (embedding := self._embeddings.get(key)) is None:
@@ -67,7 +62,6 @@ class Gallery:
         return answer
 
     def _picture(self, row: int) -> tuple[str, bytes]:
-        """Return the media type and the bytes of a small picture of an image."""
         try:
             return thumbnail(self.index.read_image(self._ids[row], on_white=True), SIDE)
         except UserError:  # its text names the folder
@@ -83,7 +77,6 @@ class Gallery:
         return self._rows[name]
 
     def _search(self, window: Window, query: int | np.ndarray) -> dict[str, Any]:
-        """Return the neighbours of an image of the gallery by its row, or of an embedding."""
         name, classes, total = window.class_name, None, len(self.names)
         if name is not None:
             rows = self._of_class(name)
@@ -123,7 +116,6 @@ def public_name(path: str) -> str:
 
 
 def public_model(name: str) -> str:
-    """Return the name of a model without folders of this machine."""
     kind, _, rest = name.partition(":")
     what, *options = [rest] if kind == "aurank" else rest.split(",")  # a run has no options
     given = ("".join([*mark[:2], public_name(mark[2])]) for mark in (option.partition("=") for option in options))

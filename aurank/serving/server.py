@@ -118,7 +118,6 @@ def serve(
 
 
 def worker() -> "ASGIApp":
-    """Return the application of one of several workers: what uvicorn calls in each."""
     import torch
 
     keep_memory()  # which the command did in its own process
@@ -141,7 +140,6 @@ def _app_of(settings: dict[str, Any]) -> "tuple[ASGIApp, int]":
 
 
 def make_server(app: "ASGIApp") -> "uvicorn.Server":
-    """Return the server of an application, which bounds connections and how long they may say nothing."""
     import uvicorn
 
     return uvicorn.Server(uvicorn.Config(app, **_how()))
@@ -164,7 +162,6 @@ def _how() -> dict[str, Any]:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens on this machine; UserError where it cannot, with the reason and the remedy."""
     if not 0 <= port <= 65535:
         raise UserError(f"--port {port} must be 0 (any free one) to 65535")
     elsewhere = f"--host {host} is no address of this machine; use 127.0.0.1, or 0.0.0.0 for all"

@@ -27,8 +27,6 @@ _DROPPED = 8  # times the limit: what is still read of a body that is too large,
 
 
 class Window(BaseModel):
-    """Which part of a list is wanted, as openapi.json has it."""
-
     model_config = ConfigDict(extra="forbid")
 
     offset: int = Field(0, ge=0, le=2**31 - 1)
@@ -37,8 +35,6 @@ class Window(BaseModel):
 
 
 class RowSearch(Window):
-    """A search with an image of the gallery."""
-
     row: int = Field(ge=0, le=2**63 - 1)
 
 
@@ -65,7 +61,6 @@ class Limits:
 
 
 async def read_search(request: Request, limits: Limits) -> RowSearch | tuple[Window, bytes]:
-    """Return what a search asks for: a row of the gallery, or a window and the bytes of a photo."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     try:
         async with asyncio.timeout(limits.upload_seconds):
@@ -82,7 +77,6 @@ async def read_search(request: Request, limits: Limits) -> RowSearch | tuple[Win
 
 
 async def _read_form(request: Request, most: int) -> tuple[Window, bytes]:
-    """Return the fields of a form and the bytes of its one file."""
     bounded = _bounded(request, most + _BODY_BYTES, "an upload")
     async with bounded.form(max_files=1, max_fields=8, max_part_size=_BODY_BYTES) as form:
         fields: dict[str, Any] = dict(form)
@@ -114,7 +108,6 @@ def _bounded(request: Request, most: int, what: str) -> Request:
 
 
 def parsed(model: type[Asked], content: bytes | dict[str, Any]) -> Asked:
-    """Return JSON, or the fields of a form or an address, as a model; 400 for no JSON, 422 for an impossible value."""
     try:
         if isinstance(content, bytes):
             return model.model_validate_json(content, strict=True)
@@ -128,7 +121,6 @@ def parsed(model: type[Asked], content: bytes | dict[str, Any]) -> Asked:
 
 
 def decode_upload(content: bytes, max_pixels: int) -> UInt8[np.ndarray, "height width channel"]:
-    """Return the pixels of an uploaded photo, upright; of an animation the first frame."""
     try:
         with Image.open(io.BytesIO(content), formats=FORMATS) as file:
             width, height = file.size

@@ -26,13 +26,7 @@ from aurank.training.build import learning_rate
 from aurank.training.optim import set_learning_rate, update_average
 from aurank.training.state import Progress, random_state
 from aurank.training.trainer import Trainer
-from aurank.training.watch import (
-    LossWatch,
-    MetricsFile,
-    SeenBatch,
-    collapse_signs,
-    learned_temperature,
-)
+from aurank.training.watch import LossWatch, MetricsFile, SeenBatch, collapse_signs, learned_temperature
 
 INSISTING = (signal.SIGINT, signal.SIGTERM)
 # A closed terminal, which often sends it twice, and what schedulers send some time before they kill. Not on Windows.

@@ -400,10 +400,7 @@ def _without_effect(trainer: Trainer) -> list[str]:
             f"there are no small crops: the first global_views={global_views} views are large ones, and "
             f"data.views={views}",
         ),
-        (
-            splits.test is None,
-            f"{splits.whole.name} has no test split: nothing is measured at the end, {best}",
-        ),
+        (splits.test is None, f"{splits.whole.name} has no test split: nothing is measured at the end, {best}"),
     ]
     return [text for applies, text in notices if applies]
 

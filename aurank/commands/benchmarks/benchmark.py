@@ -48,8 +48,6 @@ Overrides = tuple[str, ...]
 
 
 class Folds(Strict):
-    """Class-disjoint folds: each is tested, or validated, by what was trained on the others."""
-
     folds: int = Field(ge=2, le=100)
     by: ValidationUnit = "class"
 
@@ -164,7 +162,6 @@ class BenchmarkRun:
 
     @cached_property
     def splits(self) -> dict[str, Manifest]:
-        """The data with each of the splits, by their names."""
         whole, by = read_whole(self.base.data), self.spec.splits
         if not isinstance(by, Folds):
             return {by: whole}
@@ -203,7 +200,6 @@ class BenchmarkRun:
         return sum(self.line_of(unit) is not None for unit in self.known_units())
 
     def _path_of(self, unit: Unit) -> Path:
-        """Return the file of a unit, by the digest of all that decides its result but program and machine."""
         config = self.config_of(unit).model_dump(mode="json")
         config["data"] |= _WHEREABOUTS
         asked: list[Any] = [unit.kind, config, self.splits[unit.split].sha256, self._content]

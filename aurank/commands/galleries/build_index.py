@@ -18,13 +18,7 @@ from aurank.data import ImageSource
 from aurank.embedding.collection import CollectionRows, is_collection
 from aurank.embedding.embed import Embedded
 from aurank.embedding.image_text_pairs import each_image_once
-from aurank.embedding.index_folder import (
-    EXACT,
-    Table,
-    describe_source,
-    index_rows,
-    read_about,
-)
+from aurank.embedding.index_folder import EXACT, Table, describe_source, index_rows, read_about
 from aurank.embedding.named import ALL, ImageSelection, require_index_folder
 from aurank.embedding.select_images import select
 from aurank.errors import UserError
@@ -136,7 +130,6 @@ class IndexChange:
     removed: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        """Return what was done in one line."""
         changes = {"added": self.added, "replaced": self.replaced, "removed": self.removed}
         changes |= {"already there": self.present, "unreadable": self.unreadable}
         told = [f"{len(names):,} {what}" for what, names in changes.items() if names]
@@ -214,7 +207,7 @@ def add_images(
         replaced = [path for path in paths if path in before]
         gone = np.array([before[path][0] for path in replaced], np.int64)
         about, rows = {**index.about, "sources": sources}, np.asarray(embedded.embeddings)
-        count = index.rows.change(Path(index.folder), about, gone, new, rows)
+        count = index.rows.change(Path(index.folder), about, gone, (new, rows))
     unreadable = sorted(set(prepared.dataset.manifest.paths) - set(paths))
     added = [path for path in paths if path not in before]
     return IndexChange(count, added, replaced, present, unreadable)
@@ -268,7 +261,6 @@ def remove_images(
 
 @contextmanager
 def _changing(folder: Path | str) -> Iterator[None]:
-    """A context in which no other command changes the index; UserError where one does, or where there is none."""
     if is_collection(folder):  # milvus-lite lets one process in, and a cluster orders what many write
         yield
         return
@@ -285,7 +277,6 @@ def _digest(source: ImageSource, path: str) -> str:
 
 
 def _table(embedded: Embedded, digests: Mapping[str, str], *, number: int) -> Table:
-    """Return the table of images that were embedded; an image whose class is its own path has none."""
     names = np.array([""]) if embedded.classes is None else embedded.classes
     classes = names[embedded.labels]
     if (classes == embedded.paths).all():

@@ -45,7 +45,6 @@ def read_postprocessing(text: str, *, distance: str = "cosine", fit_on: Path | N
 
 
 def read_steps(postprocess: str | None, fit_on: Path | None, distance: str) -> PostProcessing | None:
-    """Return what the options of a command name, None for no steps."""
     if postprocess is None and fit_on is not None:
         raise UserError(f"--fit-on {fit_on} goes with --postprocess, whose steps are fitted on it")
     return None if postprocess is None else read_postprocessing(postprocess, distance=distance, fit_on=fit_on)
@@ -63,7 +62,6 @@ def training_images(prepared: PreparedModel) -> Manifest | None:
 
 
 def fitted_on_training(steps: PostProcessing, prepared: PreparedModel) -> PostProcessing:
-    """Return the steps, those that learn fitted on the embeddings of the training images of the model's data."""
     if steps.is_fitted:
         return steps
     training = training_images(prepared)

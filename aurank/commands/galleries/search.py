@@ -281,7 +281,6 @@ class ImageIndex:
 
 
 def require_count(k: int) -> None:
-    """Raise UserError for lists of no images."""
     if k < 1:
         raise UserError(f"k must be 1 or more, got {k}")
 
@@ -359,7 +358,6 @@ def search_photos(
 
 
 def results_json(index: ImageIndex, found: Sequence[PhotoHits]) -> str:
-    """Return what photos found as JSON text: the index, and each photo with its hits or an error."""
     photos = [
         {
             "photo": one.photo.path,
@@ -377,10 +375,7 @@ def results_json(index: ImageIndex, found: Sequence[PhotoHits]) -> str:
 
 
 def results_page(index: ImageIndex, found: Sequence[PhotoHits], options: Sequence[tuple[str, str]] = ()) -> str:
-    """Return what photos found as one HTML file with small pictures, 10 MiB of them at most.
-
-    A picture that is gone is named in its place.
-    """
+    """Return what photos found as one HTML file with small pictures, 10 MiB of them at most."""
     pictures = Pictures(JoinedSource([*(one.photo.source for one in found), *index.sources]))
     searched = []
     for place, one in enumerate(found):

@@ -47,7 +47,6 @@ def read_folder(root: Path, *, path: str = ".", test_fraction: int | float = 1.0
 
 
 def draw_splits(labels: Sequence[str], test_fraction: int | float, seed: int) -> list[str]:
-    """Return "test" for the images of a fraction of the classes, drawn at random, and "train" for the others."""
     if not 0 <= test_fraction <= 1:
         raise UserError(f"test_fraction must be between 0 and 1, got {test_fraction}")
     classes = np.array(sorted(set(labels)))

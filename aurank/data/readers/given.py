@@ -97,7 +97,6 @@ def _labels(dataset: Any, key: Any) -> list[str]:
 
 
 def class_name(label: str | int, names: Sequence[str]) -> str:
-    """Return the name of a label, which may be the number of one; −1 often says that there is none."""
     if not names or isinstance(label, str):
         return str(label)
     if not 0 <= label < len(names):

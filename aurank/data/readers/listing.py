@@ -80,13 +80,7 @@ def build_listed(
     return build_manifest(name, source, **columns, **more)
 
 
-def check_listing(
-    source: ImageSource,
-    rows: Sequence[Row],
-    *,
-    one_label: bool = True,
-    outside: bool = False,
-) -> None:
+def check_listing(source: ImageSource, rows: Sequence[Row], *, one_label: bool = True, outside: bool = False) -> None:
     first: dict[tuple[str, Any], Row] = {}
 
     def troubles() -> Iterator[str]:
@@ -131,7 +125,6 @@ def read_lists(
 
 
 def class_folders(rows: Iterable[Row]) -> dict[str, str] | None:
-    """Return the last folder of all images of a class, by its id; None unless each class has one that no other has."""
     folders: dict[str, str] = {}
     for row in rows:
         folder = PurePosixPath(row.path).parent.name.strip()

@@ -19,8 +19,6 @@ from aurank.errors import UserError
 
 
 class SplitSize(NamedTuple):
-    """Images and classes of one list as published."""
-
     images: int
     classes: int
 
@@ -76,15 +74,12 @@ class _Missing(Exception):
 
 @dataclass(frozen=True)
 class Place:
-    """The folder or zip archive that holds a benchmark; in an archive, below the folder `prefix`."""
-
     benchmark: Benchmark
     path: Path
     prefix: str = ""
 
     @functools.cached_property
     def source(self) -> ImageSource:
-        """The files as their official paths name them."""
         return open_source(self.path, prefix=self.prefix)
 
     def inside(self, folder: str) -> ImageSource:

@@ -251,14 +251,12 @@ def resize(image: Pixels, height: int, width: int, interpolation: str = AREA) ->
 
 
 def resize_shorter(image: Pixels, side: int, interpolation: str = AREA) -> Prepared:
-    """Return the image with its shorter side at `side`, as torchvision resizes by one number."""
     height, width = image.shape[:2]
     shorter = min(height, width)
     return resize(image, side * height // shorter, side * width // shorter, interpolation)
 
 
 def resize_whole(image: Pixels, size: tuple[int, int], how: str, interpolation: str = AREA) -> Prepared:
-    """Return an image resized for a canvas: crop covers it, pad lies inside, squash fills it."""
     height, width = image.shape[:2]
     if how == "crop" and size[0] == size[1]:
         return resize_shorter(image, size[0], interpolation)
@@ -269,7 +267,6 @@ def resize_whole(image: Pixels, size: tuple[int, int], how: str, interpolation: 
 
 
 def centre_crop(image: Pixels, size: tuple[int, int], fill: Sequence[int] | int = 0) -> View:
-    """Return the middle of an image, `fill` around one that is smaller, as torchvision's center_crop."""
     height, width = image.shape[:2]
     if height < size[0] or width < size[1]:
         padded = np.empty((max(height, size[0]), max(width, size[1]), image.shape[2]), np.uint8)

@@ -65,7 +65,6 @@ def draw_part(
 
 
 def scaled(image: Pixels, size: tuple[int, int], interpolation: int) -> NewPixels:
-    """Return an image at that size, [height, width], by an interpolation of OpenCV; itself where it has it."""
     if image.shape[:2] == size:
         return image
     return in_fours(image, lambda part: cv2.resize(part, size[::-1], interpolation=interpolation))
@@ -86,7 +85,6 @@ def warp_matrices(
     scale: Sequence[Number],
     shear: Number,
 ) -> Float64[np.ndarray, "image 3 3"]:
-    """Draw a warp about the middle for each image: zoom, rotation, shear and shift by whole pixels."""
     low = np.array([-translate, -translate, -shear, -shear, scale[0], scale[0], -rotate])
     high = np.array([translate, translate, shear, shear, scale[1], scale[1], rotate])
     numbers = np.array([[chance.random() for _ in range(7)] for chance in chances]).reshape(-1, 7)

@@ -118,7 +118,6 @@ class Timm(Pipeline):
 
     @property
     def resized_size(self) -> tuple[int, int]:
-        """Height and width that an image is resized for, before the middle is taken."""
         height, width = (math.floor(side / self.crop_pct) for side in self.size)
         return height, width
 
@@ -234,11 +233,7 @@ class Affine(Pipeline):
     shear: Number = 10.0
     fill: int = 255
     oversample: Number = 4.0
-    limits: ClassVar[Limits] = Pipeline.limits | {
-        "rotate": (0, 180),
-        "shear": (0, 60),
-        "fill": (0, 255),
-    }
+    limits: ClassVar[Limits] = Pipeline.limits | {"rotate": (0, 180), "shear": (0, 60), "fill": (0, 255)}
     _headroom: ClassVar[float] = 1.0  # which is in `oversample`
 
     def __post_init__(self) -> None:

@@ -21,8 +21,6 @@ _WHAT = "a checkpoint"
 
 
 class Optimiser(TypedDict):
-    """The state of a torch optimiser: of parameters by their number, and of groups of them."""
-
     __pydantic_config__ = {"extra": "forbid"}  # type: ignore[misc]  # noqa: RUF012
 
     state: dict[int, dict[str, Any]]
@@ -51,12 +49,10 @@ class Checkpoint(TypedDict):
 
 
 def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
-    """Write a checkpoint, whole or not at all."""
     write_bundle(path, content, _WHAT)
 
 
 def load_checkpoint(path: Path, *, read_run: Callable[[dict[str, Any]], Config] | None = None) -> dict[str, Any]:
-    """Return the content of a checkpoint, on the CPU, verified."""
     require_checkpoint(path)
     content: Any = read_bundle(path, Checkpoint, _WHAT, remedy="use another one")
     if read_run is not None and "optimiser" not in content:
@@ -70,7 +66,6 @@ def load_checkpoint(path: Path, *, read_run: Callable[[dict[str, Any]], Config] 
 
 
 def describe_average(checkpoint: dict[str, Any], *, named: bool = True) -> list[str]:
-    """Return a line on the models that a checkpoint is the average of, with their names if `named`; else none."""
     told = []
     for one in checkpoint.get(AVERAGE_OF, []):
         what = "an average" if AVERAGE_OF in one else f"seed {one['config']['seed']}"
@@ -80,26 +75,22 @@ def describe_average(checkpoint: dict[str, Any], *, named: bool = True) -> list[
 
 
 def is_head(checkpoint: dict[str, Any]) -> bool:
-    """Return whether a checkpoint is of a head on saved embeddings."""
     return bool(checkpoint["config"].get("model", {}).get("backbone") == NO_BACKBONE)
 
 
 def model_weights(checkpoint: dict[str, Any]) -> dict[str, Tensor]:
-    """Return the weights to evaluate: the moving average where there is one, else the encoder's own."""
     average = checkpoint["average"]
     weights: dict[str, Tensor] = checkpoint["encoder"] if average is None else average["values"]
     return weights
 
 
 def image_weights(checkpoint: dict[str, Any]) -> dict[str, Tensor]:
-    """Return the weights of the encoder of images: of two towers those of one."""
     weights, prefix = model_weights(checkpoint), "image."
     of_tower = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
     return of_tower or weights
 
 
 def load_part(load: Callable[[Any], object], value: Any, source: Path | str, part: str = "encoder") -> None:
-    """Load saved weights, or another saved state; raise UserError where it is refused, whatever that raises."""
     try:
         load(value)
     except Exception as error:

@@ -98,7 +98,6 @@ def _trained(name: str, path: Path) -> ImageModel:
 
 
 def split_name(model: str) -> tuple[str, str]:
-    """Return the kind of a model, "aurank", "embeddings", "hf-hub" or an adapter's, and what follows the colon."""
     kind, colon, what = model.partition(":")
     known = ("aurank", "embeddings", _HUB, *ADAPTERS)
     if kind == "trec":
@@ -115,12 +114,10 @@ def split_name(model: str) -> tuple[str, str]:
 
 
 def is_stored(folder: str) -> bool:
-    """Return whether a folder holds a stored model of another library; one that was trained here is a checkpoint."""
     return (Path(folder) / RECORD).is_file() and not (Path(folder) / KEPT).exists()
 
 
 def fetched(model: str) -> str:
-    """Return the name of a model of a hub as one of this machine, or of timm; any other name as it is."""
     kind, _, repo = model.partition(":")
     if kind != _HUB:
         return f"aurank:{model}" if split_name(model) == ("aurank", model) else model
@@ -153,7 +150,6 @@ def load_pairs(path: Path | str) -> tuple[TwoTower, Tokenise, Pipeline]:
 
 
 def trained_model(name: str, encoder: nn.Module, config: Config) -> ImageModel:
-    """Return a model that was trained here, as those of other libraries are."""
     is_head = config.model.backbone == NO_BACKBONE
     transform = AsSaved(1, 1) if is_head else build_transform(config.data, train=False)
     return ImageModel(name, encoder, transform, describe_model(config), config.data.channels, config=config)
@@ -173,7 +169,6 @@ def made_by(model: ImageModel) -> MadeBy:
 
 
 def with_backbone(checkpoint: dict[str, Any], name: str) -> dict[str, Any]:
-    """Return a checkpoint of a head joined with the backbone that made its embeddings; any other as it is."""
     if not is_head(checkpoint):
         return checkpoint
     config = read_trained(checkpoint["config"])
@@ -269,7 +264,6 @@ class StoredRecord(TypedDict):
 
 
 def store_model(folder: Path, model: ImageModel) -> None:
-    """Write a model into a new folder; no name of a place on this machine is in it."""
     folder.mkdir(parents=True, exist_ok=True)
     if model.config is not None:
         _save_encoder(folder / KEPT, model.module, model.config)
@@ -282,13 +276,11 @@ def store_model(folder: Path, model: ImageModel) -> None:
 
 
 def stored_files(folder: Path) -> list[str]:
-    """Return the files of a stored model, but for the record that lists them."""
     content = read_record(folder / RECORD, "a stored model", named=_FORMAT)
     return list(map(str, content.get("files", [])))
 
 
 def load_stored(folder: Path, name: str, *, allow_code: bool = False, remedy: str = "save it again") -> ImageModel:
-    """Return the model of a folder under a name; UserError unless its weights and preprocessing are what they were."""
     content = read_record(folder / RECORD, "a stored model", named=_FORMAT, remedy=remedy)
     with reading(folder, "a stored model", remedy=remedy):
         record = checked(content, StoredRecord)
@@ -310,7 +302,6 @@ def load_stored(folder: Path, name: str, *, allow_code: bool = False, remedy: st
 def require_same_model(
     model: ImageModel, weights: str | None, preprocessing: str | None, where: str, remedy: str
 ) -> None:
-    """Raise UserError unless a model that was loaded again has these weights and sees images like that."""
     for what, now, was in (
         ("has other weights", weights_sha256(model.module), weights),
         ("is shown images otherwise", model.preprocessing, preprocessing),
@@ -320,7 +311,6 @@ def require_same_model(
 
 
 def _save_encoder(file: Path, encoder: nn.Module, config: Config) -> None:
-    """Write a checkpoint of an encoder of images alone, without what training goes on with; adapters are merged."""
     model = config.model.model_copy(update=dict.fromkeys(("text", "lora", "weights", "init_from")))
     data = config.data.model_copy(update=dict.fromkeys(("root", "prepared")))
     if data.params:  # which may name files

@@ -170,8 +170,6 @@ class SearchIndex:
 
 
 class Placement(TypedDict, total=False):
-    """The last arguments of `Index`."""
-
     device: torch.device | str | None
     float16: bool
     temporary_memory: int | str
@@ -439,8 +437,6 @@ def neighbours(
 
 
 class Description(TypedDict):
-    """What faiss's file must be."""
-
     factory: str
     distance: Literal["cosine", "dot", "euclidean"]
     sha256: str

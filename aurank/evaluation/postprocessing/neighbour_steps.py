@@ -59,7 +59,6 @@ def pair_scores(
     *,
     distance: str = "cosine",
 ) -> Float64[np.ndarray, " pair"]:
-    """Return the exact score of each pair of a query and a gallery row."""
     problem = RetrievalProblem(queries, gallery=None if gallery is queries else gallery)
     orders = np.arange(len(queries)), np.arange(len(gallery))
     return ExactScores.of(problem, *orders, distance=distance).pairs(query, row)

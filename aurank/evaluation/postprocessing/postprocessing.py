@@ -62,8 +62,6 @@ _WHAT = "post-processing"
 
 @dataclass
 class _About:
-    """What a file says of its steps, and what each has learnt."""
-
     __pydantic_config__ = {"arbitrary_types_allowed": True, "extra": "forbid"}  # noqa: RUF012
 
     steps: str
@@ -250,7 +248,6 @@ class PostProcessing:
         return Sides(queries, gallery, nobody if own is None else own, rows_without_junk(problem.junk, len(gallery)))
 
     def _changed(self, embeddings: Embeddings, count: int, *, side: str, final: bool = True) -> Rows:
-        """Return embeddings behind the first `count` steps; before the next one learns, not `final`."""
         compiled = len(embeddings) > 1000 and importable("numba")  # a photo is read sooner than that is imported
         row_lengths(embeddings, side=side, distance=self.distance, compiled=compiled)
         index = torch.arange(len(embeddings), device=device_of(embeddings))
@@ -279,13 +276,7 @@ class PostProcessing:
 
 @dataclass(frozen=True, eq=False)
 class Processed:
-    """A problem behind post-processing, and what is left to be done to its ranks.
-
-    Example:
-        >>> problem = RetrievalProblem(np.array([[3.0, 1.0], [3.0, -1.0], [1.0, 2.0]]), labels=[0, 0, 1])
-        >>> PostProcessing.parse("binary").apply(problem).problem.embeddings.tolist()
-        [[1.0, 1.0], [1.0, -1.0], [1.0, 1.0]]
-    """
+    """A problem behind post-processing, and what is left to be done to its ranks."""
 
     problem: RetrievalProblem
     processing: PostProcessing
@@ -295,7 +286,6 @@ class Processed:
     def finish(
         self, ranks: Source, *, max_memory: int | str = "1GiB", progress: ProgressCallback | None = None
     ) -> Source:
-        """Return the ranks of `problem` behind the step that orders lists anew, if there is one."""
         last = self.processing.list_step
         if last is None or not len(ranks.query):
             return ranks
@@ -370,7 +360,6 @@ class Codes:
 
 
 def describe_codes(table: list[dict[str, Any]]) -> str:
-    """Return the table as text: a line for each code."""
     names = list(table[0]["metrics"])
     lines = ["dim  precision  bytes an image  rescored  " + "  ".join(names)]
     for code in table:

@@ -31,19 +31,16 @@ class Sides:
 
     @cached_property
     def searched(self) -> Rows:
-        """The gallery without junk."""
         return self.gallery if len(self.kept) == len(self.gallery) else self.gallery[self.kept]
 
     @cached_property
     def own_kept(self) -> Int64[np.ndarray, " query"]:
-        """Each query's own item among the rows of `searched`, -1 for none."""
         place = np.full(len(self.gallery) + 1, -1)
         place[self.kept] = np.arange(len(self.kept))
         return np.asarray(place[self.own])  # the last place is that of -1
 
 
 def unit(rows: np.ndarray) -> Float64[np.ndarray, "*rows dim"]:
-    """Return rows of length 1; a row of zeros stays."""
     values = np.asarray(rows, np.float64)
     length = np.sqrt((values * values).sum(axis=-1, keepdims=True))
     return np.asarray(values / np.where(length > 0, length, 1))
@@ -67,8 +64,6 @@ class Step(BaseModel):
 
 
 class RowStep(Step):
-    """A step that changes each row by itself."""
-
     is_scale_free: ClassVar[bool] = False  # whether it does the same to longer rows
     makes_code: ClassVar[bool] = False  # what `rescore` looks behind
 
@@ -91,7 +86,6 @@ class ListStep(Step):
         """Return new scores of the rows listed, larger being closer; NaN where there is no row."""
 
     def reordered(self, lists: NearestRows, sides: Sides, *, distance: str, device: str) -> NearestRows:
-        """Return the lists, the first `depth` of each in the new order and with the new scores."""
         head = lists.first(self.depth)
         score = self.scores(head, sides, distance=distance, device=device)
         order = np.lexsort((head.row, head.is_positive, -score), axis=1)

@@ -91,7 +91,6 @@ def load_model(name: str, *, allow_code: bool = False, folder: Path | None = Non
 
 
 def check_model(name: str, *, allow_code: bool = False) -> tuple[str, str, Options]:
-    """Return the kind that a name begins with, what it names and the options; nothing is loaded."""
     if name.startswith(("python:", "torchexport:")) and not allow_code:
         what = "runs Python code of that module" if name[0] == "p" else "is read with pickle, which can run code"
         raise UserError(f"{name} {what}; if you trust it, add --allow-code")
@@ -104,7 +103,6 @@ def check_model(name: str, *, allow_code: bool = False) -> tuple[str, str, Optio
 
 
 def keep_model(model: ImageModel, folder: Path) -> str:
-    """Write all but code that a model of another library needs into a folder; return its name for `load_model`."""
     kind, _, rest = (model.origin or model.name).partition(":")
     what, *pairs = rest.split(",")
     if kind in FILES:

@@ -37,8 +37,6 @@ _ANY_BATCH = "export it with a batch of any size, torch.onnx.export(…, dynamic
 
 
 class StoredTransform:
-    """An image of Pillow to the tensor of an exported model, by the pipeline that it was exported with."""
-
     def __init__(self, pipeline: Pipeline, *, is_inside: bool) -> None:
         self.pipeline, self.is_inside, self.needed_side = pipeline, is_inside, pipeline.needed_side
 

@@ -23,8 +23,6 @@ _SIZE = 224  # of images where a tower does not say its own
 
 
 class ImageTower(nn.Module):
-    """The image tower of another library in float32, pooled and projected as that does it."""
-
     def __init__(self, name: str, *, pretrained: bool, weights: str | None = None) -> None:
         super().__init__()
         kind, what, options = parse_name(name, TOWERS)
@@ -47,7 +45,6 @@ def is_tower(name: str) -> bool:
 
 
 def is_local(name: str) -> bool:
-    """Return whether a backbone is one of a folder of this machine, which others do not have."""
     kind, _, what = name.partition(":")
     return kind == "local-dir" or (kind == "transformers" and Path(what.split(",")[0]).is_dir())
 
@@ -63,7 +60,6 @@ def without_places(name: str) -> str:
 def preprocessing(
     name: str, options: Mapping[str, Any], *, channels: int, pretrained: bool, weights: str | None = None
 ) -> dict[str, Any]:
-    """Return how images are shown to a backbone, by keys of a data section: as it was trained, where that is known."""
     if is_tower(name):
         look: dict[str, Any] = {} if weights is None else read_look(weights)
         if "crop_pct" in look:
@@ -83,7 +79,6 @@ def preprocessing(
 
 
 def freeze_unused(module: nn.Module, inputs: Tensor) -> Tensor:
-    """Freeze the parameters that no output depends on, as a temperature or another tower; return the output."""
     output: Tensor = module(inputs)
     if not isinstance(output, Tensor) or output.ndim != 2:
         raise UserError("the model gives something else than one vector for each image; use another one")

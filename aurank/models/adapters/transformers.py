@@ -12,13 +12,7 @@ from torch import Tensor, nn
 
 from aurank.errors import UserError
 from aurank.extras import import_library
-from aurank.models.adapters.loading import (
-    Options,
-    TextParts,
-    building,
-    describe_adapter,
-    no_code_of_hubs,
-)
+from aurank.models.adapters.loading import Options, TextParts, building, describe_adapter, no_code_of_hubs
 from aurank.models.adapters.weights import Tensors, crop_of_processor, interpolation_of, load_weights_file, some
 from aurank.models.image_model import ImageModel
 
@@ -26,8 +20,6 @@ _LONGEST = 77  # tokens of a text where the model would take more: CLIP's length
 
 
 class _Images(nn.Module):
-    """The image features of a model: projected, else pooled, else the first token."""
-
     def __init__(self, model: Any, image_size: Sequence[int] | None = None) -> None:
         super().__init__()
         self.model = model

@@ -35,7 +35,6 @@ _WRAPPERS = re.compile(r"^((_orig_mod|module|model|net|network|backbone|encoder|
 
 
 def read_weights(path: Path | str) -> dict[str, Tensors]:
-    """Return the tensors of a file or folder by the key they stand under ("" the file itself), averages first."""
     path = Path(path)
     content = _read_folder(path) if path.is_dir() else _read_file(path)
     if any(str(name).startswith("encoder/") for name in content):
@@ -94,7 +93,6 @@ class Fit:
 
 
 def fit_tensors(own: Mapping[str, Tensor], weights: Tensors, *, classifier: Sequence[str] = ()) -> Fit:
-    """Return how tensors fit those of a network, below the prefix that most of the names have."""
     prefixes: Counter[str] = Counter()
     for name in weights:
         parts = name.split(".")
@@ -213,10 +211,7 @@ def from_transformers(weights: Mapping[str, Tensor]) -> Tensors | None:
 # -- how images were shown --------------------------------------------------------------------------------------------
 
 _PILLOWS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # by Pillow's numbers
-_SHOWN: dict[str, Any] = {
-    "mean": list[Annotated[float, Field(ge=0, le=1)]],
-    "std": list[Annotated[float, Field(gt=0)]],
-}
+_SHOWN: dict[str, Any] = {"mean": list[Annotated[float, Field(ge=0, le=1)]], "std": list[Annotated[float, Field(gt=0)]]}
 
 
 def read_look(path: Path | str) -> dict[str, Any]:
