@@ -52,8 +52,10 @@ def joined(timeout: str) -> Iterator["ProcessGroup"]:
     limit = timedelta(seconds=seconds(timeout))
     try:
         store, rank, size = next(dist.rendezvous("env://", timeout=limit))  # type: ignore[attr-defined]
-        # torchrun keeps its store when it restarts, with the addresses of processes that are gone.
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        # torchrun keeps its store when it restarts, with the addresses of processes that are gone. Agents of several
+        # machines do not count alike.
+        is_one_machine = os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if is_one_machine else "0"
         store = dist.PrefixStore(attempt, store)  # type: ignore[attr-defined]
         backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)

@@ -128,6 +128,8 @@ def _read(name: str) -> _Part:
         merged: Any = (encoder_of if config.model.text is None else towers_of)(checkpoint, config, name)
         weights = merged.state_dict()
         config = config.model_copy(update={"model": config.model.model_copy(update={"lora": None})})
+    if (wrong := next((key for key, value in weights.items() if not bool(value.isfinite().all())), None)) is not None:
+        raise UserError(f"{name} has a value in {wrong!r} that is not finite; name another checkpoint of that run")
     return _Part(name, config, weights, checkpoint)
 
 

@@ -86,6 +86,8 @@ def evaluate_model(
     if draws:
         options.pop("neighbours", None)  # each draw has a gallery of its own
     steps = read_steps(postprocess, fit_on, options.get("distance", "cosine"))
+    if steps is not None and is_collection(options.get("index") or ""):
+        raise UserError(f"--postprocess {postprocess} changes what --index {options['index']} holds: leave one out")
     measured, options = _measure(model, images, labels, steps, running, options)
     options.setdefault("progress", running.stage("ranking"))
     embedded, names = measured.embedded, list[str]()
@@ -258,6 +260,8 @@ def saved_embeddings(model: str, path: str, labels: Path | None, images: ImageSe
     given = [option for option in images.given if option not in (_KEEP, split_option)]
     if given and protocol is None:
         raise UserError(f"{given[0]} has no use with --model {model}: saved embeddings bring their own labels")
+    if labels is not None and is_collection(path):
+        raise UserError(f"--labels {labels} has no use with {path}, which brings its own classes")
     embedded = read_collection(path) if is_collection(path) else Embedded.load(Path(path), labels)
     several = embedded.splits is not None and len(set(embedded.splits.tolist())) > 1
     if images.split is not None and embedded.splits is None:

@@ -57,6 +57,8 @@ def probe_model(
         raise UserError(f"--protocol: expected {' or '.join(PROBES)}, each once; got {', '.join(protocols) or 'none'}")
     if images.find_protocol() is not None:
         raise UserError(f"{images.given[0]} has no use here: a probe takes its rows from the splits of --data")
+    if k is not None and "knn" not in protocols:
+        raise UserError(f"--k {k} goes with --protocol knn")
     options: dict[str, dict[str, Any]] = {name: {} for name in protocols}
     if "knn" in options:
         options["knn"] = {"k": k, "device": running.torch_device}

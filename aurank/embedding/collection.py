@@ -47,6 +47,7 @@ _NUMBERS = 2**20  # in a message
 _TEXTS = {"path": 4096, "class": 4096, "sha256": 64}  # columns, and the bytes that they hold
 _EMBEDDED = ("FLAT", "AUTOINDEX", "HNSW", "HNSW_SQ", "IVF_FLAT", "IVF_SQ8")
 _METRICS = {"cosine": "COSINE", "dot": "IP", "euclidean": "L2"}
+_SETTINGS = ("model", "dim", "distance", "factory", "sources")  # of a filling that goes on
 _clients: dict[str, Any] = {}  # threads share them; milvus-lite lets one process into a file
 
 
@@ -86,6 +87,7 @@ class CollectionRows(SearchIndex):
             raise UserError(f"{address}: expected milvus:FILE.db#COLLECTION or milvus:http://HOST:PORT#COLLECTION")
         self.client = _connect(self.uri, address)
         self.filter = ""  # of the images to search
+        self.planned: dict[str, Any] | None = None  # of a collection that `fill` makes
 
     @classmethod
     def open(cls, address: str, *, is_filled: bool = True) -> "CollectionRows":
@@ -115,15 +117,24 @@ class CollectionRows(SearchIndex):
 
     @classmethod
     def make(cls, address: str, model: ImageModel, about: dict[str, Any], *, overwrite: bool) -> "CollectionRows":
+        """Return the gallery to fill: a new one, or what an earlier filling with the same settings has begun.
+
+        Nothing is replaced before `fill`, and never a collection that aurank did not make.
+        """
         gallery, made = cls(address), made_by(model)
+        kept = {"name": made.model, "weights_sha256": made.weights_sha256, "preprocessing": made.preprocessing}
+        gallery.planned = {**about, "model": kept}
+        gallery._know(gallery.planned)
+        gallery._index(about["factory"])  # what is wrong with it is said before an image is embedded
         with gallery._trouble():
-            if overwrite or not gallery.client.has_collection(gallery.name):
-                kept = {"name": made.model, "weights_sha256": made.weights_sha256, "preprocessing": made.preprocessing}
-                gallery._create({**about, "model": kept})
+            if not gallery.client.has_collection(gallery.name):
                 return gallery
         begun = cls.open(address, is_filled=False)
+        is_same = all(begun.about[name] == gallery.planned[name] for name in _SETTINGS)
+        if overwrite:
+            return begun if is_same and not begun.about["complete"] else gallery
         begun.require_model(model)
-        for name in ("dim", "distance", "factory", "sources"):
+        for name in _SETTINGS[1:]:
             if (was := begun.about[name]) != about[name]:
                 raise UserError(f"{address} was begun with {name} {was}, not {about[name]}: give --overwrite")
         if begun.about["complete"]:
@@ -131,12 +142,15 @@ class CollectionRows(SearchIndex):
             raise UserError(f"{address} holds an index already: {remedy}")
         return begun
 
-    def _create(self, about: dict[str, Any]) -> None:
-        milvus = _library()
-        kind, *built = about["factory"].partition(";")[0].split(",")
+    def _index(self, factory: str) -> tuple[str, dict[str, Any]]:
+        kind, *built = factory.partition(";")[0].split(",")
         index_type = kind.strip().upper()
         if "://" not in self.uri and index_type not in _EMBEDDED:  # which it would take, and search without an index
             raise UserError(f"milvus-lite has no index {index_type}, only {', '.join(_EMBEDDED)}")
+        return index_type, _parameters(",".join(built))
+
+    def _create(self, about: dict[str, Any]) -> None:
+        milvus, (index_type, built) = _library(), self._index(about["factory"])
         schema = milvus.MilvusClient.create_schema(auto_id=False, enable_dynamic_field=False)
         schema.add_field("id", milvus.DataType.INT64, is_primary=True)
         schema.add_field("source", milvus.DataType.INT64)
@@ -145,7 +159,7 @@ class CollectionRows(SearchIndex):
         schema.add_field("vector", milvus.DataType.FLOAT_VECTOR, dim=about["dim"])
         index = milvus.MilvusClient.prepare_index_params()
         # Together, as Milvus has always taken them: milvus-lite overlooks those that pymilvus sends one by one.
-        how = {"metric_type": _METRICS[about["distance"]], "params": {"params": _parameters(",".join(built))}}
+        how = {"metric_type": _METRICS[about["distance"]], "params": {"params": built}}
         index.add_index("vector", index_type=index_type, **how)
         about = {**about, "format": _FORMAT, "version": _VERSION, "aurank": version("aurank")}
         self._know({**about, "revision": 0, "complete": False, "recall": None})
@@ -155,6 +169,8 @@ class CollectionRows(SearchIndex):
         self.client.create_collection(self.name, schema=schema, index_params=index, **said)
 
     def describe(self, **changes: Any) -> None:
+        if type(self).open(self.address, is_filled=False).about["revision"] != self.about["revision"]:
+            raise UserError(f"{self.address} was changed by another process meanwhile: one writes at a time; run again")
         self.about = {**self.about, **changes, "revision": self.about["revision"] + 1}
         with self._trouble():
             self.client.alter_collection_properties(self.name, {_PROPERTY: json.dumps(self.about)})
@@ -256,6 +272,9 @@ class CollectionRows(SearchIndex):
         return Neighbours(row[:, :k], similarity[:, :k], (row[:, :k] >= 0).sum(axis=1))
 
     def fill(self, images: Table, embeddings: Rows, *, progress: ProgressCallback | None = None) -> None:
+        if self.planned is not None:
+            with self._trouble():
+                self._create(self.planned)
         ids, held = image_ids(images), dict[int, str]()
         if len(self):
             held = {row["id"]: row["sha256"] for row in self._scan("", ["sha256"])}
@@ -320,8 +339,8 @@ def read_collection(address: str) -> Embedded:
     rows = CollectionRows.open(address)
     ids, table = rows.ids, rows.images
     classes, labels = np.unique(table["class"], return_inverse=True)
-    if classes.tolist() == [""]:
-        raise UserError(f"{address} knows no class of its images, so there is nothing to measure by")
+    if without := int((table["class"] == "").sum()):
+        raise UserError(f"{address} knows no class of {without:,} images, so there is nothing to measure by")
     count, everywhere = len(ids), np.ones(len(ids), bool)
     sides = {"is_query": everywhere, "is_gallery": everywhere, "groups": np.full(count, -1)}
     return Embedded(rows[ids], labels, np.arange(count), table["path"], **sides, classes=classes)
@@ -334,7 +353,7 @@ class CollectionIndex(Index):
         self.rows = rows = CollectionRows.open(address)
         self.dim, self.distance, self.factory, self.gpus = rows.dim, rows.distance, rows.about["factory"], []
         held = dict(zip(rows.images["path"].tolist(), rows.ids.tolist(), strict=True))
-        if len(rows) != len(paths) or held.keys() != set(paths.tolist()):
+        if not len(rows) == len(held) == len(paths) or held.keys() != set(paths.tolist()):
             raise UserError(f"{address} holds other images than the gallery: build it from those that are measured")
         self._ids = np.array([held[path] for path in paths.tolist()])
         self._order = np.argsort(self._ids)

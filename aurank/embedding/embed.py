@@ -225,10 +225,12 @@ def choose_pace(
 
     Without a trial, on GPUs or for few images, it is 256 images as the network is. The cache keeps what is returned.
     """
+    if device.type != "cpu":
+        return Pace()
     pace = known or (None if cache is None else cache.pace)
     if pace is None and group.rank == 0:
         pace, rows = Pace(), np.flatnonzero(wanted)
-        if device.type == "cpu" and len(rows) >= LEAST and next(model.parameters(), None) is not None:
+        if len(rows) >= LEAST and next(model.parameters(), None) is not None:
             images = dataset.__getitems__(rows[:TRIED].tolist()).image
             if isinstance(images, torch.Tensor) and images.ndim == 4 and len(images):
                 with _inference(model, device, bf16):

@@ -43,8 +43,9 @@ def kept_to(pace: Pace, model: nn.Module) -> Iterator[Callable[[Tensor], Tensor]
 def find_pace(model: nn.Module, images: Tensor, count: int) -> Pace:
     """Return the fastest pace for so many images like those given, by trying batches of them with the model.
 
-    Batches grow while that is faster and the trial takes at most three seconds, or a twentieth of the work. Memory
-    formats are tried for networks of several convolutions. All of it is processor time, so another load changes little.
+    After batches of 16, batches grow while that is faster and the trial takes at most three seconds, or a twentieth of
+    the work. Memory formats are tried for networks of several convolutions. All of it is processor time, so another
+    load changes little.
     """
     layers = sum(isinstance(module, nn.Conv2d) for module in model.modules())
     formats: list[bool | None] = [is_channels_last(model), not is_channels_last(model)] if layers > 1 else [None]

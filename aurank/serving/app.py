@@ -7,6 +7,7 @@ import hashlib
 import hmac
 import json
 import re
+import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
@@ -44,7 +45,12 @@ _HEADERS = {
 
 
 def make_app(
-    index: ImageIndex, *, limits: Limits | None = None, hosts: Sequence[str] | None = None, token: str | None = None
+    index: ImageIndex,
+    *,
+    limits: Limits | None = None,
+    hosts: Sequence[str] | None = None,
+    token: str | None = None,
+    mark: str | None = None,
 ) -> ASGIApp:
     """Return the ASGI application that serves an index, for any ASGI server.
 
@@ -53,11 +59,10 @@ def make_app(
         limits: of requests.
         hosts: the names that requests may call this server by, in lower case; None takes any.
         token: what every request has to bring, as a bearer token or as a password; None asks for none.
+        mark: of this start of the server, alike in all its workers; default: of this application.
     """
     limits = limits or Limits()
-    gallery = Gallery(index, limits.pixels)
-    said = json.dumps(index.about, sort_keys=True)  # the same in all workers
-    mark = hashlib.sha256(said.encode()).hexdigest()[:16]
+    gallery, mark = Gallery(index, limits.pixels), mark or secrets.token_hex(8)
     in_search = _workers("search", threads=limits.threads, waiting=limits.waiting)
     # Apart, so that a page of pictures keeps no search waiting.
     in_pictures = _workers("picture", threads=limits.threads, waiting=8 * limits.waiting)

@@ -2,10 +2,13 @@
 
 import errno
 import gc
+import hashlib
 import ipaddress
 import json
 import os
+import secrets
 import socket
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
 
     from aurank.serving.uploads import Limits
 
+_STARTUP_FAILURE = 3  # what uvicorn does not start again
 _CONNECTIONS = 256  # open at once in a worker; the next is told to come again
 _SETTINGS = "AURANK_SERVE_WORKER"  # the environment variable that tells workers what to serve
 
@@ -103,7 +107,7 @@ def serve(
         settings: dict[str, Any] = {"folder": str(folder), "model": model, "roots": [*map(str, roots)]}
         settings |= {"device": device, "allow_code": allow_code}
         settings |= {"limits": asdict(limits), "hosts": names if is_local else None}
-        settings |= {"token": token, "workers": workers}
+        settings |= {"token": token, "workers": workers, "mark": secrets.token_hex(8)}
         app, images = _app_of(settings)  # with several workers too: what cannot be read is told here
         if started is not None:
             shown = f"[{host}]" if ":" in host else host
@@ -123,7 +127,11 @@ def worker() -> "ASGIApp":
     keep_memory()  # which the command did in its own process
     settings = json.loads(os.environ[_SETTINGS])
     torch.set_num_threads(max(1, torch.get_num_threads() // settings["workers"]))
-    return _app_of(settings)[0]
+    try:
+        return _app_of(settings)[0]
+    except UserError as error:
+        print(f"aurank: {error}", file=sys.stderr)
+        sys.exit(_STARTUP_FAILURE)
 
 
 def _app_of(settings: dict[str, Any]) -> "tuple[ASGIApp, int]":
@@ -134,9 +142,12 @@ def _app_of(settings: dict[str, Any]) -> "tuple[ASGIApp, int]":
     how = {name: settings[name] for name in ("model", "allow_code")}
     roots, device = [*map(Path, settings["roots"])], settings["device"] or "cpu"
     index = ImageIndex.open(settings["folder"], roots=roots, device=device, memory_map=True, **how)
+    about = hashlib.sha256(json.dumps(index.about, sort_keys=True).encode()).hexdigest()
+    if settings.setdefault("about", about) != about:  # a worker started later would number other images
+        raise UserError(f"{settings['folder']} has changed: start aurank serve again")
     index.load_model()
-    limits = Limits(**settings["limits"])
-    return make_app(index, limits=limits, hosts=settings["hosts"], token=settings["token"]), len(index)
+    how = {name: settings[name] for name in ("hosts", "token", "mark")}
+    return make_app(index, limits=Limits(**settings["limits"]), **how), len(index)
 
 
 def make_server(app: "ASGIApp") -> "uvicorn.Server":

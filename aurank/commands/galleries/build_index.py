@@ -261,7 +261,7 @@ def remove_images(
 
 @contextmanager
 def _changing(folder: Path | str) -> Iterator[None]:
-    if is_collection(folder):  # milvus-lite lets one process in, and a cluster orders what many write
+    if is_collection(folder):  # whose description says who was first
         yield
         return
     read_about(Path(folder))  # a folder that is none is not created

@@ -125,6 +125,8 @@ class ImageIndex:
             allow_code: whether a model that needs it may run code.
             memory_map: whether what faiss searches stays in its file, which processes then share.
         """
+        if model is not None and not is_collection(folder):
+            raise UserError(f"--model {model} goes with a collection of Milvus: {folder} has its model inside")
         rows: IndexedRows | CollectionRows
         if is_collection(folder):
             rows = CollectionRows.open(str(folder))

@@ -291,6 +291,8 @@ class AUROCLoss(PairLoss):
         self.surrogate: Surrogate = surrogate
         self.temperature = require_number("temperature", temperature)
         if official and surrogate == "logistic":
+            if temperature not in (DEFAULT_TEMPERATURE, 1):
+                raise UserError(f'temperature={temperature} has no effect with official "logistic": leave it out')
             self.temperature = 1.0
         self.official = official
 

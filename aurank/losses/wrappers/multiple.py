@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from aurank.errors import UserError
-from aurank.losses.core.checks import kind_of
+from aurank.losses.core.checks import kind_of, require_number, require_whole
 from aurank.losses.core.common import in_common_precision, normalize
 from aurank.losses.core.distributed import Gather
 from aurank.losses.core.pair_loss import TakesInputs
@@ -65,8 +65,12 @@ class MultipleLosses(TakesInputs, nn.Module):
         self.weights = dict.fromkeys(named, 1.0) if weights is None else by_name("weights", weights, losses)
         if set(self.weights) != set(named):
             raise UserError(f"weights must be one per loss, {', '.join(named)}, got {', '.join(self.weights)}")
+        for name, weight in self.weights.items():
+            require_number(f"weights[{name!r}]", weight, "(-inf, inf)")
         self.miners = nn.ModuleDict(for_some("miners", miners, losses))
         self.widths: dict[str, int] = for_some("widths", widths, losses)
+        for name, width in self.widths.items():
+            require_whole(f"widths[{name!r}]", width)
         self.last_terms: dict[str, Tensor] = {}
 
     @property

@@ -1,7 +1,7 @@
 """PML's losses, called as aurank's are: of pairs and triplets, and those that learn vectors of each class."""
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal, Unpack, get_args
 
@@ -19,6 +19,7 @@ from aurank.losses.core.checks import (
     check_width,
     require_choice,
     require_module,
+    require_number,
     require_whole,
 )
 from aurank.losses.core.common import (
@@ -247,6 +248,7 @@ def _wrap(
     name: str, loss: type[nn.Module], options: PairLossOptions, reduction: Reduction = "pml", **own: Number
 ) -> PMLLoss:
     require_choice(f"{name}: reduction", reduction, get_args(Reduction))
+    _check_numbers(name, own)
     distance, reducer = options.get("distance"), options.get("reducer")
     regularizer, weight = options.get("embedding_regularizer"), options.get("embedding_reg_weight", 1.0)
     wrapped = loss(
@@ -259,6 +261,15 @@ def _wrap(
     return PMLLoss(wrapped, distributed=options.get("distributed", False))
 
 
+def _check_numbers(name: str, own: Mapping[str, Any]) -> None:
+    for option, value in own.items():
+        if option in ("sub_centers", "centers_per_class"):
+            require_whole(f"{name}: {option}", value)
+        elif option != "distance":
+            require_number(f"{name}: {option}", value, "(0, inf)" if option in _POSITIVE else "(-inf, inf)")
+
+
+_POSITIVE = ("alpha", "beta", "gamma", "la", "scale", "softmax_scale", "temperature")
 _NEARLY_ONE = 1 - 5e-7  # cos 1e-3
 
 
@@ -489,5 +500,6 @@ def soft_triple(
 
 def _with_proxies(name: str, loss: type[nn.Module], given: dict[str, Any], **own: Any) -> ProxyLoss:
     classes, dim = (require_whole(f"{name}: {key}", given[key]) for key in ("num_classes", "embedding_size"))
+    _check_numbers(name, own)
     made = loss(num_classes=classes, embedding_size=dim, **own)
     return ProxyLoss(made, classes, dim, distributed=given["distributed"])
