@@ -285,7 +285,7 @@ def _held(
     return pieces, wanted & ~np.logical_or.reduce(everyone)
 
 
-def embed_pixels(dataset: ImageDataset, *, batch: int = 256, workers: int = 0) -> Embedded:
+def embed_pixels(dataset: ImageDataset, *, batch: int | None = None, workers: int = 0) -> Embedded:
     embedded = embed(nn.Flatten(), dataset, batch=batch, workers=workers)
     pixels = np.asarray(embedded.embeddings)
     constant = pixels.min(axis=1, keepdims=True) == pixels.max(axis=1, keepdims=True)

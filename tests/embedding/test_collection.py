@@ -13,6 +13,7 @@ import pytest
 from testing.galleries import MODEL, small_index, write_photo, write_photos
 
 from aurank.commands import ImageIndex, add_images, build_index, calibrate_model, evaluate_model, remove_images
+from aurank.commands.run_options import PreparedModel
 from aurank.embedding import ImageSelection, collection
 from aurank.errors import UserError
 from aurank.evaluation.engine.scores import DISTANCES
@@ -149,6 +150,42 @@ def test_a_filling_that_was_killed_goes_on_and_ends_with_equal_lists(made: Path,
     with pytest.raises(UserError, match="holds an index already: add images with aurank index add"):
         in_milvus(tmp_path)
     assert in_milvus(tmp_path, overwrite=True).about["revision"] == 1
+
+
+@pytest.mark.slow
+def test_nothing_is_replaced_before_there_is_what_replaces_it(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "photos").symlink_to(made / "photos")
+    index = in_milvus(tmp_path)
+    rows, before = collection.CollectionRows.open(str(index.folder)), index.rows.ids.tolist()
+    monkeypatch.setattr(PreparedModel, "embed", lambda self: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        in_milvus(tmp_path, overwrite=True)
+    assert rows.ids.tolist() == before
+    rows.client.create_collection("another", dimension=4)
+    with pytest.raises(UserError, match="is no collection of this aurank"):
+        in_milvus(tmp_path, "another", overwrite=True)
+
+
+@pytest.mark.slow
+def test_of_two_that_write_the_second_is_refused(made: Path, tmp_path: Path) -> None:
+    (tmp_path / "photos").symlink_to(made / "photos")
+    first = in_milvus(tmp_path).rows
+    second = collection.CollectionRows.open(f"milvus:{tmp_path}/gallery.db#photos")
+    second.describe(recall=None)
+    with pytest.raises(UserError, match="was changed by another process meanwhile: one writes at a time"):
+        first.describe(recall=None)  # type: ignore[union-attr]
+
+
+def test_what_goes_with_one_kind_of_index_alone(made: Path) -> None:
+    address = f"milvus:{made}/gallery.db#photos"
+    with pytest.raises(UserError, match="--model x goes with a collection of Milvus"):
+        ImageIndex.open(made / "index", model="x")
+    with pytest.raises(UserError, match="--postprocess center changes what --index"):
+        evaluate_model(f"embeddings:{address}", postprocess="center", index=address)
+    with pytest.raises(UserError, match=r"--labels l\.npy has no use with"):
+        evaluate_model(f"embeddings:{address}", labels=Path("l.npy"))
 
 
 STRAY = {"source": np.array([0]), "path": np.array(["gone.png"]), "class": np.array([""]), "sha256": np.array(["0"])}

@@ -16,6 +16,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "negative_cache": {"num_samples": 4},
     "neuclip": {"embedding_size": 5},
     "sogclr": {"num_samples": 8},
+    "soft_triple": {"num_classes": 3, "embedding_size": 5},
     "soprc": {"class_counts": [2, 2]},
 }
 # each case: the loss, what it is given, and what the message names
@@ -46,6 +47,10 @@ NUMBERS = [
     ("isogclr", {"temperature_clip": 0}),
     ("listwise_ap", {"num_bins": 1}),
     ("listwise_ap", {"range": (1, -1)}),
+    ("multi_similarity", {"alpha": 0}),
+    ("circle", {"gamma": 0}),
+    ("soft_triple", {"la": 0}),
+    ("contrastive", {"pos_margin": float("nan")}),
     ("negative_cache", {"temperature": 0}),
     ("negative_cache", {"refresh": 1.5}),
     ("neuclip", {"num_prototypes": 0}),
@@ -146,6 +151,7 @@ def test_an_argument_refused_beside_another_is_taken_alone(name: str, given: dic
     [
         ([], {}, "losses"),
         ([SmoothAPLoss()], {"weights": [1, 2]}, "weights"),
+        ([SmoothAPLoss()], {"weights": [float("nan")]}, "weights"),
         ([SmoothAPLoss()], {"weights": {"a": 1}}, "weights"),
         ({"a": SmoothAPLoss()}, {"weights": {"b": 1}}, "weights"),
         ({"a": SmoothAPLoss()}, {"widths": {"b": 2}}, "widths"),

@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from starlette.testclient import TestClient
 from testing.galleries import running_server
 
 from aurank import cli
 from aurank.commands import ImageIndex
 from aurank.errors import UserError
-from aurank.serving import Served
+from aurank.serving import Served, server
 from aurank.serving.connections import PromptProtocol
 from aurank.serving.server import listen, serve
 from aurank.serving.uploads import Limits
@@ -226,6 +227,19 @@ def test_several_workers_give_the_same_answers_and_share_the_mapped_index(index:
         finally:
             parent.terminate()
             assert parent.wait(120) in (0, -15)
+
+
+def test_a_worker_that_finds_another_index_is_not_started_again(
+    index: ImageIndex, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = {"folder": str(index.folder), "model": None, "allow_code": False, "roots": [], "device": None}
+    monkeypatch.setenv(server._SETTINGS, json.dumps({**settings, "workers": 1, "about": "that of before"}))
+    monkeypatch.setattr(server, "keep_memory", lambda: False)
+    threads = torch.get_num_threads()
+    with pytest.raises(SystemExit, match="3"):
+        server.worker()
+    torch.set_num_threads(threads)
+    assert "has changed: start aurank serve again" in capsys.readouterr().err
 
 
 def test_an_answer_in_two_pieces_waits_for_no_acknowledgement(
