@@ -162,17 +162,17 @@ def test_a_library_is_imported_in_its_one_home() -> None:
 
 # Lines that a room may have: it may shrink, and takes from another what it needs more, in the same commit.
 BUDGETS = {
-    "data": 6740,
-    "losses": 6493,
-    "evaluation": 8231,
-    "models": 2296,
-    "embedding": 2405,
-    "training": 2877,
-    "reporting": 1662,
-    "commands exporting serving": 5124,
-    "config": 1057,
-    "cli": 1799,
-    "": 1335,  # beside the rooms
+    "data": 6519,
+    "losses": 6135,
+    "evaluation": 8302,
+    "models": 2186,
+    "embedding": 2910,
+    "training": 2863,
+    "reporting": 1537,
+    "commands exporting serving": 5075,
+    "config": 1023,
+    "cli": 1789,
+    "": 1333,  # beside the rooms
 }
 
 

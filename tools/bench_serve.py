@@ -59,10 +59,11 @@ def asks(index: ImageIndex, random: np.random.Generator) -> dict[str, Ask]:
 
 
 def photo_bytes(index: ImageIndex, row: int) -> bytes:
-    source = index.source_of(row)
+    image = index.rows.take([row])
+    source = index.sources[int(image["source"][0])]
     if source is None:
         raise SystemExit(f"the images of {index.folder} are gone")
-    return source.read_bytes(str(index.images["path"][row]))
+    return source.read_bytes(str(image["path"][0]))
 
 
 def measure(

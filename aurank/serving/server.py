@@ -8,7 +8,6 @@ import json
 import os
 import secrets
 import socket
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 
     from aurank.serving.uploads import Limits
 
-_STARTUP_FAILURE = 3  # what uvicorn does not start again
 _CONNECTIONS = 256  # open at once in a worker; the next is told to come again
 _SETTINGS = "AURANK_SERVE_WORKER"  # the environment variable that tells workers what to serve
 
@@ -130,8 +128,7 @@ def worker() -> "ASGIApp":
     try:
         return _app_of(settings)[0]
     except UserError as error:
-        print(f"aurank: {error}", file=sys.stderr)
-        sys.exit(_STARTUP_FAILURE)
+        raise TypeError(error) from error  # which uvicorn tells, and does not start again
 
 
 def _app_of(settings: dict[str, Any]) -> "tuple[ASGIApp, int]":

@@ -230,16 +230,15 @@ def test_several_workers_give_the_same_answers_and_share_the_mapped_index(index:
 
 
 def test_a_worker_that_finds_another_index_is_not_started_again(
-    index: ImageIndex, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    index: ImageIndex, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = {"folder": str(index.folder), "model": None, "allow_code": False, "roots": [], "device": None}
     monkeypatch.setenv(server._SETTINGS, json.dumps({**settings, "workers": 1, "about": "that of before"}))
     monkeypatch.setattr(server, "keep_memory", lambda: False)
     threads = torch.get_num_threads()
-    with pytest.raises(SystemExit, match="3"):
+    with pytest.raises(TypeError, match="has changed: start aurank serve again"):  # of which uvicorn makes an end
         server.worker()
     torch.set_num_threads(threads)
-    assert "has changed: start aurank serve again" in capsys.readouterr().err
 
 
 def test_an_answer_in_two_pieces_waits_for_no_acknowledgement(
