@@ -201,7 +201,7 @@ def _agent(command: list[str], seed: int) -> None:
         rdzv_endpoint="127.0.0.1:0",
         run_id="embed",
         local_addr="127.0.0.1",
-        start_method="fork",
+        start_method="forkserver",
     )
     elastic_launch(config, _rank)(command, seed)
 

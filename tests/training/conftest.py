@@ -7,18 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from accelerate.state import AcceleratorState
 from testing.runs import few_digits
 
 from aurank.data import READERS
 
 torch.set_num_threads(1)  # as testing.processes does; a fixture would come after those of a module
-
-
-@pytest.fixture(autouse=True)
-def without_accelerator() -> None:
-    """Forget the precision that an earlier test chose: the process keeps one."""
-    AcceleratorState._reset_state(reset_partial_state=False)
 
 
 @pytest.fixture(scope="module", autouse=True)

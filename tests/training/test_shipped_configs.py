@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+from accelerate.state import AcceleratorState
 from testing.galleries import photos
 from testing.runs import notices_of, tiny_config
 from testing.trees import REAL_DATA
@@ -20,6 +21,12 @@ DOCS = Path(__file__).parents[2] / "docs"
 SETS = ("sop", "inaturalist", "vehicleid")  # each of them is a SET of the page
 LINES = re.findall(r"`aurank train ([^`]+)`", (DOCS / "configurations.md").read_text(encoding="utf-8"))
 COMMANDS = [re.sub("^SET/", f"{name}/", line) for line in LINES for name in SETS[: 3 if line.startswith("SET/") else 1]]
+
+
+@pytest.fixture(autouse=True)
+def without_accelerator() -> None:
+    """Forget the precision that an earlier test chose: the process keeps one."""
+    AcceleratorState._reset_state(reset_partial_state=False)
 
 
 @pytest.mark.parametrize("name", SHIPPED)
