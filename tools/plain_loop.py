@@ -21,16 +21,16 @@ SIZE, LARGER, STEPS, CLASSES, PHOTOS = 128, round(128 * 256 / 224), 120, 16, 4
 
 
 def photos(archive, train):
-    """Photos of coarse kinds with an even number (training) or an odd one (test), reduced, and their kinds."""
-    side = LARGER if train else SIZE
+    """Photos of coarse kinds with an even number (training) or an odd one (test), resized, and their kinds."""
     images, kinds = [], []
     with zipfile.ZipFile(archive) as file:
+        folder = next(name for name in file.namelist() if name.endswith("/train.txt")).removesuffix("train.txt")
         for part in ("train", "val", "test"):
-            for line in file.read(f"GroceryStoreDataset-master/dataset/{part}.txt").decode().splitlines():
+            for line in file.read(f"{folder}{part}.txt").decode().splitlines():
                 path, kind, coarse = (word.strip() for word in line.split(","))
                 if (int(coarse) % 2 == 0) == train:
-                    image = Image.open(io.BytesIO(file.read(f"GroceryStoreDataset-master/dataset/{path}")))
-                    scale = side / min(image.size)
+                    image = Image.open(io.BytesIO(file.read(folder + path)))
+                    scale = LARGER / min(image.size)
                     size = tuple(round(scale * edge) for edge in image.size)
                     images.append(np.asarray(image.convert("RGB").resize(size, Image.Resampling.BICUBIC)))
                     kinds.append(int(kind))
