@@ -25,6 +25,7 @@ ALL = "all"  # splits together
 SUFFIX = ".safetensors"
 LAST, BEST = f"last{SUFFIX}", f"best{SUFFIX}"
 KEPT = f"checkpoint{SUFFIX}"  # in the folder of a stored model
+RECORD = "model.json"  # there, too
 ABOUT = "index.json"
 DATA = {"data": Choices(READERS, frozenset({"root"}))}
 
@@ -179,6 +180,11 @@ def resolve_checkpoint(path: Path | str) -> Path:
     if path.is_dir():
         return path / (KEPT if (path / KEPT).exists() and not (path / BEST).exists() else BEST)
     return path if path.suffix == SUFFIX or path.is_file() else path.with_name(path.name + SUFFIX)
+
+
+def is_stored(folder: str) -> bool:
+    """Return whether a folder holds a model of another library, as `ImageModel.save` writes it."""
+    return (Path(folder) / RECORD).is_file() and not (Path(folder) / KEPT).exists()
 
 
 def require_checkpoint(path: Path) -> None:

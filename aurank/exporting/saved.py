@@ -4,7 +4,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from aurank.embedding.stored.trained_model import RECORD, store_model, stored_files
+from aurank.embedding.named import RECORD
+from aurank.embedding.stored.trained_model import store_model, stored_files
 from aurank.errors import UserError, first_line
 from aurank.exporting.card import write_model_card
 from aurank.extras import import_library

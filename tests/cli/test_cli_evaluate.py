@@ -11,6 +11,7 @@ import pytest
 from testing.processes import Shell
 
 from aurank.cli.drawing import keep_baselines
+from aurank.embedding import load
 from aurank.errors import AurankError
 from aurank.evaluation import PostProcessing, Report
 
@@ -36,6 +37,13 @@ def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def report_of(name: str) -> Report:
     return Report.load(Path(name) / "report.json")
+
+
+def test_a_model_of_another_library_that_was_saved_is_measured_by_its_folder(aurank: Shell, place: Path) -> None:
+    load(TIMM[2]).save("saved")
+    for number, model in enumerate((TIMM[2], "aurank:saved", "saved")):
+        assert aurank(*TIMM[:2], model, *TIMM[3:], "--out", str(number))[0] == 0
+    assert report_of("0").metrics == report_of("1").metrics == report_of("2").metrics
 
 
 @pytest.mark.slow

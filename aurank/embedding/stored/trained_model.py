@@ -25,7 +25,7 @@ from aurank.embedding.from_config import (
     towers_of,
     with_preprocessing,
 )
-from aurank.embedding.named import KEPT, resolve_checkpoint
+from aurank.embedding.named import KEPT, RECORD, resolve_checkpoint
 from aurank.embedding.stored.checkpoint import is_head, load_checkpoint, save_checkpoint
 from aurank.errors import UserError, first_line
 from aurank.extras import import_library
@@ -43,7 +43,6 @@ _BACKBONES = ("timm", "open_clip", "transformers")  # whose models a head can be
 _AS_ROWS = f"measure embeddings: --data {EMBEDDINGS}:FILE"
 _TOLERANCE = 1e-4  # of features, by their largest
 _LEVELS = 0.5  # of 255, of pixels on average: processors of transformers round otherwise than Pillow
-RECORD = "model.json"
 _FORMAT = "aurank.model"
 _HUB = "hf-hub"
 _BRACKETS = str.maketrans("[]", "()")  # a tuple that was kept as JSON is a list
@@ -111,10 +110,6 @@ def split_name(model: str) -> tuple[str, str]:
     others = ", ".join(f"{name}:…" for name in known[4:])
     said = f"of no known kind{meant(nearest(kind, known))}" if colon else "there is no such run or folder"
     raise UserError(f"--model {model!r}: {said}; expected {shapes}, or one of {others}")
-
-
-def is_stored(folder: str) -> bool:
-    return (Path(folder) / RECORD).is_file() and not (Path(folder) / KEPT).exists()
 
 
 def fetched(model: str) -> str:
