@@ -39,6 +39,7 @@ def report_of(name: str) -> Report:
     return Report.load(Path(name) / "report.json")
 
 
+@pytest.mark.slow
 def test_a_model_of_another_library_that_was_saved_is_measured_by_its_folder(aurank: Shell, place: Path) -> None:
     load(TIMM[2]).save("saved")
     for number, model in enumerate((TIMM[2], "aurank:saved", "saved")):

@@ -352,12 +352,17 @@ def defined(
     return value(x).sum(dim=2), -pull.sum(dim=2), pull.sum(dim=1)
 
 
+def sums_and_gradients(gradient: Tensor, scores: Tensor, others: Tensor, **named: Any) -> tuple[Tensor, Tensor, Tensor]:
+    named = {"constants": (), **named}
+    return block_sums(scores, others, **named), *block_gradients(gradient, scores, others, **named)
+
+
 def compare(gradient: Tensor, scores: Tensor, others: Tensor, **named: Any) -> None:
     """Nothing; raises unless sums and gradients are those of the definition, to the type's precision.
 
     In float32 a gradient may be off by a rounding of x, which the temperature magnifies.
     """
-    found = (block_sums(scores, others, **named), *block_gradients(gradient, scores, others, **named))
+    found = sums_and_gradients(gradient, scores, others, **named)
     for each, wanted, like in zip(
         found, defined(gradient, scores, others, **named), (scores, scores, others), strict=True
     ):
@@ -372,7 +377,7 @@ def compare(gradient: Tensor, scores: Tensor, others: Tensor, **named: Any) -> N
 def compare_not_a_number(gradient: Tensor, scores: Tensor, others: Tensor, **named: Any) -> None:
     """Nothing; raises unless what is made of a score or other that is not a number is none, in its query alone."""
     for left, right in ((spoilt(scores), others), (scores, spoilt(others))):
-        found = (block_sums(left, right, **named), *block_gradients(gradient, left, right, **named))
+        found = sums_and_gradients(gradient, left, right, **named)
         for each, wanted in zip(found, defined(gradient, left, right, **named), strict=True):
             assert each[wanted.isnan()].isnan().all()
             assert not each[1:].isnan().any()

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
@@ -16,32 +15,26 @@ BLOCK_BYTES = 2**22  # bytes, of which up to three blocks live at a time; of 1 t
 
 
 def block_sums(
-    scores: Scores, others: Others, *, surrogate: str, temperature: float, constants: Sequence[float] = ()
-) -> Scores:
+    scores: Tensor, others: Tensor, surrogate: str, temperature: float, constants: Sequence[float]
+) -> Tensor:
     """Return Σ_j ℓ((other_j − score) / temperature) for each score; `constants` are those of "bound"."""
     found = scores.new_empty(scores.shape)
     for queries, columns in _blocks(scores, others):
         part = scores[queries, columns], others[queries]
-        found[queries, columns] = definition(*part, surrogate=surrogate, temperature=temperature, constants=constants)
+        found[queries, columns] = definition(*part, surrogate, temperature, constants)
     return found
 
 
 def definition(
-    scores: Scores, others: Others, *, surrogate: str, temperature: float, constants: Sequence[float] = ()
+    scores: Scores, others: Others, surrogate: str, temperature: float, constants: Sequence[float]
 ) -> Scores:
     """Return the sums of one block, in operations that torch can differentiate any number of times."""
     return VALUES[surrogate](_differences(scores, others, temperature), *constants).sum(dim=2)
 
 
 def block_gradients(
-    gradient: Scores,
-    scores: Scores,
-    others: Others,
-    *,
-    surrogate: str,
-    temperature: float,
-    constants: Sequence[float] = (),
-) -> tuple[Scores, Others]:
+    gradient: Tensor, scores: Tensor, others: Tensor, surrogate: str, temperature: float, constants: Sequence[float]
+) -> tuple[Tensor, Tensor]:
     of_scores, of_others = scores.new_zeros(scores.shape), others.new_zeros(others.shape)
     scaled = gradient / temperature
     for queries, columns in _blocks(scores, others):
@@ -138,38 +131,12 @@ def ranking_sums(
     bound: Bound | None = None,
 ) -> Scores:
     """Return for each score Σ_j ℓ(x) over the query's others, x = (other_j − score) / temperature; −∞ adds 0."""
-    sums: Tensor = sum_operator(scores, others, surrogate, temperature, bound and list(bound))
+    sums: Tensor = sum_operator(scores, others, surrogate, temperature, list(bound or ()))
     return sums
 
 
-@torch.library.custom_op("aurank::ranking_sums", mutates_args=())
-def sum_operator(
-    scores: Tensor,
-    others: Tensor,
-    surrogate: str,
-    temperature: float,
-    constants: Sequence[float] | None = None,
-) -> Tensor:
-    options = _options(surrogate, temperature, constants)
-    return block_sums(scores, others, **options)
-
-
-@torch.library.custom_op("aurank::ranking_sums_backward", mutates_args=())
-def gradient_operator(
-    gradient: Tensor,
-    scores: Tensor,
-    others: Tensor,
-    surrogate: str,
-    temperature: float,
-    constants: Sequence[float] | None = None,
-) -> tuple[Tensor, Tensor]:
-    options = _options(surrogate, temperature, constants)
-    return block_gradients(gradient, scores, others, **options)
-
-
-def _options(surrogate: str, temperature: float, constants: Sequence[float] | None) -> dict[str, Any]:
-    given = {"surrogate": surrogate, "temperature": temperature}
-    return {**given, "constants": constants} if constants else given
+sum_operator = torch.library.custom_op("aurank::ranking_sums", block_sums, mutates_args=())
+gradient_operator = torch.library.custom_op("aurank::ranking_sums_backward", block_gradients, mutates_args=())
 
 
 @sum_operator.register_fake
@@ -189,11 +156,11 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     scores, others = ctx.saved_tensors
+    none = [None] * len(ctx.options)
     if torch.is_grad_enabled():  # under create_graph
-        surrogate, temperature, *constants = ctx.options
-        options = _options(surrogate, temperature, constants[0] if constants else None)
-        return *torch.func.vjp(partial(definition, **options), scores, others)[1](gradient), *[None] * len(ctx.options)
-    return *gradient_operator(gradient, scores, others, *ctx.options), *[None] * len(ctx.options)
+        _, backward = torch.func.vjp(lambda *sides: definition(*sides, *ctx.options), scores, others)
+        return *backward(gradient), *none
+    return *gradient_operator(gradient, scores, others, *ctx.options), *none
 
 
 sum_operator.register_autograd(_backward, setup_context=_remember)

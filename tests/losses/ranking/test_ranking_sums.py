@@ -8,18 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from testing.cases import compare, defined, sides
+from testing.cases import compare, defined, sides, sums_and_gradients
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from aurank.losses.ranking import ranking_sums as module
-from aurank.losses.ranking.ranking_sums import (
-    VALUES,
-    block_gradients,
-    block_sums,
-    gradient_operator,
-    ranking_sums,
-    sum_operator,
-)
+from aurank.losses.ranking.ranking_sums import VALUES, gradient_operator, ranking_sums, sum_operator
 
 EACH = pytest.mark.parametrize("surrogate", VALUES)
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -56,9 +49,9 @@ def test_nothing_to_rank_gives_zeros(surrogate: str, shape: tuple[int, int, int]
 def test_the_operators_are_what_they_tell_compilers(surrogate: str, width: int, strided: bool) -> None:
     given = sides(2, width, 9, dtype=torch.float64)
     gradient, scores, others = (each.T.contiguous().T for each in given) if strided else given
-    torch.library.opcheck(gradient_operator, (gradient, scores, others, surrogate, 0.1))
+    torch.library.opcheck(gradient_operator, (gradient, scores, others, surrogate, 0.1, ()))
     leaves = (scores.requires_grad_(), others.requires_grad_())
-    torch.library.opcheck(sum_operator, (*leaves, surrogate, 0.1))
+    torch.library.opcheck(sum_operator, (*leaves, surrogate, 0.1, ()))
 
 
 @EACH
@@ -108,8 +101,7 @@ def test_no_tensor_is_larger_than_a_block_or_the_similarities(
     monkeypatch.setattr(module, "BLOCK_BYTES", module.BLOCK_BYTES // 8)
     given = {"surrogate": surrogate, "temperature": 0.1}
     with Largest() as largest:
-        block_sums(scores, others, **given)
-        block_gradients(gradient, scores, others, **given)
+        sums_and_gradients(gradient, scores, others, **given)
     assert queries * width * references * 4 > 3 * largest.bytes
     assert largest.bytes <= max(2**19, others.untyped_storage().nbytes())
 
