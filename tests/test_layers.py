@@ -59,11 +59,7 @@ HOMES = {
     "onnxruntime": ("aurank.exporting",),  # graphs are run by aurank.models.adapters.exported
     "albumentations": ("aurank.data.transforms",),
     "ruamel": ("aurank.config",),
-    "faiss": (
-        "aurank.evaluation.index",
-        "aurank.evaluation.accuracy_calculator",
-        "aurank.data.checks.pictures",  # hashes that differ in few bits
-    ),
+    "faiss": ("aurank.evaluation.index", "aurank.evaluation.accuracy_calculator"),
     "imagehash": ("aurank.data.checks",),
     "pymilvus": ("aurank.embedding.collection",),  # by import_library, milvus_lite too
     "requests": ("aurank.data.download",),  # pooch too, by import_library
@@ -78,6 +74,7 @@ HOMES = {
     "scipy": (
         "aurank.evaluation.postprocessing",
         "aurank.data.checks",
+        "aurank.data.manifest",
         "aurank.data.readers",  # for the Matlab files of published sets
         "aurank.evaluation.calibration",
         "aurank.evaluation.significance",

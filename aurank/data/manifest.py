@@ -296,18 +296,15 @@ def pairs_among(
 def _joined_by_images(
     paths: Sequence[str], labels: Int64[np.ndarray, " image"], among: Bool[np.ndarray, " image"]
 ) -> Int64[np.ndarray, " image"]:
-    """Return for each row the lowest of all labels that images among some rows tie to its own, by steps or at once."""
-    numbers = first_seen(paths)
-    images = np.array([numbers[path] for path in paths], dtype=np.int64)
-    lowest = np.arange(int(labels.max()) + 1)
-    while True:
-        of_image = np.full(len(numbers), len(lowest), dtype=np.int64)
-        np.minimum.at(of_image, images[among], lowest[labels[among]])
-        lower = lowest.copy()
-        np.minimum.at(lower, labels[among], of_image[images[among]])
-        if np.array_equal(lower, lowest):
-            return np.asarray(lowest[labels])
-        lowest = lower
+    """Return a number for each row, equal for labels that images among some rows tie together, by steps or at once."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    count, numbers = int(labels.max()) + 1, first_seen(paths)
+    images = np.array([count + numbers[path] for path in paths], dtype=np.int64)
+    ties = (np.ones(np.count_nonzero(among), np.int8), (labels[among], images[among]))
+    size = (count + len(numbers),) * 2
+    return np.asarray(connected_components(coo_array(ties, shape=size), directed=False)[1][labels], dtype=np.int64)
 
 
 def first_seen(names: Iterable[str]) -> dict[str, int]:

@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int64, Shaped
 
-from aurank.data.checks.findings import DoctorReport, Finding, finding_of, surplus
+from aurank.data.checks.findings import SPLIT_PAIRS, DoctorReport, Finding, finding_of, surplus
 from aurank.data.decode import MAX_PIXELS
 from aurank.data.manifest import Manifest
 from aurank.names import text_key
 
-_PAIRS = (("train", "test"), ("train", "val"), ("val", "test"))
 _SPLIT_NAMES = {
     *("train", "training", "val", "valid", "validation", "dev", "test", "testing"),
     *("query", "queries", "gallery", "index", "database", "distractors"),
@@ -55,7 +54,7 @@ def examine(
     if ask_classes and held and (odd := odd_classes(held)) is not None:
         findings.append(finding_of("odd", odd[1], check=f"{odd[0]}, so the folder may be a level too high"))
     findings.append(_spelt_alike(manifest, np.flatnonzero(labelled)))
-    for one, other in _PAIRS:
+    for one, other in SPLIT_PAIRS:
         shared = np.intersect1d(labels[labelled & (splits == one)], labels[labelled & (splits == other)])
         names = [classes[label] for label in shared.tolist()]
         findings.append(finding_of("shared", names, check=f"classes in both {one} and {other}"))

@@ -18,6 +18,7 @@ from aurank.files import write_text
 from aurank.names import meant, nearest
 
 _EXAMPLES = 3
+SPLIT_PAIRS = (("train", "test"), ("train", "val"), ("val", "test"))
 _KEPT_SPLITS = ("test", "val", "train")  # of an image in several, the first keeps it
 _FORMULA = ("=", "+", "-", "@")  # what a spreadsheet takes for the beginning of one
 

@@ -8,10 +8,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, NamedTuple, TypeVar, no_type_check
+from typing import NamedTuple, TypeVar
 
 import imagehash
-import numba
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Float64, Int64, UInt8
@@ -22,7 +21,7 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 from torch.nn import functional
 
-from aurank.data.checks.findings import Finding, finding_of, stand_alike, surplus
+from aurank.data.checks.findings import SPLIT_PAIRS, Finding, finding_of, stand_alike, surplus
 from aurank.data.decode import Pixels, decode, quiet_decoding
 from aurank.data.manifest import Manifest
 from aurank.errors import UserError
@@ -39,7 +38,8 @@ SIZES = {16: 0.85, 32: 0.92, 64: 0.0}
 SIDE = 64  # of the finest
 _STEPS = 6  # of Gauss and Newton at each size
 _LARGEST_SCALE, _LARGEST_SHIFT = 1.18, 0.2  # of one image against the other; a shift of 1 is half a side
-_HASHES, _BLOCK, _LAID = 4096, 8192, 256  # hashes, images or pairs, and pairs laid over each other, at a time
+# Pairs of hashes, images or pairs of them, and pairs laid over each other, at a time.
+_HASH_PAIRS, _BLOCK, _LAID = 2**22, 8192, 64
 
 _Result = TypeVar("_Result")
 
@@ -213,7 +213,7 @@ def _of_groups(
 
     in_two = [
         of("splits", f"{what} in {one} and {other}", ({one, other} <= within for within in splits))
-        for one, other in (("train", "test"), ("train", "val"), ("val", "test"))
+        for one, other in SPLIT_PAIRS
     ]
     conflicts = (len(set(labels[rows].tolist()) - {-1}) > 1 for rows in groups)
     within = (len(held) == 1 and not sides for held, sides in zip(splits, across, strict=True))
@@ -288,50 +288,21 @@ def close_hashes(
     """Return the pairs of images whose hashes of 64 bits differ in few, and in how many; of each the k closest."""
     codes = np.zeros((len(hashes), 8), np.uint8)
     codes[:, : (hashes.shape[1] + 7) // 8] = np.packbits(hashes, axis=1)
-    bits, place = np.full((len(codes), k), 65), np.zeros((len(codes), k), np.int64)
+    numbers, step = codes.view(np.uint64)[:, 0], max(1, _HASH_PAIRS // max(1, len(codes)))
 
-    def fill(start: int) -> None:
-        here = slice(start, start + _HASHES)
-        _keep_closest(codes.view(np.uint64)[:, 0], start, at_most, bits[here], place[here])
+    def closest(start: int) -> Int64[np.ndarray, "3 close"]:
+        apart = np.bitwise_count(numbers[start : start + step, None] ^ numbers)
+        row, other = np.nonzero(apart <= at_most)
+        close = np.stack([row + start, other, apart[row, other]])[:, row + start != other]
+        close = close[:, np.lexsort((close[1], close[2], close[0]))]
+        place = np.arange(close.shape[1]) - np.searchsorted(close[0], close[0])
+        return close[:, place < k]
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(fill, range(0, len(codes), _HASHES)))
-    row, column = np.nonzero(bits <= at_most)
-    listed = np.stack([row, place[row, column]], 1)
-    pairs, first_of = np.unique(np.sort(listed, axis=1), axis=0, return_index=True)
-    return pairs, bits[row, column][first_of]
-
-
-@numba.njit(nogil=True)
-@no_type_check
-def _bits_apart(one: Any, other: Any) -> Any:
-    bits = one ^ other  # what follows compiles to one instruction
-    bits = bits - ((bits >> np.uint64(1)) & np.uint64(0x5555555555555555))
-    bits = (bits & np.uint64(0x3333333333333333)) + ((bits >> np.uint64(2)) & np.uint64(0x3333333333333333))
-    bits = (bits + (bits >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
-    return np.int64((bits * np.uint64(0x0101010101010101)) >> np.uint64(56))
-
-
-@numba.njit(nogil=True)
-@no_type_check
-def _keep_closest(codes: Any, start: int, at_most: int, bits: Any, place: Any) -> None:
-    """Write the closest others of some hashes, nearest first, into lists that hold numbers beyond `at_most`."""
-    for row in range(len(bits)):
-        one, nearest, most = codes[start + row], bits[row], at_most
-        for left in range(0, len(codes), _HASHES):
-            close, block = 0, codes[left : min(left + _HASHES, len(codes))]
-            for at in range(len(block)):  # vectorises
-                close += _bits_apart(one, block[at]) <= most
-            for at in range(len(block) if close else 0):
-                apart, other = _bits_apart(one, block[at]), left + at
-                if apart > most or other == start + row:
-                    continue
-                slot = len(nearest) - 1
-                while slot > 0 and nearest[slot - 1] > apart:
-                    nearest[slot], place[row, slot] = nearest[slot - 1], place[row, slot - 1]
-                    slot -= 1
-                nearest[slot], place[row, slot] = apart, other
-                most = min(most, nearest[-1] - 1)
+        parts = [np.zeros((3, 0), np.int64), *pool.map(closest, range(0, len(numbers), step))]
+    one, other, bits = np.concatenate(parts, axis=1)
+    pairs, first_of = np.unique(np.sort(np.stack([one, other], 1), axis=1), axis=0, return_index=True)
+    return pairs, bits[first_of]
 
 
 def square(image: Image.Image) -> UInt8[np.ndarray, "side side"]:
@@ -396,54 +367,18 @@ def _with_slopes(image: Tensor) -> Tensor:
 
 def _improved(one: Tensor, sloped: Tensor, scale: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
     """Return scale and shift after one step: the least squares of one × gain + offset against the moved other."""
-    normal, right = np.empty((len(one), 6, 6)), np.empty((len(one), 6))
-    _add_normal(one[:, 0].numpy(), sloped.numpy(), scale.numpy(), shift.numpy(), normal, right)
-    system, target = torch.from_numpy(normal), torch.from_numpy(right)[..., None]
+    seen, covered = _sampled(sloped, scale, shift)
+    moved, across, down = seen.unbind(1)
+    x, y = _grid(one.shape[-1])
+    columns = torch.stack([one[:, 0], torch.ones_like(moved), -across * x, -across, -down * y, -down, moved], 1)
+    columns = (columns * covered[:, None]).flatten(2).double()
+    sums = columns @ columns.mT
+    system, target = sums[:, :6, :6], sums[:, :6, 6:]
     ridge = 1e-6 * system.diagonal(dim1=1, dim2=2).mean(1).clamp_min(1e-6)
     solved = torch.linalg.solve(system + torch.eye(6) * ridge[:, None, None], target)[..., 0].float()
     scale = (scale + solved[:, [2, 4]]).clamp(1 / _LARGEST_SCALE, _LARGEST_SCALE)
     shift = (shift + solved[:, [3, 5]]).clamp(-_LARGEST_SHIFT, _LARGEST_SHIFT)
     return scale, shift
-
-
-@numba.njit(nogil=True)
-@no_type_check
-def _add_normal(one: Any, sloped: Any, scale: Any, shift: Any, normal: Any, right: Any) -> None:
-    """Add up the normal equations of each pair, over the pixels that the moved image covers."""
-    size = one.shape[-1]
-    column, sampled, sums = np.empty(7), np.empty(3), np.empty((6, 7))
-    for pair in range(len(one)):
-        sums[:] = 0
-        for row in range(size):
-            y = (row + 0.5) * (2 / size) - 1
-            down = y * scale[pair, 1] + shift[pair, 1]
-            if abs(down) > 1:
-                continue
-            at = min(max(((down + 1) * size - 1) / 2, 0.0), size - 1.0)
-            top = int(at)
-            bottom, low = min(top + 1, size - 1), at - top
-            for place in range(size):
-                x = (place + 0.5) * (2 / size) - 1
-                across = x * scale[pair, 0] + shift[pair, 0]
-                if abs(across) > 1:
-                    continue
-                at = min(max(((across + 1) * size - 1) / 2, 0.0), size - 1.0)
-                left = int(at)
-                beside, far = min(left + 1, size - 1), at - left
-                for kind in range(3):
-                    above = sloped[pair, kind, top, left] * (1 - far) + sloped[pair, kind, top, beside] * far
-                    below = sloped[pair, kind, bottom, left] * (1 - far) + sloped[pair, kind, bottom, beside] * far
-                    sampled[kind] = above * (1 - low) + below * low
-                column[0], column[1] = one[pair, row, place], 1
-                column[2], column[3] = -sampled[1] * x, -sampled[1]
-                column[4], column[5], column[6] = -sampled[2] * y, -sampled[2], sampled[0]
-                for i in range(6):
-                    for j in range(i, 7):
-                        sums[i, j] += column[i] * column[j]
-        for i in range(6):
-            right[pair, i] = sums[i, 6]
-            for j in range(i, 6):
-                normal[pair, i, j] = normal[pair, j, i] = sums[i, j]
 
 
 def _agreement(one: Tensor, other: Tensor, scale: Tensor, shift: Tensor) -> Float[Tensor, " pair"]:
