@@ -364,9 +364,8 @@ class HardNegativeSampler(PKSampler):
 
     Example:
         >>> labels = np.repeat(np.arange(4), 4)
-        >>> def neighbours(number: int) -> np.ndarray:  # classes 0 and 2 are near, and 1 and 3
-        ...     return ((np.arange(16) + 8) % 16)[:, None]
-        >>> sampler = HardNegativeSampler(labels, batch=8, neighbours=neighbours)
+        >>> near = ((np.arange(16) + 8) % 16)[:, None]  # of classes 0 and 2, and of 1 and 3
+        >>> sampler = HardNegativeSampler(labels, batch=8, neighbours=lambda number: near)
         >>> sampler.refresh(epoch=0, batch=0)
         >>> sorted(np.unique(labels[rows]).tolist() for rows in sampler.epoch(0))
         [[0, 2], [1, 3]]

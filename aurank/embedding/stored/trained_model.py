@@ -63,16 +63,10 @@ def load(model: Path | str, *, allow_code: bool = False) -> ImageModel:
         UserError: there is no such model, or it cannot be loaded.
 
     Example:
-        >>> import tempfile
         >>> import aurank
-        >>> from PIL import Image
         >>> model = aurank.load("timm:test_resnet,pretrained=false")
-        >>> photo = Image.new("RGB", (20, 30))
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     model.save(f"{folder}/model", licence="mit")
-        ...     again = aurank.load(f"{folder}/model")
-        >>> (again.encode([photo]) == model.encode([photo])).all()
-        np.True_
+        >>> model.encode(np.zeros((30, 20, 3), np.uint8)).shape
+        (96,)
     """
     name = fetched(str(model))
     kind, what = split_name(name)

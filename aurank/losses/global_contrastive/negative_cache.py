@@ -66,7 +66,6 @@ class NegativeCacheLoss(Counters, KeyedLoss):
     Source: Lindgren et al., NeurIPS 2021, https://openreview.net/forum?id=824xC-SgWgU.
 
     Example:
-        >>> import torch
         >>> loss = NegativeCacheLoss(num_samples=4, positive_in_denominator=False)
         >>> loss(torch.eye(4).repeat(2, 1), torch.arange(4).repeat(2))  # s⁺ = 1, and all s⁻ = 0
         tensor(-1.)

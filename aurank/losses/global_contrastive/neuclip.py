@@ -189,7 +189,6 @@ class NeuCLIPLoss(PairLoss):
     Source: Wei, Lin, Yang, ICLR 2026, https://arxiv.org/abs/2511.08417.
 
     Example:
-        >>> import torch
         >>> images, texts, rows = torch.eye(4), torch.eye(4).flip(1), torch.arange(4)
         >>> loss = NeuCLIPLoss(embedding_size=4, num_prototypes=8, inner_lr=0.01)
         >>> loss(images, rows, ref_emb=texts, ref_labels=rows).backward()

@@ -146,8 +146,6 @@ class ISogCLRLoss(RobustLoss):
         >>> loss = ISogCLRLoss(num_samples=4, rho=0.3, temperature=0.7)
         >>> loss(torch.eye(4).repeat(2, 1), torch.arange(4).repeat(2))  # 0.7·(−1/0.7 + 0.3)
         tensor(-0.7900)
-        >>> loss.temperatures.shape
-        torch.Size([4])
     """
 
     unused: ClassVar = {

@@ -132,7 +132,6 @@ class CyCLIPLoss(CLIPLoss):
     Source: Goel et al., NeurIPS 2022, https://arxiv.org/abs/2205.14459.
 
     Example:
-        >>> import torch
         >>> images, rows = torch.eye(2), torch.arange(2)
         >>> pairs = {"ref_emb": torch.ones(2, 2), "ref_labels": rows}  # texts that are all alike
         >>> term = CyCLIPLoss()(images, rows, **pairs) - CLIPLoss()(images, rows, **pairs)

@@ -15,6 +15,7 @@ from aurank.losses.core.checks import (
     Number,
     RankTemperature,
     StepTemperature,
+    check_labels_in_range,
     check_width,
     is_integer,
     kind_of,
@@ -333,7 +334,7 @@ class HierarchicalAPLoss(PairLoss):
     def extra_terms(self, pairs: Pairs) -> dict[str, Tensor]:
         if self.proxies is None:
             return {}
-        self._require_known(pairs.host_query_labels)
+        check_labels_in_range(pairs.host_query_labels, len(self.proxies))
         cosine = normalize(pairs.query) @ normalize(self.proxies.to(pairs.query.dtype)).T
         loss = cross_entropy(cosine / self.clustering_temperature, pairs.query_labels, reduction="none")
         return {"clustering": self.clustering * loss}
@@ -341,18 +342,9 @@ class HierarchicalAPLoss(PairLoss):
     def _codes(self, labels: Int64[Tensor, " row"]) -> list[Int64[Tensor, " row"]]:
         if self.super_labels is None:
             return []
-        self._require_known(labels)
+        check_labels_in_range(labels, len(self.super_labels))
         alone = int(self.super_labels.max()) + 1 + labels
         return [torch.where(column < 0, alone, column) for column in self.super_labels[labels].T]
-
-    def _require_known(self, labels: Int64[Tensor, " row"]) -> None:
-        assert self.super_labels is not None
-        outside = labels[(labels < 0) | (labels >= len(self.super_labels))]
-        if len(outside):
-            raise UserError(
-                f"label {int(outside[0])} is outside super_labels, which has {len(self.super_labels)} classes "
-                f"(0..{len(self.super_labels) - 1}): map the labels to 0..C-1 and pass the super-category of each class"
-            )
 
     def _relevances(
         self, counts: Int64[Tensor, "level query"], like: Float[Tensor, "query reference"]

@@ -38,11 +38,9 @@ class MultipleLosses(TakesInputs, nn.Module):
         https://arxiv.org/abs/2205.13147
 
     Example:
-        >>> import torch
         >>> from aurank.losses import SmoothAPLoss, contrastive
         >>> loss = MultipleLosses({"ap": SmoothAPLoss(), "pairs": contrastive()}, weights={"ap": 1, "pairs": 0.1})
-        >>> loss(torch.eye(4), torch.tensor([0, 0, 1, 1])).shape
-        torch.Size([])
+        >>> value = loss(torch.eye(4), torch.tensor([0, 0, 1, 1]))
         >>> list(loss.last_terms)
         ['ap', 'pairs']
     """
