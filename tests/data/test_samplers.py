@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from aurank.data import SAMPLERS, HardNegativeSampler, HierarchicalSampler, PKSampler, ShuffledSampler
-from aurank.data.samplers import cut, deal, nearest_classes
+from aurank.data.samplers import nearest_classes
 
 
 def shuffled_labels(sizes: list[int]) -> np.ndarray:
@@ -129,16 +129,6 @@ def test_batches_are_nearly_equal_and_nearly_full(sizes):
     mined = [len(rows) for rows in sampler.epoch(0)]
     assert min(mined[:-3]) >= 100
     assert max(len(lengths), len(mined)) <= np.ceil(len(labels) / 112 * 1.05)
-
-
-@pytest.mark.parametrize(
-    ("count", "size", "chunks"),
-    [(8, 4, [4, 4]), (10, 4, [4, 4, 2]), (9, 4, [4, 3, 2]), (1, 4, [1]), (4, 3, [2, 2]), (5, 2, [2, 2, 1])],
-)
-def test_a_remainder_of_one_borrows_an_image_if_the_lender_keeps_a_pair(count, size, chunks):
-    found = cut(np.arange(count), size)
-    assert [len(chunk) for chunk in found] == chunks
-    assert sorted(np.concatenate(found).tolist()) == list(range(count))
 
 
 def test_a_class_too_large_for_an_epoch_is_seen_whole_in_time_and_does_not_thin_out_the_batches():
@@ -268,21 +258,6 @@ def test_shuffled_sees_every_image_once_in_nearly_equal_batches(count, batch):
     assert max(map(len, batches)) <= batch
     assert max(map(len, batches)) - min(map(len, batches)) <= 1
     assert len(batches) == -(-count // batch)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "ranks", "parts"),
-    [
-        ([2, 4, 4, 3, 1], 2, [6, 8]),  # whole chunks
-        ([4] * 28, 8, [12, 16] * 4),
-        ([4, 1, 1, 2], 4, [2, 2, 2, 2]),  # too few chunks: rows
-        ([4, 3], 4, [0, 0, 0, 0]),  # too small a batch
-    ],
-)
-def test_whole_chunks_are_dealt_out_in_their_order_or_else_rows(sizes, ranks, parts):
-    hands = deal(np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1]), ranks)
-    assert sorted(map(len, hands)) == sorted(parts)
-    assert np.concatenate(hands).tolist() == list(range(sum(sizes) if sum(parts) else 0))
 
 
 class Uneven(ShuffledSampler):

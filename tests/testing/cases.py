@@ -63,19 +63,21 @@ class Case(NamedTuple):
     joins_queries: bool = False
 
 
-def auroc(surrogate: str) -> Case:
+def auroc(surrogate: str, temperature: float = 0.1, *, official: bool = False) -> Case:
+    kind = {"surrogate": surrogate, "temperature": temperature}
     return Case(
-        lambda **given: AUROCLoss(surrogate, **given),
-        lambda s, p, n, y: {"loss": oracles.auroc(s, p, n, surrogate=surrogate, temperature=0.1)},
+        lambda **given: AUROCLoss(official=official, **kind, **given),
+        lambda s, p, n, y, **itself: {"loss": oracles.auroc(s, p, n, **kind, **itself)},
+        ranks_itself=official,
     )
 
 
-def recall_at_k(official: bool) -> Case:
+def recall_at_k(official: bool | str) -> Case:
     cuts = {"cuts": (1, 2, 4, 8, 16), "temperature": 0.01, "rank_temperature": 1.0, "official": official}
     return Case(
         lambda **given: RecallAtKLoss(official=official, **given),
         lambda s, p, n, y, **itself: {"loss": oracles.recall_at_k(s, p, n, **cuts, **itself)},
-        ranks_itself=official,
+        ranks_itself=bool(official),
     )
 
 
@@ -181,6 +183,8 @@ def in_batch(make: Callable[..., PairLoss], oracle: Callable[..., oracles.PerQue
 TABLE = {
     "auroc": auroc("huber"),
     "auroc logistic": auroc("logistic"),
+    "auroc official": auroc("huber", 1.0, official=True),
+    "auroc official logistic": auroc("logistic", 1.0, official=True),
     "auroc sigmoid": auroc("sigmoid"),
     "blackbox_ap": Case(
         lambda **given: BlackBoxAPLoss(margin=0, **given),  # a margin is random
@@ -233,6 +237,7 @@ TABLE = {
     "pnp D_s": pnp("D_s"),
     "pnp official": pnp("I_u", official=True),
     "recall_at_k": recall_at_k(official=False),
+    "recall_at_k one_temperature": recall_at_k(official="one_temperature"),
     "recall_at_k official": recall_at_k(official=True),
     "semi_variance": Case(
         SemiVarianceLoss, lambda s, p, n, y: {"loss": oracles.semi_variance(s, p, n, weights=(1.0, 5.0))}
@@ -248,6 +253,7 @@ TABLE = {
     "simco": in_batch(SimCoLoss, oracles_contrastive.simco, temperature=0.1, inter_temperature=1.0),
     "simo": in_batch(SiMoLoss, oracles_contrastive.simo, temperature=0.2, alpha=65536.0),
     "smooth_ap": Case(SmoothAPLoss, lambda s, p, n, y: {"loss": oracles.smooth_ap(s, p, n, temperature=0.01)}),
+    "smooth_ap wide": in_batch(SmoothAPLoss, oracles.smooth_ap, temperature=1.0),
     "smooth_ap official": Case(
         lambda **given: SmoothAPLoss(official=True, **given),
         lambda s, p, n, y, **itself: {"loss": oracles.smooth_ap(s, p, n, temperature=0.01, **itself)},

@@ -11,7 +11,7 @@ import pytest
 from testing.trees import pixels
 
 from aurank.data import TRANSFORMS, Pipeline
-from aurank.data.transforms.geometry import chance_of, draw_part, warp_matrices
+from aurank.data.transforms.geometry import chance_of, draw_part
 
 LINEAR, AREA = cv2.INTER_LINEAR, cv2.INTER_AREA
 
@@ -124,20 +124,6 @@ def test_images_changed_at_once_are_those_changed_one_by_one(name: str) -> None:
     pipeline.augment_all(prepared, seeds, list(squares))
     for image, seed, square in zip(prepared, seeds, squares, strict=True):
         np.testing.assert_array_equal(square, pipeline.augment(image, seed))
-
-
-def test_warps_are_those_of_albumentations_to_the_last_bit_in_any_company() -> None:
-    transform = albumentations.Affine(
-        rotate=(-30, 30), translate_percent=(-0.2, 0.2), scale=(0.5, 1.5), shear=(-20, 20), p=1.0
-    )
-    sizes = np.array([(20 + seed % 7, 31) for seed in range(50)])
-    ranges: dict[str, Any] = {"rotate": 30, "translate": 0.2, "scale": (0.5, 1.5), "shear": 20}
-    found = warp_matrices([chance_of(seed) for seed in range(50)], sizes, **ranges)
-    for seed in range(50):
-        transform.set_random_state(np.random.default_rng(0), chance_of(seed))
-        drawn = transform.get_params_dependent_on_data({"shape": (*sizes[seed], 1)}, {})
-        np.testing.assert_array_equal(found[seed], drawn["matrix"])
-        np.testing.assert_array_equal(found[[seed]], warp_matrices([chance_of(seed)], sizes[[seed]], **ranges))
 
 
 def test_a_part_that_never_fits_is_the_middle_as_large_as_its_shape_allows() -> None:

@@ -13,7 +13,7 @@ from testing.trees import pixels
 
 from aurank.data import TRANSFORMS, open_source
 from aurank.data.decode import decode
-from aurank.data.transforms.base import resize, resize_shorter
+from aurank.data.transforms.base import resize
 from aurank.data.transforms.geometry import chance_of
 from aurank.errors import UserError
 
@@ -70,15 +70,6 @@ def test_the_image_that_came_is_left_as_it_was(name):
         MAKERS[name](16, 3)(image, seed)
 
 
-@pytest.mark.parametrize("name", MAKERS)
-def test_a_batch_is_normalised_as_its_images_are(name):
-    pipeline = MAKERS[name](8, 3)
-    squares = [pipeline.augment(pipeline.prepare(pixels(number, 20, 20)), number) for number in range(5)]
-    batch = pipeline.normalise(torch.from_numpy(np.stack(squares)).permute(0, 3, 1, 2))
-    for number, one in enumerate(batch):
-        assert torch.equal(one, pipeline(pixels(number, 20, 20), number))
-
-
 def test_pixels_are_normalised_to_the_numbers_of_the_formula_on_any_device_and_in_any_order():
     pipeline = TRANSFORMS["resize"](8, 3, mean=[0.1, 0.2, 0.3], std=[0.4, 0.5, 0.6])
     values = torch.from_numpy(np.stack([pixels(number, 8, 8) for number in range(4)]))
@@ -116,14 +107,6 @@ def test_words_on_a_pipeline_are_those_of_before_there_were_rectangles(name):
         assert repr(MAKERS[name](**{"image_size": 16, "channels": 3, **other})) != repr(MAKERS[name](16, 3))
 
 
-@given(height=st.integers(1, 60), width=st.integers(1, 60), side=st.integers(1, 40))
-@settings(max_examples=60, deadline=None)
-def test_the_shorter_side_is_exact_and_the_shape_kept(height, width, side):
-    found = resize_shorter(pixels(0, height, width, 1), side).shape[:2]
-    assert min(found) == side
-    assert max(found) == side * max(height, width) // min(height, width)
-
-
 @pytest.mark.parametrize("channels", [1, 3, 4])
 def test_an_image_of_pillow_is_taken_as_its_file_would_be(channels, tmp_path):
     grey = Image.fromarray(pixels(0, 20, 30, 1)[:, :, 0])
@@ -152,36 +135,6 @@ def test_other_interpolations_are_those_of_pillow_for_each_channel(interpolation
         colours = Image.fromarray(image[:, :, :3]).resize((width, height), method)
         assert np.array_equal(resize(image[:, :, :3], height, width, interpolation), np.array(colours))
     assert resize(image, 31, 47, interpolation) is image
-
-
-RAW = {"mean": [0, 0, 0], "std": [1, 1, 1]}
-
-
-@pytest.mark.parametrize("channels", [1, 4, 6])
-def test_what_is_no_rgb_keeps_its_values(channels):
-    pipeline = TRANSFORMS["simclr"](16, channels, jitter=1, grey=1, blur=1)
-    image = np.full((24, 24, channels), 100, np.uint8)
-    for seed in range(10):
-        torch.testing.assert_close(pipeline(image, seed), pipeline(image), rtol=0, atol=0.01)
-
-
-def test_the_first_views_are_large_crops_and_the_others_small_crops_of_small_parts():
-    ramp = np.linspace(0, 255, 120).round().astype(np.uint8)
-    image = np.stack([np.tile(ramp, (120, 1)), np.tile(ramp[:, None], (1, 120)), np.zeros((120, 120), np.uint8)], 2)
-    pipeline = TRANSFORMS["multi_crop"](
-        100, 3, local_size=32, local_scale=[0.05, 0.14], scale=[0.3, 1], global_views=2, jitter=0, grey=0, blur=0, **RAW
-    )
-    prepared = pipeline.prepare(image)
-    for view in range(5):
-        small = view >= 2
-        squares = [pipeline.of_view(view).augment(prepared, seed).astype(int) for seed in range(100)]
-        assert {square.shape for square in squares} == {(32, 32, 3) if small else (100, 100, 3)}
-        spans = np.array([(np.ptp(square[:, :, 0]) + 1, np.ptp(square[:, :, 1]) + 1) for square in squares]) / 256
-        areas = spans.prod(axis=1)
-        low, high = (0.05, 0.14) if small else (0.3, 1.0)
-        assert 0.7 * low < areas.min() < 1.5 * low
-        assert 0.75 * high < areas.max() < 1.1 * high
-    assert torch.equal(pipeline(image), TRANSFORMS["simclr"](100, 3, **RAW)(image))
 
 
 def test_any_pipeline_of_albumentations_is_taken_from_a_file_or_a_list(tmp_path):

@@ -121,17 +121,3 @@ def test_versions_have_the_authors_defaults() -> None:
     assert loss.temperature.bounds == (0.01, 1.0)
     assert FastCLIPLoss(20).rho == 6.5
     assert float(FastCLIPLoss(20).temperatures) == pytest.approx(0.07)
-
-
-@pytest.mark.parametrize("version", ["v0", "v1", "v2", "v3"])
-def test_a_hard_batch_and_then_an_easy_one_stay_finite_and_leave_a_gradient(version: str) -> None:
-    loss = FastCLIPLoss(20, version, temperature=0.011, **QUIET, **({"rho": 0.3} if version in ("v2", "v3") else {}))
-    labels = torch.arange(5)
-    for sign in (-1, 1):
-        rows = torch.randn(5, 6, generator=torch.Generator().manual_seed(0)).requires_grad_()
-        value = loss(rows, labels, ref_emb=sign * rows.detach(), ref_labels=labels)
-        assert value.isfinite()
-        gradients = torch.autograd.grad(value, [rows, *loss.parameters()])
-        assert all(each.isfinite().all() for each in gradients)
-        assert gradients[0].any()
-    assert loss.temperatures.isfinite().all()

@@ -23,16 +23,6 @@ def seen(images: list[int], **given: object) -> NegativeCacheLoss:
     return loss
 
 
-def test_gumbel_max_draws_from_the_softmax() -> None:
-    scores = torch.tensor([0.5, -1.0, 2.0, -torch.inf, 0.0])
-    many = scores.expand(20_000, 5)
-    for pieces in ([many], many.split([2, 1, 2], dim=1)):
-        drawn, log_sum = gumbel_max(pieces, torch.Generator().manual_seed(0))
-        found = torch.bincount(drawn, minlength=5) / 20_000
-        torch.testing.assert_close(found, scores.softmax(dim=0), rtol=0, atol=0.01)
-        torch.testing.assert_close(log_sum, scores.logsumexp(dim=0).double().expand(20_000))
-
-
 def test_a_query_without_candidate_in_a_piece_or_at_all_is_no_number_s_fault() -> None:
     scores = torch.full((2, 4), -torch.inf)
     scores[0, 2:] = torch.tensor([1.0, -200.0])

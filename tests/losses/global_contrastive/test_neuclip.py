@@ -1,50 +1,17 @@
 import copy
 import math
 
-import oracles
 import pytest
 import torch
-from oracles import neuclip as oracles_neuclip
 from oracles.neuclip import DIM, LABELS, SETTINGS, TEXT_LABELS, Reference, call, make
 from oracles.neuclip import two_sides as sides
-from pytorch_metric_learning.distances import CosineSimilarity
 from testing.stateful import same_state
 from torch import Tensor
-from torch.func import functional_call
 from torch.nn.functional import normalize
 
 from aurank.errors import UserError
-from aurank.losses import CrossBatchMemory, NeuCLIPLoss, Pairs, make_pairs
-from aurank.losses.core.pairs import read_inputs
+from aurank.losses import CrossBatchMemory
 from aurank.losses.global_contrastive.neuclip import LARGEST_EXCESS, certainty_equivalent
-
-
-def pairs_of(images: Tensor, texts: Tensor, labels: Tensor, other: Tensor) -> Pairs:
-    inputs = read_inputs(images, labels, None, texts, other)
-    return make_pairs(inputs, distance=CosineSimilarity(), two_way=True)
-
-
-def test_all_embeddings_of_the_other_side_as_prototypes_give_the_normalizer_of_the_data_set() -> None:
-    number, rows = 12, torch.arange(12)
-    images, texts = sides(images=number, texts=number)
-    loss = make(num_prototypes=number, inner_steps=0)
-    call(loss, images, texts, rows, rows)
-    pairs = pairs_of(images, texts, rows, rows)
-    similarity = oracles.cosine(images, texts)
-    for side in (pairs, pairs.other_way()):
-        for row, alpha in enumerate(loss.alpha(side)):
-            others = [each for each in range(number) if each != row]
-            g = sum(((similarity[row, each] - similarity[row, row]) / 0.125).exp() for each in others)
-            expected = torch.log(1e-8 + (1 + g) / number)  # g is (N − 1) times the mean over the negatives
-            torch.testing.assert_close(alpha, expected, rtol=0, atol=1e-12)
-        similarity = similarity.T
-
-
-@pytest.mark.parametrize("g", [1e-6, 0.3, 1.0, 40.0])
-def test_the_least_over_alpha_is_the_logarithm_of_the_normalizer(g: float) -> None:
-    assert oracles_neuclip.least(g) == pytest.approx(math.log(g), abs=1e-12)
-    at_best = certainty_equivalent(torch.tensor([math.log(g)]), torch.tensor([math.log(g)]))
-    assert at_best.item() == pytest.approx(math.log(g), abs=1e-6)
 
 
 def test_an_alpha_that_is_far_too_small_gives_a_tangent_not_infinity() -> None:
@@ -56,23 +23,6 @@ def test_an_alpha_that_is_far_too_small_gives_a_tangent_not_infinity() -> None:
     expected = [largest / math.e, largest, largest * 1.001, largest * (401 - LARGEST_EXCESS)]
     torch.testing.assert_close(value.tolist(), expected)
     torch.testing.assert_close(slope.tolist(), [largest / math.e, largest, largest, largest])
-
-
-def test_before_the_first_step_it_is_the_loss_of_the_batch_alone() -> None:
-    images, texts = sides()
-    loss = make().eval()
-    value = call(loss, images, texts)
-    temperature = torch.tensor(SETTINGS["temperature"], dtype=torch.float64, requires_grad=True)
-    reference = Reference(20, rate=1.0, **SETTINGS)
-    expected = torch.zeros((), dtype=torch.float64)
-    for queries, labels, others, other_labels in both(images, texts):
-        g, _ = reference.batch(queries, others, labels, other_labels, temperature)
-        expected = expected + temperature * torch.stack([each.log() + SETTINGS["rho"] for each in g.values()]).mean()
-    leaves = [loss.temperature.parameter, images, texts]
-    torch.testing.assert_close(value, expected, rtol=0, atol=1e-12)
-    wanteds = torch.autograd.grad(expected, [temperature, images, texts])
-    for gradient, wanted in zip(torch.autograd.grad(value, leaves), wanteds, strict=True):
-        torch.testing.assert_close(gradient, wanted, rtol=1e-9, atol=1e-11)
 
 
 def both(images: Tensor, texts: Tensor) -> list[tuple[Tensor, list[int], Tensor, list[int]]]:
@@ -107,45 +57,6 @@ def test_prototypes_value_and_gradients_are_those_of_loops_and_torch_s_adagrad(d
             torch.testing.assert_close(network.squares_0[: network.count], sums, rtol=1e-9, atol=1e-12)
 
 
-def test_gradient_through_alpha_is_that_of_finite_differences() -> None:
-    images, texts = sides()
-    loss = make(detach_alpha=False, inner_lr=0.1)
-    call(loss, *sides(1))
-    loss.eval()
-
-    def value(temperature: Tensor, images: Tensor, texts: Tensor) -> Tensor:
-        references = {"ref_emb": texts, "ref_labels": TEXT_LABELS}
-        found: Tensor = functional_call(loss, {"temperature.parameter": temperature}, (images, LABELS), references)
-        return found
-
-    start = torch.tensor(SETTINGS["temperature"], dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(value, (start, images, texts), fast_mode=True)
-
-
-def test_gradient_of_the_temperature_with_alpha_a_constant_is_that_of_finite_differences() -> None:
-    images, texts = sides()
-    loss = make(inner_lr=0.1)
-    call(loss, *sides(1))
-    loss.eval()
-    (found,) = torch.autograd.grad(call(loss, images, texts), loss.temperature.parameter)
-    reference = Reference(20, rate=1.0, **SETTINGS)
-    pairs = pairs_of(images, texts, LABELS, TEXT_LABELS)
-
-    @torch.no_grad()
-    def value(temperature: float) -> float:
-        total = 0.0
-        for alphas, (queries, labels, others, other_labels) in zip(constants, both(images, texts), strict=True):
-            g, _ = reference.batch(queries, others, labels, other_labels, temperature)
-            given = {"temperature": temperature, "rho": SETTINGS["rho"]}
-            terms = [oracles_neuclip.term(each, alphas[row], **given) for row, each in g.items()]
-            total += float(torch.stack(terms).mean())
-        return total
-
-    constants = [loss.alpha(each).detach() for each in (pairs, pairs.other_way())]
-    slope = (value(0.125 + 1e-6) - value(0.125 - 1e-6)) / 2e-6
-    assert found.item() == pytest.approx(slope, rel=1e-7)
-
-
 def test_a_fixed_temperature_leaves_rho_out() -> None:
     images, texts = sides()
     fixed = make(learn_temperature=False, rho=6.5)
@@ -176,27 +87,6 @@ def test_a_batch_larger_than_the_prototypes_gives_its_first_rows_each_time_or_on
         call(loss, *sides(step))
         for network, rows in zip(loss.networks, (texts, images), strict=True):
             assert network.prototypes.equal(normalize(rows[:4].detach()))
-
-
-@pytest.mark.parametrize("detach", [True, False])
-@pytest.mark.parametrize(("autocast", "epsilon"), [(True, 0.0), (False, 1e-8)])
-def test_a_hard_batch_and_then_an_easy_one_stay_finite_at_a_low_temperature(
-    autocast: bool, epsilon: float, detach: bool
-) -> None:
-    given = {"num_prototypes": 64, "learn_temperature": False}
-    loss = NeuCLIPLoss(32, temperature=0.005, epsilon=epsilon, detach_alpha=detach, **given)
-    random = torch.Generator().manual_seed(0)
-    images, labels = torch.randn(16, 32, generator=random), torch.arange(16)
-    for texts in (-images, images, -images, images + 0.1):
-        leaves = [each.clone().requires_grad_() for each in (images, texts)]
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
-            value = call(loss, *leaves, labels, labels)
-        assert value.dtype == torch.float32
-        assert value.isfinite()
-        for gradient in torch.autograd.grad(value, leaves):
-            assert gradient.isfinite().all()
-            assert gradient.any()
-    assert all(buffer.isfinite().all() for buffer in loss.buffers())
 
 
 def test_rows_that_are_not_numbers_leave_the_state_finite() -> None:

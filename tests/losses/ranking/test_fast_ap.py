@@ -1,9 +1,7 @@
 import itertools
 
-import oracles
 import pytest
 import torch
-from oracles import binned as oracles_binned
 from pytorch_metric_learning import distances, losses, reducers
 from testing.equal import batch, check_equal
 from torch import Tensor
@@ -13,14 +11,6 @@ from aurank.losses import FastAPLoss, ListwiseAPLoss, MultipleLosses
 
 def gradient_of(loss: torch.nn.Module, embeddings: Tensor, labels: Tensor) -> Tensor:
     return torch.autograd.grad(loss(embeddings, labels), embeddings)[0]
-
-
-@pytest.mark.parametrize("num_bins", [1, 10, 37])
-def test_value_and_gradient_equal_the_loop(num_bins: int) -> None:
-    embeddings, labels = batch()
-    sides = oracles.masks(labels.tolist())
-    expected = oracles.mean(oracles_binned.binned_ap(oracles.cosine(embeddings), *sides, number=num_bins + 1))
-    check_equal(FastAPLoss(num_bins)(embeddings, labels), expected, embeddings)
 
 
 @pytest.mark.parametrize("num_bins", [1, 10, 25])

@@ -86,27 +86,6 @@ def test_references_are_the_batch_and_the_newest_earlier_rows() -> None:
     torch.testing.assert_close(*gradients, rtol=1e-7, atol=1e-8)
 
 
-@pytest.mark.filterwarnings("ignore:no query of the batch")
-@pytest.mark.parametrize("sizes", [[5, 5, 5, 5, 5], [12, 3, 12, 1, 20], [2, 30, 2]])
-def test_the_memory_holds_the_newest_rows_in_order_whatever_the_batches(sizes: list[int]) -> None:
-    memory = memory_of("smooth_ap", size=13)
-    rows: list[Tensor] = []
-    for seed, number in enumerate(sizes):
-        embeddings, labels = batch(seed, number)
-        memory(embeddings, labels)
-        rows += embeddings.detach()
-        assert stored(memory).equal(torch.stack(rows[-13:]))
-
-
-def test_official_gives_the_batch_s_rows_no_gradient_as_references() -> None:
-    embeddings, labels = batch()
-    value = memory_of("contrastive", size=SIZE, official=True)(embeddings, labels)
-    assert value.item() == pytest.approx(contrastive()(embeddings, labels).item())
-    (gradient,) = torch.autograd.grad(value, embeddings)
-    (both,) = torch.autograd.grad(contrastive()(embeddings, labels), embeddings)
-    torch.testing.assert_close(2 * gradient, both)  # each pair counts twice, once from either side
-
-
 def test_the_memory_is_used_from_start_at_on_and_is_full_by_then() -> None:
     memory, plain = memory_of("contrastive", start_at=2), contrastive()
     for seed in range(2):
@@ -315,11 +294,3 @@ def test_rows_that_are_not_finite_are_never_stored(name: str) -> None:
     for buffer in ("embedding_memory", "label_memory", "id_memory", "counters"):
         assert memory.get_buffer(buffer).equal(clean.get_buffer(buffer)), buffer
     assert memory(*batch(5)).isfinite()
-
-
-def test_a_batch_without_a_finite_row_leaves_the_memory_alone() -> None:
-    memory = memory_of("contrastive", size=30)
-    memory(*batch(0))
-    before = stored(memory).clone()
-    memory(torch.full((40, 5), torch.nan, dtype=torch.float64), torch.arange(40) // 4)
-    assert stored(memory).equal(before)
