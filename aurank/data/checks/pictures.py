@@ -39,7 +39,7 @@ SIDE = 64  # of the finest
 _STEPS = 6  # of Gauss and Newton at each size
 _LARGEST_SCALE, _LARGEST_SHIFT = 1.18, 0.2  # of one image against the other; a shift of 1 is half a side
 # Pairs of hashes, images or pairs of them, and pairs laid over each other, at a time.
-_HASH_PAIRS, _BLOCK, _LAID = 2**22, 8192, 64
+_HASH_PAIRS, _BLOCK, _LAID = 2**20, 8192, 64
 
 _Result = TypeVar("_Result")
 
