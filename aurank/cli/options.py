@@ -76,10 +76,9 @@ def _writes(suffix: str) -> Callable[[TyperOption, Path | None], Path | None]:
 def _reads_model(model: str | None) -> str | None:
     kind, _, what = (model or "").partition(":")
     if what and kind == "aurank":
-        from aurank.embedding.named import is_stored, require_checkpoint, resolve_checkpoint
+        from aurank.embedding.named import require_model
 
-        if not is_stored(what):
-            require_checkpoint(resolve_checkpoint(what))
+        require_model(what)
     elif what and kind in ("embeddings", "trec", "onnx", "safetensors", "torchexport") and not _is_there(what):
         reads(what.partition(",")[0])  # options may follow
     for pair in what.split(",")[1:]:

@@ -192,6 +192,11 @@ def require_checkpoint(path: Path) -> None:
         raise UserError(f"no checkpoint at {path}; a run writes {LAST} and {BEST} into its --out folder")
 
 
+def require_model(folder: str) -> None:
+    if not is_stored(folder):
+        require_checkpoint(resolve_checkpoint(folder))
+
+
 def require_index(folder: Path) -> None:
     if not (folder / ABOUT).exists():
         what = "there is no index in it" if folder.is_dir() else "there is no such folder"
