@@ -158,7 +158,7 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     scores, others = ctx.saved_tensors
     none = [None] * len(ctx.options)
     if torch.is_grad_enabled():  # under create_graph
-        _, backward = torch.func.vjp(lambda *sides: definition(*sides, *ctx.options), scores, others)
+        backward = torch.func.vjp(lambda *sides: definition(*sides, *ctx.options), scores, others)[1]
         return *backward(gradient), *none
     return *gradient_operator(gradient, scores, others, *ctx.options), *none
 
