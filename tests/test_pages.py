@@ -13,7 +13,6 @@ import numpy as np
 import pyarrow
 import pytest
 import torch
-from pytorch_metric_learning import testers
 from pytorch_metric_learning.miners import MultiSimilarityMiner
 from ruamel.yaml import YAML
 from testing.inputs import items
@@ -220,13 +219,12 @@ def names() -> dict[str, Any]:
         "captions": embeddings[6:18].detach(),
         "pairs": np.stack([np.arange(12) // 2, np.arange(12)], axis=1),
         "show": lambda done, total: None,
-        "testers": testers,
     }
 
 
 # What a page means by a name where it is something else than above.
 OWN_NAMES: dict[str, Callable[[], dict[str, Any]]] = {
-    "docs/inputs.md": lambda: {
+    "docs/data.md": lambda: {
         "train_set": items("train"),
         "test_set": items("test"),
         "config": tiny_config(data={"channels": 3, "image_size": 8, "validation_fraction": 0}),
