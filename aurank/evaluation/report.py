@@ -43,6 +43,10 @@ def latex_table(head: Row, rows: Sequence[Row]) -> str:
     return "\n".join([begin, r"\toprule", first, r"\midrule", *others, r"\bottomrule", r"\end{tabular}"])
 
 
+def latex_text(text: str) -> str:
+    return _escaped(text, _LATEX)
+
+
 def html_table(head: Row, rows: Sequence[Row]) -> str:
     first = "".join(f"<th>{escape(cell)}</th>" for cell in head)
     others = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)

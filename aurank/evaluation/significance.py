@@ -10,6 +10,7 @@ from scipy.stats import t as student_t
 
 from aurank.errors import UserError
 
+_ALIKE = 1e-12  # what rounding leaves of a difference
 Values = Float64[np.ndarray, "seed class"]
 
 
@@ -20,7 +21,8 @@ class Answer:
     Attributes:
         half_width: of the 95 % interval over seeds, by Student's t; None for one seed.
         interval: the 95 % percentile interval of a bootstrap that draws classes and seeds; None for one class.
-        p_seeds, p_classes: two-sided, that the mean is 0: by Student's t over seeds, and by that bootstrap.
+        p_seeds, p_classes: two-sided, that the mean is 0: by Student's t over seeds, None where all seeds are alike;
+            and by that bootstrap.
     """
 
     mean: float
@@ -71,13 +73,16 @@ class SeedsAndClasses:
 
 
 def over_seeds(values: Float64[np.ndarray, " seed"]) -> tuple[float, float | None, float | None]:
-    """Return the mean, the half width of its 95 % interval, and the p-value of 0, by Student's t; None for one seed."""
+    """Return the mean, the half width of its 95 % interval, and the p-value of 0, by Student's t; None for one seed.
+
+    Of seeds that are all alike there is no p-value either, unless they are 0.
+    """
     count, mean = len(values), math.fsum(values.tolist()) / len(values)
     if count < 2:
         return mean, None, None
     error = float(np.std(values, ddof=1)) / math.sqrt(count)
-    if error == 0:
-        return mean, 0.0, 1.0 if mean == 0 else 0.0
+    if error < _ALIKE:
+        return mean, 0.0, 1.0 if abs(mean) < _ALIKE else None
     return mean, error * float(student_t.ppf(0.975, count - 1)), 2 * float(student_t.sf(abs(mean) / error, count - 1))
 
 
