@@ -27,8 +27,7 @@ from aurank.errors import AurankError, UserError, first_line
 from aurank.exporting.card import COLOURS, write_card
 from aurank.exporting.check import TOLERANCE, Check, largest_difference
 from aurank.exporting.formats import TrainedEncoder, quantise, write_graph, write_program, write_weights
-from aurank.exporting.timm_folder import load_folder, pillow_interpolation, spread_rows, write_folder
-from aurank.extras import require_libraries
+from aurank.exporting.timm_folder import load_folder, pillow_interpolation, write_folder
 from aurank.files import replacing_folder, write_text
 from aurank.models import Encoder
 from aurank.models.adapters.by_name import ADAPTERS
@@ -187,8 +186,6 @@ def _require_expressible(to: str, config: Config) -> None:
         reason = f"timm has one linear layer behind a backbone, this model {model.head_layers} (model.head_layers)"
     elif to == "hf" and is_tower(model.backbone):
         reason = f"timm has no {model.backbone}"
-    elif to == "onnx":
-        require_libraries("--to onnx", "onnx", "onnxruntime", "onnxscript")
     if reason:
         raise UserError(f"--to {to}: {reason}; {remedy}")
 
@@ -266,7 +263,8 @@ def _calibration(prepared: PreparedModel, trained: Config, *, is_own: bool) -> l
     if training is None:
         name = prepared.dataset.manifest.name
         raise UserError(f"--int8 is calibrated on training images, and {name} has none; leave out --int8")
-    rows = spread_rows(len(training), _CALIBRATION)
+    spread = np.linspace(0, len(training) - 1, min(_CALIBRATION, len(training)))
+    rows: list[int] = np.unique(spread.round().astype(np.int64)).tolist()
     pipeline = prepared.model.transform
     assert isinstance(pipeline, Pipeline)
     inside = dataclasses.replace(prepared.model, transform=StoredTransform(pipeline, is_inside=True))

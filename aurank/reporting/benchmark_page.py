@@ -13,7 +13,7 @@ from jaxtyping import Float64
 from matplotlib.axes import Axes
 
 from aurank.evaluation.compare import holm
-from aurank.evaluation.report import latex_table, latex_text, markdown_table
+from aurank.evaluation.report import latex_table, markdown_table
 from aurank.evaluation.significance import Answer, Ranking, SeedsAndClasses, over_seeds, rank_over_classes
 from aurank.files import reading
 from aurank.reporting.charts import COLOURS, plain, svg
@@ -210,8 +210,7 @@ def to_markdown_tables(blocks: Sequence[SettingTable], setting: str | None = Non
 
 
 def to_latex_tables(blocks: Sequence[SettingTable]) -> str:
-    parts = [part for block in blocks for part in (latex_table(*cells_of(block)), latex_text(_remarks(block))) if part]
-    return "\n\n".join([*parts, latex_text(_NOTE)]) if parts else ""
+    return "\n\n".join(latex_table(*cells_of(block), [*filter(None, [_remarks(block)]), _NOTE]) for block in blocks)
 
 
 # -- the page ---------------------------------------------------------------------------------------------------------

@@ -11,9 +11,9 @@ MOST_SHOWN = 24  # things found that are shown of a finding
 MOST_OF_ONE = 6  # pictures of one of them
 
 
-def doctor_page(report: DoctorReport, *, title: str = "Doctor", command: str = "", budget: int = 10 * 2**20) -> str:
+def doctor_page(report: DoctorReport, *, title: str = "Doctor", command: str = "") -> str:
     manifest = report.manifest
-    pictures = Pictures(None if manifest is None else manifest.source, budget)
+    pictures = Pictures(None if manifest is None else manifest.source)
 
     def image(row: int) -> tuple[str, str]:
         assert manifest is not None

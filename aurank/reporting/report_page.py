@@ -43,14 +43,13 @@ def report_page(
     *,
     source: ImageSource | None = None,
     embeddings: Rows | None = None,
-    budget: int = 10 * 2**20,
     classes: Sequence[str] = (),
     examined: Examined | None = None,
     facts: Sequence[tuple[str, str]] = (),
     title: str = "Retrieval report",
 ) -> str:
     """Return the page of a report as HTML text: numbers, curves, grids, classes, confusions, hubs and a map."""
-    pictures, lists = Pictures(source, budget), report.neighbours
+    pictures, lists = Pictures(source), report.neighbours
     grids = [] if lists is None else make_grids(report, pictures, classes=classes)
     charts = _charts(report, embeddings)
     found_hubs = None if lists is None else _hubs(report, lists, pictures)

@@ -115,7 +115,6 @@ def set_learning_rate(optimiser: Optimizer, rate: float) -> None:
 
 
 def weight_average(model: nn.Module) -> nn.Module:
-    """Return timm's moving average of a model's parameters, whose ``module`` is the averaged model."""
     from timm.utils import ModelEmaV3  # type: ignore[attr-defined]
 
     average: nn.Module = ModelEmaV3(model, exclude_buffers=True)

@@ -335,7 +335,6 @@ def profile_training(
 
 @contextmanager
 def _traced(path: Path) -> Iterator[None]:
-    """Write a trace of torch.profiler of what happens in the context."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # it tells of its own doings, and of a GPU that is not there
     with torch.profiler.profile() as trace:
         yield
@@ -344,6 +343,5 @@ def _traced(path: Path) -> Iterator[None]:
 
 
 def processors() -> int:
-    """Return how many processors each of the processes on this machine may use."""
     mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, mine // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))

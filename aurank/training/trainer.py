@@ -173,7 +173,6 @@ class Trainer:
 
     @property
     def loss_terms(self) -> dict[str, Tensor]:
-        """The weighted losses of the last batch by name, on their device, where the loss is a sum."""
         return {} if self._sum is None else self._sum.last_terms
 
     def forward(self, batch: Batch, shares: Shares | None = None) -> tuple[Float[Tensor, "image dim"], Tensor]:
@@ -196,7 +195,6 @@ class Trainer:
             return images, self.loss(images, batch.label, self.miner, ids=batch.id, **others)
 
     def _inputs(self, batch: Batch) -> tuple[Tensor, ...]:
-        """Return the images of each size, and the tokens of their texts."""
         inputs = batch.image if isinstance(batch.image, tuple) else (batch.image,)
         return inputs if self.task.tokens is None else (*inputs, self.task.tokens[batch.id])
 
@@ -228,7 +226,6 @@ class Trainer:
             self.optimiser.zero_grad()
 
     def backward(self, loss: Tensor) -> None:
-        """Add the gradient of the weights, given the loss of `forward`."""
         if self.cache is None:
             self.accelerator.backward(loss)
             return
@@ -257,7 +254,6 @@ class Trainer:
 
 
 def build_trainer(config: Config) -> Trainer:
-    """Seed every generator, read the data and build the components of a run that writes nothing."""
     seed_everything(config.seed)
     return Trainer(config, build_splits(config))
 
@@ -293,7 +289,6 @@ def reencode(
 
 
 def offer_reencoding(modules: list[nn.Module], reencode: Callable[[Tensor], Tensor]) -> None:
-    """Give the callback to every module that wants it and has none yet."""
     for module in modules:
         if isinstance(module, Reencodes) and module.wants_reencode and module.reencode is None:
             module.reencode = reencode
@@ -329,7 +324,6 @@ def nearest_images(
 
 
 def _task(config: Config, splits: Splits, state: dict[str, Any] | None, say: Callable[[str], None]) -> Task:
-    """Return what the configuration trains, with its first weights."""
     load = state is None
     if config.model.text is None:
         return Task(config, build_encoder(config.model, channels=config.data.channels, load=load, say=say))

@@ -53,6 +53,7 @@ REFUSED = {
     "evaluate --model trec:one.csv --out x": "needs the judgements: give the file of qrels as --labels FILE",
     f"{LISTS} --data folder:photos": "--data folder:photos has no use with --model trec:one.csv",
     f"{LISTS} --baselines": "--baselines has no use with --model trec:one.csv",
+    "embed --model embeddings:rows.npz --out x.npz": "these are embeddings already",
     "embed --model trec:one.csv --out x.npz": "a file of ranked lists, which `aurank evaluate`",
     "embed --model timm:test_resnet --data folder:photos --out x.npy": "--out",
     "probe --model timm:test_resnet,pretrained=false --data table:one.csv --out x": "there are 1, among 1",
@@ -76,6 +77,7 @@ REFUSED = {
     "doctor folder:photos --fix tiny --out clean.txt": "name it clean.csv",
     f"{CLEAN},repeat": "no finding is named 'repeat'; did you mean",
     f"{CLEAN},labels": "--fix labels goes with --model",
+    "doctor digits/soprc --model timm:test_resnet": "--model goes with data named as READER:PATH",
     "doctor digits: --fix tiny --out clean.csv": "images of digits are no files",
 }
 
