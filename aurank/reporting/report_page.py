@@ -14,10 +14,9 @@ from aurank.data.sources import ImageSource
 from aurank.evaluation.checks import confusions, hubs
 from aurank.evaluation.engine.nearest import NearestRows
 from aurank.evaluation.report import Report
-from aurank.reporting.charts import codes, curves, frequencies, svg
+from aurank.reporting.charts import codes, curves, draw_maps, frequencies, svg
 from aurank.reporting.doctor_page import shown_findings
 from aurank.reporting.grids import gallery_names, make_grids, query_names
-from aurank.reporting.maps import draw_maps
 from aurank.reporting.page import endings, render
 from aurank.reporting.pictures import Pictures
 from aurank.reporting.tables import class_names, counted, same_metrics

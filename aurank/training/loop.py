@@ -282,7 +282,6 @@ class Loop:
             self._conclude()
 
     def _conclude(self) -> None:
-        """Do the validation that is due at this step, and save what it and the step ask for."""
         improved = self._validate()
         self.progress.validation_owed = False
         if improved:
@@ -292,7 +291,6 @@ class Loop:
 
     @property
     def finished(self) -> bool:
-        """Whether no step is left, nor a validation that is due at the last one."""
         progress = self.progress
         return not progress.validation_owed and (progress.step >= self.settings.steps or self._stopped_early())
 

@@ -109,7 +109,6 @@ def loss_groups(name: str, loss: nn.Module, term: LossTerm, *, usual: float) -> 
 
 
 def set_learning_rate(optimiser: Optimizer, rate: float) -> None:
-    """Give every group ``rate`` times its own ``lr_multiplier``."""
     for group in optimiser.param_groups:
         group["lr"] = rate * group["lr_multiplier"]
 

@@ -192,7 +192,6 @@ class MeasuredLoop(Loop):
             self._enter(before)
 
     def run(self) -> None:
-        """Train with the phases around the parts of the trainer."""
         parts = {"embed": "forward", "forward": "loss", "backward": "backward", "update": "optimiser"}
         for method, name in parts.items():  # what is left of `forward` without `embed` is the loss
             setattr(self.trainer, method, self.phase(name)(getattr(self.trainer, method)))

@@ -47,7 +47,6 @@ class Task:
         self.model = encoder if model is None else model
 
     def measure(self, model: nn.Module, data: ImageDataset) -> Report:
-        """Return the exact report of a model in every process."""
         return evaluate_together(self._embedded(model, data).evaluate, self.group, **evaluation_options(self.config))
 
     def test(self, data: ImageDataset, train: Manifest, progress: StageProgress | None = None) -> SplitReports:
@@ -69,7 +68,6 @@ class Task:
         return embedded
 
     def sample(self, data: ImageDataset, name: str, most: int) -> Sequence[int]:
-        """Return a few rows of a split that can be measured; raise UserError where the whole split cannot be."""
         manifest, readable = data.manifest, _readable(data)
         query, gallery = manifest.is_query & readable, manifest.is_gallery & readable
         positives = np.bincount(manifest.labels[gallery], minlength=len(manifest.classes))[manifest.labels] - gallery
@@ -89,7 +87,6 @@ class Task:
         return []
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return the tokeniser that a checkpoint keeps, None without one."""
         return None
 
 

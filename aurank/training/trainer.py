@@ -142,7 +142,6 @@ class Trainer:
 
     @property
     def measured(self) -> nn.Module:
-        """What is measured: the moving average of the weights where there is one."""
         return self.model if self.average is None else self.average.get_submodule("module")
 
     def gather(self) -> None:
@@ -166,7 +165,6 @@ class Trainer:
         return batches / max(1, len(sampler.epoch(0)))
 
     def set_progress(self, step: int, epoch: int) -> None:
-        """Tell every module that follows the progress, before a step, how far training is."""
         self._calls = (step, 0)
         for module in self._followers:
             module.set_progress(step=step, steps=self.config.train.steps, epoch=epoch, epochs=self.epochs)
@@ -199,7 +197,6 @@ class Trainer:
         return inputs if self.task.tokens is None else (*inputs, self.task.tokens[batch.id])
 
     def embed(self, inputs: tuple[Tensor, ...]) -> Float[Tensor, "row dim"]:
-        """Return the embeddings of images of one or several sizes, or of images and of texts as tokens."""
         if self.cache is not None:
             return torch.cat([self.cache.embed(same) for same in inputs])
         # In one call: DistributedDataParallel writes to buffers before each, which must not happen between two.
@@ -243,7 +240,6 @@ class Trainer:
         self.cache.backward(self.accelerator.backward)
 
     def update(self) -> None:
-        """Let the optimiser step along the gradient of all batches of a step, and forget it."""
         scaler = self.accelerator.scaler
         if scaler is None:
             self.optimiser.step()
@@ -372,7 +368,6 @@ def _gradient_cache(
 
 
 def _without_effect(trainer: Trainer) -> list[str]:
-    """Return notices about settings that have another effect, or less of one, than their values promise."""
     config, splits, sampler, pipeline = trainer.config, trainer.splits, trainer.sampler, trainer.train_data.pipeline
     possible, unit, views = sampler.largest_batch, trainer.task.unit, trainer.views
     train = config.train
@@ -400,7 +395,6 @@ def _without_effect(trainer: Trainer) -> list[str]:
 
 
 def require_fitting(config: Config, splits: Splits) -> None:
-    """Raise UserError for a setting that does not work with another one, with the data or with the environment."""
     train, optim, texts, several = config.train, config.optim.name, config.model.text is not None, launched() > 1
     missing = sorted(set(train.trackers) - {str(tracker) for tracker in get_available_trackers()})
     packages = " ".join(missing).replace("_", "-")

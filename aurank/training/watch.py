@@ -141,7 +141,6 @@ class MetricsFile:
         self._file.flush()
 
     def position(self) -> int:
-        """Return the bytes written so far, safe on disk."""
         os.fsync(self._file.fileno())
         return os.fstat(self._file.fileno()).st_size
 

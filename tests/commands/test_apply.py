@@ -184,21 +184,6 @@ def test_the_seeds_of_a_protocols_draws_are_chosen() -> None:
 
 
 @pytest.mark.slow
-def test_the_cache_serves_the_second_call_and_not_another_set(place: Path) -> None:
-    said: list[str] = []
-    how = running(cache=place / "cache", say=said.append)
-    first = evaluate_model(MODEL, PHOTOS, running=how)
-    assert said == []
-    again = evaluate_model(MODEL, PHOTOS, running=how, ties="optimistic")
-    assert len(said) == 1
-    assert said[0].startswith("read 8 embeddings from the cache")
-    assert np.array_equal(first.per_query["ap"], again.per_query["ap"])
-    Image.new("RGB", (2, 2), (1, 2, 3)).save(place / "photos" / "a" / "0.png")
-    evaluate_model(MODEL, PHOTOS, running=how)
-    assert len(said) == 1
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("listening", [False, True])
 def test_progress_asked_for_is_told_of_the_ranking_and_of_no_trial(
     place: Path, monkeypatch: pytest.MonkeyPatch, listening: bool
