@@ -29,7 +29,6 @@ def claims_too_much(claimed: int, size: int) -> bool:
 
 
 def is_bomb(member: zipfile.ZipInfo, size: int) -> bool:
-    """Whether a member of an archive of `size` bytes claims far more than what it is packed in can hold."""
     return member.compress_size > size or claims_too_much(member.file_size, member.compress_size)
 
 

@@ -145,7 +145,6 @@ class ProcessGroup:
             raise
 
     def _tell(self, error: Exception) -> None:
-        """Send an error to all processes; of one that aurank understands, raise the error that all of them raise."""
         kind = UserError if isinstance(error, UserError) else AurankError
         text = str(error) if isinstance(error, AurankError) else f"{type(error).__name__}: {first_line(error)}"
         sent = kind(f"rank {self.rank}: {text}" if self.rank else text)

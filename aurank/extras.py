@@ -56,12 +56,11 @@ def extra_of(module: str) -> str | None:
 
 @cache
 def _extras() -> dict[str, str]:
-    """Return the extra that brings each package: of several the one that brings the fewest others."""
     try:
         lines = requires("aurank") or []
     except PackageNotFoundError:  # a checkout that is not installed
         return {}
     found = [re.match(r"([\w.-]+).*extra == ['\"](\w+)['\"]", line) for line in lines]
     listed = [(match[1].lower(), match[2]) for match in found if match is not None]
-    sizes = Counter(extra for _, extra in listed)
+    sizes = Counter(extra for _, extra in listed)  # of several the one that brings the fewest others
     return dict(sorted(listed, key=lambda one: -sizes[one[1]]))

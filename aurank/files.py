@@ -1,8 +1,10 @@
 """Files are whole or not there: written under a temporary name, then renamed; read so that damage is one clear line."""
 
 import contextlib
+import csv
 import glob
 import hashlib
+import io
 import json
 import math
 import os
@@ -10,7 +12,7 @@ import pickle
 import re
 import shutil
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -94,7 +96,6 @@ def _saving(path: Path) -> Iterator[None]:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Write the folder's names to disk, so that they survive a power failure, where the system can."""
     with contextlib.suppress(OSError):  # not every file system and not every platform has it
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -119,6 +120,12 @@ def remove_temporaries(folder: Path, name: str = "*", *, mine: Path | None = Non
 def write_text(path: Path, text: str) -> None:
     with replacing(path) as file:
         file.write(text.encode("utf-8", "backslashreplace"))
+
+
+def csv_text(rows: Iterable[Iterable[object]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
 
 
 LOCK = ".lock"

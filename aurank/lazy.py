@@ -34,9 +34,6 @@ class LazyTable(UserDict[str, Component]):
             found = self.data[name] = imported(found, self.package)
         return found  # type: ignore[no-any-return]
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(self)})"
-
 
 def lazy_attributes(package: str) -> tuple[Any, Any]:
     """Return `__getattr__` and `__dir__` (PEP 562) for a package whose names are imported on first use.
@@ -64,7 +61,6 @@ def lazy_attributes(package: str) -> tuple[Any, Any]:
 
 
 def _homes_in(text: str) -> dict[str, str]:
-    """Return where the names come from that a file imports under `if TYPE_CHECKING:`, as "module:attribute"."""
     blocks = [one for one in ast.parse(text).body if isinstance(one, ast.If)]
     guarded = [block for block in blocks if ast.unparse(block.test) == "TYPE_CHECKING"]
     imports = [one for block in guarded for one in block.body if isinstance(one, ast.ImportFrom)]

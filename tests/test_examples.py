@@ -99,10 +99,3 @@ def test_every_parameter_that_a_docstring_names_is_one(name: str) -> None:
 
 def test_sections_of_parameters_are_found() -> None:
     assert {"embeddings", "recall_at", "backend"} <= set(documented(aurank.evaluate))
-
-
-def test_no_module_hides_the_name_that_a_package_imports_late() -> None:
-    for package in packages():
-        late = getattr(package, "_HOMES", {})
-        modules = {found.name for found in pkgutil.iter_modules(package.__path__)}
-        assert not modules & late.keys(), f"{package.__name__}: rename the file; importing it would replace the name"

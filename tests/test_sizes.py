@@ -4,28 +4,21 @@ import pytest
 
 from aurank.sizes import as_text, available_memory, seconds, size_in_bytes
 
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("0", 0),
-        ("512", 512),
-        ("512B", 512),
-        ("2KB", 2000),
-        ("1.5 KiB", 1536),
-        ("1GB", 10**9),
-        ("1GiB", 2**30),
-        ("1tb", 10**12),
-    ],
-)
-def test_a_size_is_read_in_bytes(text: str, expected: int) -> None:
-    assert size_in_bytes(text) == expected
+SIZES = {"0": 0, "512": 512, "512B": 512, "2KB": 2000, "1.5 KiB": 1536, "1GB": 10**9, "1GiB": 2**30, "1tb": 10**12}
+TIMES = {"90": 90, "1.5 h": 5400, "10min": 600, "2S": 2}
 
 
-@pytest.mark.parametrize("text", ["a lot", "", "-1", "1 G", "GiB"])
-def test_a_size_that_is_none_is_refused(text: str) -> None:
+def test_sizes_and_times_are_read_as_people_write_them() -> None:
+    assert {text: size_in_bytes(text) for text in SIZES} == SIZES
+    assert {text: seconds(text) for text in TIMES} == TIMES
+
+
+@pytest.mark.parametrize("text", ["a lot", "", "-1", "1 G", "GiB", "1 day", "min"])
+def test_what_is_no_size_and_no_time_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="expected a size such as"):
         size_in_bytes(text)
+    with pytest.raises(ValueError, match="expected a time such as"):
+        seconds(text)
 
 
 def test_amounts_are_written_in_the_largest_unit_that_they_fill() -> None:
@@ -38,14 +31,3 @@ def test_the_memory_available_is_within_that_of_the_machine() -> None:
     found = available_memory()
     assert found is not None
     assert 2**24 < found <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-@pytest.mark.parametrize(("text", "expected"), [("90", 90), ("1.5 h", 5400), ("10min", 600), ("2S", 2)])
-def test_a_time_is_read_in_seconds(text: str, expected: int) -> None:
-    assert seconds(text) == expected
-
-
-@pytest.mark.parametrize("text", ["soon", "", "-1", "1 day", "min"])
-def test_a_time_that_is_none_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="expected a time such as"):
-        seconds(text)

@@ -82,23 +82,22 @@ def bar(text: str, *, at_once: bool = False) -> Iterator[tuple[Progress, Callabl
     columns = (named, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), noted)
     quiet_until = -math.inf if at_once else time.monotonic() + QUIET
     next_line, last = quiet_until, ""
-    begun, first, at = 0.0, 0, (0, -1)  # since when, what was done by then, and what is done of how much
 
     def show(line: str, stage: str = "", *, due: bool = False, **fields: Any) -> None:
-        nonlocal next_line, last, begun, first, at
+        nonlocal next_line, last
         progress.start()  # again, after a result
+        begins, last = stage != last, stage
+        if begins or fields.get("completed", math.inf) < progress.tasks[0].completed:
+            progress.reset(task)
         progress.update(task, **fields)
-        now, begins, last = time.monotonic(), stage != last, stage
-        (before, of), at = at, (fields.get("completed", 0), fields.get("total", 0))
-        done, total = at
-        if begins or total != of or done < before:
-            begun, first = now, done
+        now = time.monotonic()
         if progress.disable and (due or now >= (quiet_until if begins else next_line)):
             next_line = now + QUIET
-            left = (now - begun) * (total - done) / (done - first) if done > first else 0
-            stderr_console.say(f"{line}, {timedelta(seconds=round(left))} left" if left >= 1 else line)
+            left = progress.tasks[0].time_remaining
+            stderr_console.say(f"{line}, {timedelta(seconds=left)} left" if left else line)
 
-    with Progress(*columns, console=stderr_console, disable=not stderr_console.is_terminal) as progress:
+    how: dict[str, Any] = {"console": stderr_console, "disable": not stderr_console.is_terminal}
+    with Progress(*columns, **how, get_time=time.monotonic, speed_estimate_period=math.inf) as progress:
         task = progress.add_task(text, total=None, note="")
         yield progress, show
 

@@ -243,7 +243,7 @@ def mine(
     if csv:
         texts = {name: [*map(without_formula, table[name])] for name in TEXTS}
         write_negatives({**table, **texts}, out / "negatives.csv")
-    write_text(out / "mine.html", doctor_page(report, command=_typed()))
+    write_text(out / "mine.html", doctor_page(report, title="Mining", command=_typed()))
     console.say(report, f"written to {out / 'negatives.parquet'}, to look at: {out / 'mine.html'}")
 
 

@@ -25,10 +25,8 @@ from aurank.embedding.select_images import read_manifest, require_distinct
 from aurank.embedding.stored.checkpoint import is_head, load_checkpoint
 from aurank.errors import AurankError, UserError, first_line
 from aurank.exporting.card import COLOURS, write_card
-from aurank.exporting.check import TOLERANCE, Check, largest_difference
 from aurank.exporting.formats import TrainedEncoder, quantise, write_graph, write_program, write_weights
-from aurank.exporting.timm_folder import load_folder, pillow_interpolation, spread_rows, write_folder
-from aurank.extras import require_libraries
+from aurank.exporting.timm_folder import load_folder, pillow_interpolation, write_folder
 from aurank.files import replacing_folder, write_text
 from aurank.models import Encoder
 from aurank.models.adapters.by_name import ADAPTERS
@@ -42,7 +40,41 @@ _WRITERS: Mapping[str, Callable[[TrainedEncoder, Path], None]] = {
     "safetensors": write_weights,
     "hf": write_folder,
 }
+TOLERANCE = 1e-4  # the largest difference of an exported embedding, in any of its numbers
 _CALIBRATION, _BATCH = 256, 32  # training images that ranges are taken from, and how many of them at once
+
+
+@dataclass(frozen=True)
+class Check:
+    """How an exported file compares with its checkpoint, on the same images.
+
+    Attributes:
+        max_difference: of any number of any embedding at unit length.
+        before, after: mAUPRC of the checkpoint and of the file; None where the images have no labels to compare.
+    """
+
+    file: str
+    images: int
+    max_difference: float
+    before: float | None = None
+    after: float | None = None
+
+    @property
+    def is_same(self) -> bool:
+        """Whether it is the same model: no number differs by more than `TOLERANCE`, nor mAUPRC by more than 0.00005."""
+        near = self.before is None or self.after is None or abs(self.after - self.before) <= 0.5e-4
+        return self.max_difference <= TOLERANCE and near
+
+    def __str__(self) -> str:
+        text = f"{self.file}: max difference {self.max_difference:.1e} over {self.images:,} images"
+        return text if self.before is None else f"{text}; mauprc {self.before:.4f} before, {self.after:.4f} after"
+
+    @property
+    def change(self) -> str:
+        """The line with what it costs that the file is meant to differ."""
+        if self.before is None or self.after is None:
+            return f"{self}; not measured: no labels to compare"
+        return f"{self}, a change of {self.after - self.before:+.4f}"
 
 
 @dataclass(frozen=True)
@@ -187,8 +219,6 @@ def _require_expressible(to: str, config: Config) -> None:
         reason = f"timm has one linear layer behind a backbone, this model {model.head_layers} (model.head_layers)"
     elif to == "hf" and is_tower(model.backbone):
         reason = f"timm has no {model.backbone}"
-    elif to == "onnx":
-        require_libraries("--to onnx", "onnx", "onnxruntime", "onnxscript")
     if reason:
         raise UserError(f"--to {to}: {reason}; {remedy}")
 
@@ -256,9 +286,17 @@ def _compare(
         after, _ = dataclasses.replace(prepared, model=model, dataset=model.dataset(manifest, **how)).embed()
         reached = measure(after)
         metrics = metrics if file.endswith(".int8.onnx") else reached  # of timm's folder behind its own transform
-        difference = largest_difference(file, before, after)
+        difference = _largest_difference(file, before, after)
         checks.append(Check(file, len(after.ids), difference, mauprc, reached.get("mauprc")))
     return before, checks, metrics
+
+
+def _largest_difference(file: str, before: Embedded, after: Embedded) -> float:
+    if not np.array_equal(after.ids, before.ids):
+        raise AurankError(f"{file}: other images could be read than before; export again")
+    sides = (np.asarray(side.embeddings, np.float64) for side in (before, after))
+    units = [rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12) for rows in sides]
+    return float(np.nan_to_num(np.abs(units[1] - units[0]).max(), nan=np.inf))
 
 
 def _calibration(prepared: PreparedModel, trained: Config, *, is_own: bool) -> list[np.ndarray]:
@@ -266,7 +304,8 @@ def _calibration(prepared: PreparedModel, trained: Config, *, is_own: bool) -> l
     if training is None:
         name = prepared.dataset.manifest.name
         raise UserError(f"--int8 is calibrated on training images, and {name} has none; leave out --int8")
-    rows = spread_rows(len(training), _CALIBRATION)
+    spread = np.linspace(0, len(training) - 1, min(_CALIBRATION, len(training)))
+    rows: list[int] = np.unique(spread.round().astype(np.int64)).tolist()
     pipeline = prepared.model.transform
     assert isinstance(pipeline, Pipeline)
     inside = dataclasses.replace(prepared.model, transform=StoredTransform(pipeline, is_inside=True))

@@ -106,9 +106,9 @@ def write_first_configuration(images: Path | str, out: Path | str = "mine.yaml",
     return "\n".join([*_seen(manifest, sizes, unreadable), said, *(f"  {command}" for command in commands)])
 
 
-def measure_sizes(manifest: Manifest, *, at_most: int = MEASURED) -> tuple[Int64[np.ndarray, "image 2"], list[str]]:
+def measure_sizes(manifest: Manifest) -> tuple[Int64[np.ndarray, "image 2"], list[str]]:
     paths = [path for path in dict.fromkeys(manifest.paths) if not path.endswith(".npy")]
-    drawn = np.sort(np.random.default_rng(0).permutation(len(paths))[:at_most])
+    drawn = np.sort(np.random.default_rng(0).permutation(len(paths))[:MEASURED])
     sizes, unreadable, source = [], list[str](), manifest.source
     with quiet_decoding():
         for path in (paths[place] for place in drawn.tolist()):

@@ -43,8 +43,9 @@ def prepare_data(
         >>> result.images, result.how.short_side
         (1797, 128)
     """
-    settings = config if isinstance(config, Config) and not overrides else _read(config, overrides)
-    data = with_preprocessing(settings).data
+    from aurank.training.components import read_config
+
+    data = with_preprocessing(read_config(config, overrides)).data
     if data.name == EMBEDDINGS:
         raise UserError(f"data.name={EMBEDDINGS} has no images to prepare")
     assert data.interpolation is not None
@@ -58,12 +59,6 @@ def prepare_data(
         return prepare_images(
             manifest, folder, how, on_error=data.on_error, max_pixels=data.max_pixels, progress=progress
         )
-
-
-def _read(config: Config | Path | str | dict[str, Any], overrides: Sequence[str]) -> Config:
-    from aurank.training.components import read_config
-
-    return read_config(config.model_dump(mode="json") if isinstance(config, Config) else config, overrides)
 
 
 def _require_apart(folder: Path, manifest: Manifest) -> None:

@@ -111,8 +111,9 @@ def _embed_sides(
 ) -> tuple[Embedded, Embedded | None, list[str]]:
     tested = prepared.dataset.manifest
     _require_once(tested)
-    training = _training_images(prepared)
-    if training is None:
+    training = training_images(prepared)
+    shared = set(tested.classes) & set(() if training is None else training.classes)
+    if training is None or len(shared) < CLOSED * len(tested.classes):
         _check_probes(options, tested.labels, None, seeds, prepared.run)
         embedded, notes = prepared.embed()
         return embedded, None, notes
@@ -124,14 +125,6 @@ def _embed_sides(
     test, test_notes = prepared.embed()
     notes = [f"training: {line}" for line in train_notes] + [f"test: {line}" for line in test_notes]
     return test, replace(train, labels=own[train.labels], classes=None), notes
-
-
-def _training_images(prepared: PreparedModel) -> Manifest | None:
-    training, tested = training_images(prepared), prepared.dataset.manifest
-    if training is None:
-        return None
-    shared = len(set(training.classes) & set(tested.classes))
-    return training if shared >= CLOSED * len(tested.classes) else None
 
 
 def _require_once(manifest: Manifest) -> None:

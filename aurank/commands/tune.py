@@ -1,8 +1,6 @@
 """``tune``: a search for the settings of a training, by class-disjoint cross-validation on its training classes."""
 
-import csv
 import dataclasses
-import io
 import json
 import shutil
 import signal
@@ -29,7 +27,7 @@ from aurank.embedding.named import read_whole
 from aurank.embedding.select_images import class_folds, require_distinct
 from aurank.errors import Diverged, UserError
 from aurank.extras import import_library
-from aurank.files import InUse, claimed, reading, write_text
+from aurank.files import InUse, claimed, csv_text, reading, write_text
 from aurank.names import meant, nearest, signature
 from aurank.ranges import Range, range_of, ranges_of
 from aurank.reporting.tune_page import tune_page
@@ -166,7 +164,7 @@ def _trouble(config: Config, key: str, value: Any) -> str | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            read_config(config.model_dump(mode="json"), [f"{key}={json.dumps(value)}"])
+            read_config(config, [f"{key}={json.dumps(value)}"])
     except UserError as error:
         return str(error)
     return None
@@ -215,7 +213,7 @@ class _Search:
         fixed = ["train.trackers=[]", *([] if is_read else [f"data.name={GIVEN}"])]
         with warnings.catch_warnings():  # of arguments of the reader, which has read
             warnings.simplefilter("ignore")
-            self.base = read_config(config.model_dump(mode="json"), fixed).model_dump(mode="json")
+            self.base = read_config(config, fixed)
 
     def _space(self, each: Range) -> Any:
         kinds = self.optuna.distributions
@@ -353,13 +351,10 @@ class _Search:
         best = max(done, key=lambda line: line["value"])
         overrides = _overrides(best["settings"])
         near = tuple(key for key, text in best["settings"].items() if self.ranges[key].at_end(json.loads(text)))
-        write_text(self.out / "best.yaml", dump_config(read_config(self.config.model_dump(mode="json"), overrides)))
-        table = io.StringIO()
+        write_text(self.out / "best.yaml", dump_config(read_config(self.config, overrides)))
         columns = ["number", "state", "value", "seconds", *self.ranges, "error"]
-        rows = csv.DictWriter(table, columns, extrasaction="ignore", lineterminator="\n")
-        rows.writeheader()
-        rows.writerows({**line, **line["settings"]} for line in lines)
-        write_text(self.out / "trials.csv", table.getvalue())
+        rows = ([{**line, **line["settings"]}.get(name, "") for name in columns] for line in lines)
+        write_text(self.out / "trials.csv", csv_text([columns, *rows]))
         write_text(self.out / "tune.html", tune_page(lines, self.ranges, importance, near, f"Search: {self.out}"))
         return Tuned(overrides, best["value"], near, len(lines))
 

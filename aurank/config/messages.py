@@ -134,9 +134,9 @@ def show(value: Any) -> str:
     return shorten(repr(value) if isinstance(value, str) else json.dumps(value, default=repr))
 
 
-def shorten(text: str, longest: int = _LONGEST) -> str:
-    half = longest // 2
-    return text if len(text) <= longest else f"{text[: half - 1]}…{text[-half:]}"
+def shorten(text: str) -> str:
+    half = _LONGEST // 2
+    return text if len(text) <= _LONGEST else f"{text[: half - 1]}…{text[-half:]}"
 
 
 def one_line(text: str) -> str:

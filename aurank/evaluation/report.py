@@ -37,10 +37,11 @@ def markdown_table(head: Row, rows: Sequence[Row]) -> str:
     return "\n".join([first, "|---" + "|---:" * (len(head) - 1) + "|", *others])
 
 
-def latex_table(head: Row, rows: Sequence[Row]) -> str:
+def latex_table(head: Row, rows: Sequence[Row], notes: Sequence[str] = ()) -> str:
     first, *others = [" & ".join(_escaped(cell, _LATEX) for cell in line) + r" \\" for line in (head, *rows)]
     begin = rf"\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}"
-    return "\n".join([begin, r"\toprule", first, r"\midrule", *others, r"\bottomrule", r"\end{tabular}"])
+    end = [r"\bottomrule", r"\end{tabular}", *("\n" + _escaped(note, _LATEX) for note in notes)]
+    return "\n".join([begin, r"\toprule", first, r"\midrule", *others, *end])
 
 
 def html_table(head: Row, rows: Sequence[Row]) -> str:

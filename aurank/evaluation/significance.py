@@ -8,8 +8,6 @@ from jaxtyping import Float64
 from scipy.stats import friedmanchisquare, rankdata, studentized_range
 from scipy.stats import t as student_t
 
-from aurank.errors import UserError
-
 Values = Float64[np.ndarray, "seed class"]
 
 
@@ -71,13 +69,13 @@ class SeedsAndClasses:
 
 
 def over_seeds(values: Float64[np.ndarray, " seed"]) -> tuple[float, float | None, float | None]:
-    """Return the mean, the half width of its 95 % interval, and the p-value of 0, by Student's t; None for one seed."""
+    """Return mean, half width of its 95 % interval and p-value of 0 by Student's t; None for one seed, or all alike."""
     count, mean = len(values), math.fsum(values.tolist()) / len(values)
     if count < 2:
         return mean, None, None
     error = float(np.std(values, ddof=1)) / math.sqrt(count)
-    if error == 0:
-        return mean, 0.0, 1.0 if mean == 0 else 0.0
+    if error < 1e-12:  # all alike, but for rounding
+        return mean, 0.0, 1.0 if abs(mean) < 1e-12 else None
     return mean, error * float(student_t.ppf(0.975, count - 1)), 2 * float(student_t.sf(abs(mean) / error, count - 1))
 
 
@@ -96,8 +94,6 @@ class Ranking:
 
 def rank_over_classes(values: Float64[np.ndarray, "method class"]) -> Ranking:
     methods, classes = values.shape
-    if methods < 2:
-        raise UserError(f"a ranking needs two methods or more; got {methods}")
     ranks: Float64[np.ndarray, "method class"] = rankdata(-values, axis=0)
     quantile = float(studentized_range.ppf(0.95, methods, np.inf)) / math.sqrt(2)
     p_value = None

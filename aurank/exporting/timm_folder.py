@@ -6,7 +6,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from torch import Tensor, nn
 
 from aurank.data import Pipeline
@@ -83,11 +82,6 @@ def timm_settings(pipeline: Pipeline, interpolation: str) -> dict[str, Any]:
         "mean": list(pipeline.mean or ()),
         "std": list(pipeline.std or ()),
     }
-
-
-def spread_rows(count: int, most: int) -> list[int]:
-    rows: list[int] = np.unique(np.linspace(0, count - 1, min(most, count)).round().astype(np.int64)).tolist()
-    return rows
 
 
 def pillow_interpolation(pipeline: Pipeline) -> str:

@@ -105,7 +105,7 @@ def blocks_of(lines: Sequence[Line]) -> list[SettingTable]:
             if line["kind"] == "untrained" or (line["kind"] == "run" and line["setting"] == setting):
                 held[line["method"]].append(line)
         tests = {name: each for name, own in held.items() if (each := _Tests.of(own, queries)).seeds}
-        if about["reference"] in tests:
+        if any(each.is_trained for each in tests.values()):
             blocks.append(_block(about["reference"], setting, tests, chances, _chosen(lines, setting)))
     return blocks
 
@@ -116,8 +116,9 @@ def _block(
     rows = []
     for name, each in tests.items():
         seeds, recall = len(each.seeds) * each.is_trained, over_seeds(each.recall)[:2]
-        difference = each.minus(tests[reference])
-        beside = None if name == reference or not len(difference) else chances.answer(difference)
+        has_difference = name != reference and reference in tests  # of which all seeds may have diverged
+        difference = each.minus(tests[reference]) if has_difference else each.ap[:0]
+        beside = chances.answer(difference) if len(difference) else None
         about = chances.answer(each.ap), recall, seeds, each.diverged, chosen.get(name, ""), beside
         rows.append(MethodRow(name or _UNCHANGED, *about))
     trained = {name: each.ap.mean(axis=0) for name, each in tests.items() if each.is_trained}
@@ -173,6 +174,8 @@ def cells_of(block: SettingTable) -> tuple[list[str], list[list[str]]]:
         if row.difference is not None:
             beside = _number(row.difference, "+")
             p_values = ["" if p is None else f"{p:.2g}" for p in (row.difference.p_seeds, row.difference.p_classes)]
+            if row.difference.p_seeds is None and row.seeds and row.difference.half_width is not None:
+                p_values[0] = "n/a"  # all seeds differ alike
         rank = "" if row.rank is None else f"{row.rank:.2f}"
         seeds = f"{row.seeds or ''}{f' ({row.diverged} diverged)' if row.diverged else ''}"
         recall = Answer(*row.recall, None, None, None)
@@ -189,22 +192,25 @@ def _number(answer: Answer, sign: str = "") -> str:
     return text
 
 
-def _ranks(block: SettingTable) -> str:
-    if block.ranking is None:
-        return ""
-    friedman = "" if block.ranking.p_value is None else f"; Friedman's test: p = {block.ranking.p_value:.2g}"
-    least = f"that differ by less than {block.ranking.critical_difference:.2f} are not told apart (Nemenyi, 5 %)"
-    return f"Mean ranks over {block.num_classes:,} classes {least}{friedman}."
+def _remarks(block: SettingTable) -> str:
+    remarks = []
+    if all(row.name != block.reference for row in block.rows):
+        remarks.append(f"The reference {block.reference} has no result here, so there are no differences from it.")
+    if block.ranking is not None:
+        friedman = "" if block.ranking.p_value is None else f"; Friedman's test: p = {block.ranking.p_value:.2g}"
+        least = f"that differ by less than {block.ranking.critical_difference:.2f} are not told apart (Nemenyi, 5 %)"
+        remarks.append(f"Mean ranks over {block.num_classes:,} classes {least}{friedman}.")
+    return " ".join(remarks)
 
 
 def to_markdown_tables(blocks: Sequence[SettingTable], setting: str | None = None) -> str:
     chosen = [block for block in blocks if setting in (None, block.setting)]
-    parts = [part for block in chosen for part in (markdown_table(*cells_of(block)), _ranks(block)) if part]
+    parts = [part for block in chosen for part in (markdown_table(*cells_of(block)), _remarks(block)) if part]
     return "\n\n".join([*parts, _NOTE]) if parts else TO_RUN
 
 
 def to_latex_tables(blocks: Sequence[SettingTable]) -> str:
-    return "\n\n".join(latex_table(*cells_of(block)) for block in blocks)
+    return "\n\n".join(latex_table(*cells_of(block), [*filter(None, [_remarks(block)]), _NOTE]) for block in blocks)
 
 
 # -- the page ---------------------------------------------------------------------------------------------------------
@@ -230,7 +236,7 @@ def benchmark_page(lines: Sequence[Line], blocks: Sequence[SettingTable]) -> str
         "benchmark.html",
         title="Benchmark",
         counted=f"{len(done):,} of {about['units']:,} choices, trainings and tests are done.",
-        blocks=[(each.setting or "Methods", *cells_of(each), _ranks(each), _charts(each)) for each in blocks],
+        blocks=[(each.setting or "Methods", *cells_of(each), _remarks(each), _charts(each)) for each in blocks],
         note=_NOTE,
         facts=facts,
         failed=[line for line in done if "error" in line],

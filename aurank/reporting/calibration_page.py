@@ -1,7 +1,5 @@
 """calibrate.html, its table and its numbers: what each threshold makes of the pairs."""
 
-import csv
-import io
 import json
 from functools import partial
 from pathlib import Path
@@ -12,7 +10,7 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 
 from aurank.evaluation.calibration import Calibration, Rate, short_rate
-from aurank.files import write_text
+from aurank.files import csv_text, write_text
 from aurank.reporting.charts import svg
 from aurank.reporting.page import render
 from aurank.reporting.results import CALIBRATION
@@ -48,13 +46,8 @@ def calibration_page(found: Calibration, *, of: str = "") -> str:
 
 
 def calibration_csv(found: Calibration) -> str:
-    columns = found.curve
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    for row in zip(*(column.tolist() for column in columns.values()), strict=True):
-        writer.writerow("" if np.isnan(value) else value for value in row)
-    return text.getvalue()
+    rows = zip(*(column.tolist() for column in found.curve.values()), strict=True)
+    return csv_text([found.curve, *(["" if np.isnan(value) else value for value in row] for row in rows)])
 
 
 def write_calibration(found: Calibration, out: Path, *, of: str = "") -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 from cycler import cycler
-from jaxtyping import Float64, Shaped
+from jaxtyping import Float, Float64, Shaped
 from markupsafe import Markup, escape
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -19,8 +19,10 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
+from aurank.arrays import Rows
 from aurank.errors import UserError
 from aurank.evaluation.report import Report
+from aurank.reporting.grids import query_names
 
 _INK = "#0a0b0c"  # no other colour of a chart is this one: replaced by the page's text colour
 # Of Okabe and Ito, told apart by the colour-blind; readable on white and on black.
@@ -38,6 +40,9 @@ _STYLE: dict[Any, Any] = {
     "axes.prop_cycle": cycler(color=COLOURS),
 }
 _SALT = count()
+POINTS = 4000  # drawn at most
+MOST_COLOURS = 10  # classes beyond which average precision is coloured
+SEED = 0
 INK, _MUTED, _LINE = "#1b1f24", "#8c959f", "#0550ae"  # of files
 _THIN: dict[str, Any] = {"linewidth": 1, "linestyle": (0, (4, 3))}
 
@@ -169,6 +174,36 @@ def dots(
             axes.scatter(points[:, 0], points[:, 1], c=values, **style), ax=axes, label="average precision"
         )
     axes.set(xlabel=axis_names[0], ylabel=axis_names[1])
+
+
+def draw_maps(report: Report, embeddings: Float[Rows, "query dim"]) -> dict[str, Markup]:
+    count = len(report.per_query["query"])
+    some = np.sort(np.random.default_rng(SEED).permutation(count)[:POINTS])
+    rows = np.asarray(embeddings[report.per_query["query"][some]], np.float64)
+    if report.distance == "cosine":
+        rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    points, part = principal(rows)
+    axis_names = [f"component {place} ({share:.0%} of the variance)" for place, share in enumerate(part.tolist(), 1)]
+    names = query_names(report)[some]
+    by_class = 1 < len(set(names.tolist())) <= MOST_COLOURS
+    of = f"{len(some):,} of {count:,}" if len(some) < count else f"{count:,}"
+    by = "classes" if by_class else "average precision"
+    caption = f"{of} queries on their first two principal components (PCA), {by} by colour."
+    values, classes = report.per_query["ap"][some], names if by_class else None
+    draw = partial(dots, points=points, values=values, classes=classes, axis_names=axis_names)
+    return {caption: svg(draw, caption, size=(5.4, 4.6))}
+
+
+def principal(
+    rows: Float64[np.ndarray, "point dim"],
+) -> tuple[Float64[np.ndarray, "point 2"], Float64[np.ndarray, " 2"]]:
+    rows = rows - rows.mean(axis=0)
+    values, axes = np.linalg.eigh(rows.T @ rows)
+    part = values[::-1][:2].clip(0) / max(values.sum(), np.finfo(float).tiny)
+    points = rows @ axes[:, ::-1][:, :2]
+    if points.shape[1] < 2:  # embeddings of one number
+        points, part = np.pad(points, ((0, 0), (0, 1))), np.pad(part, (0, 1))
+    return points, part
 
 
 def plain(name: str) -> str:

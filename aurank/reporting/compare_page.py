@@ -23,7 +23,6 @@ def compare_page(
     comparisons: Mapping[str, Comparison],
     *,
     pictures: Pictures | None = None,
-    title: str = "Comparison",
 ) -> str:
     pictures = pictures or Pictures(None)
     first = next(iter(reports))
@@ -42,7 +41,7 @@ def compare_page(
     ]
     return render(
         "compare.html",
-        title=title,
+        title="Comparison",
         first=first,
         metric=metric,
         metric_of_query="AP" if metric.removeprefix("macro:") == "mauprc" else metric.removeprefix("macro:"),

@@ -11,9 +11,9 @@ MOST_SHOWN = 24  # things found that are shown of a finding
 MOST_OF_ONE = 6  # pictures of one of them
 
 
-def doctor_page(report: DoctorReport, *, command: str = "", budget: int = 10 * 2**20) -> str:
+def doctor_page(report: DoctorReport, *, title: str = "Doctor", command: str = "") -> str:
     manifest = report.manifest
-    pictures = Pictures(None if manifest is None else manifest.source, budget)
+    pictures = Pictures(None if manifest is None else manifest.source)
 
     def image(row: int) -> tuple[str, str]:
         assert manifest is not None
@@ -23,7 +23,7 @@ def doctor_page(report: DoctorReport, *, command: str = "", budget: int = 10 * 2
     findings = shown_findings(report.findings, pictures, image)
     return render(
         "doctor.html",
-        title=f"Doctor: {report.name}",
+        title=f"{title}: {report.name}",
         counts=[{"name": name, "value": f"{count:,}"} for name, count in report.counts.items()],
         findings=findings,
         num_errors=len(report.errors),

@@ -10,6 +10,8 @@ from aurank.evaluation.report import FIRST, Report
 from aurank.names import meant, nearest
 from aurank.reporting.pictures import Pictures
 
+SEED = 0
+
 
 @dataclass(frozen=True)
 class Item:
@@ -39,18 +41,16 @@ class Grid:
     rows: list[GridRow]
 
 
-def make_grids(
-    report: Report, pictures: Pictures, *, queries: int = 8, classes: Sequence[str] = (), seed: int = 0
-) -> list[Grid]:
+def make_grids(report: Report, pictures: Pictures, *, queries: int = 8, classes: Sequence[str] = ()) -> list[Grid]:
     names = query_names(report)
     by_ap = np.argsort(report.per_query["ap"], kind="stable")
     count = min(queries, len(by_ap))
     middle = max(0, (len(by_ap) - count) // 2)
-    random = np.sort(np.random.default_rng(seed).permutation(len(by_ap))[:count])
+    random = np.sort(np.random.default_rng(SEED).permutation(len(by_ap))[:count])
     chosen = [
         ("Worst queries", "lowest average precision first", by_ap[:count]),
         ("Median queries", "half of all queries are worse than these, half are better", by_ap[middle : middle + count]),
-        ("Random queries", f"drawn with seed {seed}", random),
+        ("Random queries", f"drawn with seed {SEED}", random),
     ]
     for name in classes:
         of_class = np.flatnonzero(names == name)

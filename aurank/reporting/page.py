@@ -9,6 +9,8 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+_ENDING = 30  # characters that are shown of a longer name, or as many as tell names apart
+
 
 @cache
 def _environment() -> Environment:
@@ -33,8 +35,8 @@ def breakable(name: str) -> Markup:
     return Markup(re.sub(r"([/_-])", r"\1<wbr>", str(escape(name))))
 
 
-def endings(names: Sequence[str], most: int = 30) -> list[str]:
+def endings(names: Sequence[str]) -> list[str]:
     longest = max(map(len, names), default=0)
-    enough = (length for length in range(most, longest) if len({name[-length:] for name in names}) == len({*names}))
+    enough = (length for length in range(_ENDING, longest) if len({name[-length:] for name in names}) == len({*names}))
     length = next(enough, longest) + 1  # with one character of those before the first that differ
     return [name if len(name) <= length else f"…{name[-length:]}" for name in names]

@@ -14,10 +14,9 @@ from aurank.data.sources import ImageSource
 from aurank.evaluation.checks import confusions, hubs
 from aurank.evaluation.engine.nearest import NearestRows
 from aurank.evaluation.report import Report
-from aurank.reporting.charts import codes, curves, frequencies, svg
+from aurank.reporting.charts import codes, curves, draw_maps, frequencies, svg
 from aurank.reporting.doctor_page import shown_findings
 from aurank.reporting.grids import gallery_names, make_grids, query_names
-from aurank.reporting.maps import draw_maps
 from aurank.reporting.page import endings, render
 from aurank.reporting.pictures import Pictures
 from aurank.reporting.tables import class_names, counted, same_metrics
@@ -43,14 +42,13 @@ def report_page(
     *,
     source: ImageSource | None = None,
     embeddings: Rows | None = None,
-    budget: int = 10 * 2**20,
     classes: Sequence[str] = (),
     examined: Examined | None = None,
     facts: Sequence[tuple[str, str]] = (),
     title: str = "Retrieval report",
 ) -> str:
     """Return the page of a report as HTML text: numbers, curves, grids, classes, confusions, hubs and a map."""
-    pictures, lists = Pictures(source, budget), report.neighbours
+    pictures, lists = Pictures(source), report.neighbours
     grids = [] if lists is None else make_grids(report, pictures, classes=classes)
     charts = _charts(report, embeddings)
     found_hubs = None if lists is None else _hubs(report, lists, pictures)

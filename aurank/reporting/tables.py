@@ -1,7 +1,5 @@
 """Tables of reports as files and text: CSV that no spreadsheet runs, Markdown and LaTeX of several models."""
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +8,7 @@ import numpy as np
 from aurank.errors import UserError
 from aurank.evaluation.metrics import MACRO, pooled_rate
 from aurank.evaluation.report import Report, latex_table, markdown_table
+from aurank.files import csv_text
 from aurank.reporting.grids import query_names
 
 TIES = {
@@ -23,13 +22,11 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # what a spreadsheet takes fo
 def class_csv(report: Report) -> str:
     table, names = report.class_table(), class_names(report)
     metrics = [name for name in table if name not in ("label", "num_queries")]
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["class", "num_queries", *metrics])
+    rows: list[list[object]] = [["class", "num_queries", *metrics]]
     for row in table["mauprc"].argsort(kind="stable").tolist():
         values = (f"{table[metric][row]:.6f}" for metric in metrics)
-        writer.writerow([without_formula(names[row]), int(table["num_queries"][row]), *values])
-    return text.getvalue()
+        rows.append([without_formula(names[row]), int(table["num_queries"][row]), *values])
+    return csv_text(rows)
 
 
 def without_formula(text: str) -> str:

@@ -155,7 +155,6 @@ def build_miner(component: Component | None, train: Manifest) -> nn.Module | Non
 
 
 def learning_rate(config: Config) -> float:
-    """Return the learning rate of the backbone after the warm-up, by the rule for the images of an update."""
     return config.optim.lr * BATCH_RULES[config.optim.batch_rule](config.sampler.batch * config.train.accumulate)
 
 

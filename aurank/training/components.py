@@ -21,11 +21,11 @@ CHOICES = {
 }
 
 
-def read_config(source: Path | str | dict[str, Any], overrides: Sequence[str] = ()) -> Config:
+def read_config(source: Config | Path | str | dict[str, Any], overrides: Sequence[str] = ()) -> Config:
     """The configuration in ``source`` with dotted ``overrides``, checked against every table of components.
 
     Args:
-        source: a YAML file, the name of a shipped configuration ("omniglot/soprc"), or a plain dict.
+        source: a ``Config``, a YAML file, the name of a shipped configuration ("omniglot/soprc"), or a plain dict.
 
     Raises:
         ConfigError: lists every error at once.
@@ -34,6 +34,10 @@ def read_config(source: Path | str | dict[str, Any], overrides: Sequence[str] = 
         >>> read_config("digits/soprc", ["optim.lr=1e-4"]).optim.lr
         0.0001
     """
+    if isinstance(source, Config):
+        if not overrides:
+            return source
+        source = source.model_dump(mode="json")
     if not isinstance(source, dict) and not Path(source).exists():
         source = shipped_configs().get(str(source), source)
     return load_config(source, overrides, choices=CHOICES, complaints=_complaints)

@@ -99,8 +99,8 @@ def rehearse(config: Config) -> Rehearsal:
             part = first if first in parts else "backbone"
             count, trained = parts[part]
             parts[part] = (count + parameter.numel(), trained + parameter.numel() * parameter.requires_grad)
-        parameters = list(trainer.model.parameters())
-        trained_parameters = [parameter for parameter in parameters if parameter.requires_grad]
+        of_model = [counts for part, counts in parts.items() if part != "loss"]
+        trained_parameters = (parameter for parameter in trainer.model.parameters() if parameter.requires_grad)
         weights = sum(value.nbytes for value in trainer.model.state_dict().values())
         gradients = sum(parameter.nbytes for parameter in trained_parameters)
         kept = [value for state in trainer.optimiser.state.values() for value in state.values()]
@@ -108,8 +108,8 @@ def rehearse(config: Config) -> Rehearsal:
             unit=trainer.task.unit,
             images={name: len(images) for name, images in data.items()},
             classes={name: len(images.manifest.classes) for name, images in data.items()},
-            parameters=sum(parameter.numel() for parameter in parameters),
-            trained_parameters=sum(parameter.numel() for parameter in trained_parameters),
+            parameters=sum(count for count, _ in of_model),
+            trained_parameters=sum(trained for _, trained in of_model),
             parts={part: counts for part, counts in parts.items() if counts[0]},
             batch=batch,
             views=trainer.views,
@@ -154,7 +154,6 @@ def _steps(trainer: Trainer) -> tuple[float, float, int, int]:
 
 
 def _measure(trainer: Trainer, data: ImageDataset, name: str) -> None:
-    """Embed and measure a few images of a split; UserError where the whole split could not be measured."""
     skipped = -1
     while len(data.skipped) > skipped:  # an unreadable image is skipped in the run: others stand in for it
         skipped = len(data.skipped)

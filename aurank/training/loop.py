@@ -155,7 +155,6 @@ class Loop:
         return due
 
     def _batches(self) -> Iterator[Drawn]:
-        """Yield batches up to the next refresh or the end."""
         step, every = self.progress.step, self.trainer.sampler.refresh_every or self.settings.steps
         return self.batches((min(self.settings.steps, step - step % every + every) - step) * self.settings.accumulate)
 
@@ -234,7 +233,6 @@ class Loop:
         self._after_step()
 
     def listen(self, kind: str, values: dict[str, Any]) -> None:
-        """Tell the listener in the main process, and the logger of notices."""
         if not self.main:
             return
         if self.listener is not None:
@@ -243,7 +241,6 @@ class Loop:
             _LOGGER.info("%s", values["text"])
 
     def _look(self) -> None:
-        """Add up the losses since the last look; stop every process where one was not finite."""
         progress = self.progress
         losses, bad = self.watch.look()
         if bad is not None:
@@ -285,7 +282,6 @@ class Loop:
             self._conclude()
 
     def _conclude(self) -> None:
-        """Do the validation that is due at this step, and save what it and the step ask for."""
         improved = self._validate()
         self.progress.validation_owed = False
         if improved:
@@ -295,7 +291,6 @@ class Loop:
 
     @property
     def finished(self) -> bool:
-        """Whether no step is left, nor a validation that is due at the last one."""
         progress = self.progress
         return not progress.validation_owed and (progress.step >= self.settings.steps or self._stopped_early())
 
@@ -381,7 +376,6 @@ class Loop:
 
 
 def too_few_readable(data: ImageDataset) -> UserError:
-    """Return the error of a whole epoch without a batch of two readable images."""
     return UserError(
         f"no batch of a whole epoch of {data.manifest.name} has two readable images ({len(data.skipped)} of "
         f"{len(data)} are skipped); data.on_error=raise shows why"

@@ -109,13 +109,11 @@ def loss_groups(name: str, loss: nn.Module, term: LossTerm, *, usual: float) -> 
 
 
 def set_learning_rate(optimiser: Optimizer, rate: float) -> None:
-    """Give every group ``rate`` times its own ``lr_multiplier``."""
     for group in optimiser.param_groups:
         group["lr"] = rate * group["lr_multiplier"]
 
 
 def weight_average(model: nn.Module) -> nn.Module:
-    """Return timm's moving average of a model's parameters, whose ``module`` is the averaged model."""
     from timm.utils import ModelEmaV3  # type: ignore[attr-defined]
 
     average: nn.Module = ModelEmaV3(model, exclude_buffers=True)

@@ -192,7 +192,6 @@ class MeasuredLoop(Loop):
             self._enter(before)
 
     def run(self) -> None:
-        """Train with the phases around the parts of the trainer."""
         parts = {"embed": "forward", "forward": "loss", "backward": "backward", "update": "optimiser"}
         for method, name in parts.items():  # what is left of `forward` without `embed` is the loss
             setattr(self.trainer, method, self.phase(name)(getattr(self.trainer, method)))
@@ -335,7 +334,6 @@ def profile_training(
 
 @contextmanager
 def _traced(path: Path) -> Iterator[None]:
-    """Write a trace of torch.profiler of what happens in the context."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # it tells of its own doings, and of a GPU that is not there
     with torch.profiler.profile() as trace:
         yield
@@ -344,6 +342,5 @@ def _traced(path: Path) -> Iterator[None]:
 
 
 def processors() -> int:
-    """Return how many processors each of the processes on this machine may use."""
     mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, mine // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))

@@ -106,11 +106,7 @@ def train(
     """
     if dataset is not None and not isinstance(dataset.source, EmbeddingSource):  # its rows are for a head as they are
         overrides = [*overrides, f"data.name={GIVEN}"]
-    if isinstance(config, Config):
-        config = read_config(config.model_dump(mode="json"), overrides) if overrides else config
-    else:
-        config = read_config(config, overrides)
-    out = Path(out)
+    config, out = read_config(config, overrides), Path(out)
     with ExitStack() as held:
         group = held.enter_context(training_group(config))
         require_same(config, **{"--out": str(out), "--resume": resume})
@@ -140,7 +136,6 @@ def _prepare_loop(
     listener: Listener | None,
     dataset: Manifest | None,
 ) -> Loop:
-    """Build the components of the run, restore what it goes on from, and write its configuration."""
     seed_everything(config.seed)
 
     def read() -> tuple[Splits, PreparedImages | None, dict[str, str]]:
@@ -178,7 +173,6 @@ def _prepare_loop(
 
 
 def _run(loop: Loop, started: float) -> TrainResult:
-    """Run the loop, then measure the test split under the best weights."""
     trainer, progress, out = loop.trainer, loop.progress, loop.out
     for text in trainer.notices:
         loop.listen("notice", {"text": text})
@@ -275,7 +269,6 @@ def differences(saved: Config, given: Config) -> list[str]:
 
 
 def require_same(config: Config, **others: object) -> None:
-    """Raise UserError where the processes were started with different options."""
     everyone: list[tuple[Config, dict[str, object]]] = ProcessGroup(None).all_gather((config, others))
     first, first_others = everyone[0]
     for rank, (settings, values) in enumerate(everyone):
@@ -308,7 +301,6 @@ def find_checkpoint(config: Config, out: Path) -> tuple[dict[str, Any] | None, l
 
 
 def _changes(path: Path, saved: Config, config: Config, progress: Progress) -> list[str]:
-    """Return notices about settings that changed; raise UserError for one that a resumed run may not change."""
     before, now = saved.train, config.train
     longer = now.steps > before.steps
     patient = before.early_stopping is not None and (now.early_stopping or 10**9) > before.early_stopping
@@ -329,7 +321,6 @@ def _changes(path: Path, saved: Config, config: Config, progress: Progress) -> l
 
 
 def require_same_data(path: Path, state: dict[str, Any], whole: Manifest, data: dict[str, str]) -> None:
-    """Raise UserError unless the data set and the digests of its images are those that the run was trained on."""
     recorded = {"manifest": state["manifest"], **(state["data"] or {})}
     now = {"manifest": whole.sha256, **data}
     words = {
@@ -349,7 +340,6 @@ def require_same_data(path: Path, state: dict[str, Any], whole: Manifest, data: 
 
 
 def restore(trainer: Trainer, path: Path, state: dict[str, Any], notices: list[str]) -> Progress:
-    """Restore the components' state from a checkpoint; return how far the run was, and add to the notices."""
     progress = read_progress(state, path)
     load_part(trainer.model.load_state_dict, state["encoder"], path)
     if trainer.average is not None:
@@ -377,6 +367,5 @@ def restore(trainer: Trainer, path: Path, state: dict[str, Any], notices: list[s
 
 
 def read_progress(checkpoint: dict[str, Any], source: Path | str) -> Progress:
-    """Return the progress saved in a checkpoint; raise UserError for values of another type."""
     with reading(source, "the progress of a run", remedy="use another one"):
         return checked(checkpoint["progress"], Progress)

@@ -47,7 +47,6 @@ class ShardedCopy:
 
     @torch.no_grad()
     def spread(self) -> None:
-        """Give the sharded model the weights and statistics of the whole one."""
         for whole, sharded in zip(self.whole.parameters(), self.module.parameters(), strict=True):
             _copy_shard(whole, sharded)
         for value, own in zip(self.whole.buffers(), self.module.buffers(), strict=True):
@@ -70,7 +69,6 @@ class ShardedCopy:
 
 
 def load_state(optimiser: Optimizer, saved: dict[str, Any]) -> None:
-    """Load an optimiser's state, of sharded parameters this process's part."""
     parameters = _parameters(optimiser)
 
     @torch.no_grad()
@@ -95,7 +93,6 @@ def _parameters(optimiser: Optimizer) -> list[Tensor]:
 
 
 def _copy_shard(whole: Tensor, sharded: Tensor) -> None:
-    """Copy this process's part of a whole tensor, which may be on the host."""
     assert isinstance(sharded, DTensor)
     whole = whole.detach().view(sharded.shape)
     part = distribute_tensor(whole, sharded.device_mesh, sharded.placements, src_data_rank=None)

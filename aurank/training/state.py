@@ -32,7 +32,6 @@ class Progress:
 
 
 def random_state() -> dict[str, Any]:
-    """Return the state of every global random generator, in plain types."""
     numpy_state: Any = np.random.get_state(legacy=False)  # noqa: NPY002 (libraries draw from the global generator)
     return {
         "python": random.getstate(),
@@ -46,7 +45,6 @@ def random_state() -> dict[str, Any]:
 
 
 def restore_random_state(state: dict[str, Any]) -> None:
-    """Put every global random generator back to what ``random_state`` returned."""
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words), gauss))
     np.random.set_state(state["numpy"])  # noqa: NPY002
@@ -56,14 +54,12 @@ def restore_random_state(state: dict[str, Any]) -> None:
 
 
 def seed_everything(seed: int) -> None:
-    """Seed Python, NumPy and torch."""
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002
     torch.manual_seed(seed)
 
 
 def seed_stream(*names: int) -> None:
-    """Seed every global generator for the stream that these numbers name."""
     seed = int(np.random.SeedSequence(names).generate_state(1, np.uint64)[0] >> np.uint64(1))
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002

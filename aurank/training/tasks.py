@@ -46,12 +46,8 @@ class Task:
         self.encoder = encoder
         self.model = encoder if model is None else model
 
-    def measure(self, model: nn.Module, data: ImageDataset, *, neighbours: int = 0) -> Report:
-        """Return the exact report of a model in every process; in the first with neighbours of each query."""
-        embedded = self._embedded(model, data)
-        return evaluate_together(
-            embedded.evaluate, self.group, neighbours=neighbours, **evaluation_options(self.config)
-        )
+    def measure(self, model: nn.Module, data: ImageDataset) -> Report:
+        return evaluate_together(self._embedded(model, data).evaluate, self.group, **evaluation_options(self.config))
 
     def test(self, data: ImageDataset, train: Manifest, progress: StageProgress | None = None) -> SplitReports:
         """Return all that is measured of a test split; nothing in other processes where the first measures alone."""
@@ -72,7 +68,6 @@ class Task:
         return embedded
 
     def sample(self, data: ImageDataset, name: str, most: int) -> Sequence[int]:
-        """Return a few rows of a split that can be measured; raise UserError where the whole split cannot be."""
         manifest, readable = data.manifest, _readable(data)
         query, gallery = manifest.is_query & readable, manifest.is_gallery & readable
         positives = np.bincount(manifest.labels[gallery], minlength=len(manifest.classes))[manifest.labels] - gallery
@@ -92,7 +87,6 @@ class Task:
         return []
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return the tokeniser that a checkpoint keeps, None without one."""
         return None
 
 
@@ -110,9 +104,7 @@ class PairTask(Task):
         self.texts = texts_of(train)
         self.tokens = towers.tokenise(self.texts)
 
-    def measure(  # type: ignore[override]  # it has metrics
-        self, model: nn.Module, data: ImageDataset, *, neighbours: int = 0
-    ) -> TwoWayReport:
+    def measure(self, model: nn.Module, data: ImageDataset) -> TwoWayReport:  # type: ignore[override]  # has metrics
         return evaluate_together(self._embed(model, data).evaluate, self.group, **two_way_options(self.config))
 
     def test(self, data: ImageDataset, train: Manifest, progress: StageProgress | None = None) -> SplitReports:
@@ -157,13 +149,11 @@ class PairTask(Task):
 
 
 def learnt_widths(config: Config) -> Codes | None:
-    """Return the widths of a matryoshka loss below that of whole embeddings; None without any."""
     widths = {width for term in config.terms for width in term.matryoshka or () if width < config.model.dim}
     return Codes(dims=tuple(sorted(widths))) if widths and not config.model.discard_head else None
 
 
 def require_alive(embeddings: Float[np.ndarray, "image dim"]) -> None:
-    """Raise Diverged where the network gives zeros, or no numbers, for some images."""
     dead = ~np.isfinite(embeddings).all(axis=1) | ~embeddings.any(axis=1)
     if dead.any():
         raise Diverged(

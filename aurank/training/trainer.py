@@ -142,7 +142,6 @@ class Trainer:
 
     @property
     def measured(self) -> nn.Module:
-        """What is measured: the moving average of the weights where there is one."""
         return self.model if self.average is None else self.average.get_submodule("module")
 
     def gather(self) -> None:
@@ -166,14 +165,12 @@ class Trainer:
         return batches / max(1, len(sampler.epoch(0)))
 
     def set_progress(self, step: int, epoch: int) -> None:
-        """Tell every module that follows the progress, before a step, how far training is."""
         self._calls = (step, 0)
         for module in self._followers:
             module.set_progress(step=step, steps=self.config.train.steps, epoch=epoch, epochs=self.epochs)
 
     @property
     def loss_terms(self) -> dict[str, Tensor]:
-        """The weighted losses of the last batch by name, on their device, where the loss is a sum."""
         return {} if self._sum is None else self._sum.last_terms
 
     def forward(self, batch: Batch, shares: Shares | None = None) -> tuple[Float[Tensor, "image dim"], Tensor]:
@@ -196,12 +193,10 @@ class Trainer:
             return images, self.loss(images, batch.label, self.miner, ids=batch.id, **others)
 
     def _inputs(self, batch: Batch) -> tuple[Tensor, ...]:
-        """Return the images of each size, and the tokens of their texts."""
         inputs = batch.image if isinstance(batch.image, tuple) else (batch.image,)
         return inputs if self.task.tokens is None else (*inputs, self.task.tokens[batch.id])
 
     def embed(self, inputs: tuple[Tensor, ...]) -> Float[Tensor, "row dim"]:
-        """Return the embeddings of images of one or several sizes, or of images and of texts as tokens."""
         if self.cache is not None:
             return torch.cat([self.cache.embed(same) for same in inputs])
         # In one call: DistributedDataParallel writes to buffers before each, which must not happen between two.
@@ -228,7 +223,6 @@ class Trainer:
             self.optimiser.zero_grad()
 
     def backward(self, loss: Tensor) -> None:
-        """Add the gradient of the weights, given the loss of `forward`."""
         if self.cache is None:
             self.accelerator.backward(loss)
             return
@@ -246,7 +240,6 @@ class Trainer:
         self.cache.backward(self.accelerator.backward)
 
     def update(self) -> None:
-        """Let the optimiser step along the gradient of all batches of a step, and forget it."""
         scaler = self.accelerator.scaler
         if scaler is None:
             self.optimiser.step()
@@ -257,7 +250,6 @@ class Trainer:
 
 
 def build_trainer(config: Config) -> Trainer:
-    """Seed every generator, read the data and build the components of a run that writes nothing."""
     seed_everything(config.seed)
     return Trainer(config, build_splits(config))
 
@@ -293,7 +285,6 @@ def reencode(
 
 
 def offer_reencoding(modules: list[nn.Module], reencode: Callable[[Tensor], Tensor]) -> None:
-    """Give the callback to every module that wants it and has none yet."""
     for module in modules:
         if isinstance(module, Reencodes) and module.wants_reencode and module.reencode is None:
             module.reencode = reencode
@@ -329,7 +320,6 @@ def nearest_images(
 
 
 def _task(config: Config, splits: Splits, state: dict[str, Any] | None, say: Callable[[str], None]) -> Task:
-    """Return what the configuration trains, with its first weights."""
     load = state is None
     if config.model.text is None:
         return Task(config, build_encoder(config.model, channels=config.data.channels, load=load, say=say))
@@ -378,7 +368,6 @@ def _gradient_cache(
 
 
 def _without_effect(trainer: Trainer) -> list[str]:
-    """Return notices about settings that have another effect, or less of one, than their values promise."""
     config, splits, sampler, pipeline = trainer.config, trainer.splits, trainer.sampler, trainer.train_data.pipeline
     possible, unit, views = sampler.largest_batch, trainer.task.unit, trainer.views
     train = config.train
@@ -406,7 +395,6 @@ def _without_effect(trainer: Trainer) -> list[str]:
 
 
 def require_fitting(config: Config, splits: Splits) -> None:
-    """Raise UserError for a setting that does not work with another one, with the data or with the environment."""
     train, optim, texts, several = config.train, config.optim.name, config.model.text is not None, launched() > 1
     missing = sorted(set(train.trackers) - {str(tracker) for tracker in get_available_trackers()})
     packages = " ".join(missing).replace("_", "-")

@@ -61,7 +61,6 @@ class LossWatch:
         self._work: distributed.Work | None = None
 
     def add(self, batch: SeenBatch) -> None:
-        """Take a batch in, before its backward pass."""
         self.batches.append(batch)
         mark = _LAST - len(self.batches)
         if not self.on_host:
@@ -117,7 +116,6 @@ class LossWatch:
 
 
 def _numbers(values: Sequence[Tensor]) -> list[float]:
-    """Return numbers of a device, read at once."""
     numbers: list[float] = [float(values[0])] if len(values) == 1 else torch.stack(list(values)).tolist()
     return numbers
 
@@ -143,7 +141,6 @@ class MetricsFile:
         self._file.flush()
 
     def position(self) -> int:
-        """Return the bytes written so far, safe on disk."""
         os.fsync(self._file.fileno())
         return os.fstat(self._file.fileno()).st_size
 

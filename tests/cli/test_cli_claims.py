@@ -16,6 +16,7 @@ FOLDERS = [
     ("average", "gone/best", "gone/last"),
     ("index", "build", "--model", "timm:gone"),
     ("demo",),
+    ("data", "prepare", "digits/soprc"),
 ]
 FILES = [
     ("embed", "--model", "timm:gone", "rows.npz"),

@@ -55,12 +55,6 @@ def test_a_name_that_no_table_holds_is_told(place: Path, aurank: Shell) -> None:
     assert not (place / "clean.csv").exists()
 
 
-def test_saved_embeddings_are_examined(place: Path, aurank: Shell) -> None:
-    code, output, _ = aurank("doctor", "--embeddings", "rows.npz")
-    assert output.startswith("rows.npz: 4 embeddings, 4 dimensions, 2 classes\n")
-    assert code in (0, 1)
-
-
 @pytest.mark.slow
 def test_doctor_reports_on_the_data_of_a_configuration(aurank: Shell) -> None:
     code, output, _ = aurank("doctor", "digits/soprc", "data.odd_classes=keep")

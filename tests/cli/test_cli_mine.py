@@ -70,7 +70,9 @@ def test_what_is_mined_is_written_looked_at_cleaned_and_trained_with(place: Path
     assert all(row["worst_positive_score"] <= row["positive_score"] for row in table)
     assert {row["negative"] for row in table if row["is_suspect"]} == {"train/blue/5.png"}
     assert len(Path("mined/negatives.csv").read_text(encoding="utf-8").splitlines()) == 241
-    assert "looks like red" in Path("mined/mine.html").read_text(encoding="utf-8")
+    page = Path("mined/mine.html").read_text(encoding="utf-8")
+    assert "<h1>Mining: hard negatives of rows.npz</h1>" in page
+    assert "looks like red" in page
 
     pairs = ("--negatives", "mined/negatives.parquet")
     code, output, _ = aurank("doctor", "folder:photos", *pairs, "--fix", "suspects", "--out", "clean.csv")

@@ -132,13 +132,6 @@ def test_a_protocols_name_is_given_to_no_other_embeddings(place: Path, change: A
     assert "\n" not in str(caught.value)
 
 
-def test_a_protocols_name_needs_its_data(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("AURANK_DATA", raising=False)
-    np.savez(place / "rows.npz", embeddings=np.eye(4), labels=np.zeros(4, int), paths=np.array(["a", "b", "c", "d"]))
-    with pytest.raises(UserError, match="Stanford_Online_Products"):
-        evaluate_model("embeddings:rows.npz", ImageSelection(protocol="sop"))
-
-
 @pytest.mark.slow
 def test_options_that_cannot_be_met_are_told_before_anything_is_embedded(
     place: Path, monkeypatch: pytest.MonkeyPatch
@@ -166,8 +159,6 @@ def test_options_that_cannot_be_met_are_told_before_anything_is_embedded(
 @pytest.mark.parametrize(
     ("images", "message"),
     [
-        (ImageSelection(), "say which images to embed"),
-        (ImageSelection("folder:nowhere"), "there is no nowhere"),
         (ImageSelection("foldr:photos"), "folder"),
         (ImageSelection("nowhere.yaml"), "nowhere.yaml"),
         (ImageSelection("folder:photos", "train"), "no images in split 'train'"),
@@ -177,7 +168,6 @@ def test_options_that_cannot_be_met_are_told_before_anything_is_embedded(
         (ImageSelection("folder:photos", seeds=[1]), "--seeds goes with --protocol"),
         (ImageSelection(protocol="sop", seeds=[1]), "protocol sop with seeds .* one of vehicleid-one-gallery-"),
         (ImageSelection("folder:photos", root=Path("here")), "--root here goes with --protocol"),
-        (ImageSelection("folder:photos", overrides=["optim.lr=1"]), r"only data\.\* can be changed"),
         (ImageSelection("folder:photos", overrides=["data.image_size=9"]), "brings its own preprocessing"),
     ],
 )
@@ -191,45 +181,6 @@ def test_the_seeds_of_a_protocols_draws_are_chosen() -> None:
         protocol = ImageSelection(protocol=name, seeds=[3, 1]).find_protocol()
         assert protocol is not None
         assert protocol.seeds == (3, 1)
-
-
-def test_what_has_no_use_is_refused(place: Path) -> None:
-    with pytest.raises(UserError, match=r"--labels x.npy has no use with --model python"):
-        evaluate_model(MODEL, PHOTOS, labels=Path("x.npy"), running=running())
-    with pytest.raises(UserError, match="--data folder:photos has no use with --model embeddings"):
-        evaluate_model("embeddings:x.npz", ImageSelection("folder:photos"))
-    with pytest.raises(UserError, match="these are embeddings already"):
-        embed_model("embeddings:x.npz")
-    with pytest.raises(
-        UserError, match=r"no such run or folder; expected a run .aurank:DIR/best., embeddings:FILE, .*timm:NAME"
-    ):
-        evaluate_model("resnet18")
-    with pytest.raises(UserError, match="--allow-code"):
-        evaluate_model(MODEL, PHOTOS)
-
-
-@pytest.mark.slow
-def test_skipped_images_are_counted_in_the_report(place: Path) -> None:
-    (place / "photos" / "a" / "2.png").write_bytes(b"no image")
-    images = ImageSelection("folder:photos", overrides=["data.on_error=skip", "data.odd_classes=keep"])
-    report = evaluate_model(MODEL, images, running=running())
-    assert report.num_queries == 7
-    assert "skipped, unreadable: 1 of 8 images (a/2.png)" in report.notes
-
-
-@pytest.mark.slow
-def test_the_cache_serves_the_second_call_and_not_another_set(place: Path) -> None:
-    said: list[str] = []
-    how = running(cache=place / "cache", say=said.append)
-    first = evaluate_model(MODEL, PHOTOS, running=how)
-    assert said == []
-    again = evaluate_model(MODEL, PHOTOS, running=how, ties="optimistic")
-    assert len(said) == 1
-    assert said[0].startswith("read 8 embeddings from the cache")
-    assert np.array_equal(first.per_query["ap"], again.per_query["ap"])
-    Image.new("RGB", (2, 2), (1, 2, 3)).save(place / "photos" / "a" / "0.png")
-    evaluate_model(MODEL, PHOTOS, running=how)
-    assert len(said) == 1
 
 
 @pytest.mark.slow

@@ -7,13 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from PIL import Image
 from testing.runs import pairs_config, trainer_of, write_table
 
 import aurank
 from aurank.commands import RunOptions, evaluate_model, evaluate_pairs
-from aurank.data.captions import Tokeniser
 from aurank.embedding import ImageSelection
 from aurank.embedding.from_config import build_encoder
 from aurank.embedding.stored.checkpoint import load_checkpoint, save_checkpoint
@@ -33,18 +31,10 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def trained(root: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[int]]:
-    """The best checkpoint of a run, and of how many embeddings signs of collapse were looked for in each step."""
-    out, rows = tmp_path_factory.mktemp("trained") / "run", []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("aurank.training.loop.collapse_signs", lambda found: rows.append(len(found)) or {})
-        aurank.train(pairs_config(root, train={"steps": 3}), out)
-    return out / "best.safetensors", rows
-
-
-@pytest.fixture
-def best(trained: tuple[Path, list[int]]) -> Path:
-    return trained[0]
+def best(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("trained") / "run"
+    aurank.train(pairs_config(root, train={"steps": 3}), out)
+    return out / "best.safetensors"
 
 
 def changed(source: Path, target: Path, change: Callable[[dict[str, Any]], None]) -> Path:
@@ -171,35 +161,3 @@ def test_pairs_that_are_marked_as_no_query_are_refused_where_they_are_measured(r
     with pytest.raises(UserError, match=said):
         evaluate_pairs(f"aurank:{best}", ImageSelection(data=f"table:{root}/test.csv"))
     trainer_of(pairs_config(root, data={"params": {"file": "train.csv"}, **data}))
-
-
-def test_signs_of_collapse_are_of_the_images(root: Path, trained: tuple[Path, list[int]]) -> None:
-    assert sum(trained[1]) == 40  # an epoch in three steps
-    trainer = trainer_of(pairs_config(root))
-    batch = trainer.train_data.__getitems__([3, 17, 39])
-    trainer.model.eval()
-    module: Any = trainer.model
-    embeddings, _ = trainer.forward(batch)
-    torch.testing.assert_close(
-        embeddings, module.encode_image(trainer.train_data.to_input(batch.image))
-    )  # what the log looks at
-
-
-def test_cut_texts_are_counted_among_those_that_fill_their_rows(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a token for each byte, and one for the blank that a text is read with."""
-    asked: list[str] = []
-    count = Tokeniser.count_cut
-    monkeypatch.setattr(
-        Tokeniser, "count_cut", lambda self, texts: count(self, [asked.append(text) or text for text in texts])
-    )
-    text = {"layers": 1, "width": 16, "heads": 2, "length": 17, "vocabulary": 259}
-    config = read_config(pairs_config(root, model={"text": text}))
-    splits = build_splits(config)
-    found = Trainer(config, splits).notices
-    texts = splits.train.texts
-    assert texts is not None
-    cut = sum(len(text) + 1 > 15 for text in texts)
-    assert 0 < cut < len(asked) < len(texts)
-    assert found == [
-        f"{cut} of {len(texts)} training texts have more than model.text.length=17 tokens and lose their ends"
-    ]

@@ -161,7 +161,7 @@ def test_nothing_begins_that_would_end_after_the_limit(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"reference": "Triplet"}, "the reference 'Triplet' is none of the methods: SmoothAP, SupCon"),
+        ({"reference": "SupCn"}, "the reference 'SupCn' is none of the methods: .*; did you mean 'SupCon'"),
         ({"sedes": 3}, "spec.yaml:1:.*sedes: unknown key"),
         ({"seeds": 0}, "seeds: got 0, expected greater than or equal to 1"),
         ({"methods": {"A": ["loss.name=smooth_up"]}, "reference": None}, "PCA A: .*loss.name: got 'smooth_up'"),

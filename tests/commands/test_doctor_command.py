@@ -6,8 +6,7 @@ import pytest
 from PIL import Image
 from testing.trees import pixels
 
-from aurank.commands import doctor, examine_data, examine_embeddings
-from aurank.errors import UserError
+from aurank.commands import examine_data, examine_embeddings
 from aurank.reporting.doctor_page import doctor_page
 
 MODEL = "timm:test_vit,pretrained=false"
@@ -75,18 +74,6 @@ def test_a_model_is_examined_on_all_readable_images(photos: Path) -> None:
     assert not any("broken" in path for path in report.kept(["unreadable"]).paths)
 
 
-def test_data_that_no_table_can_name_are_refused_before_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "examine", lambda *_, **__: pytest.fail("examined"))
-    with pytest.raises(UserError, match="the images of digits are no files"):
-        examine_data("digits:", table=Path("clean.csv"))
-
-
-@pytest.mark.parametrize(("data", "message"), [("digits/soprc", "named as READER:PATH")])
-def test_a_model_needs_data_by_reader(data: str, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        examine_data(data, model=MODEL)
-
-
 def test_the_page_shows_pictures_and_escapes_names(photos: Path) -> None:
     Image.fromarray(pixels(0, 40, 40)).save(photos / "class0" / f"{EVIL.replace('/', '')}.png")
     report = examine_data(f"folder:{photos}", ["data.odd_classes=keep"])
@@ -110,9 +97,3 @@ def test_captions_show_the_ends_of_paths_that_tell_photos_apart(photos: Path) ->
     assert [caption.replace("<wbr>", "") for caption in captions] == [
         f"…{name}" for name in ("_a_photo_with_a_long_name_1.png", "_a_photo_with_a_long_name_2.png")
     ]
-
-
-def test_a_page_keeps_to_its_budget(photos: Path) -> None:
-    Image.fromarray(pixels(0, 40, 40)).save(photos / "class0/again.png")
-    page = doctor_page(examine_data(f"folder:{photos}", ["data.odd_classes=keep"]), budget=10)
-    assert "2 pictures are left out" in page

@@ -6,8 +6,6 @@ from PIL import Image
 from aurank.commands import RunOptions, embed_model, embed_to_folder
 from aurank.embedding import ImageSelection
 from aurank.embedding.embed import Embedded
-from aurank.errors import UserError
-from aurank.files import claimed
 
 MODEL = "timm:test_vit,pretrained=false"
 HOW = RunOptions(batch=4, device="cpu")
@@ -29,11 +27,3 @@ def test_parts_hold_what_one_file_holds(images: ImageSelection, tmp_path: Path) 
     assert (parts.embeddings[:] == whole.embeddings).all()
     assert parts.paths.tolist() == whole.paths.tolist()
     assert str(parts.made_by) == str(whole.made_by)
-
-
-def test_two_do_not_embed_into_one_folder(images: ImageSelection, tmp_path: Path) -> None:
-    with (
-        claimed(tmp_path / "parts"),
-        pytest.raises(UserError, match=r"parts is in use by another process; wait for it"),
-    ):
-        embed_to_folder(MODEL, images, out=tmp_path / "parts", running=HOW)

@@ -16,13 +16,12 @@ from testing.runs import tiny_config
 
 import aurank
 from aurank.commands import evaluate_model, export_model
-from aurank.commands.export import _require_expressible
+from aurank.commands.export import Check, _require_expressible
 from aurank.config import Config
 from aurank.data import TRANSFORMS
 from aurank.embedding import ImageSelection
 from aurank.errors import AurankError, UserError
 from aurank.exporting.card import write_card
-from aurank.exporting.check import Check
 from aurank.training import read_config
 
 

@@ -14,7 +14,6 @@ from aurank.commands import RunOptions, embed_model, evaluate_model, prepare_dat
 from aurank.data import FolderSource
 from aurank.embedding import ImageSelection
 from aurank.errors import AurankWarning, UserError
-from aurank.files import claimed
 from aurank.training import read_config, rehearse
 
 
@@ -135,16 +134,6 @@ def test_a_foreign_model_sees_small_prepared_images_only_where_asked_and_told(tm
         notes.append(evaluate_model(model, again).notes)
     told = ["embeddings of prepared images (shorter side 32, 3 channels, by area, raw)" in list(some) for some in notes]
     assert told == [False, True]
-
-
-def test_one_process_writes_into_a_folder(tmp_path):
-    config = photos(tmp_path)
-    with (
-        claimed(tmp_path / "out"),
-        pytest.raises(UserError, match=r"--out .*out is in use by another process; wait"),
-    ):
-        prepare_data(config, tmp_path / "out")
-    assert prepare_data(config, tmp_path / "out").written == 48
 
 
 def test_originals_are_never_written_to(tmp_path):

@@ -1,5 +1,6 @@
 """YAML files and overrides: what is read, and what is refused because it could run, look up or surprise."""
 
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +128,10 @@ def test_a_dict_may_hold_paths_tuples_and_components() -> None:
     assert load_config({**MINIMAL, "loss": config.loss}, choices=CHOICES).loss == config.loss
 
 
-@pytest.mark.parametrize("odd", [object(), {(1, 2): 3}, 10**5000, float("nan")], ids=lambda odd: type(odd).__name__)
+ODD: list[Any] = [object(), b"x", {1, 2}, {(1, 2): 3}, 10**5000, Fraction(10**400), float("nan")]
+
+
+@pytest.mark.parametrize("odd", ODD, ids=lambda odd: type(odd).__name__)
 def test_a_dict_that_holds_what_yaml_has_not_is_refused_in_one_line(odd: Any) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config({**MINIMAL, "seed": odd}, choices=CHOICES)

@@ -23,6 +23,7 @@ def test_a_row_says_what_its_lines_say() -> None:
     assert cells["A"]["chosen"] == "lr 0.001 to 0.03*, k [1]"
     assert cells["center"]["mAUPRC"] == "0.4000 [0.4000, 0.4000]"
     assert (cells["center"]["seeds"], cells["center"]["p, seeds"]) == ("", "")
+    assert cells["B & C"]["p, seeds"] == "n/a"  # all its seeds are 0.2 above
     assert float(cells["B & C"]["p, classes"]) == pytest.approx(2 * 2 / 10_001, rel=0.01)  # of two methods
 
 
@@ -42,7 +43,23 @@ def test_tables_are_escaped_for_their_languages_and_name_what_tells_ranks_apart(
     assert r"B \& C &" in latex
     assert latex.count(r"\begin{tabular}") == 1
     assert "Mean ranks over 3 classes that differ by less than 1.91 are not told apart (Nemenyi, 5 %)" in markdown
+    for text in ("Mean ranks over 3 classes", "is the half width of the 95 %", "within 5 % of an end of its range"):
+        assert text in markdown
+        assert text.replace("%", r"\%") in latex
     assert to_markdown_tables(blocks, "two") == "*not run yet*"
+
+
+def test_a_reference_that_always_diverged_leaves_the_table_of_the_others() -> None:
+    lines = [
+        line | {"error": "the loss is nan"} if (line["kind"], line.get("method")) == ("run", "A") else line
+        for line in made_up()
+    ]
+    (block,) = blocks_of(lines)
+    head, rows = cells_of(block)
+    assert [row[0] for row in rows] == ["B & C", "late", "the embeddings as they are", "center"]
+    assert "minus A" not in head
+    assert "The reference A has no result here" in to_markdown_tables([block])
+    assert benchmark_page(lines, [block]).count("<tr>") == 5
 
 
 def test_the_page_has_tables_pictures_and_what_ended_early() -> None:

@@ -80,7 +80,7 @@ def test_both_lists_of_a_query_are_shown_as_the_reports_have_them() -> None:
 def test_no_name_becomes_markup_or_mathematics() -> None:
     reports = {name: measured(dim) for dim, name in enumerate(EVIL, start=2)}
     named = {name: replace(one, notes=list(EVIL), command=EVIL[3]) for name, one in reports.items()}
-    page = compare_page(named, compare_all(named, resamples=100), title=EVIL[0])
+    page = compare_page(named, compare_all(named, resamples=100))
     elements = Elements(page)
     assert not any("onerror" in attributes for _, attributes in elements.tags)
     assert sum(tag == "script" for tag, _ in elements.tags) == 1

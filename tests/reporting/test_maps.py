@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 import aurank
-from aurank.reporting.charts import SCALE
-from aurank.reporting.maps import draw_maps, principal
+from aurank.reporting.charts import SCALE, draw_maps, principal
 
 
 def test_principal_components_are_those_of_the_singular_values() -> None:

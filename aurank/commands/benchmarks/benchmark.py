@@ -38,6 +38,7 @@ from aurank.errors import AurankError, AurankWarning, Diverged, UserError, first
 from aurank.evaluation import PostProcessing, Report
 from aurank.evaluation.metrics import Classes
 from aurank.files import InUse, claimed, reading, write_text
+from aurank.names import meant, nearest
 from aurank.ranges import Range
 from aurank.reporting.benchmark_page import LINES, benchmark_page, blocks_of, to_latex_tables, to_markdown_tables
 from aurank.reporting.tables import class_names
@@ -116,7 +117,8 @@ class BenchmarkRun:
             self.reference = self.spec.reference or next(iter(self.spec.methods))
             if self.reference not in self.spec.methods:
                 known = ", ".join(self.spec.methods)
-                raise UserError(f"the reference {self.reference!r} is none of the methods: {known}")
+                hint = meant(nearest(self.reference, self.spec.methods))
+                raise UserError(f"the reference {self.reference!r} is none of the methods: {known}{hint}")
             self.ranges = {key: None if each is None else Range.read(each) for key, each in self.spec.ranges.items()}
             self.base = self.config_of(Unit("untrained", "", "", ""))
             if self.spec.without_training and self.base.data.name != EMBEDDINGS:

@@ -1,7 +1,5 @@
 """What the doctor found: findings with their consequence and remedy, and the table of the rows left."""
 
-import csv
-import io
 import tomllib
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -14,7 +12,7 @@ import numpy as np
 from aurank.data.manifest import Manifest
 from aurank.data.sources import FolderSource, ZipSource
 from aurank.errors import UserError
-from aurank.files import write_text
+from aurank.files import csv_text, write_text
 from aurank.names import meant, nearest
 
 _EXAMPLES = 3
@@ -234,11 +232,7 @@ def write_table(manifest: Manifest, file: Path) -> str:
             columns[name] = ["" if number < 0 else str(number) for number in values.tolist()]
     if manifest.texts is not None:
         columns["text"] = [_cell(text) for text in manifest.texts]
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows(zip(*columns.values(), strict=True))
-    write_text(file, text.getvalue())
+    write_text(file, csv_text([columns, *zip(*columns.values(), strict=True)]))
     return f"table:{file} {place}"
 
 

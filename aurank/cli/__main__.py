@@ -1,5 +1,0 @@
-"""python -m aurank.cli: the command line."""
-
-from aurank.cli import main
-
-main()
