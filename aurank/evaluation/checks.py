@@ -8,6 +8,7 @@ from jaxtyping import Float, Float32, Float64, Int64, Shaped
 from aurank.arrays import Rows
 from aurank.evaluation.engine.nearest import NearestRows
 from aurank.evaluation.index.neighbours import neighbours
+from aurank.evaluation.postprocessing.steps import unit
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +81,7 @@ def hubs(nearest: NearestRows, num_gallery: int, *, most: int = 12, above: float
 LISTS = 6.0  # times more lists than usual make a row a hub
 LENGTH = 10  # of a list
 MOST_HUBS = 1000
-_BLOCK = 2**24  # numbers of rows laid beside each other at a time
+_BLOCK = 2**24  # numbers of rows laid beside each other, or predictions, at a time
 
 
 def near_rows(
@@ -101,7 +102,7 @@ def with_cosines(lists: NearestRows, embeddings: Float[Rows, "row dim"]) -> Near
     step = max(1, _BLOCK // max(1, lists.row.shape[1] * embeddings.shape[1]))
     for start in range(0, len(lists.query), step):
         part = slice(start, start + step)
-        own, there = (_unit(embeddings[rows]) for rows in (lists.query[part], lists.row[part]))
+        own, there = (unit(embeddings[rows]) for rows in (lists.query[part], lists.row[part]))
         cosine[part] = np.matmul(there, own[..., None])[..., 0]
     return replace(lists, score=np.where(lists.row >= 0, cosine, -1.0))
 
@@ -118,15 +119,10 @@ def crowded(near: NearestRows, searched: Int64[np.ndarray, " gallery"]) -> Hubs:
     return replace(found, row=np.asarray(searched[found.row]))
 
 
-def _unit(rows: Float[np.ndarray, "*shape dim"]) -> Float64[np.ndarray, "*shape dim"]:
-    rows = np.asarray(rows, np.float64)
-    return np.asarray(rows / np.linalg.norm(rows, axis=-1, keepdims=True).clip(np.finfo(float).tiny))
-
-
 MARGIN = 0.3  # by which another class must be predicted above the own; chosen with RIDGE, see docs/doctor.md
 LEAST_RIGHT = 0.5  # part of the rows that are predicted right, below which the embeddings cannot judge labels
 RIDGE = 0.1  # times the mean eigenvalue of rows.T @ rows
-_BLOCK, _ROWS = 2**24, 8192  # predictions, and rows in float64, in memory at a time
+_ROWS = 8192  # in float64 in memory at a time
 
 
 @dataclass(frozen=True, eq=False)

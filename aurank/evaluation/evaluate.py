@@ -212,7 +212,6 @@ def evaluate(
         report = replace(report, postprocessing={**about, "plain": plain}, notes=[*report.notes, steps.note])
     if codes is not None:
         shown = names or [name for name in report.metrics if name == "mauprc" or name.startswith("recall@")]
-
         table = []
         for code, coded in codes.each(problem, distance=distance, device=str(first)):
             found = report_of(coded.problem, ranks_of(coded.problem, coded)).metrics

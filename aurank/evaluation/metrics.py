@@ -90,22 +90,10 @@ def precision_at(ranks: Ranks, k: Cut) -> Float64[np.ndarray, " query"]:
     return np.asarray(_count(ranks, k) / (float(k) if isinstance(k, int) else k))
 
 
-def coverage_at(ranks: Ranks, k: int) -> Float64[np.ndarray, " query"]:
-    return np.asarray(_count(ranks, k) / ranks.num_positives)
-
-
 def map_at(ranks: Ranks, k: Cut, *, denominator: Literal["min", "r"]) -> Float64[np.ndarray, " query"]:
     found = np.where(_is_within(ranks, k), ranks.place / ranks.rank, 0.0)
     possible = np.minimum(ranks.num_positives, _cut(ranks, k)) if denominator == "min" else ranks.num_positives
     return np.asarray(_query_sums(found, ranks) / possible)
-
-
-def map_at_r(ranks: Ranks) -> Float64[np.ndarray, " query"]:
-    """Return MAP@R = 1/R times the sum of j / rank_j over the positives with rank_j <= R.
-
-    Source: section 3.2 of Musgrave et al., A Metric Learning Reality Check (ECCV 2020), https://arxiv.org/abs/2003.08505
-    """
-    return map_at(ranks, ranks.num_positives, denominator="r")
 
 
 def r_precision(ranks: Ranks) -> Float64[np.ndarray, " query"]:
@@ -127,10 +115,6 @@ def ndcg(ranks: Ranks, k: int | None = None) -> Float64[np.ndarray, " query"]:
     counts, place = np.unique(np.minimum(ranks.num_positives, cut), return_inverse=True)
     best = np.array([math.fsum(gains[1 : count + 1].tolist()) for count in counts.tolist()], dtype=np.float64)
     return np.asarray(_query_sums(found, ranks) / best[place])
-
-
-def reciprocal_rank(ranks: Ranks) -> Float64[np.ndarray, " query"]:
-    return 1 / first_rank(ranks)
 
 
 def reciprocal_rank_at(ranks: Ranks, k: int) -> Float64[np.ndarray, " query"]:
@@ -169,10 +153,11 @@ def auroc(ranks: Ranks) -> Float64[np.ndarray, " query"]:
 
 
 WHOLE: dict[str, Callable[[Ranks], np.ndarray]] = {
-    "map@r": map_at_r,
+    # Section 3.2 of Musgrave et al., A Metric Learning Reality Check (ECCV 2020), https://arxiv.org/abs/2003.08505
+    "map@r": lambda ranks: map_at(ranks, ranks.num_positives, denominator="r"),
     "r_precision": r_precision,
     "ndcg": ndcg,
-    "mrr": reciprocal_rank,
+    "mrr": lambda ranks: 1 / first_rank(ranks),
     "minp": inverse_negative_penalty,
     "trapezoid_ap": trapezoid_ap,
     "auroc": auroc,
@@ -181,7 +166,7 @@ AT_K: dict[str, Callable[[Ranks, int], np.ndarray]] = {
     "recall@{k}": recall_at,
     "precision@{k}": precision_at,
     "precision@{k}(last)": precision_to_last,
-    "coverage@{k}": coverage_at,
+    "coverage@{k}": lambda ranks, k: np.asarray(_count(ranks, k) / ranks.num_positives),
     "map@{k}(min)": partial(map_at, denominator="min"),
     "map@{k}(r)": partial(map_at, denominator="r"),
     "ndcg@{k}": ndcg,

@@ -14,6 +14,13 @@ from aurank.evaluation.engine.codes import Edges
 Item = tuple[int, bool]  # score, and whether the item is a positive
 
 
+ARRAYS = ("query", "labels", "num_negatives", "offset", "positive", "higher", "tied", "at_least")
+
+
+def same(left: Ranks, right: Ranks) -> bool:
+    return all(np.array_equal(getattr(left, name), getattr(right, name)) for name in ARRAYS)
+
+
 def read(text: str) -> list[Item]:
     """Items of a list such as "- ++- ++": best first, groups of equal scores between spaces."""
     return [(-place, sign == "+") for place, group in enumerate(text.split()) for sign in group]

@@ -7,6 +7,7 @@ For the centre c, <f, g> = <f - c, g - c> + a + b with a = <f, c> - |c|²/2 of o
 other. The rotation changes no product; it spreads what stands out in few numbers of a row.
 """
 
+import time
 import timeit
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,13 +19,13 @@ import torch
 from jaxtyping import Float32, Float64, Int8, Int64, Shaped, UInt8
 from torch import Tensor
 
-from aurank.evaluation.engine.scores import ELEMENTS, ExactScores, Vectors, read
+from aurank.evaluation.engine.scores import ELEMENTS, ExactScores, Vectors, full_precision, one_thread_each, read
 
 HIGH, BOTH = "high", "both"  # as tiers
 CENTRE_ROWS = 1024  # of which the mean is taken
 WIDTHS = range(16, 2**15)  # narrower rows gain nothing, sums over wider ones could exceed int32
 FEWEST = 2**33  # multiplications of a product that takes longer than finding out what this processor can do
-FASTER = {HIGH: 2.0, BOTH: 4.5}  # times as fast as float32 that a product of int8 has to be: both take three
+FASTER = {HIGH: 1.5, BOTH: 3.0}  # times as fast as by float32 that scores by high codes have to be: both take three
 UNIT = 2.0**-24  # half the distance of 1 from the next float32
 
 
@@ -135,25 +136,27 @@ def code_kinds(exact: ExactScores) -> tuple[str, ...]:
     work = len(exact.queries.order) * len(exact.gallery.order) * exact.gallery.dim
     if work < FEWEST or exact.gallery.dim not in WIDTHS or exact.product_type is not None:
         return ()
-    return tuple(kind for kind, least in FASTER.items() if int8_speed() > least)
+    return tuple(kind for kind, least in FASTER.items() if int8_speed(exact.gallery.dim) > least)
 
 
 @cache
-def int8_speed() -> float:
-    """Return how many times as fast as those of float32 the products of int8 are here; 0 where they are not exact."""
-    chance, rows, dim = np.random.default_rng(0), 512, 512
+def int8_speed(dim: int) -> float:
+    """Return how many times as fast as by float32 scores by high codes are here; 0 where products are not exact."""
+    chance, rows = np.random.default_rng(0), 512
     planes = torch.from_numpy(chance.choice([-127, 126, 127], (rows, 3 * dim)).astype(np.int8))
     planes[0], planes[1] = 127, -127  # too much for instructions that add up in int16
-    left, right = planes[:, :dim], planes[:, 2 * dim :]
-    out, floats, wide = torch.empty(rows, rows, dtype=torch.int32), left.float(), torch.empty(rows, rows)
+    codes, memory = ByteCodes(planes, np.ones((6, rows))), torch.empty(8 * rows * rows, dtype=torch.uint8)
+    floats, out = planes[:, :dim].float(), torch.empty(rows, rows)
     steps: list[Callable[[], object]] = [
-        lambda: torch.mm(floats, floats.T, out=wide),
-        lambda: torch._int_mm(left, right.T, out=out),
+        lambda: torch.mm(floats, floats.T, out=out),
+        lambda: multiply_codes(codes, codes, HIGH, memory),
     ]
     try:
-        times = [[timeit.timeit(step, number=1) for step in steps] for _ in range(15)]
+        with full_precision(), one_thread_each(True):
+            times = [[timeit.timeit(step, number=1, timer=time.thread_time) for step in steps] for _ in range(9)]
     except (AttributeError, RuntimeError):  # torch has none, or not for this processor
         return 0.0
-    exact = torch.equal(out.double(), left.double() @ right.double().T)
+    wide = planes[:, :dim].double()
+    exact = torch.equal(memory[: 4 * rows * rows].view(torch.int32).view(rows, rows).double(), wide @ wide.T)
     slow, fast = np.min(times, axis=0)
     return float(slow / fast) if exact else 0.0

@@ -13,9 +13,12 @@ Function = TypeVar("Function")
 # Up to this number of thresholds of a query its scores are compared with each in turn, as integers of 16 bits, which
 # vectorises; beyond it, they are looked up in a table of cells, whose cost hardly grows with their number.
 MOST_DIRECT = 64
-# A score that reaches a threshold takes as long by itself as comparing so many with a threshold in turn.
-DIRECT_FOR_ONE = 128
-RARE = 1024  # such scores that are always taken by themselves
+# Picking a score that reaches a threshold takes as long as comparing so many with one in turn; writing their integers
+# takes as long as comparing with DIRECT_BESIDE; beyond MOST_PICKED thresholds picking gains no more.
+DIRECT_FOR_ONE, DIRECT_BESIDE, MOST_PICKED = 67, 6, 14
+RARE = 1024  # such scores that are always picked
+STRETCH = 1024  # scores of a row that are looked at at a time,
+DEPTH = 64  # and picked scores of a column
 STRIP = 64  # columns copied at a time
 CELLS = 4  # of the table, for each threshold,
 TABLE_CELLS = 2**12  # and at most: finer would not fit in the first-level cache
@@ -106,28 +109,48 @@ def count_by_table(
 
 @compiled
 @no_type_check
-def count_one(score: Any, query: int, other: int, view: Any, found: int) -> int:
-    """Count a score of a query by itself, list what it is near to; return how many are listed, or -1 for too many."""
-    offset, low, high, above, near, pairs = view
-    for threshold in range(offset[query], offset[query + 1]):
-        if score < low[threshold]:
-            break
-        if score > high[threshold]:
-            above[threshold] += 1
-            continue
-        near[threshold] += 1
-        if pairs.shape[1] > 0:
-            if found == pairs.shape[1] - MOST_DIRECT:
-                return -1
-            pairs[0, found] = threshold
-            pairs[1, found] = other
-            found += 1
+def marked(words: Any, marks: Any, size: int, columns: Any) -> int:
+    """Write the numbers of the marks that are set, and return how many are; `words` are the marks, eight bytes each."""
+    found, each = 0, 8 // marks.itemsize
+    for word in range((size + each - 1) // each):
+        if words[word] != 0:
+            for column in range(each * word, each * word + each):
+                columns[found] = column
+                found += marks[column]
     return found
 
 
 @compiled
 @no_type_check
-def count_rare(scores: Any, rows: Any, columns: Any, least: Any, words: Any, rare: int, most: int) -> tuple[int, int]:
+def count_picked(scores: Any, others: Any, query: int, view: Any, found: int) -> int:
+    """Count some scores of a query, list what they are near to; return how many are listed, or -1 for too many."""
+    offset, low, high, above, near, pairs = view
+    for threshold in range(offset[query], offset[query + 1]):
+        bottom, top = low[threshold], high[threshold]
+        over, reached = np.int32(0), np.int32(0)
+        for at in range(len(scores)):
+            over = np.int32(over + np.int32(scores[at] > top))  # np.int32 again: numba's sums are int64
+            reached = np.int32(reached + np.int32(scores[at] >= bottom))
+        if reached == 0:
+            break
+        above[threshold] += over
+        if reached == over:
+            continue
+        near[threshold] += reached - over
+        if pairs.shape[1] > 0:
+            if found + reached - over > pairs.shape[1] - MOST_DIRECT:
+                return -1
+            for at in range(len(scores)):
+                if bottom <= scores[at] <= top:
+                    pairs[0, found] = threshold
+                    pairs[1, found] = others[at]
+                    found += 1
+    return found
+
+
+@compiled
+@no_type_check
+def count_rare(scores: Any, rows: Any, columns: Any, kept: Any, places: Any, rare: int, most: int) -> tuple[int, int]:
     """Count the queries in the rows and, where given, in the columns of the scores, if few reach a threshold.
 
     Return how many near pairs are listed of both, -1 where too many, and -2 where too many scores reach a threshold.
@@ -135,14 +158,15 @@ def count_rare(scores: Any, rows: Any, columns: Any, least: Any, words: Any, rar
     height, width = scores.shape
     offset, low, _, above, near, _ = rows
     offsets, lows, _, aboves, nears, _ = columns
-    both = len(offsets) > 0
-    marks = words.view(np.uint8)
+    both, depth = len(offsets) > 0, kept.shape[1]
+    words, picked = np.zeros(STRETCH // 8 + 1, np.uint64), np.empty(STRETCH + 8, np.int32)
+    marks, values = words.view(np.uint8), np.empty(STRETCH, scores.dtype)
+    least, filled = np.empty(width + 1, scores.dtype), np.zeros(width, np.int64)
     found, others, seen = 0, 0, 0
     above[:] = near[:] = aboves[:] = nears[:] = 0
-    least[width] = np.inf
-    for column in range(width):
-        least[column] = np.inf
-        if both and offsets[column] < offsets[column + 1]:
+    least[:] = np.inf
+    for column in range(width if both else 0):
+        if offsets[column] < offsets[column + 1]:
             least[column] = lows[offsets[column]]
     for row in range(height):
         reached = least[width]  # as the scores have it, not as Python
@@ -150,24 +174,36 @@ def count_rare(scores: Any, rows: Any, columns: Any, least: Any, words: Any, rar
             reached = low[offset[row]]
         elif not both:
             continue
-        for column in range(width):
-            marks[column] = np.uint8(scores[row, column] >= reached) | np.uint8(scores[row, column] >= least[column])
-        for word in range((width + 7) // 8):
-            if words[word] == 0:
-                continue
-            for column in range(8 * word, min(8 * word + 8, width)):
-                if not marks[column]:
-                    continue
-                seen += 1
-                score = scores[row, column]
-                if score >= reached:
-                    found = count_one(score, row, column, rows, found)
-                if score >= least[column]:
-                    others = count_one(score, column, row, columns, others)
-                if found < 0 or others < 0:
-                    return -1, -1
-        if seen > rare + most * (row + 1) // height:
-            return -2, -2
+        for left in range(0, width, STRETCH):
+            wide = min(STRETCH, width - left)
+            line, edge = scores[row, left : left + wide], least[left : left + wide]
+            for column in range(wide):
+                marks[column] = np.uint8(line[column] >= reached) | np.uint8(line[column] >= edge[column])
+            marks[wide : wide + 8] = 0
+            size = marked(words, marks, wide, picked)
+            seen += size
+            if seen > rare + most * (row + 1) // height:
+                return -2, -2
+            for at in range(size):
+                values[at] = line[picked[at]]
+                picked[at] += left
+            found = count_picked(values[:size], picked, row, rows, found)
+            for at in range(size if both else 0):
+                column = picked[at]
+                end = filled[column]
+                kept[column, end], places[column, end] = values[at], row
+                filled[column] += values[at] >= least[column]
+                if end == depth - 1:  # makes room where it is, or will be, full
+                    others = count_picked(kept[column, : filled[column]], places[column], column, columns, others)
+                    filled[column] = 0
+                if others < 0:
+                    break
+            if found < 0 or others < 0:
+                return -1, -1
+    for column in range(width if both else 0):
+        others = count_picked(kept[column, : filled[column]], places[column], column, columns, others)
+        if others < 0:
+            return -1, -1
     return found, others
 
 
@@ -198,19 +234,6 @@ def decide_step(score: Any, step: Any, query: int, other: int, bottom: Any, top:
             pairs[0, found] = threshold
             pairs[1, found] = other
             found += close
-    return found
-
-
-@compiled
-@no_type_check
-def marked(words: Any, size: int, columns: Any) -> int:
-    """Write the numbers of the marks that are set, and return how many are."""
-    marks, found = words.view(np.int16), 0
-    for word in range((size + 3) // 4):
-        if words[word] != 0:
-            for column in range(4 * word, 4 * word + 4):
-                columns[found] = column
-                found += marks[column]
     return found
 
 
@@ -261,7 +284,7 @@ def count_steps_of_rows(scores: Any, steps: Any, bottom: Any, top: Any, view: An
             for left in range(0, width, LONGEST):
                 above[threshold] += count_over(line[left : min(left + LONGEST, width)], most)
             mark_between(line, least, most, marks)
-        for at in range(marked(words, width, columns)):
+        for at in range(marked(words, marks, width, columns)):
             column = columns[at]
             found = decide_step(scores[row, column], line[column], row, column, bottom, top, view, found)
             if found > room:
@@ -298,7 +321,7 @@ def count_steps_of_columns(scores: Any, steps: Any, bottom: Any, top: Any, view:
             for column in range(WIDE):
                 marks[column] = 0
             compare_strip(steps[row, left : left + WIDE], least, most, over, size, marks)
-            for at in range(marked(words, WIDE, columns)):
+            for at in range(marked(words, marks, WIDE, columns)):
                 column = columns[at]
                 score, query = scores[row, left + column], left + column
                 found = decide_step(score, steps[row, query], query, row, bottom, top, view, found)
@@ -354,18 +377,18 @@ class CompiledKernel:
             counts = (self._kept((name, side), (len(low),), np.int32) for name in ("above", "near"))
             pairs = self._kept(("pairs", side), (2, 0 if room is None else max(room, 0) + MOST_DIRECT), np.int64)
             views.append((offset, low, high, *counts, pairs))
-        width = tile.shape[1]
-        words = self._kept("words", (max(width, WIDE) // 4 + 1,), np.uint64)
         each = sum(len(low) for _, low, _ in edges) // sum(len(offset) for offset, *_ in edges)
-        most = len(edges) * tile.size * min(1 + each, 6) // DIRECT_FOR_ONE
-        found = count_rare(tile, *views, self._kept("least", (width + 1,), tile.dtype), words, self.rare, most)
+        most = tile.size * (DIRECT_BESIDE + min(each, MOST_PICKED)) // DIRECT_FOR_ONE
+        shape = (tile.shape[1] if len(edges) == 2 else 0), DEPTH
+        kept, places = self._kept("kept", shape, tile.dtype), self._kept("places", shape, np.int32)
+        found = count_rare(tile, *views, kept, places, self.rare, most)
         if found[0] == -2:
-            found = self._count_dense(tile, views[: len(edges)], words)
+            found = self._count_dense(tile, views[: len(edges)])
         if min(found) < 0:
             return None
         return [(*view[3:5], *view[5][:, :size]) for view, size in zip(views, found, strict=False)][: len(edges)]
 
-    def _count_dense(self, tile: np.ndarray, views: list[Any], words: np.ndarray) -> list[int]:
+    def _count_dense(self, tile: np.ndarray, views: list[Any]) -> list[int]:
         height, width = tile.shape
         most = max(int(np.diff(view[0]).max(initial=0)) for view in views)
         if most > MOST_DIRECT:
@@ -375,6 +398,7 @@ class CompiledKernel:
         start = min(view[1].min(initial=0) for view in views)
         end = max(view[2].max(initial=0) for view in views)
         how = start, tile.dtype.type(2 * STEPS_UP / max(float(end) - float(start), 1e-30))
+        words = self._kept("words", (max(width, WIDE) // 4 + 1,), np.uint64)
         steps = self._kept("steps", (height, -(-width // WIDE) * WIDE), np.int16)
         write_steps(tile, *how, steps)
         found = []

@@ -147,6 +147,11 @@ def read(embeddings: Embeddings, index: Int64[Tensor, " row"]) -> Float64[Tensor
     return torch.from_numpy(np.asarray(embeddings[index.numpy()], dtype=np.float64))
 
 
+def pieces(embeddings: Embeddings) -> Iterator[Float64[Tensor, "row dim"]]:
+    index = torch.arange(len(embeddings), device=device_of(embeddings))
+    return (read(embeddings, some) for some in torch.split(index, max(1, ELEMENTS // embeddings.shape[1])))
+
+
 def plain_array(embeddings: Embeddings) -> np.ndarray[Any, np.dtype[Any]] | None:
     """Return the embeddings as compiled code reads them, C-ordered float32 or float64; None if they are not."""
     if isinstance(embeddings, Tensor):
@@ -168,9 +173,7 @@ def row_lengths(embeddings: Embeddings, *, side: str, distance: str, compiled: b
         lengths = torch.empty(len(array), dtype=torch.float64)
         exact_lengths(array, lengths.numpy())
     else:
-        index = torch.arange(len(embeddings), device=device_of(embeddings))
-        pieces = torch.split(index, max(1, ELEMENTS // embeddings.shape[1]))
-        squares = torch.cat([tree_sum(torch.square(read(embeddings, piece))) for piece in pieces])
+        squares = torch.cat([tree_sum(torch.square(rows)) for rows in pieces(embeddings)])
         # torch's square root on the CPU is a vector routine that may err in the last digit; NumPy's never does.
         lengths = squares.sqrt() if squares.is_cuda else torch.from_numpy(np.sqrt(squares.numpy()))
     usable = lengths <= LONGEST  # False for NaN as well
@@ -282,9 +285,7 @@ class ExactScores:
         """The type whose products of the rows as they came are exact, as of small whole numbers; None for others."""
         largest = 0.0
         for embeddings in {id(side): side for side in (self.queries.embeddings, self.gallery.embeddings)}.values():
-            index = torch.arange(len(embeddings), device=device_of(embeddings))
-            for piece in torch.split(index, max(1, ELEMENTS // embeddings.shape[1])):
-                rows = read(embeddings, piece)
+            for rows in pieces(embeddings):
                 if bool((rows != rows.round()).any()):
                     return None
                 largest = max(largest, float(rows.abs().max()))

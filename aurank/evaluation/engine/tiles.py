@@ -51,8 +51,6 @@ SCORE_BYTES = {"numba": 11, "torch": 48}  # a score of a tile: float64, near pai
 THRESHOLD_BYTES = 40  # edges and counts, for each threshold of a tile
 DENSE, NARROWEST = 8, 32  # scores to a threshold in tiles of one side, and the fewest queries that are cut for it
 THRESHOLDS = 2**14  # of a tile, always allowed: fewer would make slivers of tiles where classes are large
-
-
 BACKENDS = ("auto", "numba", "torch")
 
 
@@ -436,7 +434,7 @@ class TileCounter:
         if self.thresholds.queries is None:
             row, column = np.divmod(other, tile.shape[1])
         else:
-            row, column = np.repeat(np.arange(len(edges.offset) - 1), np.diff(edges.offset))[at], other
+            row, column = np.searchsorted(edges.offset, at, side="right") - 1, other
             if view.transposed:
                 row, column = column, row
         if tier != torch.float64 and self.compiled:

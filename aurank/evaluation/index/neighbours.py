@@ -13,7 +13,7 @@ from typing import Any, Literal, Unpack
 
 import numpy as np
 import torch
-from jaxtyping import Float32, Int64
+from jaxtyping import Float32, Float64, Int64
 from torch import Tensor
 from typing_extensions import TypedDict
 
@@ -110,12 +110,16 @@ def load_rows(
     part = embeddings[rows] if isinstance(rows, slice) else take(embeddings, rows)
     if isinstance(part, Tensor):
         part = part.detach().to("cpu", torch.float64).numpy()
-    values = np.asarray(part, dtype=np.float64)
     with np.errstate(all="ignore"):  # check_rows names what is not finite in the end
-        if distance == "cosine":
-            values = values / np.abs(values).max(axis=1, keepdims=True)  # squares neither overflow nor vanish
-            values = values / np.sqrt((values * values).sum(axis=1, keepdims=True))
-        return np.ascontiguousarray(values, dtype=np.float32)
+        return np.ascontiguousarray(scaled_rows(part, distance), dtype=np.float32)
+
+
+def scaled_rows(rows: Any, distance: str) -> Float64[np.ndarray, "row dim"]:
+    values = np.asarray(rows, np.float64)
+    if distance != "cosine" or not len(values):
+        return values
+    values = values / np.abs(values).max(axis=1, keepdims=True)  # squares neither overflow nor vanish
+    return np.asarray(values / np.sqrt((values * values).sum(axis=1, keepdims=True)))
 
 
 def check_rows(embeddings: Embeddings, *, side: str, distance: str) -> None:

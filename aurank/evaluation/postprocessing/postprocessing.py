@@ -19,13 +19,12 @@ from aurank.evaluation.engine.problem import (
     RetrievalProblem,
     as_matrix,
     check_sides,
-    device_of,
     importable,
     require_one_of,
     rows_without_junk,
 )
 from aurank.evaluation.engine.ranks import RankBlocks, Ranks
-from aurank.evaluation.engine.scores import DISTANCES, ELEMENTS, read, row_lengths
+from aurank.evaluation.engine.scores import DISTANCES, pieces, row_lengths
 from aurank.evaluation.postprocessing.neighbour_steps import (
     DatabaseAugmentation,
     KReciprocal,
@@ -250,11 +249,10 @@ class PostProcessing:
     def _changed(self, embeddings: Embeddings, count: int, *, side: str, final: bool = True) -> Rows:
         compiled = len(embeddings) > 1000 and importable("numba")  # a photo is read sooner than that is imported
         row_lengths(embeddings, side=side, distance=self.distance, compiled=compiled)
-        index = torch.arange(len(embeddings), device=device_of(embeddings))
         kept = np.float64 if not final or str(embeddings.dtype).endswith("float64") else np.float32
         found, start = np.empty((0, 0), kept), 0
-        for piece in torch.split(index, max(1, ELEMENTS // embeddings.shape[1])):
-            rows = read(embeddings, piece).cpu().numpy()
+        for piece in pieces(embeddings):
+            rows = piece.cpu().numpy()
             for place, step in enumerate(self._row_steps[:count]):
                 state = self.states.get(place, {})
                 width = next((values.shape[-1] for values in state.values()), rows.shape[1])

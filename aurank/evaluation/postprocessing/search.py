@@ -10,7 +10,7 @@ from jaxtyping import Float64, Int64
 from aurank.errors import UserError
 from aurank.evaluation.engine.nearest import NearestRows
 from aurank.evaluation.engine.problem import as_matrix
-from aurank.evaluation.index.neighbours import SearchIndex, check_rows
+from aurank.evaluation.index.neighbours import SearchIndex, check_rows, scaled_rows
 from aurank.evaluation.postprocessing.neighbour_steps import DatabaseAugmentation, Rescore, SideStep
 from aurank.evaluation.postprocessing.postprocessing import PostProcessing
 from aurank.evaluation.postprocessing.steps import Sides
@@ -123,13 +123,13 @@ class GallerySearch:
         return row[:, :k], score[:, :k]
 
     def _scores(self, queries: np.ndarray, row: Places) -> Scores:
-        left = _scaled(queries, self.index.distance)
+        left = scaled_rows(queries, self.index.distance)
         score = np.full(row.shape, np.nan)
         for place, listed in enumerate(row):
             if place % TOGETHER == 0:  # a cluster is asked once for the vectors of several queries
                 held = np.unique(row[place : place + TOGETHER])
                 held = held[held >= 0]
-                vectors = _scaled(self.vectors[held], self.index.distance)
+                vectors = scaled_rows(self.vectors[held], self.index.distance)
             exists = listed >= 0
             right = vectors[np.searchsorted(held, listed[exists])]
             if self.index.distance == "euclidean":
@@ -154,12 +154,12 @@ def by_products(
         >>> by_products(rows[:1], rows, 1, np.array([0]), np.arange(3), distance="cosine").tolist()
         [[1]]
     """
-    depth, left = min(depth, len(among)), _scaled(queries, distance)
+    depth, left = min(depth, len(among)), scaled_rows(queries, distance)
     best, row = np.full((len(queries), 0), 0.0), np.full((len(queries), 0), -1)
     step = max(1, TILE // (len(queries) + queries.shape[1]))
     for start in range(0, len(among), step):
         some = among[start : start + step]
-        right = _scaled(vectors[some], distance)
+        right = scaled_rows(vectors[some], distance)
         score = left @ right.T
         if distance == "euclidean":
             score = 2 * score - (right * right).sum(axis=1)  # the query's own length moves no row
@@ -168,11 +168,3 @@ def by_products(
         top = np.argsort(-best, axis=1, kind="stable")[:, :depth]
         best, row = np.take_along_axis(best, top, 1), np.take_along_axis(row, top, 1)
     return np.where(np.isfinite(best), row, -1)
-
-
-def _scaled(rows: np.ndarray, distance: str) -> Float64[np.ndarray, "row dim"]:
-    values = np.asarray(rows, np.float64)
-    if distance != "cosine" or not len(values):
-        return values
-    values = values / np.abs(values).max(axis=1, keepdims=True)
-    return np.asarray(values / np.sqrt((values * values).sum(axis=1, keepdims=True)))

@@ -9,20 +9,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from testing.listing import same
 
-from aurank.evaluation import Ranks, RetrievalProblem, positive_ranks
+from aurank.evaluation import RetrievalProblem, positive_ranks
 from aurank.evaluation.engine import codes, tiles
 from aurank.evaluation.engine.codes import BOTH, HIGH, ByteCodes, Coder, multiply_codes
 from aurank.evaluation.engine.scores import ExactScores
 
 DISTANCES = ("cosine", "dot", "euclidean")
-ARRAYS = ("query", "labels", "num_negatives", "offset", "positive", "higher", "tied", "at_least")
 
-pytestmark = pytest.mark.skipif(codes.int8_speed() == 0, reason="products of int8 are not exact on this processor")
-
-
-def same(left: Ranks, right: Ranks) -> bool:
-    return all(np.array_equal(getattr(left, name), getattr(right, name)) for name in ARRAYS)
+pytestmark = pytest.mark.skipif(codes.int8_speed(64) == 0, reason="products of int8 are not exact on this processor")
 
 
 def random(chance: np.random.Generator, rows: int, dim: int) -> np.ndarray:
@@ -65,7 +61,7 @@ SETS: dict[str, Callable[[np.random.Generator, int, int], np.ndarray]] = {
 def decided(monkeypatch: pytest.MonkeyPatch) -> Counter[Any]:
     """How many tiles had a side decided in each tier, where codes are used for whatever little work."""
     monkeypatch.setattr(codes, "FEWEST", 0)
-    monkeypatch.setattr(codes, "int8_speed", lambda: 100.0)
+    monkeypatch.setattr(codes, "int8_speed", lambda dim: 100.0)
     found: Counter[Any] = Counter()
     before = tiles.TileCounter._decides
 
@@ -203,14 +199,14 @@ def test_codes_are_left_alone_for_little_work_whole_numbers_and_slow_processors(
         return codes.code_kinds(ExactScores.of(problem, order, order, distance="cosine"))
 
     rows = random(np.random.default_rng(0), 50, 32)
-    monkeypatch.setattr(codes, "int8_speed", lambda: 100.0)
+    monkeypatch.setattr(codes, "int8_speed", lambda dim: 100.0)
     assert kinds(rows) == ()
     monkeypatch.setattr(codes, "FEWEST", 0)
     assert kinds(rows) == (HIGH, BOTH)
     assert kinds(rows[:, :8]) == ()
     assert kinds(np.sign(rows)) == ()
-    for speed, expected in ((0.0, ()), (1.2, ()), (3.2, (HIGH,))):
-        monkeypatch.setattr(codes, "int8_speed", lambda speed=speed: speed)
+    for speed, expected in ((0.0, ()), (1.2, ()), (2.2, (HIGH,))):
+        monkeypatch.setattr(codes, "int8_speed", lambda dim, speed=speed: speed)
         assert kinds(rows) == expected
 
 
@@ -224,4 +220,4 @@ def test_products_of_int8_that_are_missing_or_saturate_are_not_used(
         return out.copy_((left.int() @ right.int()).clamp(-(2**22), 2**22))
 
     monkeypatch.setattr(torch, "_int_mm", broken)
-    assert codes.int8_speed.__wrapped__() == 0
+    assert codes.int8_speed.__wrapped__(512) == 0

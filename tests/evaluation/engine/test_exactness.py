@@ -151,6 +151,22 @@ def test_every_number_of_a_report_is_that_of_the_sorted_lists(
     assert report.num_gallery == len(case.get("gallery", case["embeddings"]))
 
 
+@pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("mode", ["own gallery", "separate", "with ids"])
+def test_duplicates_and_lone_labels_are_counted_as_in_the_sorted_lists(mode: str, kind: Any) -> None:
+    chance = np.random.default_rng(0)
+    rows = fractions(chance, 50, chance.normal(size=(25, 5))).astype(kind)
+    labels = [11, 12, *chance.choice([-5, 7, 2**31 + 1, 2**31 + 2, 2**62], 48).tolist()]
+    case: dict[str, Any] = {"embeddings": rows, "labels": labels}
+    if mode != "own gallery":  # half of the queries are in the gallery as well
+        case = {"embeddings": rows[:20], "labels": labels[:20], "gallery": rows[10:], "gallery_labels": labels[10:]}
+    if mode == "with ids":
+        case |= {"ids": [*range(20)], "gallery_ids": [*range(10, 50)]}
+    report = evaluate(**case, metrics=names(1, 5, BEYOND))
+    assert report.num_lone_queries >= 2
+    check_report(report, exact_lists(**case), case["labels"], (1, 5, BEYOND))
+
+
 @pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(

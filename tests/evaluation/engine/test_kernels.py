@@ -12,16 +12,17 @@ from aurank.evaluation.engine.codes import Edges
 from aurank.evaluation.engine.tiles import check_backend, make_kernel
 
 CPU = torch.device("cpu")
-KERNELS = ["numba", "numba, all at once", "torch"]
+RARE = {"numba, all at once": -(10**9), "numba, all picked": 10**9}
+KERNELS = ["numba", *RARE, "torch"]
 
 
 def kernel_of(name: str) -> Any:
-    """Return a kernel by name; all at once: none that looks at few scores one by one."""
-    if name != "numba, all at once":
+    """Return a kernel by name; all at once: none that picks few scores, all picked: none that compares all."""
+    if name not in RARE:
         return make_kernel(name)
     from aurank.evaluation.engine.compiled import CompiledKernel
 
-    return CompiledKernel(rare=-(10**9))
+    return CompiledKernel(RARE[name])
 
 
 @pytest.mark.parametrize("backend", KERNELS)

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from oracles.brute_force import left_out
 
 from aurank.errors import UserError
 from aurank.evaluation.engine import nearest, scores, tiles
@@ -14,31 +15,11 @@ from aurank.evaluation.engine.ranks import positive_ranks
 from aurank.evaluation.engine.scores import Distance
 
 
-def is_left_out(problem: RetrievalProblem, query: int, row: int) -> tuple[bool, bool]:
-    """Whether a gallery row is left out of a query's list, and whether it is a positive; by the definition."""
-    alone = problem.gallery is None
-    labels = problem.labels if alone else problem.gallery_labels
-    if problem.positives is None:
-        positive = problem.labels[query] == labels[row]
-    else:
-        positive = (query, row) in {(int(q), int(g)) for q, g in problem.positives}
-    if row in (problem.junk if problem.junk is not None else ()):
-        return True, False
-    if problem.ignore is not None and (query, row) in {(int(q), int(g)) for q, g in problem.ignore}:
-        return True, False
-    if query == row if alone else problem.ids is not None and problem.ids[query] == problem.gallery_ids[row]:
-        return True, False
-    if positive and problem.groups is not None:
-        groups = problem.groups if alone else problem.gallery_groups
-        return bool(problem.groups[query] == groups[row] != -1), True
-    return False, bool(positive)
-
-
 def sorted_list(problem: RetrievalProblem, query: int, distance: str) -> list[tuple[float, bool, int]]:
     """The whole list of a query, best first, as (minus score, is positive, gallery row)."""
     found = []
     for row, other in enumerate(problem.target):
-        out, positive = is_left_out(problem, query, row)
+        out, positive = left_out(problem, query, row)
         if not out:
             this, that = problem.embeddings[query].astype(np.float64), other.astype(np.float64)
             score = -((this - that) ** 2).sum() if distance == "euclidean" else (this * that).sum()

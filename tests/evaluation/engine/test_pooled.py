@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from oracles.brute_force import exact_score
+from oracles.brute_force import exact_score, left_out
 
 from aurank.evaluation import RetrievalProblem
 from aurank.evaluation.engine import scores as exact_scores
@@ -27,24 +27,14 @@ def some_rows(seed: int, *, kind: str) -> np.ndarray:
 
 def brute_force(problem: RetrievalProblem, distance: str) -> list[tuple[int, float, bool]]:
     """(query, score, whether positive) of every pair of a query that has a positive; scores as the engine defines."""
-    labels, groups = np.asarray(problem.labels), problem.groups
-    there = labels if problem.gallery is None else np.asarray(problem.gallery_labels)
-    index = np.arange(len(labels)), np.arange(len(there))
-    exact = ExactScores.of(problem, *index, distance=distance, compiled=False)
-    every = np.divmod(np.arange(len(labels) * len(there)), len(there))
-    scores = exact.pairs(*every).reshape(len(labels), len(there)).tolist()
+    queries, gallery = np.arange(len(problem.embeddings)), np.arange(len(problem.target))
+    exact = ExactScores.of(problem, queries, gallery, distance=distance, compiled=False)
     found = []
-    for query in range(len(labels)):
+    for query in queries.tolist():
         pairs = []
-        for row in range(len(there)):
-            if problem.gallery is None and row == query:
-                continue
-            same = bool(labels[query] == there[row])
-            if same and groups is not None and groups[query] == groups[row] != -1:
-                continue
-            if problem.ignore is not None and [query, row] in np.asarray(problem.ignore).tolist():
-                continue
-            pairs.append((query, scores[query][row], same))
+        for row, score in enumerate(exact.pairs(np.full(len(gallery), query), gallery).tolist()):
+            out, same = left_out(problem, query, row)
+            pairs += [] if out else [(query, score, same)]
         found += pairs if any(same for *_, same in pairs) else []
     return found
 

@@ -2,62 +2,33 @@
 
 import itertools
 import resource
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles.brute_force import left_out
 
 from aurank.errors import UserError
-from aurank.evaluation import Ranks, positive_ranks
+from aurank.evaluation import Ranks, RetrievalProblem, positive_ranks
 from aurank.evaluation.engine.problem import count_positives
 
 
-def loop(
-    queries: np.ndarray,
-    labels: list[int] | None,
-    gallery: np.ndarray | None,
-    gallery_labels: list[int] | None,
-    *,
-    distance: str,
-    ids: list[int] | None = None,
-    gallery_ids: list[int] | None = None,
-    groups: list[int] | None = None,
-    gallery_groups: list[int] | None = None,
-    positives: list[tuple[int, int]] | None = None,
-    ignore: list[tuple[int, int]] | None = None,
-    junk: list[int] | None = None,
-) -> list[tuple[int, int, list[tuple[int, int, int, int]]]]:
+def loop(problem: RetrievalProblem, distance: str) -> list[tuple[int, int, list[tuple[int, int, int, int]]]]:
     """(query, negatives, [(positive, higher, tied, at least)]) for integer vectors, of one length under cosine."""
-    own = gallery is None
-    there = queries if gallery is None else gallery
-    there_labels = labels if own else gallery_labels
-    there_groups = groups if own else gallery_groups
-    left, right = queries.astype(np.int64), there.astype(np.int64)
+    left, right = problem.embeddings.astype(np.int64), problem.target.astype(np.int64)
     scores = -((left[:, None] - right) ** 2).sum(axis=2) if distance == "euclidean" else left @ right.T
-    left_out, wanted, hidden = set(ignore or []), set(positives or []), set(junk or [])
     result = []
     for row, line in enumerate(scores.tolist()):
         mine: dict[int, int] = {}
         others: list[int] = []
         for place, score in enumerate(line):
-            if (own and place == row) or place in hidden or (row, place) in left_out:
-                continue
-            if ids is not None and gallery_ids is not None and ids[row] == gallery_ids[place]:
-                continue
-            if positives is not None:
-                positive = (row, place) in wanted
-            else:
-                assert labels is not None
-                assert there_labels is not None
-                positive = labels[row] == there_labels[place]
-            same_group = groups is not None and there_groups is not None and groups[row] == there_groups[place] != -1
-            if positive and same_group:
-                continue
-            if positive:
+            out, positive = left_out(problem, row, place)
+            if not out and positive:
                 mine[place] = score
-            else:
+            elif not out:
                 others.append(score)
         entries = [
             (
@@ -82,13 +53,13 @@ def listed(ranks: Ranks) -> list[tuple[int, int, list[tuple[int, int, int, int]]
 
 @st.composite
 def cases(draw: Any) -> dict[str, Any]:
-    """Arguments of `positive_ranks` in any combination that makes sense."""
+    """Fields of a problem, and a distance, in any combination that makes sense."""
     rows, there = draw(st.integers(1, 30)), draw(st.integers(1, 40))
     separate = draw(st.booleans())
     chance = np.random.default_rng(draw(st.integers(0, 2**32)))
     distance = draw(st.sampled_from(["cosine", "dot", "euclidean"]))
     values = [-1, 1] if distance == "cosine" else [-2, -1, 0, 1, 2]
-    case: dict[str, Any] = {"distance": distance, "queries": chance.choice(values, (rows, 4))}
+    case: dict[str, Any] = {"distance": distance, "embeddings": chance.choice(values, (rows, 4))}
     classes = draw(st.sampled_from([1, 3, 12]))
     case["labels"] = chance.integers(-classes, classes, rows).tolist()
     case["gallery"] = case["gallery_labels"] = None
@@ -122,24 +93,15 @@ def cases(draw: Any) -> dict[str, Any]:
 def test_every_way_to_say_who_competes_equals_a_loop_over_all_pairs(
     case: dict[str, Any], backend: str, kind: Any, small: bool
 ) -> None:
-    expected = loop(**case)
-    vectors = [None if case[side] is None else case[side].astype(kind) for side in ("queries", "gallery")]
-    rest = {
-        name: value for name, value in case.items() if name not in ("queries", "labels", "gallery", "gallery_labels")
-    }
-    ranks = positive_ranks(
-        vectors[0],
-        case["labels"],
-        vectors[1],
-        case["gallery_labels"],
-        **rest,
-        backend=backend,
-        max_memory="32KiB" if small else "1GiB",
-    )
+    distance, problem = case.pop("distance"), RetrievalProblem(**case)
+    expected = loop(problem, distance)
+    sides = {name: case[name] if case[name] is None else case[name].astype(kind) for name in ("embeddings", "gallery")}
+    memory = "32KiB" if small else "1GiB"
+    ranks = positive_ranks(replace(problem, **sides), distance=distance, backend=backend, max_memory=memory)
     assert listed(ranks) == expected
     rows = [row for row, _, _ in expected]
     assert ranks.labels.tolist() == (rows if case["labels"] is None else [case["labels"][row] for row in rows])
-    assert ranks.num_gallery == len(case["queries"] if case["gallery"] is None else case["gallery"])
+    assert ranks.num_gallery == len(problem.target)
 
 
 def test_junk_may_be_rows_or_truth_values() -> None:

@@ -8,17 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from testing.listing import same
 
 import aurank
 from aurank.errors import UserError
-from aurank.evaluation import Ranks, positive_ranks
+from aurank.evaluation import positive_ranks
 from aurank.evaluation.engine import tiles
-
-ARRAYS = ("query", "labels", "num_negatives", "offset", "positive", "higher", "tied", "at_least")
-
-
-def same(left: Ranks, right: Ranks) -> bool:
-    return all(np.array_equal(getattr(left, name), getattr(right, name)) for name in ARRAYS)
 
 
 def mixed(rows: int = 300, dim: int = 24, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
