@@ -159,16 +159,16 @@ def test_a_library_is_imported_in_its_one_home() -> None:
 
 # Lines that a room may have: it may shrink, and takes from another what it needs more, in the same commit.
 BUDGETS = {
-    "data": 6519,
-    "losses": 6135,
-    "evaluation": 8302,
+    "data": 6444,
+    "losses": 6022,
+    "evaluation": 8299,
     "models": 2186,
     "embedding": 2910,
-    "training": 2863,
-    "reporting": 1537,
-    "commands exporting serving": 5075,
+    "training": 2811,
+    "reporting": 1522,
+    "commands exporting serving": 5034,
     "config": 1023,
-    "cli": 1789,
+    "cli": 1783,
     "": 1333,  # beside the rooms
 }
 
