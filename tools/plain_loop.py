@@ -1,4 +1,4 @@
-"""The recipe grocery/finetuned with SupCon, written without aurank: a loop of torch, timm, Pillow and NumPy.
+"""grocery/finetuned with SupCon and model.head_start=random, without aurank: torch, timm, Pillow and NumPy.
 
     python tools/plain_loop.py GroceryStoreDataset-master.zip tf_efficientnet_lite0.safetensors --seeds 0 1 2
 

@@ -120,7 +120,7 @@ def draw_training() -> Iterator[Callable[[str, dict[str, Any]], None]]:
                 stderr_console.say(values["text"])
             elif kind == "testing":
                 text = f"measuring {values['images']:,} test images"
-                show(text, due=True, description=text, note="")
+                show(text, due=True, description=text, note="", completed=0, total=values["images"])
             elif kind == "measuring":
                 stage, done, total = values["stage"], values["done"], values["total"]
                 show(f"{stage}: {done:,} of {total:,}", description=stage, completed=done, total=total)

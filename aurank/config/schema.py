@@ -403,7 +403,7 @@ def _unused(config: Config) -> Iterator[tuple[str, str]]:
             "model.pooling model.params data.channels",
             f"{model.backbone} has pooling, channels and options of its own, which follow its name after commas",
         ),
-        (model.init_from is not None, "model.weights model.head_start", "model.init_from brings all weights"),
+        (model.init_from is not None, "model.weights", "model.init_from brings all weights"),
         (model.head_layers > 1, "model.head_start", f"a projection of {model.head_layers} layers starts at random"),
         (model.lora is not None, "model.freeze", "with model.lora all but the adapters is frozen already"),
         (

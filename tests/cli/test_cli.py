@@ -228,14 +228,16 @@ def test_lines_of_progress_tell_the_time_left(
         for step in (100, 200, 300):  # a run that was resumed at step 100
             listen("step", {"step": step, "steps": 1000, "loss": 0.5, "lr": 0.1, "images_per_second": 9})
             now[0] += 60
+        listen("testing", {"images": 9})  # train.early_stopping ended it
     with drawing.draw_stages() as draw:
         for done in (10, 50, 5, 25):  # the second time from the beginning
             draw("resampling", done, 100)
             now[0] += 80
-    first, second, third, last, _, again = capsys.readouterr().err.splitlines()
+    first, second, third, testing, last, _, again = capsys.readouterr().err.splitlines()
     assert first.startswith("step 100 of 1000: loss 0.5000")
     assert "left" not in first
     assert second.endswith("images/s, 0:08:00 left")
     assert third.endswith("0:07:00 left")
+    assert testing == "measuring 9 test images"
     assert last == "resampling: 50 of 100, 0:01:40 left"
     assert again == "resampling: 25 of 100, 0:05:00 left"

@@ -17,6 +17,14 @@ from aurank.losses.core.training_protocols import EmbedByIds
 from aurank.losses.global_contrastive._kept_rows import NONE, TaggedTable, embedded_anew, row_similarity
 from aurank.ranges import Range
 
+# Of running maxima at a time; what else the chains of a chunk need is about as much. A GPU wants few large steps.
+TABLE_BYTES = {"cpu": 2**24, "gpu": 2**28}
+
+
+def rows_at_a_time(proposals: int, device: torch.device) -> int:
+    limit = TABLE_BYTES["cpu" if device.type == "cpu" else "gpu"]
+    return max(1, limit // (4 * (proposals + 1) * proposals.bit_length()))
+
 
 @torch.no_grad()
 def occupancy(
@@ -29,16 +37,65 @@ def occupancy(
     temperature: float,
 ) -> tuple[Float[Tensor, "chain 1+proposal"], Int64[Tensor, " chain"]]:
     """Return how many kept steps each chain spent where, and where it ended: 0 is its start, j + 1 proposal j."""
+    number = scores.shape[1]
     reach = torch.where(wanted, scores + temperature * exponentials, -torch.inf)
-    state, current = torch.zeros(len(scores), dtype=torch.int64, device=scores.device), start
-    visited = torch.empty(scores.shape[::-1], dtype=torch.int64, device=scores.device)
-    for place, (reached, score) in enumerate(zip(reach.T.contiguous(), scores.T.contiguous(), strict=True)):
-        accepted = reached > current
-        state, current = torch.where(accepted, place + 1, state), torch.where(accepted, score, current)
-        visited[place] = state
-    kept = wanted & (wanted.cumsum(dim=1) > burn_in[:, None])
-    stayed = scores.new_zeros(len(scores), 1 + scores.shape[1])
-    return stayed.scatter_add_(1, visited.T, kept.to(scores.dtype)), state
+    following = next_above(reach, torch.cat([start[:, None], scores], dim=1))
+    visited = path(following)
+    # when a state is entered, in steps that count: proposals before the one that led there, `number` at the end
+    steps = torch.nn.functional.pad(wanted.to(scores.dtype).cumsum(dim=1), (1, 0))
+    steps = torch.maximum(steps, burn_in[:, None].to(scores.dtype))
+    entered = torch.cat([steps[:, :1], steps[:, :-1]], dim=1)
+    stayed = (steps.gather(1, following) - entered).masked_fill_(~visited, 0)
+    last = (visited & (following == number)).to(torch.uint8).argmax(dim=1)
+    return stayed, last
+
+
+def next_above(
+    values: Float[Tensor, "chain proposal"], levels: Float[Tensor, "chain 1+proposal"]
+) -> Int64[Tensor, "chain 1+proposal"]:
+    """Return for each j the first index from j on whose value is above level j; the number of values if none is."""
+    number = values.shape[1]
+    depth = number.bit_length()
+    maxima = values.new_empty(depth, len(values), number + 1)  # maxima[h, :, p]: of the 2**h values from p on
+    maxima[0, :, :number] = values
+    maxima[0, :, number] = torch.inf  # the end, which no search goes beyond
+    for height in range(1, depth):
+        half = 2 ** (height - 1)
+        torch.maximum(maxima[height - 1, :, :-half], maxima[height - 1, :, half:], out=maxima[height, :, :-half])
+        maxima[height, :, -half:] = torch.inf
+    place = torch.arange(number + 1, device=values.device).repeat(len(values), 1)
+    for height in reversed(range(depth)):
+        place.add_(maxima[height].gather(1, place) <= levels, alpha=2**height)
+    return place
+
+
+def path(following: Int64[Tensor, "chain node"]) -> Bool[Tensor, "chain node"]:
+    """Return True at the nodes of a chain that starts at 0 and goes from j to following[j] + 1, to beyond the last."""
+    chains, size = following.shape
+    width = 2 ** -(-(size - 1).bit_length() // 2)
+    number = -(-size // width)
+    end = number * width
+    target = torch.nn.functional.pad(following + 1, (0, end - size), value=end)
+    target.masked_fill_(target == size, end)
+    blocks = target.view(chains, number, width)
+    border = torch.arange(width, end + 1, width, device=following.device)  # where each block ends
+    leaves = target.clone()
+    for place in reversed(range(width - 1)):
+        to = blocks[:, :, place]
+        onward = leaves.gather(1, to.clamp(max=end - 1))
+        leaves.view(chains, number, width)[:, :, place] = torch.where(to < border, onward, to)
+    at = following.new_zeros(chains)
+    entered = following.new_full((chains, number), end)
+    for block in range(number):
+        here = at < (block + 1) * width
+        entered[:, block] = torch.where(here, at, end)
+        at = torch.where(here, leaves.gather(1, at.clamp(max=end - 1)[:, None])[:, 0], at)
+    visited = torch.empty_like(blocks, dtype=torch.bool)
+    for place in range(width):
+        here = entered == border - width + place
+        visited[:, :, place] = here
+        entered = torch.where(here, blocks[:, :, place], entered)
+    return visited.view(chains, end)[:, :size]
 
 
 OutsideState = Literal["stored", "restart", "reencode"]
@@ -95,13 +152,17 @@ class Chains(nn.Module):
             order = torch.arange(number, device=device)
             skipped = (pairs.negative & (order <= skipped[:, None])).sum(dim=1)
 
-        scores, negative = (each.index_select(1, order) for each in (similarity, pairs.negative))
-        # float32 whatever the precision of the loss, so that it does not change the numbers
-        uniform = torch.rand(scores.shape, generator=generator, device=device, dtype=torch.float32)
-        waits = uniform.log_().neg_().to(scores.dtype)
-        stayed, ended = occupancy(scores, score, waits, negative, skipped, temperature=self.temperature)
-        steps, outside_steps = torch.empty_like(similarity).index_copy_(1, order, stayed[:, 1:]), stayed[:, 0]
-        last = torch.where(ended > 0, order[(ended - 1).clamp(min=0)], NONE)
+        steps, outside_steps, last = (torch.empty_like(like) for like in (similarity, score, column))
+        size = rows_at_a_time(number, device)
+        for rows in (slice(first, first + size) for first in range(0, len(similarity), size)):
+            scores, negative = (each[rows].index_select(1, order) for each in (similarity, pairs.negative))
+            # float32 whatever the precision of the loss, so that it does not change the numbers
+            uniform = torch.rand(scores.shape, generator=generator, device=device, dtype=torch.float32)
+            waits = uniform.log_().neg_().to(scores.dtype)
+            stayed, ended = occupancy(scores, score[rows], waits, negative, skipped[rows], temperature=self.temperature)
+            steps[rows].index_copy_(1, order, stayed[:, 1:])
+            outside_steps[rows] = stayed[:, 0]
+            last[rows] = torch.where(ended > 0, order[(ended - 1).clamp(min=0)], NONE)
 
         # a state that is in the batch is one of its references, with their gradient
         steps.scatter_add_(1, column[:, None], (outside_steps * inside)[:, None])
@@ -207,6 +268,7 @@ class EMC2Loss(KeyedLoss):
     Source: Yau et al., ICML 2024, https://arxiv.org/abs/2404.10575.
 
     Example:
+        >>> import torch
         >>> loss = EMC2Loss(num_samples=4)
         >>> loss(torch.eye(4).repeat(2, 1), torch.arange(4).repeat(2))  # s⁺ = 1, and all s⁻ = 0
         tensor(-1.)

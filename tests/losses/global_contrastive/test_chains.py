@@ -9,7 +9,7 @@ from oracles import chains as oracles_chains
 from torch import Tensor
 
 from aurank.losses.global_contrastive._kept_rows import TaggedTable
-from aurank.losses.global_contrastive.emc2 import occupancy
+from aurank.losses.global_contrastive.emc2 import TABLE_BYTES, next_above, occupancy, path, rows_at_a_time
 
 
 def given(number: int, *, ties: bool, chains: int = 12) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -48,8 +48,68 @@ def test_chains_equal_the_loop_over_proposals(number: int, temperature: float, t
         assert sum(spent) == wanted[chain].sum() - burn_in[chain]
 
 
+def test_next_above_is_the_first_value_above_the_level_from_its_place_on() -> None:
+    values, levels = torch.tensor([[1.0, 3, 2, 5, 5]]), torch.tensor([[1.0, 3, 0, 5, 4, -1]])
+    assert next_above(values, levels).tolist() == [[1, 3, 2, 5, 4, 5]]
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5, 8, 9, 15, 16, 17, 33, 39])
+def test_the_path_is_where_the_links_lead(size: int) -> None:
+    random = torch.Generator().manual_seed(size)
+    following = torch.stack([torch.randint(place, size, (5,), generator=random) for place in range(size)], dim=1)
+    following[0] = torch.arange(size)  # comes by everywhere
+    following[1] = size - 1  # and nowhere but at the start
+    for row, found in zip(following.tolist(), path(following).tolist(), strict=True):
+        expected, at = [False] * size, 0
+        while at < size:
+            expected[at] = True
+            at = row[at] + 1
+        assert found == expected
+
+
+@pytest.mark.parametrize("temperature", [0.1, 1.0])
+def test_one_uniform_proposal_leaves_the_softmax_as_it_is(temperature: float) -> None:
+    scores = torch.tensor([0.9, 0.3, -0.2, 0.5, 0.45], dtype=torch.float64)
+    states = len(scores)
+    levels = 50_000  # an acceptance is integrated over the uniform number that decides it
+    exponentials = -((torch.arange(levels, dtype=torch.float64) + 0.5) / levels).log()[:, None]
+    transition = torch.zeros(states, states, dtype=torch.float64)
+    for here in range(states):
+        for proposed in range(states):
+            stayed, _ = occupancy(
+                scores[proposed].expand(levels, 1),
+                scores[here].expand(levels),
+                exponentials,
+                torch.ones(levels, 1, dtype=torch.bool),
+                torch.zeros(levels, dtype=torch.int64),
+                temperature=temperature,
+            )
+            accepted = float(stayed[:, 1].mean())
+            transition[here, proposed] += accepted / states
+            transition[here, here] += (1 - accepted) / states
+    values, vectors = torch.linalg.eig(transition.T)
+    rest = vectors[:, values.real.argmax()].real
+    assert float(values.real.max()) == pytest.approx(1, abs=1e-12)
+    torch.testing.assert_close(rest / rest.sum(), (scores / temperature).softmax(dim=0), rtol=0, atol=1e-4)
+    balance = (scores / temperature).softmax(dim=0)[:, None] * transition
+    torch.testing.assert_close(balance, balance.T, rtol=0, atol=4e-5)
+
+
+def test_chunks_of_chains_are_bounded_in_memory() -> None:
+    for number in (2, 511, 8191, 10**6):
+        tables = 4 * number.bit_length() * (number + 1)
+        assert rows_at_a_time(number, torch.device("cpu")) * tables <= max(TABLE_BYTES["cpu"], tables)
+
+
 def put(table: TaggedTable, index: list[int], tags: list[int], values: list[float]) -> bool:
     return table.put(torch.tensor(index), torch.tensor(tags), torch.tensor(values)[:, None], is_shared=True)
+
+
+def test_tags_that_float32_would_round_stay_as_they_are_without_other_processes_too() -> None:
+    table, many = TaggedTable(2), torch.tensor([2**24 + 1, 2**53 + 1])
+    assert table.put(torch.tensor([1, 0]), many, torch.tensor([[0.5], [2.0]]), is_shared=False)
+    assert table.tags.tolist() == many.flip(0).tolist()
+    assert table.rows.tolist() == [[2.0], [0.5]]
 
 
 def test_a_row_holds_its_last_entry_and_ids_that_float32_would_round() -> None:
