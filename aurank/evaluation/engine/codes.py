@@ -7,7 +7,6 @@ For the centre c, <f, g> = <f - c, g - c> + a + b with a = <f, c> - |c|²/2 of o
 other. The rotation changes no product; it spreads what stands out in few numbers of a row.
 """
 
-import time
 import timeit
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from aurank.evaluation.engine.scores import ELEMENTS, ExactScores, Vectors, full
 HIGH, BOTH = "high", "both"  # as tiers
 CENTRE_ROWS = 1024  # of which the mean is taken
 WIDTHS = range(16, 2**15)  # narrower rows gain nothing, sums over wider ones could exceed int32
-FEWEST = 2**33  # multiplications of a product that takes longer than finding out what this processor can do
+FEWEST = 2**33  # multiplications worth a trial of this processor; beyond 512 dimensions more, as the trial takes longer
 FASTER = {HIGH: 1.5, BOTH: 3.0}  # times as fast as by float32 that scores by high codes have to be: both take three
 UNIT = 2.0**-24  # half the distance of 1 from the next float32
 
@@ -133,10 +132,11 @@ def code_edges(
 
 
 def code_kinds(exact: ExactScores) -> tuple[str, ...]:
-    work = len(exact.queries.order) * len(exact.gallery.order) * exact.gallery.dim
-    if work < FEWEST or exact.gallery.dim not in WIDTHS or exact.product_type is not None:
+    dim = exact.gallery.dim
+    work = len(exact.queries.order) * len(exact.gallery.order) * dim
+    if work < FEWEST * max(1, dim / 512) or dim not in WIDTHS or exact.product_type is not None:
         return ()
-    return tuple(kind for kind, least in FASTER.items() if int8_speed(exact.gallery.dim) > least)
+    return tuple(kind for kind, least in FASTER.items() if int8_speed(dim) > least)
 
 
 @cache
@@ -153,10 +153,10 @@ def int8_speed(dim: int) -> float:
     ]
     try:
         with full_precision(), one_thread_each(True):
-            times = [[timeit.timeit(step, number=1, timer=time.thread_time) for step in steps] for _ in range(9)]
+            times = [[timeit.timeit(step, number=1) for step in steps] for _ in range(9)]
     except (AttributeError, RuntimeError):  # torch has none, or not for this processor
         return 0.0
     wide = planes[:, :dim].double()
     exact = torch.equal(memory[: 4 * rows * rows].view(torch.int32).view(rows, rows).double(), wide @ wide.T)
     slow, fast = np.min(times, axis=0)
-    return float(slow / fast) if exact else 0.0
+    return float(slow / fast) if exact and fast > 0 else 0.0

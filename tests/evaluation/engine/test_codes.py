@@ -201,6 +201,9 @@ def test_codes_are_left_alone_for_little_work_whole_numbers_and_slow_processors(
     rows = random(np.random.default_rng(0), 50, 32)
     monkeypatch.setattr(codes, "int8_speed", lambda dim: 100.0)
     assert kinds(rows) == ()
+    monkeypatch.setattr(codes, "FEWEST", 50 * 50 * 32)
+    assert kinds(rows) == (HIGH, BOTH)
+    assert kinds(random(np.random.default_rng(0), 10, 1024)) == ()  # more work, but a trial takes twice as long
     monkeypatch.setattr(codes, "FEWEST", 0)
     assert kinds(rows) == (HIGH, BOTH)
     assert kinds(rows[:, :8]) == ()
