@@ -100,12 +100,12 @@ def is_integer(values: Tensor) -> bool:
     return not (values.is_floating_point() or values.is_complex() or values.dtype == torch.bool)
 
 
-def check_labels_in_range(labels: Tensor, num_classes: int) -> None:
+def check_labels_in_range(labels: Tensor, num_classes: int, also: str = "") -> None:
     outside = labels[(labels < 0) | (labels >= num_classes)]
     if len(outside):
         raise UserError(
             f"label {int(outside[0])} is none of the loss's {num_classes} classes (0..{num_classes - 1}): map the "
-            "labels to 0..C-1, C being the classes of the training set that the loss was made for"
+            f"labels to 0..C-1, C being the classes of the training set that the loss was made for{also}"
         )
 
 

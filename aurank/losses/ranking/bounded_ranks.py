@@ -334,7 +334,6 @@ class HierarchicalAPLoss(PairLoss):
     def extra_terms(self, pairs: Pairs) -> dict[str, Tensor]:
         if self.proxies is None:
             return {}
-        check_labels_in_range(pairs.host_query_labels, len(self.proxies))
         cosine = normalize(pairs.query) @ normalize(self.proxies.to(pairs.query.dtype)).T
         loss = cross_entropy(cosine / self.clustering_temperature, pairs.query_labels, reduction="none")
         return {"clustering": self.clustering * loss}
@@ -342,7 +341,7 @@ class HierarchicalAPLoss(PairLoss):
     def _codes(self, labels: Int64[Tensor, " row"]) -> list[Int64[Tensor, " row"]]:
         if self.super_labels is None:
             return []
-        check_labels_in_range(labels, len(self.super_labels))
+        check_labels_in_range(labels, len(self.super_labels), ", and give super_labels an entry for each")
         alone = int(self.super_labels.max()) + 1 + labels
         return [torch.where(column < 0, alone, column) for column in self.super_labels[labels].T]
 
