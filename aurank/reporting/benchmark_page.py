@@ -248,6 +248,7 @@ def _charts(block: SettingTable) -> list[str]:
     return [
         svg(partial(draw_intervals, block=block, beside=beside), f"{what} {described}", size=size)
         for beside, what in ((False, "mAUPRC"), (True, "its difference from the reference"))
+        if not beside or any(row.difference for row in block.rows)
     ]
 
 
