@@ -18,7 +18,7 @@ class Answer:
     Attributes:
         half_width: of the 95 % interval over seeds, by Student's t; None for one seed.
         interval: the 95 % percentile interval of a bootstrap that draws classes and seeds; None for one class.
-        p_seeds, p_classes: two-sided, that the mean is 0: by Student's t over seeds, and by that bootstrap.
+        p_seeds, p_classes: two-sided, of mean 0: by Student's t (None also if all seeds differ alike); by bootstrap.
     """
 
     mean: float

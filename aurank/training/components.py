@@ -25,7 +25,7 @@ def read_config(source: Config | Path | str | dict[str, Any], overrides: Sequenc
     """The configuration in ``source`` with dotted ``overrides``, checked against every table of components.
 
     Args:
-        source: a ``Config``, a YAML file, the name of a shipped configuration ("omniglot/soprc"), or a plain dict.
+        source: a YAML file, a shipped configuration's name, a dict, or a ``Config`` (unchecked without overrides).
 
     Raises:
         ConfigError: lists every error at once.
