@@ -97,3 +97,10 @@ def test_captions_show_the_ends_of_paths_that_tell_photos_apart(photos: Path) ->
     assert [caption.replace("<wbr>", "") for caption in captions] == [
         f"…{name}" for name in ("_a_photo_with_a_long_name_1.png", "_a_photo_with_a_long_name_2.png")
     ]
+
+
+def test_a_page_keeps_to_10_mib_of_pictures(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Image.fromarray(pixels(0, 40, 40)).save(photos / "class0/again.png")
+    monkeypatch.setattr("aurank.reporting.pictures.thumbnail", lambda _: ("image/png", bytes(8 * 2**20)))
+    page = doctor_page(examine_data(f"folder:{photos}", ["data.odd_classes=keep"]))
+    assert "2 pictures are left out" in page

@@ -110,15 +110,17 @@ def test_nothing_is_fetched_from_elsewhere() -> None:
     assert not re.search(r"url\((?!#)|@import", page)
 
 
-def test_pictures_that_are_missing_or_too_many_are_told() -> None:
+def test_pictures_that_are_missing_or_too_many_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     source = ArraySource({"0.png": np.zeros((200, 200, 3), np.uint8), "1.png": np.zeros((200, 200, 3), np.uint8)})
     pictures = Pictures(source, budget=900)
     shown = [pictures.of(f"{row}.png") for row in (0, 1, 2, 0)]
     assert sum(one is not None for one in shown) == 1
     assert pictures.left_out == 2
     assert list(pictures.missing) == ["2.png"]
+    monkeypatch.setattr("aurank.reporting.pictures.thumbnail", lambda _: ("image/png", bytes(8 * 2**20)))
     page = Elements(report_page(measured(), source=source))
     assert "Images that could not be read (22)" in page.text
+    assert "Pictures left out to keep the page small" in page.text
 
 
 @pytest.mark.slow

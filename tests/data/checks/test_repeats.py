@@ -6,6 +6,7 @@ from PIL import Image, ImageFilter
 from scipy.ndimage import gaussian_filter
 
 from aurank.data import FolderSource, Manifest, build_manifest
+from aurank.data.checks import pictures
 from aurank.data.checks.doctor import examine
 from aurank.data.checks.findings import FIXES, DoctorReport, classes_with_pairs, describe_cleaning, write_table
 from aurank.data.checks.pictures import close_hashes, likeness, look_at, square
@@ -56,13 +57,16 @@ def test_a_changed_copy_is_alike_and_other_pictures_are_not(copy):
     assert likeness(one, strange)[0] < 0.8
 
 
-def test_close_hashes_are_those_of_a_loop_over_all_pairs():
+@pytest.mark.parametrize("k", [40, 2])
+def test_close_hashes_are_those_of_a_loop_over_all_pairs(k, monkeypatch):
+    monkeypatch.setattr(pictures, "_HASH_PAIRS", 120)  # blocks of three rows
     hashes = np.random.default_rng(0).integers(0, 2, (40, 8)).astype(bool)
-    pairs, bits = close_hashes(hashes, at_most=2, k=40)
-    apart = {(i, j): int((hashes[i] != hashes[j]).sum()) for i in range(40) for j in range(i + 1, 40)}
-    assert dict(zip(map(tuple, pairs.tolist()), bits.tolist(), strict=True)) == {
-        pair: count for pair, count in apart.items() if count <= 2
-    }
+    pairs, bits = close_hashes(hashes, at_most=2, k=k)
+    expected = {}
+    for i in range(40):
+        apart = sorted((int((hashes[i] != hashes[j]).sum()), j) for j in range(40) if j != i)
+        expected |= {(min(i, j), max(i, j)): count for count, j in apart[:k] if count <= 2}
+    assert dict(zip(map(tuple, pairs.tolist()), bits.tolist(), strict=True)) == expected
 
 
 def test_near_duplicates_are_found_where_they_stand(tmp_path):

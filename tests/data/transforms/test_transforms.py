@@ -152,6 +152,11 @@ def test_any_pipeline_of_albumentations_is_taken_from_a_file_or_a_list(tmp_path)
     )
 
 
+def test_the_first_views_are_crops_of_large_parts_and_the_others_of_small_parts():
+    pipeline = TRANSFORMS["multi_crop"](16, 3, scale=[0.3, 1], local_size=8, local_scale=[0.05, 0.14])
+    assert [pipeline.of_view(view).scale for view in range(4)] == [(0.3, 1)] * 2 + [(0.05, 0.14)] * 2
+
+
 @pytest.mark.parametrize(
     ("steps", "said"),
     [

@@ -86,6 +86,17 @@ def test_references_are_the_batch_and_the_newest_earlier_rows() -> None:
     torch.testing.assert_close(*gradients, rtol=1e-7, atol=1e-8)
 
 
+@pytest.mark.filterwarnings("ignore:no query of the batch")
+def test_the_memory_holds_the_newest_rows_in_order_whatever_the_batches() -> None:
+    memory = memory_of("smooth_ap", size=13)
+    rows: list[Tensor] = []
+    for seed, number in enumerate([12, 3, 12, 1, 20]):
+        embeddings, labels = batch(seed, number)
+        memory(embeddings, labels)
+        rows += embeddings.detach()
+        assert stored(memory).equal(torch.stack(rows[-13:]))
+
+
 def test_the_memory_is_used_from_start_at_on_and_is_full_by_then() -> None:
     memory, plain = memory_of("contrastive", start_at=2), contrastive()
     for seed in range(2):
