@@ -40,6 +40,22 @@ def test_what_the_page_says_in_words_of_start_and_width_is_so() -> None:
     assert higher == {"FastAP", "AUROC", "SupAP", "Contrastive"}
 
 
+def test_what_the_page_says_in_words_of_omniglot_and_of_fine_tuning_is_so() -> None:
+    blocks = RESULTS["tables"](ROOT / "docs/benchmark/omniglot_heads.jsonl")
+    assert [len([row for row in block.rows if row.seeds]) for block in blocks] == [28, 27]
+    for block in blocks:
+        rows = {row.name: row for row in block.rows}
+        assert max(rows, key=lambda name: rows[name].mauprc.mean) == "Multi-Similarity"
+        assert all(rows[name].difference.interval[0] > 0 for name in ("Multi-Similarity", "Circle", "SOPRC"))
+    (recipe,) = RESULTS["tables"](ROOT / "docs/benchmark/grocery_recipe.jsonl")
+    rows = {row.name: row for row in recipe.rows}
+    assert {row.seeds for row in rows.values()} == {3}
+    start = rows["SupCon, projection from PCA"].difference
+    assert start.mean - start.half_width > 0
+    assert start.interval[0] > 0
+    assert rows["SupCon, rate 1e-3"].difference.interval[1] < 0
+
+
 def test_a_figure_is_found_by_its_name_and_a_wrong_one_is_seen(tmp_path: Path) -> None:
     (tmp_path / "heads.jsonl").write_text("".join(json.dumps(line) + "\n" for line in made_up()), encoding="utf-8")
     text = RESULTS["fill"](PAGE, tmp_path)
