@@ -2,6 +2,7 @@
 
 import json
 import runpy
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,11 @@ def test_what_the_page_says_in_words_of_start_and_width_is_so() -> None:
     assert higher == {"FastAP", "AUROC", "SupAP", "Contrastive"}
 
 
+def runs(name: str) -> list[dict[str, Any]]:
+    lines = (ROOT / "docs" / "benchmark" / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
+    return [line for line in map(json.loads, lines) if line["kind"] == "run"]
+
+
 def test_what_the_page_says_in_words_of_omniglot_and_of_fine_tuning_is_so() -> None:
     blocks = RESULTS["tables"](ROOT / "docs/benchmark/omniglot_heads.jsonl")
     assert [len([row for row in block.rows if row.seeds]) for block in blocks] == [28, 27]
@@ -47,6 +53,14 @@ def test_what_the_page_says_in_words_of_omniglot_and_of_fine_tuning_is_so() -> N
         rows = {row.name: row for row in block.rows}
         assert max(rows, key=lambda name: rows[name].mauprc.mean) == "Multi-Similarity"
         assert all(rows[name].difference.interval[0] > 0 for name in ("Multi-Similarity", "Circle", "SOPRC"))
+    found: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for line in runs("omniglot_heads"):
+        found[line["setting"], line["method"]].append(line["mauprc"])
+    apart = sorted((abs(one - other), method) for (_, method), (one, other) in found.items())
+    said = " ".join((ROOT / "docs/results.md").read_text(encoding="utf-8").split())
+    assert f"by {apart[len(apart) // 2][0]:.4f} in the middle, by {apart[-1][0]:.4f} at most ({apart[-1][1]})" in said
+    by_seed = [f"{line['mauprc']:.4f}" for line in runs("grocery_recipe") if line["method"] == "SupCon"]
+    assert f"in place of {', '.join(by_seed)}" in said
     (recipe,) = RESULTS["tables"](ROOT / "docs/benchmark/grocery_recipe.jsonl")
     rows = {row.name: row for row in recipe.rows}
     assert {row.seeds for row in rows.values()} == {3}

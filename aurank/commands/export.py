@@ -24,6 +24,7 @@ from aurank.embedding.named import ExportNames, ImageSelection, require_export, 
 from aurank.embedding.select_images import read_manifest, require_distinct
 from aurank.embedding.stored.checkpoint import is_head, load_checkpoint
 from aurank.errors import AurankError, UserError, first_line
+from aurank.evaluation.postprocessing.steps import unit
 from aurank.exporting.card import COLOURS, write_card
 from aurank.exporting.formats import TrainedEncoder, quantise, write_graph, write_program, write_weights
 from aurank.exporting.timm_folder import load_folder, pillow_interpolation, write_folder
@@ -294,9 +295,8 @@ def _compare(
 def _largest_difference(file: str, before: Embedded, after: Embedded) -> float:
     if not np.array_equal(after.ids, before.ids):
         raise AurankError(f"{file}: other images could be read than before; export again")
-    sides = (np.asarray(side.embeddings, np.float64) for side in (before, after))
-    units = [rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12) for rows in sides]
-    return float(np.nan_to_num(np.abs(units[1] - units[0]).max(), nan=np.inf))
+    apart = np.abs(unit(after.embeddings) - unit(before.embeddings)).max()
+    return float(np.nan_to_num(apart, nan=np.inf))
 
 
 def _calibration(prepared: PreparedModel, trained: Config, *, is_own: bool) -> list[np.ndarray]:

@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from aurank.arrays import Rows
 from aurank.errors import UserError
 from aurank.evaluation.report import Report
-from aurank.reporting.grids import query_names
+from aurank.reporting.grids import SEED, query_names
 
 _INK = "#0a0b0c"  # no other colour of a chart is this one: replaced by the page's text colour
 # Of Okabe and Ito, told apart by the colour-blind; readable on white and on black.
@@ -42,7 +42,6 @@ _STYLE: dict[Any, Any] = {
 _SALT = count()
 POINTS = 4000  # drawn at most
 MOST_COLOURS = 10  # classes beyond which average precision is coloured
-SEED = 0
 INK, _MUTED, _LINE = "#1b1f24", "#8c959f", "#0550ae"  # of files
 _THIN: dict[str, Any] = {"linewidth": 1, "linestyle": (0, (4, 3))}
 

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Annotated, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 from annotated_types import Ge, Le
 from jaxtyping import Float64, Int64
 from pydantic import BaseModel, ConfigDict
@@ -40,7 +41,7 @@ class Sides:
         return np.asarray(place[self.own])  # the last place is that of -1
 
 
-def unit(rows: np.ndarray) -> Float64[np.ndarray, "*rows dim"]:
+def unit(rows: npt.ArrayLike) -> Float64[np.ndarray, "*rows dim"]:
     values = np.asarray(rows, np.float64)
     length = np.sqrt((values * values).sum(axis=-1, keepdims=True))
     return np.asarray(values / np.where(length > 0, length, 1))
