@@ -81,7 +81,8 @@ def hubs(nearest: NearestRows, num_gallery: int, *, most: int = 12, above: float
 LISTS = 6.0  # times more lists than usual make a row a hub
 LENGTH = 10  # of a list
 MOST_HUBS = 1000
-_BLOCK = 2**24  # numbers of rows laid beside each other, or predictions, at a time
+_BLOCK = 2**24  # predictions at a time
+_IN_CACHE = 2**18  # numbers of rows at a time, in float64
 
 
 def near_rows(
@@ -99,7 +100,7 @@ def near_rows(
 def with_cosines(lists: NearestRows, embeddings: Float[Rows, "row dim"]) -> NearestRows:
     """Return lists that were ranked in another way with the cosines as scores, −1 where a list has ended."""
     cosine = np.full(lists.row.shape, -1.0)
-    step = max(1, _BLOCK // max(1, lists.row.shape[1] * embeddings.shape[1]))
+    step = max(1, _IN_CACHE // max(1, lists.row.shape[1] * embeddings.shape[1]))
     for start in range(0, len(lists.query), step):
         part = slice(start, start + step)
         own, there = (unit(embeddings[rows]) for rows in (lists.query[part], lists.row[part]))
@@ -122,7 +123,7 @@ def crowded(near: NearestRows, searched: Int64[np.ndarray, " gallery"]) -> Hubs:
 MARGIN = 0.3  # by which another class must be predicted above the own; chosen with RIDGE, see docs/doctor.md
 LEAST_RIGHT = 0.5  # part of the rows that are predicted right, below which the embeddings cannot judge labels
 RIDGE = 0.1  # times the mean eigenvalue of rows.T @ rows
-_ROWS = 8192  # in float64 in memory at a time
+_ROWS = 2048  # in float64 in memory at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,8 +148,7 @@ def doubtful_labels(
     if len(classes) < 2:
         return nothing
     rows = _centred(embeddings)
-    inverse = _inverse(rows)
-    sums = np.add.reduceat(rows[np.argsort(own, kind="stable")], np.cumsum(count) - count, axis=0, dtype=np.float64)
+    inverse, sums = _fitted(rows, own, len(classes))
     weights = np.asarray(inverse @ sums.T, np.float32)
     other, ahead = np.zeros(len(rows), np.int64), np.zeros(len(rows))
     step = max(1, _BLOCK // len(classes))
@@ -178,13 +178,18 @@ def _centred(embeddings: Float[np.ndarray, "row dim"]) -> Float32[np.ndarray, "r
     return rows
 
 
-def _inverse(rows: Float32[np.ndarray, "row dim"]) -> Float64[np.ndarray, "dim dim"]:
-    gram = np.zeros((rows.shape[1], rows.shape[1]))
+def _fitted(
+    rows: Float32[np.ndarray, "row dim"], own: Int64[np.ndarray, " row"], classes: int
+) -> tuple[Float64[np.ndarray, "dim dim"], Float64[np.ndarray, "class dim"]]:
+    """Return the inverse of a ridge regression, and the sum of the rows of each class."""
+    gram, sums = np.zeros((rows.shape[1], rows.shape[1])), np.zeros((classes, rows.shape[1]))
     for start in range(0, len(rows), _ROWS):
-        exact = rows[start : start + _ROWS].astype(np.float64)
+        part = slice(start, start + _ROWS)
+        exact = rows[part].astype(np.float64)
         gram += exact.T @ exact
+        np.add.at(sums, own[part], exact)
     np.fill_diagonal(gram, gram.diagonal() + RIDGE * float(gram.trace()) / len(gram) + 1e-12)
-    return np.linalg.inv(gram)
+    return np.linalg.inv(gram), sums
 
 
 UNIT = 1e-3  # how far from 1 the length of a normalised row is at most
@@ -192,14 +197,14 @@ FAR = 10.0  # times longer or shorter than the usual length is odd where rows ar
 SILENT = 1e-4  # part of the usual variance below which a dimension says nothing
 LEAST_RANK, MOST_ALIKE = 5.0, 0.9  # effective rank and mean cosine beyond which embeddings have collapsed
 _SAMPLE = 20_000  # rows that the spread is measured on
-_ROWS_MEASURED = 65_536  # at a time
 
 
 def faulty_rows(embeddings: Float[Rows, "row dim"]) -> dict[str, Int64[np.ndarray, " faulty"]]:
     """Return the rows with NaN or infinity, those of zeros, and those not as long as the others, by kind of finding."""
     lengths = np.empty(len(embeddings))
-    for start in range(0, len(embeddings), _ROWS_MEASURED):
-        block = np.asarray(embeddings[start : start + _ROWS_MEASURED], np.float64)
+    step = max(1, _IN_CACHE // max(1, embeddings.shape[1]))
+    for start in range(0, len(embeddings), step):
+        block = np.asarray(embeddings[start : start + step], np.float64)
         with np.errstate(over="ignore", invalid="ignore"):
             lengths[start : start + len(block)] = np.linalg.norm(block, axis=1)
     finite = np.isfinite(lengths)

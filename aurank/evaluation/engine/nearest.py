@@ -3,11 +3,12 @@
 Where a row beyond the candidates may reach the end of a list, by the error bound, float64 products look again.
 """
 
+import math
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
-from itertools import chain
 
 import numpy as np
 import torch
@@ -23,7 +24,7 @@ from aurank.evaluation.engine.problem import (
     sort_by_label,
 )
 from aurank.evaluation.engine.scores import ExactScores, full_precision
-from aurank.evaluation.engine.tiles import SIDES, Tiles, Work
+from aurank.evaluation.engine.tiles import SIDES, Tile, Tiles, Work
 
 SPARE = 8  # candidates beyond k, so that rounding at the end of a list seldom asks for a second look
 Places = Int64[np.ndarray, "query k"]
@@ -116,20 +117,31 @@ class BestSearch:
         self, wanted: int, progress: ProgressCallback | None
     ) -> tuple[Float32[np.ndarray, "query wanted"], Int64[np.ndarray, "query wanted"]]:
         """Return the greatest float32 products of all queries and their places; -inf and -1 where there are fewer."""
-        tiles, device = Tiles(self.exact, self.work, symmetric=self.symmetric), self.work.devices[0]
-        value = torch.full((len(self.exact.queries.order), wanted), -torch.inf, device=device)
-        place = torch.full(value.shape, -1, dtype=torch.int64, device=device)
-        for done, tile in enumerate(chain.from_iterable(tiles.rounds()), 1):
-            here, there = tile.queries, tile.gallery
-            left, right = tile.features(device)
-            product = left @ right.T
-            row, column = (torch.from_numpy(index).to(device) for index in self.hidden(here, there))
-            product[row, column] = -torch.inf
-            _keep(value[here], place[here], product, there.start, transposed=False)
-            if tiles.symmetric and here != there:
-                _keep(value[there], place[there], product, here.start, transposed=True)
-            if progress is not None:
-                progress(done, tiles.num_tiles)
+        tiles = Tiles(self.exact, self.work, symmetric=self.symmetric)
+        value = torch.full((len(self.exact.queries.order), wanted), -torch.inf, device=self.work.devices[0])
+        place = torch.full(value.shape, -1, dtype=torch.int64, device=value.device)
+        sides = ((part.stop - part.start for part in parts) for parts in (tiles.blocks, tiles.others))
+        largest = math.prod(max(side, default=0) for side in sides)
+        locks = {block.start: threading.Lock() for block in tiles.blocks}
+
+        def searcher(device: torch.device) -> Callable[[Tile], None]:
+            memory = torch.empty(largest, device=device)
+
+            def search(tile: Tile) -> None:
+                here, there = tile.queries, tile.gallery
+                left, right = tile.features(device)
+                product = torch.mm(left, right.T, out=memory[: math.prod(tile.shape)].view(tile.shape))
+                row, column = (torch.from_numpy(index).to(device) for index in self.hidden(here, there))
+                product[row, column] = -torch.inf
+                with locks[here.start]:
+                    _keep(value[here], place[here], product, there.start, transposed=False)
+                if tiles.symmetric and here != there:
+                    with locks[there.start]:
+                        _keep(value[there], place[there], product, here.start, transposed=True)
+
+            return search
+
+        tiles.run(searcher, progress)
         place[value == -torch.inf] = -1
         return value.cpu().numpy(), place.cpu().numpy()
 
