@@ -620,24 +620,44 @@ def insert(value: Any, place: Any, score: Any, other: int) -> None:
 
 @compiled
 @no_type_check
-def keep_greatest(scores: Any, value: Any, place: Any, start: int, transposed: bool) -> None:
-    """Put the scores of a tile into the decreasing lists of its rows or, transposed, of its columns."""
-    rows, columns = scores.shape
-    ends = value[:, -1].copy()
-    for row in range(rows):
-        for left in range(0, columns, BLOCK):
-            right = min(left + BLOCK, columns)
-            exceeding = np.int32(0)
-            if transposed:
-                for column in range(left, right):
-                    exceeding += np.int32(scores[row, column] > ends[column])
-            else:
-                for column in range(left, right):
-                    exceeding += np.int32(scores[row, column] > ends[row])
-            if exceeding == 0:
+def reaching(scores: Any, rows: Any, columns: Any, first: int, pairs: Any) -> Any:
+    """List pairs above the bar of their row or column, from a row on, while there is room for a whole row more.
+
+    Return how many, and the row that is next.
+    """
+    found = 0
+    for row in range(first, scores.shape[0]):
+        if found + scores.shape[1] > pairs.shape[1]:
+            return found, row
+        for start in range(0, scores.shape[1], BLOCK):
+            stop = min(start + BLOCK, scores.shape[1])
+            above = np.int32(0)
+            for column in range(start, stop):
+                above += np.int32(scores[row, column] > min(rows[row], columns[column]))
+            if above == 0:
                 continue
-            for column in range(left, right):
-                query, other = (column, row) if transposed else (row, column)
-                if scores[row, column] > ends[query]:
-                    insert(value[query], place[query], scores[row, column], start + other)
-                    ends[query] = value[query, -1]
+            for column in range(start, stop):
+                if scores[row, column] > min(rows[row], columns[column]):
+                    pairs[0, found], pairs[1, found] = row, column
+                    found += 1
+    return found, scores.shape[0]
+
+
+@compiled
+@no_type_check
+def multiply_pairs(scores: Any, left: Any, right: Any, pairs: Any) -> None:
+    """Put products of features in place of the scores of pairs."""
+    for pair in range(pairs.shape[1]):
+        row, column = pairs[0, pair], pairs[1, pair]
+        scores[row, column] = rough_dot(left[row], right[column])
+
+
+@compiled
+@no_type_check
+def keep_greatest(scores: Any, pairs: Any, value: Any, place: Any, start: int, transposed: bool) -> None:
+    """Put the scores of pairs into the decreasing lists of their rows or, transposed, of their columns."""
+    for pair in range(pairs.shape[1]):
+        row, column = pairs[0, pair], pairs[1, pair]
+        query, other = (column, row) if transposed else (row, column)
+        if scores[row, column] > value[query, -1]:
+            insert(value[query], place[query], scores[row, column], start + other)

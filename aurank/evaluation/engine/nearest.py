@@ -15,16 +15,16 @@ import torch
 from jaxtyping import Bool, Float32, Float64, Int64
 from torch import Tensor
 
+from aurank.evaluation.engine.codes import HIGH, UNIT, multiply_codes, scores_in
 from aurank.evaluation.engine.problem import (
     Pairs,
     ProgressCallback,
     RetrievalProblem,
-    importable,
     require_at_least,
     sort_by_label,
 )
 from aurank.evaluation.engine.scores import ExactScores, full_precision
-from aurank.evaluation.engine.tiles import SIDES, Tile, Tiles, Work
+from aurank.evaluation.engine.tiles import NEAR, SIDES, Tile, Tiles, View, Work
 
 SPARE = 8  # candidates beyond k, so that rounding at the end of a list seldom asks for a second look
 Places = Int64[np.ndarray, "query k"]
@@ -117,33 +117,11 @@ class BestSearch:
         self, wanted: int, progress: ProgressCallback | None
     ) -> tuple[Float32[np.ndarray, "query wanted"], Int64[np.ndarray, "query wanted"]]:
         """Return the greatest float32 products of all queries and their places; -inf and -1 where there are fewer."""
-        tiles = Tiles(self.exact, self.work, symmetric=self.symmetric)
-        value = torch.full((len(self.exact.queries.order), wanted), -torch.inf, device=self.work.devices[0])
-        place = torch.full(value.shape, -1, dtype=torch.int64, device=value.device)
-        sides = ((part.stop - part.start for part in parts) for parts in (tiles.blocks, tiles.others))
-        largest = math.prod(max(side, default=0) for side in sides)
-        locks = {block.start: threading.Lock() for block in tiles.blocks}
-
-        def searcher(device: torch.device) -> Callable[[Tile], None]:
-            memory = torch.empty(largest, device=device)
-
-            def search(tile: Tile) -> None:
-                here, there = tile.queries, tile.gallery
-                left, right = tile.features(device)
-                product = torch.mm(left, right.T, out=memory[: math.prod(tile.shape)].view(tile.shape))
-                row, column = (torch.from_numpy(index).to(device) for index in self.hidden(here, there))
-                product[row, column] = -torch.inf
-                with locks[here.start]:
-                    _keep(value[here], place[here], product, there.start, transposed=False)
-                if tiles.symmetric and here != there:
-                    with locks[there.start]:
-                        _keep(value[there], place[there], product, here.start, transposed=True)
-
-            return search
-
-        tiles.run(searcher, progress)
-        place[value == -torch.inf] = -1
-        return value.cpu().numpy(), place.cpu().numpy()
+        tiles = Tiles(self.exact, self.work, symmetric=self.symmetric, coded=True)
+        lists = Lists(tiles, wanted)
+        tiles.run(lambda device: TileSearch(lists, tiles, self.hidden, device).search, progress)
+        lists.place[lists.value == -torch.inf] = -1
+        return lists.value.cpu().numpy(), lists.place.cpu().numpy()
 
     def _ordered(
         self, query: Int64[np.ndarray, " query"], place: Int64[np.ndarray, "query wanted"], k: int
@@ -187,15 +165,91 @@ class BestSearch:
         return np.array(places)
 
 
-def _keep(value: Tensor, place: Tensor, product: Tensor, start: int, *, transposed: bool) -> None:
-    if not product.is_cuda and importable("numba"):
+class Lists:
+    """The greatest float32 products of all queries, decreasing, and their places, which threads share."""
+
+    def __init__(self, tiles: Tiles, wanted: int) -> None:
+        self.value = torch.full((len(tiles.exact.queries.order), wanted), -torch.inf, device=tiles.work.devices[0])
+        self.place = torch.full(self.value.shape, -1, dtype=torch.int64, device=self.value.device)
+        self.locks = {block.start: threading.Lock() for block in tiles.blocks}
+
+    def bars(self, view: View, error: float) -> Float32[np.ndarray, " query"]:
+        """Return what scores with this error have to exceed where their products may exceed the ends of lists."""
+        ends = self.value[view.own, -1].numpy()
+        return np.asarray(ends - (error + 4 * UNIT * np.abs(ends)).astype(np.float32) if error else ends.copy())
+
+    def keep(self, view: View, scores: Tensor, start: int, pairs: Int64[np.ndarray, "2 pair"]) -> None:
+        """Put the products of pairs of a tile into the lists, by numba."""
         from aurank.evaluation.engine.compiled import keep_greatest
 
-        keep_greatest(product.numpy(), value.numpy(), place.numpy(), start, transposed)
-        return
-    best = (product.T if transposed else product).topk(
-        min(value.shape[1], product.shape[0 if transposed else 1]), dim=1
-    )
-    kept, order = torch.cat([value, best.values], dim=1).topk(value.shape[1], dim=1)
-    place.copy_(torch.cat([place, best.indices + start], dim=1).gather(1, order))
-    value.copy_(kept)
+        value, place = self.value[view.own].numpy(), self.place[view.own].numpy()
+        with self.locks[view.own.start]:
+            keep_greatest(scores.numpy(), pairs, value, place, start, view.transposed)
+
+    def keep_all(self, view: View, product: Tensor, start: int) -> None:
+        """Put all products of a tile into the lists, by torch."""
+        value, place = self.value[view.own], self.place[view.own]
+        scores = product.T if view.transposed else product
+        with self.locks[view.own.start]:
+            best = scores.topk(min(value.shape[1], scores.shape[1]), dim=1)
+            kept, order = torch.cat([value, best.values], dim=1).topk(value.shape[1], dim=1)
+            place.copy_(torch.cat([place, best.indices + start], dim=1).gather(1, order))
+            value.copy_(kept)
+
+
+class TileSearch:
+    """One thread of a search for the greatest products, and its memory."""
+
+    def __init__(
+        self, lists: Lists, tiles: Tiles, hidden: Callable[[slice, slice], Pairs], device: torch.device
+    ) -> None:
+        self.lists, self.tiles, self.hidden = lists, tiles, hidden
+        rows, columns = (max(part.stop - part.start for part in parts) for parts in (tiles.blocks, tiles.others))
+        self.memory = torch.empty(8 * rows * columns, dtype=torch.uint8, device=device)
+        self.pairs = np.empty((2, max(columns, int(NEAR[HIGH] * rows * columns))), np.int64)
+
+    def search(self, tile: Tile) -> None:
+        """Put what is great enough of a tile into the lists of its rows and, of a symmetric search, its columns."""
+        views = [View(tile.queries)]
+        if self.tiles.symmetric and tile.queries != tile.gallery:
+            views.append(View(tile.gallery, transposed=True))
+        if self.tiles.work.compiled:
+            self._compiled(tile, views)
+            return
+        product = self._scores(tile, coded=False)
+        for view, other in zip(views, (tile.gallery, tile.queries), strict=False):
+            self.lists.keep_all(view, product, other.start)
+
+    def _compiled(self, tile: Tile, views: list[View]) -> None:
+        """Search by codes, and by float32 products once too many of them may be as great as the ends of lists."""
+        from aurank.evaluation.engine.compiled import multiply_pairs, reaching
+
+        coded, error, first = bool(self.tiles.kinds), 0.0, 0
+        if coded:
+            distance, (own, others) = self.tiles.exact.queries.distance, tile.codes()
+            slack = 4 * distance.error(self.tiles.exact.queries.dim, torch.float64)
+            error = float(own.error(others, HIGH, slack).max())
+        scores = self._scores(tile, coded=coded)
+        while first < len(scores):
+            bars = [self.lists.bars(view, error) for view in views]
+            bars += [np.full(tile.shape[1], np.inf, np.float32)] * (2 - len(bars))
+            found, after = reaching(scores.numpy(), *bars, first, self.pairs)
+            if coded and after < len(scores):
+                coded, error, scores = False, 0.0, self._scores(tile, coded=False)
+                continue
+            first, pairs = after, self.pairs[:, :found]
+            if coded:
+                multiply_pairs(scores.numpy(), *(side.numpy() for side in tile.features(scores.device)), pairs)
+            for view, other in zip(views, (tile.gallery, tile.queries), strict=False):
+                self.lists.keep(view, scores, other.start, pairs)
+
+    def _scores(self, tile: Tile, *, coded: bool) -> Float32[Tensor, "row column"]:
+        memory = self.memory[: 8 * math.prod(tile.shape)]
+        if coded:
+            scores = multiply_codes(*tile.codes(), HIGH, memory)
+        else:
+            left, right = tile.features(memory.device)
+            scores = torch.mm(left, right.T, out=scores_in(memory, tile.shape))
+        row, column = (torch.from_numpy(index).to(memory.device) for index in self.hidden(tile.queries, tile.gallery))
+        scores[row, column] = -torch.inf
+        return scores

@@ -8,7 +8,8 @@ import torch
 from oracles.brute_force import left_out
 
 from aurank.errors import UserError
-from aurank.evaluation.engine import nearest, scores, tiles
+from aurank.evaluation.engine import compiled as compiled_engine
+from aurank.evaluation.engine import scores, tiles
 from aurank.evaluation.engine.nearest import nearest_rows
 from aurank.evaluation.engine.problem import RetrievalProblem
 from aurank.evaluation.engine.ranks import positive_ranks
@@ -58,7 +59,7 @@ def test_lists_equal_a_plain_sort_and_positives_stand_at_their_ranks(
     kind: str, distance: str, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tiles, "SIDES", {"cpu": 8, "cuda": 16})
-    for module in (scores, nearest):
+    for module in (scores, tiles):
         monkeypatch.setattr(module, "importable", lambda _: compiled)
     for seed in range(2):
         problem = random_problem(seed, kind)
@@ -74,6 +75,27 @@ def test_lists_equal_a_plain_sort_and_positives_stand_at_their_ranks(
             near = ranks.rank[own] <= 12
             assert (np.flatnonzero(found.is_positive[i]) + 1).tolist() == ranks.rank[own][near].tolist()
             assert found.row[i][found.is_positive[i]].tolist() == ranks.positive[own][near].tolist()
+
+
+@pytest.mark.parametrize("distance", ["cosine", "dot", "euclidean"])
+@pytest.mark.parametrize("own", [True, False])
+def test_codes_of_eight_bits_give_the_same_lists(own: bool, distance: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    rows = rng.standard_normal((2500, 128)).astype(np.float32)
+    rows[500:530] = rows[10] + 1e-6 * rng.standard_normal((30, 128))  # too alike for codes
+    other = {} if own else {"gallery": rows[::-1].copy(), "gallery_labels": np.arange(2500)[::-1] // 5}
+    problem = RetrievalProblem(rows, np.arange(2500) // 5, **other)
+    monkeypatch.setattr(tiles, "SIDES", {"cpu": 256, "cuda": 256})
+    usual, taken = nearest_rows(problem, 2, distance=distance), []
+    monkeypatch.setattr(tiles, "code_kinds", lambda _: ("high",))
+    multiply = compiled_engine.multiply_pairs
+    monkeypatch.setattr(
+        compiled_engine, "multiply_pairs", lambda *given: taken.append(given[-1].shape) or multiply(*given)
+    )
+    found = nearest_rows(problem, 2, distance=distance)
+    assert len(taken) > 3  # tiles
+    assert np.array_equal(found.row, usual.row)
+    assert np.array_equal(found.score, usual.score)
 
 
 def test_a_shorter_list_ends_in_minus_one_and_nan() -> None:
