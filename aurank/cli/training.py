@@ -118,11 +118,15 @@ def benchmark(
     from aurank.reporting.benchmark_page import blocks_of, read_lines, to_markdown_tables
 
     collected = file.suffix == ".jsonl"
-    if out is None and not collected:
-        raise UserError("name the folder of the results with --out")
-    if out is None or collected or table:
-        lines = read_lines(file) if out is None or collected else BenchmarkRun(file, out).collect()
-        console.say(to_markdown_tables(blocks_of(lines)))
+    if collected != (out is None):
+        raise UserError("--out goes with a YAML file of methods, and is needed there: the folder of the results")
+    if out is None or table:
+        before = None if out is None else BenchmarkRun(file, out)
+        if before and not before.done:
+            raise UserError(f"{out} holds no results of {file} yet: leave --table out, or correct the folder")
+        lines = before.collect() if before else read_lines(file)
+        done = sum("seconds" in line for line in lines)
+        console.say(f"{to_markdown_tables(blocks_of(lines))}\n\n{done} of {lines[0]['units']} units are done")
         return
     try:
         most = math.inf if limit is None else seconds(limit)

@@ -76,9 +76,10 @@ def tune(
 ) -> Tuned:
     """Search the settings with the best mean validation mAUPRC over class-disjoint folds of the training classes.
 
-    The first trial is the configuration itself; Optuna's tree-structured Parzen estimator chooses the others, and those
-    below the median at a fold or a validation are pruned. Processes with the same ``out`` share a search, which goes on
-    where it was left, and each returns once all trials have ended. Test images are never looked at.
+    The first trial is the configuration itself, as far as ranges hold its values; Optuna's tree-structured Parzen
+    estimator chooses the others, and those below the median at a fold or a validation are pruned. Processes with the
+    same ``out`` share a search, which goes on where it was left, and each returns once all trials have ended. Test
+    images are never looked at.
 
     Args:
         out: folder of the search, which gets study.log and, at the end, best.yaml, trials.csv and tune.html.
@@ -207,8 +208,7 @@ class _Search:
             self.study = optuna.create_study(storage=storage, pruner=optuna.pruners.MedianPruner(), **kind)
         self.spaces = {key: self._space(each) for key, each in self.ranges.items()}
         own = {key: value_of(config, key) for key in self.ranges}
-        # None may be the lack of an argument.
-        self.own = {key: value for key, value in own.items() if value is not None or value in self.ranges[key]}
+        self.own = {key: value for key, value in own.items() if value in self.ranges[key]}
         is_read = isinstance(self.data[0].source, EmbeddingSource)
         fixed = ["train.trackers=[]", *([] if is_read else [f"data.name={GIVEN}"])]
         with warnings.catch_warnings():  # of arguments of the reader, which has read
@@ -261,9 +261,9 @@ class _Search:
         return trial.state.name == "FAIL" and "error" not in trial.user_attrs
 
     def _enqueue(self, place: int, params: Line) -> None:
-        if place == 0:  # the configuration's own values, as far as ranges hold them
-            held = {key: value for key, value in self.own.items() if value in self.ranges[key]}
-            params = {key: json.dumps(value) if self.ranges[key].choices else value for key, value in held.items()}
+        if place == 0:
+            own = self.own.items()
+            params = {key: json.dumps(value) if self.ranges[key].choices else value for key, value in own}
         self.study.enqueue_trial(params, user_attrs={"place": place})
 
     def _begin(self, place: int) -> Any:
@@ -273,8 +273,8 @@ class _Search:
         trial = self.study.ask(self.spaces)
         place = trial.user_attrs.get("place", place)
         values = {key: f"{value:.4g}" if isinstance(value, float) else value for key, value in trial.params.items()}
-        if place == 0:  # the values themselves, though no range may hold them
-            values = {key: json.dumps(value) for key, value in self.own.items()}
+        if place == 0:  # the values themselves, with all their digits
+            values |= {key: json.dumps(value) for key, value in self.own.items()}
         trial.set_user_attr("place", place)
         trial.set_user_attr("settings", {key: str(value) for key, value in values.items()})
         self.claim = claimed(self._folder(trial))

@@ -91,8 +91,10 @@ def _load(
 ) -> Any:
     name = None if isinstance(source, dict) else str(source)
     origins: dict[KeyPath, str] = {} if name is None else {(): name}
+    is_config = schema in (Config, DataSection)
     try:
-        tree = to_jsonable_python(source) if isinstance(source, dict) else read_mapping(Path(source), origins)
+        holds = _SECTIONS if is_config else f"the keys {', '.join(schema.model_fields)}"
+        tree = to_jsonable_python(source) if isinstance(source, dict) else read_mapping(Path(source), origins, holds)
         dropped = _apply_overrides(tree, [overrides] if isinstance(overrides, str) else overrides, origins)
         tree = {section: value for section, value in tree.items() if value is not None}
         if schema is Config and _lookup(tree, "data.name") == EMBEDDINGS and isinstance(tree.get("model", {}), dict):
@@ -104,7 +106,7 @@ def _load(
         config = schema.model_validate_json(text, context={"choices": choices, "complaints": complaints})
     except ValidationError as error:
         found = error.errors(include_url=False)
-        known = _known(tree, choices) if schema in (Config, DataSection) else list(schema.model_fields)
+        known = _known(tree, choices) if is_config else list(schema.model_fields)
         raise ConfigError(lines_of(found, tree, origins, known, UNION_TAGS), name) from error
     for line in dropped:
         warnings.warn(line, AurankWarning, stacklevel=3)

@@ -87,7 +87,9 @@ def _explain(error: ErrorDetails, path: str, known: Collection[str]) -> str:
         return "missing"
     if kind == "extra_forbidden":
         return _unknown_key(path, value, known)
-    text = text.replace("Input should be", "expected").replace("an object", "a mapping")
+    text = (
+        text.replace("Input should be", "expected").replace("an object", "a mapping").replace("a valid array", "a list")
+    )
     text = f"got {show(value)}, {text}"
     if not isinstance(value, str):
         return text
@@ -108,7 +110,9 @@ def _unknown_key(path: str, value: Any, known: Collection[str]) -> str:
         suggested = [_SYNONYMS[word.lower()]]
     else:
         near = [siblings[like] for like in nearest(word, siblings)]
-        suggested = near or [others[like] for like in nearest(word, others, cutoff=0.75)]
+        if not near and not holder.endswith(".params"):  # arguments have other names than keys
+            near = [others[like] for like in nearest(word, others, cutoff=0.75)]
+        suggested = near
     options = f"one of {', '.join(siblings)}" if siblings else "no key here"
     return f"unknown key (got {show(value)}), expected {options}{meant(suggested)}"
 

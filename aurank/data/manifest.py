@@ -220,7 +220,8 @@ class Manifest:
         units = self.labels
         if by == "super_category":
             if (of_class := self.class_super_labels) is None:
-                raise UserError(f"{self.name} has no super-categories to hold out; set data.validation_by=class")
+                remedy = "hold out classes (data.validation_by=class, --by class, by: class)"
+                raise UserError(f"{self.name} has no super-categories to hold out: {remedy}")
             own = of_class.max() + 1 + np.arange(len(of_class))  # a class without one is its own
             units = np.unique(np.where(of_class < 0, own, of_class), return_inverse=True)[1][self.labels]
         return units if self.texts is None else _joined_by_images(self.paths, units, among)

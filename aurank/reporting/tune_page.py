@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 
 from aurank.ranges import Range
 from aurank.reporting.charts import COLOURS, svg
@@ -46,7 +47,8 @@ def _course(axes: Axes, lines: Sequence[Line]) -> None:
     axes.scatter(numbers, values, s=14, color=COLOURS[0], linewidths=0, label="a trial")
     axes.step(numbers, np.maximum.accumulate(values), where="post", color=COLOURS[4], label="best so far")
     axes.set(xlabel="trial", ylabel="mAUPRC, mean over folds", ylim=_around(values))
-    axes.legend(frameon=False, fontsize=9, loc="lower right")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.legend(frameon=False, fontsize=9)
 
 
 def _around(values: Sequence[float]) -> tuple[float, float]:
@@ -65,7 +67,7 @@ def _slice(axes: Axes, points: Sequence[tuple[str, float]], within: Range) -> No
         places = [float(text) if text != "null" else np.nan for text, _ in points]
         axes.set(xlim=ends, xscale="log" if within.log else "linear")
         ticks = np.geomspace(*ends, 4) if within.log else np.linspace(*ends, 4)
-        axes.set_xticks(ticks, [f"{tick:.2g}" for tick in ticks])
+        axes.set_xticks(ticks, [f"{tick:.3g}" for tick in ticks])
         axes.minorticks_off()
     values = [value for _, value in points]
     axes.scatter(places, values, color=COLOURS[0], s=18, linewidths=0, alpha=0.8)

@@ -186,6 +186,12 @@ def test_a_mistake_is_one_line_before_any_training(tmp_path: Path, changes: dict
     assert not (tmp_path / "out").exists()
 
 
+def test_a_file_of_nothing_says_what_it_should_hold(tmp_path: Path) -> None:
+    (tmp_path / "spec.yaml").write_text("")
+    with pytest.raises(UserError, match="got null, expected a mapping with the keys config, methods, settings"):
+        BenchmarkRun(tmp_path / "spec.yaml", tmp_path / "out")
+
+
 def test_results_of_no_commit_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert re.fullmatch(r"unknown|[0-9a-f]{12}(-dirty)?", package_commit())
     monkeypatch.setattr("aurank.commands.benchmarks.benchmark.package_commit", lambda: "0123456789ab-dirty")
@@ -212,6 +218,12 @@ def test_a_killed_benchmark_goes_on_and_two_processes_share_what_is_left(
     done = Counter(log.read_text().splitlines())
     assert len(done) == UNITS
     assert {unit: count for unit, count in done.items() if count > 1} == {begun[-1]: 2}
+    printed = [run_aurank("benchmark", spec, "--out", tmp_path / name, "--table") for name in ("out", "nowhere")]
+    (code, output, _), (failed, _, complaints) = ended(printed)
+    assert (code, failed) == (0, 2), complaints
+    assert output.endswith(f"{UNITS} of {UNITS} units are done\n")
+    assert "nowhere holds no results of" in complaints
+    assert not (tmp_path / "nowhere").exists()
     again = read_lines(tmp_path / "out" / "lines.jsonl")
     results = [[line.get("mauprc", line.get("val_mauprc")) for line in each] for each in (lines, again)]
     assert results[0] == results[1]

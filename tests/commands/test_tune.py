@@ -123,6 +123,16 @@ def test_the_first_trial_is_the_configuration_trained_in_each_fold_without_a_tes
     assert tune(read_config(again), tmp_path / "again", ranges=RATE | ONLY, trials=2, folds=2) == found
 
 
+def test_no_trial_is_outside_of_a_given_range_nor_recorded_as_another(tmp_path: Path) -> None:
+    lines: list[dict[str, Any]] = []
+    given = {"train.steps": Range(2, 4)}
+    tune(config_of(tmp_path), tmp_path / "out", ranges=RATE | ONLY | given, trials=1, folds=2, listener=lines.append)
+    assert lines[0]["settings"]["optim.lr"] == "0.01"  # the configuration's own
+    steps = int(lines[0]["settings"]["train.steps"])
+    assert 2 <= steps <= 4
+    assert f'"param_name": "train.steps", "param_value_internal": {steps}.0' in (tmp_path / "out/study.log").read_text()
+
+
 @pytest.mark.slow
 def test_a_search_of_images_leaves_out_their_test_split_and_prunes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

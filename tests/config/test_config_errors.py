@@ -46,8 +46,8 @@ WRONG = {
         },
     ),
     "keys in the wrong section": (
-        "{lr: 0.1, per_class: 4, train: {batch: 3, warmup_steps: 1}, loss: {tau1: 0.1}, sampler: {params: {dim: 3}},"
-        " optim: {params: {lr: 0.1}}}",
+        "{lr: 0.1, per_class: 4, train: {batch: 3, warmup_steps: 1}, loss: {tau1: 0.1, params: {temperatur: 1}},"
+        " sampler: {params: {dim: 3}}, optim: {params: {lr: 0.1}}}",
         {
             "lr: unknown key (got 0.1)": "did you mean 'optim.lr'?",
             "per_class: unknown key": "did you mean 'sampler.params.per_class'?",
@@ -56,6 +56,7 @@ WRONG = {
             "loss.tau1: unknown key": "did you mean 'loss.params.tau1'?",
             "sampler.params.dim: unknown key": "did you mean 'model.dim'?",
             "optim.params.lr: unknown key (got 0.1)": "did you mean 'optim.lr'?",
+            "loss.params.temperatur: unknown key": "semi_variance",  # and none of another section
         },
     ),
     "the words of other programs": (

@@ -594,7 +594,9 @@ def decide(
     kept, unsure = 0, np.empty(len(at), np.int64)
     for pair in range(len(at)):
         one, other, middle = left[row[pair]], right[column[pair]], threshold[pair] / factor
-        product, room = np.float64(rough_dot(one, other)), rough
+        product, room = middle, rough
+        if rough < np.inf:  # else such a product has said that they are near
+            product = np.float64(rough_dot(one, other))
         if abs(product - middle) <= rough:
             product, room = dot(one, other), error
         if product > middle + room:

@@ -441,7 +441,8 @@ class TileCounter:
             from aurank.evaluation.engine import compiled
 
             left, right = (side.numpy() for side in tile.features(self.device))
-            bounds = self.distance.factor, self._error(torch.float32), self.distance.feature_error(self.dim)
+            rough = self._error(torch.float32) if isinstance(tier, str) else math.inf
+            bounds = self.distance.factor, rough, self.distance.feature_error(self.dim)
             unsure = compiled.decide(left, right, row, column, threshold, *bounds, at, above)
             row, column, threshold, at = row[unsure], column[unsure], threshold[unsure], at[unsure]
         score = self.exact.pairs(tile.queries.start + row, tile.gallery.start + column)
