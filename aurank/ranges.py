@@ -53,7 +53,8 @@ class Range:
     def __contains__(self, value: Any) -> bool:
         if self.choices:
             return json.dumps(value) in map(json.dumps, self.choices)
-        return type(value) in (int, float) and self.low <= value <= self.high
+        is_whole = isinstance(self.low, int) and isinstance(self.high, int)
+        return type(value) in ((int,) if is_whole else (int, float)) and self.low <= value <= self.high
 
     def including(self, value: Any) -> "Range":
         if self.choices:

@@ -121,12 +121,16 @@ def benchmark(
     if collected != (out is None):
         raise UserError("--out goes with a YAML file of methods, and is needed there: the folder of the results")
     if out is None or table:
-        before = None if out is None else BenchmarkRun(file, out)
-        if before and not before.done:
-            raise UserError(f"{out} holds no results of {file} yet: leave --table out, or correct the folder")
-        lines = before.collect() if before else read_lines(file)
-        done = sum("seconds" in line for line in lines)
-        console.say(f"{to_markdown_tables(blocks_of(lines))}\n\n{done} of {lines[0]['units']} units are done")
+        if out is None:
+            lines = read_lines(file)
+        else:
+            before = BenchmarkRun(file, out)
+            if not before.done:
+                raise UserError(f"{out} holds no results of {file} yet: leave --table out, or correct the folder")
+            lines = before.collect()
+        console.say(to_markdown_tables(blocks_of(lines)))
+        if out is not None:
+            console.say(f"\n{before.done} of {before.total} units are done")
         return
     try:
         most = math.inf if limit is None else seconds(limit)

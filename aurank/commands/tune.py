@@ -263,7 +263,7 @@ class _Search:
     def _enqueue(self, place: int, params: Line) -> None:
         if place == 0:
             own = self.own.items()
-            params = {key: json.dumps(value) if self.ranges[key].choices else value for key, value in own}
+            params |= {key: json.dumps(value) if self.ranges[key].choices else value for key, value in own}
         self.study.enqueue_trial(params, user_attrs={"place": place})
 
     def _begin(self, place: int) -> Any:
@@ -293,8 +293,8 @@ class _Search:
         except self.optuna.TrialPruned:
             state = "PRUNED"
         except (Diverged, UserError) as error:
-            if _place(trial) == 0 and isinstance(error, UserError):
-                raise
+            if _place(trial) == 0 and isinstance(error, UserError) and self.own.keys() == self.ranges.keys():
+                raise  # the configuration itself is wrong
             trial.set_user_attr("error", str(error).splitlines()[0])
         finally:
             trial.set_user_attr("folds", values)

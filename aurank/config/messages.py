@@ -109,10 +109,9 @@ def _unknown_key(path: str, value: Any, known: Collection[str]) -> str:
     elif word.lower() in _SYNONYMS:
         suggested = [_SYNONYMS[word.lower()]]
     else:
-        near = [siblings[like] for like in nearest(word, siblings)]
-        if not near and not holder.endswith(".params"):  # arguments have other names than keys
-            near = [others[like] for like in nearest(word, others, cutoff=0.75)]
-        suggested = near
+        suggested = [siblings[like] for like in nearest(word, siblings)]
+        if not suggested and not holder.endswith(".params"):  # arguments have other names than keys
+            suggested = [others[like] for like in nearest(word, others, cutoff=0.75)]
     options = f"one of {', '.join(siblings)}" if siblings else "no key here"
     return f"unknown key (got {show(value)}), expected {options}{meant(suggested)}"
 

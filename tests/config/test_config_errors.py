@@ -46,7 +46,7 @@ WRONG = {
         },
     ),
     "keys in the wrong section": (
-        "{lr: 0.1, per_class: 4, train: {batch: 3, warmup_steps: 1}, loss: {tau1: 0.1, params: {temperatur: 1}},"
+        "{lr: 0.1, per_class: 4, train: {batch: 3, warmup_steps: 1}, loss: {tau1: 0.1},"
         " sampler: {params: {dim: 3}}, optim: {params: {lr: 0.1}}}",
         {
             "lr: unknown key (got 0.1)": "did you mean 'optim.lr'?",
@@ -56,7 +56,6 @@ WRONG = {
             "loss.tau1: unknown key": "did you mean 'loss.params.tau1'?",
             "sampler.params.dim: unknown key": "did you mean 'model.dim'?",
             "optim.params.lr: unknown key (got 0.1)": "did you mean 'optim.lr'?",
-            "loss.params.temperatur: unknown key": "semi_variance",  # and none of another section
         },
     ),
     "the words of other programs": (
@@ -126,6 +125,11 @@ def test_a_wrong_configuration_yields_all_its_errors_with_suggestions(name: str)
     for start, end in expected.items():
         assert [line for line in errors if line.startswith(start) and end in line], (start, errors)
     assert len(errors) == len(expected), errors
+
+
+def test_a_misspelt_argument_is_not_taken_for_a_key_of_another_section() -> None:
+    (line,) = errors_of("{loss: {params: {temperatur: 1}}}")  # optim.temperature_lr is like it
+    assert "did you mean" not in line
 
 
 def test_a_run_made_shorter_is_right_with_the_overrides_that_its_errors_name() -> None:

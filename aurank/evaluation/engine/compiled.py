@@ -595,7 +595,7 @@ def decide(
     for pair in range(len(at)):
         one, other, middle = left[row[pair]], right[column[pair]], threshold[pair] / factor
         product, room = middle, rough
-        if rough < np.inf:  # else such a product has said that they are near
+        if rough < np.inf:  # else a product in float32 has found them near
             product = np.float64(rough_dot(one, other))
         if abs(product - middle) <= rough:
             product, room = dot(one, other), error

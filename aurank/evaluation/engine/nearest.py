@@ -24,7 +24,7 @@ from aurank.evaluation.engine.problem import (
     sort_by_label,
 )
 from aurank.evaluation.engine.scores import ExactScores, full_precision
-from aurank.evaluation.engine.tiles import NEAR, SIDES, Tile, Tiles, View, Work
+from aurank.evaluation.engine.tiles import AGAIN, NEAR, SIDES, Tile, Tiles, View, Work
 
 SPARE = 8  # candidates beyond k, so that rounding at the end of a list seldom asks for a second look
 Places = Int64[np.ndarray, "query k"]
@@ -98,7 +98,7 @@ class BestSearch:
         lists = place, score = self._ordered(chosen, place, k)
         if wanted == self.size:
             return lists
-        # What is no candidate has a product of at most the last candidate's.
+        # What is no candidate has a score / factor of at most the last candidate's product and an error.
         distance = self.exact.queries.distance
         last = value[:, -1].astype(np.float64)
         highest_missed = distance.factor * (last + distance.error(self.exact.queries.dim, torch.float32))
@@ -174,7 +174,7 @@ class Lists:
         self.locks = {block.start: threading.Lock() for block in tiles.blocks}
 
     def bars(self, view: View, error: float) -> Float32[np.ndarray, " query"]:
-        """Return what scores with this error have to exceed where their products may exceed the ends of lists."""
+        """Return what a score with this error exceeds where the score / factor exceeds the end of a list."""
         ends = self.value[view.own, -1].numpy()
         return np.asarray(ends - (error + 4 * UNIT * np.abs(ends)).astype(np.float32) if error else ends.copy())
 
@@ -190,10 +190,11 @@ class Lists:
         """Put all products of a tile into the lists, by torch."""
         value, place = self.value[view.own], self.place[view.own]
         scores = product.T if view.transposed else product
+        best = scores.topk(min(value.shape[1], scores.shape[1]), dim=1)
+        values, places = best.values.to(value.device), (best.indices + start).to(value.device)
         with self.locks[view.own.start]:
-            best = scores.topk(min(value.shape[1], scores.shape[1]), dim=1)
-            kept, order = torch.cat([value, best.values], dim=1).topk(value.shape[1], dim=1)
-            place.copy_(torch.cat([place, best.indices + start], dim=1).gather(1, order))
+            kept, order = torch.cat([value, values], dim=1).topk(value.shape[1], dim=1)
+            place.copy_(torch.cat([place, places], dim=1).gather(1, order))
             value.copy_(kept)
 
 
@@ -204,9 +205,11 @@ class TileSearch:
         self, lists: Lists, tiles: Tiles, hidden: Callable[[slice, slice], Pairs], device: torch.device
     ) -> None:
         self.lists, self.tiles, self.hidden = lists, tiles, hidden
-        rows, columns = (max(part.stop - part.start for part in parts) for parts in (tiles.blocks, tiles.others))
+        parts = tiles.blocks, tiles.others
+        rows, columns = (max((part.stop - part.start for part in side), default=0) for side in parts)
         self.memory = torch.empty(8 * rows * columns, dtype=torch.uint8, device=device)
-        self.pairs = np.empty((2, max(columns, int(NEAR[HIGH] * rows * columns))), np.int64)
+        self.pairs = np.empty((2, columns + int(NEAR[HIGH] * rows * columns)), np.int64)
+        self.decided, self.done = True, 0  # whether codes have decided the last tile
 
     def search(self, tile: Tile) -> None:
         """Put what is great enough of a tile into the lists of its rows and, of a symmetric search, its columns."""
@@ -224,18 +227,21 @@ class TileSearch:
         """Search by codes, and by float32 products once too many of them may be as great as the ends of lists."""
         from aurank.evaluation.engine.compiled import multiply_pairs, reaching
 
-        coded, error, first = bool(self.tiles.kinds), 0.0, 0
+        coded, error, first = bool(self.tiles.kinds) and (self.decided or self.done % AGAIN == 0), 0.0, 0
+        self.done += 1
         if coded:
             distance, (own, others) = self.tiles.exact.queries.distance, tile.codes()
             slack = 4 * distance.error(self.tiles.exact.queries.dim, torch.float64)
             error = float(own.error(others, HIGH, slack).max())
         scores = self._scores(tile, coded=coded)
+        self.decided = coded
         while first < len(scores):
             bars = [self.lists.bars(view, error) for view in views]
             bars += [np.full(tile.shape[1], np.inf, np.float32)] * (2 - len(bars))
             found, after = reaching(scores.numpy(), *bars, first, self.pairs)
             if coded and after < len(scores):
-                coded, error, scores = False, 0.0, self._scores(tile, coded=False)
+                coded = self.decided = False
+                error, scores = 0.0, self._scores(tile, coded=False)
                 continue
             first, pairs = after, self.pairs[:, :found]
             if coded:

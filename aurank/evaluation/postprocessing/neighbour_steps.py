@@ -47,7 +47,7 @@ def nearest_lists(
 def farthest_scores(rows: Rows, *, device: str = "cpu") -> Float64[np.ndarray, " row"]:
     """Return the cosine of each row and the row that is farthest from it: of its opposite the nearest."""
     order = np.arange(len(rows))
-    search = _search(-rows, rows, order, order, lambda *_: (order[:0], order[:0]), symmetric=True, device=device)
+    search = _search(-rows, rows, order, order, lambda *_: (order[:0], order[:0]), symmetric=False, device=device)
     return -search.run(1, order)[1][:, 0]
 
 
