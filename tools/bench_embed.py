@@ -102,7 +102,8 @@ def engines(module: nn.Module, images: Tensor, pace: Pace) -> str:
 
 
 def compared(name: str, size: int, manifest: Manifest, given: argparse.Namespace) -> None:
-    model = load_model(f"timm:{name},pretrained=false,input_size={size}")
+    drawn = f",img_size={size}" * name.startswith("vit")  # positions are learnt for one size
+    model = load_model(f"timm:{name},pretrained=false,input_size={size}{drawn}")
     module, dataset = model.module.eval(), model.dataset(manifest)
     files = [manifest.source.read_bytes(path) for path in manifest.paths]
     some = torch.stack([dataset[row][0] for row in range(TRIED)])  # as timm's transform gives them
