@@ -159,7 +159,7 @@ def test_a_library_is_imported_in_its_one_home() -> None:
 
 # Lines that a room may have: it may shrink, and takes from another what it needs more, in the same commit.
 BUDGETS = {
-    "data": 6445,
+    "data": 6458,
     "losses": 6083,
     "evaluation": 8400,
     "models": 2186,

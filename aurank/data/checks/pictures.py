@@ -4,6 +4,7 @@ import hashlib
 import itertools
 import os
 import tempfile
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -39,7 +40,9 @@ SIDE = 64  # of the finest
 _STEPS = 6  # of Gauss and Newton at each size
 _LARGEST_SCALE, _LARGEST_SHIFT = 1.18, 0.2  # of one image against the other; a shift of 1 is half a side
 # Pairs of hashes, images or pairs of them, and pairs laid over each other, at a time.
-_HASH_PAIRS, _BLOCK, _LAID = 2**20, 8192, 64
+_ROWS, _COLUMNS = 16, 8192  # hashes compared at a time: what they take stays in the cache
+_BLOCK, _LAID = 8192, 64
+_TRIED = 64  # images of a trial
 
 _Result = TypeVar("_Result")
 
@@ -116,12 +119,17 @@ def examine_contents(
 def for_each(
     read: Callable[[str], _Result], paths: Sequence[str], progress: Callable[[int, int], object] | None = None
 ) -> list[_Result]:
-    found = list[_Result]()
+    """Return what `read` makes of each path, by threads where a trial finds them faster: not for tiny images."""
+    found, spent = list[_Result](), dict[Callable[..., Iterator[_Result]], float]()
     with quiet_decoding(), ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        for one in pool.map(read, paths):
-            found.append(one)
-            if progress is not None:
-                progress(len(found), len(paths))
+        for number, way in enumerate((pool.map, map, pool.map, map, None)):  # twice: the first pays for imports
+            chosen = way or min(spent, key=spent.__getitem__)
+            begun = time.perf_counter()
+            for one in chosen(read, paths[_TRIED * number : _TRIED * (number + 1) if way else None]):
+                found.append(one)
+                if progress is not None:
+                    progress(len(found), len(paths))
+            spent[chosen] = time.perf_counter() - begun
     return found
 
 
@@ -288,18 +296,23 @@ def close_hashes(
     """Return the pairs of images whose hashes of 64 bits differ in few, and in how many; of each the k closest."""
     codes = np.zeros((len(hashes), 8), np.uint8)
     codes[:, : (hashes.shape[1] + 7) // 8] = np.packbits(hashes, axis=1)
-    numbers, step = codes.view(np.uint64)[:, 0], max(1, _HASH_PAIRS // max(1, len(codes)))
+    numbers = codes.view(np.uint64)[:, 0]
 
     def closest(start: int) -> Int64[np.ndarray, "3 close"]:
-        apart = np.bitwise_count(numbers[start : start + step, None] ^ numbers)
-        row, other = np.nonzero(apart <= at_most)
-        close = np.stack([row + start, other, apart[row, other]])[:, row + start != other]
+        found = []
+        for there in range(0, len(numbers), _COLUMNS):
+            apart = np.bitwise_count(numbers[start : start + _ROWS, None] ^ numbers[there : there + _COLUMNS])
+            place = np.flatnonzero(apart <= at_most)
+            row, other = np.divmod(place, apart.shape[1])
+            found.append(np.stack([row + start, other + there, apart.ravel()[place]]))
+        close = np.concatenate(found, axis=1)
+        close = close[:, close[0] != close[1]]
         close = close[:, np.lexsort((close[1], close[2], close[0]))]
         place = np.arange(close.shape[1]) - np.searchsorted(close[0], close[0])
         return close[:, place < k]
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        parts = [np.zeros((3, 0), np.int64), *pool.map(closest, range(0, len(numbers), step))]
+        parts = [np.zeros((3, 0), np.int64), *pool.map(closest, range(0, len(numbers), _ROWS))]
     one, other, bits = np.concatenate(parts, axis=1)
     pairs, first_of = np.unique(np.sort(np.stack([one, other], 1), axis=1), axis=0, return_index=True)
     return pairs, bits[first_of]

@@ -57,9 +57,18 @@ def test_a_changed_copy_is_alike_and_other_pictures_are_not(copy):
     assert likeness(one, strange)[0] < 0.8
 
 
+def test_what_is_read_of_images_comes_in_their_order_by_whatever_way():
+    told = []
+    paths = [f"{number}.png" for number in range(5 * pictures._TRIED + 7)]
+    assert pictures.for_each(str.upper, paths, lambda *done: told.append(done)) == [path.upper() for path in paths]
+    assert told == [(number, len(paths)) for number in range(1, len(paths) + 1)]
+    assert pictures.for_each(str.upper, []) == []
+
+
 @pytest.mark.parametrize("k", [40, 2])
 def test_close_hashes_are_those_of_a_loop_over_all_pairs(k, monkeypatch):
-    monkeypatch.setattr(pictures, "_HASH_PAIRS", 120)  # blocks of three rows
+    monkeypatch.setattr(pictures, "_ROWS", 3)
+    monkeypatch.setattr(pictures, "_COLUMNS", 16)
     hashes = np.random.default_rng(0).integers(0, 2, (40, 8)).astype(bool)
     pairs, bits = close_hashes(hashes, at_most=2, k=k)
     expected = {}
