@@ -83,7 +83,7 @@ def held_out(fraction: float, classes: int = 6, super_labels: Sequence[int] | No
         (lambda: manifest().split("val"), "no images in split 'val'; splits with images: train (4), test (2)"),
         (lambda: manifest([0, 2, 0, 4, 2, 9]).class_super_labels, "have the super-categories 4 and 9"),
         (lambda: held_out(0.1, classes=3), "3 training classes, too few"),
-        (lambda: held_out(0.25), "no super-categories to hold out; set data.validation_by=class"),
+        (lambda: held_out(0.25), "no super-categories to hold out: hold out classes"),
         (lambda: held_out(0.5, super_labels=np.zeros(12, np.int64)), "no super-categories of 2 to 3 classes together"),
         (lambda: ImageDataset(manifest(), transform("resize", channels=1), channels=3), "the transform is for 1 chann"),
         (lambda: Preparation(36, 4, raw=False), "a JPEG holds 1 or 3 channels, not data.channels=4"),
