@@ -53,8 +53,9 @@ class Range:
     def __contains__(self, value: Any) -> bool:
         if self.choices:
             return json.dumps(value) in map(json.dumps, self.choices)
-        is_whole = isinstance(self.low, int) and isinstance(self.high, int)
-        return type(value) in ((int,) if is_whole else (int, float)) and self.low <= value <= self.high
+        if type(value) not in (int, float) or not self.low <= value <= self.high:
+            return False
+        return isinstance(self.low, float) or isinstance(self.high, float) or float(value).is_integer()
 
     def including(self, value: Any) -> "Range":
         if self.choices:

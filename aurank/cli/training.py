@@ -120,17 +120,15 @@ def benchmark(
     collected = file.suffix == ".jsonl"
     if collected != (out is None):
         raise UserError("--out goes with a YAML file of methods, and is needed there: the folder of the results")
-    if out is None or table:
-        if out is None:
-            lines = read_lines(file)
-        else:
-            before = BenchmarkRun(file, out)
-            if not before.done:
-                raise UserError(f"{out} holds no results of {file} yet: leave --table out, or correct the folder")
-            lines = before.collect()
-        console.say(to_markdown_tables(blocks_of(lines)))
-        if out is not None:
-            console.say(f"\n{before.done} of {before.total} units are done")
+    if out is None:
+        console.say(to_markdown_tables(blocks_of(read_lines(file))))
+        return
+    if table:
+        before = BenchmarkRun(file, out)
+        if not before.done:
+            raise UserError(f"{out} holds no results of {file} yet: leave --table out, or correct the folder")
+        console.say(to_markdown_tables(blocks_of(before.collect())))
+        console.say(f"\n{before.done} of {before.total} units are done")
         return
     try:
         most = math.inf if limit is None else seconds(limit)

@@ -18,7 +18,7 @@ from testing.processes import ended, run_aurank
 
 import aurank
 from aurank.commands import Tuned, tune
-from aurank.commands.tune import declared_ranges, read_ranges, searched_ranges
+from aurank.commands.tune import declared_ranges, read_ranges, searched_ranges, value_of
 from aurank.config import dump_config
 from aurank.data import READERS, Manifest
 from aurank.embedding.named import read_whole
@@ -54,6 +54,7 @@ def test_both_ends_of_each_range_make_a_loss(loss: str, tmp_path: Path) -> None:
     config = config_of(tmp_path, **given)
     ranges = {key: each for key, each in declared_ranges(config).items() if key.startswith("loss")}
     assert (not ranges) == (loss in WITHOUT)
+    assert all((own := value_of(config, key)) is None or own in each for key, each in ranges.items())
     train = build_splits(config).train
     ends = {key: each.choices or (each.low, each.high) for key, each in ranges.items()}
     tried = [{key: end} for key, each in ends.items() for end in each]
@@ -71,6 +72,11 @@ def test_a_range_holds_the_configurations_own_value_and_leaves_out_choices_that_
     assert ranges["optim.lr"] == Range(1e-5, 0.2, log=True)
     assert ranges["loss.params.temperature"].high == 0.7
     assert declared_ranges(config_of(tmp_path, optim={"name": "sgd"}))["optim.lr"].high == 3
+
+
+def test_a_whole_range_holds_whole_values_alone() -> None:
+    assert [value in Range(0, 2) for value in (1, 1.0, 0.5, 3, True, None)] == [True, True, False, False, False, False]
+    assert 0.5 in Range(0, 1.0)
 
 
 def test_ranges_are_those_of_arguments_by_their_own_names() -> None:
