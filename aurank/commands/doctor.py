@@ -151,7 +151,7 @@ def examine_data(
         ask_classes=asks_about_classes(section, manifest),
         max_pixels=section.max_pixels,
         candidates=candidates,
-        progress=running.stage("looking at images"),
+        listener=running.listener,
     )
     return report.with_findings([*findings, *mined])
 

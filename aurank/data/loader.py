@@ -6,21 +6,28 @@ import os
 import pickle
 import signal
 import sys
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from threading import Thread
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from aurank.data.dataset import Batch, ImageDataset, Key
 from aurank.errors import AurankError, UserError, explained, first_line
 
 _SMALL = 2**18  # bytes
 _PLAIN = (torch.uint8, torch.int64, torch.float32)  # types that arrays have too
+_AT_ONCE, _FEW = 32, 512  # items that a process makes at once, and below which threads make them
 _inherited: list[Iterator[Batch]] = []
+_Item = TypeVar("_Item")
+_Made = TypeVar("_Made")
 
 
 class BatchLoader(DataLoader[Any]):
@@ -51,7 +58,7 @@ class BatchLoader(DataLoader[Any]):
                 # What is pinned has to be tensors.
                 collate_fn=_as_is if torch.cuda.is_available() else _to_send,
                 pin_memory=torch.cuda.is_available(),
-                worker_init_fn=_start_worker if workers else None,
+                worker_init_fn=partial(_start_worker, parent=os.getpid()) if workers else None,
                 multiprocessing_context=_context() if workers else None,
                 # Its own: DataLoader would draw the workers' seeds from the global generator.
                 generator=torch.Generator().manual_seed(0),
@@ -100,6 +107,38 @@ class Iteration:
         return _changed(received, lambda value: torch.from_numpy(value) if isinstance(value, np.ndarray) else value)
 
 
+def made_of_each(make: Callable[[_Item], _Made], items: Sequence[_Item]) -> Iterator[_Made]:
+    """Yield what `make` returns for each item, in order: by processes where they can be forked, else by threads."""
+    at_most = min(8, os.cpu_count() or 1)
+    if sys.platform != "linux" or at_most == 1 or len(items) < _FEW:
+        with ThreadPoolExecutor(at_most) as pool:
+            yield from pool.map(make, items)
+        return
+    with _quietly():
+        batches = DataLoader(
+            _Each(make, items),
+            batch_size=_AT_ONCE,
+            num_workers=at_most,
+            collate_fn=_as_is,
+            worker_init_fn=partial(_start_worker, parent=os.getpid()),
+            multiprocessing_context=_context(),
+            generator=torch.Generator().manual_seed(0),
+        )
+    for made in batches:
+        yield from made
+
+
+class _Each(Dataset[Any]):
+    def __init__(self, make: Callable[[Any], Any], items: Sequence[Any]) -> None:
+        self.make, self.items = make, items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, place: int) -> Any:
+        return self.make(self.items[place])
+
+
 def _shut_down(batches: Iterator[Batch], owner: int) -> None:
     """End the workers of an iterator, in the process that started them; elsewhere keep it from being collected."""
     if os.getpid() != owner:
@@ -139,9 +178,17 @@ def _quietly() -> Iterator[None]:
         yield
 
 
-def _start_worker(worker: int) -> None:
+def _start_worker(worker: int, *, parent: int) -> None:
     for name in ("SIGINT", "SIGHUP", "SIGUSR1"):
         if hasattr(signal, name):  # not all of them on Windows
             signal.signal(getattr(signal, name), signal.SIG_IGN)
     # Of SIGTERM the first: a second one is meant for this worker.
     signal.signal(signal.SIGTERM, lambda number, _: signal.signal(number, signal.SIG_DFL))
+    Thread(target=_end_with, args=(parent,), daemon=True).start()
+
+
+def _end_with(parent: int) -> None:
+    """End this process once its parent has ended: torch's own watch waits for ever where a pipe is full."""
+    while os.getppid() == parent:
+        time.sleep(2)
+    os._exit(1)

@@ -3,6 +3,10 @@ import multiprocessing
 import os
 import random
 import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -109,6 +113,14 @@ def test_the_global_random_states_are_neither_read_nor_changed(zipped, workers):
     assert _equal(*found)
 
 
+@pytest.mark.parametrize("count", [0, 5, loader._FEW + 7])
+def test_what_is_made_of_each_item_comes_in_their_order_from_other_processes_where_they_are_many(count):
+    found = list(loader.made_of_each(lambda item: (item, os.getpid()), range(count)))
+    assert [item for item, _ in found] == [*range(count)]
+    is_forked = count >= loader._FEW and sys.platform == "linux" and os.cpu_count() > 1
+    assert all((process != os.getpid()) == is_forked for _, process in found)
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_corrupt_image_ends_in_its_own_message(tmp_path, workers):
     tree = write_tree(tmp_path, [f"a/{number}.png" for number in range(8)])
@@ -142,6 +154,28 @@ def test_workers_leave_the_first_signal_to_the_parent():
         os.kill(worker.pid, signal.SIGINT)
         os.kill(worker.pid, signal.SIGTERM)
     assert len(list(iterator)) == 18
+
+
+ENDLESS = """
+import os
+from aurank.data.loader import made_of_each
+for process, _ in made_of_each(lambda item: (os.getpid(), bytes(10**6)), range(10**6)):
+    print(process, flush=True)
+    input()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux" or os.cpu_count() == 1, reason="needs forked workers")
+def test_workers_end_with_a_parent_that_is_killed():
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", ENDLESS], **pipes) as parent:
+        state = Path("/proc", parent.stdout.readline().decode().strip(), "stat")
+        parent.kill()
+    deadline = time.monotonic() + 60
+    while state.exists() and " Z " not in state.read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 @pytest.mark.slow

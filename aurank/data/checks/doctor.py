@@ -29,7 +29,7 @@ def examine(
     ask_classes: bool = False,
     max_pixels: int = MAX_PIXELS,
     candidates: Int64[np.ndarray, "pair 2"] | None = None,
-    progress: Callable[[int, int], object] | None = None,
+    listener: Callable[[str, int, int], object] | None = None,
 ) -> DoctorReport:
     """Return all that is wrong or odd in a data set, together, with counts."""
     paths, labels, classes, splits = manifest.paths, manifest.labels, manifest.classes, manifest.splits
@@ -62,8 +62,8 @@ def examine(
         from aurank.data.checks.pictures import examine_contents  # whose libraries take a second to import
 
         known = np.where(labelled, labels, -1)
-        how: dict[str, Any] = {"max_pixels": max_pixels, "candidates": candidates, "progress": progress}
-        findings += examine_contents(manifest, known, set(missing), **how)
+        how: dict[str, Any] = {"max_pixels": max_pixels, "candidates": candidates}
+        findings += examine_contents(manifest, known, set(missing), **how, tell=listener or (lambda *_: None))
     report = DoctorReport(manifest.name, _counts(manifest, labelled), (), manifest)
     return report.with_findings(findings)
 

@@ -2,14 +2,12 @@
 
 import hashlib
 import itertools
-import os
 import tempfile
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import NamedTuple, TypeVar
+from functools import cache, partial
+from typing import IO, NamedTuple
 
 import imagehash
 import numpy as np
@@ -24,6 +22,7 @@ from torch.nn import functional
 
 from aurank.data.checks.findings import SPLIT_PAIRS, Finding, finding_of, stand_alike, surplus
 from aurank.data.decode import Pixels, decode, quiet_decoding
+from aurank.data.loader import made_of_each
 from aurank.data.manifest import Manifest
 from aurank.errors import UserError
 
@@ -31,7 +30,7 @@ LOOK_SIDE = 224  # the shorter side at which sharpness is judged at most: about 
 _BLUR_WIDTH = 11  # of the filter of `blur_effect`
 # Chosen on training photos of Grocery and drawings of Omniglot, of which fewer than 1 in 2,000 are found.
 BLURRED, DARK, TINY, LONG = 0.52, 0.3, 64, 2.5
-HASH_BITS_APART = 16  # of 64; a copy cropped by 6 % at each side has up to 20, most have fewer
+HASH_BITS, HASH_BITS_APART = 64, 16  # a copy cropped by 6 % at each side has up to 20, most have fewer
 ALIKE = 0.95  # least likeness; of copies all but 1 in 200 have more, of pairs of different photos 1 in 100,000
 LEAST_SIDE = 32  # pixels; smaller pictures of one kind are too alike to tell copies
 # Of the squares that are laid over each other, coarse to fine, and the likeness below which a pair is given up.
@@ -39,12 +38,10 @@ SIZES = {16: 0.85, 32: 0.92, 64: 0.0}
 SIDE = 64  # of the finest
 _STEPS = 6  # of Gauss and Newton at each size
 _LARGEST_SCALE, _LARGEST_SHIFT = 1.18, 0.2  # of one image against the other; a shift of 1 is half a side
-# Pairs of hashes, images or pairs of them, and pairs laid over each other, at a time.
-_ROWS, _COLUMNS = 16, 8192  # hashes compared at a time: what they take stays in the cache
-_BLOCK, _LAID = 8192, 64
-_TRIED = 64  # images of a trial
-
-_Result = TypeVar("_Result")
+_ROWS, _COLUMNS = 16, 4096  # hashes compared at a time: what they take stays in the cache
+_KEPT = 1024  # pairs of them, until the closest are picked
+_LAID = 1024  # pairs of images laid over each other at a time
+_TOLD = 32  # images between two words of progress
 
 
 class Look(NamedTuple):
@@ -63,7 +60,7 @@ def examine_contents(
     *,
     max_pixels: int,
     candidates: Int64[np.ndarray, "pair 2"] | None = None,
-    progress: Callable[[int, int], object] | None = None,
+    tell: Callable[[str, int, int], object],
 ) -> list[Finding]:
     """Return the unreadable, repeated, nearly repeated, blurred, dark, tiny and odd images."""
     rows: defaultdict[str, list[int]] = defaultdict(list)
@@ -71,21 +68,40 @@ def examine_contents(
         if path not in missing:
             rows[path].append(row)
 
-    def read(path: str) -> Pixels:
-        return decode(manifest.source, path, None, max_pixels=max_pixels)
-
-    def look(path: str) -> Look | UserError:
+    def look(path: str) -> tuple[Look, UInt8[np.ndarray, "side side"]] | UserError:
         try:
-            return look_at(read(path))
+            pixels = decode(manifest.source, path, None, max_pixels=max_pixels)
+            return look_at(pixels), square(_grey(pixels))
         except UserError as error:
             return error
 
-    seen = dict(zip(rows, for_each(look, list(rows), progress), strict=True))
-    unreadable = {path: str(error) for path, error in seen.items() if isinstance(error, UserError)}
-    looks = {path: found for path, found in seen.items() if isinstance(found, Look)}
-    same: defaultdict[bytes, list[str]] = defaultdict(list)
-    for path, found in looks.items():
-        same[found.digest].append(path)
+    looks: dict[str, Look] = {}
+    unreadable: dict[str, str] = {}
+    with tempfile.TemporaryFile() as file:
+        squares = _Squares(file)
+        with quiet_decoding():
+            for number, (path, found) in enumerate(zip(rows, made_of_each(look, list(rows)), strict=True), 1):
+                if isinstance(found, UserError):
+                    unreadable[path] = str(found)
+                else:
+                    looks[path], image = found
+                    squares.append(image)
+                if number % _TOLD == 0 or number == len(rows):
+                    tell("looking at images", number, len(rows))
+        paths = list(looks)
+        same: defaultdict[bytes, list[int]] = defaultdict(list)
+        for at, seen in enumerate(looks.values()):
+            same[seen.digest].append(at)
+        sides = {digest: looks[paths[alike[0]]][1:3] for digest, alike in same.items()}
+        place = {digest: alike[0] for digest, alike in same.items() if min(sides[digest]) >= LEAST_SIDE}
+        named = np.zeros((0, 2), np.int64)
+        if candidates is not None:
+            digests = [looks[path].digest if path in looks else b"" for path in manifest.paths]
+            named = np.array([place.get(digest, -1) for digest in digests], np.int64)[candidates]
+        firsts = np.fromiter(place.values(), np.int64)
+        hashes = np.array([looks[paths[at]].hash for at in firsts.tolist()], np.bool_).reshape(-1, HASH_BITS)
+        close = firsts[close_hashes(hashes, at_most=HASH_BITS_APART, progress=partial(tell, "comparing hashes"))]
+        near = _showing_one_picture(np.concatenate([close, named]), squares, partial(tell, "comparing pictures"))
     regions = manifest.regions
 
     def differ(held: Sequence[int]) -> bool:
@@ -93,44 +109,18 @@ def examine_contents(
         is_one = manifest.texts is None and len({regions[row] for row in held}) == 1
         return is_one and len({(manifest.splits[row], labels[row]) for row in held}) > 1
 
+    def listed(alike: Iterable[int]) -> list[int]:
+        return sorted(itertools.chain(*(rows[paths[at]] for at in alike)))
+
     # One path that is listed again in the same split and class is a duplicate path, which has its own check.
-    several = [alike for alike in same.values() if len(alike) > 1 or differ(rows[alike[0]])]
-    exact = [sorted(itertools.chain(*(rows[path] for path in alike))) for alike in several]
-    told_apart = (alike[0] for alike in same.values())
-    firsts = [path for path in told_apart if min(looks[path].height, looks[path].width) >= LEAST_SIDE]
-    named = np.zeros((0, 2), np.int64)
-    if candidates is not None and len(candidates):
-        number = {looks[path].digest: place for place, path in enumerate(firsts)}
-        place = [number.get(looks[path].digest, -1) if path in looks else -1 for path in manifest.paths]
-        named = np.sort(np.array(place)[candidates], axis=1)
-        named = named[(named[:, 0] >= 0) & (named[:, 0] < named[:, 1])]
-    near = _near(firsts, np.array([looks[path].hash for path in firsts]), named, read) if len(firsts) > 1 else []
-    changed = [
-        sorted(row for path in group for twin in same[looks[path].digest] for row in rows[twin]) for group in near
-    ]
+    exact = [listed(alike) for alike in same.values() if len(alike) > 1 or differ(rows[paths[alike[0]]])]
+    changed = [listed(twin for at in group for twin in same[looks[paths[at]].digest]) for group in near]
     return [
         finding_of("unreadable", [*unreadable.values()], [rows[path] for path in unreadable]),
         *_of_groups(manifest, labels, "same image", exact),
         *_of_groups(manifest, labels, "nearly the same image", changed),
         *examine_quality(looks, rows),
     ]
-
-
-def for_each(
-    read: Callable[[str], _Result], paths: Sequence[str], progress: Callable[[int, int], object] | None = None
-) -> list[_Result]:
-    """Return what `read` makes of each path, by threads where a trial finds them faster: not for tiny images."""
-    found, spent = list[_Result](), dict[Callable[..., Iterator[_Result]], float]()
-    with quiet_decoding(), ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        for number, way in enumerate((pool.map, map, pool.map, map, None)):  # twice: the first pays for imports
-            chosen = way or min(spent, key=spent.__getitem__)
-            begun = time.perf_counter()
-            for one in chosen(read, paths[_TRIED * number : _TRIED * (number + 1) if way else None]):
-                found.append(one)
-                if progress is not None:
-                    progress(len(found), len(paths))
-            spent[chosen] = time.perf_counter() - begun
-    return found
 
 
 # -- poor images ------------------------------------------------------------------------------------------------------
@@ -244,78 +234,100 @@ def _left_out(manifest: Manifest, labels: Int64[np.ndarray, " image"], rows: Seq
     return [row for row, others in strangers if any(stand_alike(manifest, row, other) for other in others)]
 
 
-def _near(
-    paths: Sequence[str],
-    hashes: Bool[np.ndarray, "image bit"],
-    named: Int64[np.ndarray, "named 2"],
-    read: Callable[[str], np.ndarray],
-) -> list[list[str]]:
-    """Return groups of images, no two of which are equal, that show one picture; `named` pairs are compared too."""
-    pairs = np.unique(np.concatenate([close_hashes(hashes, at_most=HASH_BITS_APART)[0], named]), axis=0)
-    shown = np.zeros(len(pairs), dtype=np.bool_)
-    used, at = np.unique(pairs, return_inverse=True)
-    at = at.reshape(pairs.shape)
-    with _squares([paths[place] for place in used.tolist()], read) as squares:
-        for start in range(0, len(pairs), _BLOCK):
-            first, second = at[start : start + _BLOCK].T
-            shown[start : start + _BLOCK] = likeness(squares(first), squares(second)) >= ALIKE
-    linked = pairs[shown]
-    size = (len(paths), len(paths))
-    links = coo_array((np.ones(len(linked), np.int8), (linked[:, 0], linked[:, 1])), shape=size)
+def _showing_one_picture(
+    pairs: Int64[np.ndarray, "pair 2"], squares: "_Squares", progress: Callable[[int, int], object]
+) -> list[list[int]]:
+    """Return groups of images, by their places in `squares`, that show one picture; -1 in a pair is none."""
+    pairs = np.sort(pairs, axis=1)
+    pairs = _each_once(pairs[(pairs[:, 0] >= 0) & (pairs[:, 0] < pairs[:, 1])])
+
+    def linked(start: int) -> Int64[np.ndarray, "alike 2"]:
+        held = pairs[start : start + _LAID]
+        return held[likeness(squares[held[:, 0]], squares[held[:, 1]]) >= ALIKE]
+
+    parts = _in_parts(linked, len(pairs), _LAID, progress)
+    found, place = np.unique(parts, return_inverse=True)
+    first, second = place.reshape(-1, 2).T
+    links = coo_array((np.ones(len(first), np.int8), (first, second)), shape=(len(found), len(found)))
     _, component = connected_components(links, directed=False)
-    groups: defaultdict[int, list[str]] = defaultdict(list)
-    for place in np.unique(linked).tolist():
-        groups[int(component[place])].append(paths[place])
+    groups: defaultdict[int, list[int]] = defaultdict(list)
+    for at, group in zip(found.tolist(), component.tolist(), strict=True):
+        groups[group].append(at)
     return list(groups.values())
 
 
-@contextmanager
-def _squares(
-    paths: Sequence[str], read: Callable[[str], np.ndarray]
-) -> Iterator[Callable[[Int64[np.ndarray, " chosen"]], UInt8[np.ndarray, "chosen side side"]]]:
-    """Yield what returns the squares of chosen images, by their places in `paths`; each image is read once."""
-    with tempfile.TemporaryFile() as file:
+def _in_parts(
+    make: Callable[[int], Int64[np.ndarray, "found 2"]], count: int, step: int, progress: Callable[[int, int], object]
+) -> Int64[np.ndarray, "pair 2"]:
+    parts, starts = [np.zeros((0, 2), np.int64)], range(0, count, step)
+    for start, part in zip(starts, made_of_each(make, starts), strict=True):
+        parts.append(part)
+        progress(min(start + step, count), count)
+    return np.concatenate(parts)
+
+
+def _each_once(pairs: Int64[np.ndarray, "pair 2"]) -> Int64[np.ndarray, "distinct 2"]:
+    """Return sorted pairs of numbers below 2³¹, each once."""
+    return np.stack(np.divmod(np.unique(pairs[:, 0] * 2**31 + pairs[:, 1]), 2**31), axis=1)
+
+
+class _Squares:
+    """Small copies of images for `likeness`, written to a file and read from it by their places."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self._count = file, 0
+
+    def append(self, image: UInt8[np.ndarray, "side side"]) -> None:
+        with self._naming():
+            self._file.write(image.tobytes())
+        self._count += 1
+
+    def __getitem__(self, places: Int64[np.ndarray, " chosen"]) -> UInt8[np.ndarray, "chosen side side"]:
+        with self._naming():
+            self._file.flush()
+        # Mapped anew each time: a page that was read counts as this process's memory until the mapping goes.
+        return np.array(np.memmap(self._file, np.uint8, "r", shape=(self._count, SIDE, SIDE))[places])
+
+    @contextmanager
+    def _naming(self) -> Iterator[None]:
         try:
-            for start in range(0, len(paths), _BLOCK):
-                made = for_each(lambda path: square(_grey(read(path))), paths[start : start + _BLOCK])
-                file.write(np.stack(made).tobytes())
-            file.flush()
+            yield
         except OSError as error:
             raise UserError(
-                f"small copies of {len(paths):,} images, {len(paths) * SIDE * SIDE / 1e6:,.0f} MB, cannot be kept in "
+                f"small copies of images, {self._count * SIDE * SIDE / 1e6:,.0f} MB and more, cannot be kept in "
                 f"{tempfile.gettempdir()} ({error.strerror}): let TMPDIR name a folder with more room"
             ) from error
-        shape = (len(paths), SIDE, SIDE)
-        # Mapped anew each time: a page that was read counts as this process's memory until the mapping goes.
-        yield lambda places: np.array(np.memmap(file, np.uint8, "r", shape=shape)[places])
 
 
 def close_hashes(
-    hashes: Bool[np.ndarray, "image bit"], *, at_most: int, k: int = 16
-) -> tuple[Int64[np.ndarray, "pair 2"], Int64[np.ndarray, " pair"]]:
-    """Return the pairs of images whose hashes of 64 bits differ in few, and in how many; of each the k closest."""
+    hashes: Bool[np.ndarray, "image bit"], *, at_most: int, k: int = 16, progress: Callable[[int, int], object]
+) -> Int64[np.ndarray, "pair 2"]:
+    """Return the pairs of images whose hashes of 64 bits differ in few: for each image the k closest."""
     codes = np.zeros((len(hashes), 8), np.uint8)
     codes[:, : (hashes.shape[1] + 7) // 8] = np.packbits(hashes, axis=1)
     numbers = codes.view(np.uint64)[:, 0]
 
-    def closest(start: int) -> Int64[np.ndarray, "3 close"]:
-        found = []
+    def closest(start: int) -> Int64[np.ndarray, "close 2"]:
+        rows = numbers[start : start + _ROWS, None]
+        own, row = start + np.arange(len(rows)), np.arange(len(rows))
+        bound = np.full(rows.shape, at_most + 1, np.uint8)  # what is not below is not among the k closest
+        found, waiting = np.zeros((3, 0), np.int64), list[Int64[np.ndarray, "3 close"]]()
         for there in range(0, len(numbers), _COLUMNS):
-            apart = np.bitwise_count(numbers[start : start + _ROWS, None] ^ numbers[there : there + _COLUMNS])
-            place = np.flatnonzero(apart <= at_most)
-            row, other = np.divmod(place, apart.shape[1])
-            found.append(np.stack([row + start, other + there, apart.ravel()[place]]))
-        close = np.concatenate(found, axis=1)
-        close = close[:, close[0] != close[1]]
-        close = close[:, np.lexsort((close[1], close[2], close[0]))]
-        place = np.arange(close.shape[1]) - np.searchsorted(close[0], close[0])
-        return close[:, place < k]
+            apart = np.bitwise_count(rows ^ numbers[there : there + _COLUMNS])
+            place = np.flatnonzero(apart < bound)
+            at, other = np.divmod(place, apart.shape[1])
+            waiting.append(np.stack([at, apart.ravel()[place], other + there]))
+            if sum(each.shape[1] for each in waiting) > _KEPT or there + _COLUMNS >= len(numbers):
+                found = np.concatenate([found, *waiting], axis=1)
+                found = found[:, own[found[0]] != found[2]]
+                found = found[:, np.lexsort(found[::-1])]
+                found = found[:, np.arange(found.shape[1]) - np.searchsorted(found[0], found[0]) < k]
+                is_full = np.bincount(found[0], minlength=len(rows)) == k
+                bound[is_full, 0] = found[1, np.searchsorted(found[0], row[is_full], side="right") - 1]
+                waiting.clear()
+        return np.stack([own[found[0]], found[2]], axis=1)
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        parts = [np.zeros((3, 0), np.int64), *pool.map(closest, range(0, len(numbers), _ROWS))]
-    one, other, bits = np.concatenate(parts, axis=1)
-    pairs, first_of = np.unique(np.sort(np.stack([one, other], 1), axis=1), axis=0, return_index=True)
-    return pairs, bits[first_of]
+    return _each_once(np.sort(_in_parts(closest, len(numbers), _ROWS, progress), axis=1))
 
 
 def square(image: Image.Image) -> UInt8[np.ndarray, "side side"]:
@@ -331,43 +343,33 @@ def likeness(
 
     Source: the least squares of Lucas, Kanade, IJCAI 1981, with gain and offset free, coarse to fine.
     """
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        starts = range(0, len(one), _LAID)
-        values = pool.map(_likeness, *([side[at : at + _LAID] for at in starts] for side in (one, other)))
-        return np.concatenate([np.zeros(0), *values])
-
-
-def _likeness(
-    one: UInt8[np.ndarray, "pair side side"], other: UInt8[np.ndarray, "pair side side"]
-) -> Float64[np.ndarray, " pair"]:
     first, second = (torch.from_numpy(side).float()[:, None] for side in (one, other))
     found, alive = torch.zeros(len(first)), torch.arange(len(first))
     scale, shift = torch.ones(len(first), 2), torch.zeros(len(first), 2)
     for size, floor in SIZES.items():
-        small = [functional.interpolate(image[alive], (size, size), mode="area") for image in (first, second)]
-        moved = scale[alive], shift[alive]
-        sloped = _with_slopes(small[1])
+        small, sought = (functional.avg_pool2d(image, SIDE // size) for image in (first, second))
+        sloped = _with_slopes(sought)
         for _ in range(_STEPS):
-            moved = _improved(small[0], sloped, *moved)
-        unmoved = torch.ones_like(moved[0]), torch.zeros_like(moved[1])
-        agreements = _agreement(small[0], small[1], *moved), _agreement(small[0], small[1], *unmoved)
-        found[alive] = torch.maximum(*agreements)
-        scale[alive], shift[alive] = moved
-        alive = alive[found[alive] >= floor]
+            scale, shift = _improved(small, sloped, scale, shift)
+        unmoved = torch.ones_like(scale), torch.zeros_like(shift)
+        agreement = torch.maximum(_agreement(small, sought, scale, shift), _agreement(small, sought, *unmoved))
+        found[alive] = agreement
+        alive, first, second, scale, shift = (held[agreement >= floor] for held in (alive, first, second, scale, shift))
     return found.double().numpy()
 
 
-def _grid(size: int) -> tuple[Tensor, Tensor]:
-    places = (torch.arange(size) + 0.5) * (2 / size) - 1
-    return places[None, None, :].expand(1, size, size), places[None, :, None].expand(1, size, size)
+@cache
+def _places(size: int) -> Tensor:
+    return (torch.arange(size) + 0.5) * (2 / size) - 1
 
 
 def _sampled(image: Tensor, scale: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
-    """Return an image [pair, channel, side, side] as it looks scaled and shifted, and which pixels it covers."""
-    x, y = _grid(image.shape[-1])
-    where = torch.stack([x * scale[:, :1, None] + shift[:, :1, None], y * scale[:, 1:, None] + shift[:, 1:, None]], -1)
+    """Return an image [pair, channel, side, side] as it looks scaled and shifted, and 1 for pixels it covers, or 0."""
+    size = image.shape[-1]
+    x, y = (_places(size) * scale[:, axis, None] + shift[:, axis, None] for axis in (0, 1))
+    where = torch.stack([x[:, None].expand(-1, size, size), y[:, :, None].expand(-1, size, size)], -1)
     moved = functional.grid_sample(image, where, padding_mode="border", align_corners=False)
-    return moved, (where.abs() <= 1).all(-1)
+    return moved, (x.abs() <= 1).float()[:, None] * (y.abs() <= 1).float()[:, :, None]
 
 
 def _with_slopes(image: Tensor) -> Tensor:
@@ -381,22 +383,23 @@ def _with_slopes(image: Tensor) -> Tensor:
 def _improved(one: Tensor, sloped: Tensor, scale: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
     """Return scale and shift after one step: the least squares of one × gain + offset against the moved other."""
     seen, covered = _sampled(sloped, scale, shift)
-    moved, across, down = seen.unbind(1)
-    x, y = _grid(one.shape[-1])
-    columns = torch.stack([one[:, 0], torch.ones_like(moved), -across * x, -across, -down * y, -down, moved], 1)
-    columns = (columns * covered[:, None]).flatten(2).double()
-    sums = columns @ columns.mT
-    system, target = sums[:, :6, :6], sums[:, :6, 6:]
+    columns = torch.empty(len(one), 7, *one.shape[2:])
+    columns[:, 0], columns[:, 1] = one[:, 0] * covered, covered
+    columns[:, 4:] = seen * covered[:, None]  # moved, across, down
+    columns[:, 2] = columns[:, 5] * _places(one.shape[-1])
+    columns[:, 3] = columns[:, 6] * _places(one.shape[-1])[:, None]
+    sums = (columns.flatten(2) @ columns.flatten(2).mT).double()
+    unknown = [0, 1, 2, 3, 5, 6]
+    system, target = sums[:, unknown][:, :, unknown], sums[:, unknown, 4:5]
     ridge = 1e-6 * system.diagonal(dim1=1, dim2=2).mean(1).clamp_min(1e-6)
     solved = torch.linalg.solve(system + torch.eye(6) * ridge[:, None, None], target)[..., 0].float()
-    scale = (scale + solved[:, [2, 4]]).clamp(1 / _LARGEST_SCALE, _LARGEST_SCALE)
-    shift = (shift + solved[:, [3, 5]]).clamp(-_LARGEST_SHIFT, _LARGEST_SHIFT)
+    scale = (scale - solved[:, 2:4]).clamp(1 / _LARGEST_SCALE, _LARGEST_SCALE)
+    shift = (shift - solved[:, 4:]).clamp(-_LARGEST_SHIFT, _LARGEST_SHIFT)
     return scale, shift
 
 
 def _agreement(one: Tensor, other: Tensor, scale: Tensor, shift: Tensor) -> Float[Tensor, " pair"]:
-    moved, covered = _sampled(other, scale, shift)
-    weight = covered.float()
+    moved, weight = _sampled(other, scale, shift)
     total = weight.sum((1, 2)).clamp_min(1)
 
     def centred(values: Tensor) -> Tensor:

@@ -150,9 +150,3 @@ def test_of_pairs_an_image_may_have_several_texts_but_one_split_and_each_pair_on
         "train pairs": 5,
         "train classes": 3,
     }
-
-
-def test_looking_at_images_tells_how_far_it_is():
-    told = []
-    examine(array_manifest({"train": [2, 3], "test": [2, 2]}), progress=lambda done, total: told.append((done, total)))
-    assert told == [(done, 9) for done in range(1, 10)]
