@@ -32,6 +32,7 @@ def examine_rows(
     *,
     rows: Int64[np.ndarray, " row"] | None = None,
     lists: NearestRows | None = None,
+    by_cosine: bool = False,
 ) -> tuple[list[Finding], NearestRows]:
     """Return what is wrong by embeddings alone, and their lists by cosine; faulty rows have findings of their own only.
 
@@ -39,6 +40,7 @@ def examine_rows(
         labelled: which embeddings have a label.
         rows: of the data set, by embedding; None of embeddings without one.
         lists: of an evaluation of `embedded`, its queries and gallery counted each by itself; None searches new ones.
+        by_cosine: whether their scores are cosines.
     """
     embeddings, classes = embedded.embeddings, embedded.classes
     faulty = faulty_rows(embeddings)
@@ -59,7 +61,7 @@ def examine_rows(
         searched = np.flatnonzero(embedded.is_gallery)
         query = np.flatnonzero(embedded.is_query)[lists.query]
         near = replace(lists, query=query, row=np.where(lists.row >= 0, searched[lists.row], -1))
-        near = with_cosines(near, embeddings)
+        near = near if by_cosine else with_cosines(near, embeddings)
     found = [of(kind, at) for kind, at in faulty.items()]
     if len(sound) > 1:
         usual = np.setdiff1d(sound, faulty["length"])

@@ -81,6 +81,7 @@ def examine_measured(report: Report, measured: Measurement) -> "Examined":
         [] if images is None else [images.paths[row] for row in np.setdiff1d(np.arange(len(images)), embedded.ids)]
     )
     findings = [finding_of("not_measured", skipped)]
-    findings += examine_rows(embedded, labelled, lists=lists)[0]
+    by_cosine = report.distance == "cosine" and report.approximation is None and report.postprocessing is None
+    findings += examine_rows(embedded, labelled, lists=lists, by_cosine=by_cosine)[0]
     names = embedded.labels if embedded.classes is None else embedded.classes[embedded.labels]
     return Examined([one for one in findings if one.count], embedded.paths, names, left_out)

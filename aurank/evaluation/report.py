@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, NotRequired
 import numpy as np
 from annotated_types import Ge, Gt, Len, Lt, MinLen
 from jaxtyping import Float64, Shaped
+from pydantic_core import to_json
 from typing_extensions import TypedDict
 
 from aurank.errors import UserError
@@ -112,6 +113,12 @@ class _Report(TypedDict):
 def _plain(values: Column) -> Any:
     is_text = values.dtype.kind == "U"
     return [text.encode("utf-8", "backslashreplace").decode() for text in values.tolist()] if is_text else values
+
+
+def _as_json(values: Column) -> str:
+    """Return a list; NaN is null there. Text may hold what UTF-8 cannot."""
+    is_text, listed = values.dtype.kind == "U", values.tolist()
+    return json.dumps(listed) if is_text else to_json(listed, inf_nan_mode="null").decode()
 
 
 _LIBRARIES = ("aurank", "numpy", "torch", "timm", "numba", "faiss-cpu", "faiss-gpu")
@@ -369,12 +376,10 @@ class Report:
         columns = {name: held[name] for name in _LONG}  # a line for each column
         columns["curve"] = self.curve and vars(self.curve)
         if (lists := self.neighbours) is not None:
-            score = lists.score.astype(np.object_)
-            score[np.isnan(lists.score)] = None  # JSON has no NaN
-            columns["neighbours"] = {"row": lists.row, "score": score, "is_positive": lists.is_positive}
+            columns["neighbours"] = {"row": lists.row, "score": lists.score, "is_positive": lists.is_positive}
         for name, values in columns.items():
             if values:
-                lines = [f"    {json.dumps(key)}: {json.dumps(column.tolist())}" for key, column in values.items()]
+                lines = [f"    {json.dumps(key)}: {_as_json(column)}" for key, column in values.items()]
                 text += f",\n  {json.dumps(name)}: {{\n" + ",\n".join(lines) + "\n  }"
         write_text(Path(path), text + "\n}\n")
 
@@ -423,9 +428,10 @@ class Report:
             found = {"rows": lists.row, "scores": lists.score, "are_positive": lists.is_positive}
             if "path" in self.gallery:
                 found["paths"] = self.gallery["path"][lists.row]
+            there = lists.row >= 0
+            ends = pyarrow.array(np.cumsum([0, *there.sum(axis=1)]), pyarrow.int32())
             for name, values in found.items():
-                listed = [_plain(row[there]) for row, there in zip(values, lists.row >= 0, strict=True)]
-                columns[f"neighbour_{name}"] = listed
+                columns[f"neighbour_{name}"] = pyarrow.ListArray.from_arrays(ends, _plain(values[there]))
         table = pyarrow.table(columns)
         with replacing(Path(path)) as file:
             pyarrow.parquet.write_table(table, file)

@@ -99,7 +99,6 @@ def test_looking_and_comparing_tell_how_far_they_are(tmp_path):
     told = []
     images = {"0.png": photo(0), "1.png": photo(1), "copy of 0.png": COPIES["cropped"](photo(0))}
     examine(place(tmp_path, images), listener=lambda *said: told.append(said))
-    assert told[:2] == [("looking at images", 1, 3), ("looking at images", 2, 3)]
     assert [stage for stage, done, total in told if done == total] == [
         "looking at images",
         "comparing hashes",
