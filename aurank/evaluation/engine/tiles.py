@@ -310,7 +310,7 @@ def _groups(blocks: list[slice], rows: int) -> Iterator[list[slice]]:
 
 Tier: TypeAlias = str | torch.dtype | None  # products of codes, products of features of a type, or exact scores
 # Where more than this part of a tile's pairs are near a threshold, the next tier is cheaper than single scores.
-NEAR: dict[Tier, float] = {HIGH: 1 / 48, BOTH: 1 / 32, torch.float32: 1 / 32, torch.float64: 1 / 8}
+NEAR: dict[Tier, float] = {HIGH: 1 / 48, BOTH: 1 / 32, torch.float32: 1 / 8, torch.float64: 1 / 8}
 AGAIN = 16  # every so many tiles a thread begins with the fastest product again
 
 
