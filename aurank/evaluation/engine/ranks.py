@@ -193,7 +193,7 @@ class RankBlocks:
             query, place = ordered.positives(some)
             own = group.shard_range(len(place))
             scores = group.concatenate(self.exact.pairs(query[own], place[own]))
-            order, here = np.lexsort((-place, scores, query)), thresholds.entries(some)
+            order, here = _increasing(scores, thresholds.within(some)), thresholds.entries(some)
             thresholds.scores[here], positives[here] = scores[order], place[order]
         return positives, thresholds
 
@@ -225,6 +225,19 @@ class RankBlocks:
             num_rechecked=int(counts.rechecked[0]),
             best_score=scores[np.cumsum(positives)[sorted_query] - 1],
         )
+
+
+def _increasing(
+    scores: Float64[np.ndarray, " score"], offset: Int64[np.ndarray, " query_plus_one"]
+) -> Int64[np.ndarray, " score"]:
+    """Return the order in which the scores of each query increase, of equal ones the last first."""
+    order, count = np.empty(len(scores), np.int64), np.diff(offset)
+    for number in np.unique(count):  # rows of one length are sorted much faster than all scores together
+        place = offset[:-1][count == number][:, None] + np.arange(number)
+        last_first = place[:, ::-1]
+        within = np.argsort(scores[last_first], axis=1, kind="stable")
+        order[place] = np.take_along_axis(last_first, within, axis=1)
+    return order
 
 
 RankSource: TypeAlias = Ranks | RankBlocks
