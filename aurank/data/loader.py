@@ -1,4 +1,4 @@
-"""Batches of an ImageDataset, made here or by worker processes."""
+"""Batches of an ImageDataset, and whatever else is made of many items, here or by worker processes."""
 
 import contextlib
 import multiprocessing
@@ -11,7 +11,6 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from threading import Thread
 from typing import Any, TypeVar
 
@@ -24,7 +23,7 @@ from aurank.errors import AurankError, UserError, explained, first_line
 
 _SMALL = 2**18  # bytes
 _PLAIN = (torch.uint8, torch.int64, torch.float32)  # types that arrays have too
-_AT_ONCE, _FEW = 32, 512  # items that a process makes at once, and below which threads make them
+_FEW = 512  # items, of which fewer are made by threads
 _inherited: list[Iterator[Batch]] = []
 _Item = TypeVar("_Item")
 _Made = TypeVar("_Made")
@@ -58,7 +57,7 @@ class BatchLoader(DataLoader[Any]):
                 # What is pinned has to be tensors.
                 collate_fn=_as_is if torch.cuda.is_available() else _to_send,
                 pin_memory=torch.cuda.is_available(),
-                worker_init_fn=partial(_start_worker, parent=os.getpid()) if workers else None,
+                worker_init_fn=_start_worker if workers else None,
                 multiprocessing_context=_context() if workers else None,
                 # Its own: DataLoader would draw the workers' seeds from the global generator.
                 generator=torch.Generator().manual_seed(0),
@@ -67,7 +66,7 @@ class BatchLoader(DataLoader[Any]):
     def __iter__(self) -> "Iteration":  # type: ignore[override]  # not torch's private iterator class
         try:
             with _quietly():
-                return Iteration(super().__iter__())
+                return Iteration(super().__iter__(), _received)
         except (AttributeError, TypeError, pickle.PicklingError) as error:  # where workers are not forked
             if not self.num_workers:
                 raise
@@ -76,15 +75,15 @@ class BatchLoader(DataLoader[Any]):
 
 
 class Iteration:
-    def __init__(self, batches: Iterator[Batch]) -> None:
-        self._batches = batches
+    def __init__(self, batches: Iterator[Any], unpack: Callable[[Any], Any] = lambda received: received) -> None:
+        self._batches, self._unpack = batches, unpack
         # The finaliser holds torch's iterator until it has run, so that no cycle can collect it before.
         self.close = weakref.finalize(self, _shut_down, batches, os.getpid())
 
     def __iter__(self) -> "Iteration":
         return self
 
-    def __next__(self) -> Batch:
+    def __next__(self) -> Any:
         if not self.close.alive:
             raise StopIteration
         try:
@@ -104,28 +103,35 @@ class Iteration:
             if said is not None:
                 raise AurankError(said) from error
             raise
-        return _changed(received, lambda value: torch.from_numpy(value) if isinstance(value, np.ndarray) else value)
+        return self._unpack(received)
 
 
-def made_of_each(make: Callable[[_Item], _Made], items: Sequence[_Item]) -> Iterator[_Made]:
-    """Yield what `make` returns for each item, in order: by processes where they can be forked, else by threads."""
-    at_most = min(8, os.cpu_count() or 1)
-    if sys.platform != "linux" or at_most == 1 or len(items) < _FEW:
-        with ThreadPoolExecutor(at_most) as pool:
+def made_of_each(make: Callable[[_Item], _Made], items: Sequence[_Item], *, at_once: int = 1) -> Iterator[_Made]:
+    """Yield what `make` returns for each item, in order: by threads; of many, where Linux forks, by processes.
+
+    A process is given `at_once` items at a time.
+    """
+    workers, is_daemon = min(8, os.cpu_count() or 1), multiprocessing.current_process().daemon
+    if sys.platform != "linux" or is_daemon or workers == 1 or len(items) < _FEW:
+        with ThreadPoolExecutor(workers) as pool:
             yield from pool.map(make, items)
         return
     with _quietly():
-        batches = DataLoader(
+        loader = DataLoader(
             _Each(make, items),
-            batch_size=_AT_ONCE,
-            num_workers=at_most,
+            batch_size=at_once,
+            num_workers=workers,
             collate_fn=_as_is,
-            worker_init_fn=partial(_start_worker, parent=os.getpid()),
+            worker_init_fn=_start_worker,
             multiprocessing_context=_context(),
             generator=torch.Generator().manual_seed(0),
         )
-    for made in batches:
-        yield from made
+        batches = Iteration(iter(loader))
+    try:
+        for made in batches:
+            yield from made
+    finally:
+        batches.close()
 
 
 class _Each(Dataset[Any]):
@@ -159,6 +165,10 @@ def _to_send(batch: Any) -> Any:
     return _changed(batch, packed)
 
 
+def _received(batch: Any) -> Any:
+    return _changed(batch, lambda value: torch.from_numpy(value) if isinstance(value, np.ndarray) else value)
+
+
 def _changed(batch: Batch, change: Callable[[Any], Any]) -> Batch:
     image = tuple(map(change, batch.image)) if isinstance(batch.image, tuple) else change(batch.image)
     return Batch(image, change(batch.label), change(batch.id))
@@ -178,17 +188,18 @@ def _quietly() -> Iterator[None]:
         yield
 
 
-def _start_worker(worker: int, *, parent: int) -> None:
+def _start_worker(worker: int) -> None:
     for name in ("SIGINT", "SIGHUP", "SIGUSR1"):
         if hasattr(signal, name):  # not all of them on Windows
             signal.signal(getattr(signal, name), signal.SIG_IGN)
     # Of SIGTERM the first: a second one is meant for this worker.
     signal.signal(signal.SIGTERM, lambda number, _: signal.signal(number, signal.SIG_DFL))
-    Thread(target=_end_with, args=(parent,), daemon=True).start()
+    Thread(target=_end_with_parent, daemon=True).start()
 
 
-def _end_with(parent: int) -> None:
+def _end_with_parent() -> None:
     """End this process once its parent has ended: torch's own watch waits for ever where a pipe is full."""
-    while os.getppid() == parent:
+    parent = multiprocessing.parent_process()
+    while parent is not None and os.getppid() == parent.pid:
         time.sleep(2)
-    os._exit(1)
+    os.kill(os.getpid(), signal.SIGKILL)

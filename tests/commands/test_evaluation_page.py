@@ -54,6 +54,17 @@ def test_copies_are_found_between_query_and_gallery_by_the_rows_of_both() -> Non
     assert next(one for one in found if one.check == "doubtful labels").rows == ((40,),)
 
 
+def test_nearly_equal_rows_are_those_of_the_embeddings_behind_post_processing_too() -> None:
+    draw = np.random.default_rng(0)
+    rows = np.repeat(draw.normal(size=(8, 16)), 5, axis=0) + 0.3 * draw.normal(size=(40, 16))
+    rows[7] = rows[5] + 1e-3
+    given = embedded(rows, np.arange(40) // 5)
+    for steps in (None, "query_expansion:k=3"):
+        report = given.evaluate(neighbours=3, postprocess=steps)
+        found = examine_measured(report, Measurement("mine", given)).findings
+        assert [each.rows for each in found if each.check == "nearly equal embeddings"] == [((5, 7),)], steps
+
+
 def test_what_is_not_looked_at_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     rows, labels = faulty()
     given = embedded(rows, labels)

@@ -4,10 +4,9 @@ import hashlib
 import itertools
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 import imagehash
 import numpy as np
@@ -40,8 +39,8 @@ _STEPS = 6  # of Gauss and Newton at each size
 _LARGEST_SCALE, _LARGEST_SHIFT = 1.18, 0.2  # of one image against the other; a shift of 1 is half a side
 _ROWS, _COLUMNS = 16, 4096  # hashes compared at a time: what they take stays in the cache
 _KEPT = 1024  # pairs of them, until the closest are picked
-_LAID = 1024  # pairs of images laid over each other at a time
-_TOLD = 32  # images between two words of progress
+_LAID = 512  # pairs of images laid over each other at a time
+_TOLD = 32  # images that a process looks at between two words of progress
 
 
 class Look(NamedTuple):
@@ -77,30 +76,36 @@ def examine_contents(
 
     looks: dict[str, Look] = {}
     unreadable: dict[str, str] = {}
+    place: dict[bytes, int] = {}  # of the square of each digest; small images have none
     with tempfile.TemporaryFile() as file:
-        squares = _Squares(file)
         with quiet_decoding():
-            for number, (path, found) in enumerate(zip(rows, made_of_each(look, list(rows)), strict=True), 1):
+            each = made_of_each(look, list(rows), at_once=_TOLD)
+            for number, (path, found) in enumerate(zip(rows, each, strict=True), 1):
                 if isinstance(found, UserError):
                     unreadable[path] = str(found)
                 else:
-                    looks[path], image = found
-                    squares.append(image)
+                    seen, image = found
+                    looks[path] = seen
+                    if min(seen.height, seen.width) >= LEAST_SIDE and seen.digest not in place:
+                        place[seen.digest] = len(place)
+                        file.write(image.tobytes())
                 if number % _TOLD == 0 or number == len(rows):
                     tell("looking at images", number, len(rows))
-        paths = list(looks)
-        same: defaultdict[bytes, list[int]] = defaultdict(list)
-        for at, seen in enumerate(looks.values()):
-            same[seen.digest].append(at)
-        sides = {digest: looks[paths[alike[0]]][1:3] for digest, alike in same.items()}
-        place = {digest: alike[0] for digest, alike in same.items() if min(sides[digest]) >= LEAST_SIDE}
+        file.flush()
+
+        def squares(at: Int64[np.ndarray, " chosen"]) -> UInt8[np.ndarray, "chosen side side"]:
+            # Mapped anew each time: a page that was read counts as this process's memory until the mapping goes.
+            return np.array(np.memmap(file, np.uint8, "r", shape=(len(place), SIDE, SIDE))[at])
+
+        same: defaultdict[bytes, list[str]] = defaultdict(list)
+        for path, seen in looks.items():
+            same[seen.digest].append(path)
         named = np.zeros((0, 2), np.int64)
         if candidates is not None:
             digests = [looks[path].digest if path in looks else b"" for path in manifest.paths]
             named = np.array([place.get(digest, -1) for digest in digests], np.int64)[candidates]
-        firsts = np.fromiter(place.values(), np.int64)
-        hashes = np.array([looks[paths[at]].hash for at in firsts.tolist()], np.bool_).reshape(-1, HASH_BITS)
-        close = firsts[close_hashes(hashes, at_most=HASH_BITS_APART, progress=partial(tell, "comparing hashes"))]
+        hashes = np.array([looks[same[digest][0]].hash for digest in place], np.bool_).reshape(-1, HASH_BITS)
+        close = close_hashes(hashes, at_most=HASH_BITS_APART, progress=partial(tell, "comparing hashes"))
         near = _showing_one_picture(np.concatenate([close, named]), squares, partial(tell, "comparing pictures"))
     regions = manifest.regions
 
@@ -109,12 +114,13 @@ def examine_contents(
         is_one = manifest.texts is None and len({regions[row] for row in held}) == 1
         return is_one and len({(manifest.splits[row], labels[row]) for row in held}) > 1
 
-    def listed(alike: Iterable[int]) -> list[int]:
-        return sorted(itertools.chain(*(rows[paths[at]] for at in alike)))
+    def listed(paths: Iterable[str]) -> list[int]:
+        return sorted(itertools.chain(*(rows[path] for path in paths)))
 
     # One path that is listed again in the same split and class is a duplicate path, which has its own check.
-    exact = [listed(alike) for alike in same.values() if len(alike) > 1 or differ(rows[paths[alike[0]]])]
-    changed = [listed(twin for at in group for twin in same[looks[paths[at]].digest]) for group in near]
+    exact = [listed(alike) for alike in same.values() if len(alike) > 1 or differ(rows[alike[0]])]
+    digest = list(place)
+    changed = [listed(path for at in group for path in same[digest[at]]) for group in near]
     return [
         finding_of("unreadable", [*unreadable.values()], [rows[path] for path in unreadable]),
         *_of_groups(manifest, labels, "same image", exact),
@@ -235,7 +241,7 @@ def _left_out(manifest: Manifest, labels: Int64[np.ndarray, " image"], rows: Seq
 
 
 def _showing_one_picture(
-    pairs: Int64[np.ndarray, "pair 2"], squares: "_Squares", progress: Callable[[int, int], object]
+    pairs: Int64[np.ndarray, "pair 2"], squares: Callable[[np.ndarray], np.ndarray], progress: Callable[..., object]
 ) -> list[list[int]]:
     """Return groups of images, by their places in `squares`, that show one picture; -1 in a pair is none."""
     pairs = np.sort(pairs, axis=1)
@@ -243,7 +249,7 @@ def _showing_one_picture(
 
     def linked(start: int) -> Int64[np.ndarray, "alike 2"]:
         held = pairs[start : start + _LAID]
-        return held[likeness(squares[held[:, 0]], squares[held[:, 1]]) >= ALIKE]
+        return held[likeness(squares(held[:, 0]), squares(held[:, 1])) >= ALIKE]
 
     parts = _in_parts(linked, len(pairs), _LAID, progress)
     found, place = np.unique(parts, return_inverse=True)
@@ -269,34 +275,6 @@ def _in_parts(
 def _each_once(pairs: Int64[np.ndarray, "pair 2"]) -> Int64[np.ndarray, "distinct 2"]:
     """Return sorted pairs of numbers below 2³¹, each once."""
     return np.stack(np.divmod(np.unique(pairs[:, 0] * 2**31 + pairs[:, 1]), 2**31), axis=1)
-
-
-class _Squares:
-    """Small copies of images for `likeness`, written to a file and read from it by their places."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file, self._count = file, 0
-
-    def append(self, image: UInt8[np.ndarray, "side side"]) -> None:
-        with self._naming():
-            self._file.write(image.tobytes())
-        self._count += 1
-
-    def __getitem__(self, places: Int64[np.ndarray, " chosen"]) -> UInt8[np.ndarray, "chosen side side"]:
-        with self._naming():
-            self._file.flush()
-        # Mapped anew each time: a page that was read counts as this process's memory until the mapping goes.
-        return np.array(np.memmap(self._file, np.uint8, "r", shape=(self._count, SIDE, SIDE))[places])
-
-    @contextmanager
-    def _naming(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise UserError(
-                f"small copies of images, {self._count * SIDE * SIDE / 1e6:,.0f} MB and more, cannot be kept in "
-                f"{tempfile.gettempdir()} ({error.strerror}): let TMPDIR name a folder with more room"
-            ) from error
 
 
 def close_hashes(

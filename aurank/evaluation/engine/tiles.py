@@ -310,7 +310,8 @@ def _groups(blocks: list[slice], rows: int) -> Iterator[list[slice]]:
 
 Tier: TypeAlias = str | torch.dtype | None  # products of codes, products of features of a type, or exact scores
 # Where more than this part of a tile's pairs are near a threshold, the next tier is cheaper than single scores.
-NEAR: dict[Tier, float] = {HIGH: 1 / 48, BOTH: 1 / 32, torch.float32: 1 / 8, torch.float64: 1 / 8}
+NEAR: dict[Tier, float] = {HIGH: 1 / 48, BOTH: 1 / 32, torch.float32: 1 / 32, torch.float64: 1 / 8}
+NEAR_COMPILED = NEAR | {torch.float32: 1 / 8}  # whose single products are faster
 AGAIN = 16  # every so many tiles a thread begins with the fastest product again
 
 
@@ -378,6 +379,7 @@ class TileCounter:
         self.distance, self.dim = self.exact.queries.distance, self.exact.queries.dim
         self.device, self.kernel = device, make_kernel(tiles.work.backend)
         self.memory = torch.empty(0, dtype=torch.uint8, device=device)
+        self.near = NEAR_COMPILED if self.compiled else NEAR
         self.tiers: list[Tier] = [None]
         if self.exact.product_type is None:
             floats = [kind for kind in (torch.float32, torch.float64) if math.isfinite(self._error(kind))]
@@ -403,7 +405,7 @@ class TileCounter:
                 return
 
     def _decides(self, tile: Tile, views: list[View], tier: Tier, scores: Tensor) -> bool:
-        room = None if tier is None else int(scores.numel() * NEAR[tier])
+        room = None if tier is None else int(scores.numel() * self.near[tier])
         edges = [self._edges(tile, view, tier) for view in views]
         shown = scores.view(1, -1) if self.thresholds.queries is None else scores
         counted = self.kernel.count(shown, edges, room=room)
