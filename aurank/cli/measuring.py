@@ -52,7 +52,7 @@ def _typed() -> str:
 
 
 @app.command()
-@measuring(*_SIDES, "seeds", run=(*RUN, "bf16"), joined=True)
+@measuring(*_SIDES, "seeds", run=(*RUN, "bf16", "engine"), joined=True)
 @claiming(_free_to_evaluate)
 def evaluate(
     *,
@@ -171,7 +171,7 @@ def _in_parts(given: dict[str, Any]) -> bool:
 
 
 @app.command()
-@measuring(*_SIDES, run=(*RUN, "bf16"), joined=True)
+@measuring(*_SIDES, run=(*RUN, "bf16", "engine"), joined=True)
 @claiming(_free_to_embed, is_file=lambda given: None if _in_parts(given) else True)  # parts claim their folder
 def embed(
     *,
@@ -207,7 +207,7 @@ def embed(
 
 
 @app.command()
-@measuring("data", "split", run=(*RUN, "bf16"))
+@measuring("data", "split", run=(*RUN, "bf16", "engine"))
 @claiming()
 def mine(
     *,

@@ -138,6 +138,7 @@ _RUN = {
     "batch": _shared(int | None, "Images embedded at once; default: the configuration's, else by trial.", min=1),
     "device": _shared(str | None, "Such as cuda:1 or cpu; default: cuda where there is one."),
     "bf16": _shared(bool, "Embed in bfloat16, faster on GPUs and processors that have it.", "--bf16"),
+    "engine": _shared(str | None, "onnxruntime is faster for networks of convolutions on CPUs; default: torch."),
     "cache": Cache,
     "no_cache": _shared(bool, "Read no embeddings from the cache, and keep none.", "--no-cache"),
     "allow_code": _shared(
@@ -160,7 +161,7 @@ _HEADINGS = {
         *("intervals", "seed", "backend", "max_memory"),
     ),
     "What is written": ("report", "neighbours", "show_class", "trec_run", "shard_rows", "overwrite"),
-    "Running": ("bf16", "cache", "no_cache", "allow_code", "help"),
+    "Running": ("bf16", "engine", "cache", "no_cache", "allow_code", "help"),
 }
 _SHORT = 11  # options that need no headings
 

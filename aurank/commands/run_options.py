@@ -28,9 +28,10 @@ from aurank.embedding.select_images import describe_overlap, describe_split, sel
 from aurank.embedding.stored.checkpoint import describe_average, is_head, load_checkpoint
 from aurank.embedding.stored.trained_model import fetched, load, made_by, split_name, trained_model, with_backbone
 from aurank.errors import UserError
-from aurank.evaluation.engine.problem import ProgressCallback
+from aurank.evaluation.engine.problem import ProgressCallback, require_one_of
 from aurank.files import reading
 from aurank.models.adapters.by_name import check_model
+from aurank.models.engines import ENGINES, ONNXRUNTIME, TORCH, OnnxRuntime
 from aurank.models.image_model import ImageModel
 
 # What a model from elsewhere brings along.
@@ -56,6 +57,7 @@ class RunOptions:
         say: given lines such as what was read from the cache; default: the logger "aurank".
         finished: given each result with its name, before what follows begins.
         given: these options as they were typed.
+        engine: "onnxruntime" is faster for networks of convolutions on a CPU; default: torch.
 
     Example:
         >>> RunOptions(batch=64, device="cpu").torch_device
@@ -72,6 +74,7 @@ class RunOptions:
     say: Say = log
     finished: Callable[[str, Any], None] = lambda name, result: None
     given: Sequence[str] = ()
+    engine: str | None = None
 
     def __post_init__(self) -> None:
         try:
@@ -79,6 +82,11 @@ class RunOptions:
         except (RuntimeError, AssertionError, NotImplementedError) as error:
             text = str(error).splitlines()[0]
             raise UserError(f"--device {self.device!r} cannot be used here ({text}); cpu always can") from error
+        require_one_of(ENGINES, engine=self.engine or TORCH)
+        if self.engine == ONNXRUNTIME and (self.bf16 or self.torch_device.type != "cpu"):
+            raise UserError(
+                "--engine onnxruntime computes in float32 on the CPU: leave --bf16 out, and add --device cpu"
+            )
 
     def tell(self, *lines: str) -> None:
         """Give `say` the lines."""
@@ -93,6 +101,15 @@ class RunOptions:
     def torch_device(self) -> torch.device:
         """The device that the model runs on."""
         return torch.device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+
+    @property
+    def arithmetic(self) -> str:
+        """What a model's embeddings are made by, where that changes their digits."""
+        return "in bf16" if self.bf16 else f"by {self.engine}" if self.engine not in (None, TORCH) else ""
+
+    def by_engine(self, module: nn.Module) -> nn.Module:
+        """Return the module as the engine computes it."""
+        return OnnxRuntime(module) if self.engine == ONNXRUNTIME else module
 
     def open_cache(self, name: str, keys: Mapping[str, str], manifest: Manifest) -> EmbeddingCache | None:
         """Return the cache of a model's embeddings of the images of a manifest, None where none is wanted.
@@ -109,7 +126,7 @@ class RunOptions:
 
         `description`: what decides them beside the weights and the images.
         """
-        description += dataset.made_of + dataset.prepared_sha256 + (" in bf16" if self.bf16 else "")
+        description += dataset.made_of + dataset.prepared_sha256 + (self.arithmetic and f" {self.arithmetic}")
         return {"weights": weights_sha256(module), "transform": description, "data": data_sha256(dataset.manifest)}
 
 
@@ -141,7 +158,7 @@ class PreparedModel:
 
     @property
     def made_by(self) -> MadeBy:
-        further = [self.dataset.made_of.strip(), "in bf16" * self.run.bf16]
+        further = [self.dataset.made_of.strip(), self.run.arithmetic]
         return replace(made_by(self.model), precision=", ".join(filter(None, further)))
 
     def embed(self, manifest: Manifest | None = None) -> tuple[Embedded, list[str]]:
@@ -154,14 +171,14 @@ class PreparedModel:
             keys = self.run.cache_keys(module, self.model.description, dataset)
             cache = self.run.open_cache(self.model.name, keys, manifest)
         how = {"bf16": self.run.bf16, "group": self.run.group, **self.sizes}
-        embedded = embed(module, dataset, device=device, progress=progress, cache=cache, **how)
+        embedded = embed(self.run.by_engine(module), dataset, device=device, progress=progress, cache=cache, **how)
         return embedded, self.notes(embedded, manifest)
 
     def notes(self, embedded: Embedded, manifest: Manifest) -> list[str]:
         kept = set(embedded.ids.tolist())
         paths = [path for row, path in enumerate(manifest.paths) if row not in kept]
         name = f"{manifest.name}, manifest {manifest.sha256[:16]}, {len(manifest.classes):,} classes"
-        precision = ", embedded in bf16" if self.run.bf16 else ""
+        precision = self.run.arithmetic and f", embedded {self.run.arithmetic}"
         notes = [f"model {self.model.name}; {len(manifest):,} images of {name}{precision}", *self.origin]
         if self.dataset.made_of:
             notes.append(f"embeddings{self.dataset.made_of}")

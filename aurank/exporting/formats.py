@@ -1,11 +1,8 @@
 """The files that hold an encoder: a program of torch, an ONNX graph and the same in 8 bits, weights."""
 
 import json
-import logging
 import tempfile
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,6 +23,7 @@ from aurank.files import replacing, write_text
 from aurank.models import Encoder
 from aurank.models.adapters.exported import ENCODER, PREPROCESSING, PROGRAM_PREPROCESSING, pack_preprocessing
 from aurank.models.adapters.towers import without_places
+from aurank.models.engines import quiet_export
 
 INPUT, OUTPUT = "pixels", "embedding"
 _ONE_FILE = 2**31 - 2**20  # bytes that a protocol buffer holds, less some for the graph itself
@@ -67,7 +65,7 @@ class Portable(nn.Module):
 
 def write_program(model: TrainedEncoder, path: Path) -> None:
     program = _trace(model)
-    with _quiet():
+    with quiet_export():
         torch.export.save(program, path)
     write_text(path.with_name(PROGRAM_PREPROCESSING), model.preprocessing(is_inside=True) + "\n")
 
@@ -77,7 +75,7 @@ def write_graph(model: TrainedEncoder, path: Path) -> None:
         raise UserError(f"--to onnx: an ONNX file holds at most 2 GiB, the weights are {size:,} bytes; use safetensors")
     program = _trace(model)
     names: dict[str, Any] = {"input_names": [INPUT], "output_names": [OUTPUT]}
-    with _quiet():
+    with quiet_export():
         graph: Any = torch.onnx.export(program, dynamo=True, verbose=False, dynamic_shapes=None, **names)
     graph.model.metadata_props[PREPROCESSING] = model.preprocessing(is_inside=True)
     for value in (*graph.model.graph.inputs, *graph.model.graph.outputs):
@@ -102,7 +100,7 @@ def save_weights(module: nn.Module, path: Path, **metadata: str) -> None:
 def _trace(model: TrainedEncoder) -> torch.export.ExportedProgram:
     portable = Portable(model.encoder, model.pipeline).eval().requires_grad_(False)
     example = torch.zeros(2, model.pipeline.channels, *model.pipeline.size, dtype=torch.uint8)
-    with _quiet():
+    with quiet_export():
         shapes = {"pixels": {0: torch.export.Dim("batch")}}
         program = torch.export.export(portable, (example,), dynamic_shapes=shapes)
     for module in program.graph_module.modules():
@@ -117,7 +115,7 @@ def quantise(source: Path, path: Path, batches: Sequence[UInt8[np.ndarray, "batc
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     calibration = iter([{INPUT: pixels} for pixels in batches])
-    with tempfile.TemporaryDirectory() as folder, _quiet():
+    with tempfile.TemporaryDirectory() as folder, quiet_export():
         prepared = Path(folder) / "prepared.onnx"
         quant_pre_process(source, prepared, skip_symbolic_shape=True)  # batch norms become part of convolutions
         nodes = list(onnx.load(prepared, load_external_data=False).graph.node)
@@ -133,15 +131,3 @@ def quantise(source: Path, path: Path, batches: Sequence[UInt8[np.ndarray, "batc
             activation_type=QuantType.QUInt8,
             weight_type=QuantType.QInt8,
         )
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    disabled = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(disabled)

@@ -1,0 +1,61 @@
+"""Networks computed by another engine than torch."""
+
+import logging
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from aurank.errors import UserError, first_line
+from aurank.extras import import_library
+
+TORCH, ONNXRUNTIME = "torch", "onnxruntime"
+ENGINES = (TORCH, ONNXRUNTIME)
+
+
+class OnnxRuntime(nn.Module):
+    """A network in evaluation mode, computed by ONNX Runtime on the CPU; the first batch makes the graph."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+        self._session: Any = None
+        self._library: Any = import_library("onnxruntime", "--engine onnxruntime")
+
+    def forward(self, images: Tensor) -> Tensor:
+        if self._session is None:
+            self._session = self._begin(images)
+        found: Tensor = torch.from_numpy(self._session.run(None, {"images": images.contiguous().numpy()})[0])
+        return found
+
+    def _begin(self, images: Tensor) -> Any:
+        options = self._library.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # others read the next images
+        shapes, example = ({0: torch.export.Dim("batch")},), torch.zeros(2, *images.shape[1:])
+        with tempfile.TemporaryDirectory() as folder, torch.inference_mode(False), torch.no_grad(), quiet_export():
+            path = Path(folder, "model.onnx")
+            how: dict[str, Any] = {"input_names": ["images"], "dynamo": True, "verbose": False}
+            try:
+                torch.onnx.export(self.network, (example,), str(path), dynamic_shapes=shapes, **how)
+                return self._library.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+            except Exception as error:  # of the exporter, of what it uses, or of the engine
+                said = f"this network does not become a graph of ONNX ({first_line(error)[:200]})"
+                raise UserError(f"--engine onnxruntime: {said}; leave --engine out") from error
+
+
+@contextmanager
+def quiet_export() -> Iterator[None]:
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(disabled)
