@@ -37,7 +37,7 @@ class OnnxRuntime(nn.Module):
         options = self._library.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # others read the next images
-        shapes, example = ({0: torch.export.Dim("batch")},), torch.zeros(2, *images.shape[1:])
+        shapes, example = ({0: torch.export.Dim("batch")},), torch.zeros(2, *images.shape[1:], dtype=images.dtype)
         with tempfile.TemporaryDirectory() as folder, torch.inference_mode(False), torch.no_grad(), quiet_export():
             path = Path(folder, "model.onnx")
             how: dict[str, Any] = {"input_names": ["images"], "dynamo": True, "verbose": False}
