@@ -56,12 +56,27 @@ def test_an_engine_that_does_not_fit_is_refused(given: dict[str, Any], said: str
         RunOptions(**given)
 
 
-class Odd(nn.Module):
+class Branching(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         return images.mean((2, 3)) if images.sum() > 0 else images.amax((2, 3))
 
 
-def test_a_network_that_is_no_graph_is_refused_in_one_line() -> None:
-    with pytest.raises(UserError, match=r"does not become a graph of ONNX .*leave --engine out") as refused:
-        OnnxRuntime(Odd())(torch.zeros(2, 3, 8, 8))
+class Pair(nn.Module):
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        return images.amax((2, 3)), images.mean((2, 3))
+
+
+@pytest.mark.parametrize(
+    ("network", "said"), [(Branching(), r"this network fails on images \[2, 3, 8, 8\]"), (Pair(), "does not give")]
+)
+def test_a_network_that_onnxruntime_cannot_stand_for_is_refused_in_one_line(network: nn.Module, said: str) -> None:
+    with pytest.raises(UserError, match=f"{said}.*leave --engine out") as refused:
+        OnnxRuntime(network)(torch.zeros(2, 3, 8, 8))
     assert "\n" not in str(refused.value)
+
+
+def test_images_of_another_size_than_the_first_are_refused_in_one_line() -> None:
+    network = OnnxRuntime(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten()))
+    assert network(torch.ones(1, 3, 8, 8)).shape == (1, 144)
+    with pytest.raises(UserError, match=r"fails on images \[3, 3, 9, 9\]"):
+        network(torch.ones(3, 3, 9, 9))
