@@ -14,7 +14,6 @@ import io
 import itertools
 import os
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +30,7 @@ from aurank.data import READERS, Manifest
 from aurank.embedding.embed import embed
 from aurank.embedding.pace import TRIED, Pace, find_pace, kept_to
 from aurank.models.adapters.by_name import load_model
+from aurank.models.engines import OnnxRuntime
 from aurank.models.image_model import ImageModel
 
 PHOTOS = 2943  # of the test split
@@ -79,25 +79,14 @@ def bare(model: ImageModel, files: list[bytes], pace: Pace) -> np.ndarray:
 @torch.no_grad()
 def engines(module: nn.Module, images: Tensor, pace: Pace) -> str:
     """What other engines take, and the largest difference of an embedding of length 1."""
-    import onnxruntime
-
     given = images[torch.arange(pace.batch) % len(images)].contiguous()
     usual, found = nn.functional.normalize(module(given)), []
-    with tempfile.TemporaryDirectory() as folder:
-        path, options = Path(folder, "model.onnx"), onnxruntime.SessionOptions()
-        options.intra_op_num_threads = torch.get_num_threads()
-        torch.onnx.export(module, (given,), str(path), input_names=["images"], dynamo=True, verbose=False)
-        session = onnxruntime.InferenceSession(str(path), options)
-
-        def by_onnx(inputs: Tensor) -> Tensor:
-            return torch.from_numpy(session.run(None, {"images": inputs.numpy()})[0])
-
-        with kept_to(pace, module) as laid_out:
-            runs = {"onnxruntime": (by_onnx, given), "torch.compile": (torch.compile(module), laid_out(given))}
-            for name, (run, inputs) in runs.items():
-                (first, _), rows = timed(run, inputs)
-                apart = (nn.functional.normalize(rows) - usual).abs().max().item()
-                found.append(f"{name} {per_image(run, inputs):.2f} ms (first call {first:.0f} s, differs {apart:.0e})")
+    with kept_to(pace, module) as laid_out:
+        runs = {"onnxruntime": (OnnxRuntime(module), given), "torch.compile": (torch.compile(module), laid_out(given))}
+        for name, (run, inputs) in runs.items():
+            (first, _), rows = timed(run, inputs)
+            apart = (nn.functional.normalize(rows) - usual).abs().max().item()
+            found.append(f"{name} {per_image(run, inputs):.2f} ms (first call {first:.0f} s, differs {apart:.0e})")
     return "; ".join(found)
 
 

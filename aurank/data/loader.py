@@ -75,7 +75,7 @@ class BatchLoader(DataLoader[Any]):
 
 
 class Iteration:
-    def __init__(self, batches: Iterator[Any], unpack: Callable[[Any], Any] = lambda received: received) -> None:
+    def __init__(self, batches: Iterator[Any], unpack: Callable[[Any], Any]) -> None:
         self._batches, self._unpack = batches, unpack
         # The finaliser holds torch's iterator until it has run, so that no cycle can collect it before.
         self.close = weakref.finalize(self, _shut_down, batches, os.getpid())
@@ -126,7 +126,7 @@ def made_of_each(make: Callable[[_Item], _Made], items: Sequence[_Item], *, at_o
             multiprocessing_context=_context(),
             generator=torch.Generator().manual_seed(0),
         )
-        batches = Iteration(iter(loader))
+        batches = Iteration(iter(loader), _as_is)
     try:
         for made in batches:
             yield from made

@@ -32,16 +32,12 @@ class OnnxRuntime(nn.Module):
         try:
             if self._session is None:
                 self._session = self._begin(images)
-            return self._run(images)
+            return _run(self._session, images)
         except Exception as error:  # of the exporter, of what it uses, or of the engine
             if isinstance(error, UserError) or explained(error) is not None:
                 raise
             said = f"this network fails on images {list(images.shape)} ({first_line(error)[:200]})"
             raise UserError(f"--engine onnxruntime: {said}; leave --engine out") from error
-
-    def _run(self, images: Tensor) -> Tensor:
-        found: Tensor = torch.from_numpy(self._session.run(None, {"images": images.contiguous().numpy()})[0])
-        return found
 
     def _begin(self, images: Tensor) -> Any:
         library: Any = import_library("onnxruntime", "--engine onnxruntime")
@@ -53,11 +49,15 @@ class OnnxRuntime(nn.Module):
             path = Path(folder, "model.onnx")
             how: dict[str, Any] = {"input_names": ["images"], "dynamo": True, "verbose": False}
             torch.onnx.export(self.network, (example,), str(path), dynamic_shapes=shapes, **how)
-            self._session = library.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        usual, found = self.network(images), self._run(images)
+            session = library.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        usual, found = self.network(images), _run(session, images)
         if not isinstance(usual, Tensor) or not (usual - found).abs().max() <= _APART * usual.abs().max():
             raise UserError("--engine onnxruntime does not give this network's embeddings; leave --engine out")
-        return self._session
+        return session
+
+
+def _run(session: Any, images: Tensor) -> Tensor:
+    return torch.from_numpy(session.run(None, {"images": images.contiguous().numpy()})[0])
 
 
 @contextmanager

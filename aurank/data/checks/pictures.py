@@ -39,7 +39,7 @@ _STEPS = 6  # of Gauss and Newton at each size
 _LARGEST_SCALE, _LARGEST_SHIFT = 1.18, 0.2  # of one image against the other; a shift of 1 is half a side
 _ROWS, _COLUMNS = 16, 4096  # hashes compared at a time: what they take stays in the cache
 _KEPT = 1024  # pairs of them, until the closest are picked
-_LAID = 512  # pairs of images laid over each other at a time
+_LAID, _PARTS = 512, 8  # pairs of images laid over each other at a time, and such parts that a process is given
 _TOLD = 32  # images that a process looks at between two words of progress
 
 
@@ -266,7 +266,7 @@ def _in_parts(
     make: Callable[[int], Int64[np.ndarray, "found 2"]], count: int, step: int, progress: Callable[[int, int], object]
 ) -> Int64[np.ndarray, "pair 2"]:
     parts, starts = [np.zeros((0, 2), np.int64)], range(0, count, step)
-    for start, part in zip(starts, made_of_each(make, starts), strict=True):
+    for start, part in zip(starts, made_of_each(make, starts, at_once=_PARTS), strict=True):
         parts.append(part)
         progress(min(start + step, count), count)
     return np.concatenate(parts)
