@@ -3,6 +3,7 @@
 import ast
 import tomllib
 from collections.abc import Sequence
+from datetime import UTC, date, datetime
 from functools import cache
 from pathlib import Path
 
@@ -159,18 +160,19 @@ def test_a_library_is_imported_in_its_one_home() -> None:
 
 # Lines that a room may have: it may shrink, and takes from another what it needs more, in the same commit.
 BUDGETS = {
-    "data": 6497,
-    "losses": 6083,
-    "evaluation": 8421,
-    "models": 2258,
-    "embedding": 2913,
-    "training": 2811,
-    "reporting": 1524,
-    "commands exporting serving": 5041,
-    "config": 1028,
-    "cli": 1790,
-    "": 1335,  # beside the rooms
+    "data": 5700,
+    "losses": 5500,
+    "evaluation": 6900,
+    "models": 2150,
+    "embedding": 2500,
+    "training": 2400,
+    "reporting": 1450,
+    "commands exporting serving": 4000,
+    "config": 950,
+    "cli": 1050,
+    "": 1000,  # beside the rooms
 }
+OVER = dict.fromkeys(BUDGETS, date(2027, 1, 31))  # the day by which a room that is over its budget must fit
 
 
 @pytest.mark.parametrize("rooms", BUDGETS)
@@ -178,7 +180,10 @@ def test_a_room_keeps_its_budget(rooms: str) -> None:
     in_rooms = [path for path in FILES if (path.parts[-2] == "aurank") == (not rooms)]
     paths = [path for path in in_rooms if not rooms or path.relative_to(ROOT).parts[1] in rooms.split()]
     count = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in paths)
-    assert 0 < count <= BUDGETS[rooms], f"{rooms or 'beside the rooms'}: {count} lines"
+    is_over = count > BUDGETS[rooms]
+    assert count > 0
+    assert is_over == (rooms in OVER), f"{rooms or 'beside the rooms'}: {count} lines"
+    assert not is_over or datetime.now(tz=UTC).date() <= OVER[rooms]
 
 
 def public_names(path: Path) -> set[str]:
