@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from aurank.distributed import ProcessGroup
 
 LONGEST_LINE = 4000
-QUIET = 30.0  # seconds between two lines of progress where there is no terminal
+QUIET = 10.0  # seconds between two lines of progress where there is no terminal
 _TURNING = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 
 # Of a validation, as far as it has them.
@@ -76,30 +77,90 @@ def draw_warnings() -> Iterator[None]:
         yield
 
 
+class ProgressLine:
+    """How far the command is; where there is no terminal, a line says so every `QUIET` seconds, also between events."""
+
+    def __init__(self) -> None:
+        self.describe: Callable[[], str] | None = None  # None before anything is known
+        self.since = self.next_time = 0.0  # when `describe` was set, and when the next line is due
+        self._ended = threading.Event()
+
+    def set(self, describe: Callable[[], str], *, due: bool = False) -> None:
+        self.describe, self.since = describe, time.monotonic()
+        if due or self.since >= self.next_time:
+            self._print(describe())
+
+    def beat(self) -> None:
+        """Print the line if it is due and events have ceased."""
+        now = time.monotonic()
+        if now >= self.next_time and now - self.since >= 1:
+            text = "working" if self.describe is None else self.describe()
+            self._print(f"{text} (for {timedelta(seconds=int(now - self.since))})")
+
+    def _print(self, text: str) -> None:
+        self.next_time = time.monotonic() + QUIET
+        if not stderr_console.is_terminal:
+            stderr_console.say(text)
+
+    @contextmanager
+    def told(self) -> Iterator[None]:
+        """While entered, a thread prints the line when it is due, and an interrupt ends with where the command was."""
+        self.describe, self.since, self._ended = None, time.monotonic(), threading.Event()
+        self.next_time = self.since + QUIET
+        is_first = os.environ.get("RANK", "0") == "0"
+        if is_first and not stderr_console.is_terminal:
+            threading.Thread(target=self._beat, args=(self._ended,), daemon=True).start()
+        try:
+            yield
+        except KeyboardInterrupt as error:
+            if is_first and not self._ended.is_set():
+                at = "" if self.describe is None else f" at {self.describe()}"
+                stderr_console.say("; ".join(filter(None, [f"stopped{at}", str(error)])))
+            raise
+        finally:
+            self.end()
+
+    def _beat(self, ended: threading.Event) -> None:
+        while not ended.wait(0.25):
+            self.beat()
+
+    def end(self) -> None:
+        """Print no more lines."""
+        self._ended.set()
+
+
+progress_line = ProgressLine()
+
+
 @contextmanager
 def bar(text: str, *, at_once: bool = False) -> Iterator[tuple[Progress, Callable[..., None]]]:
     named, noted = TextColumn("{task.description}"), TextColumn("{task.fields[note]}")
     columns = (named, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), noted)
-    quiet_until = -math.inf if at_once else time.monotonic() + QUIET
-    next_line, last = quiet_until, ""
+    is_first, last = at_once, ""
 
     def show(line: str, stage: str = "", *, due: bool = False, **fields: Any) -> None:
-        nonlocal next_line, last
+        nonlocal is_first, last
         progress.start()  # again, after a result
         begins, last = stage != last, stage
         if begins or fields.get("completed", math.inf) < progress.tasks[0].completed:
             progress.reset(task)
         progress.update(task, **fields)
-        now = time.monotonic()
-        if progress.disable and (due or now >= (quiet_until if begins else next_line)):
-            next_line = now + QUIET
+
+        def describe() -> str:
             left = progress.tasks[0].time_remaining
-            stderr_console.say(f"{line}, {timedelta(seconds=left)} left" if left else line)
+            return f"{line}, {timedelta(seconds=left)} left" if left else line
+
+        progress_line.set(describe, due=due or is_first)
+        is_first = False
 
     how: dict[str, Any] = {"console": stderr_console, "disable": not stderr_console.is_terminal}
+    before, now = progress_line.describe, time.monotonic()
+    progress_line.describe, progress_line.since = lambda: text, now
+    progress_line.next_time = min(progress_line.next_time, now + QUIET)
     with Progress(*columns, **how, get_time=time.monotonic, speed_estimate_period=math.inf) as progress:
         task = progress.add_task(text, total=None, note="")
         yield progress, show
+    progress_line.describe, progress_line.since = before, time.monotonic()
 
 
 @contextmanager

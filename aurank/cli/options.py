@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperOption
 
-from aurank.cli.drawing import draw_measuring
+from aurank.cli.drawing import draw_measuring, progress_line
 from aurank.errors import UserError
 from aurank.files import claimed, require_writable
 
@@ -167,7 +167,11 @@ _SHORT = 11  # options that need no headings
 
 
 class Command(TyperCommand):
-    """A command whose --help has its options under headings, where there are many."""
+    """A command that says how far it is, and whose --help has its options under headings, where there are many."""
+
+    def invoke(self, ctx: Any) -> Any:
+        with progress_line.told():
+            return super().invoke(ctx)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         places = [(heading, name) for heading, names in _HEADINGS.items() for name in names]

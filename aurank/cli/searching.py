@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from aurank.cli.app import app, index_app
-from aurank.cli.drawing import console, draw_stages, one_name, stderr_console
+from aurank.cli.drawing import console, draw_stages, one_name, progress_line, stderr_console
 from aurank.cli.options import (
     AllowIndexCode,
     AsJson,
@@ -205,6 +205,7 @@ def serve(
     from aurank.serving import Served, serve
 
     def started(served: Served) -> None:
+        progress_line.end()
         console.say(f"{served.images:,} images at {served.address} (Ctrl+C ends)")
         if token:
             stderr_console.say("Browsers ask for a name and a password: any name, and the token.")

@@ -141,7 +141,10 @@ def benchmark(
             text = f"{done} of {total}: {unit}: {value}, {line['seconds']} s"
             show(text, completed=done, total=total, note=str(unit), due=True)
 
-        complete = run_benchmark(file, out, workers=workers, limit=most, allow_dirty=allow_dirty, listener=draw)
+        try:
+            complete = run_benchmark(file, out, workers=workers, limit=most, allow_dirty=allow_dirty, listener=draw)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt("the same command goes on") from None
     left = "" if complete else "; not all is done: the same command goes on"
     console.say(f"written to {out / 'benchmark.html'}{left}")
 
@@ -195,8 +198,7 @@ def tune(
     try:
         found = tune(settings, out, listener=show, **given)
     except KeyboardInterrupt:
-        stderr_console.say("stopped; the same command goes on")
-        raise
+        raise KeyboardInterrupt("the same command goes on") from None
     console.say(f"best of {found.trials}: mAUPRC {found.value:.4f} in validation, {' '.join(found.overrides)}")
     if found.at_end:
         console.say(f"at an end of its range, beyond which there may be better ones: {', '.join(found.at_end)}")

@@ -2,12 +2,16 @@
 
 import io
 import sys
+import time
 import warnings
+from collections.abc import Callable
 
 import pytest
 from rich.table import Table
 
 from aurank import cli
+from aurank.cli import drawing
+from aurank.cli.app import app
 from aurank.cli.drawing import LONGEST_LINE, Terminal, draw_warnings, printable
 from aurank.errors import AurankWarning
 
@@ -68,3 +72,45 @@ def test_one_process_of_several_draws_a_warning(
         warnings.simplefilter("default")
         warnings.warn("of aurank", AurankWarning, stacklevel=1)
     assert capsys.readouterr().err == said
+
+
+def run_command(monkeypatch: pytest.MonkeyPatch, work: Callable[[], None]) -> int:
+    """Run a command that does `work`; return its exit code."""
+    monkeypatch.setattr(app, "registered_commands", [*app.registered_commands])
+    app.command("work")(work)
+    monkeypatch.setattr(sys, "argv", ["aurank", "work"])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    return int(end.value.code or 0)
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_without_a_terminal_any_command_says_where_it_is_also_between_events(
+    terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(drawing, "QUIET", 1.0)
+    monkeypatch.setattr(drawing, "stderr_console", Terminal(stderr=True, force_terminal=terminal, color_system=None))
+
+    def work() -> None:
+        time.sleep(2.5)
+        with drawing.draw_stages("preparing") as draw:
+            draw("embedding", 64, 1216)
+            time.sleep(2.5)
+
+    assert run_command(monkeypatch, work) == 0
+    lines = capsys.readouterr().err.splitlines()
+    told = list(dict.fromkeys(line.partition(" (for 0:00:0")[0] for line in lines if "(for " in line))
+    assert told == ([] if terminal else ["working", "embedding: 64 of 1,216"])
+
+
+@pytest.mark.parametrize(("remedy", "end"), [("", ""), ("the same command goes on", "; the same command goes on")])
+def test_an_interrupted_command_ends_with_a_line(
+    remedy: str, end: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def work() -> None:
+        with drawing.draw_stages("preparing") as draw:
+            draw("embedding", 64, 1216)
+            raise KeyboardInterrupt(remedy)
+
+    assert run_command(monkeypatch, work) == 130
+    assert capsys.readouterr().err == f"stopped at embedding: 64 of 1,216{end}\n"

@@ -16,7 +16,10 @@ from typing import Any
 import pytest
 
 from aurank import cli
+from aurank.cli import drawing
 from aurank.data import READERS
+
+LONG = 3600.0  # seconds between lines of progress, so that what is printed does not depend on a test's time
 
 
 class Shell:
@@ -24,6 +27,7 @@ class Shell:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         self.monkeypatch, self.capsys = monkeypatch, capsys
+        monkeypatch.setattr(drawing, "QUIET", LONG)
 
     def __call__(self, *arguments: object) -> tuple[int, str, str]:
         self.monkeypatch.setattr(sys, "argv", ["aurank", *map(str, arguments)])
@@ -117,6 +121,7 @@ def _work(
 
     from aurank import cli
 
+    drawing.QUIET = LONG
     torch.set_num_threads(1)
     READERS["digits"] = reader
     if setup:
