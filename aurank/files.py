@@ -273,9 +273,11 @@ def require_writable(path: Path, *, suffix: str = "", option: str = "--out") -> 
             raise UserError(f"cannot write {option} {path}: {reason}")
 
 
-def require_absent(path: Path) -> None:
-    if path.exists():
-        raise UserError(f"{path} exists already; name another file")
+def require_absent(path: Path, *, overwrite: bool | None = None) -> None:
+    """Raise UserError where a file is there; `overwrite` says whether it may be, None that this cannot be asked for."""
+    if path.exists() and not overwrite:
+        replaced = "" if overwrite is None else ", or replace it with --overwrite"
+        raise UserError(f"{path} exists already; name another file{replaced}")
 
 
 def file_sha256(path: Path) -> str:

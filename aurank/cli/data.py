@@ -22,10 +22,14 @@ _FIXES = (
 
 @app.command()
 def init(
-    images: Path = argument("A folder or zip of images, in class folders or not; or a table.", default=...),
+    images: str = argument(
+        "A folder or zip of images, in class folders or not; or a table.", default=..., callback=reads
+    ),
+    overrides: Overrides = None,
     *,
     out: Path = option("The configuration to write (.yaml).", default=Path("mine.yaml")),
     cameras: str | None = option("Where id and camera stand in the paths: a regular expression.", metavar="PATTERN"),
+    overwrite: bool = option("Replace --out.", "--overwrite", default=False),
 ) -> None:
     """Look at images and write a configuration that fits them.
 
@@ -33,14 +37,15 @@ def init(
 
     \b
     aurank init photos
+    aurank init photos train.steps=600 data.odd_classes=keep
     aurank init people --cameras '(?P<id>[0-9]+)_(?P<camera>c[0-9])'
     """
     from aurank.files import require_absent
 
-    require_absent(out)  # before what takes seconds to import
+    require_absent(out, overwrite=overwrite)  # before what takes seconds to import
     from aurank.commands import write_first_configuration
 
-    console.say(write_first_configuration(images, out, cameras=cameras))
+    console.say(write_first_configuration(images, out, overrides or [], cameras=cameras, overwrite=overwrite))
 
 
 @app.command()

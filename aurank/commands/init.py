@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -15,13 +16,19 @@ from jaxtyping import Int64
 from PIL import ExifTags, Image
 
 from aurank.config import DataConfig
-from aurank.data import READERS, FolderSource, Manifest, build_manifest, open_source
+from aurank.config.load import override_text
+from aurank.data import READERS, FolderSource, Manifest, build_manifest
 from aurank.data.checks.findings import classes_with_pairs, require_table, write_table
-from aurank.data.decode import IMAGE_SUFFIXES, quiet_decoding
-from aurank.data.manifest import first_seen
+from aurank.data.decode import quiet_decoding
+from aurank.data.manifest import by_ending, first_seen
+from aurank.data.readers.folders import holds_splits, list_images
+from aurank.embedding.choices import read_data_config
+from aurank.embedding.named import read_whole
 from aurank.embedding.select_images import require_likely_classes
 from aurank.errors import UserError
 from aurank.files import require_absent, require_writable, write_text
+from aurank.models.adapters.towers import is_tower
+from aurank.training.components import read_config
 
 SIDE = 128  # of grocery/finetuned, whose settings were measured
 SLIM, VARIED = 1.4, 2.0  # of height over width: a median or a range of which crops lose much; a range of no one shape
@@ -33,7 +40,14 @@ _TRIES = 100  # draws of test classes: the first is taken in which every split h
 Section = dict[str, Any]
 
 
-def write_first_configuration(images: Path | str, out: Path | str = "mine.yaml", *, cameras: str | None = None) -> str:
+def write_first_configuration(
+    images: Path | str,
+    out: Path | str = "mine.yaml",
+    overrides: Sequence[str] = (),
+    *,
+    cameras: str | None = None,
+    overwrite: bool = False,
+) -> str:
     """Write a configuration that fits images and trains as it stands; return what was seen and how to go on.
 
     Of the images only headers are read, of 2,000 at most.
@@ -42,12 +56,14 @@ def write_first_configuration(images: Path | str, out: Path | str = "mine.yaml",
         images: a folder or zip of `{train,val,test}/CLASS/IMAGE`, of `CLASS/IMAGE` or of images without classes; or a
             table (csv, parquet).
         out: the file to write (.yaml).
+        overrides: ``key.path=value``, written in place of what would be chosen; those of the data are read by, too.
         cameras: a regular expression with the groups `id` and `camera`, or one of them, that is searched in each path:
             ``(?P<id>[0-9]+)_(?P<camera>c[0-9])``. A table of the images is then written beside `out`. Without `id` a
             class is the folder of an image.
+        overwrite: replace `out`, and the table.
 
     Raises:
-        UserError: a file is there already; there are too few classes; a path does not match.
+        UserError: a file is there already; there are too few classes; a path does not match; a wrong override.
 
     Example:
         >>> import tempfile
@@ -68,7 +84,7 @@ def write_first_configuration(images: Path | str, out: Path | str = "mine.yaml",
         raise UserError(f"--cameras has no use with a table: write the cameras into the column group of {place}")
     for file, suffix in zip(written, (".yaml", ".csv"), strict=False):
         require_writable(file, suffix=suffix)
-        require_absent(file)
+        require_absent(file, overwrite=overwrite)
     if is_table:
         section: Section = {"name": "table", "root": str(place.parent), "params": {"file": place.name}}
         manifest = READERS["table"](place.parent, file=place.name)
@@ -79,23 +95,30 @@ def write_first_configuration(images: Path | str, out: Path | str = "mine.yaml",
         section = {"name": "table", "root": str(out.parent), "params": params}
     else:
         manifest, section = _by_folders(place)
+    config = read_data_config(section, [override for override in overrides if override.startswith("data.")])
+    if (chosen := config.model_dump(mode="json", include={*section})) != section:
+        manifest, section = read_whole(config), chosen
     if manifest.texts is not None:
         raise UserError(f"{place} holds texts beside images: begin with aurank cp grocery/text_sogclr {out}")
     is_labelled = section["name"] != "unlabelled"
     if is_labelled:
-        _require_trainable(manifest, place)
+        _require_trainable(manifest, place, config)
     sizes, unreadable = measure_sizes(manifest)
-    given = [str(images), *([] if cameras is None else ["--cameras", cameras])]
+    given = [str(images), *overrides, *([] if cameras is None else ["--cameras", cameras])]
     values = _choices(manifest, section, sizes, len(unreadable)) | {"images": shlex.join(given)}
     template = Path(__file__).with_name("first.yaml" if is_labelled else "first_unlabelled.yaml")
+    text = Template(template.read_text(encoding="utf-8")).substitute(values)
+    if overrides:
+        text = override_text(text, overrides, read_config)
     if cameras is not None:
         write_table(manifest, written[1])
-    write_text(out, Template(template.read_text(encoding="utf-8")).substitute(values))
-    config, run, data = shlex.quote(str(out)), shlex.quote(f"runs/{out.stem}"), f"--data {shlex.quote(str(out))}"
+    write_text(out, text)
+    model, name = _model(out), shlex.quote(str(out))
+    run, data = shlex.quote(f"runs/{out.stem}"), f"--data {name}"
     commands = [
-        f"aurank doctor {config}",
-        f"aurank evaluate --model timm:tf_efficientnet_lite0,{_named(values)} {data} --out before",
-        f"aurank train {config} --out {run}",
+        f"aurank doctor {name}",
+        f"aurank evaluate --model {model} {data} --out before",
+        f"aurank train {name} --out {run}",
         f"aurank evaluate --model aurank:{run}/best --out after",
         f"aurank compare before after {data} --out compare.html",
         f"aurank index build --model aurank:{run}/best {data} --split all --out index",
@@ -103,7 +126,11 @@ def write_first_configuration(images: Path | str, out: Path | str = "mine.yaml",
     ]
     commands = commands if is_labelled else [commands[place] for place in (0, 2, 5, 6)]  # nothing can be measured
     said = f"written, with a reason beside each choice: {' and '.join(map(str, written))}. To go on:"
-    return "\n".join([*_seen(manifest, sizes, unreadable), said, *(f"  {command}" for command in commands)])
+    lines = [*_seen(manifest, sizes, unreadable), said, *(f"  {command}" for command in commands)]
+    if ",input_size" in model and ",weights=" not in model:
+        forms = [f"aurank train {name} model.weights=FILE", model.replace(",input_size", ",weights=FILE,input_size")]
+        lines.append(f"Without network take a file of weights: {', --model '.join(forms[: 1 + is_labelled])}")
+    return "\n".join(lines)
 
 
 def measure_sizes(manifest: Manifest) -> tuple[Int64[np.ndarray, "image 2"], list[str]]:
@@ -130,7 +157,7 @@ def _by_folders(place: Path) -> tuple[Manifest, Section]:
     if given.class_counts.max() < 2:
         return whole, {"name": "unlabelled", "root": str(root), "params": params}
     draw: Section = {}
-    if not {path.split("/")[0] for path in whole.paths} & {"train", "test"}:
+    if not holds_splits(whole.paths, whole.source.where):
         given, draw = _divided(given, lambda **draw: READERS["folder"](root, **params, **draw))
     return given, {"name": "folder", "root": str(root), "params": params | draw}
 
@@ -142,8 +169,7 @@ def _by_pattern(place: Path, pattern: str) -> Manifest:
         raise UserError(f"--cameras {pattern!r} is no regular expression: {error}") from None
     if not {"id", "camera"} & named.keys():
         raise UserError(f"--cameras {pattern!r} has no group id or camera: write (?P<id>…) and (?P<camera>…)")
-    source = open_source(place)
-    names = [name for name in source.names() if name.lower().endswith(IMAGE_SUFFIXES)]
+    source, names, unread = list_images(place)
     found = {name: match.groupdict("") for name in names if (match := re.search(pattern, name))}
     if others := [name for name in names if name not in found]:
         raise UserError(f"--cameras {pattern!r} is not in {len(others):,} of {len(names):,} paths, as {others[0]!r}")
@@ -160,6 +186,7 @@ def _by_pattern(place: Path, pattern: str) -> Manifest:
         groups=groups if cameras else None,
         is_query=[group != 1 for group in groups] if is_one_way else None,
         is_gallery=[group != 0 for group in groups] if is_one_way else None,
+        unread=unread,
     )
 
     def read(test_fraction: float, seed: int = 0) -> Manifest:
@@ -193,21 +220,25 @@ def _without_pairs(manifest: Manifest) -> list[str]:
     return sorted(manifest.split_sizes.keys() - {split for split, _ in classes_with_pairs(manifest)})
 
 
-def _require_trainable(manifest: Manifest, place: Path) -> None:
+def _require_trainable(manifest: Manifest, place: Path, config: DataConfig) -> None:
     if lacking := {"train", "test"} - manifest.split_sizes.keys():
         remedy = "add some, or name a folder of classes alone, some of which are then kept for testing"
         raise UserError(f"{place} has no {lacking.pop()} images: {remedy}")
     counts = ", ".join(f"{count:,} {split}" for split, count in manifest.split_sizes.items())
-    require_likely_classes(manifest, DataConfig(name="folder"), counts=counts)
+    require_likely_classes(manifest, config, counts=counts)
     if lonely := _without_pairs(manifest):
         camera = "" if manifest.groups is None else ", by another camera"
         raise UserError(f"{place}: no {lonely[0]} image has a second one of its class{camera}; add such images")
 
 
-def _named(values: Section) -> str:
-    size, resize = values["size"], values["resize"].split()[0]
-    shown = "x".join(map(str, size)) if isinstance(size, list) else size
-    return f"input_size={shown}" + (f",resize={resize}" if resize != "crop" else "")
+def _model(file: Path) -> str:
+    config = read_config(file)
+    model, size, resize = config.model, config.data.image_size, config.data.resize
+    if is_tower(model.backbone):
+        return shlex.quote(model.backbone)
+    weights = f",weights={model.weights}" if model.weights else ""
+    shown = size if isinstance(size, int) else "x".join(map(str, size))
+    return shlex.quote(f"timm:{model.backbone}{weights},input_size={shown}" + f",resize={resize}" * (resize != "crop"))
 
 
 def _seen(manifest: Manifest, sizes: Int64[np.ndarray, "image 2"], unreadable: list[str]) -> list[str]:
@@ -222,6 +253,8 @@ def _seen(manifest: Manifest, sizes: Int64[np.ndarray, "image 2"], unreadable: l
         flat, tall = np.percentile(sizes[:, 0] / sizes[:, 1], [5, 95])
         said = f"height over width {flat:.2f} to {tall:.2f}: nine in ten of {len(sizes):,} images"
         lines.append(f"shorter side {low:,.0f} to {high:,.0f} pixels, {said}")
+    if manifest.unread:
+        lines.append(f"files that are not read: {by_ending(manifest.unread)}")
     if unreadable:
         lines.append(f"{len(unreadable):,} of them cannot be read, such as {unreadable[0]}: aurank doctor names all")
     return lines

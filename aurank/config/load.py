@@ -166,6 +166,17 @@ def _apply_overrides(tree: Tree, overrides: Sequence[str], origins: dict[KeyPath
     return dropped
 
 
+def override_text(text: str, overrides: Sequence[str], check: Callable[[Tree, Sequence[str]], object]) -> str:
+    """Return the YAML text of a configuration with overrides written into it; comments stay."""
+    yaml: Any = YAML()
+    yaml.width, stream = sys.maxsize, io.StringIO()
+    tree = yaml.load(text)
+    check(tree, overrides)
+    _apply_overrides(tree, overrides, {})
+    yaml.dump(tree, stream)
+    return stream.getvalue()
+
+
 def read_mapping(path: Path, origins: dict[KeyPath, str], holds: str = _SECTIONS) -> Tree:
     with reading(path, "a configuration", remedy="mend it"):
         if not path.exists():

@@ -14,7 +14,12 @@ from aurank.arrays import NPY_MAGIC, read_header
 from aurank.data.sources import ArraySource, ImageSource
 from aurank.errors import UserError
 
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".npy")
+# Pillow has the endings, as it may be built without a format. Left out are what it cannot open (.pdf), opens by another
+# program (.eps) or only recognises (.h5, .mpg), and numbers in floating point (.pfm).
+_FORMATS = ("AVIF", "BMP", "DIB", "GIF", "JPEG", "JPEG2000", "MPO", "PNG", "PPM", "QOI", "TGA", "TIFF", "WEBP")
+Image.preinit()  # before all others, so that the usual formats are tried first
+_ENDINGS = {suffix for suffix, kind in Image.registered_extensions().items() if kind in _FORMATS}
+IMAGE_SUFFIXES = tuple(sorted({".npy", *_ENDINGS} - {".pfm"}))
 OR_SKIP = ", or set data.on_error=skip"
 MAX_PIXELS = 128_000_000  # 384 MB decoded
 _LONGEST_STRIP = 400  # its shorter side brought to 512 pixels, such a strip has as many as the largest photo

@@ -4,8 +4,10 @@ import dataclasses
 import functools
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Any, Literal
 
 import numpy as np
@@ -18,6 +20,7 @@ SPLITS = ("train", "val", "test")
 ValidationUnit = Literal["class", "super_category"]
 _COLUMNS = ("paths", "splits", "is_query", "is_gallery", "groups", "super_labels", "texts", "boxes")
 _PAIRS = ("positives", "ignored")
+_ENDINGS = 8  # that are named
 _LONGEST_NAME = 4096  # as the longest path of Linux
 
 
@@ -36,6 +39,7 @@ class Manifest:
         positives: pairs of a query's row and a gallery row, which alone belong together in an evaluation, whatever the
             labels; None where labels say so.
         ignored: such pairs that are left out of the query's list.
+        unread: files in the folders of the images that no row is of; like `source` no part of the content.
 
     Raises:
         UserError: where the columns do not fit together.
@@ -61,6 +65,7 @@ class Manifest:
     boxes: Int64[np.ndarray, "image 4"] | None = None
     positives: Int64[np.ndarray, "positive 2"] | None = None
     ignored: Int64[np.ndarray, "ignored 2"] | None = None
+    unread: tuple[str, ...] = dataclasses.field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         if trouble := next(self._troubles(), None):
@@ -144,7 +149,7 @@ class Manifest:
         """
         indices = np.arange(len(self))[np.asarray(rows) if len(rows) else np.zeros(0, dtype=np.int64)]
         kept, labels = np.unique(self.labels[indices], return_inverse=True)
-        columns: dict[str, Any] = {"labels": labels.astype(np.int64).reshape(-1)}
+        columns: dict[str, Any] = {"labels": labels.astype(np.int64).reshape(-1), "unread": ()}
         for name in (*_COLUMNS, *_PAIRS, "classes", "class_ids"):
             column = getattr(self, name)
             if column is None:
@@ -241,6 +246,7 @@ def build_manifest(
     texts: Sequence[str] | None = None,
     boxes: Sequence[Sequence[int]] | None = None,
     class_names: Mapping[str, str] | None = None,
+    unread: Sequence[str] = (),
 ) -> Manifest:
     """Return a manifest whose labels count the class names `labels` in the order they are first met.
 
@@ -282,6 +288,7 @@ def build_manifest(
         super_labels=whole(super_labels),
         texts=None if texts is None else tuple(texts),
         boxes=whole(boxes),
+        unread=tuple(unread),
     )
 
 
@@ -306,6 +313,13 @@ def _joined_by_images(
     ties = (np.ones(np.count_nonzero(among), np.int8), (labels[among], images[among]))
     size = (count + len(numbers),) * 2
     return np.asarray(connected_components(coo_array(ties, shape=size), directed=False)[1][labels], dtype=np.int64)
+
+
+def by_ending(names: Iterable[str]) -> str:
+    """Return how many files there are of each ending, as "12 .heic, 3 .txt"."""
+    counts = Counter(PurePosixPath(name).suffix.lower() or "without ending" for name in names).most_common()
+    others = [f"{sum(count for _, count in counts[_ENDINGS:]):,} others"] if len(counts) > _ENDINGS else []
+    return ", ".join([*(f"{count:,} {ending}" for ending, count in counts[:_ENDINGS]), *others])
 
 
 def first_seen(names: Iterable[str]) -> dict[str, int]:

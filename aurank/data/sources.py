@@ -19,8 +19,12 @@ from aurank.errors import UserError
 from aurank.extras import import_library
 from aurank.files import address_of, reading
 
-# What an operating system leaves beside the images: never data.
-_LITTER = ("__MACOSX", "Thumbs.db", "desktop.ini")
+# What operating systems and tools leave beside images: never data. Other names with a dot may be classes (".22 rifle").
+_LITTER = {
+    *("__MACOSX", ".DS_Store", "Thumbs.db", "desktop.ini", ".Spotlight-V100", ".Trashes", ".fseventsd"),
+    *(".git", ".gitattributes", ".gitignore", ".gitkeep", ".hg", ".svn", ".dvc", ".idea", ".vscode", ".venv", ".tox"),
+    *(".cache", ".ipynb_checkpoints", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".thumbnails"),
+}
 
 
 class FileMark(NamedTuple):
@@ -54,7 +58,7 @@ class ImageSource(ABC):
 
     @abstractmethod
     def names(self) -> list[str]:
-        """Return the paths of all files, sorted, without what operating systems leave; links are followed once."""
+        """Return the paths of all files, sorted, without litter such as .DS_Store; links are followed once."""
 
     def marks(self, paths: Sequence[str]) -> list[FileMark | None]:
         """Return the mark of each file, None where it is missing."""
@@ -345,4 +349,5 @@ def _stat_mark(path: str) -> FileMark | None:
 
 
 def _is_litter(name: str) -> bool:
-    return any(part.startswith(".") or part in _LITTER for part in name.split("/"))
+    *folders, file = name.split("/")
+    return file.startswith("._") or not _LITTER.isdisjoint((*folders, file))

@@ -105,6 +105,41 @@ def test_a_table_and_an_archive_are_read_as_they_stand(tmp_path: Path, monkeypat
     assert first("photos.zip").data.params["path"] == "photos.zip"
 
 
+def test_overrides_are_written_in_place_of_what_would_be_chosen_and_read_by(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write([f"photos/{label}/{number}.png" for label in ("train", "test", "a", "b", "c", "d") for number in range(4)])
+    with pytest.raises(UserError, match=r"data\.odd_classes=keep"):
+        write_first_configuration("photos")
+    given = ["data.odd_classes=keep", "data.params.test_fraction=0.5", "train.steps=77", "model.weights=/x y"]
+    text = write_first_configuration("photos", overrides=given)
+    assert "train 12, test 12" in text
+    assert "--model 'timm:tf_efficientnet_lite0,weights=/x y,input_size=32'" in text
+    config = read_config("mine.yaml")
+    assert (config.data.odd_classes, config.data.params, config.train.steps) == ("keep", {"test_fraction": 0.5}, 77)
+    assert "# quick without a GPU" in (written := Path("mine.yaml").read_text("utf-8"))
+    with pytest.raises(UserError, match=r"'optim\.lrr=1': optim\.lrr: unknown key"):
+        write_first_configuration("photos", overrides=[*given, "optim.lrr=1"], overwrite=True)
+    assert Path("mine.yaml").read_text("utf-8") == written
+    write_first_configuration("photos", overrides=["data.odd_classes=keep"], overwrite=True)
+    assert read_config("mine.yaml").train.steps == 120
+
+
+def test_files_that_are_not_read_and_the_way_without_network_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write([*images_of(6, 4), *(f"photos/train/{number}.png" for number in range(4))])
+    Path("photos/train/1.heic").write_bytes(b"")
+    lines = write_first_configuration("photos").splitlines()
+    assert lines[0].startswith("photos: 28 images of 7 classes")
+    assert lines[2] == "files that are not read: 1 .heic"
+    assert lines[-1].endswith(
+        " mine.yaml model.weights=FILE, --model timm:tf_efficientnet_lite0,weights=FILE,input_size=32"
+    )
+
+
 def test_headers_alone_are_read_and_photos_are_measured_upright(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[274] = 6  # turned by a quarter

@@ -128,7 +128,11 @@ def test_what_makes_no_sense_is_refused(call: Callable[[], object], named: str) 
 @pytest.mark.parametrize(
     ("names", "params", "named"),
     [
-        (["train/cat/1.png", "extra/cat/1.png"], {}, "holds 'extra' beside train, val and test"),
+        (["train/cat/1.png", "extra/cat/1.png"], {}, "if 'train' is a split, move 'extra' away; if it is a class, put"),
+        (["train/1.png", "test/cat/1.png", "dog/1.png"], {}, "holds 'dog' beside 'test', which holds folders itself"),
+        (["cat/1.png", "dog/1.heic", "dog/2.HEIC"], {}, "no file of the folder 'dog' in "),
+        (["train/cat/1.png", "test/cat/1", "test/dog/1.png"], {}, "'test/cat' in "),
+        (["cat/1.heic", "cat/notes.txt"], {}, "(1 .heic, 1 .txt are not read)"),
         (["train/1.png"], {}, "image 'train/1.png' in "),
         (["1.png"], {}, "is in no class folder; expected CLASS/1.png"),
         (["cat/1.txt"], {}, "; expected train/CLASS/IMAGE"),

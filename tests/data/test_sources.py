@@ -70,10 +70,11 @@ def test_forked_processes_read_at_once_without_disturbing_each_other(source):
     assert threading.active_count() == threads
 
 
-def test_what_operating_systems_leave_behind_is_not_listed(tmp_path):
-    tree = write_tree(tmp_path / "tree", ["a/1.png", "a/._1.png", "__MACOSX/a/1.png", ".hidden/2.png", "a/Thumbs.db"])
-    assert FolderSource(tree).names() == ["a/1.png"]
-    assert ZipSource(zip_tree(tree, tmp_path / "tree.zip")).names() == ["a/1.png"]
+def test_litter_is_not_listed_and_a_folder_with_a_dot_is(tmp_path):
+    litter = ["a/._1.png", "__MACOSX/a/1.png", ".git/2.png", ".ipynb_checkpoints/3.png", "a/Thumbs.db", "a/.DS_Store"]
+    tree = write_tree(tmp_path / "tree", [".22 rifle/1.png", "a/1.png", *litter])
+    assert FolderSource(tree).names() == [".22 rifle/1.png", "a/1.png"]
+    assert ZipSource(zip_tree(tree, tmp_path / "tree.zip")).names() == [".22 rifle/1.png", "a/1.png"]
 
 
 def test_a_folder_that_is_missing_or_an_archive_that_is_none_is_refused(tmp_path):

@@ -12,7 +12,7 @@ from jaxtyping import Int64, Shaped
 
 from aurank.data.checks.findings import SPLIT_PAIRS, DoctorReport, Finding, finding_of, surplus
 from aurank.data.decode import MAX_PIXELS
-from aurank.data.manifest import Manifest
+from aurank.data.manifest import Manifest, by_ending
 from aurank.names import text_key
 
 _SPLIT_NAMES = {
@@ -43,6 +43,7 @@ def examine(
     findings = [
         finding_of("missing", list(missing), [*missing.values()]),
         *_repeated_rows(manifest),
+        finding_of("unread", manifest.unread, check=f"files that are not read ({by_ending(manifest.unread)})"),
         finding_of("empty", empty),
     ]
     if manifest.texts is None:  # as a query it would have no positive

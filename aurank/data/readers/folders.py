@@ -1,40 +1,50 @@
 """Images whose folders name splits and classes, or nothing does; Omniglot; and digits that need no file."""
 
+import mimetypes
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
 import numpy as np
 
 from aurank.data.decode import IMAGE_SUFFIXES
-from aurank.data.manifest import SPLITS, Manifest, build_manifest, first_seen
+from aurank.data.manifest import SPLITS, Manifest, build_manifest, by_ending, first_seen
 from aurank.data.sources import ArraySource, ImageSource, open_source
 from aurank.errors import UserError
 
 _OMNIGLOT_SPLITS = {"images_background": "train", "images_evaluation": "test"}
+_TYPES = mimetypes.MimeTypes()  # of Python alone, whatever lists the system has; text and films make no class
 _OMNIGLOT_FOLDERS = ("omniglot", "omniglot-py", ".")  # as unpacked, as torchvision keeps it, right here
 
 
 def read_folder(root: Path, *, path: str = ".", test_fraction: int | float = 1.0, seed: int = 0) -> Manifest:
     """Return the images of a folder, or zip, whose own folders name the splits and classes.
 
-    Two layouts are read: `{train,val,test}/CLASS/IMAGE`, when train or test is there, and `CLASS/IMAGE`. A class is the
-    folder that holds the images, by its path, so folders may be nested. Files that are no images are ignored.
+    Two layouts are read: `{train,val,test}/CLASS/IMAGE`, when train or test is there and nothing beside these three,
+    and `CLASS/IMAGE`. A class is the folder that holds the images, by its path, so folders may be nested. Other files
+    are in `unread`; a folder of nothing but pictures that are not read is refused, as its class would be lost.
 
     Args:
         test_fraction: for the second layout: the fraction of the classes, drawn at random, that is "test"; the others
             are "train". 1 makes everything test, to evaluate a model on one's own images.
         seed: of that draw.
     """
-    source, names = _images(root / path)
-    tops = {name.split("/")[0] for name in names}
-    has_splits = bool(tops & {"train", "test"})
+    source, names, unread = list_images(root / path)
+    has_splits = holds_splits(names, source.where)
     labels = ["/".join(name.split("/")[has_splits:-1]) for name in names]
+    folders = {name.rpartition("/")[0] for name in names}
+    lost = [name for name in unread if name.rpartition("/")[0] not in folders and _is_of_class(name, has_splits)]
 
     def troubles() -> Iterator[str]:
         if not names:
-            yield f"no images in {source.where}; expected train/CLASS/IMAGE and test/CLASS/IMAGE, or CLASS/IMAGE"
-        if has_splits and (odd := sorted(tops - set(SPLITS))):
-            yield f"{source.where} holds {odd[0]!r} beside train, val and test; move it, or set data.params.path"
+            holds = f" ({by_ending(unread)} are not read)" if unread else ""
+            yield f"no images in {source.where}{holds}; expected train/CLASS/IMAGE and test/CLASS/IMAGE, or CLASS/IMAGE"
+        if lost:
+            folder = lost[0].rpartition("/")[0]
+            held = by_ending(name for name in lost if name.rpartition("/")[0] == folder)
+            yield (
+                f"no file of the folder {folder!r} in {source.where} is read ({held}), so its class would be lost; "
+                "convert its pictures, such as to PNG, or move it away"
+            )
         if "" in labels:
             image = names[labels.index("")]
             yield f"image {image!r} in {source.where} is in no class folder; expected CLASS/{image.split('/')[-1]}"
@@ -43,7 +53,30 @@ def read_folder(root: Path, *, path: str = ".", test_fraction: int | float = 1.0
         raise UserError(trouble)
     drawn = draw_splits(labels, test_fraction, seed)
     splits = [name.split("/")[0] for name in names] if has_splits else drawn
-    return build_manifest(Path(source.where).resolve().stem, source, paths=names, labels=labels, splits=splits)
+    name = Path(source.where).resolve().stem
+    return build_manifest(name, source, paths=names, labels=labels, splits=splits, unread=unread)
+
+
+def _is_of_class(name: str, has_splits: bool) -> bool:
+    folders = name.split("/")[has_splits:-1]
+    in_split = not has_splits or name.split("/")[0] in SPLITS
+    return bool(folders) and in_split and (_TYPES.guess_type(name)[0] or "image/").startswith("image/")
+
+
+def holds_splits(names: Sequence[str], where: str) -> bool:
+    """Return whether the folders at the top are the splits; UserError where they may be splits or classes."""
+    tops = {name.split("/")[0] for name in names if "/" in name}
+    splits, others = tops & {"train", "test"}, sorted(tops - set(SPLITS))
+    nested = [name for name in names if name.split("/")[0] in splits and name.count("/") > 1]
+    if not splits or (others and not nested):
+        return False
+    if others:
+        top = nested[0].split("/")[0]
+        raise UserError(
+            f"{where} holds {others[0]!r} beside {top!r}, which holds folders itself ({nested[0]}): if {top!r} is a "
+            f"split, move {others[0]!r} away; if it is a class, put its images right into it, or rename it"
+        )
+    return True
 
 
 def draw_splits(labels: Sequence[str], test_fraction: int | float, seed: int) -> list[str]:
@@ -58,16 +91,19 @@ def draw_splits(labels: Sequence[str], test_fraction: int | float, seed: int) ->
 def read_unlabelled(root: Path, *, path: str = ".") -> Manifest:
     """Return the images of a folder, or zip, at any depth, all "train", each with a label of its own: its path.
 
-    For training with data.train_labels=image, by the views of each image alone. Files that are no images are ignored.
+    For training with data.train_labels=image, by the views of each image alone. Other files are in `unread`.
     """
-    source, names = _images(root / path)
+    source, names, unread = list_images(root / path)
     name = Path(source.where).resolve().stem
-    return build_manifest(name, source, paths=names, labels=names, splits=["train"] * len(names))
+    return build_manifest(name, source, paths=names, labels=names, splits=["train"] * len(names), unread=unread)
 
 
-def _images(place: Path) -> tuple[ImageSource, list[str]]:
-    source = open_source(place)
-    return source, [name for name in source.names() if PurePosixPath(name).suffix.lower() in IMAGE_SUFFIXES]
+def list_images(place: Path) -> tuple[ImageSource, list[str], list[str]]:
+    """Return a folder or archive with the paths of its images and of its other files."""
+    source, images, others = open_source(place), list[str](), list[str]()
+    for name in source.names():
+        (images if PurePosixPath(name).suffix.lower() in IMAGE_SUFFIXES else others).append(name)
+    return source, images, others
 
 
 def read_omniglot(root: Path, *, path: str = "omniglot_full.zip") -> Manifest:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
-from aurank.data.manifest import Manifest
+from aurank.data.manifest import Manifest, by_ending
 from aurank.data.readers.listing import Row, build_listed
 from aurank.data.sources import FolderSource, ImageSource, open_source
 from aurank.errors import UserError
@@ -226,6 +226,7 @@ class Completeness:
     Attributes:
         confirmed: what was found as published.
         problems: lines that each name one thing missing or different, and its remedy.
+        unread: how many files among the images are in no list, by their endings; "" for none.
 
     Example:
         >>> from aurank.data import BENCHMARKS
@@ -238,6 +239,7 @@ class Completeness:
     where: str
     confirmed: tuple[str, ...]
     problems: tuple[str, ...]
+    unread: str = ""
 
     @property
     def complete(self) -> bool:
@@ -248,6 +250,7 @@ class Completeness:
         about = self.benchmark
         state = "complete" if self.complete else f"not complete, {len(self.problems)} to mend"
         lines = [f"{about.title} in {self.where}: {state}", *(f"  found: {text}" for text in self.confirmed)]
+        lines += [f"  not read: {self.unread}"] if self.unread else []
         if not self.complete:
             lines += [f"  missing or different: {text}" for text in self.problems]
             lines += [f"  get it from: {about.origin}", f"  expected layout: {about.layout}", f"  terms: {about.terms}"]
@@ -288,6 +291,7 @@ def check_benchmark(
     place = locate(benchmark, root, path)
     confirmed: list[str] = []
     problems: list[str] = []
+    lists, unread = [*benchmark.files, *benchmark.either], dict[str, set[str]]()
     if place is None:
         problems.append(describe_absence(benchmark, root, path))
     else:
@@ -303,6 +307,9 @@ def check_benchmark(
             if manifest is None:
                 continue
             missing = [image for image in dict.fromkeys(manifest.paths) if not manifest.source.exists(image)]
+            folder = manifest.source.where
+            there = {name for name in manifest.source.names() if not any(file.endswith(name) for file in lists)}
+            unread[folder] = unread.get(folder, there).intersection(there.difference(manifest.paths))
             problems += summarise(f"listed images that are not in {manifest.source.where}", missing)
             for split in manifest.split_sizes:
                 part = manifest.split(split)
@@ -329,4 +336,5 @@ def check_benchmark(
             else:
                 problems.append(f"{file} has md5 {md5}, expected {expected}: fetch it again")
     where = str(root) if place is None else place.source.where
-    return Completeness(benchmark, where, *(tuple(dict.fromkeys(lines)) for lines in (confirmed, problems)))
+    others = by_ending(sorted(set[str]().union(*unread.values())))
+    return Completeness(benchmark, where, tuple(dict.fromkeys(confirmed)), tuple(dict.fromkeys(problems)), others)

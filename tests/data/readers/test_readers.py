@@ -1,9 +1,11 @@
 import numpy as np
 import pytest
+from PIL import Image
 from testing.trees import write_tree, zip_tree
 
 from aurank.data import READERS
 from aurank.data.checks.doctor import examine
+from aurank.data.decode import IMAGE_SUFFIXES, decode
 from aurank.data.readers.folders import read_digits, read_folder, read_omniglot, read_unlabelled
 from aurank.errors import UserError
 
@@ -86,6 +88,31 @@ def test_a_folder_of_classes_is_for_testing_unless_told_otherwise(tmp_path):
     assert not set(halves.split("train").classes) & set(halves.split("test").classes)
     assert read_folder(tree, test_fraction=0.4, seed=1).sha256 == halves.sha256
     assert read_folder(tree, test_fraction=0.4, seed=2).sha256 != halves.sha256
+
+
+def test_a_class_may_be_called_as_a_split_or_begin_with_a_dot(tmp_path):
+    names = ["train/1.png", "test/1.png", ".22 rifle/1.png", "val/1.png", "cat/1.png"]
+    manifest = read_folder(write_tree(tmp_path, names))
+    assert {*manifest.classes} == {"train", "test", ".22 rifle", "val", "cat"}
+    assert manifest.split_sizes == {"test": 5}
+
+
+def test_every_ending_of_an_image_is_read_and_every_other_file_is_counted_by_its_ending(tmp_path):
+    photo = Image.new("RGB", (8, 8), "red")
+    (tmp_path / "cat").mkdir()
+    for ending in ("jfif", "avif", "jpe", "jp2", "tga", "dib", "PNG"):
+        photo.save(tmp_path / f"cat/1.{ending}")
+    write_tree(tmp_path, others := ["cat/1.heic", "cat/2.HEIC", "cat/1.pdf", "cat/1.eps", "labels/1.txt", "readme"])
+    for reader in (read_folder, read_unlabelled):
+        manifest = reader(tmp_path)
+        assert len(manifest) == 7
+        assert {decode(manifest.source, path, 3).shape for path in manifest.paths} == {(8, 8, 3)}
+        assert sorted(manifest.unread) == sorted(others)
+        (found,) = (finding for finding in examine(manifest).findings if finding.check.startswith("files"))
+        assert found.check == "files that are not read (2 .heic, 1 .eps, 1 .pdf, 1 .txt, 1 without ending)"
+        assert found.count == 6
+    assert not {".pdf", ".eps", ".h5", ".mpg", ".pfm"} & {*IMAGE_SUFFIXES}
+    assert {".mpo", ".npy", ".jfif"} < {*IMAGE_SUFFIXES}
 
 
 def test_digits_are_scikit_learns_pixels_on_the_whole_range():
