@@ -348,10 +348,12 @@ def compare(
 
 
 def _free_to_calibrate(given: dict[str, Any]) -> None:
-    from aurank.reporting.results import CALIBRATION, require_free
+    from aurank.reporting.results import CALIBRATION, require_free, require_same_command
 
     if given["out"] is not None:
         require_free(given["out"], CALIBRATION)
+        if not given["overwrite"]:
+            require_same_command(given["out"], _typed(), CALIBRATION[0])
 
 
 @app.command()
@@ -369,6 +371,7 @@ def calibrate(
     distance: str | None = option("With --model: cosine (the default), dot or euclidean (l2)."),
     max_memory: str | None = option("With --model: bound on the working memory, such as 1GiB."),
     out: Path | None = option("Folder for calibrate.html, calibration.csv and calibration.json."),
+    overwrite: bool = option("Replace the result of another command in --out.", "--overwrite", default=False),
     images: "ImageSelection",
     drawn: Drawn,
 ) -> None:
@@ -404,5 +407,5 @@ def calibrate(
             found = calibrate_report(Report.load(path / "report.json" if path.is_dir() else path), **aim)
     console.say(found)
     if out is not None:
-        calibration_page.write_calibration(found, out, of=model or str(report))
+        calibration_page.write_calibration(found, out, of=model or str(report), command=_typed())
         console.say(f"written to {out / 'calibration.json'}, to look at: {out / 'calibrate.html'}")

@@ -162,5 +162,10 @@ def _match_channels(array: Pixels, channels: int | None) -> UInt8[np.ndarray, "_
     if channels is None or channels == old:
         return array
     if old not in _COLOURS or channels not in _COLOURS:
-        raise UserError(f"an array of {old} channels cannot become {channels}; set data.channels={old}")
+        remedy = f"set data.channels={old}"
+        if array.shape[0] in _COLOURS:
+            remedy = (
+                f"turn [channel, height, width] into [height, width, channel]: array.transpose(1, 2, 0), or {remedy}"
+            )
+        raise UserError(f"an array of {old} channels cannot become {channels}; {remedy}")
     return _convert(Image.fromarray(array[:, :, 0] if old == 1 else array), channels, transparent=old == 4)

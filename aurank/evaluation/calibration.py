@@ -13,7 +13,7 @@ from jaxtyping import Float64, Int64, Shaped
 
 from aurank.errors import UserError
 from aurank.evaluation.engine.pooled import PooledScores
-from aurank.evaluation.engine.problem import ProgressCallback, RetrievalProblem
+from aurank.evaluation.engine.problem import ProgressCallback, RetrievalProblem, note_of_equal_rows
 from aurank.evaluation.metrics import pooled_rate
 from aurank.evaluation.postprocessing.postprocessing import PostProcessing
 from aurank.evaluation.report import Report, html_list, html_table
@@ -332,7 +332,9 @@ def calibrate(
     scores = PooledScores(
         problem, distance=distance, device=device, max_memory=max_memory, distributed=False, progress=progress
     )
-    return _calibration(scores, aim, aim.threshold(scores), distance)
+    rows = np.arange(min(len(problem.embeddings), len(problem.target)))
+    notes = note_of_equal_rows(problem, rows, rows)
+    return _calibration(scores, aim, aim.threshold(scores), distance, notes=notes)
 
 
 def calibrate_report(

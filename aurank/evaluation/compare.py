@@ -40,14 +40,15 @@ class Comparison:
     changed: dict[str, Column]  # queries won, then lost, the most first: facts where known, "a", "b", "difference"
     how: str  # the interval was made, in words
     corrected_p_value: float | None = None  # of `compare_all`, for the number of its comparisons
+    is_least: bool = False  # no resample was on the other side of 0: the p-values are upper bounds
 
     def __str__(self) -> str:
         low, high = self.interval
         equal = self.num_queries - self.num_better - self.num_worse
-        corrected = "" if self.corrected_p_value is None else f" ({self.corrected_p_value:.2g} corrected)"
+        corrected = "" if self.corrected_p_value is None else f" ({self.p_text(corrected=True)} corrected)"
         lines = [
             f"{self.metric}  {self.a:.4f} → {self.b:.4f}  {self.difference:+.4f}  [{low:+.4f}, {high:+.4f}]  "
-            f"p = {self.p_value:.2g}{corrected}",
+            f"p {'' if self.is_least else '= '}{self.p_text()}{corrected}",
             f"{self.num_queries:,} queries: {self.num_better:,} better, {self.num_worse:,} worse, {equal:,} equal",
             self.how,
         ]
@@ -62,9 +63,14 @@ class Comparison:
                 lines.append(f"  {values}  query {row['query']}{named}")
         return "\n".join(lines)
 
+    def p_text(self, *, corrected: bool = False) -> str:
+        """Return the p-value in two digits, "≤ 0.0002" where it is the least that the resamples can give."""
+        value = self.corrected_p_value if corrected else self.p_value
+        return f"{'≤ ' * self.is_least}{value:.2g}"
+
     def _repr_html_(self) -> str:
         answer = [self.metric, f"{self.a:.4f}", f"{self.b:.4f}", f"{self.difference:+.4f}"]
-        answer += ["[{:+.4f}, {:+.4f}]".format(*self.interval), f"{self.p_value:.2g}"]
+        answer += ["[{:+.4f}, {:+.4f}]".format(*self.interval), self.p_text()]
         counts = f"{self.num_queries:,} queries: {self.num_better:,} better, {self.num_worse:,} worse"
         columns = [[f"{v:.4f}" if isinstance(v, float) else str(v) for v in each] for each in self.changed.values()]
         head = ["metric", "a", "b", "difference", "interval", "p"]
@@ -120,18 +126,20 @@ def compare(
     won, lost = (np.argsort(-gain, kind="stable")[: max(0, min(most, (gain > 0).sum()))] for gain in (change, -change))
     order = np.concatenate([won, lost])
     facts = {name: report_a.per_query[name] for name in FACTS if name in report_a.per_query}
+    bounds = 2 * beyond / (resamples + 1), 2 * 0.5**changed
     return Comparison(
         metric=metric,
         a=first,
         b=second,
         difference=second - first,
         interval=resampling.interval(draws),
-        p_value=min(1.0, max(2 * beyond / (resamples + 1), 2 * 0.5**changed)),
+        p_value=min(1.0, max(bounds)),
         num_queries=len(change),
         num_better=int((change > 0).sum()),
         num_worse=int((change < 0).sum()),
         changed={name: values[order] for name, values in {**facts, "a": a, "b": b, "difference": change}.items()},
         how=resampling.how(units.name, len(units)),
+        is_least=bool(beyond == 1 and bounds[0] >= bounds[1]),
     )
 
 
@@ -193,7 +201,7 @@ def _check_pair(a: Report, b: Report, metric: str, force: bool) -> None:
     }
     for what, differ in differences.items():
         if differ:
-            hint = "" if force else ", or pass force=True where only protocols or distances differ"
+            hint = "" if force else ", or, where only protocols or distances differ, add --force (force=True)"
             raise UserError(f"the reports have the {what}: evaluate both under the same{hint}")
     remedy = "evaluate both models on the same lists, in the same order, such as by one --data CONFIGURATION"
     facts = {"query": "rows", "label": "labels", "path": "paths", "num_positives": "numbers of positives"}

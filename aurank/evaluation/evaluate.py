@@ -21,6 +21,7 @@ from aurank.evaluation.engine.problem import (
     as_array,
     as_matrix,
     choose_devices,
+    note_of_equal_rows,
     numbered,
     require_at_least,
     require_equal,
@@ -203,6 +204,10 @@ def evaluate(
 
     problem, processed, ranks = given, None, ranks_of(given)
     report = report_of(problem, ranks, None if steps else resampling)
+    hits = report.per_query["query"], report.per_query["first_positive"]
+    remarks = [] if group.size > 1 else note_of_equal_rows(given, *hits)
+    if not report.per_query["num_negatives"].any():
+        remarks.append("no query has a negative (one class alone?), so every order is perfect by definition")
     if steps is not None:
         processed = steps.apply(problem, device=str(first))
         problem, plain = processed.problem, report.metrics
@@ -235,7 +240,7 @@ def evaluate(
         near = index_report(problem, exact, index=index, recall_at=wanted, **how)
         content = {**asdict(near), "neighbour_recall": {str(k): value for k, value in near.neighbour_recall.items()}}
         report = replace(report, approximation=content, notes=[*report.notes, str(near)])
-    return report
+    return replace(report, notes=[*report.notes, *remarks])
 
 
 def fitting_cuts(recall_at: tuple[int, ...], ranks: RankSource) -> tuple[int, ...]:

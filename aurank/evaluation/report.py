@@ -28,7 +28,7 @@ from aurank.files import checked, read_record, reading, replacing, write_text
 from aurank.names import meant, nearest
 
 Row = Sequence[str]
-_LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+_LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "≤": r"$\le$"}
 _LATEX |= {sign: f"\\{sign}" for sign in "&%$#_{}"}
 _MARKDOWN = {sign: f"\\{sign}" for sign in "\\|`*"} | {"<": "&lt;", "&": "&amp;"}
 

@@ -19,6 +19,7 @@ class Answer:
         half_width: of the 95 % interval over seeds, by Student's t; None for one seed.
         interval: the 95 % percentile interval of a bootstrap that draws classes and seeds; None for one class.
         p_seeds, p_classes: two-sided, of mean 0: by Student's t (None also if all seeds differ alike); by bootstrap.
+        is_least: no resample was on the other side of 0, so p_classes is an upper bound.
     """
 
     mean: float
@@ -26,6 +27,7 @@ class Answer:
     interval: tuple[float, float] | None
     p_seeds: float | None
     p_classes: float | None
+    is_least: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +67,8 @@ class SeedsAndClasses:
         draws = self.draws(values)
         beyond = 1 + min(int((draws <= 0).sum()), int((draws >= 0).sum()))
         low, high = np.quantile(draws, [0.025, 0.975]).tolist()
-        return Answer(mean, half_width, (low, high), p_seeds, min(1.0, 2 * beyond / (self.resamples + 1)))
+        p_classes = min(1.0, 2 * beyond / (self.resamples + 1))
+        return Answer(mean, half_width, (low, high), p_seeds, p_classes, is_least=beyond == 1)
 
 
 def over_seeds(values: Float64[np.ndarray, " seed"]) -> tuple[float, float | None, float | None]:

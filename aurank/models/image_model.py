@@ -179,7 +179,7 @@ class ImageModel:
 
     def _read(self, photo: Any, place: int, max_pixels: int) -> Pixels:
         if not isinstance(photo, _PHOTO):
-            expected = "expected a path, an image of Pillow, a uint8 array or the bytes of a file"
+            expected = "expected a path, an image of Pillow, a uint8 array [height, width, channel] or a file's bytes"
             raise UserError(f"images[{place}]: {expected}, got {type(photo).__name__}")
         try:
             return read_photo(photo, self.channels, max_pixels=max_pixels)

@@ -26,8 +26,8 @@ _UNCHANGED = "the embeddings as they are"
 _HEAD = ("mAUPRC", "Recall@1", "minus {}", "p, seeds", "p, classes", "mean rank", "chosen", "seeds")
 _NOTE = (
     "± is the half width of the 95 % interval over seeds (Student's t), in brackets is the 95 % interval of a "
-    "bootstrap over classes and seeds; p by either, corrected for the number of methods (Holm); *: within 5 % of an "
-    "end of its range."
+    "bootstrap over classes and seeds; p by either, corrected for the number of methods (Holm), ≤ where no resample is "
+    "on the other side; *: within 5 % of an end of its range."
 )
 
 
@@ -176,6 +176,7 @@ def cells_of(block: SettingTable) -> tuple[list[str], list[list[str]]]:
             p_values = ["" if p is None else f"{p:.2g}" for p in (row.difference.p_seeds, row.difference.p_classes)]
             if row.difference.p_seeds is None and row.seeds and row.difference.half_width is not None:
                 p_values[0] = "n/a"  # all seeds differ alike
+            p_values[1] = f"≤ {p_values[1]}" if row.difference.is_least and p_values[1] else p_values[1]
         rank = "" if row.rank is None else f"{row.rank:.2f}"
         seeds = f"{row.seeds or ''}{f' ({row.diverged} diverged)' if row.diverged else ''}"
         recall = Answer(*row.recall, None, None, None)

@@ -50,8 +50,8 @@ def calibration_csv(found: Calibration) -> str:
     return csv_text([found.curve, *(["" if np.isnan(value) else value for value in row] for row in rows)])
 
 
-def write_calibration(found: Calibration, out: Path, *, of: str = "") -> None:
-    content = {"format": FORMAT, "version": VERSION, "of": of, **found.to_json()}
+def write_calibration(found: Calibration, out: Path, *, of: str = "", command: str | None = None) -> None:
+    content = {"format": FORMAT, "version": VERSION, "of": of, "command": command, **found.to_json()}
     write_text(out / NUMBERS, json.dumps(content, indent=1) + "\n")
     write_text(out / TABLE, calibration_csv(found))
     write_text(out / PAGE, calibration_page(found, of=of))

@@ -28,12 +28,12 @@ def require_free(out: Path, names: Sequence[str] = (REPORT, PER_QUERY, CURVE, PA
         raise UserError(f"--out {out} holds a training run, and its {REPORT} would be overwritten; name another folder")
 
 
-def require_same_command(out: Path, command: str | None) -> bool:
-    if not (out / REPORT).exists():
+def require_same_command(out: Path, command: str | None, name: str = REPORT) -> bool:
+    if not (out / name).exists():
         return False
     made_by = None
     with contextlib.suppress(OSError, ValueError, AttributeError):  # something else, or damaged
-        made_by = json.loads((out / REPORT).read_bytes()).get("command")
+        made_by = json.loads((out / name).read_bytes()).get("command")
     if made_by != command:
         by = "something else" if made_by is None else f"another command ({made_by})"
         remedy = "name another folder, or add --overwrite to replace that result"

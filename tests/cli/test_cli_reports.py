@@ -91,6 +91,18 @@ def test_a_threshold_comes_with_a_table_and_a_page(reports: Path, aurank: Shell)
     assert not re.search(r"(?:src|href)=\"http|@import|<link", page)
 
 
+def test_the_threshold_of_another_command_is_replaced_by_overwrite_alone(reports: Path, aurank: Shell) -> None:
+    for precision, option, code in ((0.8, (), 0), (0.8, (), 0), (0.7, (), 2), (0.7, ("--overwrite",), 0)):
+        ended, _, complaint = aurank("calibrate", "measured", "--precision", precision, "--out", "made", *option)
+        assert ended == code, complaint
+        assert (code == 0) == ("add --overwrite to replace that result" not in complaint)
+    kept = json.loads((reports / "made/calibration.json").read_text(encoding="utf-8"))
+    assert (kept["wanted"], kept["command"].rpartition(" && ")[2]) == (
+        0.7,
+        "aurank calibrate measured --precision 0.7 --out made",
+    )
+
+
 def test_a_report_by_its_folder_whose_name_is_text_in_the_page(reports: Path, aurank: Shell) -> None:
     (reports / "measured").rename(reports / "<img src=x onerror=alert(1)>")
     code, said, _ = aurank("calibrate", "<img src=x onerror=alert(1)>", "--precision", "0.8", "--out", "made")

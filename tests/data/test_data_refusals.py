@@ -88,6 +88,10 @@ def held_out(fraction: float, classes: int = 6, super_labels: Sequence[int] | No
         (lambda: ImageDataset(manifest(), transform("resize", channels=1), channels=3), "the transform is for 1 chann"),
         (lambda: Preparation(36, 4, raw=False), "a JPEG holds 1 or 3 channels, not data.channels=4"),
         (lambda: decoded(np.zeros((2, 2, 7), np.uint8), 3), "array of 7 channels cannot become 3; set data.channels=7"),
+        (
+            lambda: decoded(np.zeros((3, 8, 8), np.uint8), 3),
+            "[height, width, channel]: array.transpose(1, 2, 0)",
+        ),
         (lambda: decoded(np.zeros((2, 2), np.float32), 1), "image 'x' in memory: expected a uint8 array"),
         (lambda: decoded(np.zeros((0, 2), np.uint8), 1), "expected a uint8 array"),
         (lambda: decoded(np.zeros(4, np.uint8), 1), "expected a uint8 array"),

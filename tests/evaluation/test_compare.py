@@ -68,6 +68,10 @@ def test_a_change_of_every_query_is_beyond_chance() -> None:
     result = compare(one, other, resamples=999)
     assert result.interval == pytest.approx((0.25, 0.25))
     assert result.p_value == 2 / 1000
+    assert "  p ≤ 0.002\n" in str(result)  # fewer resamples cannot say less
+    assert "<td>≤ 0.002</td>" in result._repr_html_()
+    three = compare_all({"a": one, "b": other, "c": other}, resamples=999)
+    assert "  p ≤ 0.002 (≤ 0.004 corrected)\n" in str(three["c"])
 
 
 def test_of_few_classes_no_p_value_is_below_the_chance_that_all_change_the_same_way() -> None:
@@ -75,6 +79,7 @@ def test_of_few_classes_no_p_value_is_below_the_chance_that_all_change_the_same_
     other = replace(one, per_query={**one.per_query, "ap": one.per_query["ap"] + 0.25})
     result = compare(one, other, resamples=9999)
     assert result.p_value == 2 / 64
+    assert "  p = 0.031\n" in str(result)
     assert result.how.endswith("of 6 classes, seed 0; of so few it comes out too narrow")
     other.per_query["ap"][10:] = one.per_query["ap"][10:]  # four of the classes do not change
     assert compare(one, other, resamples=9999).p_value >= 2 / 4
@@ -135,9 +140,9 @@ REFUSED: list[tuple[Report, str]] = [
     (report(labels=None), r"only one of the reports has the queries' labels"),
     (report([*LISTS[:5], "+ - -"]), r"queries differ in their numbers of positives: 2 and 1 at place 5"),
     (report([*LISTS[:5], "+ + - - -"]), r"galleries of 3 and 5 rows"),
-    (report(distance="dot"), r"distances cosine and dot: .*force=True"),
+    (report(distance="dot"), r"distances cosine and dot: .*add --force"),
     (report(ties="optimistic"), r"ties threshold and optimistic"),
-    (report(protocol=PROTOCOL), r"protocols none \(None\) and sop \(12ab\): .*force=True"),
+    (report(protocol=PROTOCOL), r"protocols none \(None\) and sop \(12ab\): .*add --force"),
 ]
 
 
@@ -213,7 +218,7 @@ def test_each_report_is_compared_with_the_first() -> None:
     for name, one in found.items():
         alone = compare(reports["2 dims"], reports[name], resamples=200, metric="mrr", most=3)
         assert (one.difference, one.interval, one.p_value) == (alone.difference, alone.interval, alone.p_value)
-        assert f"({one.corrected_p_value:.2g} corrected)" in str(one)
+        assert f"{one.corrected_p_value:.2g} corrected)" in str(one)
     wanted = by_closed_testing([one.p_value for one in found.values()])
     assert [one.corrected_p_value for one in found.values()] == pytest.approx(wanted)
 

@@ -11,6 +11,7 @@ from sklearn.metrics import average_precision_score, ndcg_score, roc_auc_score
 
 import aurank
 from aurank.errors import UserError
+from aurank.evaluation import RetrievalProblem, calibrate
 
 
 def hard_data(seed: int, *, rows: int = 60, dim: int = 6, dtype: Any = np.float32) -> tuple[np.ndarray, np.ndarray]:
@@ -81,7 +82,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"embeddings": np.where(ROWS > 2, ROWS, np.nan)}, "row 0 of the query embeddings holds NaN"),
     ({"embeddings": ROWS * [[1], [1], [0], [1]]}, "row 2 of the query embeddings is all zeros"),
     ({"embeddings": ROWS[0]}, "query embeddings have type float32 and shape"),
-    ({"embeddings": ROWS[:0], "labels": []}, "query embeddings have type float32 and shape"),
+    ({"embeddings": ROWS[:0], "labels": []}, "query embeddings have no rows"),
     ({"embeddings": ROWS.astype(str)}, "query embeddings have type <U"),
     ({"embeddings": torch.from_numpy(ROWS) * 1j}, "query embeddings have type torch.complex64"),
     ({"gallery": ROWS}, "labels and gallery_labels belong"),
@@ -141,3 +142,24 @@ def test_a_gpu_gives_the_digits_of_the_cpu() -> None:
     embeddings, labels = hard_data(0, rows=1500)
     on_gpu = aurank.evaluate(torch.from_numpy(embeddings).cuda(), labels)
     assert on_gpu.metrics == aurank.evaluate(embeddings, labels).metrics
+
+
+@pytest.mark.parametrize("rows", [slice(None), slice(10, 30)], ids=["the same rows", "some of them"])
+def test_queries_that_find_their_own_rows_are_noted_where_no_ids_tell_them_apart(rows: slice) -> None:
+    embeddings, labels = np.random.default_rng(0).normal(size=(40, 8)), np.arange(40) // 4
+    queries = embeddings[rows], labels[rows]
+    (note,) = aurank.evaluate(*queries, embeddings, labels, metrics=["mauprc"]).notes
+    count = len(queries[0])
+    assert note.startswith(f"{count} of {count} queries find a gallery row equal to their own")
+    assert "gallery=None" in note
+    ids = np.arange(40)
+    assert not aurank.evaluate(*queries, embeddings, labels, ids=ids[rows], gallery_ids=ids, metrics=["mauprc"]).notes
+    assert not aurank.evaluate(*queries, metrics=["mauprc"]).notes
+    assert not aurank.evaluate(*queries, embeddings + 1, labels, metrics=["mauprc"]).notes
+    problem = RetrievalProblem(embeddings, labels, embeddings, labels)
+    assert calibrate(problem, precision=0.5).notes[0].startswith("40 of 40 queries find a gallery row equal")
+
+
+def test_a_set_without_negatives_is_noted() -> None:
+    (note,) = aurank.evaluate(ROWS, [5] * len(ROWS), metrics=["mauprc"]).notes
+    assert note == "no query has a negative (one class alone?), so every order is perfect by definition"

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Int64, Integer, Shaped
 from torch import Tensor
 
-from aurank.arrays import Arrays, MappedRows, as_plain
+from aurank.arrays import Arrays, MappedRows, as_plain, select_rows
 from aurank.distributed import SENT, ProcessGroup
 from aurank.errors import UserError
 from aurank.names import meant, nearest
@@ -24,6 +24,7 @@ ProgressCallback: TypeAlias = Callable[[int, int], object]  # called with what i
 Pairs: TypeAlias = tuple[Int64[np.ndarray, " pair"], Int64[np.ndarray, " pair"]]  # sorted queries and places
 
 NO_GROUP = -1
+COMPARED = 2**22  # numbers of rows compared at a time
 POSITIVE_BYTES = 110  # that a positive takes at most at once: its place, score, counts, and terms of the metrics
 
 
@@ -101,7 +102,9 @@ def as_matrix(values: Arrays, *, side: str) -> Embeddings:
         real = not embeddings.is_complex() and embeddings.layout == torch.strided
     else:  # bfloat16 and its kin come from the ml_dtypes package, under a kind of their own
         real = getattr(kind, "kind", "O") in "fiub" or str(kind).startswith(("bfloat", "float"))
-    if len(shape) != 2 or 0 in shape or not real:
+    if len(shape) == 2 and 0 in shape:
+        raise UserError(f"the {side} embeddings have no {'rows' if shape[0] == 0 else 'columns'} (shape {shape})")
+    if len(shape) != 2 or not real:
         what = f"the {side} embeddings have type {kind} and shape {shape}"
         raise UserError(f"{what}: give a dense matrix of real numbers, a row for each item")
     return embeddings
@@ -291,6 +294,24 @@ def check_sides(problem: RetrievalProblem) -> tuple[Side, Side]:
         widths = f"width {queries.shape[1]} and the gallery's {gallery.shape[1]}"
         raise UserError(f"the query embeddings have {widths}: embed both with the same model")
     return query, side(problem.gallery_labels, problem.gallery_groups, len(gallery), "gallery")
+
+
+def note_of_equal_rows(
+    problem: RetrievalProblem, query: Int64[np.ndarray, " pair"], row: Int64[np.ndarray, " pair"]
+) -> list[str]:
+    """Return a note where queries and the gallery rows that they find are equal, and no ids say what is what."""
+    if problem.gallery is None or (problem.ids is not None and problem.gallery_ids is not None):
+        return []
+    count, step = 0, max(1, COMPARED // problem.embeddings.shape[1])
+    for start in range(0, len(query), step):
+        part = slice(start, start + step)
+        sides = (problem.embeddings, query[part]), (problem.gallery, row[part])
+        own, other = (
+            as_array(side[rows] if isinstance(side, Tensor) else select_rows(side, rows)) for side, rows in sides
+        )
+        count += int((own == other).all(axis=1).sum())
+    text = f"{count:,} of {len(query):,} queries find a gallery row equal to their own; if it is the same item, "
+    return [f"{text}leave the gallery out (gallery=None), or give ids and gallery_ids"] if count else []
 
 
 # -- rows that several processes hold ----------------------------------------------------------------------------------
