@@ -180,8 +180,9 @@ def test_a_class_is_typed_scores_have_a_threshold_and_a_list_is_downloaded(
         page.type("#class", "blu")
         assert page.one("#message").text == "There is no class blu; choose one of the list."
         page.type("#class", "")
-        page.type("#least", f"{(hits[4].score + hits[5].score) / 2:.4f}")
-        page.until("Nearest images", "1–5 of those above")
+        least = f"{(hits[4].score + hits[5].score) / 2:.4f}"
+        page.type("#least", least)
+        page.until("Nearest images", f"1–5 of those from {least}")
         assert page.rows() == [hit.row for hit in hits[:5]]
         browser.execute_script(
             "const made = URL.createObjectURL;"

@@ -57,7 +57,7 @@ function show(wanted, answer) {
   const names = shortNames(found.map(one => one.name));
   element("list").replaceChildren(...found.map((one, place) => tile(one, names[place], answer.query?.class ?? null)));
   const last = answer.offset + found.length, isCut = found.length < (answer.neighbours ?? answer.images).length;
-  const total = isCut ? "those above" : answer.total.toLocaleString("en");
+  const total = isCut ? `those from ${wanted.least}` : answer.total.toLocaleString("en");
   const cut = isSearch && answer.total === limits?.most_neighbours ? "the nearest " : "";
   const range = found.length ? `${(answer.offset + 1).toLocaleString("en")}–${last.toLocaleString("en")} of ${cut}${total}` : "";
   document.querySelectorAll(".range").forEach(one => { one.textContent = range; });
