@@ -280,6 +280,11 @@ def test_the_first_lines_of_the_readme_run_as_written(capsys: pytest.CaptureFixt
     assert re.search(r"mauprc +0\.6\d+ → 0\.8\d+", capsys.readouterr().out)
 
 
+def test_the_first_commands_of_the_readme_work_in_a_clone_that_was_never_released() -> None:
+    first = [words for place, words in COMMANDS if place.startswith("README.md:")][:3]
+    assert first == [["make", "demo"], ["make", "test"], ["pip", "install", ".[all]"]]
+
+
 def test_the_readme_is_a_screen_and_a_half() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 110
 
