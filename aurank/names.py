@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, cast, get_args
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+NAN = ("nan", "NaN", "<NA>")  # a missing number as text
+NO_NAMES = ("", "-1", "-1.0", *NAN)  # no camera, or no super-category
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _WORDS = {"distance": {"l2": "euclidean"}}  # values that others have other words for
 
@@ -31,6 +33,13 @@ def tidied(text: str) -> str:
 def text_key(text: str) -> str:
     """Return what is equal for texts that count as the same: `tidied`, without regard to case, as they are read."""
     return tidied(tidied(text).casefold())  # tidied again: a folded letter may be decomposed
+
+
+def plain_text(value: Any) -> str:
+    """Return a value as text without blanks around it: "" for None and NaN, and 1 for 1.0."""
+    if value is None or (not isinstance(value, str) and str(value) in NAN):
+        return ""
+    return str(int(value) if isinstance(value, float) and value.is_integer() else value).strip()
 
 
 @functools.cache

@@ -101,6 +101,9 @@ def evaluate_model(
         options["index"] = CollectionIndex(options["index"], embedded.paths[embedded.is_gallery], rows)
     measure = embedded.evaluate if protocol is None else partial(protocol.evaluate, embedded)
     report = noted(evaluate_together(measure, running.group, **options), *measured.notes)
+    if not draws and "postprocess" not in options and running.group.rank == 0:
+        how = {name: options[name] for name in ("distance", "ties", "max_memory", "device") if name in options}
+        report = replace(report, group_pairs=embedded.group_pairs(**how))
     if "postprocess" in options:
         running.finished("postprocessing", options["postprocess"])
     running.finished("measured", measured)

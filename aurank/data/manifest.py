@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ _COLUMNS = ("paths", "splits", "is_query", "is_gallery", "groups", "super_labels
 _PAIRS = ("positives", "ignored")
 _ENDINGS = 8  # that are named
 _LONGEST_NAME = 4096  # as the longest path of Linux
+_NO_LINE = re.compile(r"[\n\r]|\0\Z")
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +35,7 @@ class Manifest:
         labels: contiguous, 0 … C − 1; `classes[label]` is the class's original name.
         class_ids: what the lists of the data set call the classes, where that is not their name: `sha256` is of these.
         groups: a camera, −1 for none; None where the data set has none, as for `super_labels` and `texts`.
+        group_names: `group_names[group]` is the name of a camera; None where they are numbers. `sha256` leaves it out.
         texts: a caption of each row; one image may then stand in several rows, each with a caption of its own.
         boxes: the part of the upright image that a row is, in pixels: x1, y1, x2, y2, the last two just outside; −1 in
             all four for the whole image. One image may then stand in several rows, each with a box of its own.
@@ -66,6 +69,7 @@ class Manifest:
     positives: Int64[np.ndarray, "positive 2"] | None = None
     ignored: Int64[np.ndarray, "ignored 2"] | None = None
     unread: tuple[str, ...] = dataclasses.field(default=(), repr=False)
+    group_names: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         if trouble := next(self._troubles(), None):
@@ -242,6 +246,7 @@ def build_manifest(
     is_query: Sequence[bool] | None = None,
     is_gallery: Sequence[bool] | None = None,
     groups: Sequence[int] | None = None,
+    group_names: tuple[str, ...] | None = None,
     super_labels: Sequence[int] | None = None,
     texts: Sequence[str] | None = None,
     boxes: Sequence[Sequence[int]] | None = None,
@@ -266,9 +271,11 @@ def build_manifest(
         raise UserError(f"{name}: no images in {source.where}")
     for what, names in (("path", paths), ("class", labels)):
         # As a column, all are as wide as the longest; a line break would forge a line of what is printed.
-        if odd := next((one for one in names if len(one) > _LONGEST_NAME or "\n" in one or "\r" in one), None):
+        # A zero byte at its end would be lost in an array of NumPy.
+        if odd := next((one for one in names if len(one) > _LONGEST_NAME or _NO_LINE.search(one)), None):
+            wrong = f"has {len(odd):,} characters, or a line break, or ends in a zero byte"
             limits = f"a name has at most {_LONGEST_NAME:,} and stands on one line: rename it"
-            raise UserError(f"{name}: the {what} {odd[:40]!r} has {len(odd):,} characters, or a line break; {limits}")
+            raise UserError(f"{name}: the {what} {odd[:40]!r} {wrong}; {limits}")
     numbers, everything = first_seen(labels), [True] * len(paths)
 
     def whole(column: Sequence[Any] | None) -> Int64[np.ndarray, "image ..."] | None:
@@ -285,6 +292,7 @@ def build_manifest(
         is_query=np.array(everything if is_query is None else is_query, dtype=np.bool_),
         is_gallery=np.array(everything if is_gallery is None else is_gallery, dtype=np.bool_),
         groups=whole(groups),
+        group_names=group_names,
         super_labels=whole(super_labels),
         texts=None if texts is None else tuple(texts),
         boxes=whole(boxes),

@@ -13,17 +13,18 @@ from jaxtyping import Float32
 from aurank.arrays import load_arrays
 from aurank.data.dataset import Batch, ImageDataset, Key
 from aurank.data.manifest import Manifest
+from aurank.data.readers.values import number_groups
 from aurank.data.shards import INDEX, read_shards
 from aurank.data.sources import ImageSource
 from aurank.data.transforms import Pipeline
 from aurank.errors import UserError
 from aurank.files import EXACT, checked, reading
-from aurank.names import meant, nearest
+from aurank.names import meant, nearest, plain_text
 
 PAIRS, _FLAGS = ("positives", "ignored"), ("is_query", "is_gallery")
 ARRAYS = (
     *("embeddings", "labels", "ids", "paths", "is_query", "is_gallery", "groups", "classes"),
-    *("splits", "super_labels", "made_by", *PAIRS),
+    *("group_names", "splits", "super_labels", "made_by", *PAIRS),
 )
 """Arrays of a file of saved embeddings; files of other programs lack all but the first two."""
 
@@ -36,6 +37,7 @@ _FORMS = {
     "is_query": (1, "biu", "one flag a row"),
     "is_gallery": (1, "biu", "one flag a row"),
     "classes": (1, "U", "one text a class"),
+    "group_names": (1, "U", "one text a group"),
     "made_by": (0, "U", "one text"),
     **dict.fromkeys(PAIRS, (2, "iu", "pairs of rows, shape [pair, 2]")),
 }
@@ -78,6 +80,9 @@ def read_arrays(path: Path, labels: Path | None = None) -> dict[str, Any]:
     count = len(content["embeddings"])
     usual = {"ids": np.arange(count), "paths": np.array([""] * count), "groups": np.full(count, -1)}
     content = {**usual, **dict.fromkeys(_FLAGS, np.ones(count, dtype=bool)), **content}
+    if content["groups"].dtype.kind in "fU":
+        groups, names = number_groups([plain_text(group) for group in content["groups"].tolist()])
+        content |= {"groups": np.array(groups), "group_names": None if names is None else np.array(names)}
     return content | {name: content[name].astype(bool) for name in _FLAGS}
 
 
@@ -102,13 +107,16 @@ def _troubles(content: Mapping[str, Any]) -> Iterator[str]:
     if "ids" in content and len(ids) < count:
         again = content["ids"][np.setdiff1d(np.arange(count), places)[0]]
         yield f"ids name an item twice, {again!r}; give each item its own id"
+    names = content.get("group_names", np.zeros(0))
+    if "group_names" in content and not np.isin(content.get("groups", -1), np.arange(-1, len(names))).all():
+        yield "group_names must be the names of the groups 0, 1, …, in their order; leave them out"
     if "classes" in content and not np.isin(content["labels"], np.arange(len(content["classes"]))).all():
         yield "classes must be the names of the labels 0, 1, …, in their order; leave them out"
 
 
 def misfits(name: str, values: Any, count: int) -> Iterator[str]:
     ndim, kinds, expected = _FORMS.get(name, (1, "", "one value a row"))
-    whole = name in ("classes", "made_by", *PAIRS) or (values.ndim and len(values) == count)
+    whole = name in ("classes", "group_names", "made_by", *PAIRS) or (values.ndim and len(values) == count)
     if values.ndim != ndim or not whole or (kinds and values.dtype.kind not in kinds) or values.shape[1:] == (0,):
         yield f"{name} has shape {values.shape}, {values.dtype}; expected {expected}, {count} rows in all arrays"
     if name in PAIRS and values.size and not (values.min() >= 0 and values.max() < count):

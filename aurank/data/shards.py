@@ -60,6 +60,7 @@ class _Record:
     classes: list[str] | None = None
     made_by: str | None = None
     pace: tuple[int, bool | None] | None = None
+    group_names: list[str] | None = None
 
     @property
     def text(self) -> str:
@@ -147,7 +148,8 @@ class ShardWriter:
                 ordered = columns[name][np.lexsort((columns[name][:, 1], columns[name][:, 0]))]
                 offsets = np.searchsorted(ordered[:, 0], np.arange(sum(lengths) + 1))
                 table[name] = pyarrow.LargeListArray.from_arrays(offsets, ordered[:, 1])
-        record = _Record(self.key, parts, None if classes is None else list(classes), made_by, self.pace)
+        cameras = columns["group_names"].tolist() if "group_names" in columns else None
+        record = _Record(self.key, parts, None if classes is None else list(classes), made_by, self.pace, cameras)
         arrow = pyarrow.table(table).replace_schema_metadata({FORMAT: record.text})
         with replacing(self.folder / INDEX) as file:
             pyarrow.parquet.write_table(arrow, file, write_page_checksum=True)
@@ -201,7 +203,8 @@ def read_shards(folder: Path) -> dict[str, Any]:
                 counts = [len(one) for one in lists.to_pylist()]
                 gallery = np.asarray(lists.flatten().to_numpy(zero_copy_only=False), dtype=np.int64)
                 found[name] = np.stack([np.repeat(np.arange(len(counts)), counts), gallery], axis=1)
-    found |= {} if record.classes is None else {"classes": np.array(record.classes, dtype=np.str_)}
+    for name, texts in (("classes", record.classes), ("group_names", record.group_names)):
+        found |= {} if texts is None else {name: np.array(texts, dtype=np.str_)}
     return found | ({} if record.made_by is None else {"made_by": np.array(record.made_by)})
 
 

@@ -47,6 +47,7 @@ class ImageSource(ABC):
 
     where: str
     is_read_to_mark = False  # whether the mark of an image takes as long as the image itself
+    lines: tuple[str, Sequence[str], Sequence[int]] | None = None  # of a table: its name, paths and lines
 
     @abstractmethod
     def content(self, path: str) -> bytes:
@@ -77,11 +78,17 @@ class ImageSource(ABC):
         except (MemoryError, UserError):
             raise
         except (KeyError, FileNotFoundError):
-            said = f"image {path!r} is not in {self.where}"
+            said = f"image {path!r} is not in {self.where}{self._line_of(path)}"
         # OSError; a zero byte in a name; of archives BadZipFile, zlib.error, an unknown method, a password.
         except Exception as error:
             said = f"image {path!r} in {self.where} cannot be read: {getattr(error, 'strerror', None) or error}"
         raise UserError(said)
+
+    def _line_of(self, path: str) -> str:
+        if self.lines is None or path not in self.lines[1]:
+            return ""
+        table, paths, numbers = self.lines
+        return f" ({table}, line {numbers[paths.index(path)]})"
 
 
 def file_system(address: str) -> tuple[Any, str]:

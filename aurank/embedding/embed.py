@@ -1,8 +1,9 @@
 """Embeddings of a manifest's images, with the rows, labels and paths they belong to."""
 
+import itertools
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,20 @@ from aurank.embedding.cache import EmbeddingCache, Piece
 from aurank.embedding.pace import LEAST, TRIED, Pace, find_pace, kept_to
 from aurank.errors import UserError
 from aurank.evaluation.engine.nearest import nearest_rows
-from aurank.evaluation.engine.problem import ProgressCallback, RetrievalProblem, choose_devices
+from aurank.evaluation.engine.problem import (
+    NO_GROUP,
+    ProgressCallback,
+    RetrievalProblem,
+    choose_devices,
+    group_texts,
+)
 from aurank.evaluation.evaluate import evaluate
 from aurank.evaluation.report import Report
 from aurank.files import replacing
 from aurank.models.image_model import as_embeddings
 from aurank.names import accepting
+
+MOST_GROUPS = 8  # whose pairs are measured
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +45,7 @@ class Embedded:
     Attributes:
         ids: rows of the manifest.
         groups: cameras, −1 for none; of a query's own label and group nothing counts.
+        group_names: `group_names[group]` is the name of a camera; None where they are numbers.
         classes: `classes[label]` is the name of a class.
         super_labels: super-categories, −1 for none.
         made_by: the text of a ``MadeBy``.
@@ -55,6 +65,7 @@ class Embedded:
     made_by: np.ndarray | None = None
     positives: np.ndarray | None = None
     ignored: np.ndarray | None = None
+    group_names: np.ndarray | None = None
 
     @accepting(neighbors="neighbours")
     def evaluate(self, **options: Any) -> Report:
@@ -75,7 +86,7 @@ class Embedded:
             near = nearest_rows(self.problem(), lists, device=device, **how)
             there = self.labels if gallery is None else self.labels[gallery]
             report = replace(report, neighbours=near, gallery={"label": there})
-        if count := len(np.unique(self.groups[self.groups >= 0])):
+        if count := len(np.unique(self.groups[self.groups != NO_GROUP])):
             said = f"{count:,} cameras: images of a query's own class and camera are left out of its list"
             report = replace(report, notes=[*report.notes, said])
         return self.named(report, query, gallery)
@@ -112,7 +123,7 @@ class Embedded:
         for name, values in vars(self).items():
             if name in ("positives", "ignored") and values is not None:
                 changed[name] = pairs_among(values, chosen, len(self.labels))
-            elif name not in ("embeddings", "classes", "made_by") and values is not None:
+            elif name not in ("embeddings", "classes", "made_by", "group_names") and values is not None:
                 changed[name] = values[rows]
         return replace(self, **changed)
 
@@ -124,11 +135,31 @@ class Embedded:
         self, report: Report, query: np.ndarray | slice = slice(None), gallery: np.ndarray | None = None
     ) -> Report:
         classes = None if self.classes is None else self.classes[self.labels]
-        own = None if classes is None else classes[query]
+        columns = (self.paths, classes, group_texts(self.groups, self.group_names))
+        own = (None if column is None else column[query] for column in columns)
         if gallery is None:
-            return report.named(self.paths[query], own)
-        there = None if classes is None else classes[gallery]
-        return report.named(self.paths[query], own, gallery_paths=self.paths[gallery], gallery_classes=there)
+            return report.named(*own)
+        paths, there, groups = (None if column is None else column[gallery] for column in columns)
+        return report.named(*own, gallery_paths=paths, gallery_classes=there, gallery_groups=groups)
+
+    def group_pairs(self, **options: Any) -> list[dict[str, Any]] | None:
+        """Return metrics of the queries of one group among the gallery rows of another alone, for each pair of groups.
+
+        Of more than eight groups those with the most rows are taken. None where there are not two.
+        """
+        groups, counts = np.unique(self.groups[self.groups != NO_GROUP], return_counts=True)
+        groups = np.sort(groups[np.argsort(-counts, kind="stable")[:MOST_GROUPS]])
+        pairs = []
+        for one, other in itertools.permutations(groups.tolist(), 2):
+            query, gallery = self.is_query & (self.groups == one), self.is_gallery & (self.groups == other)
+            sides = replace(self, is_query=query, is_gallery=gallery).select(query | gallery)
+            with suppress(UserError):  # no query of this group has a positive in the other
+                report = sides.evaluate(metrics=["mauprc", "recall@1"], distributed=False, **options)
+                names = group_texts([one, other], self.group_names)
+                assert names is not None
+                found = {"num_queries": len(report.per_query["query"]), "metrics": report.metrics}
+                pairs.append(dict(zip(("query", "gallery"), names.tolist(), strict=True)) | found)
+        return pairs or None
 
     def save(self, path: Path) -> None:
         with replacing(path) as file:
@@ -321,4 +352,6 @@ def described(manifest: Manifest, rows: np.ndarray, embeddings: Rows) -> Embedde
     for name in ("positives", "ignored"):
         if (pairs := getattr(manifest, name)) is not None:
             further[name] = pairs_among(pairs, rows, len(manifest))
-    return Embedded(embeddings, labels, rows, paths, **roles, groups=groups, classes=classes, **further)
+    names = None if manifest.group_names is None else np.array(manifest.group_names)
+    how = {**roles, "groups": groups, "group_names": names, "classes": classes}
+    return Embedded(embeddings, labels, rows, paths, **how, **further)

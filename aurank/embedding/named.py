@@ -16,12 +16,14 @@ from aurank.data.sources import folder_or_file
 from aurank.errors import UserError
 from aurank.extras import require_libraries
 from aurank.files import LOCK, address_of, reading, require_writable
+from aurank.names import nearest
 
 if TYPE_CHECKING:
     from aurank.data import Manifest
     from aurank.embedding.protocols import Protocol
 
 ALL = "all"  # splits together
+_READ_BY = {**dict.fromkeys((".csv", ".parquet", ".pq", ".feather", ".arrow"), "table"), ".tar": "webdataset"}
 SUFFIX = ".safetensors"
 LAST, BEST = f"last{SUFFIX}", f"best{SUFFIX}"
 KEPT = f"checkpoint{SUFFIX}"  # in the folder of a stored model
@@ -132,7 +134,9 @@ def located(data: "str | Manifest") -> dict[str, Any]:
         return config.data.model_dump(include={"name", "params", "root"})
     name, _, path = data.partition(":")
     if name not in READERS:
-        expected = f"READER:PATH, such as folder:{path or name}, or a configuration"
+        file = path or name
+        likely = (*nearest(name, READERS), _READ_BY.get(Path(file).suffix.lower(), "folder"))[0]
+        expected = f"READER:PATH, such as {likely}:{file}, or a configuration"
         raise UserError(f"--data {data}: expected {expected}; the readers are {', '.join(READERS)}")
     section: dict[str, Any] = {"name": name, "params": {}}
     if not path:

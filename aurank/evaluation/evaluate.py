@@ -21,6 +21,7 @@ from aurank.evaluation.engine.problem import (
     as_array,
     as_matrix,
     choose_devices,
+    group_texts,
     note_of_equal_rows,
     numbered,
     require_at_least,
@@ -93,13 +94,14 @@ def evaluate(
 
     Equal labels make a positive. Without a gallery the set is its own, and each row is left out of its own result.
     Queries without a positive are skipped and counted. `ids`, `groups`, `positives`, `ignore`, `junk` and their gallery
-    sides are the fields of `RetrievalProblem`; here labels and ids may be text as well. `device`, `max_memory`,
+    sides are the fields of `RetrievalProblem`; here labels, ids and groups may be text as well. `device`, `max_memory`,
     `distributed` and `progress` are as for `positive_ranks`.
 
     Args:
         embeddings: queries [query, dim] of any real type: tensors, arrays of NumPy (memory-mapped too) and of other
             libraries (by `__dlpack__` or `__array__`), data frames, lists.
-        super_labels: the super-category of each row, −1 for none, for metrics such as h_ap and super:mauprc.
+        groups: such as the camera of each row; none where it is −1, None, NaN or "". So are super_labels.
+        super_labels: the super-category of each row, for metrics such as h_ap and super:mauprc.
         relevance: for each pair in `positives` a number above 0, its gain in nDCG; other metrics count pairs alike.
         distance: "cosine", "dot" or "euclidean" ("l2").
         recall_at: every k for recall@k and precision@k; those beyond the gallery are left out, and a note says so.
@@ -149,7 +151,9 @@ def evaluate(
                 raise UserError(f"{name} is of one process: call evaluate on one rank, with distributed=False")
     require_equal(group, relevance=relevance)
     labels, gallery_labels, classes = numbered(labels, gallery_labels, name="label", gather=group.all_gather)
-    above, gallery_above, _ = numbered(super_labels, gallery_super_labels, name="super_label", gather=group.all_gather)
+    grouping: dict[str, Any] = {"gather": group.all_gather, "may_lack": True}
+    above, gallery_above, _ = numbered(super_labels, gallery_super_labels, name="super_label", **grouping)
+    groups, gallery_groups, group_names = numbered(groups, gallery_groups, name="group", **grouping)
     ids, gallery_ids, _ = numbered(ids, gallery_ids, name="id", gather=group.all_gather)
     embeddings = as_matrix(embeddings, side="query")
     gallery = None if gallery is None else as_matrix(gallery, side="gallery")
@@ -231,6 +235,9 @@ def evaluate(
         there = labels if gallery is None else gallery_labels
         kept = {} if there is None else {"label": as_array(there) if classes is None else classes[as_array(there)]}
         report = replace(report, neighbours=nearest, gallery=kept)
+    if groups is not None and group.size == 1:
+        there = None if gallery_groups is None else group_texts(gallery_groups, group_names)
+        report = report.named(groups=group_texts(groups, group_names), gallery_groups=there)
     if index is not None:
         named = tuple(sorted({k for name in names or () if (k := split_cut(name.removeprefix(MACRO))[1])}))
         wanted = named or fitting_cuts(cuts, ranks) or cuts

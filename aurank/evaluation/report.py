@@ -67,7 +67,7 @@ Metrics = Annotated[dict[str, Number], MinLen(1)]
 FIRST = ("first_positive", "first_score")  # gallery row and score of each query's first positive
 _KINDS: dict[str, Any] = {
     **dict.fromkeys(("query", "num_positives", "num_negatives", "first_rank", "last_rank", FIRST[0]), list[Count]),
-    **dict.fromkeys(("label", "class", "path"), Names),
+    **dict.fromkeys(("label", "class", "path", "group"), Names),
 }
 """The columns of `per_query` and of the gallery that are no metrics."""
 _LONG = ("curve", "neighbours", "gallery", "per_query")  # at the end of the file
@@ -87,6 +87,13 @@ class _Code(TypedDict):
     metrics: Metrics
 
 
+class _GroupPair(TypedDict):
+    query: str
+    gallery: str
+    num_queries: Count
+    metrics: Metrics
+
+
 class _Report(TypedDict):
     metrics: Metrics
     per_query: Annotated[dict[str, Any], MinLen(1)]
@@ -103,6 +110,7 @@ class _Report(TypedDict):
     versions: dict[str, str]
     postprocessing: NotRequired[dict[str, str | Count | list[str] | dict[str, Number]]]
     codes: NotRequired[list[_Code]]
+    group_pairs: NotRequired[list[_GroupPair]]
     date: NotRequired[str]
     command: NotRequired[str]
     curve: NotRequired[dict[Literal["recall", "precision"], list[Number]]]
@@ -139,7 +147,7 @@ def _versions() -> dict[str, str]:
 class Report:
     """Metrics of one evaluation, in [0, 1], over the queries that have a positive.
 
-    `per_query` has "query" (the row), "label", "path" and "class" where they are known, "num_positives",
+    `per_query` has "query" (the row), "label", "path", "class" and "group" where they are known, "num_positives",
     "num_negatives", "first_rank", "last_rank", "first_positive" (the gallery row of its best-placed positive) with
     "first_score", "ap" (the values of mauprc), and every other metric by its name. Cut lists have no first scores.
 
@@ -166,8 +174,9 @@ class Report:
     approximation: dict[str, Any] | None = None  # the fields of an `Approximation`, where an index was measured
     postprocessing: dict[str, Any] | None = None  # "steps", "transductive", "fitted_rows", and "plain": metrics without
     codes: list[dict[str, Any]] | None = None  # a row for each: "dim", "precision", "bytes", "rescored", "metrics"
+    group_pairs: list[dict[str, Any]] | None = None  # "query" and "gallery" (two groups), "num_queries", "metrics"
     neighbours: NearestRows | None = None  # of each query in `per_query`, where they were asked for
-    gallery: dict[str, Column] = field(default_factory=dict)  # beside them: "label", "path", "class" of gallery rows
+    gallery: dict[str, Column] = field(default_factory=dict)  # beside them: its "label", "path", "class", "group"
     distance: str = "cosine"  # by which items were ranked; "run" for a run of TREC
     versions: dict[str, str] = field(default_factory=lambda: dict(_versions()))
     date: str | None = None  # UTC, where a command made it
@@ -222,26 +231,28 @@ class Report:
 
     def named(
         self,
-        paths: Column,
+        paths: Column | None = None,
         classes: Column | None = None,
+        groups: Column | None = None,
         *,
         gallery_paths: Column | None = None,
         gallery_classes: Column | None = None,
+        gallery_groups: Column | None = None,
     ) -> "Report":
-        """Return this report with the path and the class of each query, given those of all queries by their rows.
+        """Return this report with path, class and group of each query, given those of all queries by their rows.
 
         Beside neighbours the same is kept of the gallery rows; without a gallery they are the queries.
         """
-        names = {"path": paths if (paths != "").any() else None, "class": classes}
+        names = {"path": paths, "class": classes, "group": groups}
+        there = {"path": gallery_paths, "class": gallery_classes, "group": gallery_groups}
+        if all(values is None for values in there.values()):
+            there = names
         rows = self.per_query["query"]
         facts = {name: values for name, values in self.per_query.items() if name in ("query", "label")}
-        facts |= {name: values[rows] for name, values in names.items() if values is not None}
+        facts |= {name: values[rows] for name, values in names.items() if values is not None and (values != "").any()}
         named = replace(self, per_query={**facts, **self.per_query, **facts})
         if self.neighbours is None:
             return named
-        there = {"path": paths, "class": classes}
-        if gallery_paths is not None:
-            there = {"path": gallery_paths, "class": gallery_classes}
         kept = {name: values for name, values in there.items() if values is not None and (values != "").any()}
         return replace(named, gallery={**self.gallery, **kept})
 
@@ -426,8 +437,7 @@ class Report:
         columns: dict[str, Any] = {name: _plain(values) for name, values in self.per_query.items()}
         if (lists := self.neighbours) is not None:
             found = {"rows": lists.row, "scores": lists.score, "are_positive": lists.is_positive}
-            if "path" in self.gallery:
-                found["paths"] = self.gallery["path"][lists.row]
+            found |= {f"{name}s": self.gallery[name][lists.row] for name in ("path", "group") if name in self.gallery}
             there = lists.row >= 0
             ends = pyarrow.array(np.cumsum([0, *there.sum(axis=1)]), pyarrow.int32())
             for name, values in found.items():

@@ -21,6 +21,7 @@ class Item:
     score: float | None = None  # None: the query
     is_right: bool = False
     place: int = 0  # from 1 in the list
+    group: str = ""  # such as its camera
     is_apart: bool = False  # behind the list shown: the first positive of a query that finds none in it
 
 
@@ -64,15 +65,15 @@ def make_grids(report: Report, pictures: Pictures, *, queries: int = 8, classes:
 
 
 def query_names(report: Report) -> np.ndarray:
-    return _text(report.per_query, len(report.per_query["query"]))
+    return _text(report.per_query, len(report.per_query["query"]), "class", "label")
 
 
 def gallery_names(report: Report) -> np.ndarray:
-    return _text(report.gallery, report.num_gallery)
+    return _text(report.gallery, report.num_gallery, "class", "label")
 
 
-def _text(columns: dict[str, np.ndarray], rows: int) -> np.ndarray:
-    for name in ("class", "label"):
+def _text(columns: dict[str, np.ndarray], rows: int, *names: str) -> np.ndarray:
+    for name in names:
         if name in columns:
             return columns[name].astype(np.str_)
     return np.full(rows, "")
@@ -80,11 +81,12 @@ def _text(columns: dict[str, np.ndarray], rows: int) -> np.ndarray:
 
 def grid_rows(report: Report, indices: Sequence[int], pictures: Pictures) -> list[GridRow]:
     names, others = query_names(report), gallery_names(report)
+    own, there_by = _text(report.per_query, len(names), "group"), _text(report.gallery, report.num_gallery, "group")
     values, lists, paths = report.per_query, report.neighbours, report.gallery.get("path")
     rows = []
     for index in indices:
         path = str(values["path"][index]) if "path" in values else ""
-        query, found = Item(path, str(names[index]), pictures.of(path)), list[Item]()
+        query, found = Item(path, str(names[index]), pictures.of(path), group=str(own[index])), list[Item]()
         numbers = [int(values[name][index]) for name in ("query", "first_rank", "num_positives")]
         listed: list[tuple[int, float, bool, int, bool]] = []
         if lists is not None:
@@ -95,6 +97,7 @@ def grid_rows(report: Report, indices: Sequence[int], pictures: Pictures) -> lis
                 listed.append((int(row), float(score), True, numbers[1], True))
         for row, score, is_right, place, is_apart in listed:
             there = "" if paths is None else str(paths[row])
-            found.append(Item(there, str(others[row]), pictures.of(there), score, is_right, place, is_apart))
+            named = (there, str(others[row]), pictures.of(there))
+            found.append(Item(*named, score, is_right, place, str(there_by[row]), is_apart))
         rows.append(GridRow(query, found, float(values["ap"][index]), *numbers))
     return rows

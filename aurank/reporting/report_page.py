@@ -24,16 +24,6 @@ from aurank.reporting.tables import facts as facts_of
 
 MOST_CLASSES = 500  # in the table; per_class.csv has all
 MOST_NAMES = 100  # of a list of images
-HEADINGS = {
-    "numbers": "Numbers",
-    "training": "Training",
-    "curves": "Curves",
-    "findings": "Findings",
-    "grids": "What queries find",
-    "classes": "Classes",
-    "confusions": "Classes taken for each other",
-    "hubs": "Images that many queries find",
-}
 CARDS = ("mauprc", "recall@1", "recall@10", "map@r", "mrr", "auroc")
 
 
@@ -54,7 +44,6 @@ def report_page(
     embeddings: Rows | None = None,
     classes: Sequence[str] = (),
     examined: Examined | None = None,
-    course: object = None,
     facts: Sequence[tuple[str, str]] = (),
     title: str = "Retrieval report",
 ) -> str:
@@ -68,28 +57,29 @@ def report_page(
     findings = [] if examined is None else _findings(examined, pictures)
     left_out = _left_out(report, pictures)
     sections = {
-        "numbers": report, "training": course, "curves": charts, "findings": examined, "grids": grids,
-        "classes": table, "confusions": confused, "hubs": found_hubs,
+        "findings": examined, "grids": grids, "cameras": report.group_pairs, "classes": table,
+        "confusions": confused, "hubs": found_hubs,
     }  # fmt: skip
+    contents = [("numbers", "Numbers"), ("curves", "Curves")]
+    contents += [(name, name.capitalize()) for name, content in sections.items() if content]
     return render(
         "report.html",
         title=title,
         report=report,
         counted=counted(report),
-        contents=[name for name, content in sections.items() if content],
-        headings=HEADINGS,
+        contents=contents,
         cards=_cards(report),
         notes=[note for note in report.notes if not (facts and note.startswith("model "))],  # the facts say it
         plain=(report.postprocessing or {}).get("plain"),
         facts=[*facts, *facts_of(report)],
         charts=charts,
-        course=course,
         examined=examined,
         findings=findings,
         grids=grids,
         classes=table,
         confused=confused,
         hubs=found_hubs,
+        cameras=_cameras(report),
         kept=0 if lists is None else lists.row.shape[1],
         single=bool((report.per_query["num_positives"] == 1).all()),
         metrics=same_metrics(report),
@@ -135,6 +125,14 @@ def _classes(report: Report) -> dict[str, Any]:
     order = np.argsort(table["mauprc"], kind="stable")[:MOST_CLASSES].tolist()
     rows = [(names[index], *(column[index].item() for column in columns)) for index in order]
     return {"rows": rows, "columns": ["class", "queries", "positives", *shown], "whole": len(names)}
+
+
+def _cameras(report: Report) -> dict[str, Any] | None:
+    pairs = {(pair["query"], pair["gallery"]): pair for pair in report.group_pairs or []}
+    ordered = list(dict.fromkeys(name for pair in pairs for name in pair))
+    names, others = ([name for name in ordered if any(pair[side] == name for pair in pairs)] for side in (0, 1))
+    rows = [(name, [pairs.get((name, other)) for other in others]) for name in names]
+    return {"columns": others, "rows": rows} if pairs else None
 
 
 def _confused(report: Report, lists: NearestRows) -> dict[str, Any] | None:

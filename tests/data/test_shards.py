@@ -27,6 +27,7 @@ COLUMNS = {
     "positives": np.array([[0, 1], [0, 4], [6, 2], [22, 8]]),
     "ignored": np.empty((0, 2), np.int64),
 }
+CAMERAS = np.array(["west", "east"])
 CLASSES = ["ape", "bee", "cat", "dog"]
 
 
@@ -42,7 +43,7 @@ def write(folder: Path, *, key: str = "k", upto: int = 3) -> ShardWriter:
         ids = writer.ids()
         held = {name: value if name in ("positives", "ignored") else value[ids] for name, value in COLUMNS.items()}
         held["positives"] = held["positives"] - (held["positives"] > 12)
-        writer.finish({**held, "ids": ids}, classes=CLASSES, made_by="by a model")
+        writer.finish({**held, "ids": ids, "group_names": CAMERAS}, classes=CLASSES, made_by="by a model")
     return writer
 
 
@@ -56,6 +57,7 @@ def test_parts_hold_the_arrays_of_one_file(tmp_path: Path) -> None:
     kept = np.delete(np.arange(COUNT), 12)
     for path in (tmp_path / "rows", tmp_path / "rows" / "index.parquet"):
         found = read_arrays(path)
+        assert found.pop("group_names").tolist() == CAMERAS.tolist()
         assert isinstance(found["embeddings"], MappedRows)
         assert all(isinstance(part, np.memmap) for part in found["embeddings"].parts)
         assert np.array_equal(found.pop("embeddings"), ROWS[kept])

@@ -1,6 +1,7 @@
 """Embedding a manifest's images: in order, without the unreadable, once each however often it is broken off."""
 
 import dataclasses
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from aurank.data import READERS, TRANSFORMS, ArraySource, ImageDataset, Manifest
 from aurank.embedding.cache import EmbeddingCache
 from aurank.embedding.embed import Embedded, embed, embed_pixels
 from aurank.errors import UserError
+from aurank.evaluation import evaluate
 from aurank.models.image_model import ImageModel, ModelImages
 
 COUNT = 12
@@ -169,6 +171,7 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
         ({"embeddings": ROWS[0]}, r"embeddings has shape \(4,\)"),
         ({"ids": np.array([4, 7, 4, 1])}, r"ids name an item twice, .*4"),
         ({"classes": np.array(["a"])}, "classes "),
+        ({"groups": LABELS, "group_names": np.array(["a"])}, "group_names must be the names of the groups 0, 1, …"),
         ({"is_query": LABELS + 1}, "is_query must hold True"),
         ({"is_querry": LABELS}, "which means nothing here; did you mean 'is_query'"),
     ],
@@ -212,7 +215,7 @@ def test_a_camera_of_a_table_hides_the_querys_own_class_under_it(tmp_path: Path)
     manifest = photos(tmp_path)
     lines = [
         "path,label,split,group",
-        *(f"{path},{row // 4},test,{row % 2}" for row, path in enumerate(manifest.paths)),
+        *(f"{path},{row // 4},test,{('west', 'east')[row % 2]}" for row, path in enumerate(manifest.paths)),
     ]
     (tmp_path / "photos" / "table.csv").write_text("\n".join(lines))
     table = READERS["table"](tmp_path / "photos", file="table.csv")
@@ -223,6 +226,23 @@ def test_a_camera_of_a_table_hides_the_querys_own_class_under_it(tmp_path: Path)
         report = given.evaluate()
         assert report.per_query["num_positives"].tolist() == [2] * COUNT  # of three, one has the query's camera
         assert report.per_query["num_negatives"].tolist() == [8] * COUNT
+        assert report.per_query["group"].tolist() == ["west", "east"] * (COUNT // 2)
+
+
+def test_cameras_are_measured_by_pairs(tmp_path: Path) -> None:
+    chance = np.random.default_rng(0)
+    rows, labels, groups = chance.normal(size=(40, 4)), np.arange(40) // 8, chance.integers(-1, 3, 40)
+    names = np.array(["door", "car park", "c3"])
+    np.savez(tmp_path / "rows.npz", embeddings=rows, labels=labels, groups=np.append(names, "")[groups])
+    pairs = Embedded.load(tmp_path / "rows.npz").group_pairs()
+    assert pairs is not None
+    assert {(pair["query"], pair["gallery"]) for pair in pairs} == set(itertools.permutations(names.tolist(), 2))
+    for pair in pairs:
+        one, other = (groups == names.tolist().index(pair[side]) for side in ("query", "gallery"))
+        report = evaluate(rows[one], labels[one], rows[other], labels[other])
+        assert pair["metrics"] == {name: report.metrics[name] for name in ("mauprc", "recall@1")}
+        assert pair["num_queries"] == report.num_queries - report.num_lone_queries
+    assert Embedded.load(tmp_path / "rows.npz").select(groups < 1).group_pairs() is None
 
 
 def pixel_rows(*images: np.ndarray) -> np.ndarray:

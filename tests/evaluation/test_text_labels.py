@@ -58,3 +58,34 @@ def test_names_are_kept_in_files_and_compared(tmp_path: Path) -> None:
     assert f"(label {NAMES[0]})" in str(compare(loaded, other, most=40))
     with pytest.raises(UserError, match="the reports' queries differ in their labels"):
         compare(report, aurank.evaluate(ROWS, NUMBERS))
+
+
+def test_groups_may_be_text_and_an_empty_one_is_none() -> None:
+    names = ["", "west", "east"]
+    numbers = np.random.default_rng(1).integers(-1, 2, 40)
+    text = [names[number + 1] for number in numbers]
+    half = np.array(NAMES[:10]), np.array(NAMES[10:])
+    for groups in (text, np.array(text), np.array([None if name == "" else name for name in text], object)):
+        report = aurank.evaluate(ROWS, NAMES, groups=groups, super_labels=[name[:1] for name in NAMES], neighbours=3)
+        assert report.metrics == aurank.evaluate(ROWS, NAMES, groups=numbers).metrics
+        assert report.per_query["group"].tolist() == [text[row] for row in report.per_query["query"]]
+        assert report.gallery["group"].tolist() == text
+        sides = {"groups": groups[:10], "gallery_groups": groups[10:]}
+        apart = aurank.evaluate(ROWS[:10], half[0], ROWS[10:], half[1], **sides)
+        plain = aurank.evaluate(
+            *(ROWS[:10], half[0], ROWS[10:], half[1]), groups=numbers[:10], gallery_groups=numbers[10:]
+        )
+        assert apart.metrics == plain.metrics
+
+
+@pytest.mark.parametrize("field", ["labels", "ids", "groups"])
+def test_names_that_numpy_would_merge_are_refused(field: str) -> None:
+    given = {"labels": [0, 0, 1, 1], field: ["a", "a", "a\0", "b"]}
+    with pytest.raises(UserError, match=r"'a\\x00' ends in a zero byte"):
+        aurank.evaluate(ROWS[:4], **given)
+
+
+@pytest.mark.parametrize("missing", ["", "nan"])
+def test_a_label_that_is_missing_is_no_class(missing: str) -> None:
+    with pytest.raises(UserError, match=f"some labels are missing \\('{missing}'\\): leave those rows out"):
+        aurank.evaluate(ROWS[:4], np.array(["a", "a", missing, missing]))

@@ -2,9 +2,11 @@
 
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet
 import pytest
 from testing.cases import Elements
 
@@ -55,6 +57,27 @@ def test_a_grid_shows_the_lists_of_the_report() -> None:
             assert last.score < top[-1].score
         assert (right[0] if right else 6) == min(6, row.first_rank)
         assert all(one.is_right == (one.label == row.query.label) for one in row.found)
+
+
+def test_cameras_stand_beside_queries_and_hits_and_are_compared(tmp_path: Path) -> None:
+    groups = np.array(["west", "east", ""])[np.arange(24) % 3]
+    pairs = [
+        {"query": "west", "gallery": "east", "num_queries": 8, "metrics": {"mauprc": 0.25, "recall@1": 0.125}},
+        {"query": "east", "gallery": "west", "num_queries": 7, "metrics": {"mauprc": 0.75, "recall@1": 0.875}},
+    ]
+    report = replace(measured().named(groups=groups), group_pairs=pairs)
+    for row in make_grids(report, Pictures(None), queries=4)[0].rows:
+        for item in (row.query, *row.found):
+            assert item.group == groups[int(item.path.removesuffix(".png"))]
+    text = re.sub("<[^>]+>", " ", report_page(report)).split("top alone.")[1].split()
+    assert text[2:10] == ["west", "east", "west", "0.2500", "0.1250", "east", "0.7500", "0.8750"]
+    report.save(tmp_path / "report.json")
+    report.write_per_query(tmp_path / "rows.parquet")
+    assert Report.load(tmp_path / "report.json").group_pairs == pairs
+    table, lists = pyarrow.parquet.read_table(tmp_path / "rows.parquet"), report.neighbours
+    assert lists is not None
+    assert table["group"].to_pylist() == groups.tolist()
+    assert table["neighbour_groups"].to_pylist() == groups[lists.row].tolist()
 
 
 def test_a_grid_of_a_class_and_an_unknown_one() -> None:
@@ -194,18 +217,3 @@ def test_confusions_and_hubs_equal_loops() -> None:
     assert counted.lists.tolist() == sorted((one for one in number if one), reverse=True)
     assert counted.right.tolist() == [(lists.is_positive & (lists.row == row)).sum() for row in counted.row]
     assert counted.never == number.count(0)
-
-
-def test_words_of_the_navigation_are_those_of_the_headings() -> None:
-    page = report_page(measured(rows=60))
-    links = dict(re.findall(r'<a href="#(\w+)">([^<]+)</a>', page.split("</nav>")[0]))
-    assert {"numbers", "curves", "grids", "classes", "confusions"} <= links.keys()
-    for anchor, name in links.items():
-        assert f"<h2>{name}</h2>" in page.split(f'id="{anchor}"')[1][:200]
-
-
-def test_charts_of_a_page_have_one_size() -> None:
-    page = report_page(measured(rows=60), embeddings=np.random.default_rng(0).standard_normal((60, 5)))
-    boxes = re.findall(r'<svg[^>]* viewBox="([^"]+)"', page)
-    assert len(boxes) >= 4
-    assert len(set(boxes)) == 1

@@ -229,7 +229,9 @@ def write_table(manifest: Manifest, file: Path) -> str:
     numbers = (manifest.groups, manifest.super_labels, *boxes)
     for name, values in zip(("group", "super_label", "x1", "y1", "x2", "y2"), numbers, strict=True):
         if values is not None:
-            columns[name] = ["" if number < 0 else str(number) for number in values.tolist()]
+            names = manifest.group_names if name == "group" else None
+            named = str if names is None else names.__getitem__
+            columns[name] = ["" if number < 0 else _cell(named(number)) for number in values.tolist()]
     if manifest.texts is not None:
         columns["text"] = [_cell(text) for text in manifest.texts]
     write_text(file, csv_text([columns, *zip(*columns.values(), strict=True)]))

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from aurank.data.manifest import Manifest, build_manifest
+from aurank.data.readers.values import read_label, require_filled
 from aurank.errors import UserError
 from aurank.files import reading
 
@@ -53,7 +54,9 @@ def read_embeddings(root: Path, *, file: str, labels: str | None = None, splits:
 
     if trouble := next(troubles(), None):
         raise UserError(f"{path}: {trouble}")
-    names, label = content.get("classes"), content["labels"].tolist()
+    named = [] if (names := content.get("classes")) is None else names.tolist()
+    labels_of = [read_label(label, f"{path}, row {row}", named) for row, label in enumerate(content["labels"].tolist())]
+    require_filled("label", [f"{path}, row {row}" for row, label in enumerate(labels_of) if not label])
     super_labels, groups = content.get("super_labels"), content["groups"]
     made_by = MadeBy.parse(str(content["made_by"]), str(path)) if "made_by" in content else None
     with reading(path, "saved embeddings"):
@@ -61,10 +64,11 @@ def read_embeddings(root: Path, *, file: str, labels: str | None = None, splits:
             path.stem,
             EmbeddingSource(rows, paths, where=str(path), made_by=made_by),
             paths=paths,
-            labels=[str(one) for one in label] if names is None else [str(names[one]) for one in label],
+            labels=labels_of,
             splits=content["splits"].tolist(),
             is_query=content["is_query"].tolist(),
             is_gallery=content["is_gallery"].tolist(),
             groups=groups.tolist() if (groups != -1).any() else None,
+            group_names=None if (cameras := content.get("group_names")) is None else tuple(cameras.tolist()),
             super_labels=None if super_labels is None else super_labels.tolist(),
         )

@@ -11,6 +11,7 @@ from PIL import Image
 from aurank.data.decode import to_pixels
 from aurank.data.manifest import Manifest, build_manifest
 from aurank.data.readers.folders import draw_splits
+from aurank.data.readers.values import read_label, require_filled
 from aurank.data.sources import ArraySource
 from aurank.errors import UserError
 from aurank.files import reading
@@ -57,7 +58,7 @@ def from_dataset(
         Manifest('dataset': 3 images of 3 classes; train 2, test 1)
     """
     items: dict[str, tuple[Any, int, Any]] = {}
-    labels, splits = [], []
+    labels, splits = list[str](), list[str]()
     for split, part in (dataset if isinstance(dataset, Mapping) else {"": dataset}).items():
         if not hasattr(part, "__len__") or not hasattr(part, "__getitem__"):
             raise UserError(f"{name} is a {type(part).__name__} without a length, or items by number; give a map style")
@@ -69,6 +70,7 @@ def from_dataset(
         splits += ["val" if split == "validation" else split] * len(found)
         key = usual[0] if image is None else image
         items |= {f"{split}/{row:07d}".lstrip("/"): (part, row, key) for row in range(len(found))}
+    require_filled("label", [f"{name}, {path!r}" for path, text in zip(items, labels, strict=True) if not text])
     source = DatasetSource(items, where=name)
     for path in [*items][:_COMPARED]:
         if not np.array_equal(source.pixels(path), source.pixels(path)):
@@ -90,18 +92,7 @@ def _labels(dataset: Any, key: Any) -> list[str]:
         labels = dataset.targets  # of torchvision
     else:
         labels = [dataset[row][key] for row in range(len(dataset))]
-    plain = [one.item() if hasattr(one, "item") else one for one in labels]
-    if odd := [one for one in plain if not isinstance(one, str | int)]:
-        raise UserError(f"a label must be a number or a text, got {odd[0]!r}; name its key by label=")
-    return [class_name(one, names) for one in plain]
-
-
-def class_name(label: str | int, names: Sequence[str]) -> str:
-    if not names or isinstance(label, str):
-        return str(label)
-    if not 0 <= label < len(names):
-        raise UserError(f"label {label} is none of the {len(names)} classes that are named; leave such images out")
-    return names[label]
+    return [read_label(label, f"item {row}", names) for row, label in enumerate(labels)]
 
 
 class DatasetSource(ArraySource):

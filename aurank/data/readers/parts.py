@@ -3,7 +3,8 @@
 import json
 import re
 import tarfile
-from collections.abc import Callable, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -13,9 +14,9 @@ import numpy as np
 from aurank.data.decode import IMAGE_SUFFIXES
 from aurank.data.manifest import Manifest, build_manifest
 from aurank.data.readers.folders import draw_splits
-from aurank.data.readers.given import class_name
+from aurank.data.readers.values import read_label, require_filled
 from aurank.data.sources import PartsSource, file_system, folder_or_file, open_source, whole_path
-from aurank.errors import UserError
+from aurank.errors import AurankWarning, UserError
 from aurank.files import address_of, reading
 
 _SPLIT = re.compile(r"(?:^|[^a-z])(train|val|test)(?:ing|id|idation)?(?:[^a-z]|$)")
@@ -29,6 +30,9 @@ def read_webdataset(
 ) -> Manifest:
     """Return the images of tar archives as webdataset writes them: KEY.jpg beside KEY.cls or KEY.json.
 
+    A key ends at the first dot of a file's name: `0.left.png` is the file `left.png` of the sample 0, not its image.
+    Such files, and samples without an image, are left out, and counted in a warning.
+
     Each image is read where it lies in its archive, so every sampler works. The word train, val or test in the name of
     an archive, or of a folder below `path`, is the split.
 
@@ -38,7 +42,8 @@ def read_webdataset(
         test_fraction, seed: as for `read_folder`, where no name says a split.
     """
     reader = ("webdataset", whole_path(root), {"path": path, "label": label})
-    return _read(reader, (".tar",), lambda file: _members(file, label), test_fraction, seed)
+    others = list[str]()
+    return _read(reader, (".tar",), lambda file: _members(file, label, others), test_fraction, seed, others)
 
 
 def read_hf(
@@ -68,6 +73,7 @@ def _read(
     samples_of: Callable[[Path], Iterator[Sample]],
     test_fraction: int | float,
     seed: int,
+    others: Sequence[str] = (),
 ) -> Manifest:
     root, path = reader[1], reader[2]["path"]
     with reading(path, "a pattern of files", remedy="write it as {000..009} or {train,test}"):
@@ -97,6 +103,13 @@ def _read(
                 places[f"{name}/{inside}"] = len(parts) - 1, start, length
                 labels.append(said)
                 splits.append(split)
+    if others:  # filled while the files were read
+        remedy = "a key ends at the first dot of a name: name images KEY.png, KEY.jpg or alike"
+        told = f"{where}: left out as no image of a sample: {len(others):,} (first {others[0]}); {remedy}"
+        if not places:
+            raise UserError(told)
+        warnings.warn(told, AurankWarning, stacklevel=3)
+    require_filled("label", [place for place, label in zip(places, labels, strict=True) if not label])
     if not any(splits):
         splits = draw_splits(labels, test_fraction, seed)
     elif unsaid := [name for name, split in words.items() if not split]:
@@ -117,23 +130,33 @@ def _expanded(pattern: str) -> list[str]:
     return [name for one in each for name in _expanded(pattern[: braces.start()] + one + pattern[braces.end() :])]
 
 
-def _members(file: Path, label: str) -> Iterator[Sample]:
+def _members(file: Path, label: str, others: list[str]) -> Iterator[Sample]:
     ending, _, key = label.partition(".")
     part = address_of(file) or str(whole_path(file))
     files, inside = file_system(part)
     labels: dict[str, str] = {}
     images: dict[str, tuple[str, Any, int, int]] = {}
+    first: dict[str, str] = {}  # file of each sample
+    beside: set[str] = set()  # samples with files such as left.png
     with files.open(inside, "rb") as opened, tarfile.open(fileobj=opened, mode="r:") as archive:
         for member in archive:
+            if member.isdir():
+                continue
             folder, slash, name = member.name.rpartition("/")
             stem, _, suffix = name.partition(".")
-            if f".{suffix.lower()}" in IMAGE_SUFFIXES:
-                if folder + slash + stem in images:
-                    raise UserError(f"{member.name} is a second image of {folder}{slash}{stem}; leave one out")
-                images[folder + slash + stem] = member.name, part, member.offset_data, member.size
-            elif suffix == ending and (held := archive.extractfile(member)) is not None:
+            sample, suffix = folder + slash + stem, suffix.lower()
+            first.setdefault(sample, member.name)
+            if f".{suffix}" in IMAGE_SUFFIXES:
+                if sample in images:
+                    raise UserError(f"{member.name} is a second image of {sample}; leave one out")
+                images[sample] = member.name, part, member.offset_data, member.size
+            elif PurePosixPath(suffix).suffix in IMAGE_SUFFIXES:
+                others.append(member.name)
+                beside.add(sample)
+            elif suffix == ending.lower() and (held := archive.extractfile(member)) is not None:
                 content = held.read().decode()
-                labels[folder + slash + stem] = str(json.loads(content)[key]) if key else content.strip()
+                labels[sample] = read_label(json.loads(content)[key] if key else content, member.name)
+    others += [name for sample, name in first.items() if sample not in images and sample not in beside]
     if lacking := [stem for stem in images if stem not in labels]:
         raise UserError(f"{lacking[0]} has no .{ending}; name the ending of the labels with data.params.label")
     for stem, (name, *place) in images.items():
@@ -174,7 +197,5 @@ def _rows(file: Path, image: str, label: str) -> Iterator[Sample]:
         first = -1 if values is None else values.address - held.address
         where, first = (part, first) if 0 <= first < held.size else (values, 0)
         for start, end in pairwise(ends):
-            if (said := next(labels)) is None:
-                raise UserError(f"row {row} has no {label}; leave it out")
-            yield f"{row:07d}", class_name(said, names), where, first + start, end - start
+            yield f"{row:07d}", read_label(next(labels), f"row {row}", names), where, first + start, end - start
             row += 1

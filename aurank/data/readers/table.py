@@ -9,12 +9,13 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from aurank.arrays import claims_too_much
-from aurank.data.manifest import SPLITS, Manifest, first_seen
+from aurank.data.manifest import SPLITS, Manifest
 from aurank.data.readers.listing import Row, build_listed, read_text
+from aurank.data.readers.values import number_groups, read_label, require_filled
 from aurank.data.sources import ImageSource, open_source
 from aurank.errors import AurankWarning, UserError
 from aurank.files import reading
-from aurank.names import meant, nearest, text_key, tidied
+from aurank.names import meant, nearest, plain_text, text_key, tidied
 
 _REQUIRED = ("path", "label", "text", "split")  # those of them that a table has are filled in every line
 _BOX, _FLAGS = ("x1", "y1", "x2", "y2"), ("is_query", "is_gallery")
@@ -35,8 +36,9 @@ def read_table(root: Path, *, file: str, path: str = ".", images: str = "", outs
     x1,y1 (the first is 0,0) up to x2,y2, which lie just outside. Fractions are rounded; empty in all four means the
     whole image. An image may have several rows with different boxes, each of its own label.
 
-    Labels, groups and super-labels are any text; an empty group or super-label means none (−1), an empty flag true.
-    Splits are train, val and test. Texts are kept as `tidied` leaves them. Without labels, texts equal but for case are
+    Labels, groups and super-labels are any text. A label that is missing (empty, NaN) is refused; a group or
+    super-label that is missing or −1 means none; a flag that is missing means true; 1.0 is 1. Splits are train, val and
+    test. Texts are kept as `tidied` leaves them. Without labels, texts equal but for case are
     one class, which the first of them names, and an image may have rows with different texts. Beside labels some texts
     may be empty: the data set then has none.
 
@@ -50,7 +52,7 @@ def read_table(root: Path, *, file: str, path: str = ".", images: str = "", outs
     """
     archive = open_source(root / path)
     lines = list(_table_lines(archive if archive.exists(file) else open_source(root), file))
-    return _of_lines(PurePosixPath(file).stem, open_source(root / path, prefix=images), lines, outside=outside)
+    return _of_lines(file, open_source(root / path, prefix=images), lines, outside=outside)
 
 
 def from_table(table: Any, *, root: Path | str = ".", images: str = "", outside: bool = False) -> Manifest:
@@ -79,37 +81,39 @@ def from_table(table: Any, *, root: Path | str = ".", images: str = "", outside:
     return _of_lines("table", open_source(Path(root), prefix=images), lines, outside=outside)
 
 
-def _of_lines(name: str, source: ImageSource, lines: Sequence[Line], *, outside: bool) -> Manifest:
-    header = lines[0][1] if lines else dict.fromkeys(_REQUIRED, "")
-    labelled = "label" in header
+def _of_lines(file: str, source: ImageSource, lines: Sequence[Line], *, outside: bool) -> Manifest:
+    if not lines:
+        raise UserError(f"{file} is empty: there is no line below its header")
+    labelled = "label" in lines[0][1]
     for where, line in lines:
         if line["split"] not in SPLITS:
             raise UserError(f"{where}: split {line['split']!r} is not one of {', '.join(SPLITS)}")
     for column in _REQUIRED:
-        empty = [where for where, line in lines if not line.get(column, "?")]
-        if empty and (column != "text" or not labelled):
-            others = f", and in {len(empty) - 1:,} more line{'s' if len(empty) > 2 else ''}" if len(empty) > 1 else ""
-            raise UserError(f"{empty[0]}: {column} is empty{others}")
+        if column != "text" or not labelled:
+            require_filled(column, [where for where, line in lines if not line.get(column, "?")])
     texts = [tidied(line.get("text", "")) for _, line in lines]
     named: dict[str, str] = {}  # without labels a class is named by the first of its texts
-    super_labels: Sequence[int | None] = _numbers(lines, "super_label") or [None] * len(lines)
+    super_labels: Sequence[int | None] = _numbers(lines, "super_label")[0] or [None] * len(lines)
     rows = []
     for (where, line), text, super_label, box in zip(lines, texts, super_labels, _boxes(lines), strict=True):
         label = line["label"] if labelled else named.setdefault(text_key(text), text)
         path = PurePosixPath(line["path"]).as_posix()
         rows.append(Row(where, path, label, line["split"], super_label, box=box))
+    groups, group_names = _numbers(lines, "group")
     more = {
         "is_query": _flags(lines, "is_query"),
         "is_gallery": _flags(lines, "is_gallery"),
-        "groups": _numbers(lines, "group"),
+        "groups": groups,
+        "group_names": group_names,
         "texts": texts if all(texts) else None,
     }
-    return build_listed(name, source, rows, one_label=labelled, outside=outside, **more)
+    source.lines = file, [row.path for row in rows], [int(row.where.rpartition(" ")[2]) for row in rows]
+    return build_listed(PurePosixPath(file).stem, source, rows, one_label=labelled, outside=outside, **more)
 
 
 def _boxes(lines: Sequence[Line]) -> list[tuple[int, int, int, int] | None]:
-    lacking = [column for column in _BOX if lines and column not in lines[0][1]]
-    if not lines or len(lacking) == len(_BOX):
+    lacking = [column for column in _BOX if column not in lines[0][1]]
+    if len(lacking) == len(_BOX):
         return [None] * len(lines)
     if lacking:
         said = f"column {lacking[0]!r} of the boxes is missing"
@@ -137,7 +141,9 @@ def _table_lines(source: ImageSource, file: str) -> Iterator[Line]:
     return _lines_of(file, header, ((reader.line_num, line) for line in reader))
 
 
-def _lines_of(file: str, header: list[str], body: Iterator[tuple[int, list[str]]]) -> Iterator[Line]:
+def _lines_of(file: str, header: list[str], body: Iterator[tuple[int, Sequence[Any]]]) -> Iterator[Line]:
+    if not header:
+        raise UserError(f"{file} is empty; expected the header path,label,split, and a line for each image")
     what = "text" if "text" in header and "label" not in header else "label"
     wanted = ("path", what, "split")
     unknown = [name for name in header if name not in _KNOWN]
@@ -145,7 +151,9 @@ def _lines_of(file: str, header: list[str], body: Iterator[tuple[int, list[str]]
         either, also = f"column {absent!r} is", ""
         if absent == "label":
             either, also = "columns 'label' and 'text' are both", " or path,text,split"
-        raise UserError(f"{file}: {either} missing; expected {','.join(wanted)}{also}, got {','.join(header)}")
+        separator = next((sign for sign in (";", "\t", "|") if sign in header[0]), None)
+        remedy = "" if separator is None else f"; it is separated by {separator!r}: save it with commas"
+        raise UserError(f"{file}: {either} missing; expected {','.join(wanted)}{also}, got {','.join(header)}{remedy}")
     if any(header.count(name) > 1 for name in _KNOWN):
         raise UserError(f"{file}: a column occurs twice in {','.join(header)}")
     for name in unknown:
@@ -163,10 +171,13 @@ def _lines_of(file: str, header: list[str], body: Iterator[tuple[int, list[str]]
             where = f"{file}, line {number}"
             if len(line) != len(header):
                 raise UserError(f"{where}: expected {len(header)} columns ({','.join(header)}), got {len(line)}")
-            yield where, dict(zip(header, (value.strip() for value in line), strict=True))
+            values = dict(zip(header, line, strict=True))
+            if "label" in values:
+                values["label"] = read_label(values["label"], where)
+            yield where, {name: plain_text(value) for name, value in values.items()}
 
 
-def _arrow(source: ImageSource, file: str) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
+def _arrow(source: ImageSource, file: str) -> tuple[list[str], Iterator[tuple[int, list[Any]]]]:
     import pyarrow  # a third of a second that no other format needs
     import pyarrow.parquet
 
@@ -188,25 +199,23 @@ def _arrow(source: ImageSource, file: str) -> tuple[list[str], Iterator[tuple[in
         return schema.names, _arrow_rows(content.read(columns=wanted), schema.names)
 
 
-def _arrow_rows(table: Any, header: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
-    columns = {name: _texts(table[name]) for name in table.column_names if name in _KNOWN}
+def _arrow_rows(table: Any, header: Sequence[str]) -> Iterator[tuple[int, list[Any]]]:
+    columns = {name: _values(table[name]) for name in table.column_names if name in _KNOWN}
     absent = [""] * table.num_rows  # of a column that is ignored
     return enumerate(map(list, zip(*(columns.get(name, absent) for name in header), strict=True)), start=1)
 
 
-def _texts(column: Any) -> list[str]:
-    texts: list[str] = []
+def _values(column: Any) -> Iterator[Any]:
     for chunk in column.chunks:
         if hasattr(chunk, "dictionary"):
-            values = [str(value) for value in chunk.dictionary.to_pylist()]
-            texts += ["" if place is None else values[place] for place in chunk.indices.to_pylist()]
+            values = chunk.dictionary.to_pylist()
+            yield from (None if index is None else values[index] for index in chunk.indices.to_pylist())
         else:
-            texts += ["" if value is None else str(value) for value in chunk.to_pylist()]
-    return texts
+            yield from chunk.to_pylist()
 
 
 def _flags(lines: Sequence[Line], column: str) -> list[bool] | None:
-    if not lines or column not in lines[0][1]:
+    if column not in lines[0][1]:
         return None
     for where, line in lines:
         if line[column].lower() not in _MEANS:
@@ -214,12 +223,7 @@ def _flags(lines: Sequence[Line], column: str) -> list[bool] | None:
     return [_MEANS[line[column].lower()] for _, line in lines]
 
 
-def _numbers(lines: Sequence[Line], column: str) -> list[int] | None:
-    if not lines or column not in lines[0][1]:
-        return None
-    values = [line[column] for _, line in lines]
-    filled = [value for value in values if value]
-    if all(value.isdecimal() and len(value) <= 18 for value in filled):
-        return [int(value) if value else -1 for value in values]
-    numbers = first_seen(filled)
-    return [numbers[value] if value else -1 for value in values]
+def _numbers(lines: Sequence[Line], column: str) -> tuple[list[int] | None, tuple[str, ...] | None]:
+    if column not in lines[0][1]:
+        return None, None
+    return number_groups([line[column] for _, line in lines])

@@ -13,7 +13,7 @@ from torch import Tensor
 from aurank.arrays import Arrays, MappedRows, as_plain, select_rows
 from aurank.distributed import SENT, ProcessGroup
 from aurank.errors import UserError
-from aurank.names import meant, nearest
+from aurank.names import NAN, NO_NAMES, meant, nearest, plain_text
 from aurank.sizes import as_text, available_memory, size_in_bytes
 
 Device: TypeAlias = torch.device | str
@@ -119,11 +119,20 @@ def as_array(values: Integers) -> np.ndarray:
 
 
 def numbered(
-    first: Integers | None, second: Integers | None, *, name: str, gather: Callable[..., list[Any]] = lambda own: [own]
+    first: Integers | None,
+    second: Integers | None,
+    *,
+    name: str,
+    gather: Callable[..., list[Any]] = lambda own: [own],
+    may_lack: bool = False,
 ) -> tuple[Integers | None, Integers | None, Shaped[np.ndarray, " name"] | None]:
     """Return labels or ids of both sides with text as integers, and the names in the order of their numbers.
 
-    What is no text comes back as it came. `gather` is a process group's `all_gather`.
+    What is no text comes back as it came. `gather` is a process group's `all_gather`. With `may_lack` a value that is
+    missing (None, NaN, empty) is −1, as "-1" is.
+
+    Raises:
+        UserError: where only some are text, one is missing ("", "nan"), or ends in a zero byte, which NumPy drops.
     """
 
     def text(values: Integers | None) -> Shaped[np.ndarray, "..."] | None:
@@ -133,8 +142,12 @@ def numbered(
         if not len(values) or not all(isinstance(value, str) for value in values):
             return None
         refuse_masked(values, f"{name}s")
+        if odd := next((value for value in values if value.endswith("\0")), None):
+            raise UserError(f"the {name} {odd!r} ends in a zero byte, which an array of text loses: rename it")
         return np.asarray(values, dtype=np.str_)
 
+    if may_lack:
+        first, second = _with_gaps(first, second, name=f"{name}s")
     sides = [text(values) for values in (first, second)]
     given = sum(values is not None for values in (first, second))
     members = gather((given, [np.unique(values) for values in sides if values is not None]))
@@ -144,8 +157,35 @@ def numbered(
     if len(texts) < sum(given for given, _ in members):
         raise UserError(f"some {name}s are text and some are not: give the {name}s of both sides alike")
     names = np.unique(np.concatenate(texts))
-    left, right = (None if values is None else np.searchsorted(names, values) for values in sides)
+    if not may_lack and (lacking := np.flatnonzero(np.isin(names, ("", *NAN)))).size:
+        raise UserError(f"some {name}s are missing ({str(names[lacking[0]])!r}): leave those rows out")
+    numbers = np.where(may_lack & (names == ""), NO_GROUP, np.arange(len(names)))
+    left, right = (None if values is None else numbers[np.searchsorted(names, values)] for values in sides)
     return left, right, names
+
+
+def _with_gaps(*sides: Integers | None, name: str) -> list[Integers | None]:
+    """Return both sides as text, "" where a value is missing; as they came where all are whole numbers."""
+    for side in sides:
+        refuse_masked(side, name)
+    arrays = [None if side is None else as_array(side) for side in sides]
+    if all(array is None or array.ndim != 1 or array.dtype.kind in "iub" for array in arrays):
+        return list(sides)
+    lists = [side if side is None or isinstance(side, Sequence) else as_array(side).tolist() for side in sides]
+    return [
+        None if values is None else ["" if (text := plain_text(value)) in NO_NAMES else text for value in values]
+        for values in lists
+    ]
+
+
+def group_texts(
+    groups: Integers, names: Shaped[np.ndarray, " name"] | None = None
+) -> Shaped[np.ndarray, " row"] | None:
+    """Return groups by name, "" for none; None where no row has one."""
+    numbers = as_array(groups)
+    if (numbers == NO_GROUP).all():
+        return None
+    return np.where(numbers == NO_GROUP, "", numbers.astype(np.str_) if names is None else names[numbers])
 
 
 def _integers(values: Integers, name: str, *shape: int | None, remedy: str) -> np.ndarray:

@@ -1,3 +1,4 @@
+import dataclasses
 import io
 
 import numpy as np
@@ -207,3 +208,6 @@ def test_the_table_of_what_is_left_is_read_back_as_it_was(tmp_path):
     assert not [cell for cell in cells if cell.startswith(("=", "+", "-", "@"))]
     again = READERS["table"](tmp_path / "tables", file="clean.csv", path=str(tmp_path / "photos"))
     assert again.sha256 == manifest.sha256
+    write_table(dataclasses.replace(manifest, group_names=("west", "=east", "c3")), file)
+    again = READERS["table"](tmp_path / "tables", file="clean.csv", path=str(tmp_path / "photos"))
+    assert [again.group_names[group] if group >= 0 else "" for group in again.groups] == ["west", "", "c3", "=east"]

@@ -81,12 +81,15 @@ HEAD, BOX = "path,label,split\n", "path,label,split,x1,y1,x2,y2\na/1.png,cat,tes
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", r"rows\.csv: column 'path' is missing; expected path,label,split"),
+        ("", r"rows\.csv is empty; expected the header path,label,split"),
+        (HEAD, r"rows\.csv is empty: there is no line below its header"),
+        ("path;label;split\na/1.png;cat;test\n", "column 'path' is missing; .* separated by ';': save it with commas"),
+        (HEAD + "a/1.png,cat,test\na/2.png,NaN,test\na/3.png,,test\n", "line 3: label is empty or NaN, and in 1 more"),
         ("path,split\na/1.png,test\n", "columns 'label' and 'text' are both missing"),
         ("path,text,split\na/1.png,a cat,test\na/2.png, ,test\n", r"rows\.csv, line 3: text is empty"),
         (
             "path,text,split\na/1.png,x,test\na/2.png,,test\na/3.png,,test\n",
-            "line 3: text is empty, and in 1 more line$",
+            "line 3: text is empty, and in 1 more; give each image one",
         ),
         (CSV + "a/9.png,cat\n", r"rows\.csv, line 6: expected 3 columns"),
         (CSV + "a/9.png,cat,query\n", r"rows\.csv, line 6: split 'query' is not one of"),

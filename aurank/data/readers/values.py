@@ -1,0 +1,49 @@
+"""What one value says, alike in tables, data frames, archives and data sets: a text, a label, a camera."""
+
+from collections.abc import Sequence
+from numbers import Number
+from typing import Any
+
+from aurank.data.manifest import first_seen
+from aurank.errors import UserError
+from aurank.names import NAN, NO_NAMES, plain_text
+
+
+def read_label(value: Any, where: str, names: Sequence[str] = ()) -> str:
+    """Return the name of a class, "" where it is missing: None, NaN, empty, or the text nan or NaN.
+
+    The label 1.0 is 1, as numbers that have gaps become; truth values are the classes True and False. With `names` a
+    number is a place among them.
+
+    Raises:
+        UserError: names `where`; for a list or another thing than a text or a number, and a number without a name.
+    """
+    plain: Any = value.tolist() if hasattr(value, "tolist") else value  # of NumPy or torch
+    is_one = isinstance(plain, str | Number | None)
+    if not is_one:
+        remedy = "choose one of a list for each image, or name another column by label"
+        raise UserError(f"{where}: a label must be one number or text, got {plain!r}"[:300] + f"; {remedy}")
+    text = plain_text(plain)
+    if not names or not text or isinstance(plain, str):
+        return "" if text in NAN else text
+    if plain not in range(len(names)):
+        named = f"none of the {len(names)} classes that are named"
+        raise UserError(f"{where}: label {text} is {named}; leave such images out")
+    return names[int(plain)]
+
+
+def require_filled(column: str, empty: Sequence[str]) -> None:
+    """Raise UserError where a value is missing, of which `empty` names each."""
+    if empty:
+        others = f", and in {len(empty) - 1:,} more" if len(empty) > 1 else ""
+        what = f"{column} is empty or NaN" if column == "label" else f"{column} is empty"
+        raise UserError(f"{empty[0]}: {what}{others}; give each image one, or leave such images out")
+
+
+def number_groups(values: Sequence[str]) -> tuple[list[int], tuple[str, ...] | None]:
+    """Return a number for each text, −1 where it names none, and the names by their number; None of plain numbers."""
+    named = ["" if value in NO_NAMES else value for value in values]
+    if all(value.isdecimal() and len(value) <= 18 for value in named if value):
+        return [int(value) if value else -1 for value in named], None
+    numbers = first_seen(filter(None, named))
+    return [numbers[value] if value else -1 for value in named], tuple(numbers)
