@@ -2,13 +2,14 @@
 
 import contextlib
 import io
+import re
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 from jaxtyping import UInt8
-from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, PngImagePlugin, TiffImagePlugin, UnidentifiedImageError
 
 from aurank.arrays import NPY_MAGIC, read_header
 from aurank.data.sources import ArraySource, ImageSource
@@ -28,9 +29,14 @@ _NPY_HEADER = threading.Lock()
 _ALPHA_MODES = ("RGBA", "LA", "PA", "RGBa", "La")
 _DEEP_MODES = ("I", "I;16", "I;16L", "I;16B", "I;16N")
 _GREY_MODES = ("1", "L", *_DEEP_MODES)
+_SIGNED = 2  # TIFF's word for it
+_SIGNIFICANT_BITS = re.compile(rb"\0\0\0\x01sBIT([\x01-\x0f])")  # of a grey PNG, before its pixels
 _COLOURS = {1: "L", 3: "RGB", 4: "RGBA"}
 _SCALES = (8, 4, 2)  # parts of its sides that a JPEG can be decoded at
 _SMALL = 2**16  # pixels of a photo that is always decoded whole: there is nothing to win
+
+# Pillow refuses a PNG of which one text, or the colour profile, is over 1 MB; all its texts together may have 64 MB.
+PngImagePlugin.MAX_TEXT_CHUNK = PngImagePlugin.MAX_TEXT_MEMORY
 
 Pixels = UInt8[np.ndarray, "_ _ channel"]
 
@@ -46,9 +52,10 @@ def decode(
 ) -> Pixels:
     """Return the pixels of one image, upright, as 1 (grey), 3 (RGB) or 4 (RGBA) channels; None keeps the file's own.
 
-    1-bit, grey, 16-bit (its upper 8 bits), palette, CMYK and other files are converted; what is transparent is laid on
-    white unless 4 channels are asked for; the EXIF orientation is applied; of an animation the first frame is taken. An
-    .npy file holds a uint8 array [height, width] or [height, width, channel] with any number of channels.
+    1-bit, grey, 16-bit, palette, CMYK and other files are converted; of deep grey values the upper 8 bits are taken of
+    the range that the file declares; what is transparent is laid on white unless 4 channels are asked for; the EXIF
+    orientation is applied; of an animation the first frame is taken. An .npy file holds a uint8 array [height, width]
+    or [height, width, channel] with any number of channels.
 
     Args:
         least_side: a JPEG is decoded at an eighth, a fourth or a half of its size where that divides it and leaves
@@ -131,6 +138,7 @@ def _from_array(array: np.ndarray | None, data: bytes, max_pixels: int) -> Pixel
 
 
 def to_pixels(file: Image.Image, channels: int | None, *, on_white: bool = False) -> Pixels:
+    grey_range = _grey_range(file)  # before Pillow closes the file
     file.load()
     is_turned = file.getexif().get(ExifTags.Base.Orientation, 1) != 1
     image: Image.Image = ImageOps.exif_transpose(file) if is_turned else file  # which copies
@@ -142,10 +150,36 @@ def to_pixels(file: Image.Image, channels: int | None, *, on_white: bool = False
         raise UserError(f"{kind} gives 1, 3 or 4 channels, not {channels}; store .npy files instead")
     if image.mode == "F":
         raise UserError("a file of floating-point values is not an image of 8 or 16 bits; convert it first")
-    if image.mode in _DEEP_MODES:
+    if grey_range is not None:
         # Pillow's own conversion would clip 16-bit values at 255.
-        image = Image.fromarray((np.asarray(image).clip(0, 65535) // 256).astype(np.uint8))
+        image = Image.fromarray(_upper_bits(np.asarray(image), *grey_range))
     return _convert(image, channels, transparent=transparent)
+
+
+def _grey_range(file: Image.Image) -> tuple[int, int] | None:
+    """Return the least grey value that a file declares and the bits of its range; None: its values are 0 to 255."""
+    least, bits, is_deep = 0, 16, file.mode in _DEEP_MODES
+    if isinstance(file, TiffImagePlugin.TiffImageFile) and (is_deep or file.mode == "L"):
+        bits = file.tag_v2.get(TiffImagePlugin.BITSPERSAMPLE, (1,))[0]
+        if file.tag_v2.get(TiffImagePlugin.SAMPLEFORMAT, (1,))[0] == _SIGNED:
+            least = -(2 ** (bits - 1))
+    elif isinstance(file, PngImagePlugin.PngImageFile) and file.mode == "I;16" and file.fp is not None:
+        start = file.fp.tell()
+        file.fp.seek(0)
+        if declared := _SIGNIFICANT_BITS.search(file.fp.read().partition(b"IDAT")[0]):
+            bits = declared[1][0]
+        file.fp.seek(start)
+    if bits > 16 or (file.mode == "I" and file.format not in ("PNG", "PPM", "TIFF")):
+        said = "integers of 32 bits (mode I) do not say which value is white"
+        raise UserError(f"{said}; convert the image to 8 or 16 bits first")
+    return (least, bits) if is_deep or least else None
+
+
+def _upper_bits(values: np.ndarray, least: int, bits: int) -> UInt8[np.ndarray, "_ _"]:
+    values = values.astype(np.int32) - least
+    # The standard wants the significant bits of a PNG scaled to all 16; many files hold them as they are.
+    bits = 16 if not least and values.max() >= 2**bits else bits
+    return (values % 2**bits * 256 >> bits).astype(np.uint8)
 
 
 def _convert(image: Image.Image, channels: int, *, transparent: bool) -> Pixels:

@@ -115,7 +115,10 @@ def held_out(fraction: float, classes: int = 6, super_labels: Sequence[int] | No
         (lambda: transform("resize")(pixels(0, 9, 8, 1)), "uint8 of shape [9, 8, 1]"),
         (lambda: transform("resize")(pixels(0, 9, 8, 3)[:0]), "uint8 of shape [0, 8, 3]"),
         (lambda: transform("resize")(pixels(0, 9, 8, 3) / 255), "float64 of shape [9, 8, 3]"),
-        (lambda: transform("resize")(Image.new("I", (8, 8))), "mode I, whose values may be of 8 or 16 bits"),
+        (
+            lambda: transform("resize")(Image.new("I", (8, 8))),
+            "integers of 32 bits (mode I) do not say which value is white",
+        ),
         (
             lambda: transform("resize", channels=2)(Image.new("L", (8, 8))),
             "an image of Pillow gives 1, 3 or 4",

@@ -1,5 +1,7 @@
 import contextlib
 import io
+import struct
+import zlib
 
 import numpy as np
 import pytest
@@ -29,15 +31,13 @@ def _white_left(mode: str) -> Image.Image:
 
 
 @pytest.mark.parametrize("channels", [1, 3, 4])
-@pytest.mark.parametrize("mode", ["1", "L", "P", "LA", "RGB", "RGBA", "CMYK", "I;16", "I"])
+@pytest.mark.parametrize("mode", ["1", "L", "P", "LA", "RGB", "RGBA", "CMYK", "I;16"])
 def test_every_kind_of_file_becomes_the_channels_asked_for(mode, channels):
     if mode == "I;16":
         image = Image.fromarray(np.asarray(_white_left("L")).astype(np.uint16) * 257)
-    elif mode == "I":
-        image = Image.fromarray(np.asarray(_white_left("L")).astype(np.int32) * 257)
     else:
         image = _white_left(mode)
-    found = decode(_file(image, "TIFF" if mode in ("CMYK", "I") else "PNG"), "x", channels)
+    found = decode(_file(image, "TIFF" if mode == "CMYK" else "PNG"), "x", channels)
     assert found.dtype == np.uint8
     assert found.shape == (2, 4, channels)
     colours = found[:, :, : min(channels, 3)]
@@ -72,6 +72,65 @@ def test_the_exif_orientation_is_applied(orientation, corner):
     exif[0x0112] = orientation
     found = decode(_file(image, "PNG", exif=exif), "x", 1)[:, :, 0]
     assert tuple(np.argwhere(found == 255)[0]) == corner
+
+
+GREYS = np.arange(0, 256, 5, dtype=np.int64).reshape(4, 13)[:, :12]
+
+
+def _png(values: np.ndarray, *chunks: tuple[bytes, bytes]) -> bytes:
+    """Returns a PNG with further chunks before its pixels."""
+    png = _file(Image.fromarray(values)).read_bytes("x")
+    further = (
+        struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+        for kind, content in chunks
+    )
+    return png[:33] + b"".join(further) + png[33:]
+
+
+def _tiff(content: bytes, bits: int, sample_format: int, order: str = "<") -> bytes:
+    """Returns a grey TIFF of the shape of `GREYS` whose samples are written as they come."""
+    height, width = GREYS.shape
+    shape = {256: width, 257: height, 258: bits, 259: 1, 262: 1, 273: 134, 277: 1, 278: height, 279: len(content)}
+    tags = {**shape, 339: sample_format}
+    entries = b"".join(struct.pack(f"{order}HHIHH", tag, 3, 1, value, 0) for tag, value in tags.items())
+    head = {"<": b"II", ">": b"MM"}[order] + struct.pack(f"{order}HIH", 42, 8, len(tags))
+    return head + entries + bytes(134 - len(head) - len(entries)) + content
+
+
+@pytest.mark.parametrize("order", "<>")
+def test_the_range_that_a_file_declares_decides_its_grey_values(order: str) -> None:
+    def grey(file: bytes) -> np.ndarray:
+        return decode(held_bytes(file), "x", 1)[:, :, 0]
+
+    significant, deep = (b"sBIT", bytes([12])), GREYS.astype(np.uint16)
+    np.testing.assert_array_equal(grey(_png(deep * 256 + 255)), GREYS)
+    np.testing.assert_array_equal(grey(_png(deep * 16 + 15, significant)), GREYS)
+    np.testing.assert_array_equal(grey(_png(deep * 256 + 240, significant)), GREYS)  # scaled, as the standard has it
+    np.testing.assert_array_equal(grey(b"P5\n12 4\n4095\n" + (deep * 16).astype(">u2").tobytes()), GREYS)
+    for values, kind, bits, sample_format in (
+        (GREYS * 256 + 255, "u2", 16, 1),
+        (GREYS * 256 - 2**15, "i2", 16, 2),
+        (GREYS - 2**7, "i1", 8, 2),
+    ):
+        file = _tiff(values.astype(f"{order}{kind}").tobytes(), bits, sample_format, order)
+        np.testing.assert_array_equal(grey(file), GREYS)
+    pairs = (GREYS * 16 + 3).reshape(-1, 2).tolist()
+    packed = b"".join((left << 12 | right).to_bytes(3, "big") for left, right in pairs)
+    np.testing.assert_array_equal(grey(_tiff(packed, 12, 1)), GREYS)
+
+
+@pytest.mark.parametrize(("kind", "sample_format"), [("u4", 1), ("i4", 2), ("f4", 3)])
+def test_a_file_of_unknown_range_is_refused(kind: str, sample_format: int) -> None:
+    file = _tiff(GREYS.astype(f"<{kind}").tobytes(), 32, sample_format)
+    with pytest.raises(UserError, match=r"image 'x' .*; convert (it|the image to 8 or 16 bits) first") as refused:
+        decode(held_bytes(file), "x", 1)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_png_may_have_a_large_text_and_a_large_colour_profile() -> None:
+    large = b"name\0\0" + zlib.compress(bytes(3_000_000))
+    file = _png(GREYS.astype(np.uint8), (b"iCCP", large), (b"zTXt", large))
+    np.testing.assert_array_equal(decode(held_bytes(file), "x", 1)[:, :, 0], GREYS)
 
 
 @settings(max_examples=20, deadline=None)

@@ -209,8 +209,6 @@ class Pipeline(ABC):
     def __call__(self, image: np.ndarray | Image, seed: int | None = None) -> Float[Tensor, "channel height width"]:
         """Return the tensor of one image: uint8 [height, width, channel], or Pillow's, of any mode and orientation."""
         if isinstance(image, Image):
-            if image.mode == "I" and image.format is None:  # of a file they are 16-bit values, here nobody knows
-                raise UserError("the image has mode I, whose values may be of 8 or 16 bits: give image.convert('L')")
             image = to_pixels(image, self.channels)
         shape, kind = np.shape(image), getattr(image, "dtype", type(image).__name__)
         if kind != np.uint8 or len(shape) != 3 or shape[2] != self.channels or 0 in shape:
