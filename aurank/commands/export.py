@@ -26,6 +26,7 @@ from aurank.embedding.stored.checkpoint import is_head, load_checkpoint
 from aurank.errors import AurankError, UserError, first_line
 from aurank.evaluation.postprocessing.steps import unit
 from aurank.exporting.card import COLOURS, write_card
+from aurank.exporting.card_code import MODES, run_card, write_pictures
 from aurank.exporting.formats import TrainedEncoder, quantise, write_graph, write_program, write_weights
 from aurank.exporting.timm_folder import load_folder, pillow_interpolation, write_folder
 from aurank.files import replacing_folder, write_text
@@ -150,6 +151,7 @@ def export_model(
     """
     out, running = Path(out), running or RunOptions()
     names = require_export(to, out, int8=int8, overwrite=overwrite)
+    to = "hf" if to == "timm" else to
     # One machine for both sides of the check; what was cached may be of another.
     running = dataclasses.replace(running, device=running.device or "cpu", cache=None)
     checkpoint, images = checkpoint.removeprefix("aurank:"), images or ImageSelection()
@@ -170,11 +172,7 @@ def export_model(
     with _becoming(out, names) as folder:
         written = _write(to, folder, names, TrainedEncoder(encoder, model.config.model, pipeline, method), pixels)
         before, checks, metrics = _compare(prepared, written)
-        if not checks[0].is_same:
-            raise AurankError(
-                f"--to {to}: the exported model is not the same: {checks[0]}; at most {TOLERANCE:g} is allowed, "
-                "nothing was written; export it in another form (--to), and please report it"
-            )
+        _require_same(to, checks[0])
         notes = [*prepared.remarks]
         if unread := len(manifest) - len(before.ids):
             notes.append(f"{unread:,} of {len(manifest):,} images could not be read and are left out")
@@ -187,6 +185,7 @@ def export_model(
         libraries = ("aurank", "torch", "timm", *(("onnx", "onnxruntime") if to == "onnx" else ()))
         card: dict[str, Any] = {
             "target": to,
+            "file": names.model,
             "width": before.embeddings.shape[1],
             "method": method,
             "data": manifest.name,
@@ -198,12 +197,35 @@ def export_model(
             "versions": {name: version(name) for name in libraries},
             "licence": licence,
         }
+        text = write_card(trained, state, pipeline, **card)
+        with _explaining(f"--to {to}: the code of {names.card} fails", "please report it"):
+            code = _check_code(names.card, text, folder, model)
+        _require_same(to, code)
+        notes.append(f"{code} ({', '.join(MODES)})")
+        card["checks"].append(notes[-1])
         write_text(folder / names.card, write_card(trained, state, pipeline, **card))
         content = {"format": 1, "to": to, "files": card["files"], "metrics": metrics}
         content |= {"checks": [dataclasses.asdict(check) for check in checks], "versions": card["versions"]}
         write_text(folder / names.result, json.dumps(content, indent=1) + "\n")
         files = _sizes(folder)
     return Exported(out.parent if names.is_file else out, to, files, checks[0], checks[1:], notes)
+
+
+def _require_same(to: str, check: Check) -> None:
+    if not check.is_same:
+        raise AurankError(
+            f"--to {to}: the exported model is not the same: {check}; at most {TOLERANCE:g} is allowed, "
+            "nothing was written; export it in another form (--to), and please report it"
+        )
+
+
+def _check_code(name: str, card: str, folder: Path, model: ImageModel) -> Check:
+    pipeline = model.transform
+    assert isinstance(pipeline, Pipeline)
+    with TemporaryDirectory() as place:
+        photos = write_pictures(Path(place), pipeline.size)
+        before, after = model.encode(photos), run_card(card, folder, photos)
+    return Check(f"{name}, its code", len(photos), float(np.abs(unit(after) - unit(before)).max(initial=0)))
 
 
 def _require_expressible(to: str, config: Config) -> None:
@@ -286,7 +308,7 @@ def _compare(
         model.module.eval()
         after, _ = dataclasses.replace(prepared, model=model, dataset=model.dataset(manifest, **how)).embed()
         reached = measure(after)
-        metrics = metrics if file.endswith(".int8.onnx") else reached  # of timm's folder behind its own transform
+        metrics = metrics or reached  # of the model's own file, as the card's code uses it
         difference = _largest_difference(file, before, after)
         checks.append(Check(file, len(after.ids), difference, mauprc, reached.get("mauprc")))
     return before, checks, metrics

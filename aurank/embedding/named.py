@@ -235,6 +235,7 @@ EXPORTED = {
     "torchexport": "model.pt2",
     "safetensors": "model.safetensors",
     "hf": "model.safetensors",
+    "timm": "model.safetensors",  # another word for hf
 }
 _BESIDE = ("preprocessing.json", "config.json")  # of a program and of timm's layout
 

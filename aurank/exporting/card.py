@@ -15,7 +15,7 @@ from aurank.config.messages import one_line
 from aurank.data import Pipeline
 from aurank.data.transforms.standard import TransformersCenter
 from aurank.embedding.stored.checkpoint import describe_average
-from aurank.models.adapters.exported import crop_of, describe_steps
+from aurank.models.adapters.exported import crop_of, describe_decoding, describe_steps
 from aurank.models.adapters.towers import is_local, without_places
 from aurank.models.image_model import ImageModel
 from aurank.models.tuning import WHOLE
@@ -56,7 +56,8 @@ def write_model_card(model: ImageModel, licence: str | None) -> str:
         about = {"config": None, "network": network, "begun": "", "begun_licence": known.get("license")}
     versions = {name: version(name) for name in ("aurank", "torch", "timm")}
     shown = " ".join(model.preprocessing.split())
-    return _template("saved.md").render(**about, licence=licence, shown=shown, versions=versions)
+    how = {"decoding": describe_decoding(model.channels), "shown": shown}
+    return _template("saved.md").render(**about, **how, licence=licence, versions=versions)
 
 
 def _template(name: str) -> Template:

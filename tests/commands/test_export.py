@@ -3,6 +3,7 @@
 import importlib
 import json
 import re
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -37,27 +38,28 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> ImageSelection:
     return ImageSelection(f"folder:{folder / 'photos'}")
 
 
-def run_card(folder: Path, monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
+def run_card(folder: Path, monkeypatch: pytest.MonkeyPatch, card: str = "README.md") -> np.ndarray:
     """Run the Python of a card in its folder, beside a photo, and return its embedding."""
-    photo = np.add.outer(np.arange(40), np.arange(50)).astype(np.uint8)
-    Image.fromarray(photo).save(folder / "photo.jpg")
     monkeypatch.chdir(folder)
-    card = (folder / "README.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"```python\n(.*?)```", card, flags=re.DOTALL)
+    (code,) = re.findall(r"```python\n(.*?)```", Path(card).read_text(encoding="utf-8"), flags=re.DOTALL)
     scope: dict[str, Any] = {}
-    with torch.inference_mode():
-        exec(compile(code, "README.md", "exec"), scope)
-    (folder / "photo.jpg").unlink()
-    return torch.as_tensor(scope["embedding"])
+    exec(compile(code, card, "exec"), scope)
+    return np.asarray(scope["embedding"])
 
 
-def expected(run: Path) -> torch.Tensor:
-    image_model = aurank.load(run / "best")
-    model, transform = image_model.module, image_model.transform
-    photo = np.add.outer(np.arange(40), np.arange(50)).astype(np.uint8)
-    with torch.inference_mode():
-        found: torch.Tensor = model(transform(photo[:, :, None])[None])
-    return found
+def pictures(folder: Path) -> list[Path]:
+    """A picture of each mode: what is transparent is not white below, values of 16 bits and CMYK, one turned by EXIF."""
+    values = np.random.default_rng(1).integers(0, 256, (5, 7, 4), dtype=np.uint8)
+    picture = Image.fromarray(values).resize((81, 58), Image.Resampling.BICUBIC)
+    deep = Image.fromarray(np.asarray(picture.convert("L")).astype(np.uint16) * 256)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    images = {mode: picture.convert(mode) for mode in ("RGB", "RGBA", "LA", "L")}
+    for name, image in {**images, "P": picture.quantize(), "I16": deep}.items():
+        image.save(folder / f"{name}.png")
+    picture.convert("CMYK").save(folder / "CMYK.jpg")
+    picture.convert("RGB").save(folder / "turned.jpg", exif=exif)
+    return sorted(folder.glob("*.*"))
 
 
 @pytest.mark.slow
@@ -84,13 +86,15 @@ def test_an_export_is_checked_and_says_how_it_is_used(
     card = (out / "README.md").read_text(encoding="utf-8")
     head = YAML(typ="safe").load(card.split("---\n")[1])
     assert head["license"] == "mit"
-    # Of the folder behind its own transform: timm resizes otherwise than by area.
-    reached = exported.others[0].after if to == "hf" else check.after
-    assert head["model-index"][0]["results"][0]["metrics"][0]["value"] == pytest.approx(reached, abs=1e-6)
-    assert kept["metrics"]["mauprc"] == reached
-    assert to != "hf" or reached != check.before
-    found = run_card(out, monkeypatch)
-    assert float((found * expected(tiny_run)).sum()) > (0.999999 if to == "safetensors" else 0.99)
+    assert head["model-index"][0]["results"][0]["metrics"][0]["value"] == pytest.approx(check.after, abs=1e-6)
+    assert kept["metrics"]["mauprc"] == check.after
+    assert to != "hf" or exported.others[0].after != check.before  # timm resizes otherwise than by area
+    assert f"README.md, its code: max difference {exported.notes[-1].split()[5]} over 8 images (RGB, RGBA" in card
+    model = aurank.load(tiny_run / "best")
+    (tmp_path / "photos").mkdir()
+    for picture in pictures(tmp_path / "photos"):
+        shutil.copyfile(picture, out / "photo.jpg")
+        np.testing.assert_allclose(run_card(out, monkeypatch), model.encode([picture]), atol=1e-4, err_msg=picture.name)
 
 
 @pytest.mark.slow
@@ -111,7 +115,9 @@ def test_a_file_is_measured_by_what_it_says_itself(tiny_run: Path, few: ImageSel
 
 
 @pytest.mark.slow
-def test_the_name_of_a_file_makes_a_file(tiny_run: Path, few: ImageSelection, tmp_path: Path) -> None:
+def test_the_name_of_a_file_makes_a_file(
+    tiny_run: Path, few: ImageSelection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("onnxscript")
     file = tmp_path / "new" / "mine.onnx"
     (tmp_path / "mine.md").write_text("mine")
@@ -120,6 +126,8 @@ def test_the_name_of_a_file_makes_a_file(tiny_run: Path, few: ImageSelection, tm
     exported = export_model(str(tiny_run / "best"), "onnx", file, images=few)
     assert {path.name for path in file.parent.iterdir()} == {"mine.onnx", "mine.md", "mine.json"}
     assert exported.files == {path.name: path.stat().st_size for path in file.parent.iterdir()}
+    Image.new("L", (20, 30), 99).save(file.parent / "photo.jpg")
+    assert run_card(file.parent, monkeypatch, "mine.md").shape == (1, 8)
     (file.parent / "mine.md").rename(file.parent / "other.md")
     lone = file.rename(tmp_path / "lone.onnx")  # nothing beside it
     assert evaluate_model(f"onnx:{lone}", few).mauprc == pytest.approx(exported.check.before, abs=1e-6)
@@ -146,6 +154,22 @@ def test_an_export_that_differs_is_refused_and_nothing_is_left(
     assert not list(tmp_path.iterdir())
 
 
+def test_a_card_whose_code_gives_other_embeddings_is_refused(
+    tiny_run: Path, few: ImageSelection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = importlib.import_module("aurank.commands.export")
+    write = module.write_card
+
+    def on_black(*facts: Any, **further: Any) -> str:
+        text: str = write(*facts, **further)
+        return text.replace('"white"', '"black"')
+
+    monkeypatch.setattr(module, "write_card", on_black)
+    with pytest.raises(AurankError, match=r"--to hf: .* not the same: README\.md, its code: max difference .* over 8"):
+        export_model(str(tiny_run / "best"), "timm", tmp_path / "out", images=few)
+    assert not list(tmp_path.iterdir())
+
+
 def test_an_operation_that_an_exporter_does_not_know_is_one_line_with_another_form(
     tiny_run: Path, few: ImageSelection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,7 +187,7 @@ def test_an_operation_that_an_exporter_does_not_know_is_one_line_with_another_fo
 @pytest.mark.parametrize(
     ("to", "out", "named"),
     [
-        ("coreml", "out", "--to 'coreml': expected one of onnx, torchexport, safetensors, hf"),
+        ("coreml", "out", "--to 'coreml': expected one of onnx, torchexport, safetensors, hf, timm"),
         ("hf", "out", "--int8 goes with --to onnx, not with --to hf"),
         ("onnx", "out", r"--to onnx needs onnxscript, .*: pip install 'aurank\[export\]'"),
     ],
@@ -195,7 +219,7 @@ def test_weights_of_a_file_are_not_called_random_and_no_place_of_the_machine_is_
     }
     parts = {name: value for name, value in tiny_config().items() if name != "evaluate"}
     facts: dict[str, Any] = {"data": "d", "split": "test", "measured": "", "files": {}, "checks": [], "versions": {}}
-    facts |= {"target": "hf", "width": 8, "method": "box", "metrics": {}, "licence": None}
+    facts |= {"target": "hf", "file": "", "width": 8, "method": "box", "metrics": {}, "licence": None}
 
     def card(**model: Any) -> str:
         config = Config(**{**parts, "model": {**tiny_config()["model"], **model}})

@@ -17,10 +17,12 @@ from torch.nn import functional
 import aurank
 from aurank.config import Config, ModelConfig
 from aurank.data import TRANSFORMS
+from aurank.data.photos import read_photo
 from aurank.data.transforms.standard import CROP_MODES
 from aurank.embedding.from_config import encoder_arguments
 from aurank.errors import UserError
 from aurank.exporting.card import write_card
+from aurank.exporting.card_code import write_pictures
 from aurank.exporting.formats import TrainedEncoder, quantise, write_graph, write_program, write_weights
 from aurank.exporting.timm_folder import timm_settings, write_folder
 from aurank.models import Encoder
@@ -166,6 +168,8 @@ def test_transformers_loads_the_folder_of_timm_too(tmp_path: Path, monkeypatch: 
             for how in CROP_MODES
             if (size, how) != (32, "crop")
         ),
+        *(("center", {"channels": channels, "margin": 1.3, "interpolation": "area"}) for channels in (1, 3, 4)),
+        *(("resize", {"channels": channels, "resize": "pad"}) for channels in (1, 4)),
         *(
             ("timm", {"crop_mode": mode, "crop_pct": pct, "image_size": size})
             for mode in CROP_MODES.values()
@@ -176,20 +180,27 @@ def test_transformers_loads_the_folder_of_timm_too(tmp_path: Path, monkeypatch: 
 def test_the_code_of_a_card_makes_the_pixels_of_the_model_and_timms_settings_do(
     name: str, params: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pipeline = TRANSFORMS[name](channels=3, interpolation="bicubic", **{"image_size": SIZE, **params})
+    pipeline = TRANSFORMS[name](**{"channels": 3, "interpolation": "bicubic", "image_size": SIZE, **params})
     config = Config(**{key: value for key, value in tiny_config().items() if key != "evaluate"})
     facts: dict[str, Any] = {"data": "d", "split": "test", "measured": "", "files": {}, "checks": [], "versions": {}}
-    facts |= {"target": "torchexport", "width": 8, "method": "bicubic", "metrics": {}, "licence": None}
+    facts |= {"target": "onnx", "file": "m.onnx", "width": 8, "method": "bicubic", "metrics": {}, "licence": None}
     card = write_card(config, {"manifest": "", "progress": {}}, pipeline, **facts)
-    (code,) = re.findall(r"(image = .*?)embedding", card, flags=re.DOTALL)
+    (code,) = re.findall(r"\n\n\n(def .*?)\n\n\npixels", card, flags=re.DOTALL)
+    scope: dict[str, Any] = {"Image": Image, "ImageOps": ImageOps, "np": np}
+    exec(code, scope)
+    for file in write_pictures(tmp_path, pipeline.size):
+        decoded = pipeline.augment(pipeline.prepare(read_photo(file, pipeline.channels)), None)
+        apart = np.abs(scope["read"](file) - decoded.transpose(2, 0, 1).astype(int))
+        assert apart.max() <= (pipeline.interpolation == "area"), file
+        assert apart.mean() < 0.001
+    if pipeline.channels != 3 or pipeline.interpolation == "area":
+        return
     monkeypatch.chdir(tmp_path)
     for shape in ((40, 50), (51, 40), (37, 200), (9, 16), (32, 32)):
         image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (*shape, 3), dtype=np.uint8))
         image.save(tmp_path / "photo.jpg", "png")
-        scope: dict[str, Any] = {"Image": Image, "ImageOps": ImageOps, "np": np}
-        exec(code, scope)
         expected = torch.tensor(pipeline.prepare(np.asarray(image))).permute(2, 0, 1)[None]
-        assert torch.equal(torch.from_numpy(scope["pixels"]), expected)
+        assert torch.equal(torch.tensor(scope["read"]("photo.jpg"))[None], expected)
         settings = timm_settings(pipeline, "bicubic") if name != "transformers_center" else {}
         if OLD_TIMM and settings.get("crop_mode") == "center" and pipeline.size[0] != pipeline.size[1]:
             settings = {}  # older ones take bilinear, whatever is asked for

@@ -84,7 +84,7 @@ def describe_steps(pipeline: Pipeline) -> list[str]:
     size, by = pipeline.size, pipeline.interpolation
     mode, canvas = crop_of(pipeline)
     (height, width), (tall, wide) = size, canvas
-    steps = [f"turn upright, {_COLOURS.get(pipeline.channels, f'{pipeline.channels} channels')}"]
+    steps = [describe_decoding(pipeline.channels)]
     if mode == "squash":
         steps.append(f"resize to {tall} × {wide}, height by width, by {by}, whatever its shape")
     elif mode == "center" and tall == wide:
@@ -100,6 +100,12 @@ def describe_steps(pipeline: Pipeline) -> list[str]:
         start = f"from (height − {height}) / 2 above and (width − {width}) / 2 left on"
         steps.append(f"take the middle {height} × {width}, {fill}{start}, {half}")
     return steps
+
+
+def describe_decoding(channels: int) -> str:
+    deep = "of deeper grey values take the upper 8 bits in the range that the file declares"
+    steps = ["turn upright", deep, *["lay what is transparent on white"] * (channels != 4)]
+    return f"{', '.join(steps)}, make it {_COLOURS.get(channels, f'{channels} channels')}"
 
 
 def crop_of(pipeline: Pipeline) -> tuple[str, tuple[int, int]]:

@@ -1,0 +1,47 @@
+"""The Python of a card, run as it is written on pictures of every mode."""
+
+import contextlib
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+from PIL import ExifTags, Image
+
+MODES = ("RGB", "RGBA", "LA", "P", "L", "I;16", "CMYK", "turned")
+
+
+def write_pictures(folder: Path, size: tuple[int, int]) -> list[Path]:
+    """Write a picture of each of `MODES`, more than twice as large as a model's images, and return their files."""
+    height, width = 2 * size[0] + 5, 2 * size[1] + 17
+    values = np.random.default_rng(0).integers(0, 256, (6, 8, 4), dtype=np.uint8)
+    picture = Image.fromarray(values).resize((width, height), Image.Resampling.BICUBIC)
+    turned = Image.Exif()
+    turned[ExifTags.Base.Orientation] = 6
+    files = []
+    for mode in MODES:
+        image, options = picture, {}
+        if mode == "I;16":
+            image = Image.fromarray(np.asarray(picture.convert("L")).astype(np.uint16) * 256 + 128)
+        elif mode == "P":
+            image = picture.quantize(64)  # with transparency
+        elif mode == "turned":
+            image, options = picture.convert("RGB"), {"exif": turned}
+        else:
+            image = picture.convert(mode)
+        kind = "jpeg" if mode in ("CMYK", "turned") else "png"
+        files.append(folder / f"{mode.replace(';', '')}.{kind}")
+        image.save(files[-1], **options)
+    return files
+
+
+def run_card(card: str, folder: Path, photos: Sequence[Path]) -> Float[np.ndarray, "photo dim"]:
+    """Return the embeddings that a card's code gives of these photos in place of its own, in the card's folder."""
+    (code,) = re.findall(r"```python\n(.*?)```", card, flags=re.DOTALL)
+    code = code.replace('"photo.jpg"', ", ".join(repr(str(photo.resolve())) for photo in photos))
+    scope: dict[str, Any] = {}
+    with contextlib.chdir(folder):
+        exec(compile(code, "README.md", "exec"), scope)
+    return np.asarray(scope["embedding"])
