@@ -303,6 +303,7 @@ def standard_transform(
     std: Any = None,
     channels: int = 3,
     resize: str = "crop",
+    is_raw: bool = False,
 ) -> Transform:
     timm_data: Any = importlib.import_module("timm.data")
     usual = (timm_data.IMAGENET_DEFAULT_MEAN, timm_data.IMAGENET_DEFAULT_STD) if channels == 3 else ((0.5,), (0.5,))
@@ -310,6 +311,7 @@ def standard_transform(
         input_size=(channels, *(size if isinstance(size, tuple) else (size, size))),
         mean=tuple(usual[0]) * (channels // len(usual[0])) if mean is None else (float(mean),) * channels,
         std=tuple(usual[1]) * (channels // len(usual[1])) if std is None else (float(std),) * channels,
+        normalize=not is_raw,
         **{"crop_pct": 1 / margin, **crop_settings({"resize": resize})},
     )
     return transform

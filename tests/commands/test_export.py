@@ -48,7 +48,7 @@ def run_card(folder: Path, monkeypatch: pytest.MonkeyPatch, card: str = "README.
 
 
 def pictures(folder: Path) -> list[Path]:
-    """A picture of each mode: what is transparent is not white below, values of 16 bits and CMYK, one turned by EXIF."""
+    """A picture of each mode, with clear parts that are not white below, and one that is turned by EXIF."""
     values = np.random.default_rng(1).integers(0, 256, (5, 7, 4), dtype=np.uint8)
     picture = Image.fromarray(values).resize((81, 58), Image.Resampling.BICUBIC)
     deep = Image.fromarray(np.asarray(picture.convert("L")).astype(np.uint16) * 256)

@@ -148,6 +148,79 @@ def test_an_onnx_file_says_its_image_size_and_takes_a_normalisation(tmp_path: Pa
         single.module(torch.stack([white, white]))
 
 
+def made(path: Path, nodes: list[Any], outputs: dict[str, Any], dtype: str = "FLOAT") -> str:
+    """Write an ONNX graph of images [batch, 3, 4, 4] with these outputs, and return its name."""
+    onnx = pytest.importorskip("onnx")
+    kinds, helper = onnx.TensorProto, onnx.helper
+    images = helper.make_tensor_value_info("images", getattr(kinds, dtype), ["batch", 3, 4, 4])
+    declared = [
+        helper.make_tensor_value_info(name, kinds.FLOAT16 if dtype == "FLOAT16" else kinds.FLOAT, shape)
+        for name, shape in outputs.items()
+    ]
+    parts = [helper.make_node(kind, given, [output], **options) for kind, given, output, options in nodes]
+    graph = helper.make_graph(parts, "made", [images], declared)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    path.write_bytes(model.SerializeToString())
+    return f"onnx:{path}"
+
+
+MEAN = ("ReduceMean", ["images"], "pooled", {"axes": [2, 3], "keepdims": 0})
+TOKENS = ("ReduceMean", ["images"], "last_hidden_state", {"axes": [3], "keepdims": 0})
+
+
+def test_the_output_of_a_graph_is_chosen_by_name_and_rank_or_asked_for(tmp_path: Path) -> None:
+    tokens, vector = {"last_hidden_state": ["batch", 3, 4]}, ["batch", 3]
+    copies = [("Identity", ["pooled"], name, {}) for name in ("logits", "image_embeds")]
+    images = torch.rand(2, 3, 4, 4)
+
+    def embedded(name: str) -> torch.Tensor:
+        return load_model(name).module(images)
+
+    file = tmp_path / "model.onnx"
+    for outputs in (
+        {**tokens, "pooled": vector},
+        {**tokens, "pooled": vector, "image_embeds": vector, "logits": vector},
+    ):
+        found = embedded(made(file, [TOKENS, MEAN, *copies], outputs))
+        torch.testing.assert_close(found, images.mean(dim=(2, 3)))
+    name = made(file, [TOKENS, MEAN, *copies], {"logits": vector, "pooled": vector})
+    listed = r"output=…; the graph has logits \['batch', 3\], pooled \['batch', 3\]"
+    for odd in (name, f"{name},output=other"):
+        with pytest.raises(UserError, match=listed):
+            load_model(odd)
+    torch.testing.assert_close(embedded(f"{name},output=pooled"), images.mean(dim=(2, 3)))
+    name = made(file, [TOKENS], tokens)
+    with pytest.raises(
+        UserError, match=r"last_hidden_state is \[1, 3, 4\], not a vector .* add output=last_hidden_state"
+    ):
+        load_model(name)
+    assert embedded(f"{name},output=last_hidden_state").shape == (2, 12)
+
+
+def test_a_graph_whose_embeddings_depend_on_the_batch_is_refused(tmp_path: Path) -> None:
+    centred = ("Sub", ["pooled", "mean"], "embedding", {})
+    nodes = [MEAN, ("ReduceMean", ["pooled"], "mean", {"axes": [0], "keepdims": 1}), centred]
+    model = load_model(made(tmp_path / "model.onnx", nodes, {"embedding": ["batch", 3]}))
+    with pytest.raises(UserError, match=r"depends on the others of its batch; .*model\.eval\(\).*--batch 1"):
+        model.module(torch.rand(5, 3, 4, 4))
+    assert model.module(torch.rand(1, 3, 4, 4)).shape == (1, 3)
+
+
+def test_graphs_take_images_in_half_precision_and_raw_pixels(tmp_path: Path) -> None:
+    half = load_model(made(tmp_path / "half.onnx", [MEAN], {"pooled": ["batch", 3]}, dtype="FLOAT16"))
+    white = Image.new("RGB", (30, 20), "white")
+    whole = load_model(made(tmp_path / "whole.onnx", [MEAN], {"pooled": ["batch", 3]}))
+    np.testing.assert_allclose(half.encode([white, picture()]), whole.encode([white, picture()]), rtol=5e-3, atol=5e-3)
+    raw = load_model(graph(tmp_path / "raw.onnx"))
+    assert raw.encode([white]).tolist() == [[255.0] * 3]
+    with pytest.raises(UserError, match=r"takes pixels from 0 to 255 and normalises them; leave out mean=…"):
+        load_model(f"onnx:{tmp_path / 'raw.onnx'},mean=0.5")
+    mean = ("ReduceMean", ["values"], "pooled", {"axes": [2, 3], "keepdims": 0})
+    nodes = [("Cast", ["images"], "values", {"to": 1}), mean]
+    with pytest.raises(UserError, match=r"takes tensor\(int16\), expected one of tensor\(float\), tensor\(float16\)"):
+        load_model(made(tmp_path / "odd.onnx", nodes, {"pooled": ["batch", 3]}, dtype="INT16"))
+
+
 class Clip(nn.Module):
     def __init__(self) -> None:
         super().__init__()

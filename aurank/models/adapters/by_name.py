@@ -49,8 +49,9 @@ def load_model(name: str, *, allow_code: bool = False, folder: Path | None = Non
       (safetensors, or torch's); `input_size=128`: another size of images.
     - `open_clip:ViT-B-32[,pretrained=laion2b_s34b_b79k]`: the image tower.
     - `transformers:facebook/dinov2-small`: a name of the hub, or a folder; `pretrained=false`: its architecture.
-    - `onnx:FILE[,size=224,margin=1.143,mean=0.5,std=0.5]`: an image [batch, channel, height, width] to [batch, dim];
-      shorter side to margin × size, the middle, then ImageNet's mean and deviation unless one number is given for each.
+    - `onnx:FILE[,size=224,margin=1.143,mean=0.5,std=0.5,output=NAME]`: an image [batch, channel, height, width] to
+      [batch, dim]; shorter side to margin × size, the middle, then, unless the graph takes uint8, ImageNet's mean and
+      deviation or one number for each; `output`: the embedding, where the graph has several that may be it.
     - `onnx:FILE`, `safetensors:FILE`, `torchexport:FILE`: of `aurank export`, the preprocessing inside; or the folder.
     - `python:package.module:function[,option=value…]`: the function returns an `nn.Module`, or it and a transform.
 

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -33,6 +34,10 @@ PROGRAM_PREPROCESSING = "preprocessing.json"
 _FORMAT = 2
 _REMEDY = "copy or export it again"
 _COLOURS = {1: "grey", 3: "RGB", 4: "RGBA"}
+_EMBEDDINGS = ("embedding", "embeddings", "image_embeds", "sentence_embedding", "pooler_output")
+"""Names of a graph's output that is an embedding, the likeliest first."""
+_TYPES = {f"tensor({name})": getattr(torch, name) for name in ("float", "float16", "double", "uint8")}
+_APART = 1e-2  # of the largest value: more than rounding in float16
 _ANY_BATCH = "export it with a batch of any size, torch.onnx.export(…, dynamic_axes={'images': {0: 'batch'}})"
 
 
@@ -171,32 +176,72 @@ def onnx_model(name: str, what: str, options: Options, allow_code: bool) -> Imag
         content = Path(what).read_bytes()
         session = library.InferenceSession(content, providers=["CPUExecutionProvider"])
         transform, channels = _transform_of(name, session, options)
-    inputs, outputs = ([one.name for one in named] for named in (session.get_inputs(), session.get_outputs()))
+    description = describe_adapter(library, what, options, transform)
+    module = _File(_Graph(name, session, options.get("output")), content)
+    return ImageModel(name, module, transform, description, channels=channels)
 
-    def run(images: Tensor) -> Tensor:
+
+class _Graph:
+    """An ONNX graph from images to embeddings; of the first batch of several images, the halves must give the same."""
+
+    def __init__(self, name: str, session: Any, wanted: object) -> None:
+        self.name, self.session, self.is_checked = name, session, False
+        self.input, self.is_flattened = session.get_inputs()[0], wanted is not None
+        outputs = {output.name: output.shape for output in session.get_outputs()}
+        named = [output for output in _EMBEDDINGS if len(outputs.get(output, ())) == 2]
+        vectors = [output for output, shape in outputs.items() if len(shape) == 2]
+        choice = named[:1] or (vectors if len(outputs) > 1 else [*outputs])
+        if wanted is not None:
+            choice = [output for output in outputs if output == str(wanted)]
+        if len(choice) != 1:
+            listed = ", ".join(f"{output} {shape}" for output, shape in outputs.items())
+            raise UserError(f"{name}: name the output that is the embedding, output=…; the graph has {listed}")
+        self.output = choice[0]
+
+    def __call__(self, images: Tensor) -> Tensor:
+        embeddings = self._compute(images)
+        if not self.is_checked and embeddings.ndim == 2 and len(embeddings) == len(images) > 1:
+            halves = torch.cat([self._compute(half) for half in images.tensor_split(2)])
+            most = _APART * embeddings.abs().nan_to_num().max().item()
+            if not torch.allclose(embeddings, halves, rtol=0, atol=most, equal_nan=True):
+                remedy = "export the network in evaluation mode, model.eval(), or embed each image alone, --batch 1"
+                raise UserError(f"{self.name}: an image's embedding depends on the others of its batch; {remedy}")
+            self.is_checked = True
+        return embeddings
+
+    def _compute(self, images: Tensor) -> Tensor:
         try:
-            embeddings = torch.from_numpy(session.run(outputs[:1], {inputs[0]: images.numpy()})[0])
+            values = images.to(_TYPES[self.input.type]).numpy()
+            embeddings = torch.from_numpy(self.session.run([self.output], {self.input.name: values})[0]).float()
         except Exception as error:
             said = f"the graph fails on images {list(images.shape)} ({' '.join(str(error).split())[:300]})"
-            raise UserError(f"{name}: {said}; where it takes one at a time, add --batch 1, or {_ANY_BATCH}") from error
+            remedy = f"; where it takes one at a time, add --batch 1, or {_ANY_BATCH}" if len(images) > 1 else ""
+            raise UserError(f"{self.name}: {said}{remedy}") from error
+        if not self.is_flattened and math.prod(embeddings.shape[1:]) > max(embeddings.shape[1:], default=1):
+            said = f"its output {self.output} is {list(embeddings.shape)}, not a vector for each image"
+            remedy = f"export a pooled one, or add output={self.output} for all of its numbers"
+            raise UserError(f"{self.name}: {said}; {remedy}")
         return embeddings.flatten(1) if embeddings.ndim > 1 else embeddings
-
-    description = describe_adapter(library, what, options, transform)
-    return ImageModel(name, _File(run, content), transform, description, channels=channels)
 
 
 def _transform_of(name: str, session: Any, options: Options) -> tuple[Transform, int]:
-    shapes = [one.shape for one in session.get_inputs()]
+    inputs, options = session.get_inputs(), {key: value for key, value in options.items() if key != "output"}
+    shapes = [one.shape for one in inputs]
     batch, channels, *sides = shapes[0]
     fixed = [side for side in sides if isinstance(side, int)] or [224]
     if len(shapes) != 1 or len(sides) != 2 or (isinstance(batch, int) and batch != 1):
         expected = f"expected [batch, channel, height, width] with a batch of any size: {_ANY_BATCH}"
         raise UserError(f"{name}: the graph takes {', '.join(map(str, shapes))}, {expected}")
+    if inputs[0].type not in _TYPES:
+        raise UserError(f"{name}: the graph takes {inputs[0].type}, expected one of {', '.join(_TYPES)}")
     text = session.get_modelmeta().custom_metadata_map.get(PREPROCESSING)
     if text is None:
         channels = channels if isinstance(channels, int) else 3
         size = tuple(side if isinstance(side, int) else fixed[0] for side in sides)
-        return standard_transform(channels=channels, **{"size": size, **options}), channels
+        is_raw = inputs[0].type == "tensor(uint8)"
+        if is_raw and (option := next((key for key in ("mean", "std") if key in options), None)):
+            raise UserError(f"{name}: the graph takes pixels from 0 to 255 and normalises them; leave out {option}=…")
+        return standard_transform(channels=channels, is_raw=is_raw, **{"size": size, **options}), channels
     if options:
         raise UserError(f"{name}: its preprocessing is stored inside; leave out {next(iter(options))}=…")
     stored = unpack_preprocessing(text, name)

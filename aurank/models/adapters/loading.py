@@ -41,7 +41,7 @@ TOWERS: Known = {
 IMAGES: Known = {
     "timm": None,
     **TOWERS,
-    "onnx": frozenset({"size", "margin", "mean", "std", "resize"}),
+    "onnx": frozenset({"output", "size", "margin", "mean", "std", "resize"}),
     "safetensors": frozenset(),
     "torchexport": frozenset(),
     "python": None,
