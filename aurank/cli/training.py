@@ -302,7 +302,7 @@ def _is_file(given: dict[str, Any]) -> bool:
 def export(
     checkpoint: str = argument("DIR/best of a run, such as runs/mine/best.", default=...),
     *,
-    to: str = option("onnx, torchexport, safetensors, or hf, a folder that timm loads.", default=...),
+    to: str = option("onnx, torchexport, safetensors, or timm (or hf), a folder that timm loads.", default=...),
     out: Path = option(
         "Folder to make, of the model, README.md and export.json; or a file, .onnx or .safetensors.", default=...
     ),

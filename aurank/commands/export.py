@@ -127,7 +127,7 @@ def export_model(
     Args:
         checkpoint: ``DIR/best``, of two towers that of the images.
         to: onnx (one graph), torchexport (a program and preprocessing.json), safetensors (weights that aurank builds
-            the network for), hf (the layout of timm on the hub).
+            the network for), hf or timm (the layout of timm on the hub).
         out: a folder; for onnx and safetensors also a file, such as model.onnx, with model.md (the card) and model.json
             (the check) beside it.
         images: those of the check; default: the test split of the data that the model was trained on.

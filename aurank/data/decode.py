@@ -179,7 +179,7 @@ def _upper_bits(values: np.ndarray, least: int, bits: int) -> UInt8[np.ndarray, 
     values = values.astype(np.int32) - least
     # The standard wants the significant bits of a PNG scaled to all 16; many files hold them as they are.
     bits = 16 if not least and values.max() >= 2**bits else bits
-    return (values % 2**bits * 256 >> bits).astype(np.uint8)
+    return np.asarray(values % 2**bits * 256 >> bits, dtype=np.uint8)
 
 
 def _convert(image: Image.Image, channels: int, *, transparent: bool) -> Pixels:

@@ -22,18 +22,14 @@ def write_pictures(folder: Path, size: tuple[int, int]) -> list[Path]:
     turned[ExifTags.Base.Orientation] = 6
     files = []
     for mode in MODES:
-        image, options = picture, {}
         if mode == "I;16":
             image = Image.fromarray(np.asarray(picture.convert("L")).astype(np.uint16) * 256 + 128)
         elif mode == "P":
             image = picture.quantize(64)  # with transparency
-        elif mode == "turned":
-            image, options = picture.convert("RGB"), {"exif": turned}
         else:
-            image = picture.convert(mode)
-        kind = "jpeg" if mode in ("CMYK", "turned") else "png"
-        files.append(folder / f"{mode.replace(';', '')}.{kind}")
-        image.save(files[-1], **options)
+            image = picture.convert("RGB" if mode == "turned" else mode)
+        files.append(folder / (f"{mode}.jpeg" if mode in ("CMYK", "turned") else f"{mode.replace(';', '')}.png"))
+        image.save(files[-1], exif=turned if mode == "turned" else b"")
     return files
 
 
