@@ -322,7 +322,7 @@ class _Search:
 
         for fold, data in enumerate(self.data):
             found: list[float] = []
-            result = train(config, self._folder(trial) / f"fold{fold}", dataset=data, listener=listen)
+            result = train(config, self._folder(trial) / f"fold{fold}", dataset=data, page=False, listener=listen)
             if result.stopped_by is not None:
                 signal.raise_signal(result.stopped_by)
                 raise KeyboardInterrupt

@@ -46,7 +46,7 @@ INK, _MUTED, _LINE = "#1b1f24", "#8c959f", "#0550ae"  # of files
 _THIN: dict[str, Any] = {"linewidth": 1, "linestyle": (0, (4, 3))}
 
 
-def svg(draw: Callable[[Axes], None], described: str, *, size: tuple[float, float] = (5.4, 3.6)) -> Markup:
+def svg(draw: Callable[[Axes], None], described: str, *, size: tuple[float, float] = (5.4, 3.8)) -> Markup:
     """Return a chart as SVG text to be put into a page; `draw` gets its axes, `described` is read to who cannot see."""
     # Names inside an SVG belong to the whole page: each chart needs others.
     with mpl.rc_context(_STYLE | {"svg.hashsalt": f"chart {next(_SALT)}"}):
@@ -190,7 +190,7 @@ def draw_maps(report: Report, embeddings: Float[Rows, "query dim"]) -> dict[str,
     caption = f"{of} queries on their first two principal components (PCA), {by} by colour."
     values, classes = report.per_query["ap"][some], names if by_class else None
     draw = partial(dots, points=points, values=values, classes=classes, axis_names=axis_names)
-    return {caption: svg(draw, caption, size=(5.4, 4.6))}
+    return {caption: svg(draw, caption)}
 
 
 def principal(

@@ -35,7 +35,7 @@ def compare_page(
     for name in shown:
         caption = f"Each dot a query; above the line {name} is better, below it {first}."
         draw = partial(ap_scatter, names=(first, name), reports=(reports[first], reports[name]))
-        charts[caption] = svg(draw, caption, size=(5.4, 4.2))
+        charts[caption] = svg(draw, caption)
     pairs = [
         {"name": name, "groups": _won_and_lost((first, name), reports, metric, queries, pictures)} for name in shown
     ]
@@ -47,6 +47,7 @@ def compare_page(
         metric_of_query="AP" if metric.removeprefix("macro:") == "mauprc" else metric.removeprefix("macro:"),
         counted=counted(reports[first]),
         reports=reports,
+        models={name: _model_of(report) for name, report in reports.items()},
         comparisons=comparisons,
         values={name: one.b for name, one in comparisons.items()} | {first: next(iter(comparisons.values())).a},
         how=next(iter(comparisons.values())).how,
@@ -63,6 +64,12 @@ def compare_page(
         num_missing=len(pictures.missing),
         left_out=pictures.left_out,
     )
+
+
+def _model_of(report: Report) -> str:
+    """Return what a report was made of, as its notes name it: the names of reports are those of folders."""
+    named = (note.partition(";")[0] for note in report.notes if note.startswith(("model ", "best weights")))
+    return next(named, "").removeprefix("model ")
 
 
 def _won_and_lost(

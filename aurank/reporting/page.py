@@ -22,7 +22,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.globals["version"] = version("aurank")
-    environment.filters["breakable"] = breakable
+    environment.filters |= {"breakable": breakable, "duration": duration}
     return environment
 
 
@@ -33,6 +33,13 @@ def render(template: str, **content: Any) -> str:
 
 def breakable(name: str) -> Markup:
     return Markup(re.sub(r"([/_-])", r"\1<wbr>", str(escape(name))))
+
+
+def duration(seconds: float) -> str:
+    for size, unit in ((3600, "hours"), (60, "minutes")):
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.0f} seconds"
 
 
 def endings(names: Sequence[str]) -> list[str]:

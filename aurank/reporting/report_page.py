@@ -24,6 +24,17 @@ from aurank.reporting.tables import facts as facts_of
 
 MOST_CLASSES = 500  # in the table; per_class.csv has all
 MOST_NAMES = 100  # of a list of images
+HEADINGS = {
+    "numbers": "Numbers",
+    "training": "Training",
+    "curves": "Curves",
+    "findings": "Findings",
+    "grids": "What queries find",
+    "cameras": "Cameras",
+    "classes": "Classes",
+    "confusions": "Classes taken for each other",
+    "hubs": "Images that many queries find",
+}
 CARDS = ("mauprc", "recall@1", "recall@10", "map@r", "mrr", "auroc")
 
 
@@ -44,6 +55,7 @@ def report_page(
     embeddings: Rows | None = None,
     classes: Sequence[str] = (),
     examined: Examined | None = None,
+    course: object = None,
     facts: Sequence[tuple[str, str]] = (),
     title: str = "Retrieval report",
 ) -> str:
@@ -57,22 +69,22 @@ def report_page(
     findings = [] if examined is None else _findings(examined, pictures)
     left_out = _left_out(report, pictures)
     sections = {
-        "findings": examined, "grids": grids, "cameras": report.group_pairs, "classes": table,
-        "confusions": confused, "hubs": found_hubs,
+        "numbers": report, "training": course, "curves": charts, "findings": examined, "grids": grids,
+        "cameras": report.group_pairs, "classes": table, "confusions": confused, "hubs": found_hubs,
     }  # fmt: skip
-    contents = [("numbers", "Numbers"), ("curves", "Curves")]
-    contents += [(name, name.capitalize()) for name, content in sections.items() if content]
     return render(
         "report.html",
         title=title,
         report=report,
         counted=counted(report),
-        contents=contents,
+        contents=[name for name, content in sections.items() if content],
+        headings=HEADINGS,
         cards=_cards(report),
         notes=[note for note in report.notes if not (facts and note.startswith("model "))],  # the facts say it
         plain=(report.postprocessing or {}).get("plain"),
         facts=[*facts, *facts_of(report)],
         charts=charts,
+        course=course,
         examined=examined,
         findings=findings,
         grids=grids,

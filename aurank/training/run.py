@@ -28,13 +28,16 @@ from aurank.errors import UserError
 from aurank.evaluation.report import Report
 from aurank.evaluation.two_way import TwoWayReport
 from aurank.files import checked, claimed, reading, remove_temporaries, write_text
-from aurank.reporting.results import save_results
+from aurank.reporting.results import PAGE, save_results
+from aurank.reporting.training_page import training_page
 from aurank.training.build import Splits, build_schedule, build_splits
 from aurank.training.components import read_config
 from aurank.training.loop import Listener, Loop
 from aurank.training.sharding import load_state, prepare_for_shards
 from aurank.training.state import Progress, restore_random_state, seed_everything, seed_stream
 from aurank.training.trainer import Trainer
+
+_NEAREST = 10  # images in a query's list on the page
 
 
 @dataclass(frozen=True)
@@ -74,12 +77,14 @@ def train(
     *,
     overrides: Sequence[str] = (),
     dataset: Manifest | None = None,
+    page: bool = True,
     listener: Listener | None = None,
 ) -> TrainResult:
     """Train an embedding as ``config`` says, into the folder ``out``.
 
     Writes config.yaml, metrics.jsonl, last.safetensors, best.safetensors, timing.json and, at the end, the report.json,
-    per_query.parquet and pr_curve.png of the test split; with model.text two_way/GROUP for each group of test pairs.
+    per_query.parquet and pr_curve.png of the test split, and report.html, a page to look at; with model.text
+    two_way/GROUP for each group of test pairs.
 
     Args:
         config: a ``Config``, the path of a YAML file, the name of a shipped configuration, or a plain dict.
@@ -87,6 +92,7 @@ def train(
         overrides: dotted changes of the configuration, ``["optim.lr=1e-4", "train.steps=600"]``.
         dataset: the images, as ``aurank.data.from_dataset`` or ``from_table`` makes them, in place of a reader's; or
             the rows of saved embeddings, for a configuration with data.name=embeddings.
+        page: whether to write report.html, and with the report the ten nearest images of each query.
         listener: called with an event name and its values, in the main process.
 
     Raises:
@@ -125,7 +131,7 @@ def train(
         if resume and state is None:
             notices = [f"--resume: {out} holds no checkpoint yet; the run starts anew"]
         started = time.perf_counter()
-        return _run(_prepare_loop(config, out, state, notices, listener, dataset), started)
+        return _run(_prepare_loop(config, out, state, notices, listener, dataset), started, page)
 
 
 def _prepare_loop(
@@ -172,7 +178,7 @@ def _prepare_loop(
     return loop
 
 
-def _run(loop: Loop, started: float) -> TrainResult:
+def _run(loop: Loop, started: float, page: bool) -> TrainResult:
     trainer, progress, out = loop.trainer, loop.progress, loop.out
     for text in trainer.notices:
         loop.listen("notice", {"text": text})
@@ -186,7 +192,12 @@ def _run(loop: Loop, started: float) -> TrainResult:
     report: Report | None = None
     two_way: dict[str, TwoWayReport] = {}
     if stopped_by is None and trainer.splits.test is not None:
-        report, two_way, skipped["test"] = _test(loop, trainer.splits.test)
+        report, two_way, skipped["test"] = _test(loop, trainer.splits.test, page)
+    if stopped_by is None and loop.main and page:
+        test = None if trainer.splits.test is None else trainer.splits.test.source
+        source = None if isinstance(test, EmbeddingSource) else test
+        settings, chosen_by = dump_config(trainer.config), trainer.task.chosen_by
+        write_text(out / PAGE, training_page(out, report, settings=settings, chosen_by=chosen_by, source=source))
     if stopped_by is None and loop.main:
         timing = {
             "finished": time.strftime("%Y-%m-%d %H:%M:%S%z"),
@@ -202,7 +213,7 @@ def _run(loop: Loop, started: float) -> TrainResult:
     return TrainResult(out, progress.step, progress.best, report, stopped_by, two_way, skipped, loop.main)
 
 
-def _test(loop: Loop, test: Manifest) -> tuple[Report | None, dict[str, TwoWayReport], int]:
+def _test(loop: Loop, test: Manifest, page: bool) -> tuple[Report | None, dict[str, TwoWayReport], int]:
     """Measure the test split under the best weights, all processes together, and save the reports in the first.
 
     Returns what was measured, nothing in other processes, and how many images were skipped.
@@ -223,7 +234,7 @@ def _test(loop: Loop, test: Manifest) -> tuple[Report | None, dict[str, TwoWayRe
     def progress(stage: str, done: int, total: int) -> None:
         loop.listen("measuring", {"stage": stage, "done": done, "total": total})
 
-    report, two_way = trainer.task.test(data, trainer.splits.train, progress)
+    report, two_way = trainer.task.test(data, trainer.splits.train, progress, neighbours=_NEAREST if page else None)
     if not loop.main:
         return None, {}, len(data.skipped)
     # Nothing of this process's own course, such as what training skipped: a resumed run writes the same report.

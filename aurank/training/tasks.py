@@ -49,9 +49,11 @@ class Task:
     def measure(self, model: nn.Module, data: ImageDataset) -> Report:
         return evaluate_together(self._embedded(model, data).evaluate, self.group, **evaluation_options(self.config))
 
-    def test(self, data: ImageDataset, train: Manifest, progress: StageProgress | None = None) -> SplitReports:
+    def test(
+        self, data: ImageDataset, train: Manifest, progress: StageProgress | None = None, neighbours: int | None = None
+    ) -> SplitReports:
         """Return all that is measured of a test split; nothing in other processes where the first measures alone."""
-        options = {**evaluation_options(self.config), "codes": learnt_widths(self.config)}
+        options = {**evaluation_options(self.config), "codes": learnt_widths(self.config), "neighbours": neighbours}
         options["progress"] = _stage(progress, "ranking")
         embedded = self._embedded(self.model, data, progress)
         if measured_alone(**options):
@@ -107,13 +109,15 @@ class PairTask(Task):
     def measure(self, model: nn.Module, data: ImageDataset) -> TwoWayReport:  # type: ignore[override]  # has metrics
         return evaluate_together(self._embed(model, data).evaluate, self.group, **two_way_options(self.config))
 
-    def test(self, data: ImageDataset, train: Manifest, progress: StageProgress | None = None) -> SplitReports:
+    def test(
+        self, data: ImageDataset, train: Manifest, progress: StageProgress | None = None, neighbours: int | None = None
+    ) -> SplitReports:
         """Measure all pairs and each group both ways, and images among themselves where their labels allow it."""
         embedded = self._embed(self.model, data)
         if self.group.rank > 0:
             return None, {}
         images = embedded.images_alone(data.manifest)
-        options = {**evaluation_options(self.config), "codes": learnt_widths(self.config)}
+        options = {**evaluation_options(self.config), "codes": learnt_widths(self.config), "neighbours": neighbours}
         report = None if images is None else images.evaluate(**options)
         return report, reports_by_group(embedded, train, data.manifest, **two_way_options(self.config))
 

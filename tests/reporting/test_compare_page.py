@@ -123,3 +123,10 @@ def test_pictures_are_in_the_page_and_missing_ones_are_named() -> None:
     small = compare_page(reports, compare_all(reports, resamples=100), pictures=few)
     assert f"{few.left_out:,} pictures were left out" in small
     assert len(small) < len(page)
+
+
+def test_the_page_says_which_model_a_name_stands_for() -> None:
+    reports = {"before": measured(2), "after": measured(6)}
+    reports["before"] = replace(reports["before"], notes=["model timm:resnet18,input_size=64; 10 classes"])
+    page = compare_page(reports, compare_all(reports, resamples=100))
+    assert "timm:resnet18,input_<wbr>size=64</small>" in page.split("<tbody>")[1].split("</table>")[0]

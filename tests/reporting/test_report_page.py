@@ -217,3 +217,18 @@ def test_confusions_and_hubs_equal_loops() -> None:
     assert counted.lists.tolist() == sorted((one for one in number if one), reverse=True)
     assert counted.right.tolist() == [(lists.is_positive & (lists.row == row)).sum() for row in counted.row]
     assert counted.never == number.count(0)
+
+
+def test_words_of_the_navigation_are_those_of_the_headings() -> None:
+    page = report_page(measured(rows=60))
+    links = dict(re.findall(r'<a href="#(\w+)">([^<]+)</a>', page.split("</nav>")[0]))
+    assert {"numbers", "curves", "grids", "classes", "confusions"} <= links.keys()
+    for anchor, name in links.items():
+        assert f"<h2>{name}</h2>" in page.split(f'id="{anchor}"')[1][:200]
+
+
+def test_charts_of_a_page_have_one_size() -> None:
+    page = report_page(measured(rows=60), embeddings=np.random.default_rng(0).standard_normal((60, 5)))
+    boxes = re.findall(r'<svg[^>]* viewBox="([^"]+)"', page)
+    assert len(boxes) >= 4
+    assert len(set(boxes)) == 1

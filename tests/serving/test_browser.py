@@ -1,6 +1,7 @@
 """The page in a real browser; skipped where Debian's chromium and chromium-driver are not installed."""
 
 import base64
+import csv
 import io
 import itertools
 import json
@@ -17,7 +18,7 @@ from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
-from selenium.webdriver.support.ui import Select, WebDriverWait
+from selenium.webdriver.support.ui import WebDriverWait
 from testing.galleries import COLOURS, EVIL, MODEL, running_server
 
 import aurank
@@ -93,6 +94,11 @@ class Page:
     def drop(self, content: bytes, name: str, *, zeros: int = 0) -> None:
         self.driver.execute_script(DROP, base64.b64encode(content).decode(), name, zeros)
 
+    def type(self, selector: str, text: str) -> None:
+        box = self.one(selector)
+        box.send_keys(Keys.CONTROL, "a")
+        box.send_keys(Keys.DELETE, text, Keys.TAB)
+
     def requests(self) -> list[str]:
         """Return the address of every request so far."""
         events = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]
@@ -145,10 +151,10 @@ def test_drop_then_results_then_a_neighbour_then_a_filter(browser: webdriver.Chr
         marks = [one.text for one in browser.find_elements(By.CSS_SELECTOR, "#list .mark")]
         assert marks == ["✓ same class" if right else "✗ other class" for right in shown]
 
-        Select(page.one("#class")).select_by_value("blue")
+        page.type("#class", "blue")
         page.until("Nearest images", "1–10 of 10")
         assert {str(index.images["class"][row]) for row in page.rows()} == {"blue"}
-        Select(page.one("#class")).select_by_value("")
+        page.type("#class", "")
         page.until("Nearest images", "1–24 of 29")
         page.one("[data-step='1']").click()
         page.until("Nearest images", "25–29 of 29")
@@ -164,6 +170,32 @@ def test_drop_then_results_then_a_neighbour_then_a_filter(browser: webdriver.Chr
 
 
 @pytest.mark.slow
+def test_a_class_is_typed_scores_have_a_threshold_and_a_list_is_downloaded(
+    browser: webdriver.Chrome, index: ImageIndex
+) -> None:
+    page, hits = Page(browser), index.search_rows([3], k=29)[0]
+    with running_server(index) as port:
+        browser.get(f"http://127.0.0.1:{port}/#row=3")
+        page.until("Nearest images", "1–24 of 29")
+        page.type("#class", "blu")
+        assert page.one("#message").text == "There is no class blu; choose one of the list."
+        page.type("#class", "")
+        least = f"{(hits[4].score + hits[5].score) / 2:.4f}"
+        page.type("#least", least)
+        page.until("Nearest images", f"1–5 of those from {least}")
+        assert page.rows() == [hit.row for hit in hits[:5]]
+        browser.execute_script(
+            "const made = URL.createObjectURL;"
+            "URL.createObjectURL = blob => { blob.text().then(text => { window.csv = text; }); return made(blob); };"
+        )
+        page.one("#download").click()
+        text = WebDriverWait(browser, 20).until(lambda driver: driver.execute_script("return window.csv"))
+        lines = list(csv.DictReader(io.StringIO(text)))
+        assert [float(line["score"]) for line in lines] == pytest.approx([hit.score for hit in hits[:5]])
+        assert [line["class"] for line in lines] == [str(hit.class_name) for hit in hits[:5]]
+
+
+@pytest.mark.slow
 def test_the_keyboard_chooses_pages_and_searches(browser: webdriver.Chrome, index: ImageIndex, tmp_path: Path) -> None:
     page = Page(browser)
     (tmp_path / "green.png").write_bytes(green())
@@ -175,7 +207,7 @@ def test_the_keyboard_chooses_pages_and_searches(browser: webdriver.Chrome, inde
         page.one("#file").send_keys(str(tmp_path / "green.png"))
         page.until("Nearest images", "1–24 of 30")
         assert browser.switch_to.active_element.get_attribute("id") == "heading"
-        browser.switch_to.active_element.send_keys(Keys.TAB, Keys.TAB)  # past the filter; "Previous" is disabled
+        browser.switch_to.active_element.send_keys(*4 * [Keys.TAB])  # past the filters; "Previous" is disabled
         assert browser.switch_to.active_element.get_attribute("data-step") == "1"
         browser.switch_to.active_element.send_keys(Keys.ENTER)
         page.until("Nearest images", "25–30 of 30")
@@ -226,7 +258,7 @@ def test_the_page_fits_and_can_be_read(browser: webdriver.Chrome, index: ImageIn
             )
             assert (brightness(ink) > brightness(paper)) == (colours == "dark")
             heights = browser.execute_script(
-                "return [...document.querySelectorAll('button, .button, select')].filter(one => one.offsetParent)"
+                "return [...document.querySelectorAll('button, .button, .bar input')].filter(one => one.offsetParent)"
                 ".map(one => one.getBoundingClientRect().height)"
             )
             assert min(heights) >= 44  # what a finger must hit

@@ -276,7 +276,7 @@ class BenchmarkRun:
             config = config.model_copy(update={"data": config.data.model_copy(update={"name": GIVEN, "params": {}})})
         shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed
         try:
-            result = train(config, folder, dataset=self.splits[unit.split])
+            result = train(config, folder, dataset=self.splits[unit.split], page=False)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         if result.stopped_by is not None or result.report is None:

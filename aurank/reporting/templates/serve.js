@@ -1,11 +1,11 @@
 const PAGE = 24, element = id => document.getElementById(id), steps = document.querySelectorAll("[data-step]");
 const uploads = new Map();  // photos of this visit by the number in the address
-let limits = null, running = null, shownBefore = false;
+let limits = null, classes = new Set(), running = null, shownBefore = false;
 
 // What is shown stands in the address, so that back, forward and a bookmark of a gallery image work.
 const asked = () => {
   const found = new URLSearchParams(location.hash.slice(1));
-  return { row: found.get("row"), upload: found.get("upload"), class: found.get("class") || "", offset: Number(found.get("offset")) || 0 };
+  return { row: found.get("row"), upload: found.get("upload"), class: found.get("class") || "", least: found.get("least"), offset: Number(found.get("offset")) || 0 };
 };
 const address = wanted => "#" + new URLSearchParams(Object.entries(wanted).filter(([, value]) => value));
 
@@ -18,8 +18,8 @@ async function answered(request) {
   return content;
 }
 
-function ask(wanted, signal) {
-  const part = { offset: wanted.offset, limit: PAGE, ...(wanted.class && { class: wanted.class }) };
+function ask(wanted, signal, limit = PAGE) {
+  const part = { offset: wanted.offset, limit, ...(wanted.class && { class: wanted.class }) };
   if (wanted.row !== null) {
     const body = JSON.stringify({ row: Number(wanted.row), ...part });
     return answered(fetch("api/search", { method: "POST", headers: { "content-type": "application/json" }, body, signal }));
@@ -48,17 +48,20 @@ async function load() {
 }
 
 function show(wanted, answer) {
-  const isSearch = wanted.row !== null || wanted.upload !== null, found = answer.neighbours ?? answer.images;
+  const isSearch = wanted.row !== null || wanted.upload !== null, found = reaching(wanted, answer.neighbours ?? answer.images);
   showQuery(wanted, answer.query ?? null, isSearch);
   element("heading").textContent = isSearch ? "Nearest images" : "Gallery";
   element("class").value = wanted.class;
+  element("least").value = wanted.least ?? "";
+  element("above").hidden = element("download").hidden = !isSearch;
   const names = shortNames(found.map(one => one.name));
   element("list").replaceChildren(...found.map((one, place) => tile(one, names[place], answer.query?.class ?? null)));
-  const last = answer.offset + found.length, total = answer.total.toLocaleString("en");
+  const last = answer.offset + found.length, isCut = found.length < (answer.neighbours ?? answer.images).length;
+  const total = isCut ? `those from ${wanted.least}` : answer.total.toLocaleString("en");
   const cut = isSearch && answer.total === limits?.most_neighbours ? "the nearest " : "";
   const range = found.length ? `${(answer.offset + 1).toLocaleString("en")}–${last.toLocaleString("en")} of ${cut}${total}` : "";
   document.querySelectorAll(".range").forEach(one => { one.textContent = range; });
-  steps.forEach(one => { one.disabled = one.dataset.step < 0 ? wanted.offset === 0 : last >= answer.total; });
+  steps.forEach(one => { one.disabled = one.dataset.step < 0 ? wanted.offset === 0 : isCut || last >= answer.total; });
   element("below").hidden = found.length < PAGE;
   say(found.length ? "" : "There are none.");
   if (shownBefore) { element("heading").focus({ preventScroll: true }); scrollTo({ top: 0 }); }
@@ -136,10 +139,37 @@ function searchWith(file) {
   location.hash = address({ upload: number });
 }
 
+// Lists are ordered by score, so a threshold cuts their ends off.
+const reaching = (wanted, found) => wanted.least === null ? found : found.filter(one => one.score >= Number(wanted.least));
+
+async function download() {
+  const wanted = asked(), lines = [["rank", "score", "class", "name"]];
+  try {
+    for (let offset = 0, total = 1; offset < total; offset += 100) {
+      const answer = await ask({ ...wanted, offset }, undefined, 100), near = reaching(wanted, answer.neighbours);
+      total = near.length < answer.neighbours.length ? 0 : answer.total;
+      lines.push(...near.map(one => [one.rank, one.score, one.class ?? "", one.name]));
+    }
+  } catch (error) { return say(error.message, true); }
+  // An apostrophe keeps a spreadsheet from running a name as a formula.
+  const cell = value => typeof value === "number" ? value : `"${value.replace(/^[=+\-@\t\r]/, "'$&").replaceAll('"', '""')}"`;
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob([lines.map(line => line.map(cell).join(",") + "\n").join("")], { type: "text/csv" }));
+  link.download = "neighbours.csv";
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+}
+
 const go = changes => { location.hash = address({ ...asked(), ...changes }); };
 element("preview").addEventListener("error", () => { element("preview").parentNode.hidden = true; });  // no photo, or none that this browser shows
 element("file").addEventListener("change", event => { if (event.target.files.length) searchWith(event.target.files[0]); event.target.value = ""; });
-element("class").addEventListener("change", event => go({ class: event.target.value, offset: 0 }));
+element("class").addEventListener("change", event => {
+  const name = event.target.value;
+  if (name && !classes.has(name)) return say(`There is no class ${name}; choose one of the list.`, true);
+  go({ class: name, offset: 0 });
+});
+element("least").addEventListener("change", event => go({ least: event.target.value, offset: 0 }));
+element("download").addEventListener("click", download);
 steps.forEach(one => one.addEventListener("click", () => go({ offset: Math.max(0, asked().offset + one.dataset.step * PAGE) })));
 // Anywhere on the page: a photo that misses the frame must not take its place.
 addEventListener("dragover", event => { event.preventDefault(); element("drop").classList.add("over"); });
@@ -153,7 +183,8 @@ async function start() {
     const [info, known] = await Promise.all([answered(fetch("api/info")), answered(fetch("api/classes"))]);
     limits = info;
     element("about").textContent = info.index + (info.classes ? `; ${info.classes.toLocaleString("en")} classes` : "");
-    element("class").append(...known.classes.map(one => new Option(`${one.name} (${one.images.toLocaleString("en")})`, one.name)));
+    classes = new Set(known.classes.map(one => one.name));
+    element("classes").append(...known.classes.map(one => new Option(`${one.images.toLocaleString("en")} images`, one.name)));
     element("filter").hidden = !known.classes.length;
     await load();
   } catch (error) { say(error.message, true); }

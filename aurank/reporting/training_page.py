@@ -1,0 +1,70 @@
+"""report.html of a training: its course and settings, above what the best weights find in the test split."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from markupsafe import Markup
+from matplotlib.axes import Axes
+
+from aurank.data.sources import ImageSource
+from aurank.evaluation.report import Report
+from aurank.files import reading
+from aurank.reporting.charts import COLOURS, svg
+from aurank.reporting.page import render
+from aurank.reporting.report_page import report_page
+
+_POINTS = 1000  # drawn of a curve: each is the mean of neighbouring records
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Course:
+    """The charts of a training, by their captions, and its configuration as YAML."""
+
+    charts: dict[str, Markup]
+    settings: str
+
+
+def training_page(
+    run: Path, report: Report | None, *, settings: str, chosen_by: str, source: ImageSource | None = None
+) -> str:
+    """Return the page of a run as HTML text; without a report it shows the course of the training alone.
+
+    Args:
+        run: the folder of the run, whose metrics.jsonl is drawn.
+        settings: its configuration as YAML.
+        chosen_by: the metric of the validation split that chose the best weights.
+        source: where the pictures of the test images are read.
+    """
+    with reading(metrics := run / "metrics.jsonl", "the metrics of a run"):
+        records = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
+        steps, validations = ([record for record in records if record["split"] == split] for split in ("train", "val"))
+    charts = {}
+    if steps:
+        caption = "Training loss."
+        charts[caption] = svg(partial(_draw, records=steps, metric="loss", marker=""), caption)
+    if validations:
+        caption = f"Validation {chosen_by}; the star is the best, whose weights were kept."
+        charts[caption] = svg(partial(_draw, records=validations, metric=chosen_by, marker="o"), caption)
+    course, title = Course(charts, settings), f"Training: {run.resolve().name}"
+    if report is None:
+        return render("training.html", title=title, course=course)
+    return report_page(report, source=source, course=course, title=title)
+
+
+def _draw(axes: Axes, records: Sequence[Record], metric: str, marker: str) -> None:
+    step, value = (np.array([record[name] for record in records], np.float64) for name in ("step", metric))
+    every = -(-len(step) // _POINTS)
+    starts = np.arange(0, len(step), every)
+    step, value = (np.add.reduceat(each, starts) / np.diff([*starts, len(each)]) for each in (step, value))
+    axes.plot(step, value, marker=marker, markersize=4)
+    if marker and np.isfinite(value).any():
+        best = int(np.nanargmax(value))
+        axes.plot(step[best], value[best], marker="*", markersize=13, color=COLOURS[4], linestyle="")
+    axes.set(xlabel="step", ylabel=metric)

@@ -1,0 +1,44 @@
+"""report.html of a run: its curves, settings and hardest queries, with a test split and without."""
+
+import json
+from pathlib import Path
+
+import pytest
+from testing.cases import Elements
+from testing.runs import tiny_config
+
+import aurank
+from aurank.data import Manifest
+from aurank.reporting.training_page import training_page
+from aurank.training import read_config
+from aurank.training.build import build_splits
+
+
+@pytest.mark.slow
+def test_the_page_of_a_run_has_its_curves_settings_and_hardest_queries(tmp_path: Path) -> None:
+    result = aurank.train(tiny_config(train={"steps": 4, "validate_every": 2}), tmp_path / "run")
+    assert result.report is not None
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    shown = Elements(page)
+    for text in ("Training loss.", "Validation mauprc", f"{result.report.mauprc:.4f}", "name: soprc", "Worst queries"):
+        assert text in shown.text
+    worst = result.report.per_query["ap"].min()
+    assert f"AP <b>{worst:.3f}</b>" in page
+    assert page.count("data:image/") > 10  # the pictures of the queries and of what they find
+
+
+@pytest.mark.slow
+def test_a_run_without_a_test_split_has_a_page_of_its_course(tmp_path: Path) -> None:
+    config = read_config(tiny_config(train={"steps": 4, "validate_every": 4}))
+    whole: Manifest = build_splits(config, None).whole
+    result = aurank.train(config, tmp_path / "run", dataset=whole.select(whole.splits != "test"))
+    assert result.report is None
+    assert "Training loss." in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_long_course_is_drawn_thinned_and_losses_may_be_null(tmp_path: Path) -> None:
+    records = [{"split": "train", "step": step, "loss": 1.0 if step % 7 else None} for step in range(1, 20_001)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, records)), encoding="utf-8")
+    page = training_page(tmp_path, None, settings="seed: 0", chosen_by="mauprc")
+    assert "seed: 0" in page
+    assert len(page) < 200_000
