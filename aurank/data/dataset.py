@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from jaxtyping import Bool, Int64, Shaped
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from aurank.data.decode import MAX_PIXELS, Pixels, crop, decode, quiet_decoding
+from aurank.data.decode import MAX_PIXELS, OR_SKIP, Pixels, crop, decode, quiet_decoding
 from aurank.data.manifest import Manifest
 from aurank.data.prepared import PreparedImages
 from aurank.data.transforms import Pipeline
@@ -177,17 +177,31 @@ class ImageDataset(Dataset[Sample]):
         portions = [list(by_row)] if self._cache is not None else [[row] for row in by_row]
         with quiet_decoding() if self._cache is None else nullcontext():
             for portion in portions:
-                tasks: dict[Pipeline, list[tuple[Pixels, int | None, Pixels]]] = defaultdict(list)
+                tasks: dict[Pipeline, list[tuple[Pixels, int | None, Pixels, int]]] = defaultdict(list)
                 for row in portion:
                     if (prepared := self._prepared(row)) is None:  # once for all of its views
                         continue
                     is_there[by_row[row]] = True
                     for number in by_row[row]:
                         pipeline = self.pipeline.of_view(keys[number][2])
-                        tasks[pipeline].append((prepared, seeds[number], views[number]))
+                        tasks[pipeline].append((prepared, seeds[number], views[number], row))
                 for pipeline, wanted in tasks.items():
-                    pipeline.augment_all(*zip(*wanted, strict=True))
+                    *columns, rows = zip(*wanted, strict=True)
+                    try:
+                        pipeline.augment_all(*columns)
+                    except UserError:  # of one of them: which one?
+                        for row, *each in zip(rows, *columns, strict=True):
+                            is_there[by_row[row]] &= self._augments(pipeline, row, *([one] for one in each))
         return is_there
+
+    def _augments(self, pipeline: Pipeline, row: int, *columns: list[Any]) -> bool:
+        try:
+            pipeline.augment_all(*columns)
+        except UserError as error:
+            if self.on_error == "raise":
+                raise UserError(f"image {self.manifest.paths[row]!r}: {error}{OR_SKIP}") from error
+            self._unreadable[row] = True
+        return not self._unreadable[row]
 
     def _prepared(self, row: int) -> Pixels | None:
         if self.on_error == "skip" and self._unreadable[row]:

@@ -103,8 +103,8 @@ class Sampler(ABC):
                     yield epoch, index, dealt[index]
             if passed:
                 raise UserError(
-                    f"no batch of epoch {epoch} has {LEAST} rows for each of {self.world_size} processes; raise "
-                    "sampler.batch, or start fewer processes"
+                    f"no batch of epoch {epoch} has {LEAST} rows for each of {self.world_size} processes, as where one "
+                    "class has most images; start fewer processes, or raise sampler.params.per_class or sampler.batch"
                 )
             epoch, batch, passed = epoch + 1, 0, True
 

@@ -76,6 +76,8 @@ def build_sampler(
     offered |= {"batch": component.batch, "seed": config.seed, "rank": rank, "world_size": world_size}
     offered["paths"] = train.paths
     sampler: Sampler = build("sampler.params", SAMPLERS[component.name], offered, component.params)
+    if sampler.refresh_every is None:
+        next(sampler.iterate())  # raises where an epoch would have no batch
     return sampler
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from testing.trees import array_manifest, pixels, write_tree
 
-from aurank.data import TRANSFORMS, ArraySource, ImageDataset, view_keys
+from aurank.data import TRANSFORMS, ArraySource, ImageDataset, build_manifest, view_keys
 from aurank.data.dataset import augmentation_seed, with_own_labels
 from aurank.data.readers.folders import read_folder
 from aurank.errors import UserError
@@ -135,3 +135,21 @@ def test_corrupt_images_are_skipped_and_counted_when_told(tmp_path, cache_bytes)
         dataset[bad]
     with pytest.raises(UserError, match=r"none of the 1 images of .* can be read \(first: 'class0/2\.png'\)"):
         ImageDataset(manifest.select([bad]), TRANSFORMS["resize"](8, 3), channels=3, on_error="skip")
+
+
+@pytest.mark.parametrize("cache_bytes", [0, 2**20])
+def test_an_image_that_the_transform_cannot_take_is_named_or_skipped(cache_bytes):
+    sizes = {"a": 60, "b": 40, "c": 50}
+    images = {name: pixels(0, size, size) for name, size in sizes.items()}
+    columns = {"paths": list(images), "labels": ["x"] * 3, "splits": ["train"] * 3}
+    manifest = build_manifest("three", ArraySource(images), **columns)
+    crop = TRANSFORMS["albumentations"](32, 3, pipeline=[{"name": "RandomCrop", "height": 48, "width": 48}])
+    remedy = "put PadIfNeeded or Resize before the transform that does, or set data.on_error=skip"
+    message = rf"^image 'b': data\.train_transform fails on 40 × 40 pixels \(.*\); {remedy}$"
+    with pytest.raises(UserError, match=message):
+        ImageDataset(manifest, crop, channels=3, cache_bytes=cache_bytes).__getitems__(view_keys([0, 1, 2], 0))
+    dataset = ImageDataset(manifest, crop, channels=3, cache_bytes=cache_bytes, on_error="skip")
+    batch = dataset.__getitems__(view_keys([0, 1, 2], 0, views=2))
+    assert batch.id.tolist() == [0, 2] * 2
+    assert dataset.skipped == ["b"]
+    assert torch.equal(batch.image[3:], dataset.__getitems__([(2, 0, 1)]).image)

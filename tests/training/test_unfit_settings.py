@@ -1,8 +1,10 @@
 """What does not go together is a mistake that is told by its key, before any training; what has no effect is said."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from testing.galleries import head_config
 from testing.runs import pairs_config, tiny_config, write_table
@@ -11,7 +13,7 @@ import aurank
 from aurank.config import ConfigError
 from aurank.errors import UserError
 from aurank.training import read_config, rehearse
-from aurank.training.build import build_splits
+from aurank.training.build import build_sampler, build_splits
 from aurank.training.trainer import require_fitting
 
 LOSSES: list[tuple[Any, str]] = [
@@ -141,3 +143,17 @@ def test_the_cut_texts_of_pairs_are_counted(tmp_path: Path) -> None:
     said = "40 of 40 training texts have more than model.text.length=6 tokens and lose their ends"
     assert rehearsal.notices[0] == said
     assert rehearsal.memory["activations"] > 0
+
+
+def test_an_epoch_without_batches_is_told_before_training() -> None:
+    config = read_config(tiny_config(sampler={"name": "pk", "batch": 58, "params": {"per_class": 2}}))
+    train = build_splits(config).train
+    labels = np.arange(len(train)).clip(20) - 20  # one class of 21 images, and others of one
+    rows = np.flatnonzero(labels < 4)
+    huge = dataclasses.replace(
+        train.select(rows), labels=labels[rows], classes=tuple("abcd"), class_ids=None, texts=None
+    )
+    build_sampler(config, huge, rank=0, world_size=1, neighbours=lambda count: None)
+    remedy = "start fewer processes, or raise sampler.params.per_class or sampler.batch"
+    with pytest.raises(UserError, match=f"no batch of epoch 1 has 2 rows for each of 2 processes, .*; {remedy}"):
+        build_sampler(config, huge, rank=0, world_size=2, neighbours=lambda count: None)

@@ -36,7 +36,7 @@ from aurank.data.transforms.geometry import (
     warp_matrices,
     with_channels,
 )
-from aurank.errors import UserError
+from aurank.errors import UserError, first_line
 from aurank.extras import import_library
 from aurank.files import reading
 from aurank.names import meant, nearest
@@ -418,7 +418,14 @@ class Albumentations(Pipeline):
 
     def change(self, prepared: Prepared, chance: random.Random, seed: int) -> View:
         self._changes.set_random_state(np.random.default_rng(seed), chance)
-        changed = self._changes(image=prepared)["image"]
+        try:
+            changed = self._changes(image=prepared)["image"]
+        except MemoryError:
+            raise
+        except Exception as error:  # whatever a transform has for an image that it cannot take
+            size = f"{prepared.shape[0]} × {prepared.shape[1]} pixels"
+            remedy = "put PadIfNeeded or Resize before the transform that does"
+            raise UserError(f"data.train_transform fails on {size} ({first_line(error)}); {remedy}") from error
         if not isinstance(changed, np.ndarray) or changed.dtype != np.uint8:
             raise UserError("its result must be a uint8 image: leave out Normalize, ToFloat and ToTensorV2")
         return np.ascontiguousarray(resize(with_channels(changed), *self.size, self.interpolation))
