@@ -184,6 +184,7 @@ def _by_pattern(place: Path, pattern: str) -> Manifest:
         labels=[found[name].get("id") or "/".join(name.split("/")[has_splits:-1]) for name in names],
         splits=[name.split("/")[0] if has_splits else "test" for name in names],
         groups=groups if cameras else None,
+        group_names=tuple(cameras) or None,
         is_query=[group != 1 for group in groups] if is_one_way else None,
         is_gallery=[group != 0 for group in groups] if is_one_way else None,
         unread=unread,
