@@ -55,7 +55,7 @@ def pictures(folder: Path) -> list[Path]:
     exif = Image.Exif()
     exif[0x0112] = 6
     images = {mode: picture.convert(mode) for mode in ("RGB", "RGBA", "LA", "L")}
-    for name, image in {**images, "P": picture.quantize(), "I16": deep}.items():
+    for name, image in {**images, "P": picture.quantize(), "I16": deep, "small": picture.resize((9, 7))}.items():
         image.save(folder / f"{name}.png")
     picture.convert("CMYK").save(folder / "CMYK.jpg")
     picture.convert("RGB").save(folder / "turned.jpg", exif=exif)
