@@ -5,16 +5,22 @@ import gc
 import hashlib
 import ipaddress
 import json
-import os
+import multiprocessing
 import secrets
+import signal
 import socket
+import sys
+import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from multiprocessing.connection import wait
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aurank.allocator import keep_memory
-from aurank.errors import UserError
+from aurank.errors import AurankError, UserError
 from aurank.extras import require_libraries
 
 if TYPE_CHECKING:
@@ -24,7 +30,6 @@ if TYPE_CHECKING:
     from aurank.serving.uploads import Limits
 
 _CONNECTIONS = 256  # open at once in a worker; the next is told to come again
-_SETTINGS = "AURANK_SERVE_WORKER"  # the environment variable that tells workers what to serve
 
 
 @dataclass(frozen=True)
@@ -87,8 +92,6 @@ def serve(
     """
     require_libraries("aurank serve", "starlette", "uvicorn", "python_multipart")
     with listen(host, port) as listening:  # before the model is loaded
-        import uvicorn
-
         from aurank.embedding.collection import is_collection
         from aurank.serving.uploads import Limits
 
@@ -115,20 +118,49 @@ def serve(
             return
         del app
         gc.collect()  # the index and the model are in the workers
-        os.environ[_SETTINGS] = json.dumps(settings)
-        uvicorn.run(f"{__name__}:worker", factory=True, workers=workers, fd=listening.fileno(), **_how())
+        _supervise(listening, settings)
 
 
-def worker() -> "ASGIApp":
+def _supervise(listening: socket.socket, settings: dict[str, Any]) -> None:
+    """Keep the workers running until SIGINT or SIGTERM: one that a signal has ended is replaced."""
+
+    def started() -> SpawnProcess:
+        process = multiprocessing.get_context("spawn").Process(target=serve_worker, args=(listening, settings))
+        process.start()
+        return process
+
+    asked = threading.Event()
+    handlers = {number: signal.signal(number, lambda *_: asked.set()) for number in (signal.SIGINT, signal.SIGTERM)}
+    workers = [started() for _ in range(settings["workers"])]
+    try:
+        while not asked.is_set():
+            wait([process.sentinel for process in workers], timeout=0.5)
+            for place, process in enumerate(workers):
+                if (code := process.exitcode) is not None and not asked.is_set():
+                    if code > 0:  # it would fail again
+                        raise AurankError(f"a worker has ended with code {code}; look at what it says above")
+                    workers[place] = started()
+    finally:
+        for process in workers:
+            process.terminate()
+        for process in workers:
+            process.join()
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def serve_worker(listening: socket.socket, settings: dict[str, Any]) -> None:
+    """Serve in one of several processes."""
     import torch
 
     keep_memory()  # which the command did in its own process
-    settings = json.loads(os.environ[_SETTINGS])
     torch.set_num_threads(max(1, torch.get_num_threads() // settings["workers"]))
-    try:
-        return _app_of(settings)[0]
-    except UserError as error:
-        raise TypeError(error) from error  # which uvicorn tells, and does not start again
+    with suppress(KeyboardInterrupt):  # which the parent handles
+        try:
+            app = _app_of(settings)[0]
+        except UserError as error:
+            sys.exit(f"error: {error}")
+        make_server(app).run(sockets=[listening])
 
 
 def _app_of(settings: dict[str, Any]) -> "tuple[ASGIApp, int]":
@@ -165,7 +197,6 @@ def _how() -> dict[str, Any]:
         "proxy_headers": False,
         "limit_concurrency": _CONNECTIONS,
         "timeout_graceful_shutdown": 5,
-        "timeout_worker_healthcheck": 60,  # uvicorn starts a worker again that is silent so long; a model loads first
     }
 
 
