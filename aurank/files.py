@@ -319,6 +319,19 @@ def write_bundle(path: Path, content: Mapping[str, Any], what: str) -> None:
             file.write(_bytes_of(tensor))
 
 
+def write_safetensors(path: Path, state: Mapping[str, "Tensor"], **metadata: str) -> None:
+    """Write a module's state as a safetensors file that other libraries read."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    tensors = {name: value.detach().cpu().contiguous().clone() for name, value in state.items()}  # none share memory
+    with replacing(path) as file:
+        try:
+            save_file(tensors, file.name, metadata={"format": "pt", **metadata})
+        except SafetensorError as error:  # as of a full disk
+            raise OSError(str(error)) from error
+
+
 def read_bundle(path: Path, kind: Callable[..., T], what: str, *, remedy: str = _AGAIN) -> T:
     from safetensors import safe_open
 

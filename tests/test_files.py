@@ -3,6 +3,7 @@ import json
 import math
 import os
 import pickle
+import resource
 import subprocess
 import sys
 import time
@@ -30,6 +31,7 @@ from aurank.files import (
     replacing_folder,
     require_writable,
     write_bundle,
+    write_safetensors,
     write_text,
 )
 
@@ -117,6 +119,20 @@ except AurankError as error:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     assert done.stdout == f"cannot save {path}: File too large; what was there before is untouched\n", done.stderr
     assert path.read_text(encoding="utf-8") == "first"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_disk_that_is_full_for_the_writer_of_safetensors_is_told_alike(tmp_path: Path) -> None:
+    path, limits = tmp_path / "weights.safetensors", resource.getrlimit(resource.RLIMIT_FSIZE)
+    write_safetensors(path, {"weight": torch.arange(3.0)}, of="the test")
+    before = path.read_bytes()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+    try:
+        with pytest.raises(AurankError, match=f"^cannot save {path}: .*File too large .*; what was there before is"):
+            write_safetensors(path, {"weight": torch.zeros(100_000)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
 
 

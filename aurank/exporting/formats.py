@@ -12,14 +12,13 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float, UInt8
-from safetensors.torch import save
 from torch import Tensor, nn
 
 from aurank.config import ModelConfig
 from aurank.data import Pipeline
 from aurank.embedding.from_config import encoder_arguments
 from aurank.errors import UserError
-from aurank.files import replacing, write_text
+from aurank.files import write_safetensors, write_text
 from aurank.models import Encoder
 from aurank.models.adapters.exported import ENCODER, PREPROCESSING, PROGRAM_PREPROCESSING, pack_preprocessing
 from aurank.models.adapters.towers import without_places
@@ -88,13 +87,7 @@ def write_weights(model: TrainedEncoder, path: Path) -> None:
     arguments = {name: value for name, value in encoder_arguments(model.config).items() if name not in left_out}
     arguments |= {"backbone": without_places(model.config.backbone), "channels": model.pipeline.channels}
     about = {PREPROCESSING: model.preprocessing(is_inside=False), ENCODER: json.dumps(arguments)}
-    save_weights(model.encoder, path, **about)
-
-
-def save_weights(module: nn.Module, path: Path, **metadata: str) -> None:
-    state = {name: value.detach().contiguous().clone() for name, value in module.state_dict().items()}
-    with replacing(path) as file:
-        file.write(save(state, metadata={"format": "pt", **metadata}))
+    write_safetensors(path, model.encoder.state_dict(), **about)
 
 
 def _trace(model: TrainedEncoder) -> torch.export.ExportedProgram:

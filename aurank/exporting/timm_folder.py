@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from aurank.data import Pipeline
 from aurank.data.transforms.base import AREA
-from aurank.exporting.formats import TrainedEncoder, save_weights
-from aurank.files import write_text
+from aurank.exporting.formats import TrainedEncoder
+from aurank.files import write_safetensors, write_text
 from aurank.models.adapters.exported import PROGRAM_PREPROCESSING, crop_of
 from aurank.models.image_model import ImageModel
 
@@ -50,7 +50,7 @@ def write_folder(source: TrainedEncoder, path: Path) -> None:
     }
     write_text(path.with_name(SETTINGS), json.dumps(content, indent=2) + "\n")
     write_text(path.with_name(PROGRAM_PREPROCESSING), source.preprocessing(is_inside=False, is_unit=False) + "\n")
-    save_weights(model, path)
+    write_safetensors(path, model.state_dict())
 
 
 def load_folder(folder: Path, channels: int) -> ImageModel:

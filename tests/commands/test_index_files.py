@@ -1,6 +1,7 @@
 """The folder of an index: what is damaged, of another model or version is refused; a killed change leaves the old."""
 
 import json
+import resource
 import shutil
 import signal
 import subprocess
@@ -16,6 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from testing.galleries import MODEL, small_index, write_photo, write_photos
 
+import aurank
 from aurank.commands import ImageIndex, add_images, build_index, remove_images
 from aurank.embedding import ImageSelection
 from aurank.embedding import index_folder as files
@@ -143,6 +145,19 @@ def test_an_index_that_cannot_be_replaced_stays(made: Path, folder: Path, monkey
         build_index(MODEL, ImageSelection(f"folder:{made / 'photos'}"), out=folder, overwrite=True)
     assert sorted(path.as_posix() for path in folder.rglob("*")) == before
     use(folder)
+
+
+def test_a_disk_without_room_for_the_model_is_one_line(made: Path, tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    model = aurank.load(MODEL)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))  # the weights have 1.2 MB
+    try:
+        for write in (lambda: small_index(made / "photos", tmp_path / "out"), lambda: model.save(tmp_path / "out")):
+            with pytest.raises(AurankError, match=r"^cannot save .*model\.safetensors: .*File too large"):
+                write()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not list(tmp_path.iterdir())
 
 
 KILLED = """

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import nn
 
 from aurank.errors import UserError
-from aurank.files import reading
+from aurank.files import reading, write_safetensors
 from aurank.models.adapters.exported import PROGRAM_PREPROCESSING, onnx_model, safetensors_model, torchexport_model
 from aurank.models.adapters.loading import IMAGES, TEXTS, TOWERS, Options, TextParts, parse_name, without_weights
 from aurank.models.adapters.open_clip import open_clip_model, open_clip_settings, open_clip_text_model
@@ -122,8 +122,7 @@ def keep_model(model: ImageModel, folder: Path) -> str:
         settings = timm_config(network, what, given.get("weights")) if is_timm else open_clip_settings(network, what)
         text = json.dumps(settings, indent=2, default=list)
         (folder / f"{'open_clip_' * (not is_timm)}config.json").write_text(text, encoding="utf-8")
-    tensors = {key: value.detach().cpu().contiguous().clone() for key, value in network.state_dict().items()}
-    save_file(tensors, folder / _WEIGHTS, metadata={"format": "pt"})
+    write_safetensors(folder / _WEIGHTS, network.state_dict())
     if kind == "python":
         return ",".join([f"{kind}:{what}", *pairs])
     return ",".join([f"{kind}:{LOCAL * (kind != 'transformers')}.", *pairs, "pretrained=false"])
