@@ -4,8 +4,9 @@ import hashlib
 import json
 import logging
 import os
+import shutil
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
@@ -36,7 +37,7 @@ from aurank.evaluation.index.neighbours import (
 )
 from aurank.evaluation.postprocessing import GallerySearch
 from aurank.extras import import_library
-from aurank.files import checked
+from aurank.files import checked, remove_temporaries, temporary_name
 from aurank.models.image_model import ImageModel
 
 PREFIX = "milvus:"
@@ -88,6 +89,7 @@ class CollectionRows(SearchIndex):
         self.client = _connect(self.uri, address)
         self.filter = ""  # of the images to search
         self.planned: dict[str, Any] | None = None  # of a collection that `fill` makes
+        self.is_made = True  # False after a kill between the collection and its index in Milvus
 
     @classmethod
     def open(cls, address: str, *, is_filled: bool = True) -> "CollectionRows":
@@ -101,14 +103,16 @@ class CollectionRows(SearchIndex):
             if not gallery.client.has_collection(gallery.name):
                 raise UserError(f"no index at {address}: there is no such collection; {build}")
             text = gallery.client.describe_collection(gallery.name).get("properties", {}).get(_PROPERTY, "null")
-            gallery.client.load_collection(gallery.name)
+            gallery.is_made = bool(gallery.client.list_indexes(gallery.name))
+            if gallery.is_made:
+                gallery.client.load_collection(gallery.name)
         try:
             gallery._know(dict(checked(json.loads(text), CollectionRecord)))
         except (ValueError, TypeError) as error:
             raise UserError(f"{address} is no collection of this aurank ({error}); {build}") from error
         if (gallery.about["format"], gallery.about["version"]) != (_FORMAT, _VERSION):
             raise UserError(f"{address} is no collection of this aurank (version {_VERSION}); {build}")
-        if is_filled and not gallery.about["complete"]:
+        if is_filled and not (gallery.is_made and gallery.about["complete"]):
             raise UserError(f"{address}: its filling was cut short; give the same aurank index build again")
         return gallery
 
@@ -131,16 +135,17 @@ class CollectionRows(SearchIndex):
                 return gallery
         begun = cls.open(address, is_filled=False)
         is_same = all(begun.about[name] == gallery.planned[name] for name in _SETTINGS)
+        is_begun = begun.is_made and not begun.about["complete"]
         if overwrite:
-            return begun if is_same and not begun.about["complete"] else gallery
+            return begun if is_same and is_begun else gallery
         begun.require_model(model)
         for name in _SETTINGS[1:]:
             if (was := begun.about[name]) != about[name]:
                 raise UserError(f"{address} was begun with {name} {was}, not {about[name]}: give --overwrite")
-        if begun.about["complete"]:
+        if begun.is_made and begun.about["complete"]:
             remedy = "add images with aurank index add, or replace it with --overwrite"
             raise UserError(f"{address} holds an index already: {remedy}")
-        return begun
+        return begun if is_begun else gallery
 
     def _index(self, factory: str) -> tuple[str, dict[str, Any]]:
         kind, *built = factory.partition(";")[0].split(",")
@@ -163,10 +168,21 @@ class CollectionRows(SearchIndex):
         index.add_index("vector", index_type=index_type, **how)
         about = {**about, "format": _FORMAT, "version": _VERSION, "aurank": version("aurank")}
         self._know({**about, "revision": 0, "complete": False, "recall": None})
-        if self.client.has_collection(self.name):
-            self.client.drop_collection(self.name)
+        self._drop()
         said = {"consistency_level": "Strong", "properties": {_PROPERTY: json.dumps(self.about)}}
         self.client.create_collection(self.name, schema=schema, index_params=index, **said)
+
+    def _drop(self) -> None:
+        name, folder = self.name, Path(self.uri, "collections", self.name)
+        is_there, is_file = self.client.has_collection(name), "://" not in self.uri
+        if is_there and is_file:  # milvus-lite removes file by file: half a collection must not have its name
+            name = temporary_name(folder).name
+            self.client.rename_collection(self.name, name)
+        if is_there:
+            self.client.drop_collection(name)
+        if is_file:  # what killed processes left, which milvus-lite neither knows nor overwrites
+            remove_temporaries(folder.parent, self.name)
+            shutil.rmtree(folder, ignore_errors=True)
 
     def describe(self, **changes: Any) -> None:
         if type(self).open(self.address, is_filled=False).about["revision"] != self.about["revision"]:
@@ -227,11 +243,20 @@ class CollectionRows(SearchIndex):
     def __getitem__(self, rows: Ids) -> Rows:
         return np.array([row["vector"] for row in self._get(rows, ["vector"])], np.float32).reshape(-1, self.dim)
 
-    def lookup(self, source: int, paths: Sequence[str]) -> dict[str, tuple[int, str]]:
+    def lookup(self, source: int, paths: Sequence[str]) -> dict[str, tuple[int, str, str]]:
         ids = image_ids({"source": np.full(len(paths), source), "path": np.array(paths)})
-        held = {row["id"]: row["sha256"] for row in self._get(ids, ["sha256"], strict=False)}
-        places = zip(paths, ids.tolist(), strict=True)
-        return {path: (place, held[place]) for path, place in places if place in held}
+        rows = self._get(ids, ["sha256", "class"], strict=False)
+        known = {row["id"]: (row["id"], row["sha256"], row["class"]) for row in rows}
+        return {path: known[key] for path, key in zip(paths, ids.tolist(), strict=True) if key in known}
+
+    def require_storable(self, texts: Table) -> None:
+        """Refuse a path or class that Milvus does not take."""
+        for column, values in texts.items():
+            for text in np.unique(values).tolist():
+                size = len(text.encode("utf-8", "surrogatepass"))
+                if size > _TEXTS[column] or text != text.encode("utf-8", "replace").decode():
+                    limit = f"Milvus takes UTF-8 of at most {_TEXTS[column]:,} bytes"
+                    raise UserError(f"{self.address}: {limit}: rename the {column} {text[:60]!r}")
 
     def add(self, images: Table, embeddings: Rows, *, progress: ProgressCallback | None = None) -> None:
         if embeddings.shape[1] != self.dim:
@@ -287,15 +312,25 @@ class CollectionRows(SearchIndex):
         self.describe(complete=True, recall=measured_recall(search, embeddings, ids, seed=self.about["seed"]))
 
     def change(
-        self, folder: Path, about: dict[str, Any], gone: Ids = NONE, new: tuple[Table, np.ndarray] | None = None
+        self,
+        folder: Path,
+        about: dict[str, Any],
+        gone: Ids = NONE,
+        new: tuple[Table, np.ndarray] | None = None,
+        *,
+        classes: Mapping[int, str] | None = None,
     ) -> int:
-        """Take images out and put others in; return how many there are then."""
         # Before an image names a new source; what the index finds now was not measured.
         self.describe(sources=about["sources"], recall=None)
         if new is not None:
             self.add(*new)
             gone = np.setdiff1d(gone, image_ids(new[0]))
         self.remove(gone)
+        changed = np.array(list(classes or ()), np.int64)
+        for part in blocks(len(changed), _MOST):
+            ids = changed[part]
+            names = np.array([classes[key] for key in ids.tolist()])  # type: ignore[index]
+            self.add({**self.take(ids), "class": names}, self[ids])
         return len(self)
 
     def _ids(self, expression: str, most: int | None = None) -> Ids:

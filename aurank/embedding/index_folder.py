@@ -5,8 +5,8 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
@@ -108,12 +108,12 @@ class IndexedRows:
     def where(self, column: str, values: Collection[Any], most: int | None = None) -> Ids:
         return np.flatnonzero(np.isin(self.images[column], list(values)))[:most]
 
-    def lookup(self, source: int, paths: Sequence[str]) -> dict[str, tuple[int, str]]:
-        """Return the row of each path of a source that is there, and the SHA-256 of its file."""
-        own = self.where("source", [source])
-        known = zip(own.tolist(), self.images["sha256"][own].tolist(), strict=True)
-        held = dict(zip(self.images["path"][own].tolist(), known, strict=True))
-        return {path: held[path] for path in paths if path in held}
+    def lookup(self, source: int, paths: Sequence[str]) -> dict[str, tuple[int, str, str]]:
+        """Return the row of each path of a source that is there, the SHA-256 of its file, and its class."""
+        rows = self.where("source", [source])
+        names, *columns = (self.images[name][rows].tolist() for name in ("path", "sha256", "class"))
+        known = dict(zip(names, zip(rows.tolist(), *columns, strict=True), strict=True))
+        return {path: known[path] for path in paths if path in known}
 
     def nearest(
         self, queries: np.ndarray, k: int, *, classes: Collection[str] | None = None, **how: Any
@@ -126,13 +126,23 @@ class IndexedRows:
         return GallerySearch(self.index, self.embeddings, self.searched, self.processing)
 
     def change(
-        self, folder: Path, about: dict[str, Any], gone: Ids = NONE, new: tuple[Table, np.ndarray] | None = None
+        self,
+        folder: Path,
+        about: dict[str, Any],
+        gone: Ids = NONE,
+        new: tuple[Table, np.ndarray] | None = None,
+        *,
+        classes: Mapping[int, str] | None = None,
     ) -> int:
-        kept, rows = np.ones(len(self), bool), self
+        """Take images out, put others in and give some another class; return how many there are then."""
+        names = self.images["class"].tolist()
+        for row, name in (classes or {}).items():
+            names[row] = name
+        kept, rows = np.ones(len(self), bool), replace(self, images={**self.images, "class": np.array(names)})
         kept[gone] = False
         if len(gone) or new is not None:
             table, added = new or (self.take(NONE), self.embeddings[:0])
-            rows = change_rows(self, kept, table, np.asarray(added))
+            rows = change_rows(rows, kept, table, np.asarray(added))
         rows.write(folder, about)
         return len(rows)
 

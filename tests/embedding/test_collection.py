@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -109,6 +110,53 @@ def test_images_are_added_replaced_and_removed(tmp_path: Path) -> None:
     assert (len(index), index.about["recall"], len(index.about["sources"])) == (15, None, 2)
 
 
+@pytest.mark.parametrize("out", ["index", "milvus:gallery.db#photos"])
+def test_an_image_whose_class_changed_takes_it_without_being_embedded(
+    out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "photos"
+    for number in range(4):
+        write_photo(folder / f"{number}.png", number)
+    before, after = folder / "before.csv", folder / "after.csv"
+    before.write_text("path,label,split\n0.png,a,test\n1.png,a,test\n2.png,b,test\n3.png,b,test\n")
+    after.write_text("path,label,split\n0.png,a,test\n1.png,a longer name,test\n2.png,a,test\n3.png,b,test\n")
+    images = ImageSelection(f"table:{before}")
+    build_index(MODEL, images, out=out)
+    vectors = dict(zip(*paths_and_vectors(out), strict=True))
+    with monkeypatch.context() as patch:
+        patch.setattr(PreparedModel, "embed", lambda self: 1 / 0)
+        change = add_images(out, ImageSelection(f"table:{after}"))
+        again = add_images(out, ImageSelection(f"unlabelled:{folder}"))
+    assert (change.relabelled, change.present) == (["1.png", "2.png"], ["0.png", "3.png"])
+    assert str(change) == "2 given another class, 2 already there; the index holds 4"
+    assert (again.relabelled, again.present) == ([], [f"{number}.png" for number in range(4)])
+    images = ImageIndex.open(out).images
+    classes = dict(zip(images["path"].tolist(), images["class"].tolist(), strict=True))
+    assert classes == {"0.png": "a", "1.png": "a longer name", "2.png": "a", "3.png": "b"}
+    for path, vector in zip(*paths_and_vectors(out), strict=True):
+        np.testing.assert_array_equal(vector, vectors[path])
+
+
+def paths_and_vectors(out: str) -> tuple[list[str], np.ndarray]:
+    rows = ImageIndex.open(out).rows
+    return rows.take(rows.ids)["path"].tolist(), np.asarray(rows.embeddings[rows.ids])
+
+
+def test_a_name_that_milvus_does_not_take_is_refused_before_an_image_is_embedded(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_photo(Path(os.fsdecode(bytes(tmp_path) + b"/photos/c0/\xff.png")), 0)
+    monkeypatch.setattr(PreparedModel, "embed", lambda self: 1 / 0)
+    for work in (
+        lambda: in_milvus(tmp_path),
+        lambda: add_images(f"milvus:{made}/gallery.db#photos", ImageSelection(f"folder:{tmp_path / 'photos'}")),
+    ):
+        with pytest.raises(UserError, match=r"takes UTF-8 .*: rename the path 'c0/\\udcff\.png'"):
+            work()
+    assert not list((tmp_path / "gallery.db/collections").iterdir())
+
+
 KILLED = """
 import os, signal, sys
 from pathlib import Path
@@ -150,6 +198,37 @@ def test_a_filling_that_was_killed_goes_on_and_ends_with_equal_lists(made: Path,
     with pytest.raises(UserError, match="holds an index already: add images with aurank index add"):
         in_milvus(tmp_path)
     assert in_milvus(tmp_path, overwrite=True).about["revision"] == 1
+
+
+KILLED_AT_ONCE = """
+import os, sys
+from pathlib import Path
+import milvus_lite.db
+import milvus_lite.engine.collection
+from testing.galleries import small_index
+
+module, _, name = sys.argv[3].rpartition(".")
+owner = milvus_lite.db if module == "db" else milvus_lite.engine.collection.Collection
+setattr(owner, name, lambda *_, **__: os.kill(os.getpid(), 9))
+small_index(Path(sys.argv[1]), sys.argv[2], overwrite=module == "dropped")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["db.save_schema", "db.Collection", "Collection.create_index", "dropped.close"])
+def test_a_collection_whose_making_was_killed_is_made_anew(made: Path, tmp_path: Path, where: str) -> None:
+    (tmp_path / "photos").symlink_to(made / "photos")
+    address = f"milvus:{tmp_path}/gallery.db#photos"
+    if where.startswith("dropped"):
+        in_milvus(tmp_path)
+        let_go()
+    command = [sys.executable, "-c", KILLED_AT_ONCE, str(tmp_path / "photos"), address, where]
+    done = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True, timeout=300)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    index = in_milvus(tmp_path, overwrite=where.startswith("dropped"))
+    assert index.rows.client.describe_index("photos", "vector")["index_type"] == "FLAT"  # type: ignore[union-attr]
+    assert lists(index, made / "photos") == lists(ImageIndex.open(made / "index"), made / "photos")
+    assert [path.name for path in (tmp_path / "gallery.db/collections").iterdir()] == ["photos"]
 
 
 @pytest.mark.slow

@@ -96,6 +96,8 @@ def build_index(
             blank = np.zeros((1, 32, 32, prepared.model.channels), np.uint8)
             about |= {"dim": prepared.model.encode(blank).shape[1], "factory": factory}
             filling = CollectionRows.make(str(out), prepared.model, about, overwrite=overwrite)
+            manifest = prepared.dataset.manifest
+            filling.require_storable({"path": np.array(manifest.paths), "class": np.array(manifest.classes)})
         embedded, notes = prepared.embed()
         running.tell(*prepared.remarks, *notes[1:])
         if not is_first:
@@ -114,8 +116,8 @@ def build_index(
 class IndexChange:
     """What a change of an index did, by the paths of the images.
 
-    `replaced`: their files have changed. `present`: already there, with the same bytes. `unreadable`: left out, as
-    data.on_error=skip asks.
+    `replaced`: their files have changed. `relabelled`: their files have not, but their class. `present`: already there,
+    with the same bytes and class. `unreadable`: left out, as data.on_error=skip asks.
 
     Example:
         >>> print(IndexChange(count=7, added=["a.jpg", "b.jpg"], present=["c.jpg"]))
@@ -128,10 +130,11 @@ class IndexChange:
     present: list[str] = field(default_factory=list)
     unreadable: list[str] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)
+    relabelled: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        changes = {"added": self.added, "replaced": self.replaced, "removed": self.removed}
-        changes |= {"already there": self.present, "unreadable": self.unreadable}
+        changes = {"added": self.added, "replaced": self.replaced, "given another class": self.relabelled}
+        changes |= {"removed": self.removed, "already there": self.present, "unreadable": self.unreadable}
         told = [f"{len(names):,} {what}" for what, names in changes.items() if names]
         return f"{', '.join(told) or 'nothing changed'}; the index holds {self.count:,}"
 
@@ -146,8 +149,8 @@ def add_images(
 ) -> IndexChange:
     """Embed images and add them to an index; what is there is not embedded again, and what was learnt stays.
 
-    An image that is there already, by its place and the bytes of its file, is left as it is; one whose file has changed
-    is replaced. Until all is done the old index is what is there.
+    An image that is there already, by its place and the bytes of its file, keeps its embedding and takes the class that
+    it has now, if it has one; one whose file has changed is replaced. Until all is done the old index is what is there.
 
     Args:
         images: with `data`; without a split, those of all splits.
@@ -185,15 +188,22 @@ def add_images(
             sources.append(described_source)
         number = sources.index(described_source)
         digests = {path: _digest(source, path) for path in manifest.paths}
+        classes = _class_names(np.array(manifest.classes), manifest.labels, manifest.paths)
+        if isinstance(index.rows, CollectionRows):
+            index.rows.require_storable({"path": np.array(manifest.paths), "class": classes})
         before = index.rows.lookup(number, manifest.paths)
-        known = {path: sha256 for path, (_, sha256) in before.items()}
+        known = {path: sha256 for path, (_, sha256, _) in before.items()}
         # Of a file that cannot be read nothing is known, as where prepared images were embedded.
         wanted = np.array([not digests[path] or known.get(path) != digests[path] for path in manifest.paths])
+        labelled = zip(np.array(manifest.paths)[~wanted].tolist(), classes[~wanted].tolist(), strict=True)
+        relabelled = {path: name for path, name in labelled if name not in ("", before[path][2])}
         present = [path for path, is_wanted in zip(manifest.paths, wanted, strict=True) if not is_wanted]
+        present = [path for path in present if path not in relabelled]
+        renamed = {before[path][0]: name for path, name in relabelled.items()}
         if not wanted.any():
-            if roots:
-                index.rows.change(Path(index.folder), index.about)
-            return IndexChange(len(index), present=present)
+            if roots or renamed:
+                index.rows.change(Path(index.folder), index.about, classes=renamed)
+            return IndexChange(len(index), present=present, relabelled=[*relabelled])
         if any(digests[path] and known[path] != digests[path] for path in manifest.paths if known.get(path)):
             # By length and time, as the cache tells files apart, one that has changed may be what it was.
             running = replace(running, cache=None)
@@ -207,10 +217,10 @@ def add_images(
         replaced = [path for path in paths if path in before]
         gone = np.array([before[path][0] for path in replaced], np.int64)
         about, rows = {**index.about, "sources": sources}, np.asarray(embedded.embeddings)
-        count = index.rows.change(Path(index.folder), about, gone, (new, rows))
+        count = index.rows.change(Path(index.folder), about, gone, (new, rows), classes=renamed)
     unreadable = sorted(set(prepared.dataset.manifest.paths) - set(paths))
     added = [path for path in paths if path not in before]
-    return IndexChange(count, added, replaced, present, unreadable)
+    return IndexChange(count, added, replaced, present, unreadable, relabelled=[*relabelled])
 
 
 def remove_images(
@@ -278,9 +288,12 @@ def _digest(source: ImageSource, path: str) -> str:
 
 def _table(embedded: Embedded, digests: Mapping[str, str], *, number: int) -> Table:
     names = np.array([""]) if embedded.classes is None else embedded.classes
-    classes = names[embedded.labels]
-    if (classes == embedded.paths).all():
-        classes = np.full(len(classes), "")
+    classes = _class_names(names, embedded.labels, embedded.paths)
     sums = [digests[path] for path in embedded.paths.tolist()]
     places = np.full(len(classes), number, np.int64)
     return {"path": embedded.paths, "class": classes, "source": places, "sha256": np.array(sums, dtype=np.str_)}
+
+
+def _class_names(names: np.ndarray, labels: np.ndarray, paths: Sequence[str] | np.ndarray) -> np.ndarray:
+    classes = names[labels]
+    return np.full(len(classes), "") if (classes == np.array(paths)).all() else classes  # unlabelled: each its own
