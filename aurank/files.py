@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 EXACT: dict[str, Any] = {"extra": "forbid", "allow_inf_nan": False}
 """The `__pydantic_config__` of a dataclass that `checked` makes of a file: no other entries, no infinity, no NaN."""
-ABANDONED = 3600.0  # seconds without a byte after which a temporary file is taken for a killed process's
+ABANDONED = 3600.0  # seconds without a byte after which a temporary is a killed process's, where no lock tells it
 _AGAIN = "copy or make it again"
 
 
@@ -50,7 +50,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     with _saving(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with temporary.open("wb") as file:
+            with _open_locked(temporary) as file:
                 remove_temporaries(path.parent, path.name, mine=temporary)
                 yield file
                 file.flush()
@@ -109,12 +109,42 @@ def temporary_name(path: Path) -> Path:
 
 
 def remove_temporaries(folder: Path, name: str = "*", *, mine: Path | None = None) -> None:
-    """Remove the temporary files and folders of ``name`` that killed processes left: abandoned when ``mine`` began."""
+    """Remove the temporary files and folders of ``name`` that killed processes left.
+
+    With ``mine``, a file or folder of this process, others may write there: files that are locked stay, and folders
+    that were not abandoned when ``mine`` began.
+    """
     newest = math.inf if mine is None else mine.stat().st_mtime - ABANDONED  # by the clock of the disk
     for left in folder.glob(f".{glob.escape(name) if name != '*' else name}.*.part"):
         with contextlib.suppress(OSError):  # gone already, or another user's
-            if left.stat().st_mtime <= newest and re.fullmatch(r"\..+\.[0-9a-f]{32}\.part", left.name):
-                shutil.rmtree(left) if left.is_dir() else left.unlink()
+            is_old = left.stat().st_mtime <= newest
+            if not re.fullmatch(r"\..+\.[0-9a-f]{32}\.part", left.name):
+                continue
+            if left.is_dir():
+                if is_old:
+                    shutil.rmtree(left)
+                continue
+            with left.open("r+b") as file:
+                if _lock(file, wait=False) or is_old:
+                    left.unlink()
+
+
+def _open_locked(temporary: Path) -> BinaryIO:
+    while True:
+        file = temporary.open("wb")
+        _lock(file, wait=True)
+        if temporary.exists():  # not removed before it was locked
+            return file
+        file.close()
+
+
+def _lock(file: BinaryIO, *, wait: bool) -> bool:
+    with contextlib.suppress(ImportError, OSError):  # as on Windows, and on file systems without locks
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        return True
+    return False
 
 
 def write_text(path: Path, text: str) -> None:

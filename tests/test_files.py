@@ -1,4 +1,5 @@
 import errno
+import fcntl
 import json
 import math
 import os
@@ -10,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import pytest
@@ -45,16 +46,39 @@ def test_a_file_takes_its_place_only_when_it_is_complete(tmp_path: Path) -> None
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_what_a_killed_process_left_behind_goes_an_hour_later(tmp_path: Path) -> None:
+def test_what_a_killed_process_left_behind_goes_at_the_next_writing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     left, other = (tmp_path / f".{name}.{0:032x}.part" for name in ("last[1].pt", "other.pt"))
     for path in (left, other):
         path.touch()
-        os.utime(path, (time.time() - ABANDONED + 60,) * 2)
-    write_text(tmp_path / "last[1].pt", "whole")
-    assert left.exists()
-    os.utime(left, (time.time() - ABANDONED - 60,) * 2)
     write_text(tmp_path / "last[1].pt", "whole")
     assert sorted(path.name for path in tmp_path.iterdir()) == [other.name, "last[1].pt"]
+    monkeypatch.setattr("fcntl.flock", unlockable)
+    left.touch()
+    for age, is_left in ((ABANDONED - 60, True), (ABANDONED + 60, False)):
+        os.utime(left, (time.time() - age,) * 2)
+        write_text(tmp_path / "last[1].pt", "whole")
+        assert left.exists() == is_left
+
+
+def unlockable(*_: object) -> None:
+    raise OSError(errno.ENOLCK, "No locks available")
+
+
+def test_a_temporary_that_another_process_took_for_abandoned_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, flock = tmp_path / "file", fcntl.flock
+
+    def late(file: BinaryIO, how: int) -> None:
+        monkeypatch.setattr("fcntl.flock", flock)
+        remove_temporaries(tmp_path)
+        flock(file, how)
+
+    monkeypatch.setattr("fcntl.flock", late)
+    write_text(path, "whole")
+    assert [(each.name, each.read_text(encoding="utf-8")) for each in tmp_path.iterdir()] == [("file", "whole")]
 
 
 def test_all_temporaries_of_a_folder_go_and_nothing_else(tmp_path: Path) -> None:

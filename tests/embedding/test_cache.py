@@ -21,7 +21,7 @@ from aurank.embedding.cache import (
 )
 from aurank.embedding.from_config import describe_model, with_preprocessing
 from aurank.errors import AurankError, UserError
-from aurank.files import write_bundle
+from aurank.files import replacing, write_bundle
 
 COUNT, DIM = 10, 3
 
@@ -59,6 +59,14 @@ def test_pieces_are_read_again_bit_for_bit_and_counted(tmp_path: Path) -> None:
     cache.write(piece(5, 9))  # as another run cuts them
     write_bundle(cache.folder / "0000000008.safetensors", {"rows": np.array([0, 1])}, "a piece of a cache")
     assert np.concatenate([found.rows for found in cache.read(COUNT)]).tolist() == list(range(9))
+
+
+def test_what_killed_processes_left_in_the_folder_goes_when_it_is_opened(tmp_path: Path) -> None:
+    folder = opened(tmp_path).folder
+    (folder / f".0000000004.safetensors.{0:032x}.part").write_bytes(b"half")
+    with replacing(folder / "0000000000.safetensors") as file:  # another process writes meanwhile
+        opened(tmp_path)
+        assert sorted(path.name for path in folder.iterdir()) == [Path(file.name).name, "about.json"]
 
 
 def test_weights_are_told_apart_by_name_shape_type_and_every_value() -> None:
