@@ -6,6 +6,8 @@ torchrun (or Accelerate) starts them, ends the others when one has failed, and s
 import math
 import os
 import re
+import socket
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -51,7 +53,8 @@ def joined(timeout: str) -> Iterator["ProcessGroup"]:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
     limit = timedelta(seconds=seconds(timeout))
     try:
-        store, rank, size = next(dist.rendezvous("env://", timeout=limit))  # type: ignore[attr-defined]
+        left = _reach_store(limit)
+        store, rank, size = next(dist.rendezvous("env://", timeout=left))  # type: ignore[attr-defined]
         # torchrun keeps its store when it restarts, with the addresses of processes that are gone. Agents of several
         # machines do not count alike.
         is_one_machine = os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]
@@ -59,7 +62,7 @@ def joined(timeout: str) -> Iterator["ProcessGroup"]:
         store = dist.PrefixStore(attempt, store)  # type: ignore[attr-defined]
         backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
-    except (RuntimeError, ValueError) as error:
+    except (RuntimeError, ValueError, OSError) as error:
         place = f"{os.environ['MASTER_ADDR']}:{os.environ.get('MASTER_PORT', '')}"
         raise AurankError(
             f"rank {os.environ['RANK']} did not meet the other {launched() - 1} processes at {place} within {timeout} "
@@ -71,6 +74,21 @@ def joined(timeout: str) -> Iterator["ProcessGroup"]:
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _reach_store(limit: timedelta) -> timedelta:
+    """Return what is left of `limit` once rank 0 answers; torch itself would try for twice as long."""
+    deadline = time.monotonic() + limit.total_seconds()
+    while os.environ["RANK"] != "0" and "MASTER_PORT" in os.environ:
+        try:
+            address = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+            socket.create_connection(address, timeout=1).close()
+            break
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+    return timedelta(seconds=max(1.0, deadline - time.monotonic()))
 
 
 @contextmanager

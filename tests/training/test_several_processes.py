@@ -218,6 +218,16 @@ def test_a_process_without_others_says_so(monkeypatch: pytest.MonkeyPatch) -> No
         pass
 
 
+def test_a_process_whose_first_never_answers_ends_within_the_time_that_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's own client tries a whole time-out, and then again."""
+    for name, value in rank_environment(1, 2, port := free_port()).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("torch.distributed.rendezvous", lambda *_, **__: pytest.fail("torch waits anew"))
+    expected = f"rank 1 did not meet the other 1 processes at 127.0.0.1:{port} within 1s .*refused"
+    with pytest.raises(AurankError, match=expected), joined("1s"):
+        pass
+
+
 # -- A run that goes on with another number of processes comes to the weights of one that never stopped
 
 
