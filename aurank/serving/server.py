@@ -9,13 +9,12 @@ import multiprocessing
 import secrets
 import signal
 import socket
-import sys
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import wait
 from multiprocessing.context import SpawnProcess
+from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -125,10 +124,12 @@ def _supervise(listening: socket.socket, settings: dict[str, Any]) -> None:
     """Keep the workers running until SIGINT or SIGTERM: one that a signal has ended is replaced."""
 
     def started() -> SpawnProcess:
-        process = multiprocessing.get_context("spawn").Process(target=serve_worker, args=(listening, settings))
+        process = context.Process(target=serve_worker, args=(listening, settings, refusals))
         process.start()
         return process
 
+    context = multiprocessing.get_context("spawn")
+    refusals = context.SimpleQueue()
     asked = threading.Event()
     handlers = {number: signal.signal(number, lambda *_: asked.set()) for number in (signal.SIGINT, signal.SIGTERM)}
     workers = [started() for _ in range(settings["workers"])]
@@ -137,6 +138,8 @@ def _supervise(listening: socket.socket, settings: dict[str, Any]) -> None:
             wait([process.sentinel for process in workers], timeout=0.5)
             for place, process in enumerate(workers):
                 if (code := process.exitcode) is not None and not asked.is_set():
+                    if not refusals.empty():
+                        raise UserError(refusals.get())
                     if code > 0:  # it would fail again
                         raise AurankError(f"a worker has ended with code {code}; look at what it says above")
                     workers[place] = started()
@@ -149,18 +152,18 @@ def _supervise(listening: socket.socket, settings: dict[str, Any]) -> None:
             signal.signal(number, handler)
 
 
-def serve_worker(listening: socket.socket, settings: dict[str, Any]) -> None:
-    """Serve in one of several processes."""
+def serve_worker(listening: socket.socket, settings: dict[str, Any], refusals: "SimpleQueue[str]") -> None:
+    """Serve in one of several processes; put why it cannot into `refusals`."""
     import torch
 
     keep_memory()  # which the command did in its own process
     torch.set_num_threads(max(1, torch.get_num_threads() // settings["workers"]))
-    with suppress(KeyboardInterrupt):  # which the parent handles
-        try:
-            app = _app_of(settings)[0]
-        except UserError as error:
-            sys.exit(f"error: {error}")
-        make_server(app).run(sockets=[listening])
+    try:
+        make_server(_app_of(settings)[0]).run(sockets=[listening])
+    except UserError as error:
+        refusals.put(str(error))
+    except KeyboardInterrupt:  # which the parent handles
+        pass
 
 
 def _app_of(settings: dict[str, Any]) -> "tuple[ASGIApp, int]":

@@ -12,6 +12,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from multiprocessing import SimpleQueue
 from pathlib import Path
 from typing import Any
 
@@ -249,8 +250,10 @@ def test_a_worker_that_finds_another_index_is_not_started_again(
     settings |= {"workers": 1, "about": "that of before"}
     monkeypatch.setattr(server, "keep_memory", lambda: False)
     threads = torch.get_num_threads()
-    with socket.socket() as one, pytest.raises(SystemExit, match="has changed: start aurank serve again"):
-        server.serve_worker(one, settings)
+    refusals: Any = SimpleQueue()
+    with socket.socket() as one:
+        server.serve_worker(one, settings, refusals)
+    assert "has changed: start aurank serve again" in refusals.get()
     torch.set_num_threads(threads)
 
 
