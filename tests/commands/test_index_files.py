@@ -224,7 +224,7 @@ def test_what_cannot_be_added_is_refused(made: Path, folder: Path, tmp_path: Pat
     for images, said in (
         (ImageSelection(), "say which images to add"),
         (ImageSelection(f"folder:{made / 'photos'}", overrides=["data.image_size=8"]), "brings its own preprocessing"),
-        (ImageSelection(f"folder:{tmp_path}", split="val"), "no image|in no class folder|val"),
+        (ImageSelection(f"folder:{tmp_path}", split="val"), "no file of the folder 'index'"),
     ):
         with pytest.raises(UserError, match=said):
             add_images(folder, images)
