@@ -1,5 +1,6 @@
 """Where the bytes of images come from: a folder, an archive or parts of files, here or at an address, or memory."""
 
+import functools
 import io
 import os
 import re
@@ -85,10 +86,13 @@ class ImageSource(ABC):
         raise UserError(said)
 
     def _line_of(self, path: str) -> str:
-        if self.lines is None or path not in self.lines[1]:
-            return ""
-        table, paths, numbers = self.lines
-        return f" ({table}, line {numbers[paths.index(path)]})"
+        number = self._line_numbers.get(path)
+        return "" if self.lines is None or number is None else f" ({self.lines[0]}, line {number})"
+
+    @functools.cached_property
+    def _line_numbers(self) -> dict[str, int]:
+        _, paths, numbers = self.lines or ("", (), ())
+        return dict(zip(reversed(paths), reversed(numbers), strict=True))  # of a path in several lines the first
 
 
 def file_system(address: str) -> tuple[Any, str]:
