@@ -234,7 +234,7 @@ def _test(loop: Loop, test: Manifest, page: bool) -> tuple[Report | None, dict[s
     def progress(stage: str, done: int, total: int) -> None:
         loop.listen("measuring", {"stage": stage, "done": done, "total": total})
 
-    report, two_way = trainer.task.test(data, trainer.splits.train, progress, neighbours=_NEAREST if page else None)
+    report, two_way = trainer.task.test(data, trainer.splits.train, progress, neighbours=_NEAREST if page else 0)
     if not loop.main:
         return None, {}, len(data.skipped)
     # Nothing of this process's own course, such as what training skipped: a resumed run writes the same report.

@@ -50,7 +50,7 @@ class Task:
         return evaluate_together(self._embedded(model, data).evaluate, self.group, **evaluation_options(self.config))
 
     def test(
-        self, data: ImageDataset, train: Manifest, progress: StageProgress | None = None, neighbours: int | None = None
+        self, data: ImageDataset, train: Manifest, progress: StageProgress | None = None, neighbours: int = 0
     ) -> SplitReports:
         """Return all that is measured of a test split; nothing in other processes where the first measures alone."""
         options = {**evaluation_options(self.config), "codes": learnt_widths(self.config), "neighbours": neighbours}
@@ -110,7 +110,7 @@ class PairTask(Task):
         return evaluate_together(self._embed(model, data).evaluate, self.group, **two_way_options(self.config))
 
     def test(
-        self, data: ImageDataset, train: Manifest, progress: StageProgress | None = None, neighbours: int | None = None
+        self, data: ImageDataset, train: Manifest, progress: StageProgress | None = None, neighbours: int = 0
     ) -> SplitReports:
         """Measure all pairs and each group both ways, and images among themselves where their labels allow it."""
         embedded = self._embed(self.model, data)
