@@ -234,14 +234,15 @@ def _said(error: Exception, path: str) -> str:
     return " ".join(str(error).split())[:200] or type(error).__name__
 
 
-def read_record(path: Path, what: str, *, named: str, version: int = 1, remedy: str = _AGAIN) -> dict[str, Any]:
+def read_record(
+    path: Path, kind: Callable[..., T], what: str, *, named: str, version: int = 1, remedy: str = _AGAIN
+) -> T:
     require_ordinary(path)
     with reading(path, what, remedy=remedy):
         content: Any = json.loads(path.read_bytes())
         if not isinstance(content, dict) or (content.get("format"), content.get("version")) != (named, version):
             raise UserError(f"{path} is not {what} of this aurank (version {version}): {remedy}")
-    record: dict[str, Any] = content
-    return record
+        return checked(content, kind)
 
 
 def checked(value: Any, kind: Callable[..., T]) -> T:

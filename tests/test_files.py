@@ -296,10 +296,12 @@ def test_a_value_of_a_file_is_what_its_type_says_or_names_the_entry() -> None:
 def test_a_record_of_another_format_or_version_is_refused_by_name(text: str, tmp_path: Path) -> None:
     path = tmp_path / "about.json"
     path.write_text('{"format": "rows", "version": 2, "a": 1}')
-    assert read_record(path, "a record", named="rows", version=2)["a"] == 1
+    assert read_record(path, dict[str, Any], "a record", named="rows", version=2)["a"] == 1
+    with pytest.raises(UserError, match=r"about\.json: cannot be read as a record \(version: .* valid string\)"):
+        read_record(path, dict[str, str], "a record", named="rows", version=2)
     path.write_text(text)
     with pytest.raises(UserError, match=r"about\.json"):
-        read_record(path, "a record", named="rows", version=2)
+        read_record(path, dict[str, Any], "a record", named="rows", version=2)
 
 
 def test_a_name_that_is_no_utf_8_is_written_as_an_escape(tmp_path: Path) -> None:

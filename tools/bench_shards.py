@@ -13,6 +13,7 @@ import multiprocessing
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -39,19 +40,12 @@ def write(folder: Path, rows: int, dim: int, parts: int, queries: int) -> None:
     writer.finish({**columns, "splits": splits, "groups": np.full(rows, -1)})
 
 
-def evaluate_all(folder: Path) -> str:
+def evaluate(folder: Path, split: str | None = None) -> str:
     from aurank.commands import RunOptions, evaluate_model
     from aurank.embedding import ImageSelection
 
     how = RunOptions(device="cpu")
-    report = evaluate_model(f"embeddings:{folder}", ImageSelection(split="all"), running=how, max_memory="256MiB")
-    return f"{report.num_queries:,} × {report.num_gallery:,}, mAUPRC {report.mauprc:.6f}"
-
-
-def evaluate_split(folder: Path) -> str:
-    from aurank.commands import RunOptions, evaluate_model
-
-    report = evaluate_model(f"embeddings:{folder}", running=RunOptions(device="cpu"), max_memory="256MiB")
+    report = evaluate_model(f"embeddings:{folder}", ImageSelection(split=split), running=how, max_memory="256MiB")
     return f"{report.num_queries:,} × {report.num_gallery:,}, mAUPRC {report.mauprc:.6f}"
 
 
@@ -75,7 +69,8 @@ def load(folder: Path) -> str:
     return f"{len(Embedded.load(folder).labels):,} rows"
 
 
-STEPS = {"load": load, "evaluate, all": evaluate_all, "evaluate, a split": evaluate_split, "index": index_all}
+STEPS = {"load": load, "evaluate, all": partial(evaluate, split="all"), "evaluate, a split": evaluate}
+STEPS["index"] = index_all
 
 
 def measured(name: str, folder: Path) -> None:

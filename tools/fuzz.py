@@ -34,7 +34,8 @@ from pathlib import Path
 from typing import Any
 
 from fuzzing.damage import damage_file
-from fuzzing.kinds import KINDS, Command
+from fuzzing.kinds import KINDS, Command, seal
+from measuring import resident_megabytes
 
 OUTCOMES = ("fine", "one line", "traceback", "hang", "wrong")
 SECONDS = 5.0
@@ -93,16 +94,16 @@ def run_case(name: str, case: int, *, seed: int, root: Path) -> Ended:
     path = chance.choice(files)
     inside = path.relative_to(damaged)
     part = inside.parts[0] if inside.parts else path.name
-    damage_file(path, files, chance)
-    is_sealed = kind.seal is not None and chance.random() < 0.5
-    if is_sealed and kind.seal is not None:
-        kind.seal()
+    is_rewritten = damage_file(path, files, chance) and path.suffix == ".parquet"  # with the checksums of its pages
+    is_sealed = kind.is_sealed and (is_rewritten or chance.random() < 0.5)
+    if is_sealed:
+        seal(damaged)
     started, worst = time.process_time(), Ended("fine", "")
     for number, command in enumerate(kind.commands):
         if worst.outcome != "fine" and not isinstance(command, str):
             break  # what a refused command would have written
         ended = run_command(command, part, tuple(kind.further(chance)) if not number else ())
-        is_same = command.startswith("=") if isinstance(command, str) else kind.seal is not None
+        is_same = command.startswith("=") if isinstance(command, str) else kind.is_sealed
         if ended.outcome == "fine" and is_same and not is_sealed and ended.said != results[number]:
             ended = Ended("wrong", f"{command}\nprints {ended.said[:2000]}\nof whole files {results[number][:2000]}")
         worst = max(worst, ended, key=lambda one: OUTCOMES.index(one.outcome))
@@ -151,18 +152,12 @@ def _work(connection: Connection, seed: int, root: Path) -> None:
     for name in connection.recv():  # made once, outside of any case's time and memory
         if not (root / f"{name} expected").exists():
             _make(name, root / name, root / f"{name} whole", root / f"{name} expected")
-    resource.setrlimit(resource.RLIMIT_DATA, (_data_bytes() + BYTES, resource.RLIM_INFINITY))
+    most = int(resident_megabytes("VmData") * 2**20) + BYTES
+    resource.setrlimit(resource.RLIMIT_DATA, (most, resource.RLIM_INFINITY))
     connection.send(None)
     while True:
         name, case = connection.recv()
         connection.send(run_case(name, case, seed=seed, root=root))
-
-
-def _data_bytes() -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmData:"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError("no VmData in /proc/self/status")
 
 
 class Worker:

@@ -12,7 +12,7 @@ from typing import Any
 
 
 def resident_megabytes(field: str) -> float:
-    """VmRSS (now) or VmHWM (most so far) of this process."""
+    """VmRSS (now), VmHWM (most so far) or VmData (not only resident) of this process."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(field):
             return int(line.split()[1]) / 1024

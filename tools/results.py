@@ -23,11 +23,9 @@ from matplotlib.figure import Figure
 from aurank.errors import UserError
 from aurank.files import write_text
 from aurank.reporting.benchmark_page import (
-    SettingTable,
-    blocks_of,
     cells_of,
     draw_intervals,
-    read_lines,
+    read_tables,
     to_markdown_tables,
 )
 
@@ -54,9 +52,7 @@ def fill(page: str, folder: Path) -> str:
     return _MARKED.sub(figure, page)
 
 
-@cache
-def tables(file: Path) -> list[SettingTable]:
-    return blocks_of(read_lines(file))
+tables = cache(read_tables)
 
 
 def cell(file: Path, setting: str, method: str, column: str) -> str:

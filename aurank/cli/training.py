@@ -115,13 +115,13 @@ def benchmark(
     """
     from aurank.commands import run_benchmark
     from aurank.commands.benchmarks.benchmark import BenchmarkRun
-    from aurank.reporting.benchmark_page import blocks_of, read_lines, to_markdown_tables
+    from aurank.reporting.benchmark_page import blocks_of, read_tables, to_markdown_tables
 
     collected = file.suffix == ".jsonl"
     if collected != (out is None):
         raise UserError("--out goes with a YAML file of methods, and is needed there: the folder of the results")
     if out is None:
-        console.say(to_markdown_tables(blocks_of(read_lines(file))))
+        console.say(to_markdown_tables(read_tables(file)))
         return
     if table:
         before = BenchmarkRun(file, out)

@@ -14,7 +14,7 @@ from aurank.config.load import config_difference
 from aurank.config.schema import NO_BACKBONE
 from aurank.embedding.choices import read_trained
 from aurank.embedding.from_config import encoder_of, towers_of
-from aurank.embedding.named import BEST, resolve_checkpoint
+from aurank.embedding.named import BEST, require_checkpoint, resolve_checkpoint
 from aurank.embedding.stored.checkpoint import AVERAGE_OF, load_checkpoint, model_weights, save_checkpoint
 from aurank.errors import AurankWarning, UserError
 from aurank.files import require_writable
@@ -68,6 +68,8 @@ def average_models(models: Sequence[Path | str], out: Path | str) -> Path:
         'best.safetensors'
     """
     names, out = [str(model).removeprefix("aurank:") for model in models], Path(out)
+    for name in names:
+        require_checkpoint(resolve_checkpoint(name))
     paths, reason = [resolve_checkpoint(name).resolve() for name in names], ""
     if len(names) < 2:
         came = names[0] if names else "none"

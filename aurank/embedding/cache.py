@@ -7,12 +7,13 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float32, Int64
 from torch import Tensor, nn
+from typing_extensions import TypedDict
 
 from aurank.data import Manifest
 from aurank.data.sources import FileMark
@@ -26,6 +27,13 @@ _SUFFIX, _WHAT = ".safetensors", "a piece of a cache"
 _NAME_LENGTH = 32
 Say = Callable[[str], None]
 """Given a line that people should read."""
+
+
+class _StoredPiece(TypedDict):
+    __pydantic_config__ = {"arbitrary_types_allowed": True}  # type: ignore[misc]  # noqa: RUF012
+
+    rows: Int64[Tensor, " row"]
+    embeddings: Float32[Tensor, "row dim"]
 
 
 class Piece(NamedTuple):
@@ -115,11 +123,12 @@ class EmbeddingCache:
 
 
 def _read_piece(path: Path, count: int, *, dim: int | None) -> Piece | None:
-    with suppress(UserError, LookupError):
-        kept: dict[str, Any] = read_bundle(path, dict[str, Any], _WHAT)
-        piece = Piece(kept["rows"].numpy(), kept["embeddings"].numpy())
-        if dim in (None, piece.embeddings.shape[1]) and piece.rows[-1] < count:
-            return piece
+    with suppress(UserError):
+        stored = read_bundle(path, _StoredPiece, _WHAT)
+        rows, embeddings = stored["rows"].numpy(), stored["embeddings"].numpy()
+        in_order = np.diff(rows, prepend=-1, append=count) > 0
+        if len(rows) == len(embeddings) > 0 and dim in (None, embeddings.shape[1]) and in_order.all():
+            return Piece(rows, embeddings)
     return None
 
 

@@ -25,7 +25,7 @@ from aurank.embedding.stored.trained_model import store_model
 from aurank.errors import UserError
 from aurank.evaluation.index.neighbours import Index
 from aurank.evaluation.postprocessing import GallerySearch, PostProcessing, by_products, processed_gallery
-from aurank.files import address_of, checked, content_sha256, file_sha256, read_record, reading, replacing, write_text
+from aurank.files import address_of, content_sha256, file_sha256, read_record, reading, replacing, write_text
 from aurank.models.image_model import ImageModel
 
 FORMAT, VERSION = "aurank.image_index", 2
@@ -198,11 +198,10 @@ def _remove_unnamed(folder: Path, named: set[str]) -> None:
 def read_about(folder: Path) -> dict[str, Any]:
     require_index(folder)
     path = folder / ABOUT
-    content = read_record(path, _WHAT, named=FORMAT, version=VERSION, remedy=_REMEDY)
-    with reading(path, _WHAT, remedy=_REMEDY):
-        if content["checksum"] != content_sha256(content):
-            raise ValueError("it is damaged, or was changed by hand")
-        return dict(checked(content, _About))
+    about = dict(read_record(path, _About, _WHAT, named=FORMAT, version=VERSION, remedy=_REMEDY))
+    if about["checksum"] != content_sha256(about):
+        raise UserError(f"{path} is damaged, or was changed by hand: {_REMEDY}")
+    return about
 
 
 def read_rows(folder: Path, about: dict[str, Any], *, memory_map: bool = False) -> IndexedRows:

@@ -99,8 +99,9 @@ class ProbeResult:
     @classmethod
     def load(cls, path: Path | str) -> "ProbeResult":
         """Return the result that `save` wrote; UserError if the file is missing or something else."""
-        content = read_record(Path(path), "a probe's result", named=FORMAT, version=VERSION, remedy="probe again")
-        with reading(path, "a probe's result", remedy="probe again"):
+        again: Any = {"what": "a probe's result", "remedy": "probe again"}
+        content = read_record(Path(path), dict[str, Any], named=FORMAT, version=VERSION, **again)
+        with reading(path, **again):
             result = checked({name: content[name] for name in cls.__dataclass_fields__}, cls)
             str(result)  # what does not fit together cannot be shown
             return result

@@ -397,10 +397,9 @@ class Report:
     @classmethod
     def load(cls, path: Path | str) -> "Report":
         """Return the report that `save` wrote, digit for digit; UserError if the file is missing or something else."""
-        content = read_record(Path(path), "a report", named=FORMAT, version=VERSION, remedy="evaluate again")
-        with reading(path, "a report", remedy="evaluate again"):
-            held: dict[str, Any] = {**checked(content, _Report)}
-            held = {name: value for name, value in held.items() if name in _Report.__annotations__}
+        again: Any = {"what": "a report", "remedy": "evaluate again"}
+        held: dict[str, Any] = {**read_record(Path(path), _Report, named=FORMAT, version=VERSION, **again)}
+        with reading(path, **again):
             rows, columns = held["num_queries"] - held["num_lone_queries"], held["per_query"]
             needed = ("query", "num_positives", *(() if held["tie_bounds"] is None else ("ap",)))
             if rows < 1 or any(name not in columns for name in needed):

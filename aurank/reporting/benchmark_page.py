@@ -6,21 +6,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, NotRequired
 
 import numpy as np
 from jaxtyping import Float64
 from matplotlib.axes import Axes
+from pydantic import Field
+from typing_extensions import TypedDict
 
 from aurank.evaluation.compare import holm
 from aurank.evaluation.report import latex_table, markdown_table
 from aurank.evaluation.significance import Answer, Ranking, SeedsAndClasses, over_seeds, rank_over_classes
-from aurank.files import reading
+from aurank.files import checked, reading, require_ordinary
 from aurank.reporting.charts import COLOURS, plain, svg
 from aurank.reporting.page import render
 
 Line = dict[str, Any]
-LINES = "lines.jsonl"
+LINES, _LINES = "lines.jsonl", "the lines of a benchmark"
+Rate = Annotated[float, Field(ge=0, le=1)]
+_OPEN: Any = {"extra": "allow", "allow_inf_nan": False}  # lines of other versions have other entries too
 TO_RUN = "*not run yet*"
 _UNCHANGED = "the embeddings as they are"
 _HEAD = ("mAUPRC", "Recall@1", "minus {}", "p, seeds", "p, classes", "mean rank", "chosen", "seeds")
@@ -29,6 +33,57 @@ _NOTE = (
     "bootstrap over classes and seeds; p by either, corrected for the number of methods (Holm), ≤ where no resample is "
     "on the other side; *: within 5 % of an end of its range."
 )
+
+
+class _UnitLine(TypedDict):
+    __pydantic_config__ = _OPEN  # type: ignore[misc]
+
+    method: str
+    setting: str
+    split: str
+
+
+class ChoiceLine(_UnitLine):
+    kind: Literal["choice"]
+    chosen: list[str]
+    at_end: NotRequired[list[str]]
+    error: NotRequired[str]
+
+
+class FailedLine(_UnitLine):
+    kind: Literal["run", "untrained"]
+    seed: int
+    error: str
+
+
+_Recall = TypedDict("_Recall", {"recall@1": Rate})
+
+
+class TestedLine(_UnitLine, _Recall):
+    kind: Literal["run", "untrained"]
+    seed: int
+    ap_by_class: list[Rate]
+
+
+class SplitLine(TypedDict):
+    __pydantic_config__ = _OPEN  # type: ignore[misc]
+
+    split: str
+    classes: list[str]
+    queries: Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=1)]
+
+
+class BenchmarkLine(TypedDict):
+    __pydantic_config__ = _OPEN  # type: ignore[misc]
+
+    methods: dict[str, Any]
+    settings: dict[str, Any]
+    without_training: list[str]
+    reference: str
+
+
+_KINDS: dict[str, Any] = {"benchmark": BenchmarkLine, "split": SplitLine, "choice": ChoiceLine}
+_KINDS |= {"run": TestedLine, "untrained": TestedLine, "failed": FailedLine}
 
 
 @dataclass(frozen=True)
@@ -70,6 +125,9 @@ class _Tests:
         failed = [seed for seed, each in by_seed.items() if any("error" in line for line in each.values())]
         seeds = sorted(seed for seed, each in by_seed.items() if seed not in failed and len(each) == len(queries))
         tests = [[by_seed[seed][split] for split in queries] for seed in seeds]
+        for line in (line for each in tests for line in each):
+            if len(line["ap_by_class"]) != len(queries[line["split"]]):
+                raise ValueError(f"a test of {line['method']!r} has not as many classes as {line['split']!r}")
         ap = [[value for line in each for value in line["ap_by_class"]] for each in tests]
         weights = [sum(each) for each in queries.values()]
         recall = [np.average([line["recall@1"] for line in each], weights=weights) for each in tests]
@@ -86,11 +144,22 @@ class _Tests:
 
 
 def read_lines(path: Path) -> list[Line]:
-    with reading(path, "the lines of a benchmark"):
-        lines: list[Line] = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    require_ordinary(path)
+    with reading(path, _LINES):
+        lines = [checked_line(json.loads(text)) for text in path.read_text(encoding="utf-8").splitlines()]
         if not lines or lines[0]["kind"] != "benchmark":
             raise ValueError("its first line is none of a benchmark")
     return lines
+
+
+def checked_line(line: Line) -> Line:
+    is_failed = "error" in line and line["kind"] != "choice"
+    return dict(checked(line, _KINDS.get("failed" if is_failed else line["kind"], Line)))
+
+
+def read_tables(path: Path) -> list[SettingTable]:
+    with reading(path, _LINES):
+        return blocks_of(read_lines(path))
 
 
 def blocks_of(lines: Sequence[Line]) -> list[SettingTable]:

@@ -173,3 +173,11 @@ def test_data_and_tables_that_do_not_fit_are_refused(place: Path, aurank: Shell)
     ):
         code, _, complaint = aurank(*words)
         assert (code, told in complaint) == (2, True), complaint
+
+
+@pytest.mark.parametrize("changes", [{"is_suspect": ["x", "y"]}, {"is_suspect": [None, True]}, {"margin": ["a", "b"]}])
+def test_a_table_of_other_columns_is_one_line(changes: dict[str, Any], tmp_path: Path) -> None:
+    table = {"query": ["a", "b"], "negative": ["b", "a"], "query_label": ["x", "y"], "negative_label": ["y", "x"]}
+    write_negatives({**table, "margin": [0.5, 0.25], "is_suspect": [False, True], **changes}, tmp_path / "n.parquet")
+    with pytest.raises(UserError, match=r"n\.parquet: cannot be read as a table of hard negatives"):
+        read_negatives(tmp_path / "n.parquet")

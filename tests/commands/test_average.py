@@ -316,3 +316,19 @@ def test_heads_on_saved_embeddings_are_averaged(tmp_path: Path) -> None:
 def test_names_are_shown_on_one_line_without_control_characters() -> None:
     record = {"name": "a\x1b[31m\n| b |", "config": {"seed": 1}}
     assert describe_average({"average_of": [record]}) == ["the weights are the average of a?[31m | b | (seed 1)"]
+
+
+@pytest.mark.parametrize(
+    "parent", [1, {"name": "a", "step": 1}, {"name": "a", "step": 1, "config": []}, {"step": 1, "config": {"seed": 1}}]
+)
+def test_a_checkpoint_whose_parents_are_damaged_is_one_line(parent: Any, two: list[Path]) -> None:
+    with changing(two[0]) as content:
+        content["average_of"] = [parent]
+    with pytest.raises(UserError, match=r"best\.safetensors: cannot be read as a checkpoint \(average_of\.0"):
+        load_checkpoint(two[0] / "best.safetensors")
+
+
+def test_a_link_to_itself_is_no_checkpoint(two: list[Path], tmp_path: Path) -> None:
+    (tmp_path / "loop.safetensors").symlink_to("loop.safetensors")
+    with pytest.raises(UserError, match=r"no checkpoint at .*loop\.safetensors"):
+        aurank.average_models([two[0], tmp_path / "loop.safetensors"], tmp_path / "average")

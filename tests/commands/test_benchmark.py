@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import signal
 from collections import Counter
 from pathlib import Path
@@ -242,3 +243,27 @@ def test_workers_share_the_units_and_tell_their_mistakes(tmp_path: Path) -> None
     (tmp_path / "out" / "running").write_text("in the way")
     with pytest.raises(UserError, match="running"):
         run_benchmark(broken, tmp_path / "out", **options)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "text"),
+    [
+        ("choice", {"chosen": [1]}, r"units/\w+\.json: .*chosen\.0: .*valid string.*; remove it"),
+        ("choice", {"chosen": ["optim.rate=1"]}, r"units/\w+\.json: .*optim\.rate: unknown key"),
+        ("run", {"processor_seconds": None}, r"units/\w+\.json: .*processor_seconds.*; remove it"),
+        ("run", {"queries": [6, 6, 0, 6]}, r"units/\w+\.json: .*queries\.2: .*; remove it"),
+        ("run", {"recall@1": [1]}, r"units/\w+\.json: .*recall@1: .*; remove it"),
+        ("run", {"seed": 7}, r"units/\w+\.json: .*another unit.*; remove it"),
+        ("run", {"ap_by_class": [0.5]}, r"units: .*not as many classes as 'published'.*; remove the one that differs"),
+    ],
+)
+def test_a_damaged_unit_is_one_line(
+    kind: str, changes: dict[str, Any], text: str, tmp_path: Path, whole: tuple[Path, list[dict[str, Any]]]
+) -> None:
+    shutil.copytree(whole[0] / "out", tmp_path / "out")
+    file = next(
+        path for path in sorted((tmp_path / "out/units").iterdir()) if json.loads(path.read_bytes())["kind"] == kind
+    )
+    file.write_text(json.dumps(json.loads(file.read_bytes()) | changes))
+    with pytest.raises(UserError, match=text):
+        BenchmarkRun(write_spec(whole[0]), tmp_path / "out").collect()

@@ -4,6 +4,7 @@ import json
 import os
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -67,6 +68,29 @@ def test_what_killed_processes_left_in_the_folder_goes_when_it_is_opened(tmp_pat
     with replacing(folder / "0000000000.safetensors") as file:  # another process writes meanwhile
         opened(tmp_path)
         assert sorted(path.name for path in folder.iterdir()) == [Path(file.name).name, "about.json"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rows": [0, 1, 2]},
+        {"rows": torch.arange(2)},
+        {"rows": torch.arange(3) - 1},
+        {"rows": torch.tensor([2, 1, 0])},
+        {"rows": torch.arange(3.0)},
+        {"rows": torch.arange(COUNT - 2, COUNT + 1)},
+        {"embeddings": torch.zeros(3)},
+        {"embeddings": torch.zeros(3, DIM, dtype=torch.float64)},
+        {"rows": torch.arange(0), "embeddings": torch.zeros(0, DIM)},
+    ],
+)
+def test_a_piece_of_other_types_or_lengths_is_removed(changes: dict[str, Any], tmp_path: Path) -> None:
+    cache = opened(tmp_path)
+    cache.write(piece(4, 7))
+    stored = {"rows": torch.arange(3), "embeddings": torch.zeros(3, DIM)}
+    write_bundle(cache.folder / "0000000000.safetensors", stored | changes, "a piece of a cache")
+    assert same(cache.read(COUNT), [piece(4, 7)])
+    assert [path.name for path in cache.folder.glob("*.safetensors")] == ["0000000004.safetensors"]
 
 
 def test_weights_are_told_apart_by_name_shape_type_and_every_value() -> None:

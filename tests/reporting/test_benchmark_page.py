@@ -1,9 +1,22 @@
 """The tables of a benchmark: what stands in them, and what does not."""
 
+import json
+from pathlib import Path
+from typing import Any
+
 import numpy as np
+import pytest
 from testing.benchmarks import made_up
 
-from aurank.reporting.benchmark_page import benchmark_page, blocks_of, cells_of, to_latex_tables, to_markdown_tables
+from aurank.errors import UserError
+from aurank.reporting.benchmark_page import (
+    benchmark_page,
+    blocks_of,
+    cells_of,
+    read_tables,
+    to_latex_tables,
+    to_markdown_tables,
+)
 
 
 def test_a_row_says_what_its_lines_say() -> None:
@@ -70,3 +83,34 @@ def test_the_page_has_tables_pictures_and_what_ended_early() -> None:
     assert "B &amp; C" in page
     assert "fold 1 of 2: 10 images of 2 classes, fold 2 of 2: 10 images of 1 classes" in page
     assert "28 of 99 choices, trainings and tests are done." in page
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "text"),
+    [
+        ("benchmark", {"kind": None}, "first line is none of a benchmark"),
+        ("benchmark", {"methods": ["A"]}, "methods: .*an object"),
+        ("benchmark", {"methods": {"A": []}}, "'B & C' is missing"),
+        ("split", {"queries": [4, "6"]}, "queries.1: .*valid integer"),
+        ("split", {"queries": []}, "queries: .*at least 1 item"),
+        ("split", {"queries": [4, 6, 1]}, "has not as many classes as 'fold 1 of 2'"),
+        ("choice", {"chosen": [["optim.lr=1"]]}, "chosen.0: .*valid string"),
+        ("choice", {"at_end": 0.5}, "at_end: .*valid (list|array)"),
+        ("run", {"setting": ...}, "setting: Field required"),
+        ("run", {"ap_by_class": ...}, "ap_by_class: Field required"),
+        ("run", {"ap_by_class": [0.5, float("nan")]}, "ap_by_class.1: .*finite number"),
+        ("run", {"ap_by_class": [0.5, 1.5]}, "ap_by_class.1: .*less than or equal to 1"),
+        ("run", {"seed": {"a": 1}}, "seed: .*valid integer"),
+        ("untrained", {"recall@1": "0.5"}, "recall@1: .*valid number"),
+        ("untrained", {"kind": []}, "unhashable"),
+    ],
+)
+def test_lines_that_are_damaged_are_one_line(kind: str, changes: dict[str, Any], text: str, tmp_path: Path) -> None:
+    lines, file = made_up(), tmp_path / "lines.jsonl"
+    line = next(line for line in lines if line["kind"] == kind)
+    line |= changes
+    for key in [key for key, value in changes.items() if value is ...]:
+        del line[key]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(UserError, match=rf"lines\.jsonl: cannot be read as the lines of a benchmark \(.*{text}"):
+        read_tables(file)

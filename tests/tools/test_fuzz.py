@@ -7,14 +7,15 @@ import pytest
 from fuzz import OUTCOMES, fuzz, run_case
 from fuzzing.damage import damage_bytes, damage_text, damage_tree
 from fuzzing.formats import FORMATS
-from fuzzing.kinds import KINDS, Kind
+from fuzzing.kinds import KINDS, Kind, seal
 
 from aurank.errors import UserError
+from aurank.files import read_bundle, write_bundle
 
 
 @pytest.mark.slow
 def test_damaged_input_finds_nothing() -> None:
-    counts, found = fuzz(10, kinds=("config", "table", "probe", "faiss", "steps"))
+    counts, found = fuzz(10, kinds=("config", "table", "probe", "faiss", "steps", "lines"))
     assert not found, "\n".join(found)
     assert all(row.total() for row in counts.values())
 
@@ -50,13 +51,23 @@ def test_a_case_ends_as_its_worst_command_does(
 
 
 def test_another_result_of_files_with_checksums_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kind = Kind(lambda: Path("a.txt").write_text("a,b\n1,2\n"), (Path("a.txt").read_bytes,), "a.txt", seal=lambda: None)
+    kind = Kind(lambda: Path("a.txt").write_text("a,b\n1,2\n"), (Path("a.txt").read_bytes,), "a.txt", is_sealed=True)
     monkeypatch.setitem(KINDS, "probe", kind)
     monkeypatch.chdir(tmp_path)
     outcomes = {run_case("probe", case, seed=0, root=tmp_path).outcome for case in range(60)}
     monkeypatch.chdir("/")
     assert outcomes == {"fine", "traceback", "wrong"}
     assert outcomes < set(OUTCOMES)
+
+
+def test_a_damaged_file_with_sums_written_anew_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "folder/a.safetensors"
+    write_bundle(file, {"count": 3}, "a number")
+    file.write_bytes(file.read_bytes().replace(b": 3}", b": 4}"))
+    with pytest.raises(UserError, match="checksum"):
+        read_bundle(file, dict[str, int], "a number")
+    seal(tmp_path / "folder")
+    assert read_bundle(file, dict[str, int], "a number") == {"count": 4}
 
 
 def test_damage_is_the_same_for_the_same_chance() -> None:
@@ -69,7 +80,7 @@ def test_damage_is_the_same_for_the_same_chance() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["config", "table", "embeddings", "probe", "parts", "resume", "onnx"])
+@pytest.mark.parametrize("name", ["config", "table", "embeddings", "probe", "parts", "resume", "onnx", "lines", "hf"])
 def test_a_file_that_is_opened_and_written_again_says_the_same(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

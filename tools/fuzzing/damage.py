@@ -3,7 +3,6 @@
 import copy
 import random
 import shutil
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,22 +16,8 @@ HOSTILE_WORDS = (
     *("", " ", "nan", "inf", "-1", "0", "1e999", "9" * 30, "9" * 5000, "0x10", "true", "null", "~", "[]", "{}"),
     *("\x00", "a\x00b", "\x1b[31mred\x1b[0m", "\x1b]0;title\x07", "\r", "\u202e", "\ufeff", "\ud7ff", "é" * 300),
     *("..", "../x", "../../../../etc/passwd", "/etc/passwd", "/dev/zero", "//", "./.", "a/" * 200, "a" * 5000, "~root"),
-    *(
-        '"',
-        "'",
-        "\\",
-        ",",
-        ";",
-        "\t",
-        "\n",
-        "%s",
-        "{0}",
-        "[" * 2000,
-        "{" * 2000,
-        "- " * 500,
-        "&a [*a]",
-        "!!python/name:os",
-    ),
+    *('"', "'", "\\", ",", ";", "\t", "\n", "%s", "{0}", "[" * 2000, "{" * 2000),
+    *("- " * 500, "&a [*a]", "!!python/name:os"),
 )
 HOSTILE_VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 1, 2**31, 2**63, -(2**63), 10**30, 0.5, -0.5, 1e300, float("nan"), float("inf")),
@@ -48,20 +33,23 @@ HOSTILE_ARRAYS: tuple[Any, ...] = (
 _NUMBERS = (0, 1, 0x7F, 0xFF, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0xFFFFFFFF)
 
 
-def damage_file(path: Path, files: list[Path], chance: random.Random) -> None:
+def damage_file(path: Path, files: list[Path], chance: random.Random) -> bool:
+    """Damage a file, perhaps by values that are written as its format has them: return whether that was so."""
     if chance.random() < 0.15:
-        return _move(path, files, chance)
+        _move(path, files, chance)
+        return False
     content, (read, write) = path.read_bytes(), FORMATS.get(path.suffix, (None, None))
     if read is not None and chance.random() < 0.65:
         with suppress(Exception):  # what cannot be opened or written keeps its format, and its bytes are damaged
             values = (*HOSTILE_VALUES, *HOSTILE_ARRAYS) if path.suffix in _OF_ARRAYS else HOSTILE_VALUES
             path.write_bytes(write(damage_tree(read(content), chance, values), content))
-            return None
+            return True
     if path.suffix in TEXTS and chance.random() < 0.7:
         with suppress(UnicodeDecodeError):
             path.write_bytes(damage_text(content.decode(), chance).encode("utf-8", "surrogatepass"))
-            return None
+            return False
     path.write_bytes(damage_bytes(content, chance, chance.choice(files).read_bytes()))
+    return False
 
 
 _OF_ARRAYS = (".npz", ".npy", ".mat")
@@ -88,29 +76,36 @@ def _move(path: Path, files: list[Path], chance: random.Random) -> None:
 
 
 def damage_bytes(content: bytes, chance: random.Random, other: bytes = b"") -> bytes:
-    data = bytearray(content)
+    """Flip, overwrite, cut, remove, insert or copy bytes, the first two more often."""
+    data, other = bytearray(content), other or content
     for _ in range(chance.choice((1, 1, 1, 2, 4))):
-        _CHANGES[chance.randrange(len(_CHANGES))](data, chance, other or content)
+        how, place, size = chance.randrange(8), chance.randrange(max(1, len(data))), chance.choice((1, 4, 64, 1024))
+        if how <= 1 and data:
+            data[place] ^= 1 << chance.randrange(8)
+        elif how <= 3:
+            size = chance.choice((1, 2, 4, 8))
+            number = chance.choice(_NUMBERS) & (256**size - 1)
+            data[place : place + size] = number.to_bytes(size, chance.choice(("little", "big")))
+        elif how <= 5:
+            del data[place : place + size if how == 4 else None]
+        elif how == 6:
+            data[place:place] = chance.randbytes(size)
+        else:
+            start = chance.randrange(max(1, len(other)))
+            data[place : place + size] = other[start : start + size]
     return bytes(data)
 
 
 def damage_text(content: str, chance: random.Random) -> str:
     for _ in range(chance.choice((1, 1, 2, 3))):
-        separator = chance.choice(("\n", "\n", ",", " ", ":"))
-        parts = content.split(separator)
-        place = chance.randrange(len(parts))
-        what = chance.randrange(5)
-        if what == 0:
-            parts[place] = chance.choice(HOSTILE_WORDS)
-        elif what == 1:
-            parts.insert(place, chance.choice(HOSTILE_WORDS))
-        elif what == 2:
-            del parts[place]
-        elif what == 3:
-            parts[place:place] = [parts[place]] * chance.choice((1, 1, 50))
-        else:
-            other = chance.randrange(len(parts))
+        separator, word = chance.choice(("\n", "\n", ",", " ", ":")), chance.choice(HOSTILE_WORDS)
+        parts, how = content.split(separator), chance.randrange(5)
+        place, other = (chance.randrange(len(parts)) for _ in range(2))
+        if how == 4:
             parts[place], parts[other] = parts[other], parts[place]
+        else:
+            again = [parts[place]] * chance.choice((2, 2, 51))
+            parts[place : place + 1] = ([word], [word, parts[place]], [], again)[how]
         content = separator.join(parts)
     return content
 
@@ -142,41 +137,3 @@ def _spots(tree: Any, depth: int = 0) -> Any:
         yield tree, key
         if depth < 8:
             yield from _spots(value, depth + 1)
-
-
-def _flip(data: bytearray, chance: random.Random, other: bytes) -> None:
-    if data:
-        data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
-
-
-def _overwrite(data: bytearray, chance: random.Random, other: bytes) -> None:
-    size = chance.choice((1, 2, 4, 8))
-    place = chance.randrange(max(1, len(data)))
-    number = chance.choice(_NUMBERS) & (256**size - 1)
-    data[place : place + size] = number.to_bytes(size, chance.choice(("little", "big")))
-
-
-def _cut(data: bytearray, chance: random.Random, other: bytes) -> None:
-    del data[chance.randrange(max(1, len(data))) :]
-
-
-def _remove(data: bytearray, chance: random.Random, other: bytes) -> None:
-    place = chance.randrange(max(1, len(data)))
-    del data[place : place + chance.choice((1, 4, 64, 1024))]
-
-
-def _insert(data: bytearray, chance: random.Random, other: bytes) -> None:
-    place = chance.randrange(max(1, len(data)))
-    data[place:place] = chance.randbytes(chance.choice((1, 4, 64, 1024)))
-
-
-def _splice(data: bytearray, chance: random.Random, other: bytes) -> None:
-    start, size = chance.randrange(max(1, len(other))), chance.choice((4, 64, 1024))
-    place = chance.randrange(max(1, len(data)))
-    data[place : place + size] = other[start : start + size]
-
-
-_CHANGES: tuple[Callable[[bytearray, random.Random, bytes], None], ...] = (
-    *(_flip, _flip, _overwrite, _overwrite, _cut),
-    *(_remove, _insert, _splice),
-)

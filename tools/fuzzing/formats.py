@@ -44,19 +44,34 @@ def _write_safetensors(tree: Any, content: bytes) -> bytes:
     return len(header).to_bytes(8, "little") + header + content[8 + int.from_bytes(content[:8], "little") :]
 
 
-def _read_parquet(content: bytes) -> Any:
-    table = pyarrow.parquet.read_table(pyarrow.BufferReader(content))
+def _table(content: bytes) -> Any:
+    source = pyarrow.BufferReader(content)
+    return pyarrow.parquet.read_table(source) if content[:4] == b"PAR1" else pyarrow.ipc.open_stream(source).read_all()
+
+
+def _read_table(content: bytes) -> Any:
+    table = _table(content)
     return {"about": _loaded(table.schema.metadata or {}), "columns": table.to_pydict()}
 
 
-def _write_parquet(tree: Any, content: bytes) -> bytes:
-    schema = pyarrow.parquet.read_schema(pyarrow.BufferReader(content))
+def _written(tree: Any, content: bytes) -> Any:
+    schema = _table(content).schema if content else pyarrow.schema([])
     same = {name: schema.field(name).type if name in schema.names else None for name in tree["columns"]}
     columns = {name: _column(values, same[name]) for name, values in tree["columns"].items()}
-    buffer = io.BytesIO()
-    table = pyarrow.table(columns).replace_schema_metadata(_dumped(tree["about"]))
-    pyarrow.parquet.write_table(table, buffer, write_page_checksum=True)
-    return buffer.getvalue()
+    return pyarrow.table(columns).replace_schema_metadata(_dumped(tree["about"]))
+
+
+def _write_parquet(tree: Any, content: bytes) -> bytes:
+    table, sink = _written(tree, content), pyarrow.BufferOutputStream()
+    pyarrow.parquet.write_table(table, sink, write_page_checksum=True)
+    return bytes(sink.getvalue())
+
+
+def _write_arrow(tree: Any, content: bytes) -> bytes:
+    table, sink = _written(tree, content), pyarrow.BufferOutputStream()
+    with pyarrow.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table)
+    return bytes(sink.getvalue())
 
 
 def _column(values: Any, kind: Any) -> Any:
@@ -71,22 +86,15 @@ def _read_npz(content: bytes) -> Any:
         return dict(arrays)
 
 
-def _write_npz(tree: Any, content: bytes) -> bytes:
-    buffer = io.BytesIO()
-    np.savez(buffer, **tree)
-    return buffer.getvalue()
+def _into_file(write: Callable[[Any, Any], object]) -> Write:
+    """What writes a tree, given a file to write it to."""
 
+    def written(tree: Any, content: bytes) -> bytes:
+        buffer = io.BytesIO()
+        write(buffer, tree)
+        return buffer.getvalue()
 
-def _write_npy(tree: Any, content: bytes) -> bytes:
-    buffer = io.BytesIO()
-    np.save(buffer, tree["array"])
-    return buffer.getvalue()
-
-
-def _write_torch(tree: Any, content: bytes) -> bytes:
-    buffer = io.BytesIO()
-    torch.save(tree, buffer)
-    return buffer.getvalue()
+    return written
 
 
 def _read_graph(content: bytes) -> Any:
@@ -134,28 +142,39 @@ def _listed(value: Any) -> Any:
     return [_listed(one) for one in value] if isinstance(value, list) else value
 
 
-def _write_matlab(tree: Any, content: bytes) -> bytes:
-    buffer = io.BytesIO()
-    savemat(buffer, tree)
-    return buffer.getvalue()
-
-
 def _write_json(tree: Any, content: bytes) -> bytes:
     return json.dumps(tree, default=str).encode()
+
+
+def _read_lines(content: bytes) -> Any:
+    return [json.loads(line) for line in content.splitlines()]
+
+
+def _write_lines(tree: Any, content: bytes) -> bytes:
+    return b"\n".join(_write_json(line, content) for line in tree) + b"\n"
 
 
 FORMATS: dict[str, tuple[Read, Write]] = {
     ".json": (json.loads, _write_json),
     ".yaml": (lambda content: YAML(typ="safe", pure=True).load(content.decode()), _write_json),
     ".safetensors": (_read_safetensors, _write_safetensors),
-    ".parquet": (_read_parquet, _write_parquet),
-    ".npz": (_read_npz, _write_npz),
-    ".npy": (lambda content: {"array": np.load(io.BytesIO(content))}, _write_npy),
-    ".pt": (lambda content: torch.load(io.BytesIO(content), weights_only=True), _write_torch),
+    ".parquet": (_read_table, _write_parquet),
+    ".arrow": (_read_table, _write_arrow),
+    ".jsonl": (_read_lines, _write_lines),
+    ".log": (_read_lines, _write_lines),
+    ".npz": (_read_npz, _into_file(lambda file, tree: np.savez(file, **tree))),
+    ".npy": (
+        lambda content: {"array": np.load(io.BytesIO(content))},
+        _into_file(lambda file, tree: np.save(file, tree["array"])),
+    ),
+    ".pt": (
+        lambda content: torch.load(io.BytesIO(content), weights_only=True),
+        _into_file(lambda file, tree: torch.save(tree, file)),
+    ),
     ".onnx": (_read_graph, _write_graph),
     ".pt2": (_read_zip, _write_zip),
     ".zip": (_read_zip, _write_zip),
-    ".mat": (_read_matlab, _write_matlab),
+    ".mat": (_read_matlab, _into_file(savemat)),
 }
-TEXTS = (".json", ".yaml", ".csv", ".txt", ".jsonl", ".run", ".qrels")
+TEXTS = (".json", ".yaml", ".csv", ".txt", ".jsonl", ".log", ".run", ".qrels")
 """Formats whose words and lines are damaged too."""

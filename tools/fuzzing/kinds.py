@@ -25,11 +25,12 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 import aurank
-from aurank.commands import build_index, embed_to_folder, evaluate_model
+from aurank import commands
 from aurank.commands.prepare import prepare_data
 from aurank.commands.run_options import RunOptions
 from aurank.config import ModelConfig, shipped_configs
 from aurank.data import TRANSFORMS, shards
+from aurank.data.checks.negatives import write_negatives
 from aurank.embedding import ImageSelection, index_folder
 from aurank.evaluation import Index, PostProcessing, ProbeResult
 from aurank.exporting.formats import TrainedEncoder, write_graph, write_program, write_weights
@@ -37,6 +38,7 @@ from aurank.exporting.timm_folder import write_folder
 from aurank.files import _bundle_sha256, content_sha256, file_sha256, require_ordinary
 from aurank.models import Encoder
 from aurank.models.adapters.by_name import load_model
+from aurank.training import read_config
 from fuzzing.damage import HOSTILE_WORDS
 from fuzzing.formats import FORMATS
 
@@ -54,14 +56,14 @@ class Kind:
         make: writes a whole example into the working folder.
         commands: that read it; {part} stands for the first folder below `damaged` that the damaged file is in.
         damaged: the file or folder that is damaged.
-        seal: writes anew all checksums of damaged files, as if they had been written so.
+        is_sealed: its files have checksums, which are written anew by chance, as if damage had been written so.
         further: further arguments of the first command, by chance.
     """
 
     make: Callable[[], object]
     commands: tuple[Command, ...]
     damaged: str
-    seal: Callable[[], object] | None = None
+    is_sealed: bool = False
     further: Callable[[random.Random], list[str]] = lambda chance: []
 
 
@@ -120,6 +122,50 @@ def _store() -> None:
     prepare_data("config.yaml", "store", short_side=16)
 
 
+def _average() -> None:
+    _run()
+    aurank.train("config.yaml", "other", overrides=["train.steps=2", "optim.lr=1e-4"])
+    commands.average_models(["run/best", "other/best"], "mean")
+
+
+def _head() -> None:
+    from testing.galleries import head_config, write_rows
+
+    config = head_config(write_rows(Path("rows.npz")), train={"steps": 2, "validate_every": 2})
+    Path("head.yaml").write_text(json.dumps(config))
+
+
+def _benchmark() -> None:
+    _head()
+    methods = {"SmoothAP": [], "SupCon": ["loss.name=sup_con"]}
+    spec = {"config": "head.yaml", "methods": methods, "without_training": [""], "seeds": 2, "trials": 1}
+    Path("spec.yaml").write_text(json.dumps({**spec, "choose_by": {"folds": 2}}))
+    commands.run_benchmark(Path("spec.yaml"), Path("out"), allow_dirty=True)
+
+
+def _tuned() -> None:
+    _head()
+    commands.tune(read_config("head.yaml"), Path("search"), trials=3, folds=2)
+
+
+def _mined() -> None:
+    _config()
+    images = ImageSelection("table:data", "all", overrides=["data.params.file=photos.csv"])
+    write_negatives(commands.mine_model(_MODEL, images)[0], Path("mined/negatives.parquet"))
+
+
+def _hf() -> None:
+    _photos()
+    about = {"info": {"features": {"label": {"names": ["a", "b", "c"], "_type": "ClassLabel"}}}}
+    for number, suffix in enumerate(("arrow", "parquet")):
+        paths = sorted(Path("photos").glob(f"*/[{2 * number}{2 * number + 1}].png"))
+        images = [{"bytes": path.read_bytes(), "path": path.name} for path in paths]
+        table = pyarrow.table({"image": images, "label": [int(path.parent.name[1]) for path in paths]})
+        content = FORMATS[f".{suffix}"][1]({"about": {"huggingface": about}, "columns": table.to_pydict()}, b"")
+        Path("hf", ("train", "test")[number]).mkdir(parents=True)
+        Path("hf", ("train", "test")[number], f"data.{suffix}").write_bytes(content)
+
+
 def _archive() -> None:
     _photos()
     shutil.make_archive("zips/x", "zip", "photos")
@@ -159,7 +205,7 @@ def _arrays() -> None:
 
 def _reports() -> None:
     _arrays()
-    report = evaluate_model("embeddings:arrays/e.npz", neighbours=3).with_intervals()
+    report = commands.evaluate_model("embeddings:arrays/e.npz", neighbours=3).with_intervals()
     for name in ("a", "b"):
         report.save(f"reports/{name}.json")
 
@@ -188,7 +234,9 @@ def _image_index() -> None:
     _photos("more", classes=1)
     np.savez("steps.npz", embeddings=_rows(40 * 16).reshape(40, 64), labels=np.arange(40))
     images = ImageSelection("folder:photos")
-    build_index(_MODEL, images, out=Path("index"), postprocess="center, whiten:dim=8", fit_on=Path("steps.npz"))
+    commands.build_index(
+        _MODEL, images, out=Path("index"), postprocess="center, whiten:dim=8", fit_on=Path("steps.npz")
+    )
 
 
 def _steps() -> None:
@@ -199,12 +247,12 @@ def _steps() -> None:
 
 def _parts() -> None:
     _photos()
-    embed_to_folder(_MODEL, ImageSelection("folder:photos"), out=Path("parts"), shard_rows=5)
+    commands.embed_to_folder(_MODEL, ImageSelection("folder:photos"), out=Path("parts"), shard_rows=5)
 
 
 def _cache() -> None:
     _photos()
-    evaluate_model(_MODEL, ImageSelection("folder:photos"), running=RunOptions(cache=Path("cache"), batch=5))
+    commands.evaluate_model(_MODEL, ImageSelection("folder:photos"), running=RunOptions(cache=Path("cache"), batch=5))
 
 
 def _model(kind: str) -> None:
@@ -248,43 +296,45 @@ def _trained() -> object:
     return [{**line, "images_per_second": 0, "seconds": 0} for line in lines]
 
 
-def _seal_faiss(folder: str = "faiss") -> None:
-    for path in Path(folder).rglob("index*.json"):
-        file = path.with_suffix("")
+def seal(damaged: Path) -> None:
+    """Write anew all checksums of files, of those with the checksums of others last."""
+    files = [path for path in (damaged, *damaged.rglob("*")) if path.suffix in _SEALS]
+    for path in sorted(files, key=lambda path: path.name in (index_folder.ABOUT, shards.INDEX)):
         with suppress(Exception):
-            require_ordinary(file)  # damage may leave a link to a device that never ends
-            content = json.loads(path.read_bytes())
-            path.write_text(json.dumps({**content, "sha256": file_sha256(file)}))
+            require_ordinary(path)  # damage may leave a link to a device that never ends
+            _SEALS[path.suffix](path)
 
 
-def _seal_index() -> None:
-    path = Path("index", index_folder.ABOUT)
-    _seal_faiss("index")
-    with suppress(Exception):
-        content = json.loads(path.read_bytes())
-        files = content["files"]
-        content["files"] = {name: file_sha256(path.parent / name) for name in files if (path.parent / name).is_file()}
-        path.write_text(json.dumps({**content, "checksum": content_sha256(content)}))
+def _seal_bundle(path: Path) -> None:
+    with safe_open(path, framework="pt") as file:
+        about = file.metadata()
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+    save_file(tensors, path, {**about, "sha256": _bundle_sha256(about["content"], tensors)})
 
 
-def _seal_parts() -> None:
-    path, (read, write) = Path("parts", shards.INDEX), FORMATS[".parquet"]
-    with suppress(Exception):
-        tree = read(path.read_bytes())
-        about = tree["about"][shards.FORMAT]
-        for part in about["parts"].values():
-            with suppress(Exception):
-                part["sha256"] = file_sha256(path.parent / part["file"])
-        about["checksum"] = content_sha256(about)
-        path.write_bytes(write(tree, path.read_bytes()))
+def _seal_record(path: Path) -> None:
+    content = json.loads(path.read_bytes())
+    if path.name == index_folder.ABOUT:
+        present = [name for name in content["files"] if (path.parent / name).is_file()]
+        content["files"] |= {name: file_sha256(path.parent / name) for name in present}
+        content["checksum"] = content_sha256(content)
+    else:  # of an index of faiss
+        content["sha256"] = file_sha256(path.with_suffix(""))
+    path.write_text(json.dumps(content))
 
 
-def _seal_run() -> None:
-    for path in Path("run").glob("*.safetensors"):
-        with suppress(Exception), safe_open(path, framework="pt") as file:
-            about = file.metadata()
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
-            save_file(tensors, path, {**about, "sha256": _bundle_sha256(about["content"], tensors)})
+def _seal_parts(path: Path) -> None:
+    read, write = FORMATS[path.suffix]
+    tree = read(path.read_bytes())
+    about = tree["about"][shards.FORMAT]
+    for part in about["parts"].values():
+        with suppress(Exception):
+            part["sha256"] = file_sha256(path.parent / part["file"])
+    about["checksum"] = content_sha256(about)
+    path.write_bytes(write(tree, path.read_bytes()))
+
+
+_SEALS = {".safetensors": _seal_bundle, ".json": _seal_record, ".parquet": _seal_parts}
 
 
 def _overrides(chance: random.Random) -> list[str]:
@@ -303,6 +353,7 @@ def _embedding(kind: str, name: str) -> Kind:
     return Kind(functools.partial(_model, kind), (embed,), "model")
 
 
+_MINED = "mined/negatives.parquet"
 _EVALUATE = "evaluate --out out --no-report --overwrite --no-cache --model "
 KINDS: dict[str, Kind] = {
     "config": Kind(_shipped, ("config configs/{part}",), "configs", further=_overrides),
@@ -333,7 +384,7 @@ KINDS: dict[str, Kind] = {
     ),
     "probe": Kind(_probe, (lambda: str(ProbeResult.load("probe.json")),), "probe.json"),
     "trec": Kind(_lists, ("evaluate --out out --overwrite --model trec:trec/a.run --labels trec/a.qrels",), "trec"),
-    "faiss": Kind(_faiss, (_search,), "faiss", seal=_seal_faiss),
+    "faiss": Kind(_faiss, (_search,), "faiss", is_sealed=True),
     "index": Kind(
         _image_index,
         (
@@ -343,7 +394,7 @@ KINDS: dict[str, Kind] = {
             "index add index --data folder:more --no-cache",
         ),
         "index",
-        seal=_seal_index,
+        is_sealed=True,
     ),
     "parts": Kind(
         _parts,
@@ -353,12 +404,13 @@ KINDS: dict[str, Kind] = {
             f"={_EVALUATE}embeddings:parts --split all",
         ),
         "parts",
-        seal=_seal_parts,
+        is_sealed=True,
     ),
     "cache": Kind(
         _cache,
         (f"=evaluate --out out --no-report --overwrite --cache cache --model {_MODEL} --data folder:photos",),
         "cache",
+        is_sealed=True,
     ),
     "prepared": Kind(
         _store,
@@ -374,9 +426,31 @@ KINDS: dict[str, Kind] = {
         _run,
         (f"={_EVALUATE}aurank:run/best.safetensors", "export run/best.safetensors --to safetensors --out exported"),
         "run/best.safetensors",
-        seal=_seal_run,
+        is_sealed=True,
     ),
     "resume": Kind(_run, ("train config.yaml --out run --resume", _trained), "run/last.safetensors"),
+    "average": Kind(
+        _average,
+        (f"={_EVALUATE}aurank:mean/best.safetensors", "average mean/best run/best --out again"),
+        "mean/best.safetensors",
+        is_sealed=True,
+    ),
+    "lines": Kind(_benchmark, ("benchmark out/lines.jsonl --table",), "out/lines.jsonl"),
+    "units": Kind(
+        _benchmark,
+        ("benchmark spec.yaml --out out --table", "benchmark spec.yaml --out out --allow-dirty"),
+        "out/units",
+    ),
+    "search": Kind(_tuned, ("tune head.yaml --out search --folds 2 --trials 3",), "search"),
+    "mined": Kind(
+        _mined,
+        (
+            f"doctor config.yaml --negatives {_MINED}",
+            f"train config.yaml --dry-run sampler.batch=8 sampler.name=hard_negative sampler.params.negatives={_MINED}",
+        ),
+        "mined",
+    ),
+    "hf": Kind(_hf, ("doctor hf:hf",), "hf"),
     "steps": Kind(_steps, (f"{_EVALUATE}embeddings:arrays/e.npz --postprocess steps/s.safetensors",), "steps"),
     "onnx": _embedding("onnx", "onnx:model/m.onnx"),
     "timm": _embedding("timm", "timm:local-dir:model,pretrained=false"),

@@ -21,6 +21,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from pydantic import Field
+from typing_extensions import TypedDict
 
 from aurank.commands.tune import declared_ranges, searched_ranges, tune
 from aurank.config import Config, shipped_configs
@@ -37,10 +38,19 @@ from aurank.embedding.select_images import class_folds, split_of
 from aurank.errors import AurankError, AurankWarning, Diverged, UserError, first_line
 from aurank.evaluation import PostProcessing, Report
 from aurank.evaluation.metrics import Classes
-from aurank.files import InUse, claimed, reading, write_text
+from aurank.files import InUse, checked, claimed, reading, require_ordinary, write_text
 from aurank.names import meant, nearest
 from aurank.ranges import Range
-from aurank.reporting.benchmark_page import LINES, benchmark_page, blocks_of, to_latex_tables, to_markdown_tables
+from aurank.reporting.benchmark_page import (
+    LINES,
+    Line,
+    SplitLine,
+    benchmark_page,
+    blocks_of,
+    checked_line,
+    to_latex_tables,
+    to_markdown_tables,
+)
 from aurank.reporting.tables import class_names
 from aurank.training import read_config, train
 from aurank.training.build import build_loss, build_sampler
@@ -96,7 +106,18 @@ class Unit:
         return ", ".join(filter(None, [self.setting, self.method, self.split, seed]))
 
 
-Line = dict[str, Any]
+class _Done(TypedDict):
+    """What every unit says beside its line."""
+
+    chosen: list[str]
+    seconds: float
+    processor_seconds: float
+    device: str
+    threads: int
+    torch: str
+    commit: str
+
+
 Listener = Callable[[Unit, Line, int, int], None]
 """Called with a unit that was done, its line, and how many are done of how many."""
 _PAUSE = 1.0  # seconds between two looks at what other processes have done
@@ -215,8 +236,15 @@ class BenchmarkRun:
     def line_of(self, unit: Unit) -> Line | None:
         path = self.path_of(unit)
         if path not in self._lines and path.exists():
+            require_ordinary(path)
             with reading(path, "a unit of a benchmark", remedy="remove it"):
-                self._lines[path] = json.loads(path.read_bytes())
+                done = checked_line(json.loads(path.read_bytes()))
+                for kind in (_Done, SplitLine) if "ap_by_class" in done else (_Done,):
+                    checked(done, kind)
+                if any(done[key] != getattr(unit, key) for key in ("kind", "split", "seed")):
+                    raise ValueError("it is another unit")
+                self.config_of(replace(unit, chosen=tuple(done["chosen"])))
+                self._lines[path] = done
         line = self._lines.get(path)
         return None if line is None else line | {"method": unit.method, "setting": unit.setting}  # two may share a file
 
@@ -308,8 +336,9 @@ class BenchmarkRun:
                 splits[line["split"]] = {"kind": "split", "split": line["split"], **of_split}
             lines.append(line)
         lines = [about | {"units": self.total}, *splits.values(), *lines]
+        with reading(self.out / "units", "units of one benchmark", remedy="remove the one that differs"):
+            blocks = blocks_of(lines)
         write_text(self.out / LINES, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
-        blocks = blocks_of(lines)
         write_text(self.out / "table.md", to_markdown_tables(blocks) + "\n")
         write_text(self.out / "table.tex", to_latex_tables(blocks) + "\n")
         write_text(self.out / "benchmark.html", benchmark_page(lines, blocks))

@@ -7,9 +7,10 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NotRequired
 
 import numpy as np
+from typing_extensions import TypedDict
 
 from aurank.data.decode import IMAGE_SUFFIXES
 from aurank.data.manifest import Manifest, build_manifest
@@ -17,12 +18,18 @@ from aurank.data.readers.folders import draw_splits
 from aurank.data.readers.values import read_label, require_filled
 from aurank.data.sources import PartsSource, file_system, folder_or_file, open_source, whole_path
 from aurank.errors import AurankWarning, UserError
-from aurank.files import address_of, reading
+from aurank.files import address_of, checked, reading
 
 _SPLIT = re.compile(r"(?:^|[^a-z])(train|val|test)(?:ing|id|idation)?(?:[^a-z]|$)")
 
 
 Sample = tuple[str, str, Any, int, int]  # its name and label; the path or bytes it lies in, from where, and how long
+
+
+class _Feature(TypedDict):
+    """What Hugging Face says of a column of labels."""
+
+    names: NotRequired[list[str] | None]
 
 
 def read_webdataset(
@@ -180,7 +187,7 @@ def _rows(file: Path, image: str, label: str) -> Iterator[Sample]:
         raise UserError(f"there is no column {lacking[0]!r}: {known}")
     table = opened.read(columns=[image, label]) if is_parquet else opened.read_all()
     about = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
-    names = about.get("info", {}).get("features", {}).get(label, {}).get("names") or []
+    names = checked(about.get("info", {}).get("features", {}).get(label, {}), _Feature).get("names") or []
     labels = iter(table[label].to_pylist())
     row = 0
     for chunk in table[image].chunks:

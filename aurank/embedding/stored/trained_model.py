@@ -29,7 +29,7 @@ from aurank.embedding.named import KEPT, RECORD, resolve_checkpoint
 from aurank.embedding.stored.checkpoint import is_head, load_checkpoint, save_checkpoint
 from aurank.errors import UserError, first_line
 from aurank.extras import import_library
-from aurank.files import checked, read_record, reading, write_text
+from aurank.files import read_record, reading, write_text
 from aurank.models import TwoTower
 from aurank.models.adapters.by_name import ADAPTERS, FILES, check_model, keep_model, load_model
 from aurank.models.adapters.timm import LOCAL, NO_ARGUMENTS
@@ -265,14 +265,12 @@ def store_model(folder: Path, model: ImageModel) -> None:
 
 
 def stored_files(folder: Path) -> list[str]:
-    content = read_record(folder / RECORD, "a stored model", named=_FORMAT)
-    return list(map(str, content.get("files", [])))
+    return list(read_record(folder / RECORD, StoredRecord, "a stored model", named=_FORMAT)["files"])
 
 
 def load_stored(folder: Path, name: str, *, allow_code: bool = False, remedy: str = "save it again") -> ImageModel:
-    content = read_record(folder / RECORD, "a stored model", named=_FORMAT, remedy=remedy)
+    record = read_record(folder / RECORD, StoredRecord, "a stored model", named=_FORMAT, remedy=remedy)
     with reading(folder, "a stored model", remedy=remedy):
-        record = checked(content, StoredRecord)
         kind, _, rest = record["load"].partition(":")
         if kind in FILES and rest.partition(",")[0] not in record["files"]:
             raise UserError(f"it names {rest.partition(',')[0]!r}, which is none of its files")

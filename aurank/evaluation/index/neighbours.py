@@ -29,7 +29,7 @@ from aurank.evaluation.engine.problem import (
 )
 from aurank.evaluation.engine.scores import DISTANCES
 from aurank.extras import import_library
-from aurank.files import checked, read_record, reading, replacing, require_ordinary
+from aurank.files import read_record, reading, replacing, require_ordinary
 from aurank.names import accepting
 
 BLOCK = 2**21  # numbers read and handed to faiss at a time
@@ -472,9 +472,8 @@ def read_index(path: Path, *, memory_map: bool = False) -> tuple[Any, Descriptio
     """Return the faiss index and its description; UserError unless `write_index` wrote both and no byte has changed."""
     require_ordinary(path)
     description = description_of(path)
-    content = read_record(description, "the description of an index", named=FORMAT, version=VERSION, remedy=REMEDY)
-    with reading(description, "the description of an index", remedy=REMEDY):
-        kept: Description = checked({name: content[name] for name in Description.__annotations__}, Description)
+    what = "the description of an index"
+    kept = read_record(description, Description, what, named=FORMAT, version=VERSION, remedy=REMEDY)
     with reading(path, "an index", remedy=REMEDY), path.open("rb") as file:
         if hashlib.file_digest(file, "sha256").hexdigest() != kept["sha256"]:
             raise ValueError(f"it is damaged, cut short, or not the one that {description.name} describes")
