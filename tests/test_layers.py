@@ -61,7 +61,6 @@ HOMES = {
     "albumentations": ("aurank.data.transforms",),
     "ruamel": ("aurank.config",),
     "faiss": ("aurank.evaluation.index", "aurank.evaluation.accuracy_calculator"),
-    "imagehash": ("aurank.data.checks",),
     "pymilvus": ("aurank.embedding.collection",),  # by import_library, milvus_lite too
     "requests": ("aurank.data.download",),  # pooch too, by import_library
     "accelerate": ("aurank.training",),

@@ -2,22 +2,18 @@
 
 import hashlib
 import itertools
-import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
 from typing import NamedTuple
 
-import imagehash
 import numpy as np
-import torch
-from jaxtyping import Bool, Float, Float64, Int64, UInt8
-from PIL import Image
+from jaxtyping import Bool, Int8, Int64
+from PIL import Image, ImageCms
+from scipy.fft import dctn
 from scipy.ndimage import uniform_filter1d
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
-from torch import Tensor
-from torch.nn import functional
 
 from aurank.data.checks.findings import SPLIT_PAIRS, Finding, finding_of, stand_alike, surplus
 from aurank.data.decode import Pixels, decode, quiet_decoding
@@ -29,17 +25,15 @@ LOOK_SIDE = 224  # the shorter side at which sharpness is judged at most: about 
 _BLUR_WIDTH = 11  # of the filter of `blur_effect`
 # Chosen on training photos of Grocery and drawings of Omniglot, of which fewer than 1 in 2,000 are found.
 BLURRED, DARK, TINY, LONG = 0.52, 0.3, 64, 2.5
-HASH_BITS, HASH_BITS_APART = 64, 16  # a copy cropped by 6 % at each side has up to 20, most have fewer
-ALIKE = 0.95  # least likeness; of copies all but 1 in 200 have more, of pairs of different photos 1 in 100,000
+# Copies have about the same coarse structure and colours. Chosen on changed copies of training photos of Grocery, of
+# emoji and of drawings of Omniglot; docs/doctor.md has what they find.
+HASH_BITS_APART = 12  # at most, of 64
+COLOURS_APART = 18.0  # at most, in every cell: a distance in Lab; 15 % more or less light is up to 14
+CELLS = 8  # at each side of an image
 LEAST_SIDE = 32  # pixels; smaller pictures of one kind are too alike to tell copies
-# Of the squares that are laid over each other, coarse to fine, and the likeness below which a pair is given up.
-SIZES = {16: 0.85, 32: 0.92, 64: 0.0}
-SIDE = 64  # of the finest
-_STEPS = 6  # of Gauss and Newton at each size
-_LARGEST_SCALE, _LARGEST_SHIFT = 1.18, 0.2  # of one image against the other; a shift of 1 is half a side
 _ROWS, _COLUMNS = 16, 4096  # hashes compared at a time: what they take stays in the cache
 _KEPT = 1024  # pairs of them, until the closest are picked
-_LAID, _PARTS = 512, 8  # pairs of images laid over each other at a time, and such parts that a process is given
+_PARTS = 8  # blocks of them that a process is given at a time
 _TOLD = 32  # images that a process looks at between two words of progress
 
 
@@ -49,7 +43,8 @@ class Look(NamedTuple):
     width: int
     brightness: float  # of all but the brightest hundredth of the pixels at most, 0 black … 1 white
     blur: float  # 0 sharp … 1 blurred; NaN for an image of one colour
-    hash: Bool[np.ndarray, " bit"]
+    hash: Bool[np.ndarray, "64"]  # of the structure
+    colours: Int8[np.ndarray, "cell 3"]  # Lab
 
 
 def examine_contents(
@@ -67,46 +62,36 @@ def examine_contents(
         if path not in missing:
             rows[path].append(row)
 
-    def look(path: str) -> tuple[Look, UInt8[np.ndarray, "side side"]] | UserError:
+    def look(path: str) -> Look | UserError:
         try:
-            pixels = decode(manifest.source, path, None, max_pixels=max_pixels)
-            return look_at(pixels), square(_grey(pixels))
+            return look_at(decode(manifest.source, path, None, max_pixels=max_pixels, on_white=True))
         except UserError as error:
             return error
 
     looks: dict[str, Look] = {}
     unreadable: dict[str, str] = {}
-    place: dict[bytes, int] = {}  # of the square of each digest; small images have none
-    with tempfile.TemporaryFile() as file:
-        with quiet_decoding():
-            each = made_of_each(look, list(rows), at_once=_TOLD)
-            for number, (path, found) in enumerate(zip(rows, each, strict=True), 1):
-                if isinstance(found, UserError):
-                    unreadable[path] = str(found)
-                else:
-                    seen, image = found
-                    looks[path] = seen
-                    if min(seen.height, seen.width) >= LEAST_SIDE and seen.digest not in place:
-                        place[seen.digest] = len(place)
-                        file.write(image.tobytes())
-                if number % _TOLD == 0 or number == len(rows):
-                    tell("looking at images", number, len(rows))
-        file.flush()
-
-        def squares(at: Int64[np.ndarray, " chosen"]) -> UInt8[np.ndarray, "chosen side side"]:
-            # Mapped anew each time: a page that was read counts as this process's memory until the mapping goes.
-            return np.array(np.memmap(file, np.uint8, "r", shape=(len(place), SIDE, SIDE))[at])
-
-        same: defaultdict[bytes, list[str]] = defaultdict(list)
-        for path, seen in looks.items():
-            same[seen.digest].append(path)
-        named = np.zeros((0, 2), np.int64)
-        if candidates is not None:
-            digests = [looks[path].digest if path in looks else b"" for path in manifest.paths]
-            named = np.array([place.get(digest, -1) for digest in digests], np.int64)[candidates]
-        hashes = np.array([looks[same[digest][0]].hash for digest in place], np.bool_).reshape(-1, HASH_BITS)
-        close = close_hashes(hashes, at_most=HASH_BITS_APART, progress=partial(tell, "comparing hashes"))
-        near = _showing_one_picture(np.concatenate([close, named]), squares, partial(tell, "comparing pictures"))
+    same: defaultdict[bytes, list[str]] = defaultdict(list)
+    with quiet_decoding():
+        each = made_of_each(look, list(rows), at_once=_TOLD)
+        for number, (path, seen) in enumerate(zip(rows, each, strict=True), 1):
+            if isinstance(seen, UserError):
+                unreadable[path] = str(seen)
+            else:
+                looks[path] = seen
+                same[seen.digest].append(path)
+            if number % _TOLD == 0 or number == len(rows):
+                tell("looking at images", number, len(rows))
+    several = [looks[paths[0]] for paths in same.values()]
+    compared = [look for look in several if min(look.height, look.width) >= LEAST_SIDE]
+    hashes = np.array([look.hash for look in compared], np.bool_).reshape(-1, 64)
+    colours = np.array([look.colours for look in compared], np.int8).reshape(-1, CELLS**2, 3)
+    pairs = close_pictures(hashes, colours, progress=partial(tell, "comparing images"))
+    if candidates is not None:
+        position = {look.digest: at for at, look in enumerate(compared)}
+        positions = [position.get(looks[path].digest, -1) if path in looks else -1 for path in manifest.paths]
+        named = np.sort(np.array(positions, np.int64)[candidates], axis=1)
+        named = named[(named[:, 0] >= 0) & (named[:, 0] < named[:, 1])]
+        pairs = np.concatenate([pairs, named[of_equal_colours(colours, named)]])
     regions = manifest.regions
 
     def differ(held: Sequence[int]) -> bool:
@@ -119,8 +104,7 @@ def examine_contents(
 
     # One path that is listed again in the same split and class is a duplicate path, which has its own check.
     exact = [listed(alike) for alike in same.values() if len(alike) > 1 or differ(rows[alike[0]])]
-    digest = list(place)
-    changed = [listed(path for at in group for path in same[digest[at]]) for group in near]
+    changed = [listed(path for at in group for path in same[compared[at].digest]) for group in _linked(pairs)]
     return [
         finding_of("unreadable", [*unreadable.values()], [rows[path] for path in unreadable]),
         *_of_groups(manifest, labels, "same image", exact),
@@ -133,20 +117,37 @@ def examine_contents(
 
 
 def look_at(pixels: Pixels) -> Look:
+    """Return what is compared and judged of an image: of more than three channels the first three, of two the first."""
     digest = hashlib.sha256(repr(pixels.shape).encode() + pixels.tobytes()).digest()
-    image = _grey(pixels)
+    whole = Image.fromarray(pixels[..., 0] if pixels.shape[2] < 3 else pixels[..., :3])
+    image = whole.convert("L")
     height, width = pixels.shape[:2]
     if min(image.size) > LOOK_SIDE:
         factor = LOOK_SIDE / min(image.size)
         image = image.resize((round(image.width * factor), round(image.height * factor)), Image.Resampling.BOX)
     values = np.asarray(image, np.float32)
     brightness = float(np.quantile(values, 0.99)) / 255
-    return Look(digest, height, width, brightness, blur_effect(values), imagehash.phash(image).hash.ravel())
+    return Look(digest, height, width, brightness, blur_effect(values), hash_of(image), colours_of(whole))
 
 
-def _grey(pixels: Pixels) -> Image.Image:
-    """Return an image in grey: of more than three channels the first three count, of two the first."""
-    return Image.fromarray(pixels[..., 0] if pixels.shape[2] < 3 else pixels[..., :3]).convert("L")
+def hash_of(image: Image.Image) -> Bool[np.ndarray, "64"]:
+    """Return the perceptual hash of a grey image: which of its 64 slowest waves are above their median."""
+    waves = dctn(np.asarray(image.resize((32, 32), Image.Resampling.BOX), np.float32))[:8, :8]
+    return np.ravel(waves > np.median(waves))
+
+
+def colours_of(image: Image.Image) -> Int8[np.ndarray, "cell 3"]:
+    """Return the mean colours of the cells of a coarse grid over an image, in Lab."""
+    cells = image.convert("RGB").resize((CELLS, CELLS), Image.Resampling.BOX)
+    encoded = np.asarray(ImageCms.applyTransform(cells, _to_lab())).reshape(-1, 3)
+    lightness = np.round(encoded[:, :1] / 2.55).astype(np.int8)  # encoded as 0 … 255
+    return np.concatenate([lightness, encoded[:, 1:].view(np.int8)], axis=1)
+
+
+@cache
+def _to_lab() -> ImageCms.ImageCmsTransform:
+    profiles = ImageCms.createProfile("sRGB"), ImageCms.createProfile("LAB")
+    return ImageCms.buildTransform(*profiles, "RGB", "LAB")
 
 
 def blur_effect(values: np.ndarray) -> float:
@@ -240,47 +241,35 @@ def _left_out(manifest: Manifest, labels: Int64[np.ndarray, " image"], rows: Seq
     return [row for row, others in strangers if any(stand_alike(manifest, row, other) for other in others)]
 
 
-def _showing_one_picture(
-    pairs: Int64[np.ndarray, "pair 2"], squares: Callable[[np.ndarray], np.ndarray], progress: Callable[..., object]
-) -> list[list[int]]:
-    """Return groups of images, by their places in `squares`, that show one picture; -1 in a pair is none."""
-    pairs = np.sort(pairs, axis=1)
-    pairs = _each_once(pairs[(pairs[:, 0] >= 0) & (pairs[:, 0] < pairs[:, 1])])
-
-    def linked(start: int) -> Int64[np.ndarray, "alike 2"]:
-        held = pairs[start : start + _LAID]
-        return held[likeness(squares(held[:, 0]), squares(held[:, 1])) >= ALIKE]
-
-    parts = _in_parts(linked, len(pairs), _LAID, progress)
-    found, place = np.unique(parts, return_inverse=True)
-    first, second = place.reshape(-1, 2).T
-    links = coo_array((np.ones(len(first), np.int8), (first, second)), shape=(len(found), len(found)))
+def _linked(pairs: Int64[np.ndarray, "pair 2"]) -> list[list[int]]:
+    """Return the groups of images that pairs link."""
+    images, position = np.unique(pairs, return_inverse=True)
+    first, second = position.reshape(-1, 2).T
+    links = coo_array((np.ones(len(first), np.int8), (first, second)), shape=(len(images), len(images)))
     _, component = connected_components(links, directed=False)
     groups: defaultdict[int, list[int]] = defaultdict(list)
-    for at, group in zip(found.tolist(), component.tolist(), strict=True):
-        groups[group].append(at)
+    for image, group in zip(images.tolist(), component.tolist(), strict=True):
+        groups[group].append(image)
     return list(groups.values())
 
 
-def _in_parts(
-    make: Callable[[int], Int64[np.ndarray, "found 2"]], count: int, step: int, progress: Callable[[int, int], object]
+def of_equal_colours(
+    colours: Int8[np.ndarray, "image cell 3"], pairs: Int64[np.ndarray, "pair 2"]
+) -> Bool[np.ndarray, " pair"]:
+    """Return whether the colours of both images of each pair are about equal in all cells."""
+    apart = colours[pairs[:, 0]].astype(np.int16) - colours[pairs[:, 1]]
+    return np.all(np.square(apart, dtype=np.int32).sum(axis=2) <= COLOURS_APART**2, axis=1)
+
+
+def close_pictures(
+    hashes: Bool[np.ndarray, "image bit"],
+    colours: Int8[np.ndarray, "image cell 3"],
+    *,
+    at_most: int = HASH_BITS_APART,
+    k: int = 16,
+    progress: Callable[[int, int], object],
 ) -> Int64[np.ndarray, "pair 2"]:
-    parts, starts = [np.zeros((0, 2), np.int64)], range(0, count, step)
-    for start, part in zip(starts, made_of_each(make, starts, at_once=_PARTS), strict=True):
-        parts.append(part)
-        progress(min(start + step, count), count)
-    return np.concatenate(parts)
-
-
-def _each_once(pairs: Int64[np.ndarray, "pair 2"]) -> Int64[np.ndarray, "distinct 2"]:
-    """Return sorted pairs of numbers below 2³¹, each once."""
-    return np.stack(np.divmod(np.unique(pairs[:, 0] * 2**31 + pairs[:, 1]), 2**31), axis=1)
-
-
-def close_hashes(
-    hashes: Bool[np.ndarray, "image bit"], *, at_most: int, k: int = 16, progress: Callable[[int, int], object]
-) -> Int64[np.ndarray, "pair 2"]:
-    """Return the pairs of images whose hashes of 64 bits differ in few: for each image the k closest."""
+    """Return the pairs of images of equal colours whose hashes differ in few bits: for each image the k closest."""
     codes = np.zeros((len(hashes), 8), np.uint8)
     codes[:, : (hashes.shape[1] + 7) // 8] = np.packbits(hashes, axis=1)
     numbers = codes.view(np.uint64)[:, 0]
@@ -294,10 +283,11 @@ def close_hashes(
             apart = np.bitwise_count(rows ^ numbers[there : there + _COLUMNS])
             place = np.flatnonzero(apart < bound)
             at, other = np.divmod(place, apart.shape[1])
-            waiting.append(np.stack([at, apart.ravel()[place], other + there]))
+            block = np.stack([at, apart.ravel()[place], other + there])
+            block = block[:, own[at] != block[2]]
+            waiting.append(block[:, of_equal_colours(colours, np.stack([own[block[0]], block[2]], axis=1))])
             if sum(each.shape[1] for each in waiting) > _KEPT or there + _COLUMNS >= len(numbers):
                 found = np.concatenate([found, *waiting], axis=1)
-                found = found[:, own[found[0]] != found[2]]
                 found = found[:, np.lexsort(found[::-1])]
                 found = found[:, np.arange(found.shape[1]) - np.searchsorted(found[0], found[0]) < k]
                 is_full = np.bincount(found[0], minlength=len(rows)) == k
@@ -305,84 +295,9 @@ def close_hashes(
                 waiting.clear()
         return np.stack([own[found[0]], found[2]], axis=1)
 
-    return _each_once(np.sort(_in_parts(closest, len(numbers), _ROWS, progress), axis=1))
-
-
-def square(image: Image.Image) -> UInt8[np.ndarray, "side side"]:
-    """Return a grey image as the square that `likeness` takes."""
-    smooth = Image.Resampling.BOX if min(image.size) >= SIDE else Image.Resampling.BILINEAR
-    return np.array(image.resize((SIDE, SIDE), smooth))  # a copy that torch may write to
-
-
-def likeness(
-    one: UInt8[np.ndarray, "pair side side"], other: UInt8[np.ndarray, "pair side side"]
-) -> Float64[np.ndarray, " pair"]:
-    """Return how alike the pictures of each pair are once one is shifted and scaled onto the other, at most 1.
-
-    Source: the least squares of Lucas, Kanade, IJCAI 1981, with gain and offset free, coarse to fine.
-    """
-    first, second = (torch.from_numpy(side).float()[:, None] for side in (one, other))
-    found, alive = torch.zeros(len(first)), torch.arange(len(first))
-    scale, shift = torch.ones(len(first), 2), torch.zeros(len(first), 2)
-    for size, floor in SIZES.items():
-        small, sought = (functional.avg_pool2d(image, SIDE // size) for image in (first, second))
-        sloped = _with_slopes(sought)
-        for _ in range(_STEPS):
-            scale, shift = _improved(small, sloped, scale, shift)
-        unmoved = torch.ones_like(scale), torch.zeros_like(shift)
-        agreement = torch.maximum(_agreement(small, sought, scale, shift), _agreement(small, sought, *unmoved))
-        found[alive] = agreement
-        alive, first, second, scale, shift = (held[agreement >= floor] for held in (alive, first, second, scale, shift))
-    return found.double().numpy()
-
-
-@cache
-def _places(size: int) -> Tensor:
-    return (torch.arange(size) + 0.5) * (2 / size) - 1
-
-
-def _sampled(image: Tensor, scale: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
-    """Return an image [pair, channel, side, side] as it looks scaled and shifted, and 1 for pixels it covers, or 0."""
-    size = image.shape[-1]
-    x, y = (_places(size) * scale[:, axis, None] + shift[:, axis, None] for axis in (0, 1))
-    where = torch.stack([x[:, None].expand(-1, size, size), y[:, :, None].expand(-1, size, size)], -1)
-    moved = functional.grid_sample(image, where, padding_mode="border", align_corners=False)
-    return moved, (x.abs() <= 1).float()[:, None] * (y.abs() <= 1).float()[:, :, None]
-
-
-def _with_slopes(image: Tensor) -> Tensor:
-    step = image.shape[-1] / 4  # a central difference over two pixels, in units of half a side
-    padded = functional.pad(image, (1, 1, 1, 1), mode="replicate")
-    across = (padded[:, :, 1:-1, 2:] - padded[:, :, 1:-1, :-2]) * step
-    down = (padded[:, :, 2:, 1:-1] - padded[:, :, :-2, 1:-1]) * step
-    return torch.cat([image, across, down], 1)
-
-
-def _improved(one: Tensor, sloped: Tensor, scale: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
-    """Return scale and shift after one step: the least squares of one × gain + offset against the moved other."""
-    seen, covered = _sampled(sloped, scale, shift)
-    columns = torch.empty(len(one), 7, *one.shape[2:])
-    columns[:, 0], columns[:, 1] = one[:, 0] * covered, covered
-    columns[:, 4:] = seen * covered[:, None]  # moved, across, down
-    columns[:, 2] = columns[:, 5] * _places(one.shape[-1])
-    columns[:, 3] = columns[:, 6] * _places(one.shape[-1])[:, None]
-    sums = (columns.flatten(2) @ columns.flatten(2).mT).double()
-    unknown = [0, 1, 2, 3, 5, 6]
-    system, target = sums[:, unknown][:, :, unknown], sums[:, unknown, 4:5]
-    ridge = 1e-6 * system.diagonal(dim1=1, dim2=2).mean(1).clamp_min(1e-6)
-    solved = torch.linalg.solve(system + torch.eye(6) * ridge[:, None, None], target)[..., 0].float()
-    scale = (scale - solved[:, 2:4]).clamp(1 / _LARGEST_SCALE, _LARGEST_SCALE)
-    shift = (shift - solved[:, 4:]).clamp(-_LARGEST_SHIFT, _LARGEST_SHIFT)
-    return scale, shift
-
-
-def _agreement(one: Tensor, other: Tensor, scale: Tensor, shift: Tensor) -> Float[Tensor, " pair"]:
-    moved, weight = _sampled(other, scale, shift)
-    total = weight.sum((1, 2)).clamp_min(1)
-
-    def centred(values: Tensor) -> Tensor:
-        return (values - ((values * weight).sum((1, 2)) / total)[:, None, None]) * weight
-
-    first, second = centred(one[:, 0]), centred(moved[:, 0])
-    spread = (first.square().sum((1, 2)) * second.square().sum((1, 2))).sqrt()
-    return torch.where(spread > total, (first * second).sum((1, 2)) / spread.clamp_min(1e-9), 0.0)
+    parts, starts = [np.zeros((0, 2), np.int64)], range(0, len(numbers), _ROWS)
+    for start, part in zip(starts, made_of_each(closest, starts, at_once=_PARTS), strict=True):
+        parts.append(part)
+        progress(min(start + _ROWS, len(numbers)), len(numbers))
+    pairs = np.sort(np.concatenate(parts), axis=1)
+    return np.stack(np.divmod(np.unique(pairs[:, 0] * 2**31 + pairs[:, 1]), 2**31), axis=1)  # each once
