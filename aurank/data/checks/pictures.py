@@ -28,8 +28,9 @@ BLURRED, DARK, TINY, LONG = 0.52, 0.3, 64, 2.5
 # Copies have about the same coarse structure and colours. Chosen on changed copies of training photos of Grocery, of
 # emoji and of drawings of Omniglot; docs/doctor.md has what they find.
 HASH_BITS_APART = 12  # at most, of 64
-COLOURS_APART = 18.0  # at most, in every cell: a distance in Lab; 15 % more or less light is up to 14
+COLOURS_APART = 16.0  # at most, in every cell: a distance in Lab; 15 % more or less light is up to 14
 CELLS = 8  # at each side of an image
+INSET = 0.03  # of each side, without which an image is compared too, for copies that are cropped
 LEAST_SIDE = 32  # pixels; smaller pictures of one kind are too alike to tell copies
 _ROWS, _COLUMNS = 16, 4096  # hashes compared at a time: what they take stays in the cache
 _KEPT = 1024  # pairs of them, until the closest are picked
@@ -44,7 +45,7 @@ class Look(NamedTuple):
     brightness: float  # of all but the brightest hundredth of the pixels at most, 0 black … 1 white
     blur: float  # 0 sharp … 1 blurred; NaN for an image of one colour
     hash: Bool[np.ndarray, "64"]  # of the structure
-    colours: Int8[np.ndarray, "cell 3"]  # Lab
+    colours: Int8[np.ndarray, "2 cell 3"]  # in Lab, of the image and of all but its margin
 
 
 def examine_contents(
@@ -84,7 +85,7 @@ def examine_contents(
     several = [looks[paths[0]] for paths in same.values()]
     compared = [look for look in several if min(look.height, look.width) >= LEAST_SIDE]
     hashes = np.array([look.hash for look in compared], np.bool_).reshape(-1, 64)
-    colours = np.array([look.colours for look in compared], np.int8).reshape(-1, CELLS**2, 3)
+    colours = np.array([look.colours for look in compared], np.int8).reshape(-1, 2, CELLS**2, 3)
     pairs = close_pictures(hashes, colours, progress=partial(tell, "comparing images"))
     if candidates is not None:
         position = {look.digest: at for at, look in enumerate(compared)}
@@ -136,12 +137,16 @@ def hash_of(image: Image.Image) -> Bool[np.ndarray, "64"]:
     return np.ravel(waves > np.median(waves))
 
 
-def colours_of(image: Image.Image) -> Int8[np.ndarray, "cell 3"]:
-    """Return the mean colours of the cells of a coarse grid over an image, in Lab."""
-    cells = image.convert("RGB").resize((CELLS, CELLS), Image.Resampling.BOX)
-    encoded = np.asarray(ImageCms.applyTransform(cells, _to_lab())).reshape(-1, 3)
-    lightness = np.round(encoded[:, :1] / 2.55).astype(np.int8)  # encoded as 0 … 255
-    return np.concatenate([lightness, encoded[:, 1:].view(np.int8)], axis=1)
+def colours_of(image: Image.Image) -> Int8[np.ndarray, "2 cell 3"]:
+    """Return the mean colours of the cells of a coarse grid over an image, and over all but its margin, in Lab."""
+    image = image.convert("RGB")
+    colours = np.empty((2, CELLS**2, 3), np.int8)
+    for part, inset in zip(colours, (0, INSET), strict=True):
+        box = inset * image.width, inset * image.height, (1 - inset) * image.width, (1 - inset) * image.height
+        cells = image.resize((CELLS, CELLS), Image.Resampling.BOX, box)
+        encoded = np.asarray(ImageCms.applyTransform(cells, _to_lab())).reshape(-1, 3)
+        part[:, 0], part[:, 1:] = np.round(encoded[:, 0] / 2.55), encoded[:, 1:].view(np.int8)  # lightness is 0 … 255
+    return colours
 
 
 @cache
@@ -254,16 +259,21 @@ def _linked(pairs: Int64[np.ndarray, "pair 2"]) -> list[list[int]]:
 
 
 def of_equal_colours(
-    colours: Int8[np.ndarray, "image cell 3"], pairs: Int64[np.ndarray, "pair 2"]
+    colours: Int8[np.ndarray, "image 2 cell 3"], pairs: Int64[np.ndarray, "pair 2"]
 ) -> Bool[np.ndarray, " pair"]:
-    """Return whether the colours of both images of each pair are about equal in all cells."""
-    apart = colours[pairs[:, 0]].astype(np.int16) - colours[pairs[:, 1]]
-    return np.all(np.square(apart, dtype=np.int32).sum(axis=2) <= COLOURS_APART**2, axis=1)
+    """Return whether the colours of both images of each pair, or of one and of the other's inner part, are alike."""
+    first, second = colours[pairs[:, 0]].astype(np.int16), colours[pairs[:, 1]]
+
+    def alike(part: int, other: int) -> Bool[np.ndarray, " pair"]:
+        apart = np.square(first[:, part] - second[:, other], dtype=np.int32).sum(axis=2)
+        return np.all(apart <= COLOURS_APART**2, axis=1)
+
+    return alike(0, 0) | alike(1, 0) | alike(0, 1)
 
 
 def close_pictures(
     hashes: Bool[np.ndarray, "image bit"],
-    colours: Int8[np.ndarray, "image cell 3"],
+    colours: Int8[np.ndarray, "image 2 cell 3"],
     *,
     at_most: int = HASH_BITS_APART,
     k: int = 16,

@@ -35,7 +35,7 @@ def turned(hue: Image.Image) -> Image.Image:
 COPIES = {
     "another compression": lambda image: as_jpeg(image, 50),
     "half the size": lambda image: image.resize((64, 64)),
-    "cropped": lambda image: image.crop((2, 1, 126, 127)),
+    "cropped": lambda image: image.crop((4, 2, 124, 123)),
     "darker": lambda image: image.point(lambda value: value * 0.85),
 }
 
@@ -99,8 +99,8 @@ def test_close_pictures_are_those_of_a_loop_over_all_pairs(k, monkeypatch):
     monkeypatch.setattr(pictures, "_KEPT", 4)
     hashes = np.random.default_rng(0).integers(0, 2, (40, 8)).astype(bool)
     hashes[30:] = hashes[20]  # more than k of one hash
-    colours = np.zeros((40, 64, 3), np.int8)
-    colours[::3, 5, 1] = 19
+    colours = np.zeros((40, 2, 64, 3), np.int8)
+    colours[::3, :, 5, 1] = 17
     pairs = close_pictures(hashes, colours, at_most=2, k=k, progress=lambda *_: None)
     expected = set()
     for i in range(40):
