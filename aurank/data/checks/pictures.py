@@ -263,12 +263,11 @@ def of_equal_colours(
 ) -> Bool[np.ndarray, " pair"]:
     """Return whether the colours of both images of each pair, or of one and of the other's inner part, are alike."""
     first, second = colours[pairs[:, 0]].astype(np.int16), colours[pairs[:, 1]]
-
-    def alike(part: int, other: int) -> Bool[np.ndarray, " pair"]:
+    alike = np.zeros(len(pairs), np.bool_)
+    for part, other in ((0, 0), (1, 0), (0, 1)):
         apart = np.square(first[:, part] - second[:, other], dtype=np.int32).sum(axis=2)
-        return np.all(apart <= COLOURS_APART**2, axis=1)
-
-    return alike(0, 0) | alike(1, 0) | alike(0, 1)
+        alike |= (apart <= COLOURS_APART**2).all(axis=1)
+    return alike
 
 
 def close_pictures(
