@@ -48,9 +48,10 @@ def test_many_options_stand_under_headings_those_used_most_first(command: str, s
     listed = {name: re.findall(r"^  (--[\w-]+)", body, flags=re.MULTILINE) for name, body in sections.items()}
     names = [option for options in listed.values() for option in options]
     assert len(names) == len(set(names)) == len(re.findall(r"^  --", text, flags=re.MULTILINE))
+    (heading,) = (name for name, options in listed.items() if "--help" in options)  # which, typer decides
+    listed[heading].remove("--help")
     assert len(listed["Options"]) <= 11
     assert list(listed)[:2] == ["Arguments", "Options"]
-    assert listed["Running"][-1] == "--help"
     if command == "evaluate":
         assert listed["Options"] == [
             f"--{name}"

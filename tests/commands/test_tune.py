@@ -146,7 +146,7 @@ def test_a_search_of_images_leaves_out_their_test_split_and_prunes(
 ) -> None:
     seen: list[Manifest] = []
 
-    def trained(config: Any, out: Path, *, dataset: Manifest, listener: Any) -> aurank.TrainResult:
+    def trained(config: Any, out: Path, *, dataset: Manifest, listener: Any, **_: Any) -> aurank.TrainResult:
         seen.append(dataset)
         values = [config.optim.lr, config.optim.lr / 2]  # the higher the rate, the better, up to 0.05
         if config.optim.lr > 0.05:
@@ -260,7 +260,7 @@ def test_a_value_near_an_end_is_said_to_be_there() -> None:
 def test_a_trial_that_a_full_disk_ended_is_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     full, module = [False, True, False, False], sys.modules["aurank.commands.tune"]
 
-    def trained(config: Any, out: Path, *, dataset: Manifest, listener: Any) -> aurank.TrainResult:
+    def trained(config: Any, out: Path, *, dataset: Manifest, listener: Any, **_: Any) -> aurank.TrainResult:
         if full.pop(0):
             raise AurankError("cannot save last.safetensors: No space left on device")
         listener("validation", {"mauprc": 0.5})

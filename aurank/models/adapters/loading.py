@@ -86,7 +86,7 @@ def building(name: str, *, pretrained: bool, allow_code: bool = False, remedy: s
     # Hubs and their clients raise errors of many kinds: no network, no such file, no permission, a damaged download.
     except Exception as error:
         said = f"cannot be built: {first_line(error)}{remedy}"
-        if pretrained and not isinstance(error, _OF_ARGUMENTS):
+        if pretrained and (isinstance(error, OSError) or not isinstance(error, _OF_ARGUMENTS)):
             said = (
                 f"the pretrained weights could not be had ({type(error).__name__}: {first_line(error)}); connect to "
                 "the network once (HF_HUB_OFFLINE=1 then asks no hub), name a local file of weights (weights=FILE, "
