@@ -192,6 +192,13 @@ def claimed(out: Path, *, is_file: bool = False, name: str = "--out") -> Iterato
         yield
 
 
+def remove_locks(folder: Path) -> None:
+    """Remove the locks of files that are there and stay, which processes left that were killed as they ended."""
+    for lock in folder.glob(f".*{LOCK}"):
+        if lock.with_name(lock.name[1 : -len(LOCK)]).exists():
+            lock.unlink(missing_ok=True)
+
+
 def _remove_empty(folders: list[Path]) -> None:
     with contextlib.suppress(OSError):
         for folder in folders:

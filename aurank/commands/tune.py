@@ -10,10 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
-from filelock import FileLock
 
 from aurank.config import Config, dump_config
 from aurank.config.load import read_mapping
@@ -25,9 +24,9 @@ from aurank.data.saved_embeddings import EmbeddingSource
 from aurank.distributed import launched
 from aurank.embedding.named import read_whole
 from aurank.embedding.select_images import class_folds, require_distinct
-from aurank.errors import Diverged, UserError
+from aurank.errors import Diverged, UserError, first_line
 from aurank.extras import import_library
-from aurank.files import InUse, claimed, csv_text, reading, write_text
+from aurank.files import EXACT, InUse, checked, claimed, csv_text, read_record, reading, remove_locks, write_text
 from aurank.names import meant, nearest, signature
 from aurank.ranges import Range, range_of, ranges_of
 from aurank.reporting.tune_page import tune_page
@@ -37,7 +36,6 @@ from aurank.training.run import differences, train
 
 Ranges = Mapping[str, Range | None]
 Line = dict[str, Any]
-_STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed"}
 _PAUSE = 0.3  # seconds between two looks at the trials of other processes
 
 
@@ -73,22 +71,24 @@ def tune(
     by: ValidationUnit = "class",
     seed: int = 0,
     listener: Callable[[Line], None] | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
 ) -> Tuned:
     """Search the settings with the best mean validation mAUPRC over class-disjoint folds of the training classes.
 
     The first trial is the configuration itself, as far as ranges hold its values; Optuna's tree-structured Parzen
-    estimator chooses the others, and those below the median at a fold or a validation are pruned. Processes with the
-    same ``out`` share a search, which goes on where it was left, and each returns once all trials have ended. Test
-    images are never looked at.
+    estimator chooses the others, and those below the median at a fold or a validation are pruned. Settings and median
+    follow from the trials that had ended when one begins. Processes with the same ``out`` share a search, which goes on
+    where it was left, and each returns once all trials have ended. Test images are never looked at.
 
     Args:
-        out: folder of the search, which gets study.log and, at the end, best.yaml, trials.csv and tune.html.
+        out: folder of the search, which gets a file for each trial; at the end best.yaml, trials.csv and tune.html.
         dataset: the images, in place of a reader's; its split "test" is left aside.
         ranges: by key, in place of the declared ones or beside them; None leaves one out.
         trials: how many in all, over all processes.
         by: what a fold holds out whole, "class" or "super_category".
         seed: of the folds and of the search; trainings have the configuration's own.
         listener: called at a trial's end with its number, state, value, folds, settings, error, and the best value.
+        progress: called after each step with what is counted, and how many the search has done of about how many.
 
     Raises:
         UserError: the ranges, the data or the folder do not fit, or the configuration itself does not train.
@@ -110,12 +110,18 @@ def tune(
     training = whole.select(whole.splits != "test")
     fold = class_folds(training, folds, by=by, seed=seed)
     data = [dataclasses.replace(training, splits=np.where(fold == each, "val", "train")) for each in range(folds)]
-    search = _Search(config, out, searched, data, trials, seed)
+    search = _Search(config, out, searched, data, trials, seed, progress)
     search.require_same({"folds": folds, "by": by, "seed": seed, "images": training.sha256[:16]})
-    while (trial := search.next()) is not None:
-        line = search.run(trial)
-        if listener is not None:
-            listener(line)
+    while missing := sorted({*range(1, trials + 1)} - search.trials.keys()):
+        for number in missing:
+            with suppress(InUse), claimed(search.trial_file(number), is_file=True):
+                if number not in search.trials:  # still: no other process was faster
+                    line = search.run(number)
+                    if listener is not None:
+                        listener(line)
+                    break
+        else:  # other processes have what is left
+            time.sleep(_PAUSE)
     return search.conclude()
 
 
@@ -185,35 +191,48 @@ def value_of(config: Config, key: str) -> Any:
 # -- the search -------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class _Trial:
+    """A trial that ended. Its file is written once, so what has no file was never begun, or is done again."""
+
+    __pydantic_config__ = EXACT
+
+    state: Literal["complete", "pruned", "failed"]
+    params: Line  # as Optuna drew them
+    folds: list[float]
+    validations: dict[int, float]  # what pruning compares, by how many validations there had been
+    seconds: float
+    error: str = ""
+
+    @property
+    def value(self) -> float | None:
+        return float(np.mean(self.folds)) if self.state == "complete" else None
+
+
 @dataclass
 class _Search:
+    """A search whose state is the files of its trials, named by their numbers; the first is number 1."""
+
     config: Config
     out: Path
     ranges: dict[str, Range]
     data: Sequence[Manifest]
-    trials: int
+    count: int
     seed: int
+    progress: Callable[[str, int, int], None] | None = None
 
     def __post_init__(self) -> None:
-        config, out, file = self.config, self.out, self.out / "study.log"
         self.optuna = optuna = import_library("optuna", "aurank tune")
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        out.mkdir(parents=True, exist_ok=True)
-        self.turn = FileLock(out / ".turn.lock")  # held while trials begin and end
-        with self.turn, reading(file, "the study of a search", remedy="name another --out"):
-            # Optuna's own lock would outlive a process that is killed
-            backend = optuna.storages.journal.JournalFileBackend(str(file), FileLock(out / ".study.lock"))
-            storage = optuna.storages.JournalStorage(backend)
-            kind = {"study_name": f"aurank {out.resolve().name}", "direction": "maximize", "load_if_exists": True}
-            self.study = optuna.create_study(storage=storage, pruner=optuna.pruners.MedianPruner(), **kind)
+        self._trials: dict[int, _Trial] = {}
         self.spaces = {key: self._space(each) for key, each in self.ranges.items()}
-        own = {key: value_of(config, key) for key in self.ranges}
+        own = {key: value_of(self.config, key) for key in self.ranges}
         self.own = {key: value for key, value in own.items() if value in self.ranges[key]}
         is_read = isinstance(self.data[0].source, EmbeddingSource)
         fixed = ["train.trackers=[]", *([] if is_read else [f"data.name={GIVEN}"])]
         with warnings.catch_warnings():  # of arguments of the reader, which has read
             warnings.simplefilter("ignore")
-            self.base = read_config(config, fixed)
+            self.base = read_config(self.config, fixed)
 
     def _space(self, each: Range) -> Any:
         kinds = self.optuna.distributions
@@ -224,121 +243,118 @@ class _Search:
 
     def require_same(self, asked: Line) -> None:
         asked |= {"ranges": {key: str(each) for key, each in self.ranges.items()}}
-        with self.turn:
-            before = self.study.user_attrs.get("asked")
-            if before is None:
-                self.study.set_user_attr("asked", {"config": self.config.model_dump(mode="json"), **asked})
-                return
-        differing = differences(read_config(before["config"]), self.config)
-        differing += [f"{name}: {before[name]} != {value}" for name, value in asked.items() if before[name] != value]
+        path, kind = self.out / "search.json", {"format": "aurank search", "version": 1}
+        while not path.exists():
+            with suppress(InUse), claimed(path, is_file=True):
+                if not path.exists():  # of several processes that begin a search, one says what is searched
+                    text = json.dumps({**kind, "config": self.config.model_dump(mode="json"), **asked}, indent=1)
+                    write_text(path, text + "\n")
+        remedy = "name another --out"
+        before = read_record(path, "what a search is of", named=kind["format"], remedy=remedy)
+        with reading(path, "what a search is of", remedy=remedy):
+            differing = differences(read_config(before["config"]), self.config)
+            differing += [f"{key}: {before[key]} != {value}" for key, value in asked.items() if before[key] != value]
         if differing:
             remedy = "search with the same settings, or name another --out"
             raise UserError(f"{self.out} holds another search (saved != given): {'; '.join(differing)}; {remedy}")
 
-    def next(self) -> Any:
-        while True:
-            with self.turn:
-                everyone = self.study.get_trials(deepcopy=False)
-                lost = {_place(trial): trial for trial in everyone if self._is_lost(trial)}
-                places = {_place(trial) for trial in everyone if trial not in lost.values()}
-                for place in lost.keys() - places:
-                    self._enqueue(place, lost[place].params)
-                if not everyone:
-                    self._enqueue(0, {})
-                states = {trial.state.name for trial in everyone}
-                if lost.keys() - places or "WAITING" in states or len(places) < self.trials:
-                    return self._begin(len(places))
-                if "RUNNING" not in states:
-                    return None
-            time.sleep(_PAUSE)
+    def trial_file(self, number: int) -> Path:
+        return self.out / "trials" / f"{number}.json"
 
-    def _is_lost(self, trial: Any) -> bool:
-        if trial.state.name == "RUNNING":
-            with suppress(InUse), claimed(self._folder(trial)):
-                shutil.rmtree(self._folder(trial), ignore_errors=True)
-                self.study.tell(trial.number, state=self.optuna.trial.TrialState.FAIL)
-                return True
-        return trial.state.name == "FAIL" and "error" not in trial.user_attrs
+    @property
+    def trials(self) -> dict[int, _Trial]:
+        """Return the trials that have ended, in whatever process, by number."""
+        for path in self.trial_file(1).parent.glob("[1-9]*.json"):
+            with reading(path, "a trial of a search", remedy="remove it, and the trial is done again"):
+                if (number := int(path.stem)) not in self._trials:
+                    self._trials[number] = checked(json.loads(path.read_bytes()), _Trial)
+        return dict(sorted(self._trials.items()))
 
-    def _enqueue(self, place: int, params: Line) -> None:
-        if place == 0:
-            own = self.own.items()
-            params |= {key: json.dumps(value) if self.ranges[key].choices else value for key, value in own}
-        self.study.enqueue_trial(params, user_attrs={"place": place})
-
-    def _begin(self, place: int) -> Any:
-        # Seeded anew for each trial: a search that goes on draws what it would have drawn.
-        random = int(np.random.default_rng([self.seed, place]).integers(2**31))
-        self.study.sampler = self.optuna.samplers.TPESampler(seed=random, n_startup_trials=min(10, self.trials // 3))
-        trial = self.study.ask(self.spaces)
-        place = trial.user_attrs.get("place", place)
-        values = {key: f"{value:.4g}" if isinstance(value, float) else value for key, value in trial.params.items()}
-        if place == 0:  # the values themselves, with all their digits
-            values |= {key: json.dumps(value) for key, value in self.own.items()}
-        trial.set_user_attr("place", place)
-        trial.set_user_attr("settings", {key: str(value) for key, value in values.items()})
-        self.claim = claimed(self._folder(trial))
-        self.claim.__enter__()
-        return trial
-
-    def _folder(self, trial: Any) -> Path:
-        return self.out / f"trial{trial.number}"
-
-    def run(self, trial: Any) -> Line:
-        values: list[float] = []
-        state, started = "FAIL", time.perf_counter()
+    def run(self, number: int) -> Line:
+        trial, folder = self._draw(number), self.out / "running" / str(number)
+        folds, state, error, started = list[float](), "complete", "", time.perf_counter()
         try:
-            self._train(trial, values)
-            state = "COMPLETE"
+            self._train(trial, number, folder, folds)
         except self.optuna.TrialPruned:
-            state = "PRUNED"
-        except (Diverged, UserError) as error:
-            if _place(trial) == 0 and isinstance(error, UserError) and self.own.keys() == self.ranges.keys():
+            state = "pruned"
+        except (Diverged, UserError) as reason:
+            if number == 1 and isinstance(reason, UserError) and self.own.keys() == self.ranges.keys():
                 raise  # the configuration itself is wrong
-            trial.set_user_attr("error", str(error).splitlines()[0])
+            state, error = "failed", first_line(reason)
         finally:
-            trial.set_user_attr("folds", values)
-            trial.set_user_attr("seconds", round(time.perf_counter() - started, 2))
-            value = float(np.mean(values)) if state == "COMPLETE" else None
-            with self.turn:
-                self.study.tell(trial, value, state=self.optuna.trial.TrialState[state])
-                shutil.rmtree(self._folder(trial), ignore_errors=True)
-                self.claim.__exit__(None, None, None)
+            shutil.rmtree(folder, ignore_errors=True)
+        validations = trial.study.trials[-1].intermediate_values
+        about = {"state": state, "params": trial.params, "folds": folds, "validations": validations}
+        about |= {"seconds": round(time.perf_counter() - started, 2), "error": error}
+        write_text(self.trial_file(number), json.dumps(about) + "\n")
         lines = self.lines()
-        line = next(line for line in lines if line["number"] == _place(trial) + 1)
+        line = next(line for line in lines if line["number"] == number)
         return {**line, "best": max((line["value"] for line in lines if line["value"] is not None), default=None)}
 
-    def _train(self, trial: Any, values: list[float]) -> None:
-        config = read_config(self.base, _overrides(trial.user_attrs["settings"]))
+    def _draw(self, number: int) -> Any:
+        """Return a trial of Optuna's with settings that follow from the number and from the trials that have ended."""
+        random = int(np.random.default_rng([self.seed, number - 1]).integers(2**31))
+        sampler = self.optuna.samplers.TPESampler(seed=random, n_startup_trials=min(10, self.count // 3))
+        study = self._study(sampler=sampler, pruner=self.optuna.pruners.MedianPruner())
+        if number == 1:
+            own = self.own.items()
+            study.enqueue_trial({key: json.dumps(value) if self.ranges[key].choices else value for key, value in own})
+        return study.ask(self.spaces)
+
+    def _study(self, **options: Any) -> Any:
+        study = self.optuna.create_study(direction="maximize", **options)
+        states = {"complete": "COMPLETE", "pruned": "PRUNED", "failed": "FAIL"}
+        for trial in self.trials.values():
+            spaces = {key: self.spaces[key] for key in trial.params}
+            state = self.optuna.trial.TrialState[states[trial.state]]
+            about = {"params": trial.params, "distributions": spaces, "intermediate_values": trial.validations}
+            study.add_trial(self.optuna.trial.create_trial(state=state, value=trial.value, **about))
+        return study
+
+    def settings(self, number: int, params: Line) -> dict[str, str]:
+        texts = {key: f"{value:.4g}" if isinstance(value, float) else str(value) for key, value in params.items()}
+        if number == 1:  # the values themselves, with all their digits
+            texts |= {key: json.dumps(value) for key, value in self.own.items()}
+        return texts
+
+    def _train(self, trial: Any, number: int, folder: Path, folds: list[float]) -> None:
+        config = read_config(self.base, _overrides(self.settings(number, trial.params)))
         validations = -(-config.train.steps // config.train.validate_every)  # of a fold
+        before, size = len(self.trials), len(self.data) * self.config.train.steps  # a trial, unless it is a shorter one
 
         def listen(kind: str, metrics: Line) -> None:
-            if kind == "validation":
+            if kind == "step" and self.progress is not None:
+                part = (len(folds) + metrics["step"] / config.train.steps) / len(self.data)
+                self.progress("training steps", round((before + part) * size), self.count * size)
+            elif kind == "validation":
                 found.append(metrics["mauprc"])
-                step = fold * validations + len(found)
-                trial.report(float(np.mean([*values, max(found)])), step)
-                if _place(trial) > 0 and step < validations * len(self.data) and trial.should_prune():
+                step = len(folds) * validations + len(found)
+                trial.report(float(np.mean([*folds, max(found)])), step)
+                if number > 1 and step < validations * len(self.data) and trial.should_prune():
                     raise self.optuna.TrialPruned
 
+        shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed
         for fold, data in enumerate(self.data):
             found: list[float] = []
-            result = train(config, self._folder(trial) / f"fold{fold}", dataset=data, page=False, listener=listen)
+            result = train(config, folder / f"fold{fold}", dataset=data, page=False, listener=listen)
             if result.stopped_by is not None:
                 signal.raise_signal(result.stopped_by)
                 raise KeyboardInterrupt
-            values.append(max(found))
+            folds.append(max(found))
             shutil.rmtree(result.out, ignore_errors=True)
 
     def lines(self) -> list[Line]:
-        lines = []
-        for trial in self.study.get_trials(deepcopy=False):
-            state, about = _STATES.get(trial.state.name, ""), {"error": "", **trial.user_attrs}
-            if state and (state != "failed" or about["error"]):
-                value = trial.value if state == "complete" else None
-                lines.append({"number": _place(trial) + 1, "state": state, "value": value, **about})
-        return sorted(lines, key=lambda line: line["number"])
+        return [
+            {**vars(trial), "number": number, "value": trial.value, "settings": self.settings(number, trial.params)}
+            for number, trial in self.trials.items()
+        ]
 
     def conclude(self) -> Tuned:
+        for number in self.trials:  # what processes left that were killed at a trial's end
+            shutil.rmtree(self.out / "running" / str(number), ignore_errors=True)
+        with suppress(OSError):  # others may be running
+            (self.out / "running").rmdir()
+        remove_locks(self.trial_file(1).parent)
         lines = self.lines()
         done = [line for line in lines if line["value"] is not None]
         if not done:
@@ -347,7 +363,7 @@ class _Search:
         importance: dict[str, float] = {}
         if len(done) > 4 and len({line["value"] for line in done}) > 1:
             evaluator = self.optuna.importance.FanovaImportanceEvaluator(seed=self.seed)
-            importance = self.optuna.importance.get_param_importances(self.study, evaluator=evaluator)
+            importance = self.optuna.importance.get_param_importances(self._study(), evaluator=evaluator)
         best = max(done, key=lambda line: line["value"])
         overrides = _overrides(best["settings"])
         near = tuple(key for key, text in best["settings"].items() if self.ranges[key].at_end(json.loads(text)))
@@ -357,10 +373,6 @@ class _Search:
         write_text(self.out / "trials.csv", csv_text([columns, *rows]))
         write_text(self.out / "tune.html", tune_page(lines, self.ranges, importance, near, f"Search: {self.out}"))
         return Tuned(overrides, best["value"], near, len(lines))
-
-
-def _place(trial: Any) -> int:
-    return int(trial.user_attrs.get("place", trial.number))
 
 
 def _overrides(settings: Mapping[str, str]) -> tuple[str, ...]:

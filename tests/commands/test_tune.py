@@ -2,10 +2,12 @@
 
 import csv
 import json
+import os
 import re
 import signal
 import sys
 import warnings
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ import numpy as np
 import pytest
 import yaml
 from testing.galleries import head_config, rows, write_rows
-from testing.processes import ended, run_aurank
+from testing.processes import CONTEXT, ended, run_aurank
 
 import aurank
 from aurank.commands import Tuned, tune
@@ -24,6 +26,7 @@ from aurank.data import READERS, Manifest
 from aurank.embedding.named import read_whole
 from aurank.embedding.select_images import class_folds
 from aurank.errors import AurankError, Diverged, UserError
+from aurank.files import write_text
 from aurank.losses import LOSSES
 from aurank.ranges import Range, ranges_of
 from aurank.training import read_config
@@ -136,8 +139,7 @@ def test_no_trial_is_outside_of_a_given_range_nor_recorded_as_another(tmp_path: 
     assert lines[0]["settings"]["optim.lr"] == "0.01"  # the configuration's own
     steps = int(lines[0]["settings"]["train.steps"])
     assert steps in (2, 3)
-    logged = map(json.loads, (tmp_path / "out" / "study.log").read_text(encoding="utf-8").splitlines())
-    assert [line["param_value_internal"] for line in logged if line.get("param_name") == "train.steps"] == [steps]
+    assert json.loads((tmp_path / "out" / "trials" / "1.json").read_bytes())["params"]["train.steps"] == steps
 
 
 @pytest.mark.slow
@@ -174,6 +176,7 @@ def test_a_search_of_images_leaves_out_their_test_split_and_prunes(
     assert all(key in page for key in searched_ranges(config, RATE))
 
 
+FILES = {"best.yaml", "search.json", "trials", "trials.csv", "tune.html"}
 # Lines to run before a search: its process gets a signal in the second step of the fourth training.
 STOPPED = """
 import os, signal
@@ -204,7 +207,7 @@ def test_a_search_that_was_stopped_finds_what_it_would_have_found(number: signal
     assert re.findall(r"trial (\d) of 5", output) == ["2", "3", "4", "5"]
     assert ended([whole])[0][0] == 0
     assert table(tmp_path / "stopped") == table(tmp_path / "whole")
-    assert not list((tmp_path / "stopped").glob("trial[0-9]*"))
+    assert {path.name for path in (tmp_path / "stopped").iterdir()} == FILES
 
 
 @pytest.mark.slow
@@ -219,6 +222,62 @@ def test_two_processes_share_the_trials_of_a_search(tmp_path: Path) -> None:
     assert sorted(done[0] + done[1]) == [*"123456"]
     assert len({output.split("best of 6")[1] for _, output, _ in results}) == 1
     assert [line["number"] for line in table(tmp_path / "out")] == [*"123456"]
+
+
+def kill_searches(folder: Path, processes: int, kills: int) -> None:
+    """Search with a training that takes no time, in processes that die after some processor time, until all ended."""
+    module: Any = sys.modules["aurank.commands.tune"]
+
+    def trained(config: Any, out: Path, *, dataset: Manifest, listener: Any) -> aurank.TrainResult:
+        if config.optim.lr > 0.05:
+            raise Diverged("the loss is nan at step 2")
+        assert not out.exists()
+        write_text(out / "last", "")
+        for value in (config.optim.lr * 1e4 % 1, 0.0):  # which no search learns, so some are pruned
+            listener("validation", {"mauprc": value})
+        return aurank.TrainResult(out, 4, {}, None)
+
+    def search(out: Path) -> None:
+        tune(config, out, ranges=RATE | ONLY, trials=10, folds=2)
+
+    def start(out: Path) -> None:
+        # Mostly in a trial; else there would be none at the end, where the page is drawn.
+        seconds = float(chance.uniform(1e-4, chance.choice([0.02, 0.2, 9], p=[0.8, 0.1, 0.1])))
+        if os.fork() == 0:
+            signal.setitimer(signal.ITIMER_PROF, seconds)
+            with suppress(Exception):
+                search(out)
+                os._exit(0)
+            os._exit(1)
+
+    module.train, config, chance = trained, config_of(folder), np.random.default_rng(processes)
+    search(folder / "whole")
+    assert {line["state"] for line in table(folder / "whole")} == {"complete", "pruned", "failed"}
+    while kills > 0:
+        out, codes = folder / f"search{kills}", list[int]()
+        for _ in range(running := processes):
+            start(out)
+        while running:
+            codes.append(os.waitstatus_to_exitcode(os.wait()[1]))
+            if 0 in codes:
+                running -= 1
+            else:
+                start(out)
+        kills -= codes.count(-signal.SIGPROF)
+        assert {*codes} <= {0, -signal.SIGPROF}
+        assert [line["number"] for line in table(out)] == [str(number) for number in range(1, 11)]
+        assert processes > 1 or table(out) == table(folder / "whole")
+        assert sorted(path.name for path in (out / "trials").iterdir()) == sorted(f"{n}.json" for n in range(1, 11))
+        assert not (out / "running").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 3])
+def test_every_trial_ends_whatever_kills_the_processes_of_a_search(processes: int, tmp_path: Path) -> None:
+    searches = CONTEXT.Process(target=kill_searches, args=(tmp_path, processes, 100))
+    searches.start()
+    searches.join()
+    assert searches.exitcode == 0
 
 
 @pytest.mark.slow

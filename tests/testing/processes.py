@@ -45,7 +45,7 @@ CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
     [
         *("aurank.cli", "aurank.training.run", "aurank.commands", "accelerate", "timm.optim", "albumentations"),
-        *("matplotlib.pyplot", "numba", "pyarrow.parquet", "sklearn.datasets"),
+        *("matplotlib.pyplot", "numba", "optuna.importance", "pyarrow.parquet", "sklearn.datasets"),
     ]
 )
 
