@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 
 from aurank.cli.app import app
-from aurank.cli.drawing import bar, console, draw_measuring, draw_training, keep_baselines, stderr_console
+from aurank.cli.drawing import bar, console, draw_measuring, draw_stages, draw_training, keep_baselines, stderr_console
 from aurank.cli.options import (
     AsJson,
     Baselines,
@@ -196,7 +196,8 @@ def tune(
     out = out or Path("runs") / f"tune-{Path(config).stem}"
     given: Any = {"trials": trials, "folds": folds, "by": by, "ranges": others, "seed": seed}
     try:
-        found = tune(settings, out, listener=show, **given)
+        with draw_stages("searching") as progress:
+            found = tune(settings, out, listener=show, progress=progress, **given)
     except KeyboardInterrupt:
         raise KeyboardInterrupt("the same command goes on") from None
     console.say(f"best of {found.trials}: mAUPRC {found.value:.4f} in validation, {' '.join(found.overrides)}")

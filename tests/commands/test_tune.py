@@ -135,10 +135,13 @@ def test_the_first_trial_is_the_configuration_trained_in_each_fold_without_a_tes
 def test_no_trial_is_outside_of_a_given_range_nor_recorded_as_another(tmp_path: Path) -> None:
     lines: list[dict[str, Any]] = []
     given = {"train.steps": Range(2, 3)}  # of 4
-    tune(config_of(tmp_path), tmp_path / "out", ranges=RATE | ONLY | given, trials=1, folds=2, listener=lines.append)
+    told: list[tuple[str, int, int]] = []
+    options: dict[str, Any] = {"listener": lines.append, "progress": lambda *values: told.append(values)}
+    tune(config_of(tmp_path), tmp_path / "out", ranges=RATE | ONLY | given, trials=1, folds=2, **options)
     assert lines[0]["settings"]["optim.lr"] == "0.01"  # the configuration's own
     steps = int(lines[0]["settings"]["train.steps"])
     assert steps in (2, 3)
+    assert told == [("training steps", round(4 * step / steps), 8) for step in range(1, 2 * steps + 1)]
     assert json.loads((tmp_path / "out" / "trials" / "1.json").read_bytes())["params"]["train.steps"] == steps
 
 
@@ -202,6 +205,7 @@ def test_a_search_that_was_stopped_finds_what_it_would_have_found(number: signal
     whole = run_aurank(*words, tmp_path / "whole")
     stopped = run_aurank(*words, tmp_path / "stopped", setup=STOPPED.format(number.name))
     assert stopped.wait() == (-9 if number == signal.SIGKILL else 130), stopped.communicate()
+    assert number == signal.SIGKILL or "stopped at training steps: 14 of 40" in stopped.communicate()[1]
     ((code, output, complaints),) = ended([run_aurank(*words, tmp_path / "stopped")])
     assert code == 0, complaints
     assert re.findall(r"trial (\d) of 5", output) == ["2", "3", "4", "5"]
