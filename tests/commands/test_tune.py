@@ -232,7 +232,7 @@ def kill_searches(folder: Path, processes: int, kills: int) -> None:
     """Search with a training that takes no time, in processes that die after some processor time, until all ended."""
     module: Any = sys.modules["aurank.commands.tune"]
 
-    def trained(config: Any, out: Path, *, dataset: Manifest, listener: Any) -> aurank.TrainResult:
+    def trained(config: Any, out: Path, *, dataset: Manifest, listener: Any, page: bool) -> aurank.TrainResult:
         if config.optim.lr > 0.05:
             raise Diverged("the loss is nan at step 2")
         assert not out.exists()
