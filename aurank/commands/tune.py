@@ -243,14 +243,13 @@ class _Search:
 
     def require_same(self, asked: Line) -> None:
         asked |= {"ranges": {key: str(each) for key, each in self.ranges.items()}}
-        path, kind = self.out / "search.json", {"format": "aurank search", "version": 1}
+        path, named, remedy = self.out / "search.json", "aurank search", "name another --out"
         while not path.exists():
             with suppress(InUse), claimed(path, is_file=True):
                 if not path.exists():  # of several processes that begin a search, one says what is searched
-                    text = json.dumps({**kind, "config": self.config.model_dump(mode="json"), **asked}, indent=1)
-                    write_text(path, text + "\n")
-        remedy = "name another --out"
-        before = read_record(path, "what a search is of", named=kind["format"], remedy=remedy)
+                    about = {"format": named, "version": 1, "config": self.config.model_dump(mode="json"), **asked}
+                    write_text(path, json.dumps(about, indent=1) + "\n")
+        before = read_record(path, "what a search is of", named=named, remedy=remedy)
         with reading(path, "what a search is of", remedy=remedy):
             differing = differences(read_config(before["config"]), self.config)
             differing += [f"{key}: {before[key]} != {value}" for key, value in asked.items() if before[key] != value]

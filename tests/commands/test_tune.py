@@ -258,7 +258,7 @@ def kill_searches(folder: Path, processes: int, kills: int) -> None:
     search(folder / "whole")
     assert {line["state"] for line in table(folder / "whole")} == {"complete", "pruned", "failed"}
     while kills > 0:
-        out, codes = folder / f"search{kills}", list[int]()
+        out, codes = folder / f"search{len(list(folder.iterdir()))}", list[int]()
         for _ in range(running := processes):
             start(out)
         while running:
