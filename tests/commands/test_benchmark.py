@@ -35,8 +35,8 @@ SPEC: dict[str, Any] = {
 UNITS = 2 + 4 + 4 * 2
 # Lines to run before a benchmark: its process kills itself at a training of a module, after so many.
 KILLED = """
-import aurank.commands.{module} as module
-import os
+import importlib, os
+module = importlib.import_module("aurank.commands.{module}")
 def train(*given, train=module.train, left=[None] * {trainings}, **named):
     if not left:
         os.kill(os.getpid(), 9)
