@@ -249,7 +249,7 @@ class _Search:
                 if not path.exists():  # of several processes that begin a search, one says what is searched
                     about = {"format": named, "version": 1, "config": self.config.model_dump(mode="json"), **asked}
                     write_text(path, json.dumps(about, indent=1) + "\n")
-        before = read_record(path, "what a search is of", named=named, remedy=remedy)
+        before = read_record(path, dict[str, Any], "what a search is of", named=named, remedy=remedy)
         with reading(path, "what a search is of", remedy=remedy):
             differing = differences(read_config(before["config"]), self.config)
             differing += [f"{key}: {before[key]} != {value}" for key, value in asked.items() if before[key] != value]
@@ -266,7 +266,11 @@ class _Search:
         for path in self.trial_file(1).parent.glob("[1-9]*.json"):
             with reading(path, "a trial of a search", remedy="remove it, and the trial is done again"):
                 if (number := int(path.stem)) not in self._trials:
-                    self._trials[number] = checked(json.loads(path.read_bytes()), _Trial)
+                    trial = checked(json.loads(path.read_bytes()), _Trial)
+                    if trial.state == "complete" and len(trial.folds) != len(self.data):
+                        raise ValueError(f"it has {len(trial.folds)} folds of {len(self.data)}")
+                    self._frozen(trial)
+                    self._trials[number] = trial
         return dict(sorted(self._trials.items()))
 
     def run(self, number: int) -> Line:
@@ -302,13 +306,19 @@ class _Search:
 
     def _study(self, **options: Any) -> Any:
         study = self.optuna.create_study(direction="maximize", **options)
-        states = {"complete": "COMPLETE", "pruned": "PRUNED", "failed": "FAIL"}
-        for trial in self.trials.values():
-            spaces = {key: self.spaces[key] for key in trial.params}
-            state = self.optuna.trial.TrialState[states[trial.state]]
-            about = {"params": trial.params, "distributions": spaces, "intermediate_values": trial.validations}
-            study.add_trial(self.optuna.trial.create_trial(state=state, value=trial.value, **about))
+        study.add_trials(map(self._frozen, self.trials.values()))
         return study
+
+    def _frozen(self, trial: _Trial) -> Any:
+        """Return the trial as Optuna has it; ValueError for settings that are none of the search."""
+        states = {"complete": "COMPLETE", "pruned": "PRUNED", "failed": "FAIL"}
+        return self.optuna.trial.create_trial(
+            state=self.optuna.trial.TrialState[states[trial.state]],
+            value=trial.value,
+            params=trial.params,
+            distributions=self.spaces,
+            intermediate_values=trial.validations,
+        )
 
     def settings(self, number: int, params: Line) -> dict[str, str]:
         texts = {key: f"{value:.4g}" if isinstance(value, float) else str(value) for key, value in params.items()}

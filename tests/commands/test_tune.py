@@ -142,7 +142,18 @@ def test_no_trial_is_outside_of_a_given_range_nor_recorded_as_another(tmp_path: 
     steps = int(lines[0]["settings"]["train.steps"])
     assert steps in (2, 3)
     assert told == [("training steps", round(4 * step / steps), 8) for step in range(1, 2 * steps + 1)]
-    assert json.loads((tmp_path / "out" / "trials" / "1.json").read_bytes())["params"]["train.steps"] == steps
+    file = tmp_path / "out" / "trials" / "1.json"
+    trial = json.loads(file.read_bytes())
+    assert trial["params"]["train.steps"] == steps
+    for entry, value in (
+        ("params", {}),
+        ("params", trial["params"] | {"train.steps": 9}),
+        ("folds", []),
+        ("state", ""),
+    ):
+        file.write_text(json.dumps(trial | {entry: value}))
+        with pytest.raises(UserError, match=r"1.json: cannot be read as a trial of a search .*remove it, and"):
+            tune(config_of(tmp_path), tmp_path / "out", ranges=RATE | ONLY | given, trials=1, folds=2)
 
 
 @pytest.mark.slow
