@@ -243,7 +243,10 @@ def mine(
     if csv:
         texts = {name: [*map(without_formula, table[name])] for name in TEXTS}
         write_negatives({**table, **texts}, out / "negatives.csv")
-    write_text(out / "mine.html", doctor_page(report, title="Mining", command=_typed()))
+    summary = (
+        "The nearest images of other classes; negatives.parquet has all pairs, and here is what is odd among them."
+    )
+    write_text(out / "mine.html", doctor_page(report, title="Mining", summary=summary, command=_typed()))
     console.say(report, f"written to {out / 'negatives.parquet'}, to look at: {out / 'mine.html'}")
 
 

@@ -9,9 +9,11 @@ from aurank.reporting.pictures import Pictures
 
 MOST_SHOWN = 24  # things found that are shown of a finding
 MOST_OF_ONE = 6  # pictures of one of them
+MOST_NAMED = 100  # images of one of them whose paths are listed
 
 
-def doctor_page(report: DoctorReport, *, title: str = "Doctor", command: str = "") -> str:
+def doctor_page(report: DoctorReport, *, title: str = "Doctor", summary: str = "", command: str = "") -> str:
+    """Return the page of a report; `summary`: the line below its heading in place of how many errors there are."""
     manifest = report.manifest
     pictures = Pictures(None if manifest is None else manifest.source)
 
@@ -26,6 +28,7 @@ def doctor_page(report: DoctorReport, *, title: str = "Doctor", command: str = "
         title=f"{title}: {report.name}",
         counts=[{"name": name, "value": f"{count:,}"} for name, count in report.counts.items()],
         findings=findings,
+        summary=summary,
         num_errors=len(report.errors),
         num_warnings=len(report.warnings),
         command=command,
@@ -45,7 +48,8 @@ def shown_findings(
                 {"path": path, "caption": caption, "beside": beside, "picture": pictures.of(path)}
                 for (path, beside), caption in zip(named, endings([path for path, _ in named]), strict=True)
             ]
-            groups.append({"items": items, "more": len(rows) - len(items)})
+            rest = [image(row)[0] for row in rows[MOST_OF_ONE:MOST_NAMED]]
+            groups.append({"items": items, "more": len(rows) - len(items), "rest": rest})
         if not any(item["picture"] for group in groups for item in group["items"]):
             groups = []
         shown.append(

@@ -72,6 +72,8 @@ def test_what_is_mined_is_written_looked_at_cleaned_and_trained_with(place: Path
     assert len(Path("mined/negatives.csv").read_text(encoding="utf-8").splitlines()) == 241
     page = Path("mined/mine.html").read_text(encoding="utf-8")
     assert "<h1>Mining: hard negatives of rows.npz</h1>" in page
+    assert "negatives.parquet has all pairs" in page
+    assert "kinds of error" not in page
     assert "looks like red" in page
 
     pairs = ("--negatives", "mined/negatives.parquet")

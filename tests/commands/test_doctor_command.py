@@ -99,6 +99,20 @@ def test_captions_show_the_ends_of_paths_that_tell_photos_apart(photos: Path) ->
     ]
 
 
+def test_of_many_copies_three_are_named_and_the_rest_is_folded(photos: Path) -> None:
+    for number in range(9):
+        Image.fromarray(pixels(0, 40, 40)).save(photos / f"class0/again{number}.png")
+    report = examine_data(f"folder:{photos}", ["data.odd_classes=keep"])
+    warning = next(text for text in report.warnings if text.startswith("same image"))
+    assert warning.endswith("(class0/0.png = class0/again0.png = class0/again1.png = 7 more)")
+    page = doctor_page(report).replace("<wbr>", "")
+    assert '<details class="folds" open><summary>Pictures' in page  # which a phone folds
+    assert page.count("<img ") == 6
+    rest = re.search(r"<details><summary>and 4 more</summary>(.*?)</details>", page)
+    assert rest is not None
+    assert re.findall(r"class0/\w+\.png", rest[1]) == [f"class0/again{number}.png" for number in range(5, 9)]
+
+
 def test_a_page_keeps_to_10_mib_of_pictures(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Image.fromarray(pixels(0, 40, 40)).save(photos / "class0/again.png")
     monkeypatch.setattr("aurank.reporting.pictures.thumbnail", lambda _: ("image/png", bytes(8 * 2**20)))

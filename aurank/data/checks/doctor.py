@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int64, Shaped
 
-from aurank.data.checks.findings import SPLIT_PAIRS, DoctorReport, Finding, finding_of, surplus
+from aurank.data.checks.findings import SPLIT_PAIRS, DoctorReport, Finding, finding_of, same_thing, surplus
 from aurank.data.decode import MAX_PIXELS
 from aurank.data.manifest import Manifest, by_ending
 from aurank.names import text_key
@@ -151,5 +151,5 @@ def _spelt_alike(manifest: Manifest, rows: Int64[np.ndarray, " labelled"]) -> Fi
         alike.setdefault(text_key(manifest.classes[label]), {})[manifest.classes[label]] = row
     several = [named for named in alike.values() if len(named) > 1]
     # Escaped where need be: two forms of one letter look the same.
-    names = [" = ".join(name if name.isascii() else ascii(name) for name in named) for named in several]
+    names = [same_thing([name if name.isascii() else ascii(name) for name in named]) for named in several]
     return finding_of("spelt", names, [list(named.values()) for named in several])

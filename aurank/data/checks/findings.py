@@ -75,6 +75,12 @@ class Finding:
         return f"{self.check}: {self.count}{shown}"
 
 
+def same_thing(names: Sequence[str]) -> str:
+    """Return names of one thing as an example of a finding: the first few, and how many more."""
+    more = [f"{len(names) - _EXAMPLES:,} more"] if len(names) > _EXAMPLES else []
+    return " = ".join([*names[:_EXAMPLES], *more])
+
+
 def finding_of(
     kind: str,
     names: Sequence[str],

@@ -15,7 +15,7 @@ from scipy.ndimage import uniform_filter1d
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from aurank.data.checks.findings import SPLIT_PAIRS, Finding, finding_of, stand_alike, surplus
+from aurank.data.checks.findings import SPLIT_PAIRS, Finding, finding_of, same_thing, stand_alike, surplus
 from aurank.data.decode import Pixels, decode, quiet_decoding
 from aurank.data.loader import made_of_each
 from aurank.data.manifest import Manifest
@@ -210,7 +210,7 @@ def examine_quality(looks: Mapping[str, Look], rows: Mapping[str, Sequence[int]]
 def _of_groups(
     manifest: Manifest, labels: Int64[np.ndarray, " image"], what: str, groups: list[list[int]]
 ) -> list[Finding]:
-    texts = [" = ".join(manifest.paths[row] for row in rows) for rows in groups]
+    texts = [same_thing([manifest.paths[row] for row in rows]) for rows in groups]
     splits = [set(manifest.splits[rows].tolist()) for rows in groups]
     asks, answers = manifest.is_query & ~manifest.is_gallery, manifest.is_gallery & ~manifest.is_query
     across = [bool(asks[rows].any() and answers[rows].any()) for rows in groups]
