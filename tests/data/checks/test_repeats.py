@@ -70,8 +70,13 @@ def test_a_changed_copy_is_alike_and_other_pictures_are_not(copy, tmp_path):
 
 @pytest.mark.parametrize("colours", OTHER_COLOURS)
 def test_a_picture_in_other_colours_is_no_copy(colours, tmp_path):
-    images = {f"{seed}.png": photo(seed) for seed in range(4)}
-    images |= {f"{seed} changed.png": OTHER_COLOURS[colours](photo(seed)) for seed in range(4)}
+    """Of red things, whose structure any channel shows."""
+    red = [
+        Image.merge("RGB", [grey, grey.point(lambda v: v // 2), grey.point(lambda v: v // 4)])
+        for grey in (photo(seed).convert("L") for seed in range(4))
+    ]
+    images = {f"{number}.png": image for number, image in enumerate(red)}
+    images |= {f"{number} changed.png": OTHER_COLOURS[colours](image) for number, image in enumerate(red)}
     report = examine(place(tmp_path, images, labels=["a", "b", "c", "d"] * 2))
     assert [finding.check for finding in report.findings] == ["empty splits"]
     assert len(report.kept(FIXES)) == 8
