@@ -1,5 +1,6 @@
 """Names that are imported when they are first used."""
 
+import importlib
 import os
 import re
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 import aurank
 from aurank.embedding.choices import KNOWN_BACKBONES
 from aurank.lazy import LazyTable
+from aurank.models.adapters.names import unknown_to_timm
 from aurank.models.adapters.timm import wrong_names
 
 
@@ -65,6 +67,17 @@ assert not {"timm", "torchvision", "matplotlib", "accelerate", "torch._dynamo"} 
 @pytest.mark.parametrize("name", sorted(KNOWN_BACKBONES - {"none"}))
 def test_a_backbone_that_is_taken_as_known_is_timms(name: str) -> None:
     assert wrong_names(name, {}) == {}
+
+
+@pytest.mark.slow
+def test_every_model_of_timm_is_found_in_its_files_and_a_misspelt_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = importlib.import_module("timm.models._registry")
+    monkeypatch.delitem(sys.modules, "timm")  # as before it is imported
+    assert not [name for name in registry._model_entrypoints if unknown_to_timm(name)]
+    assert not [name for name in registry._model_pretrained_cfgs if unknown_to_timm(name)]
+    assert unknown_to_timm("resnett18") == (
+        "timm has no model 'resnett18'; did you mean 'resnet18' or 'resnet18d' or 'skresnet18'?"
+    )
 
 
 @pytest.mark.slow
@@ -128,6 +141,29 @@ REFUSED = {
     "calibrate gone --precision 0.9": "gone",
     "compare gone gone": "gone",
     "doctor folder:full --html page.txt": "page.txt",
+    "init gone": "gone: there is no such file or folder",
+    "init full": "mine.yaml exists already; name another file, or replace it with --overwrite",
+    "train gone.yaml --out full": "gone.yaml: no such file",
+    "train digits/soprc optim.lrr=1": "did you mean 'optim.lr'?",
+    "train digits/soprc loss.name=soprcc": "did you mean 'soprc'",
+    "train digits/soprc model.backbone=resnett18": "did you mean 'resnet18'",
+    "tune digits/soprc trane.steps=3": "did you mean 'train'",
+    "profile digits/soprc train.stepss=3": "did you mean 'train.steps'?",
+    "config digits/soprc train.steps=x": "train.steps: got 'x'",
+    "data prepare digits/soprc data.image_sise=3 --out new": "did you mean 'data.image_size'?",
+    "doctor folder:full data.worker=3": "did you mean 'data.workers'?",
+    "doctor digits/soprc data.worker=3": "did you mean 'data.workers'?",
+    "evaluate --model timm:resnett18 --data digits: --out new": "did you mean 'resnet18'",
+    "evaluate --model tim:resnet18 --data digits: --out new": "did you mean 'timm'?",
+    "evaluate --model timm:resnet18 --data digits: data.worker=3 --out new": "did you mean 'data.workers'?",
+    "evaluate --model timm:resnet18 --data digits: --out new --device gpu": "--device 'gpu' cannot be used here",
+    "search index mine.yaml --device cuda:x": "--device 'cuda:x' cannot be used here",
+    "evaluate --model open_clip:ViT-B-32 --data digits: --out new": "needs open-clip-torch, which cannot be imported",
+    "evaluate --model timm:resnet18 --data digits: --out new --index Flat": "a search by faiss needs faiss",
+    "index build --model timm:resnet18 --data digits: --out new": "a search by faiss needs faiss",
+    "index build --model timm:resnet18 --data digits: --to milvus:a.db#b": "a gallery in Milvus needs pymilvus",
+    "tune digits/soprc --out new": "aurank tune needs optuna",
+    "serve index": "needs faiss",
 }
 
 
@@ -146,7 +182,8 @@ assert not late & sys.modules.keys(), late & sys.modules.keys()
 
 @pytest.mark.slow
 def test_what_needs_no_model_is_refused_before_anything_heavy_is_imported(tmp_path: Path) -> None:
-    for name, text in {"full/file": "", "broken.yaml": "loss: [", "index/index.json": "{}"}.items():
+    files = {"full/file": "", "broken.yaml": "loss: [", "index/index.json": "{}", "mine.yaml": ""}
+    for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     (tmp_path / "other").mkdir()
@@ -154,13 +191,15 @@ def test_what_needs_no_model_is_refused_before_anything_heavy_is_imported(tmp_pa
     code = """
 import shlex, sys
 from aurank.cli import main
+sys.modules |= dict.fromkeys(("faiss", "open_clip", "optuna", "pymilvus"))  # as if they were not there
 for command in sys.stdin.read().splitlines():
     sys.argv = ["aurank", *shlex.split(command)]
     try:
         main()
     except SystemExit as end:
         assert end.code == 2, command
-    heavy = {"torch", "matplotlib", "scipy", "sklearn", "numba", "pandas", "pyarrow", "timm"} & sys.modules.keys()
+    heavy = {"torch", "matplotlib", "scipy", "sklearn", "numba", "pandas", "pyarrow", "timm", "transformers"}
+    heavy &= sys.modules.keys()
     assert not heavy, f"{command} imports {heavy}"
 """
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}

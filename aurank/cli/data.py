@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING
 
 from aurank.cli.app import app, data_app
 from aurank.cli.drawing import bar, console, draw_stages, stderr_console
-from aurank.cli.options import ConfigFile, Drawn, Labels, Overrides, argument, claiming, measuring, option, reads
+from aurank.cli.options import (
+    ConfigFile,
+    Drawn,
+    Labels,
+    Overrides,
+    argument,
+    claiming,
+    measuring,
+    option,
+    reads,
+    require_keys,
+)
 from aurank.errors import UserError
 
 if TYPE_CHECKING:
@@ -74,15 +85,17 @@ def doctor(
     aurank doctor folder:photos --fix unreadable,repeats --out clean.csv
     aurank doctor --embeddings rows.npz
     """
+    # With --data, what stands first is an override.
+    data, overrides = (target, images.overrides) if images.data is None else (images.data, images.overrides)
+    if images.data is not None and target is not None:
+        overrides = [target, *overrides]
+    if data is not None and embeddings is None:
+        require_keys(str(data), overrides)  # before what takes seconds to import
     from aurank.commands import examine_data, examine_embeddings
     from aurank.data.checks.findings import NEED_MODEL, describe_cleaning, read_fixes, write_table
     from aurank.files import write_text
     from aurank.reporting.doctor_page import doctor_page
 
-    # With --data, what stands first is an override.
-    data, overrides = (target, images.overrides) if images.data is None else (images.data, images.overrides)
-    if images.data is not None and target is not None:
-        overrides = [target, *overrides]
     fixes = [] if fix is None else read_fixes(fix)
     if (fix is None) != (out is None):
         raise UserError("--fix NAMES and --out FILE.csv go together: what is left out, and the table of what stays")

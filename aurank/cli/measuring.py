@@ -27,6 +27,7 @@ from aurank.cli.options import (
     whole_numbers,
 )
 from aurank.errors import UserError
+from aurank.extras import require_libraries
 from aurank.files import require_writable
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ DEFAULT_RESAMPLES = 1000  # where a page is written: 0.25 s for 60,502 queries o
 def _free_to_evaluate(given: dict[str, Any]) -> None:
     from aurank.reporting.results import require_free, require_same_command
 
+    if given["index"] is not None:
+        require_libraries("a search by faiss", "faiss")
     require_free(given["out"])
     if not given["overwrite"]:
         require_same_command(given["out"], _typed())

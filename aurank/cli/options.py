@@ -1,7 +1,10 @@
 """Options, and what several commands share of them."""
 
+import ctypes
 import inspect
 import os
+import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import partial, wraps
@@ -13,6 +16,7 @@ from typer.core import TyperCommand, TyperOption
 
 from aurank.cli.drawing import draw_measuring, progress_line
 from aurank.errors import UserError
+from aurank.extras import require_libraries
 from aurank.files import claimed, require_writable
 
 if TYPE_CHECKING:
@@ -22,6 +26,7 @@ Decorator = Callable[[Callable[..., None]], Callable[..., None]]
 Drawn = Callable[..., AbstractContextManager[Any]]
 """Draws how a model is run, and gives its `RunOptions`; takes what is to be called with each result."""
 
+_DEVICES = ("cpu", "cuda", "mps", "xpu", "hpu", "mtia", "xla")
 Given = dict[str, Any]  # the options of a command by name
 
 MODELS = (
@@ -75,16 +80,24 @@ def _writes(suffix: str) -> Callable[[TyperOption, Path | None], Path | None]:
 
 def _reads_model(model: str | None) -> str | None:
     kind, _, what = (model or "").partition(":")
-    if what and kind == "aurank":
-        from aurank.embedding.named import require_model
+    if model:
+        from aurank.embedding.named import require_model_name
 
-        require_model(what)
-    elif what and kind in ("embeddings", "trec", "onnx", "safetensors", "torchexport") and not _is_there(what):
+        require_model_name(model)
+    if what and kind in ("embeddings", "trec", "onnx", "safetensors", "torchexport") and not _is_there(what):
         reads(what.partition(",")[0])  # options may follow
     for pair in what.split(",")[1:]:
         if pair.startswith("weights="):
             reads(pair.removeprefix("weights="))
     return model
+
+
+def _reads_config(context: Any, overrides: list[str] | None) -> list[str] | None:
+    if (config := context.params.get("config")) is not None:
+        from aurank.training.components import require_names
+
+        require_names(config, overrides or [])
+    return overrides
 
 
 def _reads_index(folder: str) -> str:
@@ -95,12 +108,47 @@ def _reads_index(folder: str) -> str:
     return folder
 
 
+def require_search(index: str) -> None:
+    is_milvus = index.startswith("milvus:")
+    require_libraries(*("a gallery in Milvus", "pymilvus") if is_milvus else ("a search by faiss", "faiss"))
+
+
+def require_keys(data: str, overrides: Sequence[str]) -> None:
+    """Raise UserError for overrides of images, READER:PATH or a configuration, that nobody knows."""
+    from aurank.embedding.choices import require_data_keys
+    from aurank.training.components import require_names
+
+    if not require_data_keys(data, [override for override in overrides if not override.startswith("seed=")]):
+        require_names(data, overrides)
+
+
+def _is_device(device: str | None) -> str | None:
+    """Refuse what torch knows no device by, and a GPU without any driver, before torch is imported."""
+    wrong = ""
+    if device is not None and not re.fullmatch(rf"({'|'.join(_DEVICES)})(:\d+)?", device):
+        wrong = f"expected {', '.join(_DEVICES)}, or one by its number, such as cuda:1"
+    elif device is not None and device.startswith("cuda") and sys.platform == "linux" and not Path("/dev/kfd").exists():
+        try:
+            ctypes.CDLL("libcuda.so.1")
+        except OSError:
+            wrong = "there is no driver of NVIDIA"
+    if wrong:
+        raise UserError(f"--device {device!r} cannot be used here ({wrong}); cpu always can")
+    return device
+
+
+def device_option(text: str) -> Any:
+    return option(text, "--device", callback=_is_device)
+
+
 def _shared(kind: Any, text: str, *names: str, **limits: Any) -> Any:
     return Annotated[kind, typer.Option(*names, help=text, **limits)]
 
 
 ConfigFile = Annotated[str, typer.Argument(help="A YAML file, or the name of a shipped one (aurank ls).")]
-Overrides = Annotated[list[str] | None, typer.Argument(help="Dotted overrides, such as optim.lr=1e-4.")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(help="Dotted overrides, such as optim.lr=1e-4.", callback=_reads_config)
+]
 ModelOption = _shared(
     str, f"{MODELS}, or embeddings:FILE (.npz, or .npy with --labels).", "--model", callback=_reads_model
 )
@@ -136,7 +184,7 @@ _IMAGES = {
 # How a model is run.
 _RUN = {
     "batch": _shared(int | None, "Images embedded at once; default: the configuration's, else by trial.", min=1),
-    "device": _shared(str | None, "Such as cuda:1 or cpu; default: cuda where there is one."),
+    "device": _shared(str | None, "Such as cuda:1 or cpu; default: cuda where there is one.", callback=_is_device),
     "bf16": _shared(bool, "Embed in bfloat16, faster on GPUs and processors that have it.", "--bf16"),
     "engine": _shared(str | None, "onnxruntime is faster for networks of convolutions on CPUs; default: torch."),
     "cache": Cache,
@@ -212,6 +260,8 @@ def measuring(*chosen: str, run: Sequence[str] = RUN, joined: bool = False) -> D
                     fields["seeds"] = whole_numbers("--seeds", fields["seeds"])
                 images = ImageSelection(**fields, overrides=given.pop("overrides", None) or [])
                 images.require_there()
+                if isinstance(images.data, str) and images.overrides:
+                    require_keys(images.data, images.overrides)
                 if run:
                     given["drawn"] = partial(draw_measuring, {name: given.pop(name) for name in run}, group=group)
                 command(images=images, **given)

@@ -21,9 +21,11 @@ from aurank.cli.options import (
     Roots,
     argument,
     claiming,
+    device_option,
     measuring,
     option,
     reads_some,
+    require_search,
 )
 from aurank.errors import UserError
 
@@ -41,6 +43,7 @@ def _free_to_build(given: dict[str, Any]) -> None:
         raise UserError("say where the index goes: --out FOLDER, or --to milvus:FILE_OR_URL#COLLECTION")
     if given["out"] is not None:
         require_index_folder(given["out"], overwrite=given["overwrite"])
+    require_search(given["to"] or "")
 
 
 @index_app.command("build")
@@ -91,6 +94,7 @@ def add(
     \b
     aurank index add index --data folder:photos
     """
+    require_search(folder)
     from aurank.commands import ImageIndex, add_images
 
     with drawn() as running:
@@ -112,6 +116,7 @@ def remove(
     aurank index remove index chair/12.jpg
     aurank index remove index --class chair --missing
     """
+    require_search(folder)
     from aurank.commands import ImageIndex, remove_images
 
     if not (paths or classes or missing):
@@ -136,7 +141,7 @@ def search(
     model: MovedModel = None,
     roots: Roots = None,
     batch: int = option("Photos embedded at once.", default=64, min=1),
-    device: str | None = option("Such as cuda:1 or cpu; default: cuda where there is one."),
+    device: str | None = device_option("Such as cuda:1 or cpu; default: cuda where there is one."),
     allow_code: AllowIndexCode = False,
 ) -> None:
     """Find the images of an index that are nearest to photos.
@@ -147,6 +152,7 @@ def search(
     aurank search index photo.jpg more.zip --class chair --k 5
     aurank search index photos --threshold 0.8 --html found.html
     """
+    require_search(folder)
     from aurank.commands import ImageIndex, RunOptions, search_photos
     from aurank.commands.galleries.search import results_json, results_page
     from aurank.files import write_text
@@ -192,7 +198,7 @@ def serve(
     token: str | None = option("What browsers ask for as a password, and programs send.", envvar="AURANK_TOKEN"),
     no_token: bool = option("Let in whoever reaches --host.", "--no-token", default=False),
     roots: Roots = None,
-    device: str | None = option("Where the model runs, such as cuda; default: cpu."),
+    device: str | None = device_option("Where the model runs, such as cuda; default: cpu."),
     allow_code: AllowIndexCode = False,
 ) -> None:
     """Search an index from a page in the browser, until Ctrl+C.
@@ -202,6 +208,7 @@ def serve(
     \b
     aurank serve index --port 8000
     """
+    require_search(folder)
     from aurank.serving import Served, serve
 
     def started(served: Served) -> None:

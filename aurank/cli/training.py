@@ -26,6 +26,7 @@ from aurank.cli.options import (
     reads,
 )
 from aurank.errors import UserError
+from aurank.extras import require_libraries
 from aurank.files import require_absent, write_text
 from aurank.sizes import seconds
 
@@ -173,6 +174,7 @@ def tune(
     """
     if by not in ("class", "super_category"):
         raise UserError(f"--by {by!r}: expected class or super_category")
+    require_libraries("aurank tune", "optuna")
     from aurank.commands import tune
     from aurank.commands.tune import read_ranges, searched_ranges, value_of
     from aurank.training import read_config
@@ -330,7 +332,7 @@ def export(
 
 
 @app.command()
-def config(file: ConfigFile, overrides: Overrides = None) -> None:
+def config(config: ConfigFile, overrides: Overrides = None) -> None:
     """Print a configuration resolved, or every error in it.
 
     No data is read.
@@ -341,7 +343,7 @@ def config(file: ConfigFile, overrides: Overrides = None) -> None:
     from aurank.config import dump_config
     from aurank.training import read_config
 
-    console.print(dump_config(read_config(file, overrides or [])), end="", highlight=False, markup=False)
+    console.print(dump_config(read_config(config, overrides or [])), end="", highlight=False, markup=False)
 
 
 @app.command()

@@ -8,8 +8,7 @@ from torch import Tensor, nn
 from aurank.commands.run_options import PreparedModel, RunOptions, prepare_model
 from aurank.embedding.embed import Embedded, embed, embed_pixels
 from aurank.embedding.from_config import build_encoder
-from aurank.embedding.named import ImageSelection
-from aurank.embedding.stored.trained_model import split_name
+from aurank.embedding.named import ImageSelection, split_name
 from aurank.errors import UserError
 from aurank.evaluation.report import Report
 from aurank.models.adapters.by_name import load_model

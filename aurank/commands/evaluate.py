@@ -18,10 +18,9 @@ from aurank.data.saved_embeddings import EmbeddingSource
 from aurank.embedding.collection import CollectionIndex, is_collection, read_collection
 from aurank.embedding.embed import Embedded
 from aurank.embedding.evaluation_options import TRIAL, evaluate_together, noted, trial_of
-from aurank.embedding.named import ALL, ImageSelection
+from aurank.embedding.named import ALL, ImageSelection, split_name
 from aurank.embedding.protocols import Protocol
 from aurank.embedding.select_images import require_distinct, require_likely_classes, require_measurable, select
-from aurank.embedding.stored.trained_model import split_name
 from aurank.errors import UserError
 from aurank.evaluation.calibration import Aim, Calibration, calibrate
 from aurank.evaluation.engine.problem import byte_count, require_one_of

@@ -33,7 +33,8 @@ from aurank.files import replacing_folder, write_text
 from aurank.models import Encoder
 from aurank.models.adapters.by_name import ADAPTERS
 from aurank.models.adapters.exported import StoredTransform
-from aurank.models.adapters.towers import is_local, is_tower
+from aurank.models.adapters.names import is_tower
+from aurank.models.adapters.towers import is_local
 from aurank.models.image_model import ImageModel, ModelImages
 
 _WRITERS: Mapping[str, Callable[[TrainedEncoder, Path], None]] = {

@@ -27,7 +27,7 @@ from aurank.embedding.named import read_whole
 from aurank.embedding.select_images import require_likely_classes
 from aurank.errors import UserError
 from aurank.files import require_absent, require_writable, write_text
-from aurank.models.adapters.towers import is_tower
+from aurank.models.adapters.names import is_tower
 from aurank.training.components import read_config
 
 SIDE = 128  # of grocery/finetuned, whose settings were measured

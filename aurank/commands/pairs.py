@@ -19,10 +19,9 @@ from aurank.embedding.image_text_pairs import (
     reports_by_group,
     require_pairs,
 )
-from aurank.embedding.named import ImageSelection, resolve_checkpoint
+from aurank.embedding.named import ImageSelection, resolve_checkpoint, split_name
 from aurank.embedding.select_images import select
 from aurank.embedding.stored.checkpoint import describe_average, load_checkpoint
-from aurank.embedding.stored.trained_model import split_name
 from aurank.errors import UserError
 from aurank.evaluation.report import Report
 from aurank.evaluation.two_way import DIRECTIONS, PROMPTS, TwoWayReport, prompts

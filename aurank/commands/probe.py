@@ -14,8 +14,7 @@ from aurank.data.checks.doctor import repeated_image
 from aurank.data.manifest import first_seen
 from aurank.embedding.embed import Embedded
 from aurank.embedding.evaluation_options import noted
-from aurank.embedding.named import ImageSelection
-from aurank.embedding.stored.trained_model import split_name
+from aurank.embedding.named import ImageSelection, split_name
 from aurank.errors import UserError
 from aurank.evaluation.engine.problem import integer_array, numbered
 from aurank.evaluation.probes import CHECKS, PROBES, ProbeResult, split_labels

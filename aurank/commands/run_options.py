@@ -22,11 +22,11 @@ from aurank.embedding.embed import Embedded, embed
 from aurank.embedding.evaluation_options import evaluation_options, options_of
 from aurank.embedding.from_config import build_dataset, encoder_of, open_prepared, with_features, with_preprocessing
 from aurank.embedding.image_text_pairs import each_image_once
-from aurank.embedding.named import ImageSelection, is_stored, resolve_checkpoint
+from aurank.embedding.named import ImageSelection, is_stored, resolve_checkpoint, split_name
 from aurank.embedding.protocols import Protocol
 from aurank.embedding.select_images import describe_overlap, describe_split, select
 from aurank.embedding.stored.checkpoint import describe_average, is_head, load_checkpoint
-from aurank.embedding.stored.trained_model import fetched, load, made_by, split_name, trained_model, with_backbone
+from aurank.embedding.stored.trained_model import fetched, load, made_by, trained_model, with_backbone
 from aurank.errors import UserError
 from aurank.evaluation.engine.problem import ProgressCallback, require_one_of
 from aurank.files import reading

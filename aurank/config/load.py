@@ -65,6 +65,21 @@ def load_config(
     return config
 
 
+def check_keys(
+    source: Path | str | dict[str, Any],
+    overrides: Sequence[str] = (),
+    *,
+    choices: Mapping[str, Choices],
+    complaints: Callable[[Any], Iterable[tuple[str, str]]] = lambda _: (),
+    schema: type[Any] = Config,
+) -> None:
+    """Raise ConfigError for the keys and names that nobody knows, without importing what they name.
+
+    The arguments are those of `load_config`, whose errors about the params of a component are not looked for.
+    """
+    _load(schema, source, overrides, choices, complaints, only_names=True)
+
+
 def load_data_config(
     section: dict[str, Any], overrides: Sequence[str] = (), *, choices: Mapping[str, Choices]
 ) -> DataConfig:
@@ -88,6 +103,8 @@ def _load(
     overrides: Sequence[str],
     choices: Mapping[str, Choices],
     complaints: Callable[[Any], Iterable[tuple[str, str]]],
+    *,
+    only_names: bool = False,
 ) -> Any:
     name = None if isinstance(source, dict) else str(source)
     origins: dict[KeyPath, str] = {} if name is None else {(): name}
@@ -103,12 +120,13 @@ def _load(
     except (UserError, TypeError, ValueError, RecursionError) as error:
         raise ConfigError([one_line(str(error))], name) from error
     try:
-        config = schema.model_validate_json(text, context={"choices": choices, "complaints": complaints})
+        context = {"choices": choices, "complaints": complaints, "only_names": only_names}
+        config = schema.model_validate_json(text, context=context)
     except ValidationError as error:
         found = error.errors(include_url=False)
-        known = _known(tree, choices) if is_config else list(schema.model_fields)
+        known = _known(tree, {} if only_names else choices) if is_config else list(schema.model_fields)
         raise ConfigError(lines_of(found, tree, origins, known, UNION_TAGS), name) from error
-    for line in dropped:
+    for line in () if only_names else dropped:
         warnings.warn(line, AurankWarning, stacklevel=3)
     return config
 

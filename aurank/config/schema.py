@@ -107,6 +107,11 @@ class Strict(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
 
+def _is_early(info: Any) -> bool:
+    """Return whether names alone are looked at, those of tables that no import is needed to list."""
+    return bool((info.context or {}).get("only_names"))
+
+
 class Component(Strict):
     """One entry of a table, and the arguments that it is built with.
 
@@ -125,7 +130,9 @@ class Component(Strict):
     @classmethod
     def _is_known(cls, name: str, info: Any) -> str:
         choices = (info.context or {}).get("choices", {}).get(cls.table)
-        if choices is not None and name not in choices.table:
+        if choices is None or (_is_early(info) and isinstance(getattr(choices.table, "homes", None), str)):
+            return name
+        if name not in choices.table:
             options = ", ".join(map(repr, choices.table))
             raise PydanticCustomError("name", "Input should be one of {options}", {"options": options})
         return name
@@ -134,7 +141,9 @@ class Component(Strict):
     @classmethod
     def _fit(cls, params: dict[str, Any], info: Any) -> dict[str, Any]:
         choices: Choices | None = (info.context or {}).get("choices", {}).get(cls.table)
-        return params if choices is None or "name" not in info.data else choices.fit(info.data["name"], params)
+        if choices is None or "name" not in info.data or _is_early(info):
+            return params
+        return choices.fit(info.data["name"], params)
 
 
 class Augmentation(Component):

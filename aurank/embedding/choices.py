@@ -1,13 +1,18 @@
 """What the sections of a configuration that measuring needs may name: data, models and metrics."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from aurank.config import Choices, Config, DataConfig, ModelConfig, load_config, load_data_config
-from aurank.config.schema import NO_BACKBONE
-from aurank.embedding.named import DATA
+from aurank.config.load import check_keys
+from aurank.config.schema import NO_BACKBONE, DataSection
+from aurank.data.manifest import Manifest
+from aurank.data.readers import READERS
+from aurank.embedding.named import DATA, located
 from aurank.errors import UserError
 from aurank.lazy import LazyTable
+from aurank.models.adapters.names import FILLED, HUBS, TEXTS, TOWERS, is_tower, parse_name, unknown_to_timm
 
 # Names that timm is known to have: importing timm takes seconds, so it is asked about all others only.
 _COMMON = ("resnet10t", "resnet18", "resnet50", "resnet50.tv_in1k")
@@ -30,25 +35,47 @@ def read_data_config(section: dict[str, Any], overrides: Sequence[str] = ()) -> 
     return load_data_config(section, overrides, choices=DATA_CHOICES)
 
 
-def wrong_in(config: Config) -> list[tuple[str, str]]:
-    """Return the path and the mistake of each name of a model or a metric that nobody knows; nothing is fetched."""
-    from aurank.evaluation.metrics import check_names
-    from aurank.models.adapters.loading import TEXTS, TOWERS, parse_name
-    from aurank.models.adapters.timm import HUBS, wrong_names
-    from aurank.models.adapters.towers import is_tower
-    from aurank.models.encoder import FILLED
+def read_data(data: str | Manifest, overrides: Sequence[str] = ()) -> DataConfig | None:
+    return None if (section := _section(data)) is None else read_data_config(section, overrides)
 
+
+def require_data_keys(data: str, overrides: Sequence[str]) -> bool:
+    """Raise ConfigError for overrides of images that nobody knows; return False for a configuration."""
+    if (section := _section(data)) is not None:
+        check_keys({"data": section}, overrides, choices=DATA_CHOICES, schema=DataSection)
+    return section is not None
+
+
+def _section(data: str | Manifest) -> dict[str, Any] | None:
+    if isinstance(data, str) and (data.partition(":")[0] not in READERS or Path(data).is_file()):
+        if Path(data).is_dir():
+            raise UserError(f"{data} is a folder; did you mean 'folder:{data}'?")
+        return None
+    return {"validation_fraction": 0.0, **located(data)}
+
+
+def wrong_in(config: Config, *, only_names: bool = False) -> list[tuple[str, str]]:
+    """Return the path and the mistake of each name of a model or a metric that nobody knows; nothing is fetched.
+
+    `only_names`: without what takes an import of timm or torch to know.
+    """
     model, checks = config.model, list[tuple[str, Callable[[], object]]]()
     wrong: list[tuple[str, str]] = []
     if is_tower(model.backbone):
         checks.append(("model.backbone", lambda: parse_name(model.backbone, TOWERS)))
-    elif model.backbone != NO_BACKBONE and (model.params or model.backbone not in KNOWN_BACKBONES):
+    elif unknown := unknown_to_timm(model.backbone):
+        wrong.append(("model.backbone", unknown))
+    elif not only_names and model.backbone != NO_BACKBONE and (model.params or model.backbone not in KNOWN_BACKBONES):
+        from aurank.models.adapters.timm import wrong_names  # torch, and it may ask timm
+
         options = {} if model.backbone.startswith(HUBS) else model.params
         names = wrong_names(model.backbone, options, filled=FILLED)
         wrong += [(f"model.params.{option}" if option else "model.backbone", text) for option, text in names.items()]
     if model.text is not None and ":" in (text := model.text.name):
         checks.append(("model.text.name", lambda: parse_name(text, TEXTS)))
-    if (metrics := config.evaluate.metrics) is not None:
+    if (metrics := config.evaluate.metrics) is not None and not only_names:
+        from aurank.evaluation.metrics import check_names
+
         checks.append(("evaluate.metrics", lambda: check_names(metrics)))
     for path, check in checks:
         try:

@@ -16,7 +16,8 @@ from aurank.data.sources import folder_or_file
 from aurank.errors import UserError
 from aurank.extras import require_libraries
 from aurank.files import LOCK, address_of, reading, require_writable
-from aurank.names import nearest
+from aurank.models.adapters.names import IMAGES, require_known_name
+from aurank.names import meant, nearest
 
 if TYPE_CHECKING:
     from aurank.data import Manifest
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 ALL = "all"  # splits together
 _READ_BY = {**dict.fromkeys((".csv", ".parquet", ".pq", ".feather", ".arrow"), "table"), ".tar": "webdataset"}
+HUB = "hf-hub"
 SUFFIX = ".safetensors"
 LAST, BEST = f"last{SUFFIX}", f"best{SUFFIX}"
 KEPT = f"checkpoint{SUFFIX}"  # in the folder of a stored model
@@ -173,6 +175,34 @@ def require_data(name: str, root: Path, **params: Any) -> None:
     place = root / (path or "") / (str(params["file"]) if "file" in params and (root / path).is_dir() else "")
     if not place.exists() or (name in BENCHMARKS and locate(BENCHMARKS[name], root, path) is None):
         reader(root, **params)
+
+
+# -- models -----------------------------------------------------------------------------------------------------------
+
+
+def split_name(model: str) -> tuple[str, str]:
+    kind, colon, what = model.partition(":")
+    known = ("aurank", "embeddings", HUB, *IMAGES)
+    if kind == "trec":
+        what = "a file of ranked lists, which `aurank evaluate` measures, and nothing else"
+        raise UserError(f"--model {model}: {what}; name a model")
+    if kind in known and what:
+        return kind, what
+    if not colon and (Path(model).exists() or resolve_checkpoint(model).exists()):
+        return "aurank", model
+    shapes = "a run (aurank:DIR/best), embeddings:FILE, hf-hub:OWNER/NAME, timm:NAME[,pretrained=false]"
+    others = ", ".join(f"{name}:…" for name in known[4:])
+    said = f"of no known kind{meant(nearest(kind, known))}" if colon else "there is no such run or folder"
+    raise UserError(f"--model {model!r}: {said}; expected {shapes}, or one of {others}")
+
+
+def require_model_name(model: str) -> None:
+    """Raise UserError for a model that is not there, as far as can be said without torch or its library."""
+    kind, what = ("trec", "") if model.startswith("trec:") else split_name(model)
+    if kind == "aurank":
+        require_model(what)
+    elif kind in IMAGES:
+        require_known_name(model)
 
 
 # -- checkpoints, indexes and folders to write -------------------------------------------------------------------------

@@ -1,15 +1,13 @@
 """The images that a configuration or options name: whole data sets, their splits, a protocol."""
 
-from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int64
 
 from aurank.config import DataConfig
-from aurank.data import READERS, Manifest
+from aurank.data import Manifest
 from aurank.data.checks.doctor import odd_classes, repeated_image
 from aurank.data.manifest import ValidationUnit
 from aurank.embedding.choices import read_data_config, read_trained
@@ -20,14 +18,6 @@ from aurank.evaluation.engine.problem import count_positives, require_room
 
 _HELD_OUT = ("validation_fraction", "validation_by")  # keys that say which training images are validation
 _WANTS_LABELS = "needs images with labels, such as --data folder:PATH with PATH/CLASS/IMAGE"
-
-
-def read_data(data: str | Manifest, overrides: Sequence[str] = ()) -> DataConfig | None:
-    if isinstance(data, str) and (data.partition(":")[0] not in READERS or Path(data).is_file()):
-        if Path(data).is_dir():
-            raise UserError(f"{data} is a folder; did you mean 'folder:{data}'?")
-        return None
-    return read_data_config({"validation_fraction": 0.0, **located(data)}, overrides)
 
 
 class Selected(NamedTuple):

@@ -11,13 +11,13 @@ from torch.nn import functional
 
 from aurank.errors import UserError, first_line
 from aurank.models.adapters.loading import building
+from aurank.models.adapters.names import FILLED, is_tower
 from aurank.models.adapters.timm import create, load_file, require_known
-from aurank.models.adapters.towers import ImageTower, is_tower
+from aurank.models.adapters.towers import ImageTower
 from aurank.sizes import as_sides
 
 Pooling = Literal["avg", "max", "gem"]
 POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
-FILLED = ("in_chans", "num_classes")  # arguments of a backbone that an encoder gives itself
 HEADS = ("head.", "image.head.", "text.head.")  # how names of a projection's parameters begin, of one tower or of two
 _NONE = "none"  # the backbone of a head alone, whose inputs are saved embeddings
 _POOLS = "; where timm refuses the pooling, model.params.global_pool=avg or token names one that it has"

@@ -29,7 +29,7 @@ from aurank.errors import AurankWarning
 from aurank.files import reading
 from aurank.losses import LOSSES, MINERS, CrossBatchMemory, MultipleLosses
 from aurank.models import Encoder
-from aurank.models.adapters.towers import is_tower
+from aurank.models.adapters.names import is_tower
 from aurank.models.encoder import parameter_groups
 from aurank.models.tuning import layer_scales
 from aurank.names import signature

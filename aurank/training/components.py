@@ -1,10 +1,12 @@
 """The tables a configuration chooses from, and the reading of configurations against them."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from aurank.config import Choices, Config, load_config, shipped_configs
+from aurank.config.load import check_keys
 from aurank.embedding.choices import DATA_CHOICES, wrong_in
 from aurank.lazy import LazyTable
 from aurank.losses import LOSSES, MINERS
@@ -38,9 +40,18 @@ def read_config(source: Config | Path | str | dict[str, Any], overrides: Sequenc
         if not overrides:
             return source
         source = source.model_dump(mode="json")
-    if not isinstance(source, dict) and not Path(source).exists():
-        source = shipped_configs().get(str(source), source)
-    return load_config(source, overrides, choices=CHOICES, complaints=_complaints)
+    return load_config(_found(source), overrides, choices=CHOICES, complaints=_complaints)
+
+
+def require_names(source: Path | str, overrides: Sequence[str] = ()) -> None:
+    """Raise the ConfigError that `read_config` has for keys and names, before it imports what they name."""
+    check_keys(_found(source), overrides, choices=CHOICES, complaints=partial(wrong_in, only_names=True))
+
+
+def _found(source: Path | str | dict[str, Any]) -> Path | str | dict[str, Any]:
+    if isinstance(source, dict) or Path(source).exists():
+        return source
+    return shipped_configs().get(str(source), source)
 
 
 def _complaints(config: Config) -> Iterator[tuple[str, str]]:

@@ -8,6 +8,7 @@ import huggingface_hub.constants as hub
 import pytest
 import timm
 import torch
+from huggingface_hub import utils
 from testing.runs import tiny_config
 
 from aurank.commands import evaluate_model
@@ -44,6 +45,9 @@ CALLS: dict[str, Callable[[], object]] = {
     "no model 'timm:'": lambda: load_model("timm:"),
     "did you mean .*resnet18'": lambda: load_model("timm:resnet_18,pretrained=false"),
     "unknown option 'pretrained', expected option=value": lambda: load_model("timm:resnet18,pretrained"),
+    "takes no option .input_sise.; did you mean .input_size.": lambda: load_model(
+        "timm:resnet10t,pretrained=false,input_sise=64"
+    ),
     "takes no option .colour.; it takes .*drop_rate": lambda: load_model("timm:resnet10t,pretrained=false,colour=red"),
     "python:os:getcwd .*--allow-code": lambda: load_model("python:os:getcwd"),
     "no model 'timm:resnet18'; expected one of open_clip:…, transformers:…": lambda: load_text_model("timm:resnet18"),
@@ -76,6 +80,31 @@ def test_what_cannot_be_meant_is_told_in_one_line(message: str) -> None:
     with pytest.raises(UserError, match=message) as caught:
         CALLS[message]()
     assert "\n" not in str(caught.value)
+
+
+def test_a_hub_that_does_not_answer_is_asked_once_and_its_cache_then_looked_at_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked = []
+
+    class Client:
+        def head(self, url: str, **_: object) -> None:
+            asked.append(url)
+            raise OSError("no route to host")
+
+    monkeypatch.setattr(utils, "get_session", Client)
+    monkeypatch.setattr(hub, "HF_HUB_CACHE", str(tmp_path))
+    for name in ("timm:test_resnet", "timm:hf-hub:timm/none"):
+        with pytest.raises(
+            UserError, match=r"does not answer: no route to host\); connect to the network once, name a"
+        ):
+            load_model(name)
+    assert len(asked) == 2
+    assert not hub.HF_HUB_OFFLINE
+    monkeypatch.setattr(hub, "HF_HUB_OFFLINE", True)
+    with pytest.raises(UserError, match="HF_HUB_OFFLINE is set"):
+        load_model("timm:test_resnet")
+    assert len(asked) == 2
 
 
 CONFIGURATIONS: dict[str, dict[str, Any]] = {

@@ -25,26 +25,26 @@ from aurank.embedding.from_config import (
     towers_of,
     with_preprocessing,
 )
-from aurank.embedding.named import KEPT, RECORD, resolve_checkpoint
+from aurank.embedding.named import HUB, KEPT, RECORD, resolve_checkpoint, split_name
 from aurank.embedding.stored.checkpoint import is_head, load_checkpoint, save_checkpoint
 from aurank.errors import UserError, first_line
 from aurank.extras import import_library
 from aurank.files import read_record, reading, write_text
 from aurank.models import TwoTower
-from aurank.models.adapters.by_name import ADAPTERS, FILES, check_model, keep_model, load_model
-from aurank.models.adapters.timm import LOCAL, NO_ARGUMENTS
+from aurank.models.adapters.by_name import FILES, check_model, keep_model, load_model
+from aurank.models.adapters.loading import asking_once
+from aurank.models.adapters.names import LOCAL
+from aurank.models.adapters.timm import NO_ARGUMENTS
 from aurank.models.adapters.weights import fit_tensors
 from aurank.models.encoder import network_of
 from aurank.models.image_model import ImageModel, Tokenise, to_picture
 from aurank.models.tuning import WHOLE
-from aurank.names import meant, nearest
 
 _BACKBONES = ("timm", "open_clip", "transformers")  # whose models a head can be put behind
 _AS_ROWS = f"measure embeddings: --data {EMBEDDINGS}:FILE"
 _TOLERANCE = 1e-4  # of features, by their largest
 _LEVELS = 0.5  # of 255, of pixels on average: processors of transformers round otherwise than Pillow
 _FORMAT = "aurank.model"
-_HUB = "hf-hub"
 _BRACKETS = str.maketrans("[]", "()")  # a tuple that was kept as JSON is a list
 
 
@@ -78,7 +78,7 @@ def load(model: Path | str, *, allow_code: bool = False) -> ImageModel:
         loaded = _trained(name, resolve_checkpoint(what))
     else:
         loaded = load_model(name, allow_code=allow_code)
-    if str(model).startswith(_HUB):
+    if str(model).startswith(HUB):
         return replace(loaded, name=str(model), origin=loaded.origin or loaded.name)
     return loaded
 
@@ -90,31 +90,16 @@ def _trained(name: str, path: Path) -> ImageModel:
     return trained_model(name, encoder_of(checkpoint, config, source).eval(), config)
 
 
-def split_name(model: str) -> tuple[str, str]:
-    kind, colon, what = model.partition(":")
-    known = ("aurank", "embeddings", _HUB, *ADAPTERS)
-    if kind == "trec":
-        what = "a file of ranked lists, which `aurank evaluate` measures, and nothing else"
-        raise UserError(f"--model {model}: {what}; name a model")
-    if kind in known and what:
-        return kind, what
-    if not colon and (Path(model).exists() or resolve_checkpoint(model).exists()):
-        return "aurank", model
-    shapes = "a run (aurank:DIR/best), embeddings:FILE, hf-hub:OWNER/NAME, timm:NAME[,pretrained=false]"
-    others = ", ".join(f"{name}:…" for name in known[4:])
-    said = f"of no known kind{meant(nearest(kind, known))}" if colon else "there is no such run or folder"
-    raise UserError(f"--model {model!r}: {said}; expected {shapes}, or one of {others}")
-
-
 def fetched(model: str) -> str:
     kind, _, repo = model.partition(":")
-    if kind != _HUB:
+    if kind != HUB:
         return f"aurank:{model}" if split_name(model) == ("aurank", model) else model
     hub = import_library("huggingface_hub", model)
     repo, _, revision = repo.partition("@")
     try:
-        hub.hf_hub_download(repo, RECORD, revision=revision or None)
-        return f"aurank:{hub.snapshot_download(repo, revision=revision or None)}"
+        with asking_once():
+            hub.hf_hub_download(repo, RECORD, revision=revision or None)
+            return f"aurank:{hub.snapshot_download(repo, revision=revision or None)}"
     except hub.errors.EntryNotFoundError:  # also where there is no network: timm then looks at what it has
         return f"timm:{model}"
     except Exception as error:  # of many kinds: a name that none can be, no such repository, no permission

@@ -13,10 +13,11 @@ from torch import nn
 from aurank.errors import UserError
 from aurank.files import reading, write_safetensors
 from aurank.models.adapters.exported import PROGRAM_PREPROCESSING, onnx_model, safetensors_model, torchexport_model
-from aurank.models.adapters.loading import IMAGES, TEXTS, TOWERS, Options, TextParts, parse_name, without_weights
+from aurank.models.adapters.loading import TextParts
+from aurank.models.adapters.names import IMAGES, LOCAL, TEXTS, TOWERS, Options, parse_name, without_weights
 from aurank.models.adapters.open_clip import open_clip_model, open_clip_settings, open_clip_text_model
 from aurank.models.adapters.python import python_model
-from aurank.models.adapters.timm import LOCAL, require_known, timm_config, timm_model
+from aurank.models.adapters.timm import require_known, timm_config, timm_model
 from aurank.models.adapters.transformers import transformers_model, transformers_text_model
 from aurank.models.image_model import ImageModel, as_embeddings, to_picture
 

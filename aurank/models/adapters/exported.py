@@ -22,7 +22,8 @@ from aurank.data.transforms.standard import CROP_MODES, MARGIN, Affine, Resize, 
 from aurank.errors import UserError
 from aurank.extras import import_library
 from aurank.files import checked, reading, require_ordinary
-from aurank.models.adapters.loading import Options, describe_adapter
+from aurank.models.adapters.loading import describe_adapter
+from aurank.models.adapters.names import Options
 from aurank.models.encoder import Encoder
 from aurank.models.image_model import ImageModel, Transform, standard_transform
 

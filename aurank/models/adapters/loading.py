@@ -5,72 +5,49 @@ import importlib
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from torch import nn
 
 from aurank.errors import UserError, first_line
+from aurank.models.adapters.names import LOCAL
 from aurank.models.image_model import Tokenise
-from aurank.names import meant, nearest
 
-Options = dict[str, Any]  # of plain values; Any, as other libraries' constructors judge them
 TextParts = tuple[nn.Module, Tokenise]
 """A text model: maps the tokens that it expects, [text, length], to features [text, width]."""
-Known = Mapping[str, frozenset[str] | None]
-"""The options of models by library, those of which no value can run code; None: the library's constructor says."""
 
-_WORDS = {"true": True, "false": False, "none": None, "null": None}
 _FORCED = ("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD")
+_PATIENCE = 5.0  # seconds to wait for a hub
 _OF_ARGUMENTS = (TypeError, AssertionError, ValueError, KeyError, AttributeError)  # of values that do not fit
 
-TEXTS: Known = {
-    "open_clip": frozenset(
-        {"pretrained", "pretrained_hf", "precision", "force_quick_gelu", "force_context_length", "cache_dir"}
-    ),
-    "transformers": frozenset(
-        {"pretrained", "length", "revision", "variant", "subfolder", "add_pooling_layer", "num_hidden_layers"}
-        | {"torch_dtype", "dtype", "cache_dir", "local_files_only"}
-    ),
-}
-TOWERS: Known = {
-    "open_clip": (TEXTS["open_clip"] or frozenset())
-    | {"force_image_size", "image_mean", "image_std", "image_interpolation", "image_resize_mode"},
-    "transformers": (TEXTS["transformers"] or frozenset()) - {"length"},
-}
-IMAGES: Known = {
-    "timm": None,
-    **TOWERS,
-    "onnx": frozenset({"output", "size", "margin", "mean", "std", "resize"}),
-    "safetensors": frozenset(),
-    "torchexport": frozenset(),
-    "python": None,
-}
 
+@contextlib.contextmanager
+def asking_once() -> Iterator[list[str]]:
+    """A context in which only the hub's cache is looked at where the hub does not answer; gives why, if so.
 
-def parse_name(name: str, known: Known, *, remedy: str = "") -> tuple[str, str, Options]:
-    kind, _, rest = name.partition(":")
-    what, *pairs = rest.split(",")
-    if kind not in known or not what:
-        raise UserError(f"no model {name!r}; expected one of {', '.join(f'{kind}:…' for kind in known)}")
-    taken, values = known[kind], Options()
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if not equals or (taken is not None and key not in taken):
-            listed = "" if taken is None else f"; known are {', '.join(sorted(taken)) or 'none'}{remedy}"
-            hint = meant(nearest(key, taken or ()))
-            raise UserError(f"{name}: unknown option {key!r}{hint}, expected option=value behind commas{listed}")
-        values[key] = _WORDS.get(value.lower(), value)
-        if re.fullmatch(r"[0-9]+x[0-9]+", value):
-            values[key] = tuple(map(int, value.split("x")))  # height and width
-        for number in (float, int):  # the last that takes it
-            with contextlib.suppress(ValueError):
-                values[key] = number(value)
-    return kind, what, values
-
-
-def without_weights(kind: str, options: Options) -> Options:
-    return {**options, "pretrained": False, **({"pretrained_hf": False} if kind == "open_clip" else {})}
+    Its client would try six times for every file, which takes a minute.
+    """
+    try:
+        hub: Any = importlib.import_module("huggingface_hub")
+    except ImportError:
+        yield []
+        return
+    why, constants = list[str](), hub.constants
+    before = constants.HF_HUB_OFFLINE
+    if before:
+        why.append("HF_HUB_OFFLINE is set")
+    else:
+        try:
+            hub.utils.get_session().head(constants.ENDPOINT, timeout=_PATIENCE)
+        except Exception as error:  # of whatever library the client is made with
+            why.append(f"{constants.ENDPOINT} does not answer: {first_line(error)}")
+    constants.HF_HUB_OFFLINE = bool(why)
+    try:
+        yield why
+    finally:
+        constants.HF_HUB_OFFLINE = before
 
 
 @contextlib.contextmanager
@@ -79,18 +56,24 @@ def building(name: str, *, pretrained: bool, allow_code: bool = False, remedy: s
     kept = {} if allow_code else {key: os.environ.pop(key) for key in _FORCED if key in os.environ}
     if not allow_code:
         os.environ[_FORCED[0]] = "1"
+    place = name.partition(":")[2].partition(",")[0]
+    is_local = LOCAL in name or (place and Path(place).exists())
+    why: list[str] = []
     try:
-        yield
+        with contextlib.ExitStack() as stack:
+            why += stack.enter_context(asking_once()) if pretrained and not is_local else []
+            yield
     except UserError:
         raise
     # Hubs and their clients raise errors of many kinds: no network, no such file, no permission, a damaged download.
     except Exception as error:
         said = f"cannot be built: {first_line(error)}{remedy}"
         if pretrained and (isinstance(error, OSError) or not isinstance(error, _OF_ARGUMENTS)):
+            reason = why[0] if why else f"{type(error).__name__}: {first_line(error)}"
             said = (
-                f"the pretrained weights could not be had ({type(error).__name__}: {first_line(error)}); connect to "
-                "the network once (HF_HUB_OFFLINE=1 then asks no hub), name a local file of weights (weights=FILE, "
-                "model.weights=FILE), or take random weights with pretrained=false"
+                f"the pretrained weights are not kept here and could not be had ({reason}); connect to the network "
+                "once, name a local file of weights (weights=FILE, model.weights=FILE), or take random weights with "
+                "pretrained=false"
             )
         raise UserError(f"{name}: {said}") from error
     finally:

@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from aurank.errors import UserError, first_line
-from aurank.models.adapters.loading import Options, describe_adapter
+from aurank.models.adapters.loading import describe_adapter
+from aurank.models.adapters.names import Options
 from aurank.models.image_model import ImageModel, standard_transform
 
 

@@ -16,13 +16,11 @@ from torch import nn
 from aurank.errors import UserError
 from aurank.extras import import_library
 from aurank.files import reading
-from aurank.models.adapters.loading import Options, building, describe_adapter
+from aurank.models.adapters.loading import building, describe_adapter
+from aurank.models.adapters.names import HUBS, LOCAL, Options, unknown_to_timm
 from aurank.models.adapters.weights import Conversion, Crop, Tensors, from_transformers, load_weights_file, read_look
 from aurank.models.image_model import ImageModel, crop_settings
 from aurank.names import meant, nearest
-
-LOCAL = "local-dir:"
-HUBS = ("hf-hub:", "hf_hub:", LOCAL)
 
 NO_ARGUMENTS = ("pretrained", "input_size", "weights", "resize")
 """Options of a name that the model's constructor does not take."""
@@ -33,8 +31,15 @@ _FILTERS = ("checkpoint_filter_fn", "_filter_fn", "_filter_torchvision_pretraine
 _OF_BUILDERS = ("bn_eps", "bn_momentum", "bn_tf")  # EfficientNets take these apart from their constructor
 
 
-def wrong_names(name: str, options: Mapping[str, Any], *, filled: Collection[str] = ()) -> dict[str, str]:
-    """Return what is wrong with a name, under "", and with each option that the constructor does not take."""
+def wrong_names(
+    name: str, options: Mapping[str, Any], *, filled: Collection[str] = (), own: Collection[str] = ()
+) -> dict[str, str]:
+    """Return what is wrong with a name, under "", and with each option that the constructor does not take.
+
+    `own`: options that aurank itself takes, the first that may have been meant.
+    """
+    if unknown := unknown_to_timm(name):
+        return {"": unknown}
     timm: Any = importlib.import_module("timm")
     architecture = name.split(".")[0]
     if not name.startswith(HUBS) and not timm.is_model(architecture):
@@ -45,7 +50,8 @@ def wrong_names(name: str, options: Mapping[str, Any], *, filled: Collection[str
     except RuntimeError:
         likely = meant(nearest(name, timm.list_pretrained(f"{architecture}.*"), most=3))
         return {"": f"timm has no weights {name!r}{likely}"}
-    known = [one for one in (*_constructor_arguments(name), *_OF_BUILDERS) if one not in filled] if options else []
+    taken = (*own, *_constructor_arguments(name), *_OF_BUILDERS) if options else ()
+    known = [argument for argument in taken if argument not in filled]
     wrong = {}
     for option, value in options.items():
         if option == _OVERLAY:
@@ -55,13 +61,13 @@ def wrong_names(name: str, options: Mapping[str, Any], *, filled: Collection[str
         elif option in ("weights", "file", "checkpoint_path"):
             wrong[option] = f"weights of a file are model.weights={value}; leave it out here"
         elif option not in known:
-            taken = f"it takes {', '.join(known)}"
-            wrong[option] = f"{name} takes no option {option!r}{meant(nearest(option, known))}; {taken}"
+            hint = meant(nearest(option, known))
+            wrong[option] = f"{name} takes no option {option!r}{hint}; it takes {', '.join(known)}"
     return wrong
 
 
-def require_known(name: str, options: Mapping[str, Any], *, of: str, filled: Collection[str] = ()) -> None:
-    for option, complaint in wrong_names(name, options, filled=filled).items():
+def require_known(name: str, options: Mapping[str, Any], *, of: str, **more: Collection[str]) -> None:
+    for option, complaint in wrong_names(name, options, **more).items():
         raise UserError(f"{of}: {f'{option}: ' * bool(option)}{complaint}")
 
 
@@ -69,7 +75,7 @@ def timm_model(name: str, what: str, options: Options, allow_code: bool) -> Imag
     crop, file = crop_settings(options), options.get("weights")
     own = {option: value for option, value in options.items() if option not in NO_ARGUMENTS}
     if not allow_code:
-        require_known(what, own, of=name)
+        require_known(what, own, of=name, own=NO_ARGUMENTS)
     fetched = bool(options.get("pretrained", True)) and file is None
     with building(name, pretrained=fetched, allow_code=allow_code):
         module = create(what, {"num_classes": 0, **own}, pretrained=fetched)

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from aurank.errors import UserError
-from aurank.models.adapters.loading import TOWERS, parse_name, without_weights
+from aurank.models.adapters.names import TOWERS, is_tower, parse_name, without_weights
 from aurank.models.adapters.open_clip import open_clip_look, open_clip_tower
 from aurank.models.adapters.timm import by_channel, timm_crop, timm_look
 from aurank.models.adapters.transformers import transformers_look, transformers_tower
@@ -38,10 +38,6 @@ class ImageTower(nn.Module):
     def forward(self, images: Float[Tensor, "batch channel height width"]) -> Float[Tensor, "batch feature"]:
         features: Tensor = self.model(images)
         return features
-
-
-def is_tower(name: str) -> bool:
-    return name.partition(":")[0] in _TOWERS
 
 
 def is_local(name: str) -> bool:

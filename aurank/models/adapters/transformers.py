@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from aurank.errors import UserError
 from aurank.extras import import_library
-from aurank.models.adapters.loading import Options, TextParts, building, describe_adapter, no_code_of_hubs
+from aurank.models.adapters.loading import TextParts, building, describe_adapter, no_code_of_hubs
+from aurank.models.adapters.names import Options
 from aurank.models.adapters.weights import Tensors, crop_of_processor, interpolation_of, load_weights_file, some
 from aurank.models.image_model import ImageModel
 

@@ -1,0 +1,107 @@
+"""Names of models of other libraries and their options, looked at without importing any of them, or torch."""
+
+import contextlib
+import re
+import sys
+from collections.abc import Mapping
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from aurank.errors import UserError
+from aurank.extras import require_libraries
+from aurank.names import meant, nearest
+
+Options = dict[str, Any]  # of plain values; Any, as other libraries' constructors judge them
+Known = Mapping[str, frozenset[str] | None]
+"""The options of models by library, those of which no value can run code; None: the library's constructor says."""
+
+_WORDS = {"true": True, "false": False, "none": None, "null": None}
+LOCAL = "local-dir:"
+HUBS = ("hf-hub:", "hf_hub:", LOCAL)
+FILLED = ("in_chans", "num_classes")  # arguments of a backbone that an encoder gives itself
+_LIBRARIES = {"open_clip": "open_clip", "transformers": "transformers", "onnx": "onnxruntime"}
+
+TEXTS: Known = {
+    "open_clip": frozenset(
+        {"pretrained", "pretrained_hf", "precision", "force_quick_gelu", "force_context_length", "cache_dir"}
+    ),
+    "transformers": frozenset(
+        {"pretrained", "length", "revision", "variant", "subfolder", "add_pooling_layer", "num_hidden_layers"}
+        | {"torch_dtype", "dtype", "cache_dir", "local_files_only"}
+    ),
+}
+TOWERS: Known = {
+    "open_clip": (TEXTS["open_clip"] or frozenset())
+    | {"force_image_size", "image_mean", "image_std", "image_interpolation", "image_resize_mode"},
+    "transformers": (TEXTS["transformers"] or frozenset()) - {"length"},
+}
+IMAGES: Known = {
+    "timm": None,
+    **TOWERS,
+    "onnx": frozenset({"output", "size", "margin", "mean", "std", "resize"}),
+    "safetensors": frozenset(),
+    "torchexport": frozenset(),
+    "python": None,
+}
+
+
+def parse_name(name: str, known: Known, *, remedy: str = "") -> tuple[str, str, Options]:
+    kind, _, rest = name.partition(":")
+    what, *pairs = rest.split(",")
+    if kind not in known or not what:
+        raise UserError(f"no model {name!r}; expected one of {', '.join(f'{kind}:…' for kind in known)}")
+    taken, values = known[kind], Options()
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or (taken is not None and key not in taken):
+            listed = "" if taken is None else f"; known are {', '.join(sorted(taken)) or 'none'}{remedy}"
+            hint = meant(nearest(key, taken or ()))
+            raise UserError(f"{name}: unknown option {key!r}{hint}, expected option=value behind commas{listed}")
+        values[key] = _WORDS.get(value.lower(), value)
+        if re.fullmatch(r"[0-9]+x[0-9]+", value):
+            values[key] = tuple(map(int, value.split("x")))  # height and width
+        for number in (float, int):  # the last that takes it
+            with contextlib.suppress(ValueError):
+                values[key] = number(value)
+    return kind, what, values
+
+
+def without_weights(kind: str, options: Options) -> Options:
+    return {**options, "pretrained": False, **({"pretrained_hf": False} if kind == "open_clip" else {})}
+
+
+def is_tower(name: str) -> bool:
+    return name.partition(":")[0] in TOWERS
+
+
+def require_known_name(name: str) -> None:
+    """Raise UserError for a name that no model has, as far as can be said without importing its library."""
+    kind, what, _ = parse_name(name, {**IMAGES, **dict.fromkeys(TOWERS)})
+    if kind in _LIBRARIES:
+        require_libraries(name, _LIBRARIES[kind])
+    if kind == "timm" and (wrong := unknown_to_timm(what)):
+        raise UserError(f"{name}: {wrong}")
+
+
+def unknown_to_timm(name: str) -> str:
+    """Return what is wrong with the name of an architecture that stands nowhere in timm's files; "" where it may do."""
+    architecture = name.split(".")[0]
+    if "timm" in sys.modules or name.startswith(HUBS) or architecture in _timm_words():
+        return ""
+    models = re.findall(r"^@register_model\s+def (\w+)", _timm_files(), re.MULTILINE)
+    likely = meant(nearest(name, models, most=3))
+    return f"timm has no model {name!r}{likely or '; timm.list_models() names them all'}"
+
+
+@cache
+def _timm_words() -> frozenset[str]:
+    return frozenset(re.findall(r"\w+", _timm_files()))
+
+
+@cache
+def _timm_files() -> str:
+    require_libraries("a model of timm", "timm")
+    folder = Path(str(find_spec("timm").origin)).with_name("models")  # type: ignore[union-attr]
+    return "\n".join(file.read_text(encoding="utf-8") for file in sorted(folder.glob("*.py")))
