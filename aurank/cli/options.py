@@ -93,7 +93,7 @@ def _reads_model(model: str | None) -> str | None:
 
 
 def _reads_config(context: Any, overrides: list[str] | None) -> list[str] | None:
-    if (config := context.params.get("config")) is not None:
+    if (config := context.params.get("config")) is not None and context.info_name != "config":  # which lists all errors
         from aurank.training.components import require_names
 
         require_names(config, overrides or [])
