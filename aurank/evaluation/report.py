@@ -61,7 +61,7 @@ def _escaped(cell: str, signs: dict[str, str]) -> str:
 
 Column = np.ndarray[Any, np.dtype[Any]]
 Count = Annotated[int, Ge(0), Lt(2**53)]  # what floats hold exactly
-Number = Annotated[int | float, Gt(-1e300), Lt(1e300)]
+Number = Annotated[int, Ge(-(2**63)), Lt(2**63)] | Annotated[float, Gt(-1e300), Lt(1e300)]
 Names = list[str] | list[Annotated[int, Ge(-(2**63)), Lt(2**63)]]
 Metrics = Annotated[dict[str, Number], MinLen(1)]
 FIRST = ("first_positive", "first_score")  # gallery row and score of each query's first positive

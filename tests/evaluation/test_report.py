@@ -125,6 +125,14 @@ def test_what_is_no_report_is_refused(tmp_path: Path) -> None:
             Report.load(path)
 
 
+def test_numbers_beyond_64_bits_are_read_as_floats(tmp_path: Path) -> None:
+    full().save(tmp_path / "report.json")
+    report = json.loads((tmp_path / "report.json").read_text())
+    (tmp_path / "report.json").write_text(_damaged(report, "per_query.ap", [2**70, 1, 0.5, 0]))
+    ap = Report.load(tmp_path / "report.json").per_query["ap"]
+    assert (ap.dtype, ap.tolist()) == (np.float64, [2.0**70, 1.0, 0.5, 0.0])
+
+
 def test_a_table_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "per_query.parquet"
     full().write_per_query(path)
