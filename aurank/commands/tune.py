@@ -26,7 +26,18 @@ from aurank.embedding.named import read_whole
 from aurank.embedding.select_images import class_folds, require_distinct
 from aurank.errors import Diverged, UserError, first_line
 from aurank.extras import import_library
-from aurank.files import EXACT, InUse, checked, claimed, csv_text, read_record, reading, remove_locks, write_text
+from aurank.files import (
+    EXACT,
+    InUse,
+    checked,
+    claimed,
+    csv_text,
+    read_record,
+    reading,
+    remove_locks,
+    require_ordinary,
+    write_text,
+)
 from aurank.names import meant, nearest, signature
 from aurank.ranges import Range, range_of, ranges_of
 from aurank.reporting.tune_page import tune_page
@@ -266,6 +277,7 @@ class _Search:
         for path in self.trial_file(1).parent.glob("[1-9]*.json"):
             with reading(path, "a trial of a search", remedy="remove it, and the trial is done again"):
                 if (number := int(path.stem)) not in self._trials:
+                    require_ordinary(path)
                     trial = checked(json.loads(path.read_bytes()), _Trial)
                     if trial.state == "complete" and len(trial.folds) != len(self.data):
                         raise ValueError(f"it has {len(trial.folds)} folds of {len(self.data)}")
