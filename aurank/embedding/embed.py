@@ -156,7 +156,6 @@ class Embedded:
             with suppress(UserError):  # no query of this group has a positive in the other
                 report = sides.evaluate(metrics=["mauprc", "recall@1"], distributed=False, **options)
                 names = group_texts([one, other], self.group_names)
-                assert names is not None
                 found = {"num_queries": len(report.per_query["query"]), "metrics": report.metrics}
                 pairs.append(dict(zip(("query", "gallery"), names.tolist(), strict=True)) | found)
         return pairs or None

@@ -78,6 +78,13 @@ def test_groups_may_be_text_and_an_empty_one_is_none() -> None:
         assert apart.metrics == plain.metrics
 
 
+def test_a_gallery_without_groups_is_not_given_those_of_the_queries() -> None:
+    sides = {"groups": [0] * 10, "gallery_groups": [-1] * len(NAMES[10:])}
+    report = aurank.evaluate(ROWS[:10], NAMES[:10], ROWS[10:], NAMES[10:], **sides, neighbours=3)
+    assert "group" in report.per_query
+    assert "group" not in report.gallery
+
+
 @pytest.mark.parametrize("field", ["labels", "ids", "groups"])
 def test_names_that_numpy_would_merge_are_refused(field: str) -> None:
     given = {"labels": [0, 0, 1, 1], field: ["a", "a", "a\0", "b"]}

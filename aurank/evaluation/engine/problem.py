@@ -178,13 +178,11 @@ def _with_gaps(*sides: Integers | None, name: str) -> list[Integers | None]:
     ]
 
 
-def group_texts(
-    groups: Integers, names: Shaped[np.ndarray, " name"] | None = None
-) -> Shaped[np.ndarray, " row"] | None:
-    """Return groups by name, "" for none; None where no row has one."""
+def group_texts(groups: Integers, names: Shaped[np.ndarray, " name"] | None = None) -> Shaped[np.ndarray, " row"]:
+    """Return groups by name, "" for none."""
     numbers = as_array(groups)
     if (numbers == NO_GROUP).all():
-        return None
+        return np.full(len(numbers), "")
     return np.where(numbers == NO_GROUP, "", numbers.astype(np.str_) if names is None else names[numbers])
 
 
