@@ -3,13 +3,15 @@
 import difflib
 import functools
 import inspect
+import re
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, cast, get_args
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 NAN = ("nan", "NaN", "<NA>")  # a missing number as text
-NO_NAMES = ("", "-1", "-1.0", *NAN)  # no camera, or no super-category
+NO_GROUP_NAMES = ("-1", *NAN)  # no camera, or no super-category
+_WHOLE = re.compile(r"(-?\d+)\.0+")  # such as numbers that have gaps become in a CSV file
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _WORDS = {"distance": {"l2": "euclidean"}}  # values that others have other words for
 
@@ -40,6 +42,13 @@ def plain_text(value: Any) -> str:
     if value is None or (not isinstance(value, str) and str(value) in NAN):
         return ""
     return str(int(value) if isinstance(value, float) and value.is_integer() else value).strip()
+
+
+def plain_name(value: Any, missing: Sequence[str] = NAN) -> str:
+    """Return a label or a group as text, "" where it is missing; the number 1.0 is 1, in a text too."""
+    text = plain_text(value)
+    text = match[1] if (match := _WHOLE.fullmatch(text)) else text
+    return "" if text in missing else text
 
 
 @functools.cache

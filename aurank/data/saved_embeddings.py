@@ -19,7 +19,7 @@ from aurank.data.sources import ImageSource
 from aurank.data.transforms import Pipeline
 from aurank.errors import UserError
 from aurank.files import EXACT, checked, reading
-from aurank.names import meant, nearest, plain_text
+from aurank.names import meant, nearest
 
 PAIRS, _FLAGS = ("positives", "ignored"), ("is_query", "is_gallery")
 ARRAYS = (
@@ -81,7 +81,7 @@ def read_arrays(path: Path, labels: Path | None = None) -> dict[str, Any]:
     usual = {"ids": np.arange(count), "paths": np.array([""] * count), "groups": np.full(count, -1)}
     content = {**usual, **dict.fromkeys(_FLAGS, np.ones(count, dtype=bool)), **content}
     if content["groups"].dtype.kind in "fU":
-        groups, names = number_groups([plain_text(group) for group in content["groups"].tolist()])
+        groups, names = number_groups(content["groups"].tolist())
         content |= {"groups": np.array(groups), "group_names": None if names is None else np.array(names)}
     return content | {name: content[name].astype(bool) for name in _FLAGS}
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from aurank.data.manifest import Manifest, build_manifest
-from aurank.data.readers.values import read_label, require_filled
+from aurank.data.readers.values import number_groups, read_label, require_filled
 from aurank.errors import UserError
 from aurank.files import reading
 
@@ -70,5 +70,5 @@ def read_embeddings(root: Path, *, file: str, labels: str | None = None, splits:
             is_gallery=content["is_gallery"].tolist(),
             groups=groups.tolist() if (groups != -1).any() else None,
             group_names=None if (cameras := content.get("group_names")) is None else tuple(cameras.tolist()),
-            super_labels=None if super_labels is None else super_labels.tolist(),
+            super_labels=None if super_labels is None else number_groups(super_labels.tolist())[0],
         )

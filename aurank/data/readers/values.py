@@ -6,7 +6,7 @@ from typing import Any
 
 from aurank.data.manifest import first_seen
 from aurank.errors import UserError
-from aurank.names import NAN, NO_NAMES, plain_text
+from aurank.names import NO_GROUP_NAMES, plain_name
 
 
 def read_label(value: Any, where: str, names: Sequence[str] = ()) -> str:
@@ -23,9 +23,9 @@ def read_label(value: Any, where: str, names: Sequence[str] = ()) -> str:
     if not is_one:
         remedy = "choose one of a list for each image, or name another column by label"
         raise UserError(f"{where}: a label must be one number or text, got {plain!r}"[:300] + f"; {remedy}")
-    text = plain_text(plain)
+    text = plain_name(plain)
     if not names or not text or isinstance(plain, str):
-        return "" if text in NAN else text
+        return text
     if plain not in range(len(names)):
         named = f"none of the {len(names)} classes that are named"
         raise UserError(f"{where}: label {text} is {named}; leave such images out")
@@ -40,9 +40,9 @@ def require_filled(column: str, empty: Sequence[str]) -> None:
         raise UserError(f"{empty[0]}: {what}{others}; give each image one, or leave such images out")
 
 
-def number_groups(values: Sequence[str]) -> tuple[list[int], tuple[str, ...] | None]:
-    """Return a number for each text, −1 where it names none, and the names by their number; None of plain numbers."""
-    named = ["" if value in NO_NAMES else value for value in values]
+def number_groups(values: Sequence[Any]) -> tuple[list[int], tuple[str, ...] | None]:
+    """Return a number for each value, −1 where it names none, and the names by their number; None of plain numbers."""
+    named = [plain_name(value, NO_GROUP_NAMES) for value in values]
     if all(value.isdecimal() and len(value) <= 18 for value in named if value):
         return [int(value) if value else -1 for value in named], None
     numbers = first_seen(filter(None, named))

@@ -13,7 +13,7 @@ from torch import Tensor
 from aurank.arrays import Arrays, MappedRows, as_plain, select_rows
 from aurank.distributed import SENT, ProcessGroup
 from aurank.errors import UserError
-from aurank.names import NAN, NO_NAMES, meant, nearest, plain_text
+from aurank.names import NAN, NO_GROUP_NAMES, meant, nearest, plain_name
 from aurank.sizes import as_text, available_memory, size_in_bytes
 
 Device: TypeAlias = torch.device | str
@@ -172,10 +172,7 @@ def _with_gaps(*sides: Integers | None, name: str) -> list[Integers | None]:
     if all(array is None or array.ndim != 1 or array.dtype.kind in "iub" for array in arrays):
         return list(sides)
     lists = [side if side is None or isinstance(side, Sequence) else as_array(side).tolist() for side in sides]
-    return [
-        None if values is None else ["" if (text := plain_text(value)) in NO_NAMES else text for value in values]
-        for values in lists
-    ]
+    return [None if values is None else [plain_name(value, NO_GROUP_NAMES) for value in values] for values in lists]
 
 
 def group_texts(groups: Integers, names: Shaped[np.ndarray, " name"] | None = None) -> Shaped[np.ndarray, " row"]:

@@ -33,6 +33,15 @@ def test_rows_labels_paths_and_splits_are_those_of_the_file(tmp_path: Path) -> N
     assert test.cached_bytes == 24 * 16 * 4
 
 
+@pytest.mark.parametrize("none", [-1, -1.0, np.nan, "", "-1"], ids=repr)
+def test_a_missing_camera_or_super_label_is_none(tmp_path: Path, none: Any) -> None:
+    groups = np.array([none, 5, 7]).repeat(24)
+    manifest = read(write_rows(tmp_path / "rows.npz", groups=groups, super_labels=groups))
+    for numbers in (manifest.groups, manifest.super_labels):
+        assert (numbers < 0).tolist() == [True] * 24 + [False] * 48
+        assert len(set(numbers.tolist())) == 3
+
+
 def test_an_npy_with_files_of_labels_and_splits_is_the_same_data(tmp_path: Path) -> None:
     held = rows()
     for name in ("embeddings", "labels", "splits"):
