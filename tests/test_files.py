@@ -152,7 +152,7 @@ def test_a_disk_that_is_full_for_the_writer_of_safetensors_is_told_alike(tmp_pat
     before = path.read_bytes()
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
     try:
-        with pytest.raises(AurankError, match=f"^cannot save {path}: .*File too large .*; what was there before is"):
+        with pytest.raises(AurankError, match=f"^cannot save {path}: .*File too large.*; what was there before is"):
             write_safetensors(path, {"weight": torch.zeros(100_000)})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

@@ -10,16 +10,16 @@ from aurank.files import claimed
 
 # What these name is no model and no report: a command that read it would say so.
 FOLDERS = [
-    ("evaluate", "--model", "timm:gone"),
-    ("embed", "--model", "timm:gone"),
+    ("evaluate", "--model", "timm:resnet18"),
+    ("embed", "--model", "timm:resnet18"),
     ("calibrate", os.devnull, "--precision", "0.9"),
     ("average", "gone/best", "gone/last"),
-    ("index", "build", "--model", "timm:gone"),
+    ("index", "build", "--model", "timm:resnet18"),
     ("demo",),
     ("data", "prepare", "digits/soprc"),
 ]
 FILES = [
-    ("embed", "--model", "timm:gone", "rows.npz"),
+    ("embed", "--model", "timm:resnet18", "rows.npz"),
     ("compare", os.devnull, os.devnull, "page.html"),
 ]
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -350,8 +351,12 @@ def test_a_second_run_is_refused_and_a_killed_owner_gives_way_at_once(tmp_path: 
         process.kill()
         process.join()
         os.kill(worker, signal.SIGKILL)  # as loaders' workers end with their process
-        with claimed(out):
-            pass
+        for _ in range(100):  # until it is gone
+            with suppress(UserError), claimed(out):
+                break
+            time.sleep(0.05)
+        else:
+            pytest.fail("the folder is still in use")
     finally:
         process.kill()
 
