@@ -191,7 +191,8 @@ def _integers(values: Integers, name: str, *shape: int | None, remedy: str) -> n
     except ValueError:  # nested lists of unequal length
         array = np.asarray(values, dtype=np.object_)
     if array.size and (array.dtype.kind not in "iu" or int(array.max()) > np.iinfo(np.int64).max):
-        raise UserError(f"the {name} are {array.dtype}: give integers, as by np.unique(…, return_inverse=True)[1]")
+        remedy = "give integers, as by np.unique(…, return_inverse=True)[1], and leave out rows that lack one"
+        raise UserError(f"the {name} are {array.dtype}: {remedy}")
     if array.ndim != len(shape) or any(
         size not in (None, given) for size, given in zip(shape, array.shape, strict=True)
     ):
