@@ -1,6 +1,5 @@
 """Where the bytes of images come from: a folder, an archive or parts of files, here or at an address, or memory."""
 
-import functools
 import io
 import os
 import re
@@ -48,7 +47,7 @@ class ImageSource(ABC):
 
     where: str
     is_read_to_mark = False  # whether the mark of an image takes as long as the image itself
-    lines: tuple[str, Sequence[str], Sequence[int]] | None = None  # of a table: its name, paths and lines
+    lines: tuple[str, Mapping[str, int]] = "", {}  # of a table: its name, and the first line of each path
 
     @abstractmethod
     def content(self, path: str) -> bytes:
@@ -86,13 +85,8 @@ class ImageSource(ABC):
         raise UserError(said)
 
     def _line_of(self, path: str) -> str:
-        number = self._line_numbers.get(path)
-        return "" if self.lines is None or number is None else f" ({self.lines[0]}, line {number})"
-
-    @functools.cached_property
-    def _line_numbers(self) -> dict[str, int]:
-        _, paths, numbers = self.lines or ("", (), ())
-        return dict(zip(reversed(paths), reversed(numbers), strict=True))  # of a path in several lines the first
+        table, numbers = self.lines
+        return f" ({table}, line {numbers[path]})" if path in numbers else ""
 
 
 def file_system(address: str) -> tuple[Any, str]:

@@ -107,7 +107,7 @@ def _of_lines(file: str, source: ImageSource, lines: Sequence[Line], *, outside:
         "group_names": group_names,
         "texts": texts if all(texts) else None,
     }
-    source.lines = file, [row.path for row in rows], [int(row.where.rpartition(" ")[2]) for row in rows]
+    source.lines = file, {row.path: int(row.where.rpartition(" ")[2]) for row in reversed(rows)}
     return build_listed(PurePosixPath(file).stem, source, rows, one_label=labelled, outside=outside, **more)
 
 
