@@ -19,6 +19,8 @@ def read_label(value: Any, where: str, names: Sequence[str] = ()) -> str:
         UserError: names `where`; for a list or another thing than a text or a number, and a number without a name.
     """
     plain: Any = value.tolist() if hasattr(value, "tolist") else value  # of NumPy or torch
+    if plain is not value and isinstance(plain, list) and len(plain) == 1:
+        (plain,) = plain  # an array of one number, as MedMNIST has them
     is_one = isinstance(plain, str | Number | None)
     if not is_one:
         remedy = "choose one of a list for each image, or name another column by label"

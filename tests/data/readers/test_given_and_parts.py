@@ -48,6 +48,11 @@ def test_a_subset_has_the_labels_of_its_rows() -> None:
     assert manifest.split_sizes == {"train": 1, "test": 1}
 
 
+def test_an_array_of_one_number_is_a_label() -> None:
+    labels = (np.array([2]), torch.tensor([2]), np.array(2), 2)
+    assert from_dataset([(GREY, label) for label in labels]).classes == ("2",)
+
+
 @pytest.mark.parametrize(
     ("dataset", "said"),
     [
