@@ -19,7 +19,7 @@ from aurank.evaluation.report import latex_table, markdown_table
 from aurank.evaluation.significance import Answer, Ranking, SeedsAndClasses, over_seeds, rank_over_classes
 from aurank.files import checked, reading, require_ordinary
 from aurank.reporting.charts import COLOURS, plain, svg
-from aurank.reporting.page import render
+from aurank.reporting.page import duration, render
 
 Line = dict[str, Any]
 LINES, _LINES = "lines.jsonl", "the lines of a benchmark"
@@ -298,7 +298,7 @@ def benchmark_page(lines: Sequence[Line], blocks: Sequence[SettingTable]) -> str
         "configuration": " ".join([about["config"], *about["overrides"]]),
         "test": ", ".join(tests),
         "choice of each method": f"{chosen}, by {about['choose_by']['by']}" if about["trials"] else "none",
-        "processor time": f"{sum(line['processor_seconds'] for line in done) / 3600:.2f} h",
+        "processor time": duration(sum((line["processor_seconds"] for line in done), 0.0)),
     }
     for key in ("commit", "torch", "device", "threads"):
         facts[key] = ", ".join(sorted({str(line[key]) for line in done}))
