@@ -64,7 +64,7 @@ def _draw(axes: Axes, records: Sequence[Record], metric: str, marker: str) -> No
     starts = np.arange(0, len(step), every)
     step, value = (np.add.reduceat(each, starts) / np.diff([*starts, len(each)]) for each in (step, value))
     axes.plot(step, value, marker=marker, markersize=4)
-    if marker and np.isfinite(value).any():
-        best = int(np.nanargmax(value))
+    if marker:
+        best = int(np.argmax(value))
         axes.plot(step[best], value[best], marker="*", markersize=13, color=COLOURS[4], linestyle="")
     axes.set(xlabel="step", ylabel=metric)
