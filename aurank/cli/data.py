@@ -204,6 +204,6 @@ def prepare(
     """
     from aurank.commands import prepare_data
 
-    with draw_stages() as progress:
+    with draw_stages("preparing images") as progress:
         result = prepare_data(config, out, overrides or [], short_side=short_side, jpeg=jpeg, progress=progress)
     console.say(result, f"read them by data.prepared={out}")

@@ -81,21 +81,25 @@ class ProgressLine:
     """How far the command is; where there is no terminal, a line says so every `QUIET` seconds, also between events."""
 
     def __init__(self) -> None:
-        self.describe: Callable[[], str] | None = None  # None before anything is known
-        self.since = self.next_time = 0.0  # when `describe` was set, and when the next line is due
+        self.next_time = 0.0  # when the next line is due
         self._ended = threading.Event()
+        self.set(None)
 
-    def set(self, describe: Callable[[], str], *, due: bool = False) -> None:
-        self.describe, self.since = describe, time.monotonic()
-        if due or self.since >= self.next_time:
+    def set(self, describe: Callable[[], str] | None) -> None:
+        """Set what the command does from now on; None where nothing is known."""
+        self.state = describe, time.monotonic()  # as one, which the thread reads
+
+    def tell(self, describe: Callable[[], str], *, due: bool = False) -> None:
+        self.set(describe)
+        if due or time.monotonic() >= self.next_time:
             self._print(describe())
 
     def beat(self) -> None:
         """Print the line if it is due and events have ceased."""
-        now = time.monotonic()
-        if now >= self.next_time and now - self.since >= 1:
-            text = "working" if self.describe is None else self.describe()
-            self._print(f"{text} (for {timedelta(seconds=int(now - self.since))})")
+        (describe, since), now = self.state, time.monotonic()
+        if now >= self.next_time and now - since >= 1:
+            text = "working" if describe is None else describe()
+            self._print(f"{text} (for {timedelta(seconds=int(now - since))})")
 
     def _print(self, text: str) -> None:
         self.next_time = time.monotonic() + QUIET
@@ -105,8 +109,8 @@ class ProgressLine:
     @contextmanager
     def told(self) -> Iterator[None]:
         """While entered, a thread prints the line when it is due, and an interrupt ends with where the command was."""
-        self.describe, self.since, self._ended = None, time.monotonic(), threading.Event()
-        self.next_time = self.since + QUIET
+        self.set(None)
+        self._ended, self.next_time = threading.Event(), time.monotonic() + QUIET
         is_first = os.environ.get("RANK", "0") == "0"
         if is_first and not stderr_console.is_terminal:
             threading.Thread(target=self._beat, args=(self._ended,), daemon=True).start()
@@ -114,7 +118,8 @@ class ProgressLine:
             yield
         except KeyboardInterrupt as error:
             if is_first and not self._ended.is_set():
-                at = "" if self.describe is None else f" at {self.describe()}"
+                describe, _ = self.state
+                at = "" if describe is None else f" at {describe()}"
                 stderr_console.say("; ".join(filter(None, [f"stopped{at}", str(error)])))
             raise
         finally:
@@ -150,17 +155,17 @@ def bar(text: str, *, at_once: bool = False) -> Iterator[tuple[Progress, Callabl
             left = progress.tasks[0].time_remaining
             return f"{line}, {timedelta(seconds=left)} left" if left else line
 
-        progress_line.set(describe, due=due or is_first)
+        progress_line.tell(describe, due=due or is_first)
         is_first = False
 
     how: dict[str, Any] = {"console": stderr_console, "disable": not stderr_console.is_terminal}
-    before, now = progress_line.describe, time.monotonic()
-    progress_line.describe, progress_line.since = lambda: text, now
-    progress_line.next_time = min(progress_line.next_time, now + QUIET)
+    before, _ = progress_line.state
+    progress_line.set(lambda: text)
+    progress_line.next_time = min(progress_line.next_time, time.monotonic() + QUIET)
     with Progress(*columns, **how, get_time=time.monotonic, speed_estimate_period=math.inf) as progress:
         task = progress.add_task(text, total=None, note="")
         yield progress, show
-    progress_line.describe, progress_line.since = before, time.monotonic()
+    progress_line.set(before)
 
 
 @contextmanager
@@ -189,7 +194,9 @@ def draw_training() -> Iterator[Callable[[str, dict[str, Any]], None]]:
         yield listen
 
 
-def _listener(show: Callable[..., None]) -> Callable[[str, int, int], None]:
+def listening(show: Callable[..., None]) -> Callable[[str, int, int], None]:
+    """Return what shows a stage and how much of it is done."""
+
     def listen(stage: str, done: int, total: int) -> None:
         show(f"{stage}: {done:,} of {total:,}", stage, description=stage, completed=done, total=total)
 
@@ -197,9 +204,9 @@ def _listener(show: Callable[..., None]) -> Callable[[str, int, int], None]:
 
 
 @contextmanager
-def draw_stages(text: str = "") -> Iterator[Callable[[str, int, int], None]]:
+def draw_stages(text: str) -> Iterator[Callable[[str, int, int], None]]:
     with bar(text) as (_, show):
-        yield _listener(show)
+        yield listening(show)
 
 
 @contextmanager
@@ -232,7 +239,7 @@ def draw_measuring(
             if finished is not None:
                 finished(name, result)
 
-        yield RunOptions(**options, listener=_listener(show), say=stderr_console.say, finished=pause, given=typed)
+        yield RunOptions(**options, listener=listening(show), say=stderr_console.say, finished=pause, given=typed)
 
 
 def keep_baselines(found: dict[str, dict[str, float]], out: Path) -> None:

@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 
 from aurank.cli.app import app
-from aurank.cli.drawing import bar, console, draw_measuring, draw_stages, draw_training, keep_baselines, stderr_console
+from aurank.cli.drawing import bar, console, draw_measuring, draw_training, keep_baselines, listening, stderr_console
 from aurank.cli.options import (
     AsJson,
     Baselines,
@@ -189,6 +189,7 @@ def tune(
         return
 
     def show(line: dict[str, Any]) -> None:
+        progress.stop()  # until the next step
         value, best = ("" if each is None else f"{each:.4f}" for each in (line["value"], line["best"]))
         short = " ".join(f"{key.rpartition('.')[2]}={text}" for key, text in line["settings"].items())
         console.say(f"trial {line['number']} of {trials}: {value or line['state']}, best {best}  {short}")
@@ -198,8 +199,8 @@ def tune(
     out = out or Path("runs") / f"tune-{Path(config).stem}"
     given: Any = {"trials": trials, "folds": folds, "by": by, "ranges": others, "seed": seed}
     try:
-        with draw_stages("searching") as progress:
-            found = tune(settings, out, listener=show, progress=progress, **given)
+        with bar("searching") as (progress, draw):
+            found = tune(settings, out, listener=show, progress=listening(draw), **given)
     except KeyboardInterrupt:
         raise KeyboardInterrupt("the same command goes on") from None
     console.say(f"best of {found.trials}: mAUPRC {found.value:.4f} in validation, {' '.join(found.overrides)}")
