@@ -10,6 +10,7 @@ import secrets
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import wait
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from aurank.serving.uploads import Limits
 
 _CONNECTIONS = 256  # open at once in a worker; the next is told to come again
+_GRACE = 5  # seconds for requests that are being answered when the server ends
 
 
 @dataclass(frozen=True)
@@ -132,22 +134,25 @@ def _supervise(listening: socket.socket, settings: dict[str, Any]) -> None:
     refusals = context.SimpleQueue()
     asked = threading.Event()
     handlers = {number: signal.signal(number, lambda *_: asked.set()) for number in (signal.SIGINT, signal.SIGTERM)}
-    workers = [started() for _ in range(settings["workers"])]
+    workers: list[SpawnProcess] = []
     try:
         while not asked.is_set():
+            workers += [started() for _ in range(settings["workers"] - len(workers))]
             wait([process.sentinel for process in workers], timeout=0.5)
-            for place, process in enumerate(workers):
-                if (code := process.exitcode) is not None and not asked.is_set():
-                    if not refusals.empty():
-                        raise UserError(refusals.get())
-                    if code > 0:  # it would fail again
-                        raise AurankError(f"a worker has ended with code {code}; look at what it says above")
-                    workers[place] = started()
+            ended = [process for process in workers if process.exitcode is not None]
+            workers = [process for process in workers if process not in ended]
+            if ended and not asked.is_set():
+                if not refusals.empty():
+                    raise UserError(refusals.get())
+                if (code := max(process.exitcode or 0 for process in ended)) > 0:  # it would fail again
+                    raise AurankError(f"a worker has ended with code {code}; look at what it says above")
     finally:
         for process in workers:
             process.terminate()
+        deadline = time.monotonic() + 2 * _GRACE
         for process in workers:
-            process.join()
+            process.join(max(0.0, deadline - time.monotonic()))
+            process.kill()  # one that hangs, or was stopped
         for number, handler in handlers.items():
             signal.signal(number, handler)
 
@@ -199,7 +204,7 @@ def _how() -> dict[str, Any]:
         "server_header": False,
         "proxy_headers": False,
         "limit_concurrency": _CONNECTIONS,
-        "timeout_graceful_shutdown": 5,
+        "timeout_graceful_shutdown": _GRACE,
     }
 
 

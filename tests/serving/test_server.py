@@ -238,9 +238,11 @@ def test_several_workers_share_the_mapped_index_and_one_that_is_killed_is_replac
             answers = [asked(port, "POST", "/api/search", body, kind) for _ in range(8)]
             assert answers[0][0] == 200
             assert all(answer == answers[0] for answer in answers)
+            os.kill(int(workers[1]), signal.SIGSTOP)  # it hangs, and does not end when asked to
         finally:
             parent.terminate()
             assert parent.wait(30) == 0
+    assert not Path(f"/proc/{workers[1]}").exists()
 
 
 def test_a_worker_that_finds_another_index_is_not_started_again(
