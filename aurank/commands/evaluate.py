@@ -101,8 +101,7 @@ def evaluate_model(
     measure = embedded.evaluate if protocol is None else partial(protocol.evaluate, embedded)
     report = noted(evaluate_together(measure, running.group, **options), *measured.notes)
     if not draws and "postprocess" not in options and running.group.rank == 0:
-        how = {name: options[name] for name in ("distance", "ties", "max_memory", "device") if name in options}
-        report = replace(report, group_pairs=embedded.group_pairs(**how))
+        report = replace(report, group_pairs=embedded.group_pairs(options))
     if "postprocess" in options:
         running.finished("postprocessing", options["postprocess"])
     running.finished("measured", measured)

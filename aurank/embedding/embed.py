@@ -1,7 +1,7 @@
 """Embeddings of a manifest's images, with the rows, labels and paths they belong to."""
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -142,11 +142,13 @@ class Embedded:
         paths, there, groups = (None if column is None else column[gallery] for column in columns)
         return report.named(*own, gallery_paths=paths, gallery_classes=there, gallery_groups=groups)
 
-    def group_pairs(self, **options: Any) -> list[dict[str, Any]] | None:
+    def group_pairs(self, options: Mapping[str, Any]) -> list[dict[str, Any]] | None:
         """Return metrics of the queries of one group among the gallery rows of another alone, for each pair of groups.
 
-        Of more than eight groups those with the most rows are taken. None where there are not two.
+        Of more than eight groups those with the most rows are taken. None where there are not two. Of the ``options``
+        of a whole evaluation those hold that say how scores are compared.
         """
+        how = {name: options[name] for name in ("distance", "ties", "max_memory", "device") if name in options}
         groups, counts = np.unique(self.groups[self.groups != NO_GROUP], return_counts=True)
         groups = np.sort(groups[np.argsort(-counts, kind="stable")[:MOST_GROUPS]])
         pairs = []
@@ -154,7 +156,7 @@ class Embedded:
             query, gallery = self.is_query & (self.groups == one), self.is_gallery & (self.groups == other)
             sides = replace(self, is_query=query, is_gallery=gallery).select(query | gallery)
             with suppress(UserError):  # no query of this group has a positive in the other
-                report = sides.evaluate(metrics=["mauprc", "recall@1"], distributed=False, **options)
+                report = sides.evaluate(metrics=["mauprc", "recall@1"], distributed=False, **how)
                 names = group_texts([one, other], self.group_names)
                 found = {"num_queries": len(report.per_query["query"]), "metrics": report.metrics}
                 pairs.append(dict(zip(("query", "gallery"), names.tolist(), strict=True)) | found)

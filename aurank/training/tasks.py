@@ -1,6 +1,7 @@
 """What a run trains and measures: images that are compared with each other, or pairs of an image and a text."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -56,9 +57,14 @@ class Task:
         options = {**evaluation_options(self.config), "codes": learnt_widths(self.config), "neighbours": neighbours}
         options["progress"] = _stage(progress, "ranking")
         embedded = self._embedded(self.model, data, progress)
-        if measured_alone(**options):
-            return (embedded.evaluate(**options) if self.group.rank == 0 else None), {}
-        return evaluate_together(embedded.evaluate, self.group, **options), {}
+        report: Report | None = None
+        if not measured_alone(**options):
+            report = evaluate_together(embedded.evaluate, self.group, **options)
+        elif self.group.rank == 0:
+            report = embedded.evaluate(**options)
+        if report is not None and self.group.rank == 0:
+            report = replace(report, group_pairs=embedded.group_pairs(options))
+        return report, {}
 
     def _embedded(self, model: nn.Module, data: ImageDataset, progress: StageProgress | None = None) -> Embedded:
         batch, workers = self.config.evaluate.batch, self.config.data.workers

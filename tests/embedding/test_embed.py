@@ -234,7 +234,7 @@ def test_cameras_are_measured_by_pairs(tmp_path: Path) -> None:
     rows, labels, groups = chance.normal(size=(40, 4)), np.arange(40) // 8, chance.integers(-1, 3, 40)
     names = np.array(["door", "car park", "c3"])
     np.savez(tmp_path / "rows.npz", embeddings=rows, labels=labels, groups=np.append(names, "")[groups])
-    pairs = Embedded.load(tmp_path / "rows.npz").group_pairs()
+    pairs = Embedded.load(tmp_path / "rows.npz").group_pairs({})
     assert pairs is not None
     assert {(pair["query"], pair["gallery"]) for pair in pairs} == set(itertools.permutations(names.tolist(), 2))
     for pair in pairs:
@@ -242,7 +242,7 @@ def test_cameras_are_measured_by_pairs(tmp_path: Path) -> None:
         report = evaluate(rows[one], labels[one], rows[other], labels[other])
         assert pair["metrics"] == {name: report.metrics[name] for name in ("mauprc", "recall@1")}
         assert pair["num_queries"] == report.num_queries - report.num_lone_queries
-    assert Embedded.load(tmp_path / "rows.npz").select(groups < 1).group_pairs() is None
+    assert Embedded.load(tmp_path / "rows.npz").select(groups < 1).group_pairs({}) is None
 
 
 def pixel_rows(*images: np.ndarray) -> np.ndarray:
