@@ -6,6 +6,7 @@ import hashlib
 import ipaddress
 import json
 import multiprocessing
+import os
 import secrets
 import signal
 import socket
@@ -15,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import wait
 from multiprocessing.context import SpawnProcess
+from multiprocessing.process import BaseProcess
 from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -161,6 +163,8 @@ def serve_worker(listening: socket.socket, settings: dict[str, Any], refusals: "
     """Serve in one of several processes; put why it cannot into `refusals`."""
     import torch
 
+    if (parent := multiprocessing.parent_process()) is not None:
+        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     keep_memory()  # which the command did in its own process
     torch.set_num_threads(max(1, torch.get_num_threads() // settings["workers"]))
     try:
@@ -169,6 +173,11 @@ def serve_worker(listening: socket.socket, settings: dict[str, Any], refusals: "
         refusals.put(str(error))
     except KeyboardInterrupt:  # which the parent handles
         pass
+
+
+def _end_with(parent: BaseProcess) -> None:
+    parent.join()
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _app_of(settings: dict[str, Any]) -> "tuple[ASGIApp, int]":

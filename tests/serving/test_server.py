@@ -245,6 +245,26 @@ def test_several_workers_share_the_mapped_index_and_one_that_is_killed_is_replac
     assert not Path(f"/proc/{workers[1]}").exists()
 
 
+@pytest.mark.slow
+def test_workers_end_with_a_parent_that_is_killed(index: ImageIndex) -> None:
+    command = [sys.executable, "-m", "aurank", "serve", str(index.folder), "--port", "0", "--workers", "2"]
+    with subprocess.Popen(command) as parent:
+        try:
+            workers = ready_workers(parent.pid, {"index.faiss", "embeddings.npy"})
+        finally:
+            parent.kill()
+    deadline = time.monotonic() + 30
+    while any(is_running(worker) for worker in workers):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def is_running(process: str) -> bool:
+    with suppress(FileNotFoundError):
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
 def test_a_worker_that_finds_another_index_is_not_started_again(
     index: ImageIndex, monkeypatch: pytest.MonkeyPatch
 ) -> None:
