@@ -113,6 +113,28 @@ def set_learning_rate(optimiser: Optimizer, rate: float) -> None:
         group["lr"] = rate * group["lr_multiplier"]
 
 
+def require_fitting(optimiser: Optimizer, saved: dict[str, Any]) -> None:
+    """Raise ValueError unless a saved state has this optimiser's options, and like values for all parameters."""
+    groups = optimiser.state_dict()["param_groups"]
+    for group, saved_group in zip(groups, saved["param_groups"], strict=True):
+        for name in group.keys() - {"fused"}:  # which changes speed alone
+            if not _is_alike(group[name], saved_group.get(name)):
+                raise ValueError(f"{name} is {saved_group.get(name)!r} in place of {group[name]!r}")
+    parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
+    kinds: dict[bool, tuple[tuple[str, str], ...]] = {}  # of vectors and of others, which Muon updates otherwise
+    for number, state in saved["state"].items():
+        kind = tuple(sorted((name, type(value).__name__) for name, value in state.items()))
+        if kind != kinds.setdefault(parameters[number].ndim > 1, kind):
+            raise ValueError(f"parameter {number} has another state than those before it: {dict(kind)}")
+
+
+def _is_alike(option: Any, saved: Any) -> bool:
+    for kinds in ((bool, str, type(None)), (int, float), (list, tuple)):
+        if isinstance(option, kinds):
+            return saved == option if bool in kinds else isinstance(saved, kinds) and not isinstance(saved, bool)
+    return type(option) is type(saved)
+
+
 def weight_average(model: nn.Module) -> nn.Module:
     from timm.utils import ModelEmaV3  # type: ignore[attr-defined]
 

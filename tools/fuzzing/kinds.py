@@ -428,7 +428,7 @@ KINDS: dict[str, Kind] = {
         "run/best.safetensors",
         is_sealed=True,
     ),
-    "resume": Kind(_run, ("train config.yaml --out run --resume", _trained), "run/last.safetensors"),
+    "resume": Kind(_run, ("train config.yaml --out run --resume", _trained), "run/last.safetensors", is_sealed=True),
     "average": Kind(
         _average,
         (f"={_EVALUATE}aurank:mean/best.safetensors", "average mean/best run/best --out again"),
