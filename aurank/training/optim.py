@@ -113,7 +113,7 @@ def set_learning_rate(optimiser: Optimizer, rate: float) -> None:
         group["lr"] = rate * group["lr_multiplier"]
 
 
-def require_fitting(optimiser: Optimizer, saved: dict[str, Any]) -> None:
+def require_fitting_state(optimiser: Optimizer, saved: dict[str, Any]) -> None:
     """Raise ValueError unless a saved state has this optimiser's options, and like values for all parameters."""
     groups = optimiser.state_dict()["param_groups"]
     for group, saved_group in zip(groups, saved["param_groups"], strict=True):

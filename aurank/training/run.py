@@ -33,7 +33,7 @@ from aurank.reporting.training_page import training_page
 from aurank.training.build import Splits, build_schedule, build_splits
 from aurank.training.components import read_config
 from aurank.training.loop import Listener, Loop
-from aurank.training.optim import require_fitting
+from aurank.training.optim import require_fitting_state
 from aurank.training.sharding import load_state, prepare_for_shards
 from aurank.training.state import Progress, restore_random_state, seed_everything, seed_stream
 from aurank.training.trainer import Trainer
@@ -356,7 +356,7 @@ def restore(trainer: Trainer, path: Path, state: dict[str, Any], notices: list[s
     load_part(trainer.model.load_state_dict, state["encoder"], path)
     if trainer.average is not None:
         load_part(trainer.measured.load_state_dict, (state["average"] or {}).get("values", {}), path, "average")
-    load_part(partial(require_fitting, trainer.optimiser), state["optimiser"], path, "optimiser")
+    load_part(partial(require_fitting_state, trainer.optimiser), state["optimiser"], path, "optimiser")
     load_part(partial(load_state, trainer.optimiser), state["optimiser"], path, "optimiser")
     if trainer.sharded is not None:
         trainer.sharded.spread()

@@ -14,7 +14,7 @@ from aurank.training.optim import (
     constant,
     cosine,
     multi_step,
-    require_fitting,
+    require_fitting_state,
     update_average,
     weight_average,
 )
@@ -107,7 +107,7 @@ def test_optimisers_that_count_in_groups_or_keep_other_sizes_resume(name: str) -
     for _ in range(2):
         step(*first)
     second[0].load_state_dict(first[0].state_dict())
-    require_fitting(second[1], first[1].state_dict())
+    require_fitting_state(second[1], first[1].state_dict())
     load_state(second[1], copy.deepcopy(first[1].state_dict()))
     for _ in range(2):
         step(*first)
@@ -121,7 +121,7 @@ def test_a_state_of_other_options_or_of_mixed_values_does_not_fit() -> None:
     optimiser = OPTIMISERS["adamw"]([{"params": list(module.parameters()), "lr_multiplier": 1.0}], lr=0.1)
     module(torch.ones(3, 4)).sum().backward()
     optimiser.step()
-    require_fitting(optimiser, optimiser.state_dict())
+    require_fitting_state(optimiser, optimiser.state_dict())
     for entry, changed, message in (
         ("param_groups", {"amsgrad": True}, "amsgrad is True in place of False"),
         ("param_groups", {"betas": 0.9}, "betas is 0.9 in place of"),
@@ -130,7 +130,7 @@ def test_a_state_of_other_options_or_of_mixed_values_does_not_fit() -> None:
         saved = copy.deepcopy(optimiser.state_dict())
         saved[entry][0].update(changed)
         with pytest.raises(ValueError, match=message):
-            require_fitting(optimiser, saved)
+            require_fitting_state(optimiser, saved)
 
 
 @pytest.mark.parametrize("name", ["adamw", "sgd"])
