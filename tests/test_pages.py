@@ -34,7 +34,7 @@ STAND_INS = {
     r"timm:resnet18(,pretrained=false)?$": "timm:resnet18,pretrained=false,input_size=32",
     r"timm:tf_efficientnet_lite0,input": "timm:test_efficientnet,pretrained=false,input",
     r"tf_efficientnet_lite0": "test_efficientnet",
-    r"onnx:exported/onnx/model.onnx": "safetensors:exported/weights/model.safetensors",  # its graph takes long to write
+    r"onnx:exported/onnx/model.onnx": "timm:local-dir:exported/timm",  # its graph takes long to write
     r"(image|input)_size=(128|192x96)(,resize=squash)?": r"\1_size=32",
     r"batch=1024$": "batch=64",
     r"micro_batch=64$": "micro_batch=16",
@@ -119,7 +119,7 @@ def run_aurank(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     if words[0] in ("demo", "serve"):  # the one takes minutes, the other ends when it is interrupted
         return run(monkeypatch, *words, "--help")
     if words[0] == "export":  # few images, and no graph, which takes long to write: tests/exporting does
-        kept = ["safetensors" if word == "onnx" else word for word in words if word != "--int8"]
+        kept = ["hf" if word == "onnx" else word for word in words if word != "--int8"]
         words = [*kept, "--data", "folder:photos"]
     if words[0] == "compare" and "--data" in words:  # the reports here are of random rows
         at = words.index("--data")

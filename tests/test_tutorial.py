@@ -18,8 +18,8 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 SMALL = ["model.backbone=test_efficientnet", "model.pretrained=false", "train.steps=4", "optim.warmup_steps=1"]
 STAND_INS = {
     r"timm:tf_efficientnet_lite0(,weights=[^,]+)?": "timm:test_efficientnet,pretrained=false",
-    r"onnx:exported/onnx/model.onnx": "safetensors:exported/onnx/model.safetensors",  # a graph takes long to write
-    r"^onnx$": "safetensors",
+    r"onnx:exported/onnx/model.onnx": "timm:local-dir:exported/onnx",  # a graph takes long to write
+    r"^onnx$": "hf",
 }
 
 

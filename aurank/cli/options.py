@@ -31,7 +31,7 @@ Given = dict[str, Any]  # the options of a command by name
 
 MODELS = (
     "aurank:DIR/best, hf-hub:OWNER/NAME, timm:NAME[,pretrained=false], open_clip:NAME, transformers:NAME, onnx:FILE, "
-    "safetensors:FILE, torchexport:FILE, python:MODULE:FUNCTION"
+    "python:MODULE:FUNCTION"
 )
 
 
@@ -84,7 +84,7 @@ def _reads_model(model: str | None) -> str | None:
         from aurank.embedding.named import require_model_name
 
         require_model_name(model)
-    if what and kind in ("embeddings", "trec", "onnx", "safetensors", "torchexport") and not _is_there(what):
+    if what and kind in ("embeddings", "trec", "onnx") and not _is_there(what):
         reads(what.partition(",")[0])  # options may follow
     for pair in what.split(",")[1:]:
         if pair.startswith("weights="):
@@ -189,9 +189,7 @@ _RUN = {
     "engine": _shared(str | None, "onnxruntime is faster for networks of convolutions on CPUs; default: torch."),
     "cache": Cache,
     "no_cache": _shared(bool, "Read no embeddings from the cache, and keep none.", "--no-cache"),
-    "allow_code": _shared(
-        bool, "Trust --model: python: and torchexport: run code, and so may options.", "--allow-code"
-    ),
+    "allow_code": _shared(bool, "Trust --model: python: runs code, and so may options.", "--allow-code"),
 }
 RUN = ("batch", "device", "cache", "no_cache", "allow_code")
 _OVERRIDES = Annotated[list[str] | None, typer.Argument(help="Changes of the data section, such as data.workers=4.")]

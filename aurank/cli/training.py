@@ -306,10 +306,8 @@ def _is_file(given: dict[str, Any]) -> bool:
 def export(
     checkpoint: str = argument("DIR/best of a run, such as runs/mine/best.", default=...),
     *,
-    to: str = option("onnx, torchexport, safetensors, or timm (or hf), a folder that timm loads.", default=...),
-    out: Path = option(
-        "Folder to make, of the model, README.md and export.json; or a file, .onnx or .safetensors.", default=...
-    ),
+    to: str = option("onnx, or hf (or timm), a folder that timm loads.", default=...),
+    out: Path = option("Folder to make, of the model, README.md and export.json; or an .onnx file.", default=...),
     int8: bool = option("Write an ONNX graph of 8 bits too, and say what it loses.", "--int8", default=False),
     licence: str | None = option("Licence named in README.md, such as mit.", "--license"),
     overwrite: bool = option("Replace an earlier export in --out.", "--overwrite", default=False),

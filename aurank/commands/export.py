@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -27,22 +27,15 @@ from aurank.errors import AurankError, UserError, first_line
 from aurank.evaluation.postprocessing.steps import unit
 from aurank.exporting.card import COLOURS, write_card
 from aurank.exporting.card_code import MODES, run_card, write_pictures
-from aurank.exporting.formats import TrainedEncoder, quantise, write_graph, write_program, write_weights
+from aurank.exporting.formats import TrainedEncoder, quantise, write_graph
 from aurank.exporting.timm_folder import load_folder, pillow_interpolation, write_folder
 from aurank.files import replacing_folder, write_text
 from aurank.models import Encoder
-from aurank.models.adapters.by_name import ADAPTERS
-from aurank.models.adapters.exported import StoredTransform
+from aurank.models.adapters.exported import StoredTransform, onnx_model
 from aurank.models.adapters.names import is_tower
 from aurank.models.adapters.towers import is_local
 from aurank.models.image_model import ImageModel, ModelImages
 
-_WRITERS: Mapping[str, Callable[[TrainedEncoder, Path], None]] = {
-    "onnx": write_graph,
-    "torchexport": write_program,
-    "safetensors": write_weights,
-    "hf": write_folder,
-}
 TOLERANCE = 1e-4  # the largest difference of an exported embedding, in any of its numbers
 _CALIBRATION, _BATCH = 256, 32  # training images that ranges are taken from, and how many of them at once
 
@@ -127,10 +120,9 @@ def export_model(
 
     Args:
         checkpoint: ``DIR/best``, of two towers that of the images.
-        to: onnx (one graph), torchexport (a program and preprocessing.json), safetensors (weights that aurank builds
-            the network for), hf or timm (the layout of timm on the hub).
-        out: a folder; for onnx and safetensors also a file, such as model.onnx, with model.md (the card) and model.json
-            (the check) beside it.
+        to: onnx (one graph), hf or timm (the layout of timm on the hub).
+        out: a folder; for onnx also a file, such as model.onnx, with model.md (the card) and model.json (the check)
+            beside it.
         images: those of the check; default: the test split of the data that the model was trained on.
         int8: with onnx, a graph of 8 bits too, calibrated on training images.
         licence: for the card, as hubs name it, such as mit.
@@ -146,9 +138,9 @@ def export_model(
         ... }
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     _ = aurank.train(config, f"{folder}/run")
-        ...     exported = export_model(f"{folder}/run/best", "safetensors", f"{folder}/exported")
-        >>> exported.check.max_difference, sorted(exported.files)
-        (0.0, ['README.md', 'export.json', 'model.safetensors'])
+        ...     exported = export_model(f"{folder}/run/best", "hf", f"{folder}/exported")
+        >>> exported.check.is_same, sorted(exported.files)
+        (True, ['README.md', 'config.json', 'export.json', 'model.safetensors', 'preprocessing.json'])
     """
     out, running = Path(out), running or RunOptions()
     names = require_export(to, out, int8=int8, overwrite=overwrite)
@@ -231,12 +223,11 @@ def _check_code(name: str, card: str, folder: Path, model: ImageModel) -> Check:
 
 def _require_expressible(to: str, config: Config) -> None:
     model, reason = config.model, ""
-    remedy = "export it as onnx, torchexport or safetensors"
+    remedy = "export it as onnx"
     if config.data.channels not in COLOURS:
         reason, remedy = f"the model takes {config.data.channels} channels", "only 1, 3 or 4 can be exported"
-    elif to in ("safetensors", "hf") and is_local(model.backbone):
+    elif to == "hf" and is_local(model.backbone):
         reason = f"the network is that of a folder of this machine ({model.backbone})"
-        remedy = "export it as onnx or torchexport, which hold the network itself"
     elif to == "hf" and model.pooling == "gem":
         reason = "timm has no generalised-mean pooling (model.pooling=gem)"
     elif to == "hf" and model.head_layers > 1 and not model.discard_head:
@@ -265,17 +256,18 @@ def _write(
 ) -> dict[str, ImageModel]:
     source.encoder.cpu()
     file = names.model
-    with _explaining(f"--to {to}: {source.config.backbone} cannot be exported", "try --to safetensors"):
-        _WRITERS[to](source, folder / file)
+    with _explaining(f"--to {to}: {source.config.backbone} cannot be exported", "save it with aurank.load(…).save(…)"):
         if to == "hf":
+            write_folder(source, folder / file)
             timm = load_folder(folder, source.pipeline.channels)
-            own = dataclasses.replace(timm, transform=StoredTransform(source.pipeline, is_inside=False))
-            return {file: own, "timm's own transform": timm}
+            as_trained = dataclasses.replace(timm, transform=StoredTransform(source.pipeline, is_inside=False))
+            return {file: as_trained, "timm's own transform": timm}
+        write_graph(source, folder / file)
     if pixels:
         with _explaining("--int8: onnxruntime cannot quantise this graph", "leave out --int8"):
             quantise(folder / file, folder / names.int8, pixels)
     files = (file, *([names.int8] if pixels else []))
-    return {name: ADAPTERS[to](f"{to}:{name}", str(folder / name), {}, True) for name in files}
+    return {name: onnx_model(f"onnx:{name}", str(folder / name), {}, False) for name in files}
 
 
 @contextmanager

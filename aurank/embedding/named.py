@@ -262,12 +262,10 @@ def require_index_folder(out: Path, *, overwrite: bool) -> None:
 
 EXPORTED = {
     "onnx": "model.onnx",
-    "torchexport": "model.pt2",
-    "safetensors": "model.safetensors",
     "hf": "model.safetensors",
     "timm": "model.safetensors",  # another word for hf
 }
-_BESIDE = ("preprocessing.json", "config.json")  # of a program and of timm's layout
+_BESIDE = ("preprocessing.json", "config.json")  # of timm's layout
 
 
 class ExportNames(NamedTuple):
@@ -279,7 +277,7 @@ class ExportNames(NamedTuple):
 
 
 def export_names(to: str, out: Path) -> ExportNames:
-    if to in ("onnx", "safetensors") and out.suffix == f".{to}" and not out.is_dir():
+    if to == "onnx" and out.suffix == ".onnx" and not out.is_dir():
         return ExportNames(out.name, f"{out.stem}.int8.onnx", f"{out.stem}.md", f"{out.stem}.json", True)
     return ExportNames(EXPORTED[to])
 

@@ -1,6 +1,5 @@
-"""The files that hold an encoder: a program of torch, an ONNX graph and the same in 8 bits, weights."""
+"""An encoder as an ONNX graph, in float32 and in 8 bits."""
 
-import json
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,12 +15,9 @@ from torch import Tensor, nn
 
 from aurank.config import ModelConfig
 from aurank.data import Pipeline
-from aurank.embedding.from_config import encoder_arguments
 from aurank.errors import UserError
-from aurank.files import write_safetensors, write_text
 from aurank.models import Encoder
-from aurank.models.adapters.exported import ENCODER, PREPROCESSING, PROGRAM_PREPROCESSING, pack_preprocessing
-from aurank.models.adapters.towers import without_places
+from aurank.models.adapters.exported import PREPROCESSING, pack_preprocessing
 from aurank.models.engines import quiet_export
 
 INPUT, OUTPUT = "pixels", "embedding"
@@ -38,10 +34,10 @@ class TrainedEncoder:
     pipeline: Pipeline  # the transform of its images
     interpolation: str = "bilinear"  # Pillow's word for how these are resized
 
-    def preprocessing(self, *, is_inside: bool, is_unit: bool = True) -> str:
+    def preprocessing(self, *, is_inside: bool) -> str:
         first = next(layer for layer in self.encoder.head.modules() if isinstance(layer, nn.Linear))
         dim = first.in_features if self.encoder.discard_head else self.encoder.dim
-        return pack_preprocessing(self.pipeline, dim=dim, is_inside=is_inside, is_unit=is_unit)
+        return pack_preprocessing(self.pipeline, dim=dim, is_inside=is_inside)
 
 
 class Portable(nn.Module):
@@ -62,44 +58,23 @@ class Portable(nn.Module):
         return embeddings
 
 
-def write_program(model: TrainedEncoder, path: Path) -> None:
-    program = _trace(model)
-    with quiet_export():
-        torch.export.save(program, path)
-    write_text(path.with_name(PROGRAM_PREPROCESSING), model.preprocessing(is_inside=True) + "\n")
-
-
 def write_graph(model: TrainedEncoder, path: Path) -> None:
     if (size := sum(value.nbytes for value in model.encoder.state_dict().values())) > _ONE_FILE:
-        raise UserError(f"--to onnx: an ONNX file holds at most 2 GiB, the weights are {size:,} bytes; use safetensors")
-    program = _trace(model)
+        raise UserError(f"--to onnx: an ONNX file holds at most 2 GiB, the weights are {size:,} bytes; use --to hf")
+    portable = Portable(model.encoder, model.pipeline).eval().requires_grad_(False)
+    example = torch.zeros(2, model.pipeline.channels, *model.pipeline.size, dtype=torch.uint8)
     names: dict[str, Any] = {"input_names": [INPUT], "output_names": [OUTPUT]}
     with quiet_export():
+        shapes = {"pixels": {0: torch.export.Dim("batch")}}
+        program = torch.export.export(portable, (example,), dynamic_shapes=shapes)
+        for module in program.graph_module.modules():
+            for node in module.graph.nodes:
+                node.meta.pop("stack_trace", None)  # names folders of this machine
         graph: Any = torch.onnx.export(program, dynamo=True, verbose=False, dynamic_shapes=None, **names)
     graph.model.metadata_props[PREPROCESSING] = model.preprocessing(is_inside=True)
     for value in (*graph.model.graph.inputs, *graph.model.graph.outputs):
         value.shape[0] = "batch"  # torch calls it s77
     graph.save(path, external_data=False)
-
-
-def write_weights(model: TrainedEncoder, path: Path) -> None:
-    left_out = ("pretrained", "weights", "width")
-    arguments = {name: value for name, value in encoder_arguments(model.config).items() if name not in left_out}
-    arguments |= {"backbone": without_places(model.config.backbone), "channels": model.pipeline.channels}
-    about = {PREPROCESSING: model.preprocessing(is_inside=False), ENCODER: json.dumps(arguments)}
-    write_safetensors(path, model.encoder.state_dict(), **about)
-
-
-def _trace(model: TrainedEncoder) -> torch.export.ExportedProgram:
-    portable = Portable(model.encoder, model.pipeline).eval().requires_grad_(False)
-    example = torch.zeros(2, model.pipeline.channels, *model.pipeline.size, dtype=torch.uint8)
-    with quiet_export():
-        shapes = {"pixels": {0: torch.export.Dim("batch")}}
-        program = torch.export.export(portable, (example,), dynamic_shapes=shapes)
-    for module in program.graph_module.modules():
-        for node in module.graph.nodes:
-            node.meta.pop("stack_trace", None)  # names folders of this machine
-    return program
 
 
 def quantise(source: Path, path: Path, batches: Sequence[UInt8[np.ndarray, "batch channel height width"]]) -> None:

@@ -12,10 +12,10 @@ from aurank.data import Pipeline
 from aurank.data.transforms.base import AREA
 from aurank.exporting.formats import TrainedEncoder
 from aurank.files import write_safetensors, write_text
-from aurank.models.adapters.exported import PROGRAM_PREPROCESSING, crop_of
+from aurank.models.adapters.exported import crop_of
 from aurank.models.image_model import ImageModel
 
-SETTINGS = "config.json"
+SETTINGS, PREPROCESSING = "config.json", "preprocessing.json"
 
 
 def write_folder(source: TrainedEncoder, path: Path) -> None:
@@ -49,7 +49,7 @@ def write_folder(source: TrainedEncoder, path: Path) -> None:
         },
     }
     write_text(path.with_name(SETTINGS), json.dumps(content, indent=2) + "\n")
-    write_text(path.with_name(PROGRAM_PREPROCESSING), source.preprocessing(is_inside=False, is_unit=False) + "\n")
+    write_text(path.with_name(PREPROCESSING), source.preprocessing(is_inside=False) + "\n")
     write_safetensors(path, model.state_dict())
 
 

@@ -184,7 +184,7 @@ def test_reports_and_cards_tell_of_the_average(two: list[Path], tmp_path: Path) 
     few = ImageSelection(f"folder:{tmp_path / 'photos'}", overrides=["data.odd_classes=keep"])
     report = evaluate_model(f"aurank:{best}", few)
     assert f"the weights are the average of {two[0]} (seed 1), {two[1]} (seed 2)" in report.notes
-    export_model(f"aurank:{best}", "safetensors", tmp_path / "out", images=few)
+    export_model(f"aurank:{best}", "hf", tmp_path / "out", images=few)
     card = (tmp_path / "out/README.md").read_text(encoding="utf-8")
     assert "the weights are the average of 2 models: seed 1, seed 2; the lines above are of the first" in card
     assert str(tmp_path) not in card + json.dumps(json.loads((tmp_path / "out/export.json").read_text("utf-8")))

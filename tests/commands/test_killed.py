@@ -16,7 +16,7 @@ KILLED = "import os\nos.fsync = lambda descriptor: os.kill(os.getpid(), 9)"  # w
         "average {run} {run}/last --out {out}",
         "embed --model aurank:{run}/best --no-cache --out {out}.npz",
         "embed --model aurank:{run}/best --no-cache --out {out} --shard-rows 500",
-        "export {run}/best --to safetensors --out {out}",
+        "export {run}/best --to hf --out {out}",
     ],
     ids=["average", "embed", "embed in parts", "export"],
 )

@@ -17,7 +17,7 @@ from testing.galleries import folder_of, graph, write_photos
 from torch import nn
 
 import aurank
-from aurank.commands import RunOptions, evaluate_model, export_model
+from aurank.commands import RunOptions, evaluate_model
 from aurank.embedding import ImageSelection
 from aurank.embedding.stored import trained_model
 from aurank.errors import UserError
@@ -62,10 +62,6 @@ def sources(tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         if kind == "onnx":
             pytest.importorskip("onnxruntime")
             return graph(given / "net.onnx", dtype="FLOAT") + ",mean=0.5,std=0.25"
-        if kind in ("safetensors", "torchexport"):
-            images = ImageSelection(f"folder:{write_photos(tmp_path / 'photos', classes=2, images=2)}")
-            written = export_model(str(tiny_run / "best"), kind, given / "out", images=images)
-            return f"{kind}:{given / 'out' / next(file for file in written.files if file.startswith('model.'))}"
         if kind == "transformers":
             return f"transformers:{folder_of(given, 'clip')}"
         if kind == "local-dir":
@@ -86,7 +82,7 @@ def sources(tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
-    ["timm", "local-dir", "aurank", "onnx", "safetensors", "torchexport", "transformers", "open_clip", "python"],
+    ["timm", "local-dir", "aurank", "onnx", "transformers", "open_clip", "python"],
 )
 def test_a_saved_model_is_the_same_to_the_last_bit(
     kind: str, sources: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -108,7 +104,7 @@ def test_a_saved_model_is_the_same_to_the_last_bit(
         np.testing.assert_array_equal(aurank.load(tmp_path / folder, allow_code=True).encode(pictures()), expected)
         texts = [path.read_text(encoding="utf-8") for path in (tmp_path / folder).glob("*.[jm][sd]*")]
         assert not [text for text in texts if str(tmp_path) in text]  # no place of this machine
-    if kind in ("python", "torchexport"):
+    if kind == "python":
         with pytest.raises(UserError, match="--allow-code"):
             aurank.load(tmp_path / "saved")
 

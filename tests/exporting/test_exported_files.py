@@ -1,8 +1,7 @@
-"""Files of an encoder give its embeddings: graphs, programs, weights, folders of timm."""
+"""Files of an encoder give its embeddings: graphs and folders of timm."""
 
 import json
 import re
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from aurank.embedding.from_config import encoder_arguments
 from aurank.errors import UserError
 from aurank.exporting.card import write_card
 from aurank.exporting.card_code import write_pictures
-from aurank.exporting.formats import TrainedEncoder, quantise, write_graph, write_program, write_weights
+from aurank.exporting.formats import TrainedEncoder, quantise, write_graph
 from aurank.exporting.timm_folder import timm_settings, write_folder
 from aurank.models import Encoder
 from aurank.models.adapters.by_name import load_model
@@ -63,7 +62,7 @@ def expected(model: TrainedEncoder, images: list[Image.Image]) -> torch.Tensor:
 
 
 def embedded(name: str, images: list[Image.Image]) -> torch.Tensor:
-    model = load_model(name, allow_code=True)
+    model = load_model(name)
     with torch.inference_mode():
         found: torch.Tensor = model.module(torch.stack([model.transform(image) for image in images]))
     return found
@@ -89,27 +88,6 @@ def test_graphs_take_batches_of_any_size_and_pixels_as_they_are(tmp_path: Path) 
         assert (embedded(f"onnx:{small}", images) * wanted).sum(1).min() > 0.98  # its preprocessing is still inside
     with pytest.raises(UserError, match="its preprocessing is stored inside; leave out mean=…"):
         load_model(f"onnx:{whole},mean=0.5")
-
-
-@pytest.mark.slow
-def test_a_program_takes_batches_of_any_size_and_pixels_as_they_are(tmp_path: Path) -> None:
-    model = make(discard_head=True, look={"image_size": (24, 40), "resize": "squash"})
-    write_program(model, tmp_path / "model.pt2")
-    with zipfile.ZipFile(tmp_path / "model.pt2") as file:
-        assert not any(str(PACKAGE).encode() in file.read(name) for name in file.namelist())
-    for count in (1, 2, 5):
-        images = photos(count)
-        found = embedded(f"torchexport:{tmp_path / 'model.pt2'}", images)
-        torch.testing.assert_close(found, expected(model, images), atol=1e-5, rtol=0)
-
-
-def test_weights_say_what_network_they_are_of(tmp_path: Path) -> None:
-    model = make("gem", head_layers=2, params={"drop_rate": 0.1})
-    write_weights(model, tmp_path / "model.safetensors")
-    name = f"safetensors:{tmp_path / 'model.safetensors'}"
-    assert torch.equal(embedded(name, photos()), expected(model, photos()))
-    with pytest.raises(UserError, match="unknown option 'size'"):
-        load_model(f"{name},size=3")
 
 
 @pytest.mark.skipif(OLD_TIMM, reason="older ones lose what a folder says")

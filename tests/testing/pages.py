@@ -103,7 +103,7 @@ def write_world(folder: Path) -> aurank.TrainResult:
     result = aurank.train(tiny_config(train=short, optim={"warmup_steps": 0}), folder / "runs/soprc")
     aurank.train(pairs_config(folder, train=short, optim={"warmup_steps": 0}), folder / "runs/text_sogclr")
     few = ImageSelection(f"folder:{folder / 'photos'}")
-    export_model(str(folder / "runs/soprc/best"), "safetensors", folder / "exported/weights", images=few)
+    export_model(str(folder / "runs/soprc/best"), "hf", folder / "exported/timm", images=few)
     write_averaged(folder / "runs")
     for name, run in {"mine": "soprc", "finetuned": "soprc", "people": "soprc", "pairs": "text_sogclr"}.items():
         (folder / "runs" / name).symlink_to(folder / "runs" / run)

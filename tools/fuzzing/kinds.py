@@ -33,7 +33,7 @@ from aurank.data import TRANSFORMS, shards
 from aurank.data.checks.negatives import write_negatives
 from aurank.embedding import ImageSelection, index_folder
 from aurank.evaluation import Index, PostProcessing, ProbeResult
-from aurank.exporting.formats import TrainedEncoder, write_graph, write_program, write_weights
+from aurank.exporting.formats import TrainedEncoder, write_graph
 from aurank.exporting.timm_folder import write_folder
 from aurank.files import _bundle_sha256, content_sha256, file_sha256, require_ordinary
 from aurank.models import Encoder
@@ -272,12 +272,7 @@ def _model(kind: str) -> None:
         torch.save({"epoch": 3, "state_dict": weights}, "model/w.pt")
         save_file(weights, "model/w.safetensors")
     else:
-        write, file = {
-            "onnx": (write_graph, "m.onnx"),
-            "torchexport": (write_program, "m.pt2"),
-            "safetensors": (write_weights, "m.safetensors"),
-        }[kind]
-        write(model, Path("model", file))
+        write_graph(model, Path("model/m.onnx"))
 
 
 # -- readers that are no command, and checksums -----------------------------------------------------------------------
@@ -424,7 +419,7 @@ KINDS: dict[str, Kind] = {
     ),
     "checkpoint": Kind(
         _run,
-        (f"={_EVALUATE}aurank:run/best.safetensors", "export run/best.safetensors --to safetensors --out exported"),
+        (f"={_EVALUATE}aurank:run/best.safetensors", "export run/best.safetensors --to hf --out exported"),
         "run/best.safetensors",
         is_sealed=True,
     ),
@@ -455,7 +450,5 @@ KINDS: dict[str, Kind] = {
     "onnx": _embedding("onnx", "onnx:model/m.onnx"),
     "timm": _embedding("timm", "timm:local-dir:model,pretrained=false"),
     "transformers": _embedding("transformers", "transformers:model"),
-    "torchexport": _embedding("torchexport", "torchexport:model/m.pt2"),
-    "safetensors": _embedding("safetensors", "safetensors:model/m.safetensors"),
     "weights": _embedding("weights", "timm:test_resnet,weights=model/{part}"),
 }

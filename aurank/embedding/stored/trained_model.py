@@ -31,7 +31,7 @@ from aurank.errors import UserError, first_line
 from aurank.extras import import_library
 from aurank.files import read_record, reading, write_text
 from aurank.models import TwoTower
-from aurank.models.adapters.by_name import FILES, check_model, keep_model, load_model
+from aurank.models.adapters.by_name import check_model, keep_model, load_model
 from aurank.models.adapters.loading import asking_once
 from aurank.models.adapters.names import LOCAL
 from aurank.models.adapters.timm import NO_ARGUMENTS
@@ -57,7 +57,7 @@ def load(model: Path | str, *, allow_code: bool = False) -> ImageModel:
         model: a run or its checkpoint (``DIR``, ``DIR/best``, ``DIR/last``); a folder that `ImageModel.save` wrote;
             ``hf-hub:OWNER/NAME``, such a folder or a model of timm on the hub; or KIND:NAME as `aurank evaluate
             --model` takes it, such as ``timm:resnet18`` or ``onnx:FILE``.
-        allow_code: needed for ``python:`` and ``torchexport:``, which may run code.
+        allow_code: needed for ``python:``, which runs code.
 
     Raises:
         UserError: there is no such model, or it cannot be loaded.
@@ -257,15 +257,15 @@ def load_stored(folder: Path, name: str, *, allow_code: bool = False, remedy: st
     record = read_record(folder / RECORD, StoredRecord, "a stored model", named=_FORMAT, remedy=remedy)
     with reading(folder, "a stored model", remedy=remedy):
         kind, _, rest = record["load"].partition(":")
-        if kind in FILES and rest.partition(",")[0] not in record["files"]:
+        if kind == "onnx" and rest.partition(",")[0] not in record["files"]:
             raise UserError(f"it names {rest.partition(',')[0]!r}, which is none of its files")
         if kind == "aurank":
             model, origin = _trained(name, folder / KEPT), ""
         else:
             model = load_model(record["load"], allow_code=allow_code, folder=folder)
             what, *pairs = rest.split(",")
-            place = folder / what if kind in FILES else folder if kind == "transformers" else f"{LOCAL}{folder}"
-            origin = ",".join([f"{kind}:{what if kind == 'python' else place}", *pairs])
+            kept = {"onnx": folder / what, "transformers": folder, "python": what}.get(kind, f"{LOCAL}{folder}")
+            origin = ",".join([f"{kind}:{kept}", *pairs])
     model = replace(model, name=name, origin=origin)
     require_same_model(model, record["weights_sha256"], record["preprocessing"], str(folder), remedy)
     return model

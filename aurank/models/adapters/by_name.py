@@ -12,7 +12,7 @@ from torch import nn
 
 from aurank.errors import UserError
 from aurank.files import reading, write_safetensors
-from aurank.models.adapters.exported import PROGRAM_PREPROCESSING, onnx_model, safetensors_model, torchexport_model
+from aurank.models.adapters.exported import onnx_model
 from aurank.models.adapters.loading import TextParts
 from aurank.models.adapters.names import IMAGES, LOCAL, TEXTS, TOWERS, Options, parse_name, without_weights
 from aurank.models.adapters.open_clip import open_clip_model, open_clip_settings, open_clip_text_model
@@ -26,11 +26,9 @@ ADAPTERS: Mapping[str, Callable[[str, str, Options, bool], ImageModel]] = {
     "open_clip": open_clip_model,
     "transformers": transformers_model,
     "onnx": onnx_model,
-    "safetensors": safetensors_model,
-    "torchexport": torchexport_model,
     "python": python_model,
 }
-FILES = {"onnx": "model.onnx", "safetensors": "model.safetensors", "torchexport": "model.pt2"}  # in a folder
+_GRAPH = "model.onnx"  # in a folder
 _WEIGHTS = "model.safetensors"
 # Options that say where weights come from, which a kept model has beside it.
 _OF_WEIGHTS = ("weights", "pretrained", "pretrained_hf", "cache_dir", "revision", "variant", "subfolder")
@@ -53,11 +51,11 @@ def load_model(name: str, *, allow_code: bool = False, folder: Path | None = Non
     - `onnx:FILE[,size=224,margin=1.143,mean=0.5,std=0.5,output=NAME]`: an image [batch, channel, height, width] to
       [batch, dim]; shorter side to margin × size, the middle, then, unless the graph takes uint8, ImageNet's mean and
       deviation or one number for each; `output`: the embedding, where the graph has several that may be it.
-    - `onnx:FILE`, `safetensors:FILE`, `torchexport:FILE`: of `aurank export`, the preprocessing inside; or the folder.
+    - `onnx:FILE` of `aurank export`: the preprocessing is inside; or the folder.
     - `python:package.module:function[,option=value…]`: the function returns an `nn.Module`, or it and a transform.
 
     Args:
-        allow_code: needed for `python` and `torchexport`, which torch reads with pickle.
+        allow_code: needed for `python`.
         folder: what `keep_model` wrote, and returned the name of.
 
     Raises:
@@ -68,21 +66,21 @@ def load_model(name: str, *, allow_code: bool = False, folder: Path | None = Non
         3
     """
     kind, what, options = check_model(name, allow_code=allow_code)
-    if folder is not None and kind in FILES:
+    if folder is not None and kind == "onnx":
         what = str(folder / Path(what).name)
     elif folder is not None and kind != "python":
         what = f"{LOCAL * what.startswith(LOCAL)}{folder}"
-    elif kind in FILES and Path(what).is_dir():
-        name, what = (one.replace(what, str(Path(what) / FILES[kind]), 1) for one in (name, what))
-    place = what.removeprefix(LOCAL)
-    is_folder = (kind == "transformers" or place != what) and Path(place).is_dir()
+    elif kind == "onnx" and Path(what).is_dir():
+        name, what = (text.replace(what, str(Path(what) / _GRAPH), 1) for text in (name, what))
+    path = what.removeprefix(LOCAL)
+    is_folder = (kind == "transformers" or path != what) and Path(path).is_dir()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = ADAPTERS[kind](name, what, options, allow_code)
         model.module.eval()
-        if folder is not None and kind not in FILES:
+        if folder is not None and kind != "onnx":
             _network(kind, model).load_state_dict(load_file(folder / _WEIGHTS))
-        if kind in FILES or is_folder:
+        if kind == "onnx" or is_folder:
             # What does not fit in a file is told here, before hours of work are spent.
             with reading(name, "a model that takes images"), torch.inference_mode():
                 shown = model.transform(to_picture(np.full((64, 64, model.channels), 127, np.uint8)))
@@ -93,11 +91,10 @@ def load_model(name: str, *, allow_code: bool = False, folder: Path | None = Non
 
 
 def check_model(name: str, *, allow_code: bool = False) -> tuple[str, str, Options]:
-    if name.startswith(("python:", "torchexport:")) and not allow_code:
-        what = "runs Python code of that module" if name[0] == "p" else "is read with pickle, which can run code"
-        raise UserError(f"{name} {what}; if you trust it, add --allow-code")
+    if name.startswith("python:") and not allow_code:
+        raise UserError(f"{name} runs Python code of that module; if you trust it, add --allow-code")
     known = {**IMAGES, **dict.fromkeys(TOWERS)} if allow_code else IMAGES
-    remedy = "" if name.startswith(tuple(FILES)) else "; if you trust what it may run, add --allow-code"
+    remedy = "" if name.startswith("onnx:") else "; if you trust what it may run, add --allow-code"
     kind, what, options = parse_name(name, known, remedy=remedy)
     if kind == "timm":
         require_known(what, {}, of=name)
@@ -107,10 +104,8 @@ def check_model(name: str, *, allow_code: bool = False) -> tuple[str, str, Optio
 def keep_model(model: ImageModel, folder: Path) -> str:
     kind, _, rest = (model.origin or model.name).partition(":")
     what, *pairs = rest.split(",")
-    if kind in FILES:
+    if kind == "onnx":
         shutil.copyfile(what, folder / Path(what).name)
-        if kind == "torchexport":
-            shutil.copyfile(Path(what).with_name(PROGRAM_PREPROCESSING), folder / PROGRAM_PREPROCESSING)
         return ",".join([f"{kind}:{Path(what).name}", *pairs])
     given = dict(pair.partition("=")[::2] for pair in pairs)
     pairs = [f"{key}={value}" for key, value in given.items() if key not in _OF_WEIGHTS or kind == "python"]

@@ -1,10 +1,8 @@
-"""Models that are files: ONNX graphs, programs of torch.export, weights; with the preprocessing stored in them."""
+"""ONNX graphs as models, with the preprocessing stored in them."""
 
 import hashlib
 import json
-import logging
 import math
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,6 @@ from typing import Any
 import torch
 from jaxtyping import Float, Shaped
 from PIL.Image import Image
-from safetensors import safe_open
 from torch import Tensor, nn
 
 from aurank.data.decode import to_pixels
@@ -24,16 +21,12 @@ from aurank.extras import import_library
 from aurank.files import checked, reading, require_ordinary
 from aurank.models.adapters.loading import describe_adapter
 from aurank.models.adapters.names import Options
-from aurank.models.encoder import Encoder
 from aurank.models.image_model import ImageModel, Transform, standard_transform
 
-PREPROCESSING, ENCODER = "aurank.preprocessing", "aurank.encoder"
-"""Keys of a file's metadata: the text of `pack_preprocessing`, and what an `Encoder` is built with, as JSON."""
-PROGRAM_PREPROCESSING = "preprocessing.json"
-"""The file beside a program of torch.export that says how images are made ready."""
+PREPROCESSING = "aurank.preprocessing"
+"""The key of a graph's metadata for the text of `pack_preprocessing`."""
 
 _FORMAT = 2
-_REMEDY = "copy or export it again"
 _COLOURS = {1: "grey", 3: "RGB", 4: "RGBA"}
 _EMBEDDINGS = ("embedding", "embeddings", "image_embeds", "sentence_embedding", "pooler_output")
 """Names of a graph's output that is an embedding, the likeliest first."""
@@ -55,7 +48,7 @@ class StoredTransform:
         return f"{self.pipeline!r}{', normalised inside the model' if self.is_inside else ''}"
 
 
-def pack_preprocessing(pipeline: Pipeline, *, dim: int, is_inside: bool, is_unit: bool = True) -> str:
+def pack_preprocessing(pipeline: Pipeline, *, dim: int, is_inside: bool) -> str:
     channels = pipeline.channels
     names = {kind: name for name, kind in TRANSFORMS.items()}
     outside = "(value / 255 - mean) / std, by channel, made outside"
@@ -70,7 +63,7 @@ def pack_preprocessing(pipeline: Pipeline, *, dim: int, is_inside: bool, is_unit
         },
         "steps": describe_steps(pipeline),
         "transform": {"name": names[type(pipeline)], **asdict(pipeline)},
-        "output": {"dim": dim, "unit_length": is_unit},
+        "output": {"dim": dim, "unit_length": is_inside},  # timm normalises neither pixels nor embeddings
     }
     return json.dumps(content, indent=1)
 
@@ -123,52 +116,6 @@ def crop_of(pipeline: Pipeline) -> tuple[str, tuple[int, int]]:
     return CROP_MODES[pipeline.resize], pipeline.canvas_size(getattr(pipeline, "margin", None) or MARGIN)
 
 
-# -- models that are files --------------------------------------------------------------------------------------------
-
-
-def safetensors_model(name: str, what: str, options: Options, allow_code: bool) -> ImageModel:
-    require_ordinary(Path(what))
-    with reading(name, "weights that aurank export wrote", remedy=_REMEDY):
-        with safe_open(what, framework="pt") as file:
-            metadata = file.metadata() or {}
-            weights = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  # no mapping
-        transform = unpack_preprocessing(metadata[PREPROCESSING], name)
-        # No other file, whatever the metadata name.
-        arguments: Any = {**json.loads(metadata[ENCODER]), "pretrained": False, "weights": None}
-        module = Encoder(**arguments)
-        module.load_state_dict(weights)
-    description = describe_adapter(torch, what, {}, f"{arguments} {transform!r}")
-    return ImageModel(name, module, transform, description, channels=transform.pipeline.channels)
-
-
-class _File(nn.Module):
-    """What a file computes on the CPU. Its digest stands in the state for its weights."""
-
-    def __init__(self, run: Callable[[Tensor], Tensor], content: bytes) -> None:
-        super().__init__()
-        self.runs = (run,)  # a program is no part of this module: it has no evaluation mode to be put into
-        self.register_buffer("digest", torch.tensor(list(hashlib.sha256(content).digest()), dtype=torch.uint8))
-
-    def forward(self, images: Shaped[Tensor, "batch channel height width"]) -> Float[Tensor, "batch dim"]:
-        return self.runs[0](images.cpu())
-
-
-def torchexport_model(name: str, what: str, options: Options, allow_code: bool) -> ImageModel:
-    require_ordinary(Path(what))
-    beside = Path(what).with_name(PROGRAM_PREPROCESSING)
-    logger = logging.getLogger("torch.export")  # which shows a damaged file's traceback before it raises
-    with reading(name, "a program of torch.export", remedy=_REMEDY):
-        content = Path(what).read_bytes()
-        transform = unpack_preprocessing(beside.read_text(encoding="utf-8"), str(beside))
-        logger.disabled = True
-        try:
-            program = torch.export.load(what).module()
-        finally:
-            logger.disabled = False
-    description = describe_adapter(torch, what, {}, transform)
-    return ImageModel(name, _File(program, content), transform, description, channels=transform.pipeline.channels)
-
-
 def onnx_model(name: str, what: str, options: Options, allow_code: bool) -> ImageModel:
     library: Any = import_library("onnxruntime", name)
     require_ordinary(Path(what))
@@ -178,28 +125,32 @@ def onnx_model(name: str, what: str, options: Options, allow_code: bool) -> Imag
         session = library.InferenceSession(content, providers=["CPUExecutionProvider"])
         transform, channels = _transform_of(name, session, options)
     description = describe_adapter(library, what, options, transform)
-    module = _File(_Graph(name, session, options.get("output")), content)
+    module = _Graph(name, session, content, output=options.get("output"))
     return ImageModel(name, module, transform, description, channels=channels)
 
 
-class _Graph:
+class _Graph(nn.Module):
     """An ONNX graph from images to embeddings; of the first batch of several images, the halves must give the same."""
 
-    def __init__(self, name: str, session: Any, wanted: object) -> None:
+    def __init__(self, name: str, session: Any, content: bytes, *, output: object) -> None:
+        super().__init__()
         self.name, self.session, self.is_checked = name, session, False
-        self.input, self.is_flattened = session.get_inputs()[0], wanted is not None
-        outputs = {output.name: output.shape for output in session.get_outputs()}
-        named = [output for output in _EMBEDDINGS if len(outputs.get(output, ())) == 2]
-        vectors = [output for output, shape in outputs.items() if len(shape) == 2]
-        choice = named[:1] or (vectors if len(outputs) > 1 else [*outputs])
-        if wanted is not None:
-            choice = [output for output in outputs if output == str(wanted)]
+        self.input, self.is_flattened = session.get_inputs()[0], output is not None
+        # The state has the file's digest in place of weights.
+        self.register_buffer("digest", torch.tensor(list(hashlib.sha256(content).digest()), dtype=torch.uint8))
+        shapes = {each.name: each.shape for each in session.get_outputs()}
+        named = [name for name in _EMBEDDINGS if len(shapes.get(name, ())) == 2]
+        vectors = [name for name, shape in shapes.items() if len(shape) == 2]
+        choice = named[:1] or (vectors if len(shapes) > 1 else [*shapes])
+        if output is not None:
+            choice = [name for name in shapes if name == str(output)]
         if len(choice) != 1:
-            listed = ", ".join(f"{output} {shape}" for output, shape in outputs.items())
-            raise UserError(f"{name}: name the output that is the embedding, output=…; the graph has {listed}")
+            listed = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+            raise UserError(f"{self.name}: name the output that is the embedding, output=…; the graph has {listed}")
         self.output = choice[0]
 
-    def __call__(self, images: Tensor) -> Tensor:
+    def forward(self, images: Shaped[Tensor, "batch channel height width"]) -> Float[Tensor, "batch dim"]:
+        images = images.cpu()
         embeddings = self._compute(images)
         if not self.is_checked and embeddings.ndim == 2 and len(embeddings) == len(images) > 1:
             halves = torch.cat([self._compute(half) for half in images.tensor_split(2)])

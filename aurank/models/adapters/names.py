@@ -41,8 +41,6 @@ IMAGES: Known = {
     "timm": None,
     **TOWERS,
     "onnx": frozenset({"output", "size", "margin", "mean", "std", "resize"}),
-    "safetensors": frozenset(),
-    "torchexport": frozenset(),
     "python": None,
 }
 
