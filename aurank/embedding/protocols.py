@@ -199,19 +199,12 @@ for _kind, _seeds in (("vehicleid", ()), ("vehicleid-one-gallery", tuple(range(1
     _NAMED += [Protocol(f"{_kind}-{size}", "vehicleid", (1, 5), {"test": size}, _seeds) for size in LIST_SIZES]
 _NAMED += [Protocol(name, name, (1, 2, 4, 8)) for name in ("cub200", "cars196")]
 _NAMED += [Protocol("inshop", "inshop", (1, 10, 20, 30, 40, 50), roles=True)]
-_NAMED += [Protocol(name, name, (1, 5, 10), roles=True) for name in ("market1501", "msmt17", "veri776")]
-_NAMED += [Protocol(f"veriwild-{size}", "veriwild", (1, 5, 10), {"test": size}, roles=True) for size in LIST_SIZES]
+_NAMED += [Protocol(name, name, (1, 5, 10), roles=True) for name in ("market1501", "veri776")]
 _REVISITED = ("trapezoid_ap", *(f"precision@{k}(last)" for k in (1, 5, 10)), "mauprc")
 _NAMED += [
     Protocol(f"{_set}-{_kind}", _set, (1, 5, 10), {"difficulty": _kind}, roles=True, metrics=_REVISITED)
     for _set in ("roxford5k", "rparis6k")
     for _kind in ("easy", "medium", "hard")
-]
-_NAMED += [
-    Protocol(
-        f"gldv2-{_usage}", "gldv2", (1, 10, 100), {"usage": _usage}, roles=True, metrics=("map@100(min)", "mauprc")
-    )
-    for _usage in ("private", "public")
 ]
 PROTOCOLS: dict[str, Protocol] = {protocol.name: protocol for protocol in _NAMED}
 PROTOCOLS["vehicleid-one-gallery"] = PROTOCOLS["vehicleid-one-gallery-small"]

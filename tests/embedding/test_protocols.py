@@ -179,13 +179,7 @@ def size_of_test(protocol: Protocol) -> tuple[int, int]:
         return sizes[f"train_test_split/test_list_{count}.txt"]
     if protocol.reader in ("roxford5k", "rparis6k"):  # each image is its own class
         return sum(part.images for part in sizes.values()), sum(part.classes for part in sizes.values())
-    if protocol.reader == "gldv2":
-        images = sizes[protocol.params["usage"]].images + sizes["index"].images
-        return images, images
     parts = list(sizes.values())[1:]  # the first is for training
-    if protocol.reader == "veriwild":
-        count = {"small": 3000, "medium": 5000, "large": 10000}[protocol.params["test"]]
-        parts = [sizes[f"train_test_split/test_{count}{part}.txt"] for part in ("_query", "")]
     return sum(part.images for part in parts), max(part.classes for part in parts)
 
 

@@ -148,25 +148,6 @@ VERI = {
     "image_query": ["0002_c002_00030600_0", "0005_c003_00077625_0"],
     "image_test": ["0002_c002_00030600_0", "0002_c002_00030605_0", "0002_c004_00084250_0", "0005_c008_00077625_0"],
 }
-# (image, person): the persons of training and test both count from 0
-MSMT = {
-    "list_train.txt": [("0000/0000_000_01_0303morning_0008_0", 0), ("0000/0000_001_05_0303noon_0010_1", 0)],
-    "list_val.txt": [("0000/0000_046_14_0302afternoon_0963_1", 0), ("0001/0001_000_11_0303morning_0015_0", 1)],
-    "list_query.txt": [("0000/0000_000_01_0303morning_0031_0", 0), ("0001/0001_001_02_0303morning_0032_0", 1)],
-    "list_gallery.txt": [
-        *(("0000/0000_002_01_0303morning_0033_0", 0), ("0000/0000_003_07_0303morning_0034_0", 0)),
-        *(("0001/0001_004_02_0303noon_0035_0", 1), ("0001/0001_005_15_0303noon_0036_0", 1)),
-    ],
-}
-# (vehicle/image, camera)
-WILD = {
-    "train_list": [("00002/000010", 3), ("00002/000011", 4), ("00004/000012", 3), ("00004/000013", 9)],
-    **{
-        f"test_{count}{part}": [(f"{vehicle:05d}/{100 * vehicle + image:06d}", camera) for image, camera in rows]
-        for count, vehicle in ((3000, 1), (5000, 3), (10000, 5))
-        for part, rows in (("_query", [(1, 20)]), ("", [(2, 20), (3, 174), (4, 7)]))
-    },
-}
 # Queries with their box, and by kind the images, counted from 1, of a gallery of eight
 LANDMARKS = {
     "all_souls_000013": ([0.2, 1.4, 4.0, 5.0], {"easy": [1, 2], "hard": [3], "junk": [4, 8]}),
@@ -174,16 +155,7 @@ LANDMARKS = {
     "bodleian_000273": ([0.0, 0.0, 3.0, 6.0], {"easy": [], "hard": [6, 7], "junk": []}),
 }
 GALLERY = [f"oxford_{number:06d}" for number in range(1, 9)]
-INDEX = [f"{number:x}b{number:x}0123456789abc" for number in range(1, 7)]
-# Test images: what they seek in the index, counted from 0, and their usage
-GLD = {
-    "00a0000000000001": ([0, 3], "Private"),
-    "00a0000000000002": (None, "Ignored"),
-    "0ff0000000000003": ([1], "Public"),
-    "0ff0000000000004": ([5, 2, 4], "Private"),
-}
 RETRIEVAL_SIZES = {
-    "gldv2": {"public": SplitSize(1, 1), "private": SplitSize(2, 2), "index": SplitSize(6, 6)},
     **{name: {"queries": SplitSize(3, 3), "images": SplitSize(8, 8)} for name in ("roxford5k", "rparis6k")},
     "market1501": {
         "bounding_box_train": SplitSize(4, 2),
@@ -191,15 +163,6 @@ RETRIEVAL_SIZES = {
         "bounding_box_test": SplitSize(7, 3),
     },
     "veri776": {"image_train": SplitSize(4, 2), "image_query": SplitSize(2, 2), "image_test": SplitSize(4, 2)},
-    "msmt17": {
-        "list_train.txt and list_val.txt": SplitSize(4, 2),
-        "list_query.txt": SplitSize(2, 2),
-        "list_gallery.txt": SplitSize(4, 2),
-    },
-    "veriwild": {
-        f"train_test_split/{name}.txt": SplitSize(len(rows), len({image.split("/")[0] for image, _ in rows}))
-        for name, rows in WILD.items()
-    },
     "cub200": {"classes 1 to 100": SplitSize(4, 2), "classes 101 to 200": SplitSize(5, 2)},
     "cars196": {"classes 1 to 98": SplitSize(5, 2), "classes 99 to 196": SplitSize(4, 2)},
     "inshop": {"train": SplitSize(4, 2), "query": SplitSize(3, 2), "gallery": SplitSize(3, 2)},
@@ -265,27 +228,6 @@ def veri_tree(root: Path) -> Path:
     return write_tree(root / "VeRi", names)
 
 
-def msmt_tree(root: Path, *, train: str = "train", test: str = "test") -> Path:
-    folder = root / ("MSMT17_V1" if train == "train" else "MSMT17_V2")
-    for file, rows in MSMT.items():
-        inside = test if file in ("list_query.txt", "list_gallery.txt") else train
-        write_tree(folder / inside, [f"{image}.jpg" for image, _ in rows])
-        (folder / file).write_text("".join(f"{image}.jpg {person}\n" for image, person in rows))
-    return folder
-
-
-def wild_tree(root: Path) -> Path:
-    camera_of = dict(pair for rows in WILD.values() for pair in rows)
-    folder = write_tree(root / "VERI-Wild", [f"images/{image}.jpg" for image in camera_of])
-    (folder / "train_test_split").mkdir()
-    for name, rows in WILD.items():
-        (folder / f"train_test_split/{name}.txt").write_text("".join(f"{image}\n" for image, _ in rows))
-    lines = [f"{image};{camera};2018-03-11 10:46:20;ford;suv;white" for image, camera in camera_of.items()]
-    text = "\n".join(["id/image;Camera ID;Time;Model;Type;Color", *lines])
-    (folder / "train_test_split/vehicle_info.txt").write_text(text + "\n")
-    return folder
-
-
 def landmark_tree(root: Path, name: str = "roxford5k") -> Path:
     folder = write_tree(root / name, [f"jpg/{image}.jpg" for image in (*LANDMARKS, *GALLERY)])
     truth = np.empty((1, len(LANDMARKS)), dtype=[(key, "O") for key in ("bbx", "easy", "hard", "junk")])
@@ -298,20 +240,7 @@ def landmark_tree(root: Path, name: str = "roxford5k") -> Path:
     return folder
 
 
-def gld_tree(root: Path) -> Path:
-    sides = {"test": GLD, "index": INDEX}
-    names = [f"{side}/{'/'.join(name[:3])}/{name}.jpg" for side, images in sides.items() for name in images]
-    folder = write_tree(root / "gldv2", names)
-    (folder / "index/index.csv").write_text("\n".join(["id", *INDEX]) + "\n")
-    lines = ["id,images,Usage"]
-    for name, (sought, usage) in GLD.items():
-        lines.append(f"{name},{'None' if sought is None else ' '.join(INDEX[one] for one in sought)},{usage}")
-    (folder / "test/retrieval_solution_v2.1.csv").write_text("\n".join(lines) + "\n")
-    return folder
-
-
 RETRIEVAL_TREES = {
-    "gldv2": gld_tree,
     "roxford5k": landmark_tree,
     "rparis6k": partial(landmark_tree, name="rparis6k"),
     "cub200": cub_tree,
@@ -319,8 +248,6 @@ RETRIEVAL_TREES = {
     "inshop": inshop_tree,
     "market1501": market_tree,
     "veri776": veri_tree,
-    "msmt17": msmt_tree,
-    "veriwild": wild_tree,
 }
 
 

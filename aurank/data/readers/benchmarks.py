@@ -17,7 +17,6 @@ from aurank.files import reading
 
 TestList = Literal["small", "medium", "large"]
 Attribute = Literal["model", "color"]
-Usage = Literal["public", "private"]
 Difficulty = Literal["easy", "medium", "hard"]
 _INATURALIST_LISTS = {split: f"Inat_dataset_splits/Inaturalist_{split}_set1.txt" for split in ("train", "test")}
 _VEHICLE_TRAIN = "train_test_split/train_list.txt"
@@ -28,12 +27,6 @@ _VEHICLE_TESTS = {
 _CARS_WHOLE = "cars_annos.mat"
 _CARS_PARTS = {"devkit/cars_train_annos.mat": "cars_train", "cars_test_annos_withlabels.mat": "cars_test"}
 _INSHOP_LIST = "Eval/list_eval_partition.txt"
-_WILD_TRAIN, _WILD_CAMERAS = "train_test_split/train_list.txt", "train_test_split/vehicle_info.txt"
-_WILD_TESTS = {
-    size: (f"train_test_split/test_{vehicles}_query.txt", f"train_test_split/test_{vehicles}.txt")
-    for size, vehicles in (("small", 3000), ("medium", 5000), ("large", 10_000))
-}
-_GLD_INDEX, _GLD_SOLUTION = "index/index.csv", "test/retrieval_solution_v2.1.csv"
 # Of the names of files in two sets: class and camera, and an example.
 _NAMES = {
     "market1501": (re.compile(r"(-1|\d{4})_c(\d)s\d_.*"), "0002_c1s1_000451_03.jpg"),
@@ -241,36 +234,6 @@ def read_market(place: Place) -> Contents:
     return _of_folders(place)
 
 
-@published("msmt17")
-def read_msmt(place: Place, *, validation: bool = False) -> Contents:
-    """Read MSMT17: the class is "train/PERSON" or "test/PERSON", for both count from 0; `groups` are 15 cameras.
-
-    Args:
-        validation: True makes `list_val.txt`, 2,373 images of the persons that train, the split "val"; False adds it to
-            training, which makes the published 32,621 images. Tools differ in that: torchreid leaves it out.
-
-    Source: Wei et al., Person Transfer GAN to Bridge Domain Gap (CVPR 2018), https://arxiv.org/abs/1711.08565. Layout
-        of both versions, of which the second has blurred faces: `msmt17.py` of torchreid and of fast-reid.
-    """
-    place.require(place.benchmark.files)
-    folders = {"train": "train", "test": "test"}
-    if place.holds("mask_train_v2/"):
-        folders = {"train": "mask_train_v2", "test": "mask_test_v2"}
-
-    def rows_of(file: str, kind: str, split: str, role: Role = "both") -> list[Row]:
-        pattern = rf"((?:\S*/)?[^/\s_]*_[^/\s_]*_{NUMBER}(?:_[^/\s]*)?)\s+{NUMBER}"
-        form = "an image such as 0000/0000_000_01_0303morning_0008_0.jpg and the number of its person"
-        return [
-            Row(where, f"{folders[kind]}/{image}", f"{kind}/{person}", split, group=int(camera), role=role)
-            for where, (image, camera, person) in read_fields(place.source, file, pattern, form)
-        ]
-
-    training = rows_of("list_train.txt", "train", "train")
-    training += rows_of("list_val.txt", "train", "val" if validation else "train")
-    sides = [rows_of(f"list_{role}.txt", "test", "test", role) for role in ("query", "gallery")]
-    return Contents(list(map(place.part, place.benchmark.sizes, (training, *sides))))
-
-
 @published("veri776")
 def read_veri(place: Place) -> Contents:
     """Read VeRi-776: the class is the vehicle as numbered, `groups` the twenty cameras.
@@ -300,37 +263,6 @@ def _of_folders(place: Place) -> Contents:
                 rows.append(Row(image, image, match[1], split, group=int(match[2]), role=role))
         parts.append(place.part(folder, rows))
     return Contents(parts)
-
-
-@published("veriwild", each="test")
-def read_wild(place: Place, *, test: TestList = "large") -> Contents:
-    """Read VERI-Wild with one of its test lists: the class is the vehicle as numbered, `groups` 174 cameras.
-
-    Args:
-        test: small, medium or large: 3,000, 5,000 or 10,000 vehicles with one query each.
-
-    Source: Lou et al., VERI-Wild (CVPR 2019). Layout and the camera's part in it: `veriwild.py` of fast-reid, which
-        leaves gallery images of a query's vehicle and camera out.
-    """
-    asked, answers = _WILD_TESTS[test]
-    roles: dict[str, Role] = {_WILD_TRAIN: "both", asked: "query", answers: "gallery"}
-    place.require((*roles, _WILD_CAMERAS))
-    # The header: id/image;Camera ID;Time;Model;Type;Color
-    pattern, form = rf"([^;]*);\s*{NUMBER}\s*(?:;.*)?", "VEHICLE/IMAGE;CAMERA;…"
-    cameras = read_fields(place.source, _WILD_CAMERAS, pattern, form, header=[".*"])
-    camera_of = {image.strip(): int(camera) for _, (image, camera) in cameras}
-    unknown: list[str] = []
-    parts = []
-    for file, role in roles.items():
-        rows = []
-        form = "VEHICLE/IMAGE, such as 00001/000001"
-        for where, (image, vehicle) in read_fields(place.source, file, "(([^/]*)/[^/]*)", form):
-            camera = camera_of.get(image)
-            unknown += [] if camera is not None else [image]
-            split = "train" if role == "both" else "test"
-            rows.append(Row(where, f"images/{image}.jpg", vehicle, split, group=camera, role=role))
-        parts.append(place.part(file, rows))
-    return Contents(parts, summarise(f"images without a camera in {_WILD_CAMERAS}", unknown))
 
 
 @published("roxford5k", each="difficulty")
@@ -373,43 +305,3 @@ def read_roxford(place: Place, *, difficulty: Difficulty = "medium") -> Contents
 
 
 read_rparis = published("rparis6k", each="difficulty")(read_roxford.read)
-
-
-@published("gldv2", each="usage")
-def read_gld(place: Place, *, usage: Usage = "private") -> Contents:
-    """Read the retrieval part of Google Landmarks v2.1, all of it "test": queries, and the index as gallery.
-
-    `positives` list the index images of each query; each image is its own class. The measure is `map@100(min)`.
-
-    Args:
-        usage: the queries marked "private", by which methods are compared, or "public", for validation. Test images
-            that are ignored, which are most of them, are left out.
-
-    Source: Weyand et al., Google Landmarks Dataset v2 (CVPR 2020), https://arxiv.org/abs/2004.01804; layout and files:
-        https://github.com/cvdfoundation/google-landmark; the measure: `MeanAveragePrecision` in `metrics.py`, and the
-        lists: `dataset_file_io.py`, of delf/python/datasets/google_landmarks_dataset in tensorflow/models.
-    """
-    place.require(place.benchmark.files)
-
-    def row_of(where: str, folder: str, image: str, role: Role) -> Row:
-        path = f"{folder}/{'/'.join(image[:3])}/{image}.jpg"
-        return Row(where, path, path, "test", role=role)
-
-    image_id, form = r"([^\W_]{3,})", "the id of an image, such as 0123456789abcdef"
-    index = read_fields(place.source, _GLD_INDEX, image_id, form, header=["id"])
-    gallery = {image: row_of(where, "index", image, "gallery") for where, (image,) in index}
-    number = {image: row for row, image in enumerate(gallery)}
-    queries: list[Row] = []
-    pairs, unknown = [], []
-    pattern, form = f"{image_id},([^,]*),(Public|Private|Ignored)", f"{form}, the images sought, and its Usage"
-    lines = read_fields(place.source, _GLD_SOLUTION, pattern, form, header=["id,images,Usage"])
-    for where, (image, sought, used) in lines:
-        if used.lower() == usage:
-            pairs += [(len(queries), number[other]) for other in sought.split() if other in number]
-            unknown += [f"{other}, {where}" for other in sought.split() if other not in number]
-            queries.append(row_of(where, "test", image, "query"))
-    parts = [
-        place.part(f"{usage} queries of {_GLD_SOLUTION}", queries, usage),
-        place.part(_GLD_INDEX, gallery.values(), "index"),
-    ]
-    return Contents(parts, summarise(f"images sought that are not in {_GLD_INDEX}", unknown), positives=pairs)

@@ -10,14 +10,12 @@ from testing.trees import (
     INSHOP,
     KINDS,
     MARKET,
-    MSMT,
     SOP_TEST,
     SOP_TRAIN,
     TREES,
     VEHICLE_TEST,
     VEHICLE_TRAIN,
     VERI,
-    WILD,
     cars_tree,
     cars_tree_of_two_folders,
     cub_tree,
@@ -25,11 +23,9 @@ from testing.trees import (
     inaturalist_tree,
     inshop_tree,
     market_tree,
-    msmt_tree,
     sop_tree,
     vehicleid_tree,
     veri_tree,
-    wild_tree,
     write_annotations,
     zip_tree,
 )
@@ -168,10 +164,6 @@ WRONG = [
     ("cars196", "cars_annos.mat", "MATLAB 5.0 MAT-file" + "\0" * 200, "cars_annos.mat in "),
     ("inshop", "Eval/list_eval_partition.txt", "+img/1.jpg id_1 galery", "partition.txt, line 13"),
     ("market1501", "query/0001.jpg", "", "image '0001.jpg' is not named like 0002_c1s1_000451_03.jpg"),
-    ("msmt17", "list_query.txt", "+0000/0000_000_01_x.jpg p", "list_query.txt, line 3"),
-    ("veriwild", "train_test_split/vehicle_info.txt", "id/image;Camera ID", "without a camera in train_test_split"),
-    ("gldv2", "index/index.csv", "id\n../x", "index/index.csv, line 2"),
-    ("gldv2", "test/retrieval_solution_v2.1.csv", "id,images,Usage\n012,0,Some", "solution_v2.1.csv, line 2"),
 ]
 
 
@@ -272,28 +264,3 @@ def test_vehicles_and_cameras_are_read_from_the_names_and_their_number_is_insist
     (folder / "image_test/0005_c008_00077625_0.jpg").unlink()
     assert "image_test has 3 images of 1 classes, expected 4 images of 2 classes" in refusal("veri776", tmp_path)
     assert read("veri776", tmp_path, complete=False).split_sizes == {"train": 4, "test": 5}
-
-
-@pytest.mark.parametrize("folders", [{}, {"train": "mask_train_v2", "test": "mask_test_v2"}], ids=["first", "second"])
-def test_persons_of_training_and_test_that_share_a_number_are_two_classes(tmp_path, folders):
-    msmt_tree(tmp_path, **folders)
-    manifest = read("msmt17", tmp_path)
-    rows = [(file, image, person) for file in MSMT for image, person in MSMT[file]]
-    kinds = ["train" if file in ("list_train.txt", "list_val.txt") else "test" for file, *_ in rows]
-    assert names(manifest) == [f"{kind}/{person}" for kind, (_, _, person) in zip(kinds, rows, strict=True)]
-    inside = {kind: folders.get(kind, kind) for kind in ("train", "test")}
-    paths = [f"{inside[kind]}/{image}.jpg" for kind, (_, image, _) in zip(kinds, rows, strict=True)]
-    assert manifest.paths == tuple(paths)
-    assert manifest.groups.tolist() == [1, 5, 14, 11, 1, 2, 1, 7, 2, 15]
-    assert read("msmt17", tmp_path, validation=True).split_sizes == {"train": 2, "val": 2, "test": 6}
-
-
-@pytest.mark.parametrize(("size", "count"), [("small", 3000), ("medium", 5000), ("large", 10000)])
-def test_vehicles_in_the_wild_take_their_cameras_from_the_information_file(tmp_path, size, count):
-    wild_tree(tmp_path)
-    manifest = read("veriwild", tmp_path, test=size)
-    rows = [*WILD["train_list"], *WILD[f"test_{count}_query"], *WILD[f"test_{count}"]]
-    assert manifest.paths == tuple(f"images/{image}.jpg" for image, _ in rows)
-    assert names(manifest) == [image.split("/")[0] for image, _ in rows]
-    assert manifest.groups.tolist() == [camera for _, camera in rows]
-    assert manifest.split("test").is_query.tolist() == [True, False, False, False]

@@ -1,11 +1,11 @@
 import numpy as np
 import pytest
 from scipy.io import loadmat, savemat
-from testing.trees import GALLERY, GLD, INDEX, LANDMARKS, gld_tree, landmark_tree
+from testing.trees import GALLERY, LANDMARKS, landmark_tree
 
 from aurank.data import ImageDataset
 from aurank.data.checks.findings import write_table
-from aurank.data.readers.benchmarks import read_gld, read_roxford
+from aurank.data.readers.benchmarks import read_roxford
 from aurank.data.transforms.standard import Resize
 from aurank.embedding.embed import Embedded, embed_pixels
 from aurank.embedding.protocols import PROTOCOLS
@@ -116,28 +116,3 @@ def test_a_ground_truth_that_does_not_fit_is_refused_naming_the_query(tmp_path, 
     with pytest.raises(UserError) as error:
         read_roxford(tmp_path)
     assert message in str(error.value)
-
-
-@pytest.mark.parametrize("usage", ["Private", "Public"])
-def test_landmarks_of_one_usage_search_the_whole_index(tmp_path, usage):
-    gld_tree(tmp_path)
-    manifest = read_gld(tmp_path, usage=usage.lower())
-    queries = [name for name, (_, used) in GLD.items() if used == usage]
-    paths = [f"test/{'/'.join(name[:3])}/{name}.jpg" for name in queries]
-    paths += [f"index/{'/'.join(name[:3])}/{name}.jpg" for name in INDEX]
-    assert manifest.paths == tuple(paths)
-    expected = [[row, len(queries) + one] for row, name in enumerate(queries) for one in GLD[name][0]]
-    assert manifest.positives.tolist() == expected
-    given = _embedded(manifest)
-    report = PROTOCOLS[f"gldv2-{usage.lower()}"].evaluate(given)
-    assert list(report.metrics) == ["map@100(min)", "mauprc"]
-    unit = given.embeddings / np.linalg.norm(given.embeddings, axis=1, keepdims=True)
-    values = []
-    for row, name in enumerate(queries):
-        found = precision = 0
-        for place, one in enumerate(np.argsort(-(unit[len(queries) :] @ unit[row])).tolist()[:100], start=1):
-            if one in GLD[name][0]:
-                found += 1
-                precision += found / place
-        values.append(precision / min(100, len(GLD[name][0])))
-    assert report.metrics["map@100(min)"] == pytest.approx(np.mean(values), abs=1e-12)

@@ -131,7 +131,7 @@ def test_digits_are_scikit_learns_pixels_on_the_whole_range():
 
 def test_readers_are_known_by_name():
     benchmarks = {"sop", "grocery", "inaturalist2018", "vehicleid", "cub200", "cars196", "inshop"}
-    benchmarks |= {"market1501", "msmt17", "veri776", "veriwild", "roxford5k", "rparis6k", "gldv2"}
+    benchmarks |= {"market1501", "veri776", "roxford5k", "rparis6k"}
     others = {"omniglot", "folder", "unlabelled", "table", "lists", "digits", "embeddings", "hf", "webdataset", "given"}
     assert set(READERS) == {*others, *benchmarks}
 
