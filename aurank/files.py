@@ -344,28 +344,21 @@ def write_bundle(path: Path, content: Mapping[str, Any], what: str) -> None:
     tensors: dict[str, Tensor] = {}
     text = json.dumps(_taken_out(content, "", tensors))
     about = {"aurank": what, "content": text, "sha256": _bundle_sha256(text, tensors)}
-    table: dict[str, Any] = {"__metadata__": about}
-    end = 0
-    for name, tensor in tensors.items():
-        start, end = end, end + tensor.nbytes
-        table[name] = {"dtype": _dtypes()[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
-    head = json.dumps(table).encode()
-    head += b" " * (-len(head) % 8)  # the data begins at a multiple of 8
-    with replacing(path) as file:
-        file.write(len(head).to_bytes(8, "little") + head)
-        for tensor in tensors.values():
-            file.write(_bytes_of(tensor))
+    write_safetensors(path, tensors, bundle=json.dumps(about))
 
 
 def write_safetensors(path: Path, state: Mapping[str, "Tensor"], **metadata: str) -> None:
-    """Write a module's state as a safetensors file that other libraries read."""
+    """Write tensors as a safetensors file that other libraries read.
+
+    Give at most one entry of metadata: several are written in another order each time.
+    """
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     tensors = {name: value.detach().cpu().contiguous().clone() for name, value in state.items()}  # none share memory
     with replacing(path) as file:
         try:
-            save_file(tensors, file.name, metadata={"format": "pt", **metadata})
+            save_file(tensors, file.name, metadata=metadata or {"format": "pt"})
         except SafetensorError as error:  # as of a full disk
             raise OSError(str(error)) from error
 
@@ -376,8 +369,9 @@ def read_bundle(path: Path, kind: Callable[..., T], what: str, *, remedy: str = 
     require_ordinary(path)
     with reading(path, what, remedy=remedy):
         with safe_open(path, framework="pt") as file:
-            about = file.metadata() or {}
+            metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+        about = json.loads(metadata["bundle"]) if "bundle" in metadata else metadata  # of older files
         if about.get("aurank") != what:
             raise ValueError("it is something else")
         if _bundle_sha256(about["content"], tensors) != about["sha256"]:
@@ -421,12 +415,3 @@ def _bytes_of(tensor: "Tensor") -> memoryview:
     import torch
 
     return tensor.reshape(-1).view(torch.uint8).numpy().data
-
-
-@cache
-def _dtypes() -> dict[Any, str]:
-    import torch
-
-    names = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "BOOL": "bool", "U8": "uint8"}
-    names |= {"I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8"}
-    return {getattr(torch, theirs): name for name, theirs in names.items()}

@@ -16,6 +16,8 @@ from typing import Any, BinaryIO
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from typing_extensions import TypedDict
 
 from aurank.errors import AurankError, UserError
@@ -111,6 +113,21 @@ def test_a_bundle_comes_back_as_its_type_says(tmp_path: Path) -> None:
             read_bundle(tmp_path / "piece", kind, what)
 
 
+def test_a_bundle_has_the_same_bytes_each_time_and_one_of_earlier_versions_is_read(tmp_path: Path) -> None:
+    shared = torch.arange(6.0)
+    content = {"whole": shared, "again": shared, "part": shared[2:4], "seed": 3}
+    for name in "12345":
+        write_bundle(tmp_path / name, content, "a piece")
+    assert len({(tmp_path / name).read_bytes() for name in "12345"}) == 1
+    with safe_open(tmp_path / "1", framework="pt") as file:
+        save_file(load_file(tmp_path / "1"), tmp_path / "earlier", json.loads(file.metadata()["bundle"]))
+    for name in ("1", "earlier"):
+        piece = read_bundle(tmp_path / name, dict[str, Any], "a piece")
+        assert piece["part"].tolist() == [2, 3]
+        assert piece["again"].equal(shared)
+        assert piece["seed"] == 3
+
+
 def test_of_two_writers_of_one_path_each_file_is_whole_and_the_last_to_end_stays(tmp_path: Path) -> None:
     path = tmp_path / "last.safetensors"
     with replacing(path) as first:
@@ -148,7 +165,7 @@ except AurankError as error:
 
 def test_a_disk_that_is_full_for_the_writer_of_safetensors_is_told_alike(tmp_path: Path) -> None:
     path, limits = tmp_path / "weights.safetensors", resource.getrlimit(resource.RLIMIT_FSIZE)
-    write_safetensors(path, {"weight": torch.arange(3.0)}, of="the test")
+    write_safetensors(path, {"weight": torch.arange(3.0)})
     before = path.read_bytes()
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
     try:

@@ -62,7 +62,7 @@ HOMES = {
     "ruamel": ("aurank.config",),
     "faiss": ("aurank.evaluation.index", "aurank.evaluation.accuracy_calculator"),
     "pymilvus": ("aurank.embedding.collection",),  # by import_library, milvus_lite too
-    "requests": ("aurank.data.download",),  # pooch too, by import_library
+    "requests": ("aurank.data.download",),
     "accelerate": ("aurank.training",),
     "matplotlib": ("aurank.reporting",),
     "cycler": ("aurank.reporting",),

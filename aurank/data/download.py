@@ -1,10 +1,12 @@
 """Published sets from their public addresses: fetched, gone on with after an interruption, verified, unpacked."""
 
 import errno
+import hashlib
 import shutil
 import tarfile
 import zipfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -74,29 +76,40 @@ def _address(about: Benchmark, file: str, url: str | None) -> str:
 
 
 def _fetch_file(about: Benchmark, file: Path, url: str, on_bytes: OnBytes) -> None:
-    pooch, requests = (import_library(library, "fetching a set") for library in ("pooch", "requests"))
-    pooch.get_logger().setLevel("ERROR")  # it has its own words for what is said here
+    requests: Any = import_library("requests", "fetching a set")
     md5 = about.archives.get(file.name)
-    known = None if md5 is None else f"md5:{md5}"
-    download = _Resuming(file, on_bytes, room_for=1 if about.unpack is None else 2)
-    again, mirror = "run the command again", f"get it from {about.origin}, or name a mirror with --url"
-    try:
-        pooch.retrieve(url, known, fname=file.name, path=file.parent, downloader=download)
+    if file.exists() and md5 in (None, _md5(file)):
         return
+    part, version = (file.with_name(f"{file.name}.{kind}") for kind in ("part", "version"))
+    again, mirror = "run the command again", f"get it from {about.origin}, or name a mirror with --url"
+
+    def rest() -> str:
+        size = _resumable(part, version)
+        return f"{size:,} bytes are kept in {part}" if size else "nothing is kept"
+
+    try:
+        _download(url, part, version, on_bytes, room_for=1 if about.unpack is None else 2)
     except requests.HTTPError as error:
-        said = f"{url} answers {error.response.status_code} {error.response.reason}: {mirror}"
+        message = f"{url} answers {error.response.status_code} {error.response.reason}: {mirror}"
     except requests.RequestException as error:
         cause = "it is no address of a file" if isinstance(error, ValueError) else _cause(error)
-        said = f"{url} cannot be reached, or ended early ({cause}): {download.kept()}; {again}, or {mirror}"
-    except ValueError:  # another checksum
-        said = f"{url} is not {file.name} as published, of md5 {md5}: what came was removed; {again}, or {mirror}"
+        message = f"{url} cannot be reached, or ended early ({cause}): {rest()}; {again}, or {mirror}"
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        said = (
-            f"{file.parent} has no room for {file.name} ({error.strerror}): {download.kept()}; free some, and {again}"
-        )
-    raise UserError(said)
+        message = f"{file.parent} has no room for {file.name} ({error.strerror}): {rest()}; free some, and {again}"
+    else:
+        if md5 in (None, _md5(part)):
+            part.replace(file)
+            return
+        part.unlink()
+        message = f"{url} is not {file.name} as published, of md5 {md5}: what came was removed; {again}, or {mirror}"
+    raise UserError(message)
+
+
+def _md5(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, partial(hashlib.md5, usedforsecurity=False)).hexdigest()
 
 
 def _cause(error: Exception) -> str:
@@ -104,49 +117,42 @@ def _cause(error: Exception) -> str:
     return words.rstrip(")").rpartition(": ")[2].strip("'\")") or type(error).__name__
 
 
-class _Resuming:
-    """A downloader for pooch, whose own begins anew: it keeps FILE.part, and goes on there if the server can."""
+def _resumable(part: Path, version: Path) -> int:
+    """Return how many bytes are in `part` that the server can go on from."""
+    return part.stat().st_size if part.exists() and version.exists() else 0
 
-    def __init__(self, file: Path, on_bytes: OnBytes, *, room_for: int) -> None:
-        self.file, self.on_bytes, self.room_for = file, on_bytes, room_for
-        self.part, self.version = (file.with_name(f"{file.name}.{kind}") for kind in ("part", "version"))
 
-    def kept(self) -> str:
-        there = self.part.stat().st_size if self.part.exists() and self.version.exists() else 0
-        return f"{there:,} bytes are kept in {self.part}" if there else "nothing is kept"
+def _download(url: str, part: Path, version: Path, on_bytes: OnBytes, *, room_for: int) -> None:
+    """Write a whole file as `part`, from where it ended if the server can; `version` has what names its content."""
+    import requests
 
-    def __call__(self, url: str, output: str, pooch: Any) -> None:
-        import requests
-
-        have = self.part.stat().st_size if self.part.exists() and self.version.exists() else 0
-        # Of a file that has changed since, the server sends all.
-        further = {"Range": f"bytes={have}-", "If-Range": self.version.read_text("utf-8")} if have else {}
-        headers = {"Accept-Encoding": "identity", **further}
-        with requests.get(url, headers=headers, stream=True, timeout=_WAIT) as answer:
-            if answer.status_code == 416:  # all of it is there, or more
-                self.version.unlink()
-                self(url, output, pooch)
-                return
-            answer.raise_for_status()
-            done = have if answer.status_code == 206 else 0
-            length = answer.headers.get("Content-Length")
-            size = None if length is None else done + int(length)
-            free = shutil.disk_usage(self.file.parent).free
-            if size is not None and (needed := self.room_for * size - done) > free:
-                raise OSError(errno.ENOSPC, f"{needed:,} bytes needed, {free:,} free")
-            with self.part.open("ab" if done else "wb") as file:
-                version = answer.headers.get("ETag") or answer.headers.get("Last-Modified")
-                self.version.unlink(missing_ok=True)
-                if version is not None and not version.startswith("W/"):
-                    self.version.write_text(version, "utf-8")
-                for chunk in answer.iter_content(_CHUNK):
-                    file.write(chunk)
-                    done += len(chunk)
-                    self.on_bytes(done, size)
-        if size is not None and done != size:
-            raise requests.ConnectionError(f"{done:,} of {size:,} bytes came")
-        self.part.replace(output)
-        self.version.unlink(missing_ok=True)
+    start = _resumable(part, version)
+    # Of a file that has changed since, the server sends all.
+    further = {"Range": f"bytes={start}-", "If-Range": version.read_text("utf-8")} if start else {}
+    headers = {"Accept-Encoding": "identity", **further}
+    with requests.get(url, headers=headers, stream=True, timeout=_WAIT) as answer:
+        if answer.status_code == 416:  # all of it is there, or more
+            version.unlink()
+            return _download(url, part, version, on_bytes, room_for=room_for)
+        answer.raise_for_status()
+        done = start if answer.status_code == 206 else 0
+        length = answer.headers.get("Content-Length")
+        size = None if length is None else done + int(length)
+        free = shutil.disk_usage(part.parent).free
+        if size is not None and (needed := room_for * size - done) > free:
+            raise OSError(errno.ENOSPC, f"{needed:,} bytes needed, {free:,} free")
+        with part.open("ab" if done else "wb") as file:
+            tag = answer.headers.get("ETag") or answer.headers.get("Last-Modified")
+            version.unlink(missing_ok=True)
+            if tag is not None and not tag.startswith("W/"):
+                version.write_text(tag, "utf-8")
+            for chunk in answer.iter_content(_CHUNK):
+                file.write(chunk)
+                done += len(chunk)
+                on_bytes(done, size)
+    if size is not None and done != size:
+        raise requests.ConnectionError(f"{done:,} of {size:,} bytes came")
+    version.unlink(missing_ok=True)
 
 
 def _unpack(archives: list[Path], folder: Path) -> None:

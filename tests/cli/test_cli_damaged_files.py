@@ -70,8 +70,9 @@ def steps_that_are_no_text(folder: Path) -> tuple[str, str]:
     content = file.read_bytes()
     end = 8 + struct.unpack("<Q", content[:8])[0]
     header = json.loads(content[8:end])
-    about = json.loads(header["__metadata__"]["content"])
-    header["__metadata__"]["content"] = json.dumps({**about, "steps": 5})
+    bundle = json.loads(header["__metadata__"]["bundle"])
+    bundle["content"] = json.dumps({**json.loads(bundle["content"]), "steps": 5})
+    header["__metadata__"]["bundle"] = json.dumps(bundle)
     text = json.dumps(header).encode()
     file.write_bytes(struct.pack("<Q", len(text)) + text + content[end:])
     return "evaluate --model embeddings:e.npz --postprocess steps.safetensors --out out", "steps.safetensors"

@@ -103,13 +103,13 @@ def test_signals_save_and_the_run_that_is_resumed_after_each_is_the_whole_one(tm
 
 # Half of the first checkpoint is written.
 HALF = """
-import os, signal, sys
-from aurank import files
-def half(tensor, bytes_of=files._bytes_of):
-    if sys._getframe(1).f_code.co_name == "write_bundle":
-        os.kill(os.getpid(), signal.SIGKILL)
-    return bytes_of(tensor)
-files._bytes_of = half
+import os, signal
+import safetensors.torch
+def half(tensors, filename, metadata, save=safetensors.torch.save_file):
+    save(tensors, filename, metadata)
+    os.truncate(filename, os.path.getsize(filename) // 2)
+    os.kill(os.getpid(), signal.SIGKILL)
+safetensors.torch.save_file = half
 """
 SLURM = {"SLURM_NTASKS": "1", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_JOB_NODELIST": "here"}
 COMMANDS = {"scontrol": "echo localhost", "srun": 'shift; exec "$@"', "python": f'exec {sys.executable} "$@"'}

@@ -302,9 +302,10 @@ def seal(damaged: Path) -> None:
 
 def _seal_bundle(path: Path) -> None:
     with safe_open(path, framework="pt") as file:
-        about = file.metadata()
+        about = json.loads(file.metadata()["bundle"])
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
-    save_file(tensors, path, {**about, "sha256": _bundle_sha256(about["content"], tensors)})
+    about["sha256"] = _bundle_sha256(about["content"], tensors)
+    save_file(tensors, path, {"bundle": json.dumps(about)})
 
 
 def _seal_record(path: Path) -> None:
