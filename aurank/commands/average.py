@@ -11,7 +11,6 @@ from torch import Tensor
 
 from aurank.config import Config
 from aurank.config.load import config_difference
-from aurank.config.schema import NO_BACKBONE
 from aurank.embedding.choices import read_trained
 from aurank.embedding.from_config import encoder_of, towers_of
 from aurank.embedding.named import BEST, require_checkpoint, resolve_checkpoint
@@ -29,6 +28,13 @@ _EMBEDS = re.compile(
 _ALIKE = 0.5  # trainings from one network have cosines near 1, from random weights of their own near 0
 
 
+class _Parent(NamedTuple):
+    name: str
+    config: Config
+    weights: dict[str, Tensor]
+    checkpoint: dict[str, Any]
+
+
 def average_models(models: Sequence[Path | str], out: Path | str) -> Path:
     """Write the mean of the weights of several trainings of one network, a model as any other; return its checkpoint.
 
@@ -44,64 +50,42 @@ def average_models(models: Sequence[Path | str], out: Path | str) -> Path:
         UserError: fewer than two models, models that differ in more than their training, or a folder in use.
 
     Warns:
-        AurankWarning: where the average is known to fail: trainings from random weights, or that learnt batch-norm
-            statistics; where each held out other images for validation.
+        AurankWarning: where trainings began at different weights, whose average is usually ruined.
 
     Source: Wortsman et al., Model soups (ICML 2022), the uniform soup, https://arxiv.org/abs/2203.05482.
 
     Example:
-        >>> import tempfile
-        >>> import aurank
-        >>> config = {
-        ...     "data": {"name": "digits", "image_size": 8, "channels": 1}, "sampler": {"batch": 16},
-        ...     "model": {"backbone": "test_resnet", "pretrained": False, "dim": 8, "freeze_batch_norm": True},
-        ...     "loss": {"name": "smooth_ap"}, "optim": {"lr": 1e-3}, "train": {"steps": 1},
-        ... }
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     _ = aurank.train(config, f"{folder}/start")
-        ...     for lr in ("1e-4", "3e-4"):
-        ...         changes = [f"model.init_from={folder}/start/best", f"optim.lr={lr}"]
-        ...         _ = aurank.train(config, f"{folder}/{lr}", overrides=changes)
-        ...     best = aurank.average_models([f"{folder}/1e-4", f"{folder}/3e-4"], f"{folder}/average")
-        ...     model = aurank.load(best)
-        >>> best.name
-        'best.safetensors'
+        >>> average_models([], "runs/average")
+        Traceback (most recent call last):
+        aurank.errors.UserError: an average takes two different models or more, got none; name trainings of one network
     """
     names, out = [str(model).removeprefix("aurank:") for model in models], Path(out)
     for name in names:
         require_checkpoint(resolve_checkpoint(name))
-    paths, reason = [resolve_checkpoint(name).resolve() for name in names], ""
-    if len(names) < 2:
-        came = names[0] if names else "none"
-        reason = f"an average takes two models or more, got {came}; name two trainings of one network"
-    elif again := next((place for place, path in enumerate(paths) if path in paths[:place]), None):
-        both = f"{names[paths.index(paths[again])]} and {names[again]}"
-        reason = f"{both} are the same checkpoint; name each model once"
-    elif out.is_dir() and any(not path.name.startswith(".") for path in out.iterdir()):
-        reason = f"--out {out} is not empty; name another folder"
-    if reason:
-        raise UserError(reason)
+    if len({resolve_checkpoint(name).resolve() for name in names}) < max(2, len(names)):
+        came = ", ".join(names) or "none"
+        raise UserError(f"an average takes two different models or more, got {came}; name trainings of one network")
+    if out.is_dir() and any(not path.name.startswith(".") for path in out.iterdir()):
+        raise UserError(f"--out {out} is not empty; name another folder")
     require_writable(out / BEST)
-    first, *others = parts = [_read(name) for name in names]
+    first, *others = parents = [_read(name) for name in names]
     for other in others:
         _require_same_network(first, other)
-    for text in _doubts(parts):
-        warnings.warn(text, AurankWarning, stacklevel=2)
-    is_same = all(part.checkpoint["manifest"] == first.checkpoint["manifest"] for part in parts)
+    is_same = all(parent.checkpoint["manifest"] == first.checkpoint["manifest"] for parent in parents)
     content = {
         "config": first.config.model_dump(mode="json"),
         "manifest": first.checkpoint["manifest"] if is_same else "",
         "data": first.checkpoint["data"] if is_same else None,
         "progress": {},
         "tokeniser": first.checkpoint["tokeniser"],
-        "encoder": mean_weights([part.weights for part in parts]),
+        "encoder": mean_weights([parent.weights for parent in parents]),
         "average": None,
         AVERAGE_OF: [],
     }
-    for name, _, _, checkpoint in parts:
-        further = {AVERAGE_OF: checkpoint[AVERAGE_OF]} if AVERAGE_OF in checkpoint else {}
-        record = {"name": name, "config": checkpoint["config"], "step": checkpoint["progress"].get("step"), **further}
-        content[AVERAGE_OF].append(record)
+    for name, _, _, checkpoint in parents:
+        grandparents = {AVERAGE_OF: checkpoint[AVERAGE_OF]} if AVERAGE_OF in checkpoint else {}
+        step = checkpoint["progress"].get("step")
+        content[AVERAGE_OF].append({"name": name, "config": checkpoint["config"], "step": step, **grandparents})
     save_checkpoint(out / BEST, content)
     return out / BEST
 
@@ -115,14 +99,7 @@ def mean_weights(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     return means
 
 
-class _Part(NamedTuple):
-    name: str
-    config: Config
-    weights: dict[str, Tensor]
-    checkpoint: dict[str, Any]
-
-
-def _read(name: str) -> _Part:
+def _read(name: str) -> _Parent:
     checkpoint = load_checkpoint(resolve_checkpoint(name))
     config, weights = read_trained(checkpoint["config"]), model_weights(checkpoint)
     if config.model.lora is not None:
@@ -130,68 +107,30 @@ def _read(name: str) -> _Part:
         merged: Any = (encoder_of if config.model.text is None else towers_of)(checkpoint, config, name)
         weights = merged.state_dict()
         config = config.model_copy(update={"model": config.model.model_copy(update={"lora": None})})
-    if (wrong := next((key for key, value in weights.items() if not bool(value.isfinite().all())), None)) is not None:
-        raise UserError(f"{name} has a value in {wrong!r} that is not finite; name another checkpoint of that run")
-    return _Part(name, config, weights, checkpoint)
+    return _Parent(name, config, weights, checkpoint)
 
 
-def _require_same_network(first: _Part, other: _Part) -> None:
+def _require_same_network(first: _Parent, other: _Parent) -> None:
     lines = [line for line in config_difference(first.config, other.config) if _EMBEDS.match(line)]
-    lines.sort(key=lambda line: not line.startswith("model."))  # the network before its images
-    shapes = [{name: value.shape for name, value in part.weights.items()} for part in (first, other)]
-    if lines:
-        more = f", and {len(lines) - 1} more differ" if len(lines) > 1 else ""
-        reason = f"{lines[0]}{more}; name trainings of one network that see images alike"
-    elif first.checkpoint["tokeniser"] != other.checkpoint["tokeniser"]:
-        reason = "they learnt other tokens, of other texts; train both on the same texts and splits"
-    elif shapes[0] != shapes[1]:
-        reason = "their weights differ in names or shapes; train both with one version of timm"
-    else:
-        return
-    raise UserError(f"{first.name} and {other.name} cannot be averaged: {reason}")
-
-
-def _doubts(parts: Sequence[_Part]) -> list[str]:
-    first, *others = parts
-    doubts: dict[str, str] = {}  # of each kind the first
-    for part in parts:
-        model = part.config.model
-        if model.backbone != NO_BACKBONE and not (model.pretrained or model.weights or model.init_from):
-            remedy = "begin all at one network (model.pretrained, model.weights or model.init_from)"
-            said = f"{part.name} began at random weights, whose average with others is usually ruined; {remedy}"
-            doubts.setdefault("start", said)
-    is_discarded = first.config.model.discard_head  # then no embedding depends on the projection
-    used = [name for name in first.weights if not (is_discarded and name.startswith(HEADS))]
-    matrices = [name for name in used if first.weights[name].is_floating_point() and first.weights[name].ndim > 1]
+    shapes = [{name: value.shape for name, value in parent.weights.items()} for parent in (first, other)]
+    reason = "; ".join(sorted(lines, key=lambda line: not line.startswith("model.")))
+    if not lines and first.checkpoint["tokeniser"] != other.checkpoint["tokeniser"]:
+        reason = "they learnt other tokens"
+    elif not lines and shapes[0] != shapes[1]:
+        reason = "their weights differ in names or shapes"
+    if reason:
+        remedy = "name trainings of one network that see images and texts alike"
+        raise UserError(f"{first.name} and {other.name} cannot be averaged: {reason}; {remedy}")
+    matrices = [name for name, value in first.weights.items() if value.is_floating_point() and value.ndim > 1]
     heads = [name for name in matrices if name.startswith(HEADS)]
-    sides = {
-        "backbones": ([name for name in matrices if name not in heads], "begin all at one network (model.weights)"),
-        "projections": (heads, "begin all at one checkpoint (model.init_from), or set model.discard_head"),
-    }
-    statistics = [name for name in used if name.endswith(("running_mean", "running_var"))]
-    for other in others:
-        both = f"{first.name} and {other.name}"
-        for what, (names, remedy) in sides.items():
-            if "start" not in doubts and (cosine := _cosine(first.weights, other.weights, names)) < _ALIKE:
-                said = "they began at weights of their own, and their average gains nothing or is worse"
-                doubts["start"] = f"the {what} of {both} have a cosine of {cosine:.2f}: {said}; {remedy}"
-        wrong = next((name for name in statistics if not first.weights[name].equal(other.weights[name])), None)
-        if wrong is not None:
-            is_head = wrong.startswith(HEADS)
-            remedy = "model.head_layers=1 or model.discard_head" if is_head else "model.freeze_batch_norm=true"
-            said = (
-                f"{both} learnt other batch-norm statistics ({wrong}), whose mean is not that of the averaged network"
-            )
-            doubts.setdefault("statistics", f"{said}; train with {remedy}")
-        if first.checkpoint["manifest"] != other.checkpoint["manifest"]:
-            said = f"{both} were trained on other images, or held out others for validation (data, seed)"
-            remedy = "measure the average on images that none saw"
-            doubts.setdefault("images", f"{said}: what one held out the other has seen, so {remedy}")
-    return list(doubts.values())
-
-
-def _cosine(left: Mapping[str, Tensor], right: Mapping[str, Tensor], names: Sequence[str]) -> float:
-    pairs = [(left[name].double().flatten(), right[name].double().flatten()) for name in names]
-    product = sum(float(one @ other) for one, other in pairs)
-    squares = sum(float(one @ one) for one, _ in pairs) * sum(float(other @ other) for _, other in pairs)
-    return product / squares**0.5 if squares > 0 else 1.0
+    parts = {"backbones": [name for name in matrices if name not in heads], "projections": heads}
+    if first.config.model.discard_head:  # no embedding depends on the projection
+        del parts["projections"]
+    for part, names in parts.items():
+        if not names:
+            continue
+        left, right = (torch.cat([parent.weights[name].flatten() for name in names]) for parent in (first, other))
+        if (cosine := torch.cosine_similarity(left, right, dim=0).item()) < _ALIKE:
+            reason = f"the {part} of {first.name} and {other.name} have a cosine of {cosine:.2f}"
+            remedy = "begin all at one network (model.weights, model.init_from)"
+            warnings.warn(f"{reason}: their average is usually ruined; {remedy}", AurankWarning, stacklevel=3)

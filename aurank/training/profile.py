@@ -1,15 +1,11 @@
 """``profile``: real steps of a run that leave nothing behind, what each of their parts takes, and what to change."""
 
-import itertools
 import os
-import resource
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
-from textwrap import wrap
 from typing import Any
 
 import numpy as np
@@ -27,9 +23,8 @@ from aurank.training.trainer import Trainer, build_trainer
 from aurank.training.watch import SeenBatch
 
 WARM_UP = 5
-FURTHER = 10  # steps at most of each further measurement
+FURTHER = 10  # steps at most whose data are read alone
 TRACED = 3  # steps of a trace: more make files that no viewer opens
-GIB = 2**30
 PHASES = {
     "data": "waiting for data",
     "sampler": "mining by the sampler",
@@ -40,7 +35,7 @@ PHASES = {
     "rest": "the rest (Python, log)",
 }
 ADVICE = {
-    "data": "more data.workers (now {workers}, for {processors} processors), data.cache or aurank data prepare",
+    "data": "more data.workers, data.cache or aurank data prepare",
     "sampler": "a larger refresh_every of the sampler",
     "forward": "a smaller model.backbone or data.image_size, model.freeze, on a GPU train.mixed_precision=bf16 or "
     "train.compile=true",
@@ -55,35 +50,19 @@ StepListener = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
-class PhaseTime:
-    """Seconds a step: their mean, median and the time that nine of ten steps stay below."""
-
-    mean: float
-    median: float
-    p90: float
-
-    @classmethod
-    def of(cls, seconds: list[float]) -> "PhaseTime":
-        return cls(float(np.mean(seconds)), float(np.median(seconds)), float(np.quantile(seconds, 0.9)))
-
-
-@dataclass(frozen=True)
 class TrainingProfile:
     """Where the time of a training step went, in seconds.
 
     Attributes:
-        device: what it ran on, in words.
         own_seconds: of each process, the mean of a step before its backward pass, in which it waits for the others.
         images: the mean of a step, over all processes.
-        phases: of a step of the main process; their means add up to that of ``step``.
+        phases: the mean, median and p90 of each phase of a step of the main process, and of the whole, "step".
         data_alone: of a step's batches from the loader while nothing else runs.
-        step_alone: of a step on one batch again and again, without any loader beside it.
-        memory: bytes at most, of one process and of its GPU if it has one.
         is_main: whether this is the process that has to print.
 
     Example:
-        >>> second, phases = PhaseTime(1.0, 1.0, 1.0), {"loss": PhaseTime(0.6, 0.6, 0.6)}
-        >>> profile = TrainingProfile("cpu", [1.0], 0, "images", 64.0, 5, second, phases, 0.4, 0.6, {})
+        >>> phases = {"data": {"mean": 0.4}, "loss": {"mean": 0.6}, "step": {"mean": 1.0}}
+        >>> profile = TrainingProfile("cpu", [1.0], 0, "images", 64.0, 5, phases, 0.4)
         >>> profile.images_per_second, profile.bottleneck, profile.bound, profile.share("loss")
         (64.0, 'loss', 0.6, 0.6)
     """
@@ -94,25 +73,27 @@ class TrainingProfile:
     unit: str
     images: float
     steps: int
-    step: PhaseTime
-    phases: dict[str, PhaseTime]
+    phases: dict[str, dict[str, float]]
     data_alone: float
-    step_alone: float
-    memory: dict[str, int]
     notices: list[str] = field(default_factory=list)
     is_main: bool = True
 
     @property
     def images_per_second(self) -> float:
         """Images of all processes, or pairs, by the mean of the steps."""
-        return self.images / self.step.mean
+        return self.images / self.phases["step"]["mean"]
+
+    @property
+    def step_alone(self) -> float:
+        """Seconds of a step without waiting for data."""
+        return self.phases["step"]["mean"] - self.phases["data"]["mean"]
 
     @property
     def bottleneck(self) -> str:
         """The phase that bounds training: the data where reading them alone takes longer than the step alone."""
         if self.data_alone > self.step_alone:
             return "data"
-        return max((name for name in self.phases if name != "data"), key=lambda name: self.phases[name].mean)
+        return max(self.phases.keys() - {"data", "step"}, key=self.share)
 
     @property
     def bound(self) -> float:
@@ -120,54 +101,46 @@ class TrainingProfile:
         return max(self.data_alone, self.step_alone)
 
     def share(self, name: str) -> float:
-        return self.phases[name].mean / self.step.mean
+        return self.phases[name]["mean"] / self.phases["step"]["mean"]
 
     @property
     def advice(self) -> list[str]:
         """What would change the phases that take most, at most three."""
-        by_share = sorted(self.phases, key=self.share, reverse=True)
-        worth = [name for name in by_share if self.share(name) >= 0.1] or by_share[:1]
-        named = {"workers": self.workers, "processors": processors()}
-        return [f"{name}: {100 * self.share(name):.0f} %; try {ADVICE[name].format(**named)}" for name in worth[:3]]
+        largest = sorted(self.phases.keys() - {"step"}, key=self.share, reverse=True)[:3]
+        lines = {name: f"{name}: {100 * self.share(name):.0f} %; try {ADVICE[name]}" for name in largest}
+        return [line for name, line in lines.items() if self.share(name) >= 0.1]
 
     def to_json(self) -> dict[str, Any]:
-        extra = {name: getattr(self, name) for name in ("images_per_second", "bottleneck", "bound", "advice")}
-        return {name: value for name, value in {**asdict(self), **extra}.items() if name != "is_main"}
+        names = ("images_per_second", "bottleneck", "step_alone", "bound", "advice")
+        derived = {name: getattr(self, name) for name in names}
+        return {name: value for name, value in {**asdict(self), **derived}.items() if name != "is_main"}
 
     def __str__(self) -> str:
         processes = len(self.own_seconds)
         where = f"{self.device}, {processes} process{'es' * (processes > 1)}, data.workers={self.workers}"
-        steps = f"{self.steps} steps of {self.images:,.0f} {self.unit}, after {WARM_UP} to warm up; {where}"
-        lines = [*wrap(steps, 80), "", f"{'':<24}{'ms a step':>10}{'share':>9}{'median':>11}{'90 %':>11}"]
-        for name, text in [*PHASES.items(), ("step", "step")]:
-            seconds = self.step if name == "step" else self.phases[name]
-            share = "" if name == "step" else f"{100 * self.share(name):.0f} %"
-            if seconds.mean > 0:
-                rest = f"{1000 * seconds.median:>11,.1f}{1000 * seconds.p90:>11,.1f}"
-                lines.append(f"{text:<24}{1000 * seconds.mean:>10,.1f}{share:>9}{rest}")
-        alone = {"now": self.step.mean, "data alone": self.data_alone, "step alone": self.step_alone}
+        lines = [f"{self.steps} steps of {self.images:,.0f} {self.unit}, after {WARM_UP} to warm up", where, ""]
+        lines += [f"{'':<24}{'ms a step':>10}{'share':>9}{'median':>11}{'90 %':>11}"]
+        for name, text in {**PHASES, "step": "step"}.items():
+            mean, median, p90 = (1000 * seconds for seconds in self.phases[name].values())
+            if mean > 0:
+                share = f"{100 * self.share(name):.0f} %"
+                lines.append(f"{text:<24}{mean:>10,.1f}{share:>9}{median:>11,.1f}{p90:>11,.1f}")
         lines += ["", f"{'':<24}{'ms a step':>10}{f'{self.unit}/s':>13}"]
-        for name, mean in {**alone, "bound": self.bound}.items():
-            lines.append(f"{name:<24}{1000 * mean:>10,.1f}{self.images / mean:>13,.0f}")
-        memory = ", ".join(f"{size / GIB:.2f} GiB {name}" for name, size in self.memory.items())
-        said = [part for text in (*self.advice, *self.notices) for part in wrap(text, 80, subsequent_indent="  ")]
-        return "\n".join([*lines, f"{'memory at most':<24}{memory}", "", *said])
+        alone = {"now": self.phases["step"]["mean"], "data alone": self.data_alone, "step alone": self.step_alone}
+        for name, seconds in {**alone, "bound": self.bound}.items():
+            lines.append(f"{name:<24}{1000 * seconds:>10,.1f}{self.images / seconds:>13,.0f}")
+        return "\n".join([*lines, "", *self.advice, *self.notices])
 
 
 class MeasuredLoop(Loop):
     """Training for some steps without validations and checkpoints, by a clock that is always in exactly one phase.
 
     On a GPU the clock waits for the device between phases. Traces name the phases.
-
-    Args:
-        again: a batch to train on in every step, in place of those of the sampler.
     """
 
-    def __init__(self, trainer: Trainer, steps: int, *, progress: Progress, again: Drawn | None = None) -> None:
-        super().__init__(trainer, Path(), {}, progress=progress, writes=False)
-        self.again, self.left = again, steps
-        self.first: Drawn | None = None
-        self.images_drawn, self.mining_seconds = 0, 0.0
+    def __init__(self, trainer: Trainer, steps: int) -> None:
+        super().__init__(trainer, Path(), {}, progress=Progress(), writes=False)
+        self.left, self.images_drawn = steps, 0
         self.steps: list[dict[str, float]] = [dict.fromkeys(PHASES, 0.0)]
         self._phase, self._since = "rest", time.perf_counter()
 
@@ -217,22 +190,16 @@ class MeasuredLoop(Loop):
         raise AurankError(f"the loss is {value} at step {batch.step} of the profile; aurank train says of which images")
 
     def _refresh(self) -> bool:
-        if self.again is not None or self.trainer.sampler.refresh_every is None:
-            return False
-        started = time.perf_counter()
-        with self.phase("sampler"):
-            due = super()._refresh()
-        self.mining_seconds = time.perf_counter() - started if due else self.mining_seconds
-        return due
+        with self.phase("sampler") if self.trainer.sampler.refresh_every else nullcontext():
+            return super()._refresh()
 
     def _batches(self) -> Iterator[Drawn]:
-        batches = super()._batches() if self.again is None else itertools.repeat(self.again)
+        batches = super()._batches()
         while True:
             with self.phase("data"):
                 drawn = next(batches, None)
             if drawn is None:
                 return
-            self.first = self.first or drawn
             self.images_drawn += len(drawn.batch.id) // self.trainer.views
             yield drawn
 
@@ -260,7 +227,7 @@ def profile_training(
         ...     "sampler": {"batch": 16}, "loss": {"name": "smooth_ap"}, "optim": {"lr": 1e-3}, "train": {"steps": 2},
         ... }
         >>> profile = profile_training(read_config(config), steps=2)
-        >>> abs(sum(phase.mean for phase in profile.phases.values()) - profile.step.mean) < 1e-9
+        >>> abs(sum(profile.share(name) for name in profile.phases) - 2) < 1e-9  # the phases, and their sum
         True
     """
     if trace is not None:
@@ -272,64 +239,50 @@ def profile_training(
     with training_group(config) as group:
         require_same(config, **{"--steps": steps, "--trace": str(trace)})
         trainer, listen = build_trainer(config), listener or (lambda stage, done, total: None)
-        device, workers, further = trainer.accelerator.device, trainer.config.data.workers, max(2, min(FURTHER, steps))
-        measured = partial(MeasuredLoop, trainer, progress=Progress())
-        memory = trainer.loss if isinstance(trainer.loss, CrossBatchMemory) else None
-        if memory is not None:
-            memory.start_at = min(memory.start_at, 1)  # as it is in most of the run
+        workers, further = trainer.config.data.workers, max(2, min(FURTHER, steps))
+        if isinstance(trainer.loss, CrossBatchMemory):
+            trainer.loss.start_at = min(trainer.loss.start_at, 1)  # as it is in most of the run
         listen("steps", 0, steps)
-        loop = measured(WARM_UP + steps)
+        loop = MeasuredLoop(trainer, WARM_UP + steps)
         loop.run()
-        times = loop.steps[WARM_UP : WARM_UP + steps]
-        used = {"in a process": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}  # workers are not in it
-        if device.type == "cuda":
-            used["on its GPU"] = torch.cuda.max_memory_allocated(device)
+        times = [{**step, "step": sum(step.values())} for step in loop.steps[WARM_UP : WARM_UP + steps]]
         if trace is not None:
             with _traced(trace) if group.rank == 0 else nullcontext():
-                measured(TRACED).run()
-
-        listen("steps on one batch", 0, further)
-        repeated = measured(1 + further, again=loop.first)
-        repeated.run()
-        step_alone = sum(sum(step.values()) for step in repeated.steps[1 : 1 + further]) / further
+                MeasuredLoop(trainer, TRACED).run()
 
         listen("data alone", 0, further)
-        drawn = measured(0).batches(None)
+        batches = MeasuredLoop(trainer, 0).batches(None)
         for _ in range(2 * workers):  # read ahead before all workers are at work
-            next(drawn)
+            next(batches)
         started = time.perf_counter()
         for _ in range(further * trainer.config.train.accumulate):
-            next(drawn)
+            next(batches)
         data_alone = (time.perf_counter() - started) / further
 
         own = sum(step[name] for step in times for name in ("data", "sampler", "forward", "loss")) / steps
-        everyone = group.all_gather((own, used, loop.images_drawn / (WARM_UP + steps), step_alone, data_alone))
-        owns, memories, counts, steps_alone, data = zip(*everyone, strict=True)
+        everyone = group.all_gather((own, loop.images_drawn / (WARM_UP + steps), data_alone))
+        own_seconds, counts, data = zip(*everyone, strict=True)
         notices = [*trainer.notices]
-        if max(owns) > 1.1 * float(np.median(owns)):
-            slowest = owns.index(max(owns))
+        if max(own_seconds) > 1.1 * float(np.median(own_seconds)):
+            slowest = own_seconds.index(max(own_seconds))
             notices.insert(0, f"rank {slowest} is the slowest before its backward pass: the others wait for it")
-        if loop.mining_seconds:
-            every = trainer.sampler.refresh_every or 1
-            notices.insert(0, f"mining took {loop.mining_seconds:.1f} s, every {every} steps")
-        if memory is not None and not memory.has_been_filled:
-            notices.insert(0, f"the memory of {memory.memory_size:,} embeddings was not full: later steps rank more")
-        threads = f"{device.type}, {torch.get_num_threads()} of {processors()} processors"
         return TrainingProfile(
-            device=torch.cuda.get_device_name(device) if device.type == "cuda" else threads,
-            own_seconds=list(owns),
+            device=str(trainer.accelerator.device),
+            own_seconds=list(own_seconds),
             workers=workers,
             unit=trainer.task.unit,
             images=sum(counts),
             steps=steps,
-            step=PhaseTime.of([sum(step.values()) for step in times]),
-            phases={name: PhaseTime.of([step[name] for step in times]) for name in PHASES},
+            phases={name: _summary([step[name] for step in times]) for name in (*PHASES, "step")},
             data_alone=max(data),
-            step_alone=max(steps_alone),
-            memory={name: max(each[name] for each in memories) for name in used},
             notices=notices,
             is_main=group.rank == 0,
         )
+
+
+def _summary(seconds: list[float]) -> dict[str, float]:
+    mean, median, p90 = np.mean(seconds), np.median(seconds), np.quantile(seconds, 0.9)
+    return {"mean": float(mean), "median": float(median), "p90": float(p90)}
 
 
 @contextmanager
@@ -339,8 +292,3 @@ def _traced(path: Path) -> Iterator[None]:
         yield
     with replacing(path) as file:
         trace.export_chrome_trace(file.name)
-
-
-def processors() -> int:
-    mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, mine // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
