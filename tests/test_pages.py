@@ -268,6 +268,11 @@ def test_the_python_of_a_page_runs_from_above(page: str, inside: TrainResult, mo
             scope |= given  # what an earlier block defined stays, but for what every block takes as given
             exec(compile("\n" * (block.line - 1) + block.code, page, "exec"), scope)
 
+    if page == "docs/arrays.md":
+        relevant = {tuple(line.split()[::2]) for line in Path("rows.qrels").read_text().splitlines()}
+        first = [line.split() for line in Path("rows.run").read_text().splitlines() if line.split()[3] == "1"]
+        hits = [(query, row) in relevant for query, _, row, *_ in first]
+        assert (len(hits), np.mean(hits)) == (30, scope["report"].metrics["recall@1"])
     if page == "docs/pml.md":
         assert scope["after"]["mauprc_level0"] > scope["before"]["mauprc_level0"] + 0.05
         assert scope["loss"].has_been_filled

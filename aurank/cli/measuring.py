@@ -63,7 +63,7 @@ def evaluate(
     out: Path = option(
         "Folder for report.html, report.json, per_query.parquet, per_class.csv and pr_curve.png.", default=...
     ),
-    labels: Path | None = option("Labels (.npy) of an .npy of embeddings; qrels of --model trec:RUN.", callback=reads),
+    labels: Path | None = option("Labels (.npy) of an .npy of embeddings.", callback=reads),
     metrics: str | None = option("Metrics in place of the usual ones, such as mauprc,mrr@10."),
     recall_at: str | None = option("The k of Recall@k and precision@k, such as 1,10,100."),
     distance: str | None = option("cosine (the default), dot or euclidean (l2)."),
@@ -75,7 +75,6 @@ def evaluate(
     ),
     seed: int = option("Seed of the bootstrap.", default=0),
     max_memory: str | None = option("Bound on the working memory, such as 1GiB."),
-    trec_run: Path | None = option("A .run file to write for trec_eval, with .qrels beside it.", suffix=".run"),
     postprocess: Postprocess = None,
     fit_on: FitOn = None,
     dims: str | None = option("Measure the first numbers of embeddings too, such as 64,128."),
@@ -100,17 +99,15 @@ def evaluate(
     """
     from aurank.commands import evaluate_model, evaluation_page, measure_baselines
     from aurank.commands.baselines import require_images
-    from aurank.commands.evaluate import require_free_run
     from aurank.evaluation.bootstrap import Resampling
     from aurank.evaluation.metrics import check_names
     from aurank.evaluation.postprocessing import Codes
-    from aurank.reporting.results import REPORT, STEPS, write_results
+    from aurank.reporting.results import STEPS, write_results
 
     if baselines:
         require_images(model)
     if dims is None and precision is None and rescore is not None:
         raise UserError(f"--rescore {rescore} goes with --dims or --precision, whose lists are scored again")
-    report = report and not model.startswith("trec:")  # of cut lists there is little to see
     resamples = (DEFAULT_RESAMPLES if report else 0) if intervals is None else intervals
     lists = (10 if report else 0) if neighbours is None else neighbours
     options: dict[str, Any] = {"distance": distance, "ties": ties, "index": index, "backend": backend}
@@ -124,8 +121,6 @@ def evaluate(
         options["codes"] = Codes(dims=widths, precisions=precisions, rescore=rescore)
     options = {name: value for name, value in options.items() if value is not None}
     command = _typed()
-    if trec_run is not None:
-        require_free_run(trec_run, is_replaced=overwrite or (out / REPORT).exists())
     beside_report: dict[str, Any] = {}
 
     def finished(name: str, result: Any) -> None:
@@ -146,7 +141,7 @@ def evaluate(
             raise refused
 
     options |= {"images": images}
-    files: dict[str, Any] = {"labels": labels, "trec_run": trec_run, "postprocess": postprocess, "fit_on": fit_on}
+    files: dict[str, Any] = {"labels": labels, "postprocess": postprocess, "fit_on": fit_on}
     with drawn(finished) as running:
         result = evaluate_model(model, **files, running=running, **options)
         if running.group.rank > 0:

@@ -84,7 +84,7 @@ def _reads_model(model: str | None) -> str | None:
         from aurank.embedding.named import require_model_name
 
         require_model_name(model)
-    if what and kind in ("embeddings", "trec", "onnx") and not _is_there(what):
+    if what and kind in ("embeddings", "onnx") and not _is_there(what):
         reads(what.partition(",")[0])  # options may follow
     for pair in what.split(",")[1:]:
         if pair.startswith("weights="):
@@ -206,7 +206,7 @@ _HEADINGS = {
         *("distance", "ties", "postprocess", "fit_on", "index", "dims", "precision", "rescore"),
         *("intervals", "seed", "backend", "max_memory"),
     ),
-    "What is written": ("report", "neighbours", "show_class", "trec_run", "shard_rows", "overwrite"),
+    "What is written": ("report", "neighbours", "show_class", "shard_rows", "overwrite"),
     "Running": ("bf16", "engine", "cache", "no_cache", "allow_code", "help"),
 }
 _SHORT = 11  # options that need no headings

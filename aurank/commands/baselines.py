@@ -17,7 +17,7 @@ MOST_PIXELS = 4 * 2**30  # bytes of all images as float32
 
 
 def require_images(model: str) -> None:
-    if model.startswith("trec:") or split_name(model)[0] == "embeddings":
+    if split_name(model)[0] == "embeddings":
         raise UserError(f"--baselines has no use with --model {model}: it needs the images; name a model, with --data")
 
 

@@ -30,8 +30,6 @@ from aurank.evaluation.metrics import pooled_names
 from aurank.evaluation.negatives import mine_negatives
 from aurank.evaluation.postprocessing import PostProcessing
 from aurank.evaluation.report import Report
-from aurank.evaluation.trec import evaluate_run, read_qrels, read_run, run_names, write_run
-from aurank.files import require_writable
 from aurank.names import accepting
 
 _KEEP = "data.repeated=keep"
@@ -43,7 +41,6 @@ def evaluate_model(
     images: ImageSelection | None = None,
     *,
     labels: Path | None = None,
-    trec_run: Path | None = None,
     postprocess: str | None = None,
     fit_on: Path | None = None,
     running: RunOptions | None = None,
@@ -52,11 +49,10 @@ def evaluate_model(
     """Return the exact report of a model, or of saved embeddings, on the images chosen.
 
     Args:
-        model: ``aurank:DIR/best``, a name of another library's, ``embeddings:FILE``, or ``trec:RUN``, ranked lists.
+        model: ``aurank:DIR/best``, a name of another library's, or ``embeddings:FILE``.
         images: with ``embeddings:FILE`` at most a protocol, whose data must be what was embedded, or a split; of
             several it is the test split.
-        labels: for ``embeddings:FILE.npy``: the file of their labels; for ``trec:RUN`` the qrels.
-        trec_run: a file to write the nearest 1000 images of each query to, with the qrels beside it, for trec_eval.
+        labels: for ``embeddings:FILE.npy``: the file of their labels.
         postprocess: as for ``read_postprocessing``; steps that learn are fitted on the training images of the data.
         fit_on: a file of embeddings to fit them on instead, which ``embeddings:FILE`` needs.
         options: arguments of ``aurank.evaluate``; where absent, those of a checkpoint's configuration hold.
@@ -70,18 +66,8 @@ def evaluate_model(
         1.0
     """
     images, running = images or ImageSelection(), running or RunOptions()
-    if model.startswith("trec:"):
-        beside = {"--trec-run": trec_run, "--postprocess": postprocess, "--fit-on": fit_on}
-        given = [*images.given, *(f"{name} {value}" for name, value in beside.items() if value), *running.given]
-        report = _evaluate_run(model, labels, given, options)
-        running.finished("report", report)
-        return report
     protocol = images.find_protocol()
     draws = protocol is not None and bool(protocol.seeds)
-    if trec_run is not None and draws:
-        raise UserError(f"--trec-run has no use with --protocol {images.protocol}, which draws several galleries")
-    if trec_run is not None and postprocess is not None:
-        raise UserError(f"--trec-run {trec_run} holds lists as they come, so --postprocess has no use: leave one out")
     if draws:
         options.pop("neighbours", None)  # each draw has a gallery of its own
     steps = read_steps(postprocess, fit_on, options.get("distance", "cosine"))
@@ -89,12 +75,7 @@ def evaluate_model(
         raise UserError(f"--postprocess {postprocess} changes what --index {options['index']} holds: leave one out")
     measured, options = _measure(model, images, labels, steps, running, options)
     options.setdefault("progress", running.stage("ranking"))
-    embedded, names = measured.embedded, list[str]()
-    if trec_run is not None:
-        if embedded.positives is not None:
-            raise UserError(f"--trec-run {trec_run} writes qrels by labels, but positives are listed: leave it out")
-        names = (embedded.paths if (embedded.paths != "").all() else embedded.ids).tolist()
-        run_names(names)  # refused before the ranking
+    embedded = measured.embedded
     if is_collection(options.get("index") or ""):
         rows = select_rows(embedded.embeddings, embedded.is_gallery)
         options["index"] = CollectionIndex(options["index"], embedded.paths[embedded.is_gallery], rows)
@@ -106,10 +87,6 @@ def evaluate_model(
         running.finished("postprocessing", options["postprocess"])
     running.finished("measured", measured)
     running.finished("report", report)
-    if trec_run is not None and running.group.rank == 0:  # the others are done
-        roles = {name: getattr(embedded, name) for name in ("is_query", "is_gallery", "groups")}
-        sides = (trec_run, trec_run.with_suffix(".qrels"), embedded.embeddings, embedded.labels, names)
-        write_run(*sides, **roles, distance=options.get("distance", "cosine"))
     return report
 
 
@@ -131,8 +108,8 @@ def calibrate_model(
     Args:
         precision: the part of the matches that has to be right.
         false_match_rate: instead of it, the part of the negative pairs that may match.
-        model, images, labels, postprocess, fit_on, running: as for ``evaluate_model``; ranked lists, and steps that
-            order lists anew, are refused.
+        model, images, labels, postprocess, fit_on, running: as for ``evaluate_model``; steps that order lists
+            anew are refused.
         options: `distance` and `max_memory` of ``aurank.evaluate``.
 
     Example:
@@ -288,25 +265,6 @@ def _listed_twice(paths: np.ndarray) -> str | None:
     names = np.sort(paths)
     again = np.unique(names[1:][(names[1:] == names[:-1]) & (names[1:] != "")])
     return str(paths[np.isin(paths, again)][0]) if len(again) else None
-
-
-def _evaluate_run(model: str, qrels: Path | None, given: list[str], options: dict[str, Any]) -> Report:
-    known = ("recall_at", "metrics", "resampling")
-    given += [f"--{name.replace('_', '-')} {value}" for name, value in options.items() if name not in known]
-    if given:
-        raise UserError(f"{given[0]} has no use with --model {model}, whose lists are ranked already")
-    if qrels is None:
-        raise UserError(f"--model {model} needs the judgements: give the file of qrels as --labels FILE")
-    report = evaluate_run(read_run(Path(model.removeprefix("trec:"))), read_qrels(qrels), **options)
-    return noted(report, f"model {model}")
-
-
-def require_free_run(run: Path, *, is_replaced: bool) -> None:
-    require_writable(run, suffix=".run", option="--trec-run")
-    for path in (run, run.with_suffix(".qrels")):
-        require_writable(path, option="--trec-run")
-        if path.exists() and not is_replaced:
-            raise UserError(f"--trec-run {run}: {path} is there already; name another, or add --overwrite")
 
 
 def _check_options(options: dict[str, Any], protocol: Protocol | None, trial: Embedded = TRIAL) -> None:

@@ -183,9 +183,6 @@ def require_data(name: str, root: Path, **params: Any) -> None:
 def split_name(model: str) -> tuple[str, str]:
     kind, colon, what = model.partition(":")
     known = ("aurank", "embeddings", HUB, *IMAGES)
-    if kind == "trec":
-        what = "a file of ranked lists, which `aurank evaluate` measures, and nothing else"
-        raise UserError(f"--model {model}: {what}; name a model")
     if kind in known and what:
         return kind, what
     if not colon and (Path(model).exists() or resolve_checkpoint(model).exists()):
@@ -198,7 +195,7 @@ def split_name(model: str) -> tuple[str, str]:
 
 def require_model_name(model: str) -> None:
     """Raise UserError for a model that is not there, as far as can be said without torch or its library."""
-    kind, what = ("trec", "") if model.startswith("trec:") else split_name(model)
+    kind, what = split_name(model)
     if kind == "aurank":
         require_model(what)
     elif kind in IMAGES:

@@ -134,7 +134,7 @@ def mean_report(reports: Sequence["Report"], seeds: Sequence[int]) -> "Report":
     first, values = reports[0], [report.mauprc for report in reports]
     drawn = f"{len(reports)} draws of one gallery image of each class, seeds {', '.join(map(str, seeds))}"
     found = f"mauprc from {min(values):.4f} to {max(values):.4f}; queries are counted once a draw"
-    bounds = [report.tie_bounds for report in reports if report.tie_bounds is not None]
+    lowest, highest = zip(*(report.tie_bounds for report in reports), strict=True)
     curves = [report.curve for report in reports if report.curve is not None]
     plain = [report.postprocessing["plain"] for report in reports if report.postprocessing is not None]
     codes = [
@@ -151,7 +151,7 @@ def mean_report(reports: Sequence["Report"], seeds: Sequence[int]) -> "Report":
         per_query={name: np.concatenate([report.per_query[name] for report in reports]) for name in first.per_query},
         num_queries=sum(report.num_queries for report in reports),
         num_lone_queries=sum(report.num_lone_queries for report in reports),
-        tie_bounds=(mean([low for low, _ in bounds]), mean([high for _, high in bounds])),
+        tie_bounds=(mean(lowest), mean(highest)),
         notes=[f"mean over {drawn}; {found}", *first.notes],
         intervals=None,
         curve=Curve(curves[0].recall, np.mean([curve.precision for curve in curves], axis=0)) if curves else None,

@@ -353,7 +353,7 @@ def calibrate_report(
         0.99
     """
     aim = Aim(precision, false_match_rate)
-    if report.neighbours is None or not report.neighbours.row.shape[1] or "num_negatives" not in report.per_query:
+    if report.neighbours is None or not report.neighbours.row.shape[1]:
         raise UserError("the report holds no neighbours, so no scores: calibrate the model itself (--model)")
     steps = (report.postprocessing or {}).get("steps", "")
     if steps:

@@ -11,7 +11,7 @@ from aurank.errors import UserError
 from aurank.evaluation.bootstrap import Resampling, Units, resampled_means
 from aurank.evaluation.engine.problem import ProgressCallback
 from aurank.evaluation.metrics import MACRO, average
-from aurank.evaluation.report import RUN, Column, Report, html_table
+from aurank.evaluation.report import Column, Report, html_table
 
 FACTS = ("query", "label", "path", "class")
 
@@ -192,11 +192,10 @@ def _check_pair(a: Report, b: Report, metric: str, force: bool) -> None:
     """Raise UserError unless the numbers of the two reports answer the same question."""
     protocols = [report.protocol or {} for report in (a, b)]
     named = " and ".join(f"{each.get('name', 'none')} ({each.get('checksum')})" for each in protocols)
-    both_run = a.distance == b.distance == RUN
     differences = {
         f"protocols {named}": protocols[0].get("checksum") != protocols[1].get("checksum") and not force,
         f"distances {a.distance} and {b.distance}": a.distance != b.distance and not force,
-        f"galleries of {a.num_gallery:,} and {b.num_gallery:,} rows": a.num_gallery != b.num_gallery and not both_run,
+        f"galleries of {a.num_gallery:,} and {b.num_gallery:,} rows": a.num_gallery != b.num_gallery,
         f"rules for ties {a.ties} and {b.ties}": a.ties != b.ties and metric.removeprefix(MACRO) == "mauprc",
     }
     for what, differ in differences.items():

@@ -101,7 +101,7 @@ class _Report(TypedDict):
     num_lone_queries: Count
     num_gallery: Count
     ties: Annotated[str, MinLen(1)]
-    tie_bounds: tuple[Number, Number] | None
+    tie_bounds: tuple[Number, Number]
     distance: str
     protocol: dict[str, Any] | None
     notes: list[str]
@@ -131,7 +131,6 @@ def _as_json(values: Column) -> str:
 
 _LIBRARIES = ("aurank", "numpy", "torch", "timm", "numba", "faiss-cpu", "faiss-gpu")
 FORMAT, VERSION = "aurank.report", 2
-RUN = "run"  # in place of a distance: the lists were ranked elsewhere
 
 
 @cache
@@ -166,7 +165,7 @@ class Report:
     num_lone_queries: int  # those among them without a positive
     num_gallery: int
     ties: str
-    tie_bounds: tuple[float, float] | None  # mauprc under the pessimistic and the optimistic rule; None for a TREC run
+    tie_bounds: tuple[float, float]  # mauprc under the pessimistic and the optimistic rule
     protocol: dict[str, Any] | None = None  # at least "name" and "checksum" of what chose the queries and the gallery
     notes: list[str] = field(default_factory=list)  # what a reader of the numbers must know
     intervals: Intervals | None = None
@@ -177,7 +176,7 @@ class Report:
     group_pairs: list[dict[str, Any]] | None = None  # "query" and "gallery" (two groups), "num_queries", "metrics"
     neighbours: NearestRows | None = None  # of each query in `per_query`, where they were asked for
     gallery: dict[str, Column] = field(default_factory=dict)  # beside them: its "label", "path", "class", "group"
-    distance: str = "cosine"  # by which items were ranked; "run" for a run of TREC
+    distance: str = "cosine"  # by which items were ranked
     versions: dict[str, str] = field(default_factory=lambda: dict(_versions()))
     date: str | None = None  # UTC, where a command made it
     command: str | None = None
@@ -292,7 +291,7 @@ class Report:
             f"{name:<{width}}  {value:.4f}  {self.interval(name)}".rstrip() + beside.get(name, "")
             for name, value in self.metrics.items()
         ]
-        low, high = self.tie_bounds or (0, 0)
+        low, high = self.tie_bounds
         if low != high:
             allowed = f"equal scores allow {low:.4f} to {high:.4f}"
             if "mauprc" in self.metrics:
@@ -305,13 +304,12 @@ class Report:
     def _conditions(self) -> list[str]:
         lines = []
         lone = f", {self.num_lone_queries:,} of them skipped: no positive" if self.num_lone_queries else ""
-        items = "documents" if self.distance == RUN else "gallery rows"
-        lines.append(f"{self.num_queries:,} queries{lone}; {self.num_gallery:,} {items}")
-        if "mauprc" in self.metrics and "num_negatives" in self.per_query:  # a TREC run has none
+        lines.append(f"{self.num_queries:,} queries{lone}; {self.num_gallery:,} gallery rows")
+        if "mauprc" in self.metrics:
             lines.append(f"a random order has mauprc {self.random_order:.4f}")
         if self.protocol:
             lines.append(f"protocol {self.protocol.get('name')} ({self.protocol.get('checksum')})")
-        if self.distance not in ("cosine", RUN):
+        if self.distance != "cosine":
             lines.append(f"distance {self.distance}")
         return [*lines, *([str(self.intervals)] if self.intervals else []), *self.notes]
 
@@ -371,7 +369,7 @@ class Report:
             head.append("plain")
             for name, row in rows.items():
                 row.append(f"{plain[name]:.4f}" if name in plain else "")
-        low, high = self.tie_bounds or (0, 0)
+        low, high = self.tie_bounds
         if low != high:
             head.append("equal scores allow")
             for name, row in rows.items():
@@ -401,7 +399,7 @@ class Report:
         held: dict[str, Any] = {**read_record(Path(path), _Report, named=FORMAT, version=VERSION, **again)}
         with reading(path, **again):
             rows, columns = held["num_queries"] - held["num_lone_queries"], held["per_query"]
-            needed = ("query", "num_positives", *(() if held["tie_bounds"] is None else ("ap",)))
+            needed = ("query", "num_positives", "num_negatives", "first_rank", "ap")
             if rows < 1 or any(name not in columns for name in needed):
                 raise ValueError(f"per_query must hold {', '.join(needed)} of one query or more")
             for name, values in columns.items():
@@ -409,8 +407,7 @@ class Report:
                 columns[name] = np.asarray(checked({f"per_query.{name}": values}, kind)[f"per_query.{name}"])
             held["metrics"] = {name: float(value) for name, value in held["metrics"].items()}
             held["gallery"] = {name: np.asarray(values) for name, values in held.get("gallery", {}).items()}
-            if held["tie_bounds"] is not None:
-                held["tie_bounds"] = tuple(map(float, held["tie_bounds"]))
+            held["tie_bounds"] = tuple(map(float, held["tie_bounds"]))
             if (lists := held.get("neighbours")) is not None:
                 row, score, is_positive = (np.array(lists[name]) for name in ("row", "score", "is_positive"))
                 if not row.shape == score.shape == is_positive.shape or len(row) != rows or row.ndim != 2:

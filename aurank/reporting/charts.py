@@ -103,7 +103,7 @@ def _precision_over_recall(axes: Axes, reports: Mapping[str, Report]) -> None:
         if report.curve is not None:
             axes.plot(report.curve.recall, report.curve.precision, label=name, clip_on=False)
     (report, *others) = reports.values()
-    if not others and "num_negatives" in report.per_query:
+    if not others:
         axes.axhline(report.random_order, color="#808080", **_THIN)
         axes.annotate("random order", (1, report.random_order), ha="right", va="bottom", fontsize=9)
     axes.set(xlim=(0, 1), ylim=(0, 1.005), xlabel="recall", ylabel="precision, mean over queries")

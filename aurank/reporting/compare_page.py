@@ -29,15 +29,14 @@ def compare_page(
     lacking = {name: report.command for name, report in reports.items() if report.neighbours is None}
     metric = next(iter(comparisons.values())).metric
     queries = max(2, min(QUERIES, 24 // len(comparisons)))
-    is_whole = all("first_rank" in report.per_query for report in reports.values())  # a run of TREC has metrics alone
-    shown = list(comparisons) if is_whole else []
-    charts = curves(reports) if is_whole else {}
-    for name in shown:
+    charts = curves(reports)
+    for name in comparisons:
         caption = f"Each dot a query; above the line {name} is better, below it {first}."
         draw = partial(ap_scatter, names=(first, name), reports=(reports[first], reports[name]))
         charts[caption] = svg(draw, caption)
     pairs = [
-        {"name": name, "groups": _won_and_lost((first, name), reports, metric, queries, pictures)} for name in shown
+        {"name": name, "groups": _won_and_lost((first, name), reports, metric, queries, pictures)}
+        for name in comparisons
     ]
     return render(
         "compare.html",

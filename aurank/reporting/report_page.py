@@ -117,16 +117,14 @@ def _cards(report: Report) -> list[dict[str, Any]]:
         if name == "mauprc" or name in distinct:
             value = report.mauprc if name == "mauprc" else report.metrics[name]
             beside = [report.interval(name)]
-            low, high = report.tie_bounds or (0.0, 0.0)
+            low, high = report.tie_bounds
             if name == "mauprc" and low != high:
                 beside.append(f"equal scores allow {low:.4f} to {high:.4f}")
             plain = (report.postprocessing or {}).get("plain", {})
             if name in plain:
                 beside.append(f"plain {plain[name]:.4f}")
             cards.append({"name": name, "value": f"{value:.4f}", "beside": [line for line in beside if line]})
-    if "num_negatives" in report.per_query:
-        cards.append({"name": "a random order", "value": f"{report.random_order:.4f}", "beside": ["mauprc"]})
-    return cards
+    return [*cards, {"name": "a random order", "value": f"{report.random_order:.4f}", "beside": ["mauprc"]}]
 
 
 def _classes(report: Report) -> dict[str, Any]:

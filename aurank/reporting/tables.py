@@ -96,7 +96,7 @@ def counted(report: Report) -> str:
 
 
 def facts(report: Report) -> list[tuple[str, str]]:
-    protocol, (low, high) = report.protocol or {}, report.tie_bounds or (0, 0)
+    protocol, (low, high) = report.protocol or {}, report.tie_bounds
     bounds = f", which allows {low:.4f} to {high:.4f}" if low != high else ""
     known = {
         "command": report.command,

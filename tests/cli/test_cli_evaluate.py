@@ -1,4 +1,4 @@
-"""`aurank evaluate` and `data check` as typed: models and images from elsewhere, pages, runs of TREC, codes."""
+"""`aurank evaluate` and `data check` as typed: models and images from elsewhere, pages, codes."""
 
 import json
 import sys
@@ -12,7 +12,6 @@ from testing.processes import Shell
 
 from aurank.cli.drawing import keep_baselines
 from aurank.embedding import load
-from aurank.errors import AurankError
 from aurank.evaluation import PostProcessing, Report
 
 TIMM = (
@@ -161,57 +160,6 @@ def test_a_table_and_a_picture_of_codes(rows: Path, aurank: Shell) -> None:
     assert codes is not None
     assert len(codes) == 11
     assert (rows / "out/codes.png").read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.slow
-def test_a_run_is_written_for_trec_eval_and_measured_from_its_files(rows: Path, aurank: Shell) -> None:
-    asked = ("--metrics", "mauprc,map@59(r),mrr@3", "--trec-run", "out/a.run")
-    assert aurank(*ROWS, "one", *asked)[0] == 0
-    assert aurank(*ROWS, "two")[0] == 0
-    lines = (rows / "out" / "a.run").read_text().splitlines()
-    assert len(lines) == 60 * 59
-    assert lines[0].startswith("0.png Q0 ")
-    assert len((rows / "out" / "a.qrels").read_text().splitlines()) == 60 * 9
-    trec = ("evaluate", "--model", "trec:out/a.run", "--out", "two", "--overwrite", "--labels", "out/a.qrels")
-    code, output, _ = aurank(*trec)
-    assert code == 0
-    assert "of a run with up to 59 documents a query: what it does not list counts as never" in output
-    assert sorted(path.name for path in (rows / "two").iterdir()) == ["per_query.parquet", "report.json"]
-    exact, read = (report_of(name).metrics for name in ("one", "two"))
-    assert list(exact) == ["mauprc", "map@59(r)", "mrr@3"]
-    assert read["map@59(r)"] == exact["map@59(r)"]
-
-
-@pytest.mark.slow
-def test_a_run_that_is_there_is_replaced_by_its_own_command_or_when_asked_for(rows: Path, aurank: Shell) -> None:
-    (rows / "a.qrels").write_text("mine")
-    command = (*ROWS, "one", "--trec-run", "a.run")
-    code, _, said = aurank(*command)
-    assert code == 2
-    assert "--trec-run a.run: a.qrels is there already; name another, or add --overwrite" in said
-    assert (rows / "a.qrels").read_text() == "mine"
-    assert not (rows / "one").exists()
-    assert [aurank(*command, "--overwrite")[0], aurank(*command)[0]] == [0, 0]
-    assert aurank(*ROWS, "two", "--trec-run", "a.run")[0] == 2
-
-
-@pytest.mark.slow
-def test_names_are_looked_at_before_the_ranking_and_a_run_that_fails_loses_no_report(
-    rows: Path, aurank: Shell, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise AurankError("cannot save a.run: no space")
-
-    monkeypatch.setattr("aurank.commands.evaluate.write_run", full)
-    assert aurank(*ROWS, "one", "--trec-run", "a.run")[0] == 1
-    assert report_of("one").num_queries == 60
-    paths = np.array(["a b", "a b", *"cdefgh"])
-    np.savez(rows / "rows.npz", embeddings=np.eye(8), labels=np.arange(8) % 2, paths=paths)
-    monkeypatch.setattr("aurank.embedding.embed.Embedded.evaluate", lambda *_, **__: pytest.fail("ranked"))
-    monkeypatch.setattr("aurank.commands.evaluate._check_options", lambda *_: None)
-    code, _, said = aurank(*ROWS, "two", "--trec-run", "b.run", "data.repeated=keep")
-    assert code == 2
-    assert "a run needs a name for each row, all different" in said
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,6 @@ SAVED = "evaluate --model embeddings:rows.npz --out x"
 PROBE = "probe --model timm:test_resnet,pretrained=false --data folder:photos --out x"
 CALIBRATE = "calibrate measured --precision 0.9"
 ROWS_09 = "calibrate --model embeddings:rows.npz --precision 0.9"
-TREC = "evaluate --model trec:a.run --out x --labels one.csv"
-LISTS = "evaluate --model trec:one.csv --out x --labels one.csv"
 CLEAN = "doctor folder:photos --out clean.csv --fix tiny"
 
 REFUSED = {
@@ -38,8 +36,8 @@ REFUSED = {
     f"{SAVED} optim.lr=1": "optim.lr=1: only data",
     f"{SAVED} --data folder:photos": "folder:photos has no use",
     f"{SAVED} --recall-at one": "--recall-at 'one': expected whole numbers and commas",
-    f"{SAVED} --trec-run a.txt": "--trec-run a.txt: the file written is of type .run",
     f"{SAVED} --rescore 5": "--rescore 5 goes with --dims or --precision",
+    f"{SAVED} --baselines": "--baselines has no use with --model embeddings:rows.npz",
     f"{TIMM}": "say which images to embed",
     f"{TIMM} --data folder:none": "there is no none",
     f"{TIMM} --data photos": "expected READER:PATH, such as folder:photos",
@@ -49,12 +47,7 @@ REFUSED = {
     f"{TIMM} --data folder:photos --device cuda:77": "cpu always can",
     f"{TIMM} --data folder:photos --no-cache --cache y": "exclude each other",
     f"{TIMM} --protocol sop --root .": "Stanford_Online_Products",
-    f"{TREC}": "a.run: there is no such file or folder",
-    "evaluate --model trec:one.csv --out x": "needs the judgements: give the file of qrels as --labels FILE",
-    f"{LISTS} --data folder:photos": "--data folder:photos has no use with --model trec:one.csv",
-    f"{LISTS} --baselines": "--baselines has no use with --model trec:one.csv",
     "embed --model embeddings:rows.npz --out x.npz": "these are embeddings already",
-    "embed --model trec:one.csv --out x.npz": "a file of ranked lists, which `aurank evaluate`",
     "probe --model timm:test_resnet,pretrained=false --data table:one.csv --out x": "there are 1, among 1",
     "probe --model timm:test_resnet,pretrained=false --data table:twice.csv --out x": "'photos/a/0.png' twice",
     f"{PROBE} --protocol kn": "expected knn or linear_probe, each once; got kn",

@@ -70,9 +70,3 @@ def values(path: Path, **options: Any) -> tuple[Any, ...]:
 def test_parts_give_what_one_file_gives(saved: Path, measure: Callable[[Path], object]) -> None:
     parts, one = measure(saved / "parts"), measure(saved / "rows.npz")
     assert str(parts) == str(one).replace("rows.npz", "parts")
-
-
-def test_a_run_of_trec_is_the_same(saved: Path, tmp_path: Path) -> None:
-    for name in ("parts", "rows.npz"):
-        evaluate_model(f"embeddings:{saved / name}", running=HOW, trec_run=tmp_path / f"{name}.run")
-    assert (tmp_path / "parts.run").read_bytes() == (tmp_path / "rows.npz.run").read_bytes()

@@ -69,7 +69,6 @@ def test_a_model_is_fitted_on_the_training_images_alone(tmp_path: Path) -> None:
         ({"fit_on": Path("train.npz")}, "--fit-on train.npz goes with --postprocess"),
         ({"postprocess": "query_expansion", "fit_on": Path("train.npz")}, "no step of 'query_expansion' has anything"),
         ({"postprocess": "missing.safetensors"}, "missing.safetensors: cannot be read"),
-        ({"postprocess": "binary", "trec_run": Path("a.run")}, "--trec-run a.run holds lists as they come"),
     ],
 )
 def test_what_cannot_be_met_is_refused(

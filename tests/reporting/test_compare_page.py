@@ -11,7 +11,6 @@ import aurank
 from aurank.data.sources import ArraySource
 from aurank.evaluation import Report
 from aurank.evaluation.compare import compare_all
-from aurank.evaluation.trec import evaluate_run
 from aurank.reporting.compare_page import compare_page
 from aurank.reporting.pictures import Pictures
 
@@ -99,15 +98,6 @@ def test_reports_without_lists_show_queries_and_say_so() -> None:
     page = Elements(compare_page(reports, compare_all(reports, resamples=100)))
     assert "aurank evaluate --model mine --no-report --neighbours 10 --overwrite" in page.text
     assert "large: won" in page.text
-
-
-def test_runs_of_trec_have_numbers_and_neither_curves_nor_queries() -> None:
-    runs = {"a": {"q": {"a": 2.0, "b": 3.0}, "r": {"a": 1.0}}, "b": {"q": {"a": 2.0, "b": 1.0}, "r": {"a": 1.0}}}
-    reports = {name: evaluate_run(run, {"q": {"a": 1.0}, "r": {"a": 1.0}}) for name, run in runs.items()}
-    page = Elements(compare_page(reports, compare_all(reports, resamples=100, metric="mrr@2"))).text
-    assert "+0.2500" in page
-    assert "Curves" not in page
-    assert "Queries won and lost" not in page
 
 
 @pytest.mark.slow

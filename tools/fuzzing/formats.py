@@ -176,5 +176,5 @@ FORMATS: dict[str, tuple[Read, Write]] = {
     ".zip": (_read_zip, _write_zip),
     ".mat": (_read_matlab, _into_file(savemat)),
 }
-TEXTS = (".json", ".yaml", ".csv", ".txt", ".jsonl", ".log", ".run", ".qrels")
+TEXTS = (".json", ".yaml", ".csv", ".txt", ".jsonl", ".log")
 """Formats whose words and lines are damaged too."""

@@ -216,13 +216,6 @@ def _probe() -> None:
     ProbeResult("knn", "halves", metrics, per_seed, [0, 1], **counts, settings={"k": 5}, notes=["n"]).save("probe.json")
 
 
-def _lists() -> None:
-    Path("trec").mkdir()
-    run = "".join(f"q{row // 4} Q0 d{row % 4} {row % 4 + 1} {1 - row % 4 / 8} tag\n" for row in range(12))
-    Path("trec/a.run").write_text(run)
-    Path("trec/a.qrels").write_text("".join(f"q{row // 4} 0 d{row % 4} {row % 2}\n" for row in range(12)))
-
-
 def _faiss() -> None:
     rows = np.random.default_rng(0).normal(size=(64, 8)).astype(np.float32)
     for kind in ("Flat", "HNSW8", "SQ8"):
@@ -379,7 +372,6 @@ KINDS: dict[str, Kind] = {
         "reports",
     ),
     "probe": Kind(_probe, (lambda: str(ProbeResult.load("probe.json")),), "probe.json"),
-    "trec": Kind(_lists, ("evaluate --out out --overwrite --model trec:trec/a.run --labels trec/a.qrels",), "trec"),
     "faiss": Kind(_faiss, (_search,), "faiss", is_sealed=True),
     "index": Kind(
         _image_index,

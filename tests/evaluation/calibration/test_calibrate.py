@@ -121,18 +121,12 @@ POORLY = np.array([[1.0, 0.0], [0.8, 0.6], [1.0, 0.01], [0.8, 0.61]])
         (lambda: calibrate(RetrievalProblem(POORLY, [0, 1, 2, 3]), precision=0.9), "no query has a positive"),
         (lambda: calibrate_report(report(3), false_match_rate=0.3), "cut above the threshold"),
         (lambda: calibrate_report(report(0), precision=0.9), "holds no neighbours"),
-        (lambda: calibrate_report(older(), precision=0.9), "holds no neighbours"),
         (lambda: calibrate_report(reordered(), precision=0.9), "k_reciprocal"),
     ],
 )
 def test_what_has_no_threshold_raises(call: Callable[[], Any], named: str) -> None:
     with pytest.raises(UserError, match=named):
         call()
-
-
-def older() -> Report:
-    whole = report(5)
-    return replace(whole, per_query={k: column for k, column in whole.per_query.items() if k != "num_negatives"})
 
 
 def reordered() -> Report:
