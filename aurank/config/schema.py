@@ -317,7 +317,6 @@ class TrainConfig(Strict):
     ema: float | None = key(None, "Decay of a moving average of the weights, such as 0.999; null: none.", gt=0, lt=1)
     log_every: Count = key(10, "Steps between lines of metrics.jsonl.")
     checkpoint_every: Count = key(500, "Steps between checkpoints; there is one after the last step too.")
-    sharded: bool = key(False, "Share out weights, gradients and optimiser state over the processes (FSDP2).")
     timeout: Duration = key("30min", "Of several processes, how long one waits for another: longer than a validation.")
     trackers: list[Tracker] = key([], "Where else to log, such as tensorboard.")
 

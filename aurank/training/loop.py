@@ -150,7 +150,6 @@ class Loop:
         every = self.trainer.sampler.refresh_every
         due = every is not None and self.progress.step % every == 0
         if due:
-            self.trainer.gather()
             self.trainer.sampler.refresh(self.progress.epoch, self.progress.batch)
         return due
 
@@ -211,7 +210,6 @@ class Loop:
             self._look()
         trainer.update()
         if trainer.average is not None and settings.ema is not None:
-            trainer.gather()
             update_average(trainer.average, trainer.model, decay=settings.ema, step=progress.step)
         progress.step += 1
         due = (settings.log_every, settings.checkpoint_every, settings.validate_every)
@@ -313,7 +311,6 @@ class Loop:
         if trainer.val_data is None:
             return True
         started = time.perf_counter()
-        trainer.gather()
         report = trainer.task.measure(trainer.measured, trainer.val_data)
         values = report.metrics
         self._record({"step": progress.step, **values}, split="val")
@@ -335,8 +332,6 @@ class Loop:
         """
         self._look()
         trainer, progress = self.trainer, self.progress
-        trainer.gather()
-        optimiser = trainer.optimiser_state() if name == "last" else {}
         parameters = itertools.chain(trainer.model.parameters(), trainer.loss.parameters())
         is_finite = all(bool(parameter.isfinite().all()) for parameter in parameters)
         gathered = self.group.all_gather((is_finite, random_state()))
@@ -366,7 +361,7 @@ class Loop:
             content |= {
                 "loss": trainer.loss.state_dict(),
                 "miner": {} if trainer.miner is None else trainer.miner.state_dict(),
-                "optimiser": optimiser,
+                "optimiser": trainer.optimiser.state_dict(),
                 "scaler": None if scaler is None else scaler.state_dict(),
                 "sampler": trainer.sampler.state_dict(),
                 "random": [state for _, state in gathered],

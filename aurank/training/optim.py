@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.optimizer import ParamsT
 
@@ -133,6 +134,23 @@ def _is_alike(option: Any, saved: Any) -> bool:
         if isinstance(option, kinds):
             return saved == option if bool in kinds else isinstance(saved, kinds) and not isinstance(saved, bool)
     return type(option) is type(saved)
+
+
+@torch.no_grad()
+def load_state(optimiser: Optimizer, saved: dict[str, Any]) -> None:
+    """Load the state of an optimiser, laid out in memory as its parameters are: a run that never stopped has it so."""
+    parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
+
+    def laid_out(value: Any, parameter: Tensor) -> Any:
+        if not isinstance(value, Tensor) or value.shape != parameter.shape:
+            return value
+        return torch.empty_like(parameter, dtype=value.dtype, device=value.device).copy_(value)
+
+    state = {
+        index: {name: value if name == "step" else laid_out(value, parameters[index]) for name, value in values.items()}
+        for index, values in saved["state"].items()
+    }
+    optimiser.load_state_dict({**saved, "state": state})
 
 
 def weight_average(model: nn.Module) -> nn.Module:

@@ -33,8 +33,7 @@ from aurank.reporting.training_page import training_page
 from aurank.training.build import Splits, build_schedule, build_splits
 from aurank.training.components import read_config
 from aurank.training.loop import Listener, Loop
-from aurank.training.optim import require_fitting_state
-from aurank.training.sharding import load_state, prepare_for_shards
+from aurank.training.optim import load_state, require_fitting_state
 from aurank.training.state import Progress, restore_random_state, seed_everything, seed_stream
 from aurank.training.trainer import Trainer
 
@@ -273,7 +272,7 @@ def differences(saved: Config, given: Config) -> list[str]:
     """Return the settings that differ, as "key: saved != given", but for those that cannot change a result."""
     harmless: tuple[str, ...] = (
         *("data.workers", "data.root", "data.cache", "data.repeated", "data.odd_classes"),
-        *("train.timeout", "train.trackers", "train.sharded"),
+        *("train.timeout", "train.trackers"),
     )
     if (saved.data.prepared is None) == (given.data.prepared is None):
         harmless += ("data.prepared",)  # what the folder holds is compared, wherever it lies
@@ -358,9 +357,6 @@ def restore(trainer: Trainer, path: Path, state: dict[str, Any], notices: list[s
         load_part(trainer.measured.load_state_dict, (state["average"] or {}).get("values", {}), path, "average")
     load_part(partial(require_fitting_state, trainer.optimiser), state["optimiser"], path, "optimiser")
     load_part(partial(load_state, trainer.optimiser), state["optimiser"], path, "optimiser")
-    if trainer.sharded is not None:
-        trainer.sharded.spread()
-        prepare_for_shards(trainer.optimiser, trainer.config)
     components = {name: getattr(trainer, name) for name in ("loss", "miner", "sampler")}
     for name, component in {**components, "scaler": trainer.accelerator.scaler}.items():
         if component is not None:

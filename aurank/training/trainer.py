@@ -49,7 +49,6 @@ from aurank.training.build import (
 )
 from aurank.training.gradient_cache import GradientCache, split_into_chunks
 from aurank.training.optim import weight_average
-from aurank.training.sharding import ShardedCopy, prepare_for_shards
 from aurank.training.state import random_state, restore_random_state, seed_everything, stream
 from aurank.training.tasks import PairTask, Task
 
@@ -105,14 +104,8 @@ class Trainer:
         images = cache(partial(build, splits.train, train=False))
         if state is None:
             start_projection(task.encoder, config, images)
-        self.sharded = None
-        if config.train.sharded and processes > 1:
-            self.sharded = ShardedCopy(trained)
-            trained = self.sharded.module
         # Torch's own: what Accelerate makes of it skips a call of step or zero_grad between two batches of a step.
         self.optimiser = optimiser = build_optimiser(config, trained, self.loss)
-        if self.sharded is not None:
-            prepare_for_shards(optimiser, config)
         self.schedule = build_schedule(config)
 
         nearest = partial(
@@ -122,12 +115,7 @@ class Trainer:
         self.train_data = build(splits.train, train=True, seed=config.seed)
         self.val_data = None if splits.val is None else build(splits.val, train=False)
         # Accelerate puts autocast into the forward of what it is given; the encoder inside stays as it is.
-        if self.sharded is None:
-            parts = EachPart(trained, compiled=config.train.compile)
-            self.encoder, _ = accelerator.prepare(parts, optimiser)
-        else:  # FSDP2 exchanges gradients by itself
-            self.encoder = accelerator.prepare_model(EachPart(trained), evaluation_mode=True)
-            accelerator.prepare(optimiser)
+        self.encoder, _ = accelerator.prepare(EachPart(trained, compiled=config.train.compile), optimiser)
         check_image_size(task.encoder, config, device)
         self.average = None if config.train.ema is None else weight_average(task.model)
         self.cache = _gradient_cache(config, self.encoder, self.sampler, self.train_data.to_input)
@@ -143,17 +131,6 @@ class Trainer:
     @property
     def measured(self) -> nn.Module:
         return self.model if self.average is None else self.average.get_submodule("module")
-
-    def gather(self) -> None:
-        """Give `model` the weights as they stand, where they are sharded; all processes call it."""
-        if self.sharded is not None:
-            self.sharded.gather()
-
-    def optimiser_state(self) -> dict[str, Any]:
-        """Return the state of the optimiser, whole in the main process; all processes call it."""
-        if self.sharded is None:
-            return dict(self.optimiser.state_dict())
-        return self.sharded.optimiser_state(self.optimiser, keep=self.accelerator.is_main_process)
 
     @cached_property
     def epochs(self) -> float:
@@ -395,38 +372,21 @@ def _without_effect(trainer: Trainer) -> list[str]:
 
 
 def require_fitting(config: Config, splits: Splits) -> None:
-    train, optim, texts, several = config.train, config.optim.name, config.model.text is not None, launched() > 1
+    train, texts = config.train, config.model.text is not None
     missing = sorted(set(train.trackers) - {str(tracker) for tracker in get_available_trackers()})
     packages = " ".join(missing).replace("_", "-")
-    miners = [config.miner, *(term.miner for term in config.terms)]
-    chosen = [component for component in (*config.terms, *miners) if component is not None]
-    reencodes = any(component.params.get("out_of_batch") == "reencode" for component in chosen)
-    chunks = "processes may have other numbers of chunks; use model.gradient_checkpointing=true, or train.sharded=false"
-    of_shards: dict[str, object] = {
-        f"optim.name={optim}; use adamw, adam or sgd": optim not in ("sgd", "adam", "adamw"),
-        f"train.micro_batch={train.micro_batch}: {chunks}": train.micro_batch is not None,
-        "train.mixed_precision=fp16; use bf16 or no": train.mixed_precision == "fp16",
-        "train.compile=true; set one of them to false": train.compile,
-        "model.text, which has two encoders; set train.sharded=false": texts,
-        'out_of_batch=reencode; set it to "stored"': reencodes,
-    }
     refusals: dict[str, object] = {
         f"train.early_stopping={train.early_stopping} needs a validation split and {splits.whole.name} has none; set "
         "data.validation_fraction above 0, or train.early_stopping=null": train.early_stopping and splits.val is None,
         f"train.trackers: {', '.join(missing)} cannot be used, its package is not installed; pip install {packages}, "
         "or leave it out": missing,
-        'out_of_batch=reencode embeds images alone, which model.text has no use for: set it to "stored"': (
-            texts and reencodes
-        ),
         # A chunk is of one side, and processes that exchange gradients expect those of both.
         f"train.micro_batch={train.micro_batch} with model.text works in one process and there are {launched()}; set "
-        "train.micro_batch=null": train.micro_batch and texts and several,
+        "train.micro_batch=null": train.micro_batch and texts and launched() > 1,
     }
     for option in ("fsdp", "deepspeed"):
-        text = f"aurank does not train under accelerate launch --use_{option}; set train.sharded=true"
+        text = f"aurank does not train under accelerate launch --use_{option}; leave it out"
         refusals[text] = os.environ.get(f"ACCELERATE_USE_{option.upper()}", "").lower() == "true"
-    for text, applies in of_shards.items():
-        refusals[f"train.sharded=true does not work with {text}"] = applies and train.sharded and several
     for text, applies in refusals.items():
         if applies:
             raise UserError(text)

@@ -13,12 +13,12 @@ from aurank.training.optim import (
     OPTIMISERS,
     constant,
     cosine,
+    load_state,
     multi_step,
     require_fitting_state,
     update_average,
     weight_average,
 )
-from aurank.training.sharding import load_state
 
 
 def test_warmup_rises_linearly_to_the_schedule() -> None:

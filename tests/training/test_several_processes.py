@@ -12,24 +12,19 @@ from typing import Any
 
 import pytest
 import torch
-from accelerate.state import PartialState
 from testing.processes import KILLED, ended, free_port, rank_environment, run_ranks, start, steps_done
-from testing.runs import EXACT, SUM, assert_same_run, few_digits, records, tiny_config, write_config
-from torch import nn
-from torch.distributed.tensor import DTensor
+from testing.runs import EXACT, SUM, assert_same_run, records, tiny_config, write_config
 from torch.profiler import ProfilerActivity, profile
 
 import aurank
 from aurank.commands import RunOptions, evaluate_model
-from aurank.data import READERS
 from aurank.distributed import joined, launched
 from aurank.embedding import ImageSelection
 from aurank.embedding.stored.checkpoint import load_checkpoint
 from aurank.errors import AurankError
-from aurank.training import read_config, run, trainer
+from aurank.training import read_config
 from aurank.training.build import build_splits
 from aurank.training.loop import Loop
-from aurank.training.sharding import ShardedCopy, load_state
 from aurank.training.state import Progress, seed_everything, seed_stream, stream
 from aurank.training.trainer import Trainer
 
@@ -233,10 +228,7 @@ def test_a_process_whose_first_never_answers_ends_within_the_time_that_it_has(mo
 
 @pytest.mark.slow
 def test_two_then_one_then_four_processes_train_the_weights_of_one(tmp_path: Path) -> None:
-    """With every state that a loss keeps: tables by image, chains that draw, a memory that no batch fills evenly.
-
-    The four share out weights, gradients and the state of the optimiser, and write what one process reads.
-    """
+    """With every state that a loss keeps: tables by image, chains that draw, a memory that no batch fills evenly."""
     sections = {
         **EXACT,
         "data": {"views": 2, "train_labels": "image", "validation_fraction": 0},
@@ -251,7 +243,7 @@ def test_two_then_one_then_four_processes_train_the_weights_of_one(tmp_path: Pat
     aurank.train(config, tmp_path / "one")
     two = ended(start(config, many, 2, common=["train.steps=2"]))
     aurank.train(config, many, resume=True, overrides=["train.steps=4"])
-    four = ended(start(config, many, 4, common=["train.steps=6", "train.sharded=true", "--resume"]))
+    four = ended(start(config, many, 4, common=["train.steps=6", "--resume"]))
     assert [code for code, _, _ in (*two, *four)] == [0] * 6, (two, four)
     assert "the run used 1 process(es) and goes on with 4: batches" in four[0][2]
 
@@ -355,83 +347,3 @@ def measure(rank: int, port: int, out: str) -> None:
 @pytest.mark.slow
 def test_a_step_has_two_collectives_beside_those_of_data_parallel_training(tmp_path: Path) -> None:
     run_ranks(measure, 2, free_port(), str(tmp_path))
-
-
-# -- With weights, gradients and state shared out a run is that of whole ones
-
-# Single numbers, weights in another layout, statistics of batches, neighbours of the weights as they stand. Every
-# weight moves by its gradient: Adam would turn the last digits of one that is zero into a whole step.
-LOSS = [{"name": "normalized_softmax", "params": {"temperature": 1.0}}]
-SECTIONS: dict[str, dict[str, Any]] = {
-    "model": {"pooling": "gem", "channels_last": True},
-    "optim": {
-        "lr": 0.002,
-        "warmup_steps": 0,
-        "params": {"eps": 1e-3},
-        "clip_norm": 0.5,
-        "schedule": {"name": "constant"},
-    },
-    "sampler": {"name": "hard_negative", "params": {"per_class": 2, "refresh_every": 1, "num_neighbours": 5}},
-    "train": {"steps": 5, "validate_every": 2, "checkpoint_every": 4, "accumulate": 2},
-}
-RUNS: list[tuple[str, list[str], bool]] = [
-    ("whole", [], False),
-    ("sharded", ["train.sharded=true", "train.steps=4"], False),
-    ("sharded", ["train.sharded=true"], True),
-]
-
-
-class Checked(ShardedCopy):
-    """One whose processes begin with other weights, of which the first keeps the state of the optimiser alone."""
-
-    def __init__(self, whole: nn.Module) -> None:
-        with torch.no_grad():
-            for value in whole.state_dict().values():
-                value += int(os.environ["RANK"])
-        super().__init__(whole)
-
-    def optimiser_state(self, optimiser: Any, *, keep: bool) -> dict[str, Any]:
-        found = super().optimiser_state(optimiser, keep=keep)
-        assert bool(found) == keep == (os.environ["RANK"] == "0")
-        return found
-
-
-def load_checked(optimiser: Any, saved: dict[str, Any]) -> None:
-    """Load it, and see that a process holds no more than its parts."""
-    load_state(optimiser, saved)
-    values = [value for state in optimiser.state.values() for value in state.values() if isinstance(value, DTensor)]
-    parts = [value.to_local() for value in values]
-    assert parts
-    assert all(part.untyped_storage().nbytes() == part.nbytes for part in parts)
-    assert sum(part.numel() for part in parts) < 0.6 * sum(value.numel() for value in values)
-
-
-def train_all(rank: int, ports: list[int], folder: str) -> None:
-    torch.set_num_threads(1)
-    READERS["digits"] = few_digits
-    trainer.ShardedCopy = Checked  # type: ignore[misc]
-    run.load_state = load_checked  # for the run that goes on: it is the only one
-    for port, (name, overrides, goes_on) in zip(ports, RUNS, strict=True):
-        os.environ.update(rank_environment(rank, 2, port))
-        aurank.train(tiny_config(LOSS, **SECTIONS), Path(folder) / name, overrides=overrides, resume=goes_on)
-        PartialState._reset_state()
-
-
-def assert_alike(folder: Path) -> None:
-    for file in ("last.safetensors", "best.safetensors"):
-        first, second = (load_checkpoint(folder / name / file) for name in ("whole", "sharded"))
-        torch.testing.assert_close(second["encoder"], first["encoder"], rtol=1e-5, atol=1e-5, msg=file)
-        if file == "last.safetensors":
-            torch.testing.assert_close(second["optimiser"]["state"], first["optimiser"]["state"], rtol=1e-3, atol=1e-6)
-    for split in ("train", "val"):
-        first, second = (records(folder / name, split) for name in ("whole", "sharded"))
-        for one, other in zip(first, second, strict=True):
-            assert other.pop("split") == one.pop("split")
-            assert other == pytest.approx(one, rel=1e-4)
-
-
-@pytest.mark.slow
-def test_a_run_with_shared_out_weights_is_that_of_whole_ones(tmp_path: Path) -> None:
-    """It stops and goes on, too, and begins with the weights of the first process."""
-    run_ranks(train_all, 2, [free_port() for _ in RUNS], str(tmp_path))
-    assert_alike(tmp_path)

@@ -82,21 +82,11 @@ def test_a_run_that_cannot_begin_is_told_by_the_setting(tmp_path: Path, sections
         aurank.train(tiny_config("clip", **sections), tmp_path / "out")
 
 
-REENCODING = {"name": "emc2", "params": {"out_of_batch": "reencode"}}
-SHARDED = "train.sharded=true does not work with "
-
-
 @pytest.mark.parametrize(
     ("sections", "name"),
     [
-        ({"train": {"micro_batch": 4}}, f"{SHARDED}train.micro_batch=4"),
-        ({"train": {"mixed_precision": "fp16"}}, f"{SHARDED}train.mixed_precision=fp16"),
-        ({"train": {"compile": True}}, f"{SHARDED}train.compile=true"),
-        ({"model": {"text": {}}}, f"{SHARDED}model.text"),
-        ({"optim": {"name": "lars"}}, f"{SHARDED}optim.name=lars"),
-        ({"loss": [REENCODING]}, f"{SHARDED}out_of_batch=reencode"),
         ({"model": {"text": {}}, "train": {"micro_batch": 4}}, "train.micro_batch=4 with model.text"),
-        ({"environment": {"ACCELERATE_USE_FSDP": "true"}}, "accelerate launch --use_fsdp; set train.sharded=true"),
+        ({"environment": {"ACCELERATE_USE_FSDP": "true"}}, "accelerate launch --use_fsdp; leave it out"),
         ({"train": {"trackers": ["wandb"]}}, "train.trackers: wandb cannot be used"),
     ],
 )
@@ -107,10 +97,7 @@ def test_what_a_run_cannot_be_combined_with_is_named(
     for variable, value in environment.items():
         monkeypatch.setenv(variable, value)
     monkeypatch.setattr("aurank.training.trainer.get_available_trackers", list)
-    sections = {**sections, "train": {"sharded": True, **sections.get("train", {})}}
-    config = read_config(
-        tiny_config(sections.pop("loss", "sogclr"), sampler={"name": "shuffled", "params": {}}, **sections)
-    )
+    config = read_config(tiny_config("sogclr", sampler={"name": "shuffled", "params": {}}, **sections))
     with pytest.raises(UserError, match=name):
         require_fitting(config, build_splits(read_config(tiny_config())))
 
