@@ -78,7 +78,7 @@ def evaluate(
     postprocess: Postprocess = None,
     fit_on: FitOn = None,
     dims: str | None = option("Measure the first numbers of embeddings too, such as 64,128."),
-    precision: str | None = option("Measure coarser numbers too: float16, int8, binary, with commas."),
+    precision: str | None = option("Measure coarser numbers too: int8, binary, with commas."),
     rescore: int | None = option("Score the best so many of those again in float32, such as 100."),
     report: bool = option("Whether to write report.html, a page to look at.", "--report/--no-report", default=True),
     neighbours: int | None = option(

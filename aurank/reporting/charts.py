@@ -244,7 +244,6 @@ def _curve(axes: Axes, report: Report) -> None:
 # A mark of its own for each precision, so that they differ by more than colour.
 _MARKS = {
     "float32": ("o", "#0072b2"),
-    "float16": ("s", "#009e73"),
     "int8": ("^", "#d55e00"),
     "binary": ("D", "#cc79a7"),
 }

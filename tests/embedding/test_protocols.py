@@ -96,7 +96,7 @@ def test_the_report_of_draws_names_its_seeds_and_their_range_and_survives_saving
 
 @pytest.mark.slow
 def test_intervals_post_processing_and_codes_of_draws_are_those_of_their_mean() -> None:
-    given, options = embedded([3, 4, 5, 2, 6, 3]), {"postprocess": "float16", "codes": Codes(dims=(2,))}
+    given, options = embedded([3, 4, 5, 2, 6, 3]), {"postprocess": "binary", "codes": Codes(dims=(2,))}
     drawn = [dataclasses.replace(ONE_GALLERY, seeds=(seed,)).evaluate(given, **options) for seed in (0, 1)]
     report = dataclasses.replace(ONE_GALLERY, seeds=(0, 1)).evaluate(given, **options)
     plain = dataclasses.replace(ONE_GALLERY, seeds=(0, 1)).evaluate(given)

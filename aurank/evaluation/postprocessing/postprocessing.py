@@ -36,7 +36,6 @@ from aurank.evaluation.postprocessing.neighbour_steps import (
 from aurank.evaluation.postprocessing.steps import (
     Binary,
     Centring,
-    Float16,
     Int8,
     ListStep,
     Rows,
@@ -51,7 +50,7 @@ from aurank.evaluation.postprocessing.steps import (
 from aurank.files import read_bundle, reading, write_bundle
 
 _ALL: tuple[type[Step], ...] = (
-    *(Centring, Whiten, Truncate, Float16, Int8, Binary),
+    *(Centring, Whiten, Truncate, Int8, Binary),
     *(QueryExpansion, DatabaseAugmentation, KReciprocal, Rescore),
 )
 STEPS = {step.name: step for step in _ALL}
@@ -306,7 +305,7 @@ class Processed:
         return nearest_rows(self.problem, k, distance=self.processing.distance, **how)
 
 
-BITS = {"float32": 32, "float16": 16, "int8": 8, "binary": 1}
+BITS = {"float32": 32, "int8": 8, "binary": 1}
 
 
 @dataclass(frozen=True)
@@ -315,7 +314,7 @@ class Codes:
 
     Args:
         dims: how many numbers of each row, from the first, are kept; none: all.
-        precisions: "float32", "float16", "int8" (scales from the gallery) or "binary".
+        precisions: "float32", "int8" (scales from the gallery) or "binary".
         rescore: length of the lists that each code is measured with once more, scored again by the rows as they came.
 
     Example:

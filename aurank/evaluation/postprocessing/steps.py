@@ -167,17 +167,6 @@ class Truncate(RowStep):
         return rows[:, : self.dim]
 
 
-class Float16(RowStep):
-    """Round every number to half precision, 2 bytes; infinite beyond 65,504."""
-
-    name: ClassVar[str] = "float16"
-    makes_code: ClassVar[bool] = True
-
-    def change(self, rows: Float64[np.ndarray, "row dim"], state: State) -> Float64[np.ndarray, "row dim"]:
-        with np.errstate(over="ignore"):
-            return rows.astype(np.float16).astype(np.float64)
-
-
 class Int8(RowStep):
     """Round every number to one of 255 steps, 1 byte: symmetric around 0, with a scale for each dimension.
 

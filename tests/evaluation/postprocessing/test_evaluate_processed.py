@@ -113,7 +113,7 @@ def test_whitening_comes_before_codes() -> None:
 
 def test_a_report_with_both_is_read_back(tmp_path: Path) -> None:
     codes = Codes(precisions=("binary",), rescore=5)
-    report = aurank.evaluate(ROWS, LABELS, postprocess="float16", codes=codes)
+    report = aurank.evaluate(ROWS, LABELS, postprocess="binary", codes=codes)
     report.save(tmp_path / "report.json")
     loaded = Report.load(tmp_path / "report.json")
     assert (loaded.postprocessing, loaded.codes) == (report.postprocessing, report.codes)
