@@ -76,7 +76,6 @@ HOMES = {
         "aurank.data.checks",
         "aurank.data.manifest",
         "aurank.data.readers",  # for the Matlab files of published sets
-        "aurank.evaluation.calibration",
         "aurank.evaluation.significance",
     ),  # for sparse matrices
 }

@@ -1,7 +1,7 @@
-"""A part of some pairs, and how sure it is."""
+"""The score from which on a match is right often enough, and what such a threshold makes of all pairs."""
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from decimal import ROUND_FLOOR, Context, Decimal
 from fractions import Fraction
 from functools import cached_property
@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
-from jaxtyping import Float64, Int64, Shaped
+from jaxtyping import Float64, Int64
 
 from aurank.errors import UserError
 from aurank.evaluation.engine.pooled import PooledScores
@@ -19,52 +19,15 @@ from aurank.evaluation.postprocessing.postprocessing import PostProcessing
 from aurank.evaluation.report import Report, html_list, html_table
 from aurank.names import accepting
 
-LEVEL = 0.95  # of intervals
-
 
 @dataclass(frozen=True)
 class Rate:
     count: int
     total: int
-    low: float
-    high: float
 
     @property
     def value(self) -> float:
         return self.count / self.total if self.total else float("nan")
-
-    @classmethod
-    def of(cls, counts: np.ndarray, totals: np.ndarray, unit: np.ndarray) -> "Rate":
-        """Return the part of counts [query] in totals [query], both whole numbers or truth values."""
-        return cls(int(counts.sum()), int(totals.sum()), *clustered_interval(counts, totals, unit))
-
-
-def clustered_interval(
-    counts: Shaped[np.ndarray, " query"], totals: Shaped[np.ndarray, " query"], unit: Shaped[np.ndarray, " query"]
-) -> tuple[float, float]:
-    """Return the interval of Clopper and Pearson for sum(counts) / sum(totals), of pairs that come in units.
-
-    Source: Korn and Graubard, Confidence intervals for proportions with small expected number of positive counts
-    estimated from survey data, Survey Methodology 24 (1998), 193-201.
-    """
-    from scipy.special import betaincinv, stdtrit
-
-    _, which = np.unique(unit, return_inverse=True)
-    hits, sizes = (np.bincount(which, weights=values) for values in (counts, totals))
-    hits, sizes = hits[sizes > 0], sizes[sizes > 0]
-    total, units = sizes.sum(), len(sizes)
-    if not units:
-        return 0.0, 1.0
-    part, effective, tail = hits.sum() / total, 1.0, (1 - LEVEL) / 2
-    if units > 1:
-        variance = units / (units - 1) * float(np.square(hits - part * sizes).sum()) / total**2
-        independent = part * (1 - part) / variance if variance > 0 else total
-        wider = (stdtrit(max(total, 2) - 1, 1 - tail) / stdtrit(units - 1, 1 - tail)) ** 2
-        effective = min(total, max(1.0, independent * wider))
-    hit = part * effective
-    low = 0.0 if hit == 0 else float(betaincinv(hit, effective - hit + 1, tail))
-    high = 1.0 if hit == effective else float(betaincinv(hit + 1, effective - hit, 1 - tail))
-    return low, high
 
 
 def short_rate(value: float) -> str:
@@ -89,8 +52,6 @@ class ListedScores:
         self.positives: Float64[np.ndarray, " positive"] = np.sort(self.score[self.is_positive])
         self.negatives = np.sort(self.score[~self.is_positive])
         columns = report.per_query
-        self.unit = "class" if "label" in columns else "query"
-        self.labels = columns.get("label", columns["query"])
         self.positives_each, self.negatives_each = (columns[f"num_{kind}"] for kind in ("positives", "negatives"))
         self.num_positives, self.num_negatives = int(self.positives_each.sum()), int(self.negatives_each.sum())
         self.length = lists.row.shape[1]
@@ -109,10 +70,10 @@ class ListedScores:
         return np.asarray(len(self.negatives) - np.searchsorted(self.negatives, edges))
 
     def positives_by_query(self, edge: float) -> Int64[np.ndarray, " query"]:
-        return np.bincount(self.query[self.is_positive & (self.score >= edge)], minlength=len(self.labels))
+        return np.bincount(self.query[self.is_positive & (self.score >= edge)], minlength=len(self.last))
 
     def negatives_by_query(self, edge: float) -> Int64[np.ndarray, " query"]:
-        return np.bincount(self.query[~self.is_positive & (self.score >= edge)], minlength=len(self.labels))
+        return np.bincount(self.query[~self.is_positive & (self.score >= edge)], minlength=len(self.last))
 
 
 PairScores: TypeAlias = PooledScores | ListedScores
@@ -219,40 +180,35 @@ class Calibration:
     answered: Rate  # queries with a match of all queries
     curve: dict[str, Column]
     distance: str
-    unit: str  # "class" or "query": what the intervals take as independent
     notes: list[str] = field(default_factory=list)
 
-    def _rows(self) -> tuple[str, list[list[str]], list[str]]:
-        """Return what the threshold says, its rates as rows of text, and what a reader of them must know."""
+    def _rows(self) -> tuple[str, list[list[str]]]:
+        """Return what the threshold says, and its rates as rows of text."""
         rows = {"precision": (self.precision, "matches are right"), "recall": (self.recall, "positive pairs match")}
         if self.false_match_rate is not None:
             rows["false-match rate"] = (self.false_match_rate, "negative pairs match")
         rows["answered"] = (self.answered, "queries have a match")
         texts = []
         for name, (rate, what) in rows.items():
-            value, low, high = (short_rate(number) for number in (rate.value, rate.low, rate.high))
-            texts.append([name, value, f"[{low}, {high}]", f"{rate.count:,} of {rate.total:,} {what}"])
-        plural = {"class": "classes", "query": "queries"}[self.unit]
-        how = f"[95 % interval]: Clopper-Pearson for pairs that come in {plural} (Korn and Graubard 1998)"
-        threshold = f"threshold {self.threshold!r} ({self.distance}): a pair that scores so much or more is a match"
-        return threshold, texts, [how, *self.notes]
+            texts.append([name, short_rate(rate.value), f"{rate.count:,} of {rate.total:,} {what}"])
+        return f"threshold {self.threshold!r} ({self.distance}): a pair that scores so much or more is a match", texts
 
     def __str__(self) -> str:
-        threshold, rows, notes = self._rows()
-        rates = [f"{name:<16}  {value:<9} {between}  {counts}" for name, value, between, counts in rows]
-        return "\n".join([threshold, *rates, *notes])
+        threshold, rows = self._rows()
+        rates = [f"{name:<16}  {value:<9} {counts}" for name, value, counts in rows]
+        return "\n".join([threshold, *rates, *self.notes])
 
     def _repr_html_(self) -> str:
-        threshold, rows, notes = self._rows()
-        return f"<p>{threshold}</p>{html_table(['rate', 'value', '95 % interval', 'counts'], rows)}{html_list(notes)}"
+        threshold, rows = self._rows()
+        return f"<p>{threshold}</p>{html_table(['rate', 'value', 'counts'], rows)}{html_list(self.notes)}"
 
     def to_json(self) -> dict[str, Any]:
         """Return all of it as plain values, with the names of the fields."""
         content: dict[str, Any] = {"threshold": self.threshold, "distance": self.distance}
-        content |= {"aim": self.aim, "wanted": self.wanted, "level": LEVEL, "unit": self.unit}
+        content |= {"aim": self.aim, "wanted": self.wanted}
         for name in ("precision", "recall", "false_match_rate", "answered"):
             rate: Rate | None = getattr(self, name)
-            content[name] = None if rate is None else {"value": rate.value if rate.total else None, **asdict(rate)}
+            content[name] = None if rate is None else {"value": rate.value if rate.total else None, **vars(rate)}
         return {**content, "notes": self.notes}
 
 
@@ -387,13 +343,12 @@ def _calibration(
         threshold=threshold,
         aim=aim.name,
         wanted=float(aim.rate),
-        precision=Rate.of(right, right + wrong, scores.labels),
-        recall=Rate.of(right, scores.positives_each, scores.labels),
-        false_match_rate=None if threshold <= cut else Rate.of(wrong, scores.negatives_each, scores.labels),
-        answered=Rate.of((right + wrong > 0) & has_positive, has_positive, scores.labels),
+        precision=Rate(int(right.sum()), int((right + wrong).sum())),
+        recall=Rate(int(right.sum()), scores.num_positives),
+        false_match_rate=None if threshold <= cut else Rate(int(wrong.sum()), scores.num_negatives),
+        answered=Rate(int(((right + wrong > 0) & has_positive).sum()), int(has_positive.sum())),
         curve=_curve(scores, threshold, cut),
         distance=distance,
-        unit=scores.unit,
         notes=[*notes, "chosen on these pairs: try it on others before relying on it"],
     )
 

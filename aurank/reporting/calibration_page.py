@@ -3,10 +3,8 @@
 import json
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from markupsafe import Markup
 from matplotlib.axes import Axes
 
 from aurank.evaluation.calibration import Calibration, Rate, short_rate
@@ -17,6 +15,7 @@ from aurank.reporting.results import CALIBRATION
 
 NUMBERS, TABLE, PAGE = CALIBRATION
 FORMAT, VERSION = "aurank.calibration", 1
+CAPTION = "Precision and recall of the matches, by threshold. The dashed vertical line is the threshold above."
 ROWS = 21  # of the page's table, evenly spread over those of the file
 _NAMES = {"precision": "precision", "false_match_rate": "false-match rate"}
 
@@ -38,9 +37,9 @@ def calibration_page(found: Calibration, *, of: str = "") -> str:
         title="Threshold",
         explained=f"{what} lowest score with a {wanted}. A pair that scores so much or more is a match.",
         cards=cards,
-        unit={"class": "classes", "query": "queries"}[found.unit],
         notes=found.notes,
-        charts=_charts(found),
+        chart=svg(partial(_draw, found=found), CAPTION),
+        caption=CAPTION,
         rows=rows,
     )
 
@@ -58,38 +57,16 @@ def write_calibration(found: Calibration, out: Path, *, of: str = "", command: s
 
 
 def _card(name: str, rate: Rate, what: str) -> dict[str, str]:
-    between = f"{short_rate(rate.low)} to {short_rate(rate.high)}; {rate.count:,} of {rate.total:,} {what}"
-    return {"name": name, "value": short_rate(rate.value), "beside": between}
+    return {"name": name, "value": short_rate(rate.value), "beside": f"{rate.count:,} of {rate.total:,} {what}"}
 
 
 def _cell(value: float) -> str:
     return "–" if np.isnan(value) else short_rate(value)
 
 
-def _charts(found: Calibration) -> dict[str, Markup]:
-    curve = found.curve
-
-    def draw(axes: Axes, lines: dict[str, np.ndarray], **axis: Any) -> None:
-        for (name, values), style in zip(lines.items(), ("-", "--"), strict=True):
-            axes.plot(curve["threshold"], values, label=name, linestyle=style)
-        axes.axvline(found.threshold, color="#808080", linewidth=1, linestyle=(0, (4, 3)))
-        axes.set(xlabel=f"threshold ({found.distance})", **axis)
-        axes.legend(frameon=False, fontsize=9)
-
-    def positive(name: str) -> np.ndarray:
-        return np.where(curve[name] > 0, curve[name], np.nan)
-
-    matches = {name: curve[name] for name in ("precision", "recall")}
-    errors = {
-        "false matches of negatives": positive("false_match_rate"),
-        "false non-matches of positives": positive("false_non_match_rate"),
-    }
-    drawn = {
-        "Precision and recall of the matches, by threshold.": partial(
-            draw, lines=matches, ylim=(0, 1.02), ylabel="part"
-        ),
-        "False-match and false-non-match rate, by threshold.": partial(
-            draw, lines=errors, yscale="log", ylabel="rate, logarithmic"
-        ),
-    }
-    return {caption: svg(chart, caption) for caption, chart in drawn.items()}
+def _draw(axes: Axes, found: Calibration) -> None:
+    for name, style in (("precision", "-"), ("recall", "--")):
+        axes.plot(found.curve["threshold"], found.curve[name], label=name, linestyle=style)
+    axes.axvline(found.threshold, color="#808080", linewidth=1, linestyle=(0, (4, 3)))
+    axes.set(xlabel=f"threshold ({found.distance})", ylim=(0, 1.02), ylabel="part")
+    axes.legend(frameon=False, fontsize=9)

@@ -87,7 +87,7 @@ def test_a_threshold_comes_with_a_table_and_a_page(reports: Path, aurank: Shell)
     assert kept["threshold"] in [float(row["threshold"]) for row in rows]
     page = (reports / "made/calibrate.html").read_text(encoding="utf-8")
     assert f"<b>{kept['threshold']!r}</b>" in page
-    assert page.count("<svg") == 2
+    assert page.count("<svg") == 1
     assert not re.search(r"(?:src|href)=\"http|@import|<link", page)
 
 

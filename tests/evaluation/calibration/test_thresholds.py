@@ -16,7 +16,6 @@ from aurank.evaluation import Resampling, RetrievalProblem
 from aurank.evaluation.calibration import (
     ListedScores,
     best_precision,
-    clustered_interval,
     shortest_equal,
     threshold_at_false_match_rate,
     threshold_at_precision,
@@ -139,50 +138,3 @@ def test_what_tpr_at_fpr_has_no_use_with() -> None:
 def test_no_threshold_where_negatives_are_always_ahead() -> None:
     problem = RetrievalProblem(np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 0.01], [0.01, 1.0]]), [0, 0, 1, 1])
     assert true_positive_rates(PooledScores(problem), ["tpr@fpr=0.4"]) == {"tpr@fpr=0.4": 0.0}
-
-
-def test_an_interval_of_independent_pairs_is_clopper_and_pearsons() -> None:
-    from scipy.stats import binomtest
-
-    one_each = np.ones(400, np.int64)
-    for right in (0, 400):
-        exact = binomtest(right, 400).proportion_ci(method="exact")
-        found = clustered_interval((np.arange(400) < right).astype(np.int64), one_each, np.arange(400))
-        assert found == pytest.approx((exact.low, exact.high), abs=1e-12)
-    exact = binomtest(37, 400).proportion_ci(method="exact")
-    found = clustered_interval((np.arange(400) < 37).astype(np.int64), one_each, np.arange(400))
-    assert found == pytest.approx((exact.low, exact.high), abs=1e-3)
-
-
-def test_an_interval_is_wider_where_pairs_come_in_classes() -> None:
-    low, high = clustered_interval(np.repeat([0, 1], [10, 30]), np.ones(40, np.int64), np.arange(40) // 10)
-    single = clustered_interval(np.repeat([0, 1], [10, 30]), np.ones(40, np.int64), np.arange(40))
-    assert low < single[0] < 0.75 < single[1] < high
-    low, high = clustered_interval(
-        np.array([3]), np.array([6]), np.array([0])
-    )  # of one class, next to nothing is known
-    assert low < 0.01 < 0.99 < high
-    nothing = np.zeros(2, np.int64)
-    assert clustered_interval(nothing, nothing, np.arange(2)) == (0.0, 1.0)
-
-
-def test_few_classes_that_are_all_right_promise_little() -> None:
-    """A pair that is wrong narrows no interval, and a single class says no more than one pair."""
-    pairs = np.full(3, 900)
-    all_right, one_wrong = (
-        clustered_interval(pairs - wrong, pairs, np.arange(3)) for wrong in (0, np.eye(3, dtype=int)[0])
-    )
-    assert 1 - one_wrong[0] < 1.5 * (1 - all_right[0])
-    assert clustered_interval(pairs[:1], pairs[:1], np.arange(1)) == pytest.approx((0.025, 1.0))
-
-
-@pytest.mark.slow
-def test_intervals_hold_what_they_promise() -> None:
-    """Classes with precisions of their own, drawn again and again: the true mean is inside as often as promised."""
-    chance, inside = np.random.default_rng(0), 0
-    for _ in range(600):
-        sizes = chance.integers(1, 20, 40)
-        right = chance.binomial(sizes, chance.beta(9, 1, 40))
-        low, high = clustered_interval(right, sizes, np.arange(40))
-        inside += low <= 0.9 <= high
-    assert inside / 600 > 0.93
