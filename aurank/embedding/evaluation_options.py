@@ -11,11 +11,10 @@ from aurank.data import Manifest
 from aurank.distributed import ProcessGroup
 from aurank.embedding.embed import Embedded
 from aurank.evaluation.metrics import hierarchical_names
-from aurank.evaluation.probes import ProbeResult
 from aurank.evaluation.report import Report
 from aurank.evaluation.two_way import TwoWayReport
 
-Result = TypeVar("Result", Report, TwoWayReport, ProbeResult)
+Result = TypeVar("Result", Report, TwoWayReport)
 _ALL, _LABELS, _PATHS = np.ones(4, dtype=np.bool_), np.array([0, 0, 1, 1]), np.array(["a", "b", "c", "d"])
 _ROWS = np.array([[1, 0], [1, 0.5], [0, 1], [0.5, 1]], dtype=np.float32)
 TRIAL = Embedded(

@@ -1,15 +1,20 @@
 """`aurank probe` as typed."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from testing.processes import Shell
 
-from aurank.evaluation import ProbeResult
 from aurank.evaluation.probes import PROBES
 
 PROBE = ("probe", "--model", "timm:test_resnet,pretrained=false")
+
+
+def read(path: Path) -> dict[str, Any]:
+    return dict(json.loads(path.read_text(encoding="utf-8")))
 
 
 @pytest.mark.slow
@@ -20,11 +25,11 @@ def test_a_probe_within_the_test_split_reads_what_evaluate_embedded(place: Path,
     assert said.startswith("read 8 embeddings from the cache")
     assert sorted(path.name for path in (place / "probed").iterdir()) == ["knn.json", "linear_probe.json"]
     for name in ("knn", "linear_probe"):
-        found = ProbeResult.load(place / "probed" / f"{name}.json")
-        assert str(found) in output
-        assert (found.protocol, found.design, found.seeds) == (name, "halves", [4, 5])
-        assert (found.num_train, found.num_test, found.num_classes) == (4, 4, 2)
-        assert found.notes[-1].startswith("model timm:test_resnet,pretrained=false; 8 images of photos, manifest ")
+        result = read(place / "probed" / f"{name}.json")
+        assert f"{name}\ntop1  {result['metrics']['top1']:.4f} ±" in output
+        assert (result["protocol"], result["design"], result["seeds"]) == (name, "halves", [4, 5])
+        assert (result["num_train"], result["num_test"], result["num_classes"]) == (4, 4, 2)
+        assert result["notes"][-1].startswith("model timm:test_resnet,pretrained=false; 8 images of photos, manifest ")
 
 
 def test_a_probe_that_is_stopped_keeps_and_has_printed_what_was_done(
@@ -57,12 +62,10 @@ def test_a_probe_trains_on_the_training_split_where_it_has_the_classes(place: Pa
     command = (*PROBE, "--data", "folder:split", "--out", "probed")
     assert aurank(*command, "--k", "3", "--seeds", "1")[0] == 0
     for name in ("knn", "linear_probe"):
-        found = ProbeResult.load(place / "probed" / f"{name}.json")
-        assert (found.design, found.num_train, found.num_test, found.num_classes) == ("closed set", 9, 2, 3)
-    assert found.seeds == [1]
-    code, _, complaint = aurank(*command, "--protocol", "knn", "--seeds", "1")
-    assert code == 2
-    assert "k-NN draws nothing" in complaint
+        result = read(place / "probed" / f"{name}.json")
+        counts = [result[f"num_{what}"] for what in ("train", "test", "classes")]
+        assert (result["design"], counts) == ("closed set", [9, 2, 3])
+    assert result["seeds"] == [1]
 
 
 @pytest.mark.slow
@@ -77,13 +80,13 @@ def test_the_classes_of_both_splits_are_told_apart_by_name(place: Path, aurank: 
             assert len(content["labels"]) == rows
     code, _, complaint = aurank(*PROBE, "--data", "folder:split", "--out", "probed", "--k", 1, "--protocol", "knn")
     assert code == 0, complaint
-    found = ProbeResult.load(place / "probed" / "knn.json")
-    assert [note.split(":")[0] for note in found.notes[-2:]] == ["training", "test"]
+    result = read(place / "probed" / "knn.json")
     # Photos by folder name: b, c in training, b, d in the test split; d has no training row.
-    assert (found.num_test, found.num_left_out) == (1, 1)
+    assert [note.split(":")[0] for note in result["notes"]] == ["left out", "training", "test"]
+    assert result["num_test"] == 1
     unit = {split: rows / np.linalg.norm(rows, axis=1, keepdims=True) for split, rows in saved.items()}
     nearest = np.argmax(unit["train"] @ unit["test"][0])
-    assert found.metrics["1nn"] == float(nearest < 3)
+    assert result["metrics"]["1nn"] == float(nearest < 3)
 
 
 def test_saved_embeddings_are_probed_by_halves(place: Path, aurank: Shell) -> None:
@@ -95,7 +98,7 @@ def test_saved_embeddings_are_probed_by_halves(place: Path, aurank: Shell) -> No
     )
     assert code == 0, complaint
     assert output.startswith("knn\ntop1")
-    assert ProbeResult.load(place / "x" / "knn.json").seeds == [0, 1, 2]
+    assert read(place / "x" / "knn.json")["seeds"] == [0, 1, 2]
     np.savez(place / "halves.npz", embeddings=rows, labels=np.arange(30) / 2)
     code, _, complaint = aurank("probe", "--model", "embeddings:halves.npz", "--out", "y")
     assert (code, complaint.count("\n")) == (2, 1)
@@ -126,5 +129,5 @@ def test_text_labels_are_probed_as_the_integers_they_stand_for(protocol: str, pl
         np.savez(place / f"{name}.npz", embeddings=np.random.default_rng(0).normal(size=(24, 3)), labels=labels)
         command = ("probe", "--model", f"embeddings:{name}.npz", "--out", name, "--protocol", protocol)
         assert aurank(*command)[0] == 0
-        found.append(ProbeResult.load(place / name / f"{protocol}.json").metrics)
+        found.append(read(place / name / f"{protocol}.json")["metrics"])
     assert found[0] == found[1]

@@ -106,7 +106,7 @@ def test_every_function_of_evaluation_takes_a_frame() -> None:
     thresholds = [calibrate(RetrievalProblem(rows, LABELS), precision=0.1).threshold for rows in (frame, ROWS)]
     assert thresholds[0] == thresholds[1]
     assert knn(frame, LABELS, k=2).metrics == knn(ROWS, LABELS, k=2).metrics
-    assert linear_probe(frame, LABELS, strengths=[1.0]).metrics == linear_probe(ROWS, LABELS, strengths=[1.0]).metrics
+    assert linear_probe(frame, LABELS).metrics == linear_probe(ROWS, LABELS).metrics
     assert two_way(frame, frame, LABELS).recall == two_way(ROWS, ROWS, LABELS).recall
     assert zero_shot(few, [0, 1, 2], torch.from_numpy(ROWS[:3, None]), top=(1,)).metrics == {"recall@1": 1.0}
     steps = PostProcessing.parse("center", distance="cosine")

@@ -32,7 +32,7 @@ from aurank.config import ModelConfig, shipped_configs
 from aurank.data import TRANSFORMS, shards
 from aurank.data.checks.negatives import write_negatives
 from aurank.embedding import ImageSelection, index_folder
-from aurank.evaluation import Index, PostProcessing, ProbeResult
+from aurank.evaluation import Index, PostProcessing
 from aurank.exporting.formats import TrainedEncoder, write_graph
 from aurank.exporting.timm_folder import write_folder
 from aurank.files import _bundle_sha256, content_sha256, file_sha256, require_ordinary
@@ -210,12 +210,6 @@ def _reports() -> None:
         report.save(f"reports/{name}.json")
 
 
-def _probe() -> None:
-    counts = {"num_train": 6, "num_test": 6, "num_classes": 3, "num_left_out": 0}
-    metrics, per_seed = {"top@1": 0.5}, {"top@1": [0.4, 0.6]}
-    ProbeResult("knn", "halves", metrics, per_seed, [0, 1], **counts, settings={"k": 5}, notes=["n"]).save("probe.json")
-
-
 def _faiss() -> None:
     rows = np.random.default_rng(0).normal(size=(64, 8)).astype(np.float32)
     for kind in ("Flat", "HNSW8", "SQ8"):
@@ -371,7 +365,6 @@ KINDS: dict[str, Kind] = {
         ("compare reports/a.json reports/b.json --resamples 100", "calibrate reports/a.json --precision 0.3 --out out"),
         "reports",
     ),
-    "probe": Kind(_probe, (lambda: str(ProbeResult.load("probe.json")),), "probe.json"),
     "faiss": Kind(_faiss, (_search,), "faiss", is_sealed=True),
     "index": Kind(
         _image_index,
