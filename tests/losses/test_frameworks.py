@@ -176,10 +176,9 @@ def test_lightning_saves_and_resumes(trained: dict[str, Tensor], tmp_path: Path)
 def test_timm_s_average_of_the_weights_is_updated_saved_and_resumed() -> None:
     from timm.utils import ModelEmaV3
 
-    makers = {name: make for name, make in OF_KNOWN_SHAPE.items() if "batch_memory" not in name}
-    model = Model(makers)
+    model = Model(OF_KNOWN_SHAPE)
     optimiser, average = adam(model), ModelEmaV3(model, decay=0.5)
-    resumed = ModelEmaV3(Model(makers), decay=0.5)
+    resumed = ModelEmaV3(Model(OF_KNOWN_SHAPE), decay=0.5)
     for place, batch in enumerate(DataLoader(Rows(), ROWS)):
         before = average.module.encoder.weight.clone()
         step(model, optimiser, batch)

@@ -6,11 +6,10 @@ import pytest
 import torch
 from oracles import repositories as oracles_repositories
 from oracles.repositories import Average, Temperatures
-from pytorch_metric_learning import losses as pml
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from aurank.losses import CrossBatchMemory, FastCLIPLoss, ISogCLRLoss, SogCLRLoss
+from aurank.losses import FastCLIPLoss, ISogCLRLoss, SogCLRLoss
 
 SIZE, SAMPLES = 5, 9
 STEPS = ([3, 1, 4, 8, 2], [2, 4, 5, 0, 3], [1, 2, 3, 4, 5])  # samples of a batch, some of them seen before
@@ -130,16 +129,3 @@ def test_isogclr_is_not_its_repository_s_loss_of_two_modalities() -> None:
     )
     factor = (ours * theirs).sum() / theirs.square().sum()
     assert (ours - factor * theirs).norm() > 0.05 * ours.norm()  # at no learning rate
-
-
-def test_an_official_memory_is_pml_s() -> None:
-    def loss() -> pml.ContrastiveLoss:
-        return pml.ContrastiveLoss(pos_margin=0.1, neg_margin=0.9)
-
-    ours = CrossBatchMemory(loss(), 4, 13, official=True).double()
-    theirs = pml.CrossBatchMemory(loss(), 4, 13).double()
-    for step in range(5):
-        rows, labels = torch.cat(batch(step)).detach().requires_grad_(), torch.arange(2 * SIZE) % (3 + step)
-        values = ours(rows, labels), theirs(rows, labels)
-        torch.testing.assert_close(*values, rtol=1e-10, atol=0)
-        torch.testing.assert_close(*(torch.autograd.grad(each, rows)[0] for each in values), rtol=1e-8, atol=1e-12)

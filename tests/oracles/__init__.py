@@ -243,7 +243,6 @@ def auroc(
     *,
     surrogate: str,
     temperature: float,
-    include_self: bool = False,
 ) -> PerQuery:
     def of(x: Tensor) -> Tensor:  # x = (s+ - s-) / temperature, the authors' way round
         if surrogate == "huber":
@@ -252,8 +251,7 @@ def auroc(
 
     losses = {}
     for row, (positives, negatives) in sides(positive, negative).items():
-        ranked = [*positives, row] if include_self else positives
-        losses[row] = of((similarity[row, ranked][:, None] - similarity[row, negatives]) / temperature).mean()
+        losses[row] = of((similarity[row, positives][:, None] - similarity[row, negatives]) / temperature).mean()
     return losses
 
 
@@ -262,33 +260,18 @@ def recall_at_k(
     positive: Mask,
     negative: Mask,
     *,
-    cuts: Sequence[int],
+    k: Sequence[int],
     temperature: float,
     rank_temperature: float,
-    official: bool | str = False,
-    include_self: bool = True,
-    batch: int | None = None,
 ) -> PerQuery:
-    """The paper's; `official`: the query itself ranked, k at most the batch, at most k positives of min(k, P).
-
-    And rank_temperature · k where it is True. `include_self`: False where `official`'s query is not among its
-    references. batch: how many references, those that are no mixtures.
-    """
-    batch = similarity.shape[1] if batch is None else batch
     losses = {}
     for row, (positives, negatives) in sides(positive, negative).items():
-        ranked = [*positives, *negatives, *([row] if official and include_self else [])]
-        ranks = 1 + soft_ahead(similarity[row, positives], similarity[row, ranked], temperature).sum(dim=1)
+        others = similarity[row, [*positives, *negatives]]
+        ranks = 1 + soft_ahead(similarity[row, positives], others, temperature).sum(dim=1)
         total = similarity.new_zeros(())
-        for k in cuts:
-            width = rank_temperature * (k if official is True else 1)
-            k = min(k, batch) if official else k
-            hits = (1 / (1 + torch.exp((ranks - k) / width))).sum()
-            if official:
-                total = total + torch.minimum(hits, torch.tensor(float(k))) / min(k, len(positives))
-            else:
-                total = total + hits / len(positives)
-        losses[row] = 1 - total / len(cuts)
+        for cut in k:
+            total = total + (1 / (1 + torch.exp((ranks - cut) / rank_temperature))).sum() / len(positives)
+        losses[row] = 1 - total / len(k)
     return losses
 
 
@@ -327,15 +310,13 @@ def blackbox_ap(
     *,
     lambda_: float = 5.0,
     flat_weight: float = 0.9,
-    official: bool = False,
 ) -> dict[str, PerQuery | Tensor]:
     """BlackBox AP without a margin: a list per query, and one list of all."""
     chosen = sides(positive, negative)
     every: list[tuple[Tensor, Tensor]] = []
     losses = {}
     for row, (positives, negatives) in chosen.items():
-        ranked = [*positives, *([row] if official else [])]
-        hits, others = similarity[row, ranked], similarity[row, negatives]
+        hits, others = similarity[row, positives], similarity[row, negatives]
         losses[row] = blackbox_list(
             torch.cat([hits, others]), len(hits), lambda_=lambda_, weight=1 - flat_weight, share=1 / len(chosen)
         )

@@ -10,7 +10,7 @@ from oracles import Mask, PerQuery, sides
 
 
 def bin_shares(
-    similarity: Tensor, positive: Mask, negative: Mask, *, number: int, limits=(-1.0, 1.0), include_self: bool = False
+    similarity: Tensor, positive: Mask, negative: Mask, *, number: int, limits=(-1.0, 1.0)
 ) -> dict[int, tuple[int, Tensor]]:
     """Per valid query how many positives it has, and [item, bin] the share of positives, then negatives, in each bin.
 
@@ -21,9 +21,8 @@ def bin_shares(
     centres = torch.tensor([limits[1] - m * step for m in range(number)], dtype=torch.float64)
     chosen = {}
     for row, (positives, negatives) in sides(positive, negative).items():
-        ranked = [*positives, row] if include_self else positives
-        score = similarity[row, [*ranked, *negatives]].clamp(*limits)
-        chosen[row] = len(ranked), (1 - (score[:, None] - centres).abs() / step).clamp(min=0)
+        score = similarity[row, [*positives, *negatives]].clamp(*limits)
+        chosen[row] = len(positives), (1 - (score[:, None] - centres).abs() / step).clamp(min=0)
     return chosen
 
 

@@ -64,18 +64,15 @@ def dcl(
     *,
     temperature: float,
     weight_sigma: float | None = None,
-    weight_gradient: bool = False,
 ) -> PerQuery:
     """−w·s⁺/τ + log Σ exp(s⁻/τ), w = 2 − exp(s⁺/σ) over its mean, of positives in a query and then of queries."""
     mean: Tensor | float = 1.0
-    weighed = similarity if weight_gradient else similarity.detach()
     if weight_sigma is not None:
-        scores = per_positive(weighed, positive, negative, lambda one, *_: (one / weight_sigma).exp())
+        scores = per_positive(similarity.detach(), positive, negative, lambda one, *_: (one / weight_sigma).exp())
         mean = sum(scores.values()) / len(scores)
 
     def value(one: Tensor, below: Tensor, _: Tensor) -> Tensor:
-        known = one if weight_gradient else one.detach()
-        weight = 1.0 if weight_sigma is None else 2 - (known / weight_sigma).exp() / mean
+        weight = 1.0 if weight_sigma is None else 2 - (one.detach() / weight_sigma).exp() / mean
         return (below / temperature).exp().sum().log() - weight * one / temperature
 
     return per_positive(similarity, positive, negative, value)

@@ -71,25 +71,6 @@ def libauc_one_modality(
     return total / size
 
 
-def dclw(first: Tensor, second: Tensor, *, temperature: float, sigma: float) -> Tensor:
-    """raminnakhli/Decoupled-Contrastive-Learning, loss/dcl.py, both directions: the weights are no constants."""
-    size, total = len(first), first.new_zeros(())
-    for own, other in ((first, second), (second, first)):
-        positive = (own * other).sum(dim=1)
-        weights = 2 - size * (positive / sigma).softmax(dim=0)
-        scores = torch.cat([own @ own.T, own @ other.T], dim=1) / temperature
-        below = scores.masked_fill(torch.eye(size, dtype=torch.bool).repeat(1, 2), -torch.inf).logsumexp(dim=1)
-        total = total + (below - weights * positive / temperature).mean() / 2
-    return total
-
-
-def anti_collapse_of_pairs(rows: Tensor, *, epsilon: float) -> Tensor:
-    """Anti-Collapse-Loss, criteria/antico.py, antico_type="pair", of rows of length 1."""
-    columns = rows.T
-    width, number = columns.shape
-    return (-torch.logdet(torch.eye(width) + width / (number * epsilon) * columns @ columns.T) / 2).exp()
-
-
 def h_and_mean(
     similarity: Tensor, row: int, temperature: float, *, with_positive: bool = False
 ) -> tuple[list[Tensor], Tensor]:

@@ -1,7 +1,6 @@
 """Slow, obvious references of the losses of Ramzi et al. and of PNP: loops over queries, positives and references.
 
-As in oracles.py: similarity, positives, negatives (and labels) in, {row: scalar} out. With include_self the query is a
-positive of its own.
+As in oracles.py: similarity, positives, negatives (and labels) in, {row: scalar} out.
 """
 
 import math
@@ -12,42 +11,29 @@ from torch import Tensor
 
 from oracles import Mask, PerQuery, sides
 
-OFFICIAL = 1.44
 
-
-def step_bound(
-    t: Tensor,
-    *,
-    temperature: float,
-    slope: float,
-    delta: float,
-    jump: float,
-    official: bool,
-    offset: float | None = None,
-) -> Tensor:
-    """H⁻ of one difference of scores of ROADMAP; `official`, SupRank's step_rank."""
+def step_bound(t: Tensor, *, temperature: float, slope: float, delta: float, jump: float) -> Tensor:
+    """H⁻ of one difference of scores of ROADMAP."""
     sigmoid = 1 / (1 + torch.exp(-t / temperature))
-    if t < 0 or (official and t == 0):
+    if t < 0:
         return sigmoid
     if t <= delta:
         return sigmoid + jump
-    if offset is None:
-        offset = OFFICIAL if official else 1 / (1 + math.exp(-delta / temperature)) + jump
-    return slope * (t - delta) + offset
+    return slope * (t - delta) + 1 / (1 + math.exp(-delta / temperature)) + jump
 
 
 PUBLISHED = {"temperature": 0.01, "slope": 100.0, "delta": 0.05, "jump": 0.5}
 
 
 def bounded_ranks(
-    scores: Tensor, positives: list[int], negatives: list[int], *, official: bool, **width: float
+    scores: Tensor, positives: list[int], negatives: list[int], **width: float
 ) -> tuple[list[int], list[Tensor]]:
     """How many positives are at least as high as each, and its rank."""
     width = PUBLISHED | width
     among, ranks = [], []
     for i in positives:
         among.append(sum(bool(scores[j] >= scores[i]) for j in positives))
-        behind = [step_bound(scores[j] - scores[i], official=official, **width) for j in negatives]
+        behind = [step_bound(scores[j] - scores[i], **width) for j in negatives]
         ranks.append(among[-1] + torch.stack(behind).sum())
     return among, ranks
 
@@ -57,15 +43,12 @@ def sup_ap(
     positive: Mask,
     negative: Mask,
     *,
-    official: bool = False,
-    include_self: bool = True,
     share: float = 0.9,
     **width: float,
 ) -> PerQuery:
     losses = {}
     for row, (positives, negatives) in sides(positive, negative).items():
-        ranked = [*positives, row] if official and include_self else positives
-        among, ranks = bounded_ranks(similarity[row], ranked, negatives, official=official, **width)
+        among, ranks = bounded_ranks(similarity[row], positives, negatives, **width)
         precisions = [count / rank for count, rank in zip(among, ranks, strict=True)]
         losses[row] = share * (1 - torch.stack(precisions).mean())
     return losses
@@ -76,20 +59,17 @@ def sup_recall(
     positive: Mask,
     negative: Mask,
     *,
-    official: bool = False,
-    include_self: bool = True,
     share: float = 0.9,
     cuts: Sequence[int] = (1, 2, 4, 8, 16),
     **width: float,
 ) -> PerQuery:
     losses = {}
     for row, (positives, negatives) in sides(positive, negative).items():
-        ranked = [*positives, row] if official and include_self else positives
-        _, ranks = bounded_ranks(similarity[row], ranked, negatives, official=official, **width)
+        _, ranks = bounded_ranks(similarity[row], positives, negatives, **width)
         recalls = []
         for k in cuts:
             hits = torch.sigmoid(k - torch.stack(ranks)).sum()  # an exponential would overflow
-            recalls.append(hits / (min(k, len(ranked)) if official else len(ranked)))
+            recalls.append(hits / len(positives))
         losses[row] = share * (1 - torch.stack(recalls).mean())
     return losses
 
@@ -103,16 +83,6 @@ def calibration(similarity: Tensor, positive: Mask, negative: Mask, *, share: fl
     return losses
 
 
-def pooled_calibration(similarity: Tensor, positive: Mask, negative: Mask, *, share: float = 0.1) -> Tensor:
-    """PML's contrastive loss: over all pairs of the batch, of those that are not there yet."""
-    total = similarity.new_zeros(())
-    for mask, loss in ((positive, lambda s: 0.9 - s), (negative, lambda s: s - 0.6)):
-        values = [loss(similarity[q, r]) for q, line in enumerate(mask) for r, wanted in enumerate(line) if wanted]
-        left = [value for value in values if value > 0]
-        total = total + (torch.stack(left).mean() if left else 0)
-    return share * total
-
-
 def pnp(
     similarity: Tensor,
     positive: Mask,
@@ -121,13 +91,11 @@ def pnp(
     variant: str,
     alpha: float = 4.0,
     b: float = 2.0,
-    official: bool = False,
-    include_self: bool = True,
 ) -> PerQuery:
     def penalty(ahead: Tensor) -> Tensor:
         return {
             "O": ahead,
-            "I_u": (1 + ahead) * torch.log(1 + ahead) - (0 if official else ahead),
+            "I_u": (1 + ahead) * torch.log(1 + ahead) - ahead,
             "I_b": (b * ahead - torch.log(1 + b * ahead)) / b**2,
             "D_s": torch.log(1 + ahead),
             "D_q": 1 - 1 / (1 + ahead) ** alpha,
@@ -135,9 +103,8 @@ def pnp(
 
     losses = {}
     for row, (positives, negatives) in sides(positive, negative).items():
-        ranked = [*positives, row] if official and include_self else positives
         scores = similarity[row]
-        ahead = [(1 / (1 + torch.exp((scores[i] - scores[negatives]) / 0.01))).sum() for i in ranked]
+        ahead = [(1 / (1 + torch.exp((scores[i] - scores[negatives]) / 0.01))).sum() for i in positives]
         losses[row] = torch.stack([penalty(each) for each in ahead]).mean()
     return losses
 
@@ -158,8 +125,6 @@ def hierarchical_ap(
     table: Sequence[Sequence[int]],
     ref_labels: Sequence[int] | None = None,
     relevance: str = "level",
-    official: bool = False,
-    include_self: bool = True,
     share: float = 1.0,
     **width: float,
 ) -> PerQuery:
@@ -169,8 +134,6 @@ def hierarchical_ap(
     losses = {}
     for row, (positives, negatives) in sides(positive, negative).items():
         level = {j: level_of(labels[row], references[j], table) for j in [*positives, *negatives]}
-        if official and include_self:
-            level[row] = most
         sizes = [sum(each == wanted for each in level.values()) for wanted in range(most + 1)]
 
         def relevance_at(place: int, sizes: list[int] = sizes) -> float:
@@ -190,9 +153,7 @@ def hierarchical_ap(
                 ahead = bool(scores[j] >= scores[k])
                 reached += min(worth[j], worth[k]) * ahead
                 less = level[j] < level[k]
-                rank = rank + (
-                    step_bound(scores[j] - scores[k], official=official, **PUBLISHED | width) if less else int(ahead)
-                )
+                rank = rank + (step_bound(scores[j] - scores[k], **PUBLISHED | width) if less else int(ahead))
             shares.append(reached / rank)
         losses[row] = share * (1 - torch.stack(shares).sum() / sum(worth.values()))
     return losses

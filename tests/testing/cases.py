@@ -63,39 +63,14 @@ class Case(NamedTuple):
     joins_queries: bool = False
 
 
-def auroc(surrogate: str, temperature: float = 0.1, *, official: bool = False) -> Case:
-    kind = {"surrogate": surrogate, "temperature": temperature}
+def auroc(surrogate: str) -> Case:
+    return in_batch(AUROCLoss, oracles.auroc, surrogate=surrogate, temperature=0.1)
+
+
+def calibrated(make: Callable[..., PairLoss], oracle: Callable[..., oracles.PerQuery]) -> Case:
     return Case(
-        lambda **given: AUROCLoss(official=official, **kind, **given),
-        lambda s, p, n, y, **itself: {"loss": oracles.auroc(s, p, n, **kind, **itself)},
-        ranks_itself=official,
-    )
-
-
-def recall_at_k(official: bool | str) -> Case:
-    cuts = {"cuts": (1, 2, 4, 8, 16), "temperature": 0.01, "rank_temperature": 1.0, "official": official}
-    return Case(
-        lambda **given: RecallAtKLoss(official=official, **given),
-        lambda s, p, n, y, **itself: {"loss": oracles.recall_at_k(s, p, n, **cuts, **itself)},
-        ranks_itself=bool(official),
-    )
-
-
-def calibrated(make: Callable[..., PairLoss], oracle: Callable[..., oracles.PerQuery], *, official: bool) -> Case:
-    def terms(
-        s: Tensor, p: oracles.Mask, n: oracles.Mask, y: object, **itself: bool
-    ) -> dict[str, oracles.PerQuery | Tensor]:
-        beside = oracles_sup.pooled_calibration if official else oracles_sup.calibration
-        return {"loss": oracle(s, p, n, official=official, **itself), "calibration": beside(s, p, n)}
-
-    return Case(lambda **given: make(official=official, **given), terms, ranks_itself=official)
-
-
-def pnp(variant: str, official: bool = False) -> Case:
-    return Case(
-        lambda **given: PNPLoss(variant, official=official, **given),
-        lambda s, p, n, y, **itself: {"loss": oracles_sup.pnp(s, p, n, variant=variant, official=official, **itself)},
-        ranks_itself=official,
+        make,
+        lambda s, p, n, y: {"loss": oracle(s, p, n), "calibration": oracles_sup.calibration(s, p, n)},
     )
 
 
@@ -175,7 +150,7 @@ def neuclip() -> Case:
     )
 
 
-def in_batch(make: Callable[..., PairLoss], oracle: Callable[..., oracles.PerQuery], **settings: float) -> Case:
+def in_batch(make: Callable[..., PairLoss], oracle: Callable[..., oracles.PerQuery], **settings: object) -> Case:
     """A loss without state, whose oracle takes the same settings."""
     return Case(lambda **given: make(**settings, **given), lambda s, p, n, y: {"loss": oracle(s, p, n, **settings)})
 
@@ -183,8 +158,6 @@ def in_batch(make: Callable[..., PairLoss], oracle: Callable[..., oracles.PerQue
 TABLE = {
     "auroc": auroc("huber"),
     "auroc logistic": auroc("logistic"),
-    "auroc official": auroc("huber", 1.0, official=True),
-    "auroc official logistic": auroc("logistic", 1.0, official=True),
     "auroc sigmoid": auroc("sigmoid"),
     "blackbox_ap": Case(
         lambda **given: BlackBoxAPLoss(margin=0, **given),  # a margin is random
@@ -218,11 +191,6 @@ TABLE = {
     "isogclr plain": isogclr(average="plain"),
     "isogclr weighted_pull": isogclr(weighted_pull=True),
     "listwise_ap": Case(ListwiseAPLoss, lambda s, p, n, y: {"loss": oracles_binned.binned_ap(s, p, n, number=20)}),
-    "listwise_ap official": Case(
-        lambda **given: ListwiseAPLoss(official=True, **given),
-        lambda s, p, n, y, **itself: {"loss": oracles_binned.binned_ap(s, p, n, number=20, **itself)},
-        ranks_itself=True,
-    ),
     "listwise_ap tie_aware": Case(
         lambda **given: ListwiseAPLoss(tie_aware=True, **given),
         lambda s, p, n, y: {"loss": oracles_binned.tie_aware_ap(s, p, n, number=20)},
@@ -230,15 +198,14 @@ TABLE = {
     "negative_cache": negative_cache(weighted=True),
     "negative_cache unweighted": negative_cache(weighted=False),
     "neuclip": neuclip(),
-    "pnp": pnp("D_q"),
-    "pnp O": pnp("O"),
-    "pnp I_u": pnp("I_u"),
-    "pnp I_b": pnp("I_b"),
-    "pnp D_s": pnp("D_s"),
-    "pnp official": pnp("I_u", official=True),
-    "recall_at_k": recall_at_k(official=False),
-    "recall_at_k one_temperature": recall_at_k(official="one_temperature"),
-    "recall_at_k official": recall_at_k(official=True),
+    "pnp": in_batch(PNPLoss, oracles_sup.pnp, variant="D_q"),
+    "pnp O": in_batch(PNPLoss, oracles_sup.pnp, variant="O"),
+    "pnp I_u": in_batch(PNPLoss, oracles_sup.pnp, variant="I_u"),
+    "pnp I_b": in_batch(PNPLoss, oracles_sup.pnp, variant="I_b"),
+    "pnp D_s": in_batch(PNPLoss, oracles_sup.pnp, variant="D_s"),
+    "recall_at_k": in_batch(
+        RecallAtKLoss, oracles.recall_at_k, k=(1, 2, 4, 8, 16), temperature=0.01, rank_temperature=1.0
+    ),
     "semi_variance": Case(
         SemiVarianceLoss, lambda s, p, n, y: {"loss": oracles.semi_variance(s, p, n, weights=(1.0, 5.0))}
     ),
@@ -272,11 +239,9 @@ TABLE = {
         lambda s, p, n, y: oracles.official_soprc_first_batch(s, p, n, y, class_counts=COUNTS),
     ),
     "spectral": in_batch(SpectralContrastiveLoss, oracles_contrastive.spectral, mu=2.0),
-    "sup_ap": calibrated(SupAPLoss, oracles_sup.sup_ap, official=False),
-    "sup_ap official": calibrated(SupAPLoss, oracles_sup.sup_ap, official=True),
+    "sup_ap": calibrated(SupAPLoss, oracles_sup.sup_ap),
     "sup_con": in_batch(SupConLoss, oracles_contrastive.sup_con, temperature=0.1),
-    "sup_recall": calibrated(SupRecallLoss, oracles_sup.sup_recall, official=False),
-    "sup_recall official": calibrated(SupRecallLoss, oracles_sup.sup_recall, official=True),
+    "sup_recall": calibrated(SupRecallLoss, oracles_sup.sup_recall),
 }
 
 
@@ -290,7 +255,6 @@ FURTHER = {
     for name, make in {
         "cyclip in_modal": lambda **given: CyCLIPLoss(two_way=False, **given),
         "dcl weighted": lambda **given: DCLLoss(weight_sigma=0.5, **given),
-        "dcl weight_gradient": lambda **given: DCLLoss(weight_sigma=0.5, weight_gradient=True, **given),
         "emc2 official": lambda **given: EMC2Loss(SAMPLES, views=SAMPLES, official=True, **given),
         "fastclip official": lambda **given: FastCLIPLoss(
             SAMPLES, two_way=False, views=SAMPLES, gamma_schedule="constant", rho=0.3, official=True, **given

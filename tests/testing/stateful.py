@@ -83,7 +83,6 @@ def several() -> nn.Module:
 
 
 FURTHER_STATEFUL: dict[str, Callable[[], nn.Module]] = {
-    "blackbox_ap batch_memory": lambda: BlackBoxAPLoss(official=True, batch_memory=3),
     "blackbox_ap margin": BlackBoxAPLoss,
     "clip two_way": lambda: against_another_modality(CLIPLoss()),
     "circle": LOSSES["circle"],

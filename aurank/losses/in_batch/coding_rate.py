@@ -1,6 +1,6 @@
 """Anti-collapse by the coding rate (Jiang et al., 2024): embeddings are to fill as many dimensions as they can."""
 
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import torch
 from jaxtyping import Float
@@ -37,13 +37,10 @@ class CodingRateLoss(TakesInputs, nn.Module):
         epsilon: the distortion at which rows are told apart; the greater, the less small directions count.
         of: "samples": of all rows. "classes": of the mean row of each label, which leaves the images of a class
             together; they stand for the paper's class proxies.
-        official: True does as the authors' code with antico_type="pair", of samples: e^−R in place of −R, epsilon in
-            place of epsilon². Its default, "batch_proxy", is not here: that is the rate, with n and dim exchanged in
-            its factor, of class proxies that a proxy loss trains at the same time, and embeddings have no gradient.
         distributed: as in `PairLoss`.
 
     Source: Jiang et al., Anti-Collapse Loss for Deep Metric Learning Based on Coding Rate Metric, 2024,
-        https://arxiv.org/abs/2407.03106. Code: NUST-Machine-Intelligence-Laboratory/Anti-Collapse-Loss, commit ec1e0bc.
+        https://arxiv.org/abs/2407.03106. The authors' code minimises e^−R, with epsilon in place of epsilon².
 
     Example:
         >>> labels, spread = torch.tensor([0, 0, 1, 1]), torch.eye(4)
@@ -51,20 +48,16 @@ class CodingRateLoss(TakesInputs, nn.Module):
         True
     """
 
-    unused: ClassVar = {("official", True): ("of",)}
-
     def __init__(
         self,
         epsilon: Annotated[Number, Range(0.05, 2.0, log=True)] = 0.5,
         *,
         of: Of = "samples",
-        official: bool = False,
         distributed: bool = False,
     ) -> None:
         super().__init__()
         self.epsilon = require_number("epsilon", epsilon)
         self.of = require_choice("of", of, get_args(Of))
-        self.official = official
         self.gather = Gather(distributed)
 
     def compute(self, inputs: Inputs) -> Any:
@@ -74,8 +67,7 @@ class CodingRateLoss(TakesInputs, nn.Module):
             rows = normalize(rows)
             if self.of == "classes":
                 labels = torch.unique(inputs.labels.detach().cpu(), return_inverse=True, return_counts=True)
-                place, counts = (to_device_of(rows, each) for each in labels[1:])
-                sums = rows.new_zeros(len(counts), rows.shape[1]).index_add(0, place, rows)
+                index, counts = (to_device_of(rows, each) for each in labels[1:])
+                sums = rows.new_zeros(len(counts), rows.shape[1]).index_add(0, index, rows)
                 rows = normalize(sums / counts[:, None])
-            rate = coding_rate(rows, variance=self.epsilon if self.official else self.epsilon**2)
-            return (-rate).exp() if self.official else -rate
+            return -coding_rate(rows, variance=self.epsilon**2)

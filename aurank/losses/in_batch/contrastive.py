@@ -1,7 +1,7 @@
 """Contrastive losses of one batch: InfoNCE and SupCon, and what others change: DCL, FlatNCE, SiMo, SimCo, spectral."""
 
 import math
-from typing import Annotated, ClassVar, Literal, Unpack, get_args
+from typing import Annotated, Literal, Unpack, get_args
 
 import torch
 from jaxtyping import Float
@@ -12,7 +12,6 @@ from aurank.losses.core.checks import (
     Number,
     SoftmaxTemperature,
     require_choice,
-    require_flag,
     require_number,
 )
 from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
@@ -123,10 +122,9 @@ class DCLLoss(PairLoss):
         temperature: τ.
         weight_sigma: σ of DCLW, 0.5 in the paper: −s⁺/τ is multiplied by 2 − exp(s⁺/σ) / mean exp(s⁺/σ), the mean over
             the queries of the batch. None leaves it out.
-        weight_gradient: False takes that weight as a constant, as lightly does. True goes through it too, as the code
-            in common use does (raminnakhli/Decoupled-Contrastive-Learning, which is not the authors').
 
-    Source: Decoupled contrastive learning, Eq. 6 (Yeh et al., ECCV 2022), https://arxiv.org/abs/2110.06848.
+    Source: Decoupled contrastive learning, Eq. 6 (Yeh et al., ECCV 2022), https://arxiv.org/abs/2110.06848. Programs in
+        common use differ: the gradient goes through the weights of DCLW too; here they are constants, as in lightly.
 
     Example:
         >>> import torch
@@ -135,26 +133,20 @@ class DCLLoss(PairLoss):
         0.7918
     """
 
-    unused: ClassVar = {("weight_sigma", None): ("weight_gradient",)}
-
     def __init__(
         self,
         temperature: SoftmaxTemperature = 0.1,
         weight_sigma: Number | None = None,
-        *,
-        weight_gradient: bool = False,
         **options: Unpack[PairLossOptions],
     ) -> None:
         super().__init__(**options)
         self.temperature = require_number("temperature", temperature)
         self.weight_sigma = None if weight_sigma is None else require_number("weight_sigma", weight_sigma)
-        self.weight_gradient = require_flag("weight_gradient", weight_gradient)
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
         similarity = pairs.positives.similarity
         if self.weight_sigma is not None:
-            weights = hardness_weights(pairs, self.weight_sigma)
-            similarity = (weights if self.weight_gradient else weights.detach()) * similarity
+            similarity = hardness_weights(pairs, self.weight_sigma).detach() * similarity
         return log_sum_exp(pairs, self.temperature) - pairs.positives.mean(similarity) / self.temperature
 
 

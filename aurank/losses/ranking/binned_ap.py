@@ -166,11 +166,9 @@ class ListwiseAPLoss(PairLoss):
             the mean over all orders within a bin, each positive counting whole, and tends to the exact one. The
             authors' code has a tie-aware variant too, whose logarithms stand in for sums: it gives 0.69 to a perfect
             ranking of one positive.
-        official: True ranks the query itself, as its own first positive, as the copy in the SOPRC repository does for
-            that paper's numbers; the authors' own code ranks what its label matrix says. A query without another
-            positive is left out all the same; there it counts, with a loss of about 0.
 
-    Source: Revaud et al., Learning with Average Precision, ICCV 2019, https://arxiv.org/abs/1906.07589.
+    Source: Revaud et al., Learning with Average Precision, ICCV 2019, https://arxiv.org/abs/1906.07589. The copy in the
+        SOPRC repository ranks the query itself, as its own first positive.
 
     Example:
         >>> rows, labels = torch.eye(2).repeat_interleave(2, 0), torch.tensor([0, 0, 1, 1])
@@ -183,18 +181,15 @@ class ListwiseAPLoss(PairLoss):
         num_bins: Bins = 20,
         range: Sequence[Number] = (-1, 1),
         tie_aware: bool = False,
-        *,
-        official: bool = False,
         **options: Unpack[PairLossOptions],
     ) -> None:
         super().__init__(**options)
         self.num_bins = require_whole("num_bins", num_bins, least=2)
         self.limits = require_pair("range", range, rising=True)
         self.tie_aware = tie_aware
-        self.official = official
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
-        positives = pairs.positives_and_self if self.official else pairs.positives
+        positives = pairs.positives
         plus = soft_histogram(positives.similarity, positives.mask, num_bins=self.num_bins, limits=self.limits)
         minus = soft_histogram(pairs.similarity, pairs.negative, num_bins=self.num_bins, limits=self.limits)
         if self.tie_aware:

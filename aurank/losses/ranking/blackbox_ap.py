@@ -1,17 +1,13 @@
 """BlackBox AP (Rolinek et al., CVPR 2020; Vlastelica et al., ICLR 2020): exact ranks, a finite difference backward."""
 
-from collections import deque
 from typing import Annotated, Any, NamedTuple, Unpack
 
 import torch
-from jaxtyping import Bool, Float, Int32, Int64, UInt8
-from safetensors.torch import load, save
-from torch import Tensor, nn
+from jaxtyping import Bool, Float, Int32, Int64
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from aurank.errors import UserError
-from aurank.losses.core.checks import Margin, Number, require_number, require_whole
-from aurank.losses.core.common import to_device_of
+from aurank.losses.core.checks import Margin, Number, require_number
 from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
 from aurank.losses.core.pairs import Pairs
 from aurank.losses.core.row_table import SavedGenerator, writes
@@ -75,48 +71,6 @@ def tie_mirrored(similarity: Float[Tensor, "row row"]) -> Float[Tensor, "row row
     return torch.where(equal, (similarity + similarity.T) / 2, similarity)
 
 
-class RankingMemory(nn.Module):
-    """The lists of previous batches, appended to each query's own row by row, as the SOPRC repository does."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self.batches: deque[RankedLists] = deque(maxlen=size)
-
-    def append_to(self, lists: RankedLists) -> RankedLists:
-        every, start = [lists], lists.scores.shape[1]
-        for old in self.batches:
-            if len(old.scores) != len(lists.scores):
-                raise UserError(
-                    f"batch_memory holds batches of {len(old.scores)} queries and was given one of "
-                    f"{len(lists.scores)}: make all batches of one size, dropping a smaller last one"
-                )
-            old = RankedLists(*(to_device_of(lists.scores, part) for part in old))
-            every.append(old._replace(scores=old.scores.to(lists.scores.dtype), hit=old.hit + start))
-            start += old.scores.shape[1]
-        return RankedLists(*(torch.cat(parts, dim=1) for parts in zip(*every, strict=True)))
-
-    def push(self, lists: RankedLists) -> None:
-        scores = lists.scores.detach()
-        bad = scores.isnan() | (scores == torch.inf)  # minus infinity stands for what is not in a list
-        positive, is_hit = lists.positive & ~bad, lists.is_hit & ~bad.gather(1, lists.hit)
-        self.batches.append(RankedLists(scores.masked_fill(bad, -torch.inf), positive, lists.hit, is_hit))
-
-    def get_extra_state(self) -> UInt8[Tensor, " byte"]:
-        parts = {}
-        for number, lists in enumerate(self.batches):
-            for name, part in lists._asdict().items():
-                parts[f"{number}.{name}"] = part.cpu().clone(memory_format=torch.contiguous_format)
-        return torch.frombuffer(bytearray(save(parts)), dtype=torch.uint8)
-
-    def set_extra_state(self, state: UInt8[Tensor, " byte"]) -> None:
-        parts = load(bytes(state.cpu().numpy()))
-        batches = (
-            RankedLists(**{name: parts[f"{batch}.{name}"] for name in RankedLists._fields})
-            for batch in range(len(parts) // len(RankedLists._fields))
-        )
-        self.batches = deque(batches, maxlen=self.batches.maxlen)
-
-
 class BlackBoxAPLoss(PairLoss):
     """(1 − flat_weight) · (1 − AP) of each query, exact, plus flat_weight · (1 − AP) of all pairs in one list.
 
@@ -132,14 +86,11 @@ class BlackBoxAPLoss(PairLoss):
             the 65,536 of half-precision loss scaling; here such a factor multiplies the gradient and nothing else.
         margin: scale of the random margin, α of the paper.
         flat_weight: share of the term "flat", β of the paper; 0 leaves it out.
-        generator, seed: where the margins come from; their place in the sequence is saved.
-        official: True does as the SOPRC authors' copy: the query stays in its own ranking, its own first positive, and
-            `batch_memory` previous batches' similarities are appended to each query's, though they belong to other
-            queries. The code's 1e-5 added to the number of positives, and its 1e-8 to lambda, are left out.
-        batch_memory: how many batches; 0 unless official, which takes 20.
+        generator, seed: where the margins come from; their position in the sequence is saved.
 
     Source: Rolinek et al., CVPR 2020, https://arxiv.org/abs/1912.03500; the finite difference is that of Vlastelica et
-        al., ICLR 2020, https://arxiv.org/abs/1912.02175.
+        al., ICLR 2020, https://arxiv.org/abs/1912.02175. The copy in the SOPRC repository ranks the query itself, and
+        appends the similarities of earlier batches' queries to each query's.
 
     Example:
         >>> rows, labels = torch.eye(2).repeat_interleave(2, 0), torch.tensor([0, 0, 1, 1])
@@ -155,8 +106,6 @@ class BlackBoxAPLoss(PairLoss):
         flat_weight: Number = 0.9,
         seed: int = 0,
         generator: torch.Generator | None = None,
-        official: bool = False,
-        batch_memory: int | None = None,
         **options: Unpack[PairLossOptions],
     ) -> None:
         self.extra_names = ("flat",) if flat_weight else ()
@@ -164,22 +113,10 @@ class BlackBoxAPLoss(PairLoss):
         self.lambda_ = require_number("lambda_", lambda_)
         self.margin = require_number("margin", margin, "[0, inf)")
         self.flat_weight = require_number("flat_weight", flat_weight, "[0, 1)")
-        self.official = official
         self.noise = SavedGenerator(seed, generator)
-        size = (20 if official else 0) if batch_memory is None else batch_memory
-        require_whole("batch_memory", size, least=0)
-        if size and not official:
-            raise UserError(
-                f"batch_memory={size} mixes up queries, as the SOPRC repository does: it needs official=True"
-            )
-        self.memory = RankingMemory(size) if size else None
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
-        lists = own = self._lists(pairs, pairs.similarity)
-        if self.memory is not None:
-            lists = self.memory.append_to(own)
-            if writes(self) and len(pairs.valid_rows):
-                self.memory.push(own)
+        lists = self._lists(pairs, pairs.similarity)
         return self._loss(lists, pairs, weight=1 - self.flat_weight, averaged=len(pairs.valid_rows))
 
     def extra_terms(self, pairs: Pairs) -> dict[str, Tensor]:
@@ -193,10 +130,8 @@ class BlackBoxAPLoss(PairLoss):
         return {"flat": self._loss(flat, pairs, weight=self.flat_weight, averaged=1).squeeze(0)}
 
     def _lists(self, pairs: Pairs, similarity: Float[Tensor, "query reference"]) -> RankedLists:
-        positives = pairs.positives_and_self if self.official else pairs.positives
-        positive = pairs.positive | pairs.itself if self.official else pairs.positive
-        scores = similarity.masked_fill(~(positive | pairs.negative), -torch.inf)
-        return RankedLists(scores, positive, positives.index, positives.mask)
+        scores = similarity.masked_fill(~(pairs.positive | pairs.negative), -torch.inf)
+        return RankedLists(scores, pairs.positive, pairs.positives.index, pairs.positives.mask)
 
     def _loss(self, lists: RankedLists, pairs: Pairs, *, weight: float, averaged: int) -> Float[Tensor, " list"]:
         if writes(self) and self.margin and len(pairs.valid_rows):

@@ -1,6 +1,5 @@
 """Losses of bounded ranks: SupAP and SupRecall (ROADMAP), and hierarchical AP, by which near mistakes cost less."""
 
-import math
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Unpack, get_args
 
@@ -28,10 +27,8 @@ from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
 from aurank.losses.core.pairs import Inputs, Pairs, Positives, same_label_index
 from aurank.losses.ranking.blackbox_ap import at_least
 from aurank.losses.ranking.ranking_sums import Bound, ranking_sums
-from aurank.losses.ranking.smooth_ranks import check_cuts
+from aurank.losses.ranking.smooth_ranks import check_cuts, smoothed_recall
 from aurank.ranges import Range
-
-PUBLISHED_OFFSET = 1.44  # of the authors' class, and of their configurations but those of iNaturalist
 
 
 @dataclass(frozen=True)
@@ -42,23 +39,17 @@ class BoundedRanks:
     slope: Number
     delta: Number
     jump: Number
-    offset: Number | None = None
-    official: bool = False  # the authors' code: ½ at t = 0, and an offset of 1.44 unless given
 
     def __post_init__(self) -> None:
         require_number("temperature", self.temperature)
-        for name in ("slope", "delta", "jump", *(["offset"] if self.offset is not None else [])):
+        for name in ("slope", "delta", "jump"):
             require_number(name, getattr(self, name), "[0, inf)")
 
     def behind(
         self, scores: Float[Tensor, "query width"], others: Float[Tensor, "query reference"]
     ) -> Float[Tensor, "query width"]:
         """Return for each score the sum of H⁻ over others, of which minus infinity adds nothing."""
-        knee = self.delta / self.temperature
-        height = 1 / (1 + math.exp(-knee)) + self.jump
-        published = PUBLISHED_OFFSET if self.official else height
-        drop = height - (published if self.offset is None else self.offset)
-        bound = Bound(float(self.jump), float(knee), float(self.slope * self.temperature), drop, float(self.official))
+        bound = Bound(float(self.jump), self.delta / self.temperature, float(self.slope * self.temperature))
         return ranking_sums(scores, others, surrogate="bound", temperature=float(self.temperature), bound=bound)
 
 
@@ -76,11 +67,9 @@ class BoundedRankOptions(PairLossOptions, total=False):
     slope: Number
     delta: Number
     jump: Number
-    offset: Number | None
     calibration: Number
     positive_margin: Number
     negative_margin: Number
-    official: bool
 
 
 class BoundedRankLoss(PairLoss):
@@ -99,11 +88,9 @@ class BoundedRankLoss(PairLoss):
         slope: Number = 100.0,
         delta: Number = 0.05,
         jump: Number = 0.5,
-        offset: Number | None = None,
         calibration: Annotated[Number, Range(0.0, 0.8)] = 0.1,
         positive_margin: Number = 0.9,
         negative_margin: Number = 0.6,
-        official: bool = False,
         **options: Unpack[PairLossOptions],
     ) -> None:
         self.calibration = require_number("calibration", calibration, "[0, 1)")
@@ -111,20 +98,13 @@ class BoundedRankLoss(PairLoss):
         super().__init__(**options)
         self.high = require_number("positive_margin", positive_margin, "(-inf, inf)")
         self.low = require_number("negative_margin", negative_margin, "(-inf, inf)")
-        self.ranks = BoundedRanks(temperature, slope, delta, jump, offset, official)
-        self.official = official
+        self.ranks = BoundedRanks(temperature, slope, delta, jump)
 
     def extra_terms(self, pairs: Pairs) -> dict[str, Tensor]:
         if not self.calibration:
             return {}
-        if self.official:
-            short = (self.high - pairs.similarity).relu().masked_fill(~pairs.positive, 0)
-            over = (pairs.similarity - self.low).relu().masked_fill(~pairs.negative, 0)
-            # "not == 0" counts NaN too, so that it shows in the loss
-            short, over = (each.sum() / (each != 0).sum().clamp(min=1) for each in (short, over))
-        else:
-            short = pairs.positives.mean((self.high - pairs.positives.similarity).relu())
-            over = (pairs.negative_similarity - self.low).relu().sum(dim=1) / pairs.negative_count.clamp(min=1)
+        short = pairs.positives.mean((self.high - pairs.positives.similarity).relu())
+        over = (pairs.negative_similarity - self.low).relu().sum(dim=1) / pairs.negative_count.clamp(min=1)
         return {"calibration": self.calibration * (short + over)}
 
 
@@ -146,19 +126,13 @@ class SupAPLoss(BoundedRankLoss):
         jump: what a negative ahead counts more than its sigmoid. From ½ on, H⁻ is at least 1 there, which makes the
             bound. As temperature, delta and slope go to 0, temperature the fastest, the loss becomes 1 − average
             precision with jump=0 and calibration=0; with a jump, that of negatives counted 1 + jump times.
-        offset: where the line beyond `delta` begins; None: where the curve is, σ(delta/temperature) + jump.
         calibration: λ, in [0, 1); reported as the term "calibration".
         positive_margin, negative_margin: the score above which a positive, and below which a negative, has no
             calibration loss.
-        official: True does as the authors' code (SupRank, commit 99041e8; HAPPIER, commit 4d7c054). The query counts as
-            a positive of its own. `offset` is 1.44 unless given, so H⁻ falls by 0.05 at `delta`: their class has that,
-            whatever `jump` is. For iNaturalist their configurations have offset=1.0, jump=0.0; ROADMAP's first release
-            has offset=6.44. A tied negative counts ½. The calibration is PML's contrastive loss over the batch: means
-            over the pairs whose loss is not 0. The weights stay: SupRank has 0.9 and 0.1 as here, ROADMAP's
-            configurations 1 and 1.
 
     Source: Ramzi et al., Robust and Decomposable Average Precision for Image Retrieval, NeurIPS 2021,
-        https://arxiv.org/abs/2110.01445.
+        https://arxiv.org/abs/2110.01445. In the authors' code the query is a positive of its own, H⁻ falls by 0.05 at
+        `delta`, and the calibration is a mean over the batch's pairs that are not within their margin.
 
     Example:
         >>> rows, labels = torch.eye(4).repeat_interleave(2, 0), torch.arange(4).repeat_interleave(2)
@@ -167,11 +141,10 @@ class SupAPLoss(BoundedRankLoss):
     """
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
-        positives = pairs.positives_and_self if self.official else pairs.positives
-        among = count_ahead(positives.similarity, ascending(positives))
-        rank = among + self.ranks.behind(positives.similarity, pairs.negative_similarity)
+        among = count_ahead(pairs.positives.similarity, ascending(pairs.positives))
+        rank = among + self.ranks.behind(pairs.positives.similarity, pairs.negative_similarity)
         # at least 1 but for padding
-        return (1 - self.calibration) * (1 - positives.mean(among / rank.clamp(min=1)))
+        return (1 - self.calibration) * (1 - pairs.positives.mean(among / rank.clamp(min=1)))
 
 
 class SupRecallLoss(BoundedRankLoss):
@@ -183,13 +156,12 @@ class SupRecallLoss(BoundedRankLoss):
 
     Args:
         k: the cuts; a recall@k with k below the number of positives cannot reach 1, and the loss then not 0.
-        temperature, slope, delta, jump, offset: of H⁻, as in `SupAPLoss`.
+        temperature, slope, delta, jump: of H⁻, as in `SupAPLoss`.
         rank_temperature: how far a rank must be from k to count as inside or outside.
         calibration, positive_margin, negative_margin: as in `SupAPLoss`.
-        official: True does as the authors' code (SupRank): recall@k is divided by the lesser of k and |P|; the query is
-            a positive of its own, at rank 1; H⁻ and the calibration are as `SupAPLoss` says.
 
-    Source: Ramzi et al., Optimization of Rank Losses for Image Retrieval, 2023, https://arxiv.org/abs/2309.08250.
+    Source: Ramzi et al., Optimization of Rank Losses for Image Retrieval, 2023, https://arxiv.org/abs/2309.08250. The
+        authors' code differs as for `SupAPLoss`, and divides recall@k by the lesser of k and |P|.
 
     Example:
         >>> rows, labels = torch.eye(4).repeat_interleave(2, 0), torch.arange(4).repeat_interleave(2)
@@ -210,14 +182,10 @@ class SupRecallLoss(BoundedRankLoss):
         self.rank_temperature = require_number("rank_temperature", rank_temperature)
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
-        positives = pairs.positives_and_self if self.official else pairs.positives
-        rank = count_ahead(positives.similarity, ascending(positives))
-        rank = rank + self.ranks.behind(positives.similarity, pairs.negative_similarity)
-        count, recall = positives.count.clamp(min=1), torch.zeros_like(rank[:, 0])
-        for cut in self.k:
-            hits = ((cut - rank) / self.rank_temperature).sigmoid().masked_fill(~positives.mask, 0).sum(dim=1)
-            recall = recall + hits / (count.clamp(max=cut) if self.official else count)
-        return (1 - self.calibration) * (1 - recall / len(self.k))
+        rank = count_ahead(pairs.positives.similarity, ascending(pairs.positives))
+        rank = rank + self.ranks.behind(pairs.positives.similarity, pairs.negative_similarity)
+        recall = smoothed_recall(pairs.positives, rank, cuts=self.k, temperature=self.rank_temperature)
+        return (1 - self.calibration) * (1 - recall)
 
 
 Relevance = Literal["level", "mean_ap"]
@@ -248,15 +216,13 @@ class HierarchicalAPLoss(PairLoss):
             the query's class. "mean_ap": Σ_{p≤l} 1/|Ω_p ∪ … ∪ Ω_L|, with which H-AP is the mean of the average
             precisions of all levels, and a finer level is always more relevant.
         alpha: of "level": the greater, the less the wide levels count.
-        temperature, slope, delta, jump, offset: of H⁻, as in `SupAPLoss`.
+        temperature, slope, delta, jump: of H⁻, as in `SupAPLoss`.
         clustering: λ, in [0, 1), of −log softmax(cos(query, proxies) / clustering_temperature) at the query's class;
             the paper takes 0.1. The proxies, one for each class, are parameters of the loss; reported as "clustering".
         embedding_size: width of the embeddings, which the proxies need.
-        official: True does as the authors' code (HAPPIER): the query is relevant to itself, and H⁻ falls at `delta` as
-            `SupAPLoss` says. Their option `with_hrank`, off in their configurations, is not here.
 
     Source: Ramzi et al., Hierarchical Average Precision Training for Pertinent Image Retrieval, ECCV 2022,
-        https://arxiv.org/abs/2207.04873.
+        https://arxiv.org/abs/2207.04873. In the authors' code the query is relevant to itself, and H⁻ falls at `delta`.
 
     Example:
         >>> loss = HierarchicalAPLoss(super_labels=[0, 0, 1])  # classes 0 and 1 are of one super-category
@@ -275,11 +241,9 @@ class HierarchicalAPLoss(PairLoss):
         slope: Number = 100.0,
         delta: Number = 0.05,
         jump: Number = 0.5,
-        offset: Number | None = None,
         clustering: Number = 0.0,
         clustering_temperature: Number = 0.05,
         embedding_size: int | None = None,
-        official: bool = False,
         **options: Unpack[PairLossOptions],
     ) -> None:
         self.clustering = require_number("clustering", clustering, "[0, 1)")
@@ -289,9 +253,8 @@ class HierarchicalAPLoss(PairLoss):
         self.super_labels = None if super_labels is None else check_super_labels(super_labels)
         self.relevance = require_choice("relevance", relevance, get_args(Relevance))
         self.alpha = require_number("alpha", alpha)
-        self.ranks = BoundedRanks(temperature, slope, delta, jump, offset, official)
+        self.ranks = BoundedRanks(temperature, slope, delta, jump)
         self.clustering_temperature = require_number("clustering_temperature", clustering_temperature)
-        self.official = official
         self.proxies: nn.Parameter | None = None
         if self.clustering:
             if self.super_labels is None or embedding_size is None:
@@ -307,7 +270,7 @@ class HierarchicalAPLoss(PairLoss):
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
         codes = [self._codes(labels) for labels in (pairs.host_query_labels, pairs.host_reference_labels)]
-        levels = [pairs.positives_and_self if self.official else pairs.positives]
+        levels = [pairs.positives]
         less_relevant = [pairs.negative]
         for query, reference in zip(*codes, strict=True):
             index, mask = same_label_index(query, reference, without_self=pairs.is_self_set)

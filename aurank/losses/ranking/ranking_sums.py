@@ -82,19 +82,16 @@ class Bound(NamedTuple):
     jump: float = 0.5
     knee: float = 5.0
     slope: float = 1.0
-    drop: float = 0.0
-    strict: float = 0.0
 
 
 def _bound(x: Tensor, *constants: float) -> Tensor:
-    jump, knee, slope, drop, strict = Bound(*constants)
-    ahead, beyond = x > 0 if strict else x >= 0, (x - knee).relu()
-    value = x.clamp(max=knee).sigmoid().add(beyond, alpha=slope).add_(ahead, alpha=jump)
-    return value.sub_((x > knee).to(x.dtype), alpha=drop) if drop else value
+    jump, knee, slope = Bound(*constants)
+    ahead, beyond = x >= 0, (x - knee).relu()
+    return x.clamp(max=knee).sigmoid().add(beyond, alpha=slope).add_(ahead, alpha=jump)
 
 
 def _bound_slope(x: Tensor, *constants: float) -> Tensor:
-    _, knee, slope, *_ = Bound(*constants)
+    _, knee, slope = Bound(*constants)
     beyond = x > knee
     value = _sigmoid_slope(x.clamp_(max=knee))
     flat = 1 / (1 + math.exp(-knee))  # added, since to fill by a mask takes four times as long

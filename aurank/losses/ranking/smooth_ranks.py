@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias, Unpack, get_args
+from typing import Annotated, Any, ClassVar, Literal, Unpack, get_args
 
 import torch
 from jaxtyping import Float
@@ -27,10 +27,9 @@ class SmoothAPLoss(PairLoss):
 
     Args:
         temperature: how far apart two similarities count as ordered; towards 0 the loss becomes 1 − average precision.
-        include_self: False (default) leaves the query out of its own ranking, as retrieval is evaluated. True ranks it,
-            its own first positive, as the authors' code does for the published numbers: with 4 images per class that
-            free hit is about a quarter of the average precision.
-        official: True does as the authors' code, which is include_self=True.
+        official: False (default) leaves the query out of its own ranking, as retrieval is evaluated. True ranks it, its
+            own first positive, as the authors' code does for the published numbers: with 4 images per class that free
+            hit is about a quarter of the average precision.
 
     Source: Brown et al., Smooth-AP, ECCV 2020, https://arxiv.org/abs/2007.12163.
 
@@ -43,19 +42,16 @@ class SmoothAPLoss(PairLoss):
     def __init__(
         self,
         temperature: StepTemperature = 0.01,
-        include_self: bool | None = None,
         *,
         official: bool = False,
         **options: Unpack[PairLossOptions],
     ) -> None:
         super().__init__(**options)
         self.temperature = require_number("temperature", temperature)
-        if official and include_self is False:
-            raise UserError("include_self=False contradicts official=True, which ranks the query itself")
-        self.include_self = official if include_self is None else include_self
+        self.official = official
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
-        positives = pairs.positives_and_self if self.include_self else pairs.positives
+        positives = pairs.positives_and_self if self.official else pairs.positives
         ahead = partial(ranking_sums, surrogate="sigmoid", temperature=self.temperature)
         among = positives.similarity.masked_fill(~positives.mask, -torch.inf)
         rank_among = 0.5 + ahead(positives.similarity, among)  # a positive is ahead of itself by sigmoid(0) = ½
@@ -89,11 +85,10 @@ class PNPLoss(PairLoss):
         temperature: how far apart two similarities count as ordered; also `tau`, as in the paper, or `anneal`.
         alpha: of D_q; 4 in that command, for SOP.
         b: of I_b.
-        official: True does as the authors' code: the query is a positive of its own, and I_u lacks its − R, so that its
-            derivative is 1 + log(1 + R) and does not vanish where no negative is ahead.
 
     Source: Li et al., Rethinking the Optimization of Average Precision: Only Penalizing Negative Instances before
-        Positive Ones is Enough, AAAI 2022, https://arxiv.org/abs/2102.04640.
+        Positive Ones is Enough, AAAI 2022, https://arxiv.org/abs/2102.04640. In the authors' code the query is a
+        positive of its own, and I_u lacks its − R.
 
     Example:
         >>> rows, labels = torch.eye(4).repeat_interleave(2, 0), torch.arange(4).repeat_interleave(2)
@@ -110,7 +105,6 @@ class PNPLoss(PairLoss):
         *,
         alpha: Annotated[Number, Range(0.5, 16.0, log=True)] = 4.0,
         b: Number = 2.0,
-        official: bool = False,
         **options: Unpack[PairLossOptions],
     ) -> None:
         super().__init__(**options)
@@ -118,27 +112,22 @@ class PNPLoss(PairLoss):
         self.temperature = require_number("temperature", temperature)
         self.alpha = require_number("alpha", alpha)
         self.b = require_number("b", b)
-        self.official = official
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
-        positives = pairs.positives_and_self if self.official else pairs.positives
-        scores, others = positives.similarity, pairs.negative_similarity
+        scores, others = pairs.positives.similarity, pairs.negative_similarity
         ahead = ranking_sums(scores, others, surrogate="sigmoid", temperature=self.temperature)
-        return positives.mean(self.penalty(ahead))
+        return pairs.positives.mean(self.penalty(ahead))
 
     def penalty(self, ahead: Ahead) -> Ahead:
         """Return f of the numbers of negatives ahead."""
         penalties: dict[str, Callable[[Ahead], Ahead]] = {
             "O": torch.clone,
-            "I_u": lambda ahead: (1 + ahead) * ahead.log1p() - (0.0 if self.official else 1.0) * ahead,
+            "I_u": lambda ahead: (1 + ahead) * ahead.log1p() - ahead,
             "I_b": lambda ahead: (self.b * ahead - (self.b * ahead).log1p()) / self.b**2,
             "D_s": torch.log1p,
             "D_q": lambda ahead: -(-self.alpha * ahead.log1p()).expm1(),
         }
         return penalties[self.variant](ahead)
-
-
-Official: TypeAlias = bool | Literal["one_temperature"]
 
 
 class RecallAtKLoss(PairLoss):
@@ -156,14 +145,10 @@ class RecallAtKLoss(PairLoss):
             of a virtual query is added half to either parent, so that the mean over queries is the paper's. In training
             mode only, and for the batch itself: references or a miner are then refused, since neither knows virtual
             samples. False (default), as in the authors' code by default; their best results have it.
-        seed, generator: where the shares come from; their place in the sequence is saved.
-        official: what the repository RecallatK_surrogate does in every version, and the paper has nothing of: the query
-            stays in its own ranking, ahead of its positives without being one; k is cut to the number of references;
-            recall@k is cut off at k positives and divided by the lesser of k and their number. With True
-            rank_temperature is multiplied by k, as by the defaults of its src/main.py (commits aa418d6, 44b7011); with
-            "one_temperature" it is that of all k, which its main.py of commit c949c56 forces to 1.
+        seed, generator: where the shares come from; their position in the sequence is saved.
 
-    Source: Patel, Tolias, Matas, Recall@k Surrogate Loss, CVPR 2022, https://arxiv.org/abs/2108.11179.
+    Source: Patel, Tolias, Matas, Recall@k Surrogate Loss, CVPR 2022, https://arxiv.org/abs/2108.11179. The authors'
+        code ranks the query too, ahead of its positives, and takes no more than k of them into recall@k.
 
     Example:
         >>> rows, labels = torch.eye(4).repeat_interleave(2, 0), torch.arange(4).repeat_interleave(2)
@@ -180,7 +165,6 @@ class RecallAtKLoss(PairLoss):
         similarity_mixup: bool = False,
         seed: int = 0,
         generator: torch.Generator | None = None,
-        official: Official = False,
         **options: Unpack[PairLossOptions],
     ) -> None:
         super().__init__(**options)
@@ -188,9 +172,6 @@ class RecallAtKLoss(PairLoss):
         self.temperature = require_number("temperature", temperature)
         self.rank_temperature = require_number("rank_temperature", rank_temperature)
         self.similarity_mixup = similarity_mixup
-        if not isinstance(official, bool) and official != "one_temperature":
-            raise UserError(f'official must be True, False or "one_temperature", got {official!r}')
-        self.official = official
         self.shares = SavedGenerator(seed, generator) if similarity_mixup else None
 
     @property
@@ -209,9 +190,8 @@ class RecallAtKLoss(PairLoss):
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
         if self.shares is not None and writes(self) and len(pairs.valid_rows):
             return self._mixed(pairs, self.shares)
-        kept = pairs.positive | pairs.negative
-        kept = kept | pairs.itself if self.official else kept
-        return self._loss(pairs.positives, pairs.similarity.masked_fill(~kept, -torch.inf), len(pairs.reference))
+        ranked = pairs.positive | pairs.negative
+        return self._loss(pairs.positives, pairs.similarity.masked_fill(~ranked, -torch.inf))
 
     def _mixed(self, pairs: Pairs, shares: SavedGenerator) -> Float[Tensor, " query"]:
         labels, similarity = pairs.host_query_labels, pairs.similarity
@@ -226,26 +206,24 @@ class RecallAtKLoss(PairLoss):
         similarity = torch.cat([similarity, torch.lerp(similarity[:, second], similarity[:, first], share)], dim=1)
         index, mask = (to_device_of(similarity, each) for each in same_label_index(labels, labels, without_self=True))
         itself = torch.eye(len(labels), dtype=torch.bool, device=similarity.device)
-        ranked = similarity if self.official else similarity.masked_fill(itself, -torch.inf)
-        losses = self._loss(Positives(index, mask, similarity.gather(1, index)), ranked, len(pairs.reference))
+        positives = Positives(index, mask, similarity.gather(1, index))
+        losses = self._loss(positives, similarity.masked_fill(itself, -torch.inf))
         true, virtual = losses[: len(pairs.query)], losses[len(pairs.query) :]
         total = true.index_add(0, first, virtual / 2).index_add(0, second, virtual / 2)
         return total * (len(pairs.valid_rows) / (len(pairs.valid_rows) + len(first)))
 
-    def _loss(self, positives: Positives, ranked: Float[Tensor, "query item"], batch: int) -> Float[Tensor, " query"]:
-        options: dict[str, Any] = {"temperature": self.temperature}
+    def _loss(self, positives: Positives, ranked: Float[Tensor, "query item"]) -> Float[Tensor, " query"]:
         # a positive is counted ahead of itself by σ(0) = ½
-        rank = 0.5 + ranking_sums(positives.similarity, ranked, surrogate="sigmoid", **options)
-        recall = torch.zeros_like(rank[:, 0])
-        for cut in self.k:
-            width = self.rank_temperature * cut if self.official is True else self.rank_temperature
-            cut = min(cut, batch) if self.official else cut
-            hits = ((cut - rank) / width).sigmoid().masked_fill(~positives.mask, 0).sum(dim=1)
-            if self.official:
-                recall = recall + hits.clamp(max=cut) / positives.count.clamp(min=1, max=cut)
-            else:
-                recall = recall + hits / positives.count.clamp(min=1)
-        return 1 - recall / len(self.k)
+        rank = 0.5 + ranking_sums(positives.similarity, ranked, surrogate="sigmoid", temperature=self.temperature)
+        return 1 - smoothed_recall(positives, rank, cuts=self.k, temperature=self.rank_temperature)
+
+
+def smoothed_recall(
+    positives: Positives, rank: Float[Tensor, "query width"], *, cuts: Sequence[int], temperature: float
+) -> Float[Tensor, " query"]:
+    """Return the mean over the cuts k of each query's recall@k, a positive counting σ((k − rank) / temperature)."""
+    recalls = (positives.mean(((cut - rank) / temperature).sigmoid()) for cut in cuts)
+    return sum(recalls, torch.zeros_like(rank[:, 0])) / len(cuts)
 
 
 def check_cuts(k: Sequence[int]) -> tuple[int, ...]:
@@ -255,9 +233,6 @@ def check_cuts(k: Sequence[int]) -> tuple[int, ...]:
     return cuts
 
 
-DEFAULT_TEMPERATURE = 0.1
-
-
 class AUROCLoss(PairLoss):
     """A surrogate of 1 − AUROC of each query: the mean over its positives and negatives of ℓ((s⁻ − s⁺) / temperature).
 
@@ -265,11 +240,9 @@ class AUROCLoss(PairLoss):
         surrogate: ℓ(x), "huber" (1 + 2x for x > 0, (1 + x)² down to x = −1, then 0), "logistic" log2(1 + e^x), or
             "sigmoid". The first two bound 1 − AUROC from above; "sigmoid" tends to it as the temperature falls.
         temperature: how far apart two similarities count as ordered.
-        official: True does as the SOPRC authors' code: the query stays in its own ranking as a positive, and "logistic"
-            has temperature 1. That code averages over all triplets of equal
-            classes at once; here, over each query's, then over the queries, which is the same for equal classes.
 
-    Source: Gao and Zhou, On the Consistency of AUC Pairwise Optimization, https://arxiv.org/abs/1208.0645.
+    Source: Gao and Zhou, On the Consistency of AUC Pairwise Optimization, https://arxiv.org/abs/1208.0645. In the SOPRC
+        repository the query is a positive of its own, and "logistic" has temperature 1.
 
     Example:
         >>> import torch
@@ -281,23 +254,15 @@ class AUROCLoss(PairLoss):
     def __init__(
         self,
         surrogate: Surrogate = "huber",
-        temperature: StepTemperature = DEFAULT_TEMPERATURE,
-        *,
-        official: bool = False,
+        temperature: StepTemperature = 0.1,
         **options: Unpack[PairLossOptions],
     ) -> None:
         super().__init__(**options)
         require_choice("surrogate", surrogate, get_args(Surrogate))
         self.surrogate: Surrogate = surrogate
         self.temperature = require_number("temperature", temperature)
-        if official and surrogate == "logistic":
-            if temperature not in (DEFAULT_TEMPERATURE, 1):
-                raise UserError(f'temperature={temperature} has no effect with official "logistic": leave it out')
-            self.temperature = 1.0
-        self.official = official
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
-        positives = pairs.positives_and_self if self.official else pairs.positives
-        kind: dict[str, Any] = {"surrogate": self.surrogate, "temperature": self.temperature}
-        sums = ranking_sums(positives.similarity, pairs.negative_similarity, **kind)
-        return positives.mean(sums) / pairs.negative_count.clamp(min=1)
+        scores, others = pairs.positives.similarity, pairs.negative_similarity
+        sums = ranking_sums(scores, others, surrogate=self.surrogate, temperature=self.temperature)
+        return pairs.positives.mean(sums) / pairs.negative_count.clamp(min=1)

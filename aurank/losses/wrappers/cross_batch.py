@@ -49,14 +49,13 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
         start_at: calls in training mode before the memory is used; the batch alone is used until then. Embeddings
             change fast in the beginning: the paper starts after 1,000 steps, the SOPRC repository after 10,000 to
             30,000.
-        official: do as PML: the batch's rows too are references without gradient. The paper's own code adds the loss
-            within the batch to that; the copy in the SOPRC repository takes a query's own copy for a positive too.
         distributed: as in `PairLoss`; every process then keeps the same memory, of all batches. With False each keeps
             its own, or, inside of DistributedDataParallel, which hands out the first process's buffers, that of the
             first.
 
     Source:
         Wang et al., Cross-Batch Memory for Embedding Learning, CVPR 2020. https://arxiv.org/abs/1912.06798
+        PML's batch rows have no gradient as references; the authors' code adds the loss within the batch.
 
     Example:
         >>> from aurank.losses import SmoothAPLoss
@@ -80,7 +79,6 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
         miner: nn.Module | None = None,
         *,
         start_at: int = 0,
-        official: bool = False,
         distributed: bool = False,
     ) -> None:
         super().__init__()
@@ -93,7 +91,6 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
             require_module("miner", miner, "a miner, as MultiSimilarityMiner()")
         self.loss = loss
         self.miner = miner
-        self.official = official
         self.gather = Gather(distributed)
         self.register_buffer("embedding_memory", torch.zeros(memory_size, embedding_size))
         self.register_buffer("label_memory", torch.zeros(memory_size, dtype=torch.int64))
@@ -189,7 +186,7 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
         first, memory = in_common_precision(first, self._stored(self.embedding_memory, fill, size, used=used))
         whole = replace(
             inputs,
-            ref_emb=torch.cat([first.detach() if self.official or has_keys else first, memory]),
+            ref_emb=torch.cat([first, memory]),
             ref_labels=torch.cat([first_labels.cpu(), self._stored(labels, fill, size, used=used)]),
             ref_ids=None
             if first_ids is None or inputs.ids is None

@@ -34,9 +34,3 @@ def test_values_by_hand() -> None:
     assert AUROCLoss("huber", 2.0)(rows, labels).item() == pytest.approx((1 - 1 / 2) ** 2)
     assert AUROCLoss("logistic", 1.0)(rows, labels).item() == pytest.approx(torch.tensor(-1.0).exp().log1p() / 0.693147)
     assert AUROCLoss("huber")(torch.ones(4, 2), labels) == 1  # all equal
-
-
-def test_the_authors_logistic_has_a_temperature_of_1() -> None:
-    embeddings, labels = batch()
-    default, one = (AUROCLoss("logistic", *given, official=True) for given in ((), (1,)))
-    assert default(embeddings, labels) == one(embeddings, labels)

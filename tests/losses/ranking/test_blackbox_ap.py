@@ -6,7 +6,6 @@ import torch
 from sklearn.metrics import average_precision_score
 from testing.equal import batch
 
-from aurank.errors import UserError
 from aurank.losses import BlackBoxAPLoss
 from aurank.losses.ranking.blackbox_ap import RankedLists, blackbox_average_precision
 
@@ -15,14 +14,13 @@ def total(terms: dict[str, oracles.PerQuery | torch.Tensor]) -> torch.Tensor:
     return oracles.mean(terms["loss"]) + terms["flat"]
 
 
-@pytest.mark.parametrize("official", [False, True])
 @pytest.mark.parametrize(("lambda_", "flat_weight"), [(5.0, 0.9), (5.0, 0.0), (0.5, 0.5), (200.0, 0.2)])
-def test_value_and_gradient_equal_the_loop(lambda_: float, flat_weight: float, official: bool) -> None:
+def test_value_and_gradient_equal_the_loop(lambda_: float, flat_weight: float) -> None:
     embeddings, labels = batch()
-    loss = BlackBoxAPLoss(lambda_, margin=0, flat_weight=flat_weight, official=official, batch_memory=0)
+    loss = BlackBoxAPLoss(lambda_, margin=0, flat_weight=flat_weight)
     value = loss(embeddings, labels)
     sides = oracles.masks(labels.tolist())
-    given = {"lambda_": lambda_, "flat_weight": flat_weight or 1e-300, "official": official}
+    given = {"lambda_": lambda_, "flat_weight": flat_weight or 1e-300}
     expected = total(oracles.blackbox_ap(oracles.cosine(embeddings), *sides, **given))
     torch.testing.assert_close(value, expected, rtol=0, atol=1e-12)
     gradient, wanted = (torch.autograd.grad(each, embeddings)[0] for each in (value, expected))
@@ -157,55 +155,3 @@ def test_margins_are_new_at_each_step_and_absent_in_evaluation_mode() -> None:
     before = copy.deepcopy(loss.state_dict())
     assert loss.eval()(embeddings, labels) == exact(embeddings, labels)
     assert loss.state_dict()["noise._extra_state"].equal(before["noise._extra_state"])
-
-
-@pytest.mark.filterwarnings("ignore:no query of the batch")
-def test_official_appends_previous_batches_rows_to_each_query() -> None:
-    labels = torch.tensor([0, 0, 0, 1, 1, 2, 2])
-    loss = BlackBoxAPLoss(margin=0, official=True, batch_memory=2)
-    batches = [batch(labels.tolist(), seed=seed)[0] for seed in range(4)]
-    *_, _ = (loss(rows, labels) for rows in batches[:3])
-    value = loss(batches[3], labels)
-    newest_first = [oracles.cosine(rows) for rows in (batches[3], batches[2], batches[1])]
-    expected = {}
-    for row, label in enumerate(labels):
-        own, hit = len(labels), (labels == label).repeat(3)
-        scores = torch.cat([newest_first[0][row], newest_first[1][row].detach(), newest_first[2][row].detach()])
-        ordered = torch.cat([scores[hit], scores[~hit]])
-        expected[row] = oracles.blackbox_list(ordered, int(hit.sum()), lambda_=5.0, weight=0.1, share=1 / own)
-    sides = oracles.masks(labels.tolist())
-    flat = oracles.blackbox_ap(newest_first[0], *sides, official=True)["flat"]
-    wanted = oracles.mean(expected) + flat
-    torch.testing.assert_close(value, wanted, rtol=0, atol=1e-12)
-    gradients = [torch.autograd.grad(each, batches[3])[0] for each in (value, wanted)]
-    torch.testing.assert_close(*gradients, rtol=1e-8, atol=1e-12)
-    before = copy.deepcopy(loss.state_dict()["memory._extra_state"])
-    loss.eval()(batches[0], labels)
-    after = loss.state_dict()["memory._extra_state"]
-    assert before.equal(after)
-    assert len(BlackBoxAPLoss(official=True).memory.batches) == 0
-    with pytest.raises(UserError, match="batch_memory holds batches of 7 queries and was given one of 3"):
-        loss.train()(batches[0][:3], labels[:3])
-
-
-def test_rows_that_are_not_finite_are_never_stored() -> None:
-    random = torch.Generator().manual_seed(0)
-    rows, labels = torch.randn(8, 5, generator=random, dtype=torch.float64), torch.arange(8) // 2
-    bad = rows.clone()
-    bad[3, 1], bad[4] = torch.nan, torch.inf
-    loss = BlackBoxAPLoss(margin=0, flat_weight=0, official=True, batch_memory=2)
-    assert loss(bad, labels).isnan()
-    value = loss(rows, labels)
-    # two earlier lists of the same rows but the two: rankings of entries that are there
-    similarity = torch.nn.functional.normalize(rows) @ torch.nn.functional.normalize(rows).T
-    kept = torch.tensor([row not in (3, 4) for row in range(8)])
-    same = labels[:, None] == labels
-    scores = torch.cat([similarity, similarity.masked_fill(~(kept[:, None] & kept), -torch.inf)], dim=1)
-    expected = []
-    for row in range(8):
-        positive = torch.cat([same[row], same[row] & kept & kept[row]])
-        ranks = [(int((scores[row] >= scores[row, entry]).sum()), entry) for entry in positive.nonzero().squeeze(1)]
-        hits = [int((scores[row][positive] >= scores[row, entry]).sum()) for _, entry in ranks]
-        expected.append(1 - sum(hit / rank for hit, (rank, _) in zip(hits, ranks, strict=True)) / len(ranks))
-    torch.testing.assert_close(value, torch.tensor(expected, dtype=torch.float64).mean(), rtol=0, atol=1e-12)
-    assert loss(rows, labels).isfinite()

@@ -25,7 +25,7 @@ def batch(labels: list[int] = SHUFFLED, *, seed: int = 0) -> tuple[torch.Tensor,
     return embeddings.requires_grad_(), torch.tensor(labels)[order]
 
 
-@pytest.mark.parametrize("given", [{}, {"relevance": "mean_ap"}, {"official": True}], ids=str)
+@pytest.mark.parametrize("given", [{}, {"relevance": "mean_ap"}], ids=str)
 @pytest.mark.parametrize("table", [ONE, TWO], ids=["one", "two"])
 def test_value_and_gradient_equal_the_definition(table: list[list[int]], given: dict[str, Any]) -> None:
     embeddings, labels = batch()
