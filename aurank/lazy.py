@@ -1,13 +1,11 @@
 """Names that are imported when they are first used, so that a command loads only the libraries it needs."""
 
-import ast
 import importlib
 import sys
 from collections import UserDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from operator import attrgetter
-from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -30,42 +28,35 @@ class LazyTable(UserDict[str, Component]):
         return imported(self.homes, self.package) if isinstance(self.homes, str) else dict(self.homes)
 
     def __getitem__(self, name: str) -> Component:
-        if isinstance(found := self.data[name], str):
-            found = self.data[name] = imported(found, self.package)
-        return found  # type: ignore[no-any-return]
+        if isinstance(component := self.data[name], str):
+            component = self.data[name] = imported(component, self.package)
+        return component  # type: ignore[no-any-return]
 
 
-def lazy_attributes(package: str) -> tuple[Any, Any]:
-    """Return `__getattr__` and `__dir__` (PEP 562) for a package whose names are imported on first use.
+def lazy_names(package: str, modules: Mapping[str, Sequence[str]]) -> tuple[Any, Any, list[str]]:
+    """Return `__getattr__`, `__dir__` (PEP 562) and `__all__` of a package whose names are imported on first use.
 
-    The names are those that its `__init__` imports under `if TYPE_CHECKING:`. A file of the package with the name of
-    something public, such as compare.py, does not hide it.
+    Args:
+        modules: the public names in each module of the package.
     """
     module = sys.modules[package]
-    homes = _homes_in(Path(str(module.__file__)).read_text(encoding="utf-8"))
+    homes = {name: f"{file}:{name}" for file, names in modules.items() for name in names}
 
     class Package(ModuleType):
         def __setattr__(self, name: str, value: object) -> None:
-            if not (isinstance(value, ModuleType) and name in homes):  # the import system names each file so
+            # importing the file compare.py names it in its package, where the function of that name stays
+            if not (isinstance(value, ModuleType) and name in homes):
                 super().__setattr__(name, value)
 
     def get_attribute(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = imported(homes[name])
+        value = imported(homes[name], package)
         setattr(module, name, value)
         return value
 
     module.__class__ = Package
-    return get_attribute, lambda: sorted({*module.__all__, *{"__version__"} & vars(module).keys()})
-
-
-def _homes_in(text: str) -> dict[str, str]:
-    blocks = [one for one in ast.parse(text).body if isinstance(one, ast.If)]
-    guarded = [block for block in blocks if ast.unparse(block.test) == "TYPE_CHECKING"]
-    imports = [one for block in guarded for one in block.body if isinstance(one, ast.ImportFrom)]
-    own = [one for one in imports if str(one.module).startswith("aurank.")]
-    return {alias.name: f"{one.module}:{alias.name}" for one in own for alias in one.names}
+    return get_attribute, lambda: sorted(module.__all__), list(homes)
 
 
 def imported(home: str, package: str = "") -> Any:

@@ -2,60 +2,41 @@
 
 from typing import TYPE_CHECKING
 
-from aurank.lazy import lazy_attributes
+from aurank.lazy import lazy_names
 
-if TYPE_CHECKING:
-    from aurank.data.captions import Tokeniser
-    from aurank.data.checks.findings import DoctorReport, Finding
-    from aurank.data.dataset import Batch, ImageDataset, view_keys
-    from aurank.data.loader import BatchLoader
-    from aurank.data.manifest import SPLITS, Manifest, build_manifest
-    from aurank.data.readers import BENCHMARKS, READERS
-    from aurank.data.readers.given import from_dataset
-    from aurank.data.readers.published import Completeness, check_benchmark
-    from aurank.data.readers.table import from_table
-    from aurank.data.samplers import (
-        SAMPLERS,
-        HardNegativeSampler,
-        HierarchicalSampler,
-        PKSampler,
-        Sampler,
-        ShuffledSampler,
-    )
-    from aurank.data.sources import ArraySource, FolderSource, ImageSource, ZipSource, open_source
-    from aurank.data.transforms import TRANSFORMS, MultiCrop, Pipeline
+if TYPE_CHECKING:  # the names of these files
+    from aurank.data.captions import *
+    from aurank.data.checks.findings import *
+    from aurank.data.dataset import *
+    from aurank.data.loader import *
+    from aurank.data.manifest import *
+    from aurank.data.readers import *
+    from aurank.data.readers.given import *
+    from aurank.data.readers.published import *
+    from aurank.data.readers.table import *
+    from aurank.data.samplers import *
+    from aurank.data.sources import *
+    from aurank.data.transforms import *
 else:
-    __getattr__, __dir__ = lazy_attributes(__name__)
-
-__all__ = [
-    "BENCHMARKS",
-    "READERS",
-    "SAMPLERS",
-    "SPLITS",
-    "TRANSFORMS",
-    "ArraySource",
-    "Batch",
-    "BatchLoader",
-    "Completeness",
-    "DoctorReport",
-    "Finding",
-    "FolderSource",
-    "HardNegativeSampler",
-    "HierarchicalSampler",
-    "ImageDataset",
-    "ImageSource",
-    "Manifest",
-    "MultiCrop",
-    "PKSampler",
-    "Pipeline",
-    "Sampler",
-    "ShuffledSampler",
-    "Tokeniser",
-    "ZipSource",
-    "build_manifest",
-    "check_benchmark",
-    "from_dataset",
-    "from_table",
-    "open_source",
-    "view_keys",
-]
+    NAMES = {
+        "captions": ["Tokeniser"],
+        "checks.findings": ["DoctorReport", "Finding"],
+        "dataset": ["Batch", "ImageDataset", "view_keys"],
+        "loader": ["BatchLoader"],
+        "manifest": ["Manifest", "SPLITS", "build_manifest"],
+        "readers": ["BENCHMARKS", "READERS"],
+        "readers.given": ["from_dataset"],
+        "readers.published": ["Completeness", "check_benchmark"],
+        "readers.table": ["from_table"],
+        "samplers": [
+            "HardNegativeSampler",
+            "HierarchicalSampler",
+            "PKSampler",
+            "SAMPLERS",
+            "Sampler",
+            "ShuffledSampler",
+        ],
+        "sources": ["ArraySource", "FolderSource", "ImageSource", "ZipSource", "open_source"],
+        "transforms": ["MultiCrop", "Pipeline", "TRANSFORMS"],
+    }
+    __getattr__, __dir__, __all__ = lazy_names(__name__, NAMES)

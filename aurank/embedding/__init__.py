@@ -2,13 +2,16 @@
 
 from typing import TYPE_CHECKING
 
-from aurank.lazy import lazy_attributes
+from aurank.lazy import lazy_names
 
-if TYPE_CHECKING:
-    from aurank.embedding.named import ImageSelection
-    from aurank.embedding.select_images import read_manifest
-    from aurank.embedding.stored.trained_model import load, load_pairs
+if TYPE_CHECKING:  # the names of these files
+    from aurank.embedding.named import *
+    from aurank.embedding.select_images import *
+    from aurank.embedding.stored.trained_model import *
 else:
-    __getattr__, __dir__ = lazy_attributes(__name__)
-
-__all__ = ["ImageSelection", "load", "load_pairs", "read_manifest"]
+    NAMES = {
+        "named": ["ImageSelection"],
+        "select_images": ["read_manifest"],
+        "stored.trained_model": ["load", "load_pairs"],
+    }
+    __getattr__, __dir__, __all__ = lazy_names(__name__, NAMES)

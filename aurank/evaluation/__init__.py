@@ -2,55 +2,38 @@
 
 from typing import TYPE_CHECKING
 
-from aurank.lazy import lazy_attributes
+from aurank.lazy import lazy_names
 
-if TYPE_CHECKING:
-    from aurank.evaluation.accuracy_calculator import AccuracyCalculator
-    from aurank.evaluation.bootstrap import Resampling
-    from aurank.evaluation.calibration import Calibration, calibrate, calibrate_report
-    from aurank.evaluation.compare import Comparison, compare, compare_all
-    from aurank.evaluation.engine.problem import RetrievalProblem
-    from aurank.evaluation.engine.ranks import Ranks, positive_ranks
-    from aurank.evaluation.evaluate import evaluate
-    from aurank.evaluation.index.approximate import Approximation, approximate_report
-    from aurank.evaluation.index.neighbours import Index, Neighbours, neighbours
-    from aurank.evaluation.metrics import Curve, precision_recall_curve
-    from aurank.evaluation.postprocessing import Codes, PostProcessing
-    from aurank.evaluation.probes import ProbeResult, knn, linear_probe
-    from aurank.evaluation.report import Report
-    from aurank.evaluation.two_way import TwoWayReport, ensemble, prompts, two_way, zero_shot
+if TYPE_CHECKING:  # the names of these files
+    from aurank.evaluation.accuracy_calculator import *
+    from aurank.evaluation.bootstrap import *
+    from aurank.evaluation.calibration import *
+    from aurank.evaluation.compare import *
+    from aurank.evaluation.engine.problem import *
+    from aurank.evaluation.engine.ranks import *
+    from aurank.evaluation.evaluate import *
+    from aurank.evaluation.index.approximate import *
+    from aurank.evaluation.index.neighbours import *
+    from aurank.evaluation.metrics import *
+    from aurank.evaluation.postprocessing import *
+    from aurank.evaluation.probes import *
+    from aurank.evaluation.report import *
+    from aurank.evaluation.two_way import *
 else:
-    __getattr__, __dir__ = lazy_attributes(__name__)
-
-__all__ = [
-    "AccuracyCalculator",
-    "Approximation",
-    "Calibration",
-    "Codes",
-    "Comparison",
-    "Curve",
-    "Index",
-    "Neighbours",
-    "PostProcessing",
-    "ProbeResult",
-    "Ranks",
-    "Report",
-    "Resampling",
-    "RetrievalProblem",
-    "TwoWayReport",
-    "approximate_report",
-    "calibrate",
-    "calibrate_report",
-    "compare",
-    "compare_all",
-    "ensemble",
-    "evaluate",
-    "knn",
-    "linear_probe",
-    "neighbours",
-    "positive_ranks",
-    "precision_recall_curve",
-    "prompts",
-    "two_way",
-    "zero_shot",
-]
+    NAMES = {
+        "accuracy_calculator": ["AccuracyCalculator"],
+        "bootstrap": ["Resampling"],
+        "calibration": ["Calibration", "calibrate", "calibrate_report"],
+        "compare": ["Comparison", "compare", "compare_all"],
+        "engine.problem": ["RetrievalProblem"],
+        "engine.ranks": ["Ranks", "positive_ranks"],
+        "evaluate": ["evaluate"],
+        "index.approximate": ["Approximation", "approximate_report"],
+        "index.neighbours": ["Index", "Neighbours", "neighbours"],
+        "metrics": ["Curve", "precision_recall_curve"],
+        "postprocessing": ["Codes", "PostProcessing"],
+        "probes": ["ProbeResult", "knn", "linear_probe"],
+        "report": ["Report"],
+        "two_way": ["TwoWayReport", "ensemble", "prompts", "two_way", "zero_shot"],
+    }
+    __getattr__, __dir__, __all__ = lazy_names(__name__, NAMES)

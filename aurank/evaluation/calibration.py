@@ -35,7 +35,7 @@ def short_rate(value: float) -> str:
 
 
 STEPS = 200  # of the curve: so many recalls, and half as many scores, evenly spread
-Column = Float64[np.ndarray, " threshold"]
+PerThreshold = Float64[np.ndarray, " threshold"]
 Counts = Int64[np.ndarray, " threshold"]
 PARTS = 10**9  # a precision is taken as a fraction of at most this denominator, so that counts stay within 64 bits
 
@@ -63,7 +63,7 @@ class ListedScores:
     def cut(self) -> float:
         return float(self.last.max(initial=-np.inf))
 
-    def bracket(self, scores: Column) -> tuple[Counts, Counts]:
+    def bracket(self, scores: PerThreshold) -> tuple[Counts, Counts]:
         return self.negatives_at_least(scores), self.negatives_at_least(scores)
 
     def negatives_at_least(self, edges: Float64[np.ndarray, " edge"]) -> Int64[np.ndarray, " edge"]:
@@ -146,7 +146,7 @@ def pooled_metrics(
     return true_positive_rates(scores, names), [note] if few else []
 
 
-def _lowest(scores: PairScores, distinct: Column, allowed: Counts) -> float | None:
+def _lowest(scores: PairScores, distinct: PerThreshold, allowed: Counts) -> float | None:
     least, most = scores.bracket(distinct)
     certain = np.flatnonzero(most <= allowed)[:1]
     end = certain[0] if len(certain) else len(distinct)
@@ -178,7 +178,7 @@ class Calibration:
     recall: Rate  # matches of all positive pairs; 1 - recall is the false-non-match rate
     false_match_rate: Rate | None  # matches of all negative pairs; None where lists are cut above the threshold
     answered: Rate  # queries with a match of all queries
-    curve: dict[str, Column]
+    curve: dict[str, PerThreshold]
     distance: str
     notes: list[str] = field(default_factory=list)
 
@@ -353,7 +353,7 @@ def _calibration(
     )
 
 
-def _curve(scores: PairScores, threshold: float, cut: float) -> dict[str, Column]:
+def _curve(scores: PairScores, threshold: float, cut: float) -> dict[str, PerThreshold]:
     listed = scores.positives
     by_recall = listed[np.linspace(0, len(listed) - 1, STEPS + 1).astype(np.int64)]
     edges = np.unique(np.concatenate([by_recall, np.linspace(listed[0], listed[-1], STEPS // 2 + 1), [threshold]]))

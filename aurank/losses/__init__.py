@@ -6,56 +6,10 @@ The tables list every name that a configuration may give; a loss is imported whe
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from aurank.lazy import LazyTable, lazy_attributes
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from aurank.losses.core.pair_loss import PairLoss
-    from aurank.losses.core.pairs import Pairs, Positives, make_pairs
-    from aurank.losses.core.row_table import RowTable
-    from aurank.losses.global_contrastive.emc2 import EMC2Loss
-    from aurank.losses.global_contrastive.negative_cache import NegativeCacheLoss
-    from aurank.losses.global_contrastive.neuclip import NeuCLIPLoss
-    from aurank.losses.global_contrastive.sogclr import FastCLIPLoss, ISogCLRLoss, SogCLRLoss
-    from aurank.losses.in_batch.clip import CLIPLoss, CyCLIPLoss, SigLIPLoss
-    from aurank.losses.in_batch.coding_rate import CodingRateLoss
-    from aurank.losses.in_batch.contrastive import (
-        DCLLoss,
-        FlatNCELoss,
-        InfoNCELoss,
-        SimCoLoss,
-        SiMoLoss,
-        SpectralContrastiveLoss,
-        SupConLoss,
-    )
-    from aurank.losses.ranking.binned_ap import FastAPLoss, ListwiseAPLoss
-    from aurank.losses.ranking.blackbox_ap import BlackBoxAPLoss
-    from aurank.losses.ranking.bounded_ranks import HierarchicalAPLoss, SupAPLoss, SupRecallLoss
-    from aurank.losses.ranking.smooth_ranks import AUROCLoss, PNPLoss, RecallAtKLoss, SmoothAPLoss
-    from aurank.losses.ranking.soprc import SemiVarianceLoss, SOPRCLoss
-    from aurank.losses.wrappers.cross_batch import CrossBatchMemory
-    from aurank.losses.wrappers.multiple import MultipleLosses
-    from aurank.losses.wrappers.pml import (
-        PMLLoss,
-        ProxyLoss,
-        arcface,
-        circle,
-        contrastive,
-        cosface,
-        multi_similarity,
-        normalized_softmax,
-        proxy_anchor,
-        proxy_nca,
-        soft_triple,
-        subcenter_arcface,
-        triplet,
-    )
-else:
-    __getattr__, __dir__ = lazy_attributes(__name__)
+from aurank.lazy import LazyTable, lazy_names
 
 LOSSES: "LazyTable[Callable[..., nn.Module]]" = LazyTable(
-    "aurank.losses",
+    __name__,
     {
         "arcface": "wrappers.pml:arcface",
         "auroc": "ranking.smooth_ranks:AUROCLoss",
@@ -101,70 +55,51 @@ LOSSES: "LazyTable[Callable[..., nn.Module]]" = LazyTable(
 )
 
 MINERS: "LazyTable[type[nn.Module]]" = LazyTable(
-    "aurank.losses",
+    "pytorch_metric_learning",
     {
-        "angular": "core.common:pml_miners.AngularMiner",
-        "batch_easy_hard": "core.common:pml_miners.BatchEasyHardMiner",
-        "batch_hard": "core.common:pml_miners.BatchHardMiner",
-        "distance_weighted": "core.common:pml_miners.DistanceWeightedMiner",
-        "hdc": "core.common:pml_miners.HDCMiner",
-        "multi_similarity": "core.common:pml_miners.MultiSimilarityMiner",
-        "pair_margin": "core.common:pml_miners.PairMarginMiner",
-        "triplet_margin": "core.common:pml_miners.TripletMarginMiner",
-        "uniform_histogram": "core.common:pml_miners.UniformHistogramMiner",
+        "angular": "miners:AngularMiner",
+        "batch_easy_hard": "miners:BatchEasyHardMiner",
+        "batch_hard": "miners:BatchHardMiner",
+        "distance_weighted": "miners:DistanceWeightedMiner",
+        "hdc": "miners:HDCMiner",
+        "multi_similarity": "miners:MultiSimilarityMiner",
+        "pair_margin": "miners:PairMarginMiner",
+        "triplet_margin": "miners:TripletMarginMiner",
+        "uniform_histogram": "miners:UniformHistogramMiner",
     },
 )
 
-__all__ = [
-    "LOSSES",
-    "MINERS",
-    "AUROCLoss",
-    "BlackBoxAPLoss",
-    "CLIPLoss",
-    "CodingRateLoss",
-    "CrossBatchMemory",
-    "CyCLIPLoss",
-    "DCLLoss",
-    "EMC2Loss",
-    "FastAPLoss",
-    "FastCLIPLoss",
-    "FlatNCELoss",
-    "HierarchicalAPLoss",
-    "ISogCLRLoss",
-    "InfoNCELoss",
-    "ListwiseAPLoss",
-    "MultipleLosses",
-    "NegativeCacheLoss",
-    "NeuCLIPLoss",
-    "PMLLoss",
-    "PNPLoss",
-    "PairLoss",
-    "Pairs",
-    "Positives",
-    "ProxyLoss",
-    "RecallAtKLoss",
-    "RowTable",
-    "SOPRCLoss",
-    "SemiVarianceLoss",
-    "SiMoLoss",
-    "SigLIPLoss",
-    "SimCoLoss",
-    "SmoothAPLoss",
-    "SogCLRLoss",
-    "SpectralContrastiveLoss",
-    "SupAPLoss",
-    "SupConLoss",
-    "SupRecallLoss",
-    "arcface",
-    "circle",
-    "contrastive",
-    "cosface",
-    "make_pairs",
-    "multi_similarity",
-    "normalized_softmax",
-    "proxy_anchor",
-    "proxy_nca",
-    "soft_triple",
-    "subcenter_arcface",
-    "triplet",
-]
+if TYPE_CHECKING:  # the names of these files
+    from torch import nn
+
+    from aurank.losses.core.pair_loss import *
+    from aurank.losses.core.pairs import *
+    from aurank.losses.core.row_table import *
+    from aurank.losses.global_contrastive.emc2 import *
+    from aurank.losses.global_contrastive.negative_cache import *
+    from aurank.losses.global_contrastive.neuclip import *
+    from aurank.losses.global_contrastive.sogclr import *
+    from aurank.losses.in_batch.clip import *
+    from aurank.losses.in_batch.coding_rate import *
+    from aurank.losses.in_batch.contrastive import *
+    from aurank.losses.ranking.binned_ap import *
+    from aurank.losses.ranking.blackbox_ap import *
+    from aurank.losses.ranking.bounded_ranks import *
+    from aurank.losses.ranking.smooth_ranks import *
+    from aurank.losses.ranking.soprc import *
+    from aurank.losses.wrappers.cross_batch import *
+    from aurank.losses.wrappers.multiple import *
+    from aurank.losses.wrappers.pml import *
+else:
+    NAMES = {
+        "core.pair_loss": ["PairLoss"],
+        "core.pairs": ["Pairs", "Positives", "make_pairs"],
+        "core.row_table": ["RowTable"],
+        "wrappers.cross_batch": ["CrossBatchMemory"],
+        "wrappers.multiple": ["MultipleLosses"],
+        "wrappers.pml": ["PMLLoss", "ProxyLoss"],
+    }
+    for home in LOSSES.homes.values():
+        NAMES.setdefault(home.partition(":")[0], []).append(home.partition(":")[2])
+    __getattr__, __dir__, __all__ = lazy_names(__name__, NAMES)
+    __all__ += ["LOSSES", "MINERS"]

@@ -2,13 +2,16 @@
 
 from typing import TYPE_CHECKING
 
-from aurank.lazy import lazy_attributes
+from aurank.lazy import lazy_names
 
-if TYPE_CHECKING:
-    from aurank.models.encoder import POOLINGS, Encoder, GeneralisedMean
-    from aurank.models.image_model import ImageModel
-    from aurank.models.text_encoder import TextTower, TwoTower
+if TYPE_CHECKING:  # the names of these files
+    from aurank.models.encoder import *
+    from aurank.models.image_model import *
+    from aurank.models.text_encoder import *
 else:
-    __getattr__, __dir__ = lazy_attributes(__name__)
-
-__all__ = ["POOLINGS", "Encoder", "GeneralisedMean", "ImageModel", "TextTower", "TwoTower"]
+    NAMES = {
+        "encoder": ["Encoder", "GeneralisedMean", "POOLINGS"],
+        "image_model": ["ImageModel"],
+        "text_encoder": ["TextTower", "TwoTower"],
+    }
+    __getattr__, __dir__, __all__ = lazy_names(__name__, NAMES)

@@ -2,12 +2,14 @@
 
 from typing import TYPE_CHECKING
 
-from aurank.lazy import lazy_attributes
+from aurank.lazy import lazy_names
 
-if TYPE_CHECKING:
-    from aurank.reporting.charts import draw_codes, draw_curve
-    from aurank.reporting.results import write_results
+if TYPE_CHECKING:  # the names of these files
+    from aurank.reporting.charts import *
+    from aurank.reporting.results import *
 else:
-    __getattr__, __dir__ = lazy_attributes(__name__)
-
-__all__ = ["draw_codes", "draw_curve", "write_results"]
+    NAMES = {
+        "charts": ["draw_codes", "draw_curve"],
+        "results": ["write_results"],
+    }
+    __getattr__, __dir__, __all__ = lazy_names(__name__, NAMES)

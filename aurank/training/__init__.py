@@ -2,26 +2,22 @@
 
 from typing import TYPE_CHECKING
 
-from aurank.lazy import lazy_attributes
+from aurank.lazy import lazy_names
 
-if TYPE_CHECKING:
-    from aurank.embedding.stored.trained_model import load, load_pairs
-    from aurank.training.components import read_config
-    from aurank.training.dry_run import rehearse
-    from aurank.training.gradient_cache import GradientCache
-    from aurank.training.profile import TrainingProfile, profile_training
-    from aurank.training.run import TrainResult, train
+if TYPE_CHECKING:  # the names of these files
+    from aurank.embedding.stored.trained_model import *
+    from aurank.training.components import *
+    from aurank.training.dry_run import *
+    from aurank.training.gradient_cache import *
+    from aurank.training.profile import *
+    from aurank.training.run import *
 else:
-    __getattr__, __dir__ = lazy_attributes(__name__)
-
-__all__ = [
-    "GradientCache",
-    "TrainResult",
-    "TrainingProfile",
-    "load",
-    "load_pairs",
-    "profile_training",
-    "read_config",
-    "rehearse",
-    "train",
-]
+    NAMES = {
+        ".embedding.stored.trained_model": ["load", "load_pairs"],
+        "components": ["read_config"],
+        "dry_run": ["rehearse"],
+        "gradient_cache": ["GradientCache"],
+        "profile": ["TrainingProfile", "profile_training"],
+        "run": ["TrainResult", "train"],
+    }
+    __getattr__, __dir__, __all__ = lazy_names(__name__, NAMES)

@@ -1,5 +1,7 @@
-"""For `make docs`: sections named Example hold code. griffe knows that of Examples only, and would quote them."""
+"""For `make docs`: what griffe, which reads the source, does not see there."""
 
+import importlib
+import inspect
 import re
 from typing import Any
 
@@ -7,7 +9,18 @@ import griffe
 
 
 class CodeInExamples(griffe.Extension):
-    """Names the sections as griffe does, before it parses them."""
+    """Names the section Example as griffe does, which would quote its code, and tells it what is known at run time."""
+
+    def on_module_members(self, *, mod: griffe.Module, **_: Any) -> None:
+        """Take the public names of a package, which a table lists."""
+        if mod.is_init_module:
+            mod.exports = list(getattr(importlib.import_module(mod.path), "__all__", [])) or None
+
+    def on_attribute_instance(self, *, attr: griffe.Attribute, **_: Any) -> None:
+        """Take the docstring of a function that is made from a table."""
+        made = getattr(importlib.import_module(attr.parent.path), attr.name, None) if attr.parent.is_module else None
+        if inspect.isfunction(made) and made.__name__ == attr.name and made.__doc__:
+            attr.docstring = griffe.Docstring(made.__doc__, parent=attr, parser="google")
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         """Rename the section in the docstring of anything documented."""

@@ -1,36 +1,10 @@
-"""What all losses stand on: precision, devices, and what is taken of pytorch-metric-learning (PML)."""
+"""Precision and devices, as all losses treat them."""
 
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
-from pytorch_metric_learning import losses as pml_losses
-from pytorch_metric_learning import miners as pml_miners
-from pytorch_metric_learning.distances import BaseDistance, CosineSimilarity
-from pytorch_metric_learning.losses import BaseMetricLossFunction
-from pytorch_metric_learning.reducers import AvgNonZeroReducer, BaseReducer, MeanReducer, SumReducer
-from pytorch_metric_learning.regularizers import BaseRegularizer
-from pytorch_metric_learning.utils.loss_and_miner_utils import convert_to_triplets
 from torch import Tensor
 from torch.nn import functional
-
-__all__ = [
-    "AvgNonZeroReducer",
-    "BaseDistance",
-    "BaseMetricLossFunction",
-    "BaseReducer",
-    "BaseRegularizer",
-    "CosineSimilarity",
-    "HostCopy",
-    "MeanReducer",
-    "SumReducer",
-    "convert_to_triplets",
-    "in_common_precision",
-    "normalize",
-    "pml_losses",
-    "pml_miners",
-    "to_device_of",
-    "without_autocast",
-]
 
 
 class HostCopy:

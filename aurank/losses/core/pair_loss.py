@@ -9,18 +9,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypedDict, Unpack
 
 import torch
 from jaxtyping import Float, Int64
+from pytorch_metric_learning.distances import BaseDistance, CosineSimilarity
+from pytorch_metric_learning.losses import BaseMetricLossFunction
+from pytorch_metric_learning.reducers import BaseReducer
+from pytorch_metric_learning.regularizers import BaseRegularizer
 from torch import Tensor
 
 from aurank.errors import AurankWarning, UserError
 from aurank.losses.core.checks import Number, require_whole
-from aurank.losses.core.common import (
-    BaseDistance,
-    BaseMetricLossFunction,
-    BaseReducer,
-    BaseRegularizer,
-    CosineSimilarity,
-    without_autocast,
-)
+from aurank.losses.core.common import without_autocast
 from aurank.losses.core.distributed import Gather
 from aurank.losses.core.pairs import Inputs, Mined, Pairs, make_pairs, read_inputs
 from aurank.losses.core.row_table import check_device

@@ -6,17 +6,12 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int64
+from pytorch_metric_learning.distances import BaseDistance, CosineSimilarity
 from torch import Tensor, nn
 
 from aurank.errors import UserError
 from aurank.losses.core.checks import check_embeddings, check_integers, is_integer, kind_of
-from aurank.losses.core.common import (
-    BaseDistance,
-    CosineSimilarity,
-    in_common_precision,
-    to_device_of,
-    without_autocast,
-)
+from aurank.losses.core.common import in_common_precision, to_device_of, without_autocast
 
 Mined = Sequence[Tensor] | nn.Module | None  # a miner's tuple, or the miner itself
 

@@ -4,11 +4,11 @@ from typing import Any
 
 import torch
 from jaxtyping import Float, Int64
+from pytorch_metric_learning.distances import BaseDistance
 from torch import Tensor
 
 from aurank.errors import UserError
 from aurank.losses.core.checks import check_width, kind_of
-from aurank.losses.core.common import BaseDistance
 from aurank.losses.core.distributed import gather_rows, world_size
 from aurank.losses.core.pairs import Pairs
 from aurank.losses.core.row_table import RowTable, group_entries

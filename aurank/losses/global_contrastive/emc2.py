@@ -4,11 +4,11 @@ from typing import Annotated, Literal, NamedTuple, Unpack, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int64
+from pytorch_metric_learning.distances import BaseDistance
 from torch import Tensor, nn
 
 from aurank.errors import UserError
 from aurank.losses.core.checks import Number, SoftmaxTemperature, require_choice, require_number
-from aurank.losses.core.common import BaseDistance
 from aurank.losses.core.pair_loss import KeyedLoss, PairLossOptions, query_ids
 from aurank.losses.core.pairs import Inputs, Pairs
 from aurank.losses.core.row_table import SavedGenerator, writes

@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Unpack
 
 import torch
 from jaxtyping import Bool, Float
+from pytorch_metric_learning.distances import BaseDistance
 from torch import Tensor, distributed, nn
 
 from aurank.losses.core.checks import (
@@ -16,7 +17,6 @@ from aurank.losses.core.checks import (
     require_number,
     require_whole,
 )
-from aurank.losses.core.common import BaseDistance
 from aurank.losses.core.distributed import world_size
 from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
 from aurank.losses.core.pairs import Inputs, Pairs

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal, Unpack, get_args
 
 from jaxtyping import Float
+from pytorch_metric_learning.distances import CosineSimilarity
 from torch import Tensor
 
 from aurank.errors import UserError
 from aurank.losses.core.checks import Number, Share, SoftmaxTemperature, require_choice, require_number
-from aurank.losses.core.common import CosineSimilarity
 from aurank.losses.core.pair_loss import KeyedLossOptions
 from aurank.losses.core.pairs import Pairs
 from aurank.losses.core.temperature import Temperature, add_epsilon, attraction, log_mean_exp, require_bounds

@@ -6,12 +6,12 @@ from typing import Unpack
 
 import torch
 from jaxtyping import Bool, Float, Float64, Int64
+from pytorch_metric_learning.distances import BaseDistance
 from torch import Tensor
 from torch.nn.functional import pad
 
 from aurank.errors import UserError
 from aurank.losses.core.checks import Bins, Number, require_pair, require_whole
-from aurank.losses.core.common import BaseDistance
 from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
 from aurank.losses.core.pairs import Pairs, Positives
 

@@ -6,11 +6,13 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
+from pytorch_metric_learning import losses as pml_losses
+from pytorch_metric_learning.utils.loss_and_miner_utils import convert_to_triplets
 from torch import Tensor, nn
 
 from aurank.errors import UserError
 from aurank.losses.core.checks import check_width, kind_of, require_module, require_whole
-from aurank.losses.core.common import convert_to_triplets, in_common_precision, pml_losses, to_device_of
+from aurank.losses.core.common import in_common_precision, to_device_of
 from aurank.losses.core.distributed import Gather
 from aurank.losses.core.pair_loss import KeyedLoss, TakesInputs
 from aurank.losses.core.pairs import Inputs, Mined, check_mined, read_inputs

@@ -1,12 +1,16 @@
 """PML's losses, called as aurank's are: of pairs and triplets, and those that learn vectors of each class."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Literal, Unpack, get_args
+from typing import Annotated, Any, Literal
 
 import torch
 from jaxtyping import Bool
+from pytorch_metric_learning import losses as pml_losses
+from pytorch_metric_learning.distances import BaseDistance, CosineSimilarity
+from pytorch_metric_learning.reducers import AvgNonZeroReducer, BaseReducer, MeanReducer, SumReducer
+from pytorch_metric_learning.regularizers import BaseRegularizer
 from torch import Tensor, nn
 
 from aurank.errors import UserError
@@ -22,26 +26,12 @@ from aurank.losses.core.checks import (
     require_number,
     require_whole,
 )
-from aurank.losses.core.common import (
-    AvgNonZeroReducer,
-    BaseDistance,
-    BaseReducer,
-    BaseRegularizer,
-    CosineSimilarity,
-    MeanReducer,
-    SumReducer,
-    in_common_precision,
-    pml_losses,
-    to_device_of,
-    without_autocast,
-)
+from aurank.losses.core.common import in_common_precision, to_device_of, without_autocast
 from aurank.losses.core.distributed import Gather
-from aurank.losses.core.pair_loss import PairLossOptions, TakesInputs
+from aurank.losses.core.pair_loss import TakesInputs
 from aurank.losses.core.pairs import Inputs, check_mined
-from aurank.names import accepting
+from aurank.names import named
 from aurank.ranges import Range
-
-Reduction = Literal["sum", "batch", "pml"]
 
 
 class PMLLoss(TakesInputs, nn.Module):
@@ -141,138 +131,6 @@ class NonZeroMeanReducer(AvgNonZeroReducer):  # type: ignore[misc]
         return losses.sum() if losses.isnan().any() else super().element_reduction_helper(losses, embeddings)
 
 
-REDUCERS: dict[str, Callable[[], BaseReducer]] = {
-    "sum": SumReducer,
-    "batch": SumPerQueryReducer,
-    "pml": NonZeroMeanReducer,
-}
-
-
-@accepting()
-def contrastive(
-    pos_margin: Annotated[Number, Range(0.6, 1.0)] = 1.0,
-    neg_margin: Annotated[Number, Range(0.0, 0.9)] = 0.5,
-    *,
-    reduction: Reduction = "sum",
-    **options: Unpack[PairLossOptions],
-) -> PMLLoss:
-    """Return PML's ContrastiveLoss on cosine similarity: Σ (pos_margin − s⁺)₊ + Σ (s⁻ − neg_margin)₊ over all pairs.
-
-    Args:
-        pos_margin: similarity at which a positive costs nothing more.
-        neg_margin: similarity up to which a negative costs nothing.
-        reduction: "sum", as the SOPRC repository; "batch", the sum divided by the batch size; "pml", PML's own mean.
-
-    Example:
-        >>> contrastive()(torch.eye(2), torch.tensor([0, 0])).item()
-        2.0
-    """
-    return _wrap(
-        "contrastive", pml_losses.ContrastiveLoss, options, reduction, pos_margin=pos_margin, neg_margin=neg_margin
-    )
-
-
-@accepting()
-def triplet(
-    margin: Annotated[Number, Range(0.02, 0.5, log=True)] = 0.1,
-    *,
-    reduction: Reduction = "batch",
-    **options: Unpack[PairLossOptions],
-) -> PMLLoss:
-    """Return PML's TripletMarginLoss on cosine similarity: Σ (s⁻ − s⁺ + margin)₊ over triplets, over the batch size.
-
-    Args:
-        margin: by how much a positive has to be closer than a negative.
-        reduction: "batch", the sum divided by the batch size, as the SOPRC repository; "sum"; "pml", PML's own mean.
-
-    Example:
-        >>> round(triplet()(torch.ones(3, 2), torch.tensor([0, 0, 1])).item(), 4)  # 2 triplets, 3 anchors
-        0.0667
-    """
-    return _wrap("triplet", pml_losses.TripletMarginLoss, options, reduction, margin=margin)
-
-
-@accepting()
-def multi_similarity(
-    alpha: Annotated[Number, Range(0.5, 20.0, log=True)] = 2.0,
-    beta: Sharpness = 40.0,
-    base: Annotated[Number, Range(0.0, 0.9)] = 0.5,
-    **options: Unpack[PairLossOptions],
-) -> PMLLoss:
-    """Return PML's MultiSimilarityLoss without mining, its mean over the batch.
-
-    Args:
-        alpha: sharpness for positives.
-        beta: sharpness for negatives; 40 as in the SOPRC repository.
-        base: similarity that positives should be above and negatives below.
-
-    Source: Wang et al., Multi-Similarity Loss with General Pair Weighting, CVPR 2019. https://arxiv.org/abs/1904.06627
-
-    Example:
-        >>> round(multi_similarity()(torch.ones(2, 2), torch.tensor([0, 0])).item(), 4)  # ½·log(1 + exp(−1))
-        0.1566
-    """
-    name = "multi_similarity"
-    options["reducer"] = options.get("reducer") or MeanReducer()
-    return _wrap(name, pml_losses.MultiSimilarityLoss, options, alpha=alpha, beta=beta, base=base)
-
-
-@accepting()
-def circle(
-    m: Annotated[Number, Range(0.05, 0.7)] = 0.4,
-    gamma: Annotated[Number, Range(8.0, 256.0, log=True)] = 80.0,
-    *,
-    reducer: BaseReducer | None = None,
-    embedding_regularizer: BaseRegularizer | None = None,
-    embedding_reg_weight: Number = 1.0,
-    distributed: bool = False,
-) -> PMLLoss:
-    """Return PML's CircleLoss on cosine similarity: pairs weigh more, the farther they are from where they should be.
-
-    Args:
-        m: relaxation; positives should be above 1 − m, negatives below m.
-        gamma: scale of the cosines; 80, as PML has it for fine-grained retrieval.
-
-    Source: Sun et al., Circle Loss, CVPR 2020, Eq. 6. https://arxiv.org/abs/2002.10857
-
-    Example:
-        >>> circle()(torch.eye(2), torch.tensor([0, 0])).item()  # no negative
-        0.0
-    """
-    options: PairLossOptions = {"reducer": reducer, "embedding_regularizer": embedding_regularizer}
-    options |= {"embedding_reg_weight": embedding_reg_weight, "distributed": distributed}
-    return _wrap("circle", pml_losses.CircleLoss, options, m=m, gamma=gamma)
-
-
-def _wrap(
-    name: str, loss: type[nn.Module], options: PairLossOptions, reduction: Reduction = "pml", **own: Number
-) -> PMLLoss:
-    require_choice(f"{name}: reduction", reduction, get_args(Reduction))
-    _check_numbers(name, own)
-    distance, reducer = options.get("distance"), options.get("reducer")
-    regularizer, weight = options.get("embedding_regularizer"), options.get("embedding_reg_weight", 1.0)
-    wrapped = loss(
-        **own,
-        distance=distance or CosineSimilarity(),
-        reducer=reducer or REDUCERS[reduction](),
-        embedding_regularizer=regularizer,
-        embedding_reg_weight=weight,
-    )
-    return PMLLoss(wrapped, distributed=options.get("distributed", False))
-
-
-def _check_numbers(name: str, own: Mapping[str, Any]) -> None:
-    for option, value in own.items():
-        if option in ("sub_centers", "centers_per_class"):
-            require_whole(f"{name}: {option}", value)
-        elif option != "distance":
-            require_number(f"{name}: {option}", value, "(0, inf)" if option in _POSITIVE else "(-inf, inf)")
-
-
-_POSITIVE = ("alpha", "beta", "gamma", "la", "scale", "softmax_scale", "temperature")
-_NEARLY_ONE = 1 - 5e-7  # cos 1e-3
-
-
 class ProxyLoss(PMLLoss):
     """A PML loss of embeddings against learnt vectors of the classes, called as aurank's losses are.
 
@@ -313,11 +171,14 @@ class ProxyLoss(PMLLoss):
         return super().compute(inputs)
 
 
+NEARLY_ONE = 1 - 5e-7  # cos 1e-3
+
+
 class _SafeAngles:
     """Angles away from 0 and π by 1e-3: PML's have no finite gradient where an embedding lies on its class's vector."""
 
     def get_angles(self, cosine_of_target_classes: Tensor) -> Tensor:
-        return torch.acos(cosine_of_target_classes.clamp(-_NEARLY_ONE, _NEARLY_ONE))
+        return torch.acos(cosine_of_target_classes.clamp(-NEARLY_ONE, NEARLY_ONE))
 
 
 class SafeArcFaceLoss(_SafeAngles, pml_losses.ArcFaceLoss):  # type: ignore[misc]  # PML ships no types
@@ -328,178 +189,172 @@ class SafeSubCenterArcFaceLoss(_SafeAngles, pml_losses.SubCenterArcFaceLoss):  #
     """PML's sub-center ArcFace whose gradient stays finite."""
 
 
-@accepting()
-def arcface(
-    num_classes: int,
-    embedding_size: int,
-    margin: Annotated[Number, Range(2.0, 50.0)] = 28.6,
-    scale: Sharpness = 64.0,
-    *,
-    distributed: bool = False,
-) -> ProxyLoss:
-    """Return ArcFace: a softmax over s · cos θ of the classes, with s · cos(θ + m) for the right one.
-
-    Args:
-        margin: m, in degrees.
-        scale: s.
-
-    Source: Deng et al., ArcFace, CVPR 2019, Eq. 3. https://arxiv.org/abs/1801.07698
-
-    Example:
-        >>> import torch
-        >>> arcface(3, 2)(torch.eye(2), torch.tensor([0, 2])).isfinite().item()
-        True
-    """
-    return _with_proxies("arcface", SafeArcFaceLoss, locals(), margin=margin, scale=scale)
+class CosineSoftmaxLoss(pml_losses.NormalizedSoftmaxLoss):  # type: ignore[misc]
+    def get_default_distance(self) -> BaseDistance:
+        return CosineSimilarity()
 
 
-@accepting()
-def subcenter_arcface(
-    num_classes: int,
-    embedding_size: int,
-    margin: Annotated[Number, Range(2.0, 50.0)] = 28.6,
-    scale: Sharpness = 64.0,
-    sub_centers: int = 3,
-    *,
-    distributed: bool = False,
-) -> ProxyLoss:
-    """Return sub-center ArcFace: `arcface` with several vectors of each class, of which the nearest counts.
+# -- the table: names, arguments, and what is ours ----
 
-    Args:
-        margin: in degrees.
-        scale: of the cosines.
-        sub_centers: vectors of each class.
-
-    Source: Deng et al., Sub-center ArcFace, ECCV 2020, Sec. 3.2.
-
-    Example:
-        >>> subcenter_arcface(4, 2).loss.W.shape
-        torch.Size([2, 12])
-    """
-    own = {"margin": margin, "scale": scale}
-    return _with_proxies("subcenter_arcface", SafeSubCenterArcFaceLoss, locals(), **own, sub_centers=sub_centers)
+Reduction = Literal["sum", "batch", "mean", "pml"]
+REDUCERS: dict[str, Callable[[], BaseReducer]] = {
+    "sum": SumReducer,
+    "batch": SumPerQueryReducer,
+    "mean": MeanReducer,
+    "pml": NonZeroMeanReducer,
+}
+Argument = tuple[Number, Any, str]  # default, type or the range that aurank tune searches, meaning
 
 
-@accepting()
-def cosface(
-    num_classes: int,
-    embedding_size: int,
-    margin: Margin = 0.35,
-    scale: Sharpness = 64.0,
-    *,
-    distributed: bool = False,
-) -> ProxyLoss:
-    """Return CosFace: a softmax over s · cos θ of the classes, with s · (cos θ − m) for the right one.
+def _of_pairs(
+    name: str, loss: type[nn.Module], text: str, default: Reduction, **arguments: Argument
+) -> Callable[..., PMLLoss]:
+    def make(
+        *,
+        reduction: Reduction = default,
+        distance: BaseDistance | None = None,
+        reducer: BaseReducer | None = None,
+        embedding_regularizer: BaseRegularizer | None = None,
+        embedding_reg_weight: Number = 1.0,
+        distributed: bool = False,
+        **numbers: Number,
+    ) -> PMLLoss:
+        require_choice(f"{name}: reduction", reduction, REDUCERS)
+        made = loss(
+            **numbers,
+            distance=distance or CosineSimilarity(),
+            reducer=reducer or REDUCERS[reduction](),
+            embedding_regularizer=embedding_regularizer,
+            embedding_reg_weight=embedding_reg_weight,
+        )
+        return PMLLoss(made, distributed=distributed)
 
-    Args:
-        margin: m.
-        scale: s.
-
-    Source: Wang et al., CosFace, CVPR 2018, Eq. 4. https://arxiv.org/abs/1801.09414
-
-    Example:
-        >>> cosface(3, 2).num_classes
-        3
-    """
-    return _with_proxies("cosface", pml_losses.CosFaceLoss, locals(), margin=margin, scale=scale)
-
-
-@accepting()
-def normalized_softmax(
-    num_classes: int, embedding_size: int, temperature: SoftmaxTemperature = 0.05, *, distributed: bool = False
-) -> ProxyLoss:
-    """Return the softmax over cos θ / τ of the classes.
-
-    Args:
-        temperature: τ.
-
-    Source: Zhai and Wu, Classification is a Strong Baseline for Deep Metric Learning, BMVC 2019.
-        https://arxiv.org/abs/1811.12649
-
-    Example:
-        >>> normalized_softmax(3, 2).loss.temperature
-        0.05
-    """
-    loss = pml_losses.NormalizedSoftmaxLoss
-    own = {"temperature": temperature, "distance": CosineSimilarity()}
-    return _with_proxies("normalized_softmax", loss, locals(), **own)
+    meaning = """
+    reduction: "sum", "batch" (the sum over the batch size), "mean", or "pml" (the mean of what is above 0).
+    distance, reducer, embedding_regularizer, embedding_reg_weight, distributed: as in `PairLoss`."""
+    return _listed(name, make, text, arguments, meaning, f"{name}()")
 
 
-@accepting()
-def proxy_anchor(
-    num_classes: int,
-    embedding_size: int,
-    margin: Margin = 0.1,
-    alpha: Sharpness = 32.0,
-    *,
-    distributed: bool = False,
-) -> ProxyLoss:
-    """Return Proxy-Anchor: a class's vector draws its embeddings near and pushes the others away, the hard ones most.
+def _with_proxies(name: str, loss: type[nn.Module], text: str, **arguments: Argument) -> Callable[..., ProxyLoss]:
+    def make(num_classes: int, embedding_size: int, *, distributed: bool = False, **numbers: Number) -> ProxyLoss:
+        made = loss(num_classes=num_classes, embedding_size=embedding_size, **numbers)
+        return ProxyLoss(made, num_classes, embedding_size, distributed=distributed)
 
-    Args:
-        margin: δ, added to and taken off the cosines.
-        alpha: sharpness.
-
-    Source: Kim et al., Proxy Anchor Loss for Deep Metric Learning, CVPR 2020, Eq. 4. https://arxiv.org/abs/2003.13911
-        Its repository trains the proxies at 100 times the rate of the network.
-
-    Example:
-        >>> proxy_anchor(3, 2).loss.proxies.shape
-        torch.Size([3, 2])
-    """
-    return _with_proxies("proxy_anchor", pml_losses.ProxyAnchorLoss, locals(), margin=margin, alpha=alpha)
+    meaning = "\n    num_classes, embedding_size, distributed: as in `ProxyLoss`."
+    return _listed(name, make, text, arguments, meaning, f"{name}(num_classes=2, embedding_size=2)")
 
 
-@accepting()
-def proxy_nca(
-    num_classes: int, embedding_size: int, softmax_scale: Sharpness = 9.0, *, distributed: bool = False
-) -> ProxyLoss:
-    """Return ProxyNCA++: a softmax over −s · ‖x − p‖² of the classes' vectors p, all at unit length.
-
-    Args:
-        softmax_scale: s, the paper's 1 / T with T = 1/9; PML's default is 1.
-
-    Source: Teh et al., ProxyNCA++, ECCV 2020, Eq. 8. https://arxiv.org/abs/2004.01113
-
-    Example:
-        >>> proxy_nca(3, 2).loss.softmax_scale
-        9.0
-    """
-    return _with_proxies("proxy_nca", pml_losses.ProxyNCALoss, locals(), softmax_scale=softmax_scale)
+_POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
+_POSITIVE = ("alpha", "beta", "gamma", "la", "scale", "softmax_scale", "temperature")  # these must be above 0
 
 
-@accepting()
-def soft_triple(
-    num_classes: int,
-    embedding_size: int,
-    centers_per_class: int = 10,
-    la: Sharpness = 20.0,
-    gamma: SoftmaxTemperature = 0.1,
-    margin: Annotated[Number, Range(0.0, 0.2)] = 0.01,
-    *,
-    distributed: bool = False,
-) -> ProxyLoss:
-    """Return SoftTriple: a softmax over the classes, each the soft maximum of the cosines with its centres.
+def _listed(
+    name: str, make: Callable[..., Any], text: str, arguments: dict[str, Argument], more: str, example: str
+) -> Callable[..., Any]:
+    parameters = [each for each in inspect.signature(make).parameters.values() if each.kind is not each.VAR_KEYWORD]
+    for key, (default, kind, _) in arguments.items():
+        annotation = Annotated[Number, kind] if isinstance(kind, Range) else kind
+        parameters.append(inspect.Parameter(key, _POSITIONAL, default=default, annotation=annotation))
+    signature = inspect.Signature(sorted(parameters, key=lambda each: each.kind))
 
-    Args:
-        centers_per_class: K.
-        la: λ, which the cosines are multiplied by.
-        gamma: γ, the temperature of the soft maximum.
-        margin: δ, taken off the right class.
+    def function(*args: Any, **options: Any) -> Any:
+        bound = signature.bind(*args, **named(function, options))
+        bound.apply_defaults()
+        for key, value in bound.arguments.items():
+            if signature.parameters[key].annotation is int:
+                require_whole(f"{name}: {key}", value)
+            elif key in arguments:
+                require_number(f"{name}: {key}", value, "(0, inf)" if key in _POSITIVE else "(-inf, inf)")
+        return make(**bound.arguments)
 
-    Source: Qian et al., SoftTriple Loss, ICCV 2019, Eq. 7 and 8, without its regulariser of the centres.
-        https://arxiv.org/abs/1909.05235
-
-    Example:
-        >>> soft_triple(3, 2).loss.fc.shape
-        torch.Size([2, 30])
-    """
-    own = {"la": la, "gamma": gamma, "margin": margin}
-    return _with_proxies("soft_triple", pml_losses.SoftTripleLoss, locals(), **own, centers_per_class=centers_per_class)
+    meanings = "".join(f"\n    {key}: {meaning}." for key, (_, _, meaning) in arguments.items())
+    example = f">>> {example}(torch.eye(2), torch.tensor([0, 1])).shape\n    torch.Size([])"
+    function.__doc__ = f"Return {text}\n\nArgs:{meanings}{more}\n\nExample:\n    {example}"
+    function.__name__ = function.__qualname__ = name
+    function.__signature__ = signature  # type: ignore[attr-defined]
+    return function
 
 
-def _with_proxies(name: str, loss: type[nn.Module], given: dict[str, Any], **own: Any) -> ProxyLoss:
-    classes, dim = (require_whole(f"{name}: {key}", given[key]) for key in ("num_classes", "embedding_size"))
-    _check_numbers(name, own)
-    made = loss(num_classes=classes, embedding_size=dim, **own)
-    return ProxyLoss(made, classes, dim, distributed=given["distributed"])
+contrastive = _of_pairs(
+    "contrastive",
+    pml_losses.ContrastiveLoss,
+    "PML's ContrastiveLoss: Σ (pos_margin − s⁺)₊ + Σ (s⁻ − neg_margin)₊ over all pairs, as in the SOPRC repository.",
+    "sum",
+    pos_margin=(1.0, Range(0.6, 1.0), "similarity at which a positive costs nothing more"),
+    neg_margin=(0.5, Range(0.0, 0.9), "similarity up to which a negative costs nothing"),
+)
+triplet = _of_pairs(
+    "triplet",
+    pml_losses.TripletMarginLoss,
+    "PML's TripletMarginLoss: Σ (s⁻ − s⁺ + margin)₊ over triplets, over the batch size as in the SOPRC repository.",
+    "batch",
+    margin=(0.1, Range(0.02, 0.5, log=True), "by how much a positive has to be closer than a negative"),
+)
+multi_similarity = _of_pairs(
+    "multi_similarity",
+    pml_losses.MultiSimilarityLoss,
+    "PML's MultiSimilarityLoss without mining (Wang et al., CVPR 2019, https://arxiv.org/abs/1904.06627).",
+    "mean",
+    alpha=(2.0, Range(0.5, 20.0, log=True), "sharpness for positives"),
+    beta=(40.0, Sharpness, "sharpness for negatives; 40 as in the SOPRC repository, 50 in PML"),
+    base=(0.5, Range(0.0, 0.9), "similarity that positives should be above and negatives below"),
+)
+circle = _of_pairs(
+    "circle",
+    pml_losses.CircleLoss,
+    "PML's CircleLoss (Sun et al., CVPR 2020, Eq. 6, https://arxiv.org/abs/2002.10857).",
+    "pml",
+    m=(0.4, Range(0.05, 0.7), "relaxation; positives should be above 1 − m, negatives below m"),
+    gamma=(80.0, Range(8.0, 256.0, log=True), "scale of the cosines; 80, as PML has it for fine-grained retrieval"),
+)
+arcface = _with_proxies(
+    "arcface",
+    SafeArcFaceLoss,
+    "ArcFace: softmax of s · cos θ, for the right class s · cos(θ + m) (CVPR 2019, https://arxiv.org/abs/1801.07698).",
+    margin=(28.6, Range(2.0, 50.0), "m, in degrees"),
+    scale=(64.0, Sharpness, "s"),
+)
+subcenter_arcface = _with_proxies(
+    "subcenter_arcface",
+    SafeSubCenterArcFaceLoss,
+    "sub-center ArcFace, of a class's several vectors the nearest counts (Deng et al., ECCV 2020, Sec. 3.2).",
+    margin=(28.6, Range(2.0, 50.0), "in degrees"),
+    scale=(64.0, Sharpness, "of the cosines"),
+    sub_centers=(3, int, "vectors of each class"),
+)
+cosface = _with_proxies(
+    "cosface",
+    pml_losses.CosFaceLoss,
+    "CosFace: softmax of s · cos θ, for the right class s · (cos θ − m) (CVPR 2018, https://arxiv.org/abs/1801.09414).",
+    margin=(0.35, Margin, "m"),
+    scale=(64.0, Sharpness, "s"),
+)
+normalized_softmax = _with_proxies(
+    "normalized_softmax",
+    CosineSoftmaxLoss,
+    "the softmax of cos θ / τ (Zhai and Wu, BMVC 2019, https://arxiv.org/abs/1811.12649).",
+    temperature=(0.05, SoftmaxTemperature, "τ"),
+)
+proxy_anchor = _with_proxies(
+    "proxy_anchor",
+    pml_losses.ProxyAnchorLoss,
+    "Proxy-Anchor (Kim et al., CVPR 2020, Eq. 4, https://arxiv.org/abs/2003.13911), whose authors train the proxies at "
+    "100 times the rate of the network.",
+    margin=(0.1, Margin, "δ, added to and taken off the cosines"),
+    alpha=(32.0, Sharpness, "sharpness"),
+)
+proxy_nca = _with_proxies(
+    "proxy_nca",
+    pml_losses.ProxyNCALoss,
+    "ProxyNCA++: softmax of −s · ‖x − p‖², all of unit length (ECCV 2020, Eq. 8, https://arxiv.org/abs/2004.01113).",
+    softmax_scale=(9.0, Sharpness, "s, 1 / T of the paper; 1 in PML"),
+)
+soft_triple = _with_proxies(
+    "soft_triple",
+    pml_losses.SoftTripleLoss,
+    "SoftTriple without its regulariser (Qian et al., ICCV 2019, Eq. 7 and 8, https://arxiv.org/abs/1909.05235).",
+    centers_per_class=(10, int, "K"),
+    la=(20.0, Sharpness, "λ, which the cosines are multiplied by"),
+    gamma=(0.1, SoftmaxTemperature, "γ, the temperature of the soft maximum over a class's centres"),
+    margin=(0.01, Range(0.0, 0.2), "δ, taken off the right class"),
+)
