@@ -86,7 +86,6 @@ NUMBERS = [
     ("sup_ap", {"delta": True}),
     ("sup_ap", {"positive_margin": float("inf")}),
     ("sup_recall", {"jump": float("nan")}),
-    ("triplet", {"distributed": "yes"}),
 ]
 TOGETHER = [  # the last one is refused beside the others, or beside the defaults
     ("clip", {"learn_temperature": False, "temperature_bounds": (0.02, None)}),
@@ -149,6 +148,7 @@ def test_an_argument_refused_beside_another_is_taken_alone(name: str, given: dic
         ([SmoothAPLoss()], {"weights": [float("nan")]}, "weights"),
         ([SmoothAPLoss()], {"weights": {"a": 1}}, "weights"),
         ({"a": SmoothAPLoss()}, {"weights": {"b": 1}}, "weights"),
+        (SmoothAPLoss(), {}, "losses"),
         ({"a": SmoothAPLoss()}, {"widths": {"b": 2}}, "widths"),
     ],
 )

@@ -38,23 +38,15 @@ def require_number(name: str, value: object, interval: str = "(0, inf)") -> floa
 def require_pair(
     name: str, value: object, interval: str = "(-inf, inf)", *, rising: bool = False
 ) -> tuple[float, float]:
-    if not isinstance(value, Sequence) or len(value) != 2:
-        raise UserError(f"{name} must be two numbers in {interval}, got {value!r}")
-    first, second = (require_number(name, each, interval) for each in value)
-    if rising and not first < second:
-        raise UserError(f"{name} must be a lesser and a greater number, got {value!r}")
-    return first, second
+    numbers = [require_number(name, each, interval) for each in value] if isinstance(value, Sequence) else []
+    if len(numbers) != 2 or (rising and not numbers[0] < numbers[1]):
+        raise UserError(f"{name} must be two numbers{', the lesser first' * rising}, got {value!r}")
+    return numbers[0], numbers[1]
 
 
 def require_whole(name: str, value: object, *, least: int = 1) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise UserError(f"{name} must be a whole number >= {least}, got {value!r}")
-    return value
-
-
-def require_flag(name: str, value: object) -> bool:
-    if not isinstance(value, bool):
-        raise UserError(f"{name} must be True or False, got {value!r}")
     return value
 
 
@@ -64,21 +56,25 @@ def require_choice(name: str, value: str, choices: Collection[str]) -> str:
     return value
 
 
-def require_module(name: str, value: object, expected: str) -> None:
-    if not isinstance(value, nn.Module):
-        raise UserError(f"{name} must be {expected}, got {value!r}")
+def require_within(name: str, value: float, bounds: tuple[float, float]) -> float:
+    if not bounds[0] <= value <= bounds[1]:
+        raise UserError(f"{name} must lie within {name}_bounds={bounds}, got {value!r}")
+    return value
+
+
+def require_loss(loss: object) -> nn.Module:
+    if not isinstance(loss, nn.Module):
+        raise UserError(f"loss must be a loss, as SmoothAPLoss(), got {loss!r}")
+    return loss
 
 
 def check_embeddings(name: str, embeddings: Tensor, labels_name: str, labels: Tensor | None) -> None:
-    got = f"got {kind_of(embeddings)}"
-    if not isinstance(embeddings, Tensor) or embeddings.ndim != 2 or not embeddings.is_floating_point():
-        raise UserError(f"{name} must be a floating-point tensor of shape [batch, dim], {got}")
-    if embeddings.shape[1] == 0:
-        raise UserError(f"{name} must be at least 1 wide, {got}: rows without numbers are all alike")
+    fits = isinstance(embeddings, Tensor) and embeddings.ndim == 2 and embeddings.is_floating_point()
+    if not fits or embeddings.numel() == 0:
+        expected = "a floating-point tensor of shape [batch, dim], neither of them 0"
+        raise UserError(f"{name} must be {expected}, got {kind_of(embeddings)}")
     if labels is None:
         raise UserError(f"{labels_name} are required: they say which references are positive")
-    if len(embeddings) == 0:
-        raise UserError(f"{name} are empty, {got}: skip the batch")
     check_integers(labels_name, labels, name, len(embeddings))
 
 
@@ -88,12 +84,8 @@ def check_width(embeddings: Tensor, name: str, width: int) -> None:
 
 
 def check_integers(name: str, values: Tensor, per: str, length: int) -> None:
-    if not isinstance(values, Tensor) or values.ndim != 1:
-        raise UserError(f"{name} must be a one-dimensional tensor, got {kind_of(values)}")
-    if not is_integer(values):
-        raise UserError(f"{name} must be integers, got {values.dtype}: call {name}.long() if they hold whole numbers")
-    if len(values) != length:
-        raise UserError(f"{name} must be as many as {per}: got {len(values)} {name} for {length} {per}")
+    if not isinstance(values, Tensor) or values.shape != (length,) or not is_integer(values):
+        raise UserError(f"{name} must be a tensor of {length} integers, one for each of {per}, got {kind_of(values)}")
 
 
 def is_integer(values: Tensor) -> bool:

@@ -9,8 +9,7 @@ from jaxtyping import Int64
 from torch import Tensor, distributed, nn
 
 from aurank.errors import UserError
-from aurank.losses.core.checks import require_flag
-from aurank.losses.core.pairs import Inputs, Mined, as_pairs
+from aurank.losses.core.pairs import Inputs, Mined
 
 
 def world_size() -> int:
@@ -31,7 +30,7 @@ class Gather:
     known: Shares | None = None
 
     def __init__(self, distributed: bool) -> None:
-        self.distributed = require_flag("distributed", distributed)
+        self.distributed = distributed
         self.checked = False
 
     def __call__(self, inputs: Inputs) -> Inputs:
@@ -95,8 +94,6 @@ def exchange_lengths(inputs: Inputs) -> list[list[int]]:
     mined = inputs.indices_tuple
     is_miner = isinstance(mined, nn.Module)
     tensors = () if mined is None or isinstance(mined, nn.Module) else tuple(mined)
-    if tensors:
-        as_pairs(tensors)
     kinds = {
         "a miner's indices_tuple of 3 or 4 tensors, or the miner itself": -1 if is_miner else len(tensors),
         "ref_emb": int(inputs.ref_emb is not None) + int(inputs.ref_emb is inputs.embeddings),

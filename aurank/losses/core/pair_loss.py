@@ -98,8 +98,9 @@ class TakesInputs(metaclass=NamesArguments):
             read_inputs(embeddings, labels, indices_tuple, ref_emb, ref_labels, ids=ids, ref_ids=ref_ids)
         )
 
+    @abstractmethod
     def compute(self, inputs: Inputs) -> Any:
-        raise NotImplementedError
+        """Return the loss of checked arguments."""
 
 
 class PairLossOptions(TypedDict, total=False):
@@ -159,7 +160,7 @@ class PairLoss(TakesInputs, BaseMetricLossFunction):  # type: ignore[misc]  # PM
 
     @abstractmethod
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
-        raise NotImplementedError
+        """Return the loss of each query; those without a positive or a negative are left out later."""
 
     def extra_terms(self, pairs: Pairs) -> dict[str, Tensor]:
         return {}

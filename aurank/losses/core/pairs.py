@@ -80,9 +80,8 @@ def read_inputs(
 ) -> Inputs:
     check_embeddings("embeddings", embeddings, "labels", labels)
     assert labels is not None
-    tensors = isinstance(indices_tuple, Sequence) and all(isinstance(part, Tensor) for part in indices_tuple)
-    if indices_tuple is not None and not isinstance(indices_tuple, nn.Module) and not tensors:
-        raise UserError(f"indices_tuple must be a miner's tuple of tensors, or a miner, got {indices_tuple!r}")
+    if indices_tuple is not None and not isinstance(indices_tuple, nn.Module):
+        as_pairs(indices_tuple)
     if ids is not None:
         check_integers("ids", ids, "embeddings", len(embeddings))
     if ref_emb is None:
@@ -94,9 +93,8 @@ def read_inputs(
             raise UserError(f"ref_emb must be as wide as embeddings, {embeddings.shape[1]}, got {ref_emb.shape[1]}")
         if ref_ids is not None:
             check_integers("ref_ids", ref_ids, "ref_emb", len(ref_emb))
-            if ids is None:
-                raise UserError("ref_ids were given without ids: give both, or neither")
-    whole = {id(each): each.long() for each in (labels, ref_labels, ids, ref_ids) if each is not None}  # one stays one
+    # the same tensor stays the same object
+    whole = {id(each): each.long() for each in (labels, ref_labels, ids, ref_ids) if each is not None}
     ref_labels, ids, ref_ids = (whole.get(id(each)) for each in (ref_labels, ids, ref_ids))
     return Inputs(embeddings, whole[id(labels)], indices_tuple, ref_emb, ref_labels, ids, ref_ids)
 
@@ -356,21 +354,18 @@ def narrow(
 
 
 def as_pairs(mined: Sequence[Tensor]) -> Sequence[Tensor]:
-    if len(mined) not in (3, 4):
-        raise UserError(f"indices_tuple must hold 3 (triplets) or 4 (pairs) tensors, got {len(mined)}")
-    return mined if len(mined) == 4 else (*mined[:2], mined[0], mined[2])
+    """Return the rows and columns of positives, then of negatives, that a miner's tuple names."""
+    parts = list(mined) if isinstance(mined, Sequence) else [mined]
+    pairs = (*parts[:2], parts[0], parts[2]) if len(parts) == 3 else parts
+    vectors = all(isinstance(part, Tensor) and part.ndim == 1 and is_integer(part) for part in pairs)
+    if len(pairs) != 4 or not vectors or any(len(pairs[side]) != len(pairs[side + 1]) for side in (0, 2)):
+        expected = "3 (triplets) or 4 (pairs) tensors of integers that pair up one by one, or a miner"
+        raise UserError(f"indices_tuple must hold {expected}; got {', '.join(map(kind_of, parts))}")
+    return pairs
 
 
 def check_mined(mined: Sequence[Tensor], shape: Sequence[int]) -> Sequence[Tensor]:
     mined = as_pairs(mined)
-    for values in mined:
-        if not is_integer(values):
-            raise UserError(f"indices_tuple must hold integers, rows of the batch, got {kind_of(values)}")
-    for rows, columns in zip(mined[::2], mined[1::2], strict=True):
-        if rows.shape != columns.shape or rows.ndim != 1:
-            raise UserError(
-                f"indices_tuple must hold tensors that pair up one by one, got {kind_of(rows)} and {kind_of(columns)}"
-            )
     sides = (*zip(("embeddings", "references"), shape, strict=True),) * 2
     outside = [(values < 0) | (values >= size) for values, (_, size) in zip(mined, sides, strict=True)]
     if torch.stack([wrong.any() for wrong in outside]).any():  # asked once: an accelerator has to be waited for

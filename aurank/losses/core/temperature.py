@@ -8,8 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from aurank.errors import UserError
-from aurank.losses.core.checks import Number, require_choice, require_number, require_pair
+from aurank.losses.core.checks import Number, require_choice, require_number, require_pair, require_within
 from aurank.losses.core.pairs import Pairs
 from aurank.losses.core.row_table import FullPrecision, writes
 
@@ -31,8 +30,7 @@ class Temperature(FullPrecision):
         self.low, self.high = require_bounds("temperature_bounds", bounds)
         self.parameter: nn.Parameter | None = None
         if learnable:
-            if not self.low <= self.start <= self.high:
-                raise UserError(f"temperature must lie within temperature_bounds={tuple(bounds)}, got {temperature!r}")
+            require_within("temperature", self.start, (self.low, self.high))
             self.parameter = nn.Parameter(torch.tensor(self._stored(self.start)))
 
     def forward(self) -> Float[Tensor, ""] | float:

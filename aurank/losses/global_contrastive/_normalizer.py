@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
-from aurank.errors import AurankWarning, UserError
-from aurank.losses.core.checks import Number, require_choice, require_flag, require_number
+from aurank.errors import AurankWarning
+from aurank.losses.core.checks import Number, require_choice, require_number, require_within
 from aurank.losses.core.pair_loss import KeyedLoss, KeyedLossOptions, query_ids
 from aurank.losses.core.pairs import Pairs, count_equal
 from aurank.losses.core.row_table import (
@@ -106,10 +106,9 @@ class NormalizedLoss(KeyedLoss):
         **options: Unpack[KeyedLossOptions],
     ) -> None:
         super().__init__(num_samples, **options)
-        self.two_way = require_flag("two_way", two_way)
+        self.two_way = two_way
         self.gamma = Gamma(gamma, gamma_schedule)
         relative = require_choice("average", average, get_args(Average)) == "relative"
-        official = require_flag("official", official)
         self.levels = Levels(1 + two_way) if relative and not official else None
         self.tables = nn.ModuleList(
             RowTable(num_samples, 1, logarithms=True, starts_at_zero=official) for _ in range(1 + self.two_way)
@@ -193,9 +192,7 @@ class IndividualTemperatures(nn.Module):
         clip: Number | None,
     ) -> None:
         super().__init__()
-        start = require_number("temperature", temperature)
-        if not bounds[0] <= start <= bounds[1]:
-            raise UserError(f"temperature must lie within temperature_bounds={bounds}, got {temperature!r}")
+        start = require_within("temperature", require_number("temperature", temperature), bounds)
         self.bounds = bounds
         self.rate = require_number("temperature_lr", rate)
         self.update = require_choice("temperature_update", update, get_args(Update))

@@ -1,6 +1,6 @@
 """EMC²: negatives of the whole data set, sampled by Markov chains over the batches."""
 
-from typing import Annotated, Literal, NamedTuple, Unpack, get_args
+from typing import Annotated, ClassVar, Literal, NamedTuple, Unpack, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -124,13 +124,6 @@ class Chains(nn.Module):
         self.temperature = require_number("temperature", temperature)
         self.burn_in = require_number("burn_in", burn_in, "[0, 1)")
         self.out_of_batch = require_choice("out_of_batch", out_of_batch, get_args(OutsideState))
-        if official and out_of_batch != "stored":
-            raise UserError(f'official=True drops states outside of the batch: leave out out_of_batch="{out_of_batch}"')
-        if official and self.burn_in != 0.5:
-            raise UserError(
-                f"official=True is the authors' code at burn_in=0.5, at which it drops states outside of the batch; it "
-                f"does not at burn_in={burn_in!r}: leave out one of them"
-            )
         self.official = official
         self.random = SavedGenerator(seed)
         self.keeps_embedding = out_of_batch == "stored" and not official
@@ -277,6 +270,7 @@ class EMC2Loss(KeyedLoss):
     """
 
     reencode: EmbedByIds | None = None
+    unused: ClassVar = {("official", True): ("burn_in", "out_of_batch")}
 
     def __init__(
         self,

@@ -8,7 +8,6 @@ from jaxtyping import Float
 from pytorch_metric_learning.distances import CosineSimilarity
 from torch import Tensor
 
-from aurank.errors import UserError
 from aurank.losses.core.checks import Number, Share, SoftmaxTemperature, require_choice, require_number
 from aurank.losses.core.pair_loss import KeyedLossOptions
 from aurank.losses.core.pairs import Pairs
@@ -250,7 +249,8 @@ class FastCLIPLoss(RobustLoss):
 
     unused: ClassVar = {
         ("version", "v0"): ("rho", "temperature_lr"),
-        ("version", "v1"): ("rho", "temperature_lr", "temperature_bounds"),
+        ("version", "v1"): ("rho", "temperature_lr", "temperature_bounds", "official"),
+        ("version", "v2"): ("official",),
         ("version", "v3"): ("temperature_lr",),
     }
 
@@ -274,8 +274,6 @@ class FastCLIPLoss(RobustLoss):
         super().__init__(num_samples, gamma, gamma_schedule, "plain", two_way=two_way, **options)
         self.version = require_choice("version", version, get_args(Version))
         default_temperature, default_rho = DEFAULTS[version]
-        if official and version not in ("v0", "v3"):
-            raise UserError(f"official=True is the authors' gradient of τ in v0 and v3; {version} has none of it")
         self.rho = default_rho if rho is None or not default_rho else require_number("rho", rho)
         self.epsilon = require_number("epsilon", epsilon)
         self.weighted_pull = weighted_pull or official

@@ -1,7 +1,7 @@
 """The SOPRC estimator of AUPRC with its moving averages (Eq. 8-10), and its semi-variance (Eq. 9)."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Annotated, Any, Literal, TypeAlias, Unpack, get_args
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, Unpack, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -141,6 +141,7 @@ class SOPRCLoss(PairLoss):
     """
 
     class_counts: Tensor
+    unused: ClassVar = {("official", True): ("interpolation",)}
 
     def __init__(
         self,
@@ -172,8 +173,6 @@ class SOPRCLoss(PairLoss):
         self.moving_average = moving_average
         self.official = official
         if official:
-            if interpolation == "paper":
-                raise UserError('interpolation="paper" contradicts official=True, which interpolates as the code does')
             self.interpolation = "official"
         require_whole("num_quantiles", num_quantiles)
         counts = check_class_counts(class_counts)

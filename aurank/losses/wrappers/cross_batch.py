@@ -11,7 +11,7 @@ from pytorch_metric_learning.utils.loss_and_miner_utils import convert_to_triple
 from torch import Tensor, nn
 
 from aurank.errors import UserError
-from aurank.losses.core.checks import check_width, kind_of, require_module, require_whole
+from aurank.losses.core.checks import check_width, kind_of, require_loss, require_whole
 from aurank.losses.core.common import in_common_precision, to_device_of
 from aurank.losses.core.distributed import Gather
 from aurank.losses.core.pair_loss import KeyedLoss, TakesInputs
@@ -87,11 +87,8 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
         require_whole("embedding_size", embedding_size)
         require_whole("memory_size", memory_size)
         self.start_at = require_whole("start_at", start_at, least=0)
-        require_module("loss", loss, "a loss, as SmoothAPLoss()")
+        self.loss = require_loss(loss)
         refuse_unfit(loss, gathers=distributed)
-        if miner is not None:
-            require_module("miner", miner, "a miner, as MultiSimilarityMiner()")
-        self.loss = loss
         self.miner = miner
         self.gather = Gather(distributed)
         self.register_buffer("embedding_memory", torch.zeros(memory_size, embedding_size))
@@ -245,24 +242,15 @@ def refuse_unfit(loss: nn.Module, *, gathers: bool) -> None:
     if isinstance(loss, MultipleLosses) and (ranking := [one for one in loss.losses.values() if takes_references(one)]):
         parts = itertools.chain(*(one.modules() for one in ranking))  # the others see the batch alone
     for part in parts:
-        name = type(part).__name__
-        if type(part).__module__.startswith(pml_losses.__name__) and name not in TAKEN_BY_PML:
+        name, is_ours = type(part).__name__, isinstance(part, TakesInputs)
+        of_pml = type(part).__module__.startswith(pml_losses.__name__) and name not in TAKEN_BY_PML
+        if of_pml or (isinstance(part, TakesInputs) and (part.two_way or not part.takes_references)):
+            made = " with two_way=True" if is_ours and part.two_way else ""
             raise UserError(
-                f"{name} of pytorch-metric-learning takes no references, so it has no use for a memory: leave it out"
+                f"{name}{made} takes no references of the images' own, so it has no use for a memory: leave out the "
+                "memory, or list a loss beside it that ranks references"
             )
-        if not isinstance(part, TakesInputs):
-            continue
-        if not part.takes_references:
-            raise UserError(
-                f"{name} takes no references as it was made, so it has no use for a memory: leave out the memory, or "
-                "list a loss beside it that ranks references"
-            )
-        if part.two_way:
-            raise UserError(
-                f"{name} has two_way=True, so its references are the other modality: set two_way=False, or leave out "
-                "the memory"
-            )
-        if not gathers and part.gather.distributed:
+        if isinstance(part, TakesInputs) and part.gather.distributed and not gathers:
             raise UserError(
                 "the loss in CrossBatchMemory has distributed=True, but the memory must be filled from all "
                 "processes: give distributed=True to CrossBatchMemory"
@@ -271,15 +259,14 @@ def refuse_unfit(loss: nn.Module, *, gathers: bool) -> None:
 
 def with_keys(inputs: Inputs, is_key: Tensor) -> Inputs:
     rows = len(inputs.embeddings)
-    if not isinstance(is_key, Tensor) or is_key.dtype != torch.bool or is_key.shape != (rows,):
+    is_mask = isinstance(is_key, Tensor) and is_key.dtype == torch.bool and is_key.shape == (rows,)
+    if not is_mask or is_key.all():
         raise UserError(
-            f"enqueue_mask must be {rows} of True and False, one per embedding, got {kind_of(is_key)}; "
-            "CrossBatchMemory brings its own references, so ref_emb has no place"
+            f"enqueue_mask must be {rows} of True and False, one per embedding, False for the queries, got "
+            f"{kind_of(is_key)}{', True for all' * is_mask}; CrossBatchMemory brings its own references"
         )
     if isinstance(inputs.indices_tuple, Sequence):
         raise UserError("indices_tuple and enqueue_mask were both given: leave one of them out")
-    if is_key.all():
-        raise UserError("enqueue_mask is True for every row, so no query is left: set it False for the queries")
 
     def take(values: Tensor | None, wanted: Tensor) -> Any:
         return None if values is None else values[wanted.to(values.device)]

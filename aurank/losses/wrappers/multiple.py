@@ -25,7 +25,7 @@ class MultipleLosses(TakesInputs, nn.Module):
     Args:
         losses: a list or a dict.
         miners: one for each loss, in a list (None: no miner) or a dict for some of the keys; the call then has none.
-        weights: one finite number for each loss, in a list or a dict; None: 1.
+        weights: a finite number for each loss, in a list, or in a dict for some of the keys; 1 for the others.
         widths: a loss with a width sees the first so many numbers of each embedding, at unit length again; one for each
             loss, in a list (None: all numbers) or a dict for some of the keys.
         distributed: as in `PairLoss`, for all of them at once.
@@ -49,7 +49,7 @@ class MultipleLosses(TakesInputs, nn.Module):
         self,
         losses: Sequence[nn.Module] | Mapping[str, nn.Module],
         miners: Sequence[nn.Module | None] | Mapping[str, nn.Module | None] | None = None,
-        weights: Sequence[float | int] | Mapping[str, float | int] | None = None,
+        weights: Sequence[float | int | None] | Mapping[str, float | int | None] | None = None,
         widths: Sequence[int | None] | Mapping[str, int | None] | None = None,
         *,
         distributed: bool = False,
@@ -58,15 +58,12 @@ class MultipleLosses(TakesInputs, nn.Module):
         self.gather = Gather(distributed)
         if not losses:
             raise UserError(f"losses must hold at least one loss, got {losses!r}")
-        named = by_name("losses", losses, losses)
-        self.losses = nn.ModuleDict(named)
-        self.weights = dict.fromkeys(named, 1.0) if weights is None else by_name("weights", weights, losses)
-        if set(self.weights) != set(named):
-            raise UserError(f"weights must be one per loss, {', '.join(named)}, got {', '.join(self.weights)}")
+        self.losses = nn.ModuleDict(by_name("losses", losses, losses))
+        self.weights = dict.fromkeys(self.losses, 1.0) | by_name("weights", weights, losses)
         for name, weight in self.weights.items():
             require_number(f"weights[{name!r}]", weight, "(-inf, inf)")
-        self.miners = nn.ModuleDict(for_some("miners", miners, losses))
-        self.widths: dict[str, int] = for_some("widths", widths, losses)
+        self.miners = nn.ModuleDict(by_name("miners", miners, losses))
+        self.widths: dict[str, int] = by_name("widths", widths, losses)
         for name, width in self.widths.items():
             require_whole(f"widths[{name!r}]", width)
         self.last_terms: dict[str, Tensor] = {}
@@ -123,19 +120,14 @@ def batch_alone(inputs: Inputs) -> Inputs:
     return replace(inputs, indices_tuple=mined, ref_emb=None, ref_labels=None, ref_ids=None, batch_leads=False)
 
 
-def for_some(argument: str, values: Any, losses: Any) -> dict[str, Any]:
-    given = {} if values is None else by_name(argument, values, losses)
-    named = by_name("losses", losses, losses)
-    if not set(given) <= set(named):
-        raise UserError(f"{argument} must be for losses among {', '.join(named)}, got {', '.join(given)}")
-    return {name: value for name, value in given.items() if value is not None}
-
-
 def by_name(argument: str, values: Any, losses: Any) -> dict[str, Any]:
-    if not isinstance(values, Sequence | Mapping) or isinstance(values, Mapping) != isinstance(losses, Mapping):
-        raise UserError(f"{argument} must be a {'dict' if isinstance(losses, Mapping) else 'list'}, as losses is")
-    if isinstance(values, Mapping):
-        return dict(values)
-    if len(values) != len(losses):
-        raise UserError(f"{argument} must be one per loss, {len(losses)}, got {len(values)}")
-    return {str(position): value for position, value in enumerate(values)}
+    """Return the values that are not None by the names of their losses, which in a list are positions."""
+    if values is None:
+        return {}
+    is_dict, fits = isinstance(losses, Mapping), False
+    if isinstance(values, Mapping if is_dict else Sequence):
+        found = dict(values) if is_dict else {str(position): value for position, value in enumerate(values)}
+        fits = found.keys() <= losses.keys() if is_dict else len(found) == len(losses)
+    if not fits:
+        raise UserError(f"{argument} must be a {'dict' if is_dict else 'list'} that fits the losses, got {values!r}")
+    return {name: value for name, value in found.items() if value is not None}

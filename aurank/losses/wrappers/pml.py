@@ -22,7 +22,7 @@ from aurank.losses.core.checks import (
     check_labels_in_range,
     check_width,
     require_choice,
-    require_module,
+    require_loss,
     require_number,
     require_whole,
 )
@@ -54,8 +54,7 @@ class PMLLoss(TakesInputs, nn.Module):
 
     def __init__(self, loss: nn.Module, *, distributed: bool = False) -> None:
         super().__init__()
-        require_module("loss", loss, "a loss, as SmoothAPLoss()")
-        self.loss = loss
+        self.loss = require_loss(loss)
         self.gather = Gather(distributed)
 
     @property

@@ -195,5 +195,5 @@ def test_a_memory_of_aurank_is_more_references_and_two_way_has_none() -> None:
     stale = (ids[:, None] == ids.repeat(2)) & (torch.arange(24) >= 12)  # earlier embeddings of the same image
     mined = (*(near & ~own & ~stale).nonzero().T, *far.nonzero().T)
     check_equal(value, loss(second, labels, mined, **given), second)
-    with pytest.raises(UserError, match="SogCLRLoss has two_way=True"):
+    with pytest.raises(UserError, match="SogCLRLoss with two_way=True"):
         CrossBatchMemory(make(two_way=True), embedding_size=5)
