@@ -14,7 +14,6 @@ from jaxtyping import Float, Int64
 from torch import Tensor, distributed, nn
 from torch.optim import Optimizer
 
-from aurank.losses.core.common import HostCopy
 from aurank.losses.core.training_protocols import LearnsTemperature
 
 MOST = 100  # steps from one look to the next: what follows a loss that is not finite is lost
@@ -32,6 +31,22 @@ class SeenBatch:
     ids: Int64[Tensor, " image"]  # on the host
     loss: Float[Tensor, ""]
     terms: dict[str, Tensor] = field(default_factory=dict)  # the weighted losses of a sum
+
+
+class HostCopy:
+    """A copy of a tensor on the host; a GPU's is sent now and asked for a step later, so that nothing waits."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.copy = tensor.to("cpu", non_blocking=tensor.is_cuda)  # into pinned memory
+        self.event: torch.cuda.Event | None = None
+        if tensor.is_cuda:
+            self.event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self.event.record()
+
+    def wait(self) -> Tensor:
+        if self.event is not None:
+            self.event.synchronize()
+        return self.copy
 
 
 class LossWatch:
@@ -88,7 +103,7 @@ class LossWatch:
             copy = HostCopy(self._flags)
             ready, self._sent = (copy, None) if self.every == 1 else (self._sent, copy)
             if ready is not None:
-                self.received = int(ready.wait()[0][1]) or None
+                self.received = int(ready.wait()[1]) or None
         self.steps = None if self.steps is None else self.steps + 1
         if self.every > 1:
             self.optimiser.found_inf = (self._flags[0] > 0).float()  # type: ignore[attr-defined]

@@ -4,23 +4,6 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
-from torch.nn import functional
-
-
-class HostCopy:
-    """Copies of tensors on the host; a GPU's are sent now and asked for a step later, so that nothing waits."""
-
-    def __init__(self, *tensors: Tensor) -> None:
-        self.copies = [tensor.to("cpu", non_blocking=tensor.is_cuda) for tensor in tensors]  # into pinned memory
-        self.event: torch.cuda.Event | None = None
-        if tensors[0].is_cuda:
-            self.event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self.event.record()
-
-    def wait(self) -> list[Tensor]:
-        if self.event is not None:
-            self.event.synchronize()
-        return self.copies
 
 
 def in_common_precision(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
@@ -35,10 +18,6 @@ def without_autocast(device: torch.device) -> AbstractContextManager[object]:
     if torch.amp.is_autocast_available(device.type):
         return torch.autocast(device.type, enabled=False)
     return nullcontext()
-
-
-def normalize(rows: Tensor, dim: int = 1) -> Tensor:
-    return functional.normalize(rows, dim=dim)
 
 
 def to_device_of(like: Tensor, values: Tensor) -> Tensor:

@@ -17,6 +17,15 @@ def world_size() -> int:
     return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
 
 
+def exchange(numbers: Sequence[int], device: torch.device) -> list[list[int]]:
+    """Return the numbers of each process, in the order of ranks."""
+    numbers_here = torch.tensor(numbers, device=device)
+    everyone = [torch.zeros_like(numbers_here) for _ in range(world_size())]
+    distributed.all_gather(everyone, numbers_here)
+    rows: list[list[int]] = torch.stack(everyone).tolist()
+    return rows
+
+
 @dataclass(frozen=True, eq=False)
 class Shares:
     labels: Sequence[Int64[Tensor, " row"]]
@@ -77,9 +86,8 @@ class Gather:
 
     def _of_known(self, inputs: Inputs, known: Shares) -> Inputs:
         lengths = [len(ids) for ids in known.ids]
-        if len(inputs.embeddings) != lengths[distributed.get_rank()]:
-            own = lengths[distributed.get_rank()]
-            raise UserError(f"{own} embeddings of this process were announced, got {len(inputs.embeddings)}")
+        if len(inputs.embeddings) != (announced := lengths[distributed.get_rank()]):
+            raise UserError(f"{announced} embeddings of this process were announced, got {len(inputs.embeddings)}")
         labels, ids = (in_order(each, views=self.views) for each in (known.labels, known.ids))
         whole = replace(inputs, labels=labels, ids=ids, shared=True)
         if inputs.is_self_set:
@@ -101,10 +109,7 @@ def exchange_lengths(inputs: Inputs) -> list[list[int]]:
     }
     lengths = [len(part) for part in (tensors[0], tensors[-1])] if tensors else [0, 0]
     lengths = [len(inputs.embeddings), 0 if inputs.ref_emb is None else len(inputs.ref_emb), *lengths]
-    own = torch.tensor([*lengths, *kinds.values()], device=inputs.embeddings.device)
-    everyone = [torch.zeros_like(own) for _ in range(world_size())]
-    distributed.all_gather(everyone, own)
-    rows: list[list[int]] = torch.stack(everyone).tolist()
+    rows = exchange([*lengths, *kinds.values()], inputs.embeddings.device)
     for column, name in enumerate(kinds, start=len(lengths)):
         if len({row[column] for row in rows}) > 1:
             raise UserError(f"the processes disagree on {name}: pass it in all of them or in none")

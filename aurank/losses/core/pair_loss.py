@@ -191,12 +191,9 @@ class PairLoss(TakesInputs, BaseMetricLossFunction):  # type: ignore[misc]  # PM
             return
         self._warned = True
         labels = len(torch.unique(pairs.host_query_labels))
-        own = pairs.own_references is not None  # where ids leave references out
-        remedy = (
-            "references of a query's own id do not count: leave out ref_ids, or set two_way=True for another modality"
-            if own
-            else "draw several images of each of several labels"
-        )
+        remedy = "draw several images of each of several labels"
+        if pairs.own_references is not None:  # ids leave references out
+            remedy = "references of a query's own id do not count: leave out ref_ids, or set two_way=True for texts"
         warnings.warn(
             f"no query of the batch has both a positive and a negative ({len(pairs.query)} queries of {labels} labels, "
             f"{len(pairs.reference)} references), so the loss is 0: {remedy}",

@@ -38,20 +38,18 @@ class Inputs:
     def references(self) -> Tensor:
         return self.embeddings if self.ref_emb is None else self.ref_emb
 
-    def itself(self, like: Tensor | None = None) -> Bool[Tensor, "query reference"] | None:
-        """Return True where a reference of its own set is the query, by index or by id; None where none can be."""
-        size, by_id = len(self.embeddings), self.ids is not None and self.ref_ids is not None
-        if not by_id and not self.batch_leads:
-            return None
-        like = self.embeddings if like is None else like
-        found = like.new_zeros(size, len(self.references), dtype=torch.bool)
+    def itself(self) -> Bool[Tensor, "query reference"] | None:
+        """Return the mask of references that are the query itself, by index or by id; None if none can be."""
+        size, is_query = len(self.embeddings), None
         if self.ids is not None and self.ref_ids is not None:
-            ids, ref_ids = (to_device_of(found, each) for each in (self.ids, self.ref_ids))
-            found = ids[:, None] == ref_ids
+            ids, ref_ids = (to_device_of(self.embeddings, each) for each in (self.ids, self.ref_ids))
+            is_query = ids[:, None] == ref_ids
         if self.batch_leads:  # others of the batch are other images, or other views of the same: both count
-            found[:, :size] = False
-            found.fill_diagonal_(True)
-        return found
+            if is_query is None:
+                is_query = self.embeddings.new_zeros(size, len(self.references), dtype=torch.bool)
+            is_query[:, :size] = False
+            is_query.fill_diagonal_(True)
+        return is_query
 
     def mined(self) -> "Inputs":
         """Return these, a miner among them replaced by what it finds in batch and references, outside of autocast."""

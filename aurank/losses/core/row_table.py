@@ -6,11 +6,11 @@ from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int64
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 
 from aurank.errors import UserError
 from aurank.losses.core.common import to_device_of
-from aurank.losses.core.distributed import gather_rows, world_size
+from aurank.losses.core.distributed import exchange, gather_rows, world_size
 
 HALF = (torch.float16, torch.bfloat16)
 
@@ -188,10 +188,7 @@ def gather_entries(
 ) -> tuple[Int64[Tensor, " total"], Float[Tensor, "total width"]]:
     if world_size() == 1:
         return index, values
-    own = torch.tensor([len(index)], device=index.device)
-    sizes = [torch.zeros_like(own) for _ in range(world_size())]
-    distributed.all_gather(sizes, own)
-    lengths = torch.cat(sizes).tolist()
+    lengths = [length for (length,) in exchange([len(index)], index.device)]
     return gather_rows(index, lengths), gather_rows(values, lengths)
 
 
@@ -200,12 +197,9 @@ class SavedGenerator(nn.Module):
         super().__init__()
         self.generator = torch.Generator().manual_seed(seed) if generator is None else generator
 
-    def normal(self, shape: Sequence[int], *, like: Tensor) -> Tensor:
-        numbers = torch.randn(*shape, generator=self.generator, dtype=torch.float32, device="cpu")
-        return to_device_of(like, numbers).to(like.dtype)
-
-    def uniform(self, shape: Sequence[int], *, like: Tensor) -> Tensor:
-        numbers = torch.rand(*shape, generator=self.generator, dtype=torch.float32, device="cpu")
+    def draw(self, distribution: Callable[..., Tensor], shape: Sequence[int], *, like: Tensor) -> Tensor:
+        """Return numbers of `torch.rand` or `torch.randn`, drawn in float32 on the host whatever they are like."""
+        numbers = distribution(*shape, generator=self.generator, dtype=torch.float32, device="cpu")
         return to_device_of(like, numbers).to(like.dtype)
 
     def on_device(self, device: torch.device) -> torch.Generator | None:

@@ -83,15 +83,14 @@ def embedded_anew(
             f'{name} with out_of_batch="reencode" needs a callback that embeds images anew: set its attribute '
             'reencode to a function of ids that returns embeddings (aurank train does), or use "stored"'
         )
-    rows, place = torch.unique(ids, return_inverse=True)
-    like, world = pairs.query.detach(), world_size() if pairs.is_shared else 1
-    parts = rows.tensor_split(world)
-    own = parts[torch.distributed.get_rank() if world > 1 else 0].cpu()
-    embeddings = reencode(own) if len(own) else like.new_zeros(0, like.shape[1])
-    if not isinstance(embeddings, Tensor) or embeddings.shape != (len(own), like.shape[1]):
+    rows, position = torch.unique(ids, return_inverse=True)
+    like, processes = pairs.query.detach(), world_size() if pairs.is_shared else 1
+    shards = rows.tensor_split(processes)
+    shard = shards[torch.distributed.get_rank() if processes > 1 else 0].cpu()
+    embeddings, shape = reencode(shard) if len(shard) else like[:0], (len(shard), like.shape[1])
+    if not isinstance(embeddings, Tensor) or embeddings.shape != shape:
         raise UserError(
-            f"reencode must return embeddings of shape [{len(own)}, {like.shape[1]}] for {len(own)} ids, "
-            f"got {kind_of(embeddings)}"
+            f"reencode must return embeddings of shape {list(shape)} for {len(shard)} ids, got {kind_of(embeddings)}"
         )
     embeddings = embeddings.to(like)
-    return (embeddings if world == 1 else gather_rows(embeddings, [len(part) for part in parts]))[place]
+    return (embeddings if processes == 1 else gather_rows(embeddings, [len(each) for each in shards]))[position]

@@ -12,14 +12,7 @@ from aurank.errors import AurankWarning
 from aurank.losses.core.checks import Number, require_choice, require_number, require_within
 from aurank.losses.core.pair_loss import KeyedLoss, KeyedLossOptions, query_ids
 from aurank.losses.core.pairs import Pairs, count_equal
-from aurank.losses.core.row_table import (
-    EntryIndex,
-    EntryValues,
-    RowTable,
-    log_mean_by_row,
-    mean_by_row,
-    writes,
-)
+from aurank.losses.core.row_table import EntryIndex, EntryValues, RowTable, log_mean_by_row, mean_by_row, writes
 from aurank.losses.core.temperature import AnyTemperature, Temperature, attraction, column, log_mean_exp
 
 Schedule = Literal["constant", "cosine"]
@@ -171,8 +164,6 @@ def table_of(tables: nn.ModuleList, pairs: Pairs) -> RowTable:
 
 
 def first_column(tables: nn.ModuleList) -> Float[Tensor, "direction sample"]:
-    for table in tables:
-        assert isinstance(table, RowTable)
     return torch.stack([table.get_buffer("rows")[:, 0] for table in tables])
 
 

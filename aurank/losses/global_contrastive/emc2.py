@@ -232,31 +232,29 @@ class EMC2Loss(KeyedLoss):
     The chain's stationary distribution is the softmax of s/τ over all negatives of the data set, their weights in the
     gradient of the global contrastive loss (Eq. 4). So this loss has that gradient in the mean; its value is no
     estimate of that loss. In each batch the chain continues from its state Z: each negative j of the query is proposed
-    once and accepted with probability min(1, exp((s_j − s_Z)/τ)) at the current weights (Alg. 1). The states after the
-    burn-in count, as often as they were kept. No temperature overflows, as all is computed in logarithms.
+    once, and accepted with probability min(1, exp((s_j − s_Z)/τ)) at the current weights (Alg. 1). States after the
+    burn-in count as often as they were kept.
 
-    Several rows of one id, its views, each continue from the same state, and the last of them in the batch says where
-    it is left; the authors run them one after the other. With fixed augmentations, give each view an id,
-    image · views + view, and num_samples to match. References without `ref_ids` have no name, so a state among them is
-    out of batch from then on.
+    Rows of one id, its views, each continue from the same state, and the last in the batch sets the next one; the
+    authors run them one after the other. With fixed augmentations, give each view an id, image · views + view, and
+    num_samples to match. References without `ref_ids` have no name, so a state among them is out of batch later on.
 
     Args:
         num_samples: rows of the data set, which `ids` (or labels, in their absence) name: each has one chain.
         temperature: τ.
         burn_in: share of the steps of a batch that are not kept, rounded down.
-        out_of_batch: how a state that is not among the query's negatives in the batch is scored. "stored" by its
-            embedding when it was accepted; "restart" not at all, the first proposal is accepted; "reencode" by
-            `reencode`, a function that embeds ids (`aurank train` sets it). A stored embedding is a constant; a new one
-            has a gradient if the function returns it with a graph, as the authors' code does and `aurank train`, to
-            save time, does not. "stored" keeps num_samples · embedding_size numbers where the loss is, and in each
-            checkpoint: 5 GB for ten million samples in 128 dimensions. The other two keep 9 bytes a sample.
+        out_of_batch: how a state that is not among the query's negatives in the batch is scored: "stored", by its
+            embedding when it was accepted; "restart", not at all, so that the first proposal is accepted; "reencode",
+            by `reencode`, a function that embeds ids (`aurank train` sets it). A stored embedding is a constant; a new
+            one has a gradient if the function returns it with a graph, as the authors' code does and `aurank train`
+            does not. "stored" keeps num_samples · embedding_size numbers where the loss is, and in each checkpoint:
+            5 GB for ten million samples in 128 dimensions. The other two keep 9 bytes a sample.
         embedding_size: width of the embeddings; None takes it from the first batch.
         seed: where the random numbers start; the position in the sequence is saved.
-        official: as the authors' code (contrastive_emc2, commit 3641ed9) at its burn_in of 0.5; another is refused,
-            since below it that code takes up some of the states that are out of batch. The state is scored by its
-            similarity when it was accepted, whatever the weights and views are now; proposals come in the order of the
-            batch; step r counts where r is above the burn-in, positives being steps; states outside of the batch are
-            left out of the sum though they count in the mean; and the loss is 1/τ times as large, as in the paper.
+        official: True does as the authors' code (contrastive_emc2, commit 3641ed9) at its burn_in of 0.5. The state is
+            scored by its similarity when it was accepted; proposals come in the order of the batch; step r counts if r
+            is above the burn-in, positives being steps; states outside of the batch count in the mean but are left out
+            of the sum; and the loss is 1/τ times as large, as in the paper.
 
     Source: Yau et al., ICML 2024, https://arxiv.org/abs/2404.10575.
 

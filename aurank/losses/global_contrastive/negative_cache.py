@@ -43,22 +43,21 @@ def gumbel_max(
 class NegativeCacheLoss(Counters, KeyedLoss):
     """w·(s⁻ − s⁺) of each query, its one negative drawn by Gumbel-max from the softmax of s/τ over the whole data set.
 
-    The embeddings of the batch are the current ones; those of all other samples are stored ones, from the last batch
-    that held them. w = 1 − p⁺, where p⁺ is the positive's share of the softmax over it and all negatives: so the
-    gradient is in the mean that of the cross-entropy, times τ. Its value is no estimate of the loss. A sample not seen
-    yet is no candidate, nor is one of the query's label. The EMC² paper, which compares with it, stores images that are
-    not augmented, and embeds B of them beside a batch; here each sample's last view in the batch is stored.
+    Samples of the batch have their current embeddings, all others those of the last batch that held them. w = 1 − p⁺,
+    where p⁺ is the positive's share of the softmax over it and all negatives, so the gradient is in the mean that of
+    the cross-entropy, times τ. The value is no estimate of the loss. Samples not seen yet, and those of the query's
+    label, are no candidates. The EMC² paper, which compares with it, stores images that are not augmented, and embeds B
+    of them beside a batch; here each sample's last view in the batch is stored.
 
-    The cache takes num_samples · embedding_size numbers where the loss is, and in each checkpoint, whatever
-    `out_of_batch` is: 5 GB for ten million samples in 128 dimensions. Each step compares every query with all of it.
+    The cache takes num_samples · embedding_size numbers where the loss is, and in each checkpoint: 5 GB for ten million
+    samples in 128 dimensions. Each step compares every query with all of it.
 
     State: `cache.rows`, the embeddings, and `cache.tags`, the labels, by sample; `turn` as extra state.
 
     Args:
         out_of_batch: what a drawn negative that is not in the batch is: its "stored" embedding, or embedded anew
-            ("reencode") by `reencode`, a function of ids that `aurank train` sets, and so refreshed in the cache. A
-            stored one is a constant; a new one has a gradient if the function returns it with a graph, as the authors'
-            does.
+            ("reencode") by `reencode`, a function of ids that `aurank train` sets, and refreshed in the cache. A stored
+            one is a constant; a new one has a gradient if the function returns it with a graph, as the authors' does.
         refresh: ρ, the share of the cache embedded anew at each step, by turns, for "reencode".
         positive_in_denominator: False sets w = 1, the gradient of the contrastive loss without the positive in its sum.
         num_samples, temperature, embedding_size, seed: as in `EMC2Loss`.
@@ -114,7 +113,7 @@ class NegativeCacheLoss(Counters, KeyedLoss):
         anew, values = sample[:0], other[:0]
         if self.wants_reencode:
             anew = sample[~inside]
-            other[~inside] = values = self._embedded(pairs, anew)
+            other[~inside] = values = embedded_anew(self.reencode, anew, pairs, name=type(self).__name__)
         here = pairs.similarity.gather(1, drawn.clamp(max=size - 1)[:, None])[:, 0]
         push = torch.where(inside, here, row_similarity(self.distance, pairs.query, other)) if known else here
         pull = attraction(pairs)
@@ -144,16 +143,13 @@ class NegativeCacheLoss(Counters, KeyedLoss):
             beyond = beyond if self.distance.is_inverted else -beyond
             yield beyond.masked_fill_(~(wanted & (tags != labels)), -torch.inf).div_(self.temperature)
 
-    def _embedded(self, pairs: Pairs, ids: Int64[Tensor, " entry"]) -> Float[Tensor, "entry dim"]:
-        return embedded_anew(self.reencode, ids, pairs, name=type(self).__name__)
-
     @torch.no_grad()
     def _write(self, pairs: Pairs, anew: Int64[Tensor, " entry"], values: Float[Tensor, "entry dim"]) -> None:
         rows = pairs.valid_rows
         number = math.ceil(self.refresh * self.num_samples)
         turn = (torch.arange(number, device=rows.device) + self.turn) % self.num_samples
         turn = turn[self.cache.seen[turn]] if number else turn
-        fresh = self._embedded(pairs, turn) if number else values[:0]
+        fresh = embedded_anew(self.reencode, turn, pairs, name=type(self).__name__) if number else values[:0]
         index = torch.cat([anew, turn])
         wrote = self.cache.put(
             torch.cat([index, query_ids(pairs)[rows]]),

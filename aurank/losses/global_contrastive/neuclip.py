@@ -10,13 +10,7 @@ from jaxtyping import Bool, Float
 from pytorch_metric_learning.distances import BaseDistance
 from torch import Tensor, distributed, nn
 
-from aurank.losses.core.checks import (
-    Number,
-    SoftmaxTemperature,
-    check_width,
-    require_number,
-    require_whole,
-)
+from aurank.losses.core.checks import Number, SoftmaxTemperature, check_width, require_number, require_whole
 from aurank.losses.core.distributed import world_size
 from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
 from aurank.losses.core.pairs import Inputs, Pairs
@@ -161,13 +155,12 @@ class NeuCLIPLoss(PairLoss):
     logarithm of ε + g over the whole data set, is predicted from prototypes W, one set for each direction:
     α = log(ε + mean_j exp((cos(e, W_j) − s⁺)/τ)) (Eq. 10, 11). No state is kept per sample, so no ids are needed.
 
-    Each step in training mode (Alg. 1): every `restart_every` steps the prototypes become the references of this
-    batch, normalised where the distance does so, in their order, and where those are fewer than num_prototypes, the
-    newest of earlier batches too, as far as there are any. Then the prototypes take `inner_steps` steps of AdaGrad down
-    the same objective on this batch. Then α is predicted. In evaluation mode, and while gradients are disabled, nothing
-    moves. Before the first step α is log(ε + g) of the batch, which makes this the loss of the batch alone.
+    Each step in training mode (Alg. 1): every `restart_every` steps the references of this batch, then the newest of
+    earlier batches, become the prototypes, at most num_prototypes. The prototypes take `inner_steps` steps of AdaGrad
+    down the same objective on this batch. Then α is predicted. In evaluation mode, and while gradients are disabled,
+    nothing moves. Before the first step α is log(ε + g) of the batch, which makes this the loss of the batch alone.
 
-    Deviations: in the step of a start, a query's mean is over those of its batch that are its pairs, so that a query
+    Deviations: in the step of a restart, a query's mean is over those of its batch that are its pairs, so that a query
     that is a reference itself is not its own prototype. Several processes learn from the batch of all, gathered or not,
     so that their prototypes stay equal.
 
@@ -177,11 +170,10 @@ class NeuCLIPLoss(PairLoss):
         temperature: τ, a parameter unless learn_temperature is False, within temperature_bounds.
         rho: the higher, the lower the learned τ; with a fixed one ρ, a constant then, is left out.
         epsilon: ε. A query that is right by so much that g is far below it gets next to no gradient; with 0 it does.
-        restart_every: T_r; None starts once. What AdaGrad has summed goes with the prototypes.
+        restart_every: T_r; None starts once. AdaGrad's sums start anew too.
         inner_steps: T_u, may be 0.
         inner_lr: AdaGrad's rate. Its first step is the sign of the gradient times this, which at the paper's 1.0 is
-            longer than a prototype: the estimates are worse for some steps after each start, then better than those of
-            batches.
+            longer than a prototype: estimates are worse for some steps after a restart, then better than the batches'.
         detach_alpha: True takes α as a constant in the gradient, which is right where α is. False lets the gradient
             through it, as that of Eq. 12 taken literally: the prototypes then act as further negatives.
         two_way: both directions between two modalities, as in the paper. False: within a batch, or against references.

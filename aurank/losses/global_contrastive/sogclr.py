@@ -29,20 +29,14 @@ Normalizer = Literal["view", "shared"]
 class SogCLRLoss(NormalizedLoss):
     """−s⁺ + τ·log u of each query: the contrastive loss whose normaliser u is a moving average over earlier batches.
 
-    The default u is ours and gives up the paper's promise: it is balanced within each batch, which makes it a ratio, so
-    γ → 0 does not take the bias of small batches away. The paper's average does, `average="plain"` and `official=True`:
-    it is the better one where embeddings change so slowly, as in fine-tuning, that γ can be small. While a network
-    starts to learn, the default is the better one. docs/losses.md has figures.
-
     ḡ is the mean of exp(s⁻/τ) over the negatives of a batch. The gradient is −∇s⁺ + (τ/u)·∇ḡ (Alg. 1); the value is
-    comparable between batch sizes. In evaluation mode nothing is written, and the value is the one that training mode
-    would give.
+    comparable between batch sizes. Evaluation mode writes nothing, and gives the value that training mode would.
 
-    The paper averages ḡ: u ← (1 − γ)·u + γ·ḡ, the first one copied (`average="plain"`). As ḡ falls by orders of
-    magnitude while a network starts to learn, that u is too large for epochs. Here, r ← (1 − γ)·r + γ·ḡ/M, the first
-    one copied, where M is the geometric mean of ḡ over the batch: what all samples have in common is taken from the
-    present batch, and only how a sample differs is remembered. u = c·M·r, with c such that the weights ḡ/u of the batch
-    are 1 in the mean, as the pull's are. docs/results.md has both measured.
+    The paper averages ḡ: u ← (1 − γ)·u + γ·ḡ, the first ḡ copied (`average="plain"`). While a network starts to learn,
+    ḡ falls by orders of magnitude, so that u is too large for epochs. The default averages how a sample differs from
+    its batch: r ← (1 − γ)·r + γ·ḡ/M, with M the geometric mean of ḡ over the batch, and u = c·M·r, with c such that the
+    weights ḡ/u have the mean 1. It is better while a network starts to learn, but γ → 0 does not remove the bias of
+    small batches. The paper's average does, and suits fine-tuning (docs/results.md has figures).
 
     State: `log_u`; `tables` in `state_dict`. docs/losses.md has the factors to the gradients of other repositories.
 
@@ -57,8 +51,8 @@ class SogCLRLoss(NormalizedLoss):
         gamma_schedule: "cosine" lets γ fall from 1 to `gamma`, epoch by epoch for half of the training;
             the loop then calls `gamma.set_progress`.
         average: "relative" averages ḡ/M, "plain" ḡ itself, as the paper.
-        official: True does as LibAUC's GCLoss_v1 (2.0.1; 812f98f), without its clamp of u at 1e-8: it averages ḡ; a
-            first ḡ is copied only where no sample of the batch was seen before, elsewhere u is γ·ḡ, too small by γ.
+        official: True does as LibAUC's GCLoss_v1 (2.0.1) without its clamp of u at 1e-8: it averages ḡ, and copies a
+            first ḡ only if no sample of the batch was seen before; otherwise the new u is γ·ḡ.
         two_way: both directions between two modalities (§4), each with a u of its own.
 
     Source: Yuan et al., ICML 2022, https://arxiv.org/abs/2202.12387.
@@ -102,21 +96,21 @@ class SogCLRLoss(NormalizedLoss):
 class ISogCLRLoss(RobustLoss):
     """τ_i·(log u_i + ρ) of each query: the contrastive loss over all negatives, with a temperature for each sample.
 
-    It is the dual of RGCL (Eq. 6-7), the greatest mean of h = s⁻ − s⁺ under weights of the negatives whose divergence
-    KL from uniform is at most ρ: where τ_i comes to rest within its bounds, the divergence is ρ. u_i is the moving
-    average of ḡ = mean exp(h/τ_i), taken as in `SogCLRLoss`; the paper's is average="plain". In training mode the
-    loss of τ_i is computed first, then τ_i moves down G = log u + ρ − (ḡ/u)·E_w[h]/τ and is projected onto its bounds
-    (Alg. 1-2); views of a sample share τ_i, and their gradients are averaged. In evaluation mode nothing is written,
-    and the value is the one that training mode would give. s⁺ is the mean similarity to the positives.
+    It is the dual of RGCL (Eq. 6-7), the greatest mean of h = s⁻ − s⁺ under weights of the negatives that diverge from
+    uniform by at most ρ (KL). Where τ_i comes to rest within its bounds, they diverge by ρ. u_i is the moving average
+    of ḡ = mean exp(h/τ_i), as in `SogCLRLoss`; s⁺ is the mean similarity to the positives.
+
+    In training mode the loss at τ_i is computed first. Then τ_i moves down G = log u + ρ − (ḡ/u)·E_w[h]/τ, and is
+    projected onto its bounds (Alg. 1-2). Views of a sample share τ_i, and their gradients are averaged.
 
     Deviations: Eq. 13-14 are printed with u before this batch; here it is the new one, as in the authors' code. Their
-    code for two modalities (commit 98aca98) is not reproduced: it counts the positive in ḡ but divides by the number of
-    negatives; u starts from 0 and not from the first ḡ; it pulls as weighted_pull=True does; and it clips G to [−5, 5].
+    code for two modalities is not reproduced: it counts the positive in ḡ, starts u at 0, pulls as `weighted_pull`
+    does, and clips G to [−5, 5].
 
     State: `temperatures` and `log_u`; `temperature` and `tables` in `state_dict`.
 
     Args:
-        num_samples: rows of the data set, which `ids` (or labels, in their absence) name.
+        num_samples, gamma, gamma_schedule, average: as in `SogCLRLoss`.
         rho: ρ > 0, below the logarithm of the number of negatives. The paper has 0.1 to 4 on images, about 6 on image
             and text at batches of 512.
         temperature: the first τ of every sample.
@@ -128,12 +122,9 @@ class ISogCLRLoss(RobustLoss):
             given, 0.1 for "adam").
         temperature_clip: greatest |G|; None leaves it.
         individual: False has one τ for all samples, a parameter of the loss that the training's optimiser moves.
-        gamma: γ, the share of the new ḡ in u, β0 of Eq. 12.
-        gamma_schedule, average: as in `SogCLRLoss`.
-        official: True does as LibAUC's GCLoss_v1 with enable_isogclr (2.0.1; 812f98f): ḡ is the mean of exp(s⁻/τ_i), so
-            that u holds no s⁺ of earlier batches; the rest is as in `SogCLRLoss`. Its defaults are temperature=0.1,
-            temperature_bounds=(0.05, 0.7). With temperature_clip=3 it is the iSogCLR repository's loss (unimodal_exps,
-            commit 4f28823), which has γ = 1 in the first epoch in place of the copies.
+        official: True does as LibAUC's GCLoss_v1 with enable_isogclr (2.0.1): ḡ is the mean of exp(s⁻/τ_i); the rest is
+            as in `SogCLRLoss`. Its defaults are temperature=0.1, temperature_bounds=(0.05, 0.7). With
+            temperature_clip=3 it is the loss of the iSogCLR repository, which has γ = 1 in the first epoch, not copies.
         weighted_pull: False pulls the positive with weight 1, as the objective's gradient does. True with ḡ/u, as
             Eq. 14 estimates that weight: at small τ no gradient is left in a batch that is easier than earlier ones.
         two_way: both directions between two modalities (App. B), each with u and τ of its own.
@@ -210,9 +201,8 @@ class FastCLIPLoss(RobustLoss):
     """τ·(log(ε + u) + ρ) of each query, u the moving average of ḡ = mean exp((s⁻ − s⁺)/τ), its rate falling from 1.
 
     Deviations: the authors' repository (fast_clip, commit c3ae1f5) takes the mean of both directions, and has the
-    factor τ in v3 alone; docs/losses.md has the factors between the gradients. There v2's averages of the gradient of τ
-    begin in the second epoch (β is 0 in the first, so that a step is the rate times a sign) and are corrected by the
-    epochs; here they begin at once, and are corrected by the steps that the sample took.
+    factor τ in v3 alone; docs/losses.md has the factors between the gradients. Its v2 averages the gradient of τ from
+    the second epoch on and corrects by epochs; here it is averaged at once, and corrected by a sample's steps.
 
     State: `temperatures` and `log_u`, as of `ISogCLRLoss`.
 

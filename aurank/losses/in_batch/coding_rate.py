@@ -5,9 +5,10 @@ from typing import Annotated, Any, Literal, get_args
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.functional import normalize
 
 from aurank.losses.core.checks import Number, require_choice, require_number
-from aurank.losses.core.common import in_common_precision, normalize, to_device_of, without_autocast
+from aurank.losses.core.common import in_common_precision, to_device_of, without_autocast
 from aurank.losses.core.distributed import Gather
 from aurank.losses.core.pair_loss import TakesInputs
 from aurank.losses.core.pairs import Inputs
@@ -27,11 +28,10 @@ def coding_rate(rows: Float[Tensor, "row dim"], *, variance: float) -> Float[Ten
 class CodingRateLoss(TakesInputs, nn.Module):
     """−R, the negative coding rate of a batch: an addend that keeps embeddings from collapsing to few dimensions.
 
-    R = ½ log det(I + dim/(n·epsilon²) · ZᵀZ) of the n rows of unit length is 0 for none, grows with each direction that
-    they take, and is greatest where all are orthogonal: up to ½ min(n, dim) · log(1 + …), 100 for a batch of 112 in 128
-    dimensions, so that weights of some 0.001 to 0.1 suit a loss between 0 and 1. By itself it knows no labels: put it
-    beside another loss, `MultipleLosses([SmoothAPLoss(), CodingRateLoss()], weights=[1, 0.01])`. References and a miner
-    do not matter to it.
+    R = ½ log det(I + dim/(n·epsilon²) · ZᵀZ) of the n rows of unit length grows with each direction that they take, and
+    is greatest where all are orthogonal: 100 for a batch of 112 in 128 dimensions, so that weights of some 0.001 to 0.1
+    suit a loss between 0 and 1. It knows no labels: put it beside another loss, `MultipleLosses([SmoothAPLoss(),
+    CodingRateLoss()], weights=[1, 0.01])`. References and a miner do not matter to it.
 
     Args:
         epsilon: the distortion at which rows are told apart; the greater, the less small directions count.

@@ -1,19 +1,14 @@
 """Contrastive losses of one batch: InfoNCE and SupCon, and what others change: DCL, FlatNCE, SiMo, SimCo, spectral."""
 
 import math
-from typing import Annotated, Literal, Unpack, get_args
+from typing import Annotated, Unpack
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from aurank.losses.core.checks import (
-    Number,
-    SoftmaxTemperature,
-    require_choice,
-    require_number,
-)
+from aurank.losses.core.checks import Number, SoftmaxTemperature, require_number
 from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
 from aurank.losses.core.pairs import Pairs
 from aurank.losses.core.temperature import AnyTemperature, attraction, log_mean_exp
@@ -101,9 +96,6 @@ class SupConLoss(PairLoss):
         return cross_entropy(pairs, self.temperature)
 
 
-Value = Literal["info_nce", "one"]
-
-
 def hardness_weights(pairs: Pairs, sigma: float) -> Float[Tensor, "query width"]:
     """Return 2 − exp(s⁺/σ) / mean exp(s⁺/σ) of each query's positives; the mean over the batch's queries is 1."""
     valid = pairs.positives.mask & pairs.valid[:, None]
@@ -151,37 +143,30 @@ class DCLLoss(PairLoss):
 
 
 class FlatNCELoss(PairLoss):
-    """F / F held constant, F = Σ exp((s⁻ − s⁺)/τ), of each query and positive: 1, with the gradient of log F.
+    """F / F held constant, F = Σ exp((s⁻ − s⁺)/τ), of each query and positive: it has the gradient of `DCLLoss`.
 
-    That gradient is the one of `DCLLoss`; only the value differs.
+    The value is InfoNCE, as in the authors' code, so that there is something to watch; F / F is 1.
 
     Args:
         temperature: τ.
-        value: "info_nce" reports InfoNCE instead of 1, as the authors' code does, so that there is something to watch;
-            "one" is the formula as printed.
 
     Source: FlatNCE, in its method FlatCLR (Chen et al., 2021), https://arxiv.org/abs/2107.01152.
 
     Example:
         >>> import torch
         >>> views, images = torch.eye(4).repeat(2, 1), torch.arange(4).repeat(2)  # s⁺ = 1, and all six s⁻ = 0
-        >>> FlatNCELoss(value="one")(views, images)
-        tensor(1.)
+        >>> round(FlatNCELoss(temperature=1.0)(views, images).item(), 4)
+        1.1654
     """
 
-    def __init__(
-        self, temperature: SoftmaxTemperature = 0.1, *, value: Value = "info_nce", **options: Unpack[PairLossOptions]
-    ) -> None:
+    def __init__(self, temperature: SoftmaxTemperature = 0.1, **options: Unpack[PairLossOptions]) -> None:
         super().__init__(**options)
         self.temperature = require_number("temperature", temperature)
-        self.value = require_choice("value", value, get_args(Value))
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
         log_negatives = log_sum_exp(pairs, self.temperature)
         log_ratio = log_negatives - attraction(pairs) / self.temperature
         flat = log_ratio - log_ratio.detach()  # 0, with the gradient of exp of it, and without an overflow
-        if self.value == "one":
-            return 1 + flat
         return one_positive_each(pairs, log_negatives, self.temperature).detach() + flat
 
 

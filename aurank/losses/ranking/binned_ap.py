@@ -71,15 +71,13 @@ class FastAPLoss(PairLoss):
     references).
 
     Args:
-        num_bins: parts that the range of similarities is divided into; bins have their centres where parts meet, so
-            there are num_bins + 1.
+        num_bins: parts that the range of similarities is divided into; bins have their centres where parts meet.
         range: the least and the greatest similarity; others count at the nearer end and get no gradient. A distance
-            counts negative: (-4, 0) for PML's LpDistance(power=2), the default of PML's FastAPLoss, which this equals
-            in value. None (default) takes that of unit vectors under the distance: (-1, 1) for cosine similarity.
-        official: True multiplies the gradient by half the number of queries, to half the sum over queries: what the
-            authors' backward computes, instead of the gradient of the mean that its forward returns. The value is the
-            same. Not reproduced: that backward ignores the gradient it is given, so that weights of several losses do
-            nothing, and the scale of mixed precision is taken out of a gradient it never went into.
+            counts negative: (-4, 0) for PML's LpDistance(power=2), with which PML's FastAPLoss has the same value. None
+            (default) takes that of unit vectors under the distance: (-1, 1) for cosine similarity.
+        official: True multiplies the gradient by half the number of queries, as the authors' backward does. The value
+            is the same. Not reproduced: that backward ignores the gradient it is given, so that weights of several
+            losses and the scale of mixed precision have no effect.
 
     Source: Cakir et al., Deep Metric Learning to Rank, CVPR 2019,
         https://openaccess.thecvf.com/content_CVPR_2019/html/Cakir_Deep_Metric_Learning_to_Rank_CVPR_2019_paper.html.
@@ -160,12 +158,9 @@ class ListwiseAPLoss(PairLoss):
         num_bins: bins that the range is quantised into, their centres evenly spaced, the outermost at its ends.
         range: the least and the greatest similarity; others count at the nearer end and get no gradient. (-1, 1) is
             that of cosine similarity; a distance counts negative, (-2, 0) for PML's LpDistance.
-        tie_aware: False (default) gives each positive the precision at the end of its bin, as the paper: of equal
-            similarities at a centre the negatives come first. A positive between two centres then counts at the first
-            with a part of itself only, so that even very many bins stay below the exact average precision. True takes
-            the mean over all orders within a bin, each positive counting whole, and tends to the exact one. The
-            authors' code has a tie-aware variant too, whose logarithms stand in for sums: it gives 0.69 to a perfect
-            ranking of one positive.
+        tie_aware: False (default) gives each positive the precision at the end of its bin, as the paper: equal
+            similarities count negatives first, and even very many bins stay below the exact average precision. True
+            takes the mean over all orders within a bin, and tends to the exact one.
 
     Source: Revaud et al., Learning with Average Precision, ICCV 2019, https://arxiv.org/abs/1906.07589. The copy in the
         SOPRC repository ranks the query itself, as its own first positive.

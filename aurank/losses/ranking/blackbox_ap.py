@@ -74,16 +74,15 @@ def tie_mirrored(similarity: Float[Tensor, "row row"]) -> Float[Tensor, "row row
 class BlackBoxAPLoss(PairLoss):
     """(1 − flat_weight) · (1 − AP) of each query, exact, plus flat_weight · (1 − AP) of all pairs in one list.
 
-    The second, the term "flat", ranks the pairs of all valid queries together, so it is one value for the batch, which
-    a reducer leaves as it is. The gradient is a finite difference of ranks: informative where a step of `lambda_` along
-    the ranks' gradient changes their order. In training mode a margin is drawn anew for each pair: a positive's score
-    is lowered and a negative's raised by margin · |N(0, 1)| / 2; in evaluation mode, and while gradients are
-    disabled, there is none.
+    The second, the term "flat", ranks the pairs of all valid queries together: one value for the batch, which a reducer
+    leaves as it is. The gradient is a finite difference of ranks: informative if a step of `lambda_` along the ranks'
+    gradient changes their order. In training mode a margin is drawn anew for each pair: a positive's score is lowered
+    and a negative's raised by margin · |N(0, 1)| / 2. In evaluation mode, and without gradients, there is none.
 
     Args:
         lambda_: length of the step, with ranks divided by the length of their list and the loss a plain mean over the
-            queries: what it means in the authors' code. There it also grows with whatever multiplies the loss, such as
-            the 65,536 of half-precision loss scaling; here such a factor multiplies the gradient and nothing else.
+            queries: what it means in the authors' code. A factor of the loss, such as that of loss scaling, multiplies
+            the gradient and nothing else; there it lengthens the step too.
         margin: scale of the random margin, α of the paper.
         flat_weight: share of the term "flat", β of the paper; 0 leaves it out.
         generator, seed: where the margins come from; their position in the sequence is saved.
@@ -135,7 +134,7 @@ class BlackBoxAPLoss(PairLoss):
 
     def _loss(self, lists: RankedLists, pairs: Pairs, *, weight: float, averaged: int) -> Float[Tensor, " list"]:
         if writes(self) and self.margin and len(pairs.valid_rows):
-            widths = self.noise.normal(lists.scores.shape, like=lists.scores).abs() * (self.margin / 2)
+            widths = self.noise.draw(torch.randn, lists.scores.shape, like=lists.scores).abs() * (self.margin / 2)
             lists = lists._replace(scores=lists.scores + torch.where(lists.positive, -widths, widths))
         step = self.lambda_ * weight / max(averaged, 1)
         return weight * (1 - blackbox_average_precision(lists, step=step))

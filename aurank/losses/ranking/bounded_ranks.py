@@ -1,12 +1,13 @@
 """Losses of bounded ranks: SupAP and SupRecall (ROADMAP), and hierarchical AP, by which near mistakes cost less."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, Unpack, get_args
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, normalize
 
 from aurank.errors import UserError
 from aurank.losses.core.checks import (
@@ -22,7 +23,7 @@ from aurank.losses.core.checks import (
     require_number,
     require_whole,
 )
-from aurank.losses.core.common import normalize, to_device_of
+from aurank.losses.core.common import to_device_of
 from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
 from aurank.losses.core.pairs import Inputs, Pairs, Positives, same_label_index
 from aurank.losses.ranking.blackbox_ap import at_least
@@ -31,26 +32,14 @@ from aurank.losses.ranking.smooth_ranks import check_cuts, smoothed_recall
 from aurank.ranges import Range
 
 
-@dataclass(frozen=True)
-class BoundedRanks:
-    """How many less relevant references are ahead of a score, at most (NeurIPS 2021, arXiv 2110.01445)."""
-
-    temperature: Number
-    slope: Number
-    delta: Number
-    jump: Number
-
-    def __post_init__(self) -> None:
-        require_number("temperature", self.temperature)
-        for name in ("slope", "delta", "jump"):
-            require_number(name, getattr(self, name), "[0, inf)")
-
-    def behind(
-        self, scores: Float[Tensor, "query width"], others: Float[Tensor, "query reference"]
-    ) -> Float[Tensor, "query width"]:
-        """Return for each score the sum of H⁻ over others, of which minus infinity adds nothing."""
-        bound = Bound(float(self.jump), self.delta / self.temperature, float(self.slope * self.temperature))
-        return ranking_sums(scores, others, surrogate="bound", temperature=float(self.temperature), bound=bound)
+def bounded_ranks(temperature: Number, slope: Number, delta: Number, jump: Number) -> Callable[..., Tensor]:
+    """Return the function of scores and others whose values are Σ H⁻ over others (NeurIPS 2021, arXiv 2110.01445)."""
+    width = require_number("temperature", temperature)
+    knee, height, rise = (
+        require_number(name, value, "[0, inf)") for name, value in (("delta", delta), ("jump", jump), ("slope", slope))
+    )
+    bound = Bound(height, knee / width, rise * width)
+    return partial(ranking_sums, surrogate="bound", temperature=width, bound=bound)
 
 
 def ascending(positives: Positives) -> Float[Tensor, "query width"]:
@@ -98,7 +87,7 @@ class BoundedRankLoss(PairLoss):
         super().__init__(**options)
         self.high = require_number("positive_margin", positive_margin, "(-inf, inf)")
         self.low = require_number("negative_margin", negative_margin, "(-inf, inf)")
-        self.ranks = BoundedRanks(temperature, slope, delta, jump)
+        self.behind = bounded_ranks(temperature, slope, delta, jump)
 
     def extra_terms(self, pairs: Pairs) -> dict[str, Tensor]:
         if not self.calibration:
@@ -112,20 +101,19 @@ class SupAPLoss(BoundedRankLoss):
     """(1 − λ) · an upper bound of each query's 1 − average precision + λ · the calibration of its scores (ROADMAP).
 
     AP = mean over positives i of r⁺/(r⁺ + r⁻): r⁺ counts the positives that score at least s_i, exactly and without a
-    gradient; r⁻ adds up H⁻(s_j − s_i) over negatives j. With t = s_j − s_i, H⁻ is σ(t/temperature) for t < 0, jump more
-    from 0 on, and goes on with `slope` beyond `delta`: the further ahead a negative is, the more it counts, and the
-    gradient does not fade. Time and memory are those of SmoothAP.
+    gradient; r⁻ adds up H⁻(s_j − s_i) over negatives j. With t = s_j − s_i, H⁻ is σ(t/temperature) for t < 0, `jump`
+    more from 0 on, and beyond `delta` a line: its gradient does not fade. Time and memory are those of SmoothAP.
 
-    The paper's names are taken too: `tau`, `rho` (slope), `lambda_`, `alpha` and `beta` (the margins), and those of the
-    authors' classes: `temp`, `margin` (delta), `start` (jump), `pos_margin`, `neg_margin`. Their `tau` is `rho` here.
+    Arguments may have the paper's names, `tau`, `rho` (slope), `lambda_`, `alpha` and `beta` (the margins), or those of
+    the authors' classes, `temp`, `margin` (delta), `start` (jump), `pos_margin`, `neg_margin`; their `tau` is `rho`.
 
     Args:
         temperature: width of the sigmoid.
-        slope: of the line beyond `delta`, per unit of similarity.
-        delta: from where on the sigmoid is flat.
-        jump: what a negative ahead counts more than its sigmoid. From ½ on, H⁻ is at least 1 there, which makes the
-            bound. As temperature, delta and slope go to 0, temperature the fastest, the loss becomes 1 − average
-            precision with jump=0 and calibration=0; with a jump, that of negatives counted 1 + jump times.
+        slope: of the line, per unit of similarity.
+        delta: where the line begins, at the sigmoid's height there.
+        jump: what a negative ahead counts more than its sigmoid; from ½ on, the loss is a bound. The loss tends to
+            1 − average precision as temperature, delta and slope go to 0, temperature the fastest, with jump=0 and
+            calibration=0.
         calibration: λ, in [0, 1); reported as the term "calibration".
         positive_margin, negative_margin: the score above which a positive, and below which a negative, has no
             calibration loss.
@@ -142,7 +130,7 @@ class SupAPLoss(BoundedRankLoss):
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
         among = count_ahead(pairs.positives.similarity, ascending(pairs.positives))
-        rank = among + self.ranks.behind(pairs.positives.similarity, pairs.negative_similarity)
+        rank = among + self.behind(pairs.positives.similarity, pairs.negative_similarity)
         # at least 1 but for padding
         return (1 - self.calibration) * (1 - pairs.positives.mean(among / rank.clamp(min=1)))
 
@@ -150,15 +138,13 @@ class SupAPLoss(BoundedRankLoss):
 class SupRecallLoss(BoundedRankLoss):
     """(1 − λ) · (1 − the mean over k of each query's smoothed recall@k) + λ · the calibration of its scores.
 
-    recall@k = 1/|P| Σ_{i∈P} σ((k − rank_i) / rank_temperature), as `RecallAtKLoss` has it, with SupAP's rank: the
-    positives that score at least s_i, counted exactly and without a gradient, and H⁻(s_j − s_i) of each negative j. As
-    H⁻ is at least a step, no rank is taken for better than it is.
+    recall@k = 1/|P| Σ_{i∈P} σ((k − rank_i) / rank_temperature), as in `RecallAtKLoss`, with SupAP's rank r⁺ + r⁻. As H⁻
+    is at least a step, no rank is taken for better than it is.
 
     Args:
         k: the cuts; a recall@k with k below the number of positives cannot reach 1, and the loss then not 0.
-        temperature, slope, delta, jump: of H⁻, as in `SupAPLoss`.
         rank_temperature: how far a rank must be from k to count as inside or outside.
-        calibration, positive_margin, negative_margin: as in `SupAPLoss`.
+        temperature, slope, delta, jump, calibration, positive_margin, negative_margin: as in `SupAPLoss`.
 
     Source: Ramzi et al., Optimization of Rank Losses for Image Retrieval, 2023, https://arxiv.org/abs/2309.08250. The
         authors' code differs as for `SupAPLoss`, and divides recall@k by the lesser of k and |P|.
@@ -183,7 +169,7 @@ class SupRecallLoss(BoundedRankLoss):
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
         rank = count_ahead(pairs.positives.similarity, ascending(pairs.positives))
-        rank = rank + self.ranks.behind(pairs.positives.similarity, pairs.negative_similarity)
+        rank = rank + self.behind(pairs.positives.similarity, pairs.negative_similarity)
         recall = smoothed_recall(pairs.positives, rank, cuts=self.k, temperature=self.rank_temperature)
         return (1 - self.calibration) * (1 - recall)
 
@@ -195,25 +181,23 @@ class HierarchicalAPLoss(PairLoss):
     """(1 − λ) · an upper bound of each query's 1 − H-AP + λ · a clustering term (HAPPIER).
 
     A reference of the query's class is of level L, one of its super-category of level L − 1, and so on; all others, of
-    level 0, are irrelevant. With the relevance rel of a level,
+    level 0, are irrelevant. With the relevance rel of a level, over the relevant references k, j among them k itself,
 
-        H-AP = Σ_k (Σ_{j: s_j ≥ s_k} min(rel_j, rel_k)) / rank_k / Σ_k rel_k,
+        H-AP = Σ_k (Σ_{j: s_j ≥ s_k} min(rel_j, rel_k)) / rank_k / Σ_k rel_k.
 
-    over the relevant references k, j among them k itself. Numerator and what is at least as relevant as k are
-    counted exactly and without a gradient; each less relevant reference adds H⁻(s_j − s_k) of `SupAPLoss` to rank_k.
-    So the loss is at least 1 − H-AP. Without super-labels, or where no two classes share one, H-AP is AP, and the loss
-    `SupAPLoss` without its calibration. Time is O(queries · relevant · references), memory that of the similarity.
+    What is at least as relevant as k is counted exactly and without a gradient; each less relevant reference adds
+    H⁻(s_j − s_k) of `SupAPLoss` to rank_k. Without super-labels, or if no two classes share one, it is `SupAPLoss`
+    without its calibration. Time is O(queries · relevant · references), memory that of the similarity.
 
-    As everywhere, queries without another reference of their class are left out. With a miner, the references that it
-    kept are ranked. Batches need classes of one super-category: `sampler: {name: hierarchical}`.
+    Queries without another reference of their class are left out. With a miner, the references that it kept are ranked.
+    Batches need classes of one super-category: `sampler: {name: hierarchical}`.
 
     Args:
         super_labels: the super-category of each class 0 … C − 1, [class], or several levels [class, level], from the
             nearest to the widest, each within the next; −1: none, shared with no class. A configuration fills it in
             from the data set. None: one level.
         relevance: "level": (l/L)^alpha / |Ω_l| for each of the references Ω_l of exactly level l, as the paper: a level
-            counts alike however many it has, but where there are few of a wide one, each of these may outweigh one of
-            the query's class. "mean_ap": Σ_{p≤l} 1/|Ω_p ∪ … ∪ Ω_L|, with which H-AP is the mean of the average
+            counts alike however many it has. "mean_ap": Σ_{p≤l} 1/|Ω_p ∪ … ∪ Ω_L|: H-AP is then the mean of the average
             precisions of all levels, and a finer level is always more relevant.
         alpha: of "level": the greater, the less the wide levels count.
         temperature, slope, delta, jump: of H⁻, as in `SupAPLoss`.
@@ -253,7 +237,7 @@ class HierarchicalAPLoss(PairLoss):
         self.super_labels = None if super_labels is None else check_super_labels(super_labels)
         self.relevance = require_choice("relevance", relevance, get_args(Relevance))
         self.alpha = require_number("alpha", alpha)
-        self.ranks = BoundedRanks(temperature, slope, delta, jump)
+        self.behind = bounded_ranks(temperature, slope, delta, jump)
         self.clustering_temperature = require_number("clustering_temperature", clustering_temperature)
         self.proxies: nn.Parameter | None = None
         if self.clustering:
@@ -287,7 +271,7 @@ class HierarchicalAPLoss(PairLoss):
                 torch.minimum(relevances[place], relevance)[:, None] * count
                 for relevance, count in zip(relevances, ahead, strict=True)
             ]
-            behind = self.ranks.behind(level.similarity, pairs.similarity.masked_fill(~less, -torch.inf))
+            behind = self.behind(level.similarity, pairs.similarity.masked_fill(~less, -torch.inf))
             rank = sum(ahead[: place + 1], behind)
             share = sum(weighed[1:], weighed[0]) / rank.clamp(min=1)  # at least 1 but for padding
             found = found + share.masked_fill(~level.mask, 0).sum(dim=1)

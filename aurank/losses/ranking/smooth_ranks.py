@@ -40,11 +40,7 @@ class SmoothAPLoss(PairLoss):
     """
 
     def __init__(
-        self,
-        temperature: StepTemperature = 0.01,
-        *,
-        official: bool = False,
-        **options: Unpack[PairLossOptions],
+        self, temperature: StepTemperature = 0.01, *, official: bool = False, **options: Unpack[PairLossOptions]
     ) -> None:
         super().__init__(**options)
         self.temperature = require_number("temperature", temperature)
@@ -77,13 +73,13 @@ class PNPLoss(PairLoss):
     | D_s | log(1 + R) | 1 / (1 + R), falls slowly |
     | D_q | 1 − (1 + R)^−alpha | alpha / (1 + R)^(alpha + 1), falls quickly |
 
-    Those with a falling derivative leave alone a positive behind many negatives, which may be of another cluster of its
-    class; the authors' command for their best result has D_q. Time and memory are those of SmoothAP.
+    A falling derivative leaves alone a positive behind many negatives, which may be of another cluster of its class.
+    Time and memory are those of SmoothAP.
 
     Args:
-        variant: which f; of the paper's names PNP-O, PNP-I_u … what follows the dash.
+        variant: which f; the paper's PNP-O, PNP-I_u … without PNP-. The authors' best result has D_q.
         temperature: how far apart two similarities count as ordered; also `tau`, as in the paper, or `anneal`.
-        alpha: of D_q; 4 in that command, for SOP.
+        alpha: of D_q; the authors take 4 for SOP.
         b: of I_b.
 
     Source: Li et al., Rethinking the Optimization of Average Precision: Only Penalizing Negative Instances before
@@ -140,11 +136,10 @@ class RecallAtKLoss(PairLoss):
         k: the cuts; a recall@k with k below the number of positives cannot reach 1, and the loss then not 0.
         temperature: how far apart two similarities count as ordered.
         rank_temperature: how far a rank must be from k to count as inside or outside.
-        similarity_mixup: True adds a virtual sample between any two samples of a class, share · one + (1 − share) ·
-            other, the share drawn from [0, 1); all samples, true and virtual, are queries and references, and the loss
-            of a virtual query is added half to either parent, so that the mean over queries is the paper's. In training
-            mode only, and for the batch itself: references or a miner are then refused, since neither knows virtual
-            samples. False (default), as in the authors' code by default; their best results have it.
+        similarity_mixup: True adds a virtual sample between any two samples of a class, share · first + (1 − share) ·
+            second, the share drawn from [0, 1). Virtual samples are queries and references too; half the loss of a
+            virtual query is added to either parent, so that the mean over queries is the paper's. In training mode
+            only, and without references or a miner, which know no virtual samples. The authors' best results have it.
         seed, generator: where the shares come from; their position in the sequence is saved.
 
     Source: Patel, Tolias, Matas, Recall@k Surrogate Loss, CVPR 2022, https://arxiv.org/abs/2108.11179. The authors'
@@ -200,7 +195,7 @@ class RecallAtKLoss(PairLoss):
         later = mask & (index > rows)  # all unordered pairs of rows with one label
         labels = torch.cat([labels, labels[rows[later]]])
         first, second = (to_device_of(similarity, end[later]) for end in (rows, index))
-        share = shares.uniform(first.shape, like=similarity)
+        share = shares.draw(torch.rand, first.shape, like=similarity)
         # An inner product of mixtures is the mixture of inner products: no embedding is mixed, nor made of unit length.
         similarity = torch.cat([similarity, torch.lerp(similarity[second], similarity[first], share[:, None])])
         similarity = torch.cat([similarity, torch.lerp(similarity[:, second], similarity[:, first], share)], dim=1)
@@ -252,10 +247,7 @@ class AUROCLoss(PairLoss):
     """
 
     def __init__(
-        self,
-        surrogate: Surrogate = "huber",
-        temperature: StepTemperature = 0.1,
-        **options: Unpack[PairLossOptions],
+        self, surrogate: Surrogate = "huber", temperature: StepTemperature = 0.1, **options: Unpack[PairLossOptions]
     ) -> None:
         super().__init__(**options)
         require_choice("surrogate", surrogate, get_args(Surrogate))

@@ -112,24 +112,23 @@ class SOPRCLoss(PairLoss):
     class's queries (of all ranks, which must all call); the first are copied into v, later ones blended in by `beta`.
     In evaluation mode nothing is written, and a query of a class not seen yet uses the quantiles of its own positives.
 
+    The defaults suit random weights. Heads on features of a pretrained network rank better by `semi_variance=None`: λ2
+    evens out the scores of classes that the features already order (docs/results.md).
+
     Args:
         class_counts: images of each class in the training set; labels are 0..C-1.
         tau1, tau2: widths of the surrogates of FPR and TPR.
         num_quantiles: columns of v; the paper has one for each positive of the data set, the authors' code 100.
         prior: π of a class. "scaled": prior_max · count / greatest count, as the code; "frequency": count / sum of
             counts, the true one; "batch": the share of positives in the query's batch, the biased one (ablation).
-        interpolation: how a batch's positive scores become quantiles, "quantile", "paper" or "official".
+        interpolation: how a batch's positive scores become quantiles, "quantile", "paper" or "official"; they are
+            clamped to [-1, 1] for cosine similarity.
         tpr_gradient: True lets the gradient through TPR as Eq. 8 has it; False (default), as the code. At tau2 = 0.001
             TPR is a step and its gradient is almost always 0.
         semi_variance: weights λ1, λ2 of Eq. 9, reported as the term "semi_variance"; None leaves it out.
-        moving_average: False takes the query's own quantiles of this batch in place of v (ablation).
+        moving_average: False takes the query's own quantiles of this batch instead of v (ablation).
         official: True does as the authors' code: its interpolation, v starting at 0, 0.01 … 0.99 with no first copy and
             the last query of a class overwriting the others', and the semi-variance over the pooled pairs of the batch.
-
-    The distance is cosine similarity unless given; interpolated scores are clamped to [-1, 1] for that one only.
-
-    The defaults suit random weights. Heads on features of a pretrained network rank better by `semi_variance=None`: λ2
-    evens out the scores of classes that the features already order (docs/results.md).
 
     Source: Wen et al., Exploring the Algorithm-Dependent Generalization of AUPRC Optimization with List Stability,
         NeurIPS 2022, https://arxiv.org/abs/2209.13262.

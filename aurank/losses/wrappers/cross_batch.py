@@ -39,8 +39,8 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
     written. Rows that are not finite are never stored. With `ids`, earlier embeddings of a query's own image are left
     out of its references.
 
-    State: four buffers, always of the same rows: `embedding_memory`, `label_memory`, `id_memory` (−1 for a row without
-    one), and `counters`: the next row, the rows in use, the calls in training mode.
+    State: four buffers: `embedding_memory`, `label_memory`, `id_memory` (−1 for a row without one), and `counters`: the
+    next row, the rows in use, the calls in training mode.
 
     Args:
         loss: a loss of aurank or PML, or MultipleLosses of them, that takes references. Only this memory can gather.
@@ -48,9 +48,8 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
         miner: a PML miner, asked for pairs of the batch with all references; or give the call's `indices_tuple` one. A
             tuple of indices, which can only be of the batch, is added to what the miner finds, as in PML; without a
             miner it narrows the pairs within the batch and takes all with the memory.
-        start_at: calls in training mode before the memory is used; the batch alone is used until then. Embeddings
-            change fast in the beginning: the paper starts after 1,000 steps, the SOPRC repository after 10,000 to
-            30,000.
+        start_at: calls in training mode before the memory is used, since embeddings change fast in the beginning. The
+            paper starts after 1,000 steps, the SOPRC repository after 10,000 to 30,000.
         distributed: as in `PairLoss`; every process then keeps the same memory, of all batches. With False each keeps
             its own, or, inside of DistributedDataParallel, which hands out the first process's buffers, that of the
             first.

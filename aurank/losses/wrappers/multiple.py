@@ -6,10 +6,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import normalize
 
 from aurank.errors import UserError
 from aurank.losses.core.checks import kind_of, require_number, require_whole
-from aurank.losses.core.common import in_common_precision, normalize
+from aurank.losses.core.common import in_common_precision
 from aurank.losses.core.distributed import Gather
 from aurank.losses.core.pair_loss import TakesInputs
 from aurank.losses.core.pairs import Inputs

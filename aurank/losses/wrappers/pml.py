@@ -57,21 +57,6 @@ class PMLLoss(TakesInputs, nn.Module):
         self.loss = require_loss(loss)
         self.gather = Gather(distributed)
 
-    @property
-    def distance(self) -> BaseDistance:
-        """The distance of PML's loss."""
-        return self.loss.distance
-
-    @property
-    def reducer(self) -> BaseReducer:
-        """The reducer of PML's loss."""
-        return self.loss.reducer
-
-    @property
-    def collect_stats(self) -> bool:
-        """Whether PML's loss keeps statistics of its last call as attributes."""
-        return bool(self.loss.collect_stats)
-
     def compute(self, inputs: Inputs) -> Any:
         return call_loss(self.loss, self.gather(inputs))
 

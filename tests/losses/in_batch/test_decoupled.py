@@ -49,14 +49,12 @@ def test_dclw_s_weights_are_1_in_the_mean_and_all_1_at_a_large_sigma() -> None:
     check_equal(DCLLoss(0.1, 1e12)(embeddings, labels), DCLLoss(0.1)(embeddings, labels), embeddings)
 
 
-def test_flat_nce_has_the_gradient_of_dcl_and_the_value_that_was_asked_for() -> None:
+def test_flat_nce_has_the_gradient_of_dcl_and_the_value_of_info_nce() -> None:
     embeddings, labels = batch()
     (wanted,) = torch.autograd.grad(DCLLoss(0.1)(embeddings, labels), embeddings)
-    watched = InfoNCELoss(0.1)(embeddings, labels)
-    for given, value in (({}, watched.item()), ({"value": "one"}, 1.0)):
-        loss = FlatNCELoss(0.1, **given)(embeddings, labels)
-        assert loss.item() == pytest.approx(value, abs=1e-12)
-        torch.testing.assert_close(torch.autograd.grad(loss, embeddings)[0], wanted, rtol=0, atol=1e-12)
+    loss = FlatNCELoss(0.1)(embeddings, labels)
+    assert loss.item() == pytest.approx(InfoNCELoss(0.1)(embeddings, labels).item(), abs=1e-12)
+    torch.testing.assert_close(torch.autograd.grad(loss, embeddings)[0], wanted, rtol=0, atol=1e-12)
 
 
 def test_simo_of_as_many_negatives_as_it_stands_for_is_info_nce() -> None:

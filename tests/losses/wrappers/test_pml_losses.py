@@ -7,7 +7,6 @@ import torch
 from pytorch_metric_learning import losses as pml
 from pytorch_metric_learning import reducers
 from pytorch_metric_learning.distances import CosineSimilarity, LpDistance
-from pytorch_metric_learning.utils import common_functions as c_f
 from torch import Tensor
 
 from aurank.errors import UserError
@@ -168,15 +167,6 @@ def test_any_pml_loss_can_be_wrapped_copied_and_summed(name: str) -> None:
     loss = copy.deepcopy(LOSSES[name]())
     expected = 2 * loss(embeddings, labels) + 3 * other(embeddings, labels)
     torch.testing.assert_close(MultipleLosses([loss, other], weights=[2, 3])(embeddings, labels), expected)
-
-
-def test_distance_reducer_and_statistics_are_those_of_pml_s_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(c_f, "COLLECT_STATS", True)
-    distance, reducer = LpDistance(), reducers.MeanReducer()
-    loss = contrastive(distance=distance, reducer=reducer)
-    assert (loss.distance, loss.collect_stats) == (distance, True)
-    assert isinstance(loss.reducer.reducers["pos_loss"], reducers.MeanReducer)  # one for each of its terms
-    assert not PMLLoss(pml.TripletMarginLoss(collect_stats=False)).collect_stats
 
 
 @pytest.mark.parametrize("references", [(), batch(1)], ids=["batch", "references"])
