@@ -134,8 +134,8 @@ def gather_mined(inputs: Inputs, lengths: list[list[int]]) -> Mined:
 def refuse_copies(name: str, rows: Tensor | None, lengths: list[int], views: int) -> None:
     if rows is None or len(set(lengths)) > 1 or lengths[0] == 0:
         return
-    first, *others = torch.unflatten(rows.detach(), 0, (views, -1)).tensor_split(len(lengths), dim=1)
-    if all(other.equal(first) for other in others):
+    first, *later = torch.unflatten(rows.detach(), 0, (views, -1)).tensor_split(len(lengths), dim=1)
+    if all(copy.equal(first) for copy in later):
         raise UserError(
             f"all {len(lengths)} processes passed the same {name}, so they were gathered before, or each process reads "
             "the same data: pass each its own part, or leave out distributed=True"
@@ -146,15 +146,15 @@ def mined_in_first(inputs: Inputs) -> Inputs:
     if not isinstance(inputs.indices_tuple, nn.Module):
         return inputs
     device = inputs.embeddings.device
-    found = inputs.mined().indices_tuple if distributed.get_rank() == 0 else None
-    parts = [part.to(device).long() for part in found] if isinstance(found, Sequence) else []
+    mined = inputs.mined().indices_tuple if distributed.get_rank() == 0 else None
+    parts = [part.to(device).long() for part in mined] if isinstance(mined, Sequence) else []
     lengths = torch.tensor([*map(len, parts), *[-1] * (4 - len(parts))], device=device)
     distributed.broadcast(lengths, 0)
     sizes = [length for length in lengths.tolist() if length >= 0]
-    whole = torch.cat(parts) if parts else torch.empty(sum(sizes), dtype=torch.int64, device=device)
-    if len(whole):
-        distributed.broadcast(whole, 0)
-    return replace(inputs, indices_tuple=torch.split(whole, sizes))
+    indices = torch.cat(parts) if parts else torch.empty(sum(sizes), dtype=torch.int64, device=device)
+    if len(indices):
+        distributed.broadcast(indices, 0)
+    return replace(inputs, indices_tuple=torch.split(indices, sizes))
 
 
 def gather_rows(local: Tensor, lengths: list[int], *, views: int = 1) -> Tensor:
@@ -166,8 +166,8 @@ def gather_rows(local: Tensor, lengths: list[int], *, views: int = 1) -> Tensor:
     distributed.all_gather(everyone, padded)
     rows = [rank[:length] for rank, length in zip(everyone, lengths, strict=True)]
     if local.requires_grad:
-        own = rows[distributed.get_rank()] = local.view_as(local)
-        own.register_hook(lambda gradient: gradient * len(lengths))  # type: ignore[no-untyped-call]
+        local_rows = rows[distributed.get_rank()] = local.view_as(local)
+        local_rows.register_hook(lambda gradient: gradient * len(lengths))  # type: ignore[no-untyped-call]
     return in_order(rows, views=views)
 
 

@@ -26,12 +26,12 @@ from aurank.names import named, signature
 
 def refuse_unused(loss: "type[TakesInputs]", given: Mapping[str, Any]) -> None:
     """Raise UserError for an argument that another one given leaves without effect."""
-    known = signature(loss)[0] if loss.unused else {}
-    for (name, value), others in loss.unused.items():
-        for other in others if given.get(name, known[name].default) == value else ():
-            plain = tuple(given[other]) if isinstance(given.get(other), list) else given.get(other)
-            if other in given and plain != known[other].default:
-                raise UserError(f"{other}={plain!r} has no effect with {name}={value!r}: leave out one of them")
+    parameters = signature(loss)[0] if loss.unused else {}
+    for (name, value), names in loss.unused.items():
+        for argument in names if given.get(name, parameters[name].default) == value else ():
+            plain = tuple(given[argument]) if isinstance(given.get(argument), list) else given.get(argument)
+            if argument in given and plain != parameters[argument].default:
+                raise UserError(f"{argument}={plain!r} has no effect with {name}={value!r}: leave out one of them")
 
 
 class NamesArguments(type):
@@ -251,9 +251,9 @@ class KeyedLoss(PairLoss):
         self, labels_name: str, labels: Int64[Tensor, " row"], ids_name: str, ids: Tensor | None
     ) -> Int64[Tensor, " row"]:
         """Return the ids of one side, on the host; UserError where they are unclear, or outside of the data set."""
-        found = (labels if ids is None else ids).detach().cpu()
+        numbers = (labels if ids is None else ids).detach().cpu()
         if ids is None:
-            values, counts = torch.unique(found, return_counts=True)
+            values, counts = torch.unique(numbers, return_counts=True)
             if int(counts.max()) > self.views:
                 raise UserError(
                     f"{labels_name}: label {int(values[counts.argmax()])} occurs {int(counts.max())} times, more than "
@@ -261,14 +261,14 @@ class KeyedLoss(PairLoss):
                     "say which row each is, loss(embeddings, labels, ids=batch.id), or set views (PML's wrappers drop "
                     "ids: use MultipleLosses and CrossBatchMemory of aurank.losses)"
                 )
-        outside = found[(found < 0) | (found >= self.num_samples)]
+        outside = numbers[(numbers < 0) | (numbers >= self.num_samples)]
         if len(outside):
-            what = f"{labels_name}, taken for ids," if ids is None else ids_name
+            source = f"{labels_name}, taken for ids," if ids is None else ids_name
             raise UserError(
-                f"{what} hold {int(outside[0])}, outside the {self.num_samples} rows of {type(self).__name__} "
+                f"{source} hold {int(outside[0])}, outside the {self.num_samples} rows of {type(self).__name__} "
                 f"(0..{self.num_samples - 1}): pass rows of the training set, and its size as num_samples"
             )
-        return found
+        return numbers
 
 
 def query_ids(pairs: Pairs) -> Int64[Tensor, " query"]:

@@ -56,10 +56,10 @@ class Inputs:
         if not isinstance(self.indices_tuple, nn.Module):
             return self
         query, reference = in_common_precision(self.embeddings.detach(), self.references.detach())
-        given = (None, None) if self.is_self_set else (reference, self.ref_labels)
+        references = (None, None) if self.is_self_set else (reference, self.ref_labels)
         with without_autocast(query.device):
-            found = self.indices_tuple(query, self.labels, *given)
-        return replace(self, indices_tuple=found)
+            indices = self.indices_tuple(query, self.labels, *references)
+        return replace(self, indices_tuple=indices)
 
     @property
     def pml_args(self) -> tuple[Any, ...]:
@@ -92,9 +92,9 @@ def read_inputs(
         if ref_ids is not None:
             check_integers("ref_ids", ref_ids, "ref_emb", len(ref_emb))
     # the same tensor stays the same object
-    whole = {id(each): each.long() for each in (labels, ref_labels, ids, ref_ids) if each is not None}
-    ref_labels, ids, ref_ids = (whole.get(id(each)) for each in (ref_labels, ids, ref_ids))
-    return Inputs(embeddings, whole[id(labels)], indices_tuple, ref_emb, ref_labels, ids, ref_ids)
+    as_int64 = {id(each): each.long() for each in (labels, ref_labels, ids, ref_ids) if each is not None}
+    ref_labels, ids, ref_ids = (as_int64.get(id(each)) for each in (ref_labels, ids, ref_ids))
+    return Inputs(embeddings, as_int64[id(labels)], indices_tuple, ref_emb, ref_labels, ids, ref_ids)
 
 
 Computed = TypeVar("Computed")
@@ -214,15 +214,15 @@ class Pairs:
         twins += [("valid_rows", "valid_references")]
         swapped = {name: getattr(self, twin) for both in twins for name, twin in (both, both[::-1])}
         masks = {name: getattr(self, name).T for name in ("similarity", "positive", "negative")}
-        other = replace(self, **swapped, **masks, side=1 - self.side)
-        _ = other.positives
-        return other
+        turned = replace(self, **swapped, **masks, side=1 - self.side)
+        _ = turned.positives
+        return turned
 
-    def _gather(self, wanted: Bool[Tensor, "query reference"], *, without_self: bool) -> Positives:
+    def _gather(self, chosen: Bool[Tensor, "query reference"], *, without_self: bool) -> Positives:
         index, mask = same_label_index(self.host_query_labels, self.host_reference_labels, without_self=without_self)
         index, mask = to_device_of(self.similarity, index), to_device_of(self.similarity, mask)
         with torch.enable_grad():  # as in negative_similarity
-            return Positives(index, mask & wanted.gather(1, index), self.similarity.gather(1, index))
+            return Positives(index, mask & chosen.gather(1, index), self.similarity.gather(1, index))
 
 
 def make_pairs(inputs: Inputs, *, distance: BaseDistance, two_way: bool = False) -> Pairs:
@@ -255,7 +255,7 @@ def make_pairs(inputs: Inputs, *, distance: BaseDistance, two_way: bool = False)
         raise UserError("ref_labels differ from labels though ref_emb is embeddings: leave out ref_emb and ref_labels")
 
     with without_autocast(query.device):
-        found: Tensor = distance(query, None if is_self_set else reference)
+        compared: Tensor = distance(query, None if is_self_set else reference)
     query_labels = to_device_of(query, host_labels)
     reference_labels = query_labels if is_self_set else to_device_of(query, host_ref_labels)
     query_ids = None if ids is None else to_device_of(query, ids)
@@ -278,7 +278,7 @@ def make_pairs(inputs: Inputs, *, distance: BaseDistance, two_way: bool = False)
     pairs = Pairs(
         query=query,
         reference=reference,
-        similarity=found if distance.is_inverted else -found,
+        similarity=compared if distance.is_inverted else -compared,
         positive=positive,
         negative=negative,
         query_labels=query_labels,
@@ -307,9 +307,9 @@ def same_label_index(
     offset = torch.arange(max(int(count.max()), 1))
     slot = first[:, None] + offset
     if without_self:
-        own = torch.empty_like(order)
-        own[order] = torch.arange(len(order))
-        slot += slot >= own[:, None]
+        position = torch.empty_like(order)
+        position[order] = torch.arange(len(order))
+        slot += slot >= position[:, None]
     return order[slot.clamp(max=len(order) - 1)], offset < count[:, None]
 
 
@@ -328,27 +328,27 @@ def valid_by_labels(
     if two_way:
         same = count_equal(ref_labels, labels.sort().values)[1]
         return [(positives > 0) & (negatives > 0), (same > 0) & (same < len(labels))]
-    own = len(labels) if inputs.is_self_set or inputs.batch_leads else 0  # references that are the batch, one by one
+    leading = len(labels) if inputs.is_self_set or inputs.batch_leads else 0  # references that are the batch
     if inputs.ids is not None and inputs.ref_ids is not None and not inputs.is_self_set:
-        ids, ref_ids = inputs.ids.cpu(), inputs.ref_ids.cpu()[own:]
+        ids, ref_ids = inputs.ids.cpu(), inputs.ref_ids.cpu()[leading:]
         codes = torch.unique(torch.cat([ids, ref_ids]), return_inverse=True)[1]
-        classes = torch.unique(torch.cat([labels, ref_labels[own:]]), return_inverse=True)[1]
+        classes = torch.unique(torch.cat([labels, ref_labels[leading:]]), return_inverse=True)[1]
         both = codes * len(classes) + classes  # one number per (id, label)
         same_id = count_equal(codes[: len(labels)], codes[len(labels) :].sort().values)[1]
         itself = count_equal(both[: len(labels)], both[len(labels) :].sort().values)[1]
         positives, negatives = positives - itself, negatives - (same_id - itself)
-    return [(positives > int(own > 0)) & (negatives > 0)]
+    return [(positives > int(leading > 0)) & (negatives > 0)]
 
 
 def narrow(
     positive: Bool[Tensor, "query reference"], negative: Bool[Tensor, "query reference"], mined: Sequence[Tensor]
 ) -> tuple[Bool[Tensor, "query reference"], Bool[Tensor, "query reference"]]:
     mined = check_mined(mined, positive.shape)
-    kept = [torch.zeros_like(positive), torch.zeros_like(negative)]
-    for mask, rows, columns in zip(kept, mined[::2], mined[1::2], strict=True):
-        place = (to_device_of(mask, rows.long()), to_device_of(mask, columns.long()))
-        mask.index_put_(place, mask.new_ones(()))
-    return positive & kept[0], negative & kept[1]
+    masks = [torch.zeros_like(positive), torch.zeros_like(negative)]
+    for mask, rows, columns in zip(masks, mined[::2], mined[1::2], strict=True):
+        cells = (to_device_of(mask, rows.long()), to_device_of(mask, columns.long()))
+        mask.index_put_(cells, mask.new_ones(()))
+    return positive & masks[0], negative & masks[1]
 
 
 def as_pairs(mined: Sequence[Tensor]) -> Sequence[Tensor]:

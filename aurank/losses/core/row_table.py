@@ -111,8 +111,8 @@ class RowTable(FullPrecision):
         """Return (1 − rate)·row + rate·value for each entry by itself, its value where the row was never written."""
         old, seen = self.read(index)
         if self.logarithms:
-            kept = math.log1p(-rate) if rate < 1 else -math.inf
-            new = torch.logaddexp(old + kept, values + math.log(rate))
+            decay = math.log1p(-rate) if rate < 1 else -math.inf
+            new = torch.logaddexp(old + decay, values + math.log(rate))
         else:
             new = old.lerp(values, rate)
         first = values
@@ -142,10 +142,10 @@ class RowTable(FullPrecision):
         return (log_mean_by_row if self.logarithms else mean_by_row)(index, values)
 
     @torch.no_grad()
-    def write(self, index: EntryIndex, values: EntryValues, wanted: EntryMarks) -> None:
+    def write(self, index: EntryIndex, values: EntryValues, is_new: EntryMarks) -> None:
         """Put values into rows where wanted. Entries of one row must be equal."""
         old, seen = self.read(index)
-        self.rows[index], self.seen[index] = torch.where(wanted[:, None], values, old), seen | wanted
+        self.rows[index], self.seen[index] = torch.where(is_new[:, None], values, old), seen | is_new
 
 
 def mean_by_row(index: EntryIndex, values: EntryValues) -> tuple[EntryValues, EntryMarks]:
@@ -167,13 +167,13 @@ def mean_by_row(index: EntryIndex, values: EntryValues) -> tuple[EntryValues, En
 def log_mean_by_row(index: EntryIndex, values: EntryValues) -> tuple[EntryValues, EntryMarks]:
     """Do as `mean_by_row` for logarithms: log of the mean of exp, which neither overflows nor vanishes."""
     finite = values.isfinite().all(dim=1)
-    known = values.masked_fill(~finite[:, None], -torch.inf)
+    finite_values = values.masked_fill(~finite[:, None], -torch.inf)
     group = group_entries(index)
     start = torch.full_like(values, -torch.inf)
-    peak = start.scatter_reduce_(0, group[:, None].expand_as(values), known, "amax")[group]
+    peak = start.scatter_reduce_(0, group[:, None].expand_as(values), finite_values, "amax")[group]
     peak = peak.masked_fill(peak.isneginf(), 0)  # a row without a finite entry
-    mean, found = mean_by_row(index, (values - peak).exp().masked_fill(~finite[:, None], torch.nan))
-    return mean.log() + peak, found
+    mean, is_known = mean_by_row(index, (values - peak).exp().masked_fill(~finite[:, None], torch.nan))
+    return mean.log() + peak, is_known
 
 
 def group_entries(index: EntryIndex) -> EntryIndex:

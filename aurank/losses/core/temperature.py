@@ -57,8 +57,8 @@ class Temperature(FullPrecision):
 
 
 def require_bounds(name: str, bounds: Sequence[Number | None]) -> tuple[float, float]:
-    given = [math.inf if each is None else each for each in bounds]
-    return require_pair(name, given, "(0, inf]", rising=True)
+    numbers = [math.inf if each is None else each for each in bounds]
+    return require_pair(name, numbers, "(0, inf]", rising=True)
 
 
 AnyTemperature = Float[Tensor, ""] | Float[Tensor, " query"] | float
@@ -72,13 +72,13 @@ def log_mean_exp(
     pairs: Pairs, temperature: AnyTemperature, *, relative: bool = False, with_positives: bool = False
 ) -> Float[Tensor, " query"]:
     temperature = column(temperature)
-    wanted = pairs.negative | pairs.positive if with_positives else pairs.negative
+    counted = pairs.negative | pairs.positive if with_positives else pairs.negative
     similarity = pairs.similarity - attraction(pairs)[:, None] if relative else pairs.similarity
-    count = wanted.sum(dim=1)
+    count = counted.sum(dim=1)
     # A query without any: its row of minus infinities would have no gradient that is a number.
-    scores = (similarity / temperature).masked_fill(~wanted & (count > 0)[:, None], -torch.inf)
-    found = torch.logsumexp(scores, dim=1) - count.clamp(min=1).to(similarity.dtype).log()
-    return torch.where(count > 0, found, 0)
+    scores = (similarity / temperature).masked_fill(~counted & (count > 0)[:, None], -torch.inf)
+    log_mean = torch.logsumexp(scores, dim=1) - count.clamp(min=1).to(similarity.dtype).log()
+    return torch.where(count > 0, log_mean, 0)
 
 
 def add_epsilon(log_value: Float[Tensor, " query"], epsilon: float) -> Float[Tensor, " query"]:

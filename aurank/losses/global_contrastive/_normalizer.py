@@ -110,11 +110,11 @@ class NormalizedLoss(KeyedLoss):
     @property
     def log_u(self) -> Float[Tensor, "direction sample"]:
         """log u of each sample, at the level of the last batch but not balanced; 0 for one not seen yet."""
-        found = first_column(self.tables)
+        stored = first_column(self.tables)
         if self.levels is None:
-            return found
+            return stored
         seen = torch.stack([table.get_buffer("seen") for table in self.tables])
-        return torch.where(seen, found + torch.stack([level.to(found) for level in self.levels.values])[:, None], 0)
+        return torch.where(seen, stored + torch.stack([level.to(stored) for level in self.levels.values])[:, None], 0)
 
     def log_normalizer(
         self, pairs: Pairs, log_mean: Float[Tensor, " query"], *, shared: bool = False, previous: bool = False
@@ -122,26 +122,25 @@ class NormalizedLoss(KeyedLoss):
         """Return log u of each query's sample after this batch, and keep it where the call may write."""
         gamma, table, index = self.gamma(), table_of(self.tables, pairs), query_ids(pairs)
         values = log_mean.detach()[:, None].to(table.rows.dtype)
-        own = values.masked_fill(~pairs.valid[:, None], torch.nan)  # which means and tables leave out
+        entries = values.masked_fill(~pairs.valid[:, None], torch.nan)  # which means and tables leave out
 
-        def blended(index: EntryIndex, own: EntryValues) -> EntryValues:
-            found = table.blended(index, table.mean(index, own)[0] if shared else own, rate=gamma, batch=ids)
-            if not previous:
-                return found
+        def blended(index: EntryIndex, entries: EntryValues) -> EntryValues:
+            new = table.mean(index, entries)[0] if shared else entries
+            after = table.blended(index, new, rate=gamma, batch=ids)
             before, seen = table.read(index)
-            return torch.where(seen[:, None], before, found)
+            return torch.where(seen[:, None], before, after) if previous else after
 
-        ids, everyone = index, own
+        ids, everyone = index, entries
         if writes(self):
-            ids, everyone = table.gathered(index, own, is_shared=pairs.is_shared)
+            ids, everyone = table.gathered(index, entries, is_shared=pairs.is_shared)
         if self.levels is None:
-            normalizer = blended(index, own)
+            normalizer = blended(index, entries)
         else:
             level = mean_of_all(everyone)
             everyone = everyone - level
-            found = blended(ids, everyone)
-            normalizer = found if ids is index else blended(index, own - level)
-            normalizer = normalizer + level + mean_of_all(everyone - found, logarithms=True)
+            of_everyone = blended(ids, everyone)
+            normalizer = of_everyone if ids is index else blended(index, entries - level)
+            normalizer = normalizer + level + mean_of_all(everyone - of_everyone, logarithms=True)
         if writes(self):
             table.update(ids, everyone, rate=gamma, is_shared=True)
             if self.levels is not None:
@@ -153,8 +152,8 @@ def mean_of_all(values: EntryValues, *, logarithms: bool = False) -> Float[Tenso
     if len(values) == 0:
         return values.new_zeros(())
     index = torch.zeros(len(values), dtype=torch.int64, device=values.device)
-    mean, found = (log_mean_by_row if logarithms else mean_by_row)(index, values)
-    return torch.where(found[0], mean[0, 0], 0)
+    mean, is_finite = (log_mean_by_row if logarithms else mean_by_row)(index, values)
+    return torch.where(is_finite[0], mean[0, 0], 0)
 
 
 def table_of(tables: nn.ModuleList, pairs: Pairs) -> RowTable:
@@ -192,9 +191,9 @@ class IndividualTemperatures(nn.Module):
         self.clip = None if clip is None else require_number("temperature_clip", clip)
         row = torch.tensor([start, 0.0] if update == "momentum" else [start, 0.0, 0.0, 0.0])
         self.tables = nn.ModuleList()
-        for other in beside:
-            assert isinstance(other, RowTable)
-            table = RowTable(len(other.rows), len(row), start=row)
+        for normalizers in beside:
+            assert isinstance(normalizers, RowTable)
+            table = RowTable(len(normalizers.rows), len(row), start=row)
             table.seen.fill_(False)  # True once the sample's τ has moved
             self.tables.append(table)
 
@@ -254,8 +253,8 @@ class RobustLoss(NormalizedLoss):
         if self.training and self.rho and not self.rho_checked:
             self.rho_checked = check_rho(pairs, self.rho)
         individual = isinstance(self.temperature, IndividualTemperatures)
-        found: AnyTemperature = self.temperature(pairs) if individual else self.temperature()
-        return found
+        temperature: AnyTemperature = self.temperature(pairs) if individual else self.temperature()
+        return temperature
 
     def relative_log_mean(
         self, pairs: Pairs, temperature: AnyTemperature

@@ -31,18 +31,18 @@ def occupancy(
     scores: Float[Tensor, "chain proposal"],
     start: Float[Tensor, " chain"],
     exponentials: Float[Tensor, "chain proposal"],
-    wanted: Bool[Tensor, "chain proposal"],
+    is_proposed: Bool[Tensor, "chain proposal"],
     burn_in: Int64[Tensor, " chain"],
     *,
     temperature: float,
 ) -> tuple[Float[Tensor, "chain 1+proposal"], Int64[Tensor, " chain"]]:
     """Return how many kept steps each chain spent where, and where it ended: 0 is its start, j + 1 proposal j."""
     number = scores.shape[1]
-    reach = torch.where(wanted, scores + temperature * exponentials, -torch.inf)
+    reach = torch.where(is_proposed, scores + temperature * exponentials, -torch.inf)
     following = next_above(reach, torch.cat([start[:, None], scores], dim=1))
     visited = path(following)
     # when a state is entered, in steps that count: proposals before the one that led there, `number` at the end
-    steps = torch.nn.functional.pad(wanted.to(scores.dtype).cumsum(dim=1), (1, 0))
+    steps = torch.nn.functional.pad(is_proposed.to(scores.dtype).cumsum(dim=1), (1, 0))
     steps = torch.maximum(steps, burn_in[:, None].to(scores.dtype))
     entered = torch.cat([steps[:, :1], steps[:, :-1]], dim=1)
     stayed = (steps.gather(1, following) - entered).masked_fill_(~visited, 0)
@@ -63,10 +63,10 @@ def next_above(
         half = 2 ** (height - 1)
         torch.maximum(maxima[height - 1, :, :-half], maxima[height - 1, :, half:], out=maxima[height, :, :-half])
         maxima[height, :, -half:] = torch.inf
-    place = torch.arange(number + 1, device=values.device).repeat(len(values), 1)
+    position = torch.arange(number + 1, device=values.device).repeat(len(values), 1)
     for height in reversed(range(depth)):
-        place.add_(maxima[height].gather(1, place) <= levels, alpha=2**height)
-    return place
+        position.add_(maxima[height].gather(1, position) <= levels, alpha=2**height)
+    return position
 
 
 def path(following: Int64[Tensor, "chain node"]) -> Bool[Tensor, "chain node"]:
@@ -80,21 +80,21 @@ def path(following: Int64[Tensor, "chain node"]) -> Bool[Tensor, "chain node"]:
     blocks = target.view(chains, number, width)
     border = torch.arange(width, end + 1, width, device=following.device)  # where each block ends
     leaves = target.clone()
-    for place in reversed(range(width - 1)):
-        to = blocks[:, :, place]
+    for offset in reversed(range(width - 1)):
+        to = blocks[:, :, offset]
         onward = leaves.gather(1, to.clamp(max=end - 1))
-        leaves.view(chains, number, width)[:, :, place] = torch.where(to < border, onward, to)
+        leaves.view(chains, number, width)[:, :, offset] = torch.where(to < border, onward, to)
     at = following.new_zeros(chains)
     entered = following.new_full((chains, number), end)
     for block in range(number):
-        here = at < (block + 1) * width
-        entered[:, block] = torch.where(here, at, end)
-        at = torch.where(here, leaves.gather(1, at.clamp(max=end - 1)[:, None])[:, 0], at)
+        is_inside = at < (block + 1) * width
+        entered[:, block] = torch.where(is_inside, at, end)
+        at = torch.where(is_inside, leaves.gather(1, at.clamp(max=end - 1)[:, None])[:, 0], at)
     visited = torch.empty_like(blocks, dtype=torch.bool)
-    for place in range(width):
-        here = entered == border - width + place
-        visited[:, :, place] = here
-        entered = torch.where(here, blocks[:, :, place], entered)
+    for offset in range(width):
+        is_inside = entered == border - width + offset
+        visited[:, :, offset] = is_inside
+        entered = torch.where(is_inside, blocks[:, :, offset], entered)
     return visited.view(chains, end)[:, :size]
 
 
@@ -175,23 +175,23 @@ class Chains(nn.Module):
             score = torch.where(seen, rows[:, 0].to(pairs.similarity.dtype), -torch.inf)
             return score, torch.zeros_like(state), torch.zeros_like(seen), outside
         column, inside = self._in_batch(pairs, state)
-        known, other = torch.zeros_like(seen), None
+        has_state, embeddings = torch.zeros_like(seen), None
         if self.out_of_batch == "stored":
-            known, other = seen, rows.to(pairs.query)
+            has_state, embeddings = seen, rows.to(pairs.query)
         elif self.out_of_batch == "reencode":
             if pairs.reference_ids is None:
                 raise UserError(
                     'EMC² with out_of_batch="reencode" names its states by ids: pass ref_ids beside ref_emb'
                 )
-            known, other = state != NONE, torch.zeros_like(pairs.query)
-            wanted = known & ~inside
-            other[wanted] = embedded_anew(reencode, state[wanted], pairs, name="EMC²")
-        if other is not None and other.shape[1]:
+            has_state, embeddings = state != NONE, torch.zeros_like(pairs.query)
+            absent = has_state & ~inside
+            embeddings[absent] = embedded_anew(reencode, state[absent], pairs, name="EMC²")
+        if embeddings is not None and embeddings.shape[1]:
             with torch.enable_grad():
-                outside = row_similarity(distance, pairs.query, other)
-        elsewhere = torch.where(known, outside.detach(), -torch.inf)
-        here = pairs.similarity.detach().gather(1, column[:, None])[:, 0]
-        return torch.where(inside, here, elsewhere), column, inside, outside
+                outside = row_similarity(distance, pairs.query, embeddings)
+        elsewhere = torch.where(has_state, outside.detach(), -torch.inf)
+        inside_score = pairs.similarity.detach().gather(1, column[:, None])[:, 0]
+        return torch.where(inside, inside_score, elsewhere), column, inside, outside
 
     def _in_batch(
         self, pairs: Pairs, state: Int64[Tensor, " query"]
@@ -199,8 +199,8 @@ class Chains(nn.Module):
         if pairs.reference_ids is None:
             return torch.zeros_like(state), torch.zeros_like(state, dtype=torch.bool)
         ordered, first = pairs.reference_ids.sort(stable=True)
-        place = torch.searchsorted(ordered, state).clamp(max=len(ordered) - 1)
-        column, same = first[place], (ordered[place] == state) & (state != NONE)
+        position = torch.searchsorted(ordered, state).clamp(max=len(ordered) - 1)
+        column, same = first[position], (ordered[position] == state) & (state != NONE)
         return column, same & pairs.negative.gather(1, column[:, None])[:, 0]
 
     @torch.no_grad()
@@ -306,5 +306,5 @@ class EMC2Loss(KeyedLoss):
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
         walk = self.chains(pairs, self.distance, reencode=self.reencode, write=writes(self))
-        found = mean_similarity(pairs.similarity, walk) - attraction(pairs)
-        return found / self.chains.temperature if self.chains.official else found
+        difference = mean_similarity(pairs.similarity, walk) - attraction(pairs)
+        return difference / self.chains.temperature if self.chains.official else difference

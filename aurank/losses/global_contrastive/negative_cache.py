@@ -107,15 +107,16 @@ class NegativeCacheLoss(Counters, KeyedLoss):
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
         generator = self.random.on_device(pairs.query.device)
         drawn, log_sum = gumbel_max(self._scores(pairs), generator)  # a reference, or their number plus a sample
-        size, known = pairs.similarity.shape[1], self.cache.rows.shape[1] > 0  # before the first batch it has no width
+        size, is_empty = pairs.similarity.shape[1], self.cache.rows.shape[1] == 0  # of no width before the first batch
         inside, sample = drawn < size, (drawn - size).clamp(min=0)
-        other = self.cache.rows[sample].to(pairs.query) if known else torch.zeros_like(pairs.query)
-        anew, values = sample[:0], other[:0]
+        embeddings = torch.zeros_like(pairs.query) if is_empty else self.cache.rows[sample].to(pairs.query)
+        anew, values = sample[:0], embeddings[:0]
         if self.wants_reencode:
             anew = sample[~inside]
-            other[~inside] = values = embedded_anew(self.reencode, anew, pairs, name=type(self).__name__)
-        here = pairs.similarity.gather(1, drawn.clamp(max=size - 1)[:, None])[:, 0]
-        push = torch.where(inside, here, row_similarity(self.distance, pairs.query, other)) if known else here
+            embeddings[~inside] = values = embedded_anew(self.reencode, anew, pairs, name=type(self).__name__)
+        push = pairs.similarity.gather(1, drawn.clamp(max=size - 1)[:, None])[:, 0]
+        if not is_empty:
+            push = torch.where(inside, push, row_similarity(self.distance, pairs.query, embeddings))
         pull = attraction(pairs)
         if writes(self):
             self._write(pairs, anew, values)
@@ -138,10 +139,10 @@ class NegativeCacheLoss(Counters, KeyedLoss):
             present = torch.cat([present, torch.where(named, pairs.reference_ids, present[0])])
         cached = self.cache.seen.index_fill(0, present, False)
         parts = (torch.split(each, size) for each in (self.cache.rows, self.cache.tags, cached))
-        for rows, tags, wanted in zip(*parts, strict=True):
+        for rows, tags, is_candidate in zip(*parts, strict=True):
             beyond = self.distance(query, rows.to(query))
             beyond = beyond if self.distance.is_inverted else -beyond
-            yield beyond.masked_fill_(~(wanted & (tags != labels)), -torch.inf).div_(self.temperature)
+            yield beyond.masked_fill_(~(is_candidate & (tags != labels)), -torch.inf).div_(self.temperature)
 
     @torch.no_grad()
     def _write(self, pairs: Pairs, anew: Int64[Tensor, " entry"], values: Float[Tensor, "entry dim"]) -> None:

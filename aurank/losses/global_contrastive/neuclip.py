@@ -28,45 +28,45 @@ class Seen:
     log_normalizer: Float[Tensor, " query"]  # log(ε + g) of the batch
     weight: Float[Tensor, " query"]  # 1 where the query counts
     reference: Float[Tensor, "reference dim"]  # of unit length where the distance normalises
-    known: Bool[Tensor, "query reference"] | None  # True where a reference is a pair of the query, and not itself
-    own: slice  # the queries that are this process's
+    is_pair: Bool[Tensor, "query reference"] | None  # True where a reference is a pair of the query, and not itself
+    shard: slice  # the queries that are this process's
     empty: bool  # no query counts
 
 
 @torch.no_grad()
-def see(pairs: Pairs, log_normalizer: Float[Tensor, " query"], distance: BaseDistance, *, with_known: bool) -> Seen:
-    """Gather the batch of all processes, which must all call with equal `with_known`."""
+def see(pairs: Pairs, log_normalizer: Float[Tensor, " query"], distance: BaseDistance, *, with_pairs: bool) -> Seen:
+    """Gather the batch of all processes, which must all call with equal `with_pairs`."""
     query, reference = pairs.query.detach(), pairs.reference.detach()
-    known = pairs.positive | pairs.negative if with_known else None
+    is_pair = pairs.positive | pairs.negative if with_pairs else None
     numbers = torch.stack([attraction(pairs), log_normalizer, pairs.valid.to(query.dtype)], dim=1)
-    own, empty = slice(0, len(query)), len(pairs.valid_rows) == 0
+    shard, empty = slice(0, len(query)), len(pairs.valid_rows) == 0
     if not pairs.is_shared and world_size() > 1:
-        places = torch.arange(max(len(query), len(reference)), device=query.device)
-        starts, everyone = gather_entries(places[: len(reference)], reference)
-        if known is not None:  # a reference of another process is a pair of any query
+        positions = torch.arange(max(len(query), len(reference)), device=query.device)
+        starts, everyone = gather_entries(positions[: len(reference)], reference)
+        if is_pair is not None:  # a reference of another process is a pair of any query
             first = int((starts == 0).nonzero()[distributed.get_rank()])
-            wide = known.new_ones(len(query), len(everyone))
-            wide[:, first : first + len(reference)] = known
-            known = wide
-        parts = [query, numbers] if known is None else [query, numbers, known.to(query.dtype)]
-        starts, rows = gather_entries(places[: len(query)], torch.cat(parts, dim=1))
+            wide = is_pair.new_ones(len(query), len(everyone))
+            wide[:, first : first + len(reference)] = is_pair
+            is_pair = wide
+        parts = [query, numbers] if is_pair is None else [query, numbers, is_pair.to(query.dtype)]
+        starts, rows = gather_entries(positions[: len(query)], torch.cat(parts, dim=1))
         start, dim, reference = int((starts == 0).nonzero()[distributed.get_rank()]), query.shape[1], everyone
-        own = slice(start, start + len(query))
+        shard = slice(start, start + len(query))
         query, numbers = rows[:, :dim], rows[:, dim : dim + 3]
-        known = None if known is None else rows[:, dim + 3 :] > 0
+        is_pair = None if is_pair is None else rows[:, dim + 3 :] > 0
         empty = not bool(numbers[:, 2].any())
     # A row that is not a number makes the loss none, but would stay in the prototypes for long.
     finite = query.isfinite().all(dim=1) & numbers.isfinite().all(dim=1)
     pull, log_normalizer, weight = numbers.masked_fill(~finite[:, None], 0).unbind(dim=1)
     query, reference = (rows.masked_fill(~rows.isfinite().all(dim=1)[:, None], 0) for rows in (query, reference))
-    return Seen(query, pull, log_normalizer, weight, normalized(reference, distance), known, own, empty)
+    return Seen(query, pull, log_normalizer, weight, normalized(reference, distance), is_pair, shard, empty)
 
 
 def normalized(rows: Float[Tensor, "row dim"], distance: BaseDistance) -> Float[Tensor, "row dim"]:
     """Return the rows as the distance normalises them; one that is so already, but for rounding, stays as it is."""
-    found: Tensor = distance.maybe_normalize(rows)
-    same = torch.isclose(found, rows, rtol=16 * torch.finfo(rows.dtype).eps, atol=0).all(dim=1, keepdim=True)
-    return torch.where(same, rows, found)
+    unit: Tensor = distance.maybe_normalize(rows)
+    same = torch.isclose(unit, rows, rtol=16 * torch.finfo(rows.dtype).eps, atol=0).all(dim=1, keepdim=True)
+    return torch.where(same, rows, unit)
 
 
 class Prototypes(Counters, FullPrecision):
@@ -93,14 +93,14 @@ class Prototypes(Counters, FullPrecision):
             return
         size = len(self.queue)
         rows = seen.reference[:size].to(self.queue.dtype)
-        places = torch.arange(size, device=rows.device)
+        positions = torch.arange(size, device=rows.device)
         if restart:
             older = min(self.filled, size - len(rows))
-            newest = self.queue[(places[:older] + self.position - older) % size]
+            newest = self.queue[(positions[:older] + self.position - older) % size]
             self.count = len(rows) + older
             self.weight_0[: self.count] = torch.cat([rows, newest])
             self.squares_0.zero_()
-        self.queue[(places[: len(rows)] + self.position) % size] = rows
+        self.queue[(positions[: len(rows)] + self.position) % size] = rows
         self.position = (self.position + len(rows)) % size
         self.filled = min(self.filled + len(rows), size)
         self.steps += 1
@@ -111,18 +111,17 @@ class Prototypes(Counters, FullPrecision):
         query: Float[Tensor, "query dim"],
         temperature: Tensor | float,
         distance: BaseDistance,
-        known: Bool[Tensor, "query reference"] | None,
+        is_pair: Bool[Tensor, "query reference"] | None,
     ) -> Float[Tensor, " query"]:
         similarity = distance(query, prototypes.to(query.dtype))
         scores = similarity / (temperature if distance.is_inverted else -temperature)
-        if known is None:
+        if is_pair is None:
             return torch.logsumexp(scores, dim=1) - math.log(len(prototypes))
-        known = known[:, : len(prototypes)]
-        wanted = torch.ones_like(scores, dtype=torch.bool)
-        wanted[:, : known.shape[1]] = known
-        wanted |= ~wanted.any(dim=1, keepdim=True)  # a query without any pair is left out in the end, but stays finite
-        masked = scores.masked_fill(~wanted, -torch.inf)
-        return torch.logsumexp(masked, dim=1) - wanted.sum(dim=1).to(scores.dtype).log()
+        is_pair = is_pair[:, : len(prototypes)]
+        mask = torch.ones_like(scores, dtype=torch.bool)
+        mask[:, : is_pair.shape[1]] = is_pair
+        mask |= ~mask.any(dim=1, keepdim=True)  # a query without any pair is left out in the end, but stays finite
+        return torch.logsumexp(scores.masked_fill(~mask, -torch.inf), dim=1) - mask.sum(dim=1).to(scores.dtype).log()
 
     @torch.no_grad()
     def fit(self, objective: Callable[[Tensor], Tensor], *, steps: int, rate: float) -> None:
@@ -225,27 +224,27 @@ class NeuCLIPLoss(PairLoss):
         return inputs
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
-        temperature, known = self.temperature(), None
+        temperature, is_pair = self.temperature(), None
         log_normalizer = self._of_batch(pairs, temperature)
         if writes(self):
             network, every = self._network(pairs), self.restart_every
             restart = network.steps == 0 if every is None else network.steps % every == 0
-            seen = see(pairs, log_normalizer, self.distance, with_known=restart)
+            seen = see(pairs, log_normalizer, self.distance, with_pairs=restart)
             network.take_in(seen, restart=restart)
             self._fit(network, seen, temperature)
-            known = None if seen.known is None else seen.known[seen.own]
+            is_pair = None if seen.is_pair is None else seen.is_pair[seen.shard]
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.detach_alpha):
-            alpha = self.alpha(pairs, known=known)
+            alpha = self.alpha(pairs, is_pair=is_pair)
         value: Tensor = temperature * (certainty_equivalent(log_normalizer, alpha) + self.rho)
         return value
 
-    def alpha(self, pairs: Pairs, *, known: Bool[Tensor, "query reference"] | None = None) -> Float[Tensor, " query"]:
+    def alpha(self, pairs: Pairs, *, is_pair: Bool[Tensor, "query reference"] | None = None) -> Float[Tensor, " query"]:
         """Return α of each query as the prototypes predict it; before their first batch, log(ε + g) of these pairs."""
         network, temperature = self._network(pairs), self.temperature()
         if network.count == 0:
             return self._of_batch(pairs, temperature)
         # a copy, as the next batch may change the prototypes before this one's gradient is asked for
-        log_mean = network.log_mean(network.prototypes.clone(), pairs.query, temperature, self.distance, known)
+        log_mean = network.log_mean(network.prototypes.clone(), pairs.query, temperature, self.distance, is_pair)
         return add_epsilon(log_mean - attraction(pairs) / temperature, self.epsilon)
 
     def _of_batch(self, pairs: Pairs, temperature: Tensor | float) -> Float[Tensor, " query"]:
@@ -263,7 +262,7 @@ class NeuCLIPLoss(PairLoss):
         pull, size = seen.attraction / temperature, seen.weight.sum().clamp(min=1)
 
         def objective(prototypes: Tensor) -> Tensor:
-            log_mean = network.log_mean(prototypes, seen.query, temperature, self.distance, seen.known)
+            log_mean = network.log_mean(prototypes, seen.query, temperature, self.distance, seen.is_pair)
             alpha = add_epsilon(log_mean - pull, self.epsilon)
             return temperature * (seen.weight * certainty_equivalent(seen.log_normalizer, alpha)).sum() / size
 

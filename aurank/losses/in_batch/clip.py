@@ -163,7 +163,7 @@ class CyCLIPLoss(CLIPLoss):
         partner = pairs.positive.to(pairs.similarity.dtype)
         partner = partner / partner.sum(dim=1, keepdim=True).clamp(min=1)
         counted = (pairs.valid[:, None] & pairs.valid).fill_diagonal_(False)
-        found = {}
+        terms = {}
         for name, weight in self.weights.items():
             if name == "cross_modal":
                 similarity = pairs.similarity @ partner.T
@@ -174,5 +174,5 @@ class CyCLIPLoss(CLIPLoss):
                 partners = torch.where(pairs.positive.any(dim=1, keepdim=True), partners, 1)
                 difference = self.distance(pairs.query) - self.distance(partners)
             squares = difference.masked_fill(~counted, 0).square().sum() / max(1, len(pairs.valid_rows))
-            found[name] = weight / (1 + self.two_way) * squares
-        return found
+            terms[name] = weight / (1 + self.two_way) * squares
+        return terms

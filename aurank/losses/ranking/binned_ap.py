@@ -31,13 +31,13 @@ def bin_position(
 
 
 def soft_histogram(
-    similarity: Float[Tensor, "query item"], wanted: Bool[Tensor, "query item"], *, num_bins: int, limits: Limits
+    similarity: Float[Tensor, "query item"], counted: Bool[Tensor, "query item"], *, num_bins: int, limits: Limits
 ) -> Float[Tensor, "query bin"]:
     first, share = bin_position(similarity, num_bins=num_bins, limits=limits)
-    column = first.masked_fill(~wanted, num_bins)  # what is not wanted goes to a column of its own
+    column = first.masked_fill(~counted, num_bins)  # what does not count goes to a column of its own
     empty = share.new_zeros(len(share), num_bins + 1)
-    here, after = empty.scatter_add(1, column, 1 - share), empty.scatter_add(1, column, share)
-    return here[:, :-1] + pad(after[:, :-2], (1, 0))
+    in_first, in_next = empty.scatter_add(1, column, 1 - share), empty.scatter_add(1, column, share)
+    return in_first[:, :-1] + pad(in_next[:, :-2], (1, 0))
 
 
 def histogram_average_precision(
@@ -124,15 +124,15 @@ def tie_aware_average_precision(
     # differences of counts and of digamma cancel; these tensors are small
     share, plus, every = share.double(), plus.double(), plus.double() + minus.double()
     precision = torch.zeros_like(share)
-    for index, own_before, own in ((first, 0.0, 1 - share), (first + 1, 1 - share, share)):
-        others: list[Tensor] = []  # positives ahead of each positive, and tied with it, then all; itself in none
+    for index, own_before, weight in ((first, 0.0, 1 - share), (first + 1, 1 - share, share)):
+        ahead_and_tied: list[Tensor] = []  # how many positives are ahead, and tied, then of all; itself in none
         for histogram in (plus, every):
             before = histogram.cumsum(dim=1) - histogram
-            others += [
+            ahead_and_tied += [
                 (before.gather(1, index) - own_before).clamp(min=0),
-                (histogram.gather(1, index) - own).clamp(min=0),
+                (histogram.gather(1, index) - weight).clamp(min=0),
             ]
-        precision = precision + own * expected_precision(*others)
+        precision = precision + weight * expected_precision(*ahead_and_tied)
     return positives.mean(precision).to(positives.similarity.dtype)
 
 

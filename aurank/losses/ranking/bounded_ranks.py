@@ -244,8 +244,8 @@ class HierarchicalAPLoss(PairLoss):
             if self.super_labels is None or embedding_size is None:
                 raise UserError(f"clustering={clustering!r} needs super_labels and embedding_size, the proxies' sizes")
             size = len(self.super_labels), require_whole("embedding_size", embedding_size)
-            own = torch.Generator().manual_seed(0)  # so that all processes start alike
-            self.proxies = nn.Parameter(normalize(torch.randn(size, generator=own)))
+            generator = torch.Generator().manual_seed(0)  # so that all processes start alike
+            self.proxies = nn.Parameter(normalize(torch.randn(size, generator=generator)))
 
     def prepared(self, inputs: Inputs) -> Inputs:
         if self.proxies is not None:
@@ -264,19 +264,19 @@ class HierarchicalAPLoss(PairLoss):
             query, reference = (to_device_of(pairs.similarity, each) for each in (query, reference))
             less_relevant.append(less_relevant[-1] & (query[:, None] != reference))
         relevances = self._relevances(torch.stack([level.count for level in levels]), pairs.similarity)
-        ordered, found = [ascending(level) for level in levels], torch.zeros_like(pairs.similarity[:, 0])
-        for place, (level, less) in enumerate(zip(levels, less_relevant, strict=True)):
-            ahead = [count_ahead(level.similarity, others) for others in ordered]
+        ordered, reached = [ascending(level) for level in levels], torch.zeros_like(pairs.similarity[:, 0])
+        for position, (level, less) in enumerate(zip(levels, less_relevant, strict=True)):
+            ahead = [count_ahead(level.similarity, scores) for scores in ordered]
             weighed = [
-                torch.minimum(relevances[place], relevance)[:, None] * count
+                torch.minimum(relevances[position], relevance)[:, None] * count
                 for relevance, count in zip(relevances, ahead, strict=True)
             ]
             behind = self.behind(level.similarity, pairs.similarity.masked_fill(~less, -torch.inf))
-            rank = sum(ahead[: place + 1], behind)
+            rank = sum(ahead[: position + 1], behind)
             share = sum(weighed[1:], weighed[0]) / rank.clamp(min=1)  # at least 1 but for padding
-            found = found + share.masked_fill(~level.mask, 0).sum(dim=1)
+            reached = reached + share.masked_fill(~level.mask, 0).sum(dim=1)
         possible = sum(relevance * level.count for relevance, level in zip(relevances, levels, strict=True))
-        return (1 - self.clustering) * (1 - found / torch.where(pairs.valid, possible, 1))
+        return (1 - self.clustering) * (1 - reached / torch.where(pairs.valid, possible, 1))
 
     def extra_terms(self, pairs: Pairs) -> dict[str, Tensor]:
         if self.proxies is None:
@@ -312,7 +312,7 @@ def check_super_labels(super_labels: Any) -> Int64[Tensor, "class level"]:
     table = table.long().reshape(len(table), -1).clone()
     for level in range(table.shape[1] - 1):
         inner = table[:, level]
-        for one in torch.unique(inner[inner >= 0]).tolist():
-            if len(torch.unique(table[inner == one, level + 1])) > 1:
-                raise UserError(f"super_labels: {one} of level {level} lies in several of level {level + 1}")
+        for code in torch.unique(inner[inner >= 0]).tolist():
+            if len(torch.unique(table[inner == code, level + 1])) > 1:
+                raise UserError(f"super_labels: {code} of level {level} lies in several of level {level + 1}")
     return table

@@ -18,11 +18,11 @@ def block_sums(
     scores: Tensor, others: Tensor, surrogate: str, temperature: float, constants: Sequence[float]
 ) -> Tensor:
     """Return Σ_j ℓ((other_j − score) / temperature) for each score; `constants` are those of "bound"."""
-    found = scores.new_empty(scores.shape)
+    sums = scores.new_empty(scores.shape)
     for queries, columns in _blocks(scores, others):
         part = scores[queries, columns], others[queries]
-        found[queries, columns] = definition(*part, surrogate, temperature, constants)
-    return found
+        sums[queries, columns] = definition(*part, surrogate, temperature, constants)
+    return sums
 
 
 def definition(

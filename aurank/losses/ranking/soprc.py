@@ -208,26 +208,26 @@ class SOPRCLoss(PairLoss):
         positives = pairs.positives
         ascending = positives.similarity.masked_fill(~positives.mask, torch.inf).sort(dim=1).values
         interpolate = INTERPOLATIONS[self.interpolation]
-        own = interpolate(ascending, positives.count, num_quantiles=self.table.rows.shape[1], bounds=pairs.bounds)
-        own = own.masked_fill(positives.count[:, None] == 0, 0)
+        quantiles = interpolate(ascending, positives.count, num_quantiles=self.table.rows.shape[1], bounds=pairs.bounds)
+        quantiles = quantiles.masked_fill(positives.count[:, None] == 0, 0)
         if not self.moving_average:
-            return own
+            return quantiles
         if write:
             rows = pairs.valid_rows
             labels = pairs.query_labels[rows]
             if self.official and len(rows):  # of a class's queries the last, as an indexed assignment leaves behind
                 rows = torch.where(labels[:, None] == labels, rows, -1).amax(dim=1)
-            self.table.update(labels, own[rows], rate=self.beta, is_shared=pairs.is_shared)
+            self.table.update(labels, quantiles[rows], rate=self.beta, is_shared=pairs.is_shared)
         stored, seen = self.table.read(pairs.query_labels)
-        return torch.where(seen[:, None], stored.to(own.dtype), own)
+        return torch.where(seen[:, None], stored.to(quantiles.dtype), quantiles)
 
     def _class_prior(self, pairs: Pairs) -> Float[Tensor, " query"]:
         if self.prior == "batch":
             positives = pairs.positives.count.clamp(min=1).to(pairs.similarity.dtype)
             return positives / (positives + pairs.negative_count)
         counts = self.class_counts.to(pairs.similarity.dtype)
-        own = counts[pairs.query_labels].clamp(min=1)  # a class counted 0 is here after all
-        return self.prior_max * own / counts.max() if self.prior == "scaled" else own / counts.sum()
+        count = counts[pairs.query_labels].clamp(min=1)  # a class counted 0 is here after all
+        return self.prior_max * count / counts.max() if self.prior == "scaled" else count / counts.sum()
 
 
 def check_class_counts(class_counts: Tensor | Iterable[Any]) -> Int64[Tensor, " class"]:

@@ -148,23 +148,23 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
             if inputs.ref_labels is not None:
                 inputs = replace(inputs, ref_ids=keyed.ids_of("labels", inputs.ref_labels, "ids", None))
         inputs = self.gather.batch(inputs)
-        whole = self.with_memory(inputs)
+        extended = self.with_memory(inputs)
         if miner is not None:
-            whole = self.gather.ask_miner(replace(whole, indices_tuple=miner))
+            extended = self.gather.ask_miner(replace(extended, indices_tuple=miner))
             if isinstance(inputs.indices_tuple, Sequence):
-                whole = replace(whole, indices_tuple=with_tuple(whole.indices_tuple, inputs))
-        value = call_loss(self.loss, whole)
+                extended = replace(extended, indices_tuple=with_tuple(extended.indices_tuple, inputs))
+        value = call_loss(self.loss, extended)
         if writes(self):
             self.write(inputs)
         return value
 
     def _miner(self, inputs: Inputs) -> nn.Module | None:
-        given = inputs.indices_tuple if isinstance(inputs.indices_tuple, nn.Module) else None
-        if self.miner is not None and given is not None:
+        call_miner = inputs.indices_tuple if isinstance(inputs.indices_tuple, nn.Module) else None
+        if self.miner is not None and call_miner is not None:
             raise UserError("indices_tuple was given a miner, but CrossBatchMemory has one: leave one of them out")
-        miner = given if self.miner is None else self.miner
+        miner = call_miner if self.miner is None else self.miner
         inner = self.loss.reference_miners if isinstance(self.loss, MultipleLosses) else []
-        if inputs.ref_emb is None and any(getattr(one, "pos_strategy", None) == "easy" for one in (miner, *inner)):
+        if inputs.ref_emb is None and any(getattr(each, "pos_strategy", None) == "easy" for each in (miner, *inner)):
             raise UserError(
                 "the miner takes the easiest positive, which among references is the query itself: give it "
                 'pos_strategy="hard" or "all", or leave out the memory'
@@ -182,7 +182,7 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
         if has_keys:  # another view of the query's image is no copy of it
             first_ids = torch.full_like(first_labels, UNKNOWN)
         first, memory = in_common_precision(first, self._stored(self.embedding_memory, fill, size, used=used))
-        whole = replace(
+        extended = replace(
             inputs,
             ref_emb=torch.cat([first, memory]),
             ref_labels=torch.cat([first_labels.cpu(), self._stored(labels, fill, size, used=used)]),
@@ -191,34 +191,33 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
             else torch.cat([first_ids.cpu(), self._stored(ids, fill, size, used=used)]),
             batch_leads=not has_keys,
         )
-        assert whole.ref_labels is not None
-        if len(whole.ref_labels) == 0:
+        if size + len(memory) == 0:
             raise UserError("enqueue_mask is False for every row and the memory is empty: there is no reference")
         mined = inputs.indices_tuple
         if has_keys or self.miner is not None or not isinstance(mined, Sequence):
-            return whole
-        given = (to_device_of(first, part) for part in check_mined(mined, (size, size)))
-        itself, outside = whole.itself(), torch.arange(size + len(memory), device=first.device) >= size
+            return extended
+        indices = (to_device_of(first, part) for part in check_mined(mined, (size, size)))
+        itself, outside = extended.itself(), torch.arange(size + len(memory), device=first.device) >= size
         assert itself is not None
-        pairs = zip(given, all_pairs(whole, outside & ~itself), strict=True)
-        return replace(whole, indices_tuple=tuple(torch.cat(both) for both in pairs))
+        pairs = zip(indices, all_pairs(extended, outside & ~itself), strict=True)
+        return replace(extended, indices_tuple=tuple(torch.cat(both) for both in pairs))
 
     @torch.no_grad()
     def write(self, inputs: Inputs) -> None:
         """Replace the oldest rows by the finite rows of the batch, or its keys."""
         memories = self._buffers_kept()[:3]
         rows, labels, ids = rows_to_store(inputs)
-        given = rows, labels, torch.full_like(labels, UNKNOWN) if ids is None else ids
-        values = [to_device_of(old, new.detach()).to(old.dtype) for old, new in zip(memories, given, strict=True)]
+        parts = rows, labels, torch.full_like(labels, UNKNOWN) if ids is None else ids
+        values = [to_device_of(old, new.detach()).to(old.dtype) for old, new in zip(memories, parts, strict=True)]
         finite = values[0].isfinite().all(dim=1)
         newest = finite.to(torch.uint8).argsort(stable=True)[-self.memory_size :]  # the finite ones last, in order
-        kept, number = finite[newest], min(len(finite), self.memory_size)
+        is_stored, number = finite[newest], min(len(finite), self.memory_size)
         position, filled, calls = self.counters.unbind()
-        stored = kept.sum()
-        place = (position - (number - stored) + torch.arange(number, device=finite.device)) % self.memory_size
+        stored = is_stored.sum()
+        slots = (position - (number - stored) + torch.arange(number, device=finite.device)) % self.memory_size
         for memory, new in zip(memories, values, strict=True):
-            old = memory[place]
-            memory[place] = torch.where(kept.view(-1, *[1] * (old.ndim - 1)), new[newest], old)
+            old = memory[slots]
+            memory[slots] = torch.where(is_stored.view(-1, *[1] * (old.ndim - 1)), new[newest], old)
         after = (position + stored) % self.memory_size, (filled + stored).clamp(max=self.memory_size), calls + 1
         self.counters.copy_(torch.stack(after))
 
@@ -238,8 +237,10 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
 
 def refuse_unfit(loss: nn.Module, *, gathers: bool) -> None:
     parts = loss.modules()
-    if isinstance(loss, MultipleLosses) and (ranking := [one for one in loss.losses.values() if takes_references(one)]):
-        parts = itertools.chain(*(one.modules() for one in ranking))  # the others see the batch alone
+    if isinstance(loss, MultipleLosses) and (
+        ranking := [each for each in loss.losses.values() if takes_references(each)]
+    ):
+        parts = itertools.chain(*(each.modules() for each in ranking))  # the others see the batch alone
     for part in parts:
         name, is_ours = type(part).__name__, isinstance(part, TakesInputs)
         of_pml = type(part).__module__.startswith(pml_losses.__name__) and name not in TAKEN_BY_PML
@@ -267,8 +268,8 @@ def with_keys(inputs: Inputs, is_key: Tensor) -> Inputs:
     if isinstance(inputs.indices_tuple, Sequence):
         raise UserError("indices_tuple and enqueue_mask were both given: leave one of them out")
 
-    def take(values: Tensor | None, wanted: Tensor) -> Any:
-        return None if values is None else values[wanted.to(values.device)]
+    def take(values: Tensor | None, mask: Tensor) -> Any:
+        return None if values is None else values[mask.to(values.device)]
 
     return replace(
         inputs,
@@ -287,10 +288,10 @@ def rows_to_store(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor | None]:
     return inputs.ref_emb, inputs.ref_labels, inputs.ref_ids
 
 
-def with_tuple(found: Mined, inputs: Inputs) -> tuple[Tensor, ...]:
-    assert isinstance(found, Sequence)
+def with_tuple(mined: Mined, inputs: Inputs) -> tuple[Tensor, ...]:
+    assert isinstance(mined, Sequence)
     assert isinstance(inputs.indices_tuple, Sequence)
-    given = [part.to(found[0].device) for part in inputs.indices_tuple]
-    pairs = check_mined(given, (len(inputs.labels),) * 2)
-    alike = convert_to_triplets(given, inputs.labels) if len(found) == 3 else pairs
-    return tuple(torch.cat(both) for both in zip(found, alike, strict=True))
+    indices = [part.to(mined[0].device) for part in inputs.indices_tuple]
+    pairs = check_mined(indices, (len(inputs.labels),) * 2)
+    alike = convert_to_triplets(indices, inputs.labels) if len(mined) == 3 else pairs
+    return tuple(torch.cat(both) for both in zip(mined, alike, strict=True))

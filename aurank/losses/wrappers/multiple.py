@@ -79,12 +79,12 @@ class MultipleLosses(TakesInputs, nn.Module):
             raise UserError("indices_tuple was given, but MultipleLosses has its own miners: leave one of them out")
         inputs, terms = self.gather.batch(inputs), {}
         for name, loss in self.losses.items():
-            own = replace(inputs, indices_tuple=self.miners[name]) if name in self.miners else inputs
+            seen = replace(inputs, indices_tuple=self.miners[name]) if name in self.miners else inputs
             if not takes_references(loss):
-                own = batch_alone(own)
+                seen = batch_alone(seen)
             if name in self.widths:
-                own = narrowed(own, self.widths[name])
-            value = call_loss(loss, self.gather.ask_miner(own))
+                seen = narrowed(seen, self.widths[name])
+            value = call_loss(loss, self.gather.ask_miner(seen))
             if not isinstance(value, Tensor):
                 raise UserError(
                     f"losses[{name!r}] must give a number to be summed, got {kind_of(value)}: change its reducer"
@@ -127,8 +127,8 @@ def by_name(argument: str, values: Any, losses: Any) -> dict[str, Any]:
         return {}
     is_dict, fits = isinstance(losses, Mapping), False
     if isinstance(values, Mapping if is_dict else Sequence):
-        found = dict(values) if is_dict else {str(position): value for position, value in enumerate(values)}
-        fits = found.keys() <= losses.keys() if is_dict else len(found) == len(losses)
+        named = dict(values) if is_dict else {str(position): value for position, value in enumerate(values)}
+        fits = named.keys() <= losses.keys() if is_dict else len(named) == len(losses)
     if not fits:
         raise UserError(f"{argument} must be a {'dict' if is_dict else 'list'} that fits the losses, got {values!r}")
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in named.items() if value is not None}

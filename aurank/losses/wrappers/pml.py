@@ -84,21 +84,21 @@ def call_loss(loss: nn.Module, inputs: Inputs) -> Any:
         return loss(*inputs.pml_args)
 
 
-def mined_among(mined: Sequence[Tensor], wanted: Bool[Tensor, "query reference"]) -> Sequence[Tensor]:
-    mined = [to_device_of(wanted, part) for part in mined]
+def mined_among(mined: Sequence[Tensor], eligible: Bool[Tensor, "query reference"]) -> Sequence[Tensor]:
+    mined = [to_device_of(eligible, part) for part in mined]
     if len(mined) == 3:
         anchor, positive, negative = mined
-        kept = wanted[anchor, positive] & wanted[anchor, negative]
-        return anchor[kept], positive[kept], negative[kept]
-    plus, minus = (wanted[mined[side], mined[side + 1]] for side in (0, 2))
+        remain = eligible[anchor, positive] & eligible[anchor, negative]
+        return anchor[remain], positive[remain], negative[remain]
+    plus, minus = (eligible[mined[side], mined[side + 1]] for side in (0, 2))
     return mined[0][plus], mined[1][plus], mined[2][minus], mined[3][minus]
 
 
-def all_pairs(inputs: Inputs, wanted: Bool[Tensor, "query reference"]) -> tuple[Tensor, ...]:
-    given = inputs.labels if inputs.ref_labels is None else inputs.ref_labels
-    labels, ref_labels = (to_device_of(wanted, each) for each in (inputs.labels, given))
+def all_pairs(inputs: Inputs, eligible: Bool[Tensor, "query reference"]) -> tuple[Tensor, ...]:
+    ref_labels = inputs.labels if inputs.ref_labels is None else inputs.ref_labels
+    labels, ref_labels = (to_device_of(eligible, each) for each in (inputs.labels, ref_labels))
     same = labels[:, None] == ref_labels
-    return *torch.nonzero(same & wanted, as_tuple=True), *torch.nonzero(~same & wanted, as_tuple=True)
+    return *torch.nonzero(same & eligible, as_tuple=True), *torch.nonzero(~same & eligible, as_tuple=True)
 
 
 class SumPerQueryReducer(SumReducer):  # type: ignore[misc]  # PML ships no types
