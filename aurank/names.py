@@ -6,7 +6,7 @@ import inspect
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar, cast, get_args
+from typing import Any, TypeVar, cast
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 NAN = ("nan", "NaN", "<NA>")  # a missing number as text
@@ -16,10 +16,10 @@ _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_O
 _WORDS = {"distance": {"l2": "euclidean"}}  # values that others have other words for
 
 
-def nearest(name: str, known: Iterable[str], *, most: int = 1, cutoff: float = 0.6) -> list[str]:
-    """The known names that are most like this one, whatever their case, the likest first; none where none is close."""
-    lowered = {option.lower(): option for option in known}
-    return [lowered[found] for found in difflib.get_close_matches(name.lower(), lowered, n=most, cutoff=cutoff)]
+def nearest(name: str, names: Iterable[str], *, most: int = 1, cutoff: float = 0.6) -> list[str]:
+    """Return the names most like this one, whatever their case, the likest first; none if none is close."""
+    lowered = {option.lower(): option for option in names}
+    return [lowered[close] for close in difflib.get_close_matches(name.lower(), lowered, n=most, cutoff=cutoff)]
 
 
 def meant(names: Sequence[str]) -> str:
@@ -55,28 +55,22 @@ def plain_name(value: Any, missing: Sequence[str] = NAN) -> str:
 def signature(factory: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter], bool]:
     """Return the arguments that ``factory`` and its base classes take by name, and whether it takes any others.
 
-    Its attribute ``aliases``, where it has one, says other names of arguments.
+    The attribute ``aliases`` of a factory holds other names of its arguments.
     """
     ancestors = factory.__mro__[:-1] if inspect.isclass(factory) else ()
     constructors = [vars(ancestor)["__init__"] for ancestor in ancestors if "__init__" in vars(ancestor)]
-    found: dict[str, inspect.Parameter] = {}
+    arguments: dict[str, inspect.Parameter] = {}
     is_open = True
     for function in constructors or [factory]:
         parameters = _parameters(function)[1 if constructors else 0 :]
-        found |= {one.name: one for one in parameters if one.kind in _BY_NAME and one.name not in found}
-        rest = next((one for one in parameters if one.kind is inspect.Parameter.VAR_KEYWORD), None)
-        if rest is None:
-            is_open = False
+        arguments |= {each.name: each for each in parameters if each.kind in _BY_NAME and each.name not in arguments}
+        is_open = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters)
+        if not is_open:
             break
-        options = getattr(next(iter(get_args(rest.annotation)), None), "__annotations__", {})
-        if options and not constructors:  # Unpack of a TypedDict names them all
-            how: Any = {"kind": inspect.Parameter.KEYWORD_ONLY, "default": None}
-            found |= {name: inspect.Parameter(name, annotation=kind, **how) for name, kind in options.items()}
-            is_open = False
     for alias, name in getattr(factory, "aliases", {}).items():
-        if name in found:
-            found[alias] = found[name].replace(name=alias, kind=inspect.Parameter.KEYWORD_ONLY, default=None)
-    return found, is_open
+        if name in arguments:
+            arguments[alias] = arguments[name].replace(name=alias, kind=inspect.Parameter.KEYWORD_ONLY, default=None)
+    return arguments, is_open
 
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
@@ -86,23 +80,23 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
         return list(inspect.signature(function).parameters.values())
 
 
-def named(factory: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def named(factory: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return arguments by the names, and some by the words, that ``factory`` has for them.
 
     Raises:
         TypeError: an argument that it does not take, with the nearest that it takes; one that is given by two names.
     """
-    (known, is_open), aliases = signature(factory), getattr(factory, "aliases", {})
-    title, found = factory.__qualname__.removesuffix(".__init__"), dict[str, Any]()
-    for argument, value in given.items():
+    (parameters, is_open), aliases = signature(factory), getattr(factory, "aliases", {})
+    title, renamed = factory.__qualname__.removesuffix(".__init__"), dict[str, Any]()
+    for argument, value in arguments.items():
         name = aliases.get(argument, argument)
-        if name in found:
+        if name in renamed:
             raise TypeError(f"{title} was given {name!r} by two names; leave one out")
-        if name not in known and not is_open:
-            hint = meant(nearest(argument, known)) or f"; it takes {', '.join(known)}"
+        if name not in parameters and not is_open:
+            hint = meant(nearest(argument, parameters)) or f"; it takes {', '.join(parameters)}"
             raise TypeError(f"{title} takes no argument {argument!r}{hint}")
-        found[name] = _WORDS.get(name, {}).get(value.lower(), value) if isinstance(value, str) else value
-    return found
+        renamed[name] = _WORDS.get(name, {}).get(value.lower(), value) if isinstance(value, str) else value
+    return renamed
 
 
 def accepting(**aliases: str) -> Callable[[Function], Function]:
@@ -112,8 +106,8 @@ def accepting(**aliases: str) -> Callable[[Function], Function]:
         function.aliases = aliases  # type: ignore[attr-defined]
 
         @functools.wraps(function)
-        def call(*args: Any, **given: Any) -> Any:
-            return function(*args, **named(function, given))
+        def call(*args: Any, **arguments: Any) -> Any:
+            return function(*args, **named(function, arguments))
 
         return cast(Function, call)
 

@@ -68,8 +68,8 @@ class Range:
         """Return whether a number lies within 5 % of an end, beyond which there may be better ones."""
         if self.choices or value not in self:
             return False
-        low, here, high = map(math.log, (self.low, value, self.high)) if self.log else (self.low, value, self.high)
-        return not 0.05 < (here - low) / (high - low) < 0.95
+        low, number, high = map(math.log, (self.low, value, self.high)) if self.log else (self.low, value, self.high)
+        return not 0.05 < (number - low) / (high - low) < 0.95
 
 
 def range_of(metadata: Iterable[Any]) -> Range | None:
@@ -79,5 +79,5 @@ def range_of(metadata: Iterable[Any]) -> Range | None:
 def ranges_of(factory: Any) -> dict[str, Range]:
     aliases = getattr(factory, "aliases", {})
     kinds = {name: each.annotation for name, each in signature(factory)[0].items() if name not in aliases}
-    found = {name: range_of(get_args(kind)[1:]) for name, kind in kinds.items() if get_origin(kind) is Annotated}
-    return {name: each for name, each in found.items() if each is not None}
+    ranges = {name: range_of(get_args(kind)[1:]) for name, kind in kinds.items() if get_origin(kind) is Annotated}
+    return {name: each for name, each in ranges.items() if each is not None}

@@ -48,14 +48,14 @@ def as_sides(size: Sequence[int]) -> int | list[int]:
 
 def available_memory() -> int | None:
     """Return the bytes that a process can still have, within a container's limit; None if unknown."""
-    found = []
+    limits = []
     with contextlib.suppress(OSError, ValueError, IndexError):
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        found += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
-    for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        limits += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    for file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         with contextlib.suppress(OSError, ValueError):  # "max" is no number
-            found.append(int(Path(limit).read_text(encoding="ascii")))
-    if not found:
+            limits.append(int(Path(file).read_text(encoding="ascii")))
+    if not limits:
         with contextlib.suppress(OSError, ValueError):
-            found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    return min(found, default=None)
+            limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    return min(limits, default=None)
