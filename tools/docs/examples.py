@@ -16,11 +16,12 @@ class CodeInExamples(griffe.Extension):
         if mod.is_init_module:
             mod.exports = list(getattr(importlib.import_module(mod.path), "__all__", [])) or None
 
-    def on_attribute_instance(self, *, attr: griffe.Attribute, **_: Any) -> None:
+    def on_attribute_instance(self, *, attr: griffe.Attribute, agent: griffe.Visitor, **_: Any) -> None:
         """Take the docstring of a function that is made from a table."""
         made = getattr(importlib.import_module(attr.parent.path), attr.name, None) if attr.parent.is_module else None
         if inspect.isfunction(made) and made.__name__ == attr.name and made.__doc__:
-            attr.docstring = griffe.Docstring(made.__doc__, parent=attr, parser="google")
+            how: dict[str, Any] = {"parser": agent.docstring_parser, "parser_options": agent.docstring_options}
+            attr.docstring = griffe.Docstring(made.__doc__, parent=attr, **how)
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         """Rename the section in the docstring of anything documented."""
