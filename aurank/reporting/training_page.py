@@ -32,7 +32,13 @@ class Course:
 
 
 def training_page(
-    run: Path, report: Report | None, *, settings: str, chosen_by: str, source: ImageSource | None = None
+    run: Path,
+    report: Report | None,
+    *,
+    settings: str,
+    chosen_by: str,
+    source: ImageSource | None = None,
+    facts: Sequence[tuple[str, str]] = (),
 ) -> str:
     """Return the page of a run as HTML text; without a report it shows the course of the training alone.
 
@@ -41,6 +47,7 @@ def training_page(
         settings: its configuration as YAML.
         chosen_by: the metric of the validation split that chose the best weights.
         source: where the pictures of the test images are read.
+        facts: what is said of how it was made, beside what the report says.
     """
     with reading(metrics := run / "metrics.jsonl", "the metrics of a run"):
         records = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
@@ -55,7 +62,7 @@ def training_page(
     course, title = Course(charts, settings), f"Training: {run.resolve().name}"
     if report is None:
         return render("training.html", title=title, course=course)
-    return report_page(report, source=source, course=course, title=title)
+    return report_page(report, source=source, course=course, facts=facts, title=title)
 
 
 def _draw(axes: Axes, records: Sequence[Record], metric: str, marker: str) -> None:

@@ -13,6 +13,8 @@ from aurank.ranges import Range
 from aurank.reporting.charts import COLOURS, svg
 from aurank.reporting.page import render
 
+_MANY = 10  # trials from which the worst fifth lies below the picture
+
 Line = dict[str, Any]
 
 
@@ -35,6 +37,7 @@ def tune_page(
         done=done,
         ranges={key: str(each) for key, each in ranges.items()},
         at_end=at_end,
+        is_cut=len(done) >= _MANY,
         importance=importance,
         course=svg(partial(_course, lines=lines), "mAUPRC of each trial, and the best so far"),
         charts=charts,
@@ -52,7 +55,7 @@ def _course(axes: Axes, lines: Sequence[Line]) -> None:
 
 
 def _around(values: Sequence[float]) -> tuple[float, float]:
-    low, high = float(np.quantile(values, 0.2)), max(values)
+    low, high = float(np.quantile(values, 0.2 if len(values) >= _MANY else 0.0)), max(values)
     room = max(high - low, 1e-3) * 0.15
     return low - room, high + room
 

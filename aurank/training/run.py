@@ -196,8 +196,16 @@ def _run(loop: Loop, started: float, page: bool) -> TrainResult:
     if stopped_by is None and loop.main and page:
         test = None if trainer.splits.test is None else trainer.splits.test.source
         source = None if isinstance(test, EmbeddingSource) else test
+        images = trainer.splits.whole
+        facts = [
+            ("command", shlex.join(sys.argv)),
+            ("date", time.strftime("%Y-%m-%d %H:%M:%S%z")),
+            ("model", trainer.config.model.backbone),
+            ("data", f"{images.name}: {len(images):,} images, manifest {images.sha256[:16]}"),
+        ]
         settings, chosen_by = dump_config(trainer.config), trainer.task.chosen_by
-        write_text(out / PAGE, training_page(out, report, settings=settings, chosen_by=chosen_by, source=source))
+        text = training_page(out, report, settings=settings, chosen_by=chosen_by, source=source, facts=facts)
+        write_text(out / PAGE, text)
     if stopped_by is None and loop.main:
         timing = {
             "finished": time.strftime("%Y-%m-%d %H:%M:%S%z"),

@@ -26,7 +26,15 @@ def test_the_page_of_a_run_has_its_curves_settings_and_hardest_queries(tmp_path:
     assert result.report is not None
     page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
     shown = Elements(page)
-    for text in ("Training loss.", "Validation mauprc", f"{result.report.mauprc:.4f}", "name: soprc", "Worst queries"):
+    for text in (
+        "Training loss.",
+        "Validation mauprc",
+        f"{result.report.mauprc:.4f}",
+        "name: soprc",
+        "Worst queries",
+        "model",
+        "manifest",
+    ):
         assert text in shown.text
     worst = result.report.per_query["ap"].min()
     assert f"AP <b>{worst:.3f}</b>" in page
