@@ -23,7 +23,7 @@ from aurank.data.decode import quiet_decoding
 from aurank.data.manifest import by_ending, first_seen
 from aurank.data.readers.folders import holds_splits, list_images
 from aurank.embedding.choices import read_data_config
-from aurank.embedding.named import read_whole
+from aurank.embedding.named import data_folder, read_whole
 from aurank.embedding.select_images import require_likely_classes
 from aurank.errors import UserError
 from aurank.files import require_absent, require_writable, write_text
@@ -35,6 +35,7 @@ SLIM, VARIED = 1.4, 2.0  # of height over width: a median or a range of which cr
 MEASURED = 2000  # images, drawn, whose headers are read
 LEAST_CLASSES = 6  # to train on three and to measure on three
 HELD_OUT = 0.2  # of the training classes, for validation
+_ONE_FOLDER = ": no folder names one; if these are one class of several, name the folder above"
 _TRIES = 100  # draws of test classes: the first is taken in which every split has two images of one class
 
 Section = dict[str, Any]
@@ -85,18 +86,21 @@ def write_first_configuration(
     for file, suffix in zip(written, (".yaml", ".csv"), strict=False):
         require_writable(file, suffix=suffix)
         require_absent(file, overwrite=overwrite)
+    changes = [override for override in overrides if override.startswith("data.")]
     if is_table:
-        section: Section = {"name": "table", "root": str(place.parent), "params": {"file": place.name}}
-        manifest = READERS["table"](place.parent, file=place.name)
+        config = read_data_config({"name": "table", "root": str(place.parent), "params": {"file": place.name}}, changes)
+        manifest, section = read_whole(config), _section(config)
     elif cameras is not None:
         manifest = _by_pattern(place, cameras)
         require_table(manifest)
         params = {"file": written[1].name, "path": os.path.relpath(place, out.parent)}
         section = {"name": "table", "root": str(out.parent), "params": params}
     else:
-        manifest, section = _by_folders(place)
-    config = read_data_config(section, [override for override in overrides if override.startswith("data.")])
-    if (chosen := config.model_dump(mode="json", include={*section})) != section:
+        root, params = (place, {}) if place.is_dir() else (place.parent, {"path": place.name})
+        config = read_data_config({"name": "folder", "root": str(root), "params": params}, changes)
+        manifest, section = _by_folders(config) if config.name == "folder" else (read_whole(config), _section(config))
+    config = read_data_config(section, changes)
+    if (chosen := _section(config)) != section:
         manifest, section = read_whole(config), chosen
     if manifest.texts is not None:
         raise UserError(f"{place} holds texts beside images: begin with aurank cp grocery/text_sogclr {out}")
@@ -150,16 +154,21 @@ def measure_sizes(manifest: Manifest) -> tuple[Int64[np.ndarray, "image 2"], lis
     return np.array(sizes, np.int64).reshape(-1, 2), unreadable
 
 
-def _by_folders(place: Path) -> tuple[Manifest, Section]:
-    root, params = (place, {}) if place.is_dir() else (place.parent, {"path": place.name})
+def _section(config: DataConfig) -> Section:
+    return config.model_dump(mode="json", include={"name", "root", "params"})
+
+
+def _by_folders(config: DataConfig) -> tuple[Manifest, Section]:
+    section, root = _section(config), data_folder(config.root)
+    params = {name: value for name, value in section["params"].items() if name == "path"}
     whole = READERS["unlabelled"](root, **params)
-    given = READERS["folder"](root, **params) if any("/" in path for path in whole.paths) else whole
+    given = read_whole(config) if any("/" in path for path in whole.paths) else whole
     if given.class_counts.max() < 2:
-        return whole, {"name": "unlabelled", "root": str(root), "params": params}
+        return whole, section | {"name": "unlabelled", "params": params}
     draw: Section = {}
-    if not holds_splits(whole.paths, whole.source.where):
+    if not holds_splits(whole.paths, whole.source.where) and "test_fraction" not in section["params"]:
         given, draw = _divided(given, lambda **draw: READERS["folder"](root, **params, **draw))
-    return given, {"name": "folder", "root": str(root), "params": params | draw}
+    return given, section | {"params": section["params"] | draw}
 
 
 def _by_pattern(place: Path, pattern: str) -> Manifest:
@@ -245,7 +254,8 @@ def _model(file: Path) -> str:
 def _seen(manifest: Manifest, sizes: Int64[np.ndarray, "image 2"], unreadable: list[str]) -> list[str]:
     counts, splits = manifest.class_counts, [f"{split} {count:,}" for split, count in manifest.split_sizes.items()]
     of_each = f"{counts.min():,} to {counts.max():,} each, median {np.median(counts):,.0f}; {', '.join(splits)}"
-    of = f" of {len(counts):,} classes, {of_each}" if counts.max() > 1 else ", no classes"
+    above = "" if any("/" in path for path in manifest.paths) else _ONE_FOLDER
+    of = f" of {len(counts):,} classes, {of_each}" if counts.max() > 1 else f", no classes{above}"
     cameras = "" if manifest.groups is None else f"; {len(set(manifest.groups.tolist()) - {-1}):,} cameras"
     cameras += "" if manifest.is_query.all() else ", of which the first asks and the other answers"
     lines = [f"{manifest.name}: {len(manifest):,} images{of}{cameras}"]

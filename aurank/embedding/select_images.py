@@ -164,8 +164,8 @@ def require_likely_classes(manifest: Manifest, config: DataConfig, *, counts: st
     what, names = odd
     named = ("such as " if "splits" in what else "") + " and ".join(map(repr, names[:2]))
     raise UserError(
-        f"the {len(manifest):,} images of {manifest.name} ({counts}) are of {what}, {named}: name the folder that "
-        "holds a folder for each class, or say with data.odd_classes=keep that these are the classes"
+        f"{manifest.name} ({len(manifest):,} images: {counts}) has {what}, {named}: name the folder that holds a "
+        "folder for each class, or say with data.odd_classes=keep that these are the classes"
     )
 
 

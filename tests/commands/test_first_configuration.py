@@ -12,6 +12,7 @@ import aurank
 from aurank.commands import init, write_first_configuration
 from aurank.config import Config
 from aurank.data import READERS
+from aurank.embedding.named import read_whole
 from aurank.errors import UserError
 from aurank.training import read_config
 
@@ -124,6 +125,57 @@ def test_overrides_are_written_in_place_of_what_would_be_chosen_and_read_by(
     assert Path("mine.yaml").read_text("utf-8") == written
     write_first_configuration("photos", overrides=["data.odd_classes=keep"], overwrite=True)
     assert read_config("mine.yaml").train.steps == 120
+
+
+def test_what_is_read_is_what_the_overrides_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(images_of(8, 4, "elsewhere/photos"))
+    lines = [f"photos/class{n}/{i}.png,{n},{'train' if n < 4 else 'test'}" for n in range(8) for i in range(4)]
+    Path("table").mkdir()
+    for place in (".", "table", "elsewhere"):
+        Path(place, "photos.csv").write_text("\n".join(["path,label,split", *lines]), encoding="utf-8")
+    for images, override in (
+        ("table/photos.csv", "data.params.images=../elsewhere"),
+        ("table/photos.csv", "data.params.path=../elsewhere"),
+        ("photos.csv", "data.root=elsewhere"),
+        ("elsewhere", "data.params.path=photos"),
+        ("table", "data.root=elsewhere/photos"),
+    ):
+        said = write_first_configuration(images, overrides=[override], overwrite=True)
+        assert "32 images of 8 classes, 4 to 4 each" in said
+        assert len(read_whole(read_config("mine.yaml").data)) == 32
+
+
+def test_images_of_one_folder_may_be_one_class_of_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(images_of(8, 4))
+    said = write_first_configuration("photos/class0").splitlines()[0]
+    assert said.startswith("class0: 4 images, no classes: no folder names one; if these are one class of several, name")
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("one.png", "one.png is one image; name a folder or zip archive of images, or a table"),
+        ("empty", "no images in empty; expected train/CLASS/IMAGE and test/CLASS/IMAGE, or CLASS/IMAGE"),
+        ("notes", r"no images in notes \(1 .txt are not read\); expected train/CLASS/IMAGE"),
+        (
+            "split",
+            r"split \(80 images: \d+ train, \d+ test\) has classes .* 'test' and 'train': .*odd_classes=keep",
+        ),
+    ],
+)
+def test_what_is_no_folder_of_images_is_named(
+    name: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("empty").mkdir()
+    Path("notes").mkdir()
+    Path("notes/1.txt").write_text("", encoding="utf-8")
+    write(["one.png", *images_of(8, 8, "split"), *images_of(1, 8, "split/train", "{1}.png")])
+    write(images_of(1, 8, "split/test", "{1}.png"))
+    with pytest.raises(UserError, match=says):
+        write_first_configuration(name)
 
 
 def test_files_that_are_not_read_and_the_way_without_network_are_told(

@@ -80,7 +80,7 @@ def test_one_class_named_like_a_split_may_be_a_class(place: Path) -> None:
 def test_classes_that_are_none_are_not_trained_on(place: Path, classes: tuple[str, ...], words: str) -> None:
     photos(place / "photos", *classes)
     data = {"name": "folder", "params": {"test_fraction": 0.5}, "root": str(place / "photos"), "channels": 3}
-    with pytest.raises(UserError, match=f"of {words}.*data.odd_classes=keep"):
+    with pytest.raises(UserError, match=f"has {words}.*data.odd_classes=keep"):
         aurank.train(tiny_config(data=data), place / "run")
     assert not (place / "run").exists()
     kept = read_config(tiny_config(data={**data, "odd_classes": "keep", "validation_fraction": 0.0}))
@@ -97,7 +97,7 @@ def test_training_without_labels_is_asked_about_the_classes_that_are_measured_on
     assert build_splits(config).test is None
     measured = [f"{name}/{row}.png,{name},test" for name in "ab" for row in range(4)]
     (place / "rows.csv").write_text("\n".join(["path,label,split", *rows, *measured]) + "\n")
-    with pytest.raises(UserError, match="are of two classes, 'a' and 'b'"):
+    with pytest.raises(UserError, match="has two classes, 'a' and 'b'"):
         build_splits(config)
 
 

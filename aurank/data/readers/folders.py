@@ -8,7 +8,7 @@ import numpy as np
 
 from aurank.data.decode import IMAGE_SUFFIXES
 from aurank.data.manifest import SPLITS, Manifest, build_manifest, by_ending, first_seen
-from aurank.data.sources import ArraySource, ImageSource, open_source
+from aurank.data.sources import ArraySource, ImageSource, folder_or_file, open_source
 from aurank.errors import UserError
 
 _OMNIGLOT_SPLITS = {"images_background": "train", "images_evaluation": "test"}
@@ -35,9 +35,6 @@ def read_folder(root: Path, *, path: str = ".", test_fraction: int | float = 1.0
     lost = [name for name in unread if name.rpartition("/")[0] not in folders and _is_of_class(name, has_splits)]
 
     def troubles() -> Iterator[str]:
-        if not names:
-            holds = f" ({by_ending(unread)} are not read)" if unread else ""
-            yield f"no images in {source.where}{holds}; expected train/CLASS/IMAGE and test/CLASS/IMAGE, or CLASS/IMAGE"
         if lost:
             folder = lost[0].rpartition("/")[0]
             held = by_ending(name for name in lost if name.rpartition("/")[0] == folder)
@@ -99,10 +96,16 @@ def read_unlabelled(root: Path, *, path: str = ".") -> Manifest:
 
 
 def list_images(place: Path) -> tuple[ImageSource, list[str], list[str]]:
-    """Return a folder or archive with the paths of its images and of its other files."""
+    """Return a folder or archive with the paths of its images, at least one, and of its other files."""
+    if PurePosixPath(place).suffix.lower() in IMAGE_SUFFIXES and folder_or_file(place) == "file":
+        raise UserError(f"{place} is one image; name a folder or zip archive of images, or a table of them")
     source, images, others = open_source(place), list[str](), list[str]()
     for name in source.names():
         (images if PurePosixPath(name).suffix.lower() in IMAGE_SUFFIXES else others).append(name)
+    if not images:
+        holds = f" ({by_ending(others)} are not read)" if others else ""
+        layouts = "train/CLASS/IMAGE and test/CLASS/IMAGE, or CLASS/IMAGE, or, without classes, images at any depth"
+        raise UserError(f"no images in {source.where}{holds}; expected {layouts}")
     return source, images, others
 
 
