@@ -80,7 +80,7 @@ class Exported:
     Attributes:
         files: bytes by name, the card included.
         check: of the model's own file.
-        others: of files that are meant to differ: the 8-bit graph, timm's own transform.
+        others: of what is meant to differ: the 8-bit graph, timm's own transform of files as Pillow opens them.
         notes: what cannot be seen from the numbers.
 
     Example:
@@ -259,9 +259,7 @@ def _write(
     with _explaining(f"--to {to}: {source.config.backbone} cannot be exported", "save it with aurank.load(…).save(…)"):
         if to == "hf":
             write_folder(source, folder / file)
-            timm = load_folder(folder, source.pipeline.channels)
-            as_trained = dataclasses.replace(timm, transform=StoredTransform(source.pipeline, is_inside=False))
-            return {file: as_trained, "timm's own transform": timm}
+            return dict(zip((file, "timm's own transform"), load_folder(folder, source.pipeline), strict=True))
         write_graph(source, folder / file)
     if pixels:
         with _explaining("--int8: onnxruntime cannot quantise this graph", "leave out --int8"):

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
@@ -68,7 +69,7 @@ def _template(name: str) -> Template:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {"code": _code, "plain": _plain, "json": partial(json.dumps, default=str)}
+    environment.filters |= {"code": _code, "plain": _plain, "shell": quote, "json": partial(json.dumps, default=str)}
     return environment.get_template(name)
 
 

@@ -3,6 +3,7 @@
 import importlib
 import json
 import re
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -16,12 +17,15 @@ from ruamel.yaml import YAML
 from testing.runs import tiny_config
 
 import aurank
+from aurank import cli
 from aurank.commands import evaluate_model, export_model
 from aurank.commands.export import Check, _require_expressible
 from aurank.config import Config
 from aurank.data import TRANSFORMS
+from aurank.data.decode import quiet_decoding
 from aurank.embedding import ImageSelection
 from aurank.errors import AurankError, UserError
+from aurank.evaluation.postprocessing.steps import unit
 from aurank.exporting.card import write_card
 from aurank.training import read_config
 
@@ -97,6 +101,40 @@ def test_an_export_is_checked_and_says_how_it_is_used(
         np.testing.assert_allclose(run_card(out, monkeypatch), model.encode([picture]), atol=1e-4, err_msg=picture.name)
 
 
+def test_the_check_of_timm_alone_opens_files_as_its_users_do(
+    tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    photos = tmp_path / "photos"
+    for name in "ab":
+        (photos / name).mkdir(parents=True)
+        for picture in pictures(photos / name):
+            if picture.stem in ("CMYK", "I16", "small"):
+                picture.unlink()
+        np.save(photos / name / "array.npy", np.full((20, 24), ord(name), np.uint8))
+    kept: list[Any] = []
+    module = importlib.import_module("aurank.commands.export")
+    compare = module._largest_difference
+
+    def keeps(file: str, before: Any, after: Any) -> float:
+        kept.append(after)
+        difference: float = compare(file, before, after)
+        return difference
+
+    monkeypatch.setattr(module, "_largest_difference", keeps)
+    exported = export_model(str(tiny_run / "best"), "hf", tmp_path / "out", images=ImageSelection(f"folder:{photos}"))
+    assert exported.check.is_same
+    timm: Any = importlib.import_module("timm")
+    model = timm.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True).eval()
+    transform: Any = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
+    names = sorted(path for path in photos.rglob("*.*"))
+    images = [Image.fromarray(np.load(path)) if path.suffix == ".npy" else Image.open(path) for path in names]
+    with torch.inference_mode(), quiet_decoding():
+        expected = model(torch.stack([transform(image.convert("L")) for image in images])).numpy()
+    found = kept[1].embeddings
+    assert len(found) == len(names) == 14
+    np.testing.assert_allclose(unit(found), unit(expected), atol=1e-5)
+
+
 @pytest.mark.slow
 def test_a_file_is_measured_by_what_it_says_itself(tiny_run: Path, few: ImageSelection, tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
@@ -129,6 +167,11 @@ def test_the_name_of_a_file_makes_a_file(
     assert exported.files == {path.name: path.stat().st_size for path in file.parent.iterdir()}
     Image.new("L", (20, 30), 99).save(file.parent / "photo.jpg")
     assert run_card(file.parent, monkeypatch, "mine.md").shape == (1, 8)
+    (command,) = re.findall(r"`aurank (evaluate .*?)`", (file.parent / "mine.md").read_text(encoding="utf-8"))
+    Path("photos").symlink_to(str(few.data).removeprefix("folder:"))
+    monkeypatch.setattr(sys, "argv", ["aurank", *shlex.split(command)])
+    cli.app(standalone_mode=False)
+    assert Path("measured/report.json").exists()
     (file.parent / "mine.md").rename(file.parent / "other.md")
     lone = file.rename(tmp_path / "lone.onnx")  # nothing beside it
     assert evaluate_model(f"onnx:{lone}", few).mauprc == pytest.approx(exported.check.before, abs=1e-6)
