@@ -42,19 +42,19 @@ def test_a_case_ends_as_its_worst_command_does(
     kind = Kind(
         lambda: Path("a.txt").write_text("a,b\n1,2\n"), (read, command if isinstance(command, str) else read), "a.txt"
     )
-    monkeypatch.setitem(KINDS, "letters", kind)
+    monkeypatch.setitem(KINDS, "table", kind)
     monkeypatch.chdir(tmp_path)
-    assert run_case("letters", 7, seed=0, root=tmp_path).outcome == "fine"
+    assert run_case("table", 7, seed=0, root=tmp_path).outcome == "fine"
     whole = False
-    assert run_case("letters", 7, seed=0, root=tmp_path).outcome == outcome
+    assert run_case("table", 7, seed=0, root=tmp_path).outcome == outcome
     monkeypatch.chdir("/")
 
 
 def test_another_result_of_files_with_checksums_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kind = Kind(lambda: Path("a.txt").write_text("a,b\n1,2\n"), (Path("a.txt").read_bytes,), "a.txt", is_sealed=True)
-    monkeypatch.setitem(KINDS, "letters", kind)
+    monkeypatch.setitem(KINDS, "table", kind)
     monkeypatch.chdir(tmp_path)
-    outcomes = {run_case("letters", case, seed=0, root=tmp_path).outcome for case in range(60)}
+    outcomes = {run_case("table", case, seed=0, root=tmp_path).outcome for case in range(60)}
     monkeypatch.chdir("/")
     assert outcomes == {"fine", "traceback", "wrong"}
     assert outcomes < set(OUTCOMES)
@@ -80,7 +80,7 @@ def test_damage_is_the_same_for_the_same_chance() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["config", "table", "embeddings", "reports", "parts", "resume", "onnx", "lines", "hf"])
+@pytest.mark.parametrize("name", ["config", "table", "embeddings", "parts", "resume", "onnx", "lines", "hf"])
 def test_a_file_that_is_opened_and_written_again_says_the_same(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
