@@ -229,7 +229,7 @@ def test_lines_of_progress_tell_the_time_left(
             listen("step", {"step": step, "steps": 1000, "loss": 0.5, "lr": 0.1, "images_per_second": 9})
             now[0] += 60
         listen("testing", {"images": 9})  # train.early_stopping ended it
-    with drawing.draw_stages() as draw:
+    with drawing.draw_stages("reading") as draw:
         for done in (10, 50, 5, 25):  # the second time from the beginning
             draw("resampling", done, 100)
             now[0] += 80
