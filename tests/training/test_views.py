@@ -114,7 +114,14 @@ def test_a_folder_without_labels_is_trained_on_without_being_measured(tmp_path: 
     assert (result.report, result.best, result.steps, result.stopped_by) == (None, {}, 6, None)
     assert not {"testing", "tested"} & set(told)
     names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert names == {"config.yaml", "metrics.jsonl", "last.safetensors", "best.safetensors", "timing.json", "report.html"}
+    assert names == {
+        "config.yaml",
+        "metrics.jsonl",
+        "last.safetensors",
+        "best.safetensors",
+        "timing.json",
+        "report.html",
+    }
     assert load_checkpoint(tmp_path / "out" / "best.safetensors")["progress"]["step"] == 6
     # Measured elsewhere, on images that have classes.
     photos(tmp_path / "classes", {"a": 2, "b": 2, "c": 2})
