@@ -355,7 +355,15 @@ def write_safetensors(path: Path, state: Mapping[str, "Tensor"], **metadata: str
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    tensors = {name: value.detach().cpu().contiguous().clone() for name, value in state.items()}  # none share memory
+    tensors: dict[str, Tensor] = {}
+    storages: set[int] = set()
+    for name, value in state.items():
+        tensor = value.detach().cpu().contiguous()
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() in storages or storage.nbytes() != tensor.nbytes:  # the writer takes no shared memory
+            tensor = tensor.clone()
+        storages.add(storage.data_ptr())
+        tensors[name] = tensor
     with replacing(path) as file:
         try:
             save_file(tensors, file.name, metadata=metadata or {"format": "pt"})

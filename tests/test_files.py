@@ -163,6 +163,15 @@ except AurankError as error:
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_tensors_that_share_memory_are_written_as_they_are(tmp_path: Path) -> None:
+    whole = torch.arange(12.0).view(3, 4)
+    views = {"whole": whole, "again": whole, "rows": whole[1:], "column": whole[:, 1], "turned": whole.T}
+    views |= {"repeated": whole.expand(2, 3, 4), "empty": torch.zeros(0, 3), "scalar": torch.tensor(3)}
+    write_safetensors(tmp_path / "views.safetensors", views)
+    written = load_file(tmp_path / "views.safetensors")
+    assert all(torch.equal(written[name], value) for name, value in views.items())
+
+
 def test_a_disk_that_is_full_for_the_writer_of_safetensors_is_told_alike(tmp_path: Path) -> None:
     path, limits = tmp_path / "weights.safetensors", resource.getrlimit(resource.RLIMIT_FSIZE)
     write_safetensors(path, {"weight": torch.arange(3.0)})
