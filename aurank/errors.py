@@ -1,6 +1,8 @@
 """The two kinds of failure that end in one clear line instead of a traceback, and the kind of warning."""
 
 import errno
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 
 class AurankError(Exception):
@@ -25,6 +27,34 @@ class Diverged(AurankError):
 
 class AurankWarning(UserWarning):
     """What a user should know and nothing fails of; the command line draws it as a notice."""
+
+
+class OptionRule(NamedTuple):
+    """A rule of options, by the names that a user writes: `option` needs one of `needs` and excludes `excludes`."""
+
+    option: str
+    needs: tuple[str, ...] = ()
+    excludes: tuple[str, ...] = ()
+    why: str = ""
+
+
+def check_options(options: Mapping[str, object], rules: Iterable[OptionRule]) -> None:
+    """Raise UserError for the first rule that the options break; an option of None, False or nothing is not set.
+
+    Example:
+        >>> check_options({"--fix": "leaks", "--out": None}, [OptionRule("--fix", needs=("--out",))])
+        Traceback (most recent call last):
+        aurank.errors.UserError: --fix needs --out
+    """
+    is_set = {name for name, value in options.items() if value or (value == 0 and value is not False)}
+    for option, needs, excludes, why in rules:
+        if option not in is_set:
+            continue
+        reason = f": {why}" if why else ""
+        if needs and not is_set.intersection(needs):
+            raise UserError(f"{option} needs {' or '.join(needs)}{reason}")
+        for name in is_set.intersection(excludes):
+            raise UserError(f"{option} does not go with {name}{reason}")
 
 
 def first_line(error: BaseException) -> str:
