@@ -157,7 +157,7 @@ class Trainer:
             shares: what all processes have of the batch, where that is known: less is then exchanged.
         """
         for gather in self._gathers:
-            gather.known = shares
+            gather.announced = shares
         others: dict[str, Tensor] = {}
         images = self.embed(self._inputs(batch))
         if self.task.tokens is not None:

@@ -36,7 +36,7 @@ class Gather:
     """Makes of each process's inputs those of all processes, the same in each of them."""
 
     views = 1
-    known: Shares | None = None
+    announced: Shares | None = None
 
     def __init__(self, distributed: bool) -> None:
         self.distributed = distributed
@@ -54,8 +54,8 @@ class Gather:
             return inputs
         paired = inputs.is_self_set or (inputs.ref_labels is inputs.labels and inputs.ref_ids is inputs.ids)
         is_of_batch = inputs.ids is not None and not isinstance(inputs.indices_tuple, Sequence) and paired
-        if self.known is not None and is_of_batch:
-            return self._of_known(inputs, self.known)
+        if self.announced is not None and is_of_batch:
+            return self._of_announced(inputs, self.announced)
         lengths = exchange_lengths(inputs)
         queries, references = ([row[side] for row in lengths] for side in (0, 1))
         views = 1 if isinstance(inputs.indices_tuple, Sequence) else self.views  # what was mined names rows of a rank
@@ -67,7 +67,7 @@ class Gather:
 
         embeddings = gather(inputs.embeddings, queries)
         is_own = inputs.ref_emb is inputs.embeddings
-        whole = replace(
+        gathered = replace(
             inputs,
             embeddings=embeddings,
             labels=gather(inputs.labels, queries),
@@ -80,22 +80,22 @@ class Gather:
         )
         if not self.checked:
             refuse_copies("embeddings", embeddings, queries, views)
-            refuse_copies("ref_emb", whole.ref_emb, references, views)
+            refuse_copies("ref_emb", gathered.ref_emb, references, views)
             self.checked = True
-        return whole
+        return gathered
 
-    def _of_known(self, inputs: Inputs, known: Shares) -> Inputs:
-        lengths = [len(ids) for ids in known.ids]
-        if len(inputs.embeddings) != (announced := lengths[distributed.get_rank()]):
-            raise UserError(f"{announced} embeddings of this process were announced, got {len(inputs.embeddings)}")
-        labels, ids = (in_order(each, views=self.views) for each in (known.labels, known.ids))
-        whole = replace(inputs, labels=labels, ids=ids, shared=True)
+    def _of_announced(self, inputs: Inputs, announced: Shares) -> Inputs:
+        lengths = [len(ids) for ids in announced.ids]
+        if len(inputs.embeddings) != (length := lengths[distributed.get_rank()]):
+            raise UserError(f"{length} embeddings of this process were announced, got {len(inputs.embeddings)}")
+        labels, ids = (in_order(each, views=self.views) for each in (announced.labels, announced.ids))
+        gathered = replace(inputs, labels=labels, ids=ids, shared=True)
         if inputs.is_self_set:
             embeddings = gather_rows(inputs.embeddings, lengths, views=self.views)
-            return replace(whole, embeddings=embeddings, ref_emb=None if inputs.ref_emb is None else embeddings)
+            return replace(gathered, embeddings=embeddings, ref_emb=None if inputs.ref_emb is None else embeddings)
         both = torch.cat([inputs.embeddings, inputs.references], dim=1)
         embeddings, references = gather_rows(both, lengths, views=self.views).chunk(2, dim=1)
-        return replace(whole, embeddings=embeddings, ref_emb=references, ref_labels=labels, ref_ids=ids)
+        return replace(gathered, embeddings=embeddings, ref_emb=references, ref_labels=labels, ref_ids=ids)
 
 
 def exchange_lengths(inputs: Inputs) -> list[list[int]]:

@@ -24,13 +24,13 @@ from aurank.losses.core.row_table import check_device
 from aurank.names import named, signature
 
 
-def refuse_unused(loss: "type[TakesInputs]", given: Mapping[str, Any]) -> None:
+def refuse_unused(loss: "type[TakesInputs]", arguments: Mapping[str, Any]) -> None:
     """Raise UserError for an argument that another one given leaves without effect."""
     parameters = signature(loss)[0] if loss.unused else {}
     for (name, value), names in loss.unused.items():
-        for argument in names if given.get(name, parameters[name].default) == value else ():
-            plain = tuple(given[argument]) if isinstance(given.get(argument), list) else given.get(argument)
-            if argument in given and plain != parameters[argument].default:
+        for argument in names if arguments.get(name, parameters[name].default) == value else ():
+            plain = tuple(arguments[argument]) if isinstance(arguments.get(argument), list) else arguments.get(argument)
+            if argument in arguments and plain != parameters[argument].default:
                 raise UserError(f"{argument}={plain!r} has no effect with {name}={value!r}: leave out one of them")
 
 
@@ -39,15 +39,15 @@ class NamesArguments(type):
 
     if not TYPE_CHECKING:  # a type checker judges the constructors
 
-        def __call__(cls, *args: Any, **given: Any) -> Any:
-            given = named(cls, given)
-            refuse_unused(cls, dict(zip(signature(cls)[0], args, strict=False)) | given)
-            return super().__call__(*args, **given)
+        def __call__(cls, *args: Any, **arguments: Any) -> Any:
+            arguments = named(cls, arguments)
+            refuse_unused(cls, dict(zip(signature(cls)[0], args, strict=False)) | arguments)
+            return super().__call__(*args, **arguments)
 
         @property
         def __signature__(cls) -> inspect.Signature:  # of the constructor, not of the call above
-            whole = inspect.signature(cls.__init__)
-            return whole.replace(parameters=list(whole.parameters.values())[1:])
+            constructor = inspect.signature(cls.__init__)
+            return constructor.replace(parameters=list(constructor.parameters.values())[1:])
 
 
 class TakesInputs(metaclass=NamesArguments):
@@ -150,7 +150,7 @@ class PairLoss(TakesInputs, BaseMetricLossFunction):  # type: ignore[misc]  # PM
         distributed: bool = False,
     ) -> None:
         super().__init__(
-            distance=distance,
+            distance=CosineSimilarity() if distance is None else distance,
             reducer=reducer,
             embedding_regularizer=embedding_regularizer,
             embedding_reg_weight=embedding_reg_weight,
@@ -178,10 +178,10 @@ class PairLoss(TakesInputs, BaseMetricLossFunction):  # type: ignore[misc]  # PM
         if self.training and inputs.indices_tuple is None and len(pairs.valid_rows) == 0:
             self._warn_of_no_pairs(pairs)
         with without_autocast(pairs.query.device):
-            found = [self._reduced(side) for side in ((pairs, pairs.other_way()) if self.two_way else (pairs,))]
-        if isinstance(found[0], dict):  # of a reducer that reduces nothing
-            return found[0] if len(found) == 1 else dict(zip(("loss", "other_way"), found, strict=True))
-        return sum(found[1:], found[0])
+            losses = [self._reduced(side) for side in ((pairs, pairs.other_way()) if self.two_way else (pairs,))]
+        if isinstance(losses[0], dict):  # of a reducer that reduces nothing
+            return losses[0] if len(losses) == 1 else dict(zip(("loss", "other_way"), losses, strict=True))
+        return sum(losses[1:], losses[0])
 
     def prepared(self, inputs: Inputs) -> Inputs:
         return inputs
@@ -204,23 +204,20 @@ class PairLoss(TakesInputs, BaseMetricLossFunction):  # type: ignore[misc]  # PM
     def _reduced(self, pairs: Pairs) -> Any:
         # computed though no query may be valid: under torch.distributed the other ranks wait for this one's state
         terms = {"loss": self.per_query(pairs), **self.extra_terms(pairs)}
-        loss_dict = {name: self._for_reducer(values, pairs) for name, values in terms.items()}
+        rows, loss_dict = pairs.valid_rows, {}
+        for name, values in terms.items():
+            if len(rows) == 0:
+                loss_dict[name] = self.zero_loss()
+            elif values.ndim == 0:
+                loss_dict[name] = {"losses": values, "indices": None, "reduction_type": "already_reduced"}
+            else:
+                element = {"losses": values[rows], "indices": rows, "reduction_type": "element", "divisor": len(rows)}
+                loss_dict[name] = element
         self.add_embedding_regularization_to_loss_dict(loss_dict, pairs.query)
         return self.reducer(loss_dict, pairs.query, pairs.query_labels)
 
-    def get_default_distance(self) -> BaseDistance:
-        return CosineSimilarity()
-
     def _sub_loss_names(self) -> list[str]:
         return ["loss", *self.extra_names]
-
-    def _for_reducer(self, values: Tensor, pairs: Pairs) -> dict[str, Any]:
-        rows = pairs.valid_rows
-        if len(rows) == 0:
-            return self.zero_loss()  # type: ignore[no-any-return]
-        if values.ndim == 0:
-            return {"losses": values, "indices": None, "reduction_type": "already_reduced"}
-        return {"losses": values[rows], "indices": rows, "reduction_type": "element", "divisor": len(rows)}
 
 
 class KeyedLossOptions(PairLossOptions, total=False):

@@ -57,20 +57,20 @@ class TaggedTable(RowTable):
         if width := self.rows.shape[1]:
             check_width(embeddings, "embedding_size", width)
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
         saved = state_dict.get(f"{prefix}rows")
         if saved is not None and 0 in (saved.shape[1], self.rows.shape[1]):  # one of them has not seen its width
             self.rows = self.rows.new_zeros(len(self.rows), saved.shape[1])
-        super()._load_from_state_dict(state_dict, prefix, *others)
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
 
 
 ROWS = 128  # at a time: a distance compares all with all, of which the diagonal is wanted
 
 
 def row_similarity(
-    distance: BaseDistance, query: Float[Tensor, "row dim"], other: Float[Tensor, "row dim"]
+    distance: BaseDistance, query: Float[Tensor, "row dim"], reference: Float[Tensor, "row dim"]
 ) -> Float[Tensor, " row"]:
-    both = zip(torch.split(query, ROWS), torch.split(other, ROWS), strict=True)
+    both = zip(torch.split(query, ROWS), torch.split(reference, ROWS), strict=True)
     similarity = torch.cat([distance(*each).diagonal() for each in both])
     return similarity if distance.is_inverted else -similarity
 

@@ -105,7 +105,7 @@ class Walk(NamedTuple):
     steps: Float[Tensor, "query reference"]  # how many at each reference
     outside_steps: Float[Tensor, " query"]  # how many at a state that is not in the batch
     outside: Float[Tensor, " query"]  # the similarity to that state, with its graph to the query
-    kept: Int64[Tensor, " query"]  # how many steps count
+    counted: Int64[Tensor, " query"]  # how many steps count
 
 
 class Chains(nn.Module):
@@ -140,7 +140,7 @@ class Chains(nn.Module):
         generator, number = self.random.on_device(device), similarity.shape[1]
         order = torch.randperm(number, generator=generator, device=device)
         skipped = (pairs.negative_count.to(torch.float64) * self.burn_in).to(torch.int64)
-        kept = pairs.negative_count - skipped
+        counted = pairs.negative_count - skipped
         if self.official:  # the batch's order; steps up to `skipped` are not kept, be they negatives or not
             order = torch.arange(number, device=device)
             skipped = (pairs.negative & (order <= skipped[:, None])).sum(dim=1)
@@ -163,7 +163,7 @@ class Chains(nn.Module):
         last = torch.where((last == NONE) & inside, column, last)
         if write and self._write(pairs, last):
             self.random.advance()
-        return Walk(steps, outside_steps, outside, kept)
+        return Walk(steps, outside_steps, outside, counted)
 
     def _start(
         self, pairs: Pairs, distance: BaseDistance, reencode: EmbedByIds | None
@@ -223,7 +223,7 @@ class Chains(nn.Module):
 def mean_similarity(similarity: Float[Tensor, "query reference"], walk: Walk) -> Float[Tensor, " query"]:
     """Return the mean similarity of each query to the states that its chain kept: the sampled part of Eq. 11."""
     inside: Tensor = torch.linalg.vecdot(walk.steps, similarity)
-    return (inside + walk.outside_steps * walk.outside) / walk.kept.clamp(min=1)
+    return (inside + walk.outside_steps * walk.outside) / walk.counted.clamp(min=1)
 
 
 class EMC2Loss(KeyedLoss):

@@ -33,7 +33,7 @@ from aurank.ranges import Range
 
 
 def bounded_ranks(temperature: Number, slope: Number, delta: Number, jump: Number) -> Callable[..., Tensor]:
-    """Return the function of scores and others whose values are Σ H⁻ over others (NeurIPS 2021, arXiv 2110.01445)."""
+    """Return the function of scores and references that sums H⁻ over references (arXiv 2110.01445)."""
     width = require_number("temperature", temperature)
     knee, height, rise = (
         require_number(name, value, "[0, inf)") for name, value in (("delta", delta), ("jump", jump), ("slope", slope))
@@ -47,9 +47,9 @@ def ascending(positives: Positives) -> Float[Tensor, "query width"]:
 
 
 def count_ahead(
-    scores: Float[Tensor, "query width"], others: Float[Tensor, "query other"]
+    scores: Float[Tensor, "query width"], references: Float[Tensor, "query reference"]
 ) -> Float[Tensor, "query width"]:
-    return at_least(scores.detach(), others).to(scores.dtype)
+    return at_least(scores.detach(), references).to(scores.dtype)
 
 
 class BoundedRankOptions(PairLossOptions, total=False):

@@ -10,51 +10,51 @@ from torch import Tensor
 from torch.nn.functional import huber_loss, softplus
 
 Scores: TypeAlias = Float[Tensor, "query width"]
-Others: TypeAlias = Float[Tensor, "query reference"]
+References: TypeAlias = Float[Tensor, "query reference"]
 BLOCK_BYTES = 2**22  # bytes, of which up to three blocks live at a time; of 1 to 16 MiB, 4 was the fastest on two cores
 
 
 def block_sums(
-    scores: Tensor, others: Tensor, surrogate: str, temperature: float, constants: Sequence[float]
+    scores: Tensor, references: Tensor, surrogate: str, temperature: float, constants: Sequence[float]
 ) -> Tensor:
-    """Return Σ_j ℓ((other_j − score) / temperature) for each score; `constants` are those of "bound"."""
+    """Return Σ_j ℓ((reference_j − score) / temperature) for each score; `constants` are those of "bound"."""
     sums = scores.new_empty(scores.shape)
-    for queries, columns in _blocks(scores, others):
-        part = scores[queries, columns], others[queries]
+    for queries, columns in _blocks(scores, references):
+        part = scores[queries, columns], references[queries]
         sums[queries, columns] = definition(*part, surrogate, temperature, constants)
     return sums
 
 
 def definition(
-    scores: Scores, others: Others, surrogate: str, temperature: float, constants: Sequence[float]
+    scores: Scores, references: References, surrogate: str, temperature: float, constants: Sequence[float]
 ) -> Scores:
     """Return the sums of one block, in operations that torch can differentiate any number of times."""
-    return VALUES[surrogate](_differences(scores, others, temperature), *constants).sum(dim=2)
+    return VALUES[surrogate](_differences(scores, references, temperature), *constants).sum(dim=2)
 
 
 def block_gradients(
-    gradient: Tensor, scores: Tensor, others: Tensor, surrogate: str, temperature: float, constants: Sequence[float]
+    gradient: Tensor, scores: Tensor, references: Tensor, surrogate: str, temperature: float, constants: Sequence[float]
 ) -> tuple[Tensor, Tensor]:
-    of_scores, of_others = scores.new_zeros(scores.shape), others.new_zeros(others.shape)
+    of_scores, of_references = scores.new_zeros(scores.shape), references.new_zeros(references.shape)
     scaled = gradient / temperature
-    for queries, columns in _blocks(scores, others):
-        slope = SLOPES[surrogate](_differences(scores[queries, columns], others[queries], temperature), *constants)
+    for queries, columns in _blocks(scores, references):
+        slope = SLOPES[surrogate](_differences(scores[queries, columns], references[queries], temperature), *constants)
         of_scores[queries, columns] = slope.sum(dim=2)
-        of_others[queries].unsqueeze(1).baddbmm_(scaled[queries, None, columns], slope)
-    return of_scores.mul_(-scaled), of_others
+        of_references[queries].unsqueeze(1).baddbmm_(scaled[queries, None, columns], slope)
+    return of_scores.mul_(-scaled), of_references
 
 
-def _blocks(scores: Tensor, others: Tensor) -> Iterator[tuple[slice, slice]]:
+def _blocks(scores: Tensor, references: Tensor) -> Iterator[tuple[slice, slice]]:
     (queries, width), room = scores.shape, max(1, BLOCK_BYTES // scores.element_size())
-    columns = min(max(1, room // max(1, others.shape[1])), max(1, width))
-    step = max(1, room // (columns * max(1, others.shape[1])))
+    columns = min(max(1, room // max(1, references.shape[1])), max(1, width))
+    step = max(1, room // (columns * max(1, references.shape[1])))
     for query in range(0, queries, step):
         for column in range(0, width, columns):
             yield slice(query, query + step), slice(column, column + columns)
 
 
-def _differences(scores: Scores, others: Others, temperature: float) -> Float[Tensor, "query width reference"]:
-    return (others[:, None, :] - scores[:, :, None]).mul_(1 / temperature)
+def _differences(scores: Scores, references: References, temperature: float) -> Float[Tensor, "query width reference"]:
+    return (references[:, None, :] - scores[:, :, None]).mul_(1 / temperature)
 
 
 # What follows may overwrite its argument.
@@ -121,14 +121,14 @@ Surrogate = Literal["sigmoid", "huber", "logistic"]
 
 def ranking_sums(
     scores: Scores,
-    others: Others,
+    references: References,
     *,
     surrogate: Surrogate | Literal["tanh", "bound"],
     temperature: float,
     bound: Bound | None = None,
 ) -> Scores:
-    """Return for each score Σ_j ℓ(x) over the query's others, x = (other_j − score) / temperature; −∞ adds 0."""
-    sums: Tensor = sum_operator(scores, others, surrogate, temperature, list(bound or ()))
+    """Return for each score Σ_j ℓ((reference_j − score) / temperature) over its query's references; −∞ adds 0."""
+    sums: Tensor = sum_operator(scores, references, surrogate, temperature, list(bound or ()))
     return sums
 
 
@@ -137,27 +137,27 @@ gradient_operator = torch.library.custom_op("aurank::ranking_sums_backward", blo
 
 
 @sum_operator.register_fake
-def _(scores: Tensor, others: Tensor, *_: Any) -> Tensor:
+def _(scores: Tensor, references: Tensor, *_: Any) -> Tensor:
     return scores.new_empty(scores.shape)
 
 
 @gradient_operator.register_fake
-def _(gradient: Tensor, scores: Tensor, others: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return scores.new_empty(scores.shape), others.new_empty(others.shape)
+def _(gradient: Tensor, scores: Tensor, references: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return scores.new_empty(scores.shape), references.new_empty(references.shape)
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    scores, others, *ctx.options = inputs
-    ctx.save_for_backward(scores, others)
+    scores, references, *ctx.options = inputs
+    ctx.save_for_backward(scores, references)
 
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    scores, others = ctx.saved_tensors
+    scores, references = ctx.saved_tensors
     none = [None] * len(ctx.options)
     if torch.is_grad_enabled():  # under create_graph
-        backward = torch.func.vjp(lambda *sides: definition(*sides, *ctx.options), scores, others)[1]
+        backward = torch.func.vjp(lambda *sides: definition(*sides, *ctx.options), scores, references)[1]
         return *backward(gradient), *none
-    return *gradient_operator(gradient, scores, others, *ctx.options), *none
+    return *gradient_operator(gradient, scores, references, *ctx.options), *none
 
 
 sum_operator.register_autograd(_backward, setup_context=_remember)

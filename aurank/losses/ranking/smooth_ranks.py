@@ -110,8 +110,8 @@ class PNPLoss(PairLoss):
         self.b = require_number("b", b)
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
-        scores, others = pairs.positives.similarity, pairs.negative_similarity
-        ahead = ranking_sums(scores, others, surrogate="sigmoid", temperature=self.temperature)
+        scores, negatives = pairs.positives.similarity, pairs.negative_similarity
+        ahead = ranking_sums(scores, negatives, surrogate="sigmoid", temperature=self.temperature)
         return pairs.positives.mean(self.penalty(ahead))
 
     def penalty(self, ahead: Ahead) -> Ahead:
@@ -175,9 +175,9 @@ class RecallAtKLoss(PairLoss):
 
     def compute(self, inputs: Inputs) -> Any:
         if self.similarity_mixup and writes(self) and not (inputs.is_self_set and inputs.indices_tuple is None):
-            given = "indices_tuple" if inputs.is_self_set else "ref_emb"
+            argument = "indices_tuple" if inputs.is_self_set else "ref_emb"
             raise UserError(
-                f"similarity_mixup mixes the samples of the batch itself, so {given} cannot be given with it: leave "
+                f"similarity_mixup mixes the samples of the batch itself, so {argument} cannot be given with it: leave "
                 "that out, or set similarity_mixup=False"
             )
         return super().compute(inputs)
@@ -255,6 +255,6 @@ class AUROCLoss(PairLoss):
         self.temperature = require_number("temperature", temperature)
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
-        scores, others = pairs.positives.similarity, pairs.negative_similarity
-        sums = ranking_sums(scores, others, surrogate=self.surrogate, temperature=self.temperature)
+        scores, negatives = pairs.positives.similarity, pairs.negative_similarity
+        sums = ranking_sums(scores, negatives, surrogate=self.surrogate, temperature=self.temperature)
         return pairs.positives.mean(sums) / pairs.negative_count.clamp(min=1)

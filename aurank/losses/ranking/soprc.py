@@ -285,7 +285,7 @@ def _blend_neighbours(
     second, second_last = scores.gather(1, last.clamp(max=1)), scores.gather(1, (last - 1).clamp(min=0))
     before_first = (2 * low - second).clamp(min=bounds[0])
     after_last = (2 * high - second_last).clamp(max=bounds[1])
-    here = scores.gather(1, block.minimum(last))
+    middle = scores.gather(1, block.minimum(last))
     before = torch.where(block == 0, before_first, scores.gather(1, (block - 1).clamp(min=0).minimum(last)))
     after = torch.where(block >= last, after_last, scores.gather(1, (block + 1).minimum(last)))
-    return (torch.lerp(before, here, within) + torch.lerp(here, after, within)) / 2
+    return (torch.lerp(before, middle, within) + torch.lerp(middle, after, within)) / 2
