@@ -139,7 +139,7 @@ REFUSED = {
     "search index gone.jpg also_gone.jpg": "gone.jpg",
     "search gone x.jpg": "no index at gone",
     "export gone/best --to onnx --out full": "--out full holds 'file'",
-    "calibrate gone --precision 0.9": "gone",
+    "calibrate --model embeddings:gone.npz --precision 0.9": "gone.npz",
     "compare gone gone": "gone",
     "doctor folder:full --html page.txt": "page.txt",
     "init gone": "gone: there is no such file or folder",

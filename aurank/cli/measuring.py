@@ -361,16 +361,15 @@ def _free_to_calibrate(given: dict[str, Any]) -> None:
 @measuring(*_SIDES)
 @claiming(_free_to_calibrate)
 def calibrate(
-    report: str | None = argument("A report.json, or the folder that holds it.", "REPORT", callback=reads),
     *,
-    model: str | None = option("Instead of a report: a model, as for evaluate; counts all pairs.", "--model"),
+    model: ModelOption,
     at_precision: float | None = option("The part of the matches that has to be right, such as 0.99.", "--precision"),
     false_match_rate: float | None = option("Instead: the part of the negative pairs that may match, such as 1e-4."),
     labels: Labels = None,
     postprocess: Postprocess = None,
     fit_on: FitOn = None,
-    distance: str | None = option("With --model: cosine (the default), dot or euclidean (l2)."),
-    max_memory: str | None = option("With --model: bound on the working memory, such as 1GiB."),
+    distance: str | None = option("cosine (the default), dot or euclidean (l2)."),
+    max_memory: str | None = option("Bound on the working memory, such as 1GiB."),
     out: Path | None = option("Folder for calibrate.html, calibration.csv and calibration.json."),
     overwrite: bool = option("Replace the result of another command in --out.", "--overwrite", default=False),
     images: "ImageSelection",
@@ -379,34 +378,21 @@ def calibrate(
     """Find the score from which on a match is right often enough.
 
     \b
-    aurank calibrate measured --precision 0.99 --out calibrated
     aurank calibrate --model embeddings:rows.npz --false-match-rate 1e-4
+    aurank calibrate --model aurank:runs/mine/best --precision 0.99 --out calibrated
     """
     from aurank.commands import calibrate_model
-    from aurank.evaluation import Report, calibrate_report
-    from aurank.evaluation.calibration import Aim
     from aurank.reporting import calibration_page
 
-    if model is not None and report is not None:  # a change of the data section stands where a report would
-        images, report = replace(images, overrides=[report, *images.overrides]), None
     if at_precision is None and false_match_rate is None:
         raise UserError("what has to be reached? Give --precision 0.99 or --false-match-rate 1e-4")
-    if model is None and report is None:
-        raise UserError("name a report, such as DIR/report.json, or a model as for evaluate: --model embeddings:FILE")
-    aim = vars(Aim(at_precision, false_match_rate))
     named = {"labels": labels, "postprocess": postprocess, "fit_on": fit_on}
     named |= {"distance": distance, "max_memory": max_memory}
-    given: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
+    options: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
     with drawn() as running:
-        if model is not None:
-            found = calibrate_model(model, images, **aim, running=running, **given)
-        else:
-            typed = [f"--{name.replace('_', '-')} {value}" for name, value in given.items()]
-            if refused := [*images.given, *typed, *running.given]:
-                raise UserError(f"{refused[0]} has no use with a report, which says what was measured: drop it")
-            path = Path(str(report))
-            found = calibrate_report(Report.load(path / "report.json" if path.is_dir() else path), **aim)
-    console.say(found)
+        aim: dict[str, Any] = {"precision": at_precision, "false_match_rate": false_match_rate}
+        calibration = calibrate_model(model, images, **aim, running=running, **options)
+    console.say(calibration)
     if out is not None:
-        calibration_page.write_calibration(found, out, of=model or str(report), command=_typed())
+        calibration_page.write_calibration(calibration, out, of=model, command=_typed())
         console.say(f"written to {out / 'calibration.json'}, to look at: {out / 'calibrate.html'}")

@@ -22,7 +22,7 @@ from aurank.embedding.named import ALL, ImageSelection, split_name
 from aurank.embedding.protocols import Protocol
 from aurank.embedding.select_images import require_distinct, require_likely_classes, require_measurable, select
 from aurank.errors import UserError
-from aurank.evaluation.calibration import Aim, Calibration, calibrate
+from aurank.evaluation.calibration import Calibration, calibrate, check_aim
 from aurank.evaluation.engine.problem import byte_count, require_one_of
 from aurank.evaluation.engine.scores import DISTANCES
 from aurank.evaluation.index.neighbours import Index
@@ -120,7 +120,7 @@ def calibrate_model(
         ...     calibrate_model(f"embeddings:{folder}/rows.npz", precision=1.0).threshold
         0.99
     """
-    aim = Aim(precision, false_match_rate)
+    check_aim(precision, false_match_rate)
     images, running = images or ImageSelection(), running or RunOptions()
     protocol, distance = images.find_protocol(), options.get("distance", "cosine")
     if protocol is not None and protocol.seeds:
@@ -134,8 +134,9 @@ def calibrate_model(
     if steps is not None:
         steps.require_distance(distance)
         problem = steps.apply(problem, device=str(running.torch_device)).problem
-    found = calibrate(problem, **vars(aim), **used, progress=running.stage("counting pairs"))
-    return found if steps is None else replace(found, notes=[steps.note, *found.notes])
+    used |= {"precision": precision, "false_match_rate": false_match_rate}
+    calibration = calibrate(problem, **used, progress=running.stage("counting pairs"))
+    return calibration if steps is None else replace(calibration, notes=[steps.note, *calibration.notes])
 
 
 @accepting()

@@ -23,7 +23,7 @@ else:
     NAMES = {
         "accuracy_calculator": ["AccuracyCalculator"],
         "bootstrap": ["Resampling"],
-        "calibration": ["Calibration", "calibrate", "calibrate_report"],
+        "calibration": ["Calibration", "calibrate"],
         "compare": ["Comparison", "compare", "compare_all"],
         "engine.problem": ["RetrievalProblem"],
         "engine.ranks": ["Ranks", "positive_ranks"],

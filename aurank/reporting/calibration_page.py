@@ -24,8 +24,7 @@ def calibration_page(found: Calibration, *, of: str = "") -> str:
     curve = found.curve
     cards = [{"name": "threshold", "value": f"{found.threshold!r}", "beside": f"{found.distance}, or more"}]
     cards += [_card("precision", found.precision, "matches right"), _card("recall", found.recall, "positive pairs")]
-    if found.false_match_rate is not None:
-        cards.append(_card("false-match rate", found.false_match_rate, "negative pairs"))
+    cards.append(_card("false-match rate", found.false_match_rate, "negative pairs"))
     cards.append(_card("answered", found.answered, "queries"))
     some = np.unique(np.linspace(0, len(curve["threshold"]) - 1, ROWS).astype(np.int64))
     columns = [column[some] for column in curve.values()]

@@ -12,7 +12,7 @@ from aurank.files import claimed
 FOLDERS = [
     ("evaluate", "--model", "timm:resnet18"),
     ("embed", "--model", "timm:resnet18"),
-    ("calibrate", os.devnull, "--precision", "0.9"),
+    ("calibrate", "--model", "timm:resnet18", "--precision", "0.9"),
     ("average", "gone/best", "gone/last"),
     ("index", "build", "--model", "timm:resnet18"),
     ("demo",),

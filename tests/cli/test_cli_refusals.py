@@ -13,8 +13,7 @@ from aurank.evaluation import evaluate
 TIMM = "evaluate --model timm:test_resnet,pretrained=false --out x"
 SAVED = "evaluate --model embeddings:rows.npz --out x"
 PROBE = "probe --model timm:test_resnet,pretrained=false --data folder:photos --out x"
-CALIBRATE = "calibrate measured --precision 0.9"
-ROWS_09 = "calibrate --model embeddings:rows.npz --precision 0.9"
+CALIBRATE = "calibrate --model embeddings:rows.npz"
 CLEAN = "doctor folder:photos --out clean.csv --fix tiny"
 
 REFUSED = {
@@ -53,11 +52,9 @@ REFUSED = {
     f"{PROBE} --protocol kn": "expected knn or linear_probe; got kn",
     f"{PROBE} --labels rows.npz": "the labels come with the images",
     f"{PROBE} --split val": "no images in split 'val'",
-    "calibrate measured": "Give --precision 0.99 or --false-match-rate 1e-4",
-    "calibrate --precision 0.9": "name a report, such as DIR/report.json, or a model",
-    f"{CALIBRATE} --distance dot": "--distance dot has no use with a report",
-    f"{CALIBRATE} --out bare.json": "bare.json",
-    f"{ROWS_09} --fit-on rows.npz": "goes with --postprocess",
+    CALIBRATE: "Give --precision 0.99 or --false-match-rate 1e-4",
+    f"{CALIBRATE} --precision 0.9 --out photos/a/0.png": "photos/a/0.png",
+    f"{CALIBRATE} --precision 0.9 --fit-on rows.npz": "goes with --postprocess",
     "compare measured": "needs two reports or more; got measured",
     "compare measured measured --out page.txt": "--out page.txt",
     "doctor": "say what to examine",

@@ -362,7 +362,7 @@ KINDS: dict[str, Kind] = {
     ),
     "report": Kind(
         _reports,
-        ("compare reports/a.json reports/b.json --resamples 100", "calibrate reports/a.json --precision 0.3 --out out"),
+        ("compare reports/a.json reports/b.json --resamples 100",),
         "reports",
     ),
     "faiss": Kind(_faiss, (_search,), "faiss", is_sealed=True),

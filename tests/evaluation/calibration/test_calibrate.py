@@ -1,8 +1,6 @@
-"""Calibrations of embeddings and of reports, against all pairs tried one after another."""
+"""Calibrations against all pairs tried one after another."""
 
-import json
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +8,7 @@ import pytest
 
 import aurank
 from aurank.errors import UserError
-from aurank.evaluation import Report, RetrievalProblem, calibrate, calibrate_report
+from aurank.evaluation import RetrievalProblem, calibrate
 
 CHANCE = np.random.default_rng(3)
 LABELS = np.arange(80) // 4
@@ -28,10 +26,6 @@ def all_pairs() -> tuple[np.ndarray, np.ndarray]:
 MATES, OTHERS = all_pairs()
 
 
-def report(neighbours: int) -> Report:
-    return aurank.evaluate(ROWS, LABELS, neighbours=neighbours)
-
-
 @pytest.mark.parametrize("precision", [0.5, 0.95, 1.0])
 def test_precision_over_all_pairs(precision: float) -> None:
     found = calibrate(PROBLEM, precision=precision)
@@ -41,7 +35,6 @@ def test_precision_over_all_pairs(precision: float) -> None:
     value, recall, false = parts(right[0])
     assert found.precision.value == value
     assert found.recall.value == recall
-    assert found.false_match_rate is not None
     assert found.false_match_rate.value == pytest.approx(false)
     assert (found.recall.total, found.false_match_rate.total) == (len(MATES), len(OTHERS))
 
@@ -51,7 +44,6 @@ def test_false_match_rate_over_all_pairs(rate: float) -> None:
     found = calibrate(PROBLEM, false_match_rate=rate)
     few = [one for one in np.unique(MATES) if parts(one)[2] <= rate]
     assert_rates(found.threshold, few[0])
-    assert found.false_match_rate is not None
     assert found.false_match_rate.value <= rate
 
 
@@ -63,35 +55,6 @@ def test_the_curve_is_of_all_pairs() -> None:
         assert curve["recall"][place] == pytest.approx(recall)
         assert curve["false_match_rate"][place] == pytest.approx(false)
         assert curve["false_non_match_rate"][place] == pytest.approx(1 - recall)
-
-
-@pytest.mark.parametrize("aim", [{"precision": 0.9}, {"false_match_rate": 0.02}])
-def test_a_report_with_whole_lists_says_what_embeddings_say(aim: dict[str, float]) -> None:
-    by_lists, by_rows = calibrate_report(report(79), **aim), calibrate(PROBLEM, **aim)
-    assert json.dumps({**by_lists.to_json(), "notes": []}) == json.dumps({**by_rows.to_json(), "notes": []})
-    assert "these are all pairs" in str(by_lists)
-
-
-def test_a_cut_report_says_what_is_cut() -> None:
-    cut = report(3)
-    assert cut.neighbours is not None
-    highest_last = cut.neighbours.score[:, -1].max()
-    found = calibrate_report(cut, precision=0.5)
-    assert found.threshold <= highest_last
-    assert found.false_match_rate is None
-    number = int((cut.neighbours.score[:, -1] >= found.threshold).sum())
-    assert f"{number} of 80 are cut above the threshold" in str(found)
-    shown = cut.neighbours.score >= found.threshold
-    assert found.precision.value == pytest.approx(cut.neighbours.is_positive[shown].mean())
-    beyond = found.curve["threshold"] > highest_last
-    assert np.isnan(found.curve["false_match_rate"][~beyond]).all()
-    for threshold, rate in zip(found.curve["threshold"][beyond], found.curve["false_match_rate"][beyond], strict=True):
-        assert rate == pytest.approx(parts(threshold)[2])
-
-
-def test_a_report_behind_post_processing_says_so() -> None:
-    processed = aurank.evaluate(ROWS, LABELS, neighbours=5, postprocess="query_expansion:k=2")
-    assert "post-processing: query_expansion:k=2" in calibrate_report(processed, precision=0.5).notes
 
 
 def test_whose_pairs_are_counted_for_queries_without_labels() -> None:
@@ -109,7 +72,7 @@ POORLY = np.array([[1.0, 0.0], [0.8, 0.6], [1.0, 0.01], [0.8, 0.61]])
         (lambda: calibrate(PROBLEM), "precision None"),
         (lambda: calibrate(PROBLEM, precision=0.9, false_match_rate=0.1), "precision 0.9 and false-match rate 0.1"),
         (lambda: calibrate(PROBLEM, precision=float("nan")), "precision nan"),
-        (lambda: calibrate_report(report(4), false_match_rate=1.0), "rate 1.0"),
+        (lambda: calibrate(PROBLEM, false_match_rate=1.0), "rate 1.0"),
         (lambda: calibrate(PROBLEM, false_match_rate=1e-7), "6,080 negative pairs is 0.00016"),
         (
             lambda: calibrate(RetrievalProblem(POORLY, [0, 0, 1, 1]), precision=0.9),
@@ -117,18 +80,11 @@ POORLY = np.array([[1.0, 0.0], [0.8, 0.6], [1.0, 0.01], [0.8, 0.61]])
         ),
         (lambda: calibrate(RetrievalProblem(POORLY, [0, 0, 1, 1]), false_match_rate=0.13), "rate of 0.13"),
         (lambda: calibrate(RetrievalProblem(POORLY, [0, 1, 2, 3]), precision=0.9), "no query has a positive"),
-        (lambda: calibrate_report(report(3), false_match_rate=0.3), "cut above the threshold"),
-        (lambda: calibrate_report(report(0), precision=0.9), "holds no neighbours"),
-        (lambda: calibrate_report(reordered(), precision=0.9), "k_reciprocal"),
     ],
 )
 def test_what_has_no_threshold_raises(call: Callable[[], Any], named: str) -> None:
     with pytest.raises(UserError, match=named):
         call()
-
-
-def reordered() -> Report:
-    return replace(report(5), postprocessing={"steps": "k_reciprocal:depth=10,k1=4,k2=2", "plain": {}})
 
 
 def test_a_precision_that_any_threshold_has() -> None:

@@ -14,7 +14,6 @@ import aurank
 from aurank.errors import UserError
 from aurank.evaluation import Resampling, RetrievalProblem
 from aurank.evaluation.calibration import (
-    ListedScores,
     best_precision,
     shortest_equal,
     threshold_at_false_match_rate,
@@ -24,7 +23,7 @@ from aurank.evaluation.calibration import (
 from aurank.evaluation.engine.pooled import PooledScores
 
 
-class Listed(ListedScores):
+class Listed(PooledScores):
     """Scores of two lists; the bracket is as wide as it is told to be."""
 
     def __init__(self, positives: list[float], negatives: list[float], *, slack: int = 0) -> None:
