@@ -1,16 +1,9 @@
-"""The figures of docs/results.md and README.md that come from benchmarks, written anew from their lines.
+"""The tables and pictures of docs/benchmark/*.jsonl, each of which is the lines.jsonl of an `aurank benchmark`.
 
-    python tools/results.py     # all figures between markers, and docs/benchmark/NAME.png
+    python tools/results.py
 
-docs/benchmark/NAME.jsonl is the lines.jsonl of an `aurank benchmark`. A page has its tables, or one setting's, between
-
-    <!-- table: NAME --> … <!-- /table -->        <!-- table: NAME / SETTING --> … <!-- /table -->
-
-and one of their cells, or its beginning (0.4645, or 0.4645 ± 0.0074), between
-
-    <!-- value: NAME / SETTING / METHOD / COLUMN -->0.4645<!-- /value -->
-
-tests/test_figures.py fails where a figure is not what the lines give.
+writes docs/benchmark/tables.txt (all of them), the short tables of docs/results.md between `<!-- table: NAME -->` and
+`<!-- /table -->`, and the pictures that pages show. tests/test_figures.py fails where one is not what the lines give.
 """
 
 import re
@@ -21,48 +14,107 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from aurank.errors import UserError
+from aurank.evaluation.report import markdown_table
 from aurank.files import write_text
-from aurank.reporting.benchmark_page import (
-    cells_of,
-    draw_intervals,
-    read_tables,
-    to_markdown_tables,
+from aurank.reporting.benchmark_page import cells_of, draw_intervals, read_tables, to_markdown_tables
+
+BENCHMARK = Path(__file__).resolve().parents[1] / "docs" / "benchmark"
+PAGE = BENCHMARK.parent / "results.md"
+PICTURES = ("grocery_heads", "omniglot_heads", "omniglot_200", "soprc_parts")
+# A cell is a mean, ± half the width of the interval over seeds, and [the interval over classes and seeds].
+CELL = re.compile(r"([-+]?\d\.\d+)(?: (± \d\.\d+))?(?: (\[.+\]))?")
+MEAN, SEEDS, CLASSES, BOTH = (1,), (1, 2), (1, 3), (1, 2, 3)
+UNTRAINED = "the embeddings as they are"
+PCA, IDENTITY = "PCA, 128 numbers", "identity, 1280 numbers"
+HEADS = (
+    *("SupCon", "list-wise AP", "SOPRC", "PNP", "SmoothAP", "Circle", "Recall@k surrogate", "FastAP"),
+    *("Multi-Similarity", "SogCLR", "Triplet", "ArcFace"),
 )
-
-DOCS = Path(__file__).resolve().parents[1] / "docs"
-PAGES = (DOCS / "results.md", DOCS / "benchmark" / "heads.txt", DOCS.parent / "README.md")
-_MARKED = re.compile(r"(<!-- (table|value): (.+?) -->)(.*?)(<!-- /\2 -->)", re.DOTALL)
-_PART = re.compile(r" (?=± |\[)")  # between a mean, ± half a width and [an interval]
-
-
-def fill(page: str, folder: Path) -> str:
-    """Return a page with the figures between its markers as the lines in a folder give them."""
-
-    def figure(found: re.Match[str]) -> str:
-        first, kind, about, before, last = found.groups()
-        name, *others = about.split(" / ")
-        file = folder / f"{name}.jsonl"
-        if kind == "table":
-            text = f"\n{to_markdown_tables(tables(folder / f'{name}.jsonl'), *others)}\n"
-        else:
-            parts = _PART.split(cell(file, *others))
-            text = " ".join(parts[: len(_PART.split(before)) if before.strip() else None])
-        return f"{first}{text}{last}"
-
-    return _MARKED.sub(figure, page)
-
+PARAMETERS = (
+    *("SOPRC", "SOPRC, λ1 alone", "SOPRC, λ2 alone", "SOPRC, no semi-variance", "SOPRC, no semi-variance, π 0.5"),
+    *("PNP", "PNP, D_s", "SupCon"),
+)
+STEPS = ("center", "whiten:dim=128", "whiten:dim=256")
+TRANSDUCTIVE = (
+    *("query_expansion", "database_augmentation", "k_reciprocal", "center, query_expansion, k_reciprocal"),
+    "whiten:dim=256, database_augmentation, query_expansion, k_reciprocal",
+)
+RECIPE = (
+    *("SupCon, 160 pixels, projection from PCA", "SupCon, 160 pixels", "Multi-Similarity, projection from PCA"),
+    *("SupCon, projection from PCA", "SupCon, 240 steps", "SOPRC, projection from PCA", "SupCon"),
+    *("SOPRC, no semi-variance, π 0.5, 240 steps", "SupCon, no warm-up", "SupCon, weight decay 0.05"),
+    *("SupCon, 8 photos a class", "SupCon, head rate × 10", "SupCon, rate 1e-3"),
+)
+# The short tables by name: head and methods of the first column, then head, file, setting, column and parts of others.
+TABLES = {
+    "heads": (
+        ("loss", {name: name for name in HEADS} | {"no training": UNTRAINED, "no training, centred": "center"}),
+        ("groceries, PCA", "grocery_heads", PCA, "mAUPRC", SEEDS),
+        ("identity", "grocery_heads", IDENTITY, "mAUPRC", SEEDS),
+        ("minus SupCon", "grocery_heads", IDENTITY, "minus SupCon", CLASSES),
+        ("Omniglot, PCA", "omniglot_heads", PCA, "mAUPRC", SEEDS),
+        ("identity", "omniglot_heads", IDENTITY, "mAUPRC", SEEDS),
+        ("minus SupCon", "omniglot_heads", IDENTITY, "minus SupCon", CLASSES),
+    ),
+    "parameters": (
+        ("loss", {name: name for name in PARAMETERS}),
+        ("groceries", "grocery_parameters", PCA, "mAUPRC", SEEDS),
+        ("minus SupCon", "grocery_parameters", PCA, "minus SupCon", CLASSES),
+        ("Omniglot", "omniglot_parameters", PCA, "mAUPRC", SEEDS),
+        ("minus SupCon", "omniglot_parameters", PCA, "minus SupCon", CLASSES),
+    ),
+    "fine-tuning": (
+        ("training", {name: name for name in RECIPE}),
+        ("mAUPRC", "grocery_recipe", "", "mAUPRC", SEEDS),
+        ("Recall@1", "grocery_recipe", "", "Recall@1", MEAN),
+        ("minus SupCon", "grocery_recipe", "", "minus SupCon", BOTH),
+    ),
+    "post-processing": (
+        ("steps", {"none": UNTRAINED} | {name: name for name in STEPS} | {f"{name} †": name for name in TRANSDUCTIVE}),
+        ("mAUPRC", "grocery_heads", PCA, "mAUPRC", MEAN),
+        ("Recall@1", "grocery_heads", PCA, "Recall@1", MEAN),
+        ("minus SupCon's head", "grocery_heads", PCA, "minus SupCon", CLASSES),
+    ),
+}
 
 tables = cache(read_tables)
 
 
-def cell(file: Path, setting: str, method: str, column: str) -> str:
-    """Return one cell of a benchmark's tables."""
-    for block in tables(file):
+def cell(name: str, setting: str, method: str, column: str) -> str:
+    """Return one cell of the tables of a benchmark."""
+    for block in tables(BENCHMARK / f"{name}.jsonl"):
         head, rows = cells_of(block)
         for row in rows:
             if (block.setting, row[0]) == (setting, method) and column in head:
                 return row[head.index(column)]
-    raise UserError(f"{file} has no {column!r} of {method!r} in the setting {setting!r}")
+    raise UserError(f"{name}.jsonl has no {column!r} of {method!r} in the setting {setting!r}")
+
+
+def short_table(name: str) -> str:
+    (title, methods), *columns = TABLES[name]
+    rows = []
+    for label, method in methods.items():
+        row = [label]
+        for _, file, setting, column, parts in columns:
+            text = cell(file, setting, method, column)
+            number = CELL.fullmatch(text)
+            row.append(" ".join(filter(None, number.group(*parts, 0)[:-1])) if number else text)
+        rows.append(row)
+    return markdown_table([title, *(column[0] for column in columns)], rows)
+
+
+def fill(page: str) -> str:
+    """Return a page with its short tables written anew."""
+    marked = r"(<!-- table: (.+?) -->\n).*?(<!-- /table -->)"
+    return re.sub(marked, lambda found: f"{found[1]}{short_table(found[2])}\n{found[3]}", page, flags=re.DOTALL)
+
+
+def all_tables() -> str:
+    """Return the text of tables.txt: every table of every benchmark."""
+    parts = ["# All tables of the benchmarks\n\nWhat the columns mean, and what follows: docs/results.md."]
+    for file in sorted(BENCHMARK.glob("*.jsonl")):
+        parts.append(f"## {file.name}\n\n{to_markdown_tables(tables(file))}")
+    return "\n\n".join(parts) + "\n"
 
 
 def picture(file: Path) -> Path:
@@ -84,11 +136,10 @@ def picture(file: Path) -> Path:
 
 
 def main() -> None:
-    for page in PAGES:
-        text = page.read_text(encoding="utf-8")
-        write_text(page, fill(text, DOCS / "benchmark"))
-        for name in sorted({found[3].partition(" / ")[0] for found in _MARKED.finditer(text) if found[2] == "table"}):
-            print(picture(DOCS / "benchmark" / f"{name}.jsonl"))
+    write_text(BENCHMARK / "tables.txt", all_tables())
+    write_text(PAGE, fill(PAGE.read_text(encoding="utf-8")))
+    for name in PICTURES:
+        print(picture(BENCHMARK / f"{name}.jsonl"))
 
 
 if __name__ == "__main__":
