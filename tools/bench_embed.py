@@ -1,6 +1,6 @@
 """aurank's embedding beside the best bare loop over the same photos, in turns, in one process.
 
-    python tools/bench_embed.py [--models tf_efficientnet_lite0 …] [--sizes 128 224] [--images 256] [--engines]
+    python tools/bench_embed.py [--models tf_efficientnet_lite0 …] [--sizes 128 224] [--images 256]
 
 The bare loop is Pillow, timm's transform and network, and one thread that makes the next batch: nothing is checked,
 named or kept. Its batch size and memory format are the best of all that `--batches` names, found on tensors in memory.
@@ -30,7 +30,6 @@ from aurank.data import READERS, Manifest
 from aurank.embedding.embed import embed
 from aurank.embedding.pace import TRIED, Pace, find_pace, kept_to
 from aurank.models.adapters.by_name import load_model
-from aurank.models.engines import OnnxRuntime
 from aurank.models.image_model import ImageModel
 
 PHOTOS = 2943  # of the test split
@@ -76,20 +75,6 @@ def bare(model: ImageModel, files: list[bytes], pace: Pace) -> np.ndarray:
         return np.concatenate([model.module(laid_out(batch)).numpy() for batch in batches()])
 
 
-@torch.no_grad()
-def engines(module: nn.Module, images: Tensor, pace: Pace) -> str:
-    """What other engines take, and the largest difference of an embedding of length 1."""
-    given = images[torch.arange(pace.batch) % len(images)].contiguous()
-    usual, found = nn.functional.normalize(module(given)), []
-    with kept_to(pace, module) as laid_out:
-        runs = {"onnxruntime": (OnnxRuntime(module), given), "torch.compile": (torch.compile(module), laid_out(given))}
-        for name, (run, inputs) in runs.items():
-            (first, _), rows = timed(run, inputs)
-            apart = (nn.functional.normalize(rows) - usual).abs().max().item()
-            found.append(f"{name} {per_image(run, inputs):.2f} ms (first call {first:.0f} s, differs {apart:.0e})")
-    return "; ".join(found)
-
-
 def compared(name: str, size: int, manifest: Manifest, given: argparse.Namespace) -> None:
     drawn = f",img_size={size}" * name.startswith("vit")  # positions are learnt for one size
     model = load_model(f"timm:{name},pretrained=false,input_size={size}{drawn}")
@@ -114,8 +99,6 @@ def compared(name: str, size: int, manifest: Manifest, given: argparse.Namespace
         f"{cpu:.3f}; trial {trial / (spent * PHOTOS / 1e3):.1%}; differ by {apart:.0e} of the largest value",
         flush=True,
     )
-    if given.engines:
-        print(f"   eager {costs[best]:.2f} ms; {engines(module, some, best)}", flush=True)
 
 
 def main() -> None:
@@ -125,7 +108,6 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=[8, 16, 32, 64, 128, 256])
     for option, value in {"images": 256, "turns": 3, "threads": os.cpu_count() or 1}.items():
         parser.add_argument(f"--{option}", type=int, default=value)
-    parser.add_argument("--engines", action="store_true")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     test = READERS["grocery"](Path(os.environ.get("AURANK_DATA", "data"))).split("test")

@@ -55,7 +55,7 @@ def _typed() -> str:
 
 
 @app.command()
-@measuring(*_SIDES, "seeds", run=(*RUN, "bf16", "engine"), joined=True)
+@measuring(*_SIDES, run=(*RUN, "bf16"), joined=True)
 @claiming(_free_to_evaluate)
 def evaluate(
     *,
@@ -169,7 +169,7 @@ def _in_parts(given: dict[str, Any]) -> bool:
 
 
 @app.command()
-@measuring(*_SIDES, run=(*RUN, "bf16", "engine"), joined=True)
+@measuring(*_SIDES, run=(*RUN, "bf16"), joined=True)
 @claiming(_free_to_embed, is_file=lambda given: None if _in_parts(given) else True)  # parts claim their folder
 def embed(
     *,
@@ -205,7 +205,7 @@ def embed(
 
 
 @app.command()
-@measuring("data", "split", run=(*RUN, "bf16", "engine"))
+@measuring("data", "split", run=(*RUN, "bf16"))
 @claiming()
 def mine(
     *,

@@ -179,14 +179,12 @@ _IMAGES = {
     "split": _shared(str | None, "train, val, test or all; default: test, to mine train, for an index all."),
     "protocol": _shared(str | None, "A named protocol, such as sop; its data is in --root."),
     "root": _shared(Path | None, "Folder of the protocol's data."),
-    "seeds": _shared(str | None, "Seeds of a protocol's draws, such as 0,1,2."),
 }
 # How a model is run.
 _RUN = {
     "batch": _shared(int | None, "Images embedded at once; default: the configuration's, else by trial.", min=1),
     "device": _shared(str | None, "Such as cuda:1 or cpu; default: cuda where there is one.", callback=_is_device),
     "bf16": _shared(bool, "Embed in bfloat16, faster on GPUs and processors that have it.", "--bf16"),
-    "engine": _shared(str | None, "onnxruntime is faster for networks of convolutions on CPUs; default: torch."),
     "cache": Cache,
     "no_cache": _shared(bool, "Read no embeddings from the cache, and keep none.", "--no-cache"),
     "allow_code": _shared(bool, "Trust --model: python: runs code, and so may options.", "--allow-code"),
@@ -201,13 +199,13 @@ _FIRST = "Options"
 _HEADINGS = {
     "Arguments": (),
     _FIRST: ("model", "data", "split", "out", "k", "labels", "metrics", "recall_at", "baselines", "device", "batch"),
-    "Which images": ("protocol", "root", "seeds"),
+    "Which images": ("protocol", "root"),
     "How embeddings are compared": (
         *("distance", "ties", "postprocess", "fit_on", "index", "dims", "precision", "rescore"),
         *("intervals", "seed", "backend", "max_memory"),
     ),
     "What is written": ("report", "neighbours", "show_class", "shard_rows", "overwrite"),
-    "Running": ("bf16", "engine", "cache", "no_cache", "allow_code", "help"),
+    "Running": ("bf16", "cache", "no_cache", "allow_code", "help"),
 }
 _SHORT = 11  # options that need no headings
 
@@ -254,8 +252,6 @@ def measuring(*chosen: str, run: Sequence[str] = RUN, joined: bool = False) -> D
                 from aurank.embedding import ImageSelection  # without torch, as all that is looked at before it
 
                 fields = {name: given.pop(name) for name in chosen}
-                if fields.get("seeds") is not None:
-                    fields["seeds"] = whole_numbers("--seeds", fields["seeds"])
                 images = ImageSelection(**fields, overrides=given.pop("overrides", None) or [])
                 images.require_there()
                 if isinstance(images.data, str) and images.overrides:

@@ -87,7 +87,7 @@ def embed_to_folder(
             dataset = prepared.dataset
             manifest, module, total = dataset.manifest, prepared.model.module.to(run.torch_device), len(dataset)
             keys = run.cache_keys(module, prepared.model.description, dataset)
-            cache, module = run.open_cache(model, keys, manifest), run.by_engine(module)
+            cache = run.open_cache(model, keys, manifest)
             key = hashlib.sha256(json.dumps({**keys, "shard_rows": shard_rows}).encode()).hexdigest()
             if group.rank == 0:
                 writer = ShardWriter(out, key, total, shard_rows)

@@ -67,9 +67,6 @@ def evaluate_model(
     """
     images, running = images or ImageSelection(), running or RunOptions()
     protocol = images.find_protocol()
-    draws = protocol is not None and bool(protocol.seeds)
-    if draws:
-        options.pop("neighbours", None)  # each draw has a gallery of its own
     steps = read_steps(postprocess, fit_on, options.get("distance", "cosine"))
     if steps is not None and is_collection(options.get("index") or ""):
         raise UserError(f"--postprocess {postprocess} changes what --index {options['index']} holds: leave one out")
@@ -81,7 +78,7 @@ def evaluate_model(
         options["index"] = CollectionIndex(options["index"], embedded.paths[embedded.is_gallery], rows)
     measure = embedded.evaluate if protocol is None else partial(protocol.evaluate, embedded)
     report = noted(evaluate_together(measure, running.group, **options), *measured.notes)
-    if not draws and "postprocess" not in options and running.group.rank == 0:
+    if "postprocess" not in options and running.group.rank == 0:
         report = replace(report, group_pairs=embedded.group_pairs(options))
     if "postprocess" in options:
         running.finished("postprocessing", options["postprocess"])
@@ -122,9 +119,7 @@ def calibrate_model(
     """
     check_aim(precision, false_match_rate)
     images, running = images or ImageSelection(), running or RunOptions()
-    protocol, distance = images.find_protocol(), options.get("distance", "cosine")
-    if protocol is not None and protocol.seeds:
-        raise UserError(f"--protocol {protocol.name} draws several galleries, and each would have its own threshold")
+    distance = options.get("distance", "cosine")
     steps = read_steps(postprocess, fit_on, distance)
     if steps is not None:
         steps.require_scores_of_all_pairs()

@@ -110,7 +110,7 @@ def evaluate_pairs(
         raise UserError(f"--prompt has no use here: {what}; give its table a column label, one for each image")
     config = with_preprocessing(saved.model_copy(update={"data": data}), saved)
     train = None if images.split == "train" or trained is None else trained.split("train")
-    running = replace(running, bf16=False, engine=None)  # which towers do not take
+    running = replace(running, bf16=False)  # which towers do not take
     once = each_image_once(manifest, one_label=False)  # as `aurank evaluate` takes them: one cache
     module, shown = towers.to(device), build_dataset(config.data, once, train=False)
     batch = config.evaluate.batch if running.batch is None else running.batch  # 0 is refused where it is used

@@ -28,10 +28,9 @@ from aurank.embedding.select_images import describe_overlap, describe_split, sel
 from aurank.embedding.stored.checkpoint import describe_average, is_head, load_checkpoint
 from aurank.embedding.stored.trained_model import fetched, load, made_by, trained_model, with_backbone
 from aurank.errors import UserError
-from aurank.evaluation.engine.problem import ProgressCallback, require_one_of
+from aurank.evaluation.engine.problem import ProgressCallback
 from aurank.files import reading
 from aurank.models.adapters.by_name import check_model
-from aurank.models.engines import ENGINES, ONNXRUNTIME, TORCH, OnnxRuntime
 from aurank.models.image_model import ImageModel
 
 # What a model from elsewhere brings along.
@@ -57,7 +56,6 @@ class RunOptions:
         say: given lines such as what was read from the cache; default: the logger "aurank".
         finished: given each result with its name, before what follows begins.
         given: these options as they were typed.
-        engine: "onnxruntime" is faster for networks of convolutions on a CPU; default: torch.
 
     Example:
         >>> RunOptions(batch=64, device="cpu").torch_device
@@ -74,7 +72,6 @@ class RunOptions:
     say: Say = log
     finished: Callable[[str, Any], None] = lambda name, result: None
     given: Sequence[str] = ()
-    engine: str | None = None
 
     def __post_init__(self) -> None:
         try:
@@ -82,11 +79,6 @@ class RunOptions:
         except (RuntimeError, AssertionError, NotImplementedError) as error:
             text = str(error).splitlines()[0]
             raise UserError(f"--device {self.device!r} cannot be used here ({text}); cpu always can") from error
-        require_one_of(ENGINES, engine=self.engine or TORCH)
-        if self.engine == ONNXRUNTIME and (self.bf16 or self.torch_device.type != "cpu"):
-            raise UserError(
-                "--engine onnxruntime computes in float32 on the CPU: leave --bf16 out, and add --device cpu"
-            )
 
     def tell(self, *lines: str) -> None:
         """Give `say` the lines."""
@@ -105,11 +97,7 @@ class RunOptions:
     @property
     def arithmetic(self) -> str:
         """What a model's embeddings are made by, where that changes their digits."""
-        return "in bf16" if self.bf16 else f"by {self.engine}" if self.engine not in (None, TORCH) else ""
-
-    def by_engine(self, module: nn.Module) -> nn.Module:
-        """Return the module as the engine computes it."""
-        return OnnxRuntime(module) if self.engine == ONNXRUNTIME else module
+        return "in bf16" if self.bf16 else ""
 
     def open_cache(self, name: str, keys: Mapping[str, str], manifest: Manifest) -> EmbeddingCache | None:
         """Return the cache of a model's embeddings of the images of a manifest, None where none is wanted.
@@ -171,7 +159,7 @@ class PreparedModel:
             keys = self.run.cache_keys(module, self.model.description, dataset)
             cache = self.run.open_cache(self.model.name, keys, manifest)
         how = {"bf16": self.run.bf16, "group": self.run.group, **self.sizes}
-        embedded = embed(self.run.by_engine(module), dataset, device=device, progress=progress, cache=cache, **how)
+        embedded = embed(module, dataset, device=device, progress=progress, cache=cache, **how)
         return embedded, self.notes(embedded, manifest)
 
     def notes(self, embedded: Embedded, manifest: Manifest) -> list[str]:

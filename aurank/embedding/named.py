@@ -46,7 +46,6 @@ class ImageSelection:
         protocol: a name from `aurank.embedding.protocols`.
         root: the folder of a protocol's data.
         overrides: dotted changes of the `data` section.
-        seeds: of the draws of a protocol.
         usual: the split where none is named: "test", or "train", without which all images are taken.
 
     Example:
@@ -60,15 +59,13 @@ class ImageSelection:
     protocol: str | None = None
     root: Path | None = None
     overrides: Sequence[str] = ()
-    seeds: Sequence[int] | None = None
     usual: str = "test"
 
     @property
     def given(self) -> list[str]:
         """The options that say where images are, as typed."""
         named = {name: getattr(self, name) for name in ("data", "split", "protocol", "root")}
-        drawn = [] if self.seeds is None else [f"--seeds {','.join(map(str, self.seeds))}"]
-        return [f"--{name} {value}" for name, value in named.items() if value is not None] + drawn + [*self.overrides]
+        return [f"--{name} {value}" for name, value in named.items() if value is not None] + [*self.overrides]
 
     def require_there(self) -> None:
         """Raise UserError where the options name data that are not there."""
@@ -108,7 +105,6 @@ class ImageSelection:
                 "--data and --protocol both say which images to take; give one of them",
             ),
             (self.split and is_named, f"--split {self.split} has no use with {protocol}"),
-            (self.seeds is not None and not is_named, "--seeds goes with --protocol: they are of its draws"),
             (self.root and not is_named, f"--root {self.root} goes with --protocol, not with --data"),
             (others, f"{' '.join(others)}: only data.* can be changed for a model that is measured"),
         ):
@@ -120,7 +116,7 @@ class ImageSelection:
         from aurank.embedding.protocols import find_protocol
 
         self.check()
-        return None if self.protocol is None else find_protocol(self.protocol, seeds=self.seeds)
+        return None if self.protocol is None else find_protocol(self.protocol)
 
 
 def _configuration(data: "str | Manifest | None") -> Config | None:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from aurank.models.encoder import is_channels_last, lay_out
-from aurank.models.engines import OnnxRuntime
 
 LEAST = 1024
 """Images from which on a trial pays."""
@@ -48,8 +47,7 @@ def find_pace(model: nn.Module, images: Tensor, count: int) -> Pace:
     the work. Memory formats are tried for networks of several convolutions. All of it is processor time, so another
     load changes little.
     """
-    computed = [] if isinstance(model, OnnxRuntime) else model.modules()  # which has a format of its own
-    layers = sum(isinstance(module, nn.Conv2d) for module in computed)
+    layers = sum(isinstance(module, nn.Conv2d) for module in model.modules())
     formats: list[bool | None] = [is_channels_last(model), not is_channels_last(model)] if layers > 1 else [None]
     start, costs = time.process_time(), dict[Pace, float]()
     for channels_last in formats:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Bool, Int64, Shaped
+from jaxtyping import Int64, Shaped
 
 from aurank.data import READERS, Manifest
 from aurank.data.manifest import pairs_among
@@ -31,7 +31,6 @@ class Protocol:
     Attributes:
         reader, params: give the images, whose split "test" is measured.
         recall_at: the cut-offs.
-        seeds: each draws one gallery image of every class; the others are queries, and the report is the mean.
         roles: the reader says who is query and gallery, of which camera, and may list positives and ignored pairs.
         metrics: shown unless others are asked for.
     """
@@ -40,7 +39,6 @@ class Protocol:
     reader: str
     recall_at: tuple[int, ...]
     params: Mapping[str, Any] = field(default_factory=dict)
-    seeds: tuple[int, ...] = ()
     roles: bool = False
     metrics: tuple[str, ...] | None = None
 
@@ -57,8 +55,7 @@ class Protocol:
         """
         paths = [str(path) for path in images.paths]
         ordered, classes = _canonical(paths, np.asarray(images.labels))
-        draws = [np.flatnonzero(draw_gallery(classes, seed)).tolist() for seed in self.seeds]
-        definition = {"version": VERSION, "name": self.name, "recall_at": self.recall_at, "draws": draws}
+        definition = {"version": VERSION, "name": self.name, "recall_at": self.recall_at, "draws": []}
         digest = hashlib.sha256(json.dumps(definition).encode())
         digest.update(json.dumps([[paths[row] for row in ordered.tolist()], classes.tolist()]).encode())
         groups = np.full(len(paths), -1) if images.groups is None else images.groups
@@ -81,10 +78,7 @@ class Protocol:
             raise UserError(f"the embeddings are not those of protocol {self.name}: {wrong}; {remedy}")
 
     def evaluate(self, embedded: "Embedded", **options: Any) -> "Report":
-        """Return the exact Report of embedded test images under this protocol, with its name and checksum.
-
-        With draws, every metric is the mean over them, and `per_query` holds the draws one after the other.
-        """
+        """Return the exact Report of embedded test images under this protocol, with its name and checksum."""
         if "recall_at" in options:
             raise UserError(f"protocol {self.name} sets recall_at itself, to {self.recall_at}; leave it out")
         options["recall_at"] = self.recall_at
@@ -97,19 +91,10 @@ class Protocol:
         if self.roles and (embedded.is_query == embedded.is_gallery).all():
             said = "has queries apart from the gallery, but is_query and is_gallery are alike in every row"
             raise UserError(f"protocol {self.name} {said}; `aurank embed` writes both with the embeddings")
-        ordered, classes = _canonical(self._paths(embedded), np.asarray(embedded.labels))
+        self._paths(embedded)
         information: dict[str, Any] = {"name": self.name, "checksum": self.checksum(embedded)}
         information |= {"params": dict(self.params)} if self.params else {}
-        if not self.seeds:
-            return replace(embedded.evaluate(**options), protocol=information)
-        reports = []
-        for seed in self.seeds:
-            is_gallery = np.isin(np.arange(len(ordered)), ordered[draw_gallery(classes, seed)])
-            report = replace(embedded, is_query=~is_gallery, is_gallery=is_gallery).evaluate(**options)
-            rows = np.flatnonzero(~is_gallery)[report.per_query["query"]]
-            reports.append(replace(report, per_query={**report.per_query, "query": rows}))
-        information["seeds"] = list(self.seeds)
-        return replace(embedded.named(mean_report(reports, self.seeds)), protocol=information)
+        return replace(embedded.evaluate(**options), protocol=information)
 
     def _paths(self, embedded: "Embedded") -> list[str]:
         paths = [str(path) for path in embedded.paths.tolist()]
@@ -119,66 +104,11 @@ class Protocol:
         return paths
 
 
-def draw_gallery(classes: Int64[np.ndarray, " image"], seed: int) -> Bool[np.ndarray, " image"]:
-    """Return which images are the gallery: one of each class, the first of it in a random order of all images."""
-    order = np.random.default_rng(seed).permutation(len(classes))
-    _, first = np.unique(classes[order], return_index=True)
-    drawn = np.zeros(len(classes), dtype=np.bool_)
-    drawn[order[first]] = True
-    return drawn
-
-
-def mean_report(reports: Sequence["Report"], seeds: Sequence[int]) -> "Report":
-    from aurank.evaluation.metrics import Curve, mean
-
-    first, values = reports[0], [report.mauprc for report in reports]
-    drawn = f"{len(reports)} draws of one gallery image of each class, seeds {', '.join(map(str, seeds))}"
-    found = f"mauprc from {min(values):.4f} to {max(values):.4f}; queries are counted once a draw"
-    lowest, highest = zip(*(report.tie_bounds for report in reports), strict=True)
-    curves = [report.curve for report in reports if report.curve is not None]
-    plain = [report.postprocessing["plain"] for report in reports if report.postprocessing is not None]
-    codes = [
-        {**drawn[0], "metrics": _means([code["metrics"] for code in drawn])}
-        for drawn in zip(*(report.codes or [] for report in reports), strict=True)
-    ]
-    whole = replace(
-        first,
-        metrics=_means([report.metrics for report in reports]),
-        postprocessing=first.postprocessing and {**first.postprocessing, "plain": _means(plain)},
-        codes=codes or None,
-        neighbours=None,
-        gallery={},
-        per_query={name: np.concatenate([report.per_query[name] for report in reports]) for name in first.per_query},
-        num_queries=sum(report.num_queries for report in reports),
-        num_lone_queries=sum(report.num_lone_queries for report in reports),
-        tie_bounds=(mean(lowest), mean(highest)),
-        notes=[f"mean over {drawn}; {found}", *first.notes],
-        intervals=None,
-        curve=Curve(curves[0].recall, np.mean([curve.precision for curve in curves], axis=0)) if curves else None,
-    )
-    # Drawn anew: those of one draw say nothing of the mean. A class stays whole, with all its draws.
-    return whole.resampled(first.intervals)
-
-
-def _means(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    from aurank.evaluation.metrics import mean
-
-    return {name: mean([one[name] for one in metrics]) for name in metrics[0]}
-
-
-def find_protocol(name: str, *, seeds: Sequence[int] | None = None) -> Protocol:
-    """Return the protocol of that name, with these seeds for its draws; UserError for one that is unknown."""
+def find_protocol(name: str) -> Protocol:
     if name not in PROTOCOLS:
-        known = f"{', '.join(PROTOCOLS)}{meant(nearest(name, PROTOCOLS))}"
-        raise UserError(f"no protocol {name!r}, expected one of {known}")
-    protocol = PROTOCOLS[name]
-    if seeds is None:
-        return protocol
-    if not protocol.seeds or not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
-        drawn = ", ".join(other for other in PROTOCOLS if PROTOCOLS[other].seeds)
-        expected = f"different whole numbers from 0, and one of {drawn}, which alone draw"
-        raise UserError(f"protocol {name} with seeds {tuple(seeds)}: expected {expected}")
-    return replace(protocol, seeds=tuple(seeds))
+        expected = f"{', '.join(PROTOCOLS)}{meant(nearest(name, PROTOCOLS))}"
+        raise UserError(f"no protocol {name!r}, expected one of {expected}")
+    return PROTOCOLS[name]
 
 
 def _canonical(
@@ -191,12 +121,11 @@ def _canonical(
 
 
 # Sources: Song et al. (CVPR 2016), section 6, for SOP, CUB and Cars; Liu et al., DeepFashion (CVPR 2016); Brown et al.
-# (ECCV 2020), whose VehicleID has no drawn gallery; Liu et al. (CVPR 2016), with one. Numbers of the last two kinds
+# (ECCV 2020) for VehicleID, where Liu et al. (CVPR 2016) draw a gallery with one image of each vehicle: their numbers
 # cannot be compared. Zheng et al. (ICCV 2015) and the docstrings of the readers for sets with cameras.
 _NAMED = [Protocol("sop", "sop", (1, 10, 100, 1000)), Protocol("inaturalist2018", "inaturalist2018", (1, 4, 16, 32))]
 _NAMED += [Protocol("grocery", "grocery", (1, 10, 100))]
-for _kind, _seeds in (("vehicleid", ()), ("vehicleid-one-gallery", tuple(range(10)))):
-    _NAMED += [Protocol(f"{_kind}-{size}", "vehicleid", (1, 5), {"test": size}, _seeds) for size in LIST_SIZES]
+_NAMED += [Protocol(f"vehicleid-{size}", "vehicleid", (1, 5), {"test": size}) for size in LIST_SIZES]
 _NAMED += [Protocol(name, name, (1, 2, 4, 8)) for name in ("cub200", "cars196")]
 _NAMED += [Protocol("inshop", "inshop", (1, 10, 20, 30, 40, 50), roles=True)]
 _NAMED += [Protocol(name, name, (1, 5, 10), roles=True) for name in ("market1501", "veri776")]
@@ -207,4 +136,3 @@ _NAMED += [
     for _kind in ("easy", "medium", "hard")
 ]
 PROTOCOLS: dict[str, Protocol] = {protocol.name: protocol for protocol in _NAMED}
-PROTOCOLS["vehicleid-one-gallery"] = PROTOCOLS["vehicleid-one-gallery-small"]

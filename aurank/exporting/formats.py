@@ -1,7 +1,10 @@
 """An encoder as an ONNX graph, in float32 and in 8 bits."""
 
+import logging
 import tempfile
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,7 +21,6 @@ from aurank.data import Pipeline
 from aurank.errors import UserError
 from aurank.models import Encoder
 from aurank.models.adapters.exported import PREPROCESSING, pack_preprocessing
-from aurank.models.engines import quiet_export
 
 INPUT, OUTPUT = "pixels", "embedding"
 _ONE_FILE = 2**31 - 2**20  # bytes that a protocol buffer holds, less some for the graph itself
@@ -64,7 +66,7 @@ def write_graph(model: TrainedEncoder, path: Path) -> None:
     portable = Portable(model.encoder, model.pipeline).eval().requires_grad_(False)
     example = torch.zeros(2, model.pipeline.channels, *model.pipeline.size, dtype=torch.uint8)
     names: dict[str, Any] = {"input_names": [INPUT], "output_names": [OUTPUT]}
-    with quiet_export():
+    with _quiet():
         shapes = {"pixels": {0: torch.export.Dim("batch")}}
         program = torch.export.export(portable, (example,), dynamic_shapes=shapes)
         for module in program.graph_module.modules():
@@ -77,13 +79,26 @@ def write_graph(model: TrainedEncoder, path: Path) -> None:
     graph.save(path, external_data=False)
 
 
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """A context in which the exporter logs and warns of nothing."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(disabled)
+
+
 def quantise(source: Path, path: Path, batches: Sequence[UInt8[np.ndarray, "batch channel height width"]]) -> None:
     import onnx
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     calibration = iter([{INPUT: pixels} for pixels in batches])
-    with tempfile.TemporaryDirectory() as folder, quiet_export():
+    with tempfile.TemporaryDirectory() as folder, _quiet():
         prepared = Path(folder) / "prepared.onnx"
         quant_pre_process(source, prepared, skip_symbolic_shape=True)  # batch norms become part of convolutions
         nodes = list(onnx.load(prepared, load_external_data=False).graph.node)

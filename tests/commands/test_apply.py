@@ -165,8 +165,6 @@ def test_options_that_cannot_be_met_are_told_before_anything_is_embedded(
         (ImageSelection("folder:photos", protocol="sop"), "--data and --protocol both say"),
         (ImageSelection(protocol="sopp"), "did you mean 'sop'"),
         (ImageSelection(protocol="sop", split="val"), "--split val has no use with --protocol"),
-        (ImageSelection("folder:photos", seeds=[1]), "--seeds goes with --protocol"),
-        (ImageSelection(protocol="sop", seeds=[1]), "protocol sop with seeds .* one of vehicleid-one-gallery-"),
         (ImageSelection("folder:photos", root=Path("here")), "--root here goes with --protocol"),
         (ImageSelection("folder:photos", overrides=["data.image_size=9"]), "brings its own preprocessing"),
     ],
@@ -174,13 +172,6 @@ def test_options_that_cannot_be_met_are_told_before_anything_is_embedded(
 def test_a_wrong_choice_of_images_is_told_in_words(place: Path, images: ImageSelection, message: str) -> None:
     with pytest.raises(UserError, match=message):
         evaluate_model(MODEL, images, running=running())
-
-
-def test_the_seeds_of_a_protocols_draws_are_chosen() -> None:
-    for name in ("vehicleid-one-gallery", "vehicleid-one-gallery-large"):
-        protocol = ImageSelection(protocol=name, seeds=[3, 1]).find_protocol()
-        assert protocol is not None
-        assert protocol.seeds == (3, 1)
 
 
 @pytest.mark.slow
