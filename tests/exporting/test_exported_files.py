@@ -18,7 +18,7 @@ import aurank
 from aurank.config import Config, ModelConfig
 from aurank.data import TRANSFORMS, Pipeline
 from aurank.data.photos import read_photo
-from aurank.data.transforms.standard import CROP_MODES
+from aurank.data.transforms.standard import CROP_MODES, TEST_TRANSFORMS
 from aurank.embedding.from_config import encoder_arguments
 from aurank.errors import UserError
 from aurank.exporting.card import write_card
@@ -197,7 +197,7 @@ def test_the_code_of_a_card_makes_the_pixels_of_the_model_and_timms_settings_do(
             assert torch.equal(found, torch.tensor(expected).permute(2, 0, 1))
 
 
-@pytest.mark.parametrize("name", [name for name in TRANSFORMS if name != "albumentations"])
+@pytest.mark.parametrize("name", TEST_TRANSFORMS)
 def test_stored_preprocessing_gives_the_same_tensor(name: str) -> None:
     look: dict[str, Any] = {"mean": (0.1, 0.2, 0.3), "std": (0.5, 0.6, 0.7), "interpolation": "bicubic"}
     pipeline = TRANSFORMS[name]((16, 12), 3, **look, resize="pad")

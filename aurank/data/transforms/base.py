@@ -2,9 +2,8 @@
 
 import functools
 import math
-import random
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
@@ -16,7 +15,7 @@ from PIL.Image import Image, Resampling, fromarray
 from torch import Tensor
 
 from aurank.data.decode import to_pixels
-from aurank.data.transforms.geometry import Number, Pixels, chance_of, with_channels
+from aurank.data.transforms.geometry import Number, Pixels, by_opencv
 from aurank.errors import UserError
 from aurank.files import EXACT
 
@@ -139,8 +138,8 @@ class Pipeline(ABC):
         """
         if margin is None:
             pairs = list(zip(image.shape[:2], self.size, strict=True))
-            stretch = max(own / side for own, side in pairs)
-            height, width = (max(own, round(stretch * side)) for own, side in pairs)
+            stretch = max(length / side for length, side in pairs)
+            height, width = (max(length, round(stretch * side)) for length, side in pairs)
         else:
             height, width = self.canvas_size(margin)
             image = resize_whole(image, (height, width), self.resize, self.interpolation)
@@ -161,21 +160,26 @@ class Pipeline(ABC):
         """Return what is always done to an image, and so may be kept in memory."""
 
     def fit(self, prepared: Prepared) -> View:
+        """Return the prepared image at `image_size`, without chance."""
         return prepared
 
-    def change(self, prepared: Prepared, chance: random.Random, seed: int) -> View:
-        """Return the prepared image at `image_size`, changed as `chance`, which was made of `seed`, draws it."""
+    def change(self, prepared: Prepared, seed: int) -> View:
+        """Return the prepared image at `image_size`, changed at random as `seed` says."""
         return self.fit(prepared)
+
+    def change_all(self, prepared: Sequence[AnyPrepared], seeds: Sequence[int]) -> Iterator[View]:
+        return map(self.change, prepared, seeds)
 
     def augment(self, prepared: Prepared, seed: int | None) -> View:
         """Return the prepared image at `image_size`, changed at random as `seed` says; None changes nothing."""
-        # A generator for each image, so neither order nor worker matters.
-        return self.fit(prepared) if seed is None else self.change(prepared, chance_of(seed), seed)
+        return self.fit(prepared) if seed is None else self.change(prepared, seed)
 
     def augment_all(self, prepared: Sequence[AnyPrepared], seeds: Sequence[int | None], views: Sequence[View]) -> None:
         """Write each prepared image into its view, as `augment` changes it for its seed."""
+        random = [(image, seed) for image, seed in zip(prepared, seeds, strict=True) if seed is not None]
+        changed = iter(self.change_all([image for image, _ in random], [seed for _, seed in random]))
         for image, seed, view in zip(prepared, seeds, views, strict=True):
-            view[:] = self.augment(image, seed)
+            view[:] = self.fit(image) if seed is None else next(changed)
 
     def normalise(
         self, pixels: UInt8[Tensor, "*batch channel height width"]
@@ -220,7 +224,7 @@ class Pipeline(ABC):
         return {name: value for name, value in vars(self).items() if name not in ("_constants", "_changes")}
 
     def __repr__(self) -> str:
-        # Without what was usual before there was a choice: caches and stored models are known by these words.
+        # Omit resize=crop, so old cache keys still match.
         shown = {name: value for name, value in vars(self).items() if (name, value) != ("resize", "crop")}
         values = ", ".join(f"{name}={value}" for name, value in shown.items() if not name.startswith("_"))
         return f"{type(self).__name__}({values})"
@@ -233,19 +237,12 @@ def channels_first(view: View) -> UInt8[Tensor, "channel view_height view_width"
 def resize(image: Pixels, height: int, width: int, interpolation: str = AREA) -> Prepared:
     if image.shape[:2] == (height, width):
         return image
-    method = _PILLOWS.get(interpolation)
-    area = cv2.INTER_AREA if height < image.shape[0] or width < image.shape[1] else cv2.INTER_LINEAR
-    # OpenCV takes four channels at most; Pillow takes RGB, else one by one: of four, the last would be transparency.
-    step = 4 if method is None else 3 if image.shape[2] == 3 else 1
-    done = []
-    for start in range(0, image.shape[2], step):
-        part: Any = image[:, :, start : start + step]
-        if method is None:
-            small = np.asarray(cv2.resize(part, (width, height), interpolation=area))
-        else:
-            small = np.array(fromarray(part[:, :, 0] if step == 1 else part).resize((width, height), method))
-        done.append(with_channels(small))
-    return done[0] if len(done) == 1 else np.concatenate(done, axis=2)
+    if interpolation == AREA:
+        way = cv2.INTER_AREA if height < image.shape[0] or width < image.shape[1] else cv2.INTER_LINEAR
+        return by_opencv(image, lambda part: cv2.resize(part, (width, height), interpolation=way), at_once=4)
+    # Pillow takes RGB; other channels go one by one: it would take the last of four for transparency.
+    parts = [image] if image.shape[2] == 3 else [image[:, :, channel] for channel in range(image.shape[2])]
+    return np.dstack([fromarray(part).resize((width, height), _PILLOWS[interpolation]) for part in parts])
 
 
 def resize_shorter(image: Pixels, side: int, interpolation: str = AREA) -> Prepared:

@@ -1,98 +1,63 @@
-"""The random transforms, pixel for pixel those that albumentations makes of the same seed."""
+"""The random transforms: parts, windows and warps by closed forms, colours and blur as torchvision has them."""
 
 import random
 from itertools import product
 from typing import Any
 
-import albumentations
-import cv2
 import numpy as np
 import pytest
+import torch
 from testing.trees import pixels
+from torchvision.transforms.v2 import functional
 
-from aurank.data import TRANSFORMS, Pipeline
-from aurank.data.transforms.geometry import chance_of, draw_part
+from aurank.data import TRANSFORMS
+from aurank.data.transforms.geometry import chance_of, random_part, warp, warp_matrices
 
-LINEAR, AREA = cv2.INTER_LINEAR, cv2.INTER_AREA
-
-
-def crop(pipeline: Any, area: str | None) -> Any:
-    enlarging = {"bicubic": cv2.INTER_CUBIC}.get(pipeline.interpolation, LINEAR)
-    size, ways = pipeline.size, {"interpolation": enlarging, "area_for_downscale": area}
-    ratio = tuple(size[1] / size[0] * value for value in pipeline.ratio)
-    return albumentations.RandomResizedCrop(size, scale=pipeline.scale, ratio=ratio, p=1.0, **ways)
+RANDOM = ("random_crop", "crop_flip", "simclr", "multi_crop", "affine")
 
 
-def flip(pipeline: Any) -> Any:
-    return albumentations.HorizontalFlip(p=pipeline.flip)
+class Drawn(random.Random):
+    """Gives these numbers, one after the other, and samples in order."""
+
+    def __init__(self, *numbers: float) -> None:
+        self.numbers = iter(numbers)
+
+    def random(self) -> float:
+        return next(self.numbers)
+
+    def uniform(self, a: float, b: float) -> float:
+        number = next(self.numbers)
+        assert a <= number <= b
+        return number
+
+    def sample(self, population: Any, k: int, *, counts: Any = None) -> list[Any]:
+        return [*population][:k]
 
 
-def random_crop(pipeline: Any) -> list[Any]:
-    return [albumentations.RandomCrop(*pipeline.size, p=1.0), flip(pipeline)]
+@pytest.mark.parametrize("channels", [1, 3, 6])
+def test_a_random_crop_is_a_window_of_the_canvas_or_its_mirror_image(channels: int) -> None:
+    pipeline = TRANSFORMS["random_crop"]((5, 4), channels, margin=1.5)
+    canvas = pipeline.prepare(pixels(0, 9, 9, channels))
+    height, width = canvas.shape[:2]
+    windows = {}
+    for top, left in product(range(height - 4), range(width - 3)):
+        window = canvas[top : top + 5, left : left + 4]
+        windows[window.tobytes()], windows[window[:, ::-1].tobytes()] = (top, left, False), (top, left, True)
+    drawn = {windows[pipeline.augment(canvas, seed).tobytes()] for seed in range(800)}
+    assert drawn == set(windows.values())
 
 
-def crop_flip(pipeline: Any) -> list[Any]:
-    return [crop(pipeline, "image" if pipeline.margin is None else None), flip(pipeline)]
-
-
-def simclr(pipeline: Any) -> list[Any]:
-    change, hue = 0.8 * pipeline.strength, 0.2 * pipeline.strength
-    around_one = (max(0.0, 1 - change), 1 + change)
-    jitter = albumentations.ColorJitter(around_one, around_one, around_one, (-hue, hue), p=pipeline.jitter)
-    colours = [jitter, albumentations.ToGray(p=pipeline.grey)] if pipeline.channels == 3 else []
-    kernel = max(3, min(pipeline.size) // 20 * 2 + 1)
-    blur = albumentations.GaussianBlur((kernel, kernel), sigma_limit=(0.1, 2.0), p=pipeline.blur)
-    return [crop(pipeline, "image"), flip(pipeline), *colours, blur]
-
-
-def affine(pipeline: Any) -> list[Any]:
-    ranges = {name: (-getattr(pipeline, name), getattr(pipeline, name)) for name in ("rotate", "shear")}
-    shift = (-pipeline.translate, pipeline.translate)
-    look: dict[str, Any] = {"fill": pipeline.fill, "interpolation": LINEAR, "scale": pipeline.scale, "p": 1.0}
-    return [
-        albumentations.Affine(**ranges, translate_percent=shift, **look),
-        albumentations.Resize(*pipeline.size, interpolation=AREA, p=1.0),
-    ]
-
-
-LIBRARY = {
-    "random_crop": random_crop, "crop_flip": crop_flip, "simclr": simclr, "multi_crop": simclr, "affine": affine
-}  # fmt: skip
-
-
-def by_library(name: str, pipeline: Pipeline, prepared: np.ndarray, seed: int) -> np.ndarray:
-    compose = albumentations.Compose(LIBRARY[name](pipeline))
-    compose.set_random_state(np.random.default_rng(seed), random.Random(seed))
-    found: np.ndarray = compose(image=prepared)["image"]
-    return found.reshape(*found.shape[:2], -1)
-
-
-@pytest.mark.parametrize("channels", [1, 2, 3, 4, 6, 9])
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("random_crop", {}),
-        ("crop_flip", {}),
-        ("crop_flip", {"margin": None, "scale": [0.3, 1], "ratio": [1.5, 3], "interpolation": "bicubic"}),
-        ("affine", {}),
-        ("affine", {"oversample": 1, "rotate": 180, "translate": 0.5, "scale": [0.3, 2], "shear": 40, "fill": 7}),
-        ("affine", {"rotate": 0, "translate": 0, "scale": [1, 1], "shear": 0}),
-        ("simclr", {}),
-        ("simclr", {"jitter": 1, "grey": 1, "blur": 0, "flip": 1, "strength": 0.5}),
-        ("multi_crop", {"local_size": 9}),
-        *((name, {"image_size": (30, 18), "resize": "pad"}) for name in ("random_crop", "crop_flip", "affine")),
-        ("crop_flip", {"image_size": (30, 18), "resize": "squash"}),
-        ("simclr", {"image_size": (18, 30)}),
-    ],
-)
-def test_a_seed_gives_the_pixels_of_albumentations(name: str, options: dict[str, Any], channels: int) -> None:
-    pipeline = TRANSFORMS[name](channels=channels, **{"image_size": 24, **options})
-    for seed in range(8):
-        image = pixels(seed, *((37, 31), (24, 60), (90, 40), (70, 105))[seed % 4], channels)
-        for view in range(3 if name == "multi_crop" else 1):
-            prepared, own = pipeline.prepare(image), pipeline.of_view(view)
-            expected = by_library(name, own, prepared, 2**61 + seed)
-            np.testing.assert_array_equal(own.augment(prepared, 2**61 + seed), expected)
+def test_parts_have_areas_and_shapes_of_their_ranges() -> None:
+    image = np.zeros((500, 400, 1), np.uint8)
+    parts = [random_part(image, chance_of(seed), scale=(0.1, 0.3), ratio=(0.5, 2)) for seed in range(400)]
+    heights, widths = np.array([part.shape[:2] for part in parts]).T
+    areas, shapes = heights * widths / 200_000, widths / heights
+    assert 0.099 < areas.min() < 0.11
+    assert 0.29 < areas.max() < 0.301
+    assert areas.mean() == pytest.approx(0.2, abs=0.01)
+    assert 0.49 < shapes.min() < 0.53
+    assert 1.9 < shapes.max() < 2.02
+    assert np.log(shapes).mean() == pytest.approx(0, abs=0.06)
 
 
 def test_random_parts_are_of_the_canvas_and_have_the_shape_of_the_size() -> None:
@@ -115,7 +80,70 @@ def test_random_parts_are_of_the_canvas_and_have_the_shape_of_the_size() -> None
         assert np.median(down / across) == pytest.approx(1 if resize == "squash" else 6, rel=0.15)
 
 
-@pytest.mark.parametrize("name", LIBRARY)
+def test_a_part_that_never_fits_is_the_middle_as_large_as_its_shape_allows() -> None:
+    wide, tall, small = (pixels(0, *shape) for shape in ((10, 100), (100, 10), (8, 8)))
+    for image, ratio, middle in (
+        (wide, (0.5, 2), wide[:, 40:60]),
+        (tall, (0.5, 2), tall[40:60]),
+        (small, (100, 101), small[4:4]),
+    ):
+        part = random_part(image, chance_of(0), scale=(1, 1) if image is not small else (0.01, 0.01), ratio=ratio)
+        np.testing.assert_array_equal(part, middle)
+
+
+@pytest.mark.parametrize("channels", [1, 3, 6])
+def test_warps_shift_turn_and_scale_about_the_middle(channels: int) -> None:
+    image = pixels(0, 9, 9, channels)
+    ranges: dict[str, Any] = {"rotate": 180, "translate": 1, "scale": (0.5, 1.5), "shear": 10}
+
+    def warped(right: float = 0, down: float = 0, wide: float = 1, tall: float = 1, turn: float = 0) -> np.ndarray:
+        still = right / 2 + 0.5, down / 2 + 0.5, 0.5, 0.5, wide - 0.5, tall - 0.5, turn / 360 + 0.5
+        (matrix,) = warp_matrices([Drawn(*still)], np.array([[9, 9]]), **ranges)
+        return warp(image, matrix, 7)
+
+    np.testing.assert_array_equal(warped(), image)
+    shifted = np.full_like(image, 7)
+    shifted[4:, 2:] = image[:-4, :-2]
+    np.testing.assert_array_equal(warped(right=2.5 / 9, down=4.5 / 9), shifted)
+    turned = np.full_like(image, 7)
+    turned[:] = np.rot90(image)
+    inner = slice(1, -1)  # the edge is mixed with what comes into view
+    np.testing.assert_allclose(warped(turn=90)[inner, inner].astype(int), turned[inner, inner].astype(int), atol=1)
+    half = warped(wide=0.5, tall=0.5)
+    np.testing.assert_array_equal(half[2:7, 2:7], image[::2, ::2])
+    assert (half[0] == 7).all()
+
+
+def test_colours_are_changed_as_torchvision_changes_them() -> None:
+    """Up to the rounding of hues to 8 bits, which every change of the hue brings."""
+    ramp = np.linspace(30, 220, 32).round().astype(np.uint8)
+    image = np.stack(np.broadcast_arrays(ramp[:, None], ramp[None], np.uint8(120)), 2)
+    tensor = torch.tensor(image).permute(2, 0, 1)
+    pipeline: Any = TRANSFORMS["simclr"](32, 3)
+    still = {"brightness": 1.0, "contrast": 1.0, "saturation": 1.0, "hue": 0.0}
+    for name, amount in [*product([*still][:3], (0.3, 1.7)), ("hue", -0.2), ("hue", 0.1)]:
+        found = pipeline._recoloured(image, Drawn(*(still | {name: amount}).values()))
+        expected = getattr(functional, f"adjust_{name}")(tensor, amount).permute(1, 2, 0).numpy()
+        assert np.abs(found.astype(int) - expected).mean() < 2, (name, amount)
+    grey = TRANSFORMS["simclr"](32, 3, scale=(1, 1), ratio=(1, 1), flip=0, jitter=0, grey=1, blur=0).augment(image, 0)
+    expected = functional.rgb_to_grayscale(tensor, 3).permute(1, 2, 0).numpy()
+    np.testing.assert_allclose(grey.astype(int), expected.astype(int), atol=1)
+
+
+@pytest.mark.parametrize("channels", [1, 3, 6])
+def test_a_blur_is_gaussian_with_a_kernel_of_a_tenth_of_the_side(channels: int) -> None:
+    image = pixels(0, 48, 48, channels)
+    whole = {"scale": (1, 1), "ratio": (1, 1), "flip": 0, "jitter": 0, "grey": 0, "blur": 1}
+    blurred = TRANSFORMS["simclr"](48, channels, **whole).augment(image, 3).astype(int)
+    tensor = torch.tensor(image).permute(2, 0, 1)
+    apart = [
+        np.abs(functional.gaussian_blur(tensor, [5, 5], [sigma]).permute(1, 2, 0).numpy() - blurred).max()
+        for sigma in np.linspace(0.1, 2, 191).tolist()
+    ]
+    assert min(apart) <= 2
+
+
+@pytest.mark.parametrize("name", RANDOM)
 def test_images_changed_at_once_are_those_changed_one_by_one(name: str) -> None:
     pipeline = TRANSFORMS[name](16, 3)
     prepared = [pipeline.prepare(pixels(place, 30 + place % 2, 25, 3)) for place in range(9)]
@@ -124,10 +152,3 @@ def test_images_changed_at_once_are_those_changed_one_by_one(name: str) -> None:
     pipeline.augment_all(prepared, seeds, list(squares))
     for image, seed, square in zip(prepared, seeds, squares, strict=True):
         np.testing.assert_array_equal(square, pipeline.augment(image, seed))
-
-
-def test_a_part_that_never_fits_is_the_middle_as_large_as_its_shape_allows() -> None:
-    wide = draw_part(chance_of(0), 10, 100, scale=(1, 1), ratio=(0.5, 2))
-    tall = draw_part(chance_of(0), 100, 10, scale=(1, 1), ratio=(0.5, 2))
-    assert (tuple(wide), tuple(tall)) == ((0, 40, 10, 20), (40, 0, 20, 10))
-    assert tuple(draw_part(chance_of(0), 8, 8, scale=(0.01, 0.01), ratio=(100, 101))) == (4, 0, 0, 8)

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from testing.trees import pixels
+from torchvision.transforms import v2
 
 from aurank.data import TRANSFORMS, open_source
 from aurank.data.decode import decode
@@ -18,7 +19,15 @@ from aurank.data.transforms.geometry import chance_of
 from aurank.errors import UserError
 
 SHIFTS = [{"name": "Rotate", "p": 1.0}, {"name": "HorizontalFlip"}]
-MAKERS = {**TRANSFORMS, "albumentations": partial(TRANSFORMS["albumentations"], pipeline=SHIFTS)}
+ERASED = [
+    {"name": "RandAugment", "num_ops": 1},
+    {"name": "RandomApply", "transforms": [{"name": "RandomErasing", "p": 1}]},
+]
+MAKERS = {
+    **TRANSFORMS,
+    "albumentations": partial(TRANSFORMS["albumentations"], pipeline=SHIFTS),
+    "torchvision": partial(TRANSFORMS["torchvision"], pipeline=ERASED[1:]),
+}
 
 
 @pytest.mark.parametrize("channels", [1, 3, 4, 6])
@@ -152,21 +161,38 @@ def test_any_pipeline_of_albumentations_is_taken_from_a_file_or_a_list(tmp_path)
     )
 
 
+def test_a_pipeline_of_torchvision_draws_from_the_seed_alone_and_leaves_torch_as_it_was():
+    pipeline, image = TRANSFORMS["torchvision"](16, 3, pipeline=ERASED), pixels(0, 40, 60)
+    torch.manual_seed(5)
+    state = torch.get_rng_state()
+    found = pipeline(image, 1)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(pipeline(image), TRANSFORMS["center"](16, 3, margin=1)(image))
+    torch.manual_seed(1)
+    transforms = v2.Compose([v2.RandAugment(1), v2.RandomApply([v2.RandomErasing(p=1)])])
+    changed = transforms(torch.tensor(image).permute(2, 0, 1)).permute(1, 2, 0).numpy()
+    expected = torch.tensor(resize(changed, 16, 16)).permute(2, 0, 1)
+    assert torch.equal(found, pipeline.normalise(expected))
+
+
 def test_the_first_views_are_crops_of_large_parts_and_the_others_of_small_parts():
     pipeline = TRANSFORMS["multi_crop"](16, 3, scale=[0.3, 1], local_size=8, local_scale=[0.05, 0.14])
     assert [pipeline.of_view(view).scale for view in range(4)] == [(0.3, 1)] * 2 + [(0.05, 0.14)] * 2
 
 
 @pytest.mark.parametrize(
-    ("steps", "said"),
+    ("library", "steps", "said"),
     [
-        ([{"name": "HorizontalFlipp"}], "did you mean 'HorizontalFlip'"),
-        ([{"name": "HorizontalFlip", "often": 1}], "'often'"),
-        ([{"name": "RandomCrop", "height": 100, "width": 100}], "exceeds image dimensions"),
-        ([{"name": "Normalize"}], "leave out Normalize"),
-        ("no such file.yaml", "no such file.yaml"),
+        ("albumentations", [{"name": "HorizontalFlipp"}], "did you mean 'HorizontalFlip'"),
+        ("albumentations", [{"name": "HorizontalFlip", "often": 1}], "'often'"),
+        ("albumentations", [{"name": "RandomCrop", "height": 100, "width": 100}], "exceeds image dimensions"),
+        ("albumentations", [{"name": "Normalize"}], "leave out Normalize"),
+        ("albumentations", "no such file.yaml", "no such file.yaml"),
+        ("torchvision", [{"name": "RandomErase"}], "did you mean 'RandomErasing'"),
+        ("torchvision", [{"name": "RandAugment", "often": 1}], "'often'"),
+        ("torchvision", [{"name": "ToDtype", "dtype": torch.float32}], "leave out ToDtype"),
     ],
 )
-def test_a_pipeline_that_albumentations_cannot_make_is_refused_before_training(steps, said):
+def test_a_pipeline_that_its_library_cannot_make_is_refused_before_training(library, steps, said):
     with pytest.raises(UserError, match=said):
-        TRANSFORMS["albumentations"](16, 3, pipeline=steps)
+        TRANSFORMS[library](16, 3, pipeline=steps)
