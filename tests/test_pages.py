@@ -241,11 +241,9 @@ OWN_NAMES: dict[str, Callable[[], dict[str, Any]]] = {
         "text_labels": torch.arange(60),
         "text_rows": torch.arange(60),
     },
-    "docs/faiss.md": lambda: {
+    "docs/galleries.md": lambda: {
         "gallery": np.random.default_rng(0).normal(size=(2048, 16)).astype(np.float32),
-        "queries": np.random.default_rng(1).normal(size=(5, 16)).astype(np.float32),
-        "embeddings": np.random.default_rng(2).normal(size=(2048, 16)).astype(np.float32),
-        "labels": np.arange(2048) // 4,
+        "queries": np.random.default_rng(1).normal(size=(200, 16)).astype(np.float32),
     },
 }
 
