@@ -11,12 +11,12 @@ from aurank.errors import UserError
 from aurank.evaluation.bootstrap import Resampling, Units, resampled_means
 from aurank.evaluation.engine.problem import ProgressCallback
 from aurank.evaluation.metrics import MACRO, average
-from aurank.evaluation.report import Column, Report, html_table
+from aurank.evaluation.report import Column, Report
 
 FACTS = ("query", "label", "path", "class")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Comparison:
     """The difference b − a of one metric over the same queries, and what chance could make of it.
 
@@ -63,20 +63,12 @@ class Comparison:
                 lines.append(f"  {values}  query {row['query']}{named}")
         return "\n".join(lines)
 
+    __repr__ = __str__
+
     def p_text(self, *, corrected: bool = False) -> str:
         """Return the p-value in two digits, "≤ 0.0002" where it is the least that the resamples can give."""
         value = self.corrected_p_value if corrected else self.p_value
         return f"{'≤ ' * self.is_least}{value:.2g}"
-
-    def _repr_html_(self) -> str:
-        answer = [self.metric, f"{self.a:.4f}", f"{self.b:.4f}", f"{self.difference:+.4f}"]
-        answer += ["[{:+.4f}, {:+.4f}]".format(*self.interval), self.p_text()]
-        counts = f"{self.num_queries:,} queries: {self.num_better:,} better, {self.num_worse:,} worse"
-        columns = [[f"{v:.4f}" if isinstance(v, float) else str(v) for v in each] for each in self.changed.values()]
-        head = ["metric", "a", "b", "difference", "interval", "p"]
-        return (
-            f"{html_table(head, [answer])}<p>{counts}</p>{html_table([*self.changed], [*zip(*columns, strict=True)])}"
-        )
 
 
 def compare(

@@ -7,7 +7,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from functools import cache
-from html import escape
 from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
 from pathlib import Path
@@ -26,38 +25,6 @@ from aurank.evaluation.metrics import MACRO, Classes, Curve, mean, pooled_rate, 
 from aurank.evaluation.postprocessing.postprocessing import describe_codes
 from aurank.files import checked, read_record, reading, replacing, write_text
 from aurank.names import meant, nearest
-
-Row = Sequence[str]
-_LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "≤": r"$\le$"}
-_LATEX |= {sign: f"\\{sign}" for sign in "&%$#_{}"}
-_MARKDOWN = {sign: f"\\{sign}" for sign in "\\|`*"} | {"<": "&lt;", "&": "&amp;"}
-
-
-def markdown_table(head: Row, rows: Sequence[Row]) -> str:
-    first, *others = ["| " + " | ".join(_escaped(cell, _MARKDOWN) for cell in line) + " |" for line in (head, *rows)]
-    return "\n".join([first, "|---" + "|---:" * (len(head) - 1) + "|", *others])
-
-
-def latex_table(head: Row, rows: Sequence[Row], notes: Sequence[str] = ()) -> str:
-    first, *others = [" & ".join(_escaped(cell, _LATEX) for cell in line) + r" \\" for line in (head, *rows)]
-    begin = rf"\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}"
-    end = [r"\bottomrule", r"\end{tabular}", *("\n" + _escaped(note, _LATEX) for note in notes)]
-    return "\n".join([begin, r"\toprule", first, r"\midrule", *others, *end])
-
-
-def html_table(head: Row, rows: Sequence[Row]) -> str:
-    first = "".join(f"<th>{escape(cell)}</th>" for cell in head)
-    others = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f"<table><thead><tr>{first}</tr></thead><tbody>{others}</tbody></table>"
-
-
-def html_list(lines: Sequence[str]) -> str:
-    return f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>"
-
-
-def _escaped(cell: str, signs: dict[str, str]) -> str:
-    return "".join(signs.get(sign, sign) for sign in " ".join(cell.split()))
-
 
 Column = np.ndarray[Any, np.dtype[Any]]
 Count = Annotated[int, Ge(0), Lt(2**53)]  # what floats hold exactly
@@ -142,7 +109,7 @@ def _versions() -> dict[str, str]:
     return found
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Report:
     """Metrics of one evaluation, in [0, 1], over the queries that have a positive.
 
@@ -298,11 +265,6 @@ class Report:
                 lines[list(self.metrics).index("mauprc")] += f"  ({self.ties}; {allowed})"
             else:
                 lines.append(f"{allowed} for mauprc")
-        table = [describe_codes(self.codes)] if self.codes else []
-        return "\n".join([*lines, *self._conditions(), *table])
-
-    def _conditions(self) -> list[str]:
-        lines = []
         lone = f", {self.num_lone_queries:,} of them skipped: no positive" if self.num_lone_queries else ""
         lines.append(f"{self.num_queries:,} queries{lone}; {self.num_gallery:,} gallery rows")
         if "mauprc" in self.metrics:
@@ -311,45 +273,14 @@ class Report:
             lines.append(f"protocol {self.protocol.get('name')} ({self.protocol.get('checksum')})")
         if self.distance != "cosine":
             lines.append(f"distance {self.distance}")
-        return [*lines, *([str(self.intervals)] if self.intervals else []), *self.notes]
+        if self.intervals:
+            lines.append(str(self.intervals))
+        lines += self.notes
+        if self.codes:
+            lines.append(describe_codes(self.codes))
+        return "\n".join(lines)
 
-    def to_markdown(self) -> str:
-        """Return the metrics as a table of Markdown, one a line; of several models `reporting.tables` makes one.
-
-        Example:
-            >>> import aurank
-            >>> print(aurank.evaluate(np.eye(2)[[0, 0, 1]], [5, 5, 6], metrics=["mauprc"]).to_markdown())
-            | metric | value |
-            |---|---:|
-            | mauprc | 1.0000 |
-        """
-        return markdown_table(*self._table())
-
-    def to_latex(self) -> str:
-        r"""Return the metrics as a LaTeX tabular (with booktabs), one a line.
-
-        Example:
-            >>> import aurank
-            >>> report = aurank.evaluate(np.eye(2)[[0, 0, 1]], [5, 5, 6], metrics=["mauprc"])
-            >>> print(report.to_latex().splitlines()[4])
-            mauprc & 1.0000 \\
-        """
-        return latex_table(*self._table())
-
-    def _repr_html_(self) -> str:
-        drawn = ""
-        if (curve := self.curve) is not None and np.ptp(curve.precision) > 1e-9:
-            points = zip((30 + 200 * curve.recall).tolist(), (10 + 120 * (1 - curve.precision)).tolist(), strict=True)
-            line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-            texts = ((4, 16, "1"), (4, 132, "0"), (226, 145, "1"), (60, 145, "precision over recall"))
-            drawn = (
-                '<svg role="img" aria-label="precision over recall" width="240" height="150" fill="currentColor">'
-                '<path d="M30 10V130H230" fill="none" stroke="currentColor" opacity=".4"/>'
-                f'<polyline points="{line}" fill="none" stroke="#0072b2" stroke-width="2"/>'
-                + "".join(f'<text x="{x}" y="{y}" font-size="11">{text}</text>' for x, y, text in texts)
-                + "</svg>"
-            )
-        return f"{html_table(*self._table())}{drawn}{html_list(self._conditions())}"
+    __repr__ = __str__
 
     def interval(self, name: str) -> str:
         """Return the interval of a metric as text, nothing where there is none."""
@@ -357,24 +288,6 @@ class Report:
             return ""
         low, high = self.intervals.bounds[name]
         return f"[{low:.4f}, {high:.4f}]"
-
-    def _table(self) -> tuple[list[str], list[list[str]]]:
-        rows = {name: [name, f"{value:.4f}"] for name, value in self.metrics.items()}
-        head = ["metric", "value"]
-        if self.intervals is not None:
-            head.append(f"{100 * self.intervals.level:.4g} % interval")
-            for name, row in rows.items():
-                row.append(self.interval(name))
-        if plain := (self.postprocessing or {}).get("plain"):
-            head.append("plain")
-            for name, row in rows.items():
-                row.append(f"{plain[name]:.4f}" if name in plain else "")
-        low, high = self.tie_bounds
-        if low != high:
-            head.append("equal scores allow")
-            for name, row in rows.items():
-                row.append(f"{low:.4f} to {high:.4f}" if name == "mauprc" else "")
-        return head, list(rows.values())
 
     def save(self, path: Path | str) -> None:
         """Write the report as one JSON file; a file that is there stays whole until the new one is."""

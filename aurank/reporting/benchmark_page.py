@@ -15,11 +15,11 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from aurank.evaluation.compare import holm
-from aurank.evaluation.report import latex_table, markdown_table
 from aurank.evaluation.significance import Answer, Ranking, SeedsAndClasses, over_seeds, rank_over_classes
 from aurank.files import checked, reading, require_ordinary
 from aurank.reporting.charts import COLOURS, plain, svg
 from aurank.reporting.page import duration, render
+from aurank.reporting.tables import latex_table, markdown_table
 
 Line = dict[str, Any]
 LINES, _LINES = "lines.jsonl", "the lines of a benchmark"

@@ -7,16 +7,19 @@ import numpy as np
 
 from aurank.errors import UserError
 from aurank.evaluation.metrics import MACRO, pooled_rate
-from aurank.evaluation.report import Report, latex_table, markdown_table
+from aurank.evaluation.report import Report
 from aurank.files import csv_text
 from aurank.reporting.grids import query_names
 
 TIES = {
-    "threshold": "all at the place of the last of them",
-    "optimistic": "the right ones first",
-    "pessimistic": "the wrong ones first",
+    "threshold": "share the last rank among them",
+    "optimistic": "rank positives first",
+    "pessimistic": "rank negatives first",
 }
-_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # what a spreadsheet takes for the beginning of one
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # the first characters of a spreadsheet's formula
+_LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "≤": r"$\le$"}
+_LATEX |= {sign: f"\\{sign}" for sign in "&%$#_{}"}
+_MARKDOWN = {sign: f"\\{sign}" for sign in "\\|`*"} | {"<": "&lt;", "&": "&amp;"}
 
 
 def class_csv(report: Report) -> str:
@@ -56,6 +59,22 @@ def to_latex(reports: Mapping[str, Report], metrics: Sequence[str] | None = None
         UserError: a report lacks one of the metrics.
     """
     return latex_table(*_cells(reports, metrics))
+
+
+def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    first, *lines = ["| " + " | ".join(_escaped(cell, _MARKDOWN) for cell in row) + " |" for row in (head, *rows)]
+    return "\n".join([first, "|---" + "|---:" * (len(head) - 1) + "|", *lines])
+
+
+def latex_table(head: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str] = ()) -> str:
+    first, *lines = [" & ".join(_escaped(cell, _LATEX) for cell in row) + r" \\" for row in (head, *rows)]
+    begin = rf"\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}"
+    end = [r"\bottomrule", r"\end{tabular}", *("\n" + _escaped(note, _LATEX) for note in notes)]
+    return "\n".join([begin, r"\toprule", first, r"\midrule", *lines, *end])
+
+
+def _escaped(cell: str, signs: Mapping[str, str]) -> str:
+    return "".join(signs.get(sign, sign) for sign in " ".join(cell.split()))
 
 
 def _cells(reports: Mapping[str, Report], metrics: Sequence[str] | None) -> tuple[list[str], list[list[str]]]:
@@ -104,7 +123,7 @@ def facts(report: Report) -> list[tuple[str, str]]:
         "protocol": protocol.get("name"),
         "checksum of the protocol's data": protocol.get("checksum"),
         "distance": report.distance,
-        "equal scores count": f"{TIES[report.ties]} (ties: {report.ties}){bounds}",
+        "equal scores": f"{TIES[report.ties]} (ties: {report.ties}){bounds}",
         "post-processing": (report.postprocessing or {}).get("steps"),
         "intervals": report.intervals,
         "versions": ", ".join(f"{name} {version}" for name, version in report.versions.items()),

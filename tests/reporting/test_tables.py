@@ -25,8 +25,12 @@ def test_no_class_name_is_a_formula_in_csv() -> None:
 
 def test_names_are_escaped_in_markdown_and_latex() -> None:
     report = aurank.evaluate(np.eye(2)[[0, 0, 1, 1]], [5, 5, 6, 6], metrics=["mauprc"])
-    assert to_markdown({"<b>|\n": report}).splitlines()[2] == "| &lt;b>\\| | 1.0000 |"
-    assert r"50\% \& a\_b\textasciicircum{} & 1.0000 \\" in to_latex({"50% & a_b^": report})
+    name = '<script>alert(1)</script>|`a`\n\\| 50% & a_b^~ {x} "q"'
+    assert to_markdown({name: report}).splitlines()[2] == (
+        '| &lt;script>alert(1)&lt;/script>\\|\\`a\\` \\\\\\| 50% &amp; a_b^~ {x} "q" | 1.0000 |'
+    )
+    escaped = r"\textbackslash{}| 50\% \& a\_b\textasciicircum{}\textasciitilde{} \{x\}"
+    assert escaped in to_latex({name: report})
 
 
 def test_only_common_metrics_are_shown_unless_named() -> None:
