@@ -415,7 +415,7 @@ class CollectionIndex(Index):
             near = self.rows.search(rows[part], k, leave_out=own[part])
             if seconds is not None:
                 seconds.append(time.perf_counter() - before)
-            there = np.arange(near.row.shape[1]) < near.found[:, None]
+            there = np.arange(near.row.shape[1]) < near.count[:, None]
             places = np.searchsorted(self._ids, np.where(there, near.row, self._ids[0]), sorter=self._order)
             yield part, replace(near, row=np.where(there, self._order[places], len(self)))
 

@@ -28,7 +28,7 @@ else:
         "engine.problem": ["RetrievalProblem"],
         "engine.ranks": ["Ranks", "positive_ranks"],
         "evaluate": ["evaluate"],
-        "index.approximate": ["Approximation", "approximate_report"],
+        "index.approximate": ["Approximation"],
         "index.neighbours": ["Index", "Neighbours", "neighbours"],
         "metrics": ["Curve", "precision_recall_curve"],
         "postprocessing": ["Codes", "PostProcessing"],

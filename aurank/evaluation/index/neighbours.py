@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Unpack
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -23,7 +23,6 @@ from aurank.evaluation.engine.problem import (
     Embeddings,
     ProgressCallback,
     as_matrix,
-    byte_count,
     require_at_least,
     require_one_of,
 )
@@ -33,7 +32,6 @@ from aurank.files import read_record, reading, replacing, require_ordinary
 from aurank.names import accepting
 
 BLOCK = 2**21  # numbers read and handed to faiss at a time
-LONGEST_FACTORY = 200
 
 
 def faiss_library() -> Any:
@@ -41,37 +39,13 @@ def faiss_library() -> Any:
 
 
 @contextmanager
-def faiss_says(trouble: str) -> Iterator[None]:
-    """Turn an error of faiss into a UserError: the trouble, and in brackets what faiss says about it."""
+def faiss_says(failure: str) -> Iterator[None]:
+    """Turn an error of faiss into a UserError: the failure, and in brackets faiss's own message."""
     try:
         yield
     except RuntimeError as error:
         reason = re.sub(r"^.*? at \S+:\d+: ", "", str(error).strip(), flags=re.DOTALL)
-        raise UserError(f"{trouble} ({' '.join(reason.split())})") from error
-
-
-def check_factory(factory: str) -> None:
-    """Raise UserError unless the factory string is short text with numbers that an index can be made for."""
-    numbers = (24, re.findall(r"\d+", str(factory))), (4, re.findall(r"x(\d+)", str(factory)))  # bits of a code
-    fits = isinstance(factory, str) and 0 < len(factory) <= LONGEST_FACTORY
-    if not fits or any(int(number) > 2**most for most, found in numbers for number in found):
-        shown = str(factory)[:LONGEST_FACTORY]
-        raise UserError(f'an index is a text such as "Flat" or "IVF1024,Flat", of small numbers, got {shown!r}')
-
-
-def set_parameters(index: Any, parameters: str) -> None:
-    """Set search parameters such as "nprobe=16, efSearch=64"."""
-    for item in parameters.split(","):
-        match = re.fullmatch(r"\s*(\w+)\s*=\s*(\d+(?:\.\d+)?)\s*", item)
-        if match is None or float(match[2]) <= 0:
-            raise UserError(f'a search parameter must be such as "nprobe=16", got {item.strip()!r}')
-        faiss_library().ParameterSpace().set_index_parameter(index, match[1], float(match[2]))
-
-
-def transforms(index: Any) -> list[Any]:
-    faiss = faiss_library()
-    chain = index.chain if isinstance(index, faiss.IndexPreTransform) else None
-    return [] if chain is None else [faiss.downcast_VectorTransform(chain.at(place)) for place in range(chain.size())]
+        raise UserError(f"{failure} ({' '.join(reason.split())})") from error
 
 
 def choose_gpus(device: torch.device | str | None, index: Any, factory: str) -> list[int]:
@@ -80,13 +54,15 @@ def choose_gpus(device: torch.device | str | None, index: Any, factory: str) -> 
     available = int(faiss.get_num_gpus())
     inner = faiss.downcast_index(index.index) if isinstance(index, faiss.IndexPreTransform) else index
     match = re.fullmatch(r"cpu|cuda(?::(\d+))?", "cuda" if device is None else str(device))
-    runs = bool(available and faiss.isGpuIndexImplemented(inner))
-    if (device is None and not runs) or (match is not None and match[0] == "cpu"):
+    has_gpu = bool(available and faiss.isGpuIndexImplemented(inner))
+    if (device is None and not has_gpu) or (match is not None and match[0] == "cpu"):
         return []
     chosen = list(range(available)) if match is None or match[1] is None else [int(match[1])]
-    if match is None or not runs or chosen[-1] >= available:
-        what = f"device {str(device)!r} is not there, or not for {factory!r}: faiss sees {available} GPUs"
-        raise UserError(f'{what}, where only Flat and IVF indexes run; use device="cpu" or such as "cuda:0"')
+    if match is None or not has_gpu or chosen[-1] >= available:
+        raise UserError(
+            f"device {str(device)!r} is not there, or not for {factory!r}: faiss sees {available} GPUs, where only "
+            'Flat and IVF indexes run; use device="cpu" or such as "cuda:0"'
+        )
     return chosen
 
 
@@ -106,11 +82,11 @@ def take(embeddings: Embeddings, rows: Int64[np.ndarray, " row"]) -> Embeddings:
 def load_rows(
     embeddings: Embeddings, rows: slice | Int64[np.ndarray, " row"], distance: str
 ) -> Float32[np.ndarray, "row dim"]:
-    """Return rows as faiss takes them: float32 in main memory, of length 1 under cosine, not finite if none fits."""
+    """Return rows as faiss takes them: float32 in main memory, of length 1 under cosine; not finite if out of range."""
     part = embeddings[rows] if isinstance(rows, slice) else take(embeddings, rows)
     if isinstance(part, Tensor):
         part = part.detach().to("cpu", torch.float64).numpy()
-    with np.errstate(all="ignore"):  # check_rows names what is not finite in the end
+    with np.errstate(all="ignore"):  # check_rows names rows that are not finite
         return np.ascontiguousarray(scaled_rows(part, distance), dtype=np.float32)
 
 
@@ -128,15 +104,16 @@ def check_rows(embeddings: Embeddings, *, side: str, distance: str) -> None:
         wrong = np.flatnonzero(~np.isfinite(load_rows(embeddings, rows, distance)).all(axis=1))
         if len(wrong):
             reason = "is all zeros, or holds NaN, infinity" if distance == "cosine" else "holds NaN, infinity"
-            where = f"row {rows.start + wrong[0]} of the {side} embeddings"
-            raise UserError(f"{where} {reason} or a number beyond float32: remove it")
+            row = rows.start + wrong[0]
+            raise UserError(f"row {row} of the {side} embeddings {reason} or a number beyond float32: remove it")
 
 
 FORMAT, VERSION = "aurank.index", 3
 PIECE = 2**20
 REMEDY = "build the index again"
-LIST_BLOCK = 2**21  # neighbours found at a time
-OPQ_CENTROIDS = 256  # what a rotation learns its codes with, whatever the codes behind it
+LIST_BLOCK = 2**21  # neighbours of one search
+OPQ_CENTROIDS = 256  # that a rotation learns with, whatever the codes behind it
+GPU_BYTES = 2**29  # that faiss sets aside on each GPU for searches
 ROWS_PER_CENTROID = 64  # k-means gains little from more; faiss warns below 39
 
 
@@ -144,22 +121,22 @@ ROWS_PER_CENTROID = 64  # k-means gains little from more; faiss warns below 39
 class Neighbours:
     """The nearest rows of each query, best first.
 
-    An approximate index may find fewer than asked for: behind the `found` entries of a query, `row` is the size of the
-    index, a row that does not exist, and `similarity` is −inf.
+    An approximate index may find fewer than asked for: after the first `count` entries of a query, `row` is the size of
+    the index, a row that does not exist, and `similarity` is −inf.
 
     Example:
         >>> near = neighbours(np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 0.1]]), 1, device="cpu")
-        >>> near.row.tolist(), near.found.tolist()
+        >>> near.row.tolist(), near.count.tolist()
         ([[2], [2], [0]], [1, 1, 1])
     """
 
     row: Int64[np.ndarray, "query k"]
     similarity: Float32[np.ndarray, "query k"]
-    found: Int64[np.ndarray, " query"]
+    count: Int64[np.ndarray, " query"]
 
 
 class SearchIndex:
-    """What finds rows of a gallery by their ids: faiss's `Index`, or a collection of Milvus."""
+    """An index that finds gallery rows by their ids: faiss's `Index`, or a collection of Milvus."""
 
     distance: str
 
@@ -173,12 +150,6 @@ class SearchIndex:
         raise NotImplementedError
 
 
-class Placement(TypedDict, total=False):
-    device: torch.device | str | None
-    float16: bool
-    temporary_memory: int | str
-
-
 class Index(SearchIndex):
     """A faiss index over rows 0, 1, … in the order in which they are added.
 
@@ -188,8 +159,6 @@ class Index(SearchIndex):
             "IVF1024,Flat; nprobe=16".
         distance: "cosine" (rows are normalised), "dot" or "euclidean".
         device: by default all GPUs where faiss has this kind on the GPU, else the CPU; several GPUs share the rows.
-        float16: halve what flat vectors take on the GPU (on the CPU, write "SQfp16" for "Flat").
-        temporary_memory: bound of what each GPU sets aside besides.
 
     Example:
         >>> gallery = np.array([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]])
@@ -206,24 +175,18 @@ class Index(SearchIndex):
         *,
         distance: str = "cosine",
         device: torch.device | str | None = None,
-        float16: bool = False,
-        temporary_memory: int | str = "512MiB",
     ) -> None:
         faiss = faiss_library()
         require_at_least(1, dim=dim)
         require_one_of(DISTANCES, distance=distance)
-        check_factory(factory)
         self.dim, self.factory, self.distance = dim, factory, distance
         kind, _, parameters = (part.strip() for part in factory.partition(";"))
         metric = faiss.METRIC_L2 if distance == "euclidean" else faiss.METRIC_INNER_PRODUCT
         with faiss_says(f"the index {factory!r} cannot be made for {dim} dimensions and the distance {distance}"):
             self.host = faiss.index_factory(dim, kind, metric)
             if parameters:
-                set_parameters(self.host, parameters)
+                faiss.ParameterSpace().set_index_parameters(self.host, parameters.replace(" ", ""))
         self.gpus = choose_gpus(device, self.host, factory)
-        if float16 and not self.gpus:
-            raise UserError('float16 is for indexes on a GPU; on the CPU write "SQfp16" in place of "Flat"')
-        self.float16, self.temporary_bytes = float16, byte_count(temporary_memory)
         self.mapped = False
         self._resources: list[Any] = []
         self._copy: Any = None  # of `host`, on the GPUs; made by the first search after rows were added
@@ -235,14 +198,14 @@ class Index(SearchIndex):
         factory: str = "Flat",
         *,
         distance: str = "cosine",
+        device: torch.device | str | None = None,
         training_rows: int | None = None,
         seed: int = 0,
         progress: ProgressCallback | None = None,
-        **placement: Unpack[Placement],
     ) -> "Index":
         """Return an index over these embeddings, trained on a sample of them if its kind needs that."""
         embeddings = as_matrix(embeddings, side="gallery")  # before its shape is used
-        index = cls(int(embeddings.shape[1]), factory, distance=distance, **placement)
+        index = cls(int(embeddings.shape[1]), factory, distance=distance, device=device)
         if not index.is_trained:
             index.train(embeddings, rows=training_rows, seed=seed)
         index.add(embeddings, progress=progress)
@@ -262,7 +225,7 @@ class Index(SearchIndex):
 
     @property
     def place(self) -> str:
-        """Where it searches, in words: "CPU", "GPU 0", "GPUs 0, 1"."""
+        """The processors that search, in words: "CPU", "GPU 0", "GPUs 0, 1"."""
         return f"GPU{'s' if len(self.gpus) > 1 else ''} {', '.join(map(str, self.gpus))}" if self.gpus else "CPU"
 
     def train(self, embeddings: Arrays, *, rows: int | None = None, seed: int = 0) -> None:
@@ -272,13 +235,21 @@ class Index(SearchIndex):
         """
         embeddings = self._check(embeddings, side="training")
         faiss = faiss_library()
+        lists = faiss.try_extract_index_ivf(self.host)
+        if rows is None:
+            coded = self.host if lists is None else faiss.downcast_index(lists)
+            centroids = [1 if lists is None else lists.nlist, coded.pq.ksub if hasattr(coded, "pq") else 1]
+            chain = self.host.chain if isinstance(self.host, faiss.IndexPreTransform) else None
+            steps = range(0 if chain is None else chain.size())
+            if any(isinstance(faiss.downcast_VectorTransform(chain.at(step)), faiss.OPQMatrix) for step in steps):
+                centroids.append(OPQ_CENTROIDS)
+            rows = max(centroids) * ROWS_PER_CENTROID
         available = len(embeddings)
-        size = min(available, self._centroids() * ROWS_PER_CENTROID if rows is None else rows)
+        size = min(available, rows)
         chosen = np.sort(np.random.default_rng(seed).permutation(available)[:size])
         sample = np.empty((size, self.dim), dtype=np.float32)
         for part in row_blocks(sample):
             sample[part] = load_rows(embeddings, chosen[part], self.distance)
-        lists = faiss.try_extract_index_ivf(self.host)
         with faiss_says(f"the index {self.factory!r} cannot be trained on {size} rows"):
             if self.gpus and lists is not None:
                 lists.clustering_index = on_gpus = self._to_gpus(faiss.IndexFlat(lists.d, lists.metric_type))
@@ -288,10 +259,10 @@ class Index(SearchIndex):
                 del on_gpus
 
     def add(self, embeddings: Arrays, *, progress: ProgressCallback | None = None) -> None:
-        """Add the rows behind those that are there, a block at a time; all of them are checked first."""
+        """Check all rows, then append them, a block at a time."""
         if self.mapped or not self.is_trained:
             reason = "memory-mapped: load it without memory_map" if self.mapped else "not trained: use Index.build"
-            raise UserError(f"no rows can be added to the index {self.factory!r}, which is {reason}")
+            raise UserError(f"the index {self.factory!r} takes no rows, as it is {reason}")
         embeddings = self._check(embeddings, side="gallery")
         self._copy = None
         for rows in row_blocks(embeddings):
@@ -310,11 +281,11 @@ class Index(SearchIndex):
     ) -> Neighbours:
         """Return the k nearest rows of each query, or all rows where there are fewer.
 
-        `leave_out` names a row that each query must not find, such as its own, or -1; a duplicate of it stays.
+        `leave_out` has the row that each query must not find, such as its own, or -1; a duplicate of it stays.
         """
         parts = []
         for rows, part in self.search_batches(queries, k, leave_out=leave_out):
-            parts.append((part.row, part.similarity, part.found))
+            parts.append((part.row, part.similarity, part.count))
             if progress is not None:
                 progress(rows.stop, len(queries))
         return Neighbours(*map(np.concatenate, zip(*parts, strict=True)))
@@ -327,9 +298,12 @@ class Index(SearchIndex):
         leave_out: Int64[np.ndarray, " query"] | None = None,
         seconds: list[float] | None = None,
     ) -> Iterator[tuple[slice, Neighbours]]:
-        """Yield what `search` finds, some queries at a time; `seconds` collects the time that each search took."""
-        queries = as_matrix(queries, side="query")
-        depth = self._depth(queries, k, leave_out)
+        """Yield the neighbours of some queries at a time; `seconds` collects the time of each search."""
+        queries = self._check(queries, side="query")
+        require_at_least(1, k=k)
+        if not len(self):
+            raise UserError("the index is empty: add rows before searching it")
+        depth = min(k + (leave_out is not None), len(self))
         width = min(k, len(self) - (leave_out is not None and bool((leave_out >= 0).all())))
         if self.gpus and self._copy is None:
             with faiss_says(f"the index {self.factory!r} cannot be moved to {self.place}"):
@@ -347,70 +321,53 @@ class Index(SearchIndex):
             if leave_out is not None:
                 row, similarity = drop_own(row, similarity, leave_out[rows])
             row, similarity = row[:, :width], similarity[:, :width]
-            missing = row < 0  # faiss pads with -1, which would silently name the last row
+            missing = row < 0  # faiss pads with -1, which NumPy takes for the last row
             row = np.where(missing, len(self), row).astype(np.int64)
             similarity = np.where(missing, np.float32(-np.inf), similarity).astype(np.float32)
             yield rows, Neighbours(row, similarity, np.asarray((~missing).sum(axis=1), dtype=np.int64))
 
     def save(self, path: Path | str) -> None:
-        """Write faiss's own file to `path`, and what `load` checks it by to `path` with ".json" behind."""
+        """Write faiss's own file to `path`, and its description and checksum to `path` + ".json"."""
         write_index(self.host, Path(path), factory=self.factory, distance=self.distance)
 
     @classmethod
-    def load(cls, path: Path | str, *, memory_map: bool = False, **placement: Unpack[Placement]) -> "Index":
-        """Return the index that `save` wrote; with `memory_map` its rows stay in the file, searched on the CPU."""
+    def load(cls, path: Path | str, *, memory_map: bool = False, device: torch.device | str | None = None) -> "Index":
+        """Return the index that `save` wrote; with `memory_map` its rows stay in the file, for the CPU."""
         host, saved = read_index(Path(path), memory_map=memory_map)
-        if memory_map:
-            placement = {**placement, "device": placement.get("device") or "cpu"}
+        if memory_map and device is not None and str(device) != "cpu":
+            raise UserError(f'memory_map is for searching on the CPU and device is {str(device)!r}: use "cpu"')
         with reading(path, "an index", remedy=REMEDY):
-            index = cls(int(host.d), saved["factory"], distance=saved["distance"], **placement)
-        if memory_map and index.gpus:
-            raise UserError(f'memory_map is for searching on the CPU and device is {placement["device"]!r}: use "cpu"')
+            device = "cpu" if memory_map else device
+            index = cls(int(host.d), saved["factory"], distance=saved["distance"], device=device)
         index.host, index.mapped = host, memory_map
         return index
 
     def _check(self, values: Arrays, *, side: str) -> Embeddings:
         embeddings = as_matrix(values, side=side)
         if embeddings.shape[1] != self.dim:
-            columns = f"have {embeddings.shape[1]} columns and the index has {self.dim}"
-            raise UserError(f"the {side} embeddings {columns}: both must come from the same model")
+            raise UserError(
+                f"the {side} embeddings have {embeddings.shape[1]} columns and the index has {self.dim}: both must "
+                "come from the same model"
+            )
         check_rows(embeddings, side=side, distance=self.distance)
         return embeddings
 
-    def _depth(self, queries: Embeddings, k: int, leave_out: np.ndarray | None) -> int:
-        require_at_least(1, k=k)
-        if not len(self):
-            raise UserError("the index is empty: add rows before searching it")
-        self._check(queries, side="query")
-        if leave_out is not None and len(leave_out) != len(queries):
-            raise UserError(f"leave_out has {len(leave_out)} entries for {len(queries)} queries: give one for each")
-        return min(k + (leave_out is not None), len(self))
-
-    def _centroids(self) -> int:
-        faiss = faiss_library()
-        lists = faiss.try_extract_index_ivf(self.host)
-        coded = self.host if lists is None else faiss.downcast_index(lists)
-        counts = [1 if lists is None else lists.nlist, coded.pq.ksub if hasattr(coded, "pq") else 1]
-        if any(isinstance(step, faiss.OPQMatrix) for step in transforms(self.host)):
-            counts.append(OPQ_CENTROIDS)
-        return int(max(counts))
-
     def _to_gpus(self, index: Any) -> Any:
         faiss = faiss_library()
-        if not self._resources:  # kept: the copies on the GPU live only as long as these
+        if not self._resources:  # an attribute: the copies on the GPU live only as long as these
             self._resources = [faiss.StandardGpuResources() for _ in self.gpus]
             for resource in self._resources:
-                resource.setTempMemory(self.temporary_bytes)
+                resource.setTempMemory(GPU_BYTES)
         options = faiss.GpuMultipleClonerOptions()
-        options.shard, options.useFloat16 = True, self.float16
+        options.shard = True
         return faiss.index_cpu_to_gpu_multiple_py(self._resources, index, options, self.gpus)
 
 
-def drop_own(row: np.ndarray, similarity: np.ndarray, own: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def drop_own(row: np.ndarray, similarity: np.ndarray, leave_out: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return lists of neighbours without the row that each query must not find, -1 for none."""
-    # What follows the unwanted row moves up, and padding fills the end.
+    # Entries after the dropped row move up, and padding fills the end.
     row, similarity = (np.pad(part, ((0, 0), (0, 1)), constant_values=-1) for part in (row, similarity))
-    drop = (row == own[:, None]) & (own[:, None] >= 0)
+    drop = (row == leave_out[:, None]) & (leave_out[:, None] >= 0)
     drop[~drop.any(axis=1), -1] = True
     return row[~drop].reshape(len(row), -1), similarity[~drop].reshape(len(row), -1)
 
@@ -428,16 +385,16 @@ def neighbours(
 ) -> Neighbours:
     """Return the k nearest rows of each row among the embeddings themselves.
 
-    Each row's own entry is left out unless `exclude_self` is False: it is recognised by its number, so a duplicate of
-    it is found. A single row has no neighbours.
+    Each row's own entry is left out unless `exclude_self` is False: it is recognised by its number, so its duplicates
+    stay. A single row has no neighbours.
 
     Example:
         >>> neighbours(np.array([[0.0], [1.0], [3.0]]), 1, distance="euclidean", device="cpu").row.tolist()
         [[1], [0], [1]]
     """
     index = Index.build(embeddings, factory, distance=distance, device=device)
-    own = np.arange(len(embeddings)) if exclude_self else None
-    return index.search(embeddings, k, leave_out=own, progress=progress)
+    leave_out = np.arange(len(embeddings)) if exclude_self else None
+    return index.search(embeddings, k, leave_out=leave_out, progress=progress)
 
 
 class Description(TypedDict):
@@ -446,14 +403,10 @@ class Description(TypedDict):
     sha256: str
 
 
-def description_of(path: Path) -> Path:
-    return path.with_name(path.name + ".json")
-
-
 def write_index(host: Any, path: Path, *, factory: str, distance: str) -> None:
-    """Write a faiss index and its description; what was there before stays until both are complete."""
+    """Write a faiss index and its description; earlier files stay until both are complete."""
     faiss, digest = faiss_library(), hashlib.sha256()
-    with replacing(description_of(path)) as description, replacing(path) as file:
+    with replacing(path.with_name(f"{path.name}.json")) as description, replacing(path) as file:
 
         def write(piece: bytes) -> None:
             digest.update(piece)
@@ -471,11 +424,11 @@ def write_index(host: Any, path: Path, *, factory: str, distance: str) -> None:
 def read_index(path: Path, *, memory_map: bool = False) -> tuple[Any, Description]:
     """Return the faiss index and its description; UserError unless `write_index` wrote both and no byte has changed."""
     require_ordinary(path)
-    description = description_of(path)
-    what = "the description of an index"
-    kept = read_record(description, Description, what, named=FORMAT, version=VERSION, remedy=REMEDY)
+    description = path.with_name(f"{path.name}.json")
+    about = "the description of an index"
+    saved = read_record(description, Description, about, named=FORMAT, version=VERSION, remedy=REMEDY)
     with reading(path, "an index", remedy=REMEDY), path.open("rb") as file:
-        if hashlib.file_digest(file, "sha256").hexdigest() != kept["sha256"]:
+        if hashlib.file_digest(file, "sha256").hexdigest() != saved["sha256"]:
             raise ValueError(f"it is damaged, cut short, or not the one that {description.name} describes")
         file.seek(0)
         faiss = faiss_library()
@@ -489,4 +442,4 @@ def read_index(path: Path, *, memory_map: bool = False) -> tuple[Any, Descriptio
             lists = faiss.downcast_index(faiss.try_extract_index_ivf(host))
             if isinstance(lists, faiss.IndexIVFPQ) and lists.metric_type == faiss.METRIC_L2:
                 lists.precompute_table()
-    return host, kept
+    return host, saved

@@ -106,7 +106,7 @@ class GallerySearch:
         depth = k if last is None else max(k, last.depth)
         if among is None and not exact:
             near = self.index.search(rows, depth + SPARE, leave_out=own)
-            row = np.where(np.arange(near.row.shape[1]) < near.found[:, None], near.row, -1)
+            row = np.where(np.arange(near.row.shape[1]) < near.count[:, None], near.row, -1)
         else:
             among = everything if among is None else among
             row = by_products(rows, self.vectors, depth + SPARE, own, among, distance=self.index.distance)

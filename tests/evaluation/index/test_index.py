@@ -42,7 +42,7 @@ def test_a_flat_index_finds_what_brute_force_finds(distance: str) -> None:
     order = np.argsort(-expected, axis=1)[:, :7]
     assert found.row.tolist() == order.tolist()
     assert found.similarity == pytest.approx(np.take_along_axis(expected, order, axis=1), rel=1e-5, abs=1e-5)
-    assert found.found.tolist() == [7] * 30
+    assert found.count.tolist() == [7] * 30
 
 
 @pytest.mark.parametrize("make", [torch.from_numpy, lambda array: array.astype(np.float64), np.asfortranarray])
@@ -75,7 +75,7 @@ def test_more_neighbours_than_rows_are_fewer_and_never_minus_one(kind: str) -> N
     found = built.search(gallery[:20], 70)
     assert found.row.shape == found.similarity.shape == (20, 50)
     assert ((found.row >= 0) & (found.row <= len(built))).all()
-    listed = np.arange(50) < found.found[:, None]
+    listed = np.arange(50) < found.count[:, None]
     assert ((found.row < len(built)) == listed).all()
     assert (np.isneginf(found.similarity) == ~listed).all()
     if kind == "Flat":
@@ -102,9 +102,9 @@ def test_left_out_rows_shorten_a_list_only_where_they_are() -> None:
     assert neighbours(gallery, 10, device="cpu").row.shape == (6, 5)
     assert neighbours(gallery[:1], 3, device="cpu").row.shape == (1, 0)
     found = Index.build(gallery, device="cpu").search(gallery, 10, leave_out=np.array([0, 1, 2, -1, -1, -1]))
-    assert found.found.tolist() == [5, 5, 5, 6, 6, 6]
+    assert found.count.tolist() == [5, 5, 5, 6, 6, 6]
     for row in range(6):
-        assert sorted(found.row[row, : found.found[row]]) == [other for other in range(6) if other != row or row > 2]
+        assert sorted(found.row[row, : found.count[row]]) == [other for other in range(6) if other != row or row > 2]
 
 
 def test_the_seed_chooses_the_training_sample() -> None:
@@ -125,7 +125,7 @@ def test_a_saved_index_finds_the_same(kind: str, distance: str, tmp_path: Path) 
     built.save(tmp_path / "deep" / "index")
     again = Index.load(tmp_path / "deep" / "index", device="cpu")
     assert (again.factory, again.distance, again.dim, len(again)) == (kind, distance, 8, 200)
-    for name in ("row", "similarity", "found"):
+    for name in ("row", "similarity", "count"):
         assert (getattr(again.search(gallery, 9), name) == getattr(built.search(gallery, 9), name)).all()
     again.add(rows(1, 10))
     assert len(again) == 210
@@ -140,7 +140,7 @@ def test_a_memory_mapped_index_finds_the_same_and_takes_no_rows(kind: str, dista
     built.save(tmp_path / "index")
     for memory_map in (False, True):
         again = Index.load(tmp_path / "index", memory_map=memory_map, device="cpu")
-        for name in ("row", "similarity", "found"):
+        for name in ("row", "similarity", "count"):
             assert (getattr(again.search(gallery, 9), name) == getattr(built.search(gallery, 9), name)).all()
     with pytest.raises(UserError, match="memory-mapped: load it without memory_map"):
         again.add(gallery)
@@ -224,14 +224,10 @@ def test_both_files_stay_whole_when_writing_fails(tmp_path: Path, monkeypatch: p
     ("factory", "message"),
     [
         ("Rubbish", "'Rubbish' cannot be made for 8 dimensions.*could not parse index string Rubbish"),
-        ("", 'an index is a text such as "Flat"'),
-        ("Flat," * 100, 'an index is a text such as "Flat"'),
         ("IVF99999999999,Flat", "IVF99999999999,Flat"),
-        ("PQ4x24", "PQ4x24"),
         ("PQ3", "multiple of"),
         ("Flat; nprobe=3", "could not set parameter nprobe"),
-        ("IVF4,Flat; nprobe=0", 'such as "nprobe=16", got .nprobe=0.'),
-        ("IVF4,Flat; many", 'such as "nprobe=16", got .many.'),
+        ("IVF4,Flat; many", "could not interpret parameters many"),
     ],
 )
 def test_a_bad_factory_string_is_refused_in_one_line(factory: str, message: str) -> None:
@@ -246,17 +242,16 @@ def test_a_bad_factory_string_is_refused_in_one_line(factory: str, message: str)
         (lambda built: Index(8, "IVF4,Flat", device="cpu").add(rows(0)), "not trained"),
         (lambda built: built.search(rows(0)[:, :5], 3), "have 5 columns and the index has 8"),
         (lambda built: built.add(rows(0)[:, :5]), "have 5 columns and the index has 8"),
+        (lambda built: Index.build(rows(0), "IVF4,Flat; nprobe=0", device="cpu").search(rows(1), 3), "nprobe > 0"),
         (lambda built: Index.build(rows(0), "IVF512,Flat", device="cpu"), "cannot be trained on 200 rows"),
         (lambda built: Index.build(rows(0), "OPQ4,IVF4,PQ4x4", device="cpu"), "cannot be trained on 200 rows"),
         (lambda built: Index.build(rows(0), "IVF4,PQ4x4", device="cpu", training_rows=3), "trained on 3 rows"),
         (lambda built: built.search(rows(0), 0), "k must be 1 or more, got 0"),
         (lambda built: Index(8, device="cpu").search(rows(0), 3), "the index is empty"),
         (lambda built: Index(8, distance="cos", device="cpu"), "distance must be one of cosine, dot, euclidean"),
-        (lambda built: built.search(rows(0), 3, leave_out=np.array([0, 1])), "2 entries for 200 queries"),
         (lambda built: Index.build(rows(0), "IDMap,Flat", device="cpu"), r"cannot be added.*IDMap"),
         (lambda built: Index(8, device="tpu"), "device 'tpu'"),
         (lambda built: Index(8, device="cuda:99"), "device 'cuda:99'"),
-        (lambda built: Index(8, device="cpu", float16=True), 'write "SQfp16"'),
     ],
 )
 def test_what_cannot_be_is_refused(call: Callable[[Index], object], message: str) -> None:
@@ -297,7 +292,7 @@ def test_a_kind_that_faiss_has_on_the_cpu_alone_is_there() -> None:
 @pytest.mark.parametrize("kind", ["Flat", "IVF8,Flat; nprobe=8", "IVF8,SQfp16; nprobe=8"])
 def test_the_gpu_finds_what_the_cpu_finds(kind: str, tmp_path: Path) -> None:
     gallery = rows(0, 5000, 32)
-    fast = Index.build(gallery, kind, temporary_memory="64MiB")
+    fast = Index.build(gallery, kind)
     assert fast.place.startswith("GPU")
     found, expected = fast.search(gallery, 20), Index.build(gallery, "Flat", device="cpu").search(gallery, 20)
     assert (found.row == expected.row).mean() > 0.95
@@ -310,10 +305,6 @@ def test_the_gpu_finds_what_the_cpu_finds(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.gpu
 @on_gpu
-def test_the_gpu_stores_float16_on_demand_and_refuses_what_it_lacks() -> None:
-    gallery = rows(0, 2000, 32)
-    half = Index.build(gallery, device="cuda:0", float16=True).search(gallery, 10)
-    exact = Index.build(gallery, device="cpu").search(gallery, 10)
-    assert half.similarity == pytest.approx(exact.similarity, abs=2e-3)
-    with pytest.raises(UserError, match="'HNSW8' for one"):
+def test_the_gpu_refuses_a_kind_that_it_lacks() -> None:
+    with pytest.raises(UserError, match="'HNSW8'"):
         Index(8, "HNSW8", device="cuda")
