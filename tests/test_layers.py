@@ -53,14 +53,14 @@ BLIND = {
     "aurank.exporting": ("aurank.losses", "aurank.evaluation", "aurank.reporting"),
 }
 HOMES = {
-    "pytorch_metric_learning": ("aurank.losses", "aurank.evaluation.accuracy_calculator"),
+    "pytorch_metric_learning": ("aurank.losses",),
     "timm": ("aurank.models", "aurank.training.optim", "aurank.exporting"),
     "peft": ("aurank.models.tuning",),
     "onnx": ("aurank.exporting",),
     "onnxruntime": ("aurank.exporting",),  # graphs are run by aurank.models.adapters.exported
     "albumentations": ("aurank.data.transforms",),
     "ruamel": ("aurank.config",),
-    "faiss": ("aurank.evaluation.index", "aurank.evaluation.accuracy_calculator"),
+    "faiss": ("aurank.evaluation.index",),
     "pymilvus": ("aurank.embedding.collection",),  # by import_library, milvus_lite too
     "requests": ("aurank.data.download",),
     "accelerate": ("aurank.training",),

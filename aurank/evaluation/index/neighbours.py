@@ -239,9 +239,9 @@ class Index(SearchIndex):
         if rows is None:
             coded = self.host if lists is None else faiss.downcast_index(lists)
             centroids = [1 if lists is None else lists.nlist, coded.pq.ksub if hasattr(coded, "pq") else 1]
-            chain = self.host.chain if isinstance(self.host, faiss.IndexPreTransform) else None
-            steps = range(0 if chain is None else chain.size())
-            if any(isinstance(faiss.downcast_VectorTransform(chain.at(step)), faiss.OPQMatrix) for step in steps):
+            chain = self.host.chain if isinstance(self.host, faiss.IndexPreTransform) else faiss.VectorTransformVector()
+            steps = [faiss.downcast_VectorTransform(chain.at(position)) for position in range(chain.size())]
+            if any(isinstance(step, faiss.OPQMatrix) for step in steps):
                 centroids.append(OPQ_CENTROIDS)
             rows = max(centroids) * ROWS_PER_CENTROID
         available = len(embeddings)
