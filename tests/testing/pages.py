@@ -2,6 +2,8 @@
 
 import re
 import shlex
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -130,4 +132,6 @@ def write_world(folder: Path) -> aurank.TrainResult:
     parquet.write_table(held, folder / "saved/test.parquet")
     groceries = grocery_tree(folder / "unpacked")
     zip_tree(groceries, folder / f"{groceries.name}.zip", prefix=f"{groceries.name}/")
+    texts = [str(ROOT / "tools/grocery_texts.py"), f"{groceries.name}.zip", "--out", "grocery_texts.csv"]
+    subprocess.run([sys.executable, *texts], cwd=folder, check=True)
     return result
