@@ -1,15 +1,12 @@
-"""Several processes: how they join, share work and exchange what they have, over torch.distributed.
+"""Several processes, which torchrun or Accelerate starts, watches and starts again: what they exchange.
 
-torchrun (or Accelerate) starts them, ends the others when one has failed, and starts them again (--max-restarts).
+A process that fails ends with its own message. The others lose its connection, and end with one line.
 """
 
-import math
 import os
 import re
-import socket
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -22,8 +19,7 @@ from aurank.errors import AurankError, UserError, first_line
 from aurank.sizes import seconds
 
 Item = TypeVar("Item")
-SENT = 2**25  # bytes of rows that are sent at a time
-# What gloo and NCCL say where a connection is cut or nothing comes.
+# What gloo and NCCL say when a connection is cut or nothing comes.
 _LOST = r"pair closure|Connection (closed|reset) by peer|Broken pipe|No route to|unreachable|gloo/|NCCL|waiting \d+ms"
 
 
@@ -35,12 +31,12 @@ def launched() -> int:
 
 @contextmanager
 def joined(timeout: str) -> Iterator["ProcessGroup"]:
-    """Join the processes that were launched while the context lasts; of one alone, do nothing.
+    """Join the launched processes while the context lasts; a single process joins nothing.
 
-    Each takes the GPU of its number on its machine.
+    Each process takes the GPU of its number on its machine.
 
     Args:
-        timeout: until all have come, and of one exchange, as "30min".
+        timeout: how long to wait for the others, here and in one exchange, as "30min".
 
     Raises:
         AurankError: another process is gone, or does not come.
@@ -51,65 +47,39 @@ def joined(timeout: str) -> Iterator["ProcessGroup"]:
     cuda = torch.cuda.is_available()
     if cuda:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
-    limit = timedelta(seconds=seconds(timeout))
+    limit, rank = timedelta(seconds=seconds(timeout)), os.environ["RANK"]
     try:
-        left = _reach_store(limit)
-        store, rank, size = next(dist.rendezvous("env://", timeout=left))  # type: ignore[attr-defined]
+        store, number, size = next(dist.rendezvous("env://", timeout=limit))  # type: ignore[attr-defined]
         # torchrun keeps its store when it restarts, with the addresses of processes that are gone. Agents of several
         # machines do not count alike.
         is_one_machine = os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if is_one_machine else "0"
         store = dist.PrefixStore(attempt, store)  # type: ignore[attr-defined]
         backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
+        dist.init_process_group(backend, store=store, rank=number, world_size=size, timeout=limit)
     except (RuntimeError, ValueError, OSError) as error:
-        place = f"{os.environ['MASTER_ADDR']}:{os.environ.get('MASTER_PORT', '')}"
+        address = f"{os.environ['MASTER_ADDR']}:{os.environ.get('MASTER_PORT', '')}"
         raise AurankError(
-            f"rank {os.environ['RANK']} did not meet the other {launched() - 1} processes at {place} within {timeout} "
+            f"rank {rank} did not meet the other {launched() - 1} processes at {address} within {timeout} "
             f"({first_line(error)}); look at what they say, or unset WORLD_SIZE where there are none"
         ) from error
     try:
-        with _explained():
-            yield ProcessGroup(None)
+        yield ProcessGroup(None)
+    except RuntimeError as error:
+        if not (isinstance(error, dist.DistError) or re.search(_LOST, str(error))):
+            raise
+        reason = first_line(error).rpartition("] ")[2].partition(". ")[0]
+        raise AurankError(
+            f"rank {rank} has stopped: another rank is gone ({reason}); look at that rank's own message, then "
+            "give the same command again, aurank train with --resume"
+        ) from error
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
 
 
-def _reach_store(limit: timedelta) -> timedelta:
-    """Return what is left of `limit` once rank 0 answers; torch itself would try for twice as long."""
-    deadline = time.monotonic() + limit.total_seconds()
-    while os.environ["RANK"] != "0" and "MASTER_PORT" in os.environ:
-        try:
-            address = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
-            socket.create_connection(address, timeout=1).close()
-            break
-        except OSError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.1)
-    return timedelta(seconds=max(1.0, deadline - time.monotonic()))
-
-
-@contextmanager
-def _explained() -> Iterator[None]:
-    try:
-        yield
-    except RuntimeError as error:
-        if not (isinstance(error, dist.DistError) or re.search(_LOST, str(error))):
-            raise
-        rank = dist.get_rank() if dist.is_initialized() else os.environ.get("RANK")
-        said = first_line(error).rpartition("] ")[2].partition(". ")[0]
-        raise _LostError(
-            f"rank {rank} has stopped: another rank is gone ({said}); look at that rank's own message, then "
-            "give the same command again, aurank train with --resume"
-        ) from error
-
-
 class ProcessGroup:
-    """Processes that share out tiles and add up counts: all of torch.distributed, or this one alone.
-
-    Every exchange begins with `all_gather`: one that has failed sends its failure there, whatever the others send.
+    """Processes that share tiles and batches and add up counts: all of torch.distributed, or this one alone.
 
     Args:
         distributed: None or "shards" for all processes of an initialised group; False for this process by itself.
@@ -131,113 +101,49 @@ class ProcessGroup:
         return slice(count * self.rank // self.size, count * (self.rank + 1) // self.size)
 
     def barrier(self) -> None:
-        """Return when all processes are here; AurankError when one is gone or has failed."""
+        """Return when all processes are here."""
         self.all_gather(None)
 
     def all_gather(self, value: Item) -> list[Item]:
-        """Return what every process gave, in the order of ranks; raise the error of one that failed meanwhile."""
+        """Return the value of every process, in the order of ranks."""
         gathered: list[Any] = [value] * self.size
         if self.size > 1:
-            with _explained():
-                dist.all_gather_object(gathered, value)
-        for failure in gathered:
-            if isinstance(failure, AurankError):
-                raise failure
+            dist.all_gather_object(gathered, value)
         return gathered
 
-    @contextmanager
-    def failing_together(self) -> Iterator[None]:
-        """A context in which what fails in one process fails in all of them, where they next gather.
-
-        The error then carries the message of the first process that failed; all but rank 0 leave it to that to tell.
-        """
-        try:
-            yield
-        except Exception as error:
-            is_known = isinstance(error, _LostError) or getattr(error, "told_by", None) is not None
-            if self.size > 1 and not is_known:
-                with suppress(_LostError):
-                    self._tell(error)
-                with suppress(AttributeError):  # told once: a context around this one leaves it alone
-                    error.told_by = self.rank  # type: ignore[attr-defined]
-            raise
-
-    def _tell(self, error: Exception) -> None:
-        kind = UserError if isinstance(error, UserError) else AurankError
-        text = str(error) if isinstance(error, AurankError) else f"{type(error).__name__}: {first_line(error)}"
-        sent = kind(f"rank {self.rank}: {text}" if self.rank else text)
-        sent.told_by = 0
-        try:
-            self.all_gather(sent)
-        except AurankError as common:
-            if isinstance(error, AurankError) or isinstance(common, _LostError):
-                raise common from None
-
-    def together(self, work: Callable[[], Item]) -> Item:
-        """Return what ``work`` returns; where it fails in one process, fail in all, with its message."""
-        with self.failing_together():
-            result = work()
-            self.barrier()
-            return result
-
     def in_first(self, work: Callable[[], Item]) -> Item:
-        """Return in all processes what `work` returns in the first; where it fails there, fail in all."""
-        with self.failing_together():
-            found = work() if self.rank == 0 else None
-            return self.all_gather(found)[0]  # type: ignore[return-value]  # of rank 0
+        """Return in all processes what `work` returns in the first."""
+        return self.all_gather(work() if self.rank == 0 else None)[0]  # type: ignore[return-value]  # of rank 0
 
     def all_reduce(self, counts: Integer[np.ndarray, " count"]) -> None:
         if self.size > 1:
-            self.barrier()
             total = torch.from_numpy(counts).to(self.device)
-            with _explained():
-                dist.all_reduce(total)
+            dist.all_reduce(total)
             counts[:] = total.cpu().numpy()
+
+    def parts(self, rows: torch.Tensor) -> Iterator[torch.Tensor]:
+        """Yield the rows of each process, in the order of ranks; they have one type and width."""
+        for rank, length in enumerate(self.all_gather(len(rows))):
+            if rank == self.rank:
+                part = rows.detach().to(self.device).contiguous()
+            else:
+                part = torch.empty((length, *rows.shape[1:]), dtype=rows.dtype, device=self.device)
+            if self.size > 1:
+                dist.broadcast(part, src=rank)
+            yield part.to(rows.device)
 
     def concatenate(self, rows: Any) -> Any:
         """Return the rows of all processes, one after another; they have one type and width."""
         if self.size == 1:
             return rows
-        own = torch.from_numpy(np.asarray(rows)) if isinstance(rows, np.ndarray) else rows.detach()
-        edges = self._edges(len(own))
-        whole = torch.empty((edges[-1], *own.shape[1:]), dtype=own.dtype, device=own.device)
-        for place, part in self._parts(own, edges):
-            whole[place] = part
-        return whole.numpy() if isinstance(rows, np.ndarray) else whole
-
-    def parts(self, rows: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
-        """Yield what `concatenate` returns in parts, with the place of each; each part holds until the next."""
-        own = torch.from_numpy(rows)
-        for place, part in self._parts(own, self._edges(len(own))):
-            yield place, part.cpu().numpy()
-
-    def _edges(self, length: int) -> list[int]:
-        edges: list[int] = np.cumsum([0, *self.all_gather(length)]).tolist()
-        return edges
-
-    def _parts(self, own: torch.Tensor, edges: list[int]) -> Iterator[tuple[slice, torch.Tensor]]:
-        step = max(1, SENT // max(1, own.element_size() * math.prod(own.shape[1:])))
-        for rank in range(self.size):
-            for start in range(edges[rank], edges[rank + 1], step):
-                place = slice(start, min(start + step, edges[rank + 1]))
-                if rank == self.rank:
-                    sent = own[start - edges[rank] : place.stop - edges[rank]].to(self.device).contiguous()
-                else:
-                    sent = torch.empty((place.stop - start, *own.shape[1:]), dtype=own.dtype, device=self.device)
-                if self.size > 1:
-                    self.barrier()  # nobody has failed on the part before, or has no room for this one
-                    with _explained():
-                        dist.broadcast(sent, src=rank)
-                yield place, sent
+        if isinstance(rows, torch.Tensor):
+            return torch.cat(list(self.parts(rows)))
+        return torch.cat(list(self.parts(torch.from_numpy(np.asarray(rows))))).numpy()
 
     def broadcast(self, tensors: Iterable[torch.Tensor]) -> None:
-        every = list(tensors) if self.size > 1 else []
-        if every:
-            self.barrier()
-        for tensor in every:
+        for tensor in tensors if self.size > 1 else ():
             sent = tensor.detach().to(self.device).contiguous()
-            with _explained():
-                dist.broadcast(sent, src=0)
+            dist.broadcast(sent, src=0)
             tensor.detach().copy_(sent)
 
     def leave(self) -> None:
@@ -245,7 +151,3 @@ class ProcessGroup:
         if self.size > 1:
             self.size = 1
             dist.destroy_process_group()
-
-
-class _LostError(AurankError):
-    """Another process of the group is gone."""

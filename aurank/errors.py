@@ -6,12 +6,7 @@ from typing import NamedTuple
 
 
 class AurankError(Exception):
-    """A failure that aurank understands; the command line prints its message and exits with 1.
-
-    `told_by`: of an error that all processes of a group have, the rank of the one that prints it.
-    """
-
-    told_by: int | None = None
+    """A failure that aurank understands; the command line prints its message and exits with 1."""
 
 
 class UserError(AurankError, ValueError):

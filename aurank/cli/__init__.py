@@ -1,6 +1,5 @@
 """The command line: parse, one library call, print. The only place that prints or exits."""
 
-import os
 import sys
 
 # isort: off
@@ -25,8 +24,7 @@ def main() -> None:
         with draw_warnings():
             app()
     except AurankError as error:
-        if error.told_by in (None, int(os.environ.get("RANK", "0"))):
-            stderr_console.say(f"error: {error}")
+        stderr_console.say(f"error: {error}")
         sys.exit(2 if isinstance(error, UserError) else 1)
     except MemoryError:
         stderr_console.say("error: there is not enough memory; take less at once (--batch, max_memory, a smaller file)")

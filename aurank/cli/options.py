@@ -274,13 +274,13 @@ def measuring(*chosen: str, run: Sequence[str] = RUN, joined: bool = False) -> D
 
 @contextmanager
 def _launched() -> Iterator["ProcessGroup | None"]:
-    """A context with the group of the processes that were launched, None for one alone; all fail with one of them."""
+    """A context with the group of the processes that were launched, None for one alone."""
     if "MASTER_ADDR" not in os.environ:  # torch need not be imported
         yield None
         return
     from aurank.distributed import joined
 
-    with joined("6h") as group, group.failing_together():
+    with joined("6h") as group:
         yield group if group.size > 1 else None
 
 

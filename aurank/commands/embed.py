@@ -79,26 +79,25 @@ def embed_to_folder(
     run = running or RunOptions()
     group, writer = run.group, None
     with ExitStack() as held:
-        with group.failing_together():
-            if group.rank == 0:
-                require_folder(out)
-                held.enter_context(claimed(out))
-            prepared = prepare_model(model, images or ImageSelection(), run)
-            dataset = prepared.dataset
-            manifest, module, total = dataset.manifest, prepared.model.module.to(run.torch_device), len(dataset)
-            keys = run.cache_keys(module, prepared.model.description, dataset)
-            cache = run.open_cache(model, keys, manifest)
-            key = hashlib.sha256(json.dumps({**keys, "shard_rows": shard_rows}).encode()).hexdigest()
-            if group.rank == 0:
-                writer = ShardWriter(out, key, total, shard_rows)
-            missing = group.all_gather([] if writer is None else writer.missing)[0]
-            how: dict[str, Any] = {"device": run.torch_device, "bf16": run.bf16, "cache": cache, "group": group}
-            sizes = prepared.sizes
-            if missing and sizes["batch"] is None:
-                known = None if writer is None or writer.pace is None else Pace(*writer.pace)
-                sizes["batch"] = choose_pace(module, dataset, np.ones(total, np.bool_), known=known, **how)
-                if writer is not None:
-                    writer.pace = sizes["batch"]
+        if group.rank == 0:
+            require_folder(out)
+            held.enter_context(claimed(out))
+        prepared = prepare_model(model, images or ImageSelection(), run)
+        dataset = prepared.dataset
+        manifest, module, total = dataset.manifest, prepared.model.module.to(run.torch_device), len(dataset)
+        keys = run.cache_keys(module, prepared.model.description, dataset)
+        cache = run.open_cache(model, keys, manifest)
+        key = hashlib.sha256(json.dumps({**keys, "shard_rows": shard_rows}).encode()).hexdigest()
+        if group.rank == 0:
+            writer = ShardWriter(out, key, total, shard_rows)
+        missing = group.all_gather([] if writer is None else writer.missing)[0]
+        how: dict[str, Any] = {"device": run.torch_device, "bf16": run.bf16, "cache": cache, "group": group}
+        sizes = prepared.sizes
+        if missing and sizes["batch"] is None:
+            known = None if writer is None or writer.pace is None else Pace(*writer.pace)
+            sizes["batch"] = choose_pace(module, dataset, np.ones(total, np.bool_), known=known, **how)
+            if writer is not None:
+                writer.pace = sizes["batch"]
         run.tell(*prepared.remarks)
         for number in missing:
             wanted = np.zeros(total, dtype=np.bool_)

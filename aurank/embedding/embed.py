@@ -208,35 +208,34 @@ def embed_rows(
     """
     group = group or ProcessGroup(False)
     device = device or next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    with group.failing_together():
-        pieces, missing = _held(cache, wanted, group)
-        if batch is None:
-            batch = choose_pace(model, dataset, missing, device=device, bf16=bf16, cache=cache, group=group)
-        pace = batch if isinstance(batch, Pace) else Pace(batch)
-        least = Pace().batch if isinstance(batch, Pace) else 1  # rows of a piece
-        total, done = int(wanted.sum()), int(wanted.sum()) - int(missing.sum())
-        if done and progress is not None:
-            progress(done, total)
-        places = np.flatnonzero(wanted)
-        parts = (places[start : start + pace.batch] for start in range(0, len(places), pace.batch))
-        batches = [part[missing[part]].tolist() for part in parts if missing[part].any()]
-        loader, new = BatchLoader(dataset, group.shard(batches), workers=workers), list[Piece]()
-        with _inference(model, device, bf16), kept_to(pace, model) as laid_out:
-            for images, _, ids in loader if workers else _read_ahead(loader):
-                if not len(ids):
-                    continue
-                assert isinstance(images, torch.Tensor)  # only augmentation makes several sizes
-                output = model(laid_out(dataset.to_input(images.to(device, non_blocking=True))))
-                new.append(Piece(ids.numpy(), as_embeddings(output, len(ids))))
-                if sum(len(piece.rows) for piece in new) >= least:
-                    pieces.append(_joined(new, cache))
-                    new = []
-                done = min(total, done + len(ids) * group.size)  # the others are about as far
-                if progress is not None:
-                    progress(done, total)
-            if new:
+    pieces, missing = _held(cache, wanted, group)
+    if batch is None:
+        batch = choose_pace(model, dataset, missing, device=device, bf16=bf16, cache=cache, group=group)
+    pace = batch if isinstance(batch, Pace) else Pace(batch)
+    least = Pace().batch if isinstance(batch, Pace) else 1  # rows of a piece
+    total, done = int(wanted.sum()), int(wanted.sum()) - int(missing.sum())
+    if done and progress is not None:
+        progress(done, total)
+    places = np.flatnonzero(wanted)
+    parts = (places[start : start + pace.batch] for start in range(0, len(places), pace.batch))
+    batches = [part[missing[part]].tolist() for part in parts if missing[part].any()]
+    loader, new = BatchLoader(dataset, group.shard(batches), workers=workers), list[Piece]()
+    with _inference(model, device, bf16), kept_to(pace, model) as laid_out:
+        for images, _, ids in loader if workers else _read_ahead(loader):
+            if not len(ids):
+                continue
+            assert isinstance(images, torch.Tensor)  # only augmentation makes several sizes
+            output = model(laid_out(dataset.to_input(images.to(device, non_blocking=True))))
+            new.append(Piece(ids.numpy(), as_embeddings(output, len(ids))))
+            if sum(len(piece.rows) for piece in new) >= least:
                 pieces.append(_joined(new, cache))
-        found = gather_pieces(pieces, wanted, group)
+                new = []
+            done = min(total, done + len(ids) * group.size)  # the others are about as far
+            if progress is not None:
+                progress(done, total)
+        if new:
+            pieces.append(_joined(new, cache))
+    found = gather_pieces(pieces, wanted, group)
     if group.size > 1:
         dataset.leave_out(np.setdiff1d(np.flatnonzero(wanted), found.rows))  # what others could not read
     return found
@@ -339,8 +338,10 @@ def gather_pieces(pieces: Sequence[Piece], wanted: np.ndarray, group: ProcessGro
             embeddings[np.searchsorted(rows, piece.rows[kept])] = piece.embeddings[kept]
         return Piece(rows, embeddings)
     own = [np.empty((0, width), np.float32), *(piece.embeddings[wanted[piece.rows]] for piece in pieces)]
-    for place, part in group.parts(np.concatenate(own)):
-        embeddings[np.searchsorted(rows, everyone[place])] = part
+    start = 0
+    for part in group.parts(torch.from_numpy(np.concatenate(own))):
+        embeddings[np.searchsorted(rows, everyone[start : start + len(part)])] = part.numpy()
+        start += len(part)
     return Piece(rows, embeddings)
 
 

@@ -92,16 +92,15 @@ def embed_texts(
     device, training = next(model.parameters()).device, model.training
     model.eval()
     pieces: list[Piece] = []
-    with group.failing_together():
-        try:
-            for start in group.shard(range(0, len(texts), batch)):
-                found = model.encode_text(model.tokenise(texts[start : start + batch]).to(device)).float().cpu().numpy()
-                pieces.append(Piece(np.arange(start, start + len(found)), found))
-                if progress is not None:
-                    progress(min(start + batch * group.size, len(texts)), len(texts))
-        finally:
-            model.train(training)
-        return gather_pieces(pieces, np.ones(len(texts), dtype=np.bool_), group).embeddings
+    try:
+        for start in group.shard(range(0, len(texts), batch)):
+            found = model.encode_text(model.tokenise(texts[start : start + batch]).to(device)).float().cpu().numpy()
+            pieces.append(Piece(np.arange(start, start + len(found)), found))
+            if progress is not None:
+                progress(min(start + batch * group.size, len(texts)), len(texts))
+    finally:
+        model.train(training)
+    return gather_pieces(pieces, np.ones(len(texts), dtype=np.bool_), group).embeddings
 
 
 def texts_of(manifest: Manifest) -> tuple[str, ...]:

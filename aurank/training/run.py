@@ -16,7 +16,7 @@ from torch import Tensor
 
 from aurank.config import Config, config_difference, dump_config
 from aurank.data import Manifest
-from aurank.data.prepared import PreparedImages, contents
+from aurank.data.prepared import contents
 from aurank.data.readers.given import GIVEN
 from aurank.data.saved_embeddings import EmbeddingSource
 from aurank.distributed import ProcessGroup, joined
@@ -30,7 +30,7 @@ from aurank.evaluation.two_way import TwoWayReport
 from aurank.files import checked, claimed, reading, remove_temporaries, write_text
 from aurank.reporting.results import PAGE, save_results
 from aurank.reporting.training_page import training_page
-from aurank.training.build import Splits, build_schedule, build_splits
+from aurank.training.build import build_schedule, build_splits
 from aurank.training.components import read_config
 from aurank.training.loop import Listener, Loop
 from aurank.training.optim import load_state, require_fitting_state
@@ -116,16 +116,13 @@ def train(
     with ExitStack() as held:
         group = held.enter_context(training_group(config))
         require_same(config, **{"--out": str(out), "--resume": resume})
-
-        def prepare_folder() -> tuple[dict[str, Any] | None, list[str]]:
-            require_usable(out, resume)  # before anything is written there
-            if group.rank == 0:
-                held.enter_context(claimed(out))
-                for folder in out.glob("two_way/*"):
-                    remove_temporaries(folder)
-            return find_checkpoint(config, out)
-
-        state, notices = group.together(prepare_folder)
+        require_usable(out, resume)
+        group.barrier()  # before anything is written there
+        if group.rank == 0:
+            held.enter_context(claimed(out))
+            for folder in out.glob("two_way/*"):
+                remove_temporaries(folder)
+        state, notices = find_checkpoint(config, out)
         step = None if state is None else state["progress"]["step"]
         require_same(config, **{"the step of the checkpoint in --out, a folder that all processes share": step})
         if resume and state is None:
@@ -143,16 +140,11 @@ def _prepare_loop(
     dataset: Manifest | None,
 ) -> Loop:
     seed_everything(config.seed)
-
-    def read() -> tuple[Splits, PreparedImages | None, dict[str, str]]:
-        splits, prepared, data = build_splits(config, dataset), open_prepared(config.data), config.data
-        if prepared is None:
-            return splits, None, contents(splits.whole)
-        rows = prepared.rows_of(splits.whole, data.channels, on_error=data.on_error)  # raises for images it lacks
-        return splits, prepared, contents(splits.whole, rows)
-
-    splits, prepared, data = ProcessGroup(None).together(read)
+    splits, prepared, rows = build_splits(config, dataset), open_prepared(config.data), None
     whole = splits.whole
+    if prepared is not None:  # raises for images it lacks
+        rows = prepared.rows_of(whole, config.data.channels, on_error=config.data.on_error)
+    data = contents(whole, rows)
     require_same(config, images=whole.sha256[:12], **{"prepared images": data.get("pixels", "")[:12]})
     if state is not None:
         require_same_data(out / LAST, state, whole, data)

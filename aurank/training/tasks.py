@@ -69,10 +69,9 @@ class Task:
     def _embedded(self, model: nn.Module, data: ImageDataset, progress: StageProgress | None = None) -> Embedded:
         batch, workers = self.config.evaluate.batch, self.config.data.workers
         self.group.broadcast(model.buffers())  # statistics of batch norms are of each process's own batches
-        with self.group.failing_together():
-            stage = _stage(progress, "embedding")
-            embedded = embed(model, data, batch=batch, workers=workers, group=self.group, progress=stage)
-            require_alive(np.asarray(embedded.embeddings))
+        stage = _stage(progress, "embedding")
+        embedded = embed(model, data, batch=batch, workers=workers, group=self.group, progress=stage)
+        require_alive(np.asarray(embedded.embeddings))
         return embedded
 
     def sample(self, data: ImageDataset, name: str, most: int) -> Sequence[int]:
@@ -151,10 +150,9 @@ class PairTask(Task):
         assert isinstance(model, TwoTower)
         batch, workers = self.config.evaluate.batch, self.config.data.workers
         self.group.broadcast(model.buffers())
-        with self.group.failing_together():
-            pairs = embed_pairs(model, data, batch=batch, workers=workers, group=self.group)
-            require_alive(pairs.images)
-            require_alive(pairs.texts)
+        pairs = embed_pairs(model, data, batch=batch, workers=workers, group=self.group)
+        require_alive(pairs.images)
+        require_alive(pairs.texts)
         return pairs
 
 

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Int64, Integer, Shaped
 from torch import Tensor
 
 from aurank.arrays import Arrays, MappedRows, as_plain, select_rows
-from aurank.distributed import SENT, ProcessGroup
+from aurank.distributed import ProcessGroup
 from aurank.errors import UserError
 from aurank.names import NAN, NO_GROUP_NAMES, meant, nearest, plain_name
 from aurank.sizes import as_text, available_memory, size_in_bytes
@@ -24,6 +24,7 @@ ProgressCallback: TypeAlias = Callable[[int, int], object]  # called with what i
 Pairs: TypeAlias = tuple[Int64[np.ndarray, " pair"], Int64[np.ndarray, " pair"]]  # sorted queries and places
 
 NO_GROUP = -1
+_HASHED = 2**25  # bytes of rows in files that are hashed at a time
 COMPARED = 2**22  # numbers of rows compared at a time
 POSITIVE_BYTES = 110  # that a positive takes at most at once: its place, score, counts, and terms of the metrics
 
@@ -400,7 +401,7 @@ def _digest(array: Any) -> str | None:
     plain = array if isinstance(array, Tensor | MappedRows) else np.asarray(array)
     digest = hashlib.sha256(repr((tuple(plain.shape), str(plain.dtype))).encode())
     if isinstance(plain, MappedRows):
-        step = max(1, SENT // max(1, plain.shape[1] * plain.itemsize))
+        step = max(1, _HASHED // max(1, plain.shape[1] * plain.itemsize))
         for start in range(0, len(plain), step):
             digest.update(np.ascontiguousarray(plain[start : start + step]).data)
         return digest.hexdigest()
