@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from aurank.arrays import select_rows
 from aurank.commands.galleries.postprocess import fitted_on_training, read_steps
 from aurank.commands.report import Measurement
 from aurank.commands.run_options import RunOptions, prepare_model
 from aurank.data.checks.findings import DoctorReport
 from aurank.data.checks.negatives import TEXTS, Table, examine_negatives
 from aurank.data.saved_embeddings import EmbeddingSource
-from aurank.embedding.collection import CollectionIndex, is_collection, read_collection
+from aurank.embedding.collection import is_collection, read_collection
 from aurank.embedding.embed import Embedded
 from aurank.embedding.evaluation_options import TRIAL, evaluate_together, noted, trial_of
 from aurank.embedding.named import ALL, ImageSelection, split_name
@@ -68,14 +67,9 @@ def evaluate_model(
     images, running = images or ImageSelection(), running or RunOptions()
     protocol = images.find_protocol()
     steps = read_steps(postprocess, fit_on, options.get("distance", "cosine"))
-    if steps is not None and is_collection(options.get("index") or ""):
-        raise UserError(f"--postprocess {postprocess} changes what --index {options['index']} holds: leave one out")
     measured, options = _measure(model, images, labels, steps, running, options)
     options.setdefault("progress", running.stage("ranking"))
     embedded = measured.embedded
-    if is_collection(options.get("index") or ""):
-        rows = select_rows(embedded.embeddings, embedded.is_gallery)
-        options["index"] = CollectionIndex(options["index"], embedded.paths[embedded.is_gallery], rows)
     measure = embedded.evaluate if protocol is None else partial(protocol.evaluate, embedded)
     report = noted(evaluate_together(measure, running.group, **options), *measured.notes)
     if "postprocess" not in options and running.group.rank == 0:
@@ -265,7 +259,7 @@ def _listed_twice(paths: np.ndarray) -> str | None:
 
 def _check_options(options: dict[str, Any], protocol: Protocol | None, trial: Embedded = TRIAL) -> None:
     byte_count(options.get("max_memory", "1GiB"))
-    if isinstance(index := options.get("index"), str) and not is_collection(index):
+    if isinstance(index := options.get("index"), str):
         check_index(index, options.get("distance", "cosine"), options["device"])
     # An index has to be trained on more rows than these, the memory needed grows with them, and no progress is made.
     # What is learnt, and widths, do not fit four rows of two numbers.

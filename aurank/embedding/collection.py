@@ -5,11 +5,9 @@ import json
 import logging
 import os
 import shutil
-import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -20,24 +18,14 @@ from typing_extensions import TypedDict
 
 from aurank.arrays import Arrays, Rows
 from aurank.embedding.embed import Embedded
-from aurank.embedding.index_folder import NONE, GalleryRecord, Ids, Table, measured_recall
+from aurank.embedding.index_folder import GalleryRecord, Ids, NewImages, Table, measured_recall
 from aurank.embedding.stored.trained_model import made_by, require_same_model
 from aurank.errors import UserError
 from aurank.evaluation.engine.problem import ProgressCallback, as_array
-from aurank.evaluation.index.approximate import NEIGHBOUR_QUERIES
-from aurank.evaluation.index.neighbours import (
-    LIST_BLOCK,
-    Index,
-    Neighbours,
-    SearchIndex,
-    blocks,
-    check_rows,
-    drop_own,
-    load_rows,
-)
+from aurank.evaluation.index.neighbours import Neighbours, SearchIndex, blocks, check_rows, drop_own, load_rows
 from aurank.evaluation.postprocessing import GallerySearch
 from aurank.extras import import_library
-from aurank.files import checked, remove_temporaries, temporary_name
+from aurank.files import checked, reading
 from aurank.models.image_model import ImageModel
 
 PREFIX = "milvus:"
@@ -48,7 +36,6 @@ _NUMBERS = 2**20  # in a message
 _TEXTS = {"path": 4096, "class": 4096, "sha256": 64}  # columns, and the bytes that they hold
 _EMBEDDED = ("FLAT", "AUTOINDEX", "HNSW", "HNSW_SQ", "IVF_FLAT", "IVF_SQ8")
 _METRICS = {"cosine": "COSINE", "dot": "IP", "euclidean": "L2"}
-_SETTINGS = ("model", "dim", "distance", "factory", "sources")  # of a filling that goes on
 _clients: dict[str, Any] = {}  # threads share them; milvus-lite lets one process into a file
 
 
@@ -88,64 +75,51 @@ class CollectionRows(SearchIndex):
             raise UserError(f"{address}: expected milvus:FILE.db#COLLECTION or milvus:http://HOST:PORT#COLLECTION")
         self.client = _connect(self.uri, address)
         self.filter = ""  # of the images to search
-        self.planned: dict[str, Any] | None = None  # of a collection that `fill` makes
-        self.is_made = True  # False after a kill between the collection and its index in Milvus
 
     @classmethod
-    def open(cls, address: str, *, is_filled: bool = True) -> "CollectionRows":
-        """Return the gallery of a collection that is there and that aurank has filled, or has begun to."""
-        place = Path(address.removeprefix(PREFIX).partition("#")[0])
+    def open(cls, address: str) -> "CollectionRows":
+        """Return the gallery of a collection that aurank has filled."""
+        file = Path(address.removeprefix(PREFIX).partition("#")[0])
         build = f"make one with aurank index build --to {address}"
-        if "://" not in address and place.suffix == ".db" and not place.exists():
+        if "://" not in address and file.suffix == ".db" and not file.exists():
             raise UserError(f"no index at {address}: there is no such file; {build}")
         gallery = cls(address)
-        with gallery._trouble():
-            if not gallery.client.has_collection(gallery.name):
-                raise UserError(f"no index at {address}: there is no such collection; {build}")
-            text = gallery.client.describe_collection(gallery.name).get("properties", {}).get(_PROPERTY, "null")
-            gallery.is_made = bool(gallery.client.list_indexes(gallery.name))
-            if gallery.is_made:
-                gallery.client.load_collection(gallery.name)
-        try:
-            gallery._know(dict(checked(json.loads(text), CollectionRecord)))
-        except (ValueError, TypeError) as error:
-            raise UserError(f"{address} is no collection of this aurank ({error}); {build}") from error
-        if (gallery.about["format"], gallery.about["version"]) != (_FORMAT, _VERSION):
-            raise UserError(f"{address} is no collection of this aurank (version {_VERSION}); {build}")
-        if is_filled and not (gallery.is_made and gallery.about["complete"]):
+        if not gallery._exists():
+            raise UserError(f"no index at {address}: there is no such collection; {build}")
+        gallery._describe_by(gallery._read_record())
+        if not gallery.about["complete"]:
             raise UserError(f"{address}: its filling was cut short; give the same aurank index build again")
+        with gallery._errors():
+            gallery.client.load_collection(gallery.name)
         return gallery
-
-    def _know(self, about: dict[str, Any]) -> None:
-        self.about, self.dim, self.distance = about, int(about["dim"]), str(about["distance"])
 
     @classmethod
     def make(cls, address: str, model: ImageModel, about: dict[str, Any], *, overwrite: bool) -> "CollectionRows":
-        """Return the gallery to fill: a new one, or what an earlier filling with the same settings has begun.
-
-        Nothing is replaced before `fill`, and never a collection that aurank did not make.
-        """
+        """Return the gallery to fill; a collection that is there is replaced by `fill`, if aurank made it."""
         gallery, made = cls(address), made_by(model)
-        kept = {"name": made.model, "weights_sha256": made.weights_sha256, "preprocessing": made.preprocessing}
-        gallery.planned = {**about, "model": kept}
-        gallery._know(gallery.planned)
+        embedded_by = {"name": made.model, "weights_sha256": made.weights_sha256, "preprocessing": made.preprocessing}
+        gallery._describe_by({**about, "model": embedded_by})
         gallery._index(about["factory"])  # what is wrong with it is said before an image is embedded
-        with gallery._trouble():
-            if not gallery.client.has_collection(gallery.name):
-                return gallery
-        begun = cls.open(address, is_filled=False)
-        is_same = all(begun.about[name] == gallery.planned[name] for name in _SETTINGS)
-        is_begun = begun.is_made and not begun.about["complete"]
-        if overwrite:
-            return begun if is_same and is_begun else gallery
-        begun.require_model(model)
-        for name in _SETTINGS[1:]:
-            if (was := begun.about[name]) != about[name]:
-                raise UserError(f"{address} was begun with {name} {was}, not {about[name]}: give --overwrite")
-        if begun.is_made and begun.about["complete"]:
+        if gallery._exists() and gallery._read_record()["complete"] and not overwrite:
             remedy = "add images with aurank index add, or replace it with --overwrite"
             raise UserError(f"{address} holds an index already: {remedy}")
-        return begun if is_begun else gallery
+        return gallery
+
+    def _exists(self) -> bool:
+        with self._errors():
+            return bool(self.client.has_collection(self.name))
+
+    def _read_record(self) -> dict[str, Any]:
+        with self._errors():
+            text = self.client.describe_collection(self.name).get("properties", {}).get(_PROPERTY, "null")
+        with reading(self.address, "a collection of this aurank", remedy="name another one"):
+            record = dict(checked(json.loads(text), CollectionRecord))
+            if (record["format"], record["version"]) != (_FORMAT, _VERSION):
+                raise ValueError(f"it is of version {record['version']}, expected {_VERSION}")
+            return record
+
+    def _describe_by(self, about: dict[str, Any]) -> None:
+        self.about, self.dim, self.distance = about, int(about["dim"]), str(about["distance"])
 
     def _index(self, factory: str) -> tuple[str, dict[str, Any]]:
         kind, *built = factory.partition(";")[0].split(",")
@@ -154,47 +128,46 @@ class CollectionRows(SearchIndex):
             raise UserError(f"milvus-lite has no index {index_type}, only {', '.join(_EMBEDDED)}")
         return index_type, _parameters(",".join(built))
 
-    def _create(self, about: dict[str, Any]) -> None:
-        milvus, (index_type, built) = _library(), self._index(about["factory"])
+    def fill(self, images: Table, embeddings: Rows, *, progress: ProgressCallback | None = None) -> None:
+        with self._errors():
+            self._create()
+        self.add(images, embeddings, progress=progress)
+        search = GallerySearch(self, self.embeddings, self.embeddings)
+        recall = measured_recall(search, embeddings, image_ids(images), seed=self.about["seed"])
+        self.describe(complete=True, recall=recall)
+
+    def _create(self) -> None:
+        milvus, (index_type, built) = _library(), self._index(self.about["factory"])
         schema = milvus.MilvusClient.create_schema(auto_id=False, enable_dynamic_field=False)
         schema.add_field("id", milvus.DataType.INT64, is_primary=True)
         schema.add_field("source", milvus.DataType.INT64)
         for column, most in _TEXTS.items():
             schema.add_field(column, milvus.DataType.VARCHAR, max_length=most)
-        schema.add_field("vector", milvus.DataType.FLOAT_VECTOR, dim=about["dim"])
+        schema.add_field("vector", milvus.DataType.FLOAT_VECTOR, dim=self.dim)
         index = milvus.MilvusClient.prepare_index_params()
         # Together, as Milvus has always taken them: milvus-lite overlooks those that pymilvus sends one by one.
-        how = {"metric_type": _METRICS[about["distance"]], "params": {"params": built}}
+        how = {"metric_type": _METRICS[self.distance], "params": {"params": built}}
         index.add_index("vector", index_type=index_type, **how)
-        about = {**about, "format": _FORMAT, "version": _VERSION, "aurank": version("aurank")}
-        self._know({**about, "revision": 0, "complete": False, "recall": None})
-        self._drop()
-        said = {"consistency_level": "Strong", "properties": {_PROPERTY: json.dumps(self.about)}}
-        self.client.create_collection(self.name, schema=schema, index_params=index, **said)
-
-    def _drop(self) -> None:
-        name, folder = self.name, Path(self.uri, "collections", self.name)
-        is_there, is_file = self.client.has_collection(name), "://" not in self.uri
-        if is_there and is_file:  # milvus-lite removes file by file: half a collection must not have its name
-            name = temporary_name(folder).name
-            self.client.rename_collection(self.name, name)
-        if is_there:
-            self.client.drop_collection(name)
-        if is_file:  # what killed processes left, which milvus-lite neither knows nor overwrites
-            remove_temporaries(folder.parent, self.name)
-            shutil.rmtree(folder, ignore_errors=True)
+        self.about |= {"format": _FORMAT, "version": _VERSION, "aurank": version("aurank")}
+        self.about |= {"revision": 0, "complete": False, "recall": None}
+        if self.client.has_collection(self.name):
+            self.client.drop_collection(self.name)
+        if "://" not in self.uri:  # what killed processes left, which milvus-lite neither knows nor overwrites
+            shutil.rmtree(Path(self.uri, "collections", self.name), ignore_errors=True)
+        options = {"consistency_level": "Strong", "properties": {_PROPERTY: json.dumps(self.about)}}
+        self.client.create_collection(self.name, schema=schema, index_params=index, **options)
 
     def describe(self, **changes: Any) -> None:
-        if type(self).open(self.address, is_filled=False).about["revision"] != self.about["revision"]:
+        if self._read_record()["revision"] != self.about["revision"]:
             raise UserError(f"{self.address} was changed by another process meanwhile: one writes at a time; run again")
         self.about = {**self.about, **changes, "revision": self.about["revision"] + 1}
-        with self._trouble():
+        with self._errors():
             self.client.alter_collection_properties(self.name, {_PROPERTY: json.dumps(self.about)})
 
     def require_model(self, model: ImageModel) -> None:
-        kept = self.about["model"]
-        remedy = f"name the one that filled it, {kept['name']}, with --model, or build another collection"
-        require_same_model(model, kept["weights_sha256"], kept["preprocessing"], self.address, remedy)
+        filled_by = self.about["model"]
+        remedy = f"name the one that filled it, {filled_by['name']}, with --model, or build another collection"
+        require_same_model(model, filled_by["weights_sha256"], filled_by["preprocessing"], self.address, remedy)
 
     def close(self) -> None:
         """Let go of the client, and of milvus-lite its server and the lock of the file."""
@@ -207,7 +180,7 @@ class CollectionRows(SearchIndex):
     # -- rows ---------------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        with self._trouble():
+        with self._errors():
             return int(self.client.query(self.name, filter="", output_fields=["count(*)"])[0]["count(*)"])
 
     @property
@@ -246,8 +219,8 @@ class CollectionRows(SearchIndex):
     def lookup(self, source: int, paths: Sequence[str]) -> dict[str, tuple[int, str, str]]:
         ids = image_ids({"source": np.full(len(paths), source), "path": np.array(paths)})
         rows = self._get(ids, ["sha256", "class"], strict=False)
-        known = {row["id"]: (row["id"], row["sha256"], row["class"]) for row in rows}
-        return {path: known[key] for path, key in zip(paths, ids.tolist(), strict=True) if key in known}
+        by_id = {row["id"]: (row["id"], row["sha256"], row["class"]) for row in rows}
+        return {path: by_id[key] for path, key in zip(paths, ids.tolist(), strict=True) if key in by_id}
 
     def require_storable(self, texts: Table) -> None:
         """Refuse a path or class that Milvus does not take."""
@@ -260,24 +233,25 @@ class CollectionRows(SearchIndex):
 
     def add(self, images: Table, embeddings: Rows, *, progress: ProgressCallback | None = None) -> None:
         if embeddings.shape[1] != self.dim:
-            what = f"the embeddings have {embeddings.shape[1]} columns and {self.address} has {self.dim}"
-            raise UserError(f"{what}: both must come from the same model")
+            widths = f"the embeddings have {embeddings.shape[1]} columns and {self.address} has {self.dim}"
+            raise UserError(f"{widths}: both must come from the same model")
         check_rows(embeddings, side="gallery", distance=self.distance)
         columns = {"id": image_ids(images), **images}
         for part in blocks(len(embeddings), max(1, min(_MOST, _NUMBERS // self.dim))):
             texts = zip(*(columns[name][part].tolist() for name in columns), strict=True)
             vectors = load_rows(embeddings, part, "dot")  # as they are
-            rows = [dict(zip(columns, row, strict=True), vector=one) for row, one in zip(texts, vectors, strict=True)]
-            with self._trouble():
+            pairs = zip(texts, vectors, strict=True)
+            rows = [dict(zip(columns, row, strict=True), vector=vector) for row, vector in pairs]
+            with self._errors():
                 self.client.upsert(self.name, rows)
             if progress is not None:
                 progress(part.stop, len(embeddings))
-        with self._trouble():
+        with self._errors():
             self.client.flush(self.name)
 
     def remove(self, rows: Ids) -> None:
         for part in blocks(len(rows), _MOST):
-            with self._trouble():
+            with self._errors():
                 self.client.delete(self.name, ids=rows[part].tolist())
 
     def search(self, queries: Arrays, k: int, *, leave_out: Int64[np.ndarray, " query"] | None = None) -> Neighbours:
@@ -287,49 +261,26 @@ class CollectionRows(SearchIndex):
         how = {"params": _parameters(self.about["factory"].partition(";")[2])}
         for part in blocks(len(queries), max(1, min(1000, _NUMBERS // self.dim))):
             data = list(load_rows(queries, part, "dot"))
-            with self._trouble():
-                found = self.client.search(self.name, data, self.filter, limit=depth, search_params=how)
-            for place, hits in enumerate(found, start=part.start):
-                row[place, : len(hits)] = [hit["id"] for hit in hits]
-                similarity[place, : len(hits)] = [sign * hit["distance"] for hit in hits]
+            with self._errors():
+                lists = self.client.search(self.name, data, self.filter, limit=depth, search_params=how)
+            for query, hits in enumerate(lists, start=part.start):
+                row[query, : len(hits)] = [hit["id"] for hit in hits]
+                similarity[query, : len(hits)] = [sign * hit["distance"] for hit in hits]
         if leave_out is not None:
             row, similarity = drop_own(row, similarity, leave_out)
         return Neighbours(row[:, :k], similarity[:, :k], (row[:, :k] >= 0).sum(axis=1))
 
-    def fill(self, images: Table, embeddings: Rows, *, progress: ProgressCallback | None = None) -> None:
-        if self.planned is not None:
-            with self._trouble():
-                self._create(self.planned)
-        ids, held = image_ids(images), dict[int, str]()
-        if len(self):
-            held = {row["id"]: row["sha256"] for row in self._scan("", ["sha256"])}
-        pairs = zip(ids.tolist(), images["sha256"].tolist(), strict=True)
-        left = np.array([not sha256 or held.get(place) != sha256 for place, sha256 in pairs])
-        rest = embeddings if left.all() else embeddings[left]
-        self.add({name: values[left] for name, values in images.items()}, rest, progress=progress)
-        self.remove(np.setdiff1d(np.array(list(held), np.int64), ids))
-        search = GallerySearch(self, self.embeddings, self.embeddings)
-        self.describe(complete=True, recall=measured_recall(search, embeddings, ids, seed=self.about["seed"]))
-
-    def change(
-        self,
-        folder: Path,
-        about: dict[str, Any],
-        gone: Ids = NONE,
-        new: tuple[Table, np.ndarray] | None = None,
-        *,
-        classes: Mapping[int, str] | None = None,
-    ) -> int:
+    def change(self, folder: Path, about: dict[str, Any], gone: Ids, new: NewImages, classes: Mapping[int, str]) -> int:
         # Before an image names a new source; what the index finds now was not measured.
         self.describe(sources=about["sources"], recall=None)
         if new is not None:
             self.add(*new)
             gone = np.setdiff1d(gone, image_ids(new[0]))
         self.remove(gone)
-        changed = np.array(list(classes or ()), np.int64)
+        changed = np.array(list(classes), np.int64)
         for part in blocks(len(changed), _MOST):
             ids = changed[part]
-            names = np.array([classes[key] for key in ids.tolist()])  # type: ignore[index]
+            names = np.array([classes[key] for key in ids.tolist()])
             self.add({**self.take(ids), "class": names}, self[ids])
         return len(self)
 
@@ -337,24 +288,24 @@ class CollectionRows(SearchIndex):
         return np.array([row["id"] for row in self._scan(expression, [], most)], dtype=np.int64)
 
     def _scan(self, expression: str, fields: list[str], most: int | None = None) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = []
-        with self._trouble():
+        rows: list[dict[str, Any]] = []
+        with self._errors():
             batches = self.client.query_iterator(self.name, _MOST, most or -1, expression, ["id", *fields])
             while batch := batches.next():
-                found += batch
+                rows += batch
             batches.close()
-        return sorted(found, key=lambda row: int(row["id"]))
+        return sorted(rows, key=lambda row: int(row["id"]))
 
     def _get(self, rows: Sequence[int] | Ids, fields: list[str], *, strict: bool = True) -> list[dict[str, Any]]:
-        wanted, held = [int(row) for row in rows], dict[int, dict[str, Any]]()
+        ids, by_id = [int(row) for row in rows], dict[int, dict[str, Any]]()
         width = self.dim if "vector" in fields else 32
-        for part in blocks(len(wanted), max(1, min(_MOST, _NUMBERS // width))):
-            with self._trouble():
-                got = self.client.get(self.name, wanted[part], ["id", *fields])
-            held |= {int(row["id"]): row for row in got}
-        if strict and (gone := next((row for row in wanted if row not in held), None)) is not None:
-            raise UserError(f"{self.address} holds no image {gone}")
-        return [held[row] for row in wanted if row in held]
+        for part in blocks(len(ids), max(1, min(_MOST, _NUMBERS // width))):
+            with self._errors():
+                batch = self.client.get(self.name, ids[part], ["id", *fields])
+            by_id |= {int(row["id"]): row for row in batch}
+        if strict and (missing := next((row for row in ids if row not in by_id), None)) is not None:
+            raise UserError(f"{self.address} holds no image {missing}")
+        return [by_id[row] for row in ids if row in by_id]
 
     @staticmethod
     def _table(rows: list[dict[str, Any]]) -> Table:
@@ -362,12 +313,12 @@ class CollectionRows(SearchIndex):
         return {"source": np.array([row["source"] for row in rows], dtype=np.int64), **texts}
 
     @contextmanager
-    def _trouble(self) -> Iterator[None]:
+    def _errors(self) -> Iterator[None]:
         try:
             yield
         except (_library().MilvusException, UnicodeError) as error:
-            said = " ".join(str(getattr(error, "message", error)).split())
-            raise UserError(f"{self.address}: Milvus says: {said[:300]}") from error
+            message = " ".join(str(getattr(error, "message", error)).split())
+            raise UserError(f"{self.address}: Milvus says: {message[:300]}") from error
 
 
 def read_collection(address: str) -> Embedded:
@@ -379,45 +330,6 @@ def read_collection(address: str) -> Embedded:
     count, everywhere = len(ids), np.ones(len(ids), bool)
     sides = {"is_query": everywhere, "is_gallery": everywhere, "groups": np.full(count, -1)}
     return Embedded(rows[ids], labels, np.arange(count), table["path"], **sides, classes=classes)
-
-
-class CollectionIndex(Index):
-    """A collection as an index of the images of a gallery, in their order, for what `aurank evaluate` measures."""
-
-    def __init__(self, address: str, paths: np.ndarray, embeddings: Rows) -> None:
-        self.rows = rows = CollectionRows.open(address)
-        self.dim, self.distance, self.factory, self.gpus = rows.dim, rows.distance, rows.about["factory"], []
-        held = dict(zip(rows.images["path"].tolist(), rows.ids.tolist(), strict=True))
-        if not len(rows) == len(held) == len(paths) or held.keys() != set(paths.tolist()):
-            raise UserError(f"{address} holds other images than the gallery: build it from those that are measured")
-        self._ids = np.array([held[path] for path in paths.tolist()])
-        self._order = np.argsort(self._ids)
-        first = slice(min(len(paths), NEIGHBOUR_QUERIES))
-        if embeddings.shape[1] != rows.dim or not np.allclose(rows[self._ids[first]], embeddings[first], atol=1e-3):
-            raise UserError(f"{address} holds other embeddings of these images: it was filled by another model")
-
-    def __len__(self) -> int:
-        return len(self._ids)
-
-    @property
-    def place(self) -> str:
-        return "Milvus"
-
-    def search_batches(
-        self, queries: Arrays, k: int, *, leave_out: np.ndarray | None = None, seconds: list[float] | None = None
-    ) -> Iterator[tuple[slice, Neighbours]]:
-        """Yield what `search` finds, some queries at a time; `seconds` collects the time that each search took."""
-        rows = as_array(queries)
-        own = np.full(len(rows), -1) if leave_out is None else np.where(leave_out < 0, -1, self._ids[leave_out])
-        k = min(k, len(self) - bool((own >= 0).all()))
-        for part in blocks(len(rows), max(1, LIST_BLOCK // k)):
-            before = time.perf_counter()
-            near = self.rows.search(rows[part], k, leave_out=own[part])
-            if seconds is not None:
-                seconds.append(time.perf_counter() - before)
-            there = np.arange(near.row.shape[1]) < near.count[:, None]
-            places = np.searchsorted(self._ids, np.where(there, near.row, self._ids[0]), sorter=self._order)
-            yield part, replace(near, row=np.where(there, self._order[places], len(self)))
 
 
 def _listed(values: Collection[Any]) -> str:
@@ -447,7 +359,7 @@ def _connect(uri: str, address: str) -> Any:
         try:
             _clients[uri] = milvus.MilvusClient(uri, token=os.environ.get("MILVUS_TOKEN", ""), timeout=10)
         except milvus.MilvusException as error:
-            held = "it is no file of milvus-lite, or another process has it open"
-            why = "nobody answers there" if "://" in uri else held
+            locked = "it is no file of milvus-lite, or another process has it open"
+            why = "nobody answers there" if "://" in uri else locked
             raise UserError(f"{address} cannot be opened: {why} ({error.message})") from error
     return _clients[uri]

@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.metadata import version
@@ -39,9 +39,10 @@ RECALL_AT = (1, 10)
 RECALL_QUERIES = 1000  # images of the index that are searched to measure its recall
 
 Ids = Int64[np.ndarray, " row"]
-NONE: Ids = np.empty(0, np.int64)  # of the rows
 Table = dict[str, np.ndarray]
-"""Columns of the images: "path" and "class" (text), "source" (place among the sources), "sha256" (of the file)."""
+"""Columns of the images: "path" and "class" (text), "source" (its number among the sources), "sha256" (of the file)."""
+NewImages = tuple[Table, np.ndarray] | None
+"""Images to add to an index, and their embeddings."""
 
 
 class SourceRecord(TypedDict):
@@ -112,8 +113,8 @@ class IndexedRows:
         """Return the row of each path of a source that is there, the SHA-256 of its file, and its class."""
         rows = self.where("source", [source])
         names, *columns = (self.images[name][rows].tolist() for name in ("path", "sha256", "class"))
-        known = dict(zip(names, zip(rows.tolist(), *columns, strict=True), strict=True))
-        return {path: known[path] for path in paths if path in known}
+        by_path = dict(zip(names, zip(rows.tolist(), *columns, strict=True), strict=True))
+        return {path: by_path[path] for path in paths if path in by_path}
 
     def nearest(
         self, queries: np.ndarray, k: int, *, classes: Collection[str] | None = None, **how: Any
@@ -125,25 +126,22 @@ class IndexedRows:
     def search(self) -> GallerySearch:
         return GallerySearch(self.index, self.embeddings, self.searched, self.processing)
 
-    def change(
-        self,
-        folder: Path,
-        about: dict[str, Any],
-        gone: Ids = NONE,
-        new: tuple[Table, np.ndarray] | None = None,
-        *,
-        classes: Mapping[int, str] | None = None,
-    ) -> int:
+    def change(self, folder: Path, about: dict[str, Any], gone: Ids, new: NewImages, classes: Mapping[int, str]) -> int:
         """Take images out, put others in and give some another class; return how many there are then."""
         names = self.images["class"].tolist()
-        for row, name in (classes or {}).items():
+        for row, name in classes.items():
             names[row] = name
-        kept, rows = np.ones(len(self), bool), replace(self, images={**self.images, "class": np.array(names)})
-        kept[gone] = False
+        rows = replace(self, images={**self.images, "class": np.array(names)})
         if len(gone) or new is not None:
-            table, added = new or (self.take(NONE), self.embeddings[:0])
-            rows = change_rows(rows, kept, table, np.asarray(added))
-        rows.write(folder, about)
+            stays = np.ones(len(self), bool)
+            stays[gone] = False
+            table, added = new or (self.take(gone[:0]), self.embeddings[:0])
+            rows = change_rows(rows, stays, table, np.asarray(added))
+            rows.write(folder, about)
+        elif classes:
+            _write_classes(folder, about, rows.images)
+        else:
+            _write_about(folder, about)
         return len(rows)
 
     def write(self, folder: Path, about: dict[str, Any], model: ImageModel | None = None) -> dict[str, Any]:
@@ -157,42 +155,71 @@ class IndexedRows:
 def write_index_folder(
     folder: Path, about: dict[str, Any], rows: IndexedRows, model: ImageModel | None = None
 ) -> dict[str, Any]:
-    name, own_model = (f"{kind}-{uuid.uuid4().hex[:12]}" for kind in ("rows", "model"))
-    try:
+    with _new_part(folder, "rows") as part, _new_part(folder, "model") as model_part:
         if model is not None:
-            store_model(folder / own_model, model)
-            about = {**about, "model": {"name": model.name, "folder": own_model}}
-        place = folder / name
-        for kept, values in ((_EMBEDDINGS, rows.embeddings), (_VECTORS, rows.vectors)):
+            store_model(model_part, model)
+            about = {**about, "model": {"name": model.name, "folder": model_part.name}}
+        for name, values in ((_EMBEDDINGS, rows.embeddings), (_VECTORS, rows.vectors)):
             if values is not None:
-                with replacing(place / kept) as stream:
+                with replacing(part / name) as stream:
                     save_rows(stream, values)
-        rows.index.save(place / _FAISS)
+        rows.index.save(part / _FAISS)
         if rows.processing is not None:
-            rows.processing.save(place / _STEPS)
-        _write_images(place / _IMAGES, rows.images)
-        folders = [place, folder / about["model"]["folder"]]
+            rows.processing.save(part / _STEPS)
+        _write_images(part / _IMAGES, rows.images)
+        files: dict[str, str] = {}
         with reading(folder, _WHAT, remedy=_REMEDY):
-            written = (file for one in folders for file in sorted(one.iterdir()) if file.name not in _VERIFIED)
-            files = {file.relative_to(folder).as_posix(): file_sha256(file) for file in written}
-        content = {**about, "format": FORMAT, "version": VERSION, "aurank": version("aurank")}
-        content |= {"revision": about.get("revision", 0) + 1, "rows": name, "files": files}
-        content |= {"count": len(rows.embeddings), "dim": int(rows.embeddings.shape[1]), "factory": rows.index.factory}
-        content["postprocessing"] = None if rows.processing is None else str(rows.processing)
-        content["checksum"] = content_sha256(content)
-        write_text(folder / ABOUT, json.dumps(content, indent=1) + "\n")
-    except BaseException:
-        for left in (name, own_model):
-            shutil.rmtree(folder / left, ignore_errors=True)
-        raise
-    _remove_unnamed(folder, {content["rows"], content["model"]["folder"]})
+            for file in (*sorted(part.iterdir()), *sorted((folder / about["model"]["folder"]).iterdir())):
+                if file.name not in _VERIFIED:
+                    files[file.relative_to(folder).as_posix()] = file_sha256(file)
+        about = {**about, "rows": part.name, "files": files, "factory": rows.index.factory}
+        about |= {"count": len(rows.embeddings), "dim": int(rows.embeddings.shape[1])}
+        about["postprocessing"] = None if rows.processing is None else str(rows.processing)
+        content = _write_about(folder, about)
+    _remove_unnamed(folder, content)
     return content
 
 
-def _remove_unnamed(folder: Path, named: set[str]) -> None:
-    for old in (*folder.glob("rows-*"), *folder.glob("model-*")):  # of before, or of a killed process
-        if old.name not in named:
-            shutil.rmtree(old, ignore_errors=True)
+def _write_classes(folder: Path, about: dict[str, Any], images: Table) -> None:
+    """Write the index with another table of its images; the other files are the same ones."""
+    before = about["rows"]
+    with _new_part(folder, "rows") as part:
+        part.mkdir()
+        for file in (folder / before).iterdir():
+            if file.name != _IMAGES:
+                try:
+                    (part / file.name).hardlink_to(file)
+                except OSError:  # a file system without links
+                    shutil.copyfile(file, part / file.name)
+        _write_images(part / _IMAGES, images)
+        files = {name.replace(before, part.name, 1): digest for name, digest in about["files"].items()}
+        files[f"{part.name}/{_IMAGES}"] = file_sha256(part / _IMAGES)
+        content = _write_about(folder, {**about, "rows": part.name, "files": files})
+    _remove_unnamed(folder, content)
+
+
+@contextlib.contextmanager
+def _new_part(folder: Path, kind: str) -> Iterator[Path]:
+    part = folder / f"{kind}-{uuid.uuid4().hex[:12]}"
+    try:
+        yield part
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+
+
+def _write_about(folder: Path, about: dict[str, Any]) -> dict[str, Any]:
+    content = {**about, "format": FORMAT, "version": VERSION, "aurank": version("aurank")}
+    content["revision"] = about.get("revision", 0) + 1
+    content["checksum"] = content_sha256(content)
+    write_text(folder / ABOUT, json.dumps(content, indent=1) + "\n")
+    return content
+
+
+def _remove_unnamed(folder: Path, about: dict[str, Any]) -> None:
+    for part in (*folder.glob("rows-*"), *folder.glob("model-*")):  # of before, or of a killed process
+        if part.name not in (about["rows"], about["model"]["folder"]):
+            shutil.rmtree(part, ignore_errors=True)
 
 
 def read_about(folder: Path) -> dict[str, Any]:
@@ -205,14 +232,14 @@ def read_about(folder: Path) -> dict[str, Any]:
 
 
 def read_rows(folder: Path, about: dict[str, Any], *, memory_map: bool = False) -> IndexedRows:
-    place, is_processed = folder / about["rows"], about["postprocessing"] is not None
+    part, is_processed = folder / about["rows"], about["postprocessing"] is not None
     verify_part(folder, about, about["rows"])
     with reading(folder, _WHAT, remedy=_REMEDY):
-        embeddings = load_arrays(place / _EMBEDDINGS)[""]
-        index = Index.load(place / _FAISS, device="cpu", memory_map=memory_map)
-        vectors = load_arrays(place / _VECTORS)[""] if is_processed else None
-        processing = PostProcessing.load(place / _STEPS) if is_processed else None
-        images = _read_images(place / _IMAGES)
+        embeddings = load_arrays(part / _EMBEDDINGS)[""]
+        index = Index.load(part / _FAISS, device="cpu", memory_map=memory_map)
+        vectors = load_arrays(part / _VECTORS)[""] if is_processed else None
+        processing = PostProcessing.load(part / _STEPS) if is_processed else None
+        images = _read_images(part / _IMAGES)
         shapes = embeddings.shape, (embeddings if vectors is None else vectors).shape, images["path"].shape
         count, dim = about["count"], about["dim"]
         if not (count and dim) or len(index) != count or shapes != ((count, dim), (count, index.dim), (count,)):
@@ -230,8 +257,7 @@ def verify_part(folder: Path, about: dict[str, Any], part: str) -> None:
 
 def describe_source(source: ImageSource) -> SourceRecord:
     if isinstance(source, ZipSource):
-        place = address_of(source.file) or str(source.file.absolute())
-        return {"kind": "zip", "place": place, "prefix": source.prefix}
+        return {"kind": "zip", "place": address_of(source.file) or str(source.file.absolute()), "prefix": source.prefix}
     if isinstance(source, FolderSource):
         return {"kind": "folder", "place": str(source.root.absolute()), "prefix": ""}
     if isinstance(source, AddressSource):
@@ -243,33 +269,42 @@ def describe_source(source: ImageSource) -> SourceRecord:
 
 
 def open_described(described: SourceRecord) -> ImageSource | None:
-    place = Path(described["place"])
+    path = Path(described["place"])
     with contextlib.suppress(UserError, OSError):
         if described["kind"] == "reader":
             name, params = json.loads(described["prefix"])
-            return READERS[name](place, **params).source
+            return READERS[name](path, **params).source
         if described["kind"] != "memory":
-            return open_source(place, prefix=described["prefix"])
+            return open_source(path, prefix=described["prefix"])
     return None
 
 
-def moved_sources(about: dict[str, Any], held: dict[int, list[str]], roots: Sequence[Path]) -> list[SourceRecord]:
-    """Return the sources of an index whose images were moved to `roots`: a folder or zip archive for each, in order."""
+def moved_sources(
+    about: dict[str, Any], paths: Mapping[int, Sequence[str]], roots: Sequence[Path]
+) -> list[SourceRecord]:
+    """Return the sources of an index whose images were moved to `roots`: a folder or zip archive for each, in order.
+
+    Args:
+        paths: some images of each source, by its number.
+    """
     sources: list[SourceRecord] = list(about["sources"])
-    files = [number for number, source in enumerate(sources) if source["kind"] != "memory"]
-    if len(roots) != len(files):
-        places = ", ".join(sources[number]["place"] for number in files) or "no file"
-        many = f"--root is given {len(roots)} times for images from {len(files)} places"
-        raise UserError(f"{many} ({places}): give one for each, in this order")
-    for number, root in zip(files, roots, strict=True):
-        place, prefix, kind = root.absolute(), sources[number]["prefix"], sources[number]["kind"]
-        sources[number] = {"kind": "reader" if kind == "reader" else "zip", "place": str(place), "prefix": prefix}
-        if kind != "reader" and place.is_dir():
-            inside = place / prefix if (place / prefix).is_dir() else place
+    of_files = [number for number, source in enumerate(sources) if source["kind"] != "memory"]
+    if len(roots) != len(of_files):
+        before = ", ".join(sources[number]["place"] for number in of_files) or "no file"
+        counts = f"--root is given {len(roots)} times for images from {len(of_files)} places"
+        raise UserError(f"{counts} ({before}): give one for each, in this order")
+    for number, root in zip(of_files, roots, strict=True):
+        path, prefix = root.absolute(), sources[number]["prefix"]
+        if sources[number]["kind"] == "reader":
+            sources[number] = {"kind": "reader", "place": str(path), "prefix": prefix}
+        elif path.is_dir():
+            inside = path / prefix if (path / prefix).is_dir() else path
             sources[number] = {"kind": "folder", "place": str(inside), "prefix": ""}
-        source, paths = open_described(sources[number]), held[number]
-        if source is None or (paths and not any(map(source.exists, paths))):
-            raise UserError(f"--root {root} is no folder or zip archive with the images, such as {paths[:1]}")
+        else:
+            sources[number] = {"kind": "zip", "place": str(path), "prefix": prefix}
+        source = open_described(sources[number])
+        if source is None or (paths[number] and not any(map(source.exists, paths[number]))):
+            raise UserError(f"--root {root} is no folder or zip archive with the images, such as {paths[number][:1]}")
     return sources
 
 
@@ -302,17 +337,17 @@ def index_rows(
     return IndexedRows(images, embeddings, index, steps, vectors)
 
 
-def change_rows(rows: IndexedRows, kept: np.ndarray, new: Table, embeddings: np.ndarray) -> IndexedRows:
+def change_rows(rows: IndexedRows, stays: np.ndarray, new: Table, embeddings: np.ndarray) -> IndexedRows:
     """Return some of the rows and new ones behind them; the faiss index, which is changed, keeps what it has learnt."""
-    images = {name: np.concatenate([values[kept], new[name]]) for name, values in rows.images.items()}
-    joined = np.concatenate([rows.embeddings[kept], embeddings])
+    images = {name: np.concatenate([values[stays], new[name]]) for name, values in rows.images.items()}
+    joined = np.concatenate([rows.embeddings[stays], embeddings])
     processing, added, vectors = rows.processing, embeddings, None
     if processing is not None and processing.is_of_rows:
         added = processed_gallery(processing, embeddings) if len(embeddings) else rows.searched[:0]
-        vectors = np.concatenate([rows.searched[kept], added.astype(rows.searched.dtype)])
+        vectors = np.concatenate([rows.searched[stays], added.astype(rows.searched.dtype)])
     elif processing is not None:  # an image may change its neighbours' vectors
         vectors = processed_gallery(processing, joined)
-    if kept.all() and (processing is None or processing.is_of_rows):
+    if stays.all() and (processing is None or processing.is_of_rows):
         rows.index.add(added)
     else:
         rows.index.host.reset()
@@ -325,13 +360,13 @@ def measured_recall(search: GallerySearch, vectors: Rows, ids: Ids, *, seed: int
     if len(vectors) < 2:
         return None
     count = min(RECALL_QUERIES, len(vectors))
-    own = np.sort(np.random.default_rng(seed).permutation(len(vectors))[:count])
-    queries = np.asarray(vectors[own])
+    chosen = np.sort(np.random.default_rng(seed).permutation(len(vectors))[:count])
+    queries = np.asarray(vectors[chosen])
     k = min(max(RECALL_AT), len(vectors) - 1)
-    listed = search.nearest(queries, k, own=ids[own])[0]
-    true = ids[by_products(queries, vectors, k, own, np.arange(len(vectors)), distance=search.index.distance)]
+    listed = search.nearest(queries, k, own=ids[chosen])[0]
+    true = ids[by_products(queries, vectors, k, chosen, np.arange(len(vectors)), distance=search.index.distance)]
     recall = {"queries": float(count)}
     for at in sorted({min(at, k) for at in RECALL_AT}):
-        both = zip(listed[:, :at].tolist(), true[:, :at].tolist(), strict=True)
-        recall[str(at)] = sum(len(set(one) & set(other)) for one, other in both) / (at * count)
+        hits = sum(len({*near} & {*nearest}) for near, nearest in zip(listed[:, :at], true[:, :at], strict=True))
+        recall[str(at)] = hits / (at * count)
     return recall

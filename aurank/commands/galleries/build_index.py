@@ -50,8 +50,7 @@ def build_index(
 
     Args:
         images: by default all images of the data that the model was trained on, of all splits.
-        out: the folder, which must not hold anything else, or `milvus:FILE_OR_URL#COLLECTION`; a collection whose
-            filling was cut short is filled on.
+        out: the folder, which must not hold anything else, or `milvus:FILE_OR_URL#COLLECTION`.
         factory: a faiss index such as "Flat" (exact) or "HNSW32"; the recall of an approximate one is measured. In
             Milvus such as "HNSW,M=16; ef=64".
         distance: "cosine", "dot" or "euclidean".
@@ -202,7 +201,7 @@ def add_images(
         renamed = {before[path][0]: name for path, name in relabelled.items()}
         if not wanted.any():
             if roots or renamed:
-                index.rows.change(Path(index.folder), index.about, classes=renamed)
+                index.rows.change(Path(index.folder), index.about, np.empty(0, np.int64), None, renamed)
             return IndexChange(len(index), present=present, relabelled=[*relabelled])
         if any(digests[path] and known[path] != digests[path] for path in manifest.paths if known.get(path)):
             # By length and time, as the cache tells files apart, one that has changed may be what it was.
@@ -217,7 +216,7 @@ def add_images(
         replaced = [path for path in paths if path in before]
         gone = np.array([before[path][0] for path in replaced], np.int64)
         about, rows = {**index.about, "sources": sources}, np.asarray(embedded.embeddings)
-        count = index.rows.change(Path(index.folder), about, gone, (new, rows), classes=renamed)
+        count = index.rows.change(Path(index.folder), about, gone, (new, rows), renamed)
     unreadable = sorted(set(prepared.dataset.manifest.paths) - set(paths))
     added = [path for path in paths if path not in before]
     return IndexChange(count, added, replaced, present, unreadable, relabelled=[*relabelled])
@@ -265,7 +264,7 @@ def remove_images(
         removed = index.rows.take(named)["path"].tolist()
         count = len(index)
         if removed or roots:
-            count = index.rows.change(Path(index.folder), index.about, named)
+            count = index.rows.change(Path(index.folder), index.about, named, None, {})
     return IndexChange(count, removed=removed)
 
 
