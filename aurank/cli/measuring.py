@@ -295,9 +295,9 @@ def probe(
     aurank probe --model timm:resnet18 --data folder:photos --out probed
     """
     from aurank.commands import probe_model
-    from aurank.evaluation.probes import PROBES
+    from aurank.evaluation.probes import PROTOCOLS
 
-    protocols = protocol or list(PROBES)
+    protocols = protocol or PROTOCOLS
     numbers = None if seeds is None else whole_numbers("--seeds", seeds)
 
     def finished(name: str, result: "ProbeResult") -> None:

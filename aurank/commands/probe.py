@@ -15,7 +15,7 @@ from aurank.embedding.embed import Embedded
 from aurank.embedding.named import ImageSelection, split_name
 from aurank.errors import UserError
 from aurank.evaluation.engine.problem import numbered
-from aurank.evaluation.probes import PROBES, ProbeResult, split_labels
+from aurank.evaluation.probes import PROTOCOLS, ProbeResult, probe, split_labels
 
 CLOSED = 0.5  # part of the tested classes from which on the training split's rows train
 
@@ -24,7 +24,7 @@ def probe_model(
     model: str,
     images: ImageSelection | None = None,
     *,
-    protocols: Sequence[str] = tuple(PROBES),
+    protocols: Sequence[str] = PROTOCOLS,
     labels: Path | None = None,
     k: int | None = None,
     seeds: Sequence[int] | None = None,
@@ -38,7 +38,7 @@ def probe_model(
     Args:
         model, labels: as for ``evaluate_model``.
         images: its ``data``, ``split`` and ``overrides``.
-        k, seeds: as for ``aurank.evaluation.knn`` and ``linear_probe``.
+        k, seeds: as for ``aurank.evaluation.probe``.
 
     Example:
         >>> import tempfile
@@ -50,8 +50,8 @@ def probe_model(
         1.0
     """
     images, running = images or ImageSelection(), running or RunOptions()
-    if not protocols or set(protocols) - PROBES.keys():
-        raise UserError(f"--protocol: expected {' or '.join(PROBES)}; got {', '.join(protocols) or 'none'}")
+    if not protocols or set(protocols) - set(PROTOCOLS):
+        raise UserError(f"--protocol: expected {' or '.join(PROTOCOLS)}; got {', '.join(protocols) or 'none'}")
     if images.find_protocol() is not None:
         raise UserError(f"{images.given[0]} has no use here: a probe takes its rows from the splits of --data")
     if k is not None and "knn" not in protocols:
@@ -76,7 +76,7 @@ def probe_model(
         if stage is not None:
             stage(0, 1)
         try:
-            result = PROBES[name](*arrays, seeds=seeds, **({"k": k} if name == "knn" else {}))
+            result = probe(*arrays, protocol=name, k=k, seeds=seeds)
         except UserError as error:
             if name == "knn" or len(protocols) == 1:
                 raise

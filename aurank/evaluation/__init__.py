@@ -32,7 +32,7 @@ else:
         "index.neighbours": ["Index", "Neighbours", "neighbours"],
         "metrics": ["Curve", "precision_recall_curve"],
         "postprocessing": ["Codes", "PostProcessing"],
-        "probes": ["ProbeResult", "knn", "linear_probe"],
+        "probes": ["ProbeResult", "probe"],
         "report": ["Report"],
         "two_way": ["TwoWayReport", "ensemble", "prompts", "two_way", "zero_shot"],
     }

@@ -1,29 +1,27 @@
-"""Probes by scikit-learn: how well the nearest training rows, or a linear classifier, tell a class."""
+"""Probes by scikit-learn: classify test rows by the nearest training rows, or by a linear classifier."""
 
 import json
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import stdev
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int64
+from jaxtyping import Bool, Int64
 
 from aurank.arrays import Arrays
 from aurank.errors import UserError
-from aurank.evaluation.engine.problem import Embeddings, Integers, as_matrix, integer_array
+from aurank.evaluation.engine.problem import Integers, as_matrix, integer_array, require_one_of
 from aurank.evaluation.index.neighbours import blocks, check_rows, load_rows
 from aurank.evaluation.metrics import mean
 from aurank.files import write_text
 
+PROTOCOLS = ("knn", "linear_probe")
 NEIGHBOURS, TEMPERATURE = 200, 0.07
 STRENGTHS = tuple(10.0**power for power in range(1, -6, -1))
 BLOCK = 1024  # test rows at a time
-Rows: TypeAlias = Int64[np.ndarray, " _"]
-Features: TypeAlias = Float64[np.ndarray, "_ dim"]
-Learn: TypeAlias = Callable[[Features, Rows, int], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -39,7 +37,7 @@ class ProbeResult:
     protocol: str  # "knn" or "linear_probe"
     design: str  # "closed set": one set of rows trains and another tests; or "halves" of each class, drawn by seeds
     per_seed: dict[str, list[float]]  # by the names of docs/metrics.md
-    seeds: list[int]  # empty where nothing was drawn
+    seeds: list[int]  # empty if nothing was drawn
     num_train: int
     num_test: int
     num_classes: int
@@ -60,10 +58,9 @@ class ProbeResult:
         lines, spread = [self.protocol], self.spread
         for name, value in self.metrics.items():
             lines.append(f"{name:<4}  {value:.4f}" + (f" ± {spread[name]:.4f}" if spread else ""))
-        how = f"{self.design}, seeds {', '.join(map(str, self.seeds))}" if self.seeds else self.design
-        lines.append(
-            f"{self.num_test:,} test rows, {self.num_train:,} training rows, {self.num_classes:,} classes; {how}"
-        )
+        counts = f"{self.num_test:,} test rows, {self.num_train:,} training rows, {self.num_classes:,} classes"
+        seeds = f", seeds {', '.join(map(str, self.seeds))}" if self.seeds else ""
+        lines.append(f"{counts}; {self.design}{seeds}")
         lines.append(", ".join(f"{name} {value}" for name, value in self.settings.items()))
         return "\n".join([*lines, *self.notes])
 
@@ -75,17 +72,22 @@ class ProbeResult:
 
 class ProbeSplit(NamedTuple):
     design: str
-    draws: list[tuple[int, Rows, Rows]]  # a seed, the rows that train, the rows that test
-    classes: Rows  # of the side that trains, counted from 0
-    test_classes: Rows
+    draws: list[tuple[int, np.ndarray, np.ndarray]]  # a seed, the rows that train, the rows that test
+    classes: Int64[np.ndarray, " row"]  # of the training side, counted from 0
+    test_classes: Int64[np.ndarray, " row"]
     notes: list[str]
 
 
-def split_labels(labels: Rows, test_labels: Rows | None = None, *, seeds: Sequence[int] | None = None) -> ProbeSplit:
-    """Return which rows train and which test; UserError where no probe is possible.
+def split_labels(
+    labels: Int64[np.ndarray, " _"],
+    test_labels: Int64[np.ndarray, " _"] | None = None,
+    *,
+    seeds: Sequence[int] | None = None,
+) -> ProbeSplit:
+    """Return the rows that train and those that test; UserError if no probe is possible.
 
     With `test_labels`, all of `labels` train and the test rows of their classes test. Without, each seed draws half of
-    the rows of every class for training (the larger half of an odd number), and the others test.
+    the rows of every class for training (the larger half of an odd number), and the rest test.
     """
     tested, least = (labels, 2) if test_labels is None else (test_labels, 1)
     names, counts = np.unique(labels, return_counts=True)
@@ -104,152 +106,91 @@ def split_labels(labels: Rows, test_labels: Rows | None = None, *, seeds: Sequen
     return ProbeSplit("halves" if test_labels is None else "closed set", draws, classes, test_classes, notes)
 
 
-def _drawn(classes: Rows, number: Int64[np.ndarray, " class"], seed: Sequence[int]) -> Bool[np.ndarray, " _"]:
-    """Mark as many rows of each class as `number` says, at random."""
+def _drawn(
+    classes: Int64[np.ndarray, " row"], number: Int64[np.ndarray, " class"], seed: tuple[int, int]
+) -> Bool[np.ndarray, " row"]:
+    """Mark `number` rows of each class, at random."""
     order = np.lexsort((np.random.default_rng(seed).permutation(len(classes)), classes))
     ordered, drawn = classes[order], np.zeros(len(classes), np.bool_)
     drawn[order] = np.arange(len(classes)) - np.searchsorted(ordered, ordered) < number[ordered]
     return drawn
 
 
-def knn(
+def probe(
     embeddings: Arrays,
     labels: Integers,
     test: Arrays | None = None,
     test_labels: Integers | None = None,
     *,
+    protocol: str = "knn",
     k: int | None = None,
     seeds: Sequence[int] | None = None,
 ) -> ProbeResult:
-    """Return how well the k nearest training rows classify: "top1", "top5", and "1nn", by the nearest row alone.
+    """Return how well the embeddings classify, as accuracies by the names of docs/metrics.md.
 
-    Each of the k neighbours by cosine votes for its class with weight exp(cosine / 0.07). Classes that tie with the
-    right one count as ahead of it.
+    "knn" votes: each of the k nearest training rows by cosine has weight exp(cosine / 0.07). "linear_probe" fits a
+    multinomial logistic regression on columns that are standardised over the training rows; its loss is the mean
+    cross-entropy plus strength / 2 · ‖weights‖². A fifth of each class's training rows, drawn by the seed, chooses the
+    strength with the best top-1 from 10, 1, … 10⁻⁵, of equals the strongest; all training rows are then fitted with it.
+    Classes that tie with the right one count as ahead of it.
 
     Args:
         embeddings, labels: [row, dim] and integers [row]. They train, and `test`, `test_labels` test; without these,
-            halves of each class do, drawn anew by each of `seeds` (default 0, 1, 2).
-        k: default 200, or all training rows where they are fewer.
+            halves of each class do.
+        protocol: "knn" or "linear_probe".
+        k: neighbours of "knn"; default 200, or all training rows if they are fewer.
+        seeds: of the halves (default 0, 1, 2) and of the rows held out for the strength (default 0 with test rows).
 
     Raises:
-        UserError: one class, a k beyond the training rows, rows that have no cosine, labels that do not fit.
+        UserError: one class, a k beyond the training rows, rows that have no cosine or are not finite, labels that do
+            not fit, no class with two training rows for "linear_probe".
 
-    Source: section 3.4 of Wu et al., CVPR 2018, https://arxiv.org/abs/1805.01978.
+    Source: section 3.4 of Wu et al., CVPR 2018, https://arxiv.org/abs/1805.01978, for "knn".
 
     Example:
         >>> rows = np.array([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]])
-        >>> knn(rows, [0, 0, 1, 1], rows[::-1], [1, 1, 0, 0], k=1).metrics
+        >>> probe(rows, [0, 0, 1, 1], rows[::-1], [1, 1, 0, 0], k=1).metrics
         {'top1': 1.0, 'top5': 1.0, '1nn': 1.0}
     """
-    from sklearn.neighbors import KNeighborsClassifier  # a second that no other evaluation needs
-
-    settings: dict[str, Any] = {}
-
-    def learn(train: Features, classes: Rows, seed: int) -> dict[str, Any]:
-        settings["k"] = depth = min(NEIGHBOURS, len(train)) if k is None else k
-        if not 1 <= depth <= len(train):
-            raise UserError(f"k must be from 1 to the number of training rows, {len(train):,}; got {k}")
-        voting = {"metric": "cosine", "weights": lambda distance: np.exp((1 - distance) / TEMPERATURE)}
-        every, nearest = (KNeighborsClassifier(count, **voting).fit(train, classes) for count in (depth, 1))
-        return {"top1": every, "top5": every, "1nn": nearest}
-
-    sides = (embeddings, labels, test, test_labels)
-    return _probe("knn", sides, seeds, learn, settings, distance="cosine", draws=test is None)
-
-
-def linear_probe(
-    embeddings: Arrays,
-    labels: Integers,
-    test: Arrays | None = None,
-    test_labels: Integers | None = None,
-    *,
-    seeds: Sequence[int] | None = None,
-) -> ProbeResult:
-    """Return how well multinomial logistic regression on the embeddings classifies: "top1" and "top5".
-
-    Every column is standardised over the training rows. Minimised is the mean cross-entropy plus
-    strength / 2 · ‖weights‖². A fifth of each class's training rows, drawn by the seed, chooses the strength with the
-    best top-1 from 10, 1, … 10⁻⁵, of equals the strongest; all training rows are then fitted with it.
-
-    Args:
-        embeddings, labels, test, test_labels: as for `knn`.
-        seeds: of halves (default 0, 1, 2) and of the rows held out (default 0 where test rows are given).
-
-    Raises:
-        UserError: one class, rows that are not finite, labels that do not fit, no class with two training rows.
-
-    Example:
-        >>> rows = np.array([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]])
-        >>> linear_probe(rows, [0, 0, 1, 1], rows[::-1], [1, 1, 0, 0]).metrics
-        {'top1': 1.0, 'top5': 1.0}
-    """
-    from sklearn.exceptions import ConvergenceWarning
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.model_selection import GridSearchCV
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
-
-    settings: dict[str, Any] = {"strength": []}
-
-    def learn(train: Features, classes: Rows, seed: int) -> dict[str, Any]:
-        counts = np.bincount(classes)
-        aside = _drawn(classes, np.where(counts > 1, np.maximum(1, counts // 5), 0), (seed, 1))
-        if not aside.any():
-            raise UserError("every class has a single training row, so none can choose the regularisation")
-        # With many classes every entry of the gradient is small from the start, about 1 / classes.
-        model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000, tol=1e-3 / len(counts)))
-        # scikit-learn's C multiplies the sum of the losses.
-        strengths = {"logisticregression__C": [1 / (strength * len(train)) for strength in STRENGTHS]}
-        search = GridSearchCV(model, strengths, cv=[(np.flatnonzero(~aside), np.flatnonzero(aside))])
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)
-            search.fit(train, classes)
-        settings["strength"].append(STRENGTHS[search.best_index_])
-        return {"top1": search, "top5": search}
-
-    sides = (embeddings, labels, test, test_labels)
-    return _probe("linear_probe", sides, seeds, learn, settings, distance="euclidean", draws=True)
-
-
-def _probe(
-    protocol: str,
-    sides: tuple[Arrays, Integers, Arrays | None, Integers | None],
-    seeds: Sequence[int] | None,
-    learn: Learn,
-    settings: dict[str, Any],
-    *,
-    distance: str,
-    draws: bool,
-) -> ProbeResult:
-    """Return what the classifiers that `learn` returns, by metric, say of the test rows of each draw."""
-    arrays, labels, test, test_labels = sides
+    require_one_of(PROTOCOLS, protocol=protocol)
     if (test is None) != (test_labels is None):
         raise UserError("test and test_labels go together: give both, or neither to probe within the one set")
-    trained = as_matrix(arrays, side="training")
+    trained = as_matrix(embeddings, side="training")
     tested = trained if test is None else as_matrix(test, side="test")
-    own = integer_array(labels, name="label", rows=len(trained), side="training")
-    others = None if test_labels is None else integer_array(test_labels, name="label", rows=len(tested), side="test")
-    split = split_labels(own, others, seeds=seeds)
-    check_rows(trained, side="training", distance=distance)
-    check_rows(tested, side="test", distance=distance)
+    numbers = integer_array(labels, name="label", rows=len(trained), side="training")
+    if test_labels is not None:
+        test_labels = integer_array(test_labels, name="label", rows=len(tested), side="test")
+    split = split_labels(numbers, test_labels, seeds=seeds)
+    for side, rows in (("training", trained), ("test", tested)):
+        check_rows(rows, side=side, distance="cosine" if protocol == "knn" else "euclidean")
     per_seed: dict[str, list[float]] = {}
+    settings: dict[str, Any] = {"strength": []} if protocol == "linear_probe" else {}
     for seed, train, test_rows in split.draws:
-        models = learn(_features(trained, train), split.classes[train], seed)
+        features, classes = load_rows(trained, train, "euclidean").astype(np.float64), split.classes[train]
+        if protocol == "knn":
+            settings["k"] = depth = min(NEIGHBOURS, len(train)) if k is None else k
+            models = _neighbour_votes(features, classes, depth)
+        else:
+            search = _strength_search(features, classes, seed)
+            models = {"top1": search, "top5": search}
+            settings["strength"].append(STRENGTHS[search.best_index_])
         is_right: dict[str, list[float]] = {name: [] for name in models}
         for block in blocks(len(test_rows), BLOCK):
-            rows, own = _features(tested, test_rows[block]), split.test_classes[test_rows[block]]
-            scores = {model: model.predict_proba(rows) for model in models.values()}
+            chosen = test_rows[block]
+            features = load_rows(tested, chosen, "euclidean").astype(np.float64)
+            scores = {model: model.predict_proba(features) for model in models.values()}
             for name, model in models.items():
-                # Classes that tie with the right one are ahead of it.
-                rank = (scores[model] >= scores[model][np.arange(len(own)), own][:, None]).sum(axis=1)
+                right = scores[model][np.arange(len(chosen)), split.test_classes[chosen]]
+                rank = (scores[model] >= right[:, None]).sum(axis=1)
                 is_right[name] += (rank <= (5 if name == "top5" else 1)).astype(float).tolist()
-        for name, right in is_right.items():
-            per_seed.setdefault(name, []).append(mean(right))
+        for name, values in is_right.items():
+            per_seed.setdefault(name, []).append(mean(values))
+    is_drawn = test is None or protocol == "linear_probe"
     return ProbeResult(
         protocol=protocol,
         design=split.design,
         per_seed=per_seed,
-        seeds=[seed for seed, *_ in split.draws] if draws else [],
+        seeds=[seed for seed, *_ in split.draws] if is_drawn else [],
         num_train=len(split.draws[0][1]),
         num_test=len(split.draws[0][2]),
         num_classes=len(np.unique(split.classes[split.draws[0][1]])),
@@ -258,8 +199,32 @@ def _probe(
     )
 
 
-def _features(embeddings: Embeddings, rows: Rows) -> Features:
-    return load_rows(embeddings, rows, "euclidean").astype(np.float64)
+def _neighbour_votes(train: np.ndarray, classes: np.ndarray, k: int) -> dict[str, Any]:
+    from sklearn.neighbors import KNeighborsClassifier  # a second that no other evaluation needs
+
+    if not 1 <= k <= len(train):
+        raise UserError(f"k must be from 1 to the number of training rows, {len(train):,}; got {k}")
+    voting = {"metric": "cosine", "weights": lambda distance: np.exp((1 - distance) / TEMPERATURE)}
+    by_vote, by_nearest = (KNeighborsClassifier(count, **voting).fit(train, classes) for count in (k, 1))
+    return {"top1": by_vote, "top5": by_vote, "1nn": by_nearest}
 
 
-PROBES: Mapping[str, Callable[..., ProbeResult]] = {"knn": knn, "linear_probe": linear_probe}
+def _strength_search(train: np.ndarray, classes: np.ndarray, seed: int) -> Any:
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import GridSearchCV
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    counts = np.bincount(classes)
+    aside = _drawn(classes, np.where(counts > 1, np.maximum(1, counts // 5), 0), (seed, 1))
+    if not aside.any():
+        raise UserError("every class has a single training row, so none can choose the regularisation")
+    # With many classes every entry of the gradient is small from the start, about 1 / classes.
+    model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000, tol=1e-3 / len(counts)))
+    # scikit-learn's C multiplies the sum of the losses.
+    strengths = {"logisticregression__C": [1 / (strength * len(train)) for strength in STRENGTHS]}
+    search = GridSearchCV(model, strengths, cv=[(np.flatnonzero(~aside), np.flatnonzero(aside))])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        return search.fit(train, classes)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from testing.processes import Shell
 
-from aurank.evaluation.probes import PROBES
+from aurank.evaluation import probes
 
 PROBE = ("probe", "--model", "timm:test_resnet,pretrained=false")
 
@@ -35,10 +35,10 @@ def test_a_probe_within_the_test_split_reads_what_evaluate_embedded(place: Path,
 def test_a_probe_that_is_stopped_keeps_and_has_printed_what_was_done(
     place: Path, aurank: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stopped(*_: object, **__: object) -> None:
+    def stopped(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setitem(PROBES, "linear_probe", stopped)
+    monkeypatch.setattr(probes, "_strength_search", stopped)
     code, output, _ = aurank(*PROBE, "--data", "folder:photos", "--out", "probed")
     assert code == 130
     assert output.startswith("knn\ntop1")

@@ -18,10 +18,9 @@ from aurank.evaluation import (
     PostProcessing,
     RetrievalProblem,
     calibrate,
-    knn,
-    linear_probe,
     neighbours,
     positive_ranks,
+    probe,
     two_way,
     zero_shot,
 )
@@ -105,8 +104,9 @@ def test_every_function_of_evaluation_takes_a_frame() -> None:
     assert Index.build(frame, device="cpu").search(few, 1).row.tolist() == [[0], [1], [2]]
     thresholds = [calibrate(RetrievalProblem(rows, LABELS), precision=0.1).threshold for rows in (frame, ROWS)]
     assert thresholds[0] == thresholds[1]
-    assert knn(frame, LABELS, k=2).metrics == knn(ROWS, LABELS, k=2).metrics
-    assert linear_probe(frame, LABELS).metrics == linear_probe(ROWS, LABELS).metrics
+    for protocol in ("knn", "linear_probe"):
+        results = [probe(rows, LABELS, protocol=protocol, k=2) for rows in (frame, ROWS)]
+        assert results[0].metrics == results[1].metrics
     assert two_way(frame, frame, LABELS).recall == two_way(ROWS, ROWS, LABELS).recall
     assert zero_shot(few, [0, 1, 2], torch.from_numpy(ROWS[:3, None]), top=(1,)).metrics == {"recall@1": 1.0}
     steps = PostProcessing.parse("center", distance="cosine")

@@ -1,6 +1,7 @@
 """The probes: numbers of scikit-learn's estimators, halves of each class, what is left out, what is refused."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ from sklearn.neighbors import KNeighborsClassifier
 from sklearn.preprocessing import StandardScaler
 
 from aurank.errors import UserError
-from aurank.evaluation import knn, linear_probe
+from aurank.evaluation import probe
 from aurank.evaluation.probes import STRENGTHS, split_labels
 
 Arrays = tuple[np.ndarray, np.ndarray]
+knn, linear_probe = (partial(probe, protocol=name) for name in ("knn", "linear_probe"))
 
 
 def clusters(rows: int, *, classes: int = 6, dim: int = 8, noise: float = 1.0, seed: int = 0) -> Arrays:
@@ -114,24 +116,24 @@ def test_within_one_set_the_mean_and_spread_over_the_seeds_is_given() -> None:
     assert knn(rows, labels, k=10).seeds == [0, 1, 2]
 
 
-@pytest.mark.parametrize("probe", [knn, linear_probe])
-def test_a_seed_and_any_form_of_the_rows_give_the_same_digits(probe: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("measure", [knn, linear_probe], ids=["knn", "linear"])
+def test_a_seed_and_any_form_of_the_rows_give_the_same_digits(measure: Any, tmp_path: Path) -> None:
     rows, labels = clusters(160, noise=1.5)
-    expected = probe(rows, labels, seeds=[1])
-    assert probe(rows, labels, seeds=[1]) == expected
-    assert probe(rows, labels, seeds=[2]).metrics != expected.metrics
+    expected = measure(rows, labels, seeds=[1])
+    assert measure(rows, labels, seeds=[1]) == expected
+    assert measure(rows, labels, seeds=[2]).metrics != expected.metrics
     np.save(tmp_path / "rows.npy", rows)
-    assert probe(np.load(tmp_path / "rows.npy", mmap_mode="r"), labels, seeds=[1]) == expected
-    assert probe(torch.from_numpy(rows), torch.from_numpy(labels), seeds=[1]) == expected
-    assert probe(rows, labels + 2**60, seeds=[1]) == expected
+    assert measure(np.load(tmp_path / "rows.npy", mmap_mode="r"), labels, seeds=[1]) == expected
+    assert measure(torch.from_numpy(rows), torch.from_numpy(labels), seeds=[1]) == expected
+    assert measure(rows, labels + 2**60, seeds=[1]) == expected
 
 
-@pytest.mark.parametrize("probe", [knn, linear_probe])
-def test_test_rows_of_unknown_classes_are_left_out_and_counted(probe: Any) -> None:
+@pytest.mark.parametrize("measure", [knn, linear_probe], ids=["knn", "linear"])
+def test_test_rows_of_unknown_classes_are_left_out_and_counted(measure: Any) -> None:
     train, labels = clusters(60)
     test, wanted = clusters(20, seed=4)
-    result = probe(train, labels, np.concatenate([test, test[:3]]), np.concatenate([wanted, [900, 901, 901]]))
-    assert result.metrics == probe(train, labels, test, wanted).metrics
+    result = measure(train, labels, np.concatenate([test, test[:3]]), np.concatenate([wanted, [900, 901, 901]]))
+    assert result.metrics == measure(train, labels, test, wanted).metrics
     assert result.num_test == 20
     assert result.notes == ["left out: 3 of 23 rows, whose class no other row has"]
 
@@ -153,7 +155,7 @@ ZERO = np.where(np.arange(40)[:, None] == 3, np.float32(0), ROWS)
 
 
 @pytest.mark.parametrize(
-    ("probe", "arguments", "options", "named"),
+    ("measure", "arguments", "options", "named"),
     [
         (knn, (ROWS, np.zeros(40, int)), {}, "two classes with 2 training rows or more: there are 1$"),
         (knn, (ROWS, np.zeros(40, int), ROWS, LABELS), {}, "two classes with 1 training rows or more: there are 1"),
@@ -166,9 +168,9 @@ ZERO = np.where(np.arange(40)[:, None] == 3, np.float32(0), ROWS)
         (linear_probe, (ROWS, np.arange(40) // 2), {}, "single training row"),
     ],
 )
-def test_what_cannot_be_probed_raises(probe: Any, arguments: Any, options: Any, named: str) -> None:
+def test_what_cannot_be_probed_raises(measure: Any, arguments: Any, options: Any, named: str) -> None:
     with pytest.raises(UserError, match=named):
-        probe(*arguments, **options)
+        measure(*arguments, **options)
 
 
 def test_a_linear_probe_takes_rows_of_length_zero() -> None:
