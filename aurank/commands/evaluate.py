@@ -115,13 +115,13 @@ def calibrate_model(
     images, running = images or ImageSelection(), running or RunOptions()
     distance = options.get("distance", "cosine")
     steps = read_steps(postprocess, fit_on, distance)
-    if steps is not None:
-        steps.require_scores_of_all_pairs()
+    if steps is not None and steps.list_step is not None:
+        raise UserError(f"{steps.list_step.name} re-scores lists, so a score threshold does not apply")
     measured, given = _measure(model, images, labels, steps, running, options)
     used = {name: value for name, value in given.items() if name in ("distance", "max_memory", "device")}
     problem, steps = measured.embedded.problem(), given.get("postprocess")
     if steps is not None:
-        steps.require_distance(distance)
+        steps.check_ready(distance)
         problem = steps.apply(problem, device=str(running.torch_device)).problem
     used |= {"precision": precision, "false_match_rate": false_match_rate}
     calibration = calibrate(problem, **used, progress=running.stage("counting pairs"))
@@ -198,7 +198,7 @@ def _measure(
     options, protocol = {**options, "device": running.torch_device}, images.find_protocol()
     if kind == "embeddings":
         if steps is not None:
-            steps.require_fitted()
+            steps.check_ready(options.get("distance", "cosine"))
         _check_options(options, protocol)
         embedded, notes = saved_embeddings(model, what, labels, images)
         return Measurement(model, embedded, notes=notes), options if steps is None else {

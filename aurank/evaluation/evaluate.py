@@ -1,7 +1,8 @@
-"""One call from embeddings and labels to a Report."""
+"""One call from embeddings and labels to a report."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ from jaxtyping import Float64, Shaped
 
 from aurank.arrays import Arrays
 from aurank.distributed import ProcessGroup
-from aurank.errors import UserError
+from aurank.errors import OptionRule, UserError, check_options
 from aurank.evaluation.bootstrap import Resampling
 from aurank.evaluation.calibration import pooled_metrics
 from aurank.evaluation.engine.nearest import nearest_rows
@@ -55,7 +56,21 @@ from aurank.evaluation.postprocessing.postprocessing import Codes, PostProcessin
 from aurank.evaluation.report import FIRST, Report
 from aurank.names import accepting
 
-BOUNDS = ("pessimistic", "optimistic")  # rules between whose values those of all others lie
+BOUNDS = ("pessimistic", "optimistic")  # the rules for ties with the lowest and the highest values
+HIERARCHICAL_METRICS, POOLED_METRICS = "a metric of super-categories", "a metric of all pairs"
+LIST_STEP, RESCORED_CODES = "a step that scores lists anew", "rescored codes"
+RULES = (
+    OptionRule(HIERARCHICAL_METRICS, needs=("super_labels",)),
+    OptionRule(LIST_STEP, excludes=(HIERARCHICAL_METRICS, POOLED_METRICS), why="other pairs keep their scores"),
+    OptionRule(RESCORED_CODES, excludes=(HIERARCHICAL_METRICS, POOLED_METRICS), why="other pairs keep their scores"),
+    OptionRule("index", excludes=(LIST_STEP,), why="an index is measured by its own lists"),
+    OptionRule("codes", excludes=("steps by neighbours",), why="a code is made of a single row"),
+    OptionRule(
+        "several processes",
+        excludes=(HIERARCHICAL_METRICS, "index", "neighbours", "postprocess", "codes"),
+        why="call evaluate on one rank, with distributed=False",
+    ),
+)
 
 
 @accepting(neighbors="neighbours")
@@ -129,26 +144,22 @@ def evaluate(
     require_one_of(TIES, ties=ties)
     require_at_least(0, neighbours=neighbours)
     names, cuts = None if metrics is None else check_names(metrics, labelled=labels is not None), sorted_cuts(recall_at)
-    if (hierarchical := hierarchical_names(names)) and super_labels is None:
-        raise UserError(f"metric {hierarchical[0]!r} is of super-categories: give super_labels, one for each row")
     grades = None if relevance is None else check_grades(positives, relevance)
     steps = PostProcessing.parse(postprocess, distance=distance) if isinstance(postprocess, str) else postprocess
-    reordered = (steps is not None and steps.list_step is not None) or (codes is not None and codes.rescore is not None)
-    if reordered and (odd := [*pooled_names(names), *hierarchical]):
-        raise UserError(f"{odd[0]} has no use where lists are ordered by other scores than all pairs have: drop one")
-    if steps is not None:
-        steps.require_fitted()
-        steps.require_distance(distance)
-        if codes is not None and not steps.is_of_rows:
-            raise UserError(f"codes are made of single rows, so they do not go with the post-processing {str(steps)!r}")
-        if index is not None and steps.list_step is not None:
-            raise UserError(f"an index is measured by its own lists, which {str(steps)!r} orders anew: leave one out")
     group = ProcessGroup(distributed)
-    if group.size > 1:
-        alone = {**dict.fromkeys(hierarchical, True), "index": index, "neighbours": neighbours or None}
-        for name, value in {**alone, "postprocess": steps, "codes": codes}.items():
-            if value is not None:
-                raise UserError(f"{name} is of one process: call evaluate on one rank, with distributed=False")
+    options = {
+        HIERARCHICAL_METRICS: bool(hierarchical_names(names)),
+        POOLED_METRICS: bool(pooled_names(names)),
+        LIST_STEP: steps is not None and steps.list_step is not None,
+        RESCORED_CODES: codes is not None and codes.rescore is not None,
+        "steps by neighbours": steps is not None and not steps.is_of_rows,
+        "several processes": group.size > 1,
+        "neighbours": neighbours > 0,
+    }
+    arguments = {"super_labels": super_labels, "index": index, "postprocess": steps, "codes": codes}
+    check_options({**options, **{name: value is not None for name, value in arguments.items()}}, RULES)
+    if steps is not None:
+        steps.check_ready(distance)
     require_equal(group, relevance=relevance)
     labels, gallery_labels, classes = numbered(labels, gallery_labels, name="label", gather=group.all_gather)
     grouping: dict[str, Any] = {"gather": group.all_gather, "may_lack": True}
@@ -157,74 +168,75 @@ def evaluate(
     ids, gallery_ids, _ = numbered(ids, gallery_ids, name="id", gather=group.all_gather)
     embeddings = as_matrix(embeddings, side="query")
     gallery = None if gallery is None else as_matrix(gallery, side="gallery")
-    given = RetrievalProblem(
+    plain_problem = RetrievalProblem(
         embeddings, labels, gallery, gallery_labels, ids, gallery_ids, groups, gallery_groups, positives, ignore, junk
     )
     devices = choose_devices(device, embeddings)
     first = devices[0]
     counting: dict[str, Any] = {"backend": backend, "device": devices, "progress": progress, "max_memory": max_memory}
 
-    def ranks_of(problem: RetrievalProblem, processed: Processed | None = None) -> RankBlocks:
-        """Return the ranks of a problem, of one behind post-processing in the order of its last step."""
+    def measured(
+        problem: RetrievalProblem, processed: Processed | None = None, resampling: Resampling | None = None
+    ) -> tuple[RankBlocks, Report]:
         ranks = RankBlocks(problem, distance=distance, distributed=distributed, **counting)
         if not len(ranks.query):
             remedy = "no other row there has a query's label; check that labels and embeddings belong together"
             if problem.positives is not None:
                 remedy = "the pairs in positives are none, or all left out"
-            where = f"the {ranks.num_gallery} gallery rows"
-            raise UserError(f"none of the {ranks.num_queries} queries has a positive among {where}: {remedy}")
+            counts = f"{ranks.num_queries} queries has a positive among the {ranks.num_gallery} gallery rows"
+            raise UserError(f"none of the {counts}: {remedy}")
         if processed is not None:
             ranks = processed.finish(ranks, max_memory=max_memory, progress=progress)
-        if grades is None or problem.positives is None:
-            return ranks
-        return ranks.changed(graded(problem.positives, grades, ranks.num_gallery))
-
-    def report_of(problem: RetrievalProblem, ranks: RankBlocks, resampling: Resampling | None = None) -> Report:
-        notes = [] if grades is None else ["nDCG is of graded relevance, with linear gain"]
+        notes = []
+        if grades is not None and problem.positives is not None:
+            ranks = ranks.changed(graded(problem.positives, grades, ranks.num_gallery))
+            notes.append("nDCG is of graded relevance, with linear gain")
         fitting = fitting_cuts(cuts, ranks)
         if names is None and fitting != cuts:
             beyond = ", ".join(str(k) for k in cuts if k not in fitting)
             notes.append(f"recall and precision at {beyond} are left out: no gallery is that large")
-        own = None if problem.labels is None else ranks.labels
-        how: dict[str, Any] = {"device": first, "max_memory": max_memory, "distributed": distributed}
-        of_pairs = pooled_names(names)
-        pooled, few = pooled_metrics(problem, of_pairs, distance=distance, **how) if of_pairs else ({}, [])
+        pooled: dict[str, float] = {}
+        if of_pairs := pooled_names(names):
+            how: dict[str, Any] = {"device": first, "max_memory": max_memory, "distributed": distributed}
+            pooled, few = pooled_metrics(problem, of_pairs, distance=distance, **how)
+            notes += few
         columns: dict[str, np.ndarray] = {}
         if above is not None:
             how = {"ties": ties, "distance": distance, **counting}
             columns = hierarchical_values(problem, (above, gallery_above), ranks.query, names or (), **how)
-        return build_report(
+        query_labels = None if problem.labels is None else ranks.labels
+        report = build_report(
             ranks,
             recall_at=cuts,
             ties=ties,
             distance=distance,
-            labels=own if own is None or classes is None else classes[own],
+            labels=query_labels if query_labels is None or classes is None else classes[query_labels],
             metrics=names,
             pooled=pooled,
             columns=columns,
-            notes=[*notes, *few],
+            notes=notes,
             resampling=resampling,
         )
+        return ranks, report
 
-    problem, processed, ranks = given, None, ranks_of(given)
-    report = report_of(problem, ranks, None if steps else resampling)
+    problem, processed = plain_problem, None
+    ranks, report = measured(problem, resampling=None if steps else resampling)
     hits = report.per_query["query"], report.per_query["first_positive"]
-    remarks = [] if group.size > 1 else note_of_equal_rows(given, *hits)
+    remarks = [] if group.size > 1 else note_of_equal_rows(problem, *hits)
     if not report.per_query["num_negatives"].any():
         remarks.append("no query has a negative (one class alone?), so every order is perfect by definition")
     if steps is not None:
-        processed = steps.apply(problem, device=str(first))
-        problem, plain = processed.problem, report.metrics
-        ranks = ranks_of(problem, processed)
-        report = report_of(problem, ranks, resampling)
+        processed, plain = steps.apply(problem, device=str(first)), report.metrics
+        problem = processed.problem
+        ranks, report = measured(problem, processed, resampling)
         about = {"steps": str(steps), "transductive": steps.transductive, "fitted_rows": steps.fitted_rows}
         report = replace(report, postprocessing={**about, "plain": plain}, notes=[*report.notes, steps.note])
     if codes is not None:
         shown = names or [name for name in report.metrics if name == "mauprc" or name.startswith("recall@")]
         table = []
         for code, coded in codes.each(problem, distance=distance, device=str(first)):
-            found = report_of(coded.problem, ranks_of(coded.problem, coded)).metrics
-            table.append({**code, "metrics": {name: found[name] for name in shown}})
+            values = measured(coded.problem, coded)[1].metrics
+            table.append({**code, "metrics": {name: values[name] for name in shown}})
         report = replace(report, codes=table)
     if neighbours:
         memory: dict[str, Any] = {"max_memory": max_memory, "progress": progress}
@@ -232,19 +244,20 @@ def evaluate(
             nearest = nearest_rows(problem, neighbours, distance=distance, device=first, **memory)
         else:
             nearest = processed.nearest(neighbours, **memory)
-        there = labels if gallery is None else gallery_labels
-        kept = {} if there is None else {"label": as_array(there) if classes is None else classes[as_array(there)]}
-        report = replace(report, neighbours=nearest, gallery=kept)
+        columns = labels if gallery is None else gallery_labels
+        of_rows = None if columns is None else as_array(columns)
+        facts = {} if of_rows is None else {"label": of_rows if classes is None else classes[of_rows]}
+        report = replace(report, neighbours=nearest, gallery=facts)
     if groups is not None and group.size == 1:
-        there = None if gallery_groups is None else group_texts(gallery_groups, group_names)
-        report = report.named(groups=group_texts(groups, group_names), gallery_groups=there)
+        gallery_texts = None if gallery_groups is None else group_texts(gallery_groups, group_names)
+        report = report.named(groups=group_texts(groups, group_names), gallery_groups=gallery_texts)
     if index is not None:
-        named = tuple(sorted({k for name in names or () if (k := split_cut(name.removeprefix(MACRO))[1])}))
-        wanted = named or fitting_cuts(cuts, ranks) or cuts
+        named_cuts = tuple(sorted({k for name in names or () if (k := split_cut(name.removeprefix(MACRO))[1])}))
+        index_cuts = named_cuts or fitting_cuts(cuts, ranks) or cuts
         exact = {"mauprc": mean(report.per_query["ap"])}
-        exact |= {f"recall@{k}": mean((report.per_query["first_rank"] <= k).astype(np.float64)) for k in wanted}
+        exact |= {f"recall@{k}": mean((report.per_query["first_rank"] <= k).astype(np.float64)) for k in index_cuts}
         how: dict[str, Any] = {"ties": ties, "distance": distance, "device": first, "progress": progress}
-        near = index_report(problem, exact, index=index, recall_at=wanted, **how)
+        near = index_report(problem, exact, index=index, recall_at=index_cuts, **how)
         content = {**asdict(near), "neighbour_recall": {str(k): value for k, value in near.neighbour_recall.items()}}
         report = replace(report, approximation=content, notes=[*report.notes, str(near)])
     return replace(report, notes=[*report.notes, *remarks])
@@ -263,32 +276,36 @@ def build_report(
     distance: str = "cosine",
     labels: Shaped[np.ndarray, " query"] | None = None,
     metrics: Iterable[str] | None = None,
-    pooled: Mapping[str, float] | None = None,
-    columns: Mapping[str, Float64[np.ndarray, " query"]] | None = None,
-    protocol: dict[str, Any] | None = None,
+    pooled: Mapping[str, float] = MappingProxyType({}),
+    columns: Mapping[str, Float64[np.ndarray, " query"]] = MappingProxyType({}),
     notes: Iterable[str] = (),
     resampling: Resampling | None = None,
 ) -> Report:
-    given_names = default_metrics(fitting_cuts(recall_at, ranks)) if metrics is None else metrics
-    names = check_names(given_names, labelled=labels is not None)
-    whole = dict(pooled or {})
-    held = dict.fromkeys(["mauprc", *(name.removeprefix(MACRO) for name in names if name not in whole)])
-    given, curve = columns or {}, MeanCurve(POINTS, len(ranks.query), ties=ties)
+    """Return the report of ranks.
+
+    Args:
+        pooled: metrics over the pairs of all queries.
+        columns: metrics that ranks do not tell, by query.
+    """
+    requested = default_metrics(fitting_cuts(recall_at, ranks)) if metrics is None else metrics
+    names = check_names(requested, labelled=labels is not None)
+    of_query = dict.fromkeys(["mauprc", *(name.removeprefix(MACRO) for name in names if name not in pooled)])
+    curve = MeanCurve(POINTS, len(ranks.query), ties=ties)
 
     def compute(block: Ranks) -> dict[str, np.ndarray]:
         curve.add(block)
-        found = {name: query_values(block, name, ties=ties) for name in held if name not in given}
-        found |= {rule: average_precision(block, ties=rule) for rule in BOUNDS}
+        values = {name: query_values(block, name, ties=ties) for name in of_query if name not in columns}
+        values |= {rule: average_precision(block, ties=rule) for rule in BOUNDS}
         if block.best_score is not None:
-            found |= {"first_positive": block.positive[block.offset[:-1]], "first_score": block.best_score}
-        return {**found, "first_rank": first_rank(block), "last_rank": last_rank(block)}
+            values |= {"first_positive": block.positive[block.offset[:-1]], "first_score": block.best_score}
+        return {**values, "first_rank": first_rank(block), "last_rank": last_rank(block)}
 
-    found = query_columns(ranks, compute)
-    values = {name: given[name] if name in given else found[name] for name in held}
+    computed = query_columns(ranks, compute)
+    values = {name: columns[name] if name in columns else computed[name] for name in of_query}
     classes = None if labels is None else Classes.of(labels)
     return Report(
         metrics={
-            name: whole[name] if name in whole else average(name, values[name.removeprefix(MACRO)], classes)
+            name: pooled[name] if name in pooled else average(name, values[name.removeprefix(MACRO)], classes)
             for name in names
         },
         per_query={
@@ -296,9 +313,9 @@ def build_report(
             **({} if labels is None else {"label": labels}),
             "num_positives": ranks.num_positives,
             "num_negatives": ranks.num_negatives,
-            "first_rank": found["first_rank"],
-            "last_rank": found["last_rank"],
-            **{name: found[name] for name in FIRST if name in found},
+            "first_rank": computed["first_rank"],
+            "last_rank": computed["last_rank"],
+            **{name: computed[name] for name in FIRST if name in computed},
             "ap": values["mauprc"],
             **{name: column for name, column in values.items() if name != "mauprc"},
         },
@@ -307,8 +324,7 @@ def build_report(
         num_gallery=ranks.num_gallery,
         distance=distance,
         ties=ties,
-        tie_bounds=(mean(found[BOUNDS[0]]), mean(found[BOUNDS[1]])),
-        protocol=protocol,
+        tie_bounds=(mean(computed[BOUNDS[0]]), mean(computed[BOUNDS[1]])),
         notes=list(notes),
         curve=curve.curve(),
     ).resampled(resampling)

@@ -18,8 +18,9 @@ LISTS = ["+ - -", "- + -", "- - +", "+ - -", "- + -", "+ + -"]
 LABELS = np.array([4, 4, 5, 5, 6, 6])
 
 
-def report(lists: list[str] = LISTS, **options: Any) -> Report:
-    return build_report(ranks_of([read(text) for text in lists]), **{"labels": LABELS, "recall_at": (1,), **options})
+def report(lists: list[str] = LISTS, *, protocol: dict[str, str] | None = None, **options: Any) -> Report:
+    options = {"labels": LABELS, "recall_at": (1,), **options}
+    return replace(build_report(ranks_of([read(text) for text in lists]), **options), protocol=protocol)
 
 
 def noisy(seed: int, *, shift: float, classes: int = 400) -> tuple[Report, Report]:

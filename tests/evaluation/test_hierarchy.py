@@ -109,12 +109,12 @@ def test_what_is_ignored_junk_or_of_the_own_camera_counts_nowhere() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"super_labels": None}, "metric 'h_ap' is of super-categories: give super_labels"),
+        ({"super_labels": None}, "super-categories needs super_labels"),
         ({"super_labels": ABOVE[:5]}, "super_label"),
         ({"super_labels": np.arange(20)}, "super_labels of query 0 and of others of its label differ: a class lies"),
         ({"gallery_super_labels": ABOVE}, "belong together where there is a gallery"),
         ({"positives": [(0, 1)]}, "super_labels group classes: give labels, and no list of positives"),
-        ({"postprocess": "k_reciprocal"}, "h_ap has no use where lists are ordered by other scores"),
+        ({"postprocess": "k_reciprocal"}, "does not go with a metric of super-categories"),
     ],
 )
 def test_what_does_not_fit_is_refused(given: dict[str, Any], message: str) -> None:

@@ -153,19 +153,13 @@ class PostProcessing:
         """The step that orders lists anew."""
         return next((step for step in self.steps if isinstance(step, ListStep)), None)
 
-    def require_fitted(self) -> None:
+    def check_ready(self, distance: str) -> None:
+        """Raise UserError for steps that are not fitted, or are for another distance."""
         if not self.is_fitted:
-            name = next(step.name for place, step in enumerate(self.steps) if step.learns and place not in self.states)
             remedy = "PostProcessing.parse(…).fit(rows), or --fit-on FILE"
-            raise UserError(f"{name} has to be fitted on training rows: {remedy}")
-
-    def require_distance(self, distance: str) -> None:
+            raise UserError(f"the post-processing {str(self)!r} has to be fitted on training rows: {remedy}")
         if self.distance != distance:
             raise UserError(f"the post-processing is for the distance {self.distance}, not for {distance}")
-
-    def require_scores_of_all_pairs(self) -> None:
-        if self.list_step is not None:
-            raise UserError(f"{str(self)!r} orders lists by scores of their own, which no threshold fits")
 
     def fit(self, rows: Arrays) -> "PostProcessing":
         """Return the steps with what they learn of training rows, each behind those before it."""
@@ -182,7 +176,7 @@ class PostProcessing:
         With `uncoded`, behind those before the first code.
         """
         embeddings = as_matrix(embeddings, side=side)
-        self.require_fitted()
+        self.check_ready(self.distance)
         codes = [place for place, step in enumerate(self._row_steps) if step.makes_code] if uncoded else []
         return self._changed(embeddings, min(codes, default=len(self._row_steps)), side=side)
 

@@ -128,7 +128,7 @@ def test_what_tpr_at_fpr_has_no_use_with() -> None:
     rows, labels = np.random.default_rng(0).normal(size=(20, 4)), np.arange(20) % 4
     with pytest.raises(UserError, match="and no prefix"):
         aurank.evaluate(rows, labels, metrics=["macro:tpr@fpr=1e-3"])
-    with pytest.raises(UserError, match="lists are ordered by other scores"):
+    with pytest.raises(UserError, match="does not go with a metric of all pairs"):
         aurank.evaluate(rows, labels, metrics=["tpr@fpr=0.1"], postprocess="k_reciprocal:depth=10,k1=4,k2=2")
     with pytest.raises(UserError, match="add mauprc to the metrics"):
         aurank.evaluate(rows, labels, metrics=["tpr@fpr=0.1"]).with_intervals()

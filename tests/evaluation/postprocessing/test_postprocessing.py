@@ -46,7 +46,7 @@ def evaluate(**given: Any) -> Any:
         (lambda: PostProcessing.parse("query_expansion", distance="dot"), "query_expansion .* dot"),
         (lambda: fit("whiten:dim=8", ROWS[:6]), "whiten:dim=8: the 6 training rows vary in 5 of 8"),
         (lambda: fit("whiten", np.where(np.arange(60)[:, None] == 3, np.nan, ROWS)), "row 3 of the training"),
-        (lambda: apply(PostProcessing.parse("whiten")), "whiten has to be fitted"),
+        (lambda: apply(PostProcessing.parse("whiten")), "has to be fitted"),
         (lambda: apply(fit("whiten", ROWS[:, :5])), "whiten was fitted on rows of width 5, and these have 8"),
         (lambda: apply(PostProcessing.parse("truncate:dim=9")), "truncate: dim .* got 9"),
         (lambda: evaluate(postprocess=PostProcessing.parse("binary"), distance="dot"), "cosine, not for dot"),
