@@ -12,7 +12,7 @@ from aurank.data.readers import READERS
 from aurank.embedding.named import DATA, located
 from aurank.errors import UserError
 from aurank.lazy import LazyTable
-from aurank.models.adapters.names import FILLED, HUBS, TEXTS, TOWERS, is_tower, parse_name, unknown_to_timm
+from aurank.models.adapters.names import FILLED, HUBS, TEXTS, TOWERS, is_tower, parse_name
 
 # Names that timm is known to have: importing timm takes seconds, so it is asked about all others only.
 _COMMON = ("resnet10t", "resnet18", "resnet50", "resnet50.tv_in1k")
@@ -63,8 +63,6 @@ def wrong_in(config: Config, *, only_names: bool = False) -> list[tuple[str, str
     wrong: list[tuple[str, str]] = []
     if is_tower(model.backbone):
         checks.append(("model.backbone", lambda: parse_name(model.backbone, TOWERS)))
-    elif unknown := unknown_to_timm(model.backbone):
-        wrong.append(("model.backbone", unknown))
     elif not only_names and model.backbone != NO_BACKBONE and (model.params or model.backbone not in KNOWN_BACKBONES):
         from aurank.models.adapters.timm import wrong_names  # torch, and it may ask timm
 

@@ -53,7 +53,7 @@ class Encoder(nn.Module):
         channels: timm adapts pretrained weights of the first layer to any number.
         pretrained: load published weights (needs the network or a cache).
         weights: a local file or folder of weights of the backbone, in place of ``pretrained``: safetensors, or torch's
-            read as data alone, with the names of timm, open_clip or transformers; ``notes`` says what was taken.
+            read as data alone, with the names of its library or, for timm, of open_clip; ``notes`` says what was taken.
         pooling: ``"gem"`` needs a backbone with a feature map.
         head_layers: of the projection: 1 is linear; between more there are batch norm and ReLU; SimCLR has 2 (Chen et
             al., ICML 2020).

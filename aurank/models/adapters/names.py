@@ -1,12 +1,8 @@
-"""Names of models of other libraries and their options, looked at without importing any of them, or torch."""
+"""Names of models of other libraries and their options, parsed without importing any of them, or torch."""
 
 import contextlib
 import re
-import sys
 from collections.abc import Mapping
-from functools import cache
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from aurank.errors import UserError
@@ -21,7 +17,7 @@ _WORDS = {"true": True, "false": False, "none": None, "null": None}
 LOCAL = "local-dir:"
 HUBS = ("hf-hub:", "hf_hub:", LOCAL)
 FILLED = ("in_chans", "num_classes")  # arguments of a backbone that an encoder gives itself
-_LIBRARIES = {"open_clip": "open_clip", "transformers": "transformers", "onnx": "onnxruntime"}
+_LIBRARIES = {"timm": "timm", "open_clip": "open_clip", "transformers": "transformers", "onnx": "onnxruntime"}
 
 TEXTS: Known = {
     "open_clip": frozenset(
@@ -75,31 +71,7 @@ def is_tower(name: str) -> bool:
 
 
 def require_known_name(name: str) -> None:
-    """Raise UserError for a name that no model has, as far as can be said without importing its library."""
-    kind, what, _ = parse_name(name, {**IMAGES, **dict.fromkeys(TOWERS)})
+    """Raise UserError for a name of no library, or of one that is not installed."""
+    kind, *_ = parse_name(name, {**IMAGES, **dict.fromkeys(TOWERS)})
     if kind in _LIBRARIES:
         require_libraries(name, _LIBRARIES[kind])
-    if kind == "timm" and (wrong := unknown_to_timm(what)):
-        raise UserError(f"{name}: {wrong}")
-
-
-def unknown_to_timm(name: str) -> str:
-    """Return what is wrong with the name of an architecture that stands nowhere in timm's files; "" where it may do."""
-    architecture = name.split(".")[0]
-    if "timm" in sys.modules or name.startswith(HUBS) or architecture in _timm_words():
-        return ""
-    models = re.findall(r"^@register_model\s+def (\w+)", _timm_files(), re.MULTILINE)
-    likely = meant(nearest(name, models, most=3))
-    return f"timm has no model {name!r}{likely or '; timm.list_models() names them all'}"
-
-
-@cache
-def _timm_words() -> frozenset[str]:
-    return frozenset(re.findall(r"\w+", _timm_files()))
-
-
-@cache
-def _timm_files() -> str:
-    require_libraries("a model of timm", "timm")
-    folder = Path(str(find_spec("timm").origin)).with_name("models")  # type: ignore[union-attr]
-    return "\n".join(file.read_text(encoding="utf-8") for file in sorted(folder.glob("*.py")))

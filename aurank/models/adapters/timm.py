@@ -17,8 +17,8 @@ from aurank.errors import UserError
 from aurank.extras import import_library
 from aurank.files import reading
 from aurank.models.adapters.loading import building, describe_adapter
-from aurank.models.adapters.names import HUBS, LOCAL, Options, unknown_to_timm
-from aurank.models.adapters.weights import Conversion, Crop, Tensors, from_transformers, load_weights_file, read_look
+from aurank.models.adapters.names import HUBS, LOCAL, Options
+from aurank.models.adapters.weights import Crop, Tensors, load_weights_file, read_look
 from aurank.models.image_model import ImageModel, crop_settings
 from aurank.names import meant, nearest
 
@@ -38,8 +38,6 @@ def wrong_names(
 
     `own`: options that aurank itself takes, the first that may have been meant.
     """
-    if unknown := unknown_to_timm(name):
-        return {"": unknown}
     timm: Any = importlib.import_module("timm")
     architecture = name.split(".")[0]
     if not name.startswith(HUBS) and not timm.is_model(architecture):
@@ -105,30 +103,25 @@ def create(name: str, options: Mapping[str, Any], *, pretrained: bool) -> nn.Mod
 
 def load_file(model: nn.Module, path: Path | str, *, name: str) -> str:
     timm: Any = importlib.import_module("timm")
-    settings, own = cast("dict[str, Any]", model.pretrained_cfg), model.state_dict()
+    settings, state = cast("dict[str, Any]", model.pretrained_cfg), model.state_dict()
     module = sys.modules[type(model).__module__]
     convert = next((getattr(module, each) for each in _FILTERS if hasattr(module, each)), lambda weights, _: weights)
 
-    def by_transformers(weights: Tensors) -> Tensors | None:
-        renamed = from_transformers(weights)
-        return None if renamed is None else dict(convert(renamed, model))
-
     def names_of(key: str) -> tuple[str, ...]:
-        said = settings.get(key) or ()
-        return (said,) if isinstance(said, str) else tuple(said)
+        names = settings.get(key) or ()
+        return (names,) if isinstance(names, str) else tuple(names)
 
-    def adapt(weights: Tensors) -> Tensors:
-        for stem in (f"{one}.weight" for one in names_of("first_conv")):
-            value, expected = weights.get(stem), own.get(stem)
+    def adapt_channels(weights: Tensors) -> Tensors:
+        for stem in (f"{layer}.weight" for layer in names_of("first_conv")):
+            value, expected = weights.get(stem), state.get(stem)
             if value is None or expected is None or value.ndim != 4 or value.shape[1] == expected.shape[1]:
                 continue
             with contextlib.suppress(NotImplementedError):
                 weights = {**weights, stem: timm.models.adapt_input_conv(expected.shape[1], value)}
         return weights
 
-    conversions: list[Conversion] = [lambda weights: dict(convert(weights, model)), by_transformers]
-    how: dict[str, Any] = {"classifier": names_of("classifier"), "conversions": conversions, "finish": adapt}
-    return load_weights_file(model, path, name=name, **how)
+    how: dict[str, Any] = {"convert": lambda weights: dict(convert(weights, model)), "finish": adapt_channels}
+    return load_weights_file(model, path, name=name, classifier=names_of("classifier"), **how)
 
 
 def timm_look(

@@ -117,7 +117,7 @@ def transformers_tower(name: str, what: str, options: Options, weights: str | No
             rest = {key: tensors[key] for key in found["unexpected_keys"] if key in tensors}
             return {key: value for key, value in loaded.state_dict().items() if key not in wrong} | rest
 
-        notes = (load_weights_file(model, weights, name=name, conversions=[by_library]),)
+        notes = (load_weights_file(model, weights, name=name, convert=by_library),)
     size = getattr(getattr(model.config, "vision_config", model.config), "image_size", None)
     sides = size if isinstance(size, list | tuple) else None if size is None else (size, size)
     return _Images(model, sides), notes

@@ -1,6 +1,7 @@
 """Weights of a local file or folder, read as data alone, and filled into a network under whatever names they have."""
 
 import argparse
+import itertools
 import json
 import re
 from collections import Counter
@@ -19,7 +20,6 @@ from aurank.errors import UserError
 from aurank.files import checked, reading, require_ordinary
 
 Tensors = dict[str, Tensor]
-Conversion = Callable[[Tensors], Tensors | None]
 Crop = tuple[str, dict[str, Any]]
 """A transform by its name in TRANSFORMS, and its parameters."""
 
@@ -39,10 +39,12 @@ def read_weights(path: Path | str) -> dict[str, Tensors]:
     content = _read_folder(path) if path.is_dir() else _read_file(path)
     if any(str(name).startswith("encoder/") for name in content):
         raise UserError(f"{path} is a checkpoint of aurank; start from it by model.init_from, or load aurank:{path}")
-    held = dict(_containers(content, "", 0))
-    if not held:
+    containers = dict(_containers(content, "", 0))
+    if not containers:
         raise UserError(f"{path} holds no tensors by name; {_REMEDY}")
-    return {name: held[name] for name in sorted(held, key=lambda name: name.split(".")[-1] not in _AVERAGES)}
+    return {
+        name: containers[name] for name in sorted(containers, key=lambda name: name.split(".")[-1] not in _AVERAGES)
+    }
 
 
 def _read_folder(folder: Path) -> dict[str, Any]:
@@ -50,8 +52,8 @@ def _read_folder(folder: Path) -> dict[str, Any]:
     files = usual[:1] or sorted(path for path in folder.iterdir() if path.suffix in _SUFFIXES and path.is_file())
     if len(files) != 1:
         names = ", ".join(path.name for path in files[:3])
-        what = f"several files of weights ({names}); name one" if files else f"no file of weights; {_REMEDY}"
-        raise UserError(f"{folder} holds {what}")
+        content = f"several files of weights ({names}); name one" if files else f"no file of weights; {_REMEDY}"
+        raise UserError(f"{folder} holds {content}")
     if files[0].name in _INDEXES:
         with reading(files[0], "an index of files of weights", remedy="fetch it again"):
             parts = set(json.loads(files[0].read_bytes())["weight_map"].values())
@@ -92,34 +94,44 @@ class Fit:
     fresh: list[str]  # names of the network's classifier, which begins at random
 
 
-def fit_tensors(own: Mapping[str, Tensor], weights: Tensors, *, classifier: Sequence[str] = ()) -> Fit:
+def fit_tensors(expected: Mapping[str, Tensor], weights: Tensors, *, classifier: Sequence[str] = ()) -> Fit:
+    """Return the weights that a network with this state takes, behind whatever prefix most of them have."""
     prefixes: Counter[str] = Counter()
     for name in weights:
         parts = name.split(".")
         prefixes.update(
-            "".join(f"{part}." for part in parts[:at]) for at in range(len(parts)) if ".".join(parts[at:]) in own
+            "".join(f"{part}." for part in parts[:at]) for at in range(len(parts)) if ".".join(parts[at:]) in expected
         )
     prefix = min(prefixes, key=lambda prefix: (-prefixes[prefix], len(prefix)), default="")
     inside = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
-    tensors = {name: inside[name] for name in own if name in inside and inside[name].shape == own[name].shape}
+    tensors = {name: inside[name] for name in expected if name in inside and inside[name].shape == expected[name].shape}
 
     def is_classifier(name: str) -> bool:
         return any(f"{name}.".startswith(f"{beginning}.") for beginning in classifier)
 
-    fresh = [name for name in own if name not in tensors and is_classifier(name)]
-    lacking = [name for name in own if name not in tensors and not is_classifier(name)]
-    missing = [name for name in lacking if name not in inside and not _COMPUTED.search(name)]
-    shapes = ((name, list(inside[name].shape), list(own[name].shape)) for name in lacking if name in inside)
-    misshapen = [f"{name} {given}, expected {expected}" for name, given, expected in shapes]
-    known = {name.split(".")[0] for name in own}
-    others = [name for name in inside if name not in own and not _COMPUTED.search(name)]
-    unexpected = [name for name in others if name.split(".")[0] in known and not is_classifier(name)]
-    left_over = [name for name in weights if not name.startswith(prefix)]
-    left_over += [name for name in others if name not in unexpected]
-    kinds = [(f"of {len(own)} tensors are missing", missing), ("of another shape", misshapen)]
-    kinds.append(("unexpected", unexpected))
-    wrong = ", ".join(f"{len(names)} {what} ({', '.join(names[:3])})" for what, names in kinds if names)
-    return Fit(tensors, wrong, len(missing) + len(misshapen) + len(unexpected), left_over, fresh)
+    unfilled = [name for name in expected if name not in tensors]
+    lacking = [name for name in unfilled if not is_classifier(name)]
+    unused = [name for name in inside if name not in expected and not _COMPUTED.search(name)]
+    modules = {name.split(".")[0] for name in expected}
+    unexpected = [name for name in unused if name.split(".")[0] in modules and not is_classifier(name)]
+    wrong = {
+        f"of {len(expected)} tensors are missing": [
+            name for name in lacking if name not in inside and not _COMPUTED.search(name)
+        ],
+        "of another shape": [
+            f"{name} {list(inside[name].shape)}, expected {list(expected[name].shape)}"
+            for name in lacking
+            if name in inside
+        ],
+        "unexpected": unexpected,
+    }
+    return Fit(
+        tensors,
+        ", ".join(f"{len(names)} {kind} ({', '.join(names[:3])})" for kind, names in wrong.items() if names),
+        sum(map(len, wrong.values())),
+        [name for name in weights if not name.startswith(prefix)] + [name for name in unused if name not in unexpected],
+        [name for name in unfilled if is_classifier(name)],
+    )
 
 
 def load_weights_file(
@@ -128,21 +140,27 @@ def load_weights_file(
     *,
     name: str,
     classifier: Sequence[str] = (),
-    conversions: Sequence[Conversion] = (),
-    finish: Callable[[Tensors], Tensors] = lambda weights: weights,
+    convert: Callable[[Tensors], Tensors] = dict,
+    finish: Callable[[Tensors], Tensors] = dict,
 ) -> str:
-    own = module.state_dict()
-    tried: list[tuple[str, Fit]] = []
+    """Fill a network with the weights of a file or folder, whose every tensor must fit; return what was taken.
+
+    Args:
+        name: of the network, in messages.
+        classifier: beginnings of the names that may stay random.
+        convert: gives the tensors of another layout the network's names.
+        finish: adapts tensors that have the network's names.
+    """
+    state = module.state_dict()
+    fits: list[tuple[str, Fit]] = []
     for container, weights in read_weights(path).items():
         bare = {_WRAPPERS.sub("", key): value for key, value in weights.items()}
-        for convert in (dict, *conversions):
-            for names in (weights, bare):
-                with suppress(Exception):  # a conversion is of one layout, and fails in its own way on another
-                    if (candidate := convert(dict(names))) is not None:
-                        tried.append((container, fit_tensors(own, finish(candidate), classifier=classifier)))
-            if any(where == container and not fit.count for where, fit in tried):
-                break
-    container, best = min(tried, key=lambda one: one[1].count)
+        for conversion, names in itertools.product((dict, convert), (weights, bare)):
+            with suppress(Exception):  # a conversion is of one layout, and fails in its own way on another
+                fits.append((container, fit_tensors(state, finish(conversion(dict(names))), classifier=classifier)))
+        if any(not fit.count for _, fit in fits):
+            break
+    container, best = min(fits, key=lambda candidate: candidate[1].count)
     if best.count or not best.tensors:
         wrong = best.wrong or "no name of the file is one of its own"
         remedy = f"use weights of {name} itself"
@@ -150,62 +168,14 @@ def load_weights_file(
             remedy = "they were trained to be pooled otherwise: set model.params.global_pool=token, or fc_norm=false"
         raise UserError(f"the weights of {path} do not fit {name}: {wrong}; {remedy}")
     module.load_state_dict(best.tensors, strict=False)
-    said = f"{len(best.tensors)} tensors of {path}{f', below {container!r}' if container else ''} fill {name}"
-    if others := sorted({other for other, fit in tried if not fit.count and other != container}):
-        said += f"; {', '.join(map(repr, others))} would fit too"
-    for what, unused in (("left over", best.left_over), ("at random", best.fresh)):
-        said += f"; {what}: {some(unused)}" if unused else ""
-    return said
+    note = f"{len(best.tensors)} tensors of {path}{f', below {container!r}' if container else ''} fill {name}"
+    for kind, unused in (("left over", best.left_over), ("at random", best.fresh)):
+        note += f"; {kind}: {some(unused)}" if unused else ""
+    return note
 
 
 def some(names: Sequence[str], most: int = 3) -> str:
     return f"{len(names)} ({', '.join(names[:most])}{', …' if len(names) > most else ''})"
-
-
-_ANCHOR = re.compile(r"^(.*?)embeddings\.patch_embeddings?\.(projection\.)?weight$")
-_TIMMS_NAMES = (
-    (r"embeddings\.(cls_token|class_embedding)$", "cls_token"),
-    (r"embeddings\.position_embeddings?(\.weight)?$", "pos_embed"),
-    (r"embeddings\.patch_embeddings?\.(projection\.)?", "patch_embed.proj."),
-    (r"pre_layrnorm\.", "norm_pre."),
-    (r"(post_layernorm|layernorm)\.", "norm."),
-    (r"encoder\.layers?\.(\d+)\.", r"blocks.\1."),
-    (r"(blocks\.\d+)\.(layernorm_before|layer_norm1)\.", r"\1.norm1."),
-    (r"(blocks\.\d+)\.(layernorm_after|layer_norm2)\.", r"\1.norm2."),
-    (r"(blocks\.\d+)\.attention\.attention\.(query|key|value)\.", r"\1.attn.\2."),
-    (r"(blocks\.\d+)\.self_attn\.([qkv])_proj\.", r"\1.attn.\2."),
-    (r"(blocks\.\d+)\.(attention\.output\.dense|self_attn\.out_proj)\.", r"\1.attn.proj."),
-    (r"(blocks\.\d+)\.intermediate\.dense\.", r"\1.mlp.fc1."),
-    (r"(blocks\.\d+)\.output\.dense\.", r"\1.mlp.fc2."),
-    (r"(blocks\.\d+)\.layer_scale(\d)\.lambda1$", r"\1.ls\2.gamma"),
-    (r"head\.probe$", "attn_pool.latent"),
-    (r"head\.attention\.in_proj_", "attn_pool.in."),
-    (r"head\.attention\.out_proj\.", "attn_pool.proj."),
-    (r"head\.layernorm\.", "attn_pool.norm."),
-    (r"head\.mlp\.", "attn_pool.mlp."),
-)
-_ATTENTION = re.compile(r"^(blocks\.\d+\.attn)\.(q|k|v|query|key|value)\.(weight|bias)$")
-
-
-def from_transformers(weights: Mapping[str, Tensor]) -> Tensors | None:
-    if (anchor := next(filter(None, map(_ANCHOR.match, weights)), None)) is None:
-        return None
-    renamed: Tensors = {}
-    attention: dict[str, Tensors] = {}
-    for name, value in weights.items():
-        own = name.removeprefix(anchor[1])
-        for pattern, timms in _TIMMS_NAMES:
-            own = re.sub(rf"^{pattern}", timms, own)
-        if (part := _ATTENTION.match(own)) is not None:
-            attention.setdefault(f"{part[1]}.qkv.{part[3]}", {})[part[2][0]] = value
-        elif own.startswith("attn_pool.in."):
-            kind, width = own.removeprefix("attn_pool.in."), len(value) // 3
-            renamed |= {f"attn_pool.q.{kind}": value[:width], f"attn_pool.kv.{kind}": value[width:]}
-        elif own == "cls_token":
-            renamed[own] = value.reshape(1, 1, -1)
-        else:
-            renamed[own] = value[None] if own == "pos_embed" and value.ndim == 2 else value
-    return renamed | {name: torch.cat([parts[key] for key in "qkv"]) for name, parts in attention.items()}
 
 
 # -- how images were shown --------------------------------------------------------------------------------------------
