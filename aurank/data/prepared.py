@@ -11,11 +11,11 @@ import json
 import os
 import random
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -49,7 +49,7 @@ _NUMBERS = {
     "original_modified": "<i8",  # 0 of what is in no folder
     "original_crc": "<u4",
 }
-# Of an image: its key, a digest of path and box; its place in the file; a length of 0 says that it could not be read.
+# Of an image: its key, a digest of path and box; where it is in the file; a length of 0 if it could not be read.
 RECORD = np.dtype([("key", "V16"), ("offset", "<i8"), ("length", "<i8"), *_NUMBERS.items()])
 Progress = Callable[[str, int, int], None]  # a stage, how much of it is done, how much there is
 
@@ -86,8 +86,8 @@ class Preparation:
             raise UserError(f"{size} are more than a JPEG holds; leave out --jpeg, or set data.on_error=skip")
         options = [cv2.IMWRITE_JPEG_QUALITY, QUALITY]
         options += [cv2.IMWRITE_JPEG_SAMPLING_FACTOR, cv2.IMWRITE_JPEG_SAMPLING_FACTOR_444]
-        given = image if self.channels == 1 else cv2.cvtColor(image, cv2.COLOR_RGB2BGR)
-        return bytes(cv2.imencode(".jpg", given, options)[1].data)
+        pixels = image if self.channels == 1 else cv2.cvtColor(image, cv2.COLOR_RGB2BGR)
+        return bytes(cv2.imencode(".jpg", pixels, options)[1].data)
 
     def decode(self, content: UInt8[np.ndarray, " byte"], height: int, width: int) -> Pixels | None:
         shape, size = (height, width, self.channels), height * width * self.channels
@@ -95,9 +95,7 @@ class Preparation:
             return np.array(content).reshape(shape) if len(content) == size else None
         image = None
         with suppress(cv2.error):  # of more pixels than OpenCV takes
-            image = cv2.imdecode(content, cv2.IMREAD_GRAYSCALE if self.channels == 1 else cv2.IMREAD_COLOR)
-        if image is not None and self.channels == 3:
-            image = cv2.cvtColor(image, cv2.COLOR_BGR2RGB, dst=image)
+            image = cv2.imdecode(content, cv2.IMREAD_GRAYSCALE if self.channels == 1 else cv2.IMREAD_COLOR_RGB)
         return None if image is None or image.size != size else np.asarray(image).reshape(shape)
 
 
@@ -116,7 +114,7 @@ def _schema(how: Preparation) -> Any:
 
 
 def _region_keys(regions: Iterable[str]) -> list[bytes]:
-    return [hashlib.blake2b(one.encode("utf-8", "backslashreplace"), digest_size=16).digest() for one in regions]
+    return [hashlib.blake2b(region.encode("utf-8", "backslashreplace"), digest_size=16).digest() for region in regions]
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------
@@ -147,8 +145,8 @@ class PreparedImages:
                     batch = stream.read_next_batch()
                     batch.validate(full=True)
                     records = np.zeros(len(batch), RECORD)
-                    _, places, images = batch["image"].buffers()
-                    offsets = np.frombuffer(places, "<i8", len(batch) + 1)
+                    _, ends, images = batch["image"].buffers()
+                    offsets = np.frombuffer(ends, "<i8", len(batch) + 1)
                     records["key"] = np.frombuffer(batch["key"].buffers()[1], "V16", len(batch))
                     records["offset"] = offsets[:-1] + (images.address - base if images is not None else 0)
                     records["length"] = np.diff(offsets)
@@ -157,85 +155,83 @@ class PreparedImages:
                     parts.append(records)
                     self.end = mapped.tell()
         self.records = np.concatenate(parts)
-        self._is_fit = np.zeros(len(self.records), dtype=np.bool_)  # given out by `rows_of` before
+        self._position_of = {record.tobytes(): position for position, record in enumerate(self.records["key"])}
 
-    @cached_property
-    def _place_of(self) -> dict[bytes, int]:
-        keys = self.records["key"].tobytes()
-        return {keys[16 * place : 16 * place + 16]: place for place in range(len(self.records))}
-
-    def places(self, manifest: Manifest) -> Int64[np.ndarray, " image"]:
+    def positions(self, manifest: Manifest) -> Int64[np.ndarray, " image"]:
+        """Return the record of each row; −1 where there is none."""
         keys = _region_keys(manifest.regions)
-        return np.array([self._place_of.get(key, -1) for key in keys], dtype=np.int64)
+        return np.array([self._position_of.get(key, -1) for key in keys], dtype=np.int64)
 
-    def unfit(
+    def changed(
         self,
         manifest: Manifest,
-        places: Int64[np.ndarray, " image"],
+        positions: Int64[np.ndarray, " image"],
         *,
-        at_most: int | None = COMPARED,  # originals that are read: those with another time but the same length
+        at_most: int | None = COMPARED,
         progress: Callable[[int, int], None] = lambda done, total: None,
-    ) -> tuple[Int64[np.ndarray, " missing"], Int64[np.ndarray, " changed"]]:
-        """Return the rows that are not there, and those whose original is another now; one that is gone is not."""
-        held = np.flatnonzero(places >= 0)
-        held = held[~self._is_fit[places[held]]]
-        records = self.records[places[held]]
-        paths = [manifest.paths[row] for row in held.tolist()]
-        changed, doubtful = np.zeros(len(held), dtype=np.bool_), []
-        lengths, times = records["original_length"].tolist(), records["original_modified"].tolist()
-        sums = records["original_crc"].tolist()
-        for place, mark in enumerate(manifest.source.marks(paths)):
+    ) -> Int64[np.ndarray, " changed"]:
+        """Return the rows whose original is another now; one that is gone is not.
+
+        Args:
+            at_most: how many originals of another time, but the same length, are read.
+        """
+        rows = np.flatnonzero(positions >= 0)
+        records = self.records[positions[rows]]
+        marks = manifest.source.marks([manifest.paths[row] for row in rows.tolist()])
+        changed, doubtful = [], []
+        for row, record, mark in zip(rows.tolist(), records, marks, strict=True):
             if mark is None:
                 continue
-            if mark.length != lengths[place] or (mark.crc is not None and mark.crc != sums[place]):
-                changed[place] = True
-            elif mark.modified is not None and mark.modified != times[place]:
-                doubtful.append(place)
+            if mark.length != record["original_length"] or mark.crc not in (None, record["original_crc"]):
+                changed.append(row)
+            elif mark.modified not in (None, record["original_modified"]):
+                doubtful.append((row, record["original_crc"]))
         if at_most is not None and len(doubtful) > at_most:
             doubtful = [doubtful[at] for at in np.linspace(0, len(doubtful) - 1, at_most, dtype=np.int64).tolist()]
-        for done, place in enumerate(doubtful, start=1):
-            changed[place] = zlib.crc32(manifest.source.read_bytes(paths[place])) != sums[place]
+        for done, (row, crc) in enumerate(doubtful, start=1):
+            if zlib.crc32(manifest.source.read_bytes(manifest.paths[row])) != crc:
+                changed.append(row)
             progress(done, len(doubtful))
-        return np.flatnonzero(places < 0), held[changed]
+        return np.array(sorted(changed), dtype=np.int64)
 
     def damaged(
-        self, places: Int64[np.ndarray, " record"], progress: Callable[[int, int], None] = lambda done, total: None
+        self, positions: Int64[np.ndarray, " record"], progress: Callable[[int, int], None]
     ) -> Bool[np.ndarray, " record"]:
         mapped: Any = np.memmap(self.folder / IMAGES, mode="r")
-        wrong = np.zeros(len(places), dtype=np.bool_)
-        for number, record in enumerate(self.records[places]):
+        wrong = np.zeros(len(positions), dtype=np.bool_)
+        for number, record in enumerate(self.records[positions]):
             begin = int(record["offset"])
             wrong[number] = zlib.crc32(mapped[begin : begin + int(record["length"])]) != record["crc"]
-            progress(number + 1, len(places))
+            progress(number + 1, len(positions))
         return wrong
 
     def rows_of(self, manifest: Manifest, channels: int, *, on_error: str = "raise") -> "PreparedRows":
-        if (own := self.how.channels) != channels:
-            said = f"the images in {self.folder} have {own} channels, not data.channels={channels}"
-            raise UserError(f"data.prepared: {said}; prepare them into another folder")
-        places = self.places(manifest)
-        missing, changed = self.unfit(manifest, places)
-        held = np.flatnonzero(places >= 0)
-        unreadable = held[self.records["length"][places[held]] == 0] if on_error == "raise" else missing[:0]
-        again = f"{remedy_for(self.folder)}, which takes those only"
-        for rows, said, remedy in (
-            (missing, "are not in", again),
-            (changed, "were changed after they were prepared in", again),
-            (unreadable, "could not be read when they were prepared in", f"{again}, or set data.on_error=skip"),
+        if self.how.channels != channels:
+            raise UserError(
+                f"data.prepared: the images in {self.folder} have {self.how.channels} channels, not data.channels="
+                f"{channels}; prepare them into another folder"
+            )
+        positions = self.positions(manifest)
+        remedy = f"{remedy_for(self.folder)}, which takes those only"
+        is_lost = (positions >= 0) & (self.records["length"][positions] == 0) if len(self.records) else positions >= 0
+        for rows, problem in (
+            (np.flatnonzero(positions < 0), "are not in"),
+            (self.changed(manifest, positions), "were changed after they were prepared in"),
+            (np.flatnonzero(is_lost & (on_error == "raise")), "could not be read when they were prepared in"),
         ):
             if len(rows):
+                skip = ", or set data.on_error=skip" if problem.startswith("could") else ""
                 raise UserError(
-                    f"data.prepared: {len(rows):,} of {len(manifest):,} images of {manifest.name} {said} {self.folder} "
-                    f"(first: {manifest.regions[rows[0]]!r}); {remedy}"
+                    f"data.prepared: {len(rows):,} of {len(manifest):,} images of {manifest.name} {problem} "
+                    f"{self.folder} (first: {manifest.regions[rows[0]]!r}); {remedy}{skip}"
                 )
-        self._is_fit[places] = True
-        return PreparedRows(self, manifest, places)
+        return PreparedRows(self, manifest, positions)
 
 
 class PreparedRows:
-    def __init__(self, images: PreparedImages, manifest: Manifest, places: Int64[np.ndarray, " image"]) -> None:
+    def __init__(self, images: PreparedImages, manifest: Manifest, positions: Int64[np.ndarray, " image"]) -> None:
         self.folder, self.how, self._names = images.folder, images.how, manifest.regions
-        self._records = images.records[places]
+        self._records = images.records[positions]
         # Shared memory: a sum is compared once in a run, by whichever worker comes first.
         self._verified = torch.zeros(len(manifest), dtype=torch.bool).share_memory_()  # type: ignore[no-untyped-call]
         self._mapped: np.ndarray | None = self._map()
@@ -257,8 +253,8 @@ class PreparedRows:
         try:
             return np.memmap(self.folder / IMAGES, mode="r")
         except (OSError, ValueError) as error:  # no UserError: none of the images is to be skipped for that
-            said = f"{self.folder / IMAGES} cannot be read any more ({first_line(error)})"
-            raise AurankError(f"data.prepared: {said}; put it back, or {remedy_for(self.folder)}") from error
+            message = f"{self.folder / IMAGES} cannot be read any more ({first_line(error)})"
+            raise AurankError(f"data.prepared: {message}; put it back, or {remedy_for(self.folder)}") from error
 
     def read(self, row: int) -> Pixels:
         """Return the pixels of a row; UserError where the original could not be read, or the file is damaged."""
@@ -271,11 +267,11 @@ class PreparedRows:
             self._verified[row] = True
             if (image := self.how.decode(content, int(record["height"]), int(record["width"]))) is not None:
                 return image
-        said = f"could not be read when it was prepared in {self.folder}"
+        problem = f"could not be read when it was prepared in {self.folder}"
         if record["length"]:
-            lost = "its bytes are not those that were written"
-            said = f"is damaged in {self.folder / IMAGES}: {lost}; {remedy_for(self.folder)}, which mends it"
-        raise UserError(f"image {self._names[row]!r} {said}")
+            reason = "its bytes are not those that were written"
+            problem = f"is damaged in {self.folder / IMAGES}: {reason}; {remedy_for(self.folder)}, which mends it"
+        raise UserError(f"image {self._names[row]!r} {problem}")
 
 
 def contents(manifest: Manifest, prepared: PreparedRows | None = None) -> dict[str, str]:
@@ -288,30 +284,26 @@ def contents(manifest: Manifest, prepared: PreparedRows | None = None) -> dict[s
     images were made, and "pixels" of them themselves.
     """
 
-    def digest(numbers: Iterable[int | None]) -> str:
-        return hashlib.sha256(json.dumps(list(numbers)).encode()).hexdigest()
-
-    def total(path: str) -> int | None:
-        try:
-            return zlib.crc32(manifest.source.read_bytes(path))
-        except UserError:
-            return None
-
-    paths = sorted(set(manifest.paths))
-    if prepared is None:
-        source = manifest.source
-        marks: list[FileMark | None] = [None] * len(paths) if source.is_read_to_mark else source.marks(paths)
-    else:
-        known = dict(zip(manifest.paths, prepared.originals, strict=True))
-        marks = [*map(known.__getitem__, paths)]
+    paths, source = sorted(set(manifest.paths)), manifest.source
+    marks: Sequence[FileMark | None] = [None] * len(paths)
+    if prepared is not None:
+        of_path = dict(zip(manifest.paths, prepared.originals, strict=True))
+        marks = [of_path[path] for path in paths]
+    elif not source.is_read_to_mark:
+        marks = source.marks(paths)
     sizes = [mark and mark.length for mark in marks]
     sums = {path: mark and mark.crc for path, mark in zip(paths, marks, strict=True)}
-    all_known = prepared is not None or all(mark is not None and mark.crc is not None for mark in marks)
-    small = 0 < sum(size or 0 for size in sizes) <= _SMALL
-    sample = paths if small else random.Random(manifest.sha256).sample(paths, min(_SAMPLE, len(paths)))
-    digests = {"sizes": digest(sizes), "sample": digest(sums[path] if all_known else total(path) for path in sample)}
-    if all_known and sums:
-        digests["sums"] = digest(sums.values())
+    is_complete = prepared is not None or None not in sums.values()
+    is_small = 0 < sum(size or 0 for size in sizes) <= _SMALL
+    sample = paths if is_small else random.Random(manifest.sha256).sample(paths, min(_SAMPLE, len(paths)))
+    if not is_complete:
+        for path in sample:
+            with suppress(UserError):
+                sums[path] = zlib.crc32(source.read_bytes(path))
+    numbers = {"sizes": sizes, "sample": [sums[path] for path in sample]}
+    if is_complete and sums:
+        numbers["sums"] = [*sums.values()]
+    digests = {name: hashlib.sha256(json.dumps(listed).encode()).hexdigest() for name, listed in numbers.items()}
     return digests if prepared is None else {**digests, "prepared": str(prepared.how), "pixels": prepared.sha256}
 
 
@@ -361,27 +353,33 @@ def prepare_images(
             raise UserError(
                 f"--out {folder} holds images prepared otherwise ({stored.how}; asked for: {how}); name another folder"
             )
-        places = stored.places(once)
-        unfit = stored.unfit(once, places, at_most=None, progress=partial(report, "comparing originals"))
-        held = np.flatnonzero(places >= 0)
-        needed = np.zeros(len(once), dtype=np.bool_)
-        needed[np.concatenate(unfit)] = True
-        needed[held] |= stored.damaged(places[held], partial(report, "verifying"))
+        positions = stored.positions(once)
+        is_there = positions >= 0
+        needed = ~is_there
+        needed[stored.changed(once, positions, at_most=None, progress=partial(report, "comparing originals"))] = True
+        needed[is_there] |= stored.damaged(positions[is_there], partial(report, "verifying"))
         if on_error == "raise":  # then it says why
-            needed[held] |= stored.records["length"][places[held]] == 0
+            needed[is_there] |= stored.records["length"][positions[is_there]] == 0
         todo = np.flatnonzero(needed).tolist()
         marks = manifest.source.marks([once.paths[row] for row in todo])  # before they are read
         make = partial(_make, once, how, on_error=on_error, max_pixels=max_pixels)
-        made = _in_order(make, todo, marks)
+        threads = min(32, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
         waiting: list[dict[str, Any]] = []
-        with (folder / IMAGES).open("ab", buffering=0) as file:
+        with (
+            (folder / IMAGES).open("ab", buffering=0) as file,
+            quiet_decoding(),
+            ThreadPoolExecutor(threads) as pool,
+        ):
             file.truncate(stored.end)
             try:
-                for done, (row, image) in enumerate(zip(todo, made, strict=True), start=1):
-                    waiting.append({"key": keys[row], **image})
-                    if len(waiting) >= _KEPT_EVERY or sum(len(each["image"]) for each in waiting) >= _KEPT_BYTES:
-                        _append(file, waiting, how)
-                    report("preparing", done, len(todo))
+                for start in range(0, len(todo), portion := _PORTION * threads):
+                    rows = todo[start : start + portion]
+                    made = pool.map(make, rows, marks[start : start + portion])
+                    for done, (row, image) in enumerate(zip(rows, made, strict=True), start=start + 1):
+                        waiting.append({"key": keys[row], **image})
+                        if len(waiting) >= _KEPT_EVERY or sum(len(each["image"]) for each in waiting) >= _KEPT_BYTES:
+                            _append(file, waiting, how)
+                        report("preparing", done, len(todo))
             finally:
                 _append(file, waiting, how)
     except OSError as error:
@@ -390,7 +388,7 @@ def prepare_images(
             "command again when there is room"
         ) from error
     stored = PreparedImages(folder)
-    is_lost = stored.records["length"][stored.places(once)] == 0
+    is_lost = stored.records["length"][stored.positions(once)] == 0
     unreadable = tuple(once.regions[row] for row in np.flatnonzero(is_lost).tolist())
     return PreparedResult(folder, how, len(once), len(todo), unreadable, (folder / IMAGES).stat().st_size)
 
@@ -418,8 +416,8 @@ def _make(
     path, content, original, shape = manifest.paths[row], b"", b"", (0, 0)
     try:
         original = manifest.source.read_bytes(path)
-        held = PartsSource([original], {path: (0, 0, len(original))}, where=manifest.source.where)
-        image = decode(held, path, how.channels, max_pixels=max_pixels)
+        source = PartsSource([original], {path: (0, 0, len(original))}, where=manifest.source.where)
+        image = decode(source, path, how.channels, max_pixels=max_pixels)
         if manifest.boxes is not None and manifest.boxes[row, 0] >= 0:
             image = crop(image, manifest.boxes[row].tolist(), path)
         image = how.shrink(image)
@@ -438,12 +436,3 @@ def _make(
         "original_modified": (mark and mark.modified) or 0,
         "original_crc": zlib.crc32(original),
     }
-
-
-def _in_order(
-    make: Callable[..., Mapping[str, Any]], rows: Sequence[int], marks: Sequence[FileMark | None]
-) -> Iterator[Mapping[str, Any]]:
-    threads = min(32, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
-    with quiet_decoding(), ThreadPoolExecutor(threads) as pool:
-        for start in range(0, len(rows), portion := _PORTION * threads):
-            yield from pool.map(make, rows[start : start + portion], marks[start : start + portion])

@@ -130,17 +130,11 @@ class EmbeddingSource(ImageSource):
         self, rows: Float32[np.ndarray, "row dim"], paths: Sequence[str], *, where: str, made_by: MadeBy | None = None
     ) -> None:
         self.rows, self.where, self.made_by = rows, where, made_by
-        self.place = {path: row for row, path in enumerate(paths)}
+        self.entries = {path: row for row, path in enumerate(paths)}
 
     def content(self, path: str) -> bytes:
-        held: bytes = self.rows[self.place[path]].tobytes()
-        return held
-
-    def exists(self, path: str) -> bool:
-        return path in self.place
-
-    def names(self) -> list[str]:
-        return sorted(self.place)
+        content: bytes = self.rows[self.entries[path]].tobytes()
+        return content
 
 
 class AsSaved(Pipeline):
@@ -153,7 +147,7 @@ class EmbeddingDataset(ImageDataset):
         super().__init__(manifest, AsSaved(1, 1), channels=1, cache_bytes=0)
         source = manifest.source
         assert isinstance(source, EmbeddingSource)
-        self._place = np.array([source.place[path] for path in manifest.paths], dtype=np.int64)
+        self._place = np.array([source.entries[path] for path in manifest.paths], dtype=np.int64)
         self._rows = source.rows
         self._labels = torch.from_numpy(manifest.labels.copy())
 

@@ -3,12 +3,10 @@
 import io
 import os
 import re
-import stat
 import zipfile
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,6 +44,7 @@ class ImageSource(ABC):
     """
 
     where: str
+    entries: Mapping[str, Any] = {}  # by path, where they are known beforehand
     is_read_to_mark = False  # whether the mark of an image takes as long as the image itself
     lines: tuple[str, Mapping[str, int]] = "", {}  # of a table: its name, and the first line of each path
 
@@ -53,13 +52,13 @@ class ImageSource(ABC):
     def content(self, path: str) -> bytes:
         """Return the content of one file; KeyError or FileNotFoundError where it is not there."""
 
-    @abstractmethod
     def exists(self, path: str) -> bool:
         """Return whether the source holds that file."""
+        return path in self.entries
 
-    @abstractmethod
     def names(self) -> list[str]:
         """Return the paths of all files, sorted, without litter such as .DS_Store; links are followed once."""
+        return sorted(self.entries)
 
     def marks(self, paths: Sequence[str]) -> list[FileMark | None]:
         """Return the mark of each file, None where it is missing."""
@@ -67,26 +66,22 @@ class ImageSource(ABC):
 
     def read_bytes(self, path: str) -> bytes:
         """Return the content of one file; UserError names the file if it is missing or cannot be read."""
-        with self._naming(path):
-            return self.content(path)
+        content: bytes = self._named(self.content, path)
+        return content
 
-    @contextmanager
-    def _naming(self, path: str) -> Iterator[None]:
+    def _named(self, read: Callable[[str], Any], path: str) -> Any:
         try:
-            yield
-            return
+            return read(path)
         except (MemoryError, UserError):
             raise
         except (KeyError, FileNotFoundError):
-            said = f"image {path!r} is not in {self.where}{self._line_of(path)}"
+            table, numbers = self.lines
+            line = f" ({table}, line {numbers[path]})" if path in numbers else ""
+            message = f"image {path!r} is not in {self.where}{line}"
         # OSError; a zero byte in a name; of archives BadZipFile, zlib.error, an unknown method, a password.
         except Exception as error:
-            said = f"image {path!r} in {self.where} cannot be read: {getattr(error, 'strerror', None) or error}"
-        raise UserError(said)
-
-    def _line_of(self, path: str) -> str:
-        table, numbers = self.lines
-        return f" ({table}, line {numbers[path]})" if path in numbers else ""
+            message = f"image {path!r} in {self.where} cannot be read: {getattr(error, 'strerror', None) or error}"
+        raise UserError(message)
 
 
 def file_system(address: str) -> tuple[Any, str]:
@@ -122,6 +117,7 @@ def open_source(path: Path, *, prefix: str = "") -> ImageSource:
 
 
 def local(path: Path) -> Path:
+    """Return the path of an address such as file:///photos; others stay."""
     return Path(re.sub("^file:/+", "/", path.as_posix())) if path.as_posix().startswith("file:/") else path
 
 
@@ -153,7 +149,7 @@ class FolderSource(ImageSource):
     def content(self, path: str) -> bytes:
         file = self.root / path
         # A pipe or a device would be waited for, or never end.
-        if not (stat.S_ISREG(kind := file.stat().st_mode) or stat.S_ISDIR(kind)):
+        if file.exists() and not (file.is_file() or file.is_dir()):
             raise ValueError("it is a pipe or a device, no file; remove it")
         return file.read_bytes()
 
@@ -164,14 +160,34 @@ class FolderSource(ImageSource):
             return False
 
     def names(self) -> list[str]:
-        found = []
-        for folder, files in _folders(str(self.root)):
-            inside = Path(folder).relative_to(self.root).as_posix()
-            found += [name if inside == "." else f"{inside}/{name}" for name in files]
-        return sorted(name for name in found if not _is_litter(name))
+        """Return the paths of all files; of a folder that links lead to several times by its own name, or the first."""
+        names: list[str] = []
+        seen: set[str] = set()
+        starts = [str(self.root)]
+        while starts:
+            links: list[str] = []
+            for start in starts:
+                real = os.path.realpath(start)
+                for folder, below, files in os.walk(start):
+                    if real + folder[len(start) :] in seen:
+                        below.clear()
+                        continue
+                    seen.add(real + folder[len(start) :])
+                    links += [str(path) for name in below if (path := Path(folder, name)).is_symlink()]
+                    inside = Path(folder).relative_to(self.root).as_posix()
+                    names += files if inside == "." else [f"{inside}/{name}" for name in files]
+            starts = sorted(links)
+        return sorted(name for name in names if not _is_litter(name))
 
     def marks(self, paths: Sequence[str]) -> list[FileMark | None]:
-        return [_stat_mark(os.path.join(self.root, path)) for path in paths]  # noqa: PTH118  # there may be half a million
+        marks: list[FileMark | None] = []
+        for path in paths:
+            try:
+                stat = os.stat(os.path.join(self.root, path))  # noqa: PTH116, PTH118  # there may be half a million
+                marks.append(FileMark(stat.st_size, stat.st_mtime_ns, None))
+            except (OSError, ValueError):  # a zero byte in the name
+                marks.append(None)
+        return marks
 
 
 class AddressSource(ImageSource):
@@ -189,36 +205,20 @@ class AddressSource(ImageSource):
     def names(self) -> list[str]:
         files, root = file_system(self.where)
         with reading(self.where, "a folder", remedy="look whether you may read it"):
-            found = [name.removeprefix(root).lstrip("/") for name in files.find(root)]
-        return sorted(name for name in found if not _is_litter(name))
+            names = [name.removeprefix(root).lstrip("/") for name in files.find(root)]
+        return sorted(name for name in names if not _is_litter(name))
 
     def marks(self, paths: Sequence[str]) -> list[FileMark | None]:
         files, root = file_system(self.where)
-        there = [f"{root}/{path}" for path in paths]
-        known = {file for file in there if files.isfile(file)}
-        return [FileMark(files.size(one), file_version(files, one), None) if one in known else None for one in there]
+        addresses = [f"{root}/{path}" for path in paths]
+        return [
+            FileMark(files.size(file), file_version(files, file), None) if files.isfile(file) else None
+            for file in addresses
+        ]
 
 
 def file_version(files: Any, file: str) -> int:
     return int(files.checksum(file)) % 2**62
-
-
-def _folders(root: str) -> Iterator[tuple[str, list[str]]]:
-    """Yield every folder at or below one with its files, each once: by its own name, else by the first link to it."""
-    seen: set[str] = set()
-    waiting = [root]
-    while waiting:
-        links: list[str] = []
-        for start in waiting:
-            real = os.path.realpath(start)
-            for folder, below, files in os.walk(start):
-                if real + folder[len(start) :] in seen:
-                    below.clear()
-                    continue
-                seen.add(real + folder[len(start) :])
-                links += [str(path) for name in below if (path := Path(folder, name)).is_symlink()]
-                yield folder, files
-        waiting = sorted(links)
 
 
 class ZipSource(ImageSource):
@@ -269,8 +269,8 @@ class ZipSource(ImageSource):
     def marks(self, paths: Sequence[str]) -> list[FileMark | None]:
         with self._open() as archive:  # as it is now
             members = {info.filename: info for info in archive.infolist()}
-        held = [members.get(self.prefix + path) for path in paths]
-        return [None if info is None else FileMark(info.file_size, None, info.CRC) for info in held]
+        infos = [members.get(self.prefix + path) for path in paths]
+        return [None if info is None else FileMark(info.file_size, None, info.CRC) for info in infos]
 
     def exists(self, path: str) -> bool:
         return self.prefix + path in self._archive().NameToInfo
@@ -289,68 +289,54 @@ class ArraySource(ImageSource):
     """
 
     def __init__(self, images: Mapping[str, Any], *, where: str = "memory") -> None:
-        self._images = dict(images)
-        self.where = where
+        self.entries, self.where = dict(images), where
 
-    def _held(self, path: str) -> Any:
-        return self._images[path]
+    def _array(self, path: str) -> Any:
+        return self.entries[path]
 
     def pixels(self, path: str) -> np.ndarray:
         """Return the array itself, which `decode` takes without the way through a file."""
-        with self._naming(path):
-            array: np.ndarray = self._held(path)
-            return array
+        array: np.ndarray = self._named(self._array, path)
+        return array
 
     def content(self, path: str) -> bytes:
         buffer = io.BytesIO()
-        np.save(buffer, self._held(path), allow_pickle=False)
+        np.save(buffer, self._array(path), allow_pickle=False)
         return buffer.getvalue()
-
-    def exists(self, path: str) -> bool:
-        return path in self._images
-
-    def names(self) -> list[str]:
-        return sorted(self._images)
 
 
 class PartsSource(ImageSource):
+    """Images inside of larger files or buffers.
+
+    Args:
+        parts: addresses of files, or buffers.
+        entries: of each path the position of its part, where it starts there, and its length.
+        reader: that found them: its name, root and parameters.
+    """
+
     def __init__(
         self,
         parts: Sequence[Any],
-        places: Mapping[str, tuple[int, int, int]],
+        entries: Mapping[str, tuple[int, int, int]],
         *,
         where: str,
         reader: tuple[str, Path, Mapping[str, str]] | None = None,
     ) -> None:
-        self.parts, self.places, self.where, self.reader = parts, places, where, reader
+        self.parts, self.entries, self.where, self.reader = parts, entries, where, reader
 
     def content(self, path: str) -> bytes:
-        number, start, length = self.places[path]
+        number, start, length = self.entries[path]
         if not isinstance(part := self.parts[number], str):
             return bytes(part[start : start + length])
         files, inside = file_system(part)
         return files.cat_file(inside, start=start, end=start + length)  # type: ignore[no-any-return]
 
-    def exists(self, path: str) -> bool:
-        return path in self.places
-
-    def names(self) -> list[str]:
-        return sorted(self.places)
-
     def marks(self, paths: Sequence[str]) -> list[FileMark | None]:
         if not all(isinstance(part, str) for part in self.parts):
             return super().marks(paths)
         versions = [file_version(*file_system(part)) for part in self.parts]
-        places = (self.places[path] for path in paths)
-        return [FileMark(length, versions[number] + start, None) for number, start, length in places]
-
-
-def _stat_mark(path: str) -> FileMark | None:
-    try:
-        found = os.stat(path)  # noqa: PTH116  # see above
-    except (OSError, ValueError):  # a zero byte in the name
-        return None
-    return FileMark(found.st_size, found.st_mtime_ns, None)
+        entries = (self.entries[path] for path in paths)
+        return [FileMark(length, versions[number] + start, None) for number, start, length in entries]
 
 
 def _is_litter(name: str) -> bool:

@@ -154,8 +154,8 @@ def test_of_many_originals_of_one_length_a_run_reads_some_and_the_preparation_al
     for path in paths:
         os.utime(tmp_path / "photos" / path, (10**9, 10**9))
     np.save(tmp_path / "photos" / paths[2], np.full((4, 4, 3), 255, np.uint8))
-    held = PreparedImages(tmp_path / "out")
-    assert len(held.unfit(manifest, held.places(manifest))[1]) == 0  # not among the 64
+    images = PreparedImages(tmp_path / "out")
+    assert len(images.changed(manifest, images.positions(manifest))) == 0  # not among the 64
     told: list[tuple[str, int, int]] = []
     result = prepare_images(manifest, tmp_path / "out", raw(), progress=lambda *stage: told.append(stage))
     assert result.written == 1

@@ -316,7 +316,7 @@ class BenchmarkRun:
         for name in ("train", "test"):
             manifest = split_of(self.splits[unit.split], self.base.data, name)
             source: Any = manifest.source
-            place = [source.place[path] for path in manifest.paths]
+            place = [source.entries[path] for path in manifest.paths]
             parts[name] = described(manifest, np.arange(len(place)), source.rows[place])
         options = evaluation_options(self.base)
         if unit.method:

@@ -98,8 +98,8 @@ def _labels(dataset: Any, key: Any) -> list[str]:
 class DatasetSource(ArraySource):
     is_read_to_mark = True
 
-    def _held(self, path: str) -> Any:
-        dataset, row, key = self._images[path]
+    def _array(self, path: str) -> Any:
+        dataset, row, key = self.entries[path]
         with _reading, reading(f"{self.where}, image {path!r}", "an item of a data set", remedy="mend the data set"):
             return _pixels(dataset[row][key])
 

@@ -7,10 +7,9 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
-from typing import Any, NotRequired
+from typing import Any
 
 import numpy as np
-from typing_extensions import TypedDict
 
 from aurank.data.decode import IMAGE_SUFFIXES
 from aurank.data.manifest import Manifest, build_manifest
@@ -18,18 +17,10 @@ from aurank.data.readers.folders import draw_splits
 from aurank.data.readers.values import read_label, require_filled
 from aurank.data.sources import PartsSource, file_system, folder_or_file, open_source, whole_path
 from aurank.errors import AurankWarning, UserError
-from aurank.files import address_of, checked, reading
+from aurank.files import address_of, reading
 
 _SPLIT = re.compile(r"(?:^|[^a-z])(train|val|test)(?:ing|id|idation)?(?:[^a-z]|$)")
-
-
 Sample = tuple[str, str, Any, int, int]  # its name and label; the path or bytes it lies in, from where, and how long
-
-
-class _Feature(TypedDict):
-    """What Hugging Face says of a column of labels."""
-
-    names: NotRequired[list[str] | None]
 
 
 def read_webdataset(
@@ -49,8 +40,8 @@ def read_webdataset(
         test_fraction, seed: as for `read_folder`, where no name says a split.
     """
     reader = ("webdataset", whole_path(root), {"path": path, "label": label})
-    others = list[str]()
-    return _read(reader, (".tar",), lambda file: _members(file, label, others), test_fraction, seed, others)
+    left_out: list[str] = []
+    return _read(reader, (".tar",), lambda file: _members(file, label, left_out), test_fraction, seed, left_out)
 
 
 def read_hf(
@@ -80,13 +71,13 @@ def _read(
     samples_of: Callable[[Path], Iterator[Sample]],
     test_fraction: int | float,
     seed: int,
-    others: Sequence[str] = (),
+    left_out: Sequence[str] = (),  # filled while the files are read
 ) -> Manifest:
     root, path = reader[1], reader[2]["path"]
     with reading(path, "a pattern of files", remedy="write it as {000..009} or {train,test}"):
-        given = _expanded(path)
+        targets = _expanded(path)
     names: list[str] = []
-    for name in given:
+    for name in targets:
         if folder_or_file(root / name) == "folder":
             files = (str(PurePosixPath(name, file)) for file in open_source(root / name).names())
             # Hugging Face leaves results of its own beside the data.
@@ -96,48 +87,48 @@ def _read(
     where = address_of(root / path) or str(root / path)
     if not names:
         raise UserError(f"no {' or '.join(suffixes)} file in {where}; name the folder that holds them")
-    words = {name: ["", *_SPLIT.findall(name.removeprefix(f"{path}/").lower())][-1] for name in names}
+    split_of = {name: ["", *_SPLIT.findall(name.removeprefix(f"{path}/").lower())][-1] for name in names}
     parts: list[Any] = []
-    places: dict[str, tuple[int, int, int]] = {}
+    entries: dict[str, tuple[int, int, int]] = {}
     labels, splits = [], []
-    for name, split in words.items():
+    for name, split in split_of.items():
         file = root / name
         kind = f"a {file.suffix or suffixes[0]} file"
         with reading(address_of(file) or file, kind, remedy="fetch or write it again"):
-            for inside, said, part, start, length in samples_of(file):
+            for inside, label, part, start, length in samples_of(file):
                 if not parts or parts[-1] is not part:
                     parts.append(part)
-                places[f"{name}/{inside}"] = len(parts) - 1, start, length
-                labels.append(said)
+                entries[f"{name}/{inside}"] = len(parts) - 1, start, length
+                labels.append(label)
                 splits.append(split)
-    if others:  # filled while the files were read
+    if left_out:
         remedy = "a key ends at the first dot of a name: name images KEY.png, KEY.jpg or alike"
-        told = f"{where}: left out as no image of a sample: {len(others):,} (first {others[0]}); {remedy}"
-        if not places:
-            raise UserError(told)
-        warnings.warn(told, AurankWarning, stacklevel=3)
-    require_filled("label", [place for place, label in zip(places, labels, strict=True) if not label])
+        message = f"{where}: left out as no image of a sample: {len(left_out):,} (first {left_out[0]}); {remedy}"
+        if not entries:
+            raise UserError(message)
+        warnings.warn(message, AurankWarning, stacklevel=3)
+    require_filled("label", [path for path, label in zip(entries, labels, strict=True) if not label])
     if not any(splits):
         splits = draw_splits(labels, test_fraction, seed)
-    elif unsaid := [name for name, split in words.items() if not split]:
+    elif unnamed := [name for name, split in split_of.items() if not split]:
         raise UserError(
-            f"{unsaid[0]!r} in {where} names no split, and others do; name those by data.params.path={{train,test}}"
+            f"{unnamed[0]!r} in {where} names no split, and others do; name those by data.params.path={{train,test}}"
         )
-    source = PartsSource(parts, places, where=where, reader=reader)
-    folder = root / given[0]
-    folder = folder.parent if folder.suffix in suffixes or len(given) > 1 else folder
-    return build_manifest(folder.resolve().name, source, paths=[*places], labels=labels, splits=splits)
+    source = PartsSource(parts, entries, where=where, reader=reader)
+    folder = root / targets[0]
+    folder = folder.parent if folder.suffix in suffixes or len(targets) > 1 else folder
+    return build_manifest(folder.resolve().name, source, paths=[*entries], labels=labels, splits=splits)
 
 
 def _expanded(pattern: str) -> list[str]:
     if (braces := re.search(r"\{([^{}]*)\}", pattern)) is None:
         return [pattern]
     low, dots, high = braces[1].partition("..")
-    each = [f"{number:0{len(low)}d}" for number in range(int(low), int(high) + 1)] if dots else braces[1].split(",")
-    return [name for one in each for name in _expanded(pattern[: braces.start()] + one + pattern[braces.end() :])]
+    inner = [f"{number:0{len(low)}d}" for number in range(int(low), int(high) + 1)] if dots else braces[1].split(",")
+    return [name for text in inner for name in _expanded(pattern[: braces.start()] + text + pattern[braces.end() :])]
 
 
-def _members(file: Path, label: str, others: list[str]) -> Iterator[Sample]:
+def _members(file: Path, label: str, left_out: list[str]) -> Iterator[Sample]:
     ending, _, key = label.partition(".")
     part = address_of(file) or str(whole_path(file))
     files, inside = file_system(part)
@@ -158,16 +149,16 @@ def _members(file: Path, label: str, others: list[str]) -> Iterator[Sample]:
                     raise UserError(f"{member.name} is a second image of {sample}; leave one out")
                 images[sample] = member.name, part, member.offset_data, member.size
             elif PurePosixPath(suffix).suffix in IMAGE_SUFFIXES:
-                others.append(member.name)
+                left_out.append(member.name)
                 beside.add(sample)
-            elif suffix == ending.lower() and (held := archive.extractfile(member)) is not None:
-                content = held.read().decode()
+            elif suffix == ending.lower() and (stream := archive.extractfile(member)) is not None:
+                content = stream.read().decode()
                 labels[sample] = read_label(json.loads(content)[key] if key else content, member.name)
-    others += [name for sample, name in first.items() if sample not in images and sample not in beside]
-    if lacking := [stem for stem in images if stem not in labels]:
-        raise UserError(f"{lacking[0]} has no .{ending}; name the ending of the labels with data.params.label")
-    for stem, (name, *place) in images.items():
-        yield name, labels[stem], *place
+    left_out += [name for sample, name in first.items() if sample not in images and sample not in beside]
+    if unlabelled := [sample for sample in images if sample not in labels]:
+        raise UserError(f"{unlabelled[0]} has no .{ending}; name the ending of the labels with data.params.label")
+    for sample, image in images.items():
+        yield image[0], labels[sample], *image[1:]
 
 
 def _rows(file: Path, image: str, label: str) -> Iterator[Sample]:
@@ -175,19 +166,19 @@ def _rows(file: Path, image: str, label: str) -> Iterator[Sample]:
 
     if (address := address_of(file)) is None:
         part: Any = str(whole_path(file))
-        held = pyarrow.memory_map(part).read_buffer()
+        buffer = pyarrow.memory_map(part).read_buffer()
     else:
         files, inside = file_system(address)
-        part = held = pyarrow.py_buffer(files.cat_file(inside))
+        part = buffer = pyarrow.py_buffer(files.cat_file(inside))
     is_parquet = file.suffix == ".parquet"
-    opened: Any = pyarrow.parquet.ParquetFile(held) if is_parquet else pyarrow.ipc.open_stream(held)
+    opened: Any = pyarrow.parquet.ParquetFile(buffer) if is_parquet else pyarrow.ipc.open_stream(buffer)
     schema = opened.schema_arrow if is_parquet else opened.schema
     if lacking := [name for name in (image, label) if name not in schema.names]:
-        known = f"there are {', '.join(schema.names)}; set data.params.image and data.params.label"
-        raise UserError(f"there is no column {lacking[0]!r}: {known}")
+        columns = f"there are {', '.join(schema.names)}; set data.params.image and data.params.label"
+        raise UserError(f"there is no column {lacking[0]!r}: {columns}")
     table = opened.read(columns=[image, label]) if is_parquet else opened.read_all()
     about = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
-    names = checked(about.get("info", {}).get("features", {}).get(label, {}), _Feature).get("names") or []
+    names = about.get("info", {}).get("features", {}).get(label, {}).get("names") or []
     labels = iter(table[label].to_pylist())
     row = 0
     for chunk in table[image].chunks:
@@ -201,8 +192,8 @@ def _rows(file: Path, image: str, label: str) -> Iterator[Sample]:
         _, offsets, values = chunk.buffers()
         ends = np.frombuffer(offsets, np.int32 if is_narrow else np.int64)[chunk.offset :][: len(chunk) + 1].tolist()
         # What had not to be unpacked lies in the file itself, as far from its beginning as in memory.
-        first = -1 if values is None else values.address - held.address
-        where, first = (part, first) if 0 <= first < held.size else (values, 0)
+        first = -1 if values is None else values.address - buffer.address
+        where, first = (part, first) if 0 <= first < buffer.size else (values, 0)
         for start, end in pairwise(ends):
             yield f"{row:07d}", read_label(next(labels), f"row {row}", names), where, first + start, end - start
             row += 1

@@ -33,6 +33,7 @@ _PILLOWS: Mapping[str, Resampling] = {
 INTERPOLATIONS = (AREA, *_PILLOWS)
 """Ways to resize: "area" averages where an image shrinks and is bilinear where it grows; the others are Pillow's."""
 RESIZES = ("crop", "pad", "squash")
+IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # mean and deviation
 LEAST = 1e-6  # of what has to be above 0
 Limits = dict[str, tuple[Any, ...]]
 
@@ -81,7 +82,7 @@ class Pipeline(ABC):
     """Least and most of a parameter, and of each value of a range, or all that it can be."""
     _headroom: ClassVar[float] = 1.5  # times `needed_side` that a photo decoded smaller has to have
     unit: ClassVar[int] = 1
-    """What values are divided by before the mean, in that unit, is taken off: 1, or 255 as torchvision does."""
+    """Values are divided by it before the mean, in that unit, is subtracted: 1, or 255 as in torchvision."""
 
     def __post_init__(self) -> None:
         if isinstance(self.image_size, Sequence):
@@ -89,8 +90,8 @@ class Pipeline(ABC):
                 raise UserError(f"image_size must be a number or [height, width], got {self.image_size!r}")
             height, width = self.image_size
             self.image_size = height if height == width else (height, width)
-        usual = [(0.485, 0.456, 0.406), (0.229, 0.224, 0.225)] if self.channels == 3 else [(0.5,) * self.channels] * 2
-        self.mean, self.std = tuple(self.mean or usual[0]), tuple(self.std or usual[1])
+        mean, std = IMAGENET if self.channels == 3 else ((0.5,) * self.channels,) * 2
+        self.mean, self.std = tuple(self.mean or mean), tuple(self.std or std)
         for name, limit in self.limits.items():
             value: Any = getattr(self, name, None)
             if value is None:
@@ -106,6 +107,7 @@ class Pipeline(ABC):
                 elif isinstance(value, Sequence) and name != "image_size":
                     is_fit = is_fit and len(values) == 2 and values[0] <= values[1]
                     expected = f"two numbers {expected}, smaller one first"
+                    setattr(self, name, tuple(map(float, values)))
             if not is_fit:
                 raise UserError(f"{name} must be {expected}, got {value!r}")
 
@@ -121,7 +123,7 @@ class Pipeline(ABC):
         return [round(255 * value) for value in self.mean or ()]
 
     def canvas_size(self, margin: Number) -> tuple[int, int]:
-        """Return margin × image_size, height and width; a rectangle's are cut down to whole pixels, as timm does it."""
+        """Return margin × image_size, height and width; a rectangle's are rounded down, as timm does it."""
         height, width = self.size
         if height == width:
             return (round(margin * height),) * 2
@@ -153,7 +155,8 @@ class Pipeline(ABC):
     @property
     def needed_side(self) -> int | None:
         """The shorter side that an image needs so that nothing is lost by reducing it before; None: all that it has."""
-        return None
+        margin = getattr(self, "margin", None)
+        return None if margin is None else max(self.canvas_size(margin))
 
     @abstractmethod
     def prepare(self, image: Pixels) -> Prepared:
@@ -198,7 +201,7 @@ class Pipeline(ABC):
         return {}
 
     def constants(self) -> tuple[Float[Tensor, "1 1 1"], Float[Tensor, "channel 1 1"], Float[Tensor, "channel 1 1"]]:
-        """Return `unit`, and mean and deviation in it, for others that do the sums of `normalise` to the last bit."""
+        """Return `unit`, and mean and deviation in it, by which others compute `normalise` to the last bit."""
         mean, std = (
             255 // self.unit * torch.tensor(values, dtype=torch.float32).view(-1, 1, 1)
             for values in (self.mean, self.std)
@@ -242,7 +245,8 @@ def resize(image: Pixels, height: int, width: int, interpolation: str = AREA) ->
         return by_opencv(image, lambda part: cv2.resize(part, (width, height), interpolation=way), at_once=4)
     # Pillow takes RGB; other channels go one by one: it would take the last of four for transparency.
     parts = [image] if image.shape[2] == 3 else [image[:, :, channel] for channel in range(image.shape[2])]
-    return np.dstack([fromarray(part).resize((width, height), _PILLOWS[interpolation]) for part in parts])
+    method = _PILLOWS[interpolation]
+    return np.dstack([np.asarray(fromarray(part).resize((width, height), method)) for part in parts])
 
 
 def resize_shorter(image: Pixels, side: int, interpolation: str = AREA) -> Prepared:

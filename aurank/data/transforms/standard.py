@@ -57,9 +57,7 @@ _ENLARGING = {"nearest": cv2.INTER_NEAREST, "bicubic": cv2.INTER_CUBIC, "lanczos
 class Resize(Pipeline):
     """Evaluation: the whole image, squeezed to image_size; padded to it where `resize` is pad."""
 
-    @property
-    def needed_side(self) -> int:
-        return max(self.size)
+    margin: ClassVar[int] = 1
 
     def prepare(self, image: Pixels) -> Prepared:
         return self.canvas(image, 1) if self.resize == "pad" else resize(image, *self.size, self.interpolation)
@@ -80,10 +78,6 @@ class Center(Pipeline):
         super().__post_init__()
         if self.resize != "crop":
             self.margin = 1
-
-    @property
-    def needed_side(self) -> int:
-        return max(self.canvas_size(self.margin))
 
     def prepare(self, image: Pixels) -> Prepared:
         return centre_crop(self.canvas(image, self.margin), self.size)
@@ -122,8 +116,7 @@ class Timm(Pipeline):
 
     @property
     def resized_size(self) -> tuple[int, int]:
-        height, width = (math.floor(side / self.crop_pct) for side in self.size)
-        return height, width
+        return math.floor(self.size[0] / self.crop_pct), math.floor(self.size[1] / self.crop_pct)
 
     @property
     def needed_side(self) -> int:
@@ -146,10 +139,6 @@ class RandomCrop(Pipeline):
 
     margin: Number = MARGIN
     flip: Number = 0.5
-
-    @property
-    def needed_side(self) -> int:
-        return max(self.canvas_size(self.margin))
 
     def prepare(self, image: Pixels) -> Prepared:
         return self.canvas(image, self.margin)
@@ -183,15 +172,10 @@ class CropFlip(Pipeline):
     limits: ClassVar[Limits] = Pipeline.limits | dict.fromkeys(("scale", "local_scale"), (LEAST, 1))
     _headroom: ClassVar[float] = 15 / 16  # parts are enlarged: half of 640 × 480 pixels will do for a side of 256
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.scale, self.ratio = tuple(map(float, self.scale)), tuple(map(float, self.ratio))
-
     @property
     def needed_side(self) -> int:
-        if self.margin is not None:
-            return max(self.canvas_size(self.margin))
-        return math.ceil(max(self.size) / math.sqrt(self.scale[0]))  # of the smallest part
+        smallest_part = math.ceil(max(self.size) / math.sqrt(self.scale[0]))
+        return smallest_part if self.margin is None else max(self.canvas_size(self.margin))
 
     def prepare(self, image: Pixels) -> Prepared:
         return self.canvas(image, self.margin)
@@ -240,10 +224,6 @@ class Affine(Pipeline):
     oversample: Number = 4.0
     limits: ClassVar[Limits] = Pipeline.limits | {"rotate": (0, 180), "shear": (0, 60), "fill": (0, 255)}
     _headroom: ClassVar[float] = 1.0  # which is in `oversample`
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.scale = tuple(map(float, self.scale))
 
     @property
     def needed_side(self) -> int:
@@ -362,7 +342,6 @@ class MultiCrop(SimCLR):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.local_scale = tuple(map(float, self.local_scale))
         same = {field.name: getattr(self, field.name) for field in fields(SimCLR)}
         self._local = SimCLR(**same | {"image_size": self.local_size, "scale": self.local_scale})
 

@@ -1,7 +1,6 @@
 """Data sets given from Python, tables as frames, images inside larger files, addresses: what they refuse, in a line."""
 
 import io
-import json
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -143,15 +142,6 @@ def test_a_saved_data_set_has_the_bytes_that_its_library_reads(tmp_path: Path) -
     pq.write_table(rows, tmp_path / "train.parquet")
     with pytest.raises(UserError, match="column 'image' has rows without the bytes of an image"):
         read_hf(tmp_path, path="train.parquet")
-
-
-@pytest.mark.parametrize("names", [[0.5, True], [["a"], "b"], {"a": 0}, "ab"])
-def test_names_of_classes_that_are_no_texts_are_one_line(names: Any, tmp_path: Path) -> None:
-    rows = pa.table({"image": pa.array([b"x", b"y"], pa.binary()), "label": [0, 1]})
-    about = json.dumps({"info": {"features": {"label": {"names": names, "_type": "ClassLabel"}}}})
-    pq.write_table(rows.replace_schema_metadata({"huggingface": about}), tmp_path / "train.parquet")
-    with pytest.raises(UserError, match=r"train\.parquet: cannot be read as a \.parquet file \(names"):
-        read_hf(tmp_path)
 
 
 def test_shards_are_named_by_braces_and_labels_by_an_ending_or_a_key(tmp_path: Path) -> None:
