@@ -3,7 +3,6 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -46,10 +45,10 @@ class Sampler(ABC):
     world_size: int = 1
 
     def __post_init__(self) -> None:
-        if trouble := next(self.troubles(), None):
-            raise UserError(trouble)
+        if problem := next(self.problems(), None):
+            raise UserError(problem)
 
-    def troubles(self) -> Iterator[str]:
+    def problems(self) -> Iterator[str]:
         """Yield what makes batches of these arguments impossible; the first is raised as a UserError."""
         if self.seed < 0:
             yield f"seed must be at least 0, got {self.seed}"
@@ -93,35 +92,32 @@ class Sampler(ABC):
 
     def iterate_ranks(self, epoch: int = 0, batch: int = 0) -> Iterator[tuple[int, int, list[Rows]]]:
         """Do as `iterate`, and yield the rows of every rank: each process knows what the others have."""
-        passed = False
+        is_first = True
         while True:
             dealt = [deal(chunks, self.world_size) for chunks in self.global_batches(epoch)]
             assert 0 <= batch <= len(dealt), f"epoch {epoch} has {len(dealt)} batches, so none is {batch}"
-            for index in range(batch, len(dealt)):
-                if len(dealt[index][0]):
-                    passed = False
-                    yield epoch, index, dealt[index]
-            if passed:
+            batches = [(epoch, index, dealt[index]) for index in range(batch, len(dealt)) if len(dealt[index][0])]
+            if not (batches or is_first):
                 raise UserError(
                     f"no batch of epoch {epoch} has {LEAST} rows for each of {self.world_size} processes, as where one "
                     "class has most images; start fewer processes, or raise sampler.params.per_class or sampler.batch"
                 )
-            epoch, batch, passed = epoch + 1, 0, True
+            yield from batches
+            epoch, batch, is_first = epoch + 1, 0, False
 
 
 def deal(chunks: Chunks, ranks: int) -> list[Rows]:
     """Return each rank's rows: one after another they are the chunks. None for a batch that is too small for them."""
-    whole = np.concatenate(chunks)
+    rows = np.concatenate(chunks)
     if ranks == 1:
-        return [whole]
-    if len(whole) < LEAST * ranks:
-        return [whole[:0]] * ranks
+        return [rows]
+    if len(rows) < LEAST * ranks:
+        return [rows[:0]] * ranks
     sizes = np.array([len(chunk) for chunk in chunks])
     ends = np.cumsum(sizes)
-    owner = (2 * ends - sizes) * ranks // (2 * len(whole))
-    cuts = np.append(0, ends)[np.searchsorted(owner, np.arange(1, ranks))]
-    parts = np.split(whole, cuts)
-    return parts if min(map(len, parts)) >= LEAST else np.array_split(whole, ranks)
+    owner = (2 * ends - sizes) * ranks // (2 * len(rows))
+    parts = np.split(rows, np.append(0, ends)[np.searchsorted(owner, np.arange(1, ranks))])
+    return parts if min(map(len, parts)) >= LEAST else np.array_split(rows, ranks)
 
 
 @dataclass(repr=False, eq=False)
@@ -134,8 +130,8 @@ class ShuffledSampler(Sampler):
         [4, 3, 3]
     """
 
-    def troubles(self) -> Iterator[str]:
-        yield from super().troubles()
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
         least, images = LEAST * self.world_size, len(self.labels)
         if min(self.batch, images) < least:
             yield f"at least {least} images a batch are needed, got batch={self.batch} and {images} images"
@@ -177,22 +173,22 @@ class PKSampler(Sampler):
         self.classes: list[Rows] = np.split(order.astype(np.int64), starts) if len(order) else []
         super().__post_init__()
 
-    def troubles(self) -> Iterator[str]:
-        yield from super().troubles()
-        per_class, processes, least = self.per_class, self.world_size, 2 * self.per_class * self.world_size
-        needed = f" for each of {processes} processes" if processes > 1 else ""
-        if per_class < 2:
-            yield f"per_class must be at least 2 (an image needs a positive), got {per_class}"
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
+        least = 2 * self.per_class * self.world_size
+        needed = f" for each of {self.world_size} processes" if self.world_size > 1 else ""
+        if self.per_class < 2:
+            yield f"per_class must be at least 2 (an image needs a positive), got {self.per_class}"
         if self.batch < least:
             expected = f"batch must be at least 2 × per_class{needed} = {least} (an image needs a negative)"
             yield f"{expected}, got {self.batch}; raise sampler.batch or lower per_class"
-        if len(self.classes) < 2 * processes:
+        if len(self.classes) < 2 * self.world_size:
             yield f"the training set has {len(self.classes)} classes; at least 2{needed} are needed"
-        if (largest := max(map(len, self.classes))) < per_class:
+        if (largest := max(map(len, self.classes))) < self.per_class:
             remedy = (
                 "set sampler.params.per_class=2" if largest > 1 else "data.train_labels=image trains without classes"
             )
-            yield f"no class has {per_class=} images (the largest has {largest}); {remedy}"
+            yield f"no class has per_class={self.per_class} images (the largest has {largest}); {remedy}"
 
     @property
     def largest_batch(self) -> int:
@@ -294,28 +290,28 @@ class HierarchicalSampler(PKSampler):
     super_labels: Int64[np.ndarray, " image"] | None = field(default=None, kw_only=True)
     categories: int = field(default=2, kw_only=True)
 
-    def troubles(self) -> Iterator[str]:
-        yield from super().troubles()
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
         if self.super_labels is None:
             yield "the hierarchical sampler draws super-categories, and the data set has none; use pk"
         assert self.super_labels is not None
-        most, found = self.batch // self.per_class, len(np.unique(self.super_labels))
+        most, number = self.batch // self.per_class, len(np.unique(self.super_labels))
         if not 1 <= self.categories <= most:
             yield f"categories must be from 1 to batch / per_class = {most}, got {self.categories}"
         for rows in self.classes:
             if len(names := np.unique(self.super_labels[rows]).tolist()) > 1:
                 label, both = self.labels[rows[0]], f"{names[0]} and {names[1]}"
                 yield f"images of label {label} have the super-categories {both}: give one"
-        if found < self.categories:
-            yield f"the training set has {found} super-categories; lower sampler.params.categories={self.categories}"
+        if number < self.categories:
+            yield f"the training set has {number} super-categories; lower sampler.params.categories={self.categories}"
 
-    @cached_property
-    def _members(self) -> list[list[Rows]]:
+    def __post_init__(self) -> None:
+        super().__post_init__()
         assert self.super_labels is not None
         members: dict[int, list[Rows]] = {}
         for rows in self.classes:
             members.setdefault(int(self.super_labels[rows[0]]), []).append(rows)
-        return [members[name] for name in sorted(members)]
+        self._members = [members[name] for name in sorted(members)]
 
     @property
     def largest_batch(self) -> int:
@@ -377,8 +373,8 @@ class HardNegativeSampler(PKSampler):
     negatives: str | None = None
     paths: Sequence[str] = ()
 
-    def troubles(self) -> Iterator[str]:
-        yield from super().troubles()
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
         for name in ("refresh_every", "num_neighbours"):
             if (value := getattr(self, name)) is not None and value < 1:
                 yield f"{name} must be at least 1, got {value}"
@@ -408,8 +404,8 @@ class HardNegativeSampler(PKSampler):
         # Chunks of several sizes do not always fill a batch to its last row: the least number may be too few.
         for number in range(least, least + TRIES * max(1, least // 100), max(1, least // 100)):
             left = [[chunk for chunk in pieces[:number] if int(chunk[0]) not in seen] for pieces in chunks]
-            batches, rest = self._arrange(left, number - len(shown), self.generator(epoch, len(shown)))
-            if not rest:
+            batches, surplus = self._arrange(left, number - len(shown), self.generator(epoch, len(shown)))
+            if not surplus:
                 break
         return [*shown, *batches]
 
@@ -454,12 +450,12 @@ class HardNegativeSampler(PKSampler):
             rows -= sum(map(len, batch.values()))
             if len(batch) < 2:
                 last = [*batch.values(), *(chunk for pieces in chunks for chunk in pieces)]
-                return batches, [chunk for chunk in last if not self._place(chunk, batches)]
+                return batches, [chunk for chunk in last if not self._add(chunk, batches)]
             batches.append(list(batch.values()))
         return batches, []
 
-    def _place(self, chunk: Rows, batches: list[Chunks]) -> bool:
-        """Whether a batch has room for the chunk and not its class; the smallest such one then holds it."""
+    def _add(self, chunk: Rows, batches: list[Chunks]) -> bool:
+        """Add the chunk to the smallest batch with room for it and without its class; return whether there is one."""
         label = self.labels[chunk[0]]
         for pieces in sorted(batches, key=lambda pieces: sum(map(len, pieces))):
             if sum(map(len, pieces)) + len(chunk) > self.batch:
@@ -488,17 +484,18 @@ def nearest_classes(
 ) -> Int64[np.ndarray, "class most"]:
     """Return for each class, in the order of their labels, at most `most` others, the nearest first, then −1."""
     names, label = np.unique(labels, return_inverse=True)
-    own, other = np.repeat(label, neighbours.shape[1]), label[neighbours.ravel()]
-    wanted = (neighbours.ravel() >= 0) & (own != other)
-    both_ways = np.hstack([own * len(names) + other, other * len(names) + own])[np.tile(wanted, 2)]
+    first, second = np.repeat(label, neighbours.shape[1]), label[neighbours.ravel()]
+    is_pair = (neighbours.ravel() >= 0) & (first != second)
+    first, second = first[is_pair], second[is_pair]
+    both_ways = np.concatenate([first * len(names) + second, second * len(names) + first])
     pairs, counts = np.unique(both_ways, return_counts=True)
-    own, other = np.divmod(pairs, len(names))
-    order = np.lexsort((other, -counts, own))
-    own, other = own[order], other[order]
-    place = np.arange(len(own)) - np.searchsorted(own, own)
+    first, second = np.divmod(pairs, len(names))
+    order = np.lexsort((second, -counts, first))
+    first, second = first[order], second[order]
+    rank = np.arange(len(first)) - np.searchsorted(first, first)
     table = np.full((len(names), most), -1, dtype=np.int64)
-    kept = place < most
-    table[own[kept], place[kept]] = other[kept]
+    is_near = rank < most
+    table[first[is_near], rank[is_near]] = second[is_near]
     return table
 
 

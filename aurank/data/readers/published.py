@@ -43,20 +43,22 @@ class Benchmark:
     addresses: Mapping[str, str] = field(default_factory=dict)
     unpack: str | None = None
     remark: str = ""
-
-
-def _read(name: str, table: Mapping[str, Any]) -> Benchmark:
-    sizes = {part: SplitSize(*size) for part, size in table.get("sizes", {}).items()}
-    return Benchmark(name, **{**table, "folders": tuple(table["folders"]), "sizes": sizes})
+    source: str = ""
 
 
 _ALL = {
-    name: _read(name, table)
+    name: Benchmark(
+        name,
+        **{
+            **table,
+            "folders": tuple(table["folders"]),
+            "sizes": {part: SplitSize(*size) for part, size in table.get("sizes", {}).items()},
+        },
+    )
     for name, table in tomllib.loads(Path(__file__).with_name("benchmarks.toml").read_text("utf-8")).items()
 }
 BENCHMARKS: Mapping[str, Benchmark] = {name: about for name, about in _ALL.items() if about.sizes}
 FETCHED: Mapping[str, Benchmark] = {name: about for name, about in _ALL.items() if about.addresses}
-
 
 _EXAMPLES = 3
 _CHUNK = 2**22
@@ -73,17 +75,19 @@ class _Missing(Exception):
 
 
 @dataclass(frozen=True)
-class Place:
+class Location:
+    """A folder or archive that may hold a benchmark."""
+
     benchmark: Benchmark
     path: Path
     prefix: str = ""
 
     @functools.cached_property
     def source(self) -> ImageSource:
-        return open_source(self.path, prefix=self.prefix)
+        return self.inside("")
 
     def inside(self, folder: str) -> ImageSource:
-        return open_source(self.path, prefix=f"{self.prefix}/{folder}".lstrip("/"))
+        return open_source(self.path, prefix=f"{self.prefix}/{folder}".strip("/"))
 
     def holds(self, file: str) -> bool:
         if not file.endswith("/"):
@@ -96,29 +100,37 @@ class Place:
         return Part(name, list(rows), self.benchmark.sizes[size or name])
 
     def missing(self, files: Iterable[str]) -> list[str]:
-        known = {**self.benchmark.either, **self.benchmark.files}
+        contents = {**self.benchmark.either, **self.benchmark.files}
         return [
-            f"{file}, {known.get(file, 'a list')}, is missing: get it from {self.benchmark.origin}"
+            f"{file}, {contents.get(file, 'a list')}, is missing: get it from {self.benchmark.origin}"
             for file in files
             if not self.holds(file)
         ]
 
-    def require(self, files: Iterable[str], further: Iterable[str] = ()) -> list[str]:
-        """End the reading unless all of `files` are there; return the lines for those of `further` that are not."""
-        needed, others = self.missing(files), self.missing(further)
-        if needed:
-            raise _Missing(*needed, *others)
-        return others
+    def require(self, files: Iterable[str], optional: Iterable[str] = ()) -> list[str]:
+        """End the reading unless all of `files` are there; return a line for each of `optional` that is not."""
+        required, further = self.missing(files), self.missing(optional)
+        if required:
+            raise _Missing(*required, *further)
+        return further
 
 
 @dataclass(frozen=True)
 class Contents:
+    """What a benchmark's reader returns.
+
+    Attributes:
+        images: the folder that paths start from.
+        positives, ignored: pairs of a row of the first part and a row of the second.
+        class_names: by label, where labels are ids.
+    """
+
     parts: Sequence[Part]
     problems: Sequence[str] = ()
     images: str = ""
-    positives: Sequence[tuple[int, int]] | None = None  # a row of the first part and a row of the second
+    positives: Sequence[tuple[int, int]] | None = None
     ignored: Sequence[tuple[int, int]] | None = None
-    class_names: Mapping[str, str] | None = None  # where labels are ids
+    class_names: Mapping[str, str] | None = None
 
 
 @dataclass(eq=False)
@@ -135,55 +147,50 @@ class PublishedReader:
 
     def __post_init__(self) -> None:
         functools.update_wrapper(self, self.read)  # its name and docstring
-        own = list(inspect.signature(self.read).parameters.values())[1:]
         kind = inspect.Parameter.KEYWORD_ONLY
-        given = [
+        parameters = [
             inspect.Parameter("root", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=Path),
             inspect.Parameter("path", kind, default=None, annotation=str | None),
-            *own,
+            *[*inspect.signature(self.read).parameters.values()][1:],
             inspect.Parameter("complete", kind, default=True, annotation=bool),
         ]
-        self.__signature__ = inspect.Signature(given, return_annotation=Manifest)
+        self.__signature__ = inspect.Signature(parameters, return_annotation=Manifest)
 
     def __call__(self, root: Path, *, path: str | None = None, complete: bool = True, **params: Any) -> Manifest:
-        benchmark = self.benchmark
-        place = locate(benchmark, root, path)
-        manifest, problems = (None, []) if place is None else self.examine(place, **params)
+        about = self.benchmark
+        location = locate(about, root, path)
+        manifest, problems = (None, []) if location is None else self.examine(location, **params)
         if manifest is not None and not (complete and problems):
             return manifest
-        remedy = f"Get it from {benchmark.origin} (terms: {benchmark.terms})"
+        remedy = f"Get it from {about.origin} (terms: {about.terms})"
         if manifest is not None:
-            remark = f" ({benchmark.remark})" if benchmark.remark else ""
-            remedy = f"Get the rest from {benchmark.origin}, or data.params.complete=false reads it as a part{remark}"
-        absence = describe_absence(benchmark, root, path)
-        if place is not None:
-            absence = f"{benchmark.title} in {place.source.where} is not as published: {'; '.join(problems)}"
+            remark = f" ({about.remark})" if about.remark else ""
+            remedy = f"Get the rest from {about.origin}, or data.params.complete=false reads it as a part{remark}"
+        problem = describe_absence(about, root, path)
+        if location is not None:
+            problem = f"{about.title} in {location.source.where} is not as published: {'; '.join(problems)}"
         raise UserError(
-            f"{absence}. {remedy}; expected layout: {benchmark.layout}; `aurank data check {benchmark.name} --root "
-            f"{root}` lists all that is missing; data.root (or AURANK_DATA) names the folder that holds it"
+            f"{problem}. {remedy}; expected layout: {about.layout}; `aurank data check {about.name} --root {root}` "
+            "lists all that is missing; data.root (or AURANK_DATA) names the folder that holds it"
         )
 
-    def examine(self, place: Place, **params: Any) -> tuple[Manifest | None, list[str]]:
+    def examine(self, location: Location, **params: Any) -> tuple[Manifest | None, list[str]]:
         """Return what was read, None where a list is missing, and all that differs from the published form."""
         try:
-            found = self.read(place, **params)
+            contents = self.read(location, **params)
         except _Missing as error:
             return None, list(error.args)
-        rows = [row for part in found.parts for row in part.rows]
-        manifest = build_listed(place.benchmark.name, place.inside(found.images), rows, class_names=found.class_names)
-        shift = np.array([0, len(found.parts[0].rows)])
-        pairs = {
-            name: np.array(listed, dtype=np.int64).reshape(-1, 2) + shift
-            for name in ("positives", "ignored")
-            if (listed := getattr(found, name)) is not None
-        }
-        sizes = [SplitSize(len(part.rows), len({row.label for row in part.rows})) for part in found.parts]
-        wrong = [
-            f"{part.name} has {size}, expected {part.expected}"
-            for part, size in zip(found.parts, sizes, strict=True)
-            if size != part.expected
-        ]
-        return dataclasses.replace(manifest, **pairs), [*found.problems, *wrong]
+        rows = [row for part in contents.parts for row in part.rows]
+        source = location.inside(contents.images)
+        manifest = build_listed(self.benchmark.name, source, rows, class_names=contents.class_names)
+        shift = np.array([0, len(contents.parts[0].rows)])
+        for name, pairs in (("positives", contents.positives), ("ignored", contents.ignored)):
+            if pairs is not None:
+                numbers = np.array(pairs, dtype=np.int64).reshape(-1, 2) + shift
+                manifest = dataclasses.replace(manifest, **{name: numbers})
+        sizes = [(part, SplitSize(len(part.rows), len({row.label for row in part.rows}))) for part in contents.parts]
+        wrong = [f"{part.name} has {size}, expected {part.expected}" for part, size in sizes if size != part.expected]
+        return manifest, [*contents.problems, *wrong]
 
 
 PUBLISHED: dict[str, PublishedReader] = {}
@@ -193,18 +200,17 @@ def published(name: str, each: str = "") -> Callable[[Callable[..., Contents]], 
     return lambda read: PUBLISHED.setdefault(name, PublishedReader(BENCHMARKS[name], read, each))
 
 
-def locate(benchmark: Benchmark, root: Path, path: str | None = None) -> Place | None:
-    paths = [root / folder for folder in benchmark.folders] if path is None else [root / path]
-    places = [
-        Place(benchmark, place, prefix)
-        for place in paths
-        for prefix in ((benchmark.folders[0], "") if place.suffix == ".zip" else ("",))
+def locate(benchmark: Benchmark, root: Path, path: str | None = None) -> Location | None:
+    locations = [
+        Location(benchmark, root / folder, prefix)
+        for folder in (benchmark.folders if path is None else [path])
+        for prefix in ((benchmark.folders[0], "") if folder.endswith(".zip") else ("",))
+        if (root / folder).exists()
     ]
-    there = [place for place in places if place.path.exists()]
-    for place in there:
-        if any(map(place.holds, (*benchmark.files, *benchmark.either))):
-            return place
-    return next((place for place in there if path is not None or place.path != root), None)
+    for location in locations:
+        if any(map(location.holds, (*benchmark.files, *benchmark.either))):
+            return location
+    return next((location for location in locations if path is not None or location.path != root), None)
 
 
 def describe_absence(benchmark: Benchmark, root: Path, path: str | None = None) -> str:
@@ -212,11 +218,11 @@ def describe_absence(benchmark: Benchmark, root: Path, path: str | None = None) 
     return f"{benchmark.title} is not there: none of {', '.join(map(str, tried))} holds it"
 
 
-def summarise(what: str, examples: Sequence[str]) -> list[str]:
+def summarise(problem: str, examples: Sequence[str]) -> list[str]:
     if not examples:
         return []
     more = f"; and {len(examples) - _EXAMPLES:,} more" if len(examples) > _EXAMPLES else ""
-    return [f"{what}: {len(examples):,} ({'; '.join(examples[:_EXAMPLES])}{more})"]
+    return [f"{problem}: {len(examples):,} ({'; '.join(examples[:_EXAMPLES])}{more})"]
 
 
 @dataclass(frozen=True)
@@ -288,41 +294,28 @@ def check_benchmark(
         raise UserError(f"no benchmark {name!r} to check; expected one of {', '.join(PUBLISHED)}")
     reader = PUBLISHED[name]
     benchmark = reader.benchmark
-    place = locate(benchmark, root, path)
+    location = locate(benchmark, root, path)
     confirmed: list[str] = []
     problems: list[str] = []
-    lists, unread = [*benchmark.files, *benchmark.either], dict[str, set[str]]()
-    if place is None:
+    unread: dict[str, set[str]] = {}
+    if location is None:
         problems.append(describe_absence(benchmark, root, path))
     else:
-        problems += place.missing(benchmark.files)
+        problems += location.missing(benchmark.files)
         values = get_args(inspect.signature(reader.read).parameters[reader.each].annotation) if reader.each else ()
         for params in [{reader.each: value} for value in values] or [{}]:
             try:
-                manifest, wrong = reader.examine(place, **params)
+                manifest, wrong = reader.examine(location, **params)
             except UserError as error:
                 problems.append(str(error))
                 continue
             problems += wrong
-            if manifest is None:
-                continue
-            missing = [image for image in dict.fromkeys(manifest.paths) if not manifest.source.exists(image)]
-            folder = manifest.source.where
-            there = {name for name in manifest.source.names() if not any(file.endswith(name) for file in lists)}
-            unread[folder] = unread.get(folder, there).intersection(there.difference(manifest.paths))
-            problems += summarise(f"listed images that are not in {manifest.source.where}", missing)
-            for split in manifest.split_sizes:
-                part = manifest.split(split)
-                both = part.is_query & part.is_gallery
-                sides = {"": both, " query": part.is_query & ~both, " gallery": part.is_gallery & ~both}
-                for side, rows in sides.items():
-                    if rows.any():
-                        size = SplitSize(int(rows.sum()), len(np.unique(part.labels[rows])))
-                        confirmed.append(f"{split}{side} list of {size}")
+            if manifest is not None:
+                _compare(benchmark, manifest, confirmed, problems, unread)
     if checksums:
-        folders = [root] if place is None else [root, place.path.parent, place.path]
-        files = [folder / archive for archive in benchmark.archives for folder in folders]
-        present = [file for file in dict.fromkeys(files) if file.is_file()]
+        folders = [root] if location is None else [root, location.path.parent, location.path]
+        files = dict.fromkeys(folder / archive for archive in benchmark.archives for folder in folders)
+        present = [file for file in files if file.is_file()]
         total = sum(file.stat().st_size for file in present)
         for file in present:
             digest = hashlib.md5(usedforsecurity=False)
@@ -335,6 +328,28 @@ def check_benchmark(
                 confirmed.append(f"{file} with the published md5")
             else:
                 problems.append(f"{file} has md5 {md5}, expected {expected}: fetch it again")
-    where = str(root) if place is None else place.source.where
-    others = by_ending(sorted(set[str]().union(*unread.values())))
-    return Completeness(benchmark, where, tuple(dict.fromkeys(confirmed)), tuple(dict.fromkeys(problems)), others)
+    where = str(root) if location is None else location.source.where
+    left = by_ending(sorted(set[str]().union(*unread.values())))
+    return Completeness(benchmark, where, tuple(dict.fromkeys(confirmed)), tuple(dict.fromkeys(problems)), left)
+
+
+def _compare(
+    benchmark: Benchmark,
+    manifest: Manifest,
+    confirmed: list[str],
+    problems: list[str],
+    unread: dict[str, set[str]],  # of each folder of images, files that no reading lists
+) -> None:
+    source, lists = manifest.source, [*benchmark.files, *benchmark.either]
+    missing = [image for image in dict.fromkeys(manifest.paths) if not source.exists(image)]
+    problems += summarise(f"listed images that are not in {source.where}", missing)
+    files = {name for name in source.names() if not any(file.endswith(name) for file in lists)}
+    unread[source.where] = unread.get(source.where, files).intersection(files.difference(manifest.paths))
+    for split in manifest.split_sizes:
+        part = manifest.split(split)
+        both = part.is_query & part.is_gallery
+        sides = {"": both, " query": part.is_query & ~both, " gallery": part.is_gallery & ~both}
+        for side, rows in sides.items():
+            if rows.any():
+                size = SplitSize(int(rows.sum()), len(np.unique(part.labels[rows])))
+                confirmed.append(f"{split}{side} list of {size}")
