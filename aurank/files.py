@@ -6,11 +6,11 @@ import glob
 import hashlib
 import io
 import json
-import math
 import os
 import pickle
 import re
 import shutil
+import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 EXACT: dict[str, Any] = {"extra": "forbid", "allow_inf_nan": False}
 """The `__pydantic_config__` of a dataclass that `checked` makes of a file: no other entries, no infinity, no NaN."""
-ABANDONED = 3600.0  # seconds without a byte after which a temporary is a killed process's, where no lock tells it
+ABANDONED = 3600.0  # seconds without a byte after which a temporary file is that of a killed process
 _AGAIN = "copy or make it again"
 
 
@@ -49,14 +49,13 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     temporary = temporary_name(path)
     with _saving(path):
         path.parent.mkdir(parents=True, exist_ok=True)
+        remove_temporaries(path.parent, path.name, age=ABANDONED)
         try:
-            with _open_locked(temporary) as file:
-                remove_temporaries(path.parent, path.name, mine=temporary)
+            with temporary.open("wb") as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(path)
-            _sync_folder(path.parent)
         finally:
             temporary.unlink(missing_ok=True)
 
@@ -69,7 +68,7 @@ def replacing_folder(path: Path) -> Iterator[Path]:
     try:
         with _saving(path):
             staging.mkdir(parents=True)
-            remove_temporaries(path.parent, path.name, mine=staging)
+            remove_temporaries(path.parent, path.name, age=ABANDONED)
         yield staging
         with _saving(path):
             if path.exists():
@@ -80,7 +79,6 @@ def replacing_folder(path: Path) -> Iterator[Path]:
                 if spare.exists():
                     spare.replace(path)
                 raise
-            _sync_folder(path.parent)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
         shutil.rmtree(spare, ignore_errors=True)
@@ -95,56 +93,20 @@ def _saving(path: Path) -> Iterator[None]:
         raise AurankError(f"cannot save {path}: {reason}; what was there before is untouched") from error
 
 
-def _sync_folder(folder: Path) -> None:
-    with contextlib.suppress(OSError):  # not every file system and not every platform has it
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
 def temporary_name(path: Path) -> Path:
     return path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
 
 
-def remove_temporaries(folder: Path, name: str = "*", *, mine: Path | None = None) -> None:
-    """Remove the temporary files and folders of ``name`` that killed processes left.
-
-    With ``mine``, a file or folder of this process, others may write there: files that are locked stay, and folders
-    that were not abandoned when ``mine`` began.
-    """
-    newest = math.inf if mine is None else mine.stat().st_mtime - ABANDONED  # by the clock of the disk
-    for left in folder.glob(f".{glob.escape(name) if name != '*' else name}.*.part"):
+def remove_temporaries(folder: Path, name: str = "*", *, age: float = 0.0) -> None:
+    """Remove the temporary files and folders of ``name`` that killed processes left, so many seconds old at least."""
+    for path in folder.glob(f".{glob.escape(name) if name != '*' else name}.*.part"):
         with contextlib.suppress(OSError):  # gone already, or another user's
-            is_old = left.stat().st_mtime <= newest
-            if not re.fullmatch(r"\..+\.[0-9a-f]{32}\.part", left.name):
-                continue
-            if left.is_dir():
-                if is_old:
-                    shutil.rmtree(left)
-                continue
-            with left.open("r+b") as file:
-                if _lock(file, wait=False) or is_old:
-                    left.unlink()
-
-
-def _open_locked(temporary: Path) -> BinaryIO:
-    while True:
-        file = temporary.open("wb")
-        _lock(file, wait=True)
-        if temporary.exists():  # not removed before it was locked
-            return file
-        file.close()
-
-
-def _lock(file: BinaryIO, *, wait: bool) -> bool:
-    with contextlib.suppress(ImportError, OSError):  # as on Windows, and on file systems without locks
-        import fcntl
-
-        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        return True
-    return False
+            is_temporary = re.fullmatch(r"\..+\.[0-9a-f]{32}\.part", path.name)
+            if is_temporary and time.time() - path.stat().st_mtime >= age:
+                if path.is_dir():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink()
 
 
 def write_text(path: Path, text: str) -> None:
@@ -175,41 +137,34 @@ def claimed(out: Path, *, is_file: bool = False, name: str = "--out") -> Iterato
 
     path = out.with_name(f".{out.name}{LOCK}") if is_file else out / LOCK
     created = [folder for folder in (path.parent, *path.parent.parents) if not folder.exists()]
-    with contextlib.ExitStack() as stack:
-        stack.callback(_remove_empty, created)
+    lock = FileLock(path, timeout=0)
+    try:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(FileLock(path, timeout=0))
-            stack.callback(path.unlink, missing_ok=True)  # still locked: nobody takes another file for this one
+            lock.acquire()
+        except Timeout as error:
+            remedy = "wait for it or stop it, or name another place"
+            raise InUse(f"{name} {out} is in use by another process; {remedy}") from error
         except OSError as error:
-            if isinstance(error, Timeout):
-                remedy = "wait for it or stop it, or name another place"
-                raise InUse(f"{name} {out} is in use by another process; {remedy}") from error
             raise UserError(f"cannot write to {name} {out}: {error.strerror or error}; name another place") from error
         remove_temporaries(out.parent, out.name)  # nobody else writes them now
         if not is_file:
             remove_temporaries(out)
         yield
-
-
-def remove_locks(folder: Path) -> None:
-    """Remove the locks of files that are there and stay, which processes left that were killed as they ended."""
-    for lock in folder.glob(f".*{LOCK}"):
-        if lock.with_name(lock.name[1 : -len(LOCK)]).exists():
-            lock.unlink(missing_ok=True)
-
-
-def _remove_empty(folders: list[Path]) -> None:
-    with contextlib.suppress(OSError):
-        for folder in folders:
-            folder.rmdir()
+    finally:
+        if lock.is_locked:
+            path.unlink(missing_ok=True)  # still locked: nobody takes another file for this one
+        lock.release()
+        with contextlib.suppress(OSError):  # not empty
+            for folder in created:
+                folder.rmdir()
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def reading(path: Path | str, what: str, *, remedy: str = _AGAIN) -> Iterator[None]:
+def reading(path: Path | str, title: str, *, remedy: str = _AGAIN) -> Iterator[None]:
     """Turn whatever a damaged file makes a library raise into one line; all that reads the file stands inside.
 
     A UserError from inside passes, with the file before it where it lacks that; so does what the machine is short of.
@@ -225,10 +180,10 @@ def reading(path: Path | str, what: str, *, remedy: str = _AGAIN) -> Iterator[No
     except Exception as error:
         if explained(error) is not None:
             raise
-        raise UserError(f"{path}: cannot be read as {what} ({_said(error, str(path))}); {remedy}") from error
+        raise UserError(f"{path}: cannot be read as {title} ({_reason(error, str(path))}); {remedy}") from error
 
 
-def _said(error: Exception, path: str) -> str:
+def _reason(error: Exception, path: str) -> str:
     if isinstance(error, MemoryError):  # advice on batches would lead astray: a whole file takes about its own size
         return "it is damaged, or larger than the memory of this machine"
     if isinstance(error, OSError) and error.strerror:
@@ -242,13 +197,13 @@ def _said(error: Exception, path: str) -> str:
 
 
 def read_record(
-    path: Path, kind: Callable[..., T], what: str, *, named: str, version: int = 1, remedy: str = _AGAIN
+    path: Path, kind: Callable[..., T], title: str, *, named: str, version: int = 1, remedy: str = _AGAIN
 ) -> T:
     require_ordinary(path)
-    with reading(path, what, remedy=remedy):
+    with reading(path, title, remedy=remedy):
         content: Any = json.loads(path.read_bytes())
         if not isinstance(content, dict) or (content.get("format"), content.get("version")) != (named, version):
-            raise UserError(f"{path} is not {what} of this aurank (version {version}): {remedy}")
+            raise UserError(f"{path} is not {title} of this aurank (version {version}): {remedy}")
         return checked(content, kind)
 
 
@@ -275,8 +230,8 @@ def _first_misfit() -> Iterator[None]:
         yield
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        place = ".".join(str(part)[:60] for part in first["loc"])
-        raise ValueError(f"{place}: {first['msg']}" if place else first["msg"]) from error
+        entry = ".".join(str(part)[:60] for part in first["loc"])
+        raise ValueError(f"{entry}: {first['msg']}" if entry else first["msg"]) from error
 
 
 @cache
@@ -325,8 +280,8 @@ def file_sha256(path: Path) -> str:
 
 
 def content_sha256(content: dict[str, Any]) -> str:
-    kept = {name: value for name, value in content.items() if name != "checksum"}
-    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+    signed = {name: value for name, value in content.items() if name != "checksum"}
+    return hashlib.sha256(json.dumps(signed, sort_keys=True).encode()).hexdigest()
 
 
 # -- bundles ----------------------------------------------------------------------------------------------------------
@@ -335,7 +290,7 @@ _TENSOR = "$tensor"
 """The key of an entry of a bundle's JSON that stands for a tensor; its value is the tensor's name."""
 
 
-def write_bundle(path: Path, content: Mapping[str, Any], what: str) -> None:
+def write_bundle(path: Path, content: Mapping[str, Any], title: str) -> None:
     """Write nested dicts and lists of plain values, tensors and arrays as one safetensors file.
 
     The tensors are named by their path ("encoder/head.weight"). The header holds the rest as JSON, and the SHA-256 of
@@ -343,7 +298,7 @@ def write_bundle(path: Path, content: Mapping[str, Any], what: str) -> None:
     """
     tensors: dict[str, Tensor] = {}
     text = json.dumps(_taken_out(content, "", tensors))
-    about = {"aurank": what, "content": text, "sha256": _bundle_sha256(text, tensors)}
+    about = {"aurank": title, "content": text, "sha256": _bundle_sha256(text, tensors)}
     write_safetensors(path, tensors, bundle=json.dumps(about))
 
 
@@ -371,20 +326,22 @@ def write_safetensors(path: Path, state: Mapping[str, "Tensor"], **metadata: str
             raise OSError(str(error)) from error
 
 
-def read_bundle(path: Path, kind: Callable[..., T], what: str, *, remedy: str = _AGAIN) -> T:
+def read_bundle(path: Path, kind: Callable[..., T], title: str, *, remedy: str = _AGAIN) -> T:
     from safetensors import safe_open
 
     require_ordinary(path)
-    with reading(path, what, remedy=remedy):
+    with reading(path, title, remedy=remedy):
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
-        about = json.loads(metadata["bundle"]) if "bundle" in metadata else metadata  # of older files
-        if about.get("aurank") != what:
+        about = json.loads(metadata.get("bundle", "{}"))
+        if about.get("aurank") != title:
             raise ValueError("it is something else")
         if _bundle_sha256(about["content"], tensors) != about["sha256"]:
             raise ValueError("its checksum is wrong")
-        content = json.loads(about["content"], object_hook=lambda entry: _put_back(entry, tensors))
+        content = json.loads(
+            about["content"], object_hook=lambda entry: tensors[entry[_TENSOR]] if _TENSOR in entry else entry
+        )
         with _first_misfit():
             fit: T = _adapter(kind).validate_python(content)
     return fit
@@ -407,19 +364,11 @@ def _taken_out(value: Any, path: str, tensors: dict[str, "Tensor"]) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def _put_back(entry: dict[str, Any], tensors: Mapping[str, "Tensor"]) -> Any:
-    return tensors[entry[_TENSOR]] if entry.keys() == {_TENSOR} else entry
-
-
 def _bundle_sha256(text: str, tensors: Mapping[str, "Tensor"]) -> str:
+    import torch
+
     digest = hashlib.sha256(text.encode())
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
-        digest.update(_bytes_of(tensor))
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
-
-
-def _bytes_of(tensor: "Tensor") -> memoryview:
-    import torch
-
-    return tensor.reshape(-1).view(torch.uint8).numpy().data

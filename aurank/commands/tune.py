@@ -34,7 +34,6 @@ from aurank.files import (
     csv_text,
     read_record,
     reading,
-    remove_locks,
     require_ordinary,
     write_text,
 )
@@ -375,7 +374,6 @@ class _Search:
             shutil.rmtree(self.out / "running" / str(number), ignore_errors=True)
         with suppress(OSError):  # others may be running
             (self.out / "running").rmdir()
-        remove_locks(self.trial_file(1).parent)
         lines = self.lines()
         done = [line for line in lines if line["value"] is not None]
         if not done:

@@ -11,7 +11,6 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import ExifTags, Image, ImageOps, PngImagePlugin, TiffImagePlugin, UnidentifiedImageError
 
-from aurank.arrays import NPY_MAGIC, read_header
 from aurank.data.sources import ArraySource, ImageSource
 from aurank.errors import UserError
 
@@ -69,7 +68,7 @@ def decode(
     array = source.pixels(path) if isinstance(source, ArraySource) else None
     data = source.read_bytes(path) if array is None else b""
     try:
-        if array is not None or data.startswith(NPY_MAGIC):
+        if array is not None or data.startswith(np.lib.format.MAGIC_PREFIX):
             return _match_channels(_from_array(array, data, max_pixels), channels)
         with Image.open(io.BytesIO(data)) as file:
             check_size(*file.size, max_pixels)
@@ -126,14 +125,12 @@ def check_size(width: int, height: int, max_pixels: int) -> None:
 
 
 def _from_array(array: np.ndarray | None, data: bytes, max_pixels: int) -> Pixels:
-    with _NPY_HEADER:
-        shape, dtype = read_header(io.BytesIO(data), len(data)) if array is None else (array.shape, array.dtype)
-    if dtype != np.uint8 or len(shape) not in (2, 3) or 0 in shape:
-        raise UserError(f"expected a uint8 array [height, width(, channel)], got {dtype} {shape}")
-    check_size(shape[1], shape[0], max_pixels)
     if array is None:
         with _NPY_HEADER:
             array = np.load(io.BytesIO(data), allow_pickle=False)
+    if array.dtype != np.uint8 or array.ndim not in (2, 3) or not array.size:
+        raise UserError(f"expected a uint8 array [height, width(, channel)], got {array.dtype} {array.shape}")
+    check_size(array.shape[1], array.shape[0], max_pixels)
     return np.array(array if array.ndim == 3 else array[:, :, None], order="C")
 
 

@@ -19,7 +19,7 @@ from aurank.data import Manifest
 from aurank.data.sources import FileMark
 from aurank.embedding.pace import Pace
 from aurank.errors import AurankError, UserError
-from aurank.files import checked, read_bundle, remove_temporaries, write_bundle, write_text
+from aurank.files import ABANDONED, checked, read_bundle, remove_temporaries, write_bundle, write_text
 
 FORMAT = 3  # raised when how pixels are made changes: older pieces are then not found
 ABOUT, _PACE = "about.json", "pace.json"
@@ -72,7 +72,7 @@ class EmbeddingCache:
         self._extents: dict[str, tuple[int, int]] = {}  # of the pieces that have been read
         try:
             write_text(self.folder / ABOUT, json.dumps({**about, **keys}, indent=1) + "\n")
-            remove_temporaries(self.folder, mine=self.folder / ABOUT)
+            remove_temporaries(self.folder, age=ABANDONED)
         except AurankError as error:
             remedy = "name another folder with --cache, or do without by --no-cache"
             raise UserError(f"the embedding cache: {error}; {remedy}") from error

@@ -308,7 +308,7 @@ class Report:
     @classmethod
     def load(cls, path: Path | str) -> "Report":
         """Return the report that `save` wrote, digit for digit; UserError if the file is missing or something else."""
-        again: Any = {"what": "a report", "remedy": "evaluate again"}
+        again: Any = {"title": "a report", "remedy": "evaluate again"}
         held: dict[str, Any] = {**read_record(Path(path), _Report, named=FORMAT, version=VERSION, **again)}
         with reading(path, **again):
             rows, columns = held["num_queries"] - held["num_lone_queries"], held["per_query"]

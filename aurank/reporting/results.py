@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aurank.errors import AurankError, UserError
-from aurank.files import remove_temporaries, replacing, require_writable, temporary_name, write_text
+from aurank.files import ABANDONED, remove_temporaries, replacing, require_writable, temporary_name, write_text
 
 if TYPE_CHECKING:  # whether a folder is free is looked at without torch
     from aurank.evaluation import Report
@@ -72,7 +72,7 @@ def save_results(report: "Report", out: Path, *, page: str | None = None) -> Non
     staging = temporary_name(out / REPORT)
     try:
         staging.mkdir(parents=True)
-        remove_temporaries(out, REPORT, mine=staging)
+        remove_temporaries(out, REPORT, age=ABANDONED)
         report.save(staging / REPORT)
         report.write_per_query(staging / PER_QUERY)
         if report.curve is not None:

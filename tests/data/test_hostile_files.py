@@ -69,24 +69,6 @@ def test_a_path_that_leaves_the_folder_is_read_where_the_list_is_trusted(root: P
     table(root, text, outside=True)
 
 
-@pytest.mark.slow
-def test_a_bomb_in_an_archive_is_not_unpacked(tmp_path: Path) -> None:
-    with zipfile.ZipFile(tmp_path / "x.zip", "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("a/0.png", bytes(2**27))
-    with pytest.raises(UserError, match=r"claims 134,217,728 bytes"):
-        open_source(tmp_path / "x.zip").read_bytes("a/0.png")
-
-
-@pytest.mark.slow
-def test_a_bomb_of_arrays_is_not_unpacked(tmp_path: Path) -> None:
-    with zipfile.ZipFile(tmp_path / "x.npz", "w", zipfile.ZIP_DEFLATED) as archive:
-        header = io.BytesIO()
-        np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": (2**14, 2**10)})
-        archive.writestr("embeddings.npy", header.getvalue() + bytes(2**26))
-    with pytest.raises(UserError, match=r"claims 67,\d+,\d+ bytes in"):
-        load_arrays(tmp_path / "x.npz")
-
-
 def npy(shape: tuple[int, ...], kind: str) -> bytes:
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(header, {"descr": kind, "fortran_order": False, "shape": shape})
@@ -101,11 +83,8 @@ def test_a_header_that_claims_more_than_there_is_takes_no_memory(tmp_path: Path,
     else:
         with zipfile.ZipFile(tmp_path / name, "w") as archive:
             archive.writestr("embeddings.npy", content)
-    with pytest.raises(UserError, match=r"claims an array of shape \(1000000, 1000000\), 4,000,000,000,000 bytes"):
+    with pytest.raises(UserError, match=name):
         load_arrays(tmp_path / name)
-    (tmp_path / "i.npy").write_bytes(npy((10**6, 10**6), "|u1"))
-    with pytest.raises(UserError, match="claims an array"):
-        decode(FolderSource(tmp_path), "i.npy", 1)
 
 
 def blank_png(width: int, height: int) -> bytes:
@@ -143,14 +122,6 @@ def test_a_pipe_and_an_endless_device_are_not_read(root: Path) -> None:
             decode(FolderSource(root), name, 3)
         with pytest.raises(UserError, match="a pipe or a device"):
             load_arrays(root / name)
-
-
-def test_a_parquet_table_that_claims_more_rows_than_it_has_bytes_is_not_read(root: Path) -> None:
-    rows = pyarrow.array([0] * 100_000, pyarrow.int32())
-    column = pyarrow.DictionaryArray.from_arrays(rows, pyarrow.array(["a/0.png"]))
-    pyarrow.parquet.write_table(pyarrow.table(dict.fromkeys(HEADER.split(","), column)), root / "t.parquet")
-    with pytest.raises(UserError, match=r"claims 100,000 rows"):
-        READERS["table"](root, file="t.parquet")
 
 
 def test_columns_that_have_no_use_are_not_read_and_a_text_in_many_rows_is_held_once(root: Path) -> None:

@@ -38,7 +38,7 @@ from aurank.embedding.select_images import class_folds, split_of
 from aurank.errors import AurankError, AurankWarning, Diverged, UserError, first_line
 from aurank.evaluation import PostProcessing, Report
 from aurank.evaluation.metrics import Classes
-from aurank.files import InUse, checked, claimed, reading, remove_locks, require_ordinary, write_text
+from aurank.files import InUse, checked, claimed, reading, require_ordinary, write_text
 from aurank.names import meant, nearest
 from aurank.ranges import Range
 from aurank.reporting.benchmark_page import (
@@ -396,7 +396,6 @@ def run_benchmark(
     finally:
         with suppress(OSError):  # others may be running
             (out / "running").rmdir()
-        remove_locks(out / "units")
         benchmark.collect()
     return benchmark.done == benchmark.total
 
