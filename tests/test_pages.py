@@ -277,3 +277,15 @@ def test_a_how_to_page_is_one_task_of_700_words() -> None:
     words = {page.name: len(page.read_text(encoding="utf-8").split()) for page in pages}
     assert {name: count for name, count in words.items() if count > 700} == {}
     assert len((ROOT / "docs/results.md").read_text(encoding="utf-8").split()) <= 2500
+
+
+def test_what_the_architecture_names_is_there() -> None:
+    files = [path for room in ("aurank", "tests", "docs") for path in (ROOT / room).rglob("*") if path.is_file()]
+    source = "\n".join(path.read_text(encoding="utf-8") for path in files if path.suffix in (".py", ".toml"))
+    paths = {f"/{path.relative_to(ROOT).as_posix()}" for path in files}
+    paths |= {f"{path.rpartition('/')[0]}/" for path in paths}
+    for name in set(re.findall(r"`([^`\s]+)`", (ROOT / "docs/architecture.md").read_text(encoding="utf-8"))):
+        if re.fullmatch(r"[\w./]+(/|\.(py|toml|md))", name):
+            assert any(path.endswith(f"/{name}") for path in paths), name
+        elif re.fullmatch(r"[\w.]+", name):
+            assert re.search(rf"\b{name.rpartition('.')[2]}\b", source), name
