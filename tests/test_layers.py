@@ -69,7 +69,7 @@ HOMES = {
     "jinja2": ("aurank.reporting", "aurank.exporting"),
     "starlette": ("aurank.serving",),
     "uvicorn": ("aurank.serving",),
-    "typer": ("aurank.cli",),
+    "click": ("aurank.cli",),
     "rich": ("aurank.cli",),
     "scipy": (
         "aurank.evaluation.postprocessing",

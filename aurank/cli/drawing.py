@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from aurank.errors import AurankWarning, UserError
+from aurank.errors import AurankWarning
 from aurank.files import write_text
 
 if TYPE_CHECKING:
@@ -211,24 +211,19 @@ def draw_stages(text: str) -> Iterator[Callable[[str, int, int], None]]:
 
 @contextmanager
 def draw_measuring(
-    given: dict[str, Any], finished: Callable[[str, Any], None] | None = None, *, group: "ProcessGroup | None" = None
+    options: dict[str, Any], finished: Callable[[str, Any], None] | None = None, *, group: "ProcessGroup | None" = None
 ) -> Iterator[Any]:
     """Give `RunOptions` that draw one bar a stage on a terminal, elsewhere lines of a run that takes a while."""
     from aurank.commands import RunOptions
     from aurank.embedding.cache import default_cache
 
-    flags = {name: f"--{name.replace('_', '-')}" for name, value in given.items() if value}
-    typed = [flag if given[name] is True else f"{flag} {given[name]}" for name, flag in flags.items()]
-    options = dict(given)
-    if options.pop("no_cache", "cache" not in options):
-        if options.get("cache") is not None:
-            raise UserError(f"--cache {options['cache']} and --no-cache exclude each other; give one of them")
-    else:
-        options["cache"] = options["cache"] or default_cache()
+    options = dict(options)
+    if not options.pop("no_cache", True):
+        options.setdefault("cache", default_cache())
     if group is not None:
         options["group"] = group
         if group.rank > 0:
-            yield RunOptions(**options, given=typed)
+            yield RunOptions(**options)
             return
     with bar("preparing") as (progress, show):
 
@@ -239,7 +234,7 @@ def draw_measuring(
             if finished is not None:
                 finished(name, result)
 
-        yield RunOptions(**options, listener=listening(show), say=stderr_console.say, finished=pause, given=typed)
+        yield RunOptions(**options, listener=listening(show), say=stderr_console.say, finished=pause)
 
 
 def keep_baselines(found: dict[str, dict[str, float]], out: Path) -> None:

@@ -42,9 +42,8 @@ def average_models(models: Sequence[Path | str], out: Path | str) -> Path:
     Adapters (model.lora) are added to their layers first.
 
     Args:
-        models: ``DIR`` for the best checkpoint of a run, ``DIR/best``, ``DIR/last``; all are of one network, and see
-            images alike.
-        out: folder to make, in which ``best.safetensors`` is written.
+        models: folders of runs, or DIR/best, DIR/last; all are of one network, and see images alike.
+        out: folder to make, with best.safetensors in it.
 
     Raises:
         UserError: fewer than two models, models that differ in more than their training, or a folder in use.

@@ -2,14 +2,15 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from pydantic import NonNegativeInt
 
 from aurank.embedding.named import ImageSelection
 from aurank.embedding.select_images import select
 from aurank.errors import UserError
 from aurank.evaluation.compare import Comparison, compare_all
+from aurank.evaluation.engine.problem import ProgressCallback
 from aurank.evaluation.report import Report
 from aurank.files import require_writable, write_text
 from aurank.reporting.compare_page import compare_page
@@ -20,7 +21,16 @@ _MADE = "Made by aurank"  # at the foot of every page
 
 
 def compare_reports(
-    paths: Sequence[Path], *, out: Path | None = None, images: ImageSelection | None = None, **options: Any
+    paths: Sequence[Path],
+    *,
+    out: Path | None = None,
+    images: ImageSelection | None = None,
+    metric: str = "mauprc",
+    resamples: int = 10_000,
+    seed: int = 0,
+    most: NonNegativeInt = 5,
+    force: bool = False,
+    progress: ProgressCallback | None = None,
 ) -> dict[str, Comparison]:
     """Return the comparison of each report with the first, by the shortest names that tell the files apart.
 
@@ -28,7 +38,12 @@ def compare_reports(
         paths: of reports, or of folders that hold a report.json.
         out: an HTML page to write: numbers, curves, and the queries won and lost with what each model finds.
         images: that were measured, for pictures on the page; default: their paths stand in place of them.
-        options: as for ``aurank.compare``.
+        metric: what is compared, such as mauprc or recall@1.
+        resamples: bootstrap resamples of intervals and p-values.
+        seed: seed of the bootstrap.
+        most: how many of the queries won to list, and of those lost.
+        force: compare although protocols or distances differ.
+        progress: called as progress(done, total) now and then.
 
     Raises:
         UserError: a file is no report, reports answer different questions, or `out` is a file of something else.
@@ -50,7 +65,9 @@ def compare_reports(
     files = [path / REPORT if path.is_dir() else path for path in paths]
     reports = {name: Report.load(file) for name, file in zip(short_names(paths), files, strict=True)}
     pictures = None if images is None or not images.given else _pictures(images, reports)
-    comparisons = compare_all(reports, **options)
+    comparisons = compare_all(
+        reports, metric=metric, resamples=resamples, seed=seed, most=most, force=force, progress=progress
+    )
     if out is not None:
         write_text(out, compare_page(reports, comparisons, pictures=pictures))
     return comparisons

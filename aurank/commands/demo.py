@@ -13,11 +13,16 @@ CONFIG = "digits/soprc"
 
 
 def demo(
-    out: Path, *, listener: Callable[[str, dict[str, Any]], None] | None = None
+    out: Path | str = "runs/demo", *, listener: Callable[[str, dict[str, Any]], None] | None = None
 ) -> tuple[dict[str, dict[str, float]], int | None]:
-    """Return metrics on the test digits, untrained, of raw pixels and trained; or the signal that ended training."""
+    """Return metrics on the test digits, untrained, of raw pixels and trained; or the signal that ended training.
+
+    Args:
+        out: folder for demo.json and the run.
+    """
     from aurank.training import read_config, train
 
+    out = Path(out)
     config = read_config(shipped_configs()[CONFIG])
     run = train(config, out / "run", resume=(out / "run").exists(), listener=listener)
     if run.report is None:

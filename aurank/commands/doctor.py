@@ -95,7 +95,7 @@ def examine_data(
     overrides: Sequence[str] = (),
     *,
     model: str | None = None,
-    table: Path | None = None,
+    out: Path | None = None,
     negatives: Path | None = None,
     running: RunOptions | None = None,
 ) -> DoctorReport:
@@ -103,10 +103,10 @@ def examine_data(
 
     Args:
         data: READER:PATH, a YAML file, the name of a shipped configuration, or a manifest.
-        overrides: dotted changes of the data section, or of the configuration.
-        model: whose embeddings are examined too, for wrong labels and more; needs READER:PATH.
-        table: that the rows kept will be written to.
-        negatives: a table that ``aurank mine`` wrote, which is looked at too.
+        overrides: dotted changes of the data section, such as data.workers=4, or of the configuration.
+        model: examine its embeddings of the images too, for wrong labels and more; needs READER:PATH.
+        out: a table (.csv) that will be written, of the data without what fixes leave out.
+        negatives: hard negatives (.parquet) of aurank mine, which are looked at too.
 
     Example:
         >>> report = examine_data("digits:", ["data.validation_fraction=0.3", "seed=1"])
@@ -130,7 +130,7 @@ def examine_data(
             raise UserError(f"seed={seeds[-1]}: expected a whole number >= 0")
         seed = int(seeds[-1])
     manifest = read_manifest(section, seed=seed, dataset=data if isinstance(data, Manifest) else None)
-    if table is not None:
+    if out is not None:
         require_table(manifest)
     train_labels = section.train_labels == "class"
     mined = [] if negatives is None else examine_negatives(read_negatives(negatives), manifest.paths)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import PositiveInt
 
 from aurank.commands.run_options import PreparedModel, RunOptions, prepare_model
 from aurank.data.shards import SHARD_ROWS, ShardWriter, require_folder
@@ -48,7 +49,7 @@ def embed_to_folder(
     images: ImageSelection | None = None,
     *,
     out: Path,
-    shard_rows: int = SHARD_ROWS,
+    shard_rows: PositiveInt = SHARD_ROWS,
     running: RunOptions | None = None,
 ) -> Embedded | None:
     """Write the embeddings of the images chosen into a folder of parts, and return them as they lie there.
@@ -58,8 +59,8 @@ def embed_to_folder(
 
     Args:
         model, images, running: as for `evaluate_model`.
-        out: a new folder, or one that the same call filled in part or whole.
-        shard_rows: images of a part.
+        out: a new folder, or one that the same call filled in part or whole; the command writes one file to FILE.npz.
+        shard_rows: images of each part of a folder; default: 262144.
 
     Raises:
         UserError: the folder holds anything else, or another process embeds into it.

@@ -1,12 +1,14 @@
 """Measuring any model: what ``aurank evaluate``, ``aurank calibrate`` and ``aurank mine`` call."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 import torch
+from pydantic import PositiveInt
 
 from aurank.commands.galleries.postprocess import fitted_on_training, read_steps
 from aurank.commands.report import Measurement
@@ -21,17 +23,48 @@ from aurank.embedding.named import ALL, ImageSelection, split_name
 from aurank.embedding.protocols import Protocol
 from aurank.embedding.select_images import require_distinct, require_likely_classes, require_measurable, select
 from aurank.errors import UserError
+from aurank.evaluation.bootstrap import Resampling
 from aurank.evaluation.calibration import Calibration, calibrate, check_aim
-from aurank.evaluation.engine.problem import byte_count, require_one_of
+from aurank.evaluation.engine.problem import ProgressCallback, byte_count, require_one_of
 from aurank.evaluation.engine.scores import DISTANCES
 from aurank.evaluation.index.neighbours import Index
 from aurank.evaluation.metrics import pooled_names
 from aurank.evaluation.negatives import mine_negatives
-from aurank.evaluation.postprocessing import PostProcessing
+from aurank.evaluation.postprocessing import Codes, PostProcessing
 from aurank.evaluation.report import Report
 from aurank.names import accepting
 
 _KEEP = "data.repeated=keep"
+
+
+class EvaluateOptions(TypedDict, total=False):
+    """How embeddings are measured: arguments of `aurank.evaluate`; a checkpoint's configuration says those left out.
+
+    Attributes:
+        metrics: metrics in place of the usual ones, such as mauprc,mrr@10.
+        recall_at: the k of Recall@k and precision@k, such as 1,10,100.
+        distance: cosine (the default), dot or euclidean (l2).
+        ties: how equal scores count: threshold (the default), optimistic or pessimistic.
+        index: measure a faiss index too, such as IVF1024,Flat.
+        backend: what counts: auto (the default), numba or torch; to the same digits.
+        max_memory: bound on the working memory, such as 1GiB.
+        neighbours: nearest images to keep of each query; the command keeps 10, with --no-report none.
+        resampling: asks for bootstrap intervals.
+        codes: asks for coarser embeddings too.
+        progress: called as progress(done, total) while queries are ranked.
+    """
+
+    metrics: Iterable[str] | None
+    recall_at: Iterable[int]
+    distance: str
+    ties: str
+    index: str | None
+    backend: str
+    max_memory: str | int
+    neighbours: int
+    resampling: Resampling | None
+    codes: Codes | None
+    progress: ProgressCallback | None
 
 
 @accepting(neighbors="neighbours")
@@ -43,18 +76,18 @@ def evaluate_model(
     postprocess: str | None = None,
     fit_on: Path | None = None,
     running: RunOptions | None = None,
-    **options: Any,
+    **options: Unpack[EvaluateOptions],
 ) -> Report:
     """Return the exact report of a model, or of saved embeddings, on the images chosen.
 
     Args:
-        model: ``aurank:DIR/best``, a name of another library's, or ``embeddings:FILE``.
+        model: aurank:DIR/best, hf-hub:OWNER/NAME, timm:NAME[,pretrained=false], open_clip:NAME, transformers:NAME,
+            onnx:FILE, python:MODULE:FUNCTION, or embeddings:FILE (.npz, or .npy with `labels`).
         images: with ``embeddings:FILE`` at most a protocol, whose data must be what was embedded, or a split; of
             several it is the test split.
-        labels: for ``embeddings:FILE.npy``: the file of their labels.
-        postprocess: as for ``read_postprocessing``; steps that learn are fitted on the training images of the data.
-        fit_on: a file of embeddings to fit them on instead, which ``embeddings:FILE`` needs.
-        options: arguments of ``aurank.evaluate``; where absent, those of a checkpoint's configuration hold.
+        labels: labels (.npy) of an .npy of embeddings.
+        postprocess: steps such as "whiten:dim=128, query_expansion:k=5", or a .safetensors of them.
+        fit_on: embeddings (.npz) to fit the steps on; default: the split train.
 
     Example:
         >>> import tempfile
@@ -67,15 +100,15 @@ def evaluate_model(
     images, running = images or ImageSelection(), running or RunOptions()
     protocol = images.find_protocol()
     steps = read_steps(postprocess, fit_on, options.get("distance", "cosine"))
-    measured, options = _measure(model, images, labels, steps, running, options)
-    options.setdefault("progress", running.stage("ranking"))
+    measured, settings = _measure(model, images, labels, steps, running, {**options})
+    settings.setdefault("progress", running.stage("ranking"))
     embedded = measured.embedded
     measure = embedded.evaluate if protocol is None else partial(protocol.evaluate, embedded)
-    report = noted(evaluate_together(measure, running.group, **options), *measured.notes)
-    if "postprocess" not in options and running.group.rank == 0:
-        report = replace(report, group_pairs=embedded.group_pairs(options))
-    if "postprocess" in options:
-        running.finished("postprocessing", options["postprocess"])
+    report = noted(evaluate_together(measure, running.group, **settings), *measured.notes)
+    if "postprocess" not in settings and running.group.rank == 0:
+        report = replace(report, group_pairs=embedded.group_pairs(settings))
+    if "postprocess" in settings:
+        running.finished("postprocessing", settings["postprocess"])
     running.finished("measured", measured)
     running.finished("report", report)
     return report
@@ -91,17 +124,19 @@ def calibrate_model(
     labels: Path | None = None,
     postprocess: str | None = None,
     fit_on: Path | None = None,
+    distance: str | None = None,
+    max_memory: str | int | None = None,
     running: RunOptions | None = None,
-    **options: Any,
 ) -> Calibration:
     """Return the lowest threshold with a precision, or a false-match rate, over all pairs of the images chosen.
 
     Args:
-        precision: the part of the matches that has to be right.
-        false_match_rate: instead of it, the part of the negative pairs that may match.
+        precision: the part of the matches that has to be right, such as 0.99.
+        false_match_rate: instead: the part of the negative pairs that may match, such as 1e-4.
+        distance: cosine (the default), dot or euclidean (l2).
+        max_memory: bound on the working memory, such as 1GiB.
         model, images, labels, postprocess, fit_on, running: as for ``evaluate_model``; steps that order lists
             anew are refused.
-        options: `distance` and `max_memory` of ``aurank.evaluate``.
 
     Example:
         >>> import tempfile
@@ -113,18 +148,23 @@ def calibrate_model(
     """
     check_aim(precision, false_match_rate)
     images, running = images or ImageSelection(), running or RunOptions()
-    distance = options.get("distance", "cosine")
-    steps = read_steps(postprocess, fit_on, distance)
+    options = {"distance": distance, "max_memory": max_memory}
+    options = {name: value for name, value in options.items() if value is not None}
+    steps = read_steps(postprocess, fit_on, distance or "cosine")
     if steps is not None and steps.list_step is not None:
         raise UserError(f"{steps.list_step.name} re-scores lists, so a score threshold does not apply")
-    measured, given = _measure(model, images, labels, steps, running, options)
-    used = {name: value for name, value in given.items() if name in ("distance", "max_memory", "device")}
-    problem, steps = measured.embedded.problem(), given.get("postprocess")
+    measured, settings = _measure(model, images, labels, steps, running, options)
+    problem, steps = measured.embedded.problem(), settings.get("postprocess")
     if steps is not None:
-        steps.check_ready(distance)
+        steps.check_ready(distance or "cosine")
         problem = steps.apply(problem, device=str(running.torch_device)).problem
-    used |= {"precision": precision, "false_match_rate": false_match_rate}
-    calibration = calibrate(problem, **used, progress=running.stage("counting pairs"))
+    calibration = calibrate(
+        problem,
+        precision=precision,
+        false_match_rate=false_match_rate,
+        progress=running.stage("counting pairs"),
+        **{name: value for name, value in settings.items() if name in ("distance", "max_memory", "device")},
+    )
     return calibration if steps is None else replace(calibration, notes=[steps.note, *calibration.notes])
 
 
@@ -133,29 +173,33 @@ def mine_model(
     model: str,
     images: ImageSelection | None = None,
     *,
+    per_query: PositiveInt = 10,
     margin: float = np.inf,
+    suspect: float = 0.3,
+    distance: str = "cosine",
     labels: Path | None = None,
     running: RunOptions | None = None,
-    **options: Any,
 ) -> tuple[Table, DoctorReport]:
     """Return pairs of images and their hard negatives, by labels alone, and what the doctor finds in them.
 
     Args:
         model, labels, running: as for ``evaluate_model``.
         images: its ``data``, ``split`` (default: train, or all images where there is none) and ``overrides``.
-        margin: only pairs are kept whose margin is below this.
-        options: of ``aurank.evaluation.negatives.mine_negatives``.
+        per_query: hard negatives of each image.
+        margin: keep those less than this behind the best positive, such as 0.1.
+        suspect: part of a negative's neighbours that makes it suspect.
+        distance: cosine, dot or euclidean (l2).
 
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     np.savez(f"{folder}/rows.npz", embeddings=np.eye(4)[[0, 0, 1, 1]] + 1, labels=[5, 5, 6, 6])
-        ...     table, report = mine_model(f"embeddings:{folder}/rows.npz", k=1)
+        ...     table, report = mine_model(f"embeddings:{folder}/rows.npz", per_query=1)
         >>> table["negative"].tolist(), table["margin"].round(3).tolist()
         (['row 2', 'row 2', 'row 0', 'row 0'], [0.143, 0.143, 0.143, 0.143])
     """
     images, running, manifest = replace(images or ImageSelection(), usual="train"), running or RunOptions(), None
-    require_one_of(DISTANCES, distance=options.get("distance", "cosine"))
+    require_one_of(DISTANCES, distance=distance)
     what, prepared = split_name(model)[1], None
     if model.startswith("embeddings:"):
         embedded, notes = saved_embeddings(model, what, labels, images)
@@ -172,8 +216,15 @@ def mine_model(
     if prepared is not None:
         embedded, notes = prepared.embed()
         running.tell(*prepared.remarks, *notes[1:])
-    how = {"device": running.torch_device, "progress": running.stage("mining"), **options}
-    pairs = mine_negatives(embedded.embeddings, embedded.labels, **how)
+    pairs = mine_negatives(
+        embedded.embeddings,
+        embedded.labels,
+        per_query,
+        suspect=suspect,
+        distance=distance,
+        device=running.torch_device,
+        progress=running.stage("mining"),
+    )
     pairs = {name: values[pairs["margin"] < margin] for name, values in pairs.items()}
     if not len(pairs["query"]):
         raise UserError(f"no image of {what} has a positive, and a negative within --margin {margin}")

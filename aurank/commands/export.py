@@ -119,13 +119,12 @@ def export_model(
     It is there whole or not at all; an export that differs from the checkpoint is refused.
 
     Args:
-        checkpoint: ``DIR/best``, of two towers that of the images.
-        to: onnx (one graph), hf or timm (the layout of timm on the hub).
-        out: a folder; for onnx also a file, such as model.onnx, with model.md (the card) and model.json (the check)
-            beside it.
+        checkpoint: DIR/best of a run, such as runs/mine/best; of two towers that of the images.
+        to: onnx (one graph), or hf (or timm), a folder that timm loads.
+        out: folder to make, of the model, README.md and export.json; or an .onnx file, with .md and .json beside it.
         images: those of the check; default: the test split of the data that the model was trained on.
-        int8: with onnx, a graph of 8 bits too, calibrated on training images.
-        licence: for the card, as hubs name it, such as mit.
+        int8: write an ONNX graph of 8 bits too, calibrated on training images, and say what it loses.
+        licence: licence named in README.md, such as mit.
         overwrite: replace an earlier export in `out`.
 
     Example:

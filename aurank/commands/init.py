@@ -54,13 +54,12 @@ def write_first_configuration(
     Of the images only headers are read, of 2,000 at most.
 
     Args:
-        images: a folder or zip of `{train,val,test}/CLASS/IMAGE`, of `CLASS/IMAGE` or of images without classes; or a
-            table (csv, parquet).
-        out: the file to write (.yaml).
-        overrides: ``key.path=value``, written in place of what would be chosen; those of the data are read by, too.
-        cameras: a regular expression with the groups `id` and `camera`, or one of them, that is searched in each path:
-            ``(?P<id>[0-9]+)_(?P<camera>c[0-9])``. A table of the images is then written beside `out`. Without `id` a
-            class is the folder of an image.
+        images: a folder or zip of images, as {train,val,test}/CLASS/IMAGE, CLASS/IMAGE or without classes; or a table
+            (csv, parquet).
+        out: the configuration to write (.yaml).
+        overrides: dotted changes in place of what would be chosen, such as train.steps=600.
+        cameras: where id and camera stand in the paths: a regular expression with the groups id and camera, or one of
+            them. A table of the images is then written beside `out`; without `id` a class is the folder of an image.
         overwrite: replace `out`, and the table.
 
     Raises:

@@ -78,10 +78,10 @@ def evaluate_pairs(
     """Return how well a model that was trained with model.text finds texts by images, and images by texts.
 
     Args:
-        model: ``aurank:DIR/best``.
+        model: aurank:DIR/best of a run with model.text.
         images: its ``data``, ``split`` and ``overrides``: a table with a column text.
-        templates: sentences with {} for the name of a class, which is read with blanks for - and _; None for those of
-            ``aurank.evaluation.two_way.PROMPTS``. Classes are those of the column `label`, one for each image.
+        templates: a sentence with {} for the name of a class of the column label, read with blanks for - and _; may be
+            given repeatedly; default: ``aurank.evaluation.two_way.PROMPTS``.
 
     Example:
         `aurank.load_pairs` shows how such a model is trained; others have no encoder of texts.

@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic import PositiveInt
+
 from aurank.config import Config
 from aurank.config.schema import EMBEDDINGS
 from aurank.data import FolderSource, Manifest, ZipSource
@@ -19,7 +21,7 @@ def prepare_data(
     out: Path | str,
     overrides: Sequence[str] = (),
     *,
-    short_side: int | None = None,
+    short_side: PositiveInt | None = None,
     jpeg: bool = False,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> PreparedResult:
@@ -28,8 +30,10 @@ def prepare_data(
     What is there already, and of the same originals, is verified and stays: a killed preparation goes on.
 
     Args:
-        short_side: of the images kept; smaller ones stay as they are. By default what the larger transform needs.
-        jpeg: keep JPEGs, a fifth as large, whose pixels differ by a level of 255 or two.
+        config, overrides: as for ``aurank.train``.
+        out: folder to write, for data.prepared.
+        short_side: shorter side of the images kept; smaller ones stay; default: what the transforms need.
+        jpeg: keep JPEGs: a fifth as large, slower, and off by a level of 255 or two.
         progress: called with a stage, how much of it is done and how much there is.
 
     Raises:

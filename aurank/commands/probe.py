@@ -38,7 +38,9 @@ def probe_model(
     Args:
         model, labels: as for ``evaluate_model``.
         images: its ``data``, ``split`` and ``overrides``.
-        k, seeds: as for ``aurank.evaluation.probe``.
+        protocols: knn or linear_probe; default: both.
+        k: neighbours that vote; default: 200, or all there are.
+        seeds: seeds of the draws, such as 0,1,2.
 
     Example:
         >>> import tempfile

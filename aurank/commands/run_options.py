@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import PositiveInt
 from torch import nn
 
 from aurank.config import DataConfig
@@ -47,22 +48,21 @@ class RunOptions:
 
     Args:
         batch: images embedded at once; default: the configuration's, else what a trial on the CPU finds, 256 on GPUs.
-        device: default: CUDA where there is one.
-        cache: folder of the embedding cache, None for none.
-        bf16: whether the model multiplies in bfloat16, which changes its embeddings in the third digit.
-        allow_code: whether ``python:`` models may run.
+        device: such as cuda:1 or cpu; default: cuda where there is one.
+        cache: folder of the embedding cache; commands keep one in $AURANK_CACHE, else in ~/.cache/aurank/embeddings.
+        bf16: embed in bfloat16, faster where the processor has it; embeddings change in the third digit.
+        allow_code: trust the model: ``python:`` runs code, and so may options.
         group: processes that share the images; all of them make the same calls.
         listener: called with a stage, such as "embedding" or "ranking", how much of it is done and how much there is.
         say: given lines such as what was read from the cache; default: the logger "aurank".
         finished: given each result with its name, before what follows begins.
-        given: these options as they were typed.
 
     Example:
         >>> RunOptions(batch=64, device="cpu").torch_device
         device(type='cpu')
     """
 
-    batch: int | None = None
+    batch: PositiveInt | None = None
     device: str | None = None
     cache: Path | None = None
     bf16: bool = False
@@ -71,7 +71,6 @@ class RunOptions:
     listener: Callable[[str, int, int], None] | None = None
     say: Say = log
     finished: Callable[[str, Any], None] = lambda name, result: None
-    given: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         try:

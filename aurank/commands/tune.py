@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from pydantic import NonNegativeInt, PositiveInt
 
 from aurank.config import Config, dump_config
 from aurank.config.load import read_mapping
 from aurank.config.schema import known_keys
 from aurank.data import Manifest
-from aurank.data.manifest import ValidationUnit
 from aurank.data.readers.given import GIVEN
 from aurank.data.saved_embeddings import EmbeddingSource
 from aurank.distributed import launched
@@ -71,15 +71,16 @@ class Tuned:
 
 
 def tune(
-    config: Config,
+    config: Config | Path | str | dict[str, Any],
     out: Path,
+    overrides: Sequence[str] = (),
     *,
     dataset: Manifest | None = None,
     ranges: Ranges | None = None,
-    trials: int = 40,
-    folds: int = 3,
-    by: ValidationUnit = "class",
-    seed: int = 0,
+    trials: PositiveInt = 40,
+    folds: PositiveInt = 3,
+    by: Literal["class", "super_category"] = "class",
+    seed: NonNegativeInt = 0,
     listener: Callable[[Line], None] | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Tuned:
@@ -91,12 +92,14 @@ def tune(
     where it was left, and each returns once all trials have ended. Test images are never looked at.
 
     Args:
+        config, overrides: as for ``aurank.train``.
         out: folder of the search, which gets a file for each trial; at the end best.yaml, trials.csv and tune.html.
         dataset: the images, in place of a reader's; its split "test" is left aside.
         ranges: by key, in place of the declared ones or beside them; None leaves one out.
-        trials: how many in all, over all processes.
-        by: what a fold holds out whole, "class" or "super_category".
-        seed: of the folds and of the search; trainings have the configuration's own.
+        trials: trials in all, over all processes that share `out`.
+        folds: parts of the training classes, each held out once.
+        by: what a fold holds out whole.
+        seed: seed of the folds and the search; trainings have the configuration's own.
         listener: called at a trial's end with its number, state, value, folds, settings, error, and the best value.
         progress: called after each step with what is counted, and how many the search has done of about how many.
 
@@ -112,6 +115,7 @@ def tune(
         ...     tune(config, Path(folder), trials=1, folds=2).trials
         1
     """
+    config = read_config(config, overrides)
     searched = searched_ranges(config, ranges or {})
     if config.model.text is not None or launched() > 1:
         raise UserError("aurank tune trains on images alone, a trial in one process: no model.text, and no launcher")

@@ -28,7 +28,8 @@ def fetch(name: str, root: Path, *, url: str | None = None, on_bytes: OnBytes | 
     A file is written as FILE.part and gets its name once it is whole and, where an md5 is published, as published.
 
     Args:
-        url: of a mirror: the file itself, or, of several files or where it ends in "/", the folder that holds them.
+        name: a published set, such as omniglot, grocery or cub200.
+        url: a mirror: the file's address, or, of several files or where it ends in "/", that of their folder.
         on_bytes: called with the bytes of a file that are here and how many it has, None where the server does not say.
     """
     about = find_set(name)

@@ -39,13 +39,13 @@ class ImageSelection:
     """The images to embed; nothing given: the test split of the data that the model was trained on.
 
     Args:
-        data: READER:PATH, or a configuration, by its file or shipped name, whose images are taken; or a manifest, such
-            as `aurank.data.from_dataset` makes.
-        split: as the data have it, default "test"; of the data that the model was trained on, not named, "train" is
-            what training used and "val" what it held out; "all" takes every image.
-        protocol: a name from `aurank.embedding.protocols`.
-        root: the folder of a protocol's data.
-        overrides: dotted changes of the `data` section.
+        data: READER:PATH such as folder:photos, or a configuration, by file or shipped name; from Python a manifest
+            too; default: what an aurank: model was trained on.
+        split: train, val, test or all; default: test, to mine train, for an index all. Of the data that the model was
+            trained on, not named, train is what training used and val what it held out.
+        protocol: a named protocol, such as sop; its data is in `root`.
+        root: folder of the protocol's data.
+        overrides: changes of the data section, such as data.workers=4.
         usual: the split where none is named: "test", or "train", without which all images are taken.
 
     Example:

@@ -21,6 +21,8 @@ from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import PositiveInt
+
 from aurank.allocator import keep_memory
 from aurank.errors import AurankError, UserError
 from aurank.extras import require_libraries
@@ -53,13 +55,13 @@ class Served:
 
 
 def serve(
-    folder: Path | str,
+    folder: str | Path,
     *,
     model: str | None = None,
     roots: Sequence[Path] = (),
     host: str = "127.0.0.1",
     port: int = 8000,
-    workers: int = 1,
+    workers: PositiveInt = 1,
     token: str | None = None,
     no_token: bool = False,
     device: str | None = None,
@@ -70,15 +72,14 @@ def serve(
     """Serve a page and a read-only API that search an index of images, until the process is interrupted.
 
     Args:
-        folder: an index, as `build_index` makes it.
-        model, roots: as for `ImageIndex.open`.
-        host: an address or name of this machine; 0.0.0.0 is every address it has.
-        port: 0 takes a free one.
-        workers: processes, each with the model; they share the index, which is mapped into memory.
-        token: what every request has to bring, as a bearer token or as a password.
-        no_token: whether a host that other machines reach may do without.
-        device: where the model runs and faiss searches; default: the CPU.
-        allow_code: whether a ``python:`` model may run.
+        folder, model, roots: as for `ImageIndex.open`.
+        host: an address or name of this machine; 0.0.0.0 is all of them.
+        port: port of the page's address; 0 takes a free one.
+        workers: processes; each has the model, and all share the index.
+        token: what browsers ask for as a password, and programs send as a bearer token.
+        no_token: let in whoever reaches `host`.
+        device: where the model runs, such as cuda; default: cpu.
+        allow_code: trust the model of the index: let its code run.
         limits: of requests.
         started: told when the first request can come.
 

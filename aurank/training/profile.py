@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -10,12 +10,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from pydantic import PositiveInt
 from torch.profiler import record_function
 
 from aurank.config import Config
 from aurank.errors import AurankError
 from aurank.files import replacing, require_writable
 from aurank.losses import CrossBatchMemory
+from aurank.training.components import read_config
 from aurank.training.loop import Drawn, Loop
 from aurank.training.run import require_same, training_group
 from aurank.training.state import Progress
@@ -205,14 +207,19 @@ class MeasuredLoop(Loop):
 
 
 def profile_training(
-    config: Config, *, steps: int = 50, trace: Path | None = None, listener: StepListener | None = None
+    config: Config | Path | str | dict[str, Any],
+    overrides: Sequence[str] = (),
+    *,
+    steps: PositiveInt = 50,
+    trace: Path | None = None,
+    listener: StepListener | None = None,
 ) -> TrainingProfile:
     """Train for a few steps, to say where their time goes; nothing is written but the trace.
 
     Args:
-        config: what `read_config` returns.
-        steps: measured ones, after a warm-up.
-        trace: a file for a trace (.json, for Chrome or Perfetto) of three further steps, of the main process.
+        config, overrides: as for `train`.
+        steps: steps to measure, after a warm-up.
+        trace: a trace (.json) to write, for Chrome or Perfetto, of three further steps of the main process.
         listener: called with what is measured, how much of it is done and how much there is, in the main process.
 
     Raises:
@@ -232,6 +239,7 @@ def profile_training(
     """
     if trace is not None:
         require_writable(trace, suffix=".json", option="--trace")
+    config = read_config(config, overrides)
     # For all that is measured, and what workers read ahead: a step of a longer run takes as long.
     least = steps + 200 + 20 * config.data.workers
     train = config.train.model_copy(update={"steps": max(least, config.train.steps), "trackers": []})

@@ -87,9 +87,9 @@ def train(
     two_way/GROUP for each group of test pairs.
 
     Args:
-        config: a ``Config``, the path of a YAML file, the name of a shipped configuration, or a plain dict.
-        resume: go on from ``out/last.safetensors``; a run without one begins, a finished one is only measured.
-        overrides: dotted changes of the configuration, ``["optim.lr=1e-4", "train.steps=600"]``.
+        config: a YAML file, or the name of a shipped one (``aurank ls``); from Python a ``Config`` or a dict too.
+        resume: go on from the last checkpoint in `out`; without one, begin; a finished run is only measured.
+        overrides: dotted changes of the configuration, such as ``optim.lr=1e-4``.
         dataset: the images, as ``aurank.data.from_dataset`` or ``from_table`` makes them, in place of a reader's; or
             the rows of saved embeddings, for a configuration with data.name=embeddings.
         page: whether to write report.html, and with the report the ten nearest images of each query.

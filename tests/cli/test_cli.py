@@ -177,7 +177,7 @@ def test_training_without_a_report_says_that_baselines_are_left_out(
     tmp_path: Path, aurank: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_without = SimpleNamespace(skipped={}, is_main=True, stopped_by=None, two_way={}, report=None, out=tmp_path)
-    monkeypatch.setattr("aurank.training.train", lambda *_, **__: run_without)
+    monkeypatch.setattr("aurank.training.run.train", lambda *_, **__: run_without)
     code, _, said = aurank("train", "digits/soprc", "--baselines", "--out", tmp_path / "run")
     assert code == 0
     assert "--baselines: left out, as no report" in said

@@ -41,7 +41,7 @@ def test_a_cleaned_table_is_sound_and_a_page_is_written(place: Path, aurank: She
 
 
 def test_its_help_lists_what_a_table_can_leave_out(aurank: Shell) -> None:
-    text = aurank("doctor", "--help")[1].partition("--fix NAMES")[2].partition("  --out ")[0]
+    text = aurank("doctor", "--help")[1].partition("--fix TEXT")[2].partition("  --negatives PATH")[0]
     words = re.findall(r"[\w-]+", re.sub(r"-\s+", "-", text))  # a line may end within a name
     assert set(FIXES) <= set(words)
 

@@ -146,7 +146,6 @@ def test_names_that_are_no_text_are_kept(tmp_path: Path) -> None:
     [
         (("--data", "folder:photos", "data.params.test_fraction=x"), "--data folder:photos has no use with --model"),
         (("--per-query", "0"), "--per-query"),
-        (("--suspect", "1.5"), "--suspect"),
         (("--distance", "manhattan"), "distance must be one of"),
     ],
 )

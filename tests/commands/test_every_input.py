@@ -113,7 +113,7 @@ def test_the_cache_knows_a_given_data_set_by_its_images(vision: Manifest) -> Non
 def test_the_doctor_looks_at_a_given_data_set_and_writes_no_table_of_it(vision: Manifest) -> None:
     assert examine_data(vision).counts["test images"] == 20
     with pytest.raises(UserError, match="the images of vision are no files"):
-        examine_data(vision, table=Path("clean.csv"))
+        examine_data(vision, out=Path("clean.csv"))
 
 
 def test_a_data_set_that_cannot_be_sent_to_workers_is_refused_in_a_line(

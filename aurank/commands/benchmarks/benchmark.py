@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from pydantic import Field
+from pydantic import Field, PositiveInt
 from typing_extensions import TypedDict
 
 from aurank.commands.tune import declared_ranges, searched_ranges, tune
@@ -357,7 +357,7 @@ def run_benchmark(
     file: Path,
     out: Path,
     *,
-    workers: int = 1,
+    workers: PositiveInt = 1,
     limit: float = math.inf,
     allow_dirty: bool = False,
     listener: Listener = lambda *_: None,
@@ -365,8 +365,10 @@ def run_benchmark(
     """Do what is left of a benchmark, beside other processes with the same folder; return whether all is done.
 
     Args:
-        workers: processes that are started for it; with 1, this one works alone.
+        file: a YAML file of methods, or lines.jsonl of a benchmark.
+        workers: processes that work at a time; with 1, this one works alone.
         limit: seconds after which no unit may end.
+        allow_dirty: run although the package has uncommitted changes.
 
     Raises:
         UserError: a mistake in the file or in a method, or uncommitted changes of the package.

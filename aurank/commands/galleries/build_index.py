@@ -51,12 +51,12 @@ def build_index(
     Args:
         images: by default all images of the data that the model was trained on, of all splits.
         out: the folder, which must not hold anything else, or `milvus:FILE_OR_URL#COLLECTION`.
-        factory: a faiss index such as "Flat" (exact) or "HNSW32"; the recall of an approximate one is measured. In
-            Milvus such as "HNSW,M=16; ef=64".
-        distance: "cosine", "dot" or "euclidean".
+        factory: a faiss index: Flat is exact; IVF64,Flat or HNSW32 are approximate, and their recall is measured; in
+            Milvus HNSW,M=16; ef=64.
+        distance: cosine, dot or euclidean (l2).
         model, running, postprocess, fit_on: as for `evaluate_model`; the steps are applied to each photo.
         overwrite: replace an index that is there.
-        seed: of the faiss index's training, and of the images that its recall is measured with.
+        seed: seed of the index's training, and of the images that its recall is measured with.
 
     Example:
         >>> import tempfile
@@ -139,7 +139,7 @@ class IndexChange:
 
 
 def add_images(
-    folder: Path | str,
+    folder: str | Path,
     images: ImageSelection,
     *,
     model: str | None = None,
@@ -152,6 +152,7 @@ def add_images(
     it has now, if it has one; one whose file has changed is replaced. Until all is done the old index is what is there.
 
     Args:
+        folder: as for `ImageIndex.open`.
         images: with `data`; without a split, those of all splits.
         model: as for `ImageIndex.open`.
         roots: as for `ImageIndex.open`; the index keeps them.
@@ -223,7 +224,7 @@ def add_images(
 
 
 def remove_images(
-    folder: Path | str,
+    folder: str | Path,
     paths: Collection[str] = (),
     *,
     classes: Collection[str] = (),
@@ -233,6 +234,10 @@ def remove_images(
     """Remove images from an index, by their paths as it shows them, by class, or where their files are gone.
 
     Args:
+        folder: as for `ImageIndex.open`.
+        paths: images as search shows them; the command reads them from stdin by -.
+        classes: all images of a class; may be given repeatedly.
+        missing: images whose files are gone.
         roots: as for `ImageIndex.open`; the index keeps them.
 
     Raises:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from jaxtyping import Float32, Int64
 from PIL import Image
+from pydantic import PositiveInt
 
 from aurank.arrays import Arrays
 from aurank.data.decode import MAX_PIXELS, decode, quiet_decoding
@@ -58,8 +59,8 @@ class SearchOptions(TypedDict, total=False):
     """How an index is searched.
 
     Attributes:
-        threshold: leave out what scores less.
-        classes: find images of these classes only, by an exact search among them.
+        threshold: leave out what scores less, as aurank calibrate finds it.
+        classes: find images of this class alone, by an exact search among them; may be given repeatedly.
         exact: search exactly although the index is approximate.
     """
 
@@ -118,9 +119,9 @@ class ImageIndex:
         """Return the index in a folder; UserError unless every file of it is as it was written.
 
         Args:
-            folder: or `milvus:FILE_OR_URL#COLLECTION`.
-            model: of a collection, whose model is not where it was; it must be the same.
-            roots: where the images are now, if they were moved: a folder or zip archive for each that was indexed.
+            folder: the folder, or milvus:FILE_OR_URL#COLLECTION.
+            model: with milvus:…: where its model is now; default: where it was.
+            roots: where the images are now, if they were moved; again for each place they came from.
             device: where the model runs; default: the CPU. faiss searches on the CPU.
             allow_code: whether a model that needs it may run code.
             memory_map: whether what faiss searches stays in its file, which processes then share.
@@ -307,7 +308,7 @@ def search_photos(
     photos: Iterable[str],
     k: int = 10,
     *,
-    batch: int = 64,
+    batch: PositiveInt = 64,
     progress: ProgressCallback | None = None,
     **options: Unpack[SearchOptions],
 ) -> list[PhotoHits]:
@@ -315,7 +316,8 @@ def search_photos(
 
     Args:
         photos: files, folders and zip archives.
-        k, options: as for `ImageIndex.search`.
+        k: how many images to find for each photo.
+        options: those of `SearchOptions`.
         batch: photos embedded at once.
 
     Example:

@@ -277,10 +277,10 @@ def check_benchmark(
     Every listed image is looked for, none is decoded: `examine` of the doctor does that.
 
     Args:
-        name: of `BENCHMARKS`, such as sop.
+        name: a published set, such as sop or market1501.
         root: the data folder; the benchmark is looked for below it as its reader does.
         path: the folder, or zip archive, below it where it lies elsewhere.
-        checksums: compare the published md5 of the downloaded archives that lie in `root` or beside the images.
+        checksums: also compare the published md5 of the archives that lie in `root` or beside the images.
         on_bytes: called with the bytes just compared and their number in all.
 
     Raises:

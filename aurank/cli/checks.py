@@ -1,0 +1,113 @@
+"""Early checks: what options name is looked at before anything heavy is imported."""
+
+import ctypes
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from aurank.errors import UserError
+from aurank.extras import require_libraries
+from aurank.files import require_writable
+
+if TYPE_CHECKING:
+    from aurank.embedding import ImageSelection
+
+_DEVICES = ("cpu", "cuda", "mps", "xpu", "hpu", "mtia", "xla")
+
+
+def _exists(path: Path | str) -> bool:
+    with suppress(OSError, ValueError):  # of a name that no file can have
+        # An address is looked at by what reads it.
+        return ":/" in str(path) or str(path).startswith("milvus:") or Path(path).exists()
+    return False
+
+
+def require_exists(*paths: Path | str) -> None:
+    for path in paths:
+        is_override = str(path).startswith("data.") and "=" in str(path)
+        if not (is_override or _exists(path)):
+            raise UserError(f"{path}: there is no such file or folder in {Path.cwd()}; correct the path")
+
+
+def _check_photos(photos: Sequence[str]) -> None:
+    if not any(photo == "-" or _exists(photo) for photo in photos):
+        require_exists(*photos)
+
+
+def _check_model(model: str) -> None:
+    from aurank.embedding.named import require_model_name
+
+    require_model_name(model)
+    kind, _, name = model.partition(":")
+    if kind in ("embeddings", "onnx") and not _exists(name):
+        require_exists(name.partition(",")[0])  # options may follow
+    require_exists(*re.findall(",weights=([^,]*)", model))
+
+
+def _check_index(folder: str) -> None:
+    from aurank.embedding.named import require_index
+
+    if not folder.startswith("milvus:"):
+        require_index(Path(folder))
+
+
+def require_search(index: str) -> None:
+    is_milvus = index.startswith("milvus:")
+    require_libraries(*("a gallery in Milvus", "pymilvus") if is_milvus else ("a search by faiss", "faiss"))
+
+
+def _check_device(device: str) -> None:
+    """Refuse what torch knows no device by, and a GPU without any driver."""
+    reason = ""
+    if not re.fullmatch(rf"({'|'.join(_DEVICES)})(:\d+)?", device):
+        reason = f"expected {', '.join(_DEVICES)}, or one by its number, such as cuda:1"
+    elif device.startswith("cuda") and sys.platform == "linux" and not Path("/dev/kfd").exists():
+        try:
+            ctypes.CDLL("libcuda.so.1")
+        except OSError:
+            reason = "there is no driver of NVIDIA"
+    if reason:
+        raise UserError(f"--device {device!r} cannot be used here ({reason}); cpu always can")
+
+
+_CHECKS: dict[str, Callable[[Any], None]] = {
+    **dict.fromkeys(("labels", "fit_on", "negatives", "embeddings", "ranges", "file", "images"), require_exists),
+    "reports": lambda reports: require_exists(*reports),
+    "photos": _check_photos,
+    "model": _check_model,
+    "folder": _check_index,
+    "device": _check_device,
+    "html": lambda page: require_writable(page, suffix=".html", option="--html"),
+    "trace": lambda trace: require_writable(trace, suffix=".json", option="--trace"),
+}
+
+
+def check_values(values: Mapping[str, Any]) -> None:
+    """Raise UserError for the first value of an option that names nothing; values are by parameter."""
+    for name, value in values.items():
+        if name in _CHECKS and not isinstance(value, bool):
+            _CHECKS[name](value)
+    if "folder" in values:
+        require_search(values["folder"])
+    if "config" in values:
+        from aurank.training.components import require_names
+
+        require_names(values["config"], values.get("overrides", ()))
+
+
+def check_images(images: "ImageSelection") -> None:
+    images.require_there()
+    if isinstance(images.data, str) and images.overrides:
+        require_keys(images.data, images.overrides)
+
+
+def require_keys(data: str, overrides: Sequence[str]) -> None:
+    """Raise UserError for overrides of images, READER:PATH or a configuration, that nobody knows."""
+    from aurank.embedding.choices import require_data_keys
+    from aurank.training.components import require_names
+
+    if not require_data_keys(data, [override for override in overrides if not override.startswith("seed=")]):
+        require_names(data, overrides)
