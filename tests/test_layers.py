@@ -67,8 +67,9 @@ HOMES = {
     "matplotlib": ("aurank.reporting",),
     "cycler": ("aurank.reporting",),
     "jinja2": ("aurank.reporting", "aurank.exporting"),
+    "fastapi": ("aurank.serving",),
     "starlette": ("aurank.serving",),
-    "uvicorn": ("aurank.serving",),
+    "hypercorn": ("aurank.serving",),
     "click": ("aurank.cli",),
     "rich": ("aurank.cli",),
     "scipy": (

@@ -1,4 +1,4 @@
-"""A page in the browser and an API that search an index of images (the extra `serve`): starlette behind uvicorn."""
+"""A page in the browser and an API that search an index of images (the extra `serve`): FastAPI behind hypercorn."""
 
 from aurank.serving.server import Served, serve
 

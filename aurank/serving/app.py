@@ -1,38 +1,34 @@
 """The application: a page, and a read-only API below /api, behind security headers and bounded threads."""
 
-import asyncio
 import base64
 import binascii
 import hashlib
 import hmac
-import json
 import re
-import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
 from functools import partial
 from importlib.metadata import version
-from pathlib import Path
-from threading import BoundedSemaphore
-from typing import TypeVar
+from typing import Annotated, Any, TypeAlias
 from urllib.parse import urlsplit
 
-from starlette.applications import Starlette
+from anyio import CapacityLimiter
+from anyio.to_thread import run_sync
+from fastapi import FastAPI, Path, Query, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, JSONResponse, Response
+from pydantic import ValidationError
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, Response
-from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from typing_extensions import TypedDict
 
 from aurank.commands import ImageIndex
 from aurank.data.decode import quiet_decoding
 from aurank.reporting.page import render
-from aurank.serving.gallery import Gallery
-from aurank.serving.uploads import DEEPEST, FORMATS, Limits, Window, parsed, read_search
+from aurank.serving.gallery import ClassSize, Gallery, ImagePage, SearchResult
+from aurank.serving.uploads import DEEPEST, FORMATS, Limits, PhotoSearch, RowSearch, Window, read_search
 
-Value = TypeVar("Value")
 _HEADERS = {
     "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
     "cross-origin-opener-policy": "same-origin",
@@ -42,6 +38,34 @@ _HEADERS = {
     "x-frame-options": "DENY",
     "cache-control": "no-store",
 }
+_SEARCHES: dict[str, type[Window]] = {"application/json": RowSearch, "multipart/form-data": PhotoSearch}
+_BODY = {kind: {"schema": search.model_json_schema()} for kind, search in _SEARCHES.items()}
+_REFUSALS = {
+    400: "the body cannot be read", 403: "the request comes from another site", 404: "there is no such thing",
+    408: "the upload took too long", 413: "too many bytes or pixels", 415: "not a kind of content that is taken",
+    422: "a value is not possible, or the photo cannot be decoded", 503: "too many searches are waiting",
+}  # fmt: skip
+
+
+class Info(TypedDict):
+    images: int
+    classes: int
+    score: str
+    model: str
+    index: str
+    version: str
+    most_neighbours: int
+    max_upload_bytes: int
+    max_pixels: int
+    formats: list[str]
+
+
+class ClassList(TypedDict):
+    classes: list[ClassSize]
+
+
+class Refusal(TypedDict):
+    error: str
 
 
 def make_app(
@@ -50,7 +74,6 @@ def make_app(
     limits: Limits | None = None,
     hosts: Sequence[str] | None = None,
     token: str | None = None,
-    mark: str | None = None,
 ) -> ASGIApp:
     """Return the ASGI application that serves an index, for any ASGI server.
 
@@ -59,103 +82,124 @@ def make_app(
         limits: of requests.
         hosts: the names that requests may call this server by, in lower case; None takes any.
         token: what every request has to bring, as a bearer token or as a password; None asks for none.
-        mark: of this start of the server, alike in all its workers; default: of this application.
     """
     limits = limits or Limits()
-    gallery, mark = Gallery(index, limits.pixels), mark or secrets.token_hex(8)
-    in_search = _workers("search", threads=limits.threads, waiting=limits.waiting)
+    gallery = Gallery(index, limits.pixels)
+    turn_to_search = _bounded(limits.threads, limits.waiting)
     # Apart, so that a page of pictures keeps no search waiting.
-    in_pictures = _workers("picture", threads=limits.threads, waiting=8 * limits.waiting)
+    turn_to_draw = _bounded(limits.threads, 8 * limits.waiting)
     page = render("serve.html", title="Search by photo")
-    openapi = json.loads(Path(__file__).with_name("openapi.json").read_text("utf-8"))
-    openapi["info"]["version"] = version("aurank")
-    about = {
-        "images": len(gallery.names),
-        "classes": len(gallery.classes),
-        **gallery.about,
-        "version": version("aurank"),
-        "most_neighbours": DEEPEST,
-        "max_upload_bytes": limits.upload_bytes,
-        "max_pixels": limits.pixels,
-        "formats": FORMATS,
-    }
+    info = Info(
+        images=len(gallery.names),
+        classes=len(gallery.classes),
+        score=gallery.score,
+        model=gallery.model,
+        index=gallery.description,
+        version=version("aurank"),
+        most_neighbours=DEEPEST,
+        max_upload_bytes=limits.upload_bytes,
+        max_pixels=limits.pixels,
+        formats=list(FORMATS),
+    )
+    app = FastAPI(
+        title="aurank serve",
+        description="Search an index of images. Read-only. Images go by their row; every error is one line of text.",
+        version=version("aurank"),
+        docs_url=None,
+        redoc_url=None,
+        lifespan=_quiet,
+        exception_handlers={
+            HTTPException: _refuse,
+            RequestValidationError: _refuse_values,
+            ValidationError: _refuse_values,
+            Exception: _fail,
+        },
+        responses={status: {"model": Refusal, "description": text} for status, text in _REFUSALS.items()},
+    )
 
-    async def images(request: Request) -> Response:
-        return JSONResponse(gallery.images(parsed(Window, dict(request.query_params))))
+    @app.get("/", include_in_schema=False)
+    async def show_page() -> HTMLResponse:
+        return HTMLResponse(page, headers={"content-security-policy": page_policy(page)})
 
-    async def picture(request: Request) -> Response:
-        text = request.path_params["row"]
-        if not re.fullmatch("[0-9]{1,18}", text):
-            raise HTTPException(404, f"{text[:40]!r} is not the number of an image")
-        gallery.require(int(text))
-        # A browser asks again, as another index may be served tomorrow, and is told in a few bytes that it has it.
-        headers = {"etag": f'"{mark}-{text}"', "cache-control": "private, no-cache"}
+    @app.get("/api/info")
+    async def describe() -> Info:
+        return info
+
+    @app.get("/api/classes")
+    async def list_classes() -> ClassList:
+        return {"classes": gallery.classes}
+
+    @app.get("/api/images")
+    async def list_images(window: Annotated[Window, Query()]) -> ImagePage:
+        return gallery.images(window)
+
+    @app.get("/api/images/{row}/thumbnail", responses={200: {"content": {"image/jpeg": {}, "image/png": {}}}})
+    async def draw_thumbnail(request: Request, row: Annotated[int, Path(ge=0)]) -> Response:
+        gallery.require(row)
+        # A browser asks again, as another index may be served tomorrow, and learns in a few bytes that it has it.
+        headers = {"etag": f'"{gallery.version}-{row}"', "cache-control": "private, no-cache"}
         if request.headers.get("if-none-match") == headers["etag"]:
             return Response(status_code=304, headers=headers)
-        kind, content = await in_pictures(partial(gallery.picture, int(text)))
+        with turn_to_draw() as run:
+            kind, content = await run(gallery.picture, row)
         return Response(content, media_type=kind, headers=headers)
 
-    async def search(request: Request) -> Response:
-        asked = await read_search(request, limits)
-        if isinstance(asked, tuple):
-            return JSONResponse(await in_search(partial(gallery.near_photo, asked[1], asked[0])))
-        return JSONResponse(await in_search(partial(gallery.near_row, asked.row, asked)))
+    @app.post("/api/search", openapi_extra={"requestBody": {"required": True, "content": _BODY}})
+    async def search(request: Request) -> SearchResult:
+        with turn_to_search() as run:
+            query = await read_search(request, limits)
+            result: SearchResult = await run(gallery.search, query)
+            return result
 
-    answers = {
-        "/": HTMLResponse(page, headers={"content-security-policy": page_policy(page)}),
-        "/openapi.json": JSONResponse(openapi),
-        "/api/info": JSONResponse(about),
-        "/api/classes": JSONResponse({"classes": gallery.classes}),
-    }
-    routes = [
-        *(Route(path, answer, methods=["GET"]) for path, answer in answers.items()),
-        Route("/api/images", images),
-        Route("/api/images/{row}/thumbnail", picture),
-        Route("/api/search", search, methods=["POST"]),
-    ]
-    handlers = {HTTPException: _refused, Exception: _failed}
-    return shield(Starlette(routes=routes, exception_handlers=handlers, lifespan=_quiet), hosts, token)
+    return shield(app, hosts, token)
 
 
 @asynccontextmanager
-async def _quiet(app: Starlette) -> AsyncIterator[None]:
+async def _quiet(app: FastAPI) -> AsyncIterator[None]:
     with quiet_decoding():  # around the threads that decode
         yield
 
 
-def _workers(name: str, *, threads: int, waiting: int) -> Callable[[Callable[[], Value]], Awaitable[Value]]:
-    """Return what calls a function in one of so many threads, and refuses with 503 where `waiting` wait already."""
-    pool, places = ThreadPoolExecutor(threads, thread_name_prefix=name), BoundedSemaphore(threads + waiting)
+Turn: TypeAlias = Callable[[], AbstractContextManager[Callable[..., Awaitable[Any]]]]
 
-    async def run(call: Callable[[], Value]) -> Value:
-        if not places.acquire(blocking=False):
-            said = "too many searches are waiting; try again in a moment"
-            raise HTTPException(503, said, headers={"retry-after": "1"})
-        future = pool.submit(call)
-        future.add_done_callback(lambda _: places.release())
-        return await asyncio.wrap_future(future)
 
-    return run
+def _bounded(threads: int, waiting: int) -> Turn:
+    """Return a context that runs functions in so many threads; it refuses with 503 if `waiting` requests wait."""
+    limiter, requests = CapacityLimiter(threads), 0
+
+    @contextmanager
+    def turn() -> Iterator[Callable[..., Awaitable[Any]]]:
+        nonlocal requests
+        if requests >= threads + waiting:
+            refusal = "too many searches are waiting; try again in a moment"
+            raise HTTPException(503, refusal, headers={"retry-after": "1"})
+        requests += 1
+        try:
+            yield partial(run_sync, limiter=limiter)
+        finally:
+            requests -= 1
+
+    return turn
 
 
 def page_policy(page: str) -> str:
     def digests(tag: str) -> str:
-        found = re.findall(rf"<{tag}>(.*?)</{tag}>", page, flags=re.DOTALL)
-        texts = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in found]
-        return " ".join(f"'sha256-{text}'" for text in texts) or "'none'"
+        texts = re.findall(rf"<{tag}>(.*?)</{tag}>", page, flags=re.DOTALL)
+        hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in texts]
+        return " ".join(f"'sha256-{text}'" for text in hashes) or "'none'"
 
-    own = (
-        f"script-src {digests('script')}; style-src {digests('style')}; img-src 'self' blob: data:; connect-src 'self'"
+    sources = f"script-src {digests('script')}; style-src {digests('style')}; img-src 'self' blob: data:"
+    return (
+        f"default-src 'none'; {sources}; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'"
     )
-    return f"default-src 'none'; {own}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 
 
 def shield(app: ASGIApp, hosts: Sequence[str] | None, token: str | None = None) -> ASGIApp:
     """Return an application behind security headers that answers only requests with the token and one of its hosts.
 
     A site elsewhere can give its own name the address of this machine, and have a browser here send requests: they then
-    name that site as their host. One that posts a form to this server is known by `Sec-Fetch-Site`. An answer given
-    before the request's body has ended closes the connection, else uvicorn would read that body on, without end.
+    name that site as their host. One that posts a form to this server is known by `Sec-Fetch-Site`.
     """
 
     async def shielded(scope: Scope, receive: Receive, send: Send) -> None:
@@ -163,41 +207,34 @@ def shield(app: ASGIApp, hosts: Sequence[str] | None, token: str | None = None) 
             return await app(scope, receive, send)
 
         headers, answer = Headers(scope=scope), app
-        is_unread = "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
 
-        async def receive_noted() -> Message:
-            nonlocal is_unread
-            message = await receive()
-            is_unread = message.get("more_body", False)
-            return message
-
-        async def send_shielded(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                sent = MutableHeaders(scope=message)
-                for name, value in {**_HEADERS, **({"connection": "close"} if is_unread else {})}.items():
-                    sent.setdefault(name, value)
+                response = MutableHeaders(scope=message)
+                for name, value in _HEADERS.items():
+                    response.setdefault(name, value)
             await send(message)
 
         if hosts is not None and _host_name(headers.get("host", "")) not in hosts:
-            said = "the request names another host; open the address that aurank serve printed"
-            answer = JSONResponse({"error": said}, 403)
+            error = "the request names another host; open the address that aurank serve printed"
+            answer = JSONResponse({"error": error}, 403)
         elif scope["method"] not in ("GET", "HEAD") and headers.get("sec-fetch-site") in ("cross-site", "same-site"):
             answer = JSONResponse({"error": "the request comes from another site"}, 403)
         elif token is not None and not _has_token(headers.get("authorization", ""), token):
-            said = "send the token of aurank serve: Authorization: Bearer TOKEN, or as the password of any name"
-            answer = JSONResponse({"error": said}, 401, {"www-authenticate": 'Basic realm="aurank", charset="UTF-8"'})
-        await answer(scope, receive_noted, send_shielded)
+            error = "send the token of aurank serve: Authorization: Bearer TOKEN, or as the password of any name"
+            answer = JSONResponse({"error": error}, 401, {"www-authenticate": 'Basic realm="aurank", charset="UTF-8"'})
+        await answer(scope, receive, send_with_headers)
 
     return shielded
 
 
 def _has_token(authorization: str, token: str) -> bool:
-    kind, _, given = authorization.partition(" ")
-    said = given.strip().encode("latin-1")
+    kind, _, credentials = authorization.partition(" ")
+    password = credentials.strip().encode("latin-1")
     if kind.lower() == "basic":  # what browsers ask for by themselves, and send with pictures too
         with suppress(binascii.Error):
-            said = base64.b64decode(said).partition(b":")[2]
-    return kind.lower() in ("basic", "bearer") and hmac.compare_digest(said, token.encode())
+            password = base64.b64decode(password).partition(b":")[2]
+    return kind.lower() in ("basic", "bearer") and hmac.compare_digest(password, token.encode())
 
 
 def _host_name(host: str) -> str | None:
@@ -207,13 +244,23 @@ def _host_name(host: str) -> str | None:
         return None
 
 
-async def _refused(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    said = {"Not Found": "there is nothing at this address; /openapi.json lists what there is"}
-    said["Method Not Allowed"] = f"this address does not take {request.method}"
-    return JSONResponse({"error": said.get(error.detail, error.detail)}, error.status_code, error.headers)
+async def _refuse(request: Request, error: Any) -> Response:
+    texts = {"Not Found": "there is nothing at this address; /openapi.json lists what there is"}
+    texts["Method Not Allowed"] = f"this address does not take {request.method}"
+    return JSONResponse({"error": texts.get(error.detail, error.detail)}, error.status_code, error.headers)
 
 
-async def _failed(request: Request, error: Exception) -> Response:
+async def _refuse_values(request: Request, error: Any) -> Response:
+    first = error.errors()[0]
+    names = [str(name) for name in first["loc"]]
+    source = names.pop(0) if isinstance(error, RequestValidationError) else "body"
+    if first["type"] == "json_invalid":
+        return JSONResponse({"error": f"the body cannot be read: {first['msg']}"}, 400)
+    if source == "path":
+        return JSONResponse({"error": f"{str(first['input'])[:40]!r} is not the row of an image"}, 404)
+    return JSONResponse({"error": ": ".join([*names, first["msg"]])}, 422)
+
+
+async def _fail(request: Request, error: Exception) -> Response:
     """Answer for a mistake of this program, whose text may name files; the server's terminal has it."""
     return JSONResponse({"error": "the server failed; its terminal says why"}, 500)

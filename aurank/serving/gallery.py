@@ -1,65 +1,100 @@
-"""The gallery as it is shown: numbers, names without the folders of this machine, small pictures."""
+"""The gallery as it is shown: rows, names without the folders of this machine, small pictures."""
 
 import hashlib
+import json
 import re
 from functools import lru_cache
 from pathlib import PureWindowsPath
-from typing import Any
+from typing import Annotated
 
 import numpy as np
+from pydantic import Field
 from starlette.exceptions import HTTPException
+from typing_extensions import TypedDict
 
 from aurank.commands.galleries.search import ImageIndex
 from aurank.errors import UserError
 from aurank.names import meant, nearest
 from aurank.reporting.pictures import thumbnail
-from aurank.serving.uploads import DEEPEST, Window, decode_upload
+from aurank.serving.uploads import DEEPEST, PhotoSearch, RowSearch, Window, decode_upload
 
 SIDE = 256  # pixels of the longer side of a picture
 _PICTURES, _PHOTOS = 2048, 256  # of the last asked for, pictures and embeddings of photos are kept
+
+# Written as calls, for the key "class".
+Shown = TypedDict("Shown", {"row": int, "name": str, "class": str | None})
+Neighbour = TypedDict(
+    "Neighbour",
+    {
+        "row": int,
+        "name": str,
+        "class": str | None,
+        "rank": Annotated[int, Field(description="1 is the nearest, of the class if one was asked for.")],
+        "score": Annotated[float, Field(description="Larger is closer.")],
+    },
+)
+
+
+class ClassSize(TypedDict):
+    name: str
+    images: int
+
+
+class ImagePage(TypedDict):
+    offset: int
+    total: int
+    images: list[Shown]
+
+
+class SearchResult(TypedDict):
+    query: Annotated[Shown | None, Field(description="The image of the gallery; null for a photo.")]
+    score: Annotated[str, Field(description="cosine, dot or euclidean (minus the squared distance).")]
+    offset: int
+    total: Annotated[int, Field(description=f"How many can be paged through: {DEEPEST:,} at most.")]
+    neighbours: list[Neighbour]
 
 
 class Gallery:
     def __init__(self, index: ImageIndex, max_pixels: int) -> None:
         self.index, self.max_pixels = index, max_pixels
         images, self._ids = index.images, index.rows.ids.tolist()  # of Milvus the names alone are in memory
-        self._place = {row: place for place, row in enumerate(self._ids)}
+        self._row_of = {number: row for row, number in enumerate(self._ids)}
         self.names = [public_name(path) for path in images["path"].tolist()]
-        self._raw = images["class"]
-        self._classes = [_speakable(name) for name in self._raw.tolist()]
+        self._index_classes = images["class"]
+        self._classes = [_speakable(name) for name in self._index_classes.tolist()]
         rows: dict[str, list[int]] = {}
         for row, name in enumerate(self._classes):
             if name:
                 rows.setdefault(name, []).append(row)
         self._rows = {name: rows[name] for name in sorted(rows, key=_natural)}
-        self.classes = [{"name": name, "images": len(held)} for name, held in self._rows.items()]
+        self.classes: list[ClassSize] = [{"name": name, "images": len(rows[name])} for name in self._rows]
         model = str(index.about["model"]["name"])
-        self.about = {"score": str(index.about["distance"]), "model": public_model(model)}
-        self.about["index"] = index.description.replace(model, self.about["model"], 1)
+        self.score, self.model = str(index.about["distance"]), public_model(model)
+        self.description = index.description.replace(model, self.model, 1)
+        self.version = hashlib.sha256(json.dumps(index.about, sort_keys=True).encode()).hexdigest()[:16]
         self._embeddings: dict[bytes, np.ndarray] = {}
         self.picture = lru_cache(_PICTURES)(self._picture)
 
-    def images(self, window: Window) -> dict[str, Any]:
+    def images(self, window: Window) -> ImagePage:
         rows = range(len(self.names)) if window.class_name is None else self._of_class(window.class_name)
         images = [self._shown(row) for row in rows[window.offset : window.offset + window.limit]]
         return {"offset": window.offset, "total": len(rows), "images": images}
 
-    def near_row(self, row: int, window: Window) -> dict[str, Any]:
-        self.require(row)
-        return self._search(window, row)
-
-    def near_photo(self, content: bytes, window: Window) -> dict[str, Any]:
-        key = hashlib.sha256(content).digest()
+    def search(self, query: RowSearch | PhotoSearch) -> SearchResult:
+        if isinstance(query, RowSearch):
+            self.require(query.row)
+            return self._neighbours(query, query.row)
+        key = hashlib.sha256(query.photo).digest()
         try:
             if (embedding := self._embeddings.get(key)) is None:
-                embedding = self.index.embed([decode_upload(content, self.max_pixels)])
-            answer = self._search(window, embedding)
+                embedding = self.index.embed([decode_upload(query.photo, self.max_pixels)])
+            neighbours = self._neighbours(query, embedding)
         except UserError:  # its text names the model's file
             raise HTTPException(422, "the model makes no embedding of this photo that can be searched with") from None
         self._embeddings[key] = embedding  # its results are paged through
         for oldest in list(self._embeddings)[:-_PHOTOS]:
             self._embeddings.pop(oldest, None)  # another thread may have been as quick
-        return answer
+        return neighbours
 
     def _picture(self, row: int) -> tuple[str, bytes]:
         try:
@@ -76,12 +111,12 @@ class Gallery:
             raise HTTPException(404, f"there is no class {name[:100]!r}{meant(nearest(name[:100], self._rows))}")
         return self._rows[name]
 
-    def _search(self, window: Window, query: int | np.ndarray) -> dict[str, Any]:
+    def _neighbours(self, window: Window, query: int | np.ndarray) -> SearchResult:
         name, classes, total = window.class_name, None, len(self.names)
         if name is not None:
             rows = self._of_class(name)
             # Names that are shown alike are one class here.
-            classes, total = np.unique(self._raw[rows]).tolist(), len(rows)
+            classes, total = np.unique(self._index_classes[rows]).tolist(), len(rows)
         row = query if isinstance(query, int) else None
         if row is not None:
             total -= name in (None, self._classes[row])
@@ -92,18 +127,18 @@ class Gallery:
             hits = self.index.search(query, depth, classes=classes)[0]
         return {
             "query": None if row is None else self._shown(row),
-            "score": self.about["score"],
+            "score": self.score,
             "offset": window.offset,
             # An approximate index may find fewer than there are.
             "total": len(hits) if len(hits) < depth else min(DEEPEST, total),
             "neighbours": [
-                {**self._shown(self._place[hit.row]), "rank": rank, "score": hit.score}
+                {**self._shown(self._row_of[hit.row]), "rank": rank, "score": hit.score}
                 for rank, hit in enumerate(hits, start=1)
-                if rank > window.offset and hit.row in self._place  # an image may be new in Milvus
+                if rank > window.offset and hit.row in self._row_of  # an image may be new in Milvus
             ],
         }
 
-    def _shown(self, row: int) -> dict[str, Any]:
+    def _shown(self, row: int) -> Shown:
         return {"row": row, "name": self.names[row], "class": self._classes[row] or None}
 
 
@@ -116,10 +151,12 @@ def public_name(path: str) -> str:
 
 
 def public_model(name: str) -> str:
-    kind, _, rest = name.partition(":")
-    what, *options = [rest] if kind == "aurank" else rest.split(",")  # a run has no options
-    given = ("".join([*mark[:2], public_name(mark[2])]) for mark in (option.partition("=") for option in options))
-    return ",".join([f"{kind}:{public_name(what)}", *given])
+    kind, _, text = name.partition(":")
+    network, *options = [text] if kind == "aurank" else text.split(",")  # a run has no options
+    pairs = [option.partition("=") for option in options]
+    return ",".join(
+        [f"{kind}:{public_name(network)}", *(key + equals + public_name(value) for key, equals, value in pairs)]
+    )
 
 
 def _speakable(text: str) -> str:

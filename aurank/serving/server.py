@@ -1,25 +1,18 @@
 """The server of a page and an API: what ``aurank serve`` calls."""
 
+import asyncio
 import errno
 import gc
-import hashlib
 import ipaddress
-import json
 import multiprocessing
-import os
-import secrets
 import signal
 import socket
-import threading
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import wait
-from multiprocessing.context import SpawnProcess
-from multiprocessing.process import BaseProcess
-from multiprocessing.queues import SimpleQueue
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pydantic import PositiveInt
 
@@ -28,12 +21,12 @@ from aurank.errors import AurankError, UserError
 from aurank.extras import require_libraries
 
 if TYPE_CHECKING:
-    import uvicorn
     from starlette.types import ASGIApp
 
     from aurank.serving.uploads import Limits
 
-_CONNECTIONS = 256  # open at once in a worker; the next is told to come again
+Load: TypeAlias = "Callable[[], tuple[ASGIApp, int]]"  # an application, and how many images it serves
+_PATIENCE = 10  # seconds in which the head of a request must arrive, after which its connection is closed
 _GRACE = 5  # seconds for requests that are being answered when the server ends
 
 
@@ -86,6 +79,7 @@ def serve(
     Raises:
         UserError: a missing library, an address that cannot be had or wants a token, or an index or a model that cannot
             be read.
+        AurankError: a worker has ended by itself.
 
     Example:
         >>> try:
@@ -94,7 +88,7 @@ def serve(
         ...     print(str(error)[:26])
         no index at no such folder
     """
-    require_libraries("aurank serve", "starlette", "uvicorn", "python_multipart")
+    require_libraries("aurank serve", "fastapi", "hypercorn", "python_multipart")
     with listen(host, port) as listening:  # before the model is loaded
         from aurank.embedding.collection import is_collection
         from aurank.serving.uploads import Limits
@@ -102,120 +96,82 @@ def serve(
         address, bound = listening.getsockname()[:2]
         is_local = ipaddress.ip_address(address.partition("%")[0]).is_loopback
         if token == "" or not (is_local or token or no_token):
-            said = f"other machines reach --host {host}" if token is None else "the token is empty"
-            raise UserError(f"{said}: name one with --token TOKEN or $AURANK_TOKEN, or let everybody in by --no-token")
-        # Of a GPU one thread at a time asks faiss.
-        limits = limits or Limits(threads=2 if device in (None, "cpu") else 1)
+            reason = f"other machines reach --host {host}" if token is None else "the token is empty"
+            raise UserError(
+                f"{reason}: name one with --token TOKEN or $AURANK_TOKEN, or let everybody in by --no-token"
+            )
         if workers > 1 and is_collection(folder) and "://" not in str(folder):
             raise UserError(f"--workers {workers}: milvus-lite lets one process into {folder}; leave it out")
-        names = ["localhost", "127.0.0.1", "::1", host.lower()]  # what a browser of this machine calls it
-        settings: dict[str, Any] = {"folder": str(folder), "model": model, "roots": [*map(str, roots)]}
-        settings |= {"device": device, "allow_code": allow_code}
-        settings |= {"limits": asdict(limits), "hosts": names if is_local else None}
-        settings |= {"token": token, "workers": workers, "mark": secrets.token_hex(8)}
-        app, images = _app_of(settings)  # with several workers too: what cannot be read is told here
+        # Of a GPU one thread at a time asks faiss.
+        limits = limits or Limits(threads=2 if device in (None, "cpu") else 1)
+        # What a browser of this machine calls it.
+        hosts = ["localhost", "127.0.0.1", "::1", host.lower()] if is_local else None
+        settings = {"model": model, "roots": list(roots), "device": device or "cpu", "allow_code": allow_code}
+        load = partial(_load_app, folder, settings, {"limits": limits, "hosts": hosts, "token": token})
+        app, images = load()  # with several workers too: it tells what cannot be read
         if started is not None:
             shown = f"[{host}]" if ":" in host else host
             started(Served(f"http://{shown}:{bound}/", images, is_local))
         if workers == 1:
-            make_server(app).run(sockets=[listening])
+            run_app(app, listening)
             return
         del app
         gc.collect()  # the index and the model are in the workers
-        _supervise(listening, settings)
+        _serve_in_processes(workers, listening, load)
 
 
-def _supervise(listening: socket.socket, settings: dict[str, Any]) -> None:
-    """Keep the workers running until SIGINT or SIGTERM: one that a signal has ended is replaced."""
-
-    def started() -> SpawnProcess:
-        process = context.Process(target=serve_worker, args=(listening, settings, refusals))
-        process.start()
-        return process
-
+def _serve_in_processes(count: int, listening: socket.socket, load: Load) -> None:
+    """Serve until SIGINT or SIGTERM; a worker that ends by itself ends the others."""
     context = multiprocessing.get_context("spawn")
-    refusals = context.SimpleQueue()
-    asked = threading.Event()
-    handlers = {number: signal.signal(number, lambda *_: asked.set()) for number in (signal.SIGINT, signal.SIGTERM)}
-    workers: list[SpawnProcess] = []
+    workers = [context.Process(target=_serve_beside, args=(count, listening, load), daemon=True) for _ in range(count)]
+    handler = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        while not asked.is_set():
-            workers += [started() for _ in range(settings["workers"] - len(workers))]
-            wait([process.sentinel for process in workers], timeout=0.5)
-            ended = [process for process in workers if process.exitcode is not None]
-            workers = [process for process in workers if process not in ended]
-            if ended and not asked.is_set():
-                if not refusals.empty():
-                    raise UserError(refusals.get())
-                if (code := max(process.exitcode or 0 for process in ended)) > 0:  # it would fail again
-                    raise AurankError(f"a worker has ended with code {code}; look at what it says above")
+        for worker in workers:
+            worker.start()
+        wait([worker.sentinel for worker in workers])
+        raise AurankError("a worker has ended; look at what it says above, and start aurank serve again")
+    except KeyboardInterrupt:
+        pass
     finally:
-        for process in workers:
-            process.terminate()
-        deadline = time.monotonic() + 2 * _GRACE
-        for process in workers:
-            process.join(max(0.0, deadline - time.monotonic()))
-            process.kill()  # one that hangs, or was stopped
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+        for worker in workers:
+            worker.terminate()
+        for worker in workers:
+            worker.join(2 * _GRACE)
+            worker.kill()  # one that hangs
+        signal.signal(signal.SIGTERM, handler)
 
 
-def serve_worker(listening: socket.socket, settings: dict[str, Any], refusals: "SimpleQueue[str]") -> None:
-    """Serve in one of several processes; put why it cannot into `refusals`."""
+def _serve_beside(count: int, listening: socket.socket, load: Load) -> None:
     import torch
 
-    if (parent := multiprocessing.parent_process()) is not None:
-        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers
     keep_memory()  # which the command did in its own process
-    torch.set_num_threads(max(1, torch.get_num_threads() // settings["workers"]))
-    try:
-        make_server(_app_of(settings)[0]).run(sockets=[listening])
-    except UserError as error:
-        refusals.put(str(error))
-    except KeyboardInterrupt:  # which the parent handles
-        pass
+    torch.set_num_threads(max(1, torch.get_num_threads() // count))
+    run_app(load()[0], listening)
 
 
-def _end_with(parent: BaseProcess) -> None:
-    parent.join()
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _app_of(settings: dict[str, Any]) -> "tuple[ASGIApp, int]":
+def _load_app(folder: Path | str, settings: dict[str, Any], options: dict[str, Any]) -> "tuple[ASGIApp, int]":
     from aurank.commands import ImageIndex
     from aurank.serving.app import make_app
-    from aurank.serving.uploads import Limits
 
-    how = {name: settings[name] for name in ("model", "allow_code")}
-    roots, device = [*map(Path, settings["roots"])], settings["device"] or "cpu"
-    index = ImageIndex.open(settings["folder"], roots=roots, device=device, memory_map=True, **how)
-    about = hashlib.sha256(json.dumps(index.about, sort_keys=True).encode()).hexdigest()
-    if settings.setdefault("about", about) != about:  # a worker started later would number other images
-        raise UserError(f"{settings['folder']} has changed: start aurank serve again")
+    index = ImageIndex.open(folder, memory_map=True, **settings)
     index.load_model()
-    how = {name: settings[name] for name in ("hosts", "token", "mark")}
-    return make_app(index, limits=Limits(**settings["limits"]), **how), len(index)
+    return make_app(index, **options), len(index)
 
 
-def make_server(app: "ASGIApp") -> "uvicorn.Server":
-    import uvicorn
+def run_app(app: "ASGIApp", listening: socket.socket, ended: "Callable[[], Awaitable[Any]] | None" = None) -> None:
+    """Serve an application on a socket, which is taken over, until a signal, or until what `ended` returns is done."""
+    from hypercorn.asyncio import serve
+    from hypercorn.config import Config
 
-    return uvicorn.Server(uvicorn.Config(app, **_how()))
-
-
-def _how() -> dict[str, Any]:
-    from aurank.serving.connections import PromptProtocol
-
-    return {
-        "http": PromptProtocol,
-        "ws": "none",
-        "log_level": "warning",
-        "access_log": False,
-        "server_header": False,
-        "proxy_headers": False,
-        "limit_concurrency": _CONNECTIONS,
-        "timeout_graceful_shutdown": _GRACE,
-    }
+    config = Config()
+    config.bind = [f"fd://{listening.detach()}"]
+    config.keep_alive_timeout = _PATIENCE
+    config.graceful_timeout = _GRACE
+    config.include_server_header = False
+    config.loglevel = "WARNING"
+    application: Any = app  # starlette and hypercorn have types of their own for ASGI
+    asyncio.run(serve(application, config, shutdown_trigger=ended))
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -229,9 +185,10 @@ def listen(host: str, port: int) -> socket.socket:
     }
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        place: Any = address
-        both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
-        return socket.create_server(place, family=family, backlog=_CONNECTIONS, dualstack_ipv6=both)
+        has_both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+        listening = socket.create_server(address, family=family, backlog=256, dualstack_ipv6=has_both)
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # connections take it over
+        return listening
     except (socket.gaierror, UnicodeError):
         reason = elsewhere
     except OSError as error:

@@ -4,15 +4,16 @@ import asyncio
 import io
 from collections.abc import MutableMapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
+from fastapi import Request
 from jaxtyping import UInt8
 from PIL import Image, UnidentifiedImageError
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect
 
 from aurank.data.decode import to_pixels
 from aurank.errors import first_line
@@ -21,7 +22,7 @@ from aurank.sizes import as_text
 DEEPEST = 1000  # ranks that can be paged through
 # Of Pillow's formats those that need no other program and that cameras, phones and browsers write.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
-_BODY_BYTES = 2**16  # of JSON, or of a form beside its file
+_FIELD_BYTES = 2**16  # of JSON, or of a form beside its photo
 _LONGEST_STRIP = 100  # its shorter side enlarged to what a model takes, a longer one would fill the memory
 _DROPPED = 8  # times the limit: what is still read of a body that is too large, so that its sender hears why
 
@@ -29,16 +30,21 @@ _DROPPED = 8  # times the limit: what is still read of a body that is too large,
 class Window(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    offset: int = Field(0, ge=0, le=2**31 - 1)
-    limit: int = Field(24, ge=1, le=100)
-    class_name: str | None = Field(None, alias="class")
+    offset: int = Field(0, ge=0, le=2**31 - 1, description="How many images to leave out at the start.")
+    limit: int = Field(24, ge=1, le=100, description="How many images to return.")
+    class_name: str | None = Field(None, alias="class", description="Only images of this class.")
 
 
 class RowSearch(Window):
-    row: int = Field(ge=0, le=2**63 - 1)
+    """A search with an image of the gallery."""
+
+    row: int = Field(ge=0, le=2**63 - 1, description="The image's row in the gallery.")
 
 
-Asked = TypeVar("Asked", bound=Window)
+class PhotoSearch(Window):
+    """A search with a photo, as a form."""
+
+    photo: bytes
 
 
 @dataclass(frozen=True)
@@ -60,14 +66,21 @@ class Limits:
     waiting: int = 128
 
 
-async def read_search(request: Request, limits: Limits) -> RowSearch | tuple[Window, bytes]:
+async def read_search(request: Request, limits: Limits) -> RowSearch | PhotoSearch:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    is_form = kind == "multipart/form-data"
+    bounded = _with_bounded_body(request, _FIELD_BYTES + is_form * limits.upload_bytes)
     try:
         async with asyncio.timeout(limits.upload_seconds):
             if kind == "application/json":
-                return parsed(RowSearch, await _bounded(request, _BODY_BYTES, "JSON").body())
-            if kind == "multipart/form-data":
-                return await _read_form(request, limits.upload_bytes)
+                return RowSearch.model_validate_json(await bounded.body(), strict=True)
+            if is_form:
+                async with bounded.form(max_files=1, max_fields=8, max_part_size=_FIELD_BYTES) as form:
+                    fields = {
+                        name: await value.read() if isinstance(value, UploadFile) else value
+                        for name, value in form.items()
+                    }
+                    return PhotoSearch.model_validate(fields)
         refusal = 415, 'send a photo as multipart/form-data (field "photo"), or {"row": 0} as application/json'
     except TimeoutError:
         refusal = 408, f"the upload took more than {limits.upload_seconds:.0f} s; send it again"
@@ -76,48 +89,21 @@ async def read_search(request: Request, limits: Limits) -> RowSearch | tuple[Win
     raise HTTPException(*refusal)
 
 
-async def _read_form(request: Request, most: int) -> tuple[Window, bytes]:
-    bounded = _bounded(request, most + _BODY_BYTES, "an upload")
-    async with bounded.form(max_files=1, max_fields=8, max_part_size=_BODY_BYTES) as form:
-        fields: dict[str, Any] = dict(form)
-        photo = fields.pop("photo", None)
-        if not isinstance(photo, UploadFile):
-            raise HTTPException(422, 'the form has no file in the field "photo"')
-        content = await photo.read(most + 1)
-        if len(content) > most:
-            raise HTTPException(413, f"a photo may have {as_text(most)} at most; reduce it")
-        return parsed(Window, fields), content
-
-
-def _bounded(request: Request, most: int, what: str) -> Request:
-    """Return the request with a body that is refused beyond `most` bytes."""
+def _with_bounded_body(request: Request, limit: int) -> Request:
     arrived = 0
 
     async def receive() -> MutableMapping[str, Any]:
         nonlocal arrived
         message = await request.receive()
         arrived += len(message.get("body", b""))
-        if arrived > most:
-            while message.get("more_body", False) and arrived <= _DROPPED * most:
+        if arrived > limit:
+            while message.get("more_body", False) and arrived <= _DROPPED * limit:
                 message = await request.receive()
                 arrived += len(message.get("body", b""))
-            raise HTTPException(413, f"{what} may have {as_text(most)} at most; reduce it")
+            raise HTTPException(413, f"the upload may have {as_text(limit)} at most; reduce it")
         return message
 
     return Request(request.scope, receive)
-
-
-def parsed(model: type[Asked], content: bytes | dict[str, Any]) -> Asked:
-    try:
-        if isinstance(content, bytes):
-            return model.model_validate_json(content, strict=True)
-        return model.model_validate(content)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        refusal = 422, ": ".join([*map(str, first["loc"]), first["msg"]])
-        if first["type"] == "json_invalid":
-            refusal = 400, f"the body cannot be read: {first['msg']}"
-        raise HTTPException(*refusal) from None
 
 
 def decode_upload(content: bytes, max_pixels: int) -> UInt8[np.ndarray, "height width channel"]:

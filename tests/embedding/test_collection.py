@@ -16,7 +16,7 @@ from aurank.embedding import ImageSelection, collection
 from aurank.errors import UserError
 from aurank.evaluation.engine.scores import DISTANCES
 from aurank.serving.gallery import Gallery
-from aurank.serving.uploads import Window
+from aurank.serving.uploads import PhotoSearch, RowSearch
 
 OTHER = "timm:test_vit2,pretrained=false,input_size=32"
 
@@ -286,10 +286,10 @@ def test_the_server_shows_what_it_shows_of_a_folder(made: Path) -> None:
     for place in (made / "index", f"milvus:{made}/gallery.db#photos"):
         gallery = Gallery(ImageIndex.open(place), 10**6)
         row = gallery.names.index("c1/2.png")
-        photo = gallery.near_photo((made / "photos/c1/2.png").read_bytes(), Window(limit=9))
+        photo = gallery.search(PhotoSearch(photo=(made / "photos/c1/2.png").read_bytes(), limit=9))
         found = [
-            gallery.near_row(row, Window(limit=9)),
-            gallery.near_row(row, Window(**{"limit": 3, "class": "c2"})),
+            gallery.search(RowSearch(row=row, limit=9)),
+            gallery.search(RowSearch(**{"row": row, "limit": 3, "class": "c2"})),
             photo,
         ]
         lists = [[(one["name"], one["class"], one["score"]) for one in each["neighbours"]] for each in found]

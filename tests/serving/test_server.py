@@ -1,6 +1,5 @@
 """The process: its address, what it prints, what it refuses before it loads anything, and ten clients at once."""
 
-import asyncio
 import http.client
 import json
 import os
@@ -12,12 +11,10 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from multiprocessing import SimpleQueue
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from starlette.testclient import TestClient
 from testing.galleries import running_server
 
@@ -25,7 +22,6 @@ from aurank import cli
 from aurank.commands import ImageIndex
 from aurank.errors import UserError
 from aurank.serving import Served, server
-from aurank.serving.connections import PromptProtocol
 from aurank.serving.server import listen, serve
 from aurank.serving.uploads import Limits
 
@@ -67,12 +63,10 @@ def test_an_address_that_cannot_be_had(host: str, port: int, said: str) -> None:
 
 
 @pytest.fixture
-def at_once(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Let every server end when it starts; gives what they were made with."""
-    import uvicorn
-
-    made = []
-    monkeypatch.setattr(uvicorn.Server, "run", lambda one, sockets: made.append((one.config, sockets)))
+def applications(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The applications of servers that end when they start."""
+    made: list[Any] = []
+    monkeypatch.setattr(server, "run_app", lambda app, listening: made.append(app))
     return made
 
 
@@ -87,24 +81,24 @@ def typed(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
 
 @pytest.mark.slow
 def test_the_command_says_where(
-    index: ImageIndex, at_once: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    index: ImageIndex, applications: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert typed(monkeypatch, index.folder, "--port", 0) == 0
     output, complaint = capsys.readouterr()
     assert output.startswith("30 images at http://127.0.0.1:")
     assert complaint == ""
     elsewhere = {"host": "evil.example"}
-    assert TestClient(at_once[0][0].app).get("/api/info", headers=elsewhere).status_code == 403
+    assert TestClient(applications[0]).get("/api/info", headers=elsewhere).status_code == 403
     everywhere = ("--port", 0, "--host", "0.0.0.0")
     assert typed(monkeypatch, index.folder, *everywhere, "--no-token") == 0
     output, complaint = capsys.readouterr()
     assert "http://0.0.0.0:" in output
     assert "there is no password" in complaint
-    assert TestClient(at_once[1][0].app).get("/api/info", headers=elsewhere).status_code == 200
+    assert TestClient(applications[1]).get("/api/info", headers=elsewhere).status_code == 200
     monkeypatch.setenv("AURANK_TOKEN", "secret")
     assert typed(monkeypatch, index.folder, *everywhere) == 0
     assert "any name, and the token" in capsys.readouterr().err
-    client = TestClient(at_once[2][0].app)
+    client = TestClient(applications[2])
     assert client.get("/", headers=elsewhere).status_code == 401
     assert client.get("/", headers={**elsewhere, "authorization": "Bearer secret"}).status_code == 200
 
@@ -116,14 +110,14 @@ def test_an_address_that_others_reach_wants_a_token(tmp_path: Path, token: str |
 
 
 def test_the_command_refuses_a_folder_without_an_index(
-    at_once: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    applications: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert typed(monkeypatch, tmp_path, "--port", 0) == 2
     assert capsys.readouterr().err.startswith(f"error: no index at {tmp_path}: there is no index in it")
-    assert not at_once
+    assert not applications
 
 
-def test_who_serves_from_python_is_told_the_address(index: ImageIndex, at_once: list[Any]) -> None:
+def test_who_serves_from_python_is_told_the_address(index: ImageIndex, applications: list[Any]) -> None:
     told: list[Served] = []
     serve(index.folder, port=0, host="localhost", started=told.append)
     assert told[0].is_local
@@ -177,7 +171,7 @@ def test_over_a_wire_a_body_that_is_too_large_slow_or_broken_off(index: ImageInd
     begun = "\r\n".join([*lines, "", ""]).encode() + HEAD
     with running_server(index, Limits(upload_bytes=200_000, upload_seconds=0.4)) as port:
         status, answer = asked(port, "POST", "/api/search", HEAD + bytes(1_500_000), FORM)
-        assert (status, answer["error"]) == (413, "an upload may have 259.3 KiB at most; reduce it")
+        assert (status, answer["error"]) == (413, "the upload may have 259.3 KiB at most; reduce it")
         with socket.create_connection(("127.0.0.1", port)) as wire:
             wire.sendall(begun)
             assert b"408" in wire.recv(4000)
@@ -202,104 +196,41 @@ def test_a_body_in_chunks_that_never_ends_is_answered_and_cut(index: ImageIndex,
         said = wire.recv(4000)
     assert said.startswith({"P": b"HTTP/1.1 4", "G": b"HTTP/1.1 200"}[target[0]])
     assert b"413" in said or target != "POST /api/search"
-    assert b"connection: close" in said
 
 
-def mapped(process: str) -> set[str]:
-    """Names of the files that a process has mapped into memory."""
-    return {line.rpartition("/")[2] for line in Path(f"/proc/{process}/maps").read_text().splitlines()}
-
-
-def ready_workers(parent: int, files: set[str], *, gone: str = "", seconds: float = 240) -> list[str]:
-    """Return two processes below `parent` that have mapped the files, once there are two and none is `gone`."""
-    deadline, workers = time.monotonic() + seconds, list[str]()
-    while len(workers) < 2 or gone in workers:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-        children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-        with suppress(FileNotFoundError):  # one has ended meanwhile
-            spawned = [child for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
-            workers = [child for child in spawned if files <= mapped(child)]
-    return workers
+def memory_map(process: str) -> str:
+    return Path(f"/proc/{process}/maps").read_text()
 
 
 @pytest.mark.slow
-def test_several_workers_share_the_mapped_index_and_one_that_is_killed_is_replaced(index: ImageIndex) -> None:
+def test_several_workers_share_the_mapped_index_and_end_together(index: ImageIndex) -> None:
     command = [sys.executable, "-m", "aurank", "serve", str(index.folder), "--port", "0", "--workers", "2"]
+    files, deadline, workers = ("index.faiss", "embeddings.npy"), time.monotonic() + 240, list[str]()
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
         try:
             assert parent.stdout is not None
             port = int(parent.stdout.readline().partition("127.0.0.1:")[2].partition("/")[0])
-            workers = ready_workers(parent.pid, set())
-            os.kill(int(workers[0]), signal.SIGKILL)
-            ready_workers(parent.pid, set(), gone=workers[0], seconds=30)
-            workers = ready_workers(parent.pid, {"index.faiss", "embeddings.npy"})
+            while len(workers) < 2:
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+                children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
+                workers = [child for child in children if all(file in memory_map(child) for file in files)]
             body, kind = json.dumps({"row": 3}), {"content-type": "application/json"}
             answers = [asked(port, "POST", "/api/search", body, kind) for _ in range(8)]
             assert answers[0][0] == 200
             assert all(answer == answers[0] for answer in answers)
-            os.kill(int(workers[1]), signal.SIGSTOP)  # it hangs, and does not end when asked to
+            os.kill(int(workers[0]), signal.SIGKILL)
+            assert parent.wait(30) == 1
         finally:
             parent.terminate()
-            assert parent.wait(30) == 0
-    assert not Path(f"/proc/{workers[1]}").exists()
-
-
-@pytest.mark.slow
-def test_workers_end_with_a_parent_that_is_killed(index: ImageIndex) -> None:
-    command = [sys.executable, "-m", "aurank", "serve", str(index.folder), "--port", "0", "--workers", "2"]
-    with subprocess.Popen(command) as parent:
-        try:
-            workers = ready_workers(parent.pid, {"index.faiss", "embeddings.npy"})
-        finally:
-            parent.kill()
-    deadline = time.monotonic() + 30
-    while any(is_running(worker) for worker in workers):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-
-
-def is_running(process: str) -> bool:
-    with suppress(FileNotFoundError):
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return False
-
-
-def test_a_worker_that_finds_another_index_is_not_started_again(
-    index: ImageIndex, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = {"folder": str(index.folder), "model": None, "allow_code": False, "roots": [], "device": None}
-    settings |= {"workers": 1, "about": "that of before"}
-    monkeypatch.setattr(server, "keep_memory", lambda: False)
-    threads = torch.get_num_threads()
-    refusals: Any = SimpleQueue()
-    with socket.socket() as one:
-        server.serve_worker(one, settings, refusals)
-    assert "has changed: start aurank serve again" in refusals.get()
-    torch.set_num_threads(threads)
-
-
-def test_an_answer_in_two_pieces_waits_for_no_acknowledgement(
-    index: ImageIndex, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made, at_once = PromptProtocol.connection_made, []
-
-    def connection_made(self: PromptProtocol, transport: asyncio.Transport) -> None:
-        made(self, transport)
-        at_once.append(transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
-
-    monkeypatch.setattr(PromptProtocol, "connection_made", connection_made)
-    with running_server(index) as port:
-        assert asked(port, "GET", "/api/info")[0] == 200
-    assert at_once
-    assert all(at_once)
+    assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
 
 
 @pytest.mark.slow
 def test_a_connection_that_never_asks_is_closed_and_a_slow_answer_is_not(
     index: ImageIndex, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(PromptProtocol, "patience", 0.2)
+    monkeypatch.setattr(server, "_PATIENCE", 0.2)
     search = index.search_rows
     monkeypatch.setattr(index, "search_rows", lambda *given, **options: time.sleep(1) or search(*given, **options))
     with running_server(index) as port:

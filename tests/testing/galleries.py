@@ -1,9 +1,9 @@
 """Photos, saved rows, indexes and models that tests search, serve and embed with."""
 
+import asyncio
 import contextlib
 import json
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from aurank.commands import ImageIndex, build_index
 from aurank.embedding import ImageSelection
 from aurank.models.adapters.exported import PREPROCESSING
 from aurank.serving.app import make_app
-from aurank.serving.server import listen, make_server
+from aurank.serving.server import listen, run_app
 from aurank.serving.uploads import Limits
 
 
@@ -138,17 +138,20 @@ def head_config(file: Path, **sections: dict[str, Any]) -> dict[str, Any]:
 @contextlib.contextmanager
 def running_server(index: ImageIndex, limits: Limits | None = None, token: str | None = None) -> Iterator[int]:
     """Serve an index while the context lasts; gives the port."""
+    app, is_over = make_app(index, limits=limits, hosts=["127.0.0.1"], token=token), threading.Event()
+
+    async def ended() -> None:
+        while not is_over.is_set():
+            await asyncio.sleep(0.02)
+
     with listen("127.0.0.1", 0) as listening:
-        app = make_app(index, limits=limits, hosts=["127.0.0.1"], token=token)
-        server = make_server(app)
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        port = int(listening.getsockname()[1])
+        thread = threading.Thread(target=run_app, args=[app, listening, ended])
         thread.start()
-        while not server.started:
-            time.sleep(0.01)
         try:
-            yield int(listening.getsockname()[1])
+            yield port  # it listens, so requests wait until the server takes them
         finally:
-            server.should_exit = True
+            is_over.set()
             thread.join()
 
 
