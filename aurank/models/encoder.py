@@ -97,14 +97,12 @@ class Encoder(nn.Module):
         self.held: list[nn.Module] = []  # batch norms of frozen parts, which keep their statistics
         self.backbone: Any = nn.Identity()
         self.notes: list[str] = []
-        if backbone == _NONE:
-            if width is None:
-                raise UserError(f"model.backbone={_NONE} is for saved embeddings (data.name=embeddings)")
-        else:
+        if backbone != _NONE:
             self.backbone, self.notes = _create_backbone(backbone, pretrained, weights, channels, pooling, params or {})
             # Some timm models have a layer between feature map and vector.
             width = int(getattr(self.backbone, "head_hidden_size", None) or self.backbone.num_features)
         self.pool: nn.Module = GeneralisedMean() if pooling == "gem" else nn.Identity()
+        assert width is not None  # the configuration goes with saved embeddings
         self.head = projection(width, dim, layers=head_layers, hidden=head_width)
         self._memory_format = torch.contiguous_format
         lay_out(self, channels_last)
@@ -116,8 +114,8 @@ class Encoder(nn.Module):
     def forward(self, images: Float[Tensor, "batch ..."]) -> Float[Tensor, "batch dim"]:
         pooled = self.pooled(images)
         with torch.autocast(images.device.type, enabled=False):
-            wanted = pooled if self.discard_head and not self.training else self.head(pooled)
-            return functional.normalize(wanted, dim=-1)
+            features = pooled if self.discard_head and not self.training else self.head(pooled)
+            return functional.normalize(features, dim=-1)
 
     def pooled(self, images: Float[Tensor, "batch ..."]) -> Float[Tensor, "batch width"]:
         """Return what the projection is given."""
@@ -236,20 +234,17 @@ class _FeatureMap(nn.Module):
 def _create_backbone(
     name: str, pretrained: bool, weights: str | None, channels: int, pooling: Pooling, params: dict[str, Any]
 ) -> tuple[Any, list[str]]:
-    given = f"pooling={pooling!r}, channels={channels}, params={params}"
     if is_tower(name):
-        if (pooling, channels, params) != ("avg", 3, {}):
-            raise UserError(f"{name} has pooling, channels and options of its own, got {given}; leave them out")
         tower = ImageTower(name, pretrained=pretrained, weights=weights)
         return tower, [f"model.weights: {text}" for text in tower.notes]
     require_known(name, params, of="model.params" if params else "model.backbone", filled=FILLED)
     is_map, fetched = pooling == "gem", pretrained and weights is None
-    options = {"in_chans": channels, "num_classes": 0, "global_pool": "" if is_map else pooling}
+    options = {"in_chans": channels, "num_classes": 0, **params, **({"global_pool": ""} if is_map else {})}
+    options.setdefault("global_pool", pooling)
+    settings = f"pooling={pooling!r}, channels={channels}, params={params}"
     # A name on a hub is looked up there, whatever becomes of its weights.
-    with building(f"model.backbone={name} with {given}", pretrained=fetched or ":" in name, remedy=_POOLS):
-        if is_map and "global_pool" in params:
-            raise ValueError("params.global_pool takes the place of the pooling")
-        model = create(name, {**options, **params}, pretrained=fetched)
+    with building(f"model.backbone={name} with {settings}", pretrained=fetched or ":" in name, remedy=_POOLS):
+        model = create(name, options, pretrained=fetched)
     backbone = _FeatureMap(name, model) if is_map else model
     return backbone, [] if weights is None else [f"model.weights: {load_file(model, weights, name=name)}"]
 

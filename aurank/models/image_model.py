@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
-from torch.nn.functional import normalize
+from torch.nn.functional import cosine_similarity, normalize
 
 from aurank.data import Batch, ImageDataset, Manifest, Pipeline
 from aurank.data.dataset import Key
@@ -31,13 +31,9 @@ Transform = Callable[[Image.Image], Tensor]
 Tokenise = Callable[[Sequence[str]], Tensor]
 """Texts to int64 tokens [text, length], 0 where there is none."""
 _PHOTO = (str, Path, bytes, Image.Image, np.ndarray, PhotoFile)
-# What `encode` of sentence-transformers and of mteb takes further, of which only these values fit images.
-_FURTHER: dict[str, tuple[Any, ...] | None] = {
-    **dict.fromkeys(("show_progress_bar", "convert_to_numpy"), (None, True, False)),
-    **dict.fromkeys(("prompt", "prompt_name", "truncate_dim"), (None,)),
-    **dict.fromkeys(("task_metadata", "hf_split", "hf_subset", "prompt_type"), None),
-    "precision": ("float32",),
-}
+# Arguments of `encode` in sentence-transformers and mteb that change nothing for images.
+_FURTHER = {"show_progress_bar", "convert_to_numpy", "precision", "prompt", "prompt_name", "truncate_dim"}
+_FURTHER |= {"task_metadata", "hf_split", "hf_subset", "prompt_type"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,8 +77,8 @@ class ImageModel:
     def needed_side(self) -> int | None:
         """The shorter side below which its transform enlarges an image before it cuts; None where that is unknown."""
         if hasattr(self.transform, "needed_side"):
-            own: int | None = self.transform.needed_side
-            return own
+            side: int | None = self.transform.needed_side
+            return side
         steps = (step for step in getattr(self.transform, "transforms", ()) if type(step).__name__.startswith("Resize"))
         size = getattr(next(steps, None), "size", None)  # of torchvision's Resize, and timm's
         return max(size) if isinstance(size, list | tuple) else size
@@ -100,10 +96,6 @@ class ImageModel:
             shown = [transform(pixels) for pixels in images]
         else:
             shown = [transform(to_picture(pixels)) for pixels in images]
-        shapes = sorted({tuple(image.shape) for image in shown})
-        if len(shapes) > 1 or (shapes and len(shapes[0]) != 3):
-            came = f"its transform gives tensors of shape {', '.join(map(str, shapes))}"
-            raise UserError(f"{self.name}: {came}; expected [channel, height, width], the same for every image")
         return torch.stack(shown) if shown else torch.empty(0, self.channels, 1, 1)
 
     @overload
@@ -144,18 +136,19 @@ class ImageModel:
             UserError: names an image that cannot be read.
         """
         is_single = isinstance(images, _PHOTO) and getattr(images, "ndim", 0) < 4
-        for name, value in further.items():
-            if name not in _FURTHER:
-                known = (*_FURTHER, "batch_size", "progress", "normalize_embeddings", "device", "max_pixels")
-                raise TypeError(f"encode() takes no argument {name!r}{meant(nearest(name, known))}")
-            if (fitting := _FURTHER[name]) is not None and value not in fitting:
-                raise UserError(f"encode: {name}={value!r} has no use with images; leave it out")
+        for name in further.keys() - _FURTHER:
+            names = (*_FURTHER, "batch_size", "progress", "normalize_embeddings", "device", "max_pixels")
+            raise TypeError(f"encode() takes no argument {name!r}{meant(nearest(name, names))}")
         if device is not None:
             self.module.to(device)
-        there = next((parameter.device for parameter in self.module.parameters()), torch.device(device or "cpu"))
-        given: Any = [images] if is_single else images
-        total = len(given) if isinstance(given, Sequence | np.ndarray) else None
-        photos, parts = enumerate(_photos(given)), [np.empty((0, 0), np.float32)]
+        on_device = next((parameter.device for parameter in self.module.parameters()), torch.device(device or "cpu"))
+        every: Any = [images] if is_single else images
+        total = len(every) if isinstance(every, Sequence | np.ndarray) else None
+        # A batch of mteb's loader is a mapping of several images.
+        photos = enumerate(
+            photo for each in every for photo in (each["image"] if isinstance(each, Mapping) else [each])
+        )
+        parts = [np.empty((0, 0), np.float32)]
         bar: Any = None
         if progress or further.get("show_progress_bar"):
             bar = import_library("tqdm.auto", "progress").tqdm(total=total, unit="image")
@@ -163,11 +156,11 @@ class ImageModel:
         self.module.eval()
         try:
             with quiet_decoding():
-                while some := list(islice(photos, batch_size)):
-                    batch = self.stack([self._read(photo, place, max_pixels) for place, photo in some])
-                    parts.append(as_embeddings(self.module(batch.to(there)), len(some)))
+                while numbered := list(islice(photos, batch_size)):
+                    batch = self.stack([self._read(photo, number, max_pixels) for number, photo in numbered])
+                    parts.append(as_embeddings(self.module(batch.to(on_device)), len(numbered)))
                     if bar is not None:
-                        bar.update(len(some))
+                        bar.update(len(numbered))
         finally:
             self.module.train(training)
             if bar is not None:
@@ -177,26 +170,25 @@ class ImageModel:
         rows = rows[0] if is_single else rows
         return torch.from_numpy(rows) if convert_to_tensor else rows
 
-    def _read(self, photo: Any, place: int, max_pixels: int) -> Pixels:
+    def _read(self, photo: Any, number: int, max_pixels: int) -> Pixels:
         if not isinstance(photo, _PHOTO):
             expected = "expected a path, an image of Pillow, a uint8 array [height, width, channel] or a file's bytes"
-            raise UserError(f"images[{place}]: {expected}, got {type(photo).__name__}")
+            raise UserError(f"images[{number}]: {expected}, got {type(photo).__name__}")
         try:
             return read_photo(photo, self.channels, max_pixels=max_pixels)
         except UserError as error:
-            raise (
-                error if isinstance(photo, str | Path | PhotoFile) else UserError(f"images[{place}]: {error}")
-            ) from None
+            if isinstance(photo, str | Path | PhotoFile):  # whose name is in the message
+                raise
+            raise UserError(f"images[{number}]: {error}") from None
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> Tensor:
         """Return the cosines [row, other row] of two sets of embeddings, as sentence-transformers and mteb ask."""
-        one, other = (normalize(torch.as_tensor(rows).float(), dim=-1) for rows in (embeddings1, embeddings2))
-        return one @ other.T
+        left, right = (normalize(torch.as_tensor(rows).float(), dim=-1) for rows in (embeddings1, embeddings2))
+        return left @ right.T
 
     def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Tensor:
-        """Return the cosine of each row with the row at its place in the other set."""
-        one, other = (normalize(torch.as_tensor(rows).float(), dim=-1) for rows in (embeddings1, embeddings2))
-        return (one * other).sum(-1)
+        """Return the cosine of each row with the row of the same number in the other set, as mteb asks."""
+        return cosine_similarity(torch.as_tensor(embeddings1).float(), torch.as_tensor(embeddings2).float(), dim=-1)
 
     # Written by rooms that know models, and reached from here.
 
@@ -227,14 +219,6 @@ class ImageModel:
         """
         url: str = imported("aurank.exporting.saved:push_to_hub")(self, repo_id, licence=licence, **options)
         return url
-
-
-def _photos(given: Iterable[Any]) -> Iterator[Any]:
-    for each in given:
-        if isinstance(each, Mapping):  # a batch of mteb's loader
-            yield from each["image"]
-        else:
-            yield each
 
 
 class ModelImages(ImageDataset):
@@ -271,8 +255,8 @@ class ModelImages(ImageDataset):
 
 def as_embeddings(output: Any, count: int) -> np.ndarray:
     if not isinstance(output, Tensor) or output.ndim != 2 or len(output) != count:
-        given = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-        raise UserError(f"the model returned {given} for {count} images; expected a tensor [{count}, dim]")
+        returned = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+        raise UserError(f"the model returned {returned} for {count} images; expected a tensor [{count}, dim]")
     return output.float().cpu().numpy()
 
 
@@ -281,11 +265,12 @@ def to_picture(pixels: np.ndarray) -> Image.Image:
 
 
 def warn_of_small(prepared: PreparedImages, needed: int, name: str) -> None:
+    """Warn where a model enlarges prepared images: they were prepared for another one."""
     side = prepared.how.short_side
     if side < needed:
-        said = f"the images in {prepared.folder} have a shorter side of {side} pixels, and {name} asks for {needed}"
+        message = f"the images in {prepared.folder} have a shorter side of {side} pixels, and {name} asks for {needed}"
         remedy = f"set data.prepared=null, or prepare them into another folder with --short-side {needed}"
-        warnings.warn(f"data.prepared: {said}; {remedy}", AurankWarning, stacklevel=3)
+        warnings.warn(f"data.prepared: {message}; {remedy}", AurankWarning, stacklevel=3)
 
 
 def crop_settings(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from aurank.data import Tokeniser
-from aurank.errors import UserError
 from aurank.models.image_model import Tokenise
 
 
@@ -40,14 +39,11 @@ class TextTower(nn.Module):
     Args:
         vocabulary: number of tokens; token 0 is padding, which no embedding depends on.
         length: most tokens of a text.
-        layers, width, heads: of the transformer.
+        layers, width, heads: of the transformer; `width` is a multiple of `heads`.
 
     Source: the text encoder of Radford et al., Learning transferable visual models from natural language supervision
         (ICML 2021), 2.4, with its initialisation; but attention looks both ways, and the mean over the tokens is
         projected in place of the end token.
-
-    Raises:
-        UserError: `width` is no multiple of `heads`.
 
     Example:
         >>> tower = TextTower(300, length=8, dim=4, layers=1, width=16, heads=2)
@@ -59,8 +55,6 @@ class TextTower(nn.Module):
         self, vocabulary: int, *, length: int, dim: int, layers: int = 4, width: int = 256, heads: int = 4
     ) -> None:
         super().__init__()
-        if width % heads:
-            raise UserError(f"the width of the text tower must be a multiple of its heads, got {width} and {heads}")
         self.dim = dim
         self.length = length
         self.tokens = nn.Embedding(vocabulary, width)
@@ -126,8 +120,6 @@ class TwoTower(nn.Module):
 
     def __init__(self, image: nn.Module, text: nn.Module, tokeniser: Tokeniser | Tokenise | None = None) -> None:
         super().__init__()
-        if image.dim != text.dim:
-            raise UserError(f"both towers must have one dim, got {image.dim} for images and {text.dim} for texts")
         self.dim: Any = image.dim
         self.image = image
         self.text = text

@@ -25,13 +25,13 @@ def freeze(encoder: Encoder, parts: Sequence[str]) -> None:
     network = network_of(encoder.backbone)
     names = [name for name, _ in network.named_parameters()]
     beginnings = [""] if WHOLE in parts else list(parts)
-    for one in beginnings:
-        if not any(_begins(name, one) for name in names):
-            known = list(dict.fromkeys(name.split(".")[0] for name in names))
-            hint = meant(nearest(one, known)) or f"; they begin with {', '.join(known[:9])}"
-            raise UserError(f"model.freeze: no parameter begins with {one!r}{hint}")
+    for beginning in beginnings:
+        if not any(_begins(name, beginning) for name in names):
+            modules = list(dict.fromkeys(name.split(".")[0] for name in names))
+            hint = meant(nearest(beginning, modules)) or f"; they begin with {', '.join(modules[:9])}"
+            raise UserError(f"model.freeze: no parameter begins with {beginning!r}{hint}")
     for name, parameter in network.named_parameters():
-        if any(_begins(name, one) for one in beginnings):
+        if any(_begins(name, beginning) for beginning in beginnings):
             parameter.requires_grad_(False)
     _hold_batch_norms(encoder, beginnings)
 
@@ -48,8 +48,10 @@ def checkpoint_gradients(encoder: Encoder, name: str) -> None:
         else:
             network.set_grad_checkpointing(True)
     except (AttributeError, AssertionError, ValueError) as error:
-        what = f"{name} cannot compute its activations again"
-        raise UserError(f"model.gradient_checkpointing: {what}; leave it out, or use train.micro_batch") from error
+        remedy = "leave it out, or use train.micro_batch"
+        raise UserError(
+            f"model.gradient_checkpointing: {name} cannot compute its activations again; {remedy}"
+        ) from error
 
 
 def add_lora(encoder: Encoder, *, rank: int, alpha: float, targets: Sequence[str] | None = None) -> None:
@@ -68,9 +70,8 @@ def add_lora(encoder: Encoder, *, rank: int, alpha: float, targets: Sequence[str
         config = peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules=chosen)
         peft.inject_adapter_in_model(config, network)
     except (ValueError, TypeError, NotImplementedError) as error:
-        known = ", ".join([*layers][:9]) or "no linear layer"
-        said = f"{', '.join(chosen) or 'none'}: {first_line(error)}; this backbone has {known}"
-        raise UserError(f"model.lora.targets: {said}") from error
+        named, present = ", ".join(chosen) or "none", ", ".join([*layers][:9]) or "no linear layer"
+        raise UserError(f"model.lora.targets: {named}: {first_line(error)}; this backbone has {present}") from error
     _hold_batch_norms(encoder, [""])
 
 
@@ -79,8 +80,8 @@ def merge_lora(encoder: nn.Module) -> None:
     for name, module in list(encoder.named_modules()):
         if isinstance(module, tuners.BaseTunerLayer):
             module.merge()
-            parent, _, own = name.rpartition(".")
-            setattr(encoder.get_submodule(parent), own, module.get_base_layer())
+            parent, _, attribute = name.rpartition(".")
+            setattr(encoder.get_submodule(parent), attribute, module.get_base_layer())
 
 
 def layer_scales(encoder: Encoder, decay: float, name: str) -> dict[nn.Parameter, float]:
@@ -99,7 +100,7 @@ def _hold_batch_norms(encoder: Encoder, beginnings: Sequence[str]) -> None:
     encoder.held = [
         module
         for name, module in network_of(encoder.backbone).named_modules()
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and any(_begins(name, one) for one in beginnings)
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and any(_begins(name, start) for start in beginnings)
     ]
     encoder.train(encoder.training)
 

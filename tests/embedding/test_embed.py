@@ -139,9 +139,6 @@ def test_a_model_that_gives_no_matrix_is_told(tmp_path: Path, output: Any, messa
     with pytest.raises(UserError, match=message):
         embed(Odd(), images(tmp_path, Odd()))
     data = images(tmp_path, Counting(), on_error="skip")
-    Image.new("RGB", (5, 5)).save(tmp_path / "photos" / "0" / "00.png")
-    with pytest.raises(UserError, match=r"shape \(3, 2, 3\), \(3, 5, 5\); expected .* the same for every image"):
-        embed(Counting(), data)
     for path in (tmp_path / "photos").rglob("*.png"):
         path.write_bytes(b"no image")
     with pytest.raises(UserError, match="no image of photos could be read"):
@@ -289,5 +286,5 @@ def test_super_categories_are_saved_and_measured(tmp_path: Path) -> None:
     query = np.arange(12) % 2 == 0
     halves = dataclasses.replace(embedded, is_query=query, is_gallery=~query)
     assert halves.evaluate(metrics=["h_ap"]).num_queries == 6
-    with pytest.raises(UserError, match="metric 'h_ap' is of super-categories"):
+    with pytest.raises(UserError, match="a metric of super-categories needs super_labels"):
         dataclasses.replace(embedded, super_labels=None).evaluate(metrics=["h_ap"])

@@ -153,7 +153,6 @@ def test_what_is_wrong_is_one_line_that_names_it(model: ImageModel, tmp_path: Pa
         "no photo .*gone.png": lambda: model.encode([whole, str(tmp_path / "gone.png")]),
         r"images\[1\].*float64": lambda: model.encode([whole, np.zeros((4, 4, 3))]),
         r"images\[1\].*got Tensor": lambda: model.encode([whole, torch.zeros(3, 4, 4)]),
-        "prompt='a photo' has no use": lambda: model.encode(whole, prompt="a photo"),
         "runs/x/bset": lambda: aurank.load("runs/x/bset"),
         "'resnet18'.*timm:NAME": lambda: aurank.load("resnet18"),
         "tim:resnet18.*did you mean 'timm'": lambda: aurank.load("tim:resnet18"),

@@ -15,7 +15,7 @@ from aurank.commands import evaluate_model
 from aurank.config import ConfigError
 from aurank.embedding import ImageSelection
 from aurank.errors import UserError
-from aurank.models import Encoder, TextTower, TwoTower
+from aurank.models import Encoder
 from aurank.models.adapters.by_name import load_model, load_text_model
 from aurank.models.adapters.weights import read_weights
 from aurank.models.tuning import add_lora, checkpoint_gradients, freeze, layer_scales
@@ -36,10 +36,6 @@ def without_layers() -> Encoder:
     return built
 
 
-def tower(**given: int) -> TextTower:
-    return TextTower(50, **{"length": 8, "dim": 6, "layers": 1, "width": 16, "heads": 2, **given})
-
-
 CALLS: dict[str, Callable[[], object]] = {
     "no model 'resnet18'; expected one of timm:…": lambda: load_model("resnet18"),
     "no model 'timm:'": lambda: load_model("timm:"),
@@ -55,15 +51,10 @@ CALLS: dict[str, Callable[[], object]] = {
     "timm has no weights 'resnet18.tv'; did you mean .*resnet18.tv_in1k": lambda: Encoder("resnet18.tv"),
     "resnet10t takes no option 'no_such'": lambda: encoder(params={"no_such": 1}),
     "pit_ti_224 .* cannot be built: .*model.params.global_pool=avg or token": lambda: encoder("pit_ti_224"),
-    "params.global_pool takes the place": lambda: encoder(pooling="gem", params={"global_pool": "avg"}),
     "=resnet10t .* cannot be built": lambda: encoder(params={"layers": 3}),
     "pooling=gem .* use model.pooling=avg": lambda: encoder(
         "vit_tiny_patch16_224", pooling="gem", params={"img_size": 32}
     )(torch.randn(2, 3, 32, 32)),
-    "transformers:x has pooling, channels and options of its own": lambda: encoder("transformers:x", pooling="gem"),
-    r"data.name=embeddings": lambda: encoder("none"),
-    "one dim, got 8 for images and 7 for texts": lambda: TwoTower(encoder(), tower(dim=7)),
-    "multiple of its heads, got 16 and 3": lambda: tower(heads=3),
     "model.freeze: no parameter begins with 'block'.* did you mean 'blocks'": lambda: freeze(vit(), ["block"]),
     "begins with 'blocks.99'": lambda: freeze(vit(), ["blocks.99"]),
     "model.gradient_checkpointing: dla46_c cannot": lambda: checkpoint_gradients(encoder("dla46_c"), "dla46_c"),
@@ -141,7 +132,6 @@ FILES: dict[str, tuple[str, Callable[[], Any]]] = {
     "tensors are missing": ("test_resnet", lambda: {"a": torch.ones(1)}),
     "holds no tensors by name; name a file that holds": ("test_resnet", lambda: {"lr": 0.1}),
     "net.pth holds no tensors by name": ("test_resnet", lambda: torch.ones(3)),
-    "is a checkpoint of aurank; .*init_from": ("test_resnet", lambda: {"encoder/head.weight": torch.ones(1)}),
 }
 
 

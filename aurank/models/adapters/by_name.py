@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -65,18 +66,18 @@ def load_model(name: str, *, allow_code: bool = False, folder: Path | None = Non
         >>> load_model("timm:test_resnet,pretrained=false").channels
         3
     """
-    kind, what, options = check_model(name, allow_code=allow_code)
+    kind, model_id, options = check_model(name, allow_code=allow_code)
     if folder is not None and kind == "onnx":
-        what = str(folder / Path(what).name)
+        model_id = str(folder / Path(model_id).name)
     elif folder is not None and kind != "python":
-        what = f"{LOCAL * what.startswith(LOCAL)}{folder}"
-    elif kind == "onnx" and Path(what).is_dir():
-        name, what = (text.replace(what, str(Path(what) / _GRAPH), 1) for text in (name, what))
-    path = what.removeprefix(LOCAL)
-    is_folder = (kind == "transformers" or path != what) and Path(path).is_dir()
+        model_id = f"{LOCAL * model_id.startswith(LOCAL)}{folder}"
+    elif kind == "onnx" and Path(model_id).is_dir():
+        name, model_id = (text.replace(model_id, str(Path(model_id) / _GRAPH), 1) for text in (name, model_id))
+    path = model_id.removeprefix(LOCAL)
+    is_folder = (kind == "transformers" or path != model_id) and Path(path).is_dir()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = ADAPTERS[kind](name, what, options, allow_code)
+        model = ADAPTERS[kind](name, model_id, options, allow_code)
         model.module.eval()
         if folder is not None and kind != "onnx":
             _network(kind, model).load_state_dict(load_file(folder / _WEIGHTS))
@@ -93,35 +94,39 @@ def load_model(name: str, *, allow_code: bool = False, folder: Path | None = Non
 def check_model(name: str, *, allow_code: bool = False) -> tuple[str, str, Options]:
     if name.startswith("python:") and not allow_code:
         raise UserError(f"{name} runs Python code of that module; if you trust it, add --allow-code")
-    known = {**IMAGES, **dict.fromkeys(TOWERS)} if allow_code else IMAGES
+    libraries = {**IMAGES, **dict.fromkeys(TOWERS)} if allow_code else IMAGES
     remedy = "" if name.startswith("onnx:") else "; if you trust what it may run, add --allow-code"
-    kind, what, options = parse_name(name, known, remedy=remedy)
+    kind, model_id, options = parse_name(name, libraries, remedy=remedy)
     if kind == "timm":
-        require_known(what, {}, of=name)
-    return kind, what, options
+        require_known(model_id, {}, of=name)
+    return kind, model_id, options
 
 
 def keep_model(model: ImageModel, folder: Path) -> str:
-    kind, _, rest = (model.origin or model.name).partition(":")
-    what, *pairs = rest.split(",")
+    """Write what builds the model again into a folder; return the name that `load_model` takes with this folder."""
+    kind, _, text = (model.origin or model.name).partition(":")
+    model_id, *pairs = text.split(",")
     if kind == "onnx":
-        shutil.copyfile(what, folder / Path(what).name)
-        return ",".join([f"{kind}:{Path(what).name}", *pairs])
-    given = dict(pair.partition("=")[::2] for pair in pairs)
-    pairs = [f"{key}={value}" for key, value in given.items() if key not in _OF_WEIGHTS or kind == "python"]
+        shutil.copyfile(model_id, folder / Path(model_id).name)
+        return ",".join([f"{kind}:{Path(model_id).name}", *pairs])
     network = _network(kind, model)
+    write_safetensors(folder / _WEIGHTS, network.state_dict())
+    if kind == "python":
+        return ",".join([f"{kind}:{model_id}", *pairs])
+    options = dict(pair.partition("=")[::2] for pair in pairs)
     if kind == "transformers":
         network.config.save_pretrained(folder)  # type: ignore[operator, union-attr]
         model.transform.processor.save_pretrained(folder)  # type: ignore[union-attr]
-    elif kind != "python":
-        is_timm = kind == "timm"
-        settings = timm_config(network, what, given.get("weights")) if is_timm else open_clip_settings(network, what)
-        text = json.dumps(settings, indent=2, default=list)
-        (folder / f"{'open_clip_' * (not is_timm)}config.json").write_text(text, encoding="utf-8")
-    write_safetensors(folder / _WEIGHTS, network.state_dict())
-    if kind == "python":
-        return ",".join([f"{kind}:{what}", *pairs])
+    elif kind == "timm":
+        _write_json(folder / "config.json", timm_config(network, model_id, options.get("weights")))
+    else:
+        _write_json(folder / "open_clip_config.json", open_clip_settings(network, model_id))
+    pairs = [f"{key}={value}" for key, value in options.items() if key not in _OF_WEIGHTS]
     return ",".join([f"{kind}:{LOCAL * (kind != 'transformers')}.", *pairs, "pretrained=false"])
+
+
+def _write_json(path: Path, settings: dict[str, Any]) -> None:
+    path.write_text(json.dumps(settings, indent=2, default=list), encoding="utf-8")
 
 
 def _network(kind: str, model: ImageModel) -> nn.Module:
@@ -137,8 +142,8 @@ def load_text_model(name: str, *, weights: bool = True) -> TextParts:
 
     Without `weights` they are random ones: nothing is fetched where others are to be loaded.
     """
-    kind, what, options = parse_name(name, TEXTS)
+    kind, model_id, options = parse_name(name, TEXTS)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        module, tokenise = TEXT_ADAPTERS[kind](name, what, options if weights else without_weights(kind, options))
+        module, tokenise = TEXT_ADAPTERS[kind](name, model_id, options if weights else without_weights(kind, options))
     return module.eval(), tokenise

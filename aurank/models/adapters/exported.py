@@ -71,8 +71,8 @@ def pack_preprocessing(pipeline: Pipeline, *, dim: int, is_inside: bool) -> str:
 def unpack_preprocessing(text: str, source: str) -> StoredTransform:
     with reading(source, "stored preprocessing", remedy="export the model again"):
         content: Any = json.loads(text)
-        given = dict(content["transform"])
-        pipeline: Pipeline = checked(given, TRANSFORMS[given.pop("name")])
+        parameters = dict(content["transform"])
+        pipeline: Pipeline = checked(parameters, TRANSFORMS[parameters.pop("name")])
         if content["format"] != _FORMAT or max(pipeline.size) > 8192 or pipeline.channels > 256:
             size = f"images of {pipeline.channels} × {pipeline.size[0]} × {pipeline.size[1]}"
             raise ValueError(f"it is of format {content['format']!r}, expected {_FORMAT}, for {size}")
@@ -87,8 +87,8 @@ def describe_steps(pipeline: Pipeline) -> list[str]:
     if mode == "squash":
         steps.append(f"resize to {tall} × {wide}, height by width, by {by}, whatever its shape")
     elif mode == "center" and tall == wide:
-        rest = f"the longer to {tall} × longer / shorter, cut down to whole pixels"
-        steps.append(f"resize by {by}, the shorter side to {tall}, {rest}")
+        longer = f"the longer to {tall} × longer / shorter, cut down to whole pixels"
+        steps.append(f"resize by {by}, the shorter side to {tall}, {longer}")
     else:
         ratio = f"the {'larger' if mode == 'border' else 'smaller'} of height / {tall} and width / {wide}"
         steps.append(f"resize by {by}, both sides divided by {ratio}, rounded to whole pixels")
@@ -116,15 +116,15 @@ def crop_of(pipeline: Pipeline) -> tuple[str, tuple[int, int]]:
     return CROP_MODES[pipeline.resize], pipeline.canvas_size(getattr(pipeline, "margin", None) or MARGIN)
 
 
-def onnx_model(name: str, what: str, options: Options, allow_code: bool) -> ImageModel:
+def onnx_model(name: str, model_id: str, options: Options, allow_code: bool) -> ImageModel:
     library: Any = import_library("onnxruntime", name)
-    require_ordinary(Path(what))
+    require_ordinary(Path(model_id))
     remedy = "copy or export it again, or upgrade onnxruntime where it is of a newer version"
     with reading(name, "an ONNX model", remedy=remedy):
-        content = Path(what).read_bytes()
+        content = Path(model_id).read_bytes()
         session = library.InferenceSession(content, providers=["CPUExecutionProvider"])
         transform, channels = _transform_of(name, session, options)
-    description = describe_adapter(library, what, options, transform)
+    description = describe_adapter(library, model_id, options, transform)
     module = _Graph(name, session, content, output=options.get("output"))
     return ImageModel(name, module, transform, description, channels=channels)
 
@@ -166,35 +166,30 @@ class _Graph(nn.Module):
             values = images.to(_TYPES[self.input.type]).numpy()
             embeddings = torch.from_numpy(self.session.run([self.output], {self.input.name: values})[0]).float()
         except Exception as error:
-            said = f"the graph fails on images {list(images.shape)} ({' '.join(str(error).split())[:300]})"
+            failure = f"the graph fails on images {list(images.shape)} ({' '.join(str(error).split())[:300]})"
             remedy = f"; where it takes one at a time, add --batch 1, or {_ANY_BATCH}" if len(images) > 1 else ""
-            raise UserError(f"{self.name}: {said}{remedy}") from error
+            raise UserError(f"{self.name}: {failure}{remedy}") from error
         if not self.is_flattened and math.prod(embeddings.shape[1:]) > max(embeddings.shape[1:], default=1):
-            said = f"its output {self.output} is {list(embeddings.shape)}, not a vector for each image"
+            shape = f"its output {self.output} is {list(embeddings.shape)}, not a vector for each image"
             remedy = f"export a pooled one, or add output={self.output} for all of its numbers"
-            raise UserError(f"{self.name}: {said}; {remedy}")
+            raise UserError(f"{self.name}: {shape}; {remedy}")
         return embeddings.flatten(1) if embeddings.ndim > 1 else embeddings
 
 
 def _transform_of(name: str, session: Any, options: Options) -> tuple[Transform, int]:
     inputs, options = session.get_inputs(), {key: value for key, value in options.items() if key != "output"}
-    shapes = [one.shape for one in inputs]
-    batch, channels, *sides = shapes[0]
-    fixed = [side for side in sides if isinstance(side, int)] or [224]
-    if len(shapes) != 1 or len(sides) != 2 or (isinstance(batch, int) and batch != 1):
-        expected = f"expected [batch, channel, height, width] with a batch of any size: {_ANY_BATCH}"
-        raise UserError(f"{name}: the graph takes {', '.join(map(str, shapes))}, {expected}")
-    if inputs[0].type not in _TYPES:
-        raise UserError(f"{name}: the graph takes {inputs[0].type}, expected one of {', '.join(_TYPES)}")
-    text = session.get_modelmeta().custom_metadata_map.get(PREPROCESSING)
-    if text is None:
-        channels = channels if isinstance(channels, int) else 3
-        size = tuple(side if isinstance(side, int) else fixed[0] for side in sides)
-        is_raw = inputs[0].type == "tensor(uint8)"
-        if is_raw and (option := next((key for key in ("mean", "std") if key in options), None)):
-            raise UserError(f"{name}: the graph takes pixels from 0 to 255 and normalises them; leave out {option}=…")
-        return standard_transform(channels=channels, is_raw=is_raw, **{"size": size, **options}), channels
-    if options:
-        raise UserError(f"{name}: its preprocessing is stored inside; leave out {next(iter(options))}=…")
-    stored = unpack_preprocessing(text, name)
-    return stored, stored.pipeline.channels
+    batch, channels, *sides = inputs[0].shape
+    if len(inputs) != 1 or len(sides) != 2 or (isinstance(batch, int) and batch != 1) or inputs[0].type not in _TYPES:
+        taken = ", ".join(f"{graph_input.shape} of {graph_input.type}" for graph_input in inputs)
+        expected = f"[batch, channel, height, width] of {', '.join(_TYPES)}: {_ANY_BATCH}"
+        raise UserError(f"{name}: the graph takes {taken}, expected {expected}")
+    text, is_raw = session.get_modelmeta().custom_metadata_map.get(PREPROCESSING), inputs[0].type == "tensor(uint8)"
+    if unused := [key for key in options if text is not None or (is_raw and key in ("mean", "std"))]:
+        raise UserError(f"{name}: the graph normalises images itself; leave out {unused[0]}=…")
+    if text is not None:
+        stored = unpack_preprocessing(text, name)
+        return stored, stored.pipeline.channels
+    channels = channels if isinstance(channels, int) else 3
+    fixed = next((side for side in sides if isinstance(side, int)), 224)
+    size = tuple(side if isinstance(side, int) else fixed for side in sides)
+    return standard_transform(channels=channels, is_raw=is_raw, **{"size": size, **options}), channels

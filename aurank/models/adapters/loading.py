@@ -1,10 +1,11 @@
 """What adapters of other libraries share: names with options, imports, errors in one line, no code of files or hubs."""
 
 import contextlib
+import functools
 import importlib
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -53,64 +54,63 @@ def asking_once() -> Iterator[list[str]]:
 @contextlib.contextmanager
 def building(name: str, *, pretrained: bool, allow_code: bool = False, remedy: str = "") -> Iterator[None]:
     """A context in which a library builds a model: torch reads weights as data alone, an error is one line."""
-    kept = {} if allow_code else {key: os.environ.pop(key) for key in _FORCED if key in os.environ}
+    before = {} if allow_code else {key: os.environ.pop(key) for key in _FORCED if key in os.environ}
     if not allow_code:
         os.environ[_FORCED[0]] = "1"
-    place = name.partition(":")[2].partition(",")[0]
-    is_local = LOCAL in name or (place and Path(place).exists())
-    why: list[str] = []
+    path = name.partition(":")[2].partition(",")[0]
+    is_local = LOCAL in name or (path and Path(path).exists())
+    offline: list[str] = []
     try:
         with contextlib.ExitStack() as stack:
-            why += stack.enter_context(asking_once()) if pretrained and not is_local else []
+            offline += stack.enter_context(asking_once()) if pretrained and not is_local else []
             yield
     except UserError:
         raise
     # Hubs and their clients raise errors of many kinds: no network, no such file, no permission, a damaged download.
     except Exception as error:
-        said = f"cannot be built: {first_line(error)}{remedy}"
+        message = f"cannot be built: {first_line(error)}{remedy}"
         if pretrained and (isinstance(error, OSError) or not isinstance(error, _OF_ARGUMENTS)):
-            reason = why[0] if why else f"{type(error).__name__}: {first_line(error)}"
-            said = (
+            reason = offline[0] if offline else f"{type(error).__name__}: {first_line(error)}"
+            message = (
                 f"the pretrained weights are not kept here and could not be had ({reason}); connect to the network "
                 "once, name a local file of weights (weights=FILE, model.weights=FILE), or take random weights with "
                 "pretrained=false"
             )
-        raise UserError(f"{name}: {said}") from error
+        raise UserError(f"{name}: {message}") from error
     finally:
         if not allow_code:
             del os.environ[_FORCED[0]]
-        os.environ.update(kept)
+        os.environ.update(before)
 
 
 @contextlib.contextmanager
 def no_code_of_hubs(allow_code: bool = False) -> Iterator[None]:
+    """A context in which transformers fetches and runs no code of a repository, unless that is allowed."""
     try:
         hub: Any = None if allow_code else importlib.import_module("transformers.dynamic_module_utils")
     except ImportError:
         hub = None
-    inside = True
+    calls = {
+        name: getattr(hub, name) for name in ("get_cached_module_file", "get_class_in_module") if hasattr(hub, name)
+    }
+    is_inside = True
 
-    def refusing(call: Callable[..., Any]) -> Callable[..., Any]:
-        def refuse(what: Any, *others: Any, **options: Any) -> Any:
-            if inside:  # a module that is imported meanwhile keeps this function
-                raise ValueError(f"it would run code of {str(what)!r}, which --allow-code lets an image model do alone")
-            return call(what, *others, **options)
+    def refuse(name: str, source: Any, *arguments: Any, **options: Any) -> Any:
+        if is_inside:  # a module that is imported meanwhile keeps this function
+            raise ValueError(f"it would run code of {str(source)!r}, which --allow-code lets an image model do alone")
+        return calls[name](source, *arguments, **options)
 
-        return refuse
-
-    names = [name for name in ("get_cached_module_file", "get_class_in_module") if hasattr(hub, name)]
-    before = {name: getattr(hub, name) for name in names}
-    for name, call in before.items():
-        setattr(hub, name, refusing(call))
+    for name in calls:
+        setattr(hub, name, functools.partial(refuse, name))
     try:
         yield
     finally:
-        inside = False
-        for name, call in before.items():
+        is_inside = False
+        for name, call in calls.items():
             setattr(hub, name, call)
 
 
-def describe_adapter(library: ModuleType, what: str, options: Mapping[str, Any], transform: object) -> str:
+def describe_adapter(library: ModuleType, model_id: str, options: Mapping[str, Any], transform: object) -> str:
     version = getattr(library, "__version__", "?")
     stable = re.sub(r" at 0x[0-9a-fA-F]+", "", repr(transform))  # addresses in memory differ from run to run
-    return f"{library.__name__} {version} {what} {dict(sorted(options.items()))} {stable}"
+    return f"{library.__name__} {version} {model_id} {dict(sorted(options.items()))} {stable}"

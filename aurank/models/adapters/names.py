@@ -10,8 +10,8 @@ from aurank.extras import require_libraries
 from aurank.names import meant, nearest
 
 Options = dict[str, Any]  # of plain values; Any, as other libraries' constructors judge them
-Known = Mapping[str, frozenset[str] | None]
-"""The options of models by library, those of which no value can run code; None: the library's constructor says."""
+OptionNames = Mapping[str, frozenset[str] | None]
+"""By library, the options of which no value can run code; None: the library's constructor says."""
 
 _WORDS = {"true": True, "false": False, "none": None, "null": None}
 LOCAL = "local-dir:"
@@ -19,21 +19,17 @@ HUBS = ("hf-hub:", "hf_hub:", LOCAL)
 FILLED = ("in_chans", "num_classes")  # arguments of a backbone that an encoder gives itself
 _LIBRARIES = {"timm": "timm", "open_clip": "open_clip", "transformers": "transformers", "onnx": "onnxruntime"}
 
-TEXTS: Known = {
-    "open_clip": frozenset(
-        {"pretrained", "pretrained_hf", "precision", "force_quick_gelu", "force_context_length", "cache_dir"}
-    ),
-    "transformers": frozenset(
-        {"pretrained", "length", "revision", "variant", "subfolder", "add_pooling_layer", "num_hidden_layers"}
-        | {"torch_dtype", "dtype", "cache_dir", "local_files_only"}
-    ),
-}
-TOWERS: Known = {
-    "open_clip": (TEXTS["open_clip"] or frozenset())
-    | {"force_image_size", "image_mean", "image_std", "image_interpolation", "image_resize_mode"},
-    "transformers": (TEXTS["transformers"] or frozenset()) - {"length"},
-}
-IMAGES: Known = {
+_OPEN_CLIP = frozenset(
+    {"pretrained", "pretrained_hf", "precision", "force_quick_gelu", "force_context_length", "cache_dir"}
+)
+_OPEN_CLIP_IMAGES = {"force_image_size", "image_mean", "image_std", "image_interpolation", "image_resize_mode"}
+_TRANSFORMERS = frozenset(
+    {"pretrained", "revision", "variant", "subfolder", "add_pooling_layer", "num_hidden_layers"}
+    | {"torch_dtype", "dtype", "cache_dir", "local_files_only"}
+)
+TEXTS: OptionNames = {"open_clip": _OPEN_CLIP, "transformers": _TRANSFORMERS | {"length"}}
+TOWERS: OptionNames = {"open_clip": _OPEN_CLIP | _OPEN_CLIP_IMAGES, "transformers": _TRANSFORMERS}
+IMAGES: OptionNames = {
     "timm": None,
     **TOWERS,
     "onnx": frozenset({"output", "size", "margin", "mean", "std", "resize"}),
@@ -41,12 +37,13 @@ IMAGES: Known = {
 }
 
 
-def parse_name(name: str, known: Known, *, remedy: str = "") -> tuple[str, str, Options]:
-    kind, _, rest = name.partition(":")
-    what, *pairs = rest.split(",")
-    if kind not in known or not what:
-        raise UserError(f"no model {name!r}; expected one of {', '.join(f'{kind}:…' for kind in known)}")
-    taken, values = known[kind], Options()
+def parse_name(name: str, libraries: OptionNames, *, remedy: str = "") -> tuple[str, str, Options]:
+    """Return library, model and options of KIND:MODEL[,option=value…]."""
+    kind, _, text = name.partition(":")
+    model_id, *pairs = text.split(",")
+    if kind not in libraries or not model_id:
+        raise UserError(f"no model {name!r}; expected one of {', '.join(f'{kind}:…' for kind in libraries)}")
+    taken, values = libraries[kind], Options()
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals or (taken is not None and key not in taken):
@@ -59,7 +56,7 @@ def parse_name(name: str, known: Known, *, remedy: str = "") -> tuple[str, str, 
         for number in (float, int):  # the last that takes it
             with contextlib.suppress(ValueError):
                 values[key] = number(value)
-    return kind, what, values
+    return kind, model_id, values
 
 
 def without_weights(kind: str, options: Options) -> Options:

@@ -26,50 +26,50 @@ class _Tower(nn.Module):
         return features
 
 
-def open_clip_model(name: str, what: str, options: Options, allow_code: bool) -> ImageModel:
-    with _building(name, what, options, allow_code=allow_code) as (library, arguments):
-        model, _, transform = library.create_model_and_transforms(what, **arguments)
-    description = describe_adapter(library, what, arguments, transform)
+def open_clip_model(name: str, model_id: str, options: Options, allow_code: bool) -> ImageModel:
+    with _building(name, model_id, options, allow_code=allow_code) as (library, arguments):
+        model, _, transform = library.create_model_and_transforms(model_id, **arguments)
+    description = describe_adapter(library, model_id, arguments, transform)
     return ImageModel(name, _Tower(model, "encode_image"), transform, description)
 
 
-def open_clip_text_model(name: str, what: str, options: Options) -> TextParts:
-    with _building(name, what, options) as (library, arguments):
-        model = library.create_model(what, **arguments)
-        tokeniser = library.get_tokenizer(what)
+def open_clip_text_model(name: str, model_id: str, options: Options) -> TextParts:
+    with _building(name, model_id, options) as (library, arguments):
+        model = library.create_model(model_id, **arguments)
+        tokeniser = library.get_tokenizer(model_id)
     if hasattr(model, "visual"):
         del model.visual  # the image tower would only take memory
     return _Tower(model, "encode_text"), lambda texts: tokeniser(list(texts))
 
 
-def open_clip_tower(name: str, what: str, options: Options, weights: str | None) -> tuple[Any, tuple[str, ...]]:
-    with _building(name, what, options) as (library, arguments):
-        visual: Any = library.create_model(what, **arguments).visual
+def open_clip_tower(name: str, model_id: str, options: Options, weights: str | None) -> tuple[Any, tuple[str, ...]]:
+    with _building(name, model_id, options) as (library, arguments):
+        visual: Any = library.create_model(model_id, **arguments).visual
     return visual, () if weights is None else (load_weights_file(visual, weights, name=name),)
 
 
-def open_clip_look(name: str, what: str, options: Options) -> dict[str, Any]:
-    with _building(name, what, options) as (library, arguments):
-        tags = [tag for model, tag in library.list_pretrained() if model == what]
+def open_clip_look(name: str, model_id: str, options: Options) -> dict[str, Any]:
+    with _building(name, model_id, options) as (library, arguments):
+        tags = [tag for model, tag in library.list_pretrained() if model == model_id]
         tag = arguments["pretrained"] or next(iter(tags), None)
-        found = library.get_pretrained_cfg(what, tag) if tag in tags else None
-        if found is None:
-            model = library.create_model(what, **{**arguments, "pretrained": None}, load_weights=False)
-            found = library.get_model_preprocess_cfg(model)
-    look: dict[str, Any] = {"interpolation": "bicubic", **found}
-    look["crop"] = crop_of_open_clip(found)
+        settings = library.get_pretrained_cfg(model_id, tag) if tag in tags else None
+        if settings is None:
+            model = library.create_model(model_id, **{**arguments, "pretrained": None}, load_weights=False)
+            settings = library.get_model_preprocess_cfg(model)
+    look: dict[str, Any] = {"interpolation": "bicubic", **settings}
+    look["crop"] = crop_of_open_clip(settings)
     return {"mean": library.OPENAI_DATASET_MEAN, "std": library.OPENAI_DATASET_STD, **look}
 
 
-def open_clip_settings(model: Any, what: str) -> dict[str, Any]:
-    library: Any = import_library("open_clip", what)
-    return {"model_cfg": library.get_model_config(what), "preprocess_cfg": library.get_model_preprocess_cfg(model)}
+def open_clip_settings(model: Any, model_id: str) -> dict[str, Any]:
+    library: Any = import_library("open_clip", model_id)
+    return {"model_cfg": library.get_model_config(model_id), "preprocess_cfg": library.get_model_preprocess_cfg(model)}
 
 
 @contextlib.contextmanager
-def _building(name: str, what: str, options: Options, *, allow_code: bool = False) -> Iterator[tuple[Any, Options]]:
+def _building(name: str, model_id: str, options: Options, *, allow_code: bool = False) -> Iterator[tuple[Any, Options]]:
     library: Any = import_library("open_clip", name)
-    tags = [tag for model, tag in library.list_pretrained() if model == what]
+    tags = [tag for model, tag in library.list_pretrained() if model == model_id]
     # The command line's other models are pretrained unless said otherwise; here weights go by tags.
     if options.get("pretrained") is True or ("pretrained" not in options and tags):
         tag = tags[0] if tags else "FILE"

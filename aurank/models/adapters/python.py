@@ -18,29 +18,30 @@ from aurank.models.adapters.names import Options
 from aurank.models.image_model import ImageModel, standard_transform
 
 
-def python_model(name: str, what: str, options: Options, allow_code: bool) -> ImageModel:
-    place, _, function = what.partition(":")
+def python_model(name: str, model_id: str, options: Options, allow_code: bool) -> ImageModel:
+    module_name, _, function = model_id.partition(":")
     # As `python -m` would: one's own module usually lies in the folder that the command is given in.
     sys.path.insert(0, str(Path.cwd()))
     try:
-        module = importlib.import_module(place)
+        module = importlib.import_module(module_name)
         built = getattr(module, function)(**options)
     except Exception as error:
-        said = f"{type(error).__name__}: {first_line(error)}"
-        raise UserError(f"{name}: {said}; expected python:package.module:function") from error
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        raise UserError(f"{name}: {reason}; expected python:package.module:function") from error
     finally:
         sys.path.remove(str(Path.cwd()))
     model, transform = built if isinstance(built, tuple) and len(built) == 2 else (built, None)
     if not isinstance(model, nn.Module) or not (transform is None or callable(transform)):
         raise UserError(f"{name}: expected an nn.Module, or one and a transform, got {type(built).__name__}")
     transform = transform or standard_transform()
-    description = f"{describe_adapter(torch, what, options, transform)} code {_code_sha256(module)}"
+    description = f"{describe_adapter(torch, model_id, options, transform)} code {_code_sha256(module)}"
     return ImageModel(name, model, transform, description)
 
 
 def _code_sha256(module: ModuleType) -> str:
-    places = [*sysconfig.get_paths().values(), *site.getsitepackages(), site.getusersitepackages()]
-    installed = [Path(place).resolve() for place in places]
+    """Return a digest of the files of all modules that are neither installed nor aurank's."""
+    folders = [*sysconfig.get_paths().values(), *site.getsitepackages(), site.getusersitepackages()]
+    installed = [Path(folder).resolve() for folder in folders]
     files: dict[str, str] = {}
     for name, loaded in list(sys.modules.items()):
         file = getattr(loaded, "__file__", None)
@@ -48,6 +49,6 @@ def _code_sha256(module: ModuleType) -> str:
             continue
         path = Path(file).resolve()
         # A few modules of torch name a file that is not there.
-        if path.is_file() and not any(path.is_relative_to(place) for place in installed):
+        if path.is_file() and not any(path.is_relative_to(folder) for folder in installed):
             files[name] = hashlib.sha256(path.read_bytes()).hexdigest()
     return hashlib.sha256(json.dumps(sorted(files.items())).encode()).hexdigest()

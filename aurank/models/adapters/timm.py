@@ -32,11 +32,11 @@ _OF_BUILDERS = ("bn_eps", "bn_momentum", "bn_tf")  # EfficientNets take these ap
 
 
 def wrong_names(
-    name: str, options: Mapping[str, Any], *, filled: Collection[str] = (), own: Collection[str] = ()
+    name: str, options: Mapping[str, Any], *, filled: Collection[str] = (), further: Collection[str] = ()
 ) -> dict[str, str]:
     """Return what is wrong with a name, under "", and with each option that the constructor does not take.
 
-    `own`: options that aurank itself takes, the first that may have been meant.
+    `further`: options that aurank itself takes, the first that may have been meant.
     """
     timm: Any = importlib.import_module("timm")
     architecture = name.split(".")[0]
@@ -48,8 +48,8 @@ def wrong_names(
     except RuntimeError:
         likely = meant(nearest(name, timm.list_pretrained(f"{architecture}.*"), most=3))
         return {"": f"timm has no weights {name!r}{likely}"}
-    taken = (*own, *_constructor_arguments(name), *_OF_BUILDERS) if options else ()
-    known = [argument for argument in taken if argument not in filled]
+    taken = (*further, *_constructor_arguments(name), *_OF_BUILDERS) if options else ()
+    accepted = [argument for argument in taken if argument not in filled]
     wrong = {}
     for option, value in options.items():
         if option == _OVERLAY:
@@ -58,9 +58,9 @@ def wrong_names(
                 wrong[option] = f"got {odd[0]}, expected a mapping with keys among {', '.join(_OVERLAID)}"
         elif option in ("weights", "file", "checkpoint_path"):
             wrong[option] = f"weights of a file are model.weights={value}; leave it out here"
-        elif option not in known:
-            hint = meant(nearest(option, known))
-            wrong[option] = f"{name} takes no option {option!r}{hint}; it takes {', '.join(known)}"
+        elif option not in accepted:
+            hint = meant(nearest(option, accepted))
+            wrong[option] = f"{name} takes no option {option!r}{hint}; it takes {', '.join(accepted)}"
     return wrong
 
 
@@ -69,18 +69,18 @@ def require_known(name: str, options: Mapping[str, Any], *, of: str, **more: Col
         raise UserError(f"{of}: {f'{option}: ' * bool(option)}{complaint}")
 
 
-def timm_model(name: str, what: str, options: Options, allow_code: bool) -> ImageModel:
+def timm_model(name: str, model_id: str, options: Options, allow_code: bool) -> ImageModel:
     crop, file = crop_settings(options), options.get("weights")
-    own = {option: value for option, value in options.items() if option not in NO_ARGUMENTS}
+    arguments = {option: value for option, value in options.items() if option not in NO_ARGUMENTS}
     if not allow_code:
-        require_known(what, own, of=name, own=NO_ARGUMENTS)
+        require_known(model_id, arguments, of=name, further=NO_ARGUMENTS)
     fetched = bool(options.get("pretrained", True)) and file is None
     with building(name, pretrained=fetched, allow_code=allow_code):
-        module = create(what, {"num_classes": 0, **own}, pretrained=fetched)
-    notes = () if file is None else (load_file(module, str(file), name=what),)
+        module = create(model_id, {"num_classes": 0, **arguments}, pretrained=fetched)
+    notes = () if file is None else (load_file(module, str(file), name=model_id),)
     timm: Any = importlib.import_module("timm")
     with reading(name, "a model of timm"):
-        settings = timm_look(what, options, weights=file, model=module)
+        settings = timm_look(model_id, options, weights=file, model=module)
         del settings["crop"]
         channels, height, width = settings["input_size"]
         channels = options.get("in_chans", channels)
@@ -89,9 +89,9 @@ def timm_model(name: str, what: str, options: Options, allow_code: bool) -> Imag
             height, width = size if isinstance(size, tuple) else (size, size)
         settings |= crop | {key: by_channel(settings[key], channels) for key in ("mean", "std")}
         transform = timm.data.create_transform(**{**settings, "input_size": (channels, height, width)})
-    told = {**options, "pretrained": fetched or file is not None}
-    told.pop("weights", None)  # they have a digest
-    description = describe_adapter(timm, what, told, transform)
+    described = {**options, "pretrained": fetched or file is not None}
+    described.pop("weights", None)  # they have a digest
+    description = describe_adapter(timm, model_id, described, transform)
     return ImageModel(name, module, transform, description, channels=channels, notes=notes)
 
 
@@ -105,7 +105,7 @@ def load_file(model: nn.Module, path: Path | str, *, name: str) -> str:
     timm: Any = importlib.import_module("timm")
     settings, state = cast("dict[str, Any]", model.pretrained_cfg), model.state_dict()
     module = sys.modules[type(model).__module__]
-    convert = next((getattr(module, each) for each in _FILTERS if hasattr(module, each)), lambda weights, _: weights)
+    convert = next(filter(None, (getattr(module, name, None) for name in _FILTERS)), lambda weights, _: weights)
 
     def names_of(key: str) -> tuple[str, ...]:
         names = settings.get(key) or ()
@@ -127,29 +127,31 @@ def load_file(model: nn.Module, path: Path | str, *, name: str) -> str:
 def timm_look(
     name: str, options: Mapping[str, Any], *, weights: str | None, model: nn.Module | None = None
 ) -> dict[str, Any]:
+    """Return how a model is shown images: its published settings, those beside its weights, those of `options`."""
     timm: Any = importlib.import_module("timm")
     is_built = model is not None or name.startswith(HUBS)
-    known: Any = (model or _skeleton(name)).pretrained_cfg if is_built else timm.get_pretrained_cfg(name)
-    known = {} if known is None else dict(known) if isinstance(known, Mapping) else known.to_dict()
-    settings: dict[str, Any] = timm.data.resolve_data_config({}, pretrained_cfg=known or {"mean": None})
-    said = {} if weights is None else read_look(weights)
-    settings |= {key: value for key, value in said.items() if key in settings}
+    published: Any = (model or _skeleton(name)).pretrained_cfg if is_built else timm.get_pretrained_cfg(name)
+    if published is not None and not isinstance(published, Mapping):
+        published = published.to_dict()
+    settings: dict[str, Any] = timm.data.resolve_data_config({}, pretrained_cfg=published or {"mean": None})
+    beside = {} if weights is None else read_look(weights)
+    settings |= {key: value for key, value in beside.items() if key in settings}
     return {**settings, **(options.get(_OVERLAY) or {}), "crop": timm_crop(settings)}
 
 
 def timm_config(model: nn.Module, name: str, weights: str | None) -> dict[str, Any]:
-    kind, _, place = name.partition(":")
+    kind, _, repo = name.partition(":")
     shown = {key: value for key, value in cast("dict[str, Any]", model.pretrained_cfg).items() if key != "file"}
     content: dict[str, Any] = {"architecture": shown["architecture"]}
     if name.startswith(HUBS):  # arguments of its constructor are there alone
-        file = Path(place, "config.json")
+        file = Path(repo, "config.json")
         if f"{kind}:" != LOCAL:
-            place, _, revision = place.partition("@")
+            repo, _, revision = repo.partition("@")
             hub = import_library("huggingface_hub", name)
-            file = hub.hf_hub_download(place, "config.json", revision=revision or None)
+            file = hub.hf_hub_download(repo, "config.json", revision=revision or None)
         content = json.loads(Path(file).read_text(encoding="utf-8"))
-    said = {} if weights is None else read_look(weights)
-    return {**content, "pretrained_cfg": {**shown, **{key: value for key, value in said.items() if key != "crop"}}}
+    beside = {} if weights is None else read_look(weights)
+    return {**content, "pretrained_cfg": {**shown, **{key: value for key, value in beside.items() if key != "crop"}}}
 
 
 def by_channel(values: Sequence[Any], channels: int) -> tuple[float, ...]:
@@ -168,8 +170,8 @@ def _constructor_arguments(name: str) -> tuple[str, ...]:
         if "__init__" not in vars(ancestor):
             continue
         parameters = list(inspect.signature(vars(ancestor)["__init__"]).parameters.values())[1:]
-        names |= {one.name: None for one in parameters if one.kind is not one.VAR_KEYWORD}
-        if not any(one.kind is one.VAR_KEYWORD for one in parameters):
+        names |= {parameter.name: None for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD}
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
             break
     return tuple(names)
 

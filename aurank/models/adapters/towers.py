@@ -18,17 +18,17 @@ from aurank.sizes import as_sides
 
 _TOWERS = {"open_clip": open_clip_tower, "transformers": transformers_tower}
 _LOOKS = {"open_clip": open_clip_look, "transformers": transformers_look}
-_PLACES = ("pretrained=", "cache_dir=")  # options that may name one
+_OF_FILES = ("pretrained=", "cache_dir=")  # options that may name one
 _SIZE = 224  # of images where a tower does not say its own
 
 
 class ImageTower(nn.Module):
     def __init__(self, name: str, *, pretrained: bool, weights: str | None = None) -> None:
         super().__init__()
-        kind, what, options = parse_name(name, TOWERS)
+        kind, model_id, options = parse_name(name, TOWERS)
         if not pretrained or weights is not None:
             options = without_weights(kind, options)
-        model, self.notes = _TOWERS[kind](name, what, options, weights)
+        model, self.notes = _TOWERS[kind](name, model_id, options, weights)
         size: Any = getattr(model, "image_size", None)
         sides = size if isinstance(size, list | tuple) else (size or _SIZE,) * 2
         self.image_size = None if size is None else as_sides(sides)
@@ -41,16 +41,16 @@ class ImageTower(nn.Module):
 
 
 def is_local(name: str) -> bool:
-    kind, _, what = name.partition(":")
-    return kind == "local-dir" or (kind == "transformers" and Path(what.split(",")[0]).is_dir())
+    kind, _, model_id = name.partition(":")
+    return kind == "local-dir" or (kind == "transformers" and Path(model_id.split(",")[0]).is_dir())
 
 
 def without_places(name: str) -> str:
     """Return the name of a backbone without files and folders of this machine, which only its first weights need."""
-    what, *options = name.split(",")
-    values = {one: Path(one.partition("=")[2]) for one in options if one.startswith(_PLACES)}
-    places = [one for one, value in values.items() if value.suffix or value.name != str(value) or value.exists()]
-    return ",".join([what, *(one for one in options if one not in places)])
+    model_id, *options = name.split(",")
+    values = {option: Path(option.partition("=")[2]) for option in options if option.startswith(_OF_FILES)}
+    paths = {option for option, path in values.items() if path.suffix or path.name != str(path) or path.exists()}
+    return ",".join([model_id, *(option for option in options if option not in paths)])
 
 
 def preprocessing(
@@ -61,9 +61,9 @@ def preprocessing(
         if "crop_pct" in look:
             look["crop"] = timm_crop(look)
         if "crop" not in look:
-            kind, what, own = parse_name(name, TOWERS)
-            own = own if pretrained and weights is None else without_weights(kind, own)
-            look = {**_LOOKS[kind](name, what, own), **look}
+            kind, model_id, arguments = parse_name(name, TOWERS)
+            arguments = arguments if pretrained and weights is None else without_weights(kind, arguments)
+            look = {**_LOOKS[kind](name, model_id, arguments), **look}
     else:
         look = timm_look(name, options, weights=weights)
     learnt = pretrained or weights is not None

@@ -31,11 +31,11 @@ class _Images(nn.Module):
     def forward(self, images: Float[Tensor, "batch channel height width"]) -> Float[Tensor, "batch dim"]:
         is_other = self.interpolates and self.image_size is not None and [*images.shape[-2:]] != [*self.image_size]
         options = {"interpolate_pos_encoding": True} if is_other else {}
-        found = getattr(self.model, "get_image_features", self.model)(pixel_values=images, **options)
-        if not isinstance(found, Tensor):
-            pooled = getattr(found, "pooler_output", None)
-            found = found.last_hidden_state[:, 0] if pooled is None else pooled
-        features: Tensor = found.flatten(1)
+        output = getattr(self.model, "get_image_features", self.model)(pixel_values=images, **options)
+        if not isinstance(output, Tensor):
+            pooled = getattr(output, "pooler_output", None)
+            output = output.last_hidden_state[:, 0] if pooled is None else pooled
+        features: Tensor = output.flatten(1)
         return features
 
 
@@ -54,15 +54,15 @@ class _Texts(nn.Module):
     def forward(self, tokens: Int64[Tensor, "text length"]) -> Float[Tensor, "text dim"]:
         mask = tokens > 0
         project = getattr(self.model, "get_text_features", None)
-        found = (project or self.model)(
+        output = (project or self.model)(
             input_ids=torch.where(mask, tokens - 1, self.padding), attention_mask=mask.long()
         )
-        if isinstance(found, Tensor):
-            return found
+        if isinstance(output, Tensor):
+            return output
         if project is not None:
-            projected: Tensor = found.pooler_output
+            projected: Tensor = output.pooler_output
             return projected
-        states: Tensor = found.last_hidden_state * mask[..., None]
+        states: Tensor = output.last_hidden_state * mask[..., None]
         return states.sum(1) / mask.sum(1, keepdim=True)
 
 
@@ -73,8 +73,8 @@ class _Processed:
     @property
     def needed_side(self) -> int | None:
         """The shorter side below which it enlarges an image before it cuts."""
-        said = self.processor.to_dict()
-        sizes = [side for side in (said.get("size") or {}).values() if side] if said.get("do_resize") else []
+        settings = self.processor.to_dict()
+        sizes = [side for side in (settings.get("size") or {}).values() if side] if settings.get("do_resize") else []
         return min(sizes, default=None)
 
     def __call__(self, image: Image) -> Tensor:
@@ -85,50 +85,50 @@ class _Processed:
         return repr(self.processor)
 
 
-def transformers_model(name: str, what: str, options: Options, allow_code: bool) -> ImageModel:
-    with _building(name, what, options, allow_code) as (library, arguments, pretrained):
-        processor = library.AutoImageProcessor.from_pretrained(what, **_located(arguments))
-        model = _model(library, what, arguments, pretrained)
-    description = describe_adapter(library, what, {**arguments, "pretrained": pretrained}, processor)
+def transformers_model(name: str, model_id: str, options: Options, allow_code: bool) -> ImageModel:
+    with _building(name, options, allow_code) as (library, arguments, pretrained):
+        processor = library.AutoImageProcessor.from_pretrained(model_id, **_located(arguments))
+        model = _model(library, model_id, arguments, pretrained)
+    description = describe_adapter(library, model_id, {**arguments, "pretrained": pretrained}, processor)
     return ImageModel(name, _Images(model), _Processed(processor), description)
 
 
-def transformers_tower(name: str, what: str, options: Options, weights: str | None) -> tuple[Any, tuple[str, ...]]:
-    with _building(name, what, options) as (library, arguments, pretrained), _silent(library):
+def transformers_tower(name: str, model_id: str, options: Options, weights: str | None) -> tuple[Any, tuple[str, ...]]:
+    with _building(name, options) as (library, arguments, pretrained), _silent(library):
         if pretrained:
-            model, found = library.AutoModel.from_pretrained(what, output_loading_info=True, **arguments)
-            if missing := sorted(found["missing_keys"]):
+            model, loading = library.AutoModel.from_pretrained(model_id, output_loading_info=True, **arguments)
+            if missing := sorted(loading["missing_keys"]):
                 hint = "; add ,add_pooling_layer=false to the name" if missing[0].startswith("pooler.") else ""
                 raise UserError(f"{name}: its weights lack {some(missing)}{hint or '; use another one'}")
         else:
-            model = _model(library, what, arguments, False)
+            model = _model(library, model_id, arguments, False)
     for part in ("text_model", "text_projection"):
         if hasattr(model, part):
             delattr(model, part)  # the text tower would only take memory
     notes: tuple[str, ...] = ()
     if weights is not None:
 
-        def by_library(tensors: Tensors) -> Tensors:
+        def named_by_library(tensors: Tensors) -> Tensors:
             """Return the tensors under the names that the library gives them when it loads them."""
             how = {"output_loading_info": True, "ignore_mismatched_sizes": True, "config": model.config}
             with _silent(library):
-                loaded, found = type(model).from_pretrained(None, state_dict=tensors, **how)
-            wrong = {*found["missing_keys"], *(one[0] for one in found["mismatched_keys"])}
-            rest = {key: tensors[key] for key in found["unexpected_keys"] if key in tensors}
-            return {key: value for key, value in loaded.state_dict().items() if key not in wrong} | rest
+                loaded, loading = type(model).from_pretrained(None, state_dict=tensors, **how)
+            wrong = {*loading["missing_keys"], *(key for key, *_ in loading["mismatched_keys"])}
+            unused = {key: tensors[key] for key in loading["unexpected_keys"] if key in tensors}
+            return {key: value for key, value in loaded.state_dict().items() if key not in wrong} | unused
 
-        notes = (load_weights_file(model, weights, name=name, convert=by_library),)
+        notes = (load_weights_file(model, weights, name=name, convert=named_by_library),)
     size = getattr(getattr(model.config, "vision_config", model.config), "image_size", None)
     sides = size if isinstance(size, list | tuple) else None if size is None else (size, size)
     return _Images(model, sides), notes
 
 
-def transformers_look(name: str, what: str, options: Options) -> dict[str, Any]:
-    with _building(name, what, options) as (library, arguments, _):
-        processor = library.AutoImageProcessor.from_pretrained(what, **_located(arguments))
-        own = {"mean": processor.image_mean, "std": processor.image_std}
-        own["crop"] = crop_of_processor(processor.to_dict())
-    return {**own, "interpolation": interpolation_of(getattr(processor, "resample", None)) or "bicubic"}
+def transformers_look(name: str, model_id: str, options: Options) -> dict[str, Any]:
+    with _building(name, options) as (library, arguments, _):
+        processor = library.AutoImageProcessor.from_pretrained(model_id, **_located(arguments))
+        look = {"mean": processor.image_mean, "std": processor.image_std}
+        look["crop"] = crop_of_processor(processor.to_dict())
+    return {**look, "interpolation": interpolation_of(getattr(processor, "resample", None)) or "bicubic"}
 
 
 @contextlib.contextmanager
@@ -141,28 +141,24 @@ def _silent(library: Any) -> Iterator[None]:
         library.utils.logging.set_verbosity(before)
 
 
-def transformers_text_model(name: str, what: str, options: Options) -> TextParts:
-    own = {key: value for key, value in options.items() if key != "length"}
-    with _building(name, what, own) as (library, arguments, pretrained):
-        tokeniser = library.AutoTokenizer.from_pretrained(what, **_located(arguments))
-        if not isinstance(longest := options.get("length", _LONGEST), int) or longest < 1:
-            raise ValueError(f"length must be a whole number above 0, got {longest!r}")
-        length = min(tokeniser.model_max_length, longest)
-        model = _model(library, what, arguments, pretrained)
-    if tokeniser.pad_token_id is None:
-        raise UserError(f"{name}: its tokeniser has no padding token, so texts of different lengths cannot be a batch")
+def transformers_text_model(name: str, model_id: str, options: Options) -> TextParts:
+    of_model = {key: value for key, value in options.items() if key != "length"}
+    with _building(name, of_model) as (library, arguments, pretrained):
+        tokeniser = library.AutoTokenizer.from_pretrained(model_id, **_located(arguments))
+        length = min(tokeniser.model_max_length, options.get("length", _LONGEST))
+        model = _model(library, model_id, arguments, pretrained)
 
     def tokenise(texts: Sequence[str]) -> Tensor:
-        found = tokeniser(list(texts), padding="max_length", truncation=True, max_length=length, return_tensors="pt")
-        tokens: Tensor = found["input_ids"] + 1
+        encoded = tokeniser(list(texts), padding="max_length", truncation=True, max_length=length, return_tensors="pt")
+        tokens: Tensor = encoded["input_ids"] + 1
         # Where the tokeniser makes no mask, the model has learnt to see its padding.
-        return tokens * found["attention_mask"] if "attention_mask" in found else tokens
+        return tokens * encoded["attention_mask"] if "attention_mask" in encoded else tokens
 
     return _Texts(model, tokeniser.pad_token_id), tokenise
 
 
 @contextlib.contextmanager
-def _building(name: str, what: str, options: Options, allow_code: bool = False) -> Iterator[tuple[Any, Options, bool]]:
+def _building(name: str, options: Options, allow_code: bool = False) -> Iterator[tuple[Any, Options, bool]]:
     library: Any = import_library("transformers", name)
     arguments = {"trust_remote_code": False, **options}  # left out, it would ask at the terminal
     pretrained = bool(arguments.pop("pretrained", True))
@@ -174,9 +170,9 @@ def _located(arguments: Options) -> Options:
     return {key: value for key, value in arguments.items() if key in ("revision", "subfolder", "trust_remote_code")}
 
 
-def _model(library: Any, what: str, arguments: Options, pretrained: bool) -> Any:
+def _model(library: Any, model_id: str, arguments: Options, pretrained: bool) -> Any:
     if pretrained:
-        return library.AutoModel.from_pretrained(what, **arguments)
+        return library.AutoModel.from_pretrained(model_id, **arguments)
     # The configuration takes its options and leaves the model's, as where weights are loaded.
-    config, others = library.AutoConfig.from_pretrained(what, return_unused_kwargs=True, **arguments)
-    return library.AutoModel.from_config(config, **{**others, "trust_remote_code": arguments["trust_remote_code"]})
+    config, unused = library.AutoConfig.from_pretrained(model_id, return_unused_kwargs=True, **arguments)
+    return library.AutoModel.from_config(config, **{**unused, "trust_remote_code": arguments["trust_remote_code"]})

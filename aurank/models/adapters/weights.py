@@ -37,8 +37,6 @@ _WRAPPERS = re.compile(r"^((_orig_mod|module|model|net|network|backbone|encoder|
 def read_weights(path: Path | str) -> dict[str, Tensors]:
     path = Path(path)
     content = _read_folder(path) if path.is_dir() else _read_file(path)
-    if any(str(name).startswith("encoder/") for name in content):
-        raise UserError(f"{path} is a checkpoint of aurank; start from it by model.init_from, or load aurank:{path}")
     containers = dict(_containers(content, "", 0))
     if not containers:
         raise UserError(f"{path} holds no tensors by name; {_REMEDY}")
