@@ -54,7 +54,7 @@ def evaluate(
     aurank evaluate --model embeddings:rows.npz --out measured
 
     Args:
-        out: folder for report.html, report.json, per_query.parquet, per_class.csv and pr_curve.png.
+        out: folder for report.html, report.json, per_query.parquet and per_class.csv.
         dims: measure the first numbers of embeddings too, such as 64,128.
         precisions: measure coarser numbers too: int8, binary, with commas.
         rescore: score the best so many of those again in float32, such as 100.
@@ -231,7 +231,7 @@ def calibrate(call: Call, *, out: Path | None = None, overwrite: bool = False) -
     aurank calibrate --model aurank:runs/mine/best --precision 0.99 --out made
 
     Args:
-        out: folder for calibrate.html, calibration.csv and calibration.json.
+        out: folder for calibrate.html and calibration.json.
         overwrite: replace the result of another command in --out.
     """
     from aurank.reporting.results import CALIBRATION, require_free, require_same_command

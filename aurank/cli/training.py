@@ -82,8 +82,8 @@ def train(call: Call, *, out: Path | None = None, dry_run: bool = False, baselin
 def benchmark(call: Call, *, out: Path | None = None, limit: str | None = None, table: bool = False) -> None:
     """Compare methods over seeds, settings and class splits.
 
-    Each training is done once, and kept: the same command goes on. --out gets benchmark.html, tables in Markdown and
-    LaTeX, and lines.jsonl, with the average precision of each class.
+    Each training is done once, and kept: the same command goes on. --out gets benchmark.html, table.md
+    and lines.jsonl, with the average precision of each class.
 
     aurank benchmark mine.yaml --out compared --limit 2h
     aurank benchmark compared/lines.jsonl --table

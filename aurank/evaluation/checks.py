@@ -1,4 +1,4 @@
-"""What is wrong with embeddings, labels or lists of neighbours: pure functions of arrays."""
+"""Faults of embeddings, labels and lists of neighbours, found by pure functions of arrays."""
 
 from dataclasses import dataclass, replace
 
@@ -13,12 +13,12 @@ from aurank.evaluation.postprocessing.steps import unit
 
 @dataclass(frozen=True, eq=False)
 class Confusions:
-    """How often the places of one class's lists are taken by another class."""
+    """How many entries of one class's lists are of another class."""
 
     query_class: Shaped[np.ndarray, " query_class"]
     gallery_class: Shaped[np.ndarray, " gallery_class"]
     count: Int64[np.ndarray, "query_class gallery_class"]
-    places: Int64[np.ndarray, " query_class"]
+    listed: Int64[np.ndarray, " query_class"]  # entries of the lists of its queries
 
 
 def confusions(
@@ -28,26 +28,26 @@ def confusions(
     *,
     most: int = 20,
 ) -> Confusions:
-    """Return the classes that lose most places to one other class, and the classes that take most from one."""
+    """Return the classes whose lists hold most of one other class, and the classes that one class finds most."""
     exists = nearest.row >= 0
     wrong = exists & ~nearest.is_positive
     names, query = np.unique(classes, return_inverse=True)
-    others, gallery = np.unique(gallery_classes, return_inverse=True)
-    pair = np.broadcast_to(query[:, None], wrong.shape)[wrong] * len(others) + gallery[nearest.row[wrong]]
+    gallery_names, gallery = np.unique(gallery_classes, return_inverse=True)
+    pair = np.broadcast_to(query[:, None], wrong.shape)[wrong] * len(gallery_names) + gallery[nearest.row[wrong]]
     pairs, number = np.unique(pair, return_counts=True)
-    losing, taking = np.divmod(pairs, len(others))
+    losing, taking = np.divmod(pairs, len(gallery_names))
     worst = np.argsort(-number, kind="stable")
     # Each class once, in the order of its worst confusion.
     firsts = (np.sort(np.unique(side[worst], return_index=True)[1])[:most] for side in (losing, taking))
     rows, columns = (side[worst][first] for side, first in zip((losing, taking), firsts, strict=True))
-    # Classes times classes may not fit into memory: only what is shown is filled in.
-    row, column = np.full(len(names), -1), np.full(len(others), -1)
+    # Classes times classes may not fit into memory: only the shown part is filled in.
+    row, column = np.full(len(names), -1), np.full(len(gallery_names), -1)
     row[rows], column[columns] = np.arange(len(rows)), np.arange(len(columns))
     shown = (row[losing] >= 0) & (column[taking] >= 0)
     count = np.zeros((len(rows), len(columns)), np.int64)
     count[row[losing[shown]], column[taking[shown]]] = number[shown]
-    places = np.bincount(query, weights=exists.sum(axis=1), minlength=len(names)).astype(np.int64)
-    return Confusions(names[rows], others[columns], count, places[rows])
+    listed = np.bincount(query, weights=exists.sum(axis=1), minlength=len(names)).astype(np.int64)
+    return Confusions(names[rows], gallery_names[columns], count, listed[rows])
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,9 +60,9 @@ class Hubs:
     row: Int64[np.ndarray, " hub"]
     lists: Int64[np.ndarray, " hub"]  # that hold the row
     right: Int64[np.ndarray, " hub"]  # of these, lists of which it is a positive
-    expected: float  # lists that a row would be in if all were in equally many
-    skewness: float  # of the number of lists over all gallery rows; 0 where all are in equally many
-    never: int  # gallery rows in no list at all
+    expected: float  # the mean number of lists that hold a row
+    skewness: float  # of that number over all gallery rows; 0 if it is the same for all
+    never: int  # gallery rows in no list
 
 
 def hubs(nearest: NearestRows, num_gallery: int, *, most: int = 12, above: float = 4.0) -> Hubs:
@@ -92,46 +92,46 @@ def near_rows(
     rows = np.arange(len(embeddings)) if among is None else among
     if len(rows) < 2:
         return NearestRows(rows, *(np.zeros((len(rows), 0), kind) for kind in (np.int64, np.float64, np.bool_)))
-    found = neighbours(embeddings if among is None else embeddings[rows], k, device="cpu")
-    none = np.zeros(found.row.shape, np.bool_)
-    return NearestRows(rows, rows[found.row], found.similarity.astype(np.float64), none)
+    near = neighbours(embeddings if among is None else embeddings[rows], k, device="cpu")
+    none = np.zeros(near.row.shape, np.bool_)
+    return NearestRows(rows, rows[near.row], near.similarity.astype(np.float64), none)
 
 
 def with_cosines(lists: NearestRows, embeddings: Float[Rows, "row dim"]) -> NearestRows:
-    """Return lists that were ranked in another way with the cosines as scores, −1 where a list has ended."""
+    """Return the same lists with cosines as scores, −1 after the end of a list."""
     cosine = np.full(lists.row.shape, -1.0)
     step = max(1, _IN_CACHE // max(1, lists.row.shape[1] * embeddings.shape[1]))
     for start in range(0, len(lists.query), step):
         part = slice(start, start + step)
-        own, there = (unit(embeddings[rows]) for rows in (lists.query[part], lists.row[part]))
-        cosine[part] = np.matmul(there, own[..., None])[..., 0]
+        query, listed = (unit(embeddings[rows]) for rows in (lists.query[part], lists.row[part]))
+        cosine[part] = np.matmul(listed, query[..., None])[..., 0]
     return replace(lists, score=np.where(lists.row >= 0, cosine, -1.0))
 
 
 def close_rows(near: NearestRows, *, at_least: float) -> Int64[np.ndarray, "pair 2"]:
-    own, place = np.nonzero(near.score >= at_least)
-    pairs = np.stack([near.query[own], near.row[own, place]], axis=1)
+    query, rank = np.nonzero(near.score >= at_least)
+    pairs = np.stack([near.query[query], near.row[query, rank]], axis=1)
     return np.unique(np.sort(pairs, axis=1), axis=0).reshape(-1, 2)
 
 
 def crowded(near: NearestRows, searched: Int64[np.ndarray, " gallery"]) -> Hubs:
-    place = np.where(near.row >= 0, np.searchsorted(searched, near.row), -1)
-    found = hubs(replace(near, row=place), len(searched), most=MOST_HUBS, above=LISTS)
-    return replace(found, row=np.asarray(searched[found.row]))
+    position = np.where(near.row >= 0, np.searchsorted(searched, near.row), -1)
+    counts = hubs(replace(near, row=position), len(searched), most=MOST_HUBS, above=LISTS)
+    return replace(counts, row=np.asarray(searched[counts.row]))
 
 
-MARGIN = 0.3  # by which another class must be predicted above the own; chosen with RIDGE, see docs/doctor.md
-LEAST_RIGHT = 0.5  # part of the rows that are predicted right, below which the embeddings cannot judge labels
+MARGIN = 0.3  # least prediction of another class above that of the label; chosen with RIDGE, see docs/doctor.md
+LEAST_RIGHT = 0.5  # part of the rows that must be predicted right before the embeddings may judge labels
 RIDGE = 0.1  # times the mean eigenvalue of rows.T @ rows
 _ROWS = 2048  # in float64 in memory at a time
 
 
 @dataclass(frozen=True, eq=False)
 class DoubtfulLabels:
-    """Rows whose label is doubtful, the most doubtful first, and the class that they look like."""
+    """Rows with a doubtful label, the most doubtful first, and the class that is predicted instead."""
 
     row: Int64[np.ndarray, " doubtful"]
-    label: Shaped[np.ndarray, " doubtful"]  # that the row looks like
+    label: Shaped[np.ndarray, " doubtful"]  # predicted instead
     margin: Float64[np.ndarray, " doubtful"]  # above its own label
 
 
@@ -142,44 +142,39 @@ def doubtful_labels(
 
     Source: held-out predictions as in confident learning (Northcutt et al., JAIR 2021), by one margin of a regression.
     """
-    classes, own = np.unique(labels, return_inverse=True)
-    count = np.bincount(own, minlength=len(classes))
+    classes, label = np.unique(labels, return_inverse=True)
+    count = np.bincount(label, minlength=len(classes))
     nothing = DoubtfulLabels(np.zeros(0, np.int64), labels[:0], np.zeros(0))
     if len(classes) < 2:
         return nothing
-    rows = _centred(embeddings)
-    inverse, sums = _fitted(rows, own, len(classes))
+    # Divided by powers of two, which keeps the digits, so that squares neither overflow nor vanish.
+    rows = np.asarray(embeddings, np.result_type(embeddings, np.float32))
+    rows = np.asarray(np.ldexp(rows, -np.frexp(np.abs(rows).max(axis=1, keepdims=True))[1]), np.float32)
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    rows -= rows.mean(axis=0, dtype=np.float64).astype(np.float32)
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True).clip(1e-12)
+    inverse, sums = _fitted(rows, label, len(classes))
     weights = np.asarray(inverse @ sums.T, np.float32)
-    other, ahead = np.zeros(len(rows), np.int64), np.zeros(len(rows))
+    rival, ahead = np.zeros(len(rows), np.int64), np.zeros(len(rows))
     step = max(1, _BLOCK // len(classes))
     for start in range(0, len(rows), step):
         part = slice(start, min(start + step, len(rows)))
         exact = rows[part].astype(np.float64)
-        leverage = np.einsum("ij,ij->i", exact @ inverse, exact)  # what a row itself added to its own class
+        leverage = np.einsum("ij,ij->i", exact @ inverse, exact)  # the row's own part in its prediction
         predicted, each = rows[part] @ weights, np.arange(len(exact))
-        mine = predicted[each, own[part]] - leverage
-        predicted[each, own[part]] = -np.inf
-        other[part] = predicted.argmax(axis=1)
-        ahead[part] = (predicted[each, other[part]] - mine) / (1 - leverage).clip(1e-9)
+        held_out = predicted[each, label[part]] - leverage
+        predicted[each, label[part]] = -np.inf
+        rival[part] = predicted.argmax(axis=1)
+        ahead[part] = (predicted[each, rival[part]] - held_out) / (1 - leverage).clip(1e-9)
     if (ahead < 0).mean() < LEAST_RIGHT:
         return nothing
-    doubtful = np.flatnonzero((ahead > margin) & (count[own] > 1))
+    doubtful = np.flatnonzero((ahead > margin) & (count[label] > 1))
     doubtful = doubtful[np.argsort(-ahead[doubtful], kind="stable")]
-    return DoubtfulLabels(doubtful, classes[other[doubtful]], ahead[doubtful])
-
-
-def _centred(embeddings: Float[np.ndarray, "row dim"]) -> Float32[np.ndarray, "row dim"]:
-    rows = np.asarray(embeddings, np.result_type(embeddings, np.float32))
-    size = np.frexp(np.abs(rows).max(axis=1, keepdims=True))[1]  # powers of two: the same digits, and squares fit
-    rows = np.asarray(np.ldexp(rows, -size), np.float32)
-    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
-    rows -= rows.mean(axis=0, dtype=np.float64).astype(np.float32)
-    rows /= np.linalg.norm(rows, axis=1, keepdims=True).clip(1e-12)
-    return rows
+    return DoubtfulLabels(doubtful, classes[rival[doubtful]], ahead[doubtful])
 
 
 def _fitted(
-    rows: Float32[np.ndarray, "row dim"], own: Int64[np.ndarray, " row"], classes: int
+    rows: Float32[np.ndarray, "row dim"], label: Int64[np.ndarray, " row"], classes: int
 ) -> tuple[Float64[np.ndarray, "dim dim"], Float64[np.ndarray, "class dim"]]:
     """Return the inverse of a ridge regression, and the sum of the rows of each class."""
     gram, sums = np.zeros((rows.shape[1], rows.shape[1])), np.zeros((classes, rows.shape[1]))
@@ -187,14 +182,14 @@ def _fitted(
         part = slice(start, start + _ROWS)
         exact = rows[part].astype(np.float64)
         gram += exact.T @ exact
-        np.add.at(sums, own[part], exact)
+        np.add.at(sums, label[part], exact)
     np.fill_diagonal(gram, gram.diagonal() + RIDGE * float(gram.trace()) / len(gram) + 1e-12)
     return np.linalg.inv(gram), sums
 
 
-UNIT = 1e-3  # how far from 1 the length of a normalised row is at most
-FAR = 10.0  # times longer or shorter than the usual length is odd where rows are not normalised
-SILENT = 1e-4  # part of the usual variance below which a dimension says nothing
+UNIT = 1e-3  # the largest difference from 1 of a normalised row's length
+FAR = 10.0  # times the median length, or a part of it: an odd length if rows are not normalised
+SILENT = 1e-4  # part of the median variance; a dimension with less says nothing
 LEAST_RANK, MOST_ALIKE = 5.0, 0.9  # effective rank and mean cosine beyond which embeddings have collapsed
 _SAMPLE = 20_000  # rows that the spread is measured on
 

@@ -19,12 +19,12 @@ from aurank.evaluation.significance import Answer, Ranking, SeedsAndClasses, ove
 from aurank.files import checked, reading, require_ordinary
 from aurank.reporting.charts import COLOURS, plain, svg
 from aurank.reporting.page import duration, render
-from aurank.reporting.tables import latex_table, markdown_table
+from aurank.reporting.tables import markdown_table
 
 Line = dict[str, Any]
 LINES, _LINES = "lines.jsonl", "the lines of a benchmark"
 Rate = Annotated[float, Field(ge=0, le=1)]
-_OPEN: Any = {"extra": "allow", "allow_inf_nan": False}  # lines of other versions have other entries too
+_OPEN: Any = {"extra": "allow", "allow_inf_nan": False}  # other versions write other entries too
 TO_RUN = "*not run yet*"
 _UNCHANGED = "the embeddings as they are"
 _HEAD = ("mAUPRC", "Recall@1", "minus {}", "p, seeds", "p, classes", "mean rank", "chosen", "seeds")
@@ -35,9 +35,11 @@ _NOTE = (
 )
 
 
-class _UnitLine(TypedDict):
+class _Line(TypedDict):
     __pydantic_config__ = _OPEN  # type: ignore[misc]
 
+
+class _UnitLine(_Line):
     method: str
     setting: str
     split: str
@@ -65,17 +67,13 @@ class TestedLine(_UnitLine, _Recall):
     ap_by_class: list[Rate]
 
 
-class SplitLine(TypedDict):
-    __pydantic_config__ = _OPEN  # type: ignore[misc]
-
+class SplitLine(_Line):
     split: str
     classes: list[str]
     queries: Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=1)]
 
 
-class BenchmarkLine(TypedDict):
-    __pydantic_config__ = _OPEN  # type: ignore[misc]
-
+class BenchmarkLine(_Line):
     methods: dict[str, Any]
     settings: dict[str, Any]
     without_training: list[str]
@@ -124,23 +122,27 @@ class _Tests:
             by_seed[line["seed"]][line["split"]] = line
         failed = [seed for seed, each in by_seed.items() if any("error" in line for line in each.values())]
         seeds = sorted(seed for seed, each in by_seed.items() if seed not in failed and len(each) == len(queries))
-        tests = [[by_seed[seed][split] for split in queries] for seed in seeds]
-        for line in (line for each in tests for line in each):
-            if len(line["ap_by_class"]) != len(queries[line["split"]]):
-                raise ValueError(f"a test of {line['method']!r} has not as many classes as {line['split']!r}")
-        ap = [[value for line in each for value in line["ap_by_class"]] for each in tests]
+        ap: list[list[float]] = []
+        for seed in seeds:
+            tests = [by_seed[seed][split] for split in queries]
+            for line in tests:
+                if len(line["ap_by_class"]) != len(queries[line["split"]]):
+                    raise ValueError(f"a test of {line['method']!r} has not as many classes as {line['split']!r}")
+            ap.append([value for line in tests for value in line["ap_by_class"]])
         weights = [sum(each) for each in queries.values()]
-        recall = [np.average([line["recall@1"] for line in each], weights=weights) for each in tests]
+        recall = [
+            np.average([by_seed[seed][split]["recall@1"] for split in queries], weights=weights) for seed in seeds
+        ]
         shaped = np.array(ap, np.float64).reshape(len(seeds), sum(map(len, queries.values())))
         return cls(seeds, shaped, np.array(recall), len(failed), any(line["kind"] == "run" for line in lines))
 
-    def minus(self, other: "_Tests") -> Float64[np.ndarray, "seed class"]:
-        """Return the differences at the seeds of both; what is not trained is the same beside every seed."""
+    def minus(self, reference: "_Tests") -> Float64[np.ndarray, "seed class"]:
+        """Return the differences at the seeds of both; a method without training has the same values at every seed."""
         if not self.is_trained:
-            return np.asarray(self.ap[:1] - other.ap)
-        both = [seed for seed in self.seeds if seed in other.seeds]
-        own, others = (each.ap[[each.seeds.index(seed) for seed in both]] for each in (self, other))
-        return np.asarray(own - others)
+            return np.asarray(self.ap[:1] - reference.ap)
+        both = [seed for seed in self.seeds if seed in reference.seeds]
+        left, right = (tests.ap[[tests.seeds.index(seed) for seed in both]] for tests in (self, reference))
+        return np.asarray(left - right)
 
 
 def read_lines(path: Path) -> list[Line]:
@@ -163,17 +165,18 @@ def read_tables(path: Path) -> list[SettingTable]:
 
 
 def blocks_of(lines: Sequence[Line]) -> list[SettingTable]:
+    """Return the table of each setting in which a method was trained and tested."""
     about, queries = lines[0], {line["split"]: line["queries"] for line in lines if line["kind"] == "split"}
     if not queries:
         return []
     chances = SeedsAndClasses(np.concatenate([np.array(each, np.float64) for each in queries.values()]))
     blocks = []
     for setting in about["settings"]:
-        held: dict[str, list[Line]] = {name: [] for name in [*about["methods"], *about["without_training"]]}
+        by_method: dict[str, list[Line]] = {name: [] for name in [*about["methods"], *about["without_training"]]}
         for line in lines:
             if line["kind"] == "untrained" or (line["kind"] == "run" and line["setting"] == setting):
-                held[line["method"]].append(line)
-        tests = {name: each for name, own in held.items() if (each := _Tests.of(own, queries)).seeds}
+                by_method[line["method"]].append(line)
+        tests = {name: each for name, tested in by_method.items() if (each := _Tests.of(tested, queries)).seeds}
         if any(each.is_trained for each in tests.values()):
             blocks.append(_block(about["reference"], setting, tests, chances, _chosen(lines, setting)))
     return blocks
@@ -182,55 +185,61 @@ def blocks_of(lines: Sequence[Line]) -> list[SettingTable]:
 def _block(
     reference: str, setting: str, tests: Mapping[str, _Tests], chances: SeedsAndClasses, chosen: Mapping[str, str]
 ) -> SettingTable:
-    rows = []
-    for name, each in tests.items():
-        seeds, recall = len(each.seeds) * each.is_trained, over_seeds(each.recall)[:2]
-        has_difference = name != reference and reference in tests  # of which all seeds may have diverged
-        difference = each.minus(tests[reference]) if has_difference else each.ap[:0]
-        beside = chances.answer(difference) if len(difference) else None
-        about = chances.answer(each.ap), recall, seeds, each.diverged, chosen.get(name, ""), beside
-        rows.append(MethodRow(name or _UNCHANGED, *about))
     trained = {name: each.ap.mean(axis=0) for name, each in tests.items() if each.is_trained}
     is_ranked = len(trained) > 1 and len(chances.queries) > 1
     ranking = rank_over_classes(np.stack([*trained.values()])) if is_ranked else None
     ranks = dict(zip(trained, ranking.ranks, strict=True)) if ranking else {}
-    p_values = {key: _corrected(rows, key) for key in ("p_seeds", "p_classes")}
-    for place, row in enumerate(rows):
-        own: dict[str, Any] = {key: each.get(row.name) for key, each in p_values.items()}
-        beside = None if row.difference is None else replace(row.difference, **own)
-        rows[place] = replace(row, rank=ranks.get(row.name), difference=beside)
+    differences = {}
+    for name, each in tests.items():
+        if name != reference and reference in tests:  # all seeds of the reference may have diverged
+            difference = each.minus(tests[reference])
+            if len(difference):
+                differences[name] = chances.answer(difference)
+    for key in ("p_seeds", "p_classes"):
+        p_values = {name: getattr(answer, key) for name, answer in differences.items() if tests[name].is_trained}
+        p_values = {name: p_value for name, p_value in p_values.items() if p_value is not None}
+        corrected = dict(zip(p_values, holm([*p_values.values()]).tolist(), strict=True))
+        changes: dict[str, Any] = {name: {key: corrected.get(name)} for name in differences}
+        differences = {name: replace(answer, **changes[name]) for name, answer in differences.items()}
+    rows = [
+        MethodRow(
+            name=name or _UNCHANGED,
+            mauprc=chances.answer(each.ap),
+            recall=over_seeds(each.recall)[:2],
+            seeds=len(each.seeds) * each.is_trained,
+            diverged=each.diverged,
+            chosen=chosen.get(name, ""),
+            difference=differences.get(name),
+            rank=ranks.get(name),
+        )
+        for name, each in tests.items()
+    ]
     rows.sort(key=lambda row: (not row.seeds, -row.mauprc.mean))
     return SettingTable(setting, reference, rows, ranking, len(chances.queries))
 
 
-def _corrected(rows: Sequence[MethodRow], key: str) -> dict[str, float]:
-    found = {row.name: getattr(row.difference, key) for row in rows if row.difference and row.seeds}
-    found = {name: p_value for name, p_value in found.items() if p_value is not None}
-    return dict(zip(found, holm([*found.values()]).tolist(), strict=True))
-
-
 def _chosen(lines: Sequence[Line], setting: str) -> dict[str, str]:
-    held: dict[str, list[Line]] = defaultdict(list)
+    """Return the values that each method's choices have, by its name: "lr 0.001 to 0.03*, k [1]"."""
+    choices: dict[str, list[Line]] = defaultdict(list)
     for line in lines:
         if line["kind"] == "choice" and line["setting"] == setting:
-            held[line["method"]].append(line)
+            choices[line["method"]].append(line)
     texts = {}
-    for method, choices in held.items():
+    for method, chosen in choices.items():
         values: dict[str, list[str]] = defaultdict(list)
-        for key, _, value in (override.partition("=") for line in choices for override in line["chosen"]):
+        for key, _, value in (override.partition("=") for line in chosen for override in line["chosen"]):
             values[key].append(value)
-        at_end = {key for line in choices for key in line.get("at_end", ())}
-        parts = (f"{key.rpartition('.')[2]} {_spread(each)}{'*' * (key in at_end)}" for key, each in values.items())
+        at_end = {key for line in chosen for key in line.get("at_end", ())}
+        parts = []
+        for key, each in values.items():
+            try:
+                ends = sorted(map(float, each))
+                text = " to ".join(dict.fromkeys(f"{end:.2g}" for end in (ends[0], ends[-1])))
+            except ValueError:  # not numbers
+                text = " or ".join(dict.fromkeys(each))
+            parts.append(f"{key.rpartition('.')[2]} {text}{'*' * (key in at_end)}")
         texts[method] = ", ".join(parts)
     return texts
-
-
-def _spread(values: Sequence[str]) -> str:
-    try:
-        ends = sorted(map(float, values))
-    except ValueError:  # choices
-        return " or ".join(dict.fromkeys(values))
-    return " to ".join(dict.fromkeys(f"{end:.2g}" for end in (ends[0], ends[-1])))
 
 
 # -- tables -----------------------------------------------------------------------------------------------------------
@@ -251,8 +260,8 @@ def cells_of(block: SettingTable) -> tuple[list[str], list[list[str]]]:
         recall = Answer(*row.recall, None, None, None)
         rows.append([row.name, _number(row.mauprc), _number(recall), beside, *p_values, rank, row.chosen, seeds])
     head = [block.setting or "method", *(name.format(block.reference) for name in _HEAD)]
-    kept = [place for place in range(len(head)) if any(row[place] for row in rows)]
-    return [head[place] for place in kept], [[row[place] for place in kept] for row in rows]
+    shown = [column for column in range(len(head)) if any(row[column] for row in rows)]
+    return [head[column] for column in shown], [[row[column] for column in shown] for row in rows]
 
 
 def _number(answer: Answer, sign: str = "") -> str:
@@ -279,10 +288,6 @@ def to_markdown_tables(blocks: Sequence[SettingTable], setting: str | None = Non
     return "\n\n".join([*parts, _NOTE]) if parts else TO_RUN
 
 
-def to_latex_tables(blocks: Sequence[SettingTable]) -> str:
-    return "\n\n".join(latex_table(*cells_of(block), [*filter(None, [_remarks(block)]), _NOTE]) for block in blocks)
-
-
 # -- the page ---------------------------------------------------------------------------------------------------------
 
 
@@ -302,36 +307,36 @@ def benchmark_page(lines: Sequence[Line], blocks: Sequence[SettingTable]) -> str
     }
     for key in ("commit", "torch", "device", "threads"):
         facts[key] = ", ".join(sorted({str(line[key]) for line in done}))
+    sections = []
+    for block in blocks:
+        size, charts = (6.4, 0.9 + 0.28 * len(block.rows)), []
+        for beside, value in ((False, "mAUPRC"), (True, "its difference from the reference")):
+            if not beside or any(row.difference for row in block.rows):
+                described = f"{value} with both intervals of each method, {block.setting}"
+                charts.append(svg(partial(draw_intervals, block=block, beside=beside), described, size=size))
+        sections.append((block.setting or "Methods", *cells_of(block), _remarks(block), charts))
     return render(
         "benchmark.html",
         title="Benchmark",
         counted=f"{len(done):,} of {about['units']:,} choices, trainings and tests are done.",
-        blocks=[(each.setting or "Methods", *cells_of(each), _remarks(each), _charts(each)) for each in blocks],
+        blocks=sections,
         note=_NOTE,
         facts=facts,
         failed=[line for line in done if "error" in line],
     )
 
 
-def _charts(block: SettingTable) -> list[str]:
-    size, described = (6.4, 0.9 + 0.28 * len(block.rows)), f"with both intervals of each method, {block.setting}"
-    return [
-        svg(partial(draw_intervals, block=block, beside=beside), f"{what} {described}", size=size)
-        for beside, what in ((False, "mAUPRC"), (True, "its difference from the reference"))
-        if not beside or any(row.difference for row in block.rows)
-    ]
-
-
 def draw_intervals(axes: Axes, block: SettingTable, *, beside: bool) -> None:
-    for place, row in enumerate(reversed(block.rows)):
+    """Draw mAUPRC of each method, or `beside` the reference its difference, with both intervals."""
+    for height, row in enumerate(reversed(block.rows)):
         answer, colour = row.difference if beside else row.mauprc, COLOURS[0] if row.seeds else "#808080"
         if answer is None:
             continue
         half = answer.half_width or 0.0
         for ends, width in ((answer.interval, 1.2), ((answer.mean - half, answer.mean + half), 5)):
             if ends is not None:
-                axes.plot(ends, [place, place], color=colour, linewidth=width, alpha=0.6, solid_capstyle="butt")
-        axes.plot([answer.mean], [place], "o", color=colour, markersize=4)
+                axes.plot(ends, [height, height], color=colour, linewidth=width, alpha=0.6, solid_capstyle="butt")
+        axes.plot([answer.mean], [height], "o", color=colour, markersize=4)
     if beside:
         axes.axvline(0, color="#808080", linewidth=1)
     axes.set_yticks(range(len(block.rows)), [plain(row.name) for row in reversed(block.rows)])

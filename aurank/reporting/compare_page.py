@@ -24,20 +24,20 @@ def compare_page(
     *,
     pictures: Pictures | None = None,
 ) -> str:
+    """Return the page of reports, of which the first is compared with each other one, as HTML text."""
     pictures = pictures or Pictures(None)
-    first = next(iter(reports))
-    lacking = {name: report.command for name, report in reports.items() if report.neighbours is None}
-    metric = next(iter(comparisons.values())).metric
+    first, comparison = next(iter(reports)), next(iter(comparisons.values()))
+    metric = comparison.metric
     queries = max(2, min(QUERIES, 24 // len(comparisons)))
     charts = curves(reports)
     for name in comparisons:
         caption = f"Each dot a query; above the line {name} is better, below it {first}."
         draw = partial(ap_scatter, names=(first, name), reports=(reports[first], reports[name]))
         charts[caption] = svg(draw, caption)
-    pairs = [
-        {"name": name, "groups": _won_and_lost((first, name), reports, metric, queries, pictures)}
-        for name in comparisons
-    ]
+    models = {}
+    for name, report in reports.items():  # a report is named after its folder; its notes name the model
+        notes = (note.partition(";")[0] for note in report.notes if note.startswith(("model ", "best weights")))
+        models[name] = next(notes, "").removeprefix("model ")
     return render(
         "compare.html",
         title="Comparison",
@@ -46,29 +46,26 @@ def compare_page(
         metric_of_query="AP" if metric.removeprefix("macro:") == "mauprc" else metric.removeprefix("macro:"),
         counted=counted(reports[first]),
         reports=reports,
-        models={name: _model_of(report) for name, report in reports.items()},
+        models=models,
         comparisons=comparisons,
-        values={name: one.b for name, one in comparisons.items()} | {first: next(iter(comparisons.values())).a},
-        how=next(iter(comparisons.values())).how,
+        values={name: each.b for name, each in comparisons.items()} | {first: comparison.a},
+        how=comparison.how,
         metrics=[
             (name, same, [report.metrics[name] for report in reports.values()])
             for name, same in same_metrics(*reports.values()).items()
         ],
         charts=charts,
-        pairs=pairs,
-        lacking=lacking,
+        pairs=[
+            {"name": name, "groups": _won_and_lost((first, name), reports, metric, queries, pictures)}
+            for name in comparisons
+        ],
+        lacking={name: report.command for name, report in reports.items() if report.neighbours is None},
         classes=_classes(reports, metric),
         facts=[{"name": name, "facts": facts(report), "notes": report.notes} for name, report in reports.items()],
         missing=list(pictures.missing)[:100],
         num_missing=len(pictures.missing),
         left_out=pictures.left_out,
     )
-
-
-def _model_of(report: Report) -> str:
-    """Return what a report was made of, as its notes name it: the names of reports are those of folders."""
-    named = (note.partition(";")[0] for note in report.notes if note.startswith(("model ", "best weights")))
-    return next(named, "").removeprefix("model ")
 
 
 def _won_and_lost(
@@ -81,8 +78,8 @@ def _won_and_lost(
     for title, sign in (("won", 1), ("lost", -1)):
         count = int((sign * change > 0).sum())
         # Among equal changes the first query comes first.
-        some = np.argsort(-sign * change, kind="stable")[: min(queries, count)].tolist()
-        sides = [grid_rows(report, some, pictures) for report in both]
+        indices = np.argsort(-sign * change, kind="stable")[: min(queries, count)].tolist()
+        sides = [grid_rows(report, indices, pictures) for report in both]
         rows = [
             {
                 "query": shown[0].query,
@@ -91,7 +88,7 @@ def _won_and_lost(
                 "change": float(change[index]),
                 "sides": list(zip(names, shown, strict=True)),
             }
-            for index, *shown in zip(some, *sides, strict=True)
+            for index, *shown in zip(indices, *sides, strict=True)
         ]
         groups.append({"title": title, "count": f"{count:,}", "rows": rows})
     return groups
@@ -106,13 +103,7 @@ def _classes(reports: Mapping[str, Report], metric: str) -> dict[str, Any] | Non
     names = class_names(first)
     change = values[:, 1:] - values[:, :1]
     order = np.argsort(-np.abs(change).max(axis=1), kind="stable")[:MOST_CLASSES].tolist()
-    rows = [
-        {
-            "name": names[index],
-            "count": int(tables[0]["num_queries"][index]),
-            "values": values[index].tolist(),
-            "changes": change[index].tolist(),
-        }
-        for index in order
-    ]
-    return {"rows": rows, "whole": len(values)}
+    counts = tables[0]["num_queries"].tolist()
+    columns = {"name": names, "count": counts, "values": values.tolist(), "changes": change.tolist()}
+    rows = [{key: column[index] for key, column in columns.items()} for index in order]
+    return {"rows": rows, "total": len(values)}

@@ -40,7 +40,7 @@ def shown_findings(
     findings: Sequence[Finding], pictures: Pictures, image: Callable[[int], tuple[str, str]]
 ) -> list[dict[str, Any]]:
     shown = []
-    for finding in sorted(findings, key=lambda one: not one.is_error):
+    for finding in sorted(findings, key=lambda finding: not finding.is_error):
         groups: list[dict[str, Any]] = []
         for rows in finding.rows[:MOST_SHOWN] if pictures.source is not None else ():
             named = [image(row) for row in rows[:MOST_OF_ONE]]
@@ -48,8 +48,8 @@ def shown_findings(
                 {"path": path, "caption": caption, "beside": beside, "picture": pictures.of(path)}
                 for (path, beside), caption in zip(named, endings([path for path, _ in named]), strict=True)
             ]
-            rest = [image(row)[0] for row in rows[MOST_OF_ONE:MOST_NAMED]]
-            groups.append({"items": items, "more": len(rows) - len(items), "rest": rest})
+            further = [image(row)[0] for row in rows[MOST_OF_ONE:MOST_NAMED]]
+            groups.append({"items": items, "more": len(rows) - len(items), "further": further})
         if not any(item["picture"] for group in groups for item in group["items"]):
             groups = []
         shown.append(

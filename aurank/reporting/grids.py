@@ -1,6 +1,6 @@
-"""Retrieval grids: which queries are worth a look, and what each of them finds."""
+"""Retrieval grids: which queries are worth a look, and the list of each."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,17 +18,17 @@ class Item:
     path: str
     label: str
     picture: str | None
+    group: str = ""  # such as its camera
     score: float | None = None  # None: the query
     is_right: bool = False
-    place: int = 0  # from 1 in the list
-    group: str = ""  # such as its camera
-    is_apart: bool = False  # behind the list shown: the first positive of a query that finds none in it
+    rank: int = 0
+    is_apart: bool = False  # after the list: the first positive of a query that finds none in it
 
 
 @dataclass(frozen=True)
 class GridRow:
     query: Item
-    found: list[Item]
+    items: list[Item]
     ap: float
     row: int
     first_rank: int
@@ -54,14 +54,13 @@ def make_grids(report: Report, pictures: Pictures, *, queries: int = 8, classes:
         ("Random queries", f"drawn with seed {SEED}", random),
     ]
     for name in classes:
-        of_class = np.flatnonzero(names == name)
+        of_class = by_ap[names[by_ap] == name]
         if not len(of_class):
-            known = sorted(set(names.tolist()))
-            raise UserError(f"no query of class {name!r} was measured{meant(nearest(name, known, most=3))}")
-        of_class = of_class[np.argsort(report.per_query["ap"][of_class], kind="stable")]
+            hint = meant(nearest(name, sorted(set(names.tolist())), most=3))
+            raise UserError(f"no query of class {name!r} was measured{hint}")
         explained = f"the worst {count} of {len(of_class):,}" if len(of_class) > count else "all of them, worst first"
         chosen.append((f"Class {name}", explained, of_class[:count]))
-    return [Grid(title, text, grid_rows(report, some.tolist(), pictures)) for title, text, some in chosen]
+    return [Grid(title, text, grid_rows(report, indices.tolist(), pictures)) for title, text, indices in chosen]
 
 
 def query_names(report: Report) -> np.ndarray:
@@ -72,32 +71,31 @@ def gallery_names(report: Report) -> np.ndarray:
     return _text(report.gallery, report.num_gallery, "class", "label")
 
 
-def _text(columns: dict[str, np.ndarray], rows: int, *names: str) -> np.ndarray:
-    for name in names:
-        if name in columns:
-            return columns[name].astype(np.str_)
-    return np.full(rows, "")
+def _text(columns: Mapping[str, np.ndarray], rows: int, *names: str) -> np.ndarray:
+    """Return the first of these columns as text, empty texts if there is none."""
+    return next((columns[name].astype(np.str_) for name in names if name in columns), np.full(rows, ""))
 
 
 def grid_rows(report: Report, indices: Sequence[int], pictures: Pictures) -> list[GridRow]:
-    names, others = query_names(report), gallery_names(report)
-    own, there_by = _text(report.per_query, len(names), "group"), _text(report.gallery, report.num_gallery, "group")
-    values, lists, paths = report.per_query, report.neighbours, report.gallery.get("path")
+    values, lists, count = report.per_query, report.neighbours, report.num_gallery
+    query_columns = [_text(values, len(values["query"]), name) for name in ("path", "group")]
+    gallery_columns = [_text(report.gallery, count, name) for name in ("path", "group")]
+    names, labels = query_names(report), gallery_names(report)
     rows = []
     for index in indices:
-        path = str(values["path"][index]) if "path" in values else ""
-        query, found = Item(path, str(names[index]), pictures.of(path), group=str(own[index])), list[Item]()
+        path, group = (str(column[index]) for column in query_columns)
+        query, items = Item(path, str(names[index]), pictures.of(path), group), list[Item]()
         numbers = [int(values[name][index]) for name in ("query", "first_rank", "num_positives")]
         listed: list[tuple[int, float, bool, int, bool]] = []
         if lists is not None:
-            here = (column[index].tolist() for column in (lists.row, lists.score, lists.is_positive))
-            listed = [(*one, place, False) for place, one in enumerate(zip(*here, strict=True), 1) if one[0] >= 0]
+            columns = (column[index].tolist() for column in (lists.row, lists.score, lists.is_positive))
+            hits = enumerate(zip(*columns, strict=True), 1)
+            listed = [(row, score, is_right, rank, False) for rank, (row, score, is_right) in hits if row >= 0]
             if FIRST[0] in values and not lists.is_positive[index].any():
                 row, score = (values[name][index] for name in FIRST)
                 listed.append((int(row), float(score), True, numbers[1], True))
-        for row, score, is_right, place, is_apart in listed:
-            there = "" if paths is None else str(paths[row])
-            named = (there, str(others[row]), pictures.of(there))
-            found.append(Item(*named, score, is_right, place, str(there_by[row]), is_apart))
-        rows.append(GridRow(query, found, float(values["ap"][index]), *numbers))
+        for row, score, is_right, rank, is_apart in listed:
+            path, group = (str(column[row]) for column in gallery_columns)
+            items.append(Item(path, str(labels[row]), pictures.of(path), group, score, is_right, rank, is_apart))
+        rows.append(GridRow(query, items, float(values["ap"][index]), *numbers))
     return rows

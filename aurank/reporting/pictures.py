@@ -32,14 +32,11 @@ class Pictures:
             return None
         if path not in self._made:
             try:
-                encoded = _encode(decode(self.source, path, None, on_white=True))
+                kind, content = thumbnail(decode(self.source, path, None, on_white=True))
             except UserError as error:
                 self.missing[path] = str(error)
                 return None
-            if len(encoded) > self.budget:
-                self.left_out += 1
-                return None
-            self._made[path] = encoded
+            self._made[path] = f"data:{kind};base64,{base64.b64encode(content).decode()}"
         encoded = self._made[path]
         if len(encoded) > self.budget:  # each use is written out again
             self.left_out += 1
@@ -61,8 +58,3 @@ def thumbnail(pixels: UInt8[np.ndarray, "height width channel"], side: int = SID
     kind = "png" if small or (image.mode == "L" and len(set(np.unique(np.asarray(image)).tolist())) <= 16) else "jpeg"
     image.save(file, kind.upper(), quality=QUALITY, optimize=True)
     return f"image/{kind}", file.getvalue()
-
-
-def _encode(pixels: np.ndarray) -> str:
-    kind, content = thumbnail(pixels)
-    return f"data:{kind};base64,{base64.b64encode(content).decode()}"

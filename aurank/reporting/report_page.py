@@ -1,6 +1,6 @@
-"""report.html: what an evaluation found, in one file that people look at."""
+"""report.html: the numbers, curves and lists of an evaluation in one file that people look at."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,7 +14,7 @@ from aurank.data.sources import ImageSource
 from aurank.evaluation.checks import confusions, hubs
 from aurank.evaluation.engine.nearest import NearestRows
 from aurank.evaluation.report import Report
-from aurank.reporting.charts import codes, curves, draw_maps, frequencies, svg
+from aurank.reporting.charts import codes, curves, draw_map, frequencies, svg
 from aurank.reporting.doctor_page import shown_findings
 from aurank.reporting.grids import gallery_names, make_grids, query_names
 from aurank.reporting.page import endings, render
@@ -40,7 +40,7 @@ CARDS = ("mauprc", "recall@1", "recall@10", "map@r", "mrr", "auroc")
 
 @dataclass(frozen=True, eq=False)
 class Examined:
-    """What the doctor found in what was measured: rows of ``paths`` and ``classes``; ``left_out`` was not looked at."""
+    """The doctor's findings, about rows of `paths` and `classes`; `left_out` says what was not looked at."""
 
     findings: Sequence[Finding]
     paths: np.ndarray
@@ -55,7 +55,7 @@ def report_page(
     embeddings: Rows | None = None,
     classes: Sequence[str] = (),
     examined: Examined | None = None,
-    course: object = None,
+    course: Mapping[str, Any] | None = None,
     facts: Sequence[tuple[str, str]] = (),
     title: str = "Retrieval report",
 ) -> str:
@@ -63,14 +63,22 @@ def report_page(
     pictures, lists = Pictures(source), report.neighbours
     grids = [] if lists is None else make_grids(report, pictures, classes=classes)
     charts = _charts(report, embeddings)
-    found_hubs = None if lists is None else _hubs(report, lists, pictures)
+    hub_images = None if lists is None else _hubs(report, lists, pictures)
     table = _classes(report) if "label" in report.per_query else None
     confused = None if lists is None or table is None else _confused(report, lists)
-    findings = [] if examined is None else _findings(examined, pictures)
-    left_out = _left_out(report, pictures)
+    findings: list[dict[str, Any]] = []
+    if examined is not None:
+        paths, names = examined.paths, examined.classes
+
+        def image(row: int) -> tuple[str, str]:
+            return str(paths[row]), endings([str(names[row])])[0]
+
+        findings = shown_findings(examined.findings, pictures, image)
+    pairs = {(pair["query"], pair["gallery"]): pair for pair in report.group_pairs or []}
+    cameras = dict.fromkeys(name for pair in pairs for name in pair)
     sections = {
         "numbers": report, "training": course, "curves": charts, "findings": examined, "grids": grids,
-        "cameras": report.group_pairs, "classes": table, "confusions": confused, "hubs": found_hubs,
+        "cameras": pairs, "classes": table, "confusions": confused, "hubs": hub_images,
     }  # fmt: skip
     return render(
         "report.html",
@@ -80,7 +88,7 @@ def report_page(
         contents=[name for name, content in sections.items() if content],
         headings=HEADINGS,
         cards=_cards(report),
-        notes=[note for note in report.notes if not (facts and note.startswith("model "))],  # the facts say it
+        notes=[note for note in report.notes if not (facts and note.startswith("model "))],  # a fact names it
         plain=(report.postprocessing or {}).get("plain"),
         facts=[*facts, *facts_of(report)],
         charts=charts,
@@ -90,12 +98,13 @@ def report_page(
         grids=grids,
         classes=table,
         confused=confused,
-        hubs=found_hubs,
-        cameras=_cameras(report),
-        kept=0 if lists is None else lists.row.shape[1],
+        hubs=hub_images,
+        pairs=pairs,
+        cameras=[[name for name in cameras if any(pair[side] == name for pair in pairs)] for side in (0, 1)],
+        length=0 if lists is None else lists.row.shape[1],
         single=bool((report.per_query["num_positives"] == 1).all()),
         metrics=same_metrics(report),
-        lists=left_out,
+        lists=_left_out(report, pictures),
     )
 
 
@@ -107,88 +116,62 @@ def _charts(report: Report, embeddings: Rows | None) -> dict[str, Markup]:
     if report.codes:
         caption = "Shorter and coarser embeddings: quality by bytes an image."
         charts[caption] = svg(partial(codes, table=report.codes), caption)
-    return charts | ({} if embeddings is None else draw_maps(report, embeddings))
+    return charts | ({} if embeddings is None else draw_map(report, embeddings))
 
 
 def _cards(report: Report) -> list[dict[str, Any]]:
+    values = {"mauprc": report.mauprc} | {name: report.metrics[name] for name in same_metrics(report)}
+    plain, (low, high) = (report.postprocessing or {}).get("plain", {}), report.tie_bounds
     cards: list[dict[str, Any]] = []
-    distinct = same_metrics(report)
-    for name in CARDS:
-        if name == "mauprc" or name in distinct:
-            value = report.mauprc if name == "mauprc" else report.metrics[name]
-            beside = [report.interval(name)]
-            low, high = report.tie_bounds
-            if name == "mauprc" and low != high:
-                beside.append(f"equal scores allow {low:.4f} to {high:.4f}")
-            plain = (report.postprocessing or {}).get("plain", {})
-            if name in plain:
-                beside.append(f"plain {plain[name]:.4f}")
-            cards.append({"name": name, "value": f"{value:.4f}", "beside": [line for line in beside if line]})
+    for name in (name for name in CARDS if name in values):
+        beside = [report.interval(name)] if report.interval(name) else []
+        if name == "mauprc" and low != high:
+            beside.append(f"equal scores allow {low:.4f} to {high:.4f}")
+        if name in plain:
+            beside.append(f"plain {plain[name]:.4f}")
+        cards.append({"name": name, "value": f"{values[name]:.4f}", "beside": beside})
     return [*cards, {"name": "a random order", "value": f"{report.random_order:.4f}", "beside": ["mauprc"]}]
 
 
 def _classes(report: Report) -> dict[str, Any]:
-    table, names = report.class_table(), class_names(report)
-    shown = [name for name in ("mauprc", "recall@1", "r_precision") if name == "mauprc" or name in same_metrics(report)]
+    table, names, distinct = report.class_table(), class_names(report), same_metrics(report)
+    shown = ["mauprc", *(name for name in ("recall@1", "r_precision") if name in distinct)]
     _, first = np.unique(report.per_query["label"], return_index=True)
     columns = [table["num_queries"], report.per_query["num_positives"][first], *(table[name] for name in shown)]
     order = np.argsort(table["mauprc"], kind="stable")[:MOST_CLASSES].tolist()
     rows = [(names[index], *(column[index].item() for column in columns)) for index in order]
-    return {"rows": rows, "columns": ["class", "queries", "positives", *shown], "whole": len(names)}
-
-
-def _cameras(report: Report) -> dict[str, Any] | None:
-    pairs = {(pair["query"], pair["gallery"]): pair for pair in report.group_pairs or []}
-    ordered = list(dict.fromkeys(name for pair in pairs for name in pair))
-    names, others = ([name for name in ordered if any(pair[side] == name for pair in pairs)] for side in (0, 1))
-    rows = [(name, [pairs.get((name, other)) for other in others]) for name in names]
-    return {"columns": others, "rows": rows} if pairs else None
+    return {"rows": rows, "columns": ["class", "queries", "positives", *shown], "total": len(names)}
 
 
 def _confused(report: Report, lists: NearestRows) -> dict[str, Any] | None:
-    found = confusions(lists, query_names(report), gallery_names(report))
-    if not found.count.size:
+    table = confusions(lists, query_names(report), gallery_names(report))
+    if not table.count.size:
         return None
-    part = found.count / np.maximum(1, found.places)[:, None]
+    part = table.count / np.maximum(1, table.listed)[:, None]
     shade = np.rint(70 * part / max(float(part.max()), 0.01)).astype(int)
     cells = [list(zip(*line, strict=True)) for line in zip((100 * part).tolist(), shade.tolist(), strict=True)]
-    return {"columns": found.gallery_class.tolist(), "rows": list(zip(found.query_class.tolist(), cells, strict=True))}
+    return {"columns": table.gallery_class.tolist(), "rows": list(zip(table.query_class.tolist(), cells, strict=True))}
 
 
 def _hubs(report: Report, lists: NearestRows, pictures: Pictures) -> dict[str, Any] | None:
-    found = hubs(lists, report.num_gallery)
-    if not len(found.row):
-        return None
+    counts = hubs(lists, report.num_gallery)
     names, paths = gallery_names(report), report.gallery.get("path")
-    items = []
-    for row, number, right in zip(found.row.tolist(), found.lists.tolist(), found.right.tolist(), strict=True):
+    images = []
+    for row, number, right in zip(counts.row.tolist(), counts.lists.tolist(), counts.right.tolist(), strict=True):
         path = "" if paths is None else str(paths[row])
-        item = {"row": row, "lists": number, "right": right, "label": names[row]}
-        items.append({**item, "path": path, "picture": pictures.of(path)})
-    return {"found": found, "shown": items}
-
-
-def _findings(examined: Examined, pictures: Pictures) -> list[dict[str, Any]]:
-    def image(row: int) -> tuple[str, str]:
-        return str(examined.paths[row]), endings([str(examined.classes[row])])[0]
-
-    return shown_findings(examined.findings, pictures, image)
+        image = {"row": row, "lists": number, "right": right, "label": names[row]}
+        images.append({**image, "path": path, "picture": pictures.of(path)})
+    return {"counts": counts, "images": images} if images else None
 
 
 def _left_out(report: Report, pictures: Pictures) -> list[dict[str, Any]]:
     lone = np.setdiff1d(np.arange(report.num_queries), report.per_query["query"])
-    paths = report.gallery.get("path")
-    same = paths is not None and report.num_queries == report.num_gallery
-    names = [str(paths[row]) if same and paths is not None else f"row {row}" for row in lone[:MOST_NAMES].tolist()]
+    paths = report.gallery.get("path") if report.num_queries == report.num_gallery else None
+    names = [f"row {row}" if paths is None else str(paths[row]) for row in lone[:MOST_NAMES].tolist()]
+    missing = [*pictures.missing][:MOST_NAMES]
     lists = [
         {"title": "Queries without a positive, skipped", "count": len(lone), "names": names},
-        {
-            "title": "Images that could not be read",
-            "count": len(pictures.missing),
-            "names": [*pictures.missing][:MOST_NAMES],
-        },
+        {"title": "Images that could not be read", "count": len(pictures.missing), "names": missing},
+        {"title": "Pictures left out to keep the page small", "count": pictures.left_out, "names": []},
     ]
-    if pictures.left_out:
-        what = "Pictures left out to keep the page small"
-        lists.append({"title": what, "count": pictures.left_out, "names": []})
-    return [one for one in lists if one["count"]]
+    return [images for images in lists if images["count"]]

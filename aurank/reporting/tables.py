@@ -1,4 +1,4 @@
-"""Tables of reports as files and text: CSV that no spreadsheet runs, Markdown and LaTeX of several models."""
+"""Tables of reports as files and text: CSV that no spreadsheet runs, Markdown of several models."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,8 +17,6 @@ TIES = {
     "pessimistic": "rank negatives first",
 }
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # the first characters of a spreadsheet's formula
-_LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "≤": r"$\le$"}
-_LATEX |= {sign: f"\\{sign}" for sign in "&%$#_{}"}
 _MARKDOWN = {sign: f"\\{sign}" for sign in "\\|`*"} | {"<": "&lt;", "&": "&amp;"}
 
 
@@ -33,7 +31,7 @@ def class_csv(report: Report) -> str:
 
 
 def without_formula(text: str) -> str:
-    """Return a text as a spreadsheet shows it: with an apostrophe before what it would take for a formula."""
+    """Return a text that a spreadsheet shows as it is: with an apostrophe before what would begin a formula."""
     return f"'{text}" if text.startswith(_FORMULA) else text
 
 
@@ -46,61 +44,36 @@ def to_markdown(reports: Mapping[str, Report], metrics: Sequence[str] | None = N
     Raises:
         UserError: a report lacks one of the metrics.
     """
-    return markdown_table(*_cells(reports, metrics))
-
-
-def to_latex(reports: Mapping[str, Report], metrics: Sequence[str] | None = None) -> str:
-    r"""Return a LaTeX tabular (with booktabs), one report a line by its name and one metric a column.
-
-    Args:
-        metrics: default: those that all reports have, in the order of the first.
-
-    Raises:
-        UserError: a report lacks one of the metrics.
-    """
-    return latex_table(*_cells(reports, metrics))
+    names = common_metrics([*reports.values()]) if metrics is None else list(metrics)
+    rows = []
+    for title, report in reports.items():
+        if lacking := [name for name in names if name not in report.metrics]:
+            raise UserError(f"the report {title!r} has no {lacking[0]}; it has {', '.join(report.metrics)}")
+        rows.append([title, *(f"{report.metrics[name]:.4f} {report.interval(name)}".rstrip() for name in names)])
+    return markdown_table(["model", *names], rows)
 
 
 def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    first, *lines = ["| " + " | ".join(_escaped(cell, _MARKDOWN) for cell in row) + " |" for row in (head, *rows)]
-    return "\n".join([first, "|---" + "|---:" * (len(head) - 1) + "|", *lines])
+    lines = []
+    for row in (head, *rows):
+        cells = ("".join(_MARKDOWN.get(sign, sign) for sign in " ".join(cell.split())) for cell in row)
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([lines[0], "|---" + "|---:" * (len(head) - 1) + "|", *lines[1:]])
 
 
-def latex_table(head: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str] = ()) -> str:
-    first, *lines = [" & ".join(_escaped(cell, _LATEX) for cell in row) + r" \\" for row in (head, *rows)]
-    begin = rf"\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}"
-    end = [r"\bottomrule", r"\end{tabular}", *("\n" + _escaped(note, _LATEX) for note in notes)]
-    return "\n".join([begin, r"\toprule", first, r"\midrule", *lines, *end])
-
-
-def _escaped(cell: str, signs: Mapping[str, str]) -> str:
-    return "".join(signs.get(sign, sign) for sign in " ".join(cell.split()))
-
-
-def _cells(reports: Mapping[str, Report], metrics: Sequence[str] | None) -> tuple[list[str], list[list[str]]]:
-    names = common_metrics(reports) if metrics is None else list(metrics)
-    rows = []
-    for title, report in reports.items():
-        lacking = [name for name in names if name not in report.metrics]
-        if lacking:
-            raise UserError(f"the report {title!r} has no {lacking[0]}; it has {', '.join(report.metrics)}")
-        rows.append([title, *(_with_interval(report, name) for name in names)])
-    return ["model", *names], rows
-
-
-def common_metrics(reports: Mapping[Any, Report]) -> list[str]:
-    first = next(iter(reports.values()))
-    return [name for name in first.metrics if all(name in one.metrics for one in reports.values())]
+def common_metrics(reports: Sequence[Report]) -> list[str]:
+    return [name for name in reports[0].metrics if all(name in report.metrics for report in reports)]
 
 
 def same_metrics(*reports: Report) -> dict[str, list[str]]:
-    kept: dict[tuple[Any, ...], list[str]] = {}
-    for name in common_metrics(dict(enumerate(reports))):
+    """Return the metrics that all reports have, each with the names of those that are equal for every query."""
+    groups: dict[tuple[Any, ...], list[str]] = {}
+    for name in common_metrics(reports):
         key: tuple[Any, ...] = (name,)
         if pooled_rate(name) is None:
             key = name.startswith(MACRO), *(np.round(report.values(name), 12).tobytes() for report in reports)
-        kept.setdefault(key, []).append(name)
-    return {name: others for name, *others in kept.values()}
+        groups.setdefault(key, []).append(name)
+    return {first: equal for first, *equal in groups.values()}
 
 
 def class_names(report: Report) -> list[str]:
@@ -117,7 +90,7 @@ def counted(report: Report) -> str:
 def facts(report: Report) -> list[tuple[str, str]]:
     protocol, (low, high) = report.protocol or {}, report.tie_bounds
     bounds = f", which allows {low:.4f} to {high:.4f}" if low != high else ""
-    known = {
+    values = {
         "command": report.command,
         "date": report.date,
         "protocol": protocol.get("name"),
@@ -128,9 +101,4 @@ def facts(report: Report) -> list[tuple[str, str]]:
         "intervals": report.intervals,
         "versions": ", ".join(f"{name} {version}" for name, version in report.versions.items()),
     }
-    return [(name, str(value)) for name, value in known.items() if value]
-
-
-def _with_interval(report: Report, name: str) -> str:
-    between = report.interval(name)
-    return f"{report.metrics[name]:.4f}{f' {between}' if between else ''}"
+    return [(name, str(value)) for name, value in values.items() if value]

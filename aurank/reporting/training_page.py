@@ -2,13 +2,11 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from markupsafe import Markup
 from matplotlib.axes import Axes
 
 from aurank.data.sources import ImageSource
@@ -18,17 +16,9 @@ from aurank.reporting.charts import COLOURS, svg
 from aurank.reporting.page import render
 from aurank.reporting.report_page import report_page
 
-_POINTS = 1000  # drawn of a curve: each is the mean of neighbouring records
+_POINTS = 1000  # of a curve at most: each is the mean of neighbouring records
 
 Record = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Course:
-    """The charts of a training, by their captions, and its configuration as YAML."""
-
-    charts: dict[str, Markup]
-    settings: str
 
 
 def training_page(
@@ -46,8 +36,8 @@ def training_page(
         run: the folder of the run, whose metrics.jsonl is drawn.
         settings: its configuration as YAML.
         chosen_by: the metric of the validation split that chose the best weights.
-        source: where the pictures of the test images are read.
-        facts: what is said of how it was made, beside what the report says.
+        source: of the pictures of the test images.
+        facts: how the run was made, beside the report's facts.
     """
     with reading(metrics := run / "metrics.jsonl", "the metrics of a run"):
         records = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
@@ -57,9 +47,9 @@ def training_page(
         caption = "Training loss."
         charts[caption] = svg(partial(_draw, records=steps, metric="loss", marker=""), caption)
     if validations:
-        caption = f"Validation {chosen_by}; the star is the best, whose weights were kept."
+        caption = f"Validation {chosen_by}; the star is the best; its weights were kept."
         charts[caption] = svg(partial(_draw, records=validations, metric=chosen_by, marker="o"), caption)
-    course, title = Course(charts, settings), f"Training: {run.resolve().name}"
+    course, title = {"charts": charts, "settings": settings}, f"Training: {run.resolve().name}"
     if report is None:
         return render("training.html", title=title, course=course)
     return report_page(report, source=source, course=course, facts=facts, title=title)

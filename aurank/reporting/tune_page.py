@@ -63,16 +63,16 @@ def _around(values: Sequence[float]) -> tuple[float, float]:
 def _slice(axes: Axes, points: Sequence[tuple[str, float]], within: Range) -> None:
     texts, ends = [json.dumps(choice) for choice in within.choices], (within.low, within.high)
     if texts:
-        places: list[float] = [texts.index(text) for text, _ in points]
+        x: list[float] = [texts.index(text) for text, _ in points]
         axes.set_xticks(range(len(texts)), texts, fontsize=9, rotation=20 if len("".join(texts)) > 30 else 0)
         axes.set_xlim(-0.5, len(texts) - 0.5)
     else:
-        places = [float(text) if text != "null" else np.nan for text, _ in points]
+        x = [float(text) if text != "null" else np.nan for text, _ in points]
         axes.set(xlim=ends, xscale="log" if within.log else "linear")
         ticks = np.geomspace(*ends, 4) if within.log else np.linspace(*ends, 4)
         axes.set_xticks(ticks, [f"{tick:.3g}" for tick in ticks])
         axes.minorticks_off()
     values = [value for _, value in points]
-    axes.scatter(places, values, color=COLOURS[0], s=18, linewidths=0, alpha=0.8)
-    axes.scatter(places[:1], values[:1], color=COLOURS[4], s=90, marker="*")
+    axes.scatter(x, values, color=COLOURS[0], s=18, linewidths=0, alpha=0.8)
+    axes.scatter(x[:1], values[:1], color=COLOURS[4], s=90, marker="*")
     axes.set(ylabel="mAUPRC", ylim=_around(values))

@@ -83,7 +83,7 @@ def train(
     """Train an embedding as ``config`` says, into the folder ``out``.
 
     Writes config.yaml, metrics.jsonl, last.safetensors, best.safetensors, timing.json and, at the end, the report.json,
-    per_query.parquet and pr_curve.png of the test split, and report.html, a page to look at; with model.text
+    per_query.parquet of the test split, and report.html, a page to look at; with model.text
     two_way/GROUP for each group of test pairs.
 
     Args:

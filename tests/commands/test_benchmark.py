@@ -95,7 +95,7 @@ def test_every_method_chooses_and_is_tested_at_every_seed_of_every_setting(
         if line["kind"] in ("run", "choice", "untrained"):
             assert {"seconds", "processor_seconds", "commit", "aurank", "torch", "device", "threads"} <= line.keys()
     written = {path.name for path in (folder / "out").iterdir()}
-    assert written == {"benchmark.html", "choices", "lines.jsonl", "table.md", "table.tex", "units"}
+    assert written == {"benchmark.html", "choices", "lines.jsonl", "table.md", "units"}
 
 
 def same(first: dict[str, Any], second: dict[str, Any]) -> bool:

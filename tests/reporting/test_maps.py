@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import aurank
-from aurank.reporting.charts import SCALE, draw_maps, principal
+from aurank.reporting.charts import SCALE, draw_map, principal
 
 
 def test_principal_components_are_those_of_the_singular_values() -> None:
@@ -20,7 +20,7 @@ def test_principal_components_are_those_of_the_singular_values() -> None:
 def test_the_page_says_what_the_map_is() -> None:
     rows, labels = np.random.default_rng(0).normal(size=(40, 3)), np.arange(40) % 20
     report = aurank.evaluate(rows, labels)
-    assert list(draw_maps(report, rows)) == [
+    assert list(draw_map(report, rows)) == [
         "40 queries on their first two principal components (PCA), average precision by colour."
     ]
 

@@ -46,17 +46,17 @@ def test_a_grid_shows_the_lists_of_the_report() -> None:
     assert median.rows[0].ap == sorted(report.per_query["ap"].tolist())[10]
     for row in worst.rows:
         index = report.per_query["query"].tolist().index(row.row)
-        *_, last = row.found
-        top = row.found[:5]
+        *_, last = row.items
+        top = row.items[:5]
         assert [one.path for one in top] == [f"{found}.png" for found in report.neighbours.row[index]]
-        right = [one.place for one in top if one.is_right]
+        right = [one.rank for one in top if one.is_right]
         assert last.is_apart == (not right)
         if last.is_apart:  # the first positive stands behind, as in a list of all
-            assert (last.place, last.is_right, last.label) == (row.first_rank, True, row.query.label)
+            assert (last.rank, last.is_right, last.label) == (row.first_rank, True, row.query.label)
             assert last.path == f"{report.per_query['first_positive'][index]}.png"
             assert last.score < top[-1].score
         assert (right[0] if right else 6) == min(6, row.first_rank)
-        assert all(one.is_right == (one.label == row.query.label) for one in row.found)
+        assert all(one.is_right == (one.label == row.query.label) for one in row.items)
 
 
 def test_cameras_stand_beside_queries_and_hits_and_are_compared(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_cameras_stand_beside_queries_and_hits_and_are_compared(tmp_path: Path) 
     ]
     report = replace(measured().named(groups=groups), group_pairs=pairs)
     for row in make_grids(report, Pictures(None), queries=4)[0].rows:
-        for item in (row.query, *row.found):
+        for item in (row.query, *row.items):
             assert item.group == groups[int(item.path.removesuffix(".png"))]
     text = re.sub("<[^>]+>", " ", report_page(report)).split("top alone.")[1].split()
     assert text[2:10] == ["west", "east", "west", "0.2500", "0.1250", "east", "0.7500", "0.8750"]
@@ -201,7 +201,7 @@ def test_confusions_and_hubs_equal_loops() -> None:
     found = confusions(lists, labels[lists.query], labels, most=4)
     for i, one in enumerate(found.query_class):
         of_class = [q for q in range(60) if labels[lists.query[q]] == one]
-        assert found.places[i] == sum((lists.row[q] >= 0).sum() for q in of_class)
+        assert found.listed[i] == sum((lists.row[q] >= 0).sum() for q in of_class)
         for j, other in enumerate(found.gallery_class):
             taken = sum(labels[row] == other and other != one for q in of_class for row in lists.row[q])
             assert found.count[i, j] == taken

@@ -1,6 +1,5 @@
 """The files of an evaluation: whole, together, and as the report says."""
 
-import io
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -8,12 +7,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet
 import pytest
-from PIL import Image
 
 from aurank.errors import AurankError, UserError
 from aurank.evaluation import Report, evaluate
 from aurank.files import ABANDONED
-from aurank.reporting import charts, draw_curve, results, write_results
+from aurank.reporting import results, tables, write_results
 from aurank.reporting.results import require_free
 
 
@@ -26,13 +24,11 @@ def report() -> Report:
 def test_all_files_are_written_and_agree_with_the_report(report: Report, tmp_path: Path) -> None:
     out = tmp_path / "new" / "folder"
     write_results(report, out)
-    names = ["per_class.csv", "per_query.parquet", "pr_curve.png", "report.json"]
+    names = ["per_class.csv", "per_query.parquet", "report.json"]
     assert sorted(path.name for path in out.iterdir()) == names
     assert Report.load(out / "report.json").metrics == report.metrics
     table = pyarrow.parquet.read_table(out / "per_query.parquet")
     assert np.array_equal(table["ap"].to_numpy(), report.per_query["ap"])
-    with Image.open(out / "pr_curve.png") as picture:
-        assert picture.size == (960, 720)
 
 
 def test_a_failure_leaves_the_earlier_files_as_they_were(
@@ -44,7 +40,7 @@ def test_a_failure_leaves_the_earlier_files_as_they_were(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(charts, "draw_curve", full)
+    monkeypatch.setattr(tables, "class_csv", full)
     with pytest.raises(AurankError, match=r"cannot write to .*No space left on device"):
         write_results(replace(report, metrics={**report.metrics, "mauprc": 0.0}), tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
@@ -80,28 +76,8 @@ def test_a_folder_in_the_way_is_told_before_anything_is_replaced(report: Report,
     assert {path.name: path.stat().st_ino for path in tmp_path.iterdir()} == before
 
 
-def ink(report: Report) -> np.ndarray:
-    """The pixels of the picture that have the colour of the curve."""
-    pixels = np.asarray(Image.open(io.BytesIO(draw_curve(report))).convert("RGB")).astype(int)
-    return np.argwhere(np.abs(pixels - (0x05, 0x50, 0xAE)).sum(axis=2) < 30)
-
-
-def test_the_picture_shows_the_curve(report: Report) -> None:
-    assert report.curve is not None
-    perfect = replace(report, curve=replace(report.curve, precision=np.ones_like(report.curve.precision)))
-    half = replace(report, curve=replace(report.curve, precision=np.full_like(report.curve.precision, 0.5)))
-    high, low = ink(perfect), ink(half)
-    assert np.ptp(high[:, 0]) < 10  # a flat line …
-    assert np.ptp(high[:, 1]) > 700  # … across the axes
-    assert np.median(low[:, 0]) - np.median(high[:, 0]) > 250  # precision grows upwards
-    with pytest.raises(UserError, match="holds no precision-recall curve"):
-        draw_curve(replace(report, curve=None))
-
-
 @pytest.mark.slow
-def test_the_picture_and_the_table_show_what_a_random_order_scores(
-    report: Report, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_random_order_scores(report: Report) -> None:
     labels = np.random.default_rng(0).permutation(30) % 3
     chance = [
         evaluate(np.random.default_rng(draw).standard_normal((30, 30)), labels, recall_at=(1,)).mauprc
@@ -109,10 +85,6 @@ def test_the_picture_and_the_table_show_what_a_random_order_scores(
     ]
     assert report.random_order == pytest.approx(np.mean(chance), abs=0.01)  # the prevalence is 0.31
     assert f"a random order has mauprc {report.random_order:.4f}" in str(report).splitlines()
-    heights: list[float] = []
-    monkeypatch.setattr("matplotlib.axes.Axes.axhline", lambda _, y, **__: heights.append(y))
-    draw_curve(report)
-    assert heights == [report.random_order]
 
 
 def test_baselines_of_an_earlier_report_do_not_stay_beside_a_new_one(report: Report, tmp_path: Path) -> None:

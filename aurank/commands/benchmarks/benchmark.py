@@ -48,7 +48,6 @@ from aurank.reporting.benchmark_page import (
     benchmark_page,
     blocks_of,
     checked_line,
-    to_latex_tables,
     to_markdown_tables,
 )
 from aurank.reporting.tables import class_names
@@ -340,7 +339,6 @@ class BenchmarkRun:
             blocks = blocks_of(lines)
         write_text(self.out / LINES, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
         write_text(self.out / "table.md", to_markdown_tables(blocks) + "\n")
-        write_text(self.out / "table.tex", to_latex_tables(blocks) + "\n")
         write_text(self.out / "benchmark.html", benchmark_page(lines, blocks))
         return lines
 
