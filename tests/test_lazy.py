@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import aurank
-from aurank.embedding.choices import KNOWN_BACKBONES
+from aurank.embedding.settings import KNOWN_BACKBONES
 from aurank.lazy import LazyTable
 from aurank.models.adapters.timm import wrong_names
 

@@ -30,8 +30,8 @@ from torchvision.datasets import ImageFolder
 from aurank.commands import prepare_data
 from aurank.config import Config
 from aurank.data import BatchLoader, ImageDataset, Manifest, view_keys
-from aurank.embedding.from_config import build_dataset, with_preprocessing
-from aurank.embedding.named import read_whole
+from aurank.embedding.build import build_dataset, with_preprocessing
+from aurank.embedding.image_selection import read_whole
 from aurank.training import read_config
 
 CLASSES = 16

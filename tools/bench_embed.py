@@ -27,8 +27,8 @@ from torch import Tensor, nn
 
 from aurank.allocator import keep_memory
 from aurank.data import READERS, Manifest
-from aurank.embedding.embed import embed
-from aurank.embedding.pace import TRIED, Pace, find_pace, kept_to
+from aurank.embedding.cache import Pace
+from aurank.embedding.embed import TRIED, embed, find_pace, kept_to
 from aurank.models.adapters.by_name import load_model
 from aurank.models.image_model import ImageModel
 

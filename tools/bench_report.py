@@ -22,7 +22,7 @@ import aurank
 from aurank.commands import evaluation_page
 from aurank.commands.report import Measurement
 from aurank.data import ImageSource, build_manifest
-from aurank.embedding.embed import described
+from aurank.embedding.embedded import described
 from aurank.reporting.results import write_results
 
 STEPS = ("evaluation", "with neighbours", "with all files")

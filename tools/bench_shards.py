@@ -50,7 +50,7 @@ def evaluate(folder: Path, split: str | None = None) -> str:
 
 
 def index_all(folder: Path) -> str:
-    from aurank.embedding.embed import Embedded
+    from aurank.embedding.embedded import Embedded
     from aurank.embedding.index_folder import index_rows, write_index_folder
 
     saved = Embedded.load(folder)
@@ -64,7 +64,7 @@ def index_all(folder: Path) -> str:
 
 
 def load(folder: Path) -> str:
-    from aurank.embedding.embed import Embedded
+    from aurank.embedding.embedded import Embedded
 
     return f"{len(Embedded.load(folder).labels):,} rows"
 

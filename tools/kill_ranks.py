@@ -31,7 +31,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from aurank import cli
 from aurank.embedding import embed as embedding
-from aurank.embedding.embed import Embedded
+from aurank.embedding.embedded import Embedded
 from aurank.embedding.stored.checkpoint import load_checkpoint
 from aurank.evaluation.engine.tiles import TileCounter
 from aurank.reporting.results import PER_CLASS, PER_QUERY, REPORT

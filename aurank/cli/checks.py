@@ -38,7 +38,7 @@ def _check_photos(photos: Sequence[str]) -> None:
 
 
 def _check_model(model: str) -> None:
-    from aurank.embedding.named import require_model_name
+    from aurank.embedding.locations import require_model_name
 
     require_model_name(model)
     kind, _, name = model.partition(":")
@@ -48,7 +48,7 @@ def _check_model(model: str) -> None:
 
 
 def _check_index(folder: str) -> None:
-    from aurank.embedding.named import require_index
+    from aurank.embedding.locations import require_index
 
     if not folder.startswith("milvus:"):
         require_index(Path(folder))
@@ -106,7 +106,7 @@ def check_images(images: "ImageSelection") -> None:
 
 def require_keys(data: str, overrides: Sequence[str]) -> None:
     """Raise UserError for overrides of images, READER:PATH or a configuration, that nobody knows."""
-    from aurank.embedding.choices import require_data_keys
+    from aurank.embedding.settings import require_data_keys
     from aurank.training.components import require_names
 
     if not require_data_keys(data, [override for override in overrides if not override.startswith("seed=")]):

@@ -108,7 +108,7 @@ def check_data(call: Call, *, root: Path | None = None) -> None:
     Args:
         root: the data folder; default: $AURANK_DATA, else ./data.
     """
-    from aurank.embedding.named import data_folder
+    from aurank.embedding.image_selection import data_folder
 
     with bar("checksums") as (_, show):
         completeness = call(
@@ -132,7 +132,7 @@ def get_data(call: Call, *, to: Path | None = None) -> None:
         to: the data folder; default: $AURANK_DATA, else ./data.
     """
     from aurank.data.download import find_set
-    from aurank.embedding.named import data_folder
+    from aurank.embedding.image_selection import data_folder
 
     about = find_set(call["name"])
     if about.addresses:

@@ -38,7 +38,7 @@ def build(call: Call, *, out: Path | None = None, to: str = "") -> None:
         out: the folder to write.
         to: instead of a folder: milvus:FILE_OR_URL#COLLECTION, such as milvus:gallery.db#photos.
     """
-    from aurank.embedding.named import require_index_folder
+    from aurank.embedding.locations import require_index_folder
 
     if out is not None:
         require_index_folder(out, overwrite=call["overwrite"])

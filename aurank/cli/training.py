@@ -47,7 +47,7 @@ def train(call: Call, *, out: Path | None = None, dry_run: bool = False, baselin
         console.say(rehearse(read_config(call["config"], call.get("overrides", ()))))
         return
     if "MASTER_ADDR" not in os.environ:  # of several processes, training looks in the first
-        from aurank.embedding.named import require_usable
+        from aurank.embedding.locations import require_usable
 
         require_usable(out, call["resume"])
     with draw_training() as listener:
@@ -248,7 +248,7 @@ def export(call: Call) -> None:
     aurank export runs/mine/best --to onnx --int8 --out exported/onnx
     aurank export runs/mine/best --to hf --license mit --out exported/timm
     """
-    from aurank.embedding.named import require_checkpoint, require_export, resolve_checkpoint
+    from aurank.embedding.locations import require_checkpoint, require_export, resolve_checkpoint
 
     require_export(call["to"], call["out"], int8=call["int8"], overwrite=call["overwrite"])
     require_checkpoint(resolve_checkpoint(call["checkpoint"].removeprefix("aurank:")))

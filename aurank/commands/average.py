@@ -11,9 +11,9 @@ from torch import Tensor
 
 from aurank.config import Config
 from aurank.config.load import config_difference
-from aurank.embedding.choices import read_trained
-from aurank.embedding.from_config import encoder_of, towers_of
-from aurank.embedding.named import BEST, require_checkpoint, resolve_checkpoint
+from aurank.embedding.build import encoder_of, towers_of
+from aurank.embedding.locations import BEST, require_checkpoint, resolve_checkpoint
+from aurank.embedding.settings import read_trained
 from aurank.embedding.stored.checkpoint import AVERAGE_OF, load_checkpoint, model_weights, save_checkpoint
 from aurank.errors import AurankWarning, UserError
 from aurank.files import require_writable

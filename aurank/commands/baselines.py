@@ -6,9 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from aurank.commands.run_options import PreparedModel, RunOptions, prepare_model
-from aurank.embedding.embed import Embedded, embed, embed_pixels
-from aurank.embedding.from_config import build_encoder
-from aurank.embedding.named import ImageSelection, split_name
+from aurank.embedding.build import build_encoder
+from aurank.embedding.embed import embed, embed_pixels
+from aurank.embedding.embedded import Embedded
+from aurank.embedding.image_selection import ImageSelection
+from aurank.embedding.locations import split_name
 from aurank.errors import UserError
 from aurank.evaluation.report import Report
 from aurank.models.adapters.by_name import load_model

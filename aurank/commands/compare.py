@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from pydantic import NonNegativeInt
 
-from aurank.embedding.named import ImageSelection
+from aurank.embedding.image_selection import ImageSelection
 from aurank.embedding.select_images import select
 from aurank.errors import UserError
 from aurank.evaluation.compare import Comparison, compare_all

@@ -13,11 +13,11 @@ from aurank.data import Manifest
 from aurank.data.checks.doctor import examine
 from aurank.data.checks.findings import DoctorReport, Finding, finding_of, require_table
 from aurank.data.checks.negatives import examine_negatives, read_negatives
-from aurank.embedding.choices import read_data
-from aurank.embedding.embed import Embedded
+from aurank.embedding.embedded import Embedded
+from aurank.embedding.image_selection import ImageSelection
 from aurank.embedding.image_text_pairs import each_image_once
-from aurank.embedding.named import ImageSelection
 from aurank.embedding.select_images import asks_about_classes, read_manifest
+from aurank.embedding.settings import read_data
 from aurank.errors import UserError
 from aurank.evaluation.checks import close_rows, crowded, doubtful_labels, faulty_rows, near_rows, spread, with_cosines
 from aurank.evaluation.engine.nearest import NearestRows

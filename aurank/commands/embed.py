@@ -13,9 +13,10 @@ from pydantic import PositiveInt
 
 from aurank.commands.run_options import PreparedModel, RunOptions, prepare_model
 from aurank.data.shards import SHARD_ROWS, ShardWriter, require_folder
-from aurank.embedding.embed import Embedded, choose_pace, described, embed_rows
-from aurank.embedding.named import ImageSelection
-from aurank.embedding.pace import Pace
+from aurank.embedding.cache import Pace
+from aurank.embedding.embed import choose_pace, embed_rows
+from aurank.embedding.embedded import Embedded, described
+from aurank.embedding.image_selection import ImageSelection
 from aurank.errors import UserError
 from aurank.files import claimed
 

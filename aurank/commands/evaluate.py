@@ -17,9 +17,9 @@ from aurank.data.checks.findings import DoctorReport
 from aurank.data.checks.negatives import TEXTS, Table, examine_negatives
 from aurank.data.saved_embeddings import EmbeddingSource
 from aurank.embedding.collection import is_collection, read_collection
-from aurank.embedding.embed import Embedded
-from aurank.embedding.evaluation_options import TRIAL, evaluate_together, noted, trial_of
-from aurank.embedding.named import ALL, ImageSelection, split_name
+from aurank.embedding.embedded import TRIAL, Embedded, evaluate_together, noted, trial_of
+from aurank.embedding.image_selection import ALL, ImageSelection
+from aurank.embedding.locations import split_name
 from aurank.embedding.protocols import Protocol
 from aurank.embedding.select_images import require_distinct, require_likely_classes, require_measurable, select
 from aurank.errors import UserError

@@ -17,11 +17,12 @@ from aurank.commands.run_options import PreparedModel, RunOptions, prepare_model
 from aurank.config import Config
 from aurank.config.schema import NO_BACKBONE
 from aurank.data import Manifest, Pipeline
-from aurank.embedding.choices import read_trained
-from aurank.embedding.embed import Embedded
-from aurank.embedding.from_config import open_prepared
-from aurank.embedding.named import ExportNames, ImageSelection, require_export, resolve_checkpoint
+from aurank.embedding.build import open_prepared
+from aurank.embedding.embedded import Embedded
+from aurank.embedding.image_selection import ImageSelection
+from aurank.embedding.locations import ExportNames, require_export, resolve_checkpoint
 from aurank.embedding.select_images import read_manifest, require_distinct
+from aurank.embedding.settings import read_trained
 from aurank.embedding.stored.checkpoint import is_head, load_checkpoint
 from aurank.errors import AurankError, UserError, first_line
 from aurank.evaluation.postprocessing.steps import unit

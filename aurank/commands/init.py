@@ -22,9 +22,9 @@ from aurank.data.checks.findings import classes_with_pairs, require_table, write
 from aurank.data.decode import quiet_decoding
 from aurank.data.manifest import by_ending, first_seen
 from aurank.data.readers.folders import holds_splits, list_images
-from aurank.embedding.choices import read_data_config
-from aurank.embedding.named import data_folder, read_whole
+from aurank.embedding.image_selection import data_folder, read_whole
 from aurank.embedding.select_images import require_likely_classes
+from aurank.embedding.settings import read_data_config
 from aurank.errors import UserError
 from aurank.files import require_absent, require_writable, write_text
 from aurank.models.adapters.names import is_tower

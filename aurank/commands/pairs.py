@@ -8,9 +8,9 @@ from typing import Any
 
 from aurank.commands.run_options import RunOptions
 from aurank.data import Manifest
-from aurank.embedding.choices import read_trained
-from aurank.embedding.evaluation_options import noted, two_way_options
-from aurank.embedding.from_config import build_dataset, describe_model, towers_of, with_preprocessing
+from aurank.embedding.build import build_dataset, describe_model, towers_of, with_preprocessing
+from aurank.embedding.embedded import noted, two_way_options
+from aurank.embedding.image_selection import ImageSelection
 from aurank.embedding.image_text_pairs import (
     describe_groups,
     each_image_once,
@@ -19,8 +19,9 @@ from aurank.embedding.image_text_pairs import (
     reports_by_group,
     require_pairs,
 )
-from aurank.embedding.named import ImageSelection, resolve_checkpoint, split_name
+from aurank.embedding.locations import resolve_checkpoint, split_name
 from aurank.embedding.select_images import select
+from aurank.embedding.settings import read_trained
 from aurank.embedding.stored.checkpoint import describe_average, load_checkpoint
 from aurank.errors import UserError
 from aurank.evaluation.report import Report

@@ -10,8 +10,8 @@ from aurank.config import Config
 from aurank.config.schema import EMBEDDINGS
 from aurank.data import FolderSource, Manifest, ZipSource
 from aurank.data.prepared import Preparation, PreparedResult, prepare_images
-from aurank.embedding.from_config import build_transform, with_preprocessing
-from aurank.embedding.named import read_whole
+from aurank.embedding.build import build_transform, with_preprocessing
+from aurank.embedding.image_selection import read_whole
 from aurank.errors import UserError
 from aurank.files import claimed
 

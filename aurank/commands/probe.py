@@ -11,8 +11,9 @@ from aurank.commands.run_options import PreparedModel, RunOptions, prepare_model
 from aurank.data import Manifest
 from aurank.data.checks.doctor import repeated_image
 from aurank.data.manifest import first_seen
-from aurank.embedding.embed import Embedded
-from aurank.embedding.named import ImageSelection, split_name
+from aurank.embedding.embedded import Embedded
+from aurank.embedding.image_selection import ImageSelection
+from aurank.embedding.locations import split_name
 from aurank.errors import UserError
 from aurank.evaluation.engine.problem import numbered
 from aurank.evaluation.probes import PROTOCOLS, ProbeResult, probe, split_labels

@@ -11,7 +11,7 @@ from aurank.arrays import select_rows
 from aurank.commands.doctor import examine_rows
 from aurank.data import Manifest
 from aurank.data.checks.findings import finding_of
-from aurank.embedding.embed import Embedded
+from aurank.embedding.embedded import Embedded
 from aurank.evaluation.checks import near_rows
 from aurank.evaluation.report import Report
 

@@ -17,15 +17,16 @@ from aurank.config.schema import EvaluateConfig
 from aurank.data import ImageDataset, Manifest, Pipeline
 from aurank.data.saved_embeddings import MadeBy
 from aurank.distributed import ProcessGroup
+from aurank.embedding.build import build_dataset, encoder_of, open_prepared, with_features, with_preprocessing
 from aurank.embedding.cache import EmbeddingCache, Say, data_sha256, weights_sha256
-from aurank.embedding.choices import read_trained
-from aurank.embedding.embed import Embedded, embed
-from aurank.embedding.evaluation_options import evaluation_options, options_of
-from aurank.embedding.from_config import build_dataset, encoder_of, open_prepared, with_features, with_preprocessing
+from aurank.embedding.embed import embed
+from aurank.embedding.embedded import Embedded, evaluation_options, options_of
+from aurank.embedding.image_selection import ImageSelection
 from aurank.embedding.image_text_pairs import each_image_once
-from aurank.embedding.named import ImageSelection, is_stored, resolve_checkpoint, split_name
+from aurank.embedding.locations import is_stored, resolve_checkpoint, split_name
 from aurank.embedding.protocols import Protocol
 from aurank.embedding.select_images import describe_overlap, describe_split, select
+from aurank.embedding.settings import read_trained
 from aurank.embedding.stored.checkpoint import describe_average, is_head, load_checkpoint
 from aurank.embedding.stored.trained_model import fetched, load, made_by, trained_model, with_backbone
 from aurank.errors import UserError

@@ -22,7 +22,7 @@ from aurank.data import Manifest
 from aurank.data.readers.given import GIVEN
 from aurank.data.saved_embeddings import EmbeddingSource
 from aurank.distributed import launched
-from aurank.embedding.named import read_whole
+from aurank.embedding.image_selection import read_whole
 from aurank.embedding.select_images import class_folds, require_distinct
 from aurank.errors import Diverged, UserError, first_line
 from aurank.extras import import_library

@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING
 from aurank.lazy import lazy_names
 
 if TYPE_CHECKING:  # the names of these files
-    from aurank.embedding.named import *
+    from aurank.embedding.image_selection import *
     from aurank.embedding.select_images import *
     from aurank.embedding.stored.trained_model import *
 else:
     NAMES = {
-        "named": ["ImageSelection"],
+        "image_selection": ["ImageSelection"],
         "select_images": ["read_manifest"],
         "stored.trained_model": ["load", "load_pairs"],
     }

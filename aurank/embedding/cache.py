@@ -17,7 +17,6 @@ from typing_extensions import TypedDict
 
 from aurank.data import Manifest
 from aurank.data.sources import FileMark
-from aurank.embedding.pace import Pace
 from aurank.errors import AurankError, UserError
 from aurank.files import ABANDONED, checked, read_bundle, remove_temporaries, write_bundle, write_text
 
@@ -27,6 +26,13 @@ _SUFFIX, _WHAT = ".safetensors", "a piece of a cache"
 _NAME_LENGTH = 32
 Say = Callable[[str], None]
 """Given a line that people should read."""
+
+
+class Pace(NamedTuple):
+    """Images embedded at once, and the memory format of the network; None leaves that as it is."""
+
+    batch: int = 256
+    channels_last: bool | None = None
 
 
 class _StoredPiece(TypedDict):

@@ -17,7 +17,7 @@ from jaxtyping import Int64
 from typing_extensions import TypedDict
 
 from aurank.arrays import Arrays, Rows
-from aurank.embedding.embed import Embedded
+from aurank.embedding.embedded import Embedded
 from aurank.embedding.index_folder import GalleryRecord, Ids, NewImages, Table, measured_recall
 from aurank.embedding.stored.trained_model import made_by, require_same_model
 from aurank.errors import UserError

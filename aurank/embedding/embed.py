@@ -1,174 +1,89 @@
-"""Embeddings of a manifest's images, with the rows, labels and paths they belong to."""
+"""Embeddings of a manifest's images: in batches found by a trial, by several processes, from a cache."""
 
-import itertools
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Int64
-from torch import nn
+from torch import Tensor, nn
 
-from aurank.arrays import Rows, select_rows
-from aurank.data import Batch, BatchLoader, ImageDataset, Manifest
-from aurank.data.manifest import pairs_among
-from aurank.data.saved_embeddings import read_arrays
+from aurank.data import Batch, BatchLoader, ImageDataset
 from aurank.distributed import ProcessGroup
-from aurank.embedding.cache import EmbeddingCache, Piece
-from aurank.embedding.pace import LEAST, TRIED, Pace, find_pace, kept_to
+from aurank.embedding.cache import EmbeddingCache, Pace, Piece
+from aurank.embedding.embedded import Embedded, described
 from aurank.errors import UserError
-from aurank.evaluation.engine.nearest import nearest_rows
 from aurank.evaluation.engine.problem import (
-    NO_GROUP,
     ProgressCallback,
-    RetrievalProblem,
-    choose_devices,
-    group_texts,
 )
-from aurank.evaluation.evaluate import evaluate
-from aurank.evaluation.report import Report
-from aurank.files import replacing
+from aurank.models.encoder import is_channels_last, lay_out
 from aurank.models.image_model import as_embeddings
-from aurank.names import accepting
 
-MOST_GROUPS = 8  # whose pairs are measured
+LEAST = 1024
+"""Images from which on a trial pays."""
+TRIED = 8
+"""Images that a trial needs."""
+_FIRST, _LARGEST, _SMALLEST = 16, 256, 8
+_SECONDS, _SHARE = 3.0, 0.05  # of a trial: at most that long, and that share of the work
 
 
-@dataclass(frozen=True, eq=False)
-class Embedded:
-    """Embeddings float32 [row, dim], which may stay in files, with what is known of each row.
+@contextmanager
+def kept_to(pace: Pace, model: nn.Module) -> Iterator[Callable[[Tensor], Tensor]]:
+    if pace.channels_last is None:
+        yield lambda images: images
+        return
+    wanted, before = torch.channels_last if pace.channels_last else torch.contiguous_format, is_channels_last(model)
+    with torch.inference_mode(False):  # weights that are moved here would be of no use for training
+        lay_out(model, pace.channels_last)
+    try:
+        yield lambda images: images.contiguous(memory_format=wanted)
+    finally:
+        with torch.inference_mode(False):
+            lay_out(model, before)
 
-    Attributes:
-        ids: rows of the manifest.
-        groups: cameras, −1 for none; of a query's own label and group nothing counts.
-        group_names: `group_names[group]` is the name of a camera; None where they are numbers.
-        classes: `classes[label]` is the name of a class.
-        super_labels: super-categories, −1 for none.
-        made_by: the text of a ``MadeBy``.
-        positives, ignored: pairs of rows, a query's and a gallery row's, as a ``Manifest`` has them.
+
+def find_pace(model: nn.Module, images: Tensor, count: int) -> Pace:
+    """Return the fastest pace for so many images like those given, by trying batches of them with the model.
+
+    After batches of 16, batches grow while that is faster and the trial takes at most three seconds, or a twentieth of
+    the work. Memory formats are tried for networks of several convolutions. All of it is processor time, so another
+    load changes little.
     """
+    layers = sum(isinstance(module, nn.Conv2d) for module in model.modules())
+    formats: list[bool | None] = [is_channels_last(model), not is_channels_last(model)] if layers > 1 else [None]
+    start, costs = time.process_time(), dict[Pace, float]()
+    for channels_last in formats:
+        with suppress(RuntimeError):  # a view of what another format lays out otherwise
+            pace = Pace(_FIRST, channels_last)
+            costs[pace] = _cost(pace, model, images)
+    best, batch = min(costs, key=costs.__getitem__, default=Pace(_LARGEST)), 2 * _FIRST
+    while _SMALLEST <= batch <= _LARGEST and best in costs:
+        least = costs[best]
+        if time.process_time() - start + 2 * batch * least > min(
+            _SECONDS * torch.get_num_threads(), _SHARE * least * count
+        ):
+            break
+        pace = Pace(batch, best.channels_last)
+        costs[pace] = _cost(pace, model, images)
+        if costs[pace] < least:
+            best, batch = pace, 2 * batch if batch > _FIRST else 0
+        else:
+            batch = _SMALLEST if best.batch == _FIRST and batch > _FIRST else 0
+    return best
 
-    embeddings: Rows
-    labels: np.ndarray
-    ids: np.ndarray
-    paths: np.ndarray
-    is_query: np.ndarray
-    is_gallery: np.ndarray
-    groups: np.ndarray
-    classes: np.ndarray | None = None
-    super_labels: np.ndarray | None = None
-    splits: np.ndarray | None = None
-    made_by: np.ndarray | None = None
-    positives: np.ndarray | None = None
-    ignored: np.ndarray | None = None
-    group_names: np.ndarray | None = None
 
-    @accepting(neighbors="neighbours")
-    def evaluate(self, **options: Any) -> Report:
-        """Return the exact ``Report`` under the query and gallery flags; ``options`` go to ``aurank.evaluate``.
-
-        Processes that count together hold the same rows; the first alone lists neighbours.
-        """
-        group, (query, gallery) = ProcessGroup(options.get("distributed")), self._roles
-        lists = options.pop("neighbours", 0) if group.size > 1 else 0
-        above: dict[str, Any] = {}
-        if self.super_labels is not None:
-            above = {"super_labels": self.super_labels[query]}
-            above |= {} if gallery is None else {"gallery_super_labels": self.super_labels[gallery]}
-        report = evaluate(**self._question(), **above, **options)
-        if lists and group.rank == 0:
-            device = choose_devices(options.get("device"), self.embeddings)[0]
-            how = {name: options[name] for name in ("distance", "max_memory", "progress") if name in options}
-            near = nearest_rows(self.problem(), lists, device=device, **how)
-            there = self.labels if gallery is None else self.labels[gallery]
-            report = replace(report, neighbours=near, gallery={"label": there})
-        if count := len(np.unique(self.groups[self.groups != NO_GROUP])):
-            said = f"{count:,} cameras: images of a query's own class and camera are left out of its list"
-            report = replace(report, notes=[*report.notes, said])
-        return self.named(report, query, gallery)
-
-    @property
-    def _roles(self) -> tuple[np.ndarray | slice, np.ndarray | None]:
-        is_one_set = self.is_query.all() and self.is_gallery.all()
-        return (slice(None), None) if is_one_set else (self.is_query, self.is_gallery)
-
-    def _question(self) -> dict[str, Any]:
-        query, gallery = self._roles
-        asked = {"labels": self.labels[query], "groups": self.groups[query], **self._pairs()}
-        if gallery is None:
-            return {"embeddings": self.embeddings, **asked}
-        for side, rows in (("query", self.is_query), ("gallery", gallery)):
-            if not rows.any():
-                raise UserError(f"none of the {len(rows)} images is a {side}: mark some as such")
-        sides = {"embeddings": select_rows(self.embeddings, self.is_query), "ids": self.ids[query]}
-        sides |= {"gallery": select_rows(self.embeddings, gallery), "gallery_labels": self.labels[gallery]}
-        return {**asked, **sides, "gallery_ids": self.ids[gallery], "gallery_groups": self.groups[gallery]}
-
-    def _pairs(self) -> dict[str, Any]:
-        places = [np.where(side, np.cumsum(side) - 1, -1) for side in (self.is_query, self.is_gallery)]
-        options: dict[str, Any] = {}
-        for name, pairs in (("positives", self.positives), ("ignore", self.ignored)):
-            if pairs is not None:
-                of_sides = np.stack([place[pairs[:, column]] for column, place in enumerate(places)], axis=1)
-                options[name] = of_sides[(of_sides >= 0).all(axis=1)]
-        return options
-
-    def select(self, rows: np.ndarray) -> "Embedded":
-        chosen = np.arange(len(self.labels))[rows]
-        changed: dict[str, Any] = {"embeddings": select_rows(self.embeddings, rows)}
-        for name, values in vars(self).items():
-            if name in ("positives", "ignored") and values is not None:
-                changed[name] = pairs_among(values, chosen, len(self.labels))
-            elif name not in ("embeddings", "classes", "made_by", "group_names") and values is not None:
-                changed[name] = values[rows]
-        return replace(self, **changed)
-
-    def problem(self) -> RetrievalProblem:
-        _, labels = np.unique(self.labels, return_inverse=True)
-        return RetrievalProblem(**replace(self, labels=labels)._question())
-
-    def named(
-        self, report: Report, query: np.ndarray | slice = slice(None), gallery: np.ndarray | None = None
-    ) -> Report:
-        classes = None if self.classes is None else self.classes[self.labels]
-        columns = (self.paths, classes, group_texts(self.groups, self.group_names))
-        own = (None if column is None else column[query] for column in columns)
-        if gallery is None:
-            return report.named(*own)
-        paths, there, groups = (None if column is None else column[gallery] for column in columns)
-        return report.named(*own, gallery_paths=paths, gallery_classes=there, gallery_groups=groups)
-
-    def group_pairs(self, options: Mapping[str, Any]) -> list[dict[str, Any]] | None:
-        """Return metrics of the queries of one group among the gallery rows of another alone, for each pair of groups.
-
-        Of more than eight groups those with the most rows are taken. None where there are not two. Of the ``options``
-        of a whole evaluation those hold that say how scores are compared.
-        """
-        how = {name: options[name] for name in ("distance", "ties", "max_memory", "device") if name in options}
-        groups, counts = np.unique(self.groups[self.groups != NO_GROUP], return_counts=True)
-        groups = np.sort(groups[np.argsort(-counts, kind="stable")[:MOST_GROUPS]])
-        pairs = []
-        for one, other in itertools.permutations(groups.tolist(), 2):
-            query, gallery = self.is_query & (self.groups == one), self.is_gallery & (self.groups == other)
-            sides = replace(self, is_query=query, is_gallery=gallery).select(query | gallery)
-            with suppress(UserError):  # no query of this group has a positive in the other
-                report = sides.evaluate(metrics=["mauprc", "recall@1"], distributed=False, **how)
-                names = group_texts([one, other], self.group_names)
-                found = {"num_queries": len(report.per_query["query"]), "metrics": report.metrics}
-                pairs.append(dict(zip(("query", "gallery"), names.tolist(), strict=True)) | found)
-        return pairs or None
-
-    def save(self, path: Path) -> None:
-        with replacing(path) as file:
-            np.savez(file, **{name: values for name, values in vars(self).items() if values is not None})
-
-    @staticmethod
-    def load(path: Path, labels: Path | None = None) -> "Embedded":
-        return Embedded(**read_arrays(path, labels))
+def _cost(pace: Pace, model: nn.Module, images: Tensor) -> float:
+    """Return the processor time that an image takes, the first batch of its size left out."""
+    with kept_to(pace, model) as laid_out:
+        given = laid_out(images[torch.arange(pace.batch) % len(images)])
+        model(given)
+        start = time.process_time()
+        model(given)
+        return (time.process_time() - start) / pace.batch
 
 
 def embed(
@@ -343,17 +258,3 @@ def gather_pieces(pieces: Sequence[Piece], wanted: np.ndarray, group: ProcessGro
         embeddings[np.searchsorted(rows, everyone[start : start + len(part)])] = part.numpy()
         start += len(part)
     return Piece(rows, embeddings)
-
-
-def described(manifest: Manifest, rows: np.ndarray, embeddings: Rows) -> Embedded:
-    labels, paths, classes = manifest.labels[rows], np.array(manifest.paths)[rows], np.array(manifest.classes)
-    groups = np.full(len(rows), -1) if manifest.groups is None else manifest.groups[rows]
-    roles = {"is_query": manifest.is_query[rows], "is_gallery": manifest.is_gallery[rows]}
-    above = None if manifest.super_labels is None else manifest.super_labels[rows]
-    further = {"super_labels": above, "splits": manifest.splits[rows]}
-    for name in ("positives", "ignored"):
-        if (pairs := getattr(manifest, name)) is not None:
-            further[name] = pairs_among(pairs, rows, len(manifest))
-    names = None if manifest.group_names is None else np.array(manifest.group_names)
-    how = {**roles, "groups": groups, "group_names": names, "classes": classes}
-    return Embedded(embeddings, labels, rows, paths, **how, **further)

@@ -12,7 +12,8 @@ from aurank.data import ImageDataset, Manifest
 from aurank.data.manifest import first_seen
 from aurank.distributed import ProcessGroup
 from aurank.embedding.cache import Piece
-from aurank.embedding.embed import Embedded, described, embed, gather_pieces
+from aurank.embedding.embed import embed, gather_pieces
+from aurank.embedding.embedded import Embedded, described
 from aurank.errors import UserError
 from aurank.evaluation.engine.problem import ProgressCallback, sort_by_label
 from aurank.evaluation.report import Report

@@ -20,7 +20,7 @@ from aurank.arrays import Rows, load_arrays, save_rows
 from aurank.data import READERS, FolderSource, ImageSource, ZipSource, open_source
 from aurank.data.shards import storable_texts
 from aurank.data.sources import AddressSource, PartsSource
-from aurank.embedding.named import ABOUT, KEPT, require_index
+from aurank.embedding.locations import ABOUT, KEPT, require_index
 from aurank.embedding.stored.trained_model import store_model
 from aurank.errors import UserError
 from aurank.evaluation.index.neighbours import Index

@@ -16,7 +16,7 @@ from aurank.errors import UserError
 from aurank.names import meant, nearest
 
 if TYPE_CHECKING:  # a protocol is looked up without torch
-    from aurank.embedding.embed import Embedded
+    from aurank.embedding.embedded import Embedded
     from aurank.evaluation import Report
 
 # Enters every checksum: raised when a protocol comes to measure something else.

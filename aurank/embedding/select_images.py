@@ -10,9 +10,9 @@ from aurank.config import DataConfig
 from aurank.data import Manifest
 from aurank.data.checks.doctor import odd_classes, repeated_image
 from aurank.data.manifest import ValidationUnit
-from aurank.embedding.choices import read_data_config, read_trained
+from aurank.embedding.image_selection import ALL, ImageSelection, data_folder, located, read_whole
 from aurank.embedding.image_text_pairs import WITH_TEXTS
-from aurank.embedding.named import ALL, ImageSelection, data_folder, located, read_whole
+from aurank.embedding.settings import read_data_config, read_trained
 from aurank.errors import UserError
 from aurank.evaluation.engine.problem import count_positives, require_room
 

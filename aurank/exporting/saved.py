@@ -4,7 +4,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from aurank.embedding.named import RECORD
+from aurank.embedding.locations import RECORD
 from aurank.embedding.stored.trained_model import store_model, stored_files
 from aurank.errors import UserError, first_line
 from aurank.exporting.card import write_model_card

@@ -15,9 +15,9 @@ from aurank.config.components import build
 from aurank.config.schema import NO_BACKBONE
 from aurank.data import SAMPLERS, Manifest, Sampler
 from aurank.data.dataset import with_own_labels
-from aurank.embedding.from_config import build_transform
+from aurank.embedding.build import build_transform
+from aurank.embedding.image_selection import read_whole
 from aurank.embedding.image_text_pairs import each_image_once
-from aurank.embedding.named import read_whole
 from aurank.embedding.select_images import (
     asks_about_classes,
     hold_out,

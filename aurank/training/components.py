@@ -7,7 +7,7 @@ from typing import Any
 
 from aurank.config import Choices, Config, load_config, shipped_configs
 from aurank.config.load import check_keys
-from aurank.embedding.choices import DATA_CHOICES, wrong_in
+from aurank.embedding.settings import DATA_CHOICES, wrong_in
 from aurank.lazy import LazyTable
 from aurank.losses import LOSSES, MINERS
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from aurank.config import Config
 from aurank.data import ImageDataset, view_keys
-from aurank.embedding.from_config import build_dataset
+from aurank.embedding.build import build_dataset
 from aurank.losses import CrossBatchMemory
 from aurank.training.loop import too_few_readable
 from aurank.training.optim import set_learning_rate

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from aurank.data import Batch, BatchLoader, ImageDataset, view_keys
-from aurank.embedding.named import LAST, SUFFIX
+from aurank.embedding.locations import LAST, SUFFIX
 from aurank.embedding.stored.checkpoint import save_checkpoint
 from aurank.errors import Diverged, UserError
 from aurank.files import write_text

@@ -20,9 +20,9 @@ from aurank.data.prepared import contents
 from aurank.data.readers.given import GIVEN
 from aurank.data.saved_embeddings import EmbeddingSource
 from aurank.distributed import ProcessGroup, joined
-from aurank.embedding.evaluation_options import evaluation_options, noted, trial_of
-from aurank.embedding.from_config import build_dataset, open_prepared, with_preprocessing
-from aurank.embedding.named import BEST, LAST, require_usable
+from aurank.embedding.build import build_dataset, open_prepared, with_preprocessing
+from aurank.embedding.embedded import evaluation_options, noted, trial_of
+from aurank.embedding.locations import BEST, LAST, require_usable
 from aurank.embedding.stored.checkpoint import load_checkpoint, load_part, model_weights
 from aurank.errors import UserError
 from aurank.evaluation.report import Report

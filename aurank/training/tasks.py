@@ -13,8 +13,8 @@ from aurank.config import Config
 from aurank.data import ImageDataset, Manifest
 from aurank.data.captions import PADDING
 from aurank.distributed import ProcessGroup
-from aurank.embedding.embed import Embedded, embed
-from aurank.embedding.evaluation_options import evaluate_together, evaluation_options, measured_alone, two_way_options
+from aurank.embedding.embed import embed
+from aurank.embedding.embedded import Embedded, evaluate_together, evaluation_options, measured_alone, two_way_options
 from aurank.embedding.image_text_pairs import EmbeddedPairs, embed_pairs, reports_by_group, texts_of
 from aurank.errors import Diverged, UserError
 from aurank.evaluation import Codes

@@ -20,8 +20,7 @@ from aurank.config.schema import NO_BACKBONE
 from aurank.data import Batch, ImageDataset, MultiCrop, Sampler
 from aurank.data.prepared import PreparedImages
 from aurank.distributed import ProcessGroup, launched
-from aurank.embedding.embed import embed
-from aurank.embedding.from_config import (
+from aurank.embedding.build import (
     build_dataset,
     build_encoder,
     build_towers,
@@ -29,6 +28,7 @@ from aurank.embedding.from_config import (
     open_prepared,
     with_features,
 )
+from aurank.embedding.embed import embed
 from aurank.embedding.image_text_pairs import require_pairs, texts_of
 from aurank.errors import UserError
 from aurank.evaluation.index.neighbours import neighbours

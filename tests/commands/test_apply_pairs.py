@@ -13,7 +13,7 @@ from testing.runs import pairs_config, trainer_of, write_table
 import aurank
 from aurank.commands import RunOptions, evaluate_model, evaluate_pairs
 from aurank.embedding import ImageSelection
-from aurank.embedding.from_config import build_encoder
+from aurank.embedding.build import build_encoder
 from aurank.embedding.stored.checkpoint import load_checkpoint, save_checkpoint
 from aurank.errors import UserError
 from aurank.training import read_config

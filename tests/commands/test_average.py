@@ -18,7 +18,7 @@ import aurank
 from aurank.commands import evaluate_model, evaluate_pairs, export_model
 from aurank.commands.average import mean_weights
 from aurank.embedding import ImageSelection
-from aurank.embedding.from_config import build_encoder, with_preprocessing
+from aurank.embedding.build import build_encoder, with_preprocessing
 from aurank.embedding.stored.checkpoint import describe_average, load_checkpoint, save_checkpoint
 from aurank.errors import AurankError, AurankWarning, UserError
 from aurank.training import read_config

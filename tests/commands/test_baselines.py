@@ -14,9 +14,9 @@ from aurank.commands import RunOptions, evaluate_model, measure_baselines
 from aurank.commands.baselines import require_images
 from aurank.commands.demo import demo
 from aurank.embedding import ImageSelection
+from aurank.embedding.build import build_dataset, build_encoder, fill_preprocessing
 from aurank.embedding.embed import embed
-from aurank.embedding.evaluation_options import evaluation_options
-from aurank.embedding.from_config import build_dataset, build_encoder, fill_preprocessing
+from aurank.embedding.embedded import evaluation_options
 from aurank.embedding.select_images import read_manifest
 from aurank.errors import UserError
 from aurank.training import read_config

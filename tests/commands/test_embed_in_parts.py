@@ -5,7 +5,7 @@ from PIL import Image
 
 from aurank.commands import RunOptions, embed_model, embed_to_folder
 from aurank.embedding import ImageSelection
-from aurank.embedding.embed import Embedded
+from aurank.embedding.embedded import Embedded
 
 MODEL = "timm:test_vit,pretrained=false"
 HOW = RunOptions(batch=4, device="cpu")

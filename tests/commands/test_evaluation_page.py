@@ -10,7 +10,7 @@ from testing.cases import Elements
 from aurank.commands import RunOptions, evaluate_model, evaluation_page, examine_embeddings
 from aurank.commands.report import Measurement, examine_measured
 from aurank.embedding import ImageSelection
-from aurank.embedding.embed import Embedded
+from aurank.embedding.embedded import Embedded
 
 
 def embedded(rows: np.ndarray, labels: np.ndarray, is_query: np.ndarray | None = None) -> Embedded:

@@ -12,8 +12,8 @@ from aurank.data import TRANSFORMS, BatchLoader, ImageDataset, Manifest, from_da
 from aurank.data.decode import decode
 from aurank.embedding import ImageSelection
 from aurank.embedding.cache import data_sha256
-from aurank.embedding.choices import read_data
-from aurank.embedding.named import located, read_whole
+from aurank.embedding.image_selection import located, read_whole
+from aurank.embedding.settings import read_data
 from aurank.errors import UserError
 
 CONFIG = {

@@ -12,7 +12,7 @@ import aurank
 from aurank.commands import init, write_first_configuration
 from aurank.config import Config
 from aurank.data import READERS
-from aurank.embedding.named import read_whole
+from aurank.embedding.image_selection import read_whole
 from aurank.errors import UserError
 from aurank.training import read_config
 

@@ -12,7 +12,7 @@ from aurank.commands.evaluate import saved_embeddings
 from aurank.commands.report import Measurement, examine_measured
 from aurank.data.shards import ShardWriter
 from aurank.embedding import ImageSelection
-from aurank.embedding.embed import Embedded
+from aurank.embedding.embedded import Embedded
 from aurank.evaluation import Codes
 
 COUNT, DIM = 60, 16

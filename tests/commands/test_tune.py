@@ -23,7 +23,7 @@ from aurank.commands import Tuned, tune
 from aurank.commands.tune import declared_ranges, read_ranges, searched_ranges, value_of
 from aurank.config import dump_config
 from aurank.data import READERS, Manifest
-from aurank.embedding.named import read_whole
+from aurank.embedding.image_selection import read_whole
 from aurank.embedding.select_images import class_folds
 from aurank.errors import AurankError, Diverged, UserError
 from aurank.files import write_text

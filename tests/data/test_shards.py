@@ -11,7 +11,7 @@ import pytest
 from aurank.arrays import MappedRows, select_rows
 from aurank.data.saved_embeddings import read_arrays
 from aurank.data.shards import JOURNAL, ShardWriter, read_shards
-from aurank.embedding.embed import Embedded
+from aurank.embedding.embedded import Embedded
 from aurank.errors import UserError
 
 COUNT, DIM, SHARD = 23, 5, 10

@@ -13,6 +13,7 @@ from torch import nn
 
 from aurank.config import Config
 from aurank.data import READERS
+from aurank.embedding.build import describe_model, with_preprocessing
 from aurank.embedding.cache import (
     EmbeddingCache,
     Piece,
@@ -20,7 +21,6 @@ from aurank.embedding.cache import (
     default_cache,
     weights_sha256,
 )
-from aurank.embedding.from_config import describe_model, with_preprocessing
 from aurank.errors import AurankError, UserError
 from aurank.files import replacing, write_bundle
 

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from aurank.data import READERS, TRANSFORMS, ArraySource, ImageDataset, Manifest, build_manifest
 from aurank.embedding.cache import EmbeddingCache
-from aurank.embedding.embed import Embedded, embed, embed_pixels
+from aurank.embedding.embed import embed, embed_pixels
+from aurank.embedding.embedded import Embedded
 from aurank.errors import UserError
 from aurank.evaluation import evaluate
 from aurank.models.image_model import ImageModel, ModelImages

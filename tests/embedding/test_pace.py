@@ -14,7 +14,8 @@ from aurank.data import READERS, TRANSFORMS, ImageDataset
 from aurank.distributed import ProcessGroup
 from aurank.embedding import ImageSelection
 from aurank.embedding import embed as embedding
-from aurank.embedding.pace import Pace, find_pace, kept_to
+from aurank.embedding.cache import Pace
+from aurank.embedding.embed import find_pace, kept_to
 from aurank.models import Encoder
 from aurank.models.encoder import is_channels_last
 

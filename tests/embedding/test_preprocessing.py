@@ -16,7 +16,7 @@ from aurank.commands import evaluate_model
 from aurank.config import ConfigError
 from aurank.config.schema import Transform
 from aurank.embedding import ImageSelection
-from aurank.embedding.from_config import build_dataset, build_transform, fill_preprocessing, with_preprocessing
+from aurank.embedding.build import build_dataset, build_transform, fill_preprocessing, with_preprocessing
 from aurank.embedding.select_images import read_manifest
 from aurank.embedding.stored.checkpoint import load_checkpoint, save_checkpoint
 from aurank.errors import UserError
@@ -137,7 +137,7 @@ def test_a_run_its_checkpoint_and_what_loads_it_show_images_alike(
 ) -> None:
     config, run = trained
     # An upgrade of timm, and weights that are gone, change nothing of what was trained.
-    monkeypatch.setattr("aurank.embedding.from_config.preprocessing", None)
+    monkeypatch.setattr("aurank.embedding.build.preprocessing", None)
     transform = aurank.load(run).transform
     assert (transform.mean, transform.std, transform.interpolation) == (*HALF, "bilinear")
     saved = load_checkpoint(run / "last.safetensors")["config"]["data"]

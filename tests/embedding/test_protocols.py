@@ -11,7 +11,8 @@ from testing import trees as trees
 
 from aurank.data import BENCHMARKS, ImageDataset
 from aurank.data.transforms.standard import Resize
-from aurank.embedding.embed import Embedded, embed_pixels
+from aurank.embedding.embed import embed_pixels
+from aurank.embedding.embedded import Embedded
 from aurank.embedding.protocols import PROTOCOLS, Protocol, find_protocol
 from aurank.errors import UserError
 from aurank.evaluation import evaluate

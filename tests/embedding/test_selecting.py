@@ -9,7 +9,7 @@ from testing.runs import tiny_config
 
 from aurank.commands import RunOptions, embed_model, evaluate_model
 from aurank.embedding import ImageSelection
-from aurank.embedding.named import read_whole
+from aurank.embedding.image_selection import read_whole
 from aurank.embedding.select_images import describe_overlap, hold_out, select
 from aurank.errors import UserError
 from aurank.training import read_config

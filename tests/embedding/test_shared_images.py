@@ -23,7 +23,7 @@ from aurank.commands import ImageIndex, RunOptions, build_index, embed_model, em
 from aurank.distributed import ProcessGroup
 from aurank.embedding import ImageSelection
 from aurank.embedding.cache import EmbeddingCache, Piece
-from aurank.embedding.embed import Embedded
+from aurank.embedding.embedded import Embedded
 
 MODEL, COUNT, BATCH = "timm:test_vit,pretrained=false", 30, 4
 

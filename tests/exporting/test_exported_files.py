@@ -19,7 +19,7 @@ from aurank.config import Config, ModelConfig
 from aurank.data import TRANSFORMS, Pipeline
 from aurank.data.photos import read_photo
 from aurank.data.transforms.standard import CROP_MODES, TEST_TRANSFORMS
-from aurank.embedding.from_config import encoder_arguments
+from aurank.embedding.build import encoder_arguments
 from aurank.errors import UserError
 from aurank.exporting.card import write_card
 from aurank.exporting.card_code import write_pictures

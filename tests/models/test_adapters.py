@@ -217,7 +217,9 @@ def test_graphs_take_images_in_half_precision_and_raw_pixels(tmp_path: Path) -> 
         load_model(f"onnx:{tmp_path / 'raw.onnx'},mean=0.5")
     mean = ("ReduceMean", ["values"], "pooled", {"axes": [2, 3], "keepdims": 0})
     nodes = [("Cast", ["images"], "values", {"to": 1}), mean]
-    with pytest.raises(UserError, match=r"takes .* of tensor\(int16\), expected .* of tensor\(float\), tensor\(float16\)"):
+    with pytest.raises(
+        UserError, match=r"takes .* of tensor\(int16\), expected .* of tensor\(float\), tensor\(float16\)"
+    ):
         load_model(made(tmp_path / "odd.onnx", nodes, {"pooled": ["batch", 3]}, dtype="INT16"))
 
 

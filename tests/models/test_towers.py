@@ -12,7 +12,7 @@ from testing.runs import tiny_config
 from torch import nn
 
 import aurank
-from aurank.embedding.from_config import build_encoder, build_transform, fill_preprocessing
+from aurank.embedding.build import build_encoder, build_transform, fill_preprocessing
 from aurank.errors import UserError
 from aurank.models import Encoder
 from aurank.models.adapters.by_name import load_model

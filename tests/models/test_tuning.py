@@ -10,7 +10,7 @@ from testing.runs import tiny_config
 from torch import Tensor, nn
 
 import aurank
-from aurank.embedding.from_config import build_encoder
+from aurank.embedding.build import build_encoder
 from aurank.embedding.stored.checkpoint import load_checkpoint
 from aurank.models import Encoder
 from aurank.models.encoder import parameter_groups

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from testing.runs import tiny_config
 from torch import Tensor, nn
 
-from aurank.embedding.from_config import fill_preprocessing
+from aurank.embedding.build import fill_preprocessing
 from aurank.errors import UserError
 from aurank.models import Encoder
 from aurank.models.adapters.by_name import load_model

@@ -17,8 +17,8 @@ from torch import nn
 import aurank
 from aurank.commands import embed_model, evaluate_model
 from aurank.embedding import ImageSelection
-from aurank.embedding.from_config import build_encoder, with_preprocessing
-from aurank.embedding.named import resolve_checkpoint
+from aurank.embedding.build import build_encoder, with_preprocessing
+from aurank.embedding.locations import resolve_checkpoint
 from aurank.embedding.stored.checkpoint import load_checkpoint, save_checkpoint
 from aurank.errors import AurankError, UserError
 from aurank.training import read_config

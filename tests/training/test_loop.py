@@ -18,8 +18,9 @@ from aurank.commands import embed_model, evaluate_model
 from aurank.data import ImageDataset, Manifest
 from aurank.data.decode import decode
 from aurank.embedding import ImageSelection
-from aurank.embedding.embed import Embedded, embed
-from aurank.embedding.from_config import build_dataset, build_encoder, fill_preprocessing
+from aurank.embedding.build import build_dataset, build_encoder, fill_preprocessing
+from aurank.embedding.embed import embed
+from aurank.embedding.embedded import Embedded
 from aurank.embedding.stored.checkpoint import load_checkpoint
 from aurank.errors import AurankError, UserError
 from aurank.models import Encoder
@@ -237,7 +238,7 @@ def test_what_measures_is_tried_before_the_first_step(tmp_path: Path, monkeypatc
     def broken(*_: Any, **__: Any) -> None:
         raise AurankError("no kernel")
 
-    monkeypatch.setattr("aurank.embedding.embed.evaluate", broken)
+    monkeypatch.setattr("aurank.embedding.embedded.evaluate", broken)
     with pytest.raises(AurankError, match="no kernel"):
         aurank.train(tiny_config(), tmp_path / "out")
     assert not (tmp_path / "out" / "metrics.jsonl").exists()

@@ -11,7 +11,7 @@ from testing.runs import notices_of, tiny_config, train_and_listen
 import aurank
 from aurank.cli import drawing
 from aurank.data import BatchLoader, view_keys
-from aurank.embedding.from_config import build_dataset, fill_preprocessing
+from aurank.embedding.build import build_dataset, fill_preprocessing
 from aurank.errors import AurankError, UserError, explained
 from aurank.training import read_config
 from aurank.training.build import build_splits

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from aurank.embedding.embed import Embedded, embed
-from aurank.embedding.from_config import build_dataset, build_encoder, fill_preprocessing
+from aurank.embedding.build import build_dataset, build_encoder, fill_preprocessing
+from aurank.embedding.embed import embed
+from aurank.embedding.embedded import Embedded
 from aurank.embedding.select_images import read_manifest
 from aurank.models.adapters.by_name import load_model
 from aurank.models.image_model import ModelImages

@@ -12,7 +12,7 @@ from testing.runs import notices_of, tiny_config
 from testing.trees import REAL_DATA
 
 from aurank.config import shipped_configs
-from aurank.embedding.evaluation_options import evaluation_options, two_way_options
+from aurank.embedding.embedded import evaluation_options, two_way_options
 from aurank.errors import UserError
 from aurank.training import read_config, rehearse
 

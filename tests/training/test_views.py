@@ -14,7 +14,7 @@ from aurank.commands import evaluate_model
 from aurank.config import ConfigError
 from aurank.data import HardNegativeSampler
 from aurank.embedding import ImageSelection
-from aurank.embedding.from_config import build_dataset, fill_preprocessing
+from aurank.embedding.build import build_dataset, fill_preprocessing
 from aurank.embedding.select_images import select
 from aurank.embedding.stored.checkpoint import load_checkpoint
 from aurank.errors import UserError

@@ -31,9 +31,8 @@ from aurank.data import Manifest
 from aurank.data.manifest import ValidationUnit
 from aurank.data.prepared import contents
 from aurank.data.readers.given import GIVEN
-from aurank.embedding.embed import described
-from aurank.embedding.evaluation_options import evaluation_options, trial_of
-from aurank.embedding.named import read_whole
+from aurank.embedding.embedded import described, evaluation_options, trial_of
+from aurank.embedding.image_selection import read_whole
 from aurank.embedding.select_images import class_folds, split_of
 from aurank.errors import AurankError, AurankWarning, Diverged, UserError, first_line
 from aurank.evaluation import PostProcessing, Report

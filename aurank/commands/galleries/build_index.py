@@ -16,10 +16,11 @@ from aurank.commands.galleries.search import ImageIndex
 from aurank.commands.run_options import PreparedModel, RunOptions, prepare_model, refuse_preprocessing
 from aurank.data import ImageSource
 from aurank.embedding.collection import CollectionRows, is_collection
-from aurank.embedding.embed import Embedded
+from aurank.embedding.embedded import Embedded
+from aurank.embedding.image_selection import ALL, ImageSelection
 from aurank.embedding.image_text_pairs import each_image_once
 from aurank.embedding.index_folder import EXACT, Table, describe_source, index_rows, read_about
-from aurank.embedding.named import ALL, ImageSelection, require_index_folder
+from aurank.embedding.locations import require_index_folder
 from aurank.embedding.select_images import select
 from aurank.errors import UserError
 from aurank.evaluation.engine.problem import require_one_of

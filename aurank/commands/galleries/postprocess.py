@@ -8,8 +8,8 @@ from aurank.arrays import load_arrays
 from aurank.commands.run_options import PreparedModel
 from aurank.data import Manifest
 from aurank.data.shards import read_shards
+from aurank.embedding.image_selection import read_whole
 from aurank.embedding.image_text_pairs import each_image_once
-from aurank.embedding.named import read_whole
 from aurank.errors import UserError
 from aurank.evaluation.postprocessing import PostProcessing
 

@@ -11,8 +11,8 @@ from typing_extensions import TypedDict
 from aurank.config import Config
 from aurank.config.messages import one_line
 from aurank.config.schema import NO_BACKBONE
-from aurank.embedding.choices import read_trained
-from aurank.embedding.named import LAST, require_checkpoint
+from aurank.embedding.locations import LAST, require_checkpoint
+from aurank.embedding.settings import read_trained
 from aurank.errors import UserError
 from aurank.files import read_bundle, write_bundle
 

@@ -15,9 +15,7 @@ from aurank.config import Config
 from aurank.config.schema import EMBEDDINGS, NO_BACKBONE
 from aurank.data import Pipeline
 from aurank.data.saved_embeddings import AsSaved, MadeBy
-from aurank.embedding.cache import weights_sha256
-from aurank.embedding.choices import read_trained
-from aurank.embedding.from_config import (
+from aurank.embedding.build import (
     build_encoder,
     build_transform,
     describe_model,
@@ -25,7 +23,9 @@ from aurank.embedding.from_config import (
     towers_of,
     with_preprocessing,
 )
-from aurank.embedding.named import HUB, KEPT, RECORD, resolve_checkpoint, split_name
+from aurank.embedding.cache import weights_sha256
+from aurank.embedding.locations import HUB, KEPT, RECORD, resolve_checkpoint, split_name
+from aurank.embedding.settings import read_trained
 from aurank.embedding.stored.checkpoint import is_head, load_checkpoint, save_checkpoint
 from aurank.errors import UserError, first_line
 from aurank.extras import import_library

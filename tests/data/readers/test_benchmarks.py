@@ -32,7 +32,7 @@ from testing.trees import (
 
 from aurank.data import READERS
 from aurank.data.checks.doctor import examine
-from aurank.embedding.embed import Embedded
+from aurank.embedding.embedded import Embedded
 from aurank.embedding.protocols import PROTOCOLS
 from aurank.errors import UserError
 

@@ -7,7 +7,8 @@ from aurank.data import ImageDataset
 from aurank.data.checks.findings import write_table
 from aurank.data.readers.benchmarks import read_roxford
 from aurank.data.transforms.standard import Resize
-from aurank.embedding.embed import Embedded, embed_pixels
+from aurank.embedding.embed import embed_pixels
+from aurank.embedding.embedded import Embedded
 from aurank.embedding.protocols import PROTOCOLS
 from aurank.errors import UserError
 

@@ -20,7 +20,7 @@ import aurank
 from aurank.data import READERS, Manifest, from_dataset, from_table
 from aurank.data.dataset import ImageDataset
 from aurank.data.transforms import TRANSFORMS
-from aurank.embedding.embed import described
+from aurank.embedding.embedded import described
 from aurank.errors import UserError
 
 Values = list[Any]

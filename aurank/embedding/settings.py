@@ -9,7 +9,7 @@ from aurank.config.load import check_keys
 from aurank.config.schema import NO_BACKBONE, DataSection
 from aurank.data.manifest import Manifest
 from aurank.data.readers import READERS
-from aurank.embedding.named import DATA, located
+from aurank.embedding.image_selection import DATA, located
 from aurank.errors import UserError
 from aurank.lazy import LazyTable
 from aurank.models.adapters.names import FILLED, HUBS, TEXTS, TOWERS, is_tower, parse_name

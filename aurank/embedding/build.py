@@ -10,8 +10,8 @@ from aurank.data import TRANSFORMS, ImageDataset, Manifest, Pipeline, Tokeniser
 from aurank.data.prepared import PreparedImages
 from aurank.data.saved_embeddings import EmbeddingDataset, EmbeddingSource
 from aurank.embedding.cache import Say
-from aurank.embedding.choices import read_trained
-from aurank.embedding.named import resolve_checkpoint
+from aurank.embedding.locations import resolve_checkpoint
+from aurank.embedding.settings import read_trained
 from aurank.embedding.stored.checkpoint import image_weights, is_head, load_checkpoint, load_part, model_weights
 from aurank.errors import UserError
 from aurank.files import checked, reading
