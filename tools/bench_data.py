@@ -120,15 +120,12 @@ def compare(given: argparse.Namespace, folder: Path) -> None:
     root = folder / "photos"
     if not root.exists():
         write_photos(root, given.images, given.side)
-    sizes = {
-        name: prepare_data(config_of(root), folder / name, jpeg=name == "jpeg").num_bytes for name in ("jpeg", "raw")
-    }
+    prepared_bytes = prepare_data(config_of(root), folder / "prepared").num_bytes
     manifest: Manifest = read_whole(config_of(root).data).split("train")
     data = {
         "whole": build_dataset(config_of(root, decoding="whole").data, manifest, train=True),
         "originals": build_dataset(config_of(root).data, manifest, train=True),
-        "prepared": build_dataset(config_of(root, prepared=folder / "raw").data, manifest, train=True),
-        "prepared, JPEG": build_dataset(config_of(root, prepared=folder / "jpeg").data, manifest, train=True),
+        "prepared": build_dataset(config_of(root, prepared=folder / "prepared").data, manifest, train=True),
     }
     runs = {"torchvision": torchvisions(root, given.workers, given.batch)}
     runs |= {name: auranks(one, given.workers, given.batch) for name, one in data.items()}
@@ -137,14 +134,13 @@ def compare(given: argparse.Namespace, folder: Path) -> None:
         for name, run in runs.items():
             normalised = data.get(name) if given.normalise else None
             rates[name].append(images_per_second(run(), given.workers, normalised))
-    bytes_of = {"prepared": sizes["raw"], "prepared, JPEG": sizes["jpeg"]}
     originals = sum(path.stat().st_size for path in root.rglob("*.jpg"))
     print(f"{len(manifest)} photos, shorter side {given.side}; {given.workers} workers, {given.rounds} rounds")
     print(f"{'':<16}{'images/s':>10}{'× torchvision':>16}{'difference':>12}{'KB an image':>13}")
     for name, found in rates.items():
         ratio = statistics.median(one / other for one, other in zip(found, rates["torchvision"], strict=True))
         apart = f"{difference(data[name], data['whole']):.2f}" if name in data else ""
-        size = bytes_of.get(name, originals) / len(manifest) / 1000
+        size = (prepared_bytes if name == "prepared" else originals) / len(manifest) / 1000
         print(f"{name:<16}{statistics.median(found):>10.0f}{ratio:>16.2f}{apart:>12}{size:>13.1f}")
 
 

@@ -22,7 +22,6 @@ def prepare_data(
     overrides: Sequence[str] = (),
     *,
     short_side: PositiveInt | None = None,
-    jpeg: bool = False,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> PreparedResult:
     """Decode and resize every image of a configuration, of all its splits, into the folder `out` for ``data.prepared``.
@@ -33,7 +32,6 @@ def prepare_data(
         config, overrides: as for ``aurank.train``.
         out: folder to write, for data.prepared.
         short_side: shorter side of the images kept; smaller ones stay; default: what the transforms need.
-        jpeg: keep JPEGs: a fifth as large, slower, and off by a level of 255 or two.
         progress: called with a stage, how much of it is done and how much there is.
 
     Raises:
@@ -56,7 +54,7 @@ def prepare_data(
     if short_side is None:
         needed = [build_transform(data, train=train).needed_side for train in (True, False)]
         short_side = max(side for side in needed if side is not None)
-    how = Preparation(short_side, data.channels, data.interpolation, raw=not jpeg)
+    how = Preparation(short_side, data.channels, data.interpolation)
     manifest, folder = read_whole(data), Path(out).expanduser()
     _require_apart(folder, manifest)
     with claimed(folder):

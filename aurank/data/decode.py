@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import re
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
@@ -29,7 +28,6 @@ _ALPHA_MODES = ("RGBA", "LA", "PA", "RGBa", "La")
 _DEEP_MODES = ("I", "I;16", "I;16L", "I;16B", "I;16N")
 _GREY_MODES = ("1", "L", *_DEEP_MODES)
 _SIGNED = 2  # TIFF's word for it
-_SIGNIFICANT_BITS = re.compile(rb"\0\0\0\x01sBIT([\x01-\x0f])")  # of a grey PNG, before its pixels
 _COLOURS = {1: "L", 3: "RGB", 4: "RGBA"}
 _SCALES = (8, 4, 2)  # parts of its sides that a JPEG can be decoded at
 _SMALL = 2**16  # pixels of a photo that is always decoded whole: there is nothing to win
@@ -115,13 +113,14 @@ def quiet_decoding() -> Iterator[None]:
 
 
 def check_size(width: int, height: int, max_pixels: int) -> None:
-    said = ""
+    size = f"{width:,} × {height:,} pixels"
     if width * height > max_pixels:
-        said = f"{width:,} × {height:,} pixels are more than data.max_pixels={max_pixels:,}; raise it, reduce the image"
+        problem = f"{size} are more than data.max_pixels={max_pixels:,}; raise it, reduce the image"
     elif max(width, height) > _LONGEST_STRIP * min(width, height):
-        said = f"a strip of {width:,} × {height:,} pixels, over {_LONGEST_STRIP} times as long as wide; remove it"
-    if said:
-        raise UserError(said + OR_SKIP)
+        problem = f"a strip of {size}, over {_LONGEST_STRIP} times as long as wide; remove it"
+    else:
+        return
+    raise UserError(problem + OR_SKIP)
 
 
 def _from_array(array: np.ndarray | None, data: bytes, max_pixels: int) -> Pixels:
@@ -147,9 +146,10 @@ def to_pixels(file: Image.Image, channels: int | None, *, on_white: bool = False
         raise UserError(f"{kind} gives 1, 3 or 4 channels, not {channels}; store .npy files instead")
     if image.mode == "F":
         raise UserError("a file of floating-point values is not an image of 8 or 16 bits; convert it first")
-    if grey_range is not None:
-        # Pillow's own conversion would clip 16-bit values at 255.
-        image = Image.fromarray(_upper_bits(np.asarray(image), *grey_range))
+    if grey_range is not None:  # Pillow's own conversion would clip 16-bit values at 255.
+        least, bits = grey_range
+        values = np.asarray(image).astype(np.int32) - least
+        image = Image.fromarray(np.asarray(values % 2**bits * 256 >> bits, dtype=np.uint8))
     return _convert(image, channels, transparent=transparent)
 
 
@@ -160,23 +160,11 @@ def _grey_range(file: Image.Image) -> tuple[int, int] | None:
         bits = file.tag_v2.get(TiffImagePlugin.BITSPERSAMPLE, (1,))[0]
         if file.tag_v2.get(TiffImagePlugin.SAMPLEFORMAT, (1,))[0] == _SIGNED:
             least = -(2 ** (bits - 1))
-    elif isinstance(file, PngImagePlugin.PngImageFile) and file.mode == "I;16" and file.fp is not None:
-        start = file.fp.tell()
-        file.fp.seek(0)
-        if declared := _SIGNIFICANT_BITS.search(file.fp.read().partition(b"IDAT")[0]):
-            bits = declared[1][0]
-        file.fp.seek(start)
     if bits > 16 or (file.mode == "I" and file.format not in ("PNG", "PPM", "TIFF")):
-        said = "integers of 32 bits (mode I) do not say which value is white"
-        raise UserError(f"{said}; convert the image to 8 or 16 bits first")
+        raise UserError(
+            "integers of 32 bits (mode I) do not say which value is white; convert the image to 8 or 16 bits first"
+        )
     return (least, bits) if is_deep or least else None
-
-
-def _upper_bits(values: np.ndarray, least: int, bits: int) -> UInt8[np.ndarray, "_ _"]:
-    values = values.astype(np.int32) - least
-    # The standard wants the significant bits of a PNG scaled to all 16; many files hold them as they are.
-    bits = 16 if not least and values.max() >= 2**bits else bits
-    return np.asarray(values % 2**bits * 256 >> bits, dtype=np.uint8)
 
 
 def _convert(image: Image.Image, channels: int, *, transparent: bool) -> Pixels:

@@ -17,7 +17,7 @@ from aurank.extras import import_library
 from aurank.files import claimed, reading, temporary_name
 from aurank.names import meant, nearest
 
-_CHUNK = 2**16  # what of it a broken connection delivered last is lost
+_CHUNK = 2**16  # bytes that a broken connection loses
 _WAIT = 30.0  # seconds without an answer, or a byte
 OnBytes = Callable[[int, int | None], None]
 
@@ -43,7 +43,10 @@ def fetch(name: str, root: Path, *, url: str | None = None, on_bytes: OnBytes | 
     with claimed(root / name, is_file=True, name="--to"):
         files = [root / file for file in about.addresses]
         for file in files:
-            _fetch_file(about, file, _address(about, file.name, url), on_bytes or (lambda done, size: None))
+            address = about.addresses[file.name]
+            if url is not None:
+                address = url if len(files) == 1 and not url.endswith("/") else f"{url.rstrip('/')}/{file.name}"
+            _fetch_file(about, file, address, on_bytes or (lambda done, size: None))
         if about.unpack is not None:
             _unpack(files, root / about.unpack)
     if problems := _problems(name, root):
@@ -54,10 +57,10 @@ def fetch(name: str, root: Path, *, url: str | None = None, on_bytes: OnBytes | 
 
 
 def find_set(name: str) -> Benchmark:
-    known = {**FETCHED, **BENCHMARKS}
-    if name not in known:
-        raise UserError(f"no published set {name!r}, expected one of {', '.join(known)}{meant(nearest(name, known))}")
-    return known[name]
+    sets = {**FETCHED, **BENCHMARKS}
+    if name not in sets:
+        raise UserError(f"no published set {name!r}, expected one of {', '.join(sets)}{meant(nearest(name, sets))}")
+    return sets[name]
 
 
 def _problems(name: str, root: Path) -> tuple[str, ...]:
@@ -70,35 +73,27 @@ def _problems(name: str, root: Path) -> tuple[str, ...]:
     return ()
 
 
-def _address(about: Benchmark, file: str, url: str | None) -> str:
-    if url is None:
-        return about.addresses[file]
-    return url if len(about.addresses) == 1 and not url.endswith("/") else f"{url.rstrip('/')}/{file}"
-
-
 def _fetch_file(about: Benchmark, file: Path, url: str, on_bytes: OnBytes) -> None:
     requests: Any = import_library("requests", "fetching a set")
     md5 = about.archives.get(file.name)
     if file.exists() and md5 in (None, _md5(file)):
         return
-    part, version = (file.with_name(f"{file.name}.{kind}") for kind in ("part", "version"))
+    part = file.with_name(f"{file.name}.part")
     again, mirror = "run the command again", f"get it from {about.origin}, or name a mirror with --url"
-
-    def rest() -> str:
-        size = _resumable(part, version)
-        return f"{size:,} bytes are kept in {part}" if size else "nothing is kept"
-
     try:
-        _download(url, part, version, on_bytes, room_for=1 if about.unpack is None else 2)
+        _download(url, part, on_bytes, room_for=1 if about.unpack is None else 2)
     except requests.HTTPError as error:
         message = f"{url} answers {error.response.status_code} {error.response.reason}: {mirror}"
     except requests.RequestException as error:
-        cause = "it is no address of a file" if isinstance(error, ValueError) else _cause(error)
-        message = f"{url} cannot be reached, or ended early ({cause}): {rest()}; {again}, or {mirror}"
+        words = str(error).partition("(Caused by ")[2] or str(error)
+        cause = words.rstrip(")").rpartition(": ")[2].strip("'\")") or type(error).__name__
+        cause = "it is no address of a file" if isinstance(error, ValueError) else cause
+        message = f"{url} cannot be reached, or ended early ({cause}): {_rest(part)}; {again}, or {mirror}"
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        message = f"{file.parent} has no room for {file.name} ({error.strerror}): {rest()}; free some, and {again}"
+        reason = f"{file.parent} has no room for {file.name} ({error.strerror})"
+        message = f"{reason}: {_rest(part)}; free some, and {again}"
     else:
         if md5 in (None, _md5(part)):
             part.replace(file)
@@ -113,28 +108,28 @@ def _md5(file: Path) -> str:
         return hashlib.file_digest(stream, partial(hashlib.md5, usedforsecurity=False)).hexdigest()
 
 
-def _cause(error: Exception) -> str:
-    words = str(error).partition("(Caused by ")[2] or str(error)
-    return words.rstrip(")").rpartition(": ")[2].strip("'\")") or type(error).__name__
+def _version(part: Path) -> Path:
+    """Return the file with what names the content of a part; without it the server cannot go on from where it ended."""
+    return part.with_suffix(".version")
 
 
-def _resumable(part: Path, version: Path) -> int:
-    """Return how many bytes are in `part` that the server can go on from."""
-    return part.stat().st_size if part.exists() and version.exists() else 0
+def _rest(part: Path) -> str:
+    can_go_on = part.exists() and _version(part).exists() and part.stat().st_size
+    return f"{part.stat().st_size:,} bytes are kept in {part}" if can_go_on else "nothing is kept"
 
 
-def _download(url: str, part: Path, version: Path, on_bytes: OnBytes, *, room_for: int) -> None:
-    """Write a whole file as `part`, from where it ended if the server can; `version` has what names its content."""
+def _download(url: str, part: Path, on_bytes: OnBytes, *, room_for: int) -> None:
+    """Write a whole file as `part`, from where it ended if the server can."""
     import requests
 
-    start = _resumable(part, version)
-    # Of a file that has changed since, the server sends all.
-    further = {"Range": f"bytes={start}-", "If-Range": version.read_text("utf-8")} if start else {}
-    headers = {"Accept-Encoding": "identity", **further}
+    version, headers, start = _version(part), {"Accept-Encoding": "identity"}, 0
+    if part.exists() and version.exists():  # of a file that has changed since, the server sends all
+        start = part.stat().st_size
+        headers |= {"Range": f"bytes={start}-", "If-Range": version.read_text("utf-8")} if start else {}
     with requests.get(url, headers=headers, stream=True, timeout=_WAIT) as answer:
         if answer.status_code == 416:  # all of it is there, or more
             version.unlink()
-            return _download(url, part, version, on_bytes, room_for=room_for)
+            return _download(url, part, on_bytes, room_for=room_for)
         answer.raise_for_status()
         done = start if answer.status_code == 206 else 0
         length = answer.headers.get("Content-Length")
@@ -166,13 +161,11 @@ def _unpack(archives: list[Path], folder: Path) -> None:
                         zipped.extractall(staging)
                 else:
                     with tarfile.open(archive) as tarred:
-                        if not hasattr(tarfile, "data_filter"):  # without it files may land anywhere
-                            raise UserError(f"{archive}: only Python 3.11.4 or later unpacks it safely")
-                        tarred.extractall(staging, filter="data")
-        for entry in staging.iterdir():
-            if (folder / entry.name).exists():
-                raise UserError(f"{folder / entry.name} is there, and not as published: move it away, and run again")
-        for entry in staging.iterdir():
+                        tarred.extractall(staging, filter="data")  # which Python knows from 3.11.4 on
+        entries = [*staging.iterdir()]
+        if existing := next((entry.name for entry in entries if (folder / entry.name).exists()), None):
+            raise UserError(f"{folder / existing} is there, and not as published: move it away, and run again")
+        for entry in entries:
             entry.replace(folder / entry.name)
     finally:
         shutil.rmtree(staging, ignore_errors=True)

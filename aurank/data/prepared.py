@@ -8,6 +8,7 @@ an image the last one counts.
 import dataclasses
 import hashlib
 import json
+import math
 import os
 import random
 import zlib
@@ -19,10 +20,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import cv2
 import numpy as np
 import torch
-from jaxtyping import Bool, Int64, UInt8
+from jaxtyping import Bool, Int64
 
 from aurank.data.decode import MAX_PIXELS, Pixels, crop, decode, quiet_decoding
 from aurank.data.manifest import Manifest
@@ -33,10 +33,8 @@ from aurank.files import EXACT, checked, content_sha256, reading, replacing
 from aurank.sizes import as_text
 
 IMAGES = "images.arrow"
-QUALITY = 95
 COMPARED = 64  # originals with another time, but the same length, that a run reads before it begins
 _ABOUT = b"aurank.prepared"
-_LONGEST = 65_500  # side of a JPEG
 _KEPT_EVERY, _KEPT_BYTES = 256, 2**26  # images, and their bytes, after which what was made stays
 _PORTION = 8  # images for each thread that are made at a time
 _SMALL = 64 << 20  # bytes: of a data set up to this size, `contents` reads every file
@@ -56,47 +54,17 @@ Progress = Callable[[str, int, int], None]  # a stage, how much of it is done, h
 
 @dataclass(frozen=True)
 class Preparation:
-    """How images are prepared: reduced to `short_side`, raw, or as JPEGs, a fifth as large and slower to read."""
+    """How images are prepared: reduced to `short_side`, and kept as raw pixels."""
 
     __pydantic_config__ = EXACT
 
     short_side: int
     channels: int
     interpolation: str = AREA
-    raw: bool = True
-
-    def __post_init__(self) -> None:
-        if not self.raw and self.channels not in (1, 3):
-            raise UserError(f"a JPEG holds 1 or 3 channels, not data.channels={self.channels}; leave out --jpeg")
 
     def __str__(self) -> str:
-        kind = "raw" if self.raw else f"JPEG of quality {QUALITY}"
         channels = "1 channel" if self.channels == 1 else f"{self.channels} channels"
-        return f"shorter side {self.short_side}, {channels}, by {self.interpolation}, {kind}"
-
-    def shrink(self, image: Pixels) -> Pixels:
-        is_small = min(image.shape[:2]) <= self.short_side
-        return image if is_small else resize_shorter(image, self.short_side, self.interpolation)
-
-    def encode(self, image: Pixels) -> bytes:
-        if self.raw:
-            return image.tobytes()
-        if max(image.shape[:2]) > _LONGEST:
-            size = f"{image.shape[1]:,} × {image.shape[0]:,} pixels"
-            raise UserError(f"{size} are more than a JPEG holds; leave out --jpeg, or set data.on_error=skip")
-        options = [cv2.IMWRITE_JPEG_QUALITY, QUALITY]
-        options += [cv2.IMWRITE_JPEG_SAMPLING_FACTOR, cv2.IMWRITE_JPEG_SAMPLING_FACTOR_444]
-        pixels = image if self.channels == 1 else cv2.cvtColor(image, cv2.COLOR_RGB2BGR)
-        return bytes(cv2.imencode(".jpg", pixels, options)[1].data)
-
-    def decode(self, content: UInt8[np.ndarray, " byte"], height: int, width: int) -> Pixels | None:
-        shape, size = (height, width, self.channels), height * width * self.channels
-        if self.raw:
-            return np.array(content).reshape(shape) if len(content) == size else None
-        image = None
-        with suppress(cv2.error):  # of more pixels than OpenCV takes
-            image = cv2.imdecode(content, cv2.IMREAD_GRAYSCALE if self.channels == 1 else cv2.IMREAD_COLOR_RGB)
-        return None if image is None or image.size != size else np.asarray(image).reshape(shape)
+        return f"shorter side {self.short_side}, {channels}, by {self.interpolation}, raw"
 
 
 def remedy_for(folder: Path) -> str:
@@ -265,8 +233,9 @@ class PreparedRows:
         content: Any = np.asarray(self._mapped[begin : begin + int(record["length"])])
         if record["length"] and (self._verified[row] or zlib.crc32(content) == record["crc"]):
             self._verified[row] = True
-            if (image := self.how.decode(content, int(record["height"]), int(record["width"]))) is not None:
-                return image
+            shape = int(record["height"]), int(record["width"]), self.how.channels
+            if len(content) == math.prod(shape):
+                return np.array(content).reshape(shape)
         problem = f"could not be read when it was prepared in {self.folder}"
         if record["length"]:
             reason = "its bytes are not those that were written"
@@ -413,17 +382,16 @@ def _append(file: BinaryIO, waiting: list[dict[str, Any]], how: Preparation) -> 
 def _make(
     manifest: Manifest, how: Preparation, row: int, mark: FileMark | None, *, on_error: str, max_pixels: int
 ) -> Mapping[str, Any]:
-    path, content, original, shape = manifest.paths[row], b"", b"", (0, 0)
+    path, content, original, shape = manifest.paths[row], b"", b"", [0, 0]
     try:
         original = manifest.source.read_bytes(path)
         source = PartsSource([original], {path: (0, 0, len(original))}, where=manifest.source.where)
         image = decode(source, path, how.channels, max_pixels=max_pixels)
         if manifest.boxes is not None and manifest.boxes[row, 0] >= 0:
             image = crop(image, manifest.boxes[row].tolist(), path)
-        image = how.shrink(image)
-        with reading(f"image {path!r} in {manifest.source.where}", "an image"):
-            content = how.encode(image)
-        shape = image.shape[:2]
+        if min(image.shape[:2]) > how.short_side:
+            image = resize_shorter(image, how.short_side, how.interpolation)
+        content, shape = image.tobytes(), list(image.shape[:2])
     except UserError:
         if on_error == "raise":
             raise

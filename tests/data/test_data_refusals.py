@@ -24,7 +24,6 @@ from aurank.data import (
     build_manifest,
 )
 from aurank.data.decode import decode
-from aurank.data.prepared import Preparation
 from aurank.data.readers.folders import read_folder, read_unlabelled
 from aurank.errors import UserError
 
@@ -86,7 +85,6 @@ def held_out(fraction: float, classes: int = 6, super_labels: Sequence[int] | No
         (lambda: held_out(0.25), "no super-categories to hold out: hold out classes"),
         (lambda: held_out(0.5, super_labels=np.zeros(12, np.int64)), "no super-categories of 2 to 3 classes together"),
         (lambda: ImageDataset(manifest(), transform("resize", channels=1), channels=3), "the transform is for 1 chann"),
-        (lambda: Preparation(36, 4, raw=False), "a JPEG holds 1 or 3 channels, not data.channels=4"),
         (lambda: decoded(np.zeros((2, 2, 7), np.uint8), 3), "array of 7 channels cannot become 3; set data.channels=7"),
         (
             lambda: decoded(np.zeros((3, 8, 8), np.uint8), 3),
