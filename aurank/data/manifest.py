@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, Literal
@@ -72,22 +72,18 @@ class Manifest:
     group_names: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        if trouble := next(self._troubles(), None):
-            raise UserError(f"{self.name}: {trouble}")
+        for name in (*_COLUMNS, "labels"):
+            if (column := getattr(self, name)) is not None and len(column) != len(self.paths):
+                raise UserError(f"{self.name}: {len(column)} {name} for {len(self.paths)} images; give one for each")
+        if not np.array_equal(np.unique(self.labels), np.arange(len(self.classes))):
+            raise UserError(f"{self.name}: labels must be 0 … {len(self.classes) - 1}, each of at least one image")
+        if odd := sorted(set(np.unique(self.splits).tolist()) - set(SPLITS)):
+            raise UserError(f"{self.name}: split {odd[0]!r} is not known; expected one of {', '.join(SPLITS)}")
         for field in dataclasses.fields(self):
             if isinstance(column := getattr(self, field.name), np.ndarray):
                 column = column.copy()  # the caller's array stays writable
                 column.setflags(write=False)
                 object.__setattr__(self, field.name, column)
-
-    def _troubles(self) -> Iterator[str]:
-        for name in (*_COLUMNS, "labels"):
-            if (column := getattr(self, name)) is not None and len(column) != len(self.paths):
-                yield f"{len(column)} {name} for {len(self.paths)} images; give one for each"
-        if not np.array_equal(np.unique(self.labels), np.arange(len(self.classes))):
-            yield f"labels must be 0 … {len(self.classes) - 1}, each used by at least one image"
-        if odd := sorted(set(np.unique(self.splits).tolist()) - set(SPLITS)):
-            yield f"split {odd[0]!r} is not known; expected one of {', '.join(SPLITS)}"
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -122,11 +118,11 @@ class Manifest:
             return None
         of_class = np.empty(len(self.classes), np.int64)
         of_class[self.labels] = self.super_labels
-        if len(others := np.flatnonzero(of_class[self.labels] != self.super_labels)):
-            label = int(self.labels[others[0]])
-            one, other, *_ = sorted(set(self.super_labels[self.labels == label].tolist()))
+        if len(odd := np.flatnonzero(of_class[self.labels] != self.super_labels)):
+            label = int(self.labels[odd[0]])
+            first, second, *_ = sorted(set(self.super_labels[self.labels == label].tolist()))
             raise UserError(
-                f"{self.name}: images of class {self.classes[label]!r} have the super-categories {one} and {other}; "
+                f"{self.name}: images of class {self.classes[label]!r} have the super-categories {first} and {second}; "
                 "where a loss or a sampler asks for them, a class lies within one"
             )
         return of_class
@@ -152,7 +148,7 @@ class Manifest:
         The classes that stay keep their order. Rows, and so ids, are counted anew.
         """
         indices = np.arange(len(self))[np.asarray(rows) if len(rows) else np.zeros(0, dtype=np.int64)]
-        kept, labels = np.unique(self.labels[indices], return_inverse=True)
+        labels_before, labels = np.unique(self.labels[indices], return_inverse=True)
         columns: dict[str, Any] = {"labels": labels.astype(np.int64).reshape(-1), "unread": ()}
         for name in (*_COLUMNS, *_PAIRS, "classes", "class_ids"):
             column = getattr(self, name)
@@ -161,8 +157,8 @@ class Manifest:
             if name in _PAIRS:
                 columns[name] = pairs_among(column, indices, len(self))
             elif isinstance(column, tuple):
-                chosen = kept if name.startswith("class") else indices
-                columns[name] = tuple(column[place] for place in chosen.tolist())
+                chosen = labels_before if name.startswith("class") else indices
+                columns[name] = tuple(column[index] for index in chosen.tolist())
             else:
                 columns[name] = column[indices]
         return dataclasses.replace(self, **columns)
@@ -198,24 +194,23 @@ class Manifest:
         if (number := len(np.unique(classes))) < 4:
             few = f"{number} training classes, too few to keep some for validation (4 are needed)"
             raise UserError(f"{self.name} has {few}; set data.validation_fraction=0")
-        wanted = room = min(max(2, round(fraction * number)), number - 2)
+        most = room = min(max(2, round(fraction * number)), number - 2)
         random = np.random.default_rng([seed, number])
         if by == "class":
-            chosen = random.choice(np.unique(classes), size=wanted, replace=False)
+            chosen = random.choice(np.unique(classes), size=most, replace=False)
         else:
             of_class = np.unique(np.stack([moved, classes]), axis=1)[0]
             names, sizes = np.unique(of_class, return_counts=True)
             taken = []
-            for place in random.permutation(len(names)).tolist():
-                if sizes[place] <= room:
-                    taken.append(place)
-                    room -= int(sizes[place])
+            for unit in random.permutation(len(names)).tolist():
+                if sizes[unit] <= room:
+                    taken.append(unit)
+                    room -= int(sizes[unit])
             chosen = names[taken]
-            if wanted - room < 2:
-                asked = f"data.validation_fraction={fraction} of {number} training classes asks for"
-                remedy = "set it higher, or data.validation_by=class"
+            if most - room < 2:
                 raise UserError(
-                    f"{self.name}: no super-categories of 2 to {wanted} classes together, as {asked}; {remedy}"
+                    f"{self.name}: no super-categories have 2 to {most} classes together, as data.validation_fraction="
+                    f"{fraction} of {number} training classes asks for; set it higher, or data.validation_by=class"
                 )
         splits = self.splits.copy()
         splits[training & np.isin(units, chosen)] = "val"
@@ -231,9 +226,19 @@ class Manifest:
             if (of_class := self.class_super_labels) is None:
                 remedy = "hold out classes (data.validation_by=class, --by class, by: class)"
                 raise UserError(f"{self.name} has no super-categories to hold out: {remedy}")
-            own = of_class.max() + 1 + np.arange(len(of_class))  # a class without one is its own
-            units = np.unique(np.where(of_class < 0, own, of_class), return_inverse=True)[1][self.labels]
-        return units if self.texts is None else _joined_by_images(self.paths, units, among)
+            alone = of_class.max() + 1 + np.arange(len(of_class))  # of a class without one
+            units = np.unique(np.where(of_class < 0, alone, of_class), return_inverse=True)[1][self.labels]
+        if self.texts is None:
+            return units
+        from scipy.sparse import coo_array
+        from scipy.sparse.csgraph import connected_components
+
+        # Classes and images are the nodes of a graph; its connected parts are the units.
+        count, numbers = int(units.max()) + 1, first_seen(self.paths)
+        images = np.array([count + numbers[path] for path in self.paths], dtype=np.int64)
+        ties = (np.ones(np.count_nonzero(among), np.int8), (units[among], images[among]))
+        graph = coo_array(ties, shape=(count + len(numbers),) * 2)
+        return np.asarray(connected_components(graph, directed=False)[1][units], dtype=np.int64)
 
 
 def build_manifest(
@@ -269,13 +274,13 @@ def build_manifest(
     """
     if not paths:
         raise UserError(f"{name}: no images in {source.where}")
-    for what, names in (("path", paths), ("class", labels)):
+    for kind, names in (("path", paths), ("class", labels)):
         # As a column, all are as wide as the longest; a line break would forge a line of what is printed.
         # A zero byte at its end would be lost in an array of NumPy.
-        if odd := next((one for one in names if len(one) > _LONGEST_NAME or _NO_LINE.search(one)), None):
-            wrong = f"has {len(odd):,} characters, or a line break, or ends in a zero byte"
+        if odd := next((text for text in names if len(text) > _LONGEST_NAME or _NO_LINE.search(text)), None):
+            problem = f"has {len(odd):,} characters, or a line break, or ends in a zero byte"
             limits = f"a name has at most {_LONGEST_NAME:,} and stands on one line: rename it"
-            raise UserError(f"{name}: the {what} {odd[:40]!r} {wrong}; {limits}")
+            raise UserError(f"{name}: the {kind} {odd[:40]!r} {problem}; {limits}")
     numbers, everything = first_seen(labels), [True] * len(paths)
 
     def whole(column: Sequence[Any] | None) -> Int64[np.ndarray, "image ..."] | None:
@@ -303,31 +308,19 @@ def build_manifest(
 def pairs_among(
     pairs: Int64[np.ndarray, "pair 2"], rows: Int64[np.ndarray, " kept"], count: int
 ) -> Int64[np.ndarray, "among 2"]:
-    place = np.full(count, -1, dtype=np.int64)
-    place[rows] = np.arange(len(rows))
-    among = place[pairs]
+    position = np.full(count, -1, dtype=np.int64)
+    position[rows] = np.arange(len(rows))
+    among = position[pairs]
     return np.asarray(among[(among >= 0).all(axis=1)])
-
-
-def _joined_by_images(
-    paths: Sequence[str], labels: Int64[np.ndarray, " image"], among: Bool[np.ndarray, " image"]
-) -> Int64[np.ndarray, " image"]:
-    """Return a number for each row, equal for labels that images among some rows tie together, by steps or at once."""
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
-
-    count, numbers = int(labels.max()) + 1, first_seen(paths)
-    images = np.array([count + numbers[path] for path in paths], dtype=np.int64)
-    ties = (np.ones(np.count_nonzero(among), np.int8), (labels[among], images[among]))
-    size = (count + len(numbers),) * 2
-    return np.asarray(connected_components(coo_array(ties, shape=size), directed=False)[1][labels], dtype=np.int64)
 
 
 def by_ending(names: Iterable[str]) -> str:
     """Return how many files there are of each ending, as "12 .heic, 3 .txt"."""
     counts = Counter(PurePosixPath(name).suffix.lower() or "without ending" for name in names).most_common()
-    others = [f"{sum(count for _, count in counts[_ENDINGS:]):,} others"] if len(counts) > _ENDINGS else []
-    return ", ".join([*(f"{count:,} {ending}" for ending, count in counts[:_ENDINGS]), *others])
+    texts = [f"{count:,} {ending}" for ending, count in counts[:_ENDINGS]]
+    if len(counts) > _ENDINGS:
+        texts.append(f"{sum(count for _, count in counts[_ENDINGS:]):,} others")
+    return ", ".join(texts)
 
 
 def first_seen(names: Iterable[str]) -> dict[str, int]:

@@ -83,7 +83,7 @@ def held_out(fraction: float, classes: int = 6, super_labels: Sequence[int] | No
         (lambda: manifest([0, 2, 0, 4, 2, 9]).class_super_labels, "have the super-categories 4 and 9"),
         (lambda: held_out(0.1, classes=3), "3 training classes, too few"),
         (lambda: held_out(0.25), "no super-categories to hold out: hold out classes"),
-        (lambda: held_out(0.5, super_labels=np.zeros(12, np.int64)), "no super-categories of 2 to 3 classes together"),
+        (lambda: held_out(0.5, super_labels=np.zeros(12, np.int64)), "no super-categories have 2 to 3 classes"),
         (lambda: ImageDataset(manifest(), transform("resize", channels=1), channels=3), "the transform is for 1 chann"),
         (lambda: decoded(np.zeros((2, 2, 7), np.uint8), 3), "array of 7 channels cannot become 3; set data.channels=7"),
         (

@@ -5,7 +5,6 @@ import posixpath
 import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 from jaxtyping import Int64, Shaped
@@ -34,10 +33,9 @@ def examine(
     """Return all that is wrong or odd in a data set, together, with counts."""
     paths, labels, classes, splits = manifest.paths, manifest.labels, manifest.classes, manifest.splits
     labelled = np.full(len(paths), classes != paths) & (train_labels | (splits != "train"))
-    missing: defaultdict[str, list[int]] = defaultdict(list)
-    is_there = {path: manifest.source.exists(path) for path in dict.fromkeys(paths)}
+    missing: dict[str, list[int]] = {path: [] for path in dict.fromkeys(paths) if not manifest.source.exists(path)}
     for row, path in enumerate(paths):
-        if not is_there[path]:
+        if path in missing:
             missing[path].append(row)
     empty = [split for split in ("train", "test")[: 1 + train_labels] if split not in splits]
     findings = [
@@ -48,23 +46,28 @@ def examine(
     ]
     if manifest.texts is None:  # as a query it would have no positive
         within = {split: labels[labelled & (splits == split)] for split in np.unique(splits[labelled]).tolist()}
-        lone = {split: np.flatnonzero(np.bincount(held) == 1).tolist() for split, held in within.items()}
+        lone = {split: np.flatnonzero(np.bincount(inside) == 1).tolist() for split, inside in within.items()}
         names = [f"{classes[label]} in {split}" for split, alone in lone.items() for label in alone]
         findings.append(finding_of("lone", names))
-    held = [classes[label] for label in np.unique(labels[labelled]).tolist()]
-    if ask_classes and held and (odd := odd_classes(held)) is not None:
+    names = [classes[label] for label in np.unique(labels[labelled]).tolist()]
+    if ask_classes and names and (odd := odd_classes(names)) is not None:
         findings.append(finding_of("odd", odd[1], check=f"{odd[0]}, so the folder may be a level too high"))
     findings.append(_spelt_alike(manifest, np.flatnonzero(labelled)))
-    for one, other in SPLIT_PAIRS:
-        shared = np.intersect1d(labels[labelled & (splits == one)], labels[labelled & (splits == other)])
+    for first, second in SPLIT_PAIRS:
+        shared = np.intersect1d(labels[labelled & (splits == first)], labels[labelled & (splits == second)])
         names = [classes[label] for label in shared.tolist()]
-        findings.append(finding_of("shared", names, check=f"classes in both {one} and {other}"))
+        findings.append(finding_of("shared", names, check=f"classes in both {first} and {second}"))
     if contents:
         from aurank.data.checks.pictures import examine_contents  # whose libraries take a second to import
 
-        known = np.where(labelled, labels, -1)
-        how: dict[str, Any] = {"max_pixels": max_pixels, "candidates": candidates}
-        findings += examine_contents(manifest, known, set(missing), **how, tell=listener or (lambda *_: None))
+        findings += examine_contents(
+            manifest,
+            np.where(labelled, labels, -1),
+            set(missing),
+            max_pixels=max_pixels,
+            candidates=candidates,
+            tell=listener or (lambda *_: None),
+        )
     report = DoctorReport(manifest.name, _counts(manifest, labelled), (), manifest)
     return report.with_findings(findings)
 
@@ -111,7 +114,7 @@ def _counts(manifest: Manifest, labelled: Shaped[np.ndarray, " image"]) -> dict[
         within = manifest.splits == split
         counts[f"{split} {rows}"] = int(np.count_nonzero(within))
         counts[f"{split} classes"] = len(np.unique(manifest.labels[labelled & within]))
-    return {what: count for what, count in counts.items() if count or "classes" not in what}
+    return {name: count for name, count in counts.items() if count or "classes" not in name}
 
 
 def _repeated_rows(manifest: Manifest) -> list[Finding]:
@@ -123,24 +126,24 @@ def _repeated_rows(manifest: Manifest) -> list[Finding]:
     rows: defaultdict[str, list[int]] = defaultdict(list)
     for row, name in enumerate(names):
         rows[name].append(row)
-    several = {name: held for name, held in rows.items() if len(held) > 1}
+    several = {name: repeats for name, repeats in rows.items() if len(repeats) > 1}
     drop = []
-    for held in several.values():
+    for repeats in several.values():
         alike: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
-        for row in held:
+        for row in repeats:
             alike[splits[row], int(manifest.labels[row])].append(row)
         drop += [row for each in alike.values() for row in surplus(manifest, each, by_path=False)]
     check = "duplicate paths" if texts is None else "duplicate pairs"
     repeated = finding_of("listed_twice", [*several], [*several.values()], drop, check=check)
     if texts is None:
         return [repeated]
-    places: dict[str, dict[str, list[int]]] = {}
+    by_split: dict[str, dict[str, list[int]]] = {}
     for row, (path, split) in enumerate(zip(paths, splits, strict=True)):
-        places.setdefault(path, {}).setdefault(split, []).append(row)
-    seen = {path: held for path, held in places.items() if len(held) > 1}
-    groups = [[row for part in held.values() for row in part] for held in seen.values()]
-    drop = [row for held in seen.values() for row in held.get("train", list(held.values())[-1])]
-    return [repeated, finding_of("listed_in_two_splits", [*seen], groups, drop)]
+        by_split.setdefault(path, {}).setdefault(split, []).append(row)
+    leaks = {path: parts for path, parts in by_split.items() if len(parts) > 1}
+    groups = [[row for part in parts.values() for row in part] for parts in leaks.values()]
+    drop = [row for parts in leaks.values() for row in parts.get("train", list(parts.values())[-1])]
+    return [repeated, finding_of("listed_in_two_splits", [*leaks], groups, drop)]
 
 
 def _spelt_alike(manifest: Manifest, rows: Int64[np.ndarray, " labelled"]) -> Finding:

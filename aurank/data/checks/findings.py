@@ -96,9 +96,17 @@ def finding_of(
     advice = ADVICE[kind]
     fix = f"near-{advice.fix}" if advice.fix and check.startswith("nearly") else advice.fix
     dropped = ([row for group in rows for row in group] if drop is None else drop) if fix else ()
-    told = advice.is_error, advice.consequence, advice.remedy.replace("--fix", f"--fix {fix}")
-    groups = tuple(tuple(group) for group in rows)
-    return Finding(check or advice.check, len(names), tuple(names[:_EXAMPLES]), *told, groups, fix, tuple(dropped))
+    return Finding(
+        check or advice.check,
+        len(names),
+        tuple(names[:_EXAMPLES]),
+        advice.is_error,
+        advice.consequence,
+        advice.remedy.replace("--fix", f"--fix {fix}"),
+        tuple(map(tuple, rows)),
+        fix,
+        tuple(dropped),
+    )
 
 
 @dataclass(frozen=True)
@@ -149,7 +157,7 @@ class DoctorReport:
         return self.manifest.select([row for row in range(len(self.manifest)) if row not in dropped])
 
     def __str__(self) -> str:
-        counts = ", ".join(f"{count} {what}" for what, count in self.counts.items())
+        counts = ", ".join(f"{count} {name}" for name, count in self.counts.items())
         lines = [f"{self.name}: {counts}"]
         lines += [f"  error: {text}" for text in self.errors] + [f"  warning: {text}" for text in self.warnings]
         return "\n".join(lines if self.findings else [*lines, "  nothing wrong was found"])
@@ -157,23 +165,22 @@ class DoctorReport:
 
 def surplus(manifest: Manifest, rows: Sequence[int], *, by_path: bool = True) -> list[int]:
     """Return which rows of one image a cleaned table leaves out: all that stand beside one that it keeps."""
-    order = {split: place for place, split in enumerate(_KEPT_SPLITS)}
-    ordered = sorted(rows, key=lambda row: (order[str(manifest.splits[row])], not manifest.is_query[row], row))
+    splits = manifest.splits.tolist()
+    ordered = sorted(rows, key=lambda row: (_KEPT_SPLITS.index(splits[row]), not manifest.is_query[row], row))
     kept: list[int] = []
-    left: list[int] = []
     for row in ordered:
-        place = manifest.paths[row], manifest.splits[row]
-        is_kept = by_path and place in {(manifest.paths[other], manifest.splits[other]) for other in kept}
-        (left if not is_kept and any(stand_alike(manifest, row, other) for other in kept) else kept).append(row)
-    return left
+        is_kept = by_path and any((manifest.paths[row], splits[row]) == (manifest.paths[k], splits[k]) for k in kept)
+        if is_kept or not any(stand_alike(manifest, row, kept_row) for kept_row in kept):
+            kept.append(row)
+    return [row for row in ordered if row not in kept]
 
 
-def stand_alike(manifest: Manifest, one: int, other: int) -> bool:
+def stand_alike(manifest: Manifest, first: int, second: int) -> bool:
     """Return whether two rows are of one camera (group) and, within a split, both query, both gallery, or both both."""
     groups, query, gallery = manifest.groups, manifest.is_query, manifest.is_gallery
-    same_camera = groups is None or groups[one] == groups[other]
-    same_roles = query[one] == query[other] and gallery[one] == gallery[other]
-    return bool(same_camera and (same_roles or manifest.splits[one] != manifest.splits[other]))
+    same_camera = groups is None or groups[first] == groups[second]
+    same_roles = query[first] == query[second] and gallery[first] == gallery[second]
+    return bool(same_camera and (same_roles or manifest.splits[first] != manifest.splits[second]))
 
 
 # -- the cleaned table ------------------------------------------------------------------------------------------------
@@ -212,17 +219,17 @@ def classes_with_pairs(manifest: Manifest) -> list[tuple[str, str]]:
     for split, label, *row in zip(*(column.tolist() for column in columns), strict=True):
         sides.setdefault((split, label), []).append((row[0], row[1], row[2]))
     pairs = []
-    for (split, label), held in sides.items():
-        gallery = Counter(group for group, _, is_gallery in held if is_gallery)
-        others = (gallery.total() - (gallery[group] if group >= 0 else both) for group, query, both in held if query)
-        if any(count > 0 for count in others):
+    for (split, label), images in sides.items():
+        gallery = Counter(group for group, _, is_gallery in images if is_gallery)
+        answers = (gallery.total() - (gallery[group] if group >= 0 else both) for group, query, both in images if query)
+        if any(count > 0 for count in answers):
             pairs.append((split, manifest.classes[label]))
     return pairs
 
 
 def write_table(manifest: Manifest, file: Path) -> str:
     """Write a data set as a csv table, and return how it is named to read it: "table:FILE" and overrides."""
-    place = require_table(manifest)
+    overrides = require_table(manifest)
     columns: dict[str, list[str]] = {
         "path": [f"./{path}" if path.startswith(_FORMULA) else path for path in manifest.paths],
         "label": [_cell(manifest.classes[label]) for label in manifest.labels.tolist()],
@@ -241,7 +248,7 @@ def write_table(manifest: Manifest, file: Path) -> str:
     if manifest.texts is not None:
         columns["text"] = [_cell(text) for text in manifest.texts]
     write_text(file, csv_text([columns, *zip(*columns.values(), strict=True)]))
-    return f"table:{file} {place}"
+    return f"table:{file} {overrides}"
 
 
 def require_table(manifest: Manifest) -> str:
@@ -250,20 +257,20 @@ def require_table(manifest: Manifest) -> str:
     odd = [path for path in manifest.paths if path.encode("utf-8", "ignore").decode().strip() != path]
     odd += [label for label in manifest.classes if plain_name(label.encode("utf-8", "ignore").decode()) != label]
     if not len(manifest):
-        trouble = f"nothing of {name} would be left, so no table is written"
+        problem = f"nothing of {name} would be left, so no table is written"
     elif manifest.positives is not None:
-        trouble = f"{name} lists which images belong together, which a table does not hold"
+        problem = f"{name} lists which images belong together, which a table does not hold"
     elif odd:
         kinds = "a space at its end, a whole number as 1.0, a class called nan or no UTF-8"
-        trouble = f"{odd[0]!r} of {name} would be another name in a table ({kinds}); rename it"
+        problem = f"{odd[0]!r} of {name} would be another name in a table ({kinds}); rename it"
     elif isinstance(source, FolderSource):
         return f"data.params.path={source.root.resolve()}"
     elif isinstance(source, ZipSource):
         inside = f" data.params.images={source.prefix.rstrip('/')}" if source.prefix else ""
         return f"data.params.path={source.file.resolve()}{inside}"
     else:
-        trouble = f"the images of {name} are no files of a folder or zip, so no table names them; save them as such"
-    raise UserError(trouble)
+        problem = f"the images of {name} are no files of a folder or zip, so no table names them; save them as such"
+    raise UserError(problem)
 
 
 def _cell(text: str) -> str:

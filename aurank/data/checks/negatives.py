@@ -48,26 +48,28 @@ def mined_neighbours(table: Table, paths: Sequence[str]) -> Int64[np.ndarray, "i
     rows = _rows_among(table, paths)
     query, negative = rows[(rows >= 0).all(axis=1) & ~np.isin(rows, rows[table["is_suspect"], 1]).any(axis=1)].T
     order = np.argsort(query, kind="stable")
-    place = np.arange(len(query)) - np.searchsorted(query[order], query[order])
-    neighbours = np.full((len(paths), int(place.max(initial=0)) + 1), -1)
-    neighbours[query[order], place] = negative[order]
+    rank = np.arange(len(query)) - np.searchsorted(query[order], query[order])
+    neighbours = np.full((len(paths), int(rank.max(initial=0)) + 1), -1)
+    neighbours[query[order], rank] = negative[order]
     return neighbours
 
 
 def examine_negatives(table: Table, paths: Sequence[str]) -> list[Finding]:
     """Return suspect images with the queries they are near, and classes taken for each other with the hardest pair."""
     rows, margin = _rows_among(table, paths), table["margin"]
-    _, negative, label, other = (table[name] for name in TEXTS)
+    _, negative, label, negative_label = (table[name] for name in TEXTS)
     near, classes = dict[str, list[int]](), dict[str, list[int]]()
     nearer = np.flatnonzero((margin <= 0) & (rows >= 0).all(axis=1))
     for pair in nearer[np.argsort(margin[nearer], kind="stable")].tolist():
-        classes.setdefault(" and ".join(sorted((label[pair], other[pair]))), []).append(pair)
+        classes.setdefault(" and ".join(sorted((label[pair], negative_label[pair]))), []).append(pair)
         if table["is_suspect"][pair]:
             near.setdefault(negative[pair], []).append(pair)
-    suspects = [f"{path}: labelled {other[pairs[0]]}, looks like {label[pairs[0]]}" for path, pairs in near.items()]
+    suspects = [
+        f"{path}: labelled {negative_label[pairs[0]]}, looks like {label[pairs[0]]}" for path, pairs in near.items()
+    ]
     groups = [[int(rows[pairs[0], 1]), *rows[pairs, 0].tolist()] for pairs in near.values()]
     dropped = [row for row, path in enumerate(paths) if path in near]
-    most = sorted(classes.items(), key=lambda one: -len(one[1]))
+    most = sorted(classes.items(), key=lambda confusion: -len(confusion[1]))
     names = [f"{both}, {len(pairs):,} pairs, least margin {margin[pairs[0]]:.3f}" for both, pairs in most]
     confused = finding_of("confused", names, [rows[pairs[0]].tolist() for _, pairs in most])
     return [finding_of("suspect", suspects, groups, dropped), replace(confused, examples=tuple(names[:10]))]

@@ -3,7 +3,7 @@
 import hashlib
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import NamedTuple
 
@@ -32,10 +32,9 @@ COLOURS_APART = 16.0  # at most, in every cell: a distance in Lab; 15 % more or 
 CELLS = 8  # at each side of an image
 INSET = 0.03  # of each side, without which an image is compared too, for copies that are cropped
 LEAST_SIDE = 32  # pixels; smaller pictures of one kind are too alike to tell copies
-_ROWS, _COLUMNS = 16, 4096  # hashes compared at a time: what they take stays in the cache
-_KEPT = 1024  # pairs of them, until the closest are picked
-_PARTS = 8  # blocks of them that a process is given at a time
-_TOLD = 32  # images that a process looks at between two words of progress
+_IMAGES_AT_ONCE = 128  # that a process compares with all others
+_COLOURS_AT_ONCE = 64  # of close images
+_PER_REPORT = 32  # images that a process looks at between two reports of progress
 
 
 class Look(NamedTuple):
@@ -73,17 +72,17 @@ def examine_contents(
     unreadable: dict[str, str] = {}
     same: defaultdict[bytes, list[str]] = defaultdict(list)
     with quiet_decoding():
-        each = made_of_each(look, list(rows), at_once=_TOLD)
-        for number, (path, seen) in enumerate(zip(rows, each, strict=True), 1):
-            if isinstance(seen, UserError):
-                unreadable[path] = str(seen)
+        results = made_of_each(look, list(rows), at_once=_PER_REPORT)
+        for number, (path, result) in enumerate(zip(rows, results, strict=True), 1):
+            if isinstance(result, UserError):
+                unreadable[path] = str(result)
             else:
-                looks[path] = seen
-                same[seen.digest].append(path)
-            if number % _TOLD == 0 or number == len(rows):
+                looks[path] = result
+                same[result.digest].append(path)
+            if number % _PER_REPORT == 0 or number == len(rows):
                 tell("looking at images", number, len(rows))
-    several = [looks[paths[0]] for paths in same.values()]
-    compared = [look for look in several if min(look.height, look.width) >= LEAST_SIDE]
+    different = [looks[paths[0]] for paths in same.values()]
+    compared = [look for look in different if min(look.height, look.width) >= LEAST_SIDE]
     hashes = np.array([look.hash for look in compared], np.bool_).reshape(-1, 64)
     colours = np.array([look.colours for look in compared], np.int8).reshape(-1, 2, CELLS**2, 3)
     pairs = close_pictures(hashes, colours, progress=partial(tell, "comparing images"))
@@ -93,19 +92,17 @@ def examine_contents(
         named = np.sort(np.array(positions, np.int64)[candidates], axis=1)
         named = named[(named[:, 0] >= 0) & (named[:, 0] < named[:, 1])]
         pairs = np.concatenate([pairs, named[of_equal_colours(colours, named)]])
-    regions = manifest.regions
-
-    def differ(held: Sequence[int]) -> bool:
-        """Return whether one image is listed in two splits or classes."""
-        is_one = manifest.texts is None and len({regions[row] for row in held}) == 1
-        return is_one and len({(manifest.splits[row], labels[row]) for row in held}) > 1
-
-    def listed(paths: Iterable[str]) -> list[int]:
-        return sorted(itertools.chain(*(rows[path] for path in paths)))
-
-    # One path that is listed again in the same split and class is a duplicate path, which has its own check.
-    exact = [listed(alike) for alike in same.values() if len(alike) > 1 or differ(rows[alike[0]])]
-    changed = [listed(path for at in group for path in same[compared[at].digest]) for group in _linked(pairs)]
+    exact, changed = [], []
+    for paths in same.values():
+        group = sorted(itertools.chain(*(rows[path] for path in paths)))
+        is_one = manifest.texts is None and len({manifest.regions[row] for row in group}) == 1
+        is_in_two = len({(manifest.splits[row], labels[row]) for row in group}) > 1
+        # One path that is listed again in the same split and class is a duplicate path, which has its own check.
+        if len(paths) > 1 or (is_one and is_in_two):
+            exact.append(group)
+    for linked in _linked(pairs):
+        copies = [path for at in linked for path in same[compared[at].digest]]
+        changed.append(sorted(itertools.chain(*(rows[path] for path in copies))))
     return [
         finding_of("unreadable", [*unreadable.values()], [rows[path] for path in unreadable]),
         *_of_groups(manifest, labels, "same image", exact),
@@ -120,21 +117,24 @@ def examine_contents(
 def look_at(pixels: Pixels) -> Look:
     """Return what is compared and judged of an image: of more than three channels the first three, of two the first."""
     digest = hashlib.sha256(repr(pixels.shape).encode() + pixels.tobytes()).digest()
-    whole = Image.fromarray(pixels[..., 0] if pixels.shape[2] < 3 else pixels[..., :3])
-    image = whole.convert("L")
+    image = Image.fromarray(pixels[..., 0] if pixels.shape[2] < 3 else pixels[..., :3])
+    grey = image.convert("L")
     height, width = pixels.shape[:2]
-    if min(image.size) > LOOK_SIDE:
-        factor = LOOK_SIDE / min(image.size)
-        image = image.resize((round(image.width * factor), round(image.height * factor)), Image.Resampling.BOX)
-    values = np.asarray(image, np.float32)
+    if min(grey.size) > LOOK_SIDE:
+        factor = LOOK_SIDE / min(grey.size)
+        grey = grey.resize((round(width * factor), round(height * factor)), Image.Resampling.BOX)
+    values = np.asarray(grey, np.float32)
     brightness = float(np.quantile(values, 0.99)) / 255
-    return Look(digest, height, width, brightness, blur_effect(values), hash_of(image), colours_of(whole))
+    # The perceptual hash says which of the 64 slowest waves are above their median.
+    waves = dctn(np.asarray(grey.resize((32, 32), Image.Resampling.BOX), np.float32))[:8, :8]
+    hash = np.ravel(waves > np.median(waves))
+    return Look(digest, height, width, brightness, blur_effect(values), hash, colours_of(image))
 
 
-def hash_of(image: Image.Image) -> Bool[np.ndarray, "64"]:
-    """Return the perceptual hash of a grey image: which of its 64 slowest waves are above their median."""
-    waves = dctn(np.asarray(image.resize((32, 32), Image.Resampling.BOX), np.float32))[:8, :8]
-    return np.ravel(waves > np.median(waves))
+@cache
+def _to_lab() -> ImageCms.ImageCmsTransform:
+    profiles = ImageCms.createProfile("sRGB"), ImageCms.createProfile("LAB")
+    return ImageCms.buildTransform(*profiles, "RGB", "LAB")
 
 
 def colours_of(image: Image.Image) -> Int8[np.ndarray, "2 cell 3"]:
@@ -147,12 +147,6 @@ def colours_of(image: Image.Image) -> Int8[np.ndarray, "2 cell 3"]:
         encoded = np.asarray(ImageCms.applyTransform(cells, _to_lab())).reshape(-1, 3)
         part[:, 0], part[:, 1:] = np.round(encoded[:, 0] / 2.55), encoded[:, 1:].view(np.int8)  # lightness is 0 … 255
     return colours
-
-
-@cache
-def _to_lab() -> ImageCms.ImageCmsTransform:
-    profiles = ImageCms.createProfile("sRGB"), ImageCms.createProfile("LAB")
-    return ImageCms.buildTransform(*profiles, "RGB", "LAB")
 
 
 def blur_effect(values: np.ndarray) -> float:
@@ -181,69 +175,72 @@ def examine_quality(looks: Mapping[str, Look], rows: Mapping[str, Sequence[int]]
     bright = np.array([look.brightness for look in looks.values()])
     sides = np.array([(look.height, look.width) for look in looks.values()])
     shorter, aspect = sides.min(axis=1), sides.max(axis=1) / sides.min(axis=1)
+    sizes = [f"{width} × {height} pixels" for height, width in sides.tolist()]
     usual = float(np.median(blur[np.isfinite(blur)])) if np.isfinite(blur).any() else 0.0
 
-    def size(at: int) -> str:
-        return f"{sides[at, 1]} × {sides[at, 0]} pixels"
-
-    def of(kind: str, is_poor: Bool[np.ndarray, " image"], words: Callable[[int], str]) -> Finding:
-        chosen = np.flatnonzero(is_poor).tolist()
-        names = [f"{paths[place]}: {words(place)}" for place in chosen]
-        return finding_of(kind, names, [rows[paths[place]] for place in chosen])
-
-    dark = bright < min(DARK, float(np.median(bright)) / 2)
-    return [
-        of(
-            "blurred",
+    checks = {
+        "blurred": (
             np.nan_to_num(blur) > max(BLURRED, usual + 0.1),
-            lambda at: f"blur {blur[at]:.2f}, usual {usual:.2f}",
+            [f"blur {value:.2f}, usual {usual:.2f}" for value in blur.tolist()],
         ),
-        of("dark", dark, lambda at: f"brightest parts at {100 * bright[at]:.0f} %"),
-        of("tiny", shorter < min(TINY, float(np.median(shorter)) / 2), size),
-        of("odd_shape", aspect > max(LONG, 1.5 * float(np.median(aspect))), size),
-    ]
+        "dark": (
+            bright < min(DARK, float(np.median(bright)) / 2),
+            [f"brightest parts at {100 * value:.0f} %" for value in bright.tolist()],
+        ),
+        "tiny": (shorter < min(TINY, float(np.median(shorter)) / 2), sizes),
+        "odd_shape": (aspect > max(LONG, 1.5 * float(np.median(aspect))), sizes),
+    }
+    findings = []
+    for kind, (is_poor, words) in checks.items():
+        poor = np.flatnonzero(is_poor).tolist()
+        names = [f"{paths[at]}: {words[at]}" for at in poor]
+        findings.append(finding_of(kind, names, [rows[paths[at]] for at in poor]))
+    return findings
 
 
 # -- repeated images --------------------------------------------------------------------------------------------------
 
 
 def _of_groups(
-    manifest: Manifest, labels: Int64[np.ndarray, " image"], what: str, groups: list[list[int]]
+    manifest: Manifest, labels: Int64[np.ndarray, " image"], name: str, groups: list[list[int]]
 ) -> list[Finding]:
     texts = [same_thing([manifest.paths[row] for row in rows]) for rows in groups]
     splits = [set(manifest.splits[rows].tolist()) for rows in groups]
-    asks, answers = manifest.is_query & ~manifest.is_gallery, manifest.is_gallery & ~manifest.is_query
-    across = [bool(asks[rows].any() and answers[rows].any()) for rows in groups]
-
-    def of(kind: str, check: str, chosen: Iterable[bool]) -> Finding:
-        selected = list(chosen)
-        held = list(itertools.compress(groups, selected))
-        drop = [row for rows in held for row in _left_out(manifest, labels, rows, kind)]
-        return finding_of(kind, list(itertools.compress(texts, selected)), held, drop, check=check)
-
-    in_two = [
-        of("splits", f"{what} in {one} and {other}", ({one, other} <= within for within in splits))
-        for one, other in SPLIT_PAIRS
+    queries, answers = manifest.is_query & ~manifest.is_gallery, manifest.is_gallery & ~manifest.is_query
+    across = [bool(queries[rows].any() and answers[rows].any()) for rows in groups]
+    checks: list[tuple[str, str, list[bool]]] = [
+        ("splits", f"{name} in {first} and {second}", [{first, second} <= within for within in splits])
+        for first, second in SPLIT_PAIRS
     ]
-    conflicts = (len(set(labels[rows].tolist()) - {-1}) > 1 for rows in groups)
-    within = (len(held) == 1 and not sides for held, sides in zip(splits, across, strict=True))
-    return [
-        *in_two,
-        of("sides", f"{what} in query and gallery", across),
-        of("classes", f"{what} under two classes", conflicts),
-        of("within", f"{what} more than once in a split", within),
+    checks += [
+        ("sides", f"{name} in query and gallery", across),
+        ("classes", f"{name} under two classes", [len(set(labels[rows].tolist()) - {-1}) > 1 for rows in groups]),
+        (
+            "within",
+            f"{name} more than once in a split",
+            [len(within) == 1 and not sides for within, sides in zip(splits, across, strict=True)],
+        ),
     ]
+    findings = []
+    for kind, check, is_found in checks:
+        chosen = list(itertools.compress(groups, is_found))
+        drop = [row for rows in chosen for row in _left_out(manifest, labels, rows, kind)]
+        findings.append(finding_of(kind, list(itertools.compress(texts, is_found)), chosen, drop, check=check))
+    return findings
 
 
 def _left_out(manifest: Manifest, labels: Int64[np.ndarray, " image"], rows: Sequence[int], kind: str) -> list[int]:
     if kind == "splits":
         return surplus(manifest, rows)
     if kind == "within":  # two classes are no repetition: nobody knows which is right
-        of_class = [[row for row in rows if labels[row] == label] for label in np.unique(labels[rows])]
-        return [row for held in of_class for row in surplus(manifest, held)]
-    known = [row for row in rows if labels[row] >= 0]
-    strangers = ((row, [other for other in known if labels[other] != labels[row]]) for row in known)
-    return [row for row, others in strangers if any(stand_alike(manifest, row, other) for other in others)]
+        classes = [[row for row in rows if labels[row] == label] for label in np.unique(labels[rows])]
+        return [row for of_class in classes for row in surplus(manifest, of_class)]
+    labelled = [row for row in rows if labels[row] >= 0]
+    return [
+        row
+        for row in labelled
+        if any(labels[other] != labels[row] and stand_alike(manifest, row, other) for other in labelled)
+    ]
 
 
 def _linked(pairs: Int64[np.ndarray, "pair 2"]) -> list[list[int]]:
@@ -264,8 +261,8 @@ def of_equal_colours(
     """Return whether the colours of both images of each pair, or of one and of the other's inner part, are alike."""
     first, second = colours[pairs[:, 0]].astype(np.int16), colours[pairs[:, 1]]
     alike = np.zeros(len(pairs), np.bool_)
-    for part, other in ((0, 0), (1, 0), (0, 1)):
-        apart = np.square(first[:, part] - second[:, other], dtype=np.int32).sum(axis=2)
+    for of_first, of_second in ((0, 0), (1, 0), (0, 1)):
+        apart = np.square(first[:, of_first] - second[:, of_second], dtype=np.int32).sum(axis=2)
         alike |= (apart <= COLOURS_APART**2).all(axis=1)
     return alike
 
@@ -283,30 +280,23 @@ def close_pictures(
     codes[:, : (hashes.shape[1] + 7) // 8] = np.packbits(hashes, axis=1)
     numbers = codes.view(np.uint64)[:, 0]
 
-    def closest(start: int) -> Int64[np.ndarray, "close 2"]:
-        rows = numbers[start : start + _ROWS, None]
-        own, row = start + np.arange(len(rows)), np.arange(len(rows))
-        bound = np.full(rows.shape, at_most + 1, np.uint8)  # what is not below is not among the k closest
-        found, waiting = np.zeros((3, 0), np.int64), list[Int64[np.ndarray, "3 close"]]()
-        for there in range(0, len(numbers), _COLUMNS):
-            apart = np.bitwise_count(rows ^ numbers[there : there + _COLUMNS])
-            place = np.flatnonzero(apart < bound)
-            at, other = np.divmod(place, apart.shape[1])
-            block = np.stack([at, apart.ravel()[place], other + there])
-            block = block[:, own[at] != block[2]]
-            waiting.append(block[:, of_equal_colours(colours, np.stack([own[block[0]], block[2]], axis=1))])
-            if sum(each.shape[1] for each in waiting) > _KEPT or there + _COLUMNS >= len(numbers):
-                found = np.concatenate([found, *waiting], axis=1)
-                found = found[:, np.lexsort(found[::-1])]
-                found = found[:, np.arange(found.shape[1]) - np.searchsorted(found[0], found[0]) < k]
-                is_full = np.bincount(found[0], minlength=len(rows)) == k
-                bound[is_full, 0] = found[1, np.searchsorted(found[0], row[is_full], side="right") - 1]
-                waiting.clear()
-        return np.stack([own[found[0]], found[2]], axis=1)
+    def closest(image: int) -> Int64[np.ndarray, "close 2"]:
+        apart = np.bitwise_count(numbers ^ numbers[image])
+        near = np.flatnonzero(apart <= at_most)
+        near = near[near != image]
+        near = near[np.argsort(apart[near], kind="stable")]
+        alike: list[int] = []
+        for start in range(0, len(near), _COLOURS_AT_ONCE):
+            others = near[start : start + _COLOURS_AT_ONCE]
+            alike += others[of_equal_colours(colours, np.stack([np.full_like(others, image), others], axis=1))].tolist()
+            if len(alike) >= k:
+                break
+        return np.array([(image, other) for other in alike[:k]], np.int64).reshape(-1, 2)
 
-    parts, starts = [np.zeros((0, 2), np.int64)], range(0, len(numbers), _ROWS)
-    for start, part in zip(starts, made_of_each(closest, starts, at_once=_PARTS), strict=True):
+    parts = [np.zeros((0, 2), np.int64)]
+    for done, part in enumerate(made_of_each(closest, range(len(numbers)), at_once=_IMAGES_AT_ONCE), start=1):
         parts.append(part)
-        progress(min(start + _ROWS, len(numbers)), len(numbers))
+        if done % _IMAGES_AT_ONCE == 0 or done == len(numbers):
+            progress(done, len(numbers))
     pairs = np.sort(np.concatenate(parts), axis=1)
     return np.stack(np.divmod(np.unique(pairs[:, 0] * 2**31 + pairs[:, 1]), 2**31), axis=1)  # each once

@@ -3,7 +3,7 @@
 import csv
 import io
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -16,13 +16,12 @@ from aurank.errors import AurankWarning, UserError
 from aurank.files import reading
 from aurank.names import meant, nearest, plain_text, text_key, tidied
 
-_REQUIRED = ("path", "label", "text", "split")  # those of them that a table has are filled in every line
 _BOX, _FLAGS = ("x1", "y1", "x2", "y2"), ("is_query", "is_gallery")
-_KNOWN = (*_REQUIRED, *_FLAGS, "group", "super_label", *_BOX)
+_KNOWN = ("path", "label", "text", "split", *_FLAGS, "group", "super_label", *_BOX)
 _NEARLY = 0.76  # likeness of names: "groups" and "group" have 0.91, "query" and "is_query" 0.77
 _MEANS = {"1": True, "true": True, "yes": True, "": True, "0": False, "false": False, "no": False}
 
-Line = tuple[str, dict[str, str]]  # its place ("FILE, line 7"), and its values by column
+Line = tuple[str, dict[str, str]]  # where it is ("FILE, line 7"), and its values by column
 
 
 def read_table(root: Path, *, file: str, path: str = ".", images: str = "", outside: bool = False) -> Manifest:
@@ -50,7 +49,7 @@ def read_table(root: Path, *, file: str, path: str = ".", images: str = "", outs
         UserError: names the line that is wrong, or a column whose name is nearly one of these.
     """
     archive = open_source(root / path)
-    lines = list(_table_lines(archive if archive.exists(file) else open_source(root), file))
+    lines = list(_file_lines(archive if archive.exists(file) else open_source(root), file))
     return _of_lines(file, open_source(root / path, prefix=images), lines, outside=outside)
 
 
@@ -74,95 +73,85 @@ def from_table(table: Any, *, root: Path | str = ".", images: str = "", outside:
     import pyarrow
 
     with reading("table", "a data frame", remedy="give one of pandas, polars or pyarrow"):
-        held = pyarrow.table(table)
-    held = held.select([name for name in held.column_names if not name.startswith("__index_level_")])  # of pandas
-    lines = list(_lines_of("table", held.column_names, _arrow_rows(held, held.column_names)))
+        frame = pyarrow.table(table)
+    frame = frame.select([name for name in frame.column_names if not name.startswith("__index_level_")])  # of pandas
+    lines = list(_lines("table", frame.column_names, _arrow_rows(frame, frame.column_names)))
     return _of_lines("table", open_source(Path(root), prefix=images), lines, outside=outside)
 
 
 def _of_lines(file: str, source: ImageSource, lines: Sequence[Line], *, outside: bool) -> Manifest:
     if not lines:
         raise UserError(f"{file} is empty: there is no line below its header")
-    labelled = "label" in lines[0][1]
+    columns = lines[0][1].keys()
+    labelled = "label" in columns
     for where, line in lines:
         if line["split"] not in SPLITS:
             raise UserError(f"{where}: split {line['split']!r} is not one of {', '.join(SPLITS)}")
-    for column in _REQUIRED:
-        if column != "text" or not labelled:
-            require_filled(column, [where for where, line in lines if not line.get(column, "?")])
+    for column in ("path", "label", "split") if labelled else ("path", "text", "split"):
+        require_filled(column, [where for where, line in lines if not line[column]])
     texts = [tidied(line.get("text", "")) for _, line in lines]
-    named: dict[str, str] = {}  # without labels a class is named by the first of its texts
-    super_labels: Sequence[int | None] = _numbers(lines, "super_label")[0] or [None] * len(lines)
-    rows = []
-    for (where, line), text, super_label, box in zip(lines, texts, super_labels, _boxes(lines), strict=True):
-        label = line["label"] if labelled else named.setdefault(text_key(text), text)
-        path = PurePosixPath(line["path"]).as_posix()
-        rows.append(Row(where, path, label, line["split"], super_label, box=box))
-    groups, group_names = _numbers(lines, "group")
-    more = {
-        "is_query": _flags(lines, "is_query"),
-        "is_gallery": _flags(lines, "is_gallery"),
-        "groups": groups,
-        "group_names": group_names,
-        "texts": texts if all(texts) else None,
+    classes: dict[str, str] = {}  # without labels a class is named by the first of its texts
+    numbered = {
+        name: number_groups([line[name] for _, line in lines]) for name in ("group", "super_label") if name in columns
     }
+    super_labels: Sequence[int | None] = numbered.get("super_label", ([None] * len(lines),))[0]
+    rows = []
+    for (where, line), text, super_label in zip(lines, texts, super_labels, strict=True):
+        label = line["label"] if labelled else classes.setdefault(text_key(text), text)
+        box = _box(where, line) if "x1" in columns else None
+        rows.append(Row(where, PurePosixPath(line["path"]).as_posix(), label, line["split"], super_label, box=box))
+    groups, group_names = numbered.get("group", (None, None))
+    flags = {name: [_flag(where, name, line[name]) for where, line in lines] for name in _FLAGS if name in columns}
+    more = {**flags, "groups": groups, "group_names": group_names, "texts": texts if all(texts) else None}
     source.lines = file, {row.path: int(row.where.rpartition(" ")[2]) for row in reversed(rows)}
     return build_listed(PurePosixPath(file).stem, source, rows, one_label=labelled, outside=outside, **more)
 
 
-def _boxes(lines: Sequence[Line]) -> list[tuple[int, int, int, int] | None]:
-    lacking = [column for column in _BOX if column not in lines[0][1]]
-    if len(lacking) == len(_BOX):
-        return [None] * len(lines)
-    if lacking:
-        said = f"column {lacking[0]!r} of the boxes is missing"
-        raise UserError(f"{lines[0][0]}: {said}; give {','.join(_BOX)}, or none of them")
-    boxes: list[tuple[int, int, int, int] | None] = []
-    for where, line in lines:
-        given = [line[column] for column in _BOX]
-        x1 = y1 = x2 = y2 = -1
-        with suppress(ValueError, OverflowError):  # no number, NaN, infinity
-            x1, y1, x2, y2 = (round(float(value)) for value in given)
-        is_box = 0 <= x1 < x2 < 2**31 and 0 <= y1 < y2 < 2**31
-        if any(given) and not is_box:
-            expected = f"{','.join(_BOX)} in pixels from 0, x1 below x2 and y1 below y2"
-            raise UserError(f"{where}: the box must be {expected}, got {','.join(given)}")
-        boxes.append((x1, y1, x2, y2) if is_box else None)
-    return boxes
+def _flag(where: str, column: str, value: str) -> bool:
+    if value.lower() not in _MEANS:
+        raise UserError(f"{where}: {column} must be one of 1, 0, true, false, yes, no, got {value!r}")
+    return _MEANS[value.lower()]
 
 
-def _table_lines(source: ImageSource, file: str) -> Iterator[Line]:
-    if PurePosixPath(file).suffix.lower() in (".parquet", ".pq", ".feather", ".arrow"):
-        return _lines_of(file, *_arrow(source, file))
-    reader = csv.reader(io.StringIO(read_text(source, file), newline=""))
-    with reading(file, "a csv table", remedy="mend its header"):
-        header = [name.strip() for name in next(reader, [])]
-    return _lines_of(file, header, ((reader.line_num, line) for line in reader))
+def _box(where: str, line: Mapping[str, str]) -> tuple[int, int, int, int] | None:
+    values = [line[column] for column in _BOX]
+    if not any(values):
+        return None
+    with suppress(ValueError, OverflowError):  # no number, NaN, infinity
+        x1, y1, x2, y2 = (round(float(value)) for value in values)
+        if 0 <= x1 < x2 < 2**31 and 0 <= y1 < y2 < 2**31:
+            return x1, y1, x2, y2
+    expected = f"{','.join(_BOX)} in pixels from 0, x1 below x2 and y1 below y2"
+    raise UserError(f"{where}: the box must be {expected}, got {','.join(values)}")
 
 
-def _lines_of(file: str, header: list[str], body: Iterator[tuple[int, Sequence[Any]]]) -> Iterator[Line]:
-    if not header:
-        raise UserError(f"{file} is empty; expected the header path,label,split, and a line for each image")
-    what = "text" if "text" in header and "label" not in header else "label"
-    wanted = ("path", what, "split")
+def _check_header(file: str, header: Sequence[str]) -> None:
+    required: tuple[str, ...] = ("path", "text" if "text" in header and "label" not in header else "label", "split")
+    required += _BOX if set(_BOX) & set(header) else ()
     unknown = [name for name in header if name not in _KNOWN]
-    if absent := next((name for name in wanted if name not in header), None):
-        either, also = f"column {absent!r} is", ""
-        if absent == "label":
-            either, also = "columns 'label' and 'text' are both", " or path,text,split"
-        separator = next((sign for sign in (";", "\t", "|") if sign in header[0]), None)
+    problem = ""
+    if absent := next((name for name in required if name not in header), None):
+        missing = "columns 'label' and 'text' are both" if absent == "label" else f"column {absent!r} is"
+        separator = next((sign for sign in (";", "\t", "|") if sign in "".join(header[:1])), None)
         remedy = "" if separator is None else f"; it is separated by {separator!r}: save it with commas"
-        raise UserError(f"{file}: {either} missing; expected {','.join(wanted)}{also}, got {','.join(header)}{remedy}")
-    if any(header.count(name) > 1 for name in _KNOWN):
-        raise UserError(f"{file}: a column occurs twice in {','.join(header)}")
-    for name in unknown:
-        if likely := nearest(name, [column for column in _KNOWN if column not in header], cutoff=_NEARLY):
-            remedy = "Rename it; if it is something else, give it another name"
-            raise UserError(f"{file}: column {name!r} is not known{meant(likely)} {remedy}")
+        problem = f"{missing} missing; expected {','.join(required)}, got {','.join(header)}{remedy}"
+    elif any(header.count(name) > 1 for name in _KNOWN):
+        problem = f"a column occurs twice in {','.join(header)}"
+    else:
+        absent_columns = [column for column in _KNOWN if column not in header]
+        for name in unknown:
+            if likely := nearest(name, absent_columns, cutoff=_NEARLY):
+                remedy = "Rename it; if it is something else, give it another name"
+                problem = f"column {name!r} is not known{meant(likely)} {remedy}"
+    if problem:
+        raise UserError(f"{file}: {problem}")
     if unknown:
-        names = ", ".join(map(repr, unknown))
-        told = f"{file}: ignored columns: {names}; those read are {', '.join(_KNOWN)}"
-        warnings.warn(told, AurankWarning, stacklevel=2)
+        message = f"{file}: ignored columns: {', '.join(map(repr, unknown))}; those read are {', '.join(_KNOWN)}"
+        warnings.warn(message, AurankWarning, stacklevel=2)
+
+
+def _lines(file: str, header: Sequence[str], body: Iterable[tuple[int, Sequence[Any]]]) -> Iterator[Line]:
+    _check_header(file, header)
     with reading(file, "a csv table", remedy="mend it"):
         for number, line in body:
             if not line:
@@ -176,22 +165,27 @@ def _lines_of(file: str, header: list[str], body: Iterator[tuple[int, Sequence[A
             yield where, {name: plain_text(value) for name, value in values.items()}
 
 
-def _arrow(source: ImageSource, file: str) -> tuple[list[str], Iterator[tuple[int, list[Any]]]]:
+def _file_lines(source: ImageSource, file: str) -> Iterator[Line]:
+    suffix = PurePosixPath(file).suffix.lower()
+    if suffix not in (".parquet", ".pq", ".feather", ".arrow"):
+        reader = csv.reader(io.StringIO(read_text(source, file), newline=""))
+        with reading(file, "a csv table", remedy="mend its header"):
+            header = [name.strip() for name in next(reader, [])]
+        return _lines(file, header, ((reader.line_num, line) for line in reader))
     import pyarrow  # a third of a second that no other format needs
     import pyarrow.parquet
 
     data = source.read_bytes(file)
-    suffix = PurePosixPath(file).suffix.lower()
     with reading(file, f"a {suffix[1:]} table", remedy="write the table anew"):
         if suffix in (".feather", ".arrow"):
             table = pyarrow.ipc.open_file(data).read_all()
-            return table.column_names, _arrow_rows(table, table.column_names)
+            return _lines(file, table.column_names, _arrow_rows(table, table.column_names))
         schema = pyarrow.parquet.read_schema(pyarrow.BufferReader(data))
-        wanted = [name for name in schema.names if name in _KNOWN]
         # A value that stands in many rows is then held once.
-        texts = [one.name for one in schema if one.name in wanted and pyarrow.types.is_string(one.type)]
+        texts = [field.name for field in schema if field.name in _KNOWN and pyarrow.types.is_string(field.type)]
         content = pyarrow.parquet.ParquetFile(pyarrow.BufferReader(data), read_dictionary=texts)
-        return schema.names, _arrow_rows(content.read(columns=wanted), schema.names)
+        table = content.read(columns=[name for name in schema.names if name in _KNOWN])
+        return _lines(file, schema.names, _arrow_rows(table, schema.names))
 
 
 def _arrow_rows(table: Any, header: Sequence[str]) -> Iterator[tuple[int, list[Any]]]:
@@ -207,18 +201,3 @@ def _values(column: Any) -> Iterator[Any]:
             yield from (None if index is None else values[index] for index in chunk.indices.to_pylist())
         else:
             yield from chunk.to_pylist()
-
-
-def _flags(lines: Sequence[Line], column: str) -> list[bool] | None:
-    if column not in lines[0][1]:
-        return None
-    for where, line in lines:
-        if line[column].lower() not in _MEANS:
-            raise UserError(f"{where}: {column} must be one of 1, 0, true, false, yes, no, got {line[column]!r}")
-    return [_MEANS[line[column].lower()] for _, line in lines]
-
-
-def _numbers(lines: Sequence[Line], column: str) -> tuple[list[int] | None, tuple[str, ...] | None]:
-    if column not in lines[0][1]:
-        return None, None
-    return number_groups([line[column] for _, line in lines])

@@ -101,9 +101,7 @@ def test_pictures_are_compared_and_judged_as_they_look_on_white(tmp_path):
 
 @pytest.mark.parametrize("k", [40, 2])
 def test_close_pictures_are_those_of_a_loop_over_all_pairs(k, monkeypatch):
-    monkeypatch.setattr(pictures, "_ROWS", 3)
-    monkeypatch.setattr(pictures, "_COLUMNS", 16)
-    monkeypatch.setattr(pictures, "_KEPT", 4)
+    monkeypatch.setattr(pictures, "_COLOURS_AT_ONCE", 4)
     hashes = np.random.default_rng(0).integers(0, 2, (40, 8)).astype(bool)
     hashes[30:] = hashes[20]  # more than k of one hash
     colours = np.zeros((40, 2, 64, 3), np.int8)

@@ -81,7 +81,7 @@ HEAD, BOX = "path,label,split\n", "path,label,split,x1,y1,x2,y2\na/1.png,cat,tes
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", r"rows\.csv is empty; expected the header path,label,split"),
+        ("", r"column 'path' is missing; expected path,label,split"),
         (HEAD, r"rows\.csv is empty: there is no line below its header"),
         ("path;label;split\na/1.png;cat;test\n", "column 'path' is missing; .* separated by ';': save it with commas"),
         (HEAD + "a/1.png,cat,test\na/2.png,NaN,test\na/3.png,,test\n", "line 3: label is empty or NaN, and in 1 more"),
@@ -102,7 +102,7 @@ HEAD, BOX = "path,label,split\n", "path,label,split,x1,y1,x2,y2\na/1.png,cat,tes
         (HEAD + "../secret.png,a,test\n", r"line 2: path .* leaves .*data\.params\.outside=true"),
         (HEAD + "a/../../secret.png,a,test\n", "line 2: path .* leaves"),
         (HEAD + "/etc/passwd,a,test\n", "line 2: path .* leaves"),
-        ("path,label,split,x1,y1,x2\na/1.png,cat,test,0,0,3\n", "line 2: column 'y2' of the boxes is missing"),
+        ("path,label,split,x1,y1,x2\na/1.png,cat,test,0,0,3\n", "column 'y2' is missing"),
         (BOX + "0,0,,\n", "line 2: the box must be x1,y1,x2,y2"),
         (BOX + "3,0,3,2\n", "line 2: the box must be .* got 3,0,3,2"),
         (BOX + "0,0,nan,2\n", "line 2: the box must be .* got 0,0,nan,2"),
