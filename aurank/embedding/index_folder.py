@@ -363,7 +363,7 @@ def measured_recall(search: GallerySearch, vectors: Rows, ids: Ids, *, seed: int
     chosen = np.sort(np.random.default_rng(seed).permutation(len(vectors))[:count])
     queries = np.asarray(vectors[chosen])
     k = min(max(RECALL_AT), len(vectors) - 1)
-    listed = search.nearest(queries, k, own=ids[chosen])[0]
+    listed = search.nearest(queries, k, leave_out=ids[chosen])[0]
     true = ids[by_products(queries, vectors, k, chosen, np.arange(len(vectors)), distance=search.index.distance)]
     recall = {"queries": float(count)}
     for at in sorted({min(at, k) for at in RECALL_AT}):

@@ -259,7 +259,7 @@ class ImageIndex:
         if not len(queries):
             return []
         self.require_classes(classes or ())
-        found = self.rows.nearest(queries, k, own=own, classes=classes, exact=options.get("exact", False))
+        found = self.rows.nearest(queries, k, leave_out=own, classes=classes, exact=options.get("exact", False))
         lists = [
             [(row, score) for row, score in zip(*one, strict=True) if row >= 0 and score >= least]
             for one in zip(found[0].tolist(), found[1].tolist(), strict=True)

@@ -1,4 +1,4 @@
-"""Steps that look at neighbours: they draw rows towards them, or order the beginnings of lists anew."""
+"""Steps that look at neighbours: they draw rows towards them, or score the beginnings of lists anew."""
 
 from abc import abstractmethod
 from collections.abc import Callable
@@ -24,28 +24,28 @@ def nearest_lists(
 ) -> tuple[Int64[np.ndarray, "query k"], Float64[np.ndarray, "query k"]]:
     """Return the k nearest gallery rows of each query and their cosines, best first.
 
-    `leave_out` names a row that the query must not find, or -1.
+    `leave_out` has the row that each query must not find, or -1.
 
-    Equal rows come in a random order, always the same: files often come class by class, and in their order a collapsed
-    model would find neighbours of the right class. A shorter list ends in a row of score minus infinity.
+    Equal rows come in a fixed random order: files often come class by class, and in their order a collapsed model would
+    find neighbours of the right class. A shorter list ends in a row of score minus infinity.
     """
     shuffled = np.random.default_rng(0).permutation(len(gallery))
     symmetric = queries is gallery and np.array_equal(leave_out, np.arange(len(gallery)))
     order = shuffled if symmetric else np.arange(len(queries))
     hidden = np.append(places_of(shuffled, len(gallery)), -1)[leave_out[order]]
 
-    def within(here: slice, there: slice) -> Pairs:
-        place = hidden[here] - there.start
-        query = np.flatnonzero((place >= 0) & (place < there.stop - there.start))
-        return query, place[query]
+    def within(queries_of_tile: slice, rows_of_tile: slice) -> Pairs:
+        column = hidden[queries_of_tile] - rows_of_tile.start
+        query = np.flatnonzero((column >= 0) & (column < rows_of_tile.stop - rows_of_tile.start))
+        return query, column[query]
 
     search = _search(queries, gallery, order, shuffled, within, symmetric=symmetric, device=device)
-    place, score = search.run(k, places_of(order, len(queries)))
-    return shuffled[place], score
+    position, score = search.run(k, places_of(order, len(queries)))
+    return shuffled[position], score
 
 
 def farthest_scores(rows: Rows, *, device: str = "cpu") -> Float64[np.ndarray, " row"]:
-    """Return the cosine of each row and the row that is farthest from it: of its opposite the nearest."""
+    """Return the cosine of each row and the farthest row, which is the nearest to its opposite."""
     order = np.arange(len(rows))
     search = _search(-rows, rows, order, order, lambda *_: (order[:0], order[:0]), symmetric=False, device=device)
     return -search.run(1, order)[1][:, 0]
@@ -77,10 +77,10 @@ def _search(
     problem = RetrievalProblem(queries, gallery=None if gallery is queries else gallery)
     scores = ExactScores.of(problem, order, gallery_order, distance="cosine")
     work = Work.of(queries, device=device, max_memory=MEMORY, distributed=False)
-    return BestSearch(scores, hidden, tied=lambda _, place: place, symmetric=symmetric, work=work)
+    return BestSearch(scores, hidden, tied=lambda _, position: position, symmetric=symmetric, work=work)
 
 
-ELEMENTS = 2**22  # numbers of neighbours read at a time
+ELEMENTS = 2**22  # of the neighbours in memory at a time
 
 
 class SideStep(Step):
@@ -93,19 +93,19 @@ class SideStep(Step):
 
     @abstractmethod
     def sides(self, sides: Sides, *, device: str) -> Sides:
-        """Return both sides behind this step."""
+        """Return both sides after this step."""
 
-    def drawn(self, rows: Rows, gallery: Rows, own: Int64[np.ndarray, " row"], device: str) -> Rows:
+    def drawn(self, rows: Rows, gallery: Rows, leave_out: Int64[np.ndarray, " row"], device: str) -> Rows:
         """Return each row plus its nearest gallery rows, weighted, all of length 1."""
-        listed, score = nearest_lists(rows, gallery, self.k, leave_out=own, device=device)
+        listed, score = nearest_lists(rows, gallery, self.k, leave_out=leave_out, device=device)
         weight = np.where(score > 0, score.clip(0) ** self.alpha, 0)
-        found = np.empty(rows.shape, np.result_type(rows, np.float32))
+        sums = np.empty(rows.shape, np.result_type(rows, np.float32))
         step = max(1, ELEMENTS // (self.k * rows.shape[1]))
         for start in range(0, len(rows), step):
-            here = slice(start, start + step)
-            near = np.einsum("rk,rkd->rd", weight[here], unit(gallery[listed[here]]))
-            found[here] = unit(unit(rows[here]) + near)
-        return found
+            block = slice(start, start + step)
+            near = np.einsum("rk,rkd->rd", weight[block], unit(gallery[listed[block]]))
+            sums[block] = unit(unit(rows[block]) + near)
+        return sums
 
 
 class QueryExpansion(SideStep):
@@ -121,7 +121,7 @@ class QueryExpansion(SideStep):
     name: ClassVar[str] = "query_expansion"
 
     def sides(self, sides: Sides, *, device: str) -> Sides:
-        return replace(sides, queries=self.drawn(sides.queries, sides.searched, sides.own_kept, device))
+        return replace(sides, queries=self.drawn(sides.queries, sides.searched, sides.own_searched, device))
 
 
 class DatabaseAugmentation(SideStep):
@@ -138,7 +138,7 @@ class DatabaseAugmentation(SideStep):
 
     def sides(self, sides: Sides, *, device: str) -> Sides:
         gallery = sides.gallery.copy()
-        gallery[sides.kept] = self.drawn(sides.searched, sides.searched, np.arange(len(sides.kept)), device)
+        gallery[sides.not_junk] = self.drawn(sides.searched, sides.searched, np.arange(len(sides.not_junk)), device)
         return replace(sides, gallery=gallery)
 
 
@@ -167,7 +167,14 @@ class KReciprocal(ListStep):
     weight: Part = 0.3
 
     def scores(self, lists: NearestRows, sides: Sides, *, distance: str, device: str) -> Float64[np.ndarray, "query k"]:
-        nodes, query_node, gallery_node = _nodes(sides)
+        gallery, own_row = sides.searched, sides.own_searched
+        gallery_node = np.full(len(sides.gallery), -1)
+        gallery_node[sides.not_junk] = np.arange(len(gallery))
+        is_same = own_row >= 0  # such a query and its gallery row are one node
+        if sides.queries is not gallery:
+            is_same[is_same] = (sides.queries[is_same] == gallery[own_row[is_same]]).all(axis=1)
+        query_node = np.where(is_same, own_row, len(gallery) + np.cumsum(~is_same) - 1)
+        nodes = gallery if is_same.all() else np.concatenate([gallery, sides.queries[~is_same]])
         encoding, greatest = encode(nodes, self.k1, self.k2, device=device)
         exists = lists.row >= 0
         jaccard = jaccard_distances(encoding, query_node[lists.query], gallery_node[lists.row], exists)
@@ -175,27 +182,15 @@ class KReciprocal(ListStep):
         return np.asarray(-((1 - self.weight) * jaccard + self.weight * euclidean))
 
 
-def _nodes(sides: Sides) -> tuple[Rows, Int64[np.ndarray, " query"], Int64[np.ndarray, " gallery"]]:
-    gallery, own = sides.searched, sides.own_kept
-    gallery_node = np.full(len(sides.gallery), -1)
-    gallery_node[sides.kept] = np.arange(len(gallery))
-    is_same = own >= 0
-    if sides.queries is not gallery:
-        is_same[is_same] = (sides.queries[is_same] == gallery[own[is_same]]).all(axis=1)
-    query_node = np.where(is_same, own, len(gallery) + np.cumsum(~is_same) - 1)
-    nodes = gallery if is_same.all() else np.concatenate([gallery, sides.queries[~is_same]])
-    return nodes, query_node, gallery_node
-
-
 def encode(nodes: Rows, k1: int, k2: int, *, device: str = "cpu") -> tuple[Any, Float64[np.ndarray, " node"]]:
     """Return each node's neighbourhood (equations 7 to 10) as a sparse row, and its greatest squared distance."""
     from scipy import sparse  # takes a tenth of a second, and few evaluations need it
 
-    own = np.arange(len(nodes))
-    listed, _ = nearest_lists(nodes, nodes, min(k1, len(nodes) - 1), leave_out=own, device=device)
+    every = np.arange(len(nodes))
+    listed, _ = nearest_lists(nodes, nodes, min(k1, len(nodes) - 1), leave_out=every, device=device)
     greatest = 2 - 2 * farthest_scores(nodes, device=device)
-    greatest[greatest <= 0] = 1  # all rows are alike
-    rank = np.concatenate([own[:, None], listed], axis=1)
+    greatest[greatest <= 0] = 1  # all rows are equal
+    rank = np.concatenate([every[:, None], listed], axis=1)
     node, member = _reciprocal_pairs(rank, k1)
     squared = 2 - 2 * pair_scores(nodes, nodes, node, member)
     squared[node == member] = 0
@@ -217,16 +212,16 @@ def _reciprocal_pairs(rank: Int64[np.ndarray, "node k"], k1: int) -> tuple[np.nd
     mutual, narrow_mutual = _mutual(rank), _mutual(narrow)
     pairs = []
     for start in range(0, len(rank), BLOCK):
-        here = slice(start, min(start + BLOCK, len(rank)))
-        own, is_own = rank[here], mutual[here]
-        theirs = narrow[own]
-        is_theirs = narrow_mutual[own] & is_own[:, :, None]
-        # A neighbour's closer neighbourhood joins if more than two thirds of it are here already (equation 5).
-        shared = np.zeros(theirs.shape, bool)
-        for place in range(own.shape[1]):
-            shared |= (theirs == own[:, place, None, None]) & is_own[:, place, None, None]
-        joins = (shared & is_theirs).sum(axis=2) > 2 / 3 * is_theirs.sum(axis=2)
-        for is_member, member in ((is_own, own), (is_theirs & joins[:, :, None], theirs)):
+        block = slice(start, min(start + BLOCK, len(rank)))
+        near, is_mutual = rank[block], mutual[block]
+        further = narrow[near]
+        is_further = narrow_mutual[near] & is_mutual[:, :, None]
+        # A neighbour's closer neighbourhood joins if the node's own has more than two thirds of it (equation 5).
+        shared = np.zeros(further.shape, bool)
+        for column in range(near.shape[1]):
+            shared |= (further == near[:, column, None, None]) & is_mutual[:, column, None, None]
+        joins = (shared & is_further).sum(axis=2) > 2 / 3 * is_further.sum(axis=2)
+        for is_member, member in ((is_mutual, near), (is_further & joins[:, :, None], further)):
             node = np.nonzero(is_member)[0] + start
             pairs.append(node * len(rank) + member[is_member])
     node, member = np.divmod(np.unique(np.concatenate(pairs)), len(rank))
@@ -234,12 +229,12 @@ def _reciprocal_pairs(rank: Int64[np.ndarray, "node k"], k1: int) -> tuple[np.nd
 
 
 def _mutual(rank: Int64[np.ndarray, "node k"]) -> Bool[np.ndarray, "node k"]:
-    found = np.empty(rank.shape, bool)
+    is_mutual = np.empty(rank.shape, bool)
     for start in range(0, len(rank), BLOCK):
-        here = slice(start, min(start + BLOCK, len(rank)))
-        node = np.arange(here.start, here.stop)[:, None, None]
-        found[here] = (rank[rank[here]] == node).any(axis=2)
-    return found
+        block = slice(start, min(start + BLOCK, len(rank)))
+        node = np.arange(block.start, block.stop)[:, None, None]
+        is_mutual[block] = (rank[rank[block]] == node).any(axis=2)
+    return is_mutual
 
 
 def jaccard_distances(
@@ -248,49 +243,48 @@ def jaccard_distances(
     row: Int64[np.ndarray, "query k"],
     exists: Bool[np.ndarray, "query k"],
 ) -> Float64[np.ndarray, "query k"]:
-    """Return 1 - Σ min / Σ max of the encodings of each query and the rows of its list; NaN where there is no row."""
-    found = np.full(row.shape, np.nan)
+    """Return 1 - Σ min / Σ max of the encodings of each query and the rows of its list; NaN after the list's end."""
+    distance = np.full(row.shape, np.nan)
     dense = np.zeros(encoding.shape[1])
     start, column, weight = encoding.indptr.astype(np.int64), encoding.indices, encoding.data
-    for place, node in enumerate(query.tolist()):
-        here = slice(start[node], start[node + 1])
-        dense[column[here]] = weight[here]
-        listed = row[place][exists[place]]
+    for line, node in enumerate(query.tolist()):
+        entries = slice(start[node], start[node + 1])
+        dense[column[entries]] = weight[entries]
+        listed = row[line][exists[line]]
         count = start[listed + 1] - start[listed]
         first = np.cumsum(count) - count
         entry = np.arange(count.sum()) + np.repeat(start[listed] - first, count)
         shared = np.add.reduceat(np.minimum(dense[column[entry]], weight[entry]), first)
-        found[place][exists[place]] = 1 - shared / (2 - shared)
-        dense[column[here]] = 0
-    return found
+        distance[line][exists[line]] = 1 - shared / (2 - shared)
+        dense[column[entries]] = 0
+    return distance
 
 
 COMPARED = 2**24  # scores at a time
 
 
 class Rescore(ListStep):
-    """Order the first `depth` of each list by the rows as they were before truncation and codes."""
+    """Order the first `depth` of each list by the rows before truncation and codes."""
 
     name: ClassVar[str] = "rescore"
 
     def scores(self, lists: NearestRows, sides: Sides, *, distance: str, device: str) -> Float64[np.ndarray, "query k"]:
         exists = lists.row >= 0
-        found = np.full(lists.row.shape, np.nan)
+        score = np.full(lists.row.shape, np.nan)
         query = np.broadcast_to(lists.query[:, None], lists.row.shape)[exists]
-        found[exists] = pair_scores(sides.queries, sides.gallery, query, lists.row[exists], distance=distance)
-        return found
+        score[exists] = pair_scores(sides.queries, sides.gallery, query, lists.row[exists], distance=distance)
+        return score
 
 
 def reordered_ranks(ranks: Ranks, lists: NearestRows, score: Float64[np.ndarray, "query k"]) -> Ranks:
     """Return the ranks of the positives after the rows listed were ordered by new scores, larger being closer.
 
-    What stands behind a list stays there, in its old order. Equal new scores tie; a list's last row and the next one,
-    behind it, do not.
+    Rows after a list keep their order. Equal new scores tie; a list's last row and the next row after it do not.
 
     Args:
         ranks: before, of all queries or some.
         lists: the beginnings of all lists, as `nearest_rows` gives them for the same problem.
-        score: of the rows listed; NaN where there is none.
+        score: of the rows listed; NaN after the list's end.
     """
     if len(ranks.query) < len(lists.query):
         rows = np.searchsorted(lists.query, ranks.query)
@@ -299,26 +293,26 @@ def reordered_ranks(ranks: Ranks, lists: NearestRows, score: Float64[np.ndarray,
     is_positive, exists = lists.is_positive, lists.row >= 0
     is_negative = exists & ~is_positive
     line, column = np.nonzero(is_positive)
-    own = score[line, column]
+    new_score = score[line, column]
     # The positives listed come first of each query's, in its new order; equal ones in the order of the gallery.
-    order = np.lexsort((lists.row[line, column], -own, line))
-    line, column, own = line[order], column[order], own[order]
+    order = np.lexsort((lists.row[line, column], -new_score, line))
+    line, column, new_score = line[order], column[order], new_score[order]
     listed = is_positive.sum(axis=1)
-    place = np.arange(len(line)) + np.repeat(ranks.offset[:-1] - (np.cumsum(listed) - listed), listed)
+    position = np.arange(len(line)) + np.repeat(ranks.offset[:-1] - (np.cumsum(listed) - listed), listed)
     negatives = np.repeat(is_negative.sum(axis=1), ranks.num_positives)
-    higher = np.maximum(ranks.higher, negatives)  # of those behind: what tied with a row listed is behind it now
+    higher = np.maximum(ranks.higher, negatives)  # of later positives: they no longer tie with a listed row
     tied = ranks.higher + ranks.tied - higher
     positive, at_least = ranks.positive.copy(), ranks.at_least.copy()
-    positive[place] = lists.row[line, column]
+    positive[position] = lists.row[line, column]
     step = max(1, COMPARED // score.shape[1])
     for start in range(0, len(line), step):
-        here = slice(start, start + step)
-        there, threshold = line[here], own[here][:, None]
-        above, equal = score[there] > threshold, score[there] == threshold
-        higher[place[here]] = (above & is_negative[there]).sum(axis=1)
-        tied[place[here]] = (equal & is_negative[there]).sum(axis=1)
-        at_least[place[here]] = ((above | equal) & is_positive[there]).sum(axis=1)
-    if (best := ranks.best_score) is not None and len(own):
-        first = np.minimum(np.cumsum(listed) - listed, len(own) - 1)
-        best = np.where(listed > 0, own[first], best)
+        block = slice(start, start + step)
+        lines, threshold, changed = line[block], new_score[block][:, None], position[block]
+        above, equal = score[lines] > threshold, score[lines] == threshold
+        higher[changed] = (above & is_negative[lines]).sum(axis=1)
+        tied[changed] = (equal & is_negative[lines]).sum(axis=1)
+        at_least[changed] = ((above | equal) & is_positive[lines]).sum(axis=1)
+    if (best := ranks.best_score) is not None and len(new_score):
+        first = np.minimum(np.cumsum(listed) - listed, len(new_score) - 1)
+        best = np.where(listed > 0, new_score[first], best)
     return replace(ranks, positive=positive, higher=higher, tied=tied, at_least=at_least, best_score=best)

@@ -1,4 +1,4 @@
-"""Post-processing of embeddings and of ranked lists as named steps, with a text form and a file."""
+"""Post-processing of embeddings and ranked lists as named steps, with a text form and a file."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -72,13 +72,13 @@ class _About:
 class PostProcessing:
     """Steps that are applied one after another to queries and gallery, and the last of them to the ranked lists.
 
-    First steps that change each row by itself, then those that look at neighbours, then at most one that orders lists
-    anew. Under cosine every step to which length matters gets rows of length 1.
+    Steps that change each row by itself come first, then those that look at neighbours, then at most one that scores
+    lists anew. Under cosine every step that depends on the lengths of rows gets rows of length 1.
 
     Args:
-        distance: of the evaluation that they belong to.
-        fitted_rows: how many training rows they have learnt from.
-        states: what each has learnt, by its place.
+        distance: of the evaluation that uses them.
+        fitted_rows: number of training rows.
+        states: what each step has learnt, by its position.
 
     Example:
         >>> rows = np.random.default_rng(0).normal(size=(90, 4)) * [9.0, 1.0, 1.0, 1.0]
@@ -98,12 +98,13 @@ class PostProcessing:
         require_one_of(DISTANCES, distance=self.distance)
         kinds = [[isinstance(step, kind) for kind in (RowStep, SideStep, ListStep)].index(True) for step in self.steps]
         if kinds != sorted(kinds) or kinds.count(2) > 1:
-            order = "steps that change single rows come first, then query_expansion and database_augmentation"
-            last = "then at most one that orders lists anew (k_reciprocal, rescore)"
-            raise UserError(f"post-processing {str(self)!r}: {order}, {last}")
+            raise UserError(
+                f"post-processing {str(self)!r}: steps that change single rows come first, then query_expansion and "
+                "database_augmentation, then at most one of k_reciprocal and rescore"
+            )
         for step in self.steps:
             if self.distance != "cosine" and isinstance(step, SideStep | KReciprocal):
-                raise UserError(f"{step.name} goes by cosines, and the distance is {self.distance}: leave one out")
+                raise UserError(f"{step.name} uses cosines, and the distance is {self.distance}: leave one out")
 
     @classmethod
     def parse(cls, text: str, *, distance: str = "cosine") -> "PostProcessing":
@@ -121,12 +122,12 @@ class PostProcessing:
                     raise UserError(f"post-processing {text!r}: expected NAME=VALUE, each name once, got {first!r}")
                 named[-1][1][key] = value
         steps = []
-        for name, given in named:
+        for name, parameters in named:
             require_one_of(STEPS, **{"post-processing step": name})
-            for key in given:
+            for key in parameters:
                 require_one_of(STEPS[name].model_fields, **{f"parameter of {name}": key})
             try:
-                steps.append(STEPS[name](**given))
+                steps.append(STEPS[name](**parameters))
             except ValidationError as error:
                 wrong = error.errors()[0]
                 raise UserError(f"{name}: {wrong['loc'][0]}: {wrong['msg']}, got {wrong['input']!r}") from None
@@ -137,12 +138,12 @@ class PostProcessing:
 
     @property
     def transductive(self) -> list[str]:
-        """The names of the steps after which a score depends on other rows of the test set than its own two."""
+        """The names of the steps that make a score depend on other test rows than its own two."""
         return [step.name for step in self.steps if step.is_transductive]
 
     @property
     def is_fitted(self) -> bool:
-        return all(place in self.states for place, step in enumerate(self.steps) if step.learns)
+        return all(position in self.states for position, step in enumerate(self.steps) if step.learns)
 
     @property
     def is_of_rows(self) -> bool:
@@ -150,7 +151,7 @@ class PostProcessing:
 
     @property
     def list_step(self) -> ListStep | None:
-        """The step that orders lists anew."""
+        """The step that scores lists anew."""
         return next((step for step in self.steps if isinstance(step, ListStep)), None)
 
     def check_ready(self, distance: str) -> None:
@@ -162,26 +163,26 @@ class PostProcessing:
             raise UserError(f"the post-processing is for the distance {self.distance}, not for {distance}")
 
     def fit(self, rows: Arrays) -> "PostProcessing":
-        """Return the steps with what they learn of training rows, each behind those before it."""
+        """Return the steps fitted on training rows, each on the rows after the steps before it."""
         rows = as_matrix(rows, side="training")
         fitted = replace(self, fitted_rows=len(rows), states={})
-        for place, step in enumerate(self._row_steps):
+        for position, step in enumerate(self._row_steps):
             if step.learns:
-                fitted.states[place] = step.learn(fitted._changed(rows, place, side="training", final=False))
+                fitted.states[position] = step.learn(fitted._changed(rows, position, side="training", final=False))
         return fitted
 
     def rows(self, embeddings: Arrays, *, side: str = "query", uncoded: bool = False) -> Rows:
-        """Return embeddings as they are behind the steps that change single rows, float32 unless float64 came.
+        """Return embeddings after the steps that change single rows, as float64 or else float32.
 
-        With `uncoded`, behind those before the first code.
+        With `uncoded`, after the steps before the first code.
         """
         embeddings = as_matrix(embeddings, side=side)
         self.check_ready(self.distance)
-        codes = [place for place, step in enumerate(self._row_steps) if step.makes_code] if uncoded else []
+        codes = [position for position, step in enumerate(self._row_steps) if step.makes_code] if uncoded else []
         return self._changed(embeddings, min(codes, default=len(self._row_steps)), side=side)
 
     def apply(self, problem: RetrievalProblem, *, device: str = "cpu") -> "Processed":
-        """Return the problem behind the steps; UserError where they do not fit it."""
+        """Return the problem after the steps; UserError if they do not fit it."""
         check_sides(problem)
         sides = self._sides(problem)
         uncoded = self._sides(problem, uncoded=True) if isinstance(self.list_step, Rescore) else None
@@ -198,8 +199,8 @@ class PostProcessing:
         return Processed(changed, self, uncoded or sides, device)
 
     def save(self, path: Path | str) -> None:
-        """Write what was learnt and the text form as one safetensors file."""
-        states = [dict(self.states.get(place, {})) for place in range(len(self.steps))]
+        """Write the states and the text form as one safetensors file."""
+        states = [dict(self.states.get(position, {})) for position in range(len(self.steps))]
         about = {"steps": str(self), "distance": self.distance, "fitted_rows": self.fitted_rows}
         write_bundle(Path(path), {**about, "states": states}, _WHAT)
 
@@ -211,15 +212,15 @@ class PostProcessing:
         with reading(path, _WHAT, remedy="save it anew"):
             steps = cls.parse(about.steps, distance=about.distance)
         states: dict[int, State] = {
-            place: {name: kept.numpy() for name, kept in state.items()}
-            for place, state in enumerate(about.states)
+            position: {name: values.numpy() for name, values in state.items()}
+            for position, state in enumerate(about.states)
             if state
         }
         return replace(steps, fitted_rows=about.fitted_rows, states=states)
 
     @property
     def note(self) -> str:
-        """What a reader of the numbers must know, in a line."""
+        """One line for a reader of the numbers: steps, training rows, and which steps are transductive."""
         learnt = f", fitted on {self.fitted_rows:,} training rows" if self.fitted_rows else ""
         if not self.transductive:
             return f"post-processing: {self}{learnt}"
@@ -235,19 +236,19 @@ class PostProcessing:
         queries = gallery = self.rows(problem.embeddings, uncoded=uncoded)
         if problem.gallery is not None:
             gallery = self.rows(problem.gallery, side="gallery", uncoded=uncoded)
-        own = problem.own_rows()
-        nobody = np.full(len(queries), -1)
-        return Sides(queries, gallery, nobody if own is None else own, rows_without_junk(problem.junk, len(gallery)))
+        own_row = problem.own_rows()
+        own_row = np.full(len(queries), -1) if own_row is None else own_row
+        return Sides(queries, gallery, own_row, rows_without_junk(problem.junk, len(gallery)))
 
     def _changed(self, embeddings: Embeddings, count: int, *, side: str, final: bool = True) -> Rows:
         compiled = len(embeddings) > 1000 and importable("numba")  # a photo is read sooner than that is imported
         row_lengths(embeddings, side=side, distance=self.distance, compiled=compiled)
-        kept = np.float64 if not final or str(embeddings.dtype).endswith("float64") else np.float32
-        found, start = np.empty((0, 0), kept), 0
+        kind = np.float64 if not final or str(embeddings.dtype).endswith("float64") else np.float32
+        changed, start = np.empty((0, 0), kind), 0
         for piece in pieces(embeddings):
             rows = piece.cpu().numpy()
-            for place, step in enumerate(self._row_steps[:count]):
-                state = self.states.get(place, {})
+            for position, step in enumerate(self._row_steps[:count]):
+                state = self.states.get(position, {})
                 width = next((values.shape[-1] for values in state.values()), rows.shape[1])
                 if width != rows.shape[1]:
                     raise UserError(
@@ -256,10 +257,10 @@ class PostProcessing:
                     )
                 rows = step.change(rows if step.is_scale_free else self._scaled(rows), state)
             if not start:
-                found = np.empty((len(embeddings), rows.shape[1]), kept)
-            found[start : start + len(rows)] = rows if final else self._scaled(rows)
+                changed = np.empty((len(embeddings), rows.shape[1]), kind)
+            changed[start : start + len(rows)] = rows if final else self._scaled(rows)
             start += len(rows)
-        return found
+        return changed
 
     def _scaled(self, rows: Float64[np.ndarray, "row dim"]) -> Float64[np.ndarray, "row dim"]:
         return unit(rows) if self.distance == "cosine" else rows
@@ -267,11 +268,11 @@ class PostProcessing:
 
 @dataclass(frozen=True, eq=False)
 class Processed:
-    """A problem behind post-processing, and what is left to be done to its ranks."""
+    """A problem after post-processing, whose ranks the list step still changes."""
 
     problem: RetrievalProblem
     processing: PostProcessing
-    sides: Sides  # whose rows the last step compares
+    sides: Sides  # for the list step
     device: str = "cpu"
 
     def finish(
@@ -282,12 +283,12 @@ class Processed:
             return ranks
         lists = self._lists(last.depth, max_memory, progress)
         score = last.scores(lists, self.sides, distance=self.processing.distance, device=self.device)
-        return ranks.changed(lambda some: reordered_ranks(some, lists, score))
+        return ranks.changed(lambda block: reordered_ranks(block, lists, score))
 
     def nearest(
         self, k: int, *, max_memory: int | str = "1GiB", progress: ProgressCallback | None = None
     ) -> NearestRows:
-        """Return the beginnings of the lists that `finish` counts; a row that got a new score has that one."""
+        """Return the beginnings of the lists that `finish` counts, with the new scores."""
         last = self.processing.list_step
         if last is None:
             return self._lists(k, max_memory, progress)
@@ -304,12 +305,12 @@ BITS = {"float32": 32, "int8": 8, "binary": 1}
 
 @dataclass(frozen=True)
 class Codes:
-    """Which widths and precisions of the embeddings to measure beside the embeddings as they are.
+    """The widths and precisions to measure beside the embeddings themselves.
 
     Args:
-        dims: how many numbers of each row, from the first, are kept; none: all.
+        dims: widths: the first numbers of each row; none: all.
         precisions: "float32", "int8" (scales from the gallery) or "binary".
-        rescore: length of the lists that each code is measured with once more, scored again by the rows as they came.
+        rescore: length of the lists that are scored by the embeddings once more.
 
     Example:
         >>> import aurank, numpy as np
@@ -332,7 +333,7 @@ class Codes:
     def each(
         self, problem: RetrievalProblem, *, distance: str, device: str
     ) -> Iterator[tuple[dict[str, Any], "Processed"]]:
-        """Yield "dim", "precision", "rescored" (a length or None) and "bytes" of each code, and the problem in it."""
+        """Yield the "dim", "precision", "bytes" and "rescored" (a length or None) of each code, and its problem."""
         width = int(problem.target.shape[1])
         wide = [dim for dim in self.dims if dim > width]
         if wide:

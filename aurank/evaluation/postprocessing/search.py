@@ -1,4 +1,4 @@
-"""Nearest rows of a gallery that stays: by faiss, or exactly among some of its rows, behind post-processing."""
+"""Nearest rows of a fixed gallery after post-processing: by faiss, or exactly among chosen rows."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +15,7 @@ from aurank.evaluation.postprocessing.neighbour_steps import DatabaseAugmentatio
 from aurank.evaluation.postprocessing.postprocessing import PostProcessing
 from aurank.evaluation.postprocessing.steps import Sides
 
-SPARE = 8  # rows beyond k, which are then ordered by float64 scores
+SPARE = 8  # rows after the first k, before all are ordered by float64 scores
 TOGETHER = 64  # queries whose rows are fetched at once
 TILE = 2**21  # scores taken at a time
 Places = Int64[np.ndarray, "query _"]
@@ -23,7 +23,7 @@ Scores = Float64[np.ndarray, "query _"]
 
 
 def processed_gallery(processing: PostProcessing, embeddings: np.ndarray) -> np.ndarray:
-    """Return the gallery as queries are compared with it: behind the steps that change rows, and augmented.
+    """Return the gallery rows that queries are compared with: after the steps that change rows, and augmented.
 
     Raises:
         UserError: the steps are not fitted, or expand queries by a gallery that is augmented only afterwards.
@@ -40,8 +40,7 @@ def processed_gallery(processing: PostProcessing, embeddings: np.ndarray) -> np.
             "database_augmentation before query_expansion"
         )
     rows = processing.rows(embeddings, side="gallery")
-    nobody = np.full(len(rows), -1)
-    sides = Sides(rows, rows, nobody, np.arange(len(rows)))
+    sides = Sides(rows, rows, np.full(len(rows), -1), np.arange(len(rows)))
     for step in side_steps:
         if isinstance(step, DatabaseAugmentation):
             sides = step.sides(sides, device="cpu")
@@ -50,13 +49,13 @@ def processed_gallery(processing: PostProcessing, embeddings: np.ndarray) -> np.
 
 @dataclass(frozen=True, eq=False)
 class GallerySearch:
-    """Finds the nearest rows of a gallery, as `PostProcessing.apply` would among all of them.
+    """The search for the nearest rows of a gallery, as `PostProcessing.apply` would find them.
 
     Args:
         index: over `vectors`.
-        embeddings: of the gallery, as the model gives them, by the ids of the index: an array, or what fetches them.
-        vectors: what `processed_gallery` made of them; without post-processing the embeddings.
-        processing: what queries are put behind.
+        embeddings: of the gallery, by the ids of the index, before post-processing: an array, or what fetches them.
+        vectors: the result of `processed_gallery`; without post-processing the embeddings.
+        processing: of the queries.
 
     Example:
         >>> from aurank.evaluation import Index
@@ -77,17 +76,17 @@ class GallerySearch:
         queries: np.ndarray,
         k: int,
         *,
-        own: Int64[np.ndarray, " query"] | None = None,
+        leave_out: Int64[np.ndarray, " query"] | None = None,
         among: Int64[np.ndarray, " row"] | None = None,
         exact: bool = False,
     ) -> tuple[Places, Scores]:
         """Return the k nearest rows of each query and their scores in float64; -1 and NaN where there are fewer.
 
         Args:
-            queries: embeddings, as the model gives them.
-            own: a row that each query must not find, -1 for none.
+            queries: embeddings before post-processing.
+            leave_out: the row that each query must not find, -1 for none.
             among: the rows to search, by default all.
-            exact: search all of them although the index is approximate.
+            exact: search all rows although the index is approximate.
         """
         as_matrix(queries, side="query")
         if queries.shape[1] != self.embeddings.shape[1]:
@@ -97,26 +96,26 @@ class GallerySearch:
             )
         check_rows(queries, side="query", distance=self.index.distance)
         processing = self.processing or PostProcessing((), self.index.distance)
-        own = np.full(len(queries), -1) if own is None else own
+        leave_out = np.full(len(queries), -1) if leave_out is None else leave_out
         rows, last = processing.rows(queries), processing.list_step
-        everything = self.index.ids if exact or processing.steps else np.empty(0, np.int64)
+        every = self.index.ids if exact or processing.steps else np.empty(0, np.int64)
         for step in processing.steps:
-            if isinstance(step, SideStep) and not isinstance(step, DatabaseAugmentation):  # done once for all queries
-                rows = step.sides(Sides(rows, np.asarray(self.vectors), own, everything), device="cpu").queries
+            if isinstance(step, SideStep) and not isinstance(step, DatabaseAugmentation):
+                rows = step.sides(Sides(rows, np.asarray(self.vectors), leave_out, every), device="cpu").queries
         depth = k if last is None else max(k, last.depth)
         if among is None and not exact:
-            near = self.index.search(rows, depth + SPARE, leave_out=own)
+            near = self.index.search(rows, depth + SPARE, leave_out=leave_out)
             row = np.where(np.arange(near.row.shape[1]) < near.count[:, None], near.row, -1)
         else:
-            among = everything if among is None else among
-            row = by_products(rows, self.vectors, depth + SPARE, own, among, distance=self.index.distance)
+            among = every if among is None else among
+            row = by_products(rows, self.vectors, depth + SPARE, leave_out, among, distance=self.index.distance)
         score = self._scores(rows, row)
         order = np.lexsort((row, -score), axis=1)[:, :depth]  # NaN comes last
         row, score = np.take_along_axis(row, order, 1), np.take_along_axis(score, order, 1)
         if last is not None:
-            sides = Sides(rows, np.asarray(self.vectors), own, everything)
+            sides = Sides(rows, np.asarray(self.vectors), leave_out, every)
             if isinstance(last, Rescore):
-                sides = Sides(processing.rows(queries, uncoded=True), self._uncoded_gallery, own, everything)
+                sides = Sides(processing.rows(queries, uncoded=True), self._uncoded_gallery, leave_out, every)
             lists = NearestRows(np.arange(len(row)), row, score, np.zeros(row.shape, bool))
             lists = last.reordered(lists, sides, distance=self.index.distance, device="cpu")
             row, score = lists.row, lists.score
@@ -125,17 +124,17 @@ class GallerySearch:
     def _scores(self, queries: np.ndarray, row: Places) -> Scores:
         left = scaled_rows(queries, self.index.distance)
         score = np.full(row.shape, np.nan)
-        for place, listed in enumerate(row):
-            if place % TOGETHER == 0:  # a cluster is asked once for the vectors of several queries
-                held = np.unique(row[place : place + TOGETHER])
-                held = held[held >= 0]
-                vectors = scaled_rows(self.vectors[held], self.index.distance)
+        for query, listed in enumerate(row):
+            if query % TOGETHER == 0:  # a cluster is asked once for the vectors of several queries
+                fetched = np.unique(row[query : query + TOGETHER])
+                fetched = fetched[fetched >= 0]
+                vectors = scaled_rows(self.vectors[fetched], self.index.distance)
             exists = listed >= 0
-            right = vectors[np.searchsorted(held, listed[exists])]
+            right = vectors[np.searchsorted(fetched, listed[exists])]
             if self.index.distance == "euclidean":
-                score[place, exists] = -((right - left[place]) ** 2).sum(axis=1)
+                score[query, exists] = -((right - left[query]) ** 2).sum(axis=1)
             else:
-                score[place, exists] = (right * left[place]).sum(axis=1)
+                score[query, exists] = (right * left[query]).sum(axis=1)
         return score
 
     @cached_property
@@ -145,9 +144,9 @@ class GallerySearch:
 
 
 def by_products(
-    queries: np.ndarray, vectors: Any, depth: int, own: np.ndarray, among: np.ndarray, *, distance: str
+    queries: np.ndarray, vectors: Any, depth: int, leave_out: np.ndarray, among: np.ndarray, *, distance: str
 ) -> Places:
-    """Return the nearest of some rows to each query, but its own, by all their products; -1 where there are fewer.
+    """Return the nearest of some rows to each query, but its own, by all products; -1 after the end of a list.
 
     Example:
         >>> rows = np.array([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]])
@@ -158,13 +157,13 @@ def by_products(
     best, row = np.full((len(queries), 0), 0.0), np.full((len(queries), 0), -1)
     step = max(1, TILE // (len(queries) + queries.shape[1]))
     for start in range(0, len(among), step):
-        some = among[start : start + step]
-        right = scaled_rows(vectors[some], distance)
+        block = among[start : start + step]
+        right = scaled_rows(vectors[block], distance)
         score = left @ right.T
         if distance == "euclidean":
             score = 2 * score - (right * right).sum(axis=1)  # the query's own length moves no row
-        score[own[:, None] == some] = -np.inf
-        best, row = np.hstack([best, score]), np.hstack([row, np.tile(some, (len(row), 1))])
+        score[leave_out[:, None] == block] = -np.inf
+        best, row = np.hstack([best, score]), np.hstack([row, np.tile(block, (len(row), 1))])
         top = np.argsort(-best, axis=1, kind="stable")[:, :depth]
         best, row = np.take_along_axis(best, top, 1), np.take_along_axis(row, top, 1)
     return np.where(np.isfinite(best), row, -1)

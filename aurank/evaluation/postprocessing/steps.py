@@ -1,4 +1,4 @@
-"""What every step of post-processing is, and the steps that change each row by itself."""
+"""The kinds of post-processing steps, and the steps that change each row by itself."""
 
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from aurank.errors import UserError
 from aurank.evaluation.engine.nearest import NearestRows
 
 Rows = np.ndarray[tuple[int, int], np.dtype[np.floating]]
-State = Mapping[str, Float64[np.ndarray, "..."]]  # what a step has learnt; the last axis is the width of the rows
+State = Mapping[str, Float64[np.ndarray, "..."]]  # that a step has learnt; the last axis is the width of the rows
 Count = Annotated[int, Ge(1)]
 Part = Annotated[float, Ge(0), Le(1)]
 
@@ -27,18 +27,18 @@ class Sides:
 
     queries: Rows
     gallery: Rows
-    own: Int64[np.ndarray, " query"]  # the gallery row that is the query's own item, -1 for none
-    kept: Int64[np.ndarray, " kept"]  # gallery rows that are not junk
+    own_row: Int64[np.ndarray, " query"]  # the gallery row of the query's own item, -1 for none
+    not_junk: Int64[np.ndarray, " searched"]  # gallery rows
 
     @cached_property
     def searched(self) -> Rows:
-        return self.gallery if len(self.kept) == len(self.gallery) else self.gallery[self.kept]
+        return self.gallery if len(self.not_junk) == len(self.gallery) else self.gallery[self.not_junk]
 
     @cached_property
-    def own_kept(self) -> Int64[np.ndarray, " query"]:
-        place = np.full(len(self.gallery) + 1, -1)
-        place[self.kept] = np.arange(len(self.kept))
-        return np.asarray(place[self.own])  # the last place is that of -1
+    def own_searched(self) -> Int64[np.ndarray, " query"]:
+        position = np.full(len(self.gallery) + 1, -1)  # the last entry is of -1
+        position[self.not_junk] = np.arange(len(self.not_junk))
+        return np.asarray(position[self.own_row])
 
 
 def unit(rows: npt.ArrayLike) -> Float64[np.ndarray, "*rows dim"]:
@@ -54,10 +54,10 @@ class Step(BaseModel):
 
     name: ClassVar[str]
     learns: ClassVar[bool] = False  # of training rows
-    is_transductive: ClassVar[bool] = False  # whether a score depends on other test rows than the two that are scored
+    is_transductive: ClassVar[bool] = False  # whether a score depends on other test rows than its own two
 
     def __str__(self) -> str:
-        """Return the text form, with the parameters that are not the usual ones."""
+        """Return the text form, with the parameters that differ from their defaults."""
         values = {name: (getattr(self, name), field.default) for name, field in type(self).model_fields.items()}
         changed = {name: value for name, (value, usual) in values.items() if value != usual}
         shown = ",".join(f"{name}={str(value).removesuffix('.0')}" for name, value in changed.items())
@@ -65,26 +65,26 @@ class Step(BaseModel):
 
 
 class RowStep(Step):
-    is_scale_free: ClassVar[bool] = False  # whether it does the same to longer rows
-    makes_code: ClassVar[bool] = False  # what `rescore` looks behind
+    is_scale_free: ClassVar[bool] = False  # whether longer rows give the same result
+    makes_code: ClassVar[bool] = False  # whether `rescore` takes the rows before it
 
     def learn(self, rows: Float64[np.ndarray, "row dim"]) -> State:
-        """Return what has to be known of the training rows."""
+        """Return the state learnt from the training rows."""
         return {}
 
     @abstractmethod
     def change(self, rows: Float64[np.ndarray, "row dim"], state: State) -> Float64[np.ndarray, "row width"]:
-        """Return the rows behind this step."""
+        """Return the rows after this step."""
 
 
 class ListStep(Step):
-    """A step that orders the first `depth` of each list anew, and leaves what is behind as it was."""
+    """A step that scores the first `depth` rows of each list anew; later rows keep their order."""
 
     depth: Count = 100
 
     @abstractmethod
     def scores(self, lists: NearestRows, sides: Sides, *, distance: str, device: str) -> Float64[np.ndarray, "query k"]:
-        """Return new scores of the rows listed, larger being closer; NaN where there is no row."""
+        """Return new scores of the rows listed, larger being closer; NaN after the list's end."""
 
     def reordered(self, lists: NearestRows, sides: Sides, *, distance: str, device: str) -> NearestRows:
         head = lists.first(self.depth)
@@ -130,7 +130,7 @@ class Whiten(RowStep):
         centred = rows - mean
         variance, axes = np.linalg.eigh(centred.T @ centred / len(rows))
         variance, axes = variance[::-1].clip(0), axes.T[::-1]
-        # Below this, what varies is the rounding of float32.
+        # Smaller variances are the rounding of float32.
         rank = int((variance > variance[0] * len(variance) * np.finfo(np.float64).eps).sum())
         available = len(variance) if self.shrinkage > 0 and rank else rank
         if (self.dim or 1) > available:
@@ -138,18 +138,18 @@ class Whiten(RowStep):
                 f"{self}: the {len(rows):,} training rows vary in {rank:,} of {len(variance):,} directions; choose a "
                 "smaller dim, more training rows, or a shrinkage above 0"
             )
-        kept = self.dim or available
+        width = self.dim or available
         shrunk = (1 - self.shrinkage) * variance + self.shrinkage * variance.mean()
-        # An axis may point either way: here its largest entry is positive, so that every machine finds the same.
+        # The largest entry of an axis is positive, so that every machine finds the same direction.
         sign = np.sign(np.take_along_axis(axes, np.abs(axes).argmax(axis=1)[:, None], axis=1))
-        return {"mean": mean, "axes": (axes * sign / np.sqrt(np.where(shrunk > 0, shrunk, 1))[:, None])[:kept]}
+        return {"mean": mean, "axes": (axes * sign / np.sqrt(np.where(shrunk > 0, shrunk, 1))[:, None])[:width]}
 
     def change(self, rows: Float64[np.ndarray, "row dim"], state: State) -> Float64[np.ndarray, "row kept"]:
         return np.asarray((rows - state["mean"]) @ state["axes"].T)
 
 
 class Truncate(RowStep):
-    """Keep the first `dim` numbers of every row: the principal axes behind `whiten`, or what a model put first.
+    """Keep the first `dim` numbers of every row: the principal axes after `whiten`, or what a model put first.
 
     Source:
         Kusupati et al., Matryoshka Representation Learning (NeurIPS 2022), https://arxiv.org/abs/2205.13147
@@ -170,7 +170,7 @@ class Truncate(RowStep):
 class Int8(RowStep):
     """Round every number to one of 255 steps, 1 byte: symmetric around 0, with a scale for each dimension.
 
-    The scale is the greatest absolute value among the training rows, divided by 127; what is beyond is cut off. Scores
+    The scale is the greatest absolute value among the training rows, divided by 127; larger values are clipped. Scores
     are those of the decoded rows.
 
     Source:

@@ -43,7 +43,7 @@ def test_some_rows_are_searched_exactly_and_an_own_row_is_not_found(
 ) -> None:
     monkeypatch.setattr("aurank.evaluation.postprocessing.search.TILE", 100)  # several tiles
     among, own = np.arange(3, 120, 4), np.array([3, -1, 7, 4])
-    row, score = plain(distance).nearest(GALLERY[own], 40, own=own, among=among)
+    row, score = plain(distance).nearest(GALLERY[own], 40, leave_out=own, among=among)
     expected = scores(GALLERY[own], GALLERY[among], distance)
     for place, (found, values) in enumerate(zip(row, score, strict=True)):
         order = [one for one in np.argsort(-expected[place], kind="stable") if among[one] != own[place]]
