@@ -1,7 +1,7 @@
-"""Bootstrap by class, of the same digits on every machine and after any renaming of labels.
+"""Bootstrap by class, with the same digits on every machine and after any renaming of labels.
 
-Classes are sorted by what they hold before any is drawn, and their sums are rounded to multiples of a power of two so
-small that a matrix product adds them exactly, in whatever order it runs.
+Classes are sorted by their values before any is drawn, and their sums are rounded to multiples of a small power of two,
+which a matrix product adds exactly in any order.
 """
 
 import math
@@ -16,13 +16,13 @@ from aurank.evaluation.engine.problem import ProgressCallback, require_at_least
 from aurank.evaluation.metrics import MACRO, Classes
 from aurank.files import EXACT
 
-FEW = 20  # units: of fewer, intervals of 95 % miss in more than 8 of 100 cases (normal), of 6 in 15
-CELLS = 2**20  # numbers held at a time: 8 MiB each of draws and of weights
+FEW = 20  # units; of fewer, intervals of 95 % miss in more than 8 of 100 cases (normal), of 6 units in 15
+CELLS = 2**20  # numbers in memory at a time: 8 MiB each of draws and of weights
 
 
 @dataclass(frozen=True)
 class Resampling:
-    """How intervals are made: number of resamples, seed of the draws, and level, the part that an interval covers.
+    """The number of resamples, the seed of the draws, and the level of intervals.
 
     Example:
         >>> import aurank
@@ -48,7 +48,7 @@ class Resampling:
         return low, high
 
     def how(self, unit: str, num_units: int) -> str:
-        """Return in words the level and what was drawn, how often and from which seed, and whether that was too few."""
+        """Return the level, the draws, their seed and, if there are too few units, a warning, as text."""
         plural = {"class": "classes", "query": "queries"}[unit]
         drawn = f"{self.resamples:,} resamples of {num_units:,} {plural}, seed {self.seed}"
         drawn += "; of so few it comes out too narrow" * (num_units < FEW)
@@ -69,14 +69,14 @@ class Intervals(Resampling):
 
 @dataclass(frozen=True, eq=False)
 class Units:
-    """What is drawn from: classes of queries, or single queries where there are no labels."""
+    """The units of the draws: classes of queries, or single queries without labels."""
 
     classes: Classes
     name: Literal["class", "query"]
 
     @classmethod
     def of(cls, per_query: dict[str, np.ndarray[Any, np.dtype[Any]]]) -> "Units":
-        """Return the units of a report's queries; UserError where there is only one, whose draws cannot differ."""
+        """Return the units of a report's queries; UserError for a single one, whose draws cannot differ."""
         labelled = "label" in per_query
         labels = per_query["label"] if labelled else np.arange(len(per_query["query"]))
         units = cls(Classes.of(labels), "class" if labelled else "query")
@@ -96,12 +96,12 @@ class Units:
 def resampled_means(
     terms: Float64[np.ndarray, "metric unit 2"], *, resamples: int, seed: int, progress: ProgressCallback | None = None
 ) -> Float64[np.ndarray, "metric resample"]:
-    """Return each metric's ratio of summed numerators to denominators, of as many units as there are, drawn anew."""
+    """Return each metric's ratio of summed numerators to denominators over units drawn with replacement."""
     metrics, units, _ = terms.shape
     columns, scales = [], []
     for numerator, denominator in terms.transpose(0, 2, 1):
-        order = np.lexsort((numerator, denominator))  # by what a unit holds: labels' names and row order do not count
-        bound = units * float(np.abs(numerator).max())  # of sums, which stay below 2⁵², where integers add exactly
+        order = np.lexsort((numerator, denominator))  # by value: names of labels and the order of rows do not matter
+        bound = units * float(np.abs(numerator).max())  # of sums below 2⁵², where integers add exactly
         scale = math.ldexp(1.0, 52 - math.frexp(bound)[1]) if bound else 1.0
         columns += [np.round(numerator[order] * scale), denominator[order]]
         scales.append(scale)
@@ -113,7 +113,7 @@ def resampled_means(
         rows = min(height, resamples - start)
         drawn: Int64[np.ndarray, "row unit"] = generator.integers(units, size=(rows, units))
         drawn += units * np.arange(rows)[:, None]
-        times = np.bincount(drawn.ravel(), minlength=rows * units).reshape(rows, units)  # that each unit is drawn
+        times = np.bincount(drawn.ravel(), minlength=rows * units).reshape(rows, units)  # each unit is drawn
         totals[start : start + rows] = times.astype(np.float64) @ table
         if progress is not None:
             progress(start + rows, resamples)

@@ -130,7 +130,7 @@ class Calibration:
 
     threshold: float
     aim: Literal["precision", "false_match_rate"]
-    wanted: float
+    rate: float  # of the aim
     precision: Rate  # right matches of all matches
     recall: Rate  # matches of all positive pairs; 1 - recall is the false-non-match rate
     false_match_rate: Rate  # matches of all negative pairs
@@ -156,7 +156,7 @@ class Calibration:
     def to_json(self) -> dict[str, Any]:
         """Return all of it but the curve as plain values, with the names of the fields."""
         content: dict[str, Any] = {"threshold": self.threshold, "distance": self.distance}
-        content |= {"aim": self.aim, "wanted": self.wanted}
+        content |= {"aim": self.aim, "rate": self.rate}
         for name in ("precision", "recall", "false_match_rate", "answered"):
             rate: Rate = getattr(self, name)
             content[name] = {"value": rate.value if rate.total else None, **vars(rate)}
@@ -231,7 +231,7 @@ def calibrate(
     return Calibration(
         threshold=threshold,
         aim=aim,
-        wanted=float(rate),
+        rate=float(rate),
         precision=Rate(int(right.sum()), int((right + wrong).sum())),
         recall=Rate(int(right.sum()), scores.num_positives),
         false_match_rate=Rate(int(wrong.sum()), negatives),

@@ -38,9 +38,9 @@ class Comparison:
     num_better: int  # queries for which b scores higher than a
     num_worse: int
     changed: dict[str, Column]  # queries won, then lost, the most first: facts where known, "a", "b", "difference"
-    how: str  # the interval was made, in words
+    how: str  # the interval was made
     corrected_p_value: float | None = None  # of `compare_all`, for the number of its comparisons
-    is_least: bool = False  # no resample was on the other side of 0: the p-values are upper bounds
+    is_least: bool = False  # no resample has the other sign: the p-values are upper bounds
 
     def __str__(self) -> str:
         low, high = self.interval
@@ -55,9 +55,9 @@ class Comparison:
         kind = next((name for name in ("class", "label") if name in self.changed), None)
         rows = [dict(zip(self.changed, values, strict=True)) for values in zip(*self.changed.values(), strict=True)]
         for title, sign in (("won most:", 1), ("lost most:", -1)):
-            some = [row for row in rows if sign * row["difference"] > 0]
-            lines += [title] if some else []
-            for row in some:
+            changed = [row for row in rows if sign * row["difference"] > 0]
+            lines += [title] if changed else []
+            for row in changed:
                 named = (f" {row['path']}" if "path" in row else "") + (f" ({kind} {row[kind]})" if kind else "")
                 values = f"{row['difference']:+.4f}  {row['a']:.4f} → {row['b']:.4f}"
                 lines.append(f"  {values}  query {row['query']}{named}")
@@ -66,7 +66,7 @@ class Comparison:
     __repr__ = __str__
 
     def p_text(self, *, corrected: bool = False) -> str:
-        """Return the p-value in two digits, "≤ 0.0002" where it is the least that the resamples can give."""
+        """Return the p-value in two digits, as "≤ 0.0002" if the resamples cannot give a smaller one."""
         value = self.corrected_p_value if corrected else self.p_value
         return f"{'≤ ' * self.is_least}{value:.2g}"
 
@@ -89,8 +89,8 @@ def compare(
 
     Args:
         most: length of the list of queries won, and of that of queries lost.
-        force: compare reports of other protocols or distances all the same.
-        progress: called as progress(done, total) now and then.
+        force: compare reports of different protocols or distances.
+        progress: called as progress(done, total) from time to time.
 
     Raises:
         UserError: queries, positives, galleries or rules for ties differ; unless `force`, also protocols or distances.
@@ -150,38 +150,38 @@ def compare_all(reports: Mapping[str, Report], **options: Any) -> dict[str, Comp
     """
     if len(reports) < 2:
         raise UserError(f"a comparison needs two reports or more; got {len(reports)}")
-    (first, report), *others = reports.items()
-    found = {}
-    for name, other in others:
+    first, *names = reports
+    comparisons = {}
+    for name in names:
         try:
-            found[name] = compare(report, other, **options)
+            comparisons[name] = compare(reports[first], reports[name], **options)
         except UserError as error:
-            raise (UserError(f"{first} and {name}: {error}") if len(others) > 1 else error) from None
-    if len(found) == 1:
-        return found
-    corrected = holm([one.p_value for one in found.values()]).tolist()
+            raise (UserError(f"{first} and {name}: {error}") if len(names) > 1 else error) from None
+    if len(names) == 1:
+        return comparisons
+    corrected = holm([comparison.p_value for comparison in comparisons.values()]).tolist()
     return {
-        name: replace(one, corrected_p_value=p_value)
-        for (name, one), p_value in zip(found.items(), corrected, strict=True)
+        name: replace(comparison, corrected_p_value=p_value)
+        for (name, comparison), p_value in zip(comparisons.items(), corrected, strict=True)
     }
 
 
 def holm(p_values: Sequence[float]) -> Float64[np.ndarray, " test"]:
-    """Return p-values corrected for their number: below α, the chance that any of them is a false alarm is at most α.
+    """Return p-values corrected for their number: the chance that any below α is a false alarm is at most α.
 
     Source: Holm, A simple sequentially rejective multiple test procedure (Scandinavian Journal of Statistics 1979),
         https://www.jstor.org/stable/4615733
     """
     values = np.asarray(p_values, dtype=np.float64)
     order = np.argsort(values, kind="stable")
-    left = np.arange(len(values), 0, -1)  # tests that are not rejected before this one
+    left = np.arange(len(values), 0, -1)  # tests that are not rejected yet
     corrected = np.empty_like(values)
     corrected[order] = np.minimum(1, np.maximum.accumulate(values[order] * left))
     return corrected
 
 
 def _check_pair(a: Report, b: Report, metric: str, force: bool) -> None:
-    """Raise UserError unless the numbers of the two reports answer the same question."""
+    """Raise UserError unless the two reports are about the same queries, gallery and rules."""
     protocols = [report.protocol or {} for report in (a, b)]
     named = " and ".join(f"{each.get('name', 'none')} ({each.get('checksum')})" for each in protocols)
     differences = {
@@ -190,23 +190,23 @@ def _check_pair(a: Report, b: Report, metric: str, force: bool) -> None:
         f"galleries of {a.num_gallery:,} and {b.num_gallery:,} rows": a.num_gallery != b.num_gallery,
         f"rules for ties {a.ties} and {b.ties}": a.ties != b.ties and metric.removeprefix(MACRO) == "mauprc",
     }
-    for what, differ in differences.items():
+    for difference, differ in differences.items():
         if differ:
-            hint = "" if force else ", or, where only protocols or distances differ, add --force (force=True)"
-            raise UserError(f"the reports have the {what}: evaluate both under the same{hint}")
+            hint = "" if force else ", or, if only protocols or distances differ, add --force (force=True)"
+            raise UserError(f"the reports have the {difference}: evaluate both under the same{hint}")
     remedy = "evaluate both models on the same lists, in the same order, such as by one --data CONFIGURATION"
     facts = {"query": "rows", "label": "labels", "path": "paths", "num_positives": "numbers of positives"}
-    for name, what in facts.items():
+    for name, plural in facts.items():
         left, right = a.per_query.get(name), b.per_query.get(name)
         if left is None or right is None:
             if left is right or name == "path":  # saved embeddings may have none
                 continue
-            wrong = f"only one of the reports has the queries' {what}"
+            wrong = f"only one of the reports has the queries' {plural}"
         elif len(left) != len(right):
             wrong = f"the reports are about {len(left):,} and {len(right):,} queries with a positive"
         elif not np.array_equal(left, right):
-            place = int(np.argmax(left.astype(object) != right.astype(object)))  # text beside numbers too
-            wrong = f"the reports' queries differ in their {what}: {left[place]} and {right[place]} at place {place}"
+            at = int(np.argmax(left.astype(object) != right.astype(object)))  # one may be text
+            wrong = f"the reports' queries differ in their {plural}: {left[at]} and {right[at]} at position {at}"
         else:
             continue
         raise UserError(f"{wrong}; {remedy}")

@@ -303,7 +303,7 @@ def build_report(
     computed = query_columns(ranks, compute)
     values = {name: columns[name] if name in columns else computed[name] for name in of_query}
     classes = None if labels is None else Classes.of(labels)
-    return Report(
+    report = Report(
         metrics={
             name: pooled[name] if name in pooled else average(name, values[name.removeprefix(MACRO)], classes)
             for name in names
@@ -327,4 +327,10 @@ def build_report(
         tie_bounds=(mean(computed[BOUNDS[0]]), mean(computed[BOUNDS[1]])),
         notes=list(notes),
         curve=curve.curve(),
-    ).resampled(resampling)
+    )
+    if resampling is None:
+        return report
+    try:
+        return report.with_intervals(resampling.resamples, resampling.seed, resampling.level)
+    except UserError as error:  # a single class: the other numbers remain
+        return replace(report, notes=[*report.notes, f"no intervals: {error}"])

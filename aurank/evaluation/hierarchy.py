@@ -1,6 +1,6 @@
-"""Metrics of super-categories: what is of a query's super-category is relevant too, but less than its own class.
+"""Metrics of super-categories: rows of a query's super-category are relevant too, but less than those of its class.
 
-Ranks are counted once more, with super-categories for labels: each relevant row among all that are not.
+Ranks are counted once more, with super-categories as labels.
 """
 
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ from aurank.evaluation.engine.ranks import RankBlocks, Ranks, query_columns, wit
 from aurank.evaluation.metrics import SUPER, hierarchical_names, ndcg, query_values, segment_sums
 
 CLASS_GAIN, SUPER_GAIN = 3.0, 1.0  # of h_ndcg: 2^level − 1
-SUPER_WORTH = 0.5  # that all of the super-category together have in h_ap, where those of the class have 1
+SUPER_WORTH = 0.5  # of all rows of the super-category together in h_ap; those of the class have 1
 
 
 def hierarchical_values(
@@ -33,41 +33,44 @@ def hierarchical_values(
 
     `above`: the super-category of each row of both sides, −1 for none; None where the queries are the gallery.
     """
-    wanted = hierarchical_names(names)
-    if not wanted:
+    hierarchical = hierarchical_names(names)
+    if not hierarchical:
         return {}
     if problem.labels is None or problem.positives is not None:
         raise UserError("super_labels group classes: give labels, and no list of positives")
     if (problem.gallery is None) != (above[1] is None):
-        raise UserError("super_labels and gallery_super_labels belong together where there is a gallery")
-    count, own = len(problem.embeddings), problem.gallery is None
+        raise UserError("super_labels and gallery_super_labels belong together: with a gallery give both")
+    count, is_own_gallery = len(problem.embeddings), problem.gallery is None
     columns = []
     for name, left, right in (("label", problem.labels, problem.gallery_labels), ("super_label", *above)):
-        query = integer_array(left, name=name, rows=count, side="query")
-        other = query if own else integer_array(right, name=name, rows=len(problem.target), side="gallery")  # type: ignore[arg-type]
-        columns.append(np.concatenate([query, other]))
+        query = gallery = integer_array(left, name=name, rows=count, side="query")
+        if right is not None:
+            gallery = integer_array(right, name=name, rows=len(problem.target), side="gallery")
+        columns.append(np.concatenate([query, gallery]))
     labels = np.unique(columns[0], return_inverse=True)[1]
     codes = np.where(columns[1] < 0, columns[1].max() + 1 + labels, columns[1])
     of_class = np.empty(labels.max() + 1, np.int64)
     of_class[labels] = codes
-    if len(others := np.flatnonzero(of_class[labels] != codes)):
-        row = int(others[0])
-        which = f"query {row}" if own or row < count else f"gallery row {row - count}"
-        raise UserError(f"super_labels of {which} and of others of its label differ: a class lies within one")
-    raised = replace(problem, labels=codes[:count], gallery_labels=None if own else codes[count:])
+    if len(different := np.flatnonzero(of_class[labels] != codes)):
+        row = int(different[0])
+        name = f"query {row}" if is_own_gallery or row < count else f"gallery row {row - count}"
+        raise UserError(
+            f"super_labels of {name} and of another row of its label differ: a class has one super-category"
+        )
+    raised = replace(problem, labels=codes[:count], gallery_labels=None if is_own_gallery else codes[count:])
     ranks = RankBlocks(raised, max_memory=max_memory, distributed=False, **options)
 
     def compute(block: Ranks) -> dict[str, np.ndarray]:
         is_class = np.repeat(labels[block.query], block.num_positives) == labels[count + block.positive]
         graded = with_grades(block, np.where(is_class, CLASS_GAIN, SUPER_GAIN))
-        known = {"h_ap": lambda: hierarchical_average_precision(block, is_class), "h_ndcg": lambda: ndcg(graded)}
+        by_level = {"h_ap": lambda: hierarchical_average_precision(block, is_class), "h_ndcg": lambda: ndcg(graded)}
         return {
-            name: known[name]() if name in known else query_values(block, name.removeprefix(SUPER), ties=ties)
-            for name in wanted
+            name: by_level[name]() if name in by_level else query_values(block, name.removeprefix(SUPER), ties=ties)
+            for name in hierarchical
         }
 
-    found, chosen = query_columns(ranks, compute), np.searchsorted(ranks.query, queries)
-    return {name: found[name][chosen] if len(queries) else np.zeros(0) for name in wanted}
+    values, chosen = query_columns(ranks, compute), np.searchsorted(ranks.query, queries)
+    return {name: values[name][chosen] if len(queries) else np.zeros(0) for name in hierarchical}
 
 
 def hierarchical_average_precision(
@@ -79,14 +82,14 @@ def hierarchical_average_precision(
     """
     start, number = np.repeat(ranks.offset[:-1], ranks.num_positives), ranks.num_positives
     before = np.concatenate([[0], np.cumsum(is_class)])
-    of_class = before[start + ranks.at_least] - before[start]  # that score as high, the last of those that tie included
-    others = ranks.at_least - of_class
+    of_class = before[start + ranks.at_least] - before[start]  # with this score or a higher one
+    of_super = ranks.at_least - of_class
     total = np.diff(before[ranks.offset])
     worth, less = (
         np.repeat(value, number) for value in (1 / np.maximum(total, 1), SUPER_WORTH / np.maximum(number - total, 1))
     )
     least = np.minimum(worth, less)
-    reached = np.where(is_class, of_class * worth + others * least, of_class * least + others * less)
+    reached = np.where(is_class, of_class * worth + of_super * least, of_class * least + of_super * less)
     shares = reached / (ranks.at_least + ranks.higher + ranks.tied)
     possible = (total > 0) + SUPER_WORTH * (number > total)
     return np.asarray(segment_sums(shares, ranks.offset.tolist()) / possible)

@@ -63,11 +63,11 @@ Cut: TypeAlias = int | Int64[np.ndarray, " query"]  # one k for all queries, or 
 
 
 def precision_when_found(ranks: Ranks, *, ties: str = "threshold") -> Float64[np.ndarray, " positive"]:
-    """Return the precision of the list that ends where each positive is found."""
+    """Return the precision of the list that ends at each positive."""
     require_one_of(TIES, ties=ties)
-    found = ranks.place if ties == "pessimistic" else ranks.at_least
+    positives = ranks.place if ties == "pessimistic" else ranks.at_least
     negatives = ranks.higher if ties == "optimistic" else ranks.higher + ranks.tied
-    return np.asarray(found / (found + negatives))
+    return np.asarray(positives / (positives + negatives))
 
 
 def average_precision(ranks: Ranks, *, ties: str = "threshold") -> Float64[np.ndarray, " query"]:
@@ -91,9 +91,9 @@ def precision_at(ranks: Ranks, k: Cut) -> Float64[np.ndarray, " query"]:
 
 
 def map_at(ranks: Ranks, k: Cut, *, denominator: Literal["min", "r"]) -> Float64[np.ndarray, " query"]:
-    found = np.where(_is_within(ranks, k), ranks.place / ranks.rank, 0.0)
+    precision = np.where(_is_within(ranks, k), ranks.place / ranks.rank, 0.0)
     possible = np.minimum(ranks.num_positives, _cut(ranks, k)) if denominator == "min" else ranks.num_positives
-    return np.asarray(_query_sums(found, ranks) / possible)
+    return np.asarray(_query_sums(precision, ranks) / possible)
 
 
 def r_precision(ranks: Ranks) -> Float64[np.ndarray, " query"]:
@@ -103,18 +103,18 @@ def r_precision(ranks: Ranks) -> Float64[np.ndarray, " query"]:
 def ndcg(ranks: Ranks, k: int | None = None) -> Float64[np.ndarray, " query"]:
     """Return nDCG: sum of relevance_j / log2(1 + rank_j), divided by that of the best order."""
     cut = ranks.num_gallery if k is None else min(k, ranks.num_gallery)
-    # A table over ranks, since a vectorised logarithm may round differently at different places of an array.
+    # A table over ranks: a vectorised logarithm may round differently at different positions of an array.
     highest = min(cut, int(ranks.rank.max(initial=1)))
     gains = np.array([0.0, *(1 / math.log2(1 + rank) for rank in range(1, highest + 1)), 0.0])
-    found = gains[np.minimum(ranks.rank, highest + 1)]
+    gain = gains[np.minimum(ranks.rank, highest + 1)]
     if ranks.relevance is not None:
         query = np.repeat(np.arange(len(ranks.query)), ranks.num_positives)
         best_first = ranks.relevance[np.lexsort((-ranks.relevance, query))]
         ideal = _query_sums(best_first * gains[np.minimum(ranks.place, highest + 1)], ranks)
-        return np.asarray(_query_sums(ranks.relevance * found, ranks) / ideal)
-    counts, place = np.unique(np.minimum(ranks.num_positives, cut), return_inverse=True)
+        return np.asarray(_query_sums(ranks.relevance * gain, ranks) / ideal)
+    counts, index = np.unique(np.minimum(ranks.num_positives, cut), return_inverse=True)
     best = np.array([math.fsum(gains[1 : count + 1].tolist()) for count in counts.tolist()], dtype=np.float64)
-    return np.asarray(_query_sums(found, ranks) / best[place])
+    return np.asarray(_query_sums(gain, ranks) / best[index])
 
 
 def reciprocal_rank_at(ranks: Ranks, k: int) -> Float64[np.ndarray, " query"]:
@@ -140,7 +140,7 @@ def trapezoid_ap(ranks: Ranks) -> Float64[np.ndarray, " query"]:
 
 
 def precision_to_last(ranks: Ranks, k: int) -> Float64[np.ndarray, " query"]:
-    """Return the positives among the first min(k, rank_R), divided by that: a list that ends with its last positive.
+    """Return the positives among the first min(k, rank_R), divided by that: the list ends with its last positive.
 
     Source: `compute_map` of the same file as for `trapezoid_ap`.
     """
@@ -175,13 +175,13 @@ AT_K: dict[str, Callable[[Ranks, int], np.ndarray]] = {
 NAMES = ("mauprc", *AT_K, *WHOLE)
 HIERARCHICAL = ("h_ap", "h_ndcg")  # of super-categories: aurank.evaluation.hierarchy
 SUPER = "super:"  # before the name of any metric above: the rows of a query's super-category are its positives
-POOLED = "tpr@fpr={rate}"  # of the pairs of all queries; it has no value per query, and is not told by ranks
+POOLED = "tpr@fpr={rate}"  # over the pairs of all queries; it has no value per query
 RATE = re.compile(r"tpr@fpr=((?:[0-9]{1,20}(?:\.[0-9]{0,20})?|\.[0-9]{1,20})(?:e-?[0-9]{1,2})?)")
 CUT = re.compile(r"([a-z_]+@)([1-9][0-9]{0,99})(\([a-z]+\))?")
 
 
 def query_values(ranks: Ranks, name: str, *, ties: str = "threshold") -> Float64[np.ndarray, " query"]:
-    """Return the values whose mean is the metric of this name; "mauprc" alone heeds `ties`."""
+    """Return the values whose mean is the metric of this name; `ties` applies to "mauprc" alone."""
     if name == "mauprc":
         return average_precision(ranks, ties=ties)
     if name in WHOLE:
@@ -224,9 +224,9 @@ def check_names(names: Iterable[str], *, labelled: bool = True) -> tuple[str, ..
         base = base.removeprefix(SUPER)
         if base != "mauprc" and base not in WHOLE and split_cut(base)[0] not in AT_K:
             number = re.search(r"[1-9][0-9]{0,99}", base)
-            known = [metric.format(k=number[0] if number else 1) for metric in (*NAMES, *HIERARCHICAL)]
+            examples = [metric.format(k=number[0] if number else 1) for metric in (*NAMES, *HIERARCHICAL)]
             also = f"each also as {MACRO}NAME and {SUPER}NAME, {', '.join(HIERARCHICAL)}, or {POOLED}"
-            hint = meant(nearest(base, known, most=3))
+            hint = meant(nearest(base, examples, most=3))
             rates = "with a rate between 0 and 1 and no prefix"
             raise UserError(f"unknown metric {name!r}, expected one of {', '.join(NAMES)}, {also} {rates}{hint}")
     return listed
@@ -246,7 +246,7 @@ def sorted_cuts(recall_at: Iterable[int]) -> tuple[int, ...]:
 
 
 def _cut(ranks: Ranks, k: Cut) -> Cut:
-    # No rank is beyond the gallery; a k past 64 bits would not compare with one.
+    # No rank is beyond the gallery, and NumPy does not compare a k past 64 bits.
     return min(k, ranks.num_gallery) if isinstance(k, int) else k
 
 
@@ -305,19 +305,19 @@ def precision_recall_curve(
         require_at_least(2, points=points)
     # Equal fractions divide to equal floats: a recall of 3/10 finds the step that ends at 3 of 10 positives.
     recall = np.unique(_recall_when_found(ranks)) if points is None else np.arange(points) / (points - 1)
-    found = MeanCurve(recall, len(ranks.query), interpolated=interpolated, ties=ties)
-    found.add(ranks)
-    return found.curve()
+    curve = MeanCurve(recall, len(ranks.query), interpolated=interpolated, ties=ties)
+    curve.add(ranks)
+    return curve.curve()
 
 
 class MeanCurve:
-    """The mean of queries' precision-recall curves, which may come in blocks: `precision_recall_curve` says of what."""
+    """The mean of queries' precision-recall curves, added block by block; arguments as for `precision_recall_curve`."""
 
     def __init__(
         self, recall: Float64[np.ndarray, " point"], count: int, *, interpolated: bool = True, ties: str = "threshold"
     ) -> None:
         self.recall, self.count, self.interpolated, self.ties = recall, count, interpolated, ties
-        # Precisions become integers, whose sums no order can change; `count` of them stay below 2⁶².
+        # Precisions become integers, whose sums are exact in any order; `count` of them stay below 2⁶².
         self.scale = 2 ** (62 - count.bit_length())
         self.total = np.zeros(len(recall), dtype=np.int64)
 
@@ -325,11 +325,16 @@ class MeanCurve:
         """Add the staircases of some queries; one of R positives has steps that end at recall 1/R, 2/R, …, 1."""
         precision = precision_when_found(ranks, ties=self.ties)
         if self.interpolated:
-            precision = _highest_from_here(precision, ranks)
+            later = np.repeat(ranks.num_positives, ranks.num_positives) - ranks.place  # positives after each
+            step = 1
+            while step <= later.max(initial=0):  # after each pass an entry is the highest of twice as many
+                inside = np.flatnonzero(later >= step)
+                precision[inside] = np.maximum(precision[inside], precision[inside + step])
+                step *= 2
         level = np.round(precision * self.scale).astype(np.int64)
-        rises = np.diff(level, append=0)  # what follows a query's last positive falls beyond recall 1, and is dropped
+        rises = np.diff(level, append=0)  # after a query's last positive recall is beyond 1, which is dropped
         changes = np.zeros(len(self.recall) + 1, dtype=np.int64)
-        # A rise counts behind the step where its positive is found.
+        # A rise counts after the step of its positive.
         np.add.at(changes, np.searchsorted(self.recall, _recall_when_found(ranks), side="right"), rises)
         self.total += level[ranks.offset[:-1]].sum() + np.cumsum(changes[:-1])
 
@@ -344,23 +349,9 @@ def _recall_when_found(ranks: Ranks) -> Float64[np.ndarray, " positive"]:
 def random_order_ap(
     num_positives: Int64[np.ndarray, " query"], num_negatives: Int64[np.ndarray, " query"]
 ) -> Float64[np.ndarray, " query"]:
+    """Return the expected AP of a random order: by the harmonic numbers H(n), from n = 101 on by their series."""
     count = num_positives + num_negatives
-    sums = _harmonic(count)
-    return np.asarray((sums + (count - sums) * (num_positives - 1) / np.maximum(count - 1, 1)) / count)
-
-
-def _harmonic(count: Int64[np.ndarray, " query"]) -> Float64[np.ndarray, " query"]:
-    small = np.cumsum(1 / np.arange(1, 101))
     n = count.astype(np.float64)
     series = np.log(n) + np.euler_gamma + 1 / (2 * n) - 1 / (12 * n**2) + 1 / (120 * n**4)
-    return np.where(count <= 100, small[np.minimum(count, 100) - 1], series)
-
-
-def _highest_from_here(values: Float64[np.ndarray, " positive"], ranks: Ranks) -> Float64[np.ndarray, " positive"]:
-    highest, left = values.copy(), np.repeat(ranks.num_positives, ranks.num_positives) - ranks.place
-    step = 1
-    while step <= left.max(initial=0):  # after each pass an entry covers twice as many of its followers
-        inside = np.flatnonzero(left >= step)
-        highest[inside] = np.maximum(highest[inside], highest[inside + step])
-        step *= 2
-    return highest
+    sums = np.where(count <= 100, np.cumsum(1 / np.arange(1, 101))[np.minimum(count, 100) - 1], series)
+    return np.asarray((sums + (count - sums) * (num_positives - 1) / np.maximum(count - 1, 1)) / count)

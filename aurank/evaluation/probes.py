@@ -168,8 +168,14 @@ def probe(
     for seed, train, test_rows in split.draws:
         features, classes = load_rows(trained, train, "euclidean").astype(np.float64), split.classes[train]
         if protocol == "knn":
+            from sklearn.neighbors import KNeighborsClassifier  # a second that no other evaluation needs
+
             settings["k"] = depth = min(NEIGHBOURS, len(train)) if k is None else k
-            models = _neighbour_votes(features, classes, depth)
+            if not 1 <= depth <= len(train):
+                raise UserError(f"k must be from 1 to the number of training rows, {len(train):,}; got {k}")
+            voting = {"metric": "cosine", "weights": lambda distance: np.exp((1 - distance) / TEMPERATURE)}
+            votes, first = (KNeighborsClassifier(count, **voting).fit(features, classes) for count in (depth, 1))
+            models = {"top1": votes, "top5": votes, "1nn": first}
         else:
             search = _strength_search(features, classes, seed)
             models = {"top1": search, "top5": search}
@@ -197,16 +203,6 @@ def probe(
         settings=settings,
         notes=split.notes,
     )
-
-
-def _neighbour_votes(train: np.ndarray, classes: np.ndarray, k: int) -> dict[str, Any]:
-    from sklearn.neighbors import KNeighborsClassifier  # a second that no other evaluation needs
-
-    if not 1 <= k <= len(train):
-        raise UserError(f"k must be from 1 to the number of training rows, {len(train):,}; got {k}")
-    voting = {"metric": "cosine", "weights": lambda distance: np.exp((1 - distance) / TEMPERATURE)}
-    by_vote, by_nearest = (KNeighborsClassifier(count, **voting).fit(train, classes) for count in (k, 1))
-    return {"top1": by_vote, "top5": by_vote, "1nn": by_nearest}
 
 
 def _strength_search(train: np.ndarray, classes: np.ndarray, seed: int) -> Any:

@@ -1,4 +1,4 @@
-"""What an evaluation found: numbers, values per query, a table to read and files to keep."""
+"""The result of an evaluation: numbers, values per query, their text and their files."""
 
 import json
 import platform
@@ -90,23 +90,17 @@ def _plain(values: Column) -> Any:
     return [text.encode("utf-8", "backslashreplace").decode() for text in values.tolist()] if is_text else values
 
 
-def _as_json(values: Column) -> str:
-    """Return a list; NaN is null there. Text may hold what UTF-8 cannot."""
-    is_text, listed = values.dtype.kind == "U", values.tolist()
-    return json.dumps(listed) if is_text else to_json(listed, inf_nan_mode="null").decode()
-
-
 _LIBRARIES = ("aurank", "numpy", "torch", "timm", "numba", "faiss-cpu", "faiss-gpu")
 FORMAT, VERSION = "aurank.report", 2
 
 
 @cache
 def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
+    versions = {"python": platform.python_version()}
     for name in _LIBRARIES:
         with suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
+            versions[name] = version(name)
+    return versions
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -167,13 +161,13 @@ class Report:
     def values(self, name: str) -> Float64[np.ndarray, " query"]:
         """Return the values per query of a metric, with "macro:" or without; UserError if the report lacks it."""
         base = name.removeprefix(MACRO)
-        held = {name: "ap" if name == "mauprc" else name for name in self._metric_names}
-        if base not in held:
-            hint = meant(nearest(base, held, most=3))
-            raise UserError(f"the report holds no values per query of {name!r}, only of {', '.join(held)}{hint}")
-        return self.per_query[held[base]]
+        names = self._metric_names
+        if base not in names:
+            hint = meant(nearest(base, names, most=3))
+            raise UserError(f"the report holds no values per query of {name!r}, only of {', '.join(names)}{hint}")
+        return self.per_query["ap" if base == "mauprc" else base]
 
-    def with_intervals(self, *, resamples: int = 1000, seed: int = 0, level: float = 0.95) -> "Report":
+    def with_intervals(self, resamples: int = 1000, seed: int = 0, level: float = 0.95) -> "Report":
         """Return this report with a bootstrap interval of every metric per query, by class (see docs/metrics.md)."""
         resampling = Resampling(resamples, seed, level)
         units = Units.of(self.per_query)
@@ -185,15 +179,6 @@ class Report:
         bounds = {name: resampling.interval(drawn) for name, drawn in zip(names, draws, strict=True)}
         intervals = Intervals(**vars(resampling), bounds=bounds, unit=units.name, num_units=len(units))
         return replace(self, intervals=intervals)
-
-    def resampled(self, resampling: Resampling | None) -> "Report":
-        """Return this report with intervals, where asked for; where they cannot be had, with a note that says why."""
-        if resampling is None:
-            return self
-        try:
-            return self.with_intervals(**{each.name: getattr(resampling, each.name) for each in fields(Resampling)})
-        except UserError as error:  # a single class: no reason to lose the evaluation
-            return replace(self, notes=[*self.notes, f"no intervals: {error}"])
 
     def named(
         self,
@@ -207,20 +192,20 @@ class Report:
     ) -> "Report":
         """Return this report with path, class and group of each query, given those of all queries by their rows.
 
-        Beside neighbours the same is kept of the gallery rows; without a gallery they are the queries.
+        A report with neighbours gets those of the gallery rows too; without a gallery they are the queries.
         """
         names = {"path": paths, "class": classes, "group": groups}
-        there = {"path": gallery_paths, "class": gallery_classes, "group": gallery_groups}
-        if all(values is None for values in there.values()):
-            there = names
+        gallery_names = {"path": gallery_paths, "class": gallery_classes, "group": gallery_groups}
+        if all(values is None for values in gallery_names.values()):
+            gallery_names = names
         rows = self.per_query["query"]
         facts = {name: values for name, values in self.per_query.items() if name in ("query", "label")}
         facts |= {name: values[rows] for name, values in names.items() if values is not None and (values != "").any()}
         named = replace(self, per_query={**facts, **self.per_query, **facts})
         if self.neighbours is None:
             return named
-        kept = {name: values for name, values in there.items() if values is not None and (values != "").any()}
-        return replace(named, gallery={**self.gallery, **kept})
+        facts = {name: values for name, values in gallery_names.items() if values is not None and (values != "").any()}
+        return replace(named, gallery={**self.gallery, **facts})
 
     def made_by(self, command: str) -> "Report":
         """Return this report with the command that made it, and the time."""
@@ -291,17 +276,23 @@ class Report:
 
     def save(self, path: Path | str) -> None:
         """Write the report as one JSON file; a file that is there stays whole until the new one is."""
-        held = {each.name: getattr(self, each.name) for each in fields(self)}
-        short = {n: v for n, v in held.items() if n not in _LONG and (v is not None or n in _Report.__required_keys__)}
+        content = {each.name: getattr(self, each.name) for each in fields(self)}
+        short = {
+            n: v for n, v in content.items() if n not in _LONG and (v is not None or n in _Report.__required_keys__)
+        }
         short["intervals"] = self.intervals and vars(self.intervals)
         text = json.dumps({"format": FORMAT, "version": VERSION, **short}, indent=2)[: -len("\n}")]
-        columns = {name: held[name] for name in _LONG}  # a line for each column
+        columns = {name: content[name] for name in _LONG}  # a line for each column
         columns["curve"] = self.curve and vars(self.curve)
         if (lists := self.neighbours) is not None:
             columns["neighbours"] = {"row": lists.row, "score": lists.score, "is_positive": lists.is_positive}
         for name, values in columns.items():
             if values:
-                lines = [f"    {json.dumps(key)}: {_as_json(column)}" for key, column in values.items()]
+                lines = []
+                for key, column in values.items():  # text may hold characters that UTF-8 lacks; NaN becomes null
+                    as_text, entries = column.dtype.kind == "U", column.tolist()
+                    line = json.dumps(entries) if as_text else to_json(entries, inf_nan_mode="null").decode()
+                    lines.append(f"    {json.dumps(key)}: {line}")
                 text += f",\n  {json.dumps(name)}: {{\n" + ",\n".join(lines) + "\n  }"
         write_text(Path(path), text + "\n}\n")
 
@@ -309,34 +300,34 @@ class Report:
     def load(cls, path: Path | str) -> "Report":
         """Return the report that `save` wrote, digit for digit; UserError if the file is missing or something else."""
         again: Any = {"title": "a report", "remedy": "evaluate again"}
-        held: dict[str, Any] = {**read_record(Path(path), _Report, named=FORMAT, version=VERSION, **again)}
+        content: dict[str, Any] = {**read_record(Path(path), _Report, named=FORMAT, version=VERSION, **again)}
         with reading(path, **again):
-            rows, columns = held["num_queries"] - held["num_lone_queries"], held["per_query"]
+            rows, columns = content["num_queries"] - content["num_lone_queries"], content["per_query"]
             needed = ("query", "num_positives", "num_negatives", "first_rank", "ap")
             if rows < 1 or any(name not in columns for name in needed):
                 raise ValueError(f"per_query must hold {', '.join(needed)} of one query or more")
             for name, values in columns.items():
                 kind: Any = dict[str, Annotated[_KINDS.get(name, list[Number]), Len(rows, rows)]]  # type: ignore[misc]
                 columns[name] = np.asarray(checked({f"per_query.{name}": values}, kind)[f"per_query.{name}"])
-            held["metrics"] = {name: float(value) for name, value in held["metrics"].items()}
-            held["gallery"] = {name: np.asarray(values) for name, values in held.get("gallery", {}).items()}
-            held["tie_bounds"] = tuple(map(float, held["tie_bounds"]))
-            if (lists := held.get("neighbours")) is not None:
+            content["metrics"] = {name: float(value) for name, value in content["metrics"].items()}
+            content["gallery"] = {name: np.asarray(values) for name, values in content.get("gallery", {}).items()}
+            content["tie_bounds"] = tuple(map(float, content["tie_bounds"]))
+            if (lists := content.get("neighbours")) is not None:
                 row, score, is_positive = (np.array(lists[name]) for name in ("row", "score", "is_positive"))
                 if not row.shape == score.shape == is_positive.shape or len(row) != rows or row.ndim != 2:
                     raise ValueError("neighbours have lists of other lengths")
                 most = max(row.max(initial=-1), columns.get(FIRST[0], row).max(initial=-1))
-                if most >= held["num_gallery"]:
-                    raise ValueError(f"neighbours name row {most} of a gallery of {held['num_gallery']}")
-                kept = row.astype(np.int64), score.astype(np.float64), is_positive.astype(bool)
-                held["neighbours"] = NearestRows(columns["query"], *kept)
-            if (curve := held.get("curve")) is not None:
+                if most >= content["num_gallery"]:
+                    raise ValueError(f"neighbours name row {most} of a gallery of {content['num_gallery']}")
+                arrays = row.astype(np.int64), score.astype(np.float64), is_positive.astype(bool)
+                content["neighbours"] = NearestRows(columns["query"], *arrays)
+            if (curve := content.get("curve")) is not None:
                 if len(curve.get("recall", [])) != len(curve.get("precision", [])):
                     raise ValueError("curve has other numbers of recalls and precisions")
-                held["curve"] = Curve(**{name: np.array(values) for name, values in curve.items()})
-            if len({tuple(code["metrics"]) for code in held.get("codes", [])}) > 1:
+                content["curve"] = Curve(**{name: np.array(values) for name, values in curve.items()})
+            if len({tuple(code["metrics"]) for code in content.get("codes", [])}) > 1:
                 raise ValueError("codes have other metrics in each row")
-            return cls(**held)
+            return cls(**content)
 
     def write_per_query(self, path: Path | str) -> None:
         """Write `per_query` as a Parquet table, one row per query, with its neighbours as lists, without padding."""
@@ -345,12 +336,12 @@ class Report:
 
         columns: dict[str, Any] = {name: _plain(values) for name, values in self.per_query.items()}
         if (lists := self.neighbours) is not None:
-            found = {"rows": lists.row, "scores": lists.score, "are_positive": lists.is_positive}
-            found |= {f"{name}s": self.gallery[name][lists.row] for name in ("path", "group") if name in self.gallery}
-            there = lists.row >= 0
-            ends = pyarrow.array(np.cumsum([0, *there.sum(axis=1)]), pyarrow.int32())
-            for name, values in found.items():
-                columns[f"neighbour_{name}"] = pyarrow.ListArray.from_arrays(ends, _plain(values[there]))
+            listed = {"rows": lists.row, "scores": lists.score, "are_positive": lists.is_positive}
+            listed |= {f"{name}s": self.gallery[name][lists.row] for name in ("path", "group") if name in self.gallery}
+            exists = lists.row >= 0
+            ends = pyarrow.array(np.cumsum([0, *exists.sum(axis=1)]), pyarrow.int32())
+            for name, values in listed.items():
+                columns[f"neighbour_{name}"] = pyarrow.ListArray.from_arrays(ends, _plain(values[exists]))
         table = pyarrow.table(columns)
         with replacing(Path(path)) as file:
             pyarrow.parquet.write_table(table, file)
@@ -358,8 +349,8 @@ class Report:
     @property
     def _metric_names(self) -> list[str]:
         facts = {*_KINDS, *FIRST, "ap"}
-        whole = ["mauprc"] if "ap" in self.per_query else []
-        return [*whole, *(name for name in self.per_query if name not in facts)]
+        first = ["mauprc"] if "ap" in self.per_query else []
+        return [*first, *(name for name in self.per_query if name not in facts)]
 
     def _means(self, classes: Classes) -> dict[str, Column]:
         return {name: classes.means(self.values(name)) for name in self._metric_names}

@@ -1,4 +1,4 @@
-"""Does a difference hold for other seeds, and for other classes? Numbers of shape [seed, class], and their answers."""
+"""Tests of a difference over seeds and over classes, from values of shape [seed, class]."""
 
 import math
 from dataclasses import dataclass
@@ -13,13 +13,13 @@ Values = Float64[np.ndarray, "seed class"]
 
 @dataclass(frozen=True)
 class Answer:
-    """A mean over seeds and queries, and what chance could make of it.
+    """A mean over seeds and queries, with its intervals and p-values.
 
     Attributes:
         half_width: of the 95 % interval over seeds, by Student's t; None for one seed.
         interval: the 95 % percentile interval of a bootstrap that draws classes and seeds; None for one class.
         p_seeds, p_classes: two-sided, of mean 0: by Student's t (None also if all seeds differ alike); by bootstrap.
-        is_least: no resample was on the other side of 0, so p_classes is an upper bound.
+        is_least: no resample has the other sign, so p_classes is an upper bound.
     """
 
     mean: float

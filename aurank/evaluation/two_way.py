@@ -127,8 +127,8 @@ def chance_recall(report: Report, k: int) -> float:
     """Return the expected recall@k of a gallery in random order: the mean of 1 − C(negatives, k) / C(gallery, k)."""
     positives, negatives = report.per_query["num_positives"], report.per_query["num_negatives"]
     missed = np.ones(len(positives))
-    for place in range(min(k, int(negatives.max(initial=0)) + 1)):
-        missed *= np.maximum(negatives - place, 0) / (positives + negatives - place)
+    for drawn in range(min(k, int(negatives.max(initial=0)) + 1)):
+        missed *= np.maximum(negatives - drawn, 0) / (positives + negatives - drawn)
     return mean(1 - missed)
 
 
@@ -215,11 +215,11 @@ def _relation(query: Any, gallery: Any, labels: Int64[np.ndarray, " pair"]) -> d
     start = np.searchsorted(right[:, 1], left[:, 1])
     count = np.searchsorted(right[:, 1], left[:, 1], side="right") - start
     # Entry j of `left` meets the entries start[j] … start[j] + count[j] − 1 of `right`.
-    place = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count) + np.repeat(start, count)
-    pairs = np.stack([np.repeat(left[:, 0], count), right[place, 0]], axis=1)
+    match = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count) + np.repeat(start, count)
+    pairs = np.stack([np.repeat(left[:, 0], count), right[match, 0]], axis=1)
     return {"positives": np.unique(pairs, axis=0)}
 
 
 def _named(values: dict[str, dict[int, float]]) -> dict[str, float]:
-    named = {f"{name}/recall@{k}": value for name, found in values.items() for k, value in found.items()}
+    named = {f"{name}/recall@{k}": value for name, recalls in values.items() for k, value in recalls.items()}
     return {**named, "mean_recall": mean(list(named.values()))}

@@ -42,7 +42,7 @@ def calibration_page(calibration: Calibration, *, of: str = "") -> str:
         axes.set(xlabel=f"threshold ({calibration.distance})", ylim=(0, 1.02), ylabel="part")
         axes.legend(frameon=False, fontsize=9)
 
-    aim = f"{_AIMS[calibration.aim]} {calibration.wanted:g}"
+    aim = f"{_AIMS[calibration.aim]} {calibration.rate:g}"
     return render(
         "calibrate.html",
         title="Threshold",
