@@ -135,10 +135,10 @@ REFUSED: list[tuple[Report, str]] = [
     (report(LISTS[:5], labels=LABELS[:5]), r"are about 6 and 5 queries with a positive; evaluate both models on the"),
     (
         report(labels=LABELS + 1),
-        r"queries differ in their labels: 4 and 5 at place 0; evaluate both models on the same",
+        r"queries differ in their labels: 4 and 5 at position 0; evaluate both models on the same",
     ),
     (report(labels=None), r"only one of the reports has the queries' labels"),
-    (report([*LISTS[:5], "+ - -"]), r"queries differ in their numbers of positives: 2 and 1 at place 5"),
+    (report([*LISTS[:5], "+ - -"]), r"queries differ in their numbers of positives: 2 and 1 at position 5"),
     (report([*LISTS[:5], "+ + - - -"]), r"galleries of 3 and 5 rows"),
     (report(distance="dot"), r"distances cosine and dot: .*add --force"),
     (report(ties="optimistic"), r"ties threshold and optimistic"),
@@ -154,7 +154,7 @@ def test_reports_that_answer_different_questions_are_refused(other: Report, mess
 
 def test_other_queries_of_the_same_labels_are_refused() -> None:
     lone_first, lone_last = report(["- -", "+ -"], labels=LABELS[:1]), report(["+ -", "- -"], labels=LABELS[:1])
-    with pytest.raises(UserError, match=r"queries differ in their rows: 1 and 0 at place 0"):
+    with pytest.raises(UserError, match=r"queries differ in their rows: 1 and 0 at position 0"):
         compare(lone_first, lone_last)
 
 
@@ -186,7 +186,7 @@ def test_the_queries_that_changed_are_named_by_path_and_class() -> None:
 def test_reports_over_other_images_with_the_same_labels_are_refused() -> None:
     paths = np.array([f"a/{row}.png" for row in range(6)])
     one, other = report().named(paths), report().named(np.char.replace(paths, "5", "9"))
-    with pytest.raises(UserError, match=r"differ in their paths: a/5\.png and a/9\.png at place 5"):
+    with pytest.raises(UserError, match=r"differ in their paths: a/5\.png and a/9\.png at position 5"):
         compare(one, other)
     assert compare(one, report()).difference == 0  # saved embeddings may have no paths
 
