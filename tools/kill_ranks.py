@@ -56,7 +56,7 @@ CONFIG: dict[str, Any] = {
 # Where a rank kills itself: the name of a phase, an object, its method, and in which of its calls.
 PHASES: dict[str, tuple[Any, str, int]] = {
     "building": (Trainer, "__init__", 1),
-    "reading a batch": (Loop, "_step", 4),
+    "reading a batch": (Loop, "step", 4),
     "forward": (Trainer, "embed", 4),
     "backward": (Trainer, "backward", 4),
     "optimiser": (Trainer, "update", 4),

@@ -39,9 +39,9 @@ from aurank.training.optim import BATCH_RULES, OPTIMISERS, SCHEDULES, Schedule, 
 
 @dataclass(frozen=True, eq=False)
 class Splits:
-    """The data of a run: ``whole`` as read, and its parts; None where there is no such split."""
+    """The data of a run: all of it as read, and its splits; None where there is no such split."""
 
-    whole: Manifest
+    manifest: Manifest
     train: Manifest
     val: Manifest | None
     test: Manifest | None
@@ -50,21 +50,21 @@ class Splits:
 def build_splits(config: Config, dataset: Manifest | None = None) -> Splits:
     """Return the splits, with each image once, however many its texts are, without ``model.text``."""
     data, once = config.data, config.model.text is None
-    given = read_whole(data) if dataset is None else dataset
-    if asks_about_classes(data, given):
-        labelled = given if data.train_labels == "class" else given.select(given.splits != "train")
+    listed = read_whole(data) if dataset is None else dataset
+    if asks_about_classes(data, listed):
+        labelled = listed if data.train_labels == "class" else listed.select(listed.splits != "train")
         counts = ", ".join(f"{count:,} {split}" for split, count in labelled.split_sizes.items())
         require_likely_classes(labelled, data, counts=counts)
-    whole = hold_out(given, data, seed=config.seed)
-    require_distinct(whole, data)
+    manifest = hold_out(listed, data, seed=config.seed)
+    require_distinct(manifest, data)
     by_class, splits = data.train_labels == "class", {}
     for name in ("train", "val", "test"):
         is_needed = name == "train" or (name == "test" and by_class and dataset is None)
-        rows = split_of(whole, data, name) if is_needed or name in whole.split_sizes else None
+        rows = split_of(manifest, data, name) if is_needed or name in manifest.split_sizes else None
         splits[name] = each_image_once(rows) if once and rows is not None else rows
     train = splits["train"]
     assert train is not None
-    return Splits(whole, train if by_class else with_own_labels(train), splits["val"], splits["test"])
+    return Splits(manifest, train if by_class else with_own_labels(train), splits["val"], splits["test"])
 
 
 def build_sampler(
@@ -74,7 +74,7 @@ def build_sampler(
     component = config.sampler
     offered: dict[str, Any] = {"labels": train.labels, "super_labels": train.super_labels, "neighbours": neighbours}
     offered |= {"batch": component.batch, "seed": config.seed, "rank": rank, "world_size": world_size}
-    offered["paths"] = train.paths
+    offered |= {"paths": train.paths}
     sampler: Sampler = build("sampler.params", SAMPLERS[component.name], offered, component.params)
     if sampler.refresh_every is None:
         next(sampler.iterate())  # raises where an epoch would have no batch
@@ -95,8 +95,8 @@ def check_image_size(encoder: Encoder, config: Config, device: torch.device) -> 
         sides = as_sides(size)
         options = f"model.params.img_size={sides} or dynamic_img_size=true"
         option = f"force_image_size={'x'.join(map(str, size))}" if is_tower(name) else options
-        remedy, what = f"use data.image_size={fitting}, or give it {option}", f"a network for {sides} pixels ({key})"
-        with torch.no_grad(), reading(f"model.backbone={name}", what, remedy=remedy):
+        remedy, title = f"use data.image_size={fitting}, or give it {option}", f"a network for {sides} pixels ({key})"
+        with torch.no_grad(), reading(f"model.backbone={name}", title, remedy=remedy):
             encoder(torch.zeros(1, config.data.channels, *size, device=device))
     encoder.train(training)
 
@@ -142,10 +142,10 @@ def _build_term(config: Config, term: LossTerm, train: Manifest, *, dim: int, ga
             sizes["super_labels"] = np.full(len(train.class_counts), -1)
             text = f"loss {term.name}: {train.name} has no super-categories, so classes alone are ranked"
             warnings.warn(text, AurankWarning, stacklevel=2)
-    # A configuration's own two_way is no other.
     offered = {**sizes, "distributed": gathers, "two_way": config.model.text is not None}
-    given = {name: value for name, value in term.params.items() if name != "two_way"}
-    loss: nn.Module = build(f"loss.params of {term.name}", LOSSES[term.name], offered, given)
+    # The check of the configuration has compared its own two_way.
+    params = {name: value for name, value in term.params.items() if name != "two_way"}
+    loss: nn.Module = build(f"loss.params of {term.name}", LOSSES[term.name], offered, params)
     return loss
 
 
@@ -170,10 +170,10 @@ def build_optimiser(config: Config, model: nn.Module, loss: nn.Module) -> Optimi
         model, weight_decay=optim.weight_decay, head_lr_multiplier=optim.head_lr_multiplier, scales=scales
     )
     usual = (optim.temperature_lr or optim.lr) / rate
-    whole = loss.loss if isinstance(loss, CrossBatchMemory) else loss
-    if isinstance(whole, MultipleLosses):
+    inner = loss.loss if isinstance(loss, CrossBatchMemory) else loss
+    if isinstance(inner, MultipleLosses):
         for name, term, _, _ in _parts(config):
-            groups += loss_groups(f"loss {name}", whole.losses[name], term, usual=usual)
+            groups += loss_groups(f"loss {name}", inner.losses[name], term, usual=usual)
     else:
         groups += loss_groups("loss", loss, config.terms[0], usual=usual)
     optimiser: Optimizer = build("optim.params", OPTIMISERS[optim.name], {"params": groups, "lr": rate}, optim.params)

@@ -35,8 +35,6 @@ class Rehearsal:
     unit: str
     images: dict[str, int]
     classes: dict[str, int]
-    parameters: int
-    trained_parameters: int
     parts: dict[str, tuple[int, int]]
     batch: int
     views: int
@@ -49,13 +47,14 @@ class Rehearsal:
     def __str__(self) -> str:
         views = f" in {self.views} views each" if self.views > 1 else ""
         memory = ", ".join(f"{name} {size / GIB:.2f}" for name, size in self.memory.items())
+        model = [counts for name, counts in self.parts.items() if name != "loss"]
+        count, trained = (sum(column) for column in zip(*model, strict=True))
         lines = [
-            *(
-                f"{name:<12}{count:>9} {self.unit} {self.classes[name]:>7} classes"
-                for name, count in self.images.items()
-            ),
-            f"parameters  {self.parameters:>9} ({self.trained_parameters} trained)",
-            *(f"  {name:<10}{count:>9} ({trained} trained)" for name, (count, trained) in self.parts.items()),
+            f"{name:<12}{size:>9} {self.unit} {self.classes[name]:>7} classes" for name, size in self.images.items()
+        ]
+        lines.append(f"parameters  {count:>9} ({trained} trained)")
+        lines += [f"  {name:<10}{count:>9} ({trained} trained)" for name, (count, trained) in self.parts.items()]
+        lines += [
             f"batch       {self.batch:>9} {self.unit}{views}, {self.batches_per_epoch} batches an epoch",
             f"step        {self.seconds_per_step:>9.3f} s on this machine (second of {BATCHES} batches)",
             f"memory      {sum(self.memory.values()) / GIB:>9.2f} GiB a process, estimated: {memory}",
@@ -99,17 +98,12 @@ def rehearse(config: Config) -> Rehearsal:
             part = first if first in parts else "backbone"
             count, trained = parts[part]
             parts[part] = (count + parameter.numel(), trained + parameter.numel() * parameter.requires_grad)
-        of_model = [counts for part, counts in parts.items() if part != "loss"]
-        trained_parameters = (parameter for parameter in trainer.model.parameters() if parameter.requires_grad)
         weights = sum(value.nbytes for value in trainer.model.state_dict().values())
-        gradients = sum(parameter.nbytes for parameter in trained_parameters)
-        kept = [value for state in trainer.optimiser.state.values() for value in state.values()]
+        optimiser = [value for state in trainer.optimiser.state.values() for value in state.values()]
         return Rehearsal(
             unit=trainer.task.unit,
             images={name: len(images) for name, images in data.items()},
             classes={name: len(images.manifest.classes) for name, images in data.items()},
-            parameters=sum(count for count, _ in of_model),
-            trained_parameters=sum(trained for _, trained in of_model),
             parts={part: counts for part, counts in parts.items() if counts[0]},
             batch=batch,
             views=trainer.views,
@@ -117,8 +111,8 @@ def rehearse(config: Config) -> Rehearsal:
             seconds_per_step=seconds,
             memory={
                 "weights": weights,
-                "gradients": gradients,
-                "optimiser": sum(value.nbytes for value in kept if isinstance(value, Tensor)),
+                "gradients": sum(value.nbytes for value in trainer.model.parameters() if value.requires_grad),
+                "optimiser": sum(value.nbytes for value in optimiser if isinstance(value, Tensor)),
                 "activations": activations,
                 "loss state": sum(value.nbytes for value in [*trainer.loss.buffers(), *trainer.loss.parameters()]),
                 "moving average": 0 if trainer.average is None else weights,

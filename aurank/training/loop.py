@@ -101,6 +101,7 @@ class Loop:
         self.settings = trainer.config.train
         self.main = trainer.accelerator.is_main_process
         self.listener = listener
+        self.writes = writes
         self.metrics: MetricsFile | None = None
         if self.main and writes:
             self.metrics = MetricsFile(out / "metrics.jsonl", keep=progress.metrics_bytes)
@@ -109,8 +110,8 @@ class Loop:
         self.stop = StopRequest()
         processes, every = trainer.accelerator.num_processes, self.settings.log_every
         self.watch = LossWatch(trainer.accelerator.device, trainer.optimiser, every=every, processes=processes)
-        self.told: dict[str, float] = {}  # what the listener heard of the steps up to the last look
-        self._started = 0.0  # when the first step after it began
+        self.last_metrics: dict[str, float] = {}  # sent to the listener after each step, new at each look
+        self._started = 0.0  # when the first step after the last look began
         self._images = 0  # in the steps since then
 
     def run(self) -> int | None:
@@ -122,11 +123,9 @@ class Loop:
                     self.save("last")
                 if progress.validation_owed:
                     self._conclude()
-                batches: Iterator[Drawn] | None = None
+                batches = self.batches()
                 while not self.finished:
-                    if self._refresh() or batches is None:
-                        batches = self._batches()
-                    self._step(batches)
+                    self.step(batches)
                     received = self.stop.received if self.watch.processes == 1 else self.watch.received
                     if received is not None:
                         self.save("last")
@@ -145,38 +144,37 @@ class Loop:
 
     # -- batches ------------------------------------------------------------------------------------------------
 
-    def _refresh(self) -> bool:
-        """Let the sampler look at the data anew where that is due: batches that were read ahead are then others."""
-        every = self.trainer.sampler.refresh_every
-        due = every is not None and self.progress.step % every == 0
-        if due:
-            self.trainer.sampler.refresh(self.progress.epoch, self.progress.batch)
-        return due
+    def batches(self) -> Iterator[Drawn]:
+        """Yield the batches of the steps to come; where that is due, the sampler first looks at the data anew."""
+        progress, sampler, settings = self.progress, self.trainer.sampler, self.settings
+        every = sampler.refresh_every or settings.steps
+        while True:
+            if sampler.refresh_every is not None and progress.step % every == 0:
+                sampler.refresh(progress.epoch, progress.batch)
+            steps = min(settings.steps - progress.step, every - progress.step % every)
+            yield from self._read(steps * settings.accumulate)
 
-    def _batches(self) -> Iterator[Drawn]:
-        step, every = self.progress.step, self.trainer.sampler.refresh_every or self.settings.steps
-        return self.batches((min(self.settings.steps, step - step % every + every) - step) * self.settings.accumulate)
-
-    def batches(self, count: int | None) -> Iterator[Drawn]:
-        """Yield so many batches from the next one on, without end for None."""
+    def _read(self, count: int) -> Iterator[Drawn]:
         progress, sampler, trainer = self.progress, self.trainer.sampler, self.trainer
         skips, views = trainer.config.data.on_error == "skip", trainer.views
         labels = trainer.train_data.manifest.labels
         # How many are wanted is not known where some may be passed over.
         drawn = itertools.islice(sampler.iterate_ranks(progress.epoch, progress.batch), None if skips else count)
-        places, keys = itertools.tee(drawn)
-        wanted = (view_keys(parts[sampler.rank], epoch, views) for epoch, _, parts in keys)
-        loader = BatchLoader(trainer.train_data, wanted, workers=trainer.config.data.workers)
+        positions, to_load = itertools.tee(drawn)
+        keys = (view_keys(parts[sampler.rank], epoch, views) for epoch, _, parts in to_load)
+        loader = BatchLoader(trainer.train_data, keys, workers=trainer.config.data.workers)
         passed: tuple[int, int] | None = None  # the first of the batches left out, one after another
-        for batch, (epoch, index, parts) in zip(loader, places, strict=True):
+        for batch, (epoch, index, parts) in zip(loader, positions, strict=True):
             # A batch norm and a pair need two images that every process could read.
             rows = (
                 self.group.all_gather(batch.id) if skips else [torch.from_numpy(np.tile(part, views)) for part in parts]
             )
             if not skips or min(map(len, rows)) >= 2 * views:
-                passed = None
-                own = [torch.from_numpy(labels[each.numpy()]) for each in rows]
-                yield Drawn(batch, epoch, index, Shares(own, rows) if len(parts) > 1 else None)
+                passed, count = None, count - 1
+                rank_labels = [torch.from_numpy(labels[ids.numpy()]) for ids in rows]
+                yield Drawn(batch, epoch, index, Shares(rank_labels, rows) if len(parts) > 1 else None)
+                if count == 0:
+                    return
             elif passed is None:
                 passed = epoch, index
             elif (epoch, index) >= (passed[0] + 1, passed[1]):
@@ -184,7 +182,7 @@ class Loop:
 
     # -- one step -----------------------------------------------------------------------------------------------
 
-    def _step(self, batches: Iterator[Drawn]) -> None:
+    def step(self, batches: Iterator[Drawn]) -> None:
         trainer, progress, watch, settings = self.trainer, self.progress, self.watch, self.settings
         if not self._images:
             self._started = time.perf_counter()
@@ -216,11 +214,11 @@ class Loop:
         if watch.is_due or any(map(self._due, due)):
             self._look()
         if not watch.batches:  # all that was asked of the device is done
-            self.told["images_per_second"] = self._images / (time.perf_counter() - self._started)
+            self.last_metrics["images_per_second"] = self._images / (time.perf_counter() - self._started)
             self._images = 0
         skipped = len(trainer.train_data.skipped) if trainer.config.data.on_error == "skip" else 0
-        place = {"step": progress.step, "steps": settings.steps}
-        self.listen("step", {**place, **self.told, "lr": rate, "skipped": skipped})
+        done = {"step": progress.step, "steps": settings.steps}
+        self.listen("step", {**done, **self.last_metrics, "lr": rate, "skipped": skipped})
         if self._due(settings.log_every):
             mean = progress.loss_sum / progress.loss_count
             terms = {f"loss {name}": total / progress.loss_count for name, total in progress.term_sums.items()}
@@ -249,21 +247,24 @@ class Loop:
             for name, value in terms.items():
                 progress.term_sums[name] = progress.term_sums.get(name, 0.0) + value
         if losses:
-            self.told["loss"] = progress.loss_sum / progress.loss_count
+            self.last_metrics["loss"] = progress.loss_sum / progress.loss_count
 
     def _report_bad(self, batch: SeenBatch, value: float) -> None:
         rows = dict.fromkeys(batch.ids.tolist())  # each once, in how many views it may be
         everyone = self.group.all_gather((value, [self.trainer.train_data.manifest.paths[row] for row in rows]))
         value = next(value for value, _ in everyone if not math.isfinite(value))
         paths = [path for _, paths in everyone for path in paths]
-        record_path = self.out / "diverged.json"
-        if self.main:
-            place = {"step": batch.step, "epoch": batch.epoch, "batch": batch.index}
-            write_text(record_path, json.dumps({**place, "loss": str(value), "paths": paths}, indent=1) + "\n")
+        position = {"step": batch.step, "epoch": batch.epoch, "batch": batch.index}
+        record_path, saved = self.out / "diverged.json", ""
+        if self.writes:
+            if self.main:
+                write_text(record_path, json.dumps({**position, "loss": str(value), "paths": paths}, indent=1) + "\n")
+            saved = (
+                f"; its image paths are in {record_path}, the weights of step {self.saved_step} in {self.out / LAST}"
+            )
         raise Diverged(
-            f"the loss is {value} at step {batch.step} (epoch {batch.epoch}, batch {batch.index}); its image paths are "
-            f"in {record_path}, the weights of step {self.saved_step} in {self.out / LAST}; try a lower optim.lr, "
-            "optim.clip_norm=1, or look at those images"
+            f"the loss is {value} at step {batch.step} (epoch {batch.epoch}, batch {batch.index}){saved}; "
+            "try a lower optim.lr, optim.clip_norm=1, or look at those images"
         )
 
     # -- what happens every so many steps -----------------------------------------------------------------------

@@ -59,7 +59,7 @@ def _of_timm(name: str, params: ParamsT, *, lr: float, **options: Any) -> Optimi
     """Return timm's optimiser of that name; LARS and LAMB adapt neither norms nor biases, as in SimCLR."""
     from timm.optim import create_optimizer_v2, get_optimizer_class  # type: ignore[attr-defined]
 
-    groups: list[dict[str, Any]] = [one if isinstance(one, dict) else {"params": [one]} for one in params]
+    groups: list[dict[str, Any]] = [group if isinstance(group, dict) else {"params": [group]} for group in params]
     if "always_adapt" in inspect.signature(get_optimizer_class(name)).parameters:
         for group in groups:
             group.setdefault("always_adapt", all(parameter.ndim > 1 for parameter in group["params"]))
@@ -100,13 +100,16 @@ def loss_groups(name: str, loss: nn.Module, term: LossTerm, *, usual: float) -> 
     Args:
         usual: `lr_multiplier` where the configuration gives none.
     """
-    own = [parameter for parameter in loss.parameters() if parameter.requires_grad]
+    trained = [parameter for parameter in loss.parameters() if parameter.requires_grad]
     multiplier = usual if term.lr_multiplier is None else term.lr_multiplier
     common = {"lr_multiplier": multiplier, "always_adapt": False}
-    vectors = [parameter for parameter in own if parameter.ndim > 1 and term.weight_decay]
-    others = [parameter for parameter in own if parameter.ndim <= 1 or not term.weight_decay]
-    kinds = [(vectors, term.weight_decay, f"{name} decayed"), (others, 0.0, name)]
-    return [{"name": group, "params": of, "weight_decay": decay, **common} for of, decay, group in kinds if of]
+    decayed = [parameter for parameter in trained if parameter.ndim > 1 and term.weight_decay]
+    plain = [parameter for parameter in trained if parameter.ndim <= 1 or not term.weight_decay]
+    groups = [
+        {"name": f"{name} decayed", "params": decayed, "weight_decay": term.weight_decay, **common},
+        {"name": name, "params": plain, "weight_decay": 0.0, **common},
+    ]
+    return [group for group in groups if group["params"]]
 
 
 def set_learning_rate(optimiser: Optimizer, rate: float) -> None:
@@ -114,42 +117,16 @@ def set_learning_rate(optimiser: Optimizer, rate: float) -> None:
         group["lr"] = rate * group["lr_multiplier"]
 
 
-def require_fitting_state(optimiser: Optimizer, saved: dict[str, Any]) -> None:
-    """Raise ValueError unless a saved state has this optimiser's options, and like values for all parameters."""
-    groups = optimiser.state_dict()["param_groups"]
-    for group, saved_group in zip(groups, saved["param_groups"], strict=True):
-        for name in group.keys() - {"fused"}:  # which changes speed alone
-            if not _is_alike(group[name], saved_group.get(name)):
-                raise ValueError(f"{name} is {saved_group.get(name)!r} in place of {group[name]!r}")
-    parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
-    kinds: dict[bool, tuple[tuple[str, str], ...]] = {}  # of vectors and of others, which Muon updates otherwise
-    for number, state in saved["state"].items():
-        kind = tuple(sorted((name, type(value).__name__) for name, value in state.items()))
-        if kind != kinds.setdefault(parameters[number].ndim > 1, kind):
-            raise ValueError(f"parameter {number} has another state than those before it: {dict(kind)}")
-
-
-def _is_alike(option: Any, saved: Any) -> bool:
-    for kinds in ((bool, str, type(None)), (int, float), (list, tuple)):
-        if isinstance(option, kinds):
-            return saved == option if bool in kinds else isinstance(saved, kinds) and not isinstance(saved, bool)
-    return type(option) is type(saved)
-
-
 @torch.no_grad()
 def load_state(optimiser: Optimizer, saved: dict[str, Any]) -> None:
     """Load the state of an optimiser, laid out in memory as its parameters are: a run that never stopped has it so."""
     parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
-
-    def laid_out(value: Any, parameter: Tensor) -> Any:
-        if not isinstance(value, Tensor) or value.shape != parameter.shape:
-            return value
-        return torch.empty_like(parameter, dtype=value.dtype, device=value.device).copy_(value)
-
-    state = {
-        index: {name: value if name == "step" else laid_out(value, parameters[index]) for name, value in values.items()}
-        for index, values in saved["state"].items()
-    }
+    state: dict[int, dict[str, Any]] = {}
+    for number, values in saved["state"].items():
+        parameter, state[number] = parameters[number], dict(values)
+        for name, value in values.items():
+            if name != "step" and isinstance(value, Tensor) and value.shape == parameter.shape:
+                state[number][name] = torch.empty_like(parameter, dtype=value.dtype, device=value.device).copy_(value)
     optimiser.load_state_dict({**saved, "state": state})
 
 

@@ -33,7 +33,7 @@ from aurank.reporting.training_page import training_page
 from aurank.training.build import build_schedule, build_splits
 from aurank.training.components import read_config
 from aurank.training.loop import Listener, Loop
-from aurank.training.optim import load_state, require_fitting_state
+from aurank.training.optim import load_state
 from aurank.training.state import Progress, restore_random_state, seed_everything, seed_stream
 from aurank.training.trainer import Trainer
 
@@ -113,13 +113,13 @@ def train(
     if dataset is not None and not isinstance(dataset.source, EmbeddingSource):  # its rows are for a head as they are
         overrides = [*overrides, f"data.name={GIVEN}"]
     config, out = read_config(config, overrides), Path(out)
-    with ExitStack() as held:
-        group = held.enter_context(training_group(config))
+    with ExitStack() as stack:
+        group = stack.enter_context(training_group(config))
         require_same(config, **{"--out": str(out), "--resume": resume})
         require_usable(out, resume)
         group.barrier()  # before anything is written there
         if group.rank == 0:
-            held.enter_context(claimed(out))
+            stack.enter_context(claimed(out))
             for folder in out.glob("two_way/*"):
                 remove_temporaries(folder)
         state, notices = find_checkpoint(config, out)
@@ -141,13 +141,13 @@ def _prepare_loop(
 ) -> Loop:
     seed_everything(config.seed)
     splits, prepared, rows = build_splits(config, dataset), open_prepared(config.data), None
-    whole = splits.whole
+    manifest = splits.manifest
     if prepared is not None:  # raises for images it lacks
-        rows = prepared.rows_of(whole, config.data.channels, on_error=config.data.on_error)
-    data = contents(whole, rows)
-    require_same(config, images=whole.sha256[:12], **{"prepared images": data.get("pixels", "")[:12]})
+        rows = prepared.rows_of(manifest, config.data.channels, on_error=config.data.on_error)
+    data = contents(manifest, rows)
+    require_same(config, images=manifest.sha256[:12], **{"prepared images": data.get("pixels", "")[:12]})
     if state is not None:
-        require_same_data(out / LAST, state, whole, data)
+        require_same_data(out / LAST, state, manifest, data)
     trainer = Trainer(config, splits, out, state=state, prepared=prepared)
     if state is not None:
         progress = restore(trainer, out / LAST, state, notices)
@@ -156,11 +156,11 @@ def _prepare_loop(
         if rank := trainer.accelerator.process_index:
             seed_stream(config.seed, 0, 0, rank)  # else all processes would drop the same
     if trainer.accelerator.is_main_process:
-        trial_of(whole).evaluate(**evaluation_options(config))  # errors come before the first step
+        trial_of(manifest).evaluate(**evaluation_options(config))  # errors come before the first step
         write_text(out / "config.yaml", dump_config(trainer.config))
     if config.train.trackers:
         trainer.accelerator.init_trackers("aurank")
-    loop = Loop(trainer, out, {"manifest": whole.sha256, "data": data}, progress=progress, listener=listener)
+    loop = Loop(trainer, out, {"manifest": manifest.sha256, "data": data}, progress=progress, listener=listener)
     if state is not None:
         again = "measuring the test split again" if splits.test is not None else "there is no test split to measure"
         done = f"finished already at step {progress.step}; {again}"
@@ -188,7 +188,7 @@ def _run(loop: Loop, started: float, page: bool) -> TrainResult:
     if stopped_by is None and loop.main and page:
         test = None if trainer.splits.test is None else trainer.splits.test.source
         source = None if isinstance(test, EmbeddingSource) else test
-        images = trainer.splits.whole
+        images = trainer.splits.manifest
         facts = [
             ("command", shlex.join(sys.argv)),
             ("date", time.strftime("%Y-%m-%d %H:%M:%S%z")),
@@ -268,24 +268,24 @@ def training_group(config: Config) -> Iterator[ProcessGroup]:
         AcceleratorState._reset_state(reset_partial_state=True)
 
 
-def differences(saved: Config, given: Config) -> list[str]:
-    """Return the settings that differ, as "key: saved != given", but for those that cannot change a result."""
+def differences(saved: Config, config: Config) -> list[str]:
+    """Return the settings that differ, as "key: saved != config", but for those that cannot change a result."""
     harmless: tuple[str, ...] = (
         *("data.workers", "data.root", "data.cache", "data.repeated", "data.odd_classes"),
         *("train.timeout", "train.trackers"),
     )
-    if (saved.data.prepared is None) == (given.data.prepared is None):
+    if (saved.data.prepared is None) == (config.data.prepared is None):
         harmless += ("data.prepared",)  # what the folder holds is compared, wherever it lies
-    return [line for line in config_difference(saved, given) if not line.startswith(harmless)]
+    return [line for line in config_difference(saved, config) if not line.startswith(harmless)]
 
 
-def require_same(config: Config, **others: object) -> None:
-    everyone: list[tuple[Config, dict[str, object]]] = ProcessGroup(None).all_gather((config, others))
-    first, first_others = everyone[0]
+def require_same(config: Config, **options: object) -> None:
+    everyone: list[tuple[Config, dict[str, object]]] = ProcessGroup(None).all_gather((config, options))
+    first, first_options = everyone[0]
     for rank, (settings, values) in enumerate(everyone):
         differing = differences(first, settings)
         differing += [
-            f"{name}: {first_others[name]} != {values[name]}" for name in values if first_others[name] != values[name]
+            f"{name}: {first_options[name]} != {values[name]}" for name in values if first_options[name] != values[name]
         ]
         if differing:
             raise UserError(
@@ -331,10 +331,10 @@ def _changes(path: Path, saved: Config, config: Config, progress: Progress) -> l
     return [f"train.steps={now.steps} extends a run of {before.steps}: {rates}, {effect}"]
 
 
-def require_same_data(path: Path, state: dict[str, Any], whole: Manifest, data: dict[str, str]) -> None:
+def require_same_data(path: Path, state: dict[str, Any], manifest: Manifest, data: dict[str, str]) -> None:
     recorded = {"manifest": state["manifest"], **(state["data"] or {})}
-    now = {"manifest": whole.sha256, **data}
-    words = {
+    now = {"manifest": manifest.sha256, **data}
+    parts = {
         "manifest": "its manifest",
         "sizes": "the lengths of its files",
         "sample": "what files of it hold",
@@ -342,10 +342,10 @@ def require_same_data(path: Path, state: dict[str, Any], whole: Manifest, data: 
         "prepared": "how they were prepared (data.prepared)",
         "pixels": "what the folder of data.prepared holds",
     }
-    for name, what in words.items():
+    for name, part in parts.items():
         if name in recorded and name in now and recorded[name] != now[name]:
             raise UserError(
-                f"{path} was trained on other images of {whole.name}: {what} changed; point data.root at the "
+                f"{path} was trained on other images of {manifest.name}: {part} changed; point data.root at the "
                 "same images, or choose another --out"
             )
 
@@ -355,7 +355,6 @@ def restore(trainer: Trainer, path: Path, state: dict[str, Any], notices: list[s
     load_part(trainer.model.load_state_dict, state["encoder"], path)
     if trainer.average is not None:
         load_part(trainer.measured.load_state_dict, (state["average"] or {}).get("values", {}), path, "average")
-    load_part(partial(require_fitting_state, trainer.optimiser), state["optimiser"], path, "optimiser")
     load_part(partial(load_state, trainer.optimiser), state["optimiser"], path, "optimiser")
     components = {name: getattr(trainer, name) for name in ("loss", "miner", "sampler")}
     for name, component in {**components, "scaler": trainer.accelerator.scaler}.items():

@@ -86,9 +86,9 @@ class Task:
             )
         first = int(with_positive[0])
         same = manifest.labels == manifest.labels[first]
-        others = np.flatnonzero((query | gallery) & ~same)
+        other_classes = np.flatnonzero((query | gallery) & ~same)
         partner = next(row for row in np.flatnonzero(gallery & same).tolist() if row != first)
-        return [first, partner, *others[: most - 2].tolist()]
+        return [first, partner, *other_classes[: most - 2].tolist()]
 
     def notices(self) -> list[str]:
         return []
@@ -137,7 +137,7 @@ class PairTask(Task):
         if tokeniser is None:
             return []
         full = self.tokens[:, -1] != PADDING  # no other text can have lost its end
-        cut = tokeniser.count_cut(text for text, there in zip(self.texts, full.tolist(), strict=True) if there)
+        cut = tokeniser.count_cut(text for text, is_full in zip(self.texts, full.tolist(), strict=True) if is_full)
         return [
             f"{cut:,} of {len(self.texts):,} training texts have more than model.text.length={tokeniser.length} tokens "
             "and lose their ends"

@@ -1,6 +1,5 @@
 """The components of a run, and the way of a batch through them: to embeddings, to the loss, back to gradients."""
 
-import os
 from collections.abc import Callable, Iterable
 from functools import cache, cached_property, partial
 from pathlib import Path
@@ -17,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from aurank.config import Config
 from aurank.config.schema import NO_BACKBONE
-from aurank.data import Batch, ImageDataset, MultiCrop, Sampler
+from aurank.data import Batch, ImageDataset
 from aurank.data.prepared import PreparedImages
 from aurank.distributed import ProcessGroup, launched
 from aurank.embedding.build import (
@@ -80,8 +79,8 @@ class Trainer:
         state: dict[str, Any] | None = None,
         prepared: PreparedImages | None = None,
     ) -> None:
-        require_fitting(config, splits)
-        self.config = config = with_features(fill_preprocessing(config, state), splits.whole)
+        _require_fitting(config, splits)
+        self.config = config = with_features(fill_preprocessing(config, state), splits.manifest)
         self.splits = splits
         self.views = config.data.views
         self.accelerator = accelerator = _accelerator(config, out)
@@ -118,15 +117,20 @@ class Trainer:
         self.encoder, _ = accelerator.prepare(EachPart(trained, compiled=config.train.compile), optimiser)
         check_image_size(task.encoder, config, device)
         self.average = None if config.train.ema is None else weight_average(task.model)
-        self.cache = _gradient_cache(config, self.encoder, self.sampler, self.train_data.to_input)
+        self.cache: GradientCache | None = None
+        micro_batch = config.train.micro_batch
+        if micro_batch is not None and micro_batch * processes < self.sampler.largest_batch * self.views:
+            self.cache = GradientCache(self.encoder, micro_batch, prepare=self.train_data.to_input)
         self.goes_on = False
         self._calls = (0, 0)  # of the loss: the step, and which of its batches
 
-        plain, at_most = accelerator.unwrap_model(self.encoder), config.train.micro_batch
-        at_most = at_most or config.sampler.batch * self.views
-        anew = partial(reencode, encoder=plain, data=self.train_data, dim=task.encoder.dim, at_most=at_most)
-        offer_reencoding(modules, anew)
-        self.notices += [*task.notices(), *_without_effect(self)]
+        plain, at_most = accelerator.unwrap_model(self.encoder), micro_batch or config.sampler.batch * self.views
+        for module in modules:
+            if isinstance(module, Reencodes) and module.wants_reencode and module.reencode is None:
+                module.reencode = partial(
+                    reencode, encoder=plain, data=self.train_data, dim=task.encoder.dim, at_most=at_most
+                )
+        self.notices += _notices(self)
 
     @property
     def measured(self) -> nn.Module:
@@ -158,16 +162,16 @@ class Trainer:
         """
         for gather in self._gathers:
             gather.announced = shares
-        others: dict[str, Tensor] = {}
+        references: dict[str, Tensor] = {}
         images = self.embed(self._inputs(batch))
         if self.task.tokens is not None:
             images, texts = torch.split(images, len(batch.id))
-            others = {"ref_emb": texts, "ref_labels": batch.label, "ref_ids": batch.id}
+            references = {"ref_emb": texts, "ref_labels": batch.label, "ref_ids": batch.id}
         step, call = self._calls
         self._calls = (step, call + 1)
         # What a loss or a miner draws from the global generators is of the whole batch, alike in every process.
         with stream(self.config.seed, step, call):
-            return images, self.loss(images, batch.label, self.miner, ids=batch.id, **others)
+            return images, self.loss(images, batch.label, self.miner, ids=batch.id, **references)
 
     def _inputs(self, batch: Batch) -> tuple[Tensor, ...]:
         inputs = batch.image if isinstance(batch.image, tuple) else (batch.image,)
@@ -182,8 +186,8 @@ class Trainer:
 
     def _on_device(self, inputs: Iterable[Tensor]) -> tuple[Tensor, ...]:
         """Return what the encoder takes: a quarter of the bytes are copied, since pixels are normalised there."""
-        there = (same.to(self.accelerator.device, non_blocking=True) for same in inputs)
-        return tuple(self.train_data.to_input(same) for same in there)
+        copies = (pixels.to(self.accelerator.device, non_blocking=True) for pixels in inputs)
+        return tuple(self.train_data.to_input(pixels) for pixels in copies)
 
     def restore_order(self, batch: Batch) -> None:
         """Let DistributedDataParallel see a backward pass, after the first of which it orders its sums anew.
@@ -203,14 +207,14 @@ class Trainer:
         if self.cache is None:
             self.accelerator.backward(loss)
             return
-        own = [parameter for parameter in self.loss.parameters() if parameter.requires_grad]
-        before = [parameter.grad for parameter in own]
-        for parameter in own:
+        of_loss = [parameter for parameter in self.loss.parameters() if parameter.requires_grad]
+        before = [parameter.grad for parameter in of_loss]
+        for parameter in of_loss:
             parameter.grad = None
         loss.backward()  # type: ignore[no-untyped-call]
         # Once more along its own gradient, as the cache does: only so is it scaled and averaged as the encoder's is.
-        terms = [(parameter * parameter.grad).sum() for parameter in own if parameter.grad is not None]
-        for parameter, gradient in zip(own, before, strict=True):
+        terms = [(parameter * parameter.grad).sum() for parameter in of_loss if parameter.grad is not None]
+        for parameter, gradient in zip(of_loss, before, strict=True):
             parameter.grad = gradient
         for term in terms:
             self.accelerator.backward(term)
@@ -259,12 +263,6 @@ def reencode(
         return torch.cat(parts)[: len(ids)]
     finally:
         restore_random_state(random)
-
-
-def offer_reencoding(modules: list[nn.Module], reencode: Callable[[Tensor], Tensor]) -> None:
-    for module in modules:
-        if isinstance(module, Reencodes) and module.wants_reencode and module.reencode is None:
-            module.reencode = reencode
 
 
 def nearest_images(
@@ -335,61 +333,36 @@ def start_projection(encoder: Encoder, config: Config, training_images: Callable
         group.broadcast(head.parameters())
 
 
-def _gradient_cache(
-    config: Config, encoder: nn.Module, sampler: Sampler, prepare: Callable[[Tensor], Tensor]
-) -> GradientCache | None:
-    micro_batch = config.train.micro_batch
-    if micro_batch is None or micro_batch * sampler.world_size >= sampler.largest_batch * config.data.views:
-        return None
-    return GradientCache(encoder, micro_batch, prepare=prepare)
-
-
-def _without_effect(trainer: Trainer) -> list[str]:
-    config, splits, sampler, pipeline = trainer.config, trainer.splits, trainer.sampler, trainer.train_data.pipeline
-    possible, unit, views = sampler.largest_batch, trainer.task.unit, trainer.views
-    train = config.train
-    global_views = pipeline.global_views if isinstance(pipeline, MultiCrop) else 0
-    best = "best is the newest checkpoint" if splits.val is None else "best is that of the validation split"
-    notices = [
-        (
-            possible < config.sampler.batch,
+def _notices(trainer: Trainer) -> list[str]:
+    config, splits, unit = trainer.config, trainer.splits, trainer.task.unit
+    possible, notices = trainer.sampler.largest_batch, trainer.task.notices()
+    if possible < config.sampler.batch:
+        notices.append(
             f"batches have {possible} {unit} in place of sampler.batch={config.sampler.batch}: that is all that the "
-            f"sampler can draw from {len(splits.train):,} training {unit} of {len(splits.train.classes):,} classes",
-        ),
-        (
-            train.micro_batch is not None and trainer.cache is None,
-            f"train.micro_batch={train.micro_batch} has no effect: batches of {possible * views} images "
-            f"over {sampler.world_size} process(es) are no larger",
-        ),
-        (
-            views <= global_views,
-            f"there are no small crops: the first global_views={global_views} views are large ones, and "
-            f"data.views={views}",
-        ),
-        (splits.test is None, f"{splits.whole.name} has no test split: nothing is measured at the end, {best}"),
-    ]
-    return [text for applies, text in notices if applies]
+            f"sampler can draw from {len(splits.train):,} training {unit} of {len(splits.train.classes):,} classes"
+        )
+    if splits.test is None:
+        best = "best is the newest checkpoint" if splits.val is None else "best is that of the validation split"
+        notices.append(f"{splits.manifest.name} has no test split: nothing is measured at the end, {best}")
+    return notices
 
 
-def require_fitting(config: Config, splits: Splits) -> None:
-    train, texts = config.train, config.model.text is not None
-    missing = sorted(set(train.trackers) - {str(tracker) for tracker in get_available_trackers()})
-    packages = " ".join(missing).replace("_", "-")
-    refusals: dict[str, object] = {
-        f"train.early_stopping={train.early_stopping} needs a validation split and {splits.whole.name} has none; set "
-        "data.validation_fraction above 0, or train.early_stopping=null": train.early_stopping and splits.val is None,
-        f"train.trackers: {', '.join(missing)} cannot be used, its package is not installed; pip install {packages}, "
-        "or leave it out": missing,
-        # A chunk is of one side, and processes that exchange gradients expect those of both.
-        f"train.micro_batch={train.micro_batch} with model.text works in one process and there are {launched()}; set "
-        "train.micro_batch=null": train.micro_batch and texts and launched() > 1,
-    }
-    for option in ("fsdp", "deepspeed"):
-        text = f"aurank does not train under accelerate launch --use_{option}; leave it out"
-        refusals[text] = os.environ.get(f"ACCELERATE_USE_{option.upper()}", "").lower() == "true"
-    for text, applies in refusals.items():
-        if applies:
-            raise UserError(text)
+def _require_fitting(config: Config, splits: Splits) -> None:
+    train = config.train
+    if train.early_stopping and splits.val is None:
+        raise UserError(
+            f"train.early_stopping={train.early_stopping} needs a validation split and {splits.manifest.name} has "
+            "none; set data.validation_fraction above 0, or train.early_stopping=null"
+        )
+    if missing := set(train.trackers) - {str(tracker) for tracker in get_available_trackers()}:
+        packages = " ".join(sorted(missing)).replace("_", "-")
+        raise UserError(f"train.trackers: pip install {packages}, which cannot be imported, or leave it out")
+    # A chunk is of one side, and processes that exchange gradients expect those of both.
+    if train.micro_batch and config.model.text is not None and launched() > 1:
+        raise UserError(
+            f"train.micro_batch={train.micro_batch} with model.text works in one process and there are {launched()}; "
+            "set train.micro_batch=null"
+        )
 
 
 def _accelerator(config: Config, out: Path | None) -> Accelerator:

@@ -166,8 +166,8 @@ class MetricsFile:
 
 def learned_temperature(loss: nn.Module) -> dict[str, float]:
     """Return ``temperature``, the first that the loss learns, the mean of individual ones; empty without one."""
-    held = [part.learned_temperature for part in loss.modules() if isinstance(part, LearnsTemperature)]
-    learned = [float(value) for value in held if value is not None]
+    values = [part.learned_temperature for part in loss.modules() if isinstance(part, LearnsTemperature)]
+    learned = [float(value) for value in values if value is not None]
     return {"temperature": learned[0]} if learned else {}
 
 

@@ -196,14 +196,14 @@ STOPPED = """
 import os, signal
 from aurank.training.loop import Loop
 count = 0
-def stopped(loop, batches, run=Loop._step):
+def stopped(loop, batches, run=Loop.step):
     global count
     count += 1
     if count == 4 * 3 + 2:
         os.kill(os.getpid(), signal.{})
     return run(loop, batches)
 globals().update(stopped=stopped)
-Loop._step = stopped
+Loop.step = stopped
 """
 
 

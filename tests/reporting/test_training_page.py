@@ -44,7 +44,7 @@ def test_the_page_of_a_run_has_its_curves_settings_and_hardest_queries(tmp_path:
 @pytest.mark.slow
 def test_a_run_without_a_test_split_has_a_page_of_its_course(tmp_path: Path) -> None:
     config = read_config(tiny_config(train={"steps": 4, "validate_every": 4}))
-    whole: Manifest = build_splits(config, None).whole
+    whole: Manifest = build_splits(config, None).manifest
     result = aurank.train(config, tmp_path / "run", dataset=whole.select(whole.splits != "test"))
     assert result.report is None
     assert "Training loss." in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")

@@ -53,11 +53,11 @@ CONTEXT.set_forkserver_preload(
 KILLED = """
 import os, signal
 from aurank.training.loop import Loop
-def killed(loop, batches, run=Loop._step):
+def killed(loop, batches, run=Loop.step):
     if loop.progress.step == 5:
         os.kill(os.getpid(), signal.SIGKILL)
     return run(loop, batches)
-Loop._step = killed
+Loop.step = killed
 """
 
 

@@ -65,7 +65,7 @@ def test_a_file_that_changed_is_not_trained_on_further(tmp_path: Path) -> None:
 
 def test_a_rehearsal_counts_the_head_alone(tmp_path: Path) -> None:
     rehearsal = rehearse(read_config(head_config(write_rows(tmp_path / "rows.npz"))))
-    assert rehearsal.parameters == rehearsal.trained_parameters == 16 * 4 + 4
+    assert rehearsal.parts == {"head": (16 * 4 + 4, 16 * 4 + 4)}
     assert rehearsal.images == {"train": 36, "validation": 12, "test": 24}
 
 

@@ -84,7 +84,7 @@ def test_classes_that_are_none_are_not_trained_on(place: Path, classes: tuple[st
         aurank.train(tiny_config(data=data), place / "run")
     assert not (place / "run").exists()
     kept = read_config(tiny_config(data={**data, "odd_classes": "keep", "validation_fraction": 0.0}))
-    assert len(build_splits(kept).whole.classes) == len(classes)
+    assert len(build_splits(kept).manifest.classes) == len(classes)
 
 
 def test_training_without_labels_is_asked_about_the_classes_that_are_measured_only(place: Path) -> None:
@@ -141,4 +141,4 @@ def test_images_listed_twice_are_trained_on_only_if_asked_for(place: Path) -> No
     with pytest.raises(UserError, match=r"lists image 'a/0.png' twice; .*data.repeated=keep"):
         aurank.train(tiny_config(data=data), place / "run")
     kept = read_config(tiny_config(data={**data, "repeated": "keep"}))
-    assert len(build_splits(kept).whole) == 17
+    assert len(build_splits(kept).manifest) == 17

@@ -56,9 +56,7 @@ def test_phases_add_up_to_the_step(sections: dict[str, Any]) -> None:
     mining = {"sampler"} if sections.get("sampler") else set()
     assert measured == {"data", "forward", "loss", "backward", "optimiser", "rest", "step"} | mining
     assert 2 < profile.images / sections["train"].get("accumulate", 1) <= 16
-    assert profile.bound == max(profile.data_alone, profile.step_alone)
-    assert 1 <= len(profile.advice) <= 3
-    assert str(profile).count("data alone") == 1
+    assert f"{profile.bottleneck} takes most; try " in str(profile)
     assert json.loads(json.dumps(profile.to_json()))["bottleneck"] == profile.bottleneck
 
 
@@ -67,9 +65,8 @@ def test_a_slow_reader_is_named(monkeypatch: pytest.MonkeyPatch, pause: Callable
     monkeypatch.setattr(ImageDataset, "__getitems__", lambda data, keys: (pause(), read(data, keys))[1])
     profile = profile_training(read_config(tiny_config()), steps=2)
     assert profile.bottleneck == "data"
-    assert profile.data_alone >= SLOW
     assert profile.phases["data"]["mean"] >= SLOW
-    assert profile.advice[0].startswith("data: ")
+    assert "data takes most; try more data.workers" in str(profile)
 
 
 def test_a_slow_loss_is_named(monkeypatch: pytest.MonkeyPatch, pause: Callable[[], None]) -> None:
@@ -77,8 +74,7 @@ def test_a_slow_loss_is_named(monkeypatch: pytest.MonkeyPatch, pause: Callable[[
     monkeypatch.setattr(SOPRCLoss, "forward", lambda *given, **named: (pause(), forward(*given, **named))[1])
     profile = profile_training(read_config(tiny_config()), steps=1)
     assert profile.bottleneck == "loss"
-    assert profile.step_alone >= SLOW
-    assert profile.advice[0].startswith("loss: ")
+    assert profile.phases["loss"]["mean"] >= SLOW
 
 
 def test_nothing_is_written_but_the_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +88,7 @@ def test_nothing_is_written_but_the_trace(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_loss_that_is_not_finite_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SOPRCLoss, "forward", lambda loss, embeddings, *args, **options: embeddings.sum() * torch.nan)
-    with pytest.raises(AurankError, match=r"^the loss is nan at step \d+ of the profile"):
+    with pytest.raises(AurankError, match=r"^the loss is nan at step \d+"):
         profile_training(read_config(tiny_config()), steps=1)
 
 

@@ -292,7 +292,7 @@ def counted(work: Callable[[], object]) -> int:
 
 def steps(loop: Loop, batches: Any) -> None:
     for _ in range(STEPS):
-        loop._step(batches)
+        loop.step(batches)
 
 
 def bare(trainer: Trainer, images: torch.Tensor) -> None:
@@ -313,7 +313,7 @@ def measure(rank: int, port: int, out: str) -> None:
             seed_everything(0)
             trainer = Trainer(config, build_splits(config), Path(out))
             loop = Loop(trainer, Path(out), {}, progress=Progress())
-            batches = loop._batches()
+            batches = loop.batches()
 
             steps(loop, batches)
             images = trainer.train_data.to_input(next(batches).batch.image)

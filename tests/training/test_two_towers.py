@@ -248,7 +248,7 @@ def test_without_a_text_model_an_image_stands_once_in_every_split(tmp_path: Path
     config = read_config(pairs_config(tmp_path, model={"text": None}, data=data))
     splits = build_splits(config)
     with_texts = build_splits(config.model_copy(update={"model": read_config(pairs_config(tmp_path)).model}))
-    assert splits.whole.sha256 == with_texts.whole.sha256
+    assert splits.manifest.sha256 == with_texts.manifest.sha256
     for name in ("train", "val", "test"):
         pairs, once = getattr(with_texts, name), getattr(splits, name)
         assert once.paths == tuple(dict.fromkeys(pairs.paths))

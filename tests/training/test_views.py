@@ -87,7 +87,7 @@ def test_labels_of_images_are_rows_and_what_is_measured_stays_by_class(tmp_path:
     splits = build_splits(config)
     assert splits.train.paths == by_class.train.paths
     assert splits.train.labels.tolist() == list(range(len(splits.train)))
-    assert splits.whole.sha256 == by_class.whole.sha256
+    assert splits.manifest.sha256 == by_class.manifest.sha256
     for name in ("val", "test"):
         assert np.array_equal(getattr(splits, name).labels, getattr(by_class, name).labels)
     result = aurank.train(config, tmp_path / "out")

@@ -240,28 +240,6 @@ def test_reencoding_needs_a_callback_that_returns_embeddings() -> None:
         calls_of(lambda ids: torch.zeros(len(ids), DIM), ref_emb=torch.ones(2, DIM), ref_labels=torch.tensor([5, 6]))
 
 
-@pytest.mark.slow  # imports training
-@pytest.mark.parametrize("out_of_batch", ["stored", "reencode"])
-def test_the_callback_that_training_offers_is_taken_once_by_the_loss(
-    out_of_batch: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from aurank.training.trainer import offer_reencoding
-
-    offered = torch.relu  # it is only handed on
-    made, taken = EMC2Loss(4, out_of_batch=out_of_batch), []
-    plain = EMC2Loss.__setattr__
-
-    def counted(self: EMC2Loss, name: str, value: object) -> None:
-        taken.extend([value] * (name == "reencode"))
-        plain(self, name, value)
-
-    monkeypatch.setattr(EMC2Loss, "__setattr__", counted)
-    offer_reencoding(list(made.modules()), offered)
-    assert made.wants_reencode == (out_of_batch == "reencode")
-    assert taken == [offered] * made.wants_reencode
-    assert made.reencode is (offered if made.wants_reencode else None)
-
-
 def test_a_state_embedded_anew_with_a_graph_gets_its_gradient() -> None:
     weights = torch.randn(4, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True)
     loss = EMC2Loss(8, temperature=0.01, burn_in=0.0, out_of_batch="reencode").double()
