@@ -23,7 +23,7 @@ from testing.trees import publish_small_sizes
 import aurank
 from aurank import cli
 from aurank.commands.benchmarks.benchmark import BenchmarkSpec
-from aurank.config.load import load_section
+from aurank.config import load_config
 from aurank.losses import SmoothAPLoss
 from aurank.ranges import Range
 from aurank.training import TrainResult, read_config
@@ -165,7 +165,7 @@ def test_a_configuration_is_one(block: Block) -> None:
         read_config(Path("block.yaml"))
     elif "methods" in sections:
         Path("block.yaml").write_text(block.code, encoding="utf-8")
-        assert load_section(BenchmarkSpec, Path("block.yaml")).methods
+        assert load_config(Path("block.yaml"), choices={}, schema=BenchmarkSpec).methods
     elif any("." in name for name in sections):  # of aurank tune --ranges
         assert all(value is None or Range.read(value) for value in sections.values())
     else:  # a section, to be put into a configuration

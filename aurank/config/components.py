@@ -46,9 +46,9 @@ class Choices:
 
 @cache
 def _adapter(factory: Callable[..., Any], filled: frozenset[str]) -> Any:
-    named, is_open = signature(factory)
-    kinds = {name: _judged(one.annotation) for name, one in named.items() if name not in filled}
-    optional = {name for name in kinds if named[name].default is not inspect.Parameter.empty}
+    arguments, is_open = signature(factory)
+    kinds = {name: _judged(each.annotation) for name, each in arguments.items() if name not in filled}
+    optional = {name for name in kinds if arguments[name].default is not inspect.Parameter.empty}
     fields = {name: NotRequired[kind] if name in optional else kind for name, kind in kinds.items()}
     kind = TypedDict("kind", fields)  # type: ignore[misc]
     return TypeAdapter(with_config(_STRICT | {"extra": "allow" if is_open else "forbid"})(kind))
@@ -65,6 +65,6 @@ def _judged(annotation: Any) -> Any:
 
 def build(key: str, factory: Callable[..., Any], offered: Mapping[str, Any], params: Mapping[str, Any]) -> Any:
     """Return what ``factory`` makes of ``params`` and what it takes of ``offered``; a refusal begins with ``key``."""
-    named, _ = signature(factory)
+    arguments, _ = signature(factory)
     with reading(key, f"the arguments {dict(params)}", remedy="give others"):  # whatever a library raises
-        return factory(**{name: value for name, value in offered.items() if name in named}, **params)
+        return factory(**{name: value for name, value in offered.items() if name in arguments}, **params)

@@ -18,7 +18,7 @@ from ruamel.yaml.resolver import implicit_resolvers
 
 from aurank.config.components import Choices
 from aurank.config.messages import ConfigError, KeyPath, dotted, lines_of, one_line, show
-from aurank.config.schema import EMBEDDINGS, NO_BACKBONE, UNION_TAGS, Config, DataConfig, DataSection, known_keys
+from aurank.config.schema import EMBEDDINGS, NO_BACKBONE, UNION_TAGS, Config, DataSection, known_keys
 from aurank.errors import AurankWarning, UserError
 from aurank.files import reading, require_ordinary
 from aurank.names import meant, nearest
@@ -37,8 +37,10 @@ def load_config(
     overrides: Sequence[str] = (),
     *,
     choices: Mapping[str, Choices],
-    complaints: Callable[[Config], Iterable[tuple[str, str]]] = lambda _: (),
-) -> Config:
+    complaints: Callable[[Any], Iterable[tuple[str, str]]] = lambda _: (),
+    schema: type[Any] = Config,
+    only_names: bool = False,
+) -> Any:
     """Return the configuration in ``source`` with ``overrides``, every key and every component checked.
 
     Args:
@@ -49,6 +51,8 @@ def load_config(
         choices: the table of components of each kind ("data", "data.train_transform", "sampler", "loss", "miner",
             "optim", "optim.schedule"). Components without a table are not checked.
         complaints: says what else is wrong where each key is right: dotted paths and texts.
+        schema: the model of what ``source`` holds: all of a configuration, a part of it, or another file.
+        only_names: check keys and the names of components alone, and import none of them.
 
     Raises:
         ConfigError: lists every mistake, one line each.
@@ -61,57 +65,12 @@ def load_config(
         Traceback (most recent call last):
         aurank.config.messages.ConfigError: override 'optim.lrr=1': optim.lrr: unknown key ...
     """
-    config: Config = _load(Config, source, overrides, choices, complaints)
-    return config
-
-
-def check_keys(
-    source: Path | str | dict[str, Any],
-    overrides: Sequence[str] = (),
-    *,
-    choices: Mapping[str, Choices],
-    complaints: Callable[[Any], Iterable[tuple[str, str]]] = lambda _: (),
-    schema: type[Any] = Config,
-) -> None:
-    """Raise ConfigError for the keys and names that nobody knows, without importing what they name.
-
-    The arguments are those of `load_config`, whose errors about the params of a component are not looked for.
-    """
-    _load(schema, source, overrides, choices, complaints, only_names=True)
-
-
-def load_data_config(
-    section: dict[str, Any], overrides: Sequence[str] = (), *, choices: Mapping[str, Choices]
-) -> DataConfig:
-    """Return the data section of a configuration alone, checked like ``load_config`` does.
-
-    Example:
-        >>> load_data_config({"name": "any"}, ["data.workers=4"], choices={}).workers
-        4
-    """
-    config: DataSection = _load(DataSection, {"data": section}, overrides, choices, lambda _: ())
-    return config.data
-
-
-def load_section(schema: type[Any], path: Path) -> Any:
-    return _load(schema, path, (), {}, lambda _: ())
-
-
-def _load(
-    schema: type[Any],
-    source: Path | str | dict[str, Any],
-    overrides: Sequence[str],
-    choices: Mapping[str, Choices],
-    complaints: Callable[[Any], Iterable[tuple[str, str]]],
-    *,
-    only_names: bool = False,
-) -> Any:
     name = None if isinstance(source, dict) else str(source)
     origins: dict[KeyPath, str] = {} if name is None else {(): name}
     is_config = schema in (Config, DataSection)
     try:
-        holds = _SECTIONS if is_config else f"the keys {', '.join(schema.model_fields)}"
-        tree = to_jsonable_python(source) if isinstance(source, dict) else read_mapping(Path(source), origins, holds)
+        sections = _SECTIONS if is_config else f"the keys {', '.join(schema.model_fields)}"
+        tree = to_jsonable_python(source) if isinstance(source, dict) else read_mapping(Path(source), origins, sections)
         dropped = _apply_overrides(tree, [overrides] if isinstance(overrides, str) else overrides, origins)
         tree = {section: value for section, value in tree.items() if value is not None}
         if schema is Config and _lookup(tree, "data.name") == EMBEDDINGS and isinstance(tree.get("model", {}), dict):
@@ -123,23 +82,22 @@ def _load(
         context = {"choices": choices, "complaints": complaints, "only_names": only_names}
         config = schema.model_validate_json(text, context=context)
     except ValidationError as error:
-        found = error.errors(include_url=False)
-        known = _known(tree, {} if only_names else choices) if is_config else list(schema.model_fields)
-        raise ConfigError(lines_of(found, tree, origins, known, UNION_TAGS), name) from error
+        keys = _all_keys(tree, {} if only_names else choices) if is_config else list(schema.model_fields)
+        raise ConfigError(lines_of(error.errors(include_url=False), tree, origins, keys, UNION_TAGS), name) from error
     for line in () if only_names else dropped:
-        warnings.warn(line, AurankWarning, stacklevel=3)
+        warnings.warn(line, AurankWarning, stacklevel=2)
     return config
 
 
-def _known(tree: Tree, choices: Mapping[str, Choices]) -> list[str]:
-    known = list(known_keys())
+def _all_keys(tree: Tree, choices: Mapping[str, Choices]) -> list[str]:
+    keys = list(known_keys())
     for path, table in choices.items():
         section = _lookup(tree, path)
-        for one in section if isinstance(section, list) else [section]:
-            name = (one if isinstance(one, dict) else {}).get("name", known_keys()[f"{path}.name"].default)
+        for component in section if isinstance(section, list) else [section]:
+            name = (component if isinstance(component, dict) else {}).get("name", known_keys()[f"{path}.name"].default)
             if isinstance(name, str) and name in table.table:
-                known += [f"{path}.params.{argument}" for argument in table.arguments(name)]
-    return known
+                keys += [f"{path}.params.{argument}" for argument in table.arguments(name)]
+    return keys
 
 
 def _lookup(tree: Any, path: str) -> Any:
@@ -169,8 +127,8 @@ def _apply_overrides(tree: Tree, overrides: Sequence[str], origins: dict[KeyPath
             holder = dotted(path[:-1])
             before = section.get("name", getattr(known_keys().get(f"{holder}.name"), "default", None))
             if before != value:
-                given = ", ".join(f"{key}={show(one)}" for key, one in section.pop("params").items())
-                dropped.append(f"{holder}.name={value} leaves out the {holder}.params of {before}: {given}")
+                params = ", ".join(f"{key}={show(argument)}" for key, argument in section.pop("params").items())
+                dropped.append(f"{holder}.name={value} leaves out the {holder}.params of {before}: {params}")
     for path, value in changes.items():
         section = tree
         for depth, key in enumerate(path[:-1], start=1):
@@ -195,15 +153,15 @@ def override_text(text: str, overrides: Sequence[str], check: Callable[[Tree, Se
     return stream.getvalue()
 
 
-def read_mapping(path: Path, origins: dict[KeyPath, str], holds: str = _SECTIONS) -> Tree:
+def read_mapping(path: Path, origins: dict[KeyPath, str], sections: str = _SECTIONS) -> Tree:
     with reading(path, "a configuration", remedy="mend it"):
         if not path.exists():
-            known = [*shipped_configs(), *map(str, path.parent.glob("*.yaml"))]
-            raise UserError(f"{path}: no such file{meant(nearest(str(path), known))}")
+            files = [*shipped_configs(), *map(str, path.parent.glob("*.yaml"))]
+            raise UserError(f"{path}: no such file{meant(nearest(str(path), files))}")
         require_ordinary(path)
         tree = _parse(path.read_bytes().decode("utf-8-sig"), str(path), origins)
         if not isinstance(tree, dict):
-            raise UserError(f"{path}: got {show(tree)}, expected a mapping with {holds}")
+            raise UserError(f"{path}: got {show(tree)}, expected a mapping with {sections}")
         return tree
 
 
@@ -222,12 +180,11 @@ def _parse(text: str, source: str, origins: dict[KeyPath, str]) -> Any:
             return [value_of(item, (*path, number)) for number, item in enumerate(node.value)]
         tree: Tree = {}
         for key_node, value_node in node.value:
-            key, place = key_node.value, where(key_node.start_mark)
+            key, origin = key_node.value, where(key_node.start_mark)
             if not isinstance(key, str) or key in tree:
-                raise UserError(
-                    f"{place}: {'a key must be text' if not isinstance(key, str) else f'{key} is given twice'}"
-                )
-            origins.setdefault((*path, key), place)
+                mistake = f"{key} is given twice" if isinstance(key, str) else "a key must be text"
+                raise UserError(f"{origin}: {mistake}")
+            origins.setdefault((*path, key), origin)
             tree[key] = value_of(value_node, (*path, key))
         return tree
 
@@ -246,23 +203,21 @@ class _Representer(SafeRepresenter):
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
+    def represent_float(self, value: float) -> Any:
+        text = repr(value)
+        return self.represent_scalar(f"{_TAG}float", text if "." in text else text.replace("e", ".0e"))
 
-def _float(representer: SafeRepresenter, value: float) -> Any:
-    text = repr(value)
-    return representer.represent_scalar(f"{_TAG}float", text if "." in text else text.replace("e", ".0e"))
-
-
-def _text(representer: SafeRepresenter, value: str) -> Any:
-    is_other = any(rule.match(value) for _, _, rule, _ in implicit_resolvers)
-    is_key = value.startswith("?")  # to ruamel's reader, though text to YAML 1.2
-    style = '"' if not value.isprintable() else "'" if is_other or is_key else None
-    return representer.represent_scalar(f"{_TAG}str", value, style=style)
+    def represent_str(self, value: str) -> Any:
+        is_other = any(rule.match(value) for _, _, rule, _ in implicit_resolvers)
+        is_key = value.startswith("?")  # to ruamel's reader, though text to YAML 1.2
+        style = '"' if not value.isprintable() else "'" if is_other or is_key else None
+        return self.represent_scalar(f"{_TAG}str", value, style=style)
 
 
 _Representer.add_representer(dict, lambda it, value: it.represent_mapping(f"{_TAG}map", value, flow_style=False))
 _Representer.add_representer(list, lambda it, value: it.represent_sequence(f"{_TAG}seq", value, flow_style=True))
-_Representer.add_representer(float, _float)
-_Representer.add_representer(str, _text)
+_Representer.add_representer(float, _Representer.represent_float)
+_Representer.add_representer(str, _Representer.represent_str)
 
 
 def dump_config(config: Config) -> str:

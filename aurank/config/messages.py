@@ -52,23 +52,30 @@ class ConfigError(UserError):
 
 
 def lines_of(
-    found: Sequence[ErrorDetails],
+    errors: Sequence[ErrorDetails],
     tree: Any,
     origins: Mapping[KeyPath, str],
-    known: Collection[str],
+    keys: Collection[str],
     tags: Collection[str],
 ) -> list[str]:
     texts: dict[KeyPath, str] = {}
-    for error in found:
+    for error in errors:
         path = tuple(part for part in error["loc"] if part not in tags)
         if error["type"] == "contradiction":
             path = tuple(dotted(path).split("."))
         elif error["type"] != "missing":
             path = _within(path, tree)
-        text = _explain(error, dotted(path), known)
+        text = _explain(error, dotted(path), keys)
         # The members of a union each say what they expected.
         texts[path] = f"{texts[path]} or {text.partition(', expected ')[2]}" if path in texts else text
-    return [f"{_origin(path, origins)}{dotted(path)}: {one_line(text)}" for path, text in texts.items()]
+    lines = []
+    for path, text in texts.items():
+        # The key itself, what holds it, what is in it, or the file.
+        holders = [path[:length] for length in range(len(path), 0, -1)]
+        near = [*holders, *(other for other in origins if other[: len(path)] == path), ()]
+        origin = next((f"{origins[other]}: " for other in near if other in origins), "")
+        lines.append(f"{origin}{dotted(path)}: {one_line(text)}")
+    return lines
 
 
 def _within(where: KeyPath, tree: Any) -> KeyPath:
@@ -79,31 +86,30 @@ def _within(where: KeyPath, tree: Any) -> KeyPath:
     return where
 
 
-def _explain(error: ErrorDetails, path: str, known: Collection[str]) -> str:
+def _explain(error: ErrorDetails, path: str, keys: Collection[str]) -> str:
     kind, value, text = error["type"], error["input"], error["msg"]
     if kind == "contradiction":
         return text
     if kind == "missing":
         return "missing"
     if kind == "extra_forbidden":
-        return _unknown_key(path, value, known)
+        return _unknown_key(path, value, keys)
     text = (
         text.replace("Input should be", "expected").replace("an object", "a mapping").replace("a valid array", "a list")
     )
     text = f"got {show(value)}, {text}"
     if not isinstance(value, str):
         return text
-    if f"{path}.name" in known:
+    if f"{path}.name" in keys:
         return f"{text}; write {path}.name={shorten(value)}"
     return text + meant(nearest(value, re.findall(r"'([^']+)'", error["msg"])))
 
 
-def _unknown_key(path: str, value: Any, known: Collection[str]) -> str:
+def _unknown_key(path: str, value: Any, keys: Collection[str]) -> str:
     """Return the message on a key that nothing reads, with those meant: the same word elsewhere, or a like word."""
     holder, _, word = re.sub(r"\[\d+\]", "", path).rpartition(".")
-    siblings = {other.rpartition(".")[2]: other for other in known if other.rpartition(".")[0] == holder}
-    others = {other.rpartition(".")[2]: other for other in known if not other.endswith((".name", ".params"))}
-    elsewhere = [other for other in known if other.rpartition(".")[2] == word]
+    siblings = {key.rpartition(".")[2]: key for key in keys if key.rpartition(".")[0] == holder}
+    elsewhere = [key for key in keys if key.rpartition(".")[2] == word]
     if 0 < len(elsewhere) <= 3:
         suggested = elsewhere
     elif word.lower() in _SYNONYMS:
@@ -111,15 +117,10 @@ def _unknown_key(path: str, value: Any, known: Collection[str]) -> str:
     else:
         suggested = [siblings[like] for like in nearest(word, siblings)]
         if not suggested and not holder.endswith(".params"):  # arguments have other names than keys
-            suggested = [others[like] for like in nearest(word, others, cutoff=0.75)]
+            words = {key.rpartition(".")[2]: key for key in keys if not key.endswith((".name", ".params"))}
+            suggested = [words[like] for like in nearest(word, words, cutoff=0.75)]
     options = f"one of {', '.join(siblings)}" if siblings else "no key here"
     return f"unknown key (got {show(value)}), expected {options}{meant(suggested)}"
-
-
-def _origin(path: KeyPath, origins: Mapping[KeyPath, str]) -> str:
-    holders = (path[:length] for length in range(len(path), 0, -1))
-    below = (key for key in origins if key[: len(path)] == path)
-    return next((f"{origins[place]}: " for place in (*holders, *below, ()) if place in origins), "")
 
 
 def dotted(path: KeyPath) -> str:

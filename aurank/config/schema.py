@@ -107,11 +107,6 @@ class Strict(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-def _is_early(info: Any) -> bool:
-    """Return whether names alone are looked at, those of tables that no import is needed to list."""
-    return bool((info.context or {}).get("only_names"))
-
-
 class Component(Strict):
     """One entry of a table, and the arguments that it is built with.
 
@@ -129,8 +124,9 @@ class Component(Strict):
     @field_validator("name")
     @classmethod
     def _is_known(cls, name: str, info: Any) -> str:
-        choices = (info.context or {}).get("choices", {}).get(cls.table)
-        if choices is None or (_is_early(info) and isinstance(getattr(choices.table, "homes", None), str)):
+        choices, only_names = cls._choices(info)
+        # A table that is imported to list its names is not looked at when nothing may be imported.
+        if choices is None or (only_names and isinstance(getattr(choices.table, "homes", None), str)):
             return name
         if name not in choices.table:
             options = ", ".join(map(repr, choices.table))
@@ -140,10 +136,14 @@ class Component(Strict):
     @field_validator("params")
     @classmethod
     def _fit(cls, params: dict[str, Any], info: Any) -> dict[str, Any]:
-        choices: Choices | None = (info.context or {}).get("choices", {}).get(cls.table)
-        if choices is None or "name" not in info.data or _is_early(info):
-            return params
-        return choices.fit(info.data["name"], params)
+        choices, only_names = cls._choices(info)
+        is_checked = choices is not None and "name" in info.data and not only_names
+        return choices.fit(info.data["name"], params) if choices is not None and is_checked else params
+
+    @classmethod
+    def _choices(cls, info: Any) -> tuple[Choices | None, bool]:
+        context = info.context or {}
+        return context.get("choices", {}).get(cls.table), context.get("only_names", False)
 
 
 class Augmentation(Component):
@@ -170,7 +170,7 @@ class LossTerm(Component):
 
     table = "loss"
     weight: float = key(1.0, "What it is multiplied by in the sum.", gt=0, le=1e9)
-    miner: Miner | None = key(None, "Which pairs of a batch count for it; null: as the key miner says.")
+    miner: Miner | None = key(None, "Which pairs of a batch count for it; null: the top-level miner.")
     matryoshka: Widths | None = key(None, "Numbers of an embedding, of whose losses it is the sum; null: all alone.")
     matryoshka_weights: Weights | None = key(None, "What these are multiplied by; null: 1 each.")
     lr_multiplier: float | None = key(None, "Rate of its own parameters; null: optim.temperature_lr.", gt=0, le=1e6)
@@ -438,41 +438,24 @@ def _unused(config: Config) -> Iterator[tuple[str, str]]:
 
 def _contradictions(config: Config) -> Iterator[tuple[str, str]]:
     """Yield keys that are right alone but not together."""
-    data, model, optim, sampler, steps = config.data, config.model, config.optim, config.sampler, config.train.steps
-    given = optim.schedule.params.get("milestones")  # of any type where the schedules have no table
-    milestones = [one for one in given if type(one) is int] if isinstance(given, list | tuple) else []
-    late = {
-        "optim.warmup_steps": (optim.warmup_steps, steps // 10),
-        "optim.schedule.params.milestones": (max(milestones, default=0), [one for one in milestones if one < steps]),
-        "memory.start_at": (0 if config.memory is None else config.memory.start_at, 0),
-    }
+    data, model, memory, sampler, steps = config.data, config.model, config.memory, config.sampler, config.train.steps
+    late = {"optim.warmup_steps": (config.optim.warmup_steps, steps // 10)}
+    if memory is not None:
+        late["memory.start_at"] = (memory.start_at, 0)
+        batch = sampler.batch * data.views
+        if memory.size <= batch:
+            expected = f"expected more than sampler.batch * data.views = {batch}: a batch is part of the memory"
+            yield "memory.size", f"got {memory.size}, {expected}"
     for path, (value, better) in late.items():
         if value >= steps:
             remedy = f"set {path}={better} or raise train.steps"
             yield path, f"got {value}, expected less than train.steps = {steps}; {remedy}"
-    if config.memory is not None and config.memory.size <= sampler.batch * data.views:
-        seen = f"sampler.batch * data.views = {sampler.batch * data.views}"
-        yield "memory.size", f"got {config.memory.size}, expected more than {seen}: a batch is part of the memory"
-    of_classes, per_class = sampler.name in ("pk", "hard_negative", "hierarchical"), sampler.params.get("per_class", 4)
-    if of_classes and type(per_class) is int and per_class > 0 and sampler.batch % per_class:
-        yield "sampler.batch", f"got {sampler.batch}, expected a multiple of sampler.params.per_class = {per_class}"
     if data.train_labels == "image":
-        if of_classes:
+        if sampler.name in ("pk", "hard_negative", "hierarchical"):
             reason = "draws images of one class, but data.train_labels=image gives each a label of its own"
             yield "sampler.name", f"got {sampler.name!r}, which {reason}; set sampler.name=shuffled"
         if data.views == 1:
             yield "data.views", "got 1, expected at least 2: the views of an image are its positives"
-    crops = {"local_size": 96, "global_views": 2, **data.train_transform.params}
-    has_small = data.train_transform.name == "multi_crop" and data.views > crops["global_views"]
-    shorter = data.image_size if isinstance(data.image_size, int) else min(data.image_size)
-    if has_small and crops["local_size"] > shorter:
-        path, better = "data.train_transform.params.local_size", max(1, round(shorter * 96 / 224))
-        expected = f"expected at most data.image_size = {shorter}, the side of the large crops"
-        yield path, f"got {crops['local_size']}, {expected}; set {path}={better}"
-    for name, values in data.normalise or ():
-        if len(values) != data.channels:
-            expected = f"expected one for each of data.channels = {data.channels}"
-            yield f"data.normalise.{name}", f"got {len(values)} values, {expected}"
     if (model.backbone == NO_BACKBONE) != (data.name == EMBEDDINGS):
         expected = f"data.name={EMBEDDINGS} goes with model.backbone={NO_BACKBONE} and with no other"
         yield "model.backbone", f"got {model.backbone!r} for data.name={data.name}, but {expected}"
@@ -485,9 +468,6 @@ def _contradictions(config: Config) -> Iterator[tuple[str, str]]:
         if term.matryoshka_weights is not None and len(term.matryoshka_weights) != len(term.matryoshka or ()):
             count = len(term.matryoshka_weights)
             yield f"{path}.matryoshka_weights", f"got {count} weights, expected one for each width of matryoshka"
-        if term.params.get("two_way") is (model.text is None):
-            expected = "with model.text images and texts are compared both ways, without it there are no texts"
-            yield f"{path}.params.two_way", f"got {term.params['two_way']}: {expected}; leave it out"
 
 
 @cache

@@ -4,8 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from aurank.config import Choices, Config, DataConfig, ModelConfig, load_config, load_data_config
-from aurank.config.load import check_keys
+from aurank.config import Choices, Config, DataConfig, ModelConfig, load_config
 from aurank.config.schema import NO_BACKBONE, DataSection
 from aurank.data.manifest import Manifest
 from aurank.data.readers import READERS
@@ -27,12 +26,14 @@ DATA_CHOICES = {
 
 def read_trained(content: dict[str, Any], overrides: Sequence[str] = ()) -> Config:
     """Return the configuration in the checkpoint of a trained model, checked as far as using its weights needs."""
-    return load_config(content, overrides, choices=DATA_CHOICES, complaints=wrong_in)
+    config: Config = load_config(content, overrides, choices=DATA_CHOICES, complaints=wrong_in)
+    return config
 
 
 def read_data_config(section: dict[str, Any], overrides: Sequence[str] = ()) -> DataConfig:
     """Return the data section of a configuration, with overrides such as ``data.workers=4``, checked."""
-    return load_data_config(section, overrides, choices=DATA_CHOICES)
+    config: DataSection = load_config({"data": section}, overrides, choices=DATA_CHOICES, schema=DataSection)
+    return config.data
 
 
 def read_data(data: str | Manifest, overrides: Sequence[str] = ()) -> DataConfig | None:
@@ -42,7 +43,7 @@ def read_data(data: str | Manifest, overrides: Sequence[str] = ()) -> DataConfig
 def require_data_keys(data: str, overrides: Sequence[str]) -> bool:
     """Raise ConfigError for overrides of images that nobody knows; return False for a configuration."""
     if (section := _section(data)) is not None:
-        check_keys({"data": section}, overrides, choices=DATA_CHOICES, schema=DataSection)
+        load_config({"data": section}, overrides, choices=DATA_CHOICES, schema=DataSection, only_names=True)
     return section is not None
 
 

@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from aurank.config import Choices, Config, load_config, shipped_configs
-from aurank.config.load import check_keys
 from aurank.embedding.settings import DATA_CHOICES, wrong_in
 from aurank.lazy import LazyTable
 from aurank.losses import LOSSES, MINERS
+from aurank.names import signature
 
-_OF_DATA = frozenset({"class_counts", "num_classes", "num_samples", "embedding_size", "super_labels", "distributed"})
+_OF_DATA = frozenset(
+    {"class_counts", "num_classes", "num_samples", "embedding_size", "super_labels", "distributed", "two_way"}
+)
 _OF_BATCHES = frozenset({"labels", "super_labels", "batch", "seed", "rank", "world_size", "neighbours", "paths"})
 CHOICES = {
     **DATA_CHOICES,
@@ -40,15 +42,17 @@ def read_config(source: Config | Path | str | dict[str, Any], overrides: Sequenc
         if not overrides:
             return source
         source = source.model_dump(mode="json")
-    return load_config(_found(source), overrides, choices=CHOICES, complaints=_complaints)
+    config: Config = load_config(_file_of(source), overrides, choices=CHOICES, complaints=_complaints)
+    return config
 
 
 def require_names(source: Path | str, overrides: Sequence[str] = ()) -> None:
     """Raise the ConfigError that `read_config` has for keys and names, before it imports what they name."""
-    check_keys(_found(source), overrides, choices=CHOICES, complaints=partial(wrong_in, only_names=True))
+    complaints = partial(wrong_in, only_names=True)
+    load_config(_file_of(source), overrides, choices=CHOICES, complaints=complaints, only_names=True)
 
 
-def _found(source: Path | str | dict[str, Any]) -> Path | str | dict[str, Any]:
+def _file_of(source: Path | str | dict[str, Any]) -> Path | str | dict[str, Any]:
     if isinstance(source, dict) or Path(source).exists():
         return source
     return shipped_configs().get(str(source), source)
@@ -56,9 +60,7 @@ def _found(source: Path | str | dict[str, Any]) -> Path | str | dict[str, Any]:
 
 def _complaints(config: Config) -> Iterator[tuple[str, str]]:
     yield from wrong_in(config)
-    if config.model.text is not None:
-        for path, term in config.located_terms():
-            if "two_way" not in CHOICES["loss"].arguments(term.name):
-                others = ", ".join(name for name in LOSSES if "two_way" in CHOICES["loss"].arguments(name))
-                text = f"got {term.name!r}, which compares images alone; with model.text take one of {others}"
-                yield f"{path}.name", text
+    for path, term in config.located_terms() if config.model.text is not None else ():
+        if "two_way" not in signature(LOSSES[term.name])[0]:
+            names = ", ".join(name for name in LOSSES if "two_way" in signature(LOSSES[name])[0])
+            yield f"{path}.name", f"got {term.name!r}, which compares images alone; with model.text take one of {names}"

@@ -80,7 +80,6 @@ def test_the_configuration_overrides_the_backbone() -> None:
     assert found == ((0.1, 0.2, 0.3), (1, 0.5, 2), "bilinear")
     assert filled({"backbone": BACKBONE, "pretrained": True}, interpolation="lanczos") == (*HALF, "lanczos")
     for text, message in (
-        ("data.normalise.mean=[0.5]", r"data.normalise.mean: got 1 values, expected one for each of data.channels = 3"),
         ("data.normalise.std=[1, 1, 0]", "data.normalise.std"),
         ("data.normalise={mean: [0.5, 0.5, 0.5]}", "data.normalise.std: missing"),
         ("data.interpolation=cubic", "expected .*bicubic"),

@@ -29,7 +29,6 @@ LOSSES: list[tuple[Any, str]] = [
     ([{"name": "soprc", "matryoshka": [8, 4]}], r"loss\[0\].matryoshka"),
     ([{"name": "soprc", "matryoshka": [4, 64]}], r"loss\[0\].matryoshka: got 64"),
     ({"name": "soprc", "matryoshka": [4, 8], "matryoshka_weights": [1.0]}, "loss.matryoshka_weights"),
-    ([{"name": "smooth_ap"}, {"name": "clip", "params": {"two_way": True}}], r"loss\[1\].params.two_way"),
 ]
 HEADS: list[tuple[dict[str, Any], str]] = [
     ({"model": {"backbone": "resnet18"}}, "model.backbone: got 'resnet18'"),
@@ -47,7 +46,6 @@ TEXTS: list[tuple[dict[str, Any], str]] = [
     ({"memory": {"size": 100}}, "memory"),
     ({"model": {"discard_head": True}}, "model.discard_head"),
     ({"loss": {"params": {"two_way": False}}}, "loss.params.two_way"),
-    ({"loss": {"params": {"two_way": True}}, "model": {"text": None}}, "loss.params.two_way"),
     ({"model": {"text": {"name": "open_clip:ViT-B-32", "layers": 2}}}, "model.text.layers: got 2"),
     ({"loss": {"name": "soprc"}}, "loss.name: got 'soprc'"),
 ]

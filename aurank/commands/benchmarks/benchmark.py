@@ -24,8 +24,7 @@ from pydantic import Field, PositiveInt
 from typing_extensions import TypedDict
 
 from aurank.commands.tune import declared_ranges, searched_ranges, tune
-from aurank.config import Config, shipped_configs
-from aurank.config.load import load_section
+from aurank.config import Config, load_config, shipped_configs
 from aurank.config.schema import EMBEDDINGS, Strict
 from aurank.data import Manifest
 from aurank.data.manifest import ValidationUnit
@@ -127,7 +126,7 @@ class BenchmarkRun:
     """A benchmark with its data and the folder of its results, which processes and machines may share."""
 
     def __init__(self, file: Path, out: Path) -> None:
-        self.spec: BenchmarkSpec = load_section(BenchmarkSpec, file)
+        self.spec: BenchmarkSpec = load_config(file, choices={}, schema=BenchmarkSpec)
         self.out = out
         self._base = shipped_configs().get(self.spec.config, file.parent / self.spec.config)
         self._lines: dict[Path, Line] = {}
