@@ -208,7 +208,7 @@ class Command(click.Command):
                 check_images(call.images)
             out = {**call, **own}.get("out")
             if self.claims and out is not None and os.environ.get("RANK", "0") == "0":
-                stack.enter_context(claimed(out, is_file=self.claims == "file" or out.suffix == ".onnx"))
+                stack.enter_context(claimed(out, is_file=self.claims == "file"))
             self.function(call, **own)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

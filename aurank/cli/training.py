@@ -248,7 +248,8 @@ def export(call: Call) -> None:
     aurank export runs/mine/best --to onnx --int8 --out exported/onnx
     aurank export runs/mine/best --to hf --license mit --out exported/timm
     """
-    from aurank.embedding.locations import require_checkpoint, require_export, resolve_checkpoint
+    from aurank.embedding.locations import require_checkpoint, resolve_checkpoint
+    from aurank.exporting.folder import require_export
 
     require_export(call["to"], call["out"], int8=call["int8"], overwrite=call["overwrite"])
     require_checkpoint(resolve_checkpoint(call["checkpoint"].removeprefix("aurank:")))

@@ -97,7 +97,7 @@ def embed_to_folder(
         sizes = prepared.sizes
         if missing and sizes["batch"] is None:
             known = None if writer is None or writer.pace is None else Pace(*writer.pace)
-            sizes["batch"] = choose_pace(module, dataset, np.ones(total, np.bool_), known=known, **how)
+            sizes["batch"] = choose_pace(module, dataset, np.ones(total, np.bool_), earlier=known, **how)
             if writer is not None:
                 writer.pace = sizes["batch"]
         run.tell(*prepared.remarks)

@@ -20,7 +20,7 @@ from aurank.data import Manifest, Pipeline
 from aurank.embedding.build import open_prepared
 from aurank.embedding.embedded import Embedded
 from aurank.embedding.image_selection import ImageSelection
-from aurank.embedding.locations import ExportNames, require_export, resolve_checkpoint
+from aurank.embedding.locations import resolve_checkpoint
 from aurank.embedding.select_images import read_manifest, require_distinct
 from aurank.embedding.settings import read_trained
 from aurank.embedding.stored.checkpoint import is_head, load_checkpoint
@@ -28,6 +28,7 @@ from aurank.errors import AurankError, UserError, first_line
 from aurank.evaluation.postprocessing.steps import unit
 from aurank.exporting.card import COLOURS, write_card
 from aurank.exporting.card_code import MODES, run_card, write_pictures
+from aurank.exporting.folder import CARD, INT8, MODELS, RESULT, require_export
 from aurank.exporting.formats import TrainedEncoder, quantise, write_graph
 from aurank.exporting.timm_folder import load_folder, pillow_interpolation, write_folder
 from aurank.files import replacing_folder, write_text
@@ -122,7 +123,7 @@ def export_model(
     Args:
         checkpoint: DIR/best of a run, such as runs/mine/best; of two towers that of the images.
         to: onnx (one graph), or hf (or timm), a folder that timm loads.
-        out: folder to make, of the model, README.md and export.json; or an .onnx file, with .md and .json beside it.
+        out: folder to make, of the model, README.md and export.json.
         images: those of the check; default: the test split of the data that the model was trained on.
         int8: write an ONNX graph of 8 bits too, calibrated on training images, and say what it loses.
         licence: licence named in README.md, such as mit.
@@ -143,7 +144,7 @@ def export_model(
         (True, ['README.md', 'config.json', 'export.json', 'model.safetensors', 'preprocessing.json'])
     """
     out, running = Path(out), running or RunOptions()
-    names = require_export(to, out, int8=int8, overwrite=overwrite)
+    require_export(to, out, int8=int8, overwrite=overwrite)
     to = "hf" if to == "timm" else to
     # One machine for both sides of the check; what was cached may be of another.
     running = dataclasses.replace(running, device=running.device or "cpu", cache=None)
@@ -162,8 +163,8 @@ def export_model(
     require_distinct(manifest, prepared.data)
     pixels = _calibration(prepared, trained, is_own=images.data is None) if int8 else []
     method = pillow_interpolation(pipeline)
-    with _becoming(out, names) as folder:
-        written = _write(to, folder, names, TrainedEncoder(encoder, model.config.model, pipeline, method), pixels)
+    with replacing_folder(out) as folder:
+        written = _write(to, folder, TrainedEncoder(encoder, model.config.model, pipeline, method), pixels)
         before, checks, metrics = _compare(prepared, written)
         _require_same(to, checks[0])
         notes = [*prepared.remarks]
@@ -172,13 +173,13 @@ def export_model(
         if model.config.model.text is not None:
             notes.append("the encoder of images alone was exported, not that of texts")
         if int8:
-            notes.append(f"{names.int8}: ranges of {sum(map(len, pixels)):,} training images")
+            notes.append(f"{INT8}: ranges of {sum(map(len, pixels)):,} training images")
         if is_head(state):  # the card tells of the backbone that it stands behind
             trained = trained.model_copy(update={"model": model.config.model})
         libraries = ("aurank", "torch", "timm", *(("onnx", "onnxruntime") if to == "onnx" else ()))
         card: dict[str, Any] = {
             "target": to,
-            "file": names.model,
+            "file": MODELS[to],
             "width": before.embeddings.shape[1],
             "method": method,
             "data": manifest.name,
@@ -191,17 +192,17 @@ def export_model(
             "licence": licence,
         }
         text = write_card(trained, state, pipeline, **card)
-        with _explaining(f"--to {to}: the code of {names.card} fails", "please report it"):
-            code = _check_code(names.card, text, folder, model)
+        with _explaining(f"--to {to}: the code of {CARD} fails", "please report it"):
+            code = _check_code(CARD, text, folder, model)
         _require_same(to, code)
         notes.append(f"{code} ({', '.join(MODES)})")
         card["checks"].append(notes[-1])
-        write_text(folder / names.card, write_card(trained, state, pipeline, **card))
+        write_text(folder / CARD, write_card(trained, state, pipeline, **card))
         content = {"format": 1, "to": to, "files": card["files"], "metrics": metrics}
         content |= {"checks": [dataclasses.asdict(check) for check in checks], "versions": card["versions"]}
-        write_text(folder / names.result, json.dumps(content, indent=1) + "\n")
+        write_text(folder / RESULT, json.dumps(content, indent=1) + "\n")
         files = _sizes(folder)
-    return Exported(out.parent if names.is_file else out, to, files, checks[0], checks[1:], notes)
+    return Exported(out, to, files, checks[0], checks[1:], notes)
 
 
 def _require_same(to: str, check: Check) -> None:
@@ -238,24 +239,9 @@ def _require_expressible(to: str, config: Config) -> None:
         raise UserError(f"--to {to}: {reason}; {remedy}")
 
 
-@contextmanager
-def _becoming(out: Path, names: ExportNames) -> Iterator[Path]:
-    if not names.is_file:
-        with replacing_folder(out) as folder:
-            yield folder
-        return
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as staging:
-        yield Path(staging)
-        for path in sorted(Path(staging).iterdir(), key=lambda path: path.name == out.name):
-            path.replace(out.with_name(path.name))
-
-
-def _write(
-    to: str, folder: Path, names: ExportNames, source: TrainedEncoder, pixels: Sequence[np.ndarray]
-) -> dict[str, ImageModel]:
+def _write(to: str, folder: Path, source: TrainedEncoder, pixels: Sequence[np.ndarray]) -> dict[str, ImageModel]:
     source.encoder.cpu()
-    file = names.model
+    file = MODELS[to]
     with _explaining(f"--to {to}: {source.config.backbone} cannot be exported", "save it with aurank.load(…).save(…)"):
         if to == "hf":
             write_folder(source, folder / file)
@@ -263,8 +249,8 @@ def _write(
         write_graph(source, folder / file)
     if pixels:
         with _explaining("--int8: onnxruntime cannot quantise this graph", "leave out --int8"):
-            quantise(folder / file, folder / names.int8, pixels)
-    files = (file, *([names.int8] if pixels else []))
+            quantise(folder / file, folder / INT8, pixels)
+    files = (file, *([INT8] if pixels else []))
     return {name: onnx_model(f"onnx:{name}", str(folder / name), {}, False) for name in files}
 
 

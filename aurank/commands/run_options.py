@@ -25,7 +25,7 @@ from aurank.embedding.image_selection import ImageSelection
 from aurank.embedding.image_text_pairs import each_image_once
 from aurank.embedding.locations import is_stored, resolve_checkpoint, split_name
 from aurank.embedding.protocols import Protocol
-from aurank.embedding.select_images import describe_overlap, describe_split, select
+from aurank.embedding.select_images import describe_overlap, select
 from aurank.embedding.settings import read_trained
 from aurank.embedding.stored.checkpoint import describe_average, is_head, load_checkpoint
 from aurank.embedding.stored.trained_model import fetched, load, made_by, trained_model, with_backbone
@@ -125,7 +125,7 @@ class PreparedModel:
     data: DataConfig
     dataset_of: Callable[[Manifest], ImageDataset]  # other images for the same model
     run: RunOptions
-    remarks: Sequence[str] = ()  # what the split means, and what was taken of a file of weights
+    remarks: Sequence[str] = ()  # what was taken of a file of weights
     origin: Sequence[str] = ()  # of a model that is the average of others
     overlap: Sequence[str] = ()  # how many of the images it was trained on, for a measure's notes
     settings: Mapping[str, Any] = field(default_factory=dict)  # of measuring, by the configuration that names the data
@@ -197,7 +197,7 @@ def prepare_model(
             f"embeddings:FILE, or name images"
         )
     selected = select(images, checkpoint)
-    data, remarks = selected.data, describe_split(images, selected)
+    data, remarks = selected.data, list[str]()
     dataset_of: Callable[[Manifest], ImageDataset]
     manifest = each_image_once(selected.images)  # of pairs with texts
     if checkpoint is None:

@@ -22,9 +22,13 @@ from aurank.models.image_model import warn_of_small
 from aurank.models.text_encoder import ProjectedText
 from aurank.models.tuning import add_lora, checkpoint_gradients, freeze, merge_lora
 
-_OF_BACKBONE = ("normalise", "interpolation", "test_transform")  # keys that say how a backbone is shown images
+# Keys that say how a backbone is shown images.
+_OF_BACKBONE: dict[str, Any] = {
+    "normalise": NormaliseConfig,
+    "interpolation": Interpolation,
+    "test_transform": Transform,
+}
 _USUAL = "in float32 of the images themselves"  # the precision that has no words
-_INTERPOLATION: Any = Interpolation  # a type for pydantic, not for mypy
 OWN_TEXTS = "transformer"  # the text model that is trained from random weights, with a tokeniser of its own
 
 
@@ -51,50 +55,45 @@ def fill_preprocessing(config: Config, state: dict[str, Any] | None = None) -> C
 
 
 def with_preprocessing(config: Config, saved: Config | None = None) -> Config:
+    """Return the configuration with what it leaves open of how images are shown: as `saved` has it, or the backbone."""
     data, model = config.data, config.model
     if model.backbone == NO_BACKBONE:
-        known = model.features if saved is None else saved.model.features
-        return config.model_copy(update={"model": model.model_copy(update={"features": known})})
+        features = model.features if saved is None else saved.model.features
+        return config.model_copy(update={"model": model.model_copy(update={"features": features})})
     if data.decoding is None:
         data = data.model_copy(update={"decoding": (saved and saved.data.decoding) or "reduced"})
-    wanted = [key for key in _OF_BACKBONE if getattr(data, key) is None]
-    if not wanted:
-        return config.model_copy(update={"data": data})
+    missing = [key for key in _OF_BACKBONE if getattr(data, key) is None]
     if saved is not None:
-        look = {key: getattr(saved.data, key) for key in wanted}
-        return config.model_copy(update={"data": data.model_copy(update=look)})
-    remedy = "set data.normalise, data.interpolation and data.test_transform"
-    with reading(f"model.backbone={model.backbone}", "how it was shown images", remedy=remedy):
-        first: dict[str, Any] = {"pretrained": model.pretrained, "weights": model.weights}
-        own = preprocessing(model.backbone, model.params, channels=data.channels, **first)
-        look = {
-            "normalise": data.normalise or checked(own["normalise"], NormaliseConfig),
-            "interpolation": data.interpolation or checked(own["interpolation"], _INTERPOLATION),
-            "test_transform": data.test_transform or Transform(**own["test_transform"]),
-        }
+        look = {key: getattr(saved.data, key) for key in missing}
+    elif missing:
+        remedy = "set data.normalise, data.interpolation and data.test_transform"
+        with reading(f"model.backbone={model.backbone}", "how it was shown images", remedy=remedy):
+            first: dict[str, Any] = {"pretrained": model.pretrained, "weights": model.weights}
+            published = preprocessing(model.backbone, model.params, channels=data.channels, **first)
+            look = {key: checked(published[key], kind) for key, kind in _OF_BACKBONE.items() if key in missing}
+    else:
+        look = {}
     return config.model_copy(update={"data": data.model_copy(update=look)})
 
 
 def with_features(config: Config, manifest: Manifest) -> Config:
-    source = manifest.source
+    """Return the configuration of a head with the embeddings that it takes; UserError if it learnt on others."""
+    source, known = manifest.source, config.model.features
     if config.model.backbone != NO_BACKBONE or not isinstance(source, EmbeddingSource):
         return config
-    found = SavedFeatures(width=source.rows.shape[1], **({} if source.made_by is None else vars(source.made_by)))
-    require_same_features(config.model.features, found, source.where)
-    return config.model_copy(update={"model": config.model.model_copy(update={"features": found})})
-
-
-def require_same_features(known: SavedFeatures | None, found: SavedFeatures, where: str) -> None:
-    if known is None:
-        return
-    others = ("weights_sha256", "preprocessing", "precision") if known.weights_sha256 and found.weights_sha256 else ()
-    pairs = [(name, getattr(known, name), getattr(found, name)) for name in ("width", *others)]
-    differ = [f"{name} {new or _USUAL!r} in place of {old or _USUAL!r}" for name, old, new in pairs if old != new]
-    if differ:
-        raise UserError(
-            f"{where} was made by {found.model or 'an unknown model'}, and the head was trained on embeddings by "
-            f"{known.model or 'another'}: {', '.join(differ)}; embed the images like that"
-        )
+    new = SavedFeatures(width=source.rows.shape[1], **({} if source.made_by is None else vars(source.made_by)))
+    if known is not None:
+        names = ["width"]
+        if known.weights_sha256 and new.weights_sha256:
+            names += ["weights_sha256", "preprocessing", "precision"]
+        values = [(name, getattr(known, name) or _USUAL, getattr(new, name) or _USUAL) for name in names]
+        differ = [f"{name} {now!r} in place of {before!r}" for name, before, now in values if before != now]
+        if differ:
+            raise UserError(
+                f"{source.where} was made by {new.model or 'an unknown model'}, and the head was trained on embeddings "
+                f"by {known.model or 'another'}: {', '.join(differ)}; embed the images like that"
+            )
+    return config.model_copy(update={"model": config.model.model_copy(update={"features": new})})
 
 
 def build_dataset(
@@ -137,16 +136,17 @@ def build_encoder(config: ModelConfig, *, channels: int, load: bool = True, say:
 
 
 def encoder_arguments(config: ModelConfig) -> dict[str, Any]:
-    others = ("init_from", "text", "freeze", "lora", "gradient_checkpointing", "features", "head_start")
-    same = {name: value for name, value in vars(config).items() if name not in others}
-    return {**same, "width": None if config.features is None else config.features.width}
+    of_training = ("init_from", "text", "freeze", "lora", "gradient_checkpointing", "features", "head_start")
+    arguments = {name: value for name, value in vars(config).items() if name not in of_training}
+    return {**arguments, "width": None if config.features is None else config.features.width}
 
 
 def describe_model(config: Config) -> str:
     """Return all that decides an embedding of a model that was trained here, beside its weights and the images."""
     first = ("pretrained", "weights", "freeze_batch_norm")  # of training, or of the weights that it began with
-    own = {name: value for name, value in encoder_arguments(config.model).items() if name not in first}
-    return f"{own}" if config.model.backbone == NO_BACKBONE else f"{own} {build_transform(config.data, train=False)!r}"
+    model = {name: value for name, value in encoder_arguments(config.model).items() if name not in first}
+    transform = "" if config.model.backbone == NO_BACKBONE else f" {build_transform(config.data, train=False)!r}"
+    return f"{model}{transform}"
 
 
 def encoder_of(checkpoint: dict[str, Any], config: Config, name: str) -> Encoder:
@@ -159,15 +159,16 @@ def encoder_of(checkpoint: dict[str, Any], config: Config, name: str) -> Encoder
 
 
 def _initialise(encoder: Encoder, source: str, say: Say | None) -> None:
+    notes = []
     checkpoint = load_checkpoint(resolve_checkpoint(source))
-    if say is not None and checkpoint["config"].get("model", {}).get("text") is not None:
-        say(f"model.init_from: {source} is of images and texts; its image encoder is taken, its text encoder is not")
+    if checkpoint["config"].get("model", {}).get("text") is not None:
+        notes.append(f"{source} is of images and texts; its image encoder is taken, its text encoder is not")
     trained = read_trained(checkpoint["config"])
     is_plain = trained.model.lora is None
     saved = image_weights(checkpoint) if is_plain else encoder_of(checkpoint, trained, source).state_dict()
-    own = encoder.state_dict()
-    fits = {name: value for name, value in saved.items() if name in own and own[name].shape == value.shape}
-    lacking = [name for name in own if name not in fits]
+    state = encoder.state_dict()
+    fits = {name: value for name, value in saved.items() if name in state and state[name].shape == value.shape}
+    lacking = [name for name in state if name not in fits]
     if network := [name for name in lacking if not name.startswith("head.")]:
         raise UserError(
             f"model.init_from: {source} does not fit this backbone: {len(network)} tensors are missing or of another "
@@ -175,9 +176,11 @@ def _initialise(encoder: Encoder, source: str, say: Say | None) -> None:
         )
     if lacking:
         fits = {name: value for name, value in fits.items() if not name.startswith("head.")}  # all of it or nothing
-        if say is not None:
-            say(f"model.init_from: the projection of {source} has another shape; it begins anew, at random")
+        notes.append(f"the projection of {source} has another shape; it begins anew, at random")
     encoder.load_state_dict(fits, strict=False)
+    if say is not None:
+        for note in notes:
+            say(f"model.init_from: {note}")
 
 
 def build_towers(

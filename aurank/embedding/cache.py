@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from typing_extensions import TypedDict
 
 from aurank.data import Manifest
-from aurank.data.sources import FileMark
 from aurank.errors import AurankError, UserError
 from aurank.files import ABANDONED, checked, read_bundle, remove_temporaries, write_bundle, write_text
 
@@ -49,9 +48,8 @@ class Piece(NamedTuple):
 
 def default_cache() -> Path:
     """Return ``$AURANK_CACHE``, else ``~/.cache/aurank/embeddings`` (below ``$XDG_CACHE_HOME`` where that is set)."""
-    if given := os.environ.get("AURANK_CACHE"):
-        return Path(given).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "aurank" / "embeddings"
+    usual = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "aurank" / "embeddings"
+    return Path(os.environ.get("AURANK_CACHE") or usual).expanduser()
 
 
 class EmbeddingCache:
@@ -80,8 +78,8 @@ class EmbeddingCache:
             write_text(self.folder / ABOUT, json.dumps({**about, **keys}, indent=1) + "\n")
             remove_temporaries(self.folder, age=ABANDONED)
         except AurankError as error:
-            remedy = "name another folder with --cache, or do without by --no-cache"
-            raise UserError(f"the embedding cache: {error}; {remedy}") from error
+            message = f"the embedding cache: {error}; name another folder with --cache, or do without by --no-cache"
+            raise UserError(message) from error
 
     @property
     def pace(self) -> Pace | None:
@@ -94,29 +92,29 @@ class EmbeddingCache:
     def pace(self, pace: Pace) -> None:
         write_text(self.folder / _PACE, json.dumps(pace._asdict()) + "\n")
 
-    def read(self, count: int, wanted: Bool[np.ndarray, " row"] | None = None) -> list[Piece]:
+    def read(self, count: int, needed: Bool[np.ndarray, " row"] | None = None) -> list[Piece]:
         """Return the whole pieces, of a data set of ``count`` rows, no row twice; remove damaged ones."""
-        wanted = np.ones(count, dtype=np.bool_) if wanted is None else wanted
-        done, damaged = np.zeros(count, dtype=np.bool_), 0
+        needed = np.ones(count, dtype=np.bool_) if needed is None else needed
+        missing, damaged = needed.copy(), 0
         pieces: list[Piece] = []
         for path in sorted(self.folder.glob(f"*{_SUFFIX}")):
-            if not wanted[slice(*self._extents.get(path.name, (None, None)))].any():
+            if not needed[slice(*self._extents.get(path.name, (None, None)))].any():
                 continue
             piece = _read_piece(path, count, dim=pieces[0].embeddings.shape[1] if pieces else None)
-            if piece is not None:
-                self._extents[path.name] = int(piece.rows[0]), int(piece.rows[-1]) + 1
-                new = ~done[piece.rows] & wanted[piece.rows]
-                if new.any():
-                    pieces.append(Piece(piece.rows[new], piece.embeddings[new]))
-                    done[piece.rows[new]] = True
-            else:
+            if piece is None:
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
                 damaged += 1
+                continue
+            self._extents[path.name] = int(piece.rows[0]), int(piece.rows[-1]) + 1
+            new = missing[piece.rows]
+            if new.any():
+                pieces.append(Piece(piece.rows[new], piece.embeddings[new]))
+                missing[piece.rows[new]] = False
         if self.say is not None and (pieces or damaged):
-            total = int(wanted.sum())
-            part = f"{total:,}" if done.sum() == total else f"{done.sum():,} of {total:,}"
-            again = f"; removed {damaged} damaged {'piece' if damaged == 1 else 'pieces'}" if damaged else ""
-            self.say(f"read {part} embeddings from the cache {self.folder}{again}")
+            total, count_read = int(needed.sum()), int((needed & ~missing).sum())
+            part = f"{total:,}" if count_read == total else f"{count_read:,} of {total:,}"
+            removed = f"; removed {damaged} damaged {'piece' if damaged == 1 else 'pieces'}" if damaged else ""
+            self.say(f"read {part} embeddings from the cache {self.folder}{removed}")
         return pieces
 
     def write(self, piece: Piece) -> None:
@@ -151,10 +149,6 @@ def weights_sha256(module: nn.Module) -> str:
 
 def data_sha256(manifest: Manifest) -> str:
     """Return the digest of a manifest and its files: a zip's checksums, or each file's length and time of change."""
-    digest = hashlib.sha256(manifest.sha256.encode())
-    digest.update(json.dumps(_plain(manifest.source.marks(manifest.paths))).encode())
-    return digest.hexdigest()
-
-
-def _plain(marks: Sequence[FileMark | None]) -> list[tuple[int | None, int] | None]:
-    return [mark and (mark.crc if mark.modified is None else mark.modified, mark.length) for mark in marks]
+    marks = manifest.source.marks(manifest.paths)
+    plain = [mark and (mark.crc if mark.modified is None else mark.modified, mark.length) for mark in marks]
+    return hashlib.sha256(manifest.sha256.encode() + json.dumps(plain).encode()).hexdigest()

@@ -27,20 +27,22 @@ LEAST = 1024
 """Images from which on a trial pays."""
 TRIED = 8
 """Images that a trial needs."""
-_FIRST, _LARGEST, _SMALLEST = 16, 256, 8
+_FIRST, _LARGEST = 16, 256
+_FORMATS = {False: torch.contiguous_format, True: torch.channels_last}
 _SECONDS, _SHARE = 3.0, 0.05  # of a trial: at most that long, and that share of the work
 
 
 @contextmanager
 def kept_to(pace: Pace, model: nn.Module) -> Iterator[Callable[[Tensor], Tensor]]:
+    """A context in which the network has the pace's memory format; gives what lays out images so."""
     if pace.channels_last is None:
         yield lambda images: images
         return
-    wanted, before = torch.channels_last if pace.channels_last else torch.contiguous_format, is_channels_last(model)
+    memory_format, before = _FORMATS[pace.channels_last], is_channels_last(model)
     with torch.inference_mode(False):  # weights that are moved here would be of no use for training
         lay_out(model, pace.channels_last)
     try:
-        yield lambda images: images.contiguous(memory_format=wanted)
+        yield lambda images: images.contiguous(memory_format=memory_format)
     finally:
         with torch.inference_mode(False):
             lay_out(model, before)
@@ -53,46 +55,46 @@ def find_pace(model: nn.Module, images: Tensor, count: int) -> Pace:
     the work. Memory formats are tried for networks of several convolutions. All of it is processor time, so another
     load changes little.
     """
+    start, costs = time.process_time(), dict[Pace, float]()
     layers = sum(isinstance(module, nn.Conv2d) for module in model.modules())
     formats: list[bool | None] = [is_channels_last(model), not is_channels_last(model)] if layers > 1 else [None]
-    start, costs = time.process_time(), dict[Pace, float]()
     for channels_last in formats:
         with suppress(RuntimeError):  # a view of what another format lays out otherwise
             pace = Pace(_FIRST, channels_last)
             costs[pace] = _cost(pace, model, images)
-    best, batch = min(costs, key=costs.__getitem__, default=Pace(_LARGEST)), 2 * _FIRST
-    while _SMALLEST <= batch <= _LARGEST and best in costs:
-        least = costs[best]
-        if time.process_time() - start + 2 * batch * least > min(
-            _SECONDS * torch.get_num_threads(), _SHARE * least * count
-        ):
-            break
-        pace = Pace(batch, best.channels_last)
-        costs[pace] = _cost(pace, model, images)
-        if costs[pace] < least:
-            best, batch = pace, 2 * batch if batch > _FIRST else 0
-        else:
-            batch = _SMALLEST if best.batch == _FIRST and batch > _FIRST else 0
+    if not costs:
+        return Pace(_LARGEST)
+    best = min(costs, key=costs.__getitem__)
+    for batches in ((32, 64, 128, _LARGEST), (8,)):
+        for batch in batches if best.batch == _FIRST else ():  # fewer images only where more are slower
+            spent, estimate = time.process_time() - start, 2 * batch * costs[best]
+            if spent + estimate > min(_SECONDS * torch.get_num_threads(), _SHARE * costs[best] * count):
+                return best
+            pace = best._replace(batch=batch)
+            costs[pace] = _cost(pace, model, images)
+            if costs[pace] >= costs[best]:
+                break
+            best = pace
     return best
 
 
 def _cost(pace: Pace, model: nn.Module, images: Tensor) -> float:
     """Return the processor time that an image takes, the first batch of its size left out."""
     with kept_to(pace, model) as laid_out:
-        given = laid_out(images[torch.arange(pace.batch) % len(images)])
-        model(given)
+        batch = laid_out(images[torch.arange(pace.batch) % len(images)])
+        model(batch)
         start = time.process_time()
-        model(given)
+        model(batch)
         return (time.process_time() - start) / pace.batch
 
 
 def embed(
-    model: nn.Module, dataset: ImageDataset, *, rows: Int64[np.ndarray, " wanted"] | None = None, **how: Any
+    model: nn.Module, dataset: ImageDataset, *, rows: Int64[np.ndarray, " chosen"] | None = None, **how: Any
 ) -> Embedded:
     """Return embeddings of the images of the data set, or of some rows, in row order; images it skips are left out."""
-    wanted = np.zeros(len(dataset), dtype=np.bool_)
-    wanted[slice(None) if rows is None else rows] = True
-    piece = embed_rows(model, dataset, wanted, **how)
+    chosen = np.zeros(len(dataset), dtype=np.bool_)
+    chosen[slice(None) if rows is None else rows] = True
+    piece = embed_rows(model, dataset, chosen, **how)
     if not len(piece.rows):
         raise UserError(f"no image of {dataset.manifest.name} could be read, so there is nothing to embed")
     return described(dataset.manifest, *piece)
@@ -101,7 +103,7 @@ def embed(
 def embed_rows(
     model: nn.Module,
     dataset: ImageDataset,
-    wanted: Bool[np.ndarray, " row"],
+    chosen: Bool[np.ndarray, " row"],
     *,
     batch: int | Pace | None = 256,
     workers: int = 0,
@@ -111,9 +113,9 @@ def embed_rows(
     cache: EmbeddingCache | None = None,
     group: ProcessGroup | None = None,
 ) -> Piece:
-    """Return the embeddings of the rows wanted of a data set; there may be none.
+    """Return the embeddings of the chosen rows of a data set; there may be none.
 
-    Row i of those wanted is in batch i // `batch`, whatever is cached and however many processes share the batches.
+    Row i of the chosen is in batch i // `batch`, whatever is cached and however many processes share the batches.
 
     Args:
         batch: None takes what `choose_pace` finds.
@@ -123,16 +125,16 @@ def embed_rows(
     """
     group = group or ProcessGroup(False)
     device = device or next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    pieces, missing = _held(cache, wanted, group)
+    pieces, missing = _read_cache(cache, chosen, group)
     if batch is None:
         batch = choose_pace(model, dataset, missing, device=device, bf16=bf16, cache=cache, group=group)
     pace = batch if isinstance(batch, Pace) else Pace(batch)
     least = Pace().batch if isinstance(batch, Pace) else 1  # rows of a piece
-    total, done = int(wanted.sum()), int(wanted.sum()) - int(missing.sum())
+    total, done = int(chosen.sum()), int(chosen.sum()) - int(missing.sum())
     if done and progress is not None:
         progress(done, total)
-    places = np.flatnonzero(wanted)
-    parts = (places[start : start + pace.batch] for start in range(0, len(places), pace.batch))
+    positions = np.flatnonzero(chosen)
+    parts = (positions[start : start + pace.batch] for start in range(0, len(positions), pace.batch))
     batches = [part[missing[part]].tolist() for part in parts if missing[part].any()]
     loader, new = BatchLoader(dataset, group.shard(batches), workers=workers), list[Piece]()
     with _inference(model, device, bf16), kept_to(pace, model) as laid_out:
@@ -143,39 +145,39 @@ def embed_rows(
             output = model(laid_out(dataset.to_input(images.to(device, non_blocking=True))))
             new.append(Piece(ids.numpy(), as_embeddings(output, len(ids))))
             if sum(len(piece.rows) for piece in new) >= least:
-                pieces.append(_joined(new, cache))
+                pieces.append(_join(new, cache))
                 new = []
             done = min(total, done + len(ids) * group.size)  # the others are about as far
             if progress is not None:
                 progress(done, total)
         if new:
-            pieces.append(_joined(new, cache))
-    found = gather_pieces(pieces, wanted, group)
+            pieces.append(_join(new, cache))
+    gathered = gather_pieces(pieces, chosen, group)
     if group.size > 1:
-        dataset.leave_out(np.setdiff1d(np.flatnonzero(wanted), found.rows))  # what others could not read
-    return found
+        dataset.leave_out(np.setdiff1d(np.flatnonzero(chosen), gathered.rows))  # what others could not read
+    return gathered
 
 
 def choose_pace(
     model: nn.Module,
     dataset: ImageDataset,
-    wanted: Bool[np.ndarray, " row"],
+    chosen: Bool[np.ndarray, " row"],
     *,
     device: torch.device,
     bf16: bool,
     cache: EmbeddingCache | None,
     group: ProcessGroup,
-    known: Pace | None = None,
+    earlier: Pace | None = None,
 ) -> Pace:
-    """Return the pace for the rows wanted, the same in all processes: one that is known, the cache's, or a trial's.
+    """Return the pace for the chosen rows, the same in all processes: an earlier one, the cache's, or a trial's.
 
     Without a trial, on GPUs or for few images, it is 256 images as the network is. The cache keeps what is returned.
     """
     if device.type != "cpu":
         return Pace()
-    pace = known or (None if cache is None else cache.pace)
+    pace = earlier or (None if cache is None else cache.pace)
     if pace is None and group.rank == 0:
-        pace, rows = Pace(), np.flatnonzero(wanted)
+        pace, rows = Pace(), np.flatnonzero(chosen)
         if len(rows) >= LEAST and next(model.parameters(), None) is not None:
             images = dataset.__getitems__(rows[:TRIED].tolist()).image
             if isinstance(images, torch.Tensor) and images.ndim == 4 and len(images):
@@ -209,27 +211,29 @@ def _read_ahead(loader: BatchLoader) -> Iterator[Batch]:
             yield batch
 
 
-def _joined(pieces: Sequence[Piece], cache: EmbeddingCache | None) -> Piece:
+def _join(pieces: Sequence[Piece], cache: EmbeddingCache | None) -> Piece:
     piece = Piece(*map(np.concatenate, zip(*pieces, strict=True)))
     if cache is not None:
         cache.write(piece)
     return piece
 
 
-def _held(
-    cache: EmbeddingCache | None, wanted: np.ndarray, group: ProcessGroup
+def _read_cache(
+    cache: EmbeddingCache | None, chosen: np.ndarray, group: ProcessGroup
 ) -> tuple[list[Piece], Bool[np.ndarray, " row"]]:
     """Return what this process has to give of the cache, each row in one process alone, and the rows that none has."""
-    pieces = [] if cache is None else cache.read(len(wanted), wanted)
-    held = np.zeros(len(wanted), dtype=np.bool_)
+    pieces = [] if cache is None else cache.read(len(chosen), chosen)
+    cached = np.zeros(len(chosen), dtype=np.bool_)
     for piece in pieces:
-        held[piece.rows] = True
-    everyone = [np.unpackbits(bits, count=len(held)).astype(np.bool_) for bits in group.all_gather(np.packbits(held))]
-    before = np.logical_or.reduce([np.zeros_like(held), *everyone[: group.rank]])
+        cached[piece.rows] = True
+    by_rank = [
+        np.unpackbits(bits, count=len(cached)).astype(np.bool_) for bits in group.all_gather(np.packbits(cached))
+    ]
+    before = np.logical_or.reduce([np.zeros_like(cached), *by_rank[: group.rank]])
     if before.any():  # of a folder that all share, only the first reads
-        own = ((piece, ~before[piece.rows]) for piece in pieces)
-        pieces = [Piece(piece.rows[new], piece.embeddings[new]) for piece, new in own if new.any()]
-    return pieces, wanted & ~np.logical_or.reduce(everyone)
+        pairs = ((piece, ~before[piece.rows]) for piece in pieces)
+        pieces = [Piece(piece.rows[new], piece.embeddings[new]) for piece, new in pairs if new.any()]
+    return pieces, chosen & ~np.logical_or.reduce(by_rank)
 
 
 def embed_pixels(dataset: ImageDataset, *, batch: int | None = None, workers: int = 0) -> Embedded:
@@ -240,21 +244,21 @@ def embed_pixels(dataset: ImageDataset, *, batch: int | None = None, workers: in
     return replace(embedded, embeddings=np.where(constant, np.float32(1), centred))
 
 
-def gather_pieces(pieces: Sequence[Piece], wanted: np.ndarray, group: ProcessGroup) -> Piece:
-    """Return the rows wanted of all pieces of all processes as one, by increasing row, copied once."""
-    held = np.concatenate([np.empty(0, np.int64), *(piece.rows for piece in pieces)])
-    everyone = group.concatenate(held[wanted[held]])
-    rows = np.sort(everyone)
+def gather_pieces(pieces: Sequence[Piece], chosen: np.ndarray, group: ProcessGroup) -> Piece:
+    """Return the chosen rows of all pieces of all processes as one, by increasing row, copied once."""
+    rows_here = np.concatenate([np.empty(0, np.int64), *(piece.rows for piece in pieces)])
+    all_rows = group.concatenate(rows_here[chosen[rows_here]])
+    rows = np.sort(all_rows)
     width = max(group.all_gather(pieces[0].embeddings.shape[1] if pieces else 0))
     embeddings = np.empty((len(rows), width), dtype=np.float32)
     if group.size == 1:
         for piece in pieces:
-            kept = wanted[piece.rows]
-            embeddings[np.searchsorted(rows, piece.rows[kept])] = piece.embeddings[kept]
+            mask = chosen[piece.rows]
+            embeddings[np.searchsorted(rows, piece.rows[mask])] = piece.embeddings[mask]
         return Piece(rows, embeddings)
-    own = [np.empty((0, width), np.float32), *(piece.embeddings[wanted[piece.rows]] for piece in pieces)]
+    here = [np.empty((0, width), np.float32), *(piece.embeddings[chosen[piece.rows]] for piece in pieces)]
     start = 0
-    for part in group.parts(torch.from_numpy(np.concatenate(own))):
-        embeddings[np.searchsorted(rows, everyone[start : start + len(part)])] = part.numpy()
+    for part in group.parts(torch.from_numpy(np.concatenate(here))):
+        embeddings[np.searchsorted(rows, all_rows[start : start + len(part)])] = part.numpy()
         start += len(part)
     return Piece(rows, embeddings)

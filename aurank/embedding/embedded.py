@@ -79,12 +79,19 @@ class Embedded:
             device = choose_devices(options.get("device"), self.embeddings)[0]
             how = {name: options[name] for name in ("distance", "max_memory", "progress") if name in options}
             near = nearest_rows(self.problem(), lists, device=device, **how)
-            there = self.labels if gallery is None else self.labels[gallery]
-            report = replace(report, neighbours=near, gallery={"label": there})
+            report = replace(
+                report, neighbours=near, gallery={"label": self.labels if gallery is None else self.labels[gallery]}
+            )
         if count := len(np.unique(self.groups[self.groups != NO_GROUP])):
-            said = f"{count:,} cameras: images of a query's own class and camera are left out of its list"
-            report = replace(report, notes=[*report.notes, said])
-        return self.named(report, query, gallery)
+            note = f"{count:,} cameras: images of a query's own class and camera are left out of its list"
+            report = replace(report, notes=[*report.notes, note])
+        classes = None if self.classes is None else self.classes[self.labels]
+        columns = (self.paths, classes, group_texts(self.groups, self.group_names))
+        names: dict[str, Any] = {}
+        if gallery is not None:
+            keys = ("gallery_paths", "gallery_classes", "gallery_groups")
+            names = {key: _part(column, gallery) for key, column in zip(keys, columns, strict=True)}
+        return report.named(*(_part(column, query) for column in columns), **names)
 
     @property
     def _roles(self) -> tuple[np.ndarray | slice, np.ndarray | None]:
@@ -93,24 +100,20 @@ class Embedded:
 
     def _question(self) -> dict[str, Any]:
         query, gallery = self._roles
-        asked = {"labels": self.labels[query], "groups": self.groups[query], **self._pairs()}
+        question = {"labels": self.labels[query], "groups": self.groups[query]}
+        positions = [np.where(side, np.cumsum(side) - 1, -1) for side in (self.is_query, self.is_gallery)]
+        for name, pairs in (("positives", self.positives), ("ignore", self.ignored)):
+            if pairs is not None:
+                of_sides = np.stack([position[pairs[:, side]] for side, position in enumerate(positions)], axis=1)
+                question[name] = of_sides[(of_sides >= 0).all(axis=1)]
         if gallery is None:
-            return {"embeddings": self.embeddings, **asked}
+            return {"embeddings": self.embeddings, **question}
         for side, rows in (("query", self.is_query), ("gallery", gallery)):
             if not rows.any():
                 raise UserError(f"none of the {len(rows)} images is a {side}: mark some as such")
         sides = {"embeddings": select_rows(self.embeddings, self.is_query), "ids": self.ids[query]}
         sides |= {"gallery": select_rows(self.embeddings, gallery), "gallery_labels": self.labels[gallery]}
-        return {**asked, **sides, "gallery_ids": self.ids[gallery], "gallery_groups": self.groups[gallery]}
-
-    def _pairs(self) -> dict[str, Any]:
-        places = [np.where(side, np.cumsum(side) - 1, -1) for side in (self.is_query, self.is_gallery)]
-        options: dict[str, Any] = {}
-        for name, pairs in (("positives", self.positives), ("ignore", self.ignored)):
-            if pairs is not None:
-                of_sides = np.stack([place[pairs[:, column]] for column, place in enumerate(places)], axis=1)
-                options[name] = of_sides[(of_sides >= 0).all(axis=1)]
-        return options
+        return {**question, **sides, "gallery_ids": self.ids[gallery], "gallery_groups": self.groups[gallery]}
 
     def select(self, rows: np.ndarray) -> "Embedded":
         chosen = np.arange(len(self.labels))[rows]
@@ -126,17 +129,6 @@ class Embedded:
         _, labels = np.unique(self.labels, return_inverse=True)
         return RetrievalProblem(**replace(self, labels=labels)._question())
 
-    def named(
-        self, report: Report, query: np.ndarray | slice = slice(None), gallery: np.ndarray | None = None
-    ) -> Report:
-        classes = None if self.classes is None else self.classes[self.labels]
-        columns = (self.paths, classes, group_texts(self.groups, self.group_names))
-        own = (None if column is None else column[query] for column in columns)
-        if gallery is None:
-            return report.named(*own)
-        paths, there, groups = (None if column is None else column[gallery] for column in columns)
-        return report.named(*own, gallery_paths=paths, gallery_classes=there, gallery_groups=groups)
-
     def group_pairs(self, options: Mapping[str, Any]) -> list[dict[str, Any]] | None:
         """Return metrics of the queries of one group among the gallery rows of another alone, for each pair of groups.
 
@@ -147,14 +139,14 @@ class Embedded:
         groups, counts = np.unique(self.groups[self.groups != NO_GROUP], return_counts=True)
         groups = np.sort(groups[np.argsort(-counts, kind="stable")[:MOST_GROUPS]])
         pairs = []
-        for one, other in itertools.permutations(groups.tolist(), 2):
-            query, gallery = self.is_query & (self.groups == one), self.is_gallery & (self.groups == other)
+        for pair in itertools.permutations(groups.tolist(), 2):
+            query, gallery = self.is_query & (self.groups == pair[0]), self.is_gallery & (self.groups == pair[1])
             sides = replace(self, is_query=query, is_gallery=gallery).select(query | gallery)
             with suppress(UserError):  # no query of this group has a positive in the other
                 report = sides.evaluate(metrics=["mauprc", "recall@1"], distributed=False, **how)
-                names = group_texts([one, other], self.group_names)
-                found = {"num_queries": len(report.per_query["query"]), "metrics": report.metrics}
-                pairs.append(dict(zip(("query", "gallery"), names.tolist(), strict=True)) | found)
+                names = group_texts([*pair], self.group_names)
+                measured = {"num_queries": len(report.per_query["query"]), "metrics": report.metrics}
+                pairs.append(dict(zip(("query", "gallery"), names.tolist(), strict=True)) | measured)
         return pairs or None
 
     def save(self, path: Path) -> None:
@@ -164,6 +156,10 @@ class Embedded:
     @staticmethod
     def load(path: Path, labels: Path | None = None) -> "Embedded":
         return Embedded(**read_arrays(path, labels))
+
+
+def _part(column: np.ndarray | None, rows: np.ndarray | slice | None) -> np.ndarray | None:
+    return column if column is None or rows is None else column[rows]
 
 
 def described(manifest: Manifest, rows: np.ndarray, embeddings: Rows) -> Embedded:
@@ -194,9 +190,9 @@ def evaluation_options(config: Config) -> dict[str, Any]:
 
 
 def options_of(settings: Mapping[str, Any]) -> dict[str, Any]:
-    wanted = ("recall_at", "ties", "max_memory", "metrics")
-    named: dict[str, Any] = {name: settings[name] for name in wanted if settings.get(name) is not None}
-    return named | ({"metrics": ("mauprc", *named["metrics"])} if "metrics" in named else {})
+    names = ("recall_at", "ties", "max_memory", "metrics")
+    options: dict[str, Any] = {name: settings[name] for name in names if settings.get(name) is not None}
+    return options | ({"metrics": ("mauprc", *options["metrics"])} if "metrics" in options else {})
 
 
 def evaluate_together(measure: Callable[..., Result], group: ProcessGroup, **options: Any) -> Result:

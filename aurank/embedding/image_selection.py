@@ -13,7 +13,7 @@ from aurank.data.readers import BENCHMARKS, READERS
 from aurank.data.readers.given import GIVEN
 from aurank.data.readers.published import locate
 from aurank.data.sources import folder_or_file
-from aurank.errors import UserError
+from aurank.errors import OptionRule, UserError, check_options
 from aurank.files import address_of
 from aurank.names import nearest
 
@@ -24,6 +24,12 @@ if TYPE_CHECKING:
 ALL = "all"  # splits together
 _READ_BY = {**dict.fromkeys((".csv", ".parquet", ".pq", ".feather", ".arrow"), "table"), ".tar": "webdataset"}
 DATA = {"data": Choices(READERS, frozenset({"root"}))}
+
+
+_RULES = (
+    OptionRule("--protocol", excludes=("--data", "--split"), why="it says which images are measured"),
+    OptionRule("--root", needs=("--protocol",)),
+)
 
 
 @dataclass(frozen=True)
@@ -43,7 +49,7 @@ class ImageSelection:
     Example:
         >>> ImageSelection("folder:photos", protocol="sop").check()
         Traceback (most recent call last):
-        aurank.errors.UserError: --data and --protocol both say which images to take; give one of them
+        aurank.errors.UserError: --protocol does not go with --data: it says which images are measured
     """
 
     data: "str | Manifest | None" = None
@@ -56,8 +62,8 @@ class ImageSelection:
     @property
     def given(self) -> list[str]:
         """The options that say where images are, as typed."""
-        named = {name: getattr(self, name) for name in ("data", "split", "protocol", "root")}
-        return [f"--{name} {value}" for name, value in named.items() if value is not None] + [*self.overrides]
+        options = {name: getattr(self, name) for name in ("data", "split", "protocol", "root")}
+        return [f"--{name} {value}" for name, value in options.items() if value is not None] + [*self.overrides]
 
     def require_there(self) -> None:
         """Raise UserError where the options name data that are not there."""
@@ -80,28 +86,16 @@ class ImageSelection:
     @property
     def settings(self) -> dict[str, Any]:
         """What the section `evaluate` of a configuration that `data` names sets."""
-        config = _configuration(self.data)
-        return (
-            {}
-            if config is None
-            else {name: getattr(config.evaluate, name) for name in config.evaluate.model_fields_set}
-        )
+        if (config := _configuration(self.data)) is None:
+            return {}
+        return {name: getattr(config.evaluate, name) for name in config.evaluate.model_fields_set}
 
     def check(self) -> None:
         """Raise UserError where the options do not go together."""
-        is_named, protocol = self.protocol is not None, "--protocol, which says what is measured"
-        others = [override for override in self.overrides if not override.startswith("data.")]
-        for is_wrong, message in (
-            (
-                is_named and self.data is not None,
-                "--data and --protocol both say which images to take; give one of them",
-            ),
-            (self.split and is_named, f"--split {self.split} has no use with {protocol}"),
-            (self.root and not is_named, f"--root {self.root} goes with --protocol, not with --data"),
-            (others, f"{' '.join(others)}: only data.* can be changed for a model that is measured"),
-        ):
-            if is_wrong:
-                raise UserError(message)
+        unknown = [override for override in self.overrides if not override.startswith("data.")]
+        if unknown:
+            raise UserError(f"{' '.join(unknown)}: only data.* can be changed for a model that is measured")
+        check_options({f"--{name}": getattr(self, name) for name in ("data", "split", "protocol", "root")}, _RULES)
 
     def find_protocol(self) -> "Protocol | None":
         """Return the protocol named, or None; raise UserError where the options do not go together."""

@@ -36,10 +36,10 @@ class EmbeddedPairs:
     def evaluate(
         self, rows: Int64[np.ndarray, " row"] | None = None, *, distinct_texts: bool = True, **options: Any
     ) -> TwoWayReport:
-        kept = np.ones(len(self.rows), dtype=np.bool_) if rows is None else np.isin(self.rows, rows)
-        options["text_ids"] = self.text_ids[kept] if distinct_texts else None
-        sides = (self.images[kept], self.texts[kept], self.labels[kept])
-        return two_way(*sides, image_ids=self.image_ids[kept], **options)
+        mask = np.ones(len(self.rows), dtype=np.bool_) if rows is None else np.isin(self.rows, rows)
+        options["text_ids"] = self.text_ids[mask] if distinct_texts else None
+        sides = (self.images[mask], self.texts[mask], self.labels[mask])
+        return two_way(*sides, image_ids=self.image_ids[mask], **options)
 
     def images_alone(self, manifest: Manifest) -> Embedded | None:
         """Each image once, to be compared; None where an image has several labels, or no query a positive."""
@@ -95,8 +95,8 @@ def embed_texts(
     pieces: list[Piece] = []
     try:
         for start in group.shard(range(0, len(texts), batch)):
-            found = model.encode_text(model.tokenise(texts[start : start + batch]).to(device)).float().cpu().numpy()
-            pieces.append(Piece(np.arange(start, start + len(found)), found))
+            part = model.encode_text(model.tokenise(texts[start : start + batch]).to(device)).float().cpu().numpy()
+            pieces.append(Piece(np.arange(start, start + len(part)), part))
             if progress is not None:
                 progress(min(start + batch * group.size, len(texts)), len(texts))
     finally:
@@ -115,9 +115,10 @@ def require_pairs(manifest: Manifest) -> None:
     texts_of(manifest)
     marked = np.flatnonzero(~(manifest.is_query & manifest.is_gallery))
     if len(marked):
-        said = f"as no query or not in the gallery, such as that of {manifest.paths[marked[0]]!r}"
-        remedy = "leave out the columns is_query and is_gallery, or these rows"
-        raise UserError(f"{manifest.name} marks {len(marked):,} of {len(manifest):,} pairs {said}: {remedy}")
+        raise UserError(
+            f"{manifest.name} marks {len(marked):,} of {len(manifest):,} pairs as no query or not in the gallery, such "
+            f"as that of {manifest.paths[marked[0]]!r}: leave out the columns is_query and is_gallery, or these rows"
+        )
 
 
 def has_one_label(manifest: Manifest) -> bool:
@@ -129,8 +130,8 @@ def each_image_once(manifest: Manifest, *, one_label: bool = True) -> Manifest:
     if manifest.texts is None:
         return manifest
     if one_label and not has_one_label(manifest):
-        what = "has images with several labels, so images cannot be compared with each other"
-        raise UserError(f"{manifest.name} {what}; {WITH_TEXTS}")
+        message = f"{manifest.name} has images with several labels, so images cannot be compared with each other"
+        raise UserError(f"{message}; {WITH_TEXTS}")
     rows = first_rows(manifest.paths)
     return manifest if len(rows) == len(manifest) else manifest.select(rows)
 
@@ -147,8 +148,8 @@ def reports_by_group(
     return {name: embedded.evaluate(rows, **options) for name, rows in {"all": None, **groups}.items()}
 
 
-def describe_groups(reports: dict[str, TwoWayReport], *others: str) -> str:
-    parts = [f"two-way retrieval, {name.replace('_', ' ')}\n{report}" for name, report in reports.items()] + [*others]
+def describe_groups(reports: dict[str, TwoWayReport], *further: str) -> str:
+    parts = [f"two-way retrieval, {name.replace('_', ' ')}\n{report}" for name, report in reports.items()] + [*further]
     if len({part.rpartition("\n")[2] for part in parts}) == 1:
         parts[:-1] = [part.rpartition("\n")[0] for part in parts[:-1]]
     return "\n\n".join(parts)

@@ -1,11 +1,9 @@
-"""Models, runs, indexes and exports by their names and folders, looked at without torch."""
+"""Models, runs and indexes by their names and folders, looked at without torch."""
 
 from pathlib import Path
-from typing import NamedTuple
 
 from aurank.errors import UserError
-from aurank.extras import require_libraries
-from aurank.files import LOCK, reading, require_writable
+from aurank.files import reading
 from aurank.models.adapters.names import IMAGES, require_known_name
 from aurank.names import meant, nearest
 
@@ -17,32 +15,27 @@ RECORD = "model.json"  # there, too
 ABOUT = "index.json"
 
 
-# -- models -----------------------------------------------------------------------------------------------------------
-
-
 def split_name(model: str) -> tuple[str, str]:
-    kind, colon, what = model.partition(":")
-    known = ("aurank", "embeddings", HUB, *IMAGES)
-    if kind in known and what:
-        return kind, what
+    """Return the kind of a model's name and the rest of it; a path alone is a model of aurank."""
+    kind, colon, source = model.partition(":")
+    kinds = ("aurank", "embeddings", HUB, *IMAGES)
+    if kind in kinds and source:
+        return kind, source
     if not colon and (Path(model).exists() or resolve_checkpoint(model).exists()):
         return "aurank", model
     shapes = "a run (aurank:DIR/best), embeddings:FILE, hf-hub:OWNER/NAME, timm:NAME[,pretrained=false]"
-    others = ", ".join(f"{name}:…" for name in known[4:])
-    said = f"of no known kind{meant(nearest(kind, known))}" if colon else "there is no such run or folder"
-    raise UserError(f"--model {model!r}: {said}; expected {shapes}, or one of {others}")
+    further = ", ".join(f"{name}:…" for name in kinds[4:])
+    reason = f"of no known kind{meant(nearest(kind, kinds))}" if colon else "there is no such run or folder"
+    raise UserError(f"--model {model!r}: {reason}; expected {shapes}, or one of {further}")
 
 
 def require_model_name(model: str) -> None:
     """Raise UserError for a model that is not there, as far as can be said without torch or its library."""
-    kind, what = split_name(model)
-    if kind == "aurank":
-        require_model(what)
+    kind, source = split_name(model)
+    if kind == "aurank" and not is_stored(source):
+        require_checkpoint(resolve_checkpoint(source))
     elif kind in IMAGES:
         require_known_name(model)
-
-
-# -- checkpoints, indexes and folders to write -------------------------------------------------------------------------
 
 
 def resolve_checkpoint(path: Path | str) -> Path:
@@ -63,15 +56,10 @@ def require_checkpoint(path: Path) -> None:
         raise UserError(f"no checkpoint at {path}; a run writes {LAST} and {BEST} into its --out folder")
 
 
-def require_model(folder: str) -> None:
-    if not is_stored(folder):
-        require_checkpoint(resolve_checkpoint(folder))
-
-
 def require_index(folder: Path) -> None:
     if not (folder / ABOUT).exists():
-        what = "there is no index in it" if folder.is_dir() else "there is no such folder"
-        raise UserError(f"no index at {folder}: {what}; make one with aurank index build --out {folder}")
+        reason = "there is no index in it" if folder.is_dir() else "there is no such folder"
+        raise UserError(f"no index at {folder}: {reason}; make one with aurank index build --out {folder}")
 
 
 def require_usable(out: Path, resume: bool) -> None:
@@ -89,59 +77,9 @@ def require_index_folder(out: Path, *, overwrite: bool) -> None:
         return
     if not out.is_dir():
         raise UserError(f"--out {out} is a file; name a folder")
-    if (out / ABOUT).exists():
-        if not overwrite:
-            remedy = "add images with aurank index add, or replace it with --overwrite"
-            raise UserError(f"--out {out} holds an index already: {remedy}")
-    elif any(not one.name.startswith((".", "rows-", "model-")) for one in out.iterdir()):
+    has_index = (out / ABOUT).exists()
+    if has_index and not overwrite:
+        remedy = "add images with aurank index add, or replace it with --overwrite"
+        raise UserError(f"--out {out} holds an index already: {remedy}")
+    if not has_index and any(not path.name.startswith((".", "rows-", "model-")) for path in out.iterdir()):
         raise UserError(f"--out {out} holds other files: name a new folder")
-
-
-EXPORTED = {
-    "onnx": "model.onnx",
-    "hf": "model.safetensors",
-    "timm": "model.safetensors",  # another word for hf
-}
-_BESIDE = ("preprocessing.json", "config.json")  # of timm's layout
-
-
-class ExportNames(NamedTuple):
-    model: str
-    int8: str = "model.int8.onnx"
-    card: str = "README.md"
-    result: str = "export.json"
-    is_file: bool = False
-
-
-def export_names(to: str, out: Path) -> ExportNames:
-    if to == "onnx" and out.suffix == ".onnx" and not out.is_dir():
-        return ExportNames(out.name, f"{out.stem}.int8.onnx", f"{out.stem}.md", f"{out.stem}.json", True)
-    return ExportNames(EXPORTED[to])
-
-
-def require_export(to: str, out: Path, *, int8: bool, overwrite: bool) -> ExportNames:
-    if to not in EXPORTED:
-        raise UserError(f"--to {to!r}: expected one of {', '.join(EXPORTED)}")
-    names, reason, place = export_names(to, out), "", "name another folder"
-    known = {*EXPORTED.values(), *names, *_BESIDE}
-    if names.is_file:
-        held = {name for name in names[:-1] if out.with_name(name).exists()}
-        place = "name another file"
-    else:
-        held = {path.name for path in out.iterdir() if path.name != LOCK} if out.is_dir() else set()
-    if int8 and to != "onnx":
-        reason = f"--int8 goes with --to onnx, not with --to {to}"
-    elif out.resolve() == Path.cwd():
-        reason = f"--out {out} is the folder that you are in; name one to make, such as exported"
-    elif strange := sorted(held - known):
-        reason = f"--out {out} holds {strange[0]!r}, which is of no export; {place}"
-    elif held and names.result not in held:
-        reason = f"--out {out} holds no earlier export; {place}"
-    elif held and not overwrite:
-        reason = f"--out {out} holds an earlier export; {place}, or add --overwrite"
-    elif to == "onnx":
-        require_libraries("--to onnx", "onnx", "onnxruntime", "onnxscript")
-    if reason:
-        raise UserError(reason)
-    require_writable(out.with_name(names.result) if names.is_file else out / names.result)
-    return names

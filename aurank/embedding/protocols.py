@@ -68,9 +68,9 @@ class Protocol:
         return digest.hexdigest()[:16]
 
     def require_same(self, embedded: "Embedded", manifest: Manifest) -> None:
-        others, wrong = set(self._paths(embedded)) ^ set(manifest.paths), ""
-        if others:
-            wrong = f"{len(others):,} images are in one of both alone, such as {min(others)!r}"
+        one_sided, wrong = set(self._paths(embedded)) ^ set(manifest.paths), ""
+        if one_sided:
+            wrong = f"{len(one_sided):,} images are in one of both alone, such as {min(one_sided)!r}"
         elif self.checksum(embedded) != self.checksum(manifest):
             wrong = "their classes, or who is query or gallery, or groups, differ (labels, is_query, is_gallery)"
         if wrong:
@@ -86,11 +86,12 @@ class Protocol:
             options["metrics"] = self.metrics
         for name, usual in () if self.roles else (("is_query", True), ("is_gallery", True), ("groups", -1)):
             if (getattr(embedded, name) != usual).any():
-                what = f"protocol {self.name} says who is query and gallery"
-                raise UserError(f"{what}, so {name} has no use: leave it out")
+                raise UserError(f"protocol {self.name} says who is query and gallery; leave {name} out")
         if self.roles and (embedded.is_query == embedded.is_gallery).all():
-            said = "has queries apart from the gallery, but is_query and is_gallery are alike in every row"
-            raise UserError(f"protocol {self.name} {said}; `aurank embed` writes both with the embeddings")
+            raise UserError(
+                f"protocol {self.name} has queries apart from the gallery, but is_query and is_gallery are alike in "
+                "every row; `aurank embed` writes both with the embeddings"
+            )
         self._paths(embedded)
         information: dict[str, Any] = {"name": self.name, "checksum": self.checksum(embedded)}
         information |= {"params": dict(self.params)} if self.params else {}
@@ -99,8 +100,8 @@ class Protocol:
     def _paths(self, embedded: "Embedded") -> list[str]:
         paths = [str(path) for path in embedded.paths.tolist()]
         if "" in paths or len(set(paths)) < len(paths):
-            what = f"protocol {self.name} needs the path of every image, each once, to say what was measured"
-            raise UserError(f"{what}; `aurank embed` writes them with the embeddings")
+            message = f"protocol {self.name} needs the path of every image, each once, to say what was measured"
+            raise UserError(f"{message}; `aurank embed` writes them with the embeddings")
         return paths
 
 
@@ -123,16 +124,19 @@ def _canonical(
 # Sources: Song et al. (CVPR 2016), section 6, for SOP, CUB and Cars; Liu et al., DeepFashion (CVPR 2016); Brown et al.
 # (ECCV 2020) for VehicleID, where Liu et al. (CVPR 2016) draw a gallery with one image of each vehicle: their numbers
 # cannot be compared. Zheng et al. (ICCV 2015) and the docstrings of the readers for sets with cameras.
-_NAMED = [Protocol("sop", "sop", (1, 10, 100, 1000)), Protocol("inaturalist2018", "inaturalist2018", (1, 4, 16, 32))]
-_NAMED += [Protocol("grocery", "grocery", (1, 10, 100))]
-_NAMED += [Protocol(f"vehicleid-{size}", "vehicleid", (1, 5), {"test": size}) for size in LIST_SIZES]
-_NAMED += [Protocol(name, name, (1, 2, 4, 8)) for name in ("cub200", "cars196")]
-_NAMED += [Protocol("inshop", "inshop", (1, 10, 20, 30, 40, 50), roles=True)]
-_NAMED += [Protocol(name, name, (1, 5, 10), roles=True) for name in ("market1501", "veri776")]
 _REVISITED = ("trapezoid_ap", *(f"precision@{k}(last)" for k in (1, 5, 10)), "mauprc")
-_NAMED += [
-    Protocol(f"{_set}-{_kind}", _set, (1, 5, 10), {"difficulty": _kind}, roles=True, metrics=_REVISITED)
-    for _set in ("roxford5k", "rparis6k")
-    for _kind in ("easy", "medium", "hard")
+_NAMED = [
+    Protocol("sop", "sop", (1, 10, 100, 1000)),
+    Protocol("inaturalist2018", "inaturalist2018", (1, 4, 16, 32)),
+    Protocol("grocery", "grocery", (1, 10, 100)),
+    *(Protocol(f"vehicleid-{size}", "vehicleid", (1, 5), {"test": size}) for size in LIST_SIZES),
+    *(Protocol(name, name, (1, 2, 4, 8)) for name in ("cub200", "cars196")),
+    Protocol("inshop", "inshop", (1, 10, 20, 30, 40, 50), roles=True),
+    *(Protocol(name, name, (1, 5, 10), roles=True) for name in ("market1501", "veri776")),
+    *(
+        Protocol(f"{name}-{kind}", name, (1, 5, 10), {"difficulty": kind}, roles=True, metrics=_REVISITED)
+        for name in ("roxford5k", "rparis6k")
+        for kind in ("easy", "medium", "hard")
+    ),
 ]
 PROTOCOLS: dict[str, Protocol] = {protocol.name: protocol for protocol in _NAMED}

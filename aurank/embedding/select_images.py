@@ -43,57 +43,50 @@ def select(images: ImageSelection, checkpoint: dict[str, Any] | None) -> Selecte
     elif checkpoint is None:
         raise UserError("say which images to embed: --data READER:PATH or CONFIGURATION, or --protocol NAME")
     data = read_data_config(section, images.overrides)
-    given = read_whole(data) if images.data is None or isinstance(images.data, str) else images.data
-    whole, trained = _with_splits(given, data, images, checkpoint)
+    manifest = read_whole(data) if images.data is None or isinstance(images.data, str) else images.data
+    whole, trained = _with_splits(manifest, data, images, checkpoint)
     has_usual = images.usual in whole.split_sizes
     if images.split == ALL or (images.split is None and images.usual == "train" and not has_usual):
         return Selected(data, whole, trained)
     if images.split is None and not has_usual:
-        others = " or ".join(whole.split_sizes)
-        raise UserError(f"{whole.name} has no test images to measure; choose another split with --split {others}")
+        splits = " or ".join(whole.split_sizes)
+        raise UserError(f"{whole.name} has no test images to measure; choose another split with --split {splits}")
     return Selected(data, split_of(whole, data, images.split or images.usual), trained)
 
 
 def _with_splits(
-    given: Manifest, data: DataConfig, images: ImageSelection, checkpoint: dict[str, Any] | None
+    manifest: Manifest, data: DataConfig, images: ImageSelection, checkpoint: dict[str, Any] | None
 ) -> tuple[Manifest, Manifest | None]:
+    """Return the data set with the splits to choose from, and as the model was trained on it, if it was."""
     saved = None if checkpoint is None else read_trained(checkpoint["config"])
     seed = 0 if saved is None else saved.seed
     trained = None
     if checkpoint is not None and saved is not None:
         sections = [data.model_copy(update={key: getattr(saved.data, key) for key in _HELD_OUT})]
-        is_there = data_folder(saved.data.root).resolve() == data_folder(data.root).resolve()
-        if images.data is not None and saved.data.name == data.name and is_there:
+        is_same_root = data_folder(saved.data.root).resolve() == data_folder(data.root).resolve()
+        if images.data is not None and saved.data.name == data.name and is_same_root:
             sections.append(saved.data)  # which may split them otherwise
         while trained is None and sections:
             section = sections.pop(0)
             with suppress(UserError):  # too few classes to hold some out
-                split = hold_out(read_whole(section) if section is saved.data else given, section, seed=seed)
+                split = hold_out(read_whole(section) if section is saved.data else manifest, section, seed=seed)
                 trained = split if split.sha256 == checkpoint["manifest"] else None
     if any(override.startswith(tuple(f"data.{key}" for key in _HELD_OUT)) for override in images.overrides):
-        return hold_out(given, data, seed=seed), trained
-    return given if trained is None or images.data is not None else trained, trained
-
-
-def describe_split(images: ImageSelection, selected: Selected) -> list[str]:
-    """Return a line on what "train" or "val" means for the data that a model was trained on, none for other data."""
-    if images.split not in ("train", "val") or selected.trained is None:
-        return []
-    sizes = {split: f"{selected.trained.split_sizes.get(split, 0):,}" for split in ("train", "val")}
-    used = f"training used {sizes['train']} images and held out {sizes['val']} for validation"
-    if images.data is not None:
-        return [f"--split {images.split} is as the data have it; of these data {used}"]
-    return [f"--split {images.split} is that of the training run: {used}; --data READER:PATH takes splits as they are"]
+        return hold_out(manifest, data, seed=seed), trained
+    return manifest if trained is None or images.data is not None else trained, trained
 
 
 def describe_overlap(images: ImageSelection, selected: Selected) -> list[str]:
+    """Return a line on how many of the images the model was trained on, unless these were asked for."""
     if images.split in ("train", "val") or (trained := selected.trained) is None:
         return []
     used = {path for path, split in zip(trained.paths, trained.splits, strict=True) if split in ("train", "val")}
     if not (count := sum(path in used for path in selected.images.paths)):
         return []
-    said = f"{count:,} of these {len(selected.images):,} images are of the model's own training or validation split"
-    return [f"{said}, so this is no test; without --data and --split its test images are taken"]
+    of_training = (
+        f"{count:,} of these {len(selected.images):,} images are of the model's own training or validation split"
+    )
+    return [f"{of_training}, so this is no test; without --data and --split its test images are taken"]
 
 
 def require_measurable(manifest: Manifest, *, pooled: bool) -> None:
@@ -105,9 +98,6 @@ def require_measurable(manifest: Manifest, *, pooled: bool) -> None:
         query, gallery = manifest.is_query, manifest.is_gallery
         count = count_positives(labels[query], labels[gallery]) - int((query & gallery).sum())
         require_room(count if listed is None else len(listed))
-
-
-# -- a data section, its manifest and splits ---------------------------------------------------------------------------
 
 
 def read_manifest(config: DataConfig, *, seed: int, dataset: Manifest | None = None) -> Manifest:
@@ -135,16 +125,16 @@ def class_folds(
     names, sizes = np.unique(units, return_counts=True)
     order = np.random.default_rng([seed, len(names)]).permutation(len(names))
     fold_of, filled = np.zeros(int(units.max()) + 1, dtype=np.int64), np.zeros(folds)
-    for place in order[np.argsort(-sizes[order], kind="stable")].tolist():  # the largest first: the rest evens out
+    for unit in order[np.argsort(-sizes[order], kind="stable")].tolist():  # the largest first: the rest evens out
         smallest = int(filled.argmin())
-        fold_of[names[place]] = smallest
-        filled[smallest] += sizes[place]
+        fold_of[names[unit]] = smallest
+        filled[smallest] += sizes[unit]
     fold: Int64[np.ndarray, " image"] = fold_of[units]
     for number in range(folds):
         parts = (fold == number, fold != number)
         if min(len(np.unique(manifest.labels[part])) for part in parts) < 2:
-            what = f"{len(names)} {'classes' if by == 'class' else 'super-categories'}, too few for {folds} folds"
-            raise UserError(f"{manifest.name} has {what} with two classes in each and outside; take fewer folds")
+            count = f"{len(names)} {'classes' if by == 'class' else 'super-categories'}, too few for {folds} folds"
+            raise UserError(f"{manifest.name} has {count} with two classes in each and outside; take fewer folds")
     return fold
 
 
@@ -161,10 +151,10 @@ def asks_about_classes(config: DataConfig, manifest: Manifest) -> bool:
 def require_likely_classes(manifest: Manifest, config: DataConfig, *, counts: str) -> None:
     if config.odd_classes == "keep" or (odd := odd_classes(manifest.classes)) is None:
         return
-    what, names = odd
-    named = ("such as " if "splits" in what else "") + " and ".join(map(repr, names[:2]))
+    kind, names = odd
+    examples = ("such as " if "splits" in kind else "") + " and ".join(map(repr, names[:2]))
     raise UserError(
-        f"{manifest.name} ({len(manifest):,} images: {counts}) has {what}, {named}: name the folder that holds a "
+        f"{manifest.name} ({len(manifest):,} images: {counts}) has {kind}, {examples}: name the folder that holds a "
         "folder for each class, or say with data.odd_classes=keep that these are the classes"
     )
 

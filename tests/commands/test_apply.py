@@ -162,10 +162,10 @@ def test_options_that_cannot_be_met_are_told_before_anything_is_embedded(
         (ImageSelection("foldr:photos"), "folder"),
         (ImageSelection("nowhere.yaml"), "nowhere.yaml"),
         (ImageSelection("folder:photos", "train"), "no images in split 'train'"),
-        (ImageSelection("folder:photos", protocol="sop"), "--data and --protocol both say"),
+        (ImageSelection("folder:photos", protocol="sop"), "--protocol does not go with --data"),
         (ImageSelection(protocol="sopp"), "did you mean 'sop'"),
-        (ImageSelection(protocol="sop", split="val"), "--split val has no use with --protocol"),
-        (ImageSelection("folder:photos", root=Path("here")), "--root here goes with --protocol"),
+        (ImageSelection(protocol="sop", split="val"), "--protocol does not go with --split"),
+        (ImageSelection("folder:photos", root=Path("here")), "--root needs --protocol"),
         (ImageSelection("folder:photos", overrides=["data.image_size=9"]), "brings its own preprocessing"),
     ],
 )

@@ -3,7 +3,6 @@
 import importlib
 import json
 import re
-import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -17,7 +16,6 @@ from ruamel.yaml import YAML
 from testing.runs import tiny_config
 
 import aurank
-from aurank import cli
 from aurank.commands import evaluate_model, export_model
 from aurank.commands.export import Check, _require_expressible
 from aurank.config import Config
@@ -151,32 +149,6 @@ def test_a_file_is_measured_by_what_it_says_itself(tiny_run: Path, few: ImageSel
     export_model(str(tiny_run / "best"), "hf", tmp_path / "out", images=few, overwrite=True)
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert names == {"README.md", "config.json", "export.json", "model.safetensors", "preprocessing.json"}
-
-
-@pytest.mark.slow
-def test_the_name_of_a_file_makes_a_file(
-    tiny_run: Path, few: ImageSelection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("onnxscript")
-    file = tmp_path / "new" / "mine.onnx"
-    (tmp_path / "mine.md").write_text("mine")
-    with pytest.raises(UserError, match=r"mine.onnx holds no earlier export; name another file"):
-        export_model("nowhere/best", "onnx", tmp_path / "mine.onnx", overwrite=True)
-    exported = export_model(str(tiny_run / "best"), "onnx", file, images=few)
-    assert {path.name for path in file.parent.iterdir()} == {"mine.onnx", "mine.md", "mine.json"}
-    assert exported.files == {path.name: path.stat().st_size for path in file.parent.iterdir()}
-    Image.new("L", (20, 30), 99).save(file.parent / "photo.jpg")
-    assert run_card(file.parent, monkeypatch, "mine.md").shape == (1, 8)
-    (command,) = re.findall(r"`aurank (evaluate .*?)`", (file.parent / "mine.md").read_text(encoding="utf-8"))
-    Path("photos").symlink_to(str(few.data).removeprefix("folder:"))
-    monkeypatch.setattr(sys, "argv", ["aurank", *shlex.split(command)])
-    cli.app(standalone_mode=False)
-    assert Path("measured/report.json").exists()
-    (file.parent / "mine.md").rename(file.parent / "other.md")
-    lone = file.rename(tmp_path / "lone.onnx")  # nothing beside it
-    assert evaluate_model(f"onnx:{lone}", few).mauprc == pytest.approx(exported.check.before, abs=1e-6)
-    with pytest.raises(UserError, match=r"mine.onnx holds an earlier export; name another file, or add --overwrite"):
-        export_model("nowhere/best", "onnx", file)
 
 
 def test_an_export_that_differs_is_refused_and_nothing_is_left(

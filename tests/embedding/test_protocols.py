@@ -72,8 +72,8 @@ REFUSED: dict[str, Callable[[], object]] = {
         dataclasses.replace(GIVEN, paths=np.array(["a"] * 7))
     ),
     "sop sets recall_at itself": lambda: PROTOCOLS["sop"].evaluate(GIVEN, recall_at=(1,)),
-    "so is_query has no use": lambda: PROTOCOLS["sop"].evaluate(dataclasses.replace(GIVEN, is_query=np.arange(7) < 3)),
-    "so groups has no use": lambda: PROTOCOLS["sop"].evaluate(dataclasses.replace(GIVEN, groups=np.arange(7))),
+    "leave is_query out": lambda: PROTOCOLS["sop"].evaluate(dataclasses.replace(GIVEN, is_query=np.arange(7) < 3)),
+    "leave groups out": lambda: PROTOCOLS["sop"].evaluate(dataclasses.replace(GIVEN, groups=np.arange(7))),
 }
 
 

@@ -84,18 +84,20 @@ def load_checkpoint(path: Path, *, read_run: Callable[[dict[str, Any]], Config] 
     try:
         (read_run or read_trained)(content["config"])
     except UserError as error:
-        said = one_line(getattr(error, "errors", [str(error)])[0])
-        raise UserError(f"{path}: this aurank cannot use its config ({said}); use the version that wrote it") from error
+        reason = one_line(getattr(error, "errors", [str(error)])[0])
+        raise UserError(
+            f"{path}: this aurank cannot use its config ({reason}); use the version that wrote it"
+        ) from error
     return dict(content)
 
 
 def describe_average(checkpoint: dict[str, Any], *, named: bool = True) -> list[str]:
-    told = []
-    for one in checkpoint.get(AVERAGE_OF, []):
-        what = "an average" if AVERAGE_OF in one else f"seed {one['config']['seed']}"
-        told.append(f"{one_line(one['name'])} ({what})" if named else what)
-    what = "" if named else f"{len(told)} models: "
-    return [f"the weights are the average of {what}{', '.join(told)}"] if told else []
+    parents = []
+    for parent in checkpoint.get(AVERAGE_OF, []):
+        kind = "an average" if AVERAGE_OF in parent else f"seed {parent['config']['seed']}"
+        parents.append(f"{one_line(parent['name'])} ({kind})" if named else kind)
+    count = "" if named else f"{len(parents)} models: "
+    return [f"the weights are the average of {count}{', '.join(parents)}"] if parents else []
 
 
 def is_head(checkpoint: dict[str, Any]) -> bool:
@@ -118,6 +120,6 @@ def load_part(load: Callable[[Any], object], value: Any, source: Path | str, par
     try:
         load(value)
     except Exception as error:
-        said = one_line(str(error) or type(error).__name__)[:200]
+        reason = one_line(str(error) or type(error).__name__)[:200]
         versions = f"use the versions of aurank and timm that wrote it (timm is {version('timm')} here)"
-        raise UserError(f"{source} does not fit: {part!r} is refused ({said}); {versions}, or another one") from error
+        raise UserError(f"{source} does not fit: {part!r} is refused ({reason}); {versions}, or another one") from error

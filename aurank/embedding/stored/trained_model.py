@@ -69,15 +69,15 @@ def load(model: Path | str, *, allow_code: bool = False) -> ImageModel:
         (96,)
     """
     name = fetched(str(model))
-    kind, what = split_name(name)
+    kind, source = split_name(name)
     if kind == "embeddings":
         raise UserError(f"{model}: these are embeddings already; name a model")
-    if kind == "aurank" and (Path(what) / RECORD).is_file():
-        loaded = load_stored(Path(what), name, allow_code=allow_code)
-    elif kind == "aurank":
-        loaded = _trained(name, resolve_checkpoint(what))
-    else:
+    if kind != "aurank":
         loaded = load_model(name, allow_code=allow_code)
+    elif (Path(source) / RECORD).is_file():
+        loaded = load_stored(Path(source), name, allow_code=allow_code)
+    else:
+        loaded = _trained(name, resolve_checkpoint(source))
     if str(model).startswith(HUB):
         return replace(loaded, name=str(model), origin=loaded.origin or loaded.name)
     return loaded
@@ -131,26 +131,29 @@ def trained_model(name: str, encoder: nn.Module, config: Config) -> ImageModel:
 
 def made_by(model: ImageModel) -> MadeBy:
     """Return what a file of embeddings remembers of the model that made them: its name has whole paths."""
-    kind, _, rest = model.name.partition(":")
-    what, *options = rest.split(",")
-    if kind not in ("timm", "open_clip", "python") and (kind == "aurank" or Path(what).exists()):
-        what = str(Path(what).absolute() if kind == "aurank" else Path(what).resolve())
-    option = {"timm": "weights=", "open_clip": "pretrained="}.get(kind, "=")
-    for place, pair in enumerate(options):
-        if pair.startswith(option) and Path(value := pair.removeprefix(option)).exists():
-            options[place] = f"{option}{Path(value).resolve()}"
-    return MadeBy(f"{kind}:{','.join([what, *options])}", weights_sha256(model.module), model.preprocessing)
+    kind, _, text = model.name.partition(":")
+    source, *options = text.split(",")
+    if kind == "aurank":
+        source = str(Path(source).absolute())
+    elif kind not in ("timm", "open_clip", "python") and Path(source).exists():
+        source = str(Path(source).resolve())
+    prefix = {"timm": "weights=", "open_clip": "pretrained="}.get(kind, "=")
+    for number, option in enumerate(options):
+        if option.startswith(prefix) and Path(value := option.removeprefix(prefix)).exists():
+            options[number] = f"{prefix}{Path(value).resolve()}"
+    return MadeBy(f"{kind}:{','.join([source, *options])}", weights_sha256(model.module), model.preprocessing)
 
 
 def with_backbone(checkpoint: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return the checkpoint of a head on saved embeddings with the network that made them; any other as it is."""
     if not is_head(checkpoint):
         return checkpoint
     config = read_trained(checkpoint["config"])
     features = config.model.features
     if features is None or features.model is None or features.model.partition(":")[0] not in _BACKBONES:
-        known = None if features is None else features.model
+        maker = "an unknown model" if features is None or features.model is None else features.model
         raise UserError(
-            f"{name} is a head on embeddings by {known or 'an unknown model'}; only one of timm, open_clip or "
+            f"{name} is a head on embeddings by {maker}; only one of timm, open_clip or "
             f"transformers takes images with its head behind it: embed them by that model, and {_AS_ROWS}"
         )
     where = f"{name}, a head on embeddings by {features.model}"
@@ -171,7 +174,7 @@ def with_backbone(checkpoint: dict[str, Any], name: str) -> dict[str, Any]:
 
 def _joined(config: Config, base: ImageModel) -> Config:
     """Return the configuration of head and backbone; UserError unless its transform gives what the model is shown."""
-    kind, what, options = check_model(base.name)
+    kind, model_id, options = check_model(base.name)
     file, params = options.get("weights"), {}
     if kind == "timm":
         pool: Any = getattr(base.module, "global_pool", "avg")
@@ -179,20 +182,13 @@ def _joined(config: Config, base: ImageModel) -> Config:
         params = {key: value for key, value in options.items() if key not in (*NO_ARGUMENTS, "in_chans")}
         params |= {} if pool == "avg" else {"global_pool": pool}
     else:
-        what = base.name
+        model_id = base.name
     height, width = map(int, base.transform(to_picture(np.zeros((64, 64, base.channels), np.uint8))).shape[-2:])
     data: dict[str, Any] = {"name": "folder", "params": {}, "channels": base.channels}
-    data["image_size"] = height if height == width else (height, width)
-    data["resize"] = options.get("resize", "crop")
+    data |= {"image_size": height if height == width else (height, width), "resize": options.get("resize", "crop")}
     data |= dict.fromkeys(("normalise", "interpolation", "test_transform"))  # the backbone's, as if it were trained
-    network: dict[str, Any] = {
-        "backbone": what,
-        "params": params,
-        "features": None,
-        "init_from": None,
-        "freeze": (WHOLE,),
-    }
-    network |= {"pretrained": True, "weights": file}
+    network: dict[str, Any] = {"backbone": model_id, "params": params, "pretrained": True, "weights": file}
+    network |= {"features": None, "init_from": None, "freeze": (WHOLE,)}
     update = {"data": config.data.model_copy(update=data), "model": config.model.model_copy(update=network)}
     joined = with_preprocessing(config.model_copy(update=update))
     is_fetched = file is None and options.get("pretrained", True) is not False
@@ -218,8 +214,8 @@ def _backbone_weights(config: Config, base: ImageModel, name: str) -> dict[str, 
         expected, features = module(images), encoder.backbone(images)
     is_same = features.shape == expected.shape
     if not is_same or (features - expected).abs().max() > _TOLERANCE * expected.abs().max():
-        said = f"the network of aurank with backbone {config.model.backbone} is not the model that made its embeddings"
-        raise UserError(f"{name}: {said}; {_AS_ROWS}")
+        network_name = f"the network of aurank with backbone {config.model.backbone}"
+        raise UserError(f"{name}: {network_name} is not the model that made its embeddings; {_AS_ROWS}")
     return {f"backbone.{key}": value.detach().clone() for key, value in encoder.backbone.state_dict().items()}
 
 
@@ -239,14 +235,24 @@ class StoredRecord(TypedDict):
 
 def store_model(folder: Path, model: ImageModel) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    if model.config is not None:
-        _save_encoder(folder / KEPT, model.module, model.config)
-        load_by = f"aurank:{KEPT}"
-    else:
+    if model.config is None:
         load_by = keep_model(model, folder)
+    else:
+        load_by = f"aurank:{KEPT}"
+        config = _without_files(model.config).model_dump(mode="json")
+        encoder = {"encoder": model.module.state_dict(), "average": None, "tokeniser": None}
+        save_checkpoint(folder / KEPT, {"config": config, "manifest": "", "data": None, "progress": {}, **encoder})
     content = {"format": _FORMAT, "version": 1, "load": load_by, "weights_sha256": weights_sha256(model.module)}
     content |= {"preprocessing": model.preprocessing, "files": sorted(file.name for file in folder.iterdir())}
     write_text(folder / RECORD, json.dumps(content, indent=1) + "\n")
+
+
+def _without_files(config: Config) -> Config:
+    model = config.model.model_copy(update=dict.fromkeys(("text", "lora", "weights", "init_from")))
+    data = config.data.model_copy(update=dict.fromkeys(("root", "prepared")))
+    if data.params:
+        data = data.model_copy(update={"name": "folder", "params": {}})
+    return config.model_copy(update={"model": model, "data": data})
 
 
 def stored_files(folder: Path) -> list[str]:
@@ -256,16 +262,16 @@ def stored_files(folder: Path) -> list[str]:
 def load_stored(folder: Path, name: str, *, allow_code: bool = False, remedy: str = "save it again") -> ImageModel:
     record = read_record(folder / RECORD, StoredRecord, "a stored model", named=_FORMAT, remedy=remedy)
     with reading(folder, "a stored model", remedy=remedy):
-        kind, _, rest = record["load"].partition(":")
-        if kind == "onnx" and rest.partition(",")[0] not in record["files"]:
-            raise UserError(f"it names {rest.partition(',')[0]!r}, which is none of its files")
+        kind, _, text = record["load"].partition(":")
+        source, *pairs = text.split(",")
+        if kind == "onnx" and source not in record["files"]:
+            raise UserError(f"it names {source!r}, which is none of its files")
         if kind == "aurank":
             model, origin = _trained(name, folder / KEPT), ""
         else:
             model = load_model(record["load"], allow_code=allow_code, folder=folder)
-            what, *pairs = rest.split(",")
-            kept = {"onnx": folder / what, "transformers": folder, "python": what}.get(kind, f"{LOCAL}{folder}")
-            origin = ",".join([f"{kind}:{kept}", *pairs])
+            path = {"onnx": folder / source, "transformers": folder, "python": source}.get(kind, f"{LOCAL}{folder}")
+            origin = ",".join([f"{kind}:{path}", *pairs])
     model = replace(model, name=name, origin=origin)
     require_same_model(model, record["weights_sha256"], record["preprocessing"], str(folder), remedy)
     return model
@@ -274,19 +280,11 @@ def load_stored(folder: Path, name: str, *, allow_code: bool = False, remedy: st
 def require_same_model(
     model: ImageModel, weights: str | None, preprocessing: str | None, where: str, remedy: str
 ) -> None:
-    for what, now, was in (
+    for difference, now, before in (
         ("has other weights", weights_sha256(model.module), weights),
         ("is shown images otherwise", model.preprocessing, preprocessing),
     ):
-        if now.translate(_BRACKETS) != (was or "").translate(_BRACKETS):
-            raise UserError(f"{where}: the model {model.name} {what} than when its embeddings were made; {remedy}")
-
-
-def _save_encoder(file: Path, encoder: nn.Module, config: Config) -> None:
-    model = config.model.model_copy(update=dict.fromkeys(("text", "lora", "weights", "init_from")))
-    data = config.data.model_copy(update=dict.fromkeys(("root", "prepared")))
-    if data.params:  # which may name files
-        data = data.model_copy(update={"name": "folder", "params": {}})
-    own = config.model_copy(update={"model": model, "data": data})
-    content = {"config": own.model_dump(mode="json"), "manifest": "", "data": None, "progress": {}, "tokeniser": None}
-    save_checkpoint(file, {**content, "encoder": encoder.state_dict(), "average": None})
+        if now.translate(_BRACKETS) != (before or "").translate(_BRACKETS):
+            raise UserError(
+                f"{where}: the model {model.name} {difference} than when its embeddings were made; {remedy}"
+            )
