@@ -64,7 +64,9 @@ def test_pieces_are_read_again_bit_for_bit_and_counted(tmp_path: Path) -> None:
 
 def test_what_killed_processes_left_in_the_folder_goes_when_it_is_opened(tmp_path: Path) -> None:
     folder = opened(tmp_path).folder
-    (folder / f".0000000004.safetensors.{0:032x}.part").write_bytes(b"half")
+    left = folder / f".0000000004.safetensors.{0:032x}.part"
+    left.write_bytes(b"half")
+    os.utime(left, (0, 0))
     with replacing(folder / "0000000000.safetensors") as file:  # another process writes meanwhile
         opened(tmp_path)
         assert sorted(path.name for path in folder.iterdir()) == [Path(file.name).name, "about.json"]
