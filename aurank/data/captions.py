@@ -53,9 +53,8 @@ class Tokeniser:
     @classmethod
     def learn(cls, texts: Iterable[str], *, length: int = 32, vocabulary: int = 8192) -> "Tokeniser":
         """Return the tokeniser of at most `vocabulary` tokens, the same for the same texts in any order."""
-        if (most := vocabulary - _FIRST_MERGE) < 0:
-            raise UserError(f"the vocabulary must be at least {_FIRST_MERGE}, one token a byte, got {vocabulary}")
-        return cls(_learn_merges(Counter(piece for text in texts for piece in _pieces(text)), most), length=length)
+        counts = Counter(piece for text in texts for piece in _pieces(text))
+        return cls(_learn_merges(counts, vocabulary - _FIRST_MERGE), length=length)
 
     @property
     def vocabulary(self) -> int:

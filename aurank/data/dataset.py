@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -106,8 +106,6 @@ class ImageDataset(Dataset[Sample]):
         reduced: bool = False,
         prepared: PreparedImages | None = None,
     ) -> None:
-        if pipeline.channels != channels:
-            raise UserError(f"the transform is for {pipeline.channels} channels, the data set for {channels}")
         self.manifest, self.pipeline, self.channels, self.seed = manifest, pipeline, channels, seed
         self.on_error, self.max_pixels = on_error, max_pixels
         self._prepared_rows = None if prepared is None else prepared.rows_of(manifest, channels, on_error=on_error)
@@ -155,9 +153,9 @@ class ImageDataset(Dataset[Sample]):
         images = [np.empty((count, *size, self.channels), dtype=np.uint8) for count, size in runs]
         is_there = self._write(parsed, [view for same in images for view in same])
         if not is_there.all():
-            there = np.split(is_there, np.cumsum([count for count, _ in runs])[:-1])
-            kept = [same[chosen] for same, chosen in zip(images, there, strict=True) if chosen.any()]
-            images = kept or [images[0][:0]]
+            chosen = np.split(is_there, np.cumsum([count for count, _ in runs])[:-1])
+            rest = [same[rows] for same, rows in zip(images, chosen, strict=True) if rows.any()]
+            images = rest or [images[0][:0]]
         pixels = [torch.from_numpy(same).permute(0, 3, 1, 2) for same in images]
         rows = np.array([row for row, _, _ in parsed], dtype=np.int64)[is_there]
         image = pixels[0] if len(pixels) == 1 else tuple(pixels)
@@ -179,34 +177,28 @@ class ImageDataset(Dataset[Sample]):
             for portion in portions:
                 tasks: dict[Pipeline, list[tuple[Pixels, int | None, Pixels, int]]] = defaultdict(list)
                 for row in portion:
-                    if (prepared := self._prepared(row)) is None:  # once for all of its views
+                    is_skipped = self.on_error == "skip" and bool(self._unreadable[row])
+                    prepared = None if is_skipped else self._cache[row] if self._cache else self._read(row)
+                    if prepared is None:
                         continue
                     is_there[by_row[row]] = True
                     for number in by_row[row]:
                         pipeline = self.pipeline.of_view(keys[number][2])
                         tasks[pipeline].append((prepared, seeds[number], views[number], row))
-                for pipeline, wanted in tasks.items():
-                    *columns, rows = zip(*wanted, strict=True)
+                for pipeline, of_pipeline in tasks.items():
                     try:
-                        pipeline.augment_all(*columns)
+                        pipeline.augment_all(*[*zip(*of_pipeline, strict=True)][:3])
+                        continue
                     except UserError:  # of one of them: which one?
-                        for row, *each in zip(rows, *columns, strict=True):
-                            is_there[by_row[row]] &= self._augments(pipeline, row, *([one] for one in each))
+                        pass
+                    for image, seed, view, row in of_pipeline:
+                        try:
+                            view[:] = pipeline.augment(image, seed)
+                        except UserError as error:
+                            if self.on_error == "raise":
+                                raise UserError(f"image {self.manifest.paths[row]!r}: {error}{OR_SKIP}") from error
+                            self._unreadable[row], is_there[by_row[row]] = True, False
         return is_there
-
-    def _augments(self, pipeline: Pipeline, row: int, *columns: list[Any]) -> bool:
-        try:
-            pipeline.augment_all(*columns)
-        except UserError as error:
-            if self.on_error == "raise":
-                raise UserError(f"image {self.manifest.paths[row]!r}: {error}{OR_SKIP}") from error
-            self._unreadable[row] = True
-        return not self._unreadable[row]
-
-    def _prepared(self, row: int) -> Pixels | None:
-        if self.on_error == "skip" and self._unreadable[row]:
-            return None
-        return self._read(row) if self._cache is None else self._cache[row]
 
     def _read(self, row: int) -> Pixels | None:
         try:

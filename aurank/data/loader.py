@@ -55,7 +55,7 @@ class BatchLoader(DataLoader[Any]):
                 batch_sampler=batches,  # type: ignore[arg-type]  # any sequence serves
                 num_workers=workers,
                 # What is pinned has to be tensors.
-                collate_fn=_as_is if torch.cuda.is_available() else _to_send,
+                collate_fn=_as_is if torch.cuda.is_available() else _packed,
                 pin_memory=torch.cuda.is_available(),
                 worker_init_fn=_start_worker if workers else None,
                 multiprocessing_context=_context() if workers else None,
@@ -66,12 +66,12 @@ class BatchLoader(DataLoader[Any]):
     def __iter__(self) -> "Iteration":  # type: ignore[override]  # not torch's private iterator class
         try:
             with _quietly():
-                return Iteration(super().__iter__(), _received)
+                return Iteration(super().__iter__(), _unpacked)
         except (AttributeError, TypeError, pickle.PicklingError) as error:  # where workers are not forked
             if not self.num_workers:
                 raise
-            said = f"the data set cannot be sent to other processes ({first_line(error)[:100]})"
-            raise UserError(f"data.workers={self.num_workers}: {said}; set data.workers=0") from error
+            problem = f"the data set cannot be sent to other processes ({first_line(error)[:100]})"
+            raise UserError(f"data.workers={self.num_workers}: {problem}; set data.workers=0") from error
 
 
 class Iteration:
@@ -93,15 +93,15 @@ class Iteration:
             is_workers = str(error).startswith("Caught UserError in DataLoader worker")
             raise UserError(str(error).rpartition("UserError: ")[2].strip() if is_workers else str(error)) from None
         except BaseException as error:
-            said = explained(error)
+            message = explained(error)
             try:
                 self.close()
             except RuntimeError as late:  # torch tells of a dead worker at whatever the process does next
-                said = said or explained(late)
-            if said is None and isinstance(error, ConnectionError | EOFError):  # nobody is at the other end
-                said = explained(RuntimeError(f"DataLoader worker is gone: {first_line(error)}"))
-            if said is not None:
-                raise AurankError(said) from error
+                message = message or explained(late)
+            if message is None and isinstance(error, ConnectionError | EOFError):  # nobody is at the other end
+                message = explained(RuntimeError(f"DataLoader worker is gone: {first_line(error)}"))
+            if message is not None:
+                raise AurankError(message) from error
             raise
         return self._unpack(received)
 
@@ -141,8 +141,8 @@ class _Each(Dataset[Any]):
     def __len__(self) -> int:
         return len(self.items)
 
-    def __getitem__(self, place: int) -> Any:
-        return self.make(self.items[place])
+    def __getitem__(self, index: int) -> Any:
+        return self.make(self.items[index])
 
 
 def _shut_down(batches: Iterator[Batch], owner: int) -> None:
@@ -157,21 +157,20 @@ def _as_is(batch: Any) -> Any:
     return batch
 
 
-def _to_send(batch: Any) -> Any:
-    def packed(value: Any) -> Any:
-        is_small = value.nbytes <= _SMALL and value.dtype in _PLAIN and not value.requires_grad
-        return value.numpy() if is_small else value
-
-    return _changed(batch, packed)
-
-
-def _received(batch: Any) -> Any:
-    return _changed(batch, lambda value: torch.from_numpy(value) if isinstance(value, np.ndarray) else value)
+def _packed(value: Any) -> Any:
+    """Make arrays of small tensors, which pass through the pipe instead of shared memory."""
+    if isinstance(value, tuple):
+        packed = map(_packed, value)
+        return Batch(*packed) if isinstance(value, Batch) else tuple(packed)
+    is_small = value.nbytes <= _SMALL and value.dtype in _PLAIN and not value.requires_grad
+    return value.numpy() if is_small else value
 
 
-def _changed(batch: Batch, change: Callable[[Any], Any]) -> Batch:
-    image = tuple(map(change, batch.image)) if isinstance(batch.image, tuple) else change(batch.image)
-    return Batch(image, change(batch.label), change(batch.id))
+def _unpacked(value: Any) -> Any:
+    if isinstance(value, tuple):
+        unpacked = map(_unpacked, value)
+        return Batch(*unpacked) if isinstance(value, Batch) else tuple(unpacked)
+    return torch.from_numpy(value) if isinstance(value, np.ndarray) else value
 
 
 def _context() -> Any:
@@ -194,12 +193,11 @@ def _start_worker(worker: int) -> None:
             signal.signal(getattr(signal, name), signal.SIG_IGN)
     # Of SIGTERM the first: a second one is meant for this worker.
     signal.signal(signal.SIGTERM, lambda number, _: signal.signal(number, signal.SIG_DFL))
-    Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    """End this process once its parent has ended: torch's own watch waits for ever where a pipe is full."""
     parent = multiprocessing.parent_process()
-    while parent is not None and os.getppid() == parent.pid:
-        time.sleep(2)
-    os.kill(os.getpid(), signal.SIGKILL)
+
+    def end_with_parent() -> None:  # torch's own watch waits for ever where a pipe is full
+        while parent is not None and os.getppid() == parent.pid:
+            time.sleep(2)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    Thread(target=end_with_parent, daemon=True).start()

@@ -28,9 +28,9 @@ Photo = Path | str | bytes | Image.Image | np.ndarray | PhotoFile
 """A file, the bytes of one, an image of Pillow, or uint8 pixels [height, width, channel]."""
 
 
-def find_photos(given: Iterable[str]) -> list[PhotoFile]:
+def find_photos(names: Iterable[str]) -> list[PhotoFile]:
     photos = []
-    for name in given:
+    for name in names:
         path, is_photo = Path(name), True
         with suppress(OSError, ValueError):
             is_photo = not path.is_dir() and not (path.is_file() and zipfile.is_zipfile(path))
@@ -80,8 +80,12 @@ class JoinedSource(ImageSource):
         return source is not None and source.exists(name)
 
     def names(self) -> list[str]:
-        there = ((number, source) for number, source in enumerate(self.sources) if source is not None)
-        return [f"{number}/{name}" for number, source in there for name in source.names()]
+        return [
+            f"{number}/{name}"
+            for number, source in enumerate(self.sources)
+            if source is not None
+            for name in source.names()
+        ]
 
     def _of(self, path: str) -> tuple[ImageSource | None, str]:
         number, _, name = path.partition("/")

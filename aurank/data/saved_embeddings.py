@@ -75,8 +75,8 @@ def read_arrays(path: Path, labels: Path | None = None) -> dict[str, Any]:
         if "labels" in content:
             raise UserError(f"{path} holds labels of its own: leave out --labels {labels}, or the array")
         content["labels"] = read_column(labels, "labels")
-    if trouble := next(_troubles(content), None):
-        raise UserError(f"{path}: {trouble}")
+    if problem := next(_problems(content), None):
+        raise UserError(f"{path}: {problem}")
     count = len(content["embeddings"])
     usual = {"ids": np.arange(count), "paths": np.array([""] * count), "groups": np.full(count, -1)}
     content = {**usual, **dict.fromkeys(_FLAGS, np.ones(count, dtype=bool)), **content}
@@ -93,7 +93,7 @@ def read_column(path: Path, name: str) -> np.ndarray:
     return arrays.get(name, next(iter(arrays.values())))
 
 
-def _troubles(content: Mapping[str, Any]) -> Iterator[str]:
+def _problems(content: Mapping[str, Any]) -> Iterator[str]:
     if odd := next((name for name in content if name not in ARRAYS), None):
         means = f"which means nothing here{meant(nearest(odd, ARRAYS))}; known are {', '.join(ARRAYS)}"
         yield f"holds an array {odd!r}, {means}"
@@ -103,9 +103,9 @@ def _troubles(content: Mapping[str, Any]) -> Iterator[str]:
     count = content["embeddings"].shape[0] if content["embeddings"].ndim else 1
     for name, values in content.items():
         yield from misfits(name, values, count)
-    ids, places = np.unique(content.get("ids", []), return_index=True)
+    ids, first = np.unique(content.get("ids", []), return_index=True)
     if "ids" in content and len(ids) < count:
-        again = content["ids"][np.setdiff1d(np.arange(count), places)[0]]
+        again = content["ids"][np.setdiff1d(np.arange(count), first)[0]]
         yield f"ids name an item twice, {again!r}; give each item its own id"
     names = content.get("group_names", np.zeros(0))
     if "group_names" in content and not np.isin(content.get("groups", -1), np.arange(-1, len(names))).all():
@@ -116,8 +116,9 @@ def _troubles(content: Mapping[str, Any]) -> Iterator[str]:
 
 def misfits(name: str, values: Any, count: int) -> Iterator[str]:
     ndim, kinds, expected = _FORMS.get(name, (1, "", "one value a row"))
-    whole = name in ("classes", "group_names", "made_by", *PAIRS) or (values.ndim and len(values) == count)
-    if values.ndim != ndim or not whole or (kinds and values.dtype.kind not in kinds) or values.shape[1:] == (0,):
+    is_of_rows = name not in ("classes", "group_names", "made_by", *PAIRS)
+    is_odd = values.ndim != ndim or (is_of_rows and len(values) != count) or values.shape[1:] == (0,)
+    if is_odd or (kinds and values.dtype.kind not in kinds):
         yield f"{name} has shape {values.shape}, {values.dtype}; expected {expected}, {count} rows in all arrays"
     if name in PAIRS and values.size and not (values.min() >= 0 and values.max() < count):
         yield f"{name} name rows {values.min()} to {values.max()}; expected rows from 0 to {count - 1}"

@@ -40,11 +40,9 @@ class EmbeddingPart:
     skipped: list[int]
     sha256: str
 
-    def trouble(self, folder: Path) -> str | None:
+    def problem(self, folder: Path) -> str | None:
         path = folder / self.file
         try:
-            if not path.is_file():
-                return f"{path} is missing"
             is_whole = file_sha256(path) == self.sha256
         except OSError as error:
             return f"{path} cannot be read ({error.strerror})"
@@ -98,17 +96,17 @@ class ShardWriter:
         if self.shard_rows < 1:
             raise UserError(f"a part needs at least 1 row, got {self.shard_rows}")
         require_folder(self.folder)
-        known = []
+        records = []
         for name in (INDEX, JOURNAL):
             with suppress(UserError):
-                known.append(_Record.read(self.folder / name))
-        if known and known[0].key != self.key:
-            what = "embeddings of another model, of other images or in other parts"
-            raise UserError(f"--out {self.folder} holds {what}: name a new folder, or remove this one")
-        self.pace = known[0].pace if known else None
-        for number, part in known[0].parts.items() if known else ():
-            if part.trouble(self.folder) is None:
-                self.parts[number] = part
+                records.append(_Record.read(self.folder / name))
+        if not records:
+            return
+        if records[0].key != self.key:
+            other = "embeddings of another model, of other images or in other parts"
+            raise UserError(f"--out {self.folder} holds {other}: name a new folder, or remove this one")
+        self.pace = records[0].pace
+        self.parts |= {number: part for number, part in records[0].parts.items() if part.problem(self.folder) is None}
 
     @property
     def missing(self) -> list[int]:
@@ -118,10 +116,8 @@ class ShardWriter:
         return slice(number * self.shard_rows, min((number + 1) * self.shard_rows, self.count))
 
     def ids(self) -> Int64[np.ndarray, " row"]:
-        kept = np.ones(self.count, dtype=np.bool_)
-        for part in self.parts.values():
-            kept[part.skipped] = False
-        return np.flatnonzero(kept)
+        skipped = [np.array(part.skipped, dtype=np.int64) for part in self.parts.values()]
+        return np.setdiff1d(np.arange(self.count), np.concatenate([np.arange(0), *skipped]))
 
     def write(self, number: int, rows: Int64[np.ndarray, " row"], embeddings: Float32[np.ndarray, "row dim"]) -> None:
         path, everything = self.folder / f"part-{number:05d}.npy", self.extent(number)
@@ -142,7 +138,7 @@ class ShardWriter:
         table: dict[str, Any] = {_COLUMNS[name]: columns[name] for name in _COLUMNS if name in columns}
         for name, values in table.items():
             table[name] = storable_texts(values.tolist()) if values.dtype.kind == "U" else values
-        table["part"], table["row"] = _places(lengths)
+        table["part"], table["row"] = _part_and_row(lengths)
         for name in _PAIRS:
             if name in columns:
                 ordered = columns[name][np.lexsort((columns[name][:, 1], columns[name][:, 0]))]
@@ -157,7 +153,7 @@ class ShardWriter:
             (self.folder / JOURNAL).unlink()
 
 
-def _places(lengths: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+def _part_and_row(lengths: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
     part = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
     return part, np.concatenate([np.arange(0), *map(np.arange, lengths)])
 
@@ -176,13 +172,13 @@ def read_shards(folder: Path) -> dict[str, Any]:
     path = folder / INDEX
     record = _Record.read(path) if path.is_file() else None
     parts = list(record.parts.values()) if record is not None else []
-    trouble = next(filter(None, (part.trouble(folder) for part in parts)), None)
-    if record is None or trouble:
-        raise UserError(f"{trouble or f'{folder} holds no embeddings, as it has no {INDEX}'}: {AGAIN}")
+    problem = next(filter(None, (part.problem(folder) for part in parts)), None)
+    if record is None or problem:
+        raise UserError(f"{problem or f'{folder} holds no embeddings, as it has no {INDEX}'}: {AGAIN}")
     with reading(path, "a table of embeddings", remedy=AGAIN):
         table = pyarrow.parquet.read_table(path, page_checksum_verification=True)
         lengths = [part.rows for part in parts]
-        rows = zip(("part", "row"), _places(lengths), strict=True)
+        rows = zip(("part", "row"), _part_and_row(lengths), strict=True)
         matrices = [load_arrays(folder / part.file)[""] for part in parts if part.rows]
         widths = {matrix.shape[1:] for matrix in matrices}
         if not (
@@ -192,20 +188,20 @@ def read_shards(folder: Path) -> dict[str, Any]:
             and [*map(len, widths)] == [1]
         ):
             raise UserError(f"{path} does not fit its {len(parts)} parts of {sum(lengths):,} rows: {AGAIN}")
-        found: dict[str, Any] = {"embeddings": matrices[0] if len(matrices) == 1 else MappedRows(matrices)}
+        arrays: dict[str, Any] = {"embeddings": matrices[0] if len(matrices) == 1 else MappedRows(matrices)}
         for name, column in _COLUMNS.items():
             if column in table.column_names:
                 values = table[column]
-                found[name] = _texts(values) if name in ("paths", "splits") else values.to_numpy()
+                arrays[name] = _texts(values) if name in ("paths", "splits") else values.to_numpy()
         for name in _PAIRS:
             if name in table.column_names:
                 lists = table[name].combine_chunks()
-                counts = [len(one) for one in lists.to_pylist()]
+                counts = lists.value_lengths().to_pylist()
                 gallery = np.asarray(lists.flatten().to_numpy(zero_copy_only=False), dtype=np.int64)
-                found[name] = np.stack([np.repeat(np.arange(len(counts)), counts), gallery], axis=1)
+                arrays[name] = np.stack([np.repeat(np.arange(len(counts)), counts), gallery], axis=1)
     for name, texts in (("classes", record.classes), ("group_names", record.group_names)):
-        found |= {} if texts is None else {name: np.array(texts, dtype=np.str_)}
-    return found | ({} if record.made_by is None else {"made_by": np.array(record.made_by)})
+        arrays |= {} if texts is None else {name: np.array(texts, dtype=np.str_)}
+    return arrays | ({} if record.made_by is None else {"made_by": np.array(record.made_by)})
 
 
 def storable_texts(texts: list[str]) -> Sequence[Any]:
@@ -218,5 +214,5 @@ def storable_texts(texts: list[str]) -> Sequence[Any]:
 
 def _texts(column: Any) -> Shaped[np.ndarray, " row"]:
     starts = range(0, len(column), _BLOCK)
-    blocks = [np.array([os.fsdecode(one) for one in column.slice(start, _BLOCK).to_pylist()]) for start in starts]
+    blocks = [np.array([*map(os.fsdecode, column.slice(start, _BLOCK).to_pylist())]) for start in starts]
     return np.concatenate([np.empty(0, np.str_), *blocks])

@@ -16,7 +16,6 @@ from aurank.data import (
     ArraySource,
     HardNegativeSampler,
     HierarchicalSampler,
-    ImageDataset,
     Manifest,
     PKSampler,
     ShuffledSampler,
@@ -74,7 +73,6 @@ def held_out(fraction: float, classes: int = 6, super_labels: Sequence[int] | No
         (lambda: HierarchicalSampler(EIGHT, 16, super_labels=EIGHT, categories=5), "= 4, got 5"),
         (lambda: ShuffledSampler(EIGHT, 1), "at least 2 images a batch are needed"),
         (lambda: next(ShuffledSampler(EIGHT[:10], 8, world_size=4).iterate()), "no batch of epoch 1 has 2 rows for"),
-        (lambda: Tokeniser.learn(["a pear"], vocabulary=100), "vocabulary must be at least 259"),
         (lambda: Tokeniser.learn(["a pear"], length=8).encode("a pear"), "list of texts, as ['a pear']"),
         (lambda: changed(labels=np.array([0, 1, 0, 3, 1, 3])), "labels must be 0 … 2"),
         (lambda: changed(splits=np.array(["train"] * 5 + ["query"])), "split 'query' is not known"),
@@ -84,7 +82,6 @@ def held_out(fraction: float, classes: int = 6, super_labels: Sequence[int] | No
         (lambda: held_out(0.1, classes=3), "3 training classes, too few"),
         (lambda: held_out(0.25), "no super-categories to hold out: hold out classes"),
         (lambda: held_out(0.5, super_labels=np.zeros(12, np.int64)), "no super-categories have 2 to 3 classes"),
-        (lambda: ImageDataset(manifest(), transform("resize", channels=1), channels=3), "the transform is for 1 chann"),
         (lambda: decoded(np.zeros((2, 2, 7), np.uint8), 3), "array of 7 channels cannot become 3; set data.channels=7"),
         (
             lambda: decoded(np.zeros((3, 8, 8), np.uint8), 3),

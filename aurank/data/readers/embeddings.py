@@ -35,27 +35,27 @@ def read_embeddings(root: Path, *, file: str, labels: str | None = None, splits:
     with np.errstate(over="ignore"):
         rows = rows if rows.dtype == np.float32 else rows.astype(np.float32)
 
-    def troubles() -> Iterator[str]:
+    def problems() -> Iterator[str]:
         if "splits" not in content:
             yield (
                 "holds no array 'splits', which says what each row is for; write it with aurank embed --split all, or "
                 "name a file of train, val and test in data.params.splits"
             )
-        yield from (f"{said}; they are of {splits or path}" for said in misfits("splits", content["splits"], count))
+        for problem in misfits("splits", content["splits"], count):
+            yield f"{problem}; they are of {splits or path}"
         if again := next((name for name, times in Counter(paths).items() if times > 1), None):
             yield f"holds image {again!r} twice; embed each image once"
         for start in range(0, count, _BLOCK):
-            for place in np.flatnonzero(~np.isfinite(rows[start : start + _BLOCK]).all(axis=1)).tolist():
-                row = start + place
+            for row in (start + np.flatnonzero(~np.isfinite(rows[start : start + _BLOCK]).all(axis=1))).tolist():
                 yield (
                     f"row {row} ({paths[row]!r}) holds NaN or infinity; look at it with aurank doctor --embeddings "
                     f"{path}, and embed it again or leave it out"
                 )
 
-    if trouble := next(troubles(), None):
-        raise UserError(f"{path}: {trouble}")
-    named = [] if (names := content.get("classes")) is None else names.tolist()
-    labels_of = [read_label(label, f"{path}, row {row}", named) for row, label in enumerate(content["labels"].tolist())]
+    if problem := next(problems(), None):
+        raise UserError(f"{path}: {problem}")
+    names = content["classes"].tolist() if "classes" in content else []
+    labels_of = [read_label(label, f"{path}, row {row}", names) for row, label in enumerate(content["labels"].tolist())]
     require_filled("label", [f"{path}, row {row}" for row, label in enumerate(labels_of) if not label])
     super_labels, groups = content.get("super_labels"), content["groups"]
     made_by = MadeBy.parse(str(content["made_by"]), str(path)) if "made_by" in content else None

@@ -1,7 +1,7 @@
 """Images whose folders name splits and classes, or nothing does; Omniglot; and digits that need no file."""
 
 import mimetypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 import numpy as np
@@ -31,49 +31,43 @@ def read_folder(root: Path, *, path: str = ".", test_fraction: int | float = 1.0
     source, names, unread = list_images(root / path)
     has_splits = holds_splits(names, source.where)
     labels = ["/".join(name.split("/")[has_splits:-1]) for name in names]
-    folders = {name.rpartition("/")[0] for name in names}
-    lost = [name for name in unread if name.rpartition("/")[0] not in folders and _is_of_class(name, has_splits)]
-
-    def troubles() -> Iterator[str]:
-        if lost:
-            folder = lost[0].rpartition("/")[0]
-            held = by_ending(name for name in lost if name.rpartition("/")[0] == folder)
-            yield (
-                f"no file of the folder {folder!r} in {source.where} is read ({held}), so its class would be lost; "
-                "convert its pictures, such as to PNG, or move it away"
-            )
-        if "" in labels:
-            image = names[labels.index("")]
-            yield f"image {image!r} in {source.where} is in no class folder; expected CLASS/{image.split('/')[-1]}"
-
-    if trouble := next(troubles(), None):
-        raise UserError(trouble)
+    read = {name.rpartition("/")[0] for name in names}
+    lost: dict[str, list[str]] = {}  # by folder, of which no file is read
+    for name in unread:
+        folder, (top, *_) = name.rpartition("/")[0], name.split("/")
+        is_class = folder not in ("", *read) and (not has_splits or (top in SPLITS and folder != top))
+        if is_class and (_TYPES.guess_type(name)[0] or "image/").startswith("image/"):
+            lost.setdefault(folder, []).append(name)
+    problem = ""
+    if lost:
+        folder, files = next(iter(lost.items()))
+        problem = (
+            f"no file of the folder {folder!r} in {source.where} is read ({by_ending(files)}), so its class would be "
+            "lost; convert its pictures, such as to PNG, or move it away"
+        )
+    elif "" in labels:
+        image = names[labels.index("")]
+        problem = f"image {image!r} in {source.where} is in no class folder; expected CLASS/{image.split('/')[-1]}"
+    if problem:
+        raise UserError(problem)
     drawn = draw_splits(labels, test_fraction, seed)
     splits = [name.split("/")[0] for name in names] if has_splits else drawn
     name = Path(source.where).resolve().stem
     return build_manifest(name, source, paths=names, labels=labels, splits=splits, unread=unread)
 
 
-def _is_of_class(name: str, has_splits: bool) -> bool:
-    folders = name.split("/")[has_splits:-1]
-    in_split = not has_splits or name.split("/")[0] in SPLITS
-    return bool(folders) and in_split and (_TYPES.guess_type(name)[0] or "image/").startswith("image/")
-
-
 def holds_splits(names: Sequence[str], where: str) -> bool:
     """Return whether the folders at the top are the splits; UserError where they may be splits or classes."""
     tops = {name.split("/")[0] for name in names if "/" in name}
-    splits, others = tops & {"train", "test"}, sorted(tops - set(SPLITS))
+    splits, beside = tops & {"train", "test"}, sorted(tops - set(SPLITS))
     nested = [name for name in names if name.split("/")[0] in splits and name.count("/") > 1]
-    if not splits or (others and not nested):
-        return False
-    if others:
+    if splits and beside and nested:
         top = nested[0].split("/")[0]
         raise UserError(
-            f"{where} holds {others[0]!r} beside {top!r}, which holds folders itself ({nested[0]}): if {top!r} is a "
-            f"split, move {others[0]!r} away; if it is a class, put its images right into it, or rename it"
+            f"{where} holds {beside[0]!r} beside {top!r}, which holds folders itself ({nested[0]}): if {top!r} is a "
+            f"split, move {beside[0]!r} away; if it is a class, put its images right into it, or rename it"
         )
-    return True
+    return bool(splits) and not beside
 
 
 def draw_splits(labels: Sequence[str], test_fraction: int | float, seed: int) -> list[str]:
@@ -95,18 +89,18 @@ def read_unlabelled(root: Path, *, path: str = ".") -> Manifest:
     return build_manifest(name, source, paths=names, labels=names, splits=["train"] * len(names), unread=unread)
 
 
-def list_images(place: Path) -> tuple[ImageSource, list[str], list[str]]:
+def list_images(path: Path) -> tuple[ImageSource, list[str], list[str]]:
     """Return a folder or archive with the paths of its images, at least one, and of its other files."""
-    if PurePosixPath(place).suffix.lower() in IMAGE_SUFFIXES and folder_or_file(place) == "file":
-        raise UserError(f"{place} is one image; name a folder or zip archive of images, or a table of them")
-    source, images, others = open_source(place), list[str](), list[str]()
+    if PurePosixPath(path).suffix.lower() in IMAGE_SUFFIXES and folder_or_file(path) == "file":
+        raise UserError(f"{path} is one image; name a folder or zip archive of images, or a table of them")
+    source, images, unread = open_source(path), list[str](), list[str]()
     for name in source.names():
-        (images if PurePosixPath(name).suffix.lower() in IMAGE_SUFFIXES else others).append(name)
+        (images if PurePosixPath(name).suffix.lower() in IMAGE_SUFFIXES else unread).append(name)
     if not images:
-        holds = f" ({by_ending(others)} are not read)" if others else ""
+        holds = f" ({by_ending(unread)} are not read)" if unread else ""
         layouts = "train/CLASS/IMAGE and test/CLASS/IMAGE, or CLASS/IMAGE, or, without classes, images at any depth"
         raise UserError(f"no images in {source.where}{holds}; expected {layouts}")
-    return source, images, others
+    return source, images, unread
 
 
 def read_omniglot(root: Path, *, path: str = "omniglot_full.zip") -> Manifest:
@@ -121,11 +115,11 @@ def read_omniglot(root: Path, *, path: str = "omniglot_full.zip") -> Manifest:
     Source: Lake, Salakhutdinov and Tenenbaum, Human-level concept learning, Science 350 (2015),
         https://doi.org/10.1126/science.aab3050.
     """
-    places = [root / path, *(root / folder for folder in _OMNIGLOT_FOLDERS)]
-    sources = (_omniglot_source(place) for place in places if place.is_file() or place.is_dir())
+    paths = [root / path, *(root / folder for folder in _OMNIGLOT_FOLDERS)]
+    sources = (_omniglot_source(path) for path in paths if path.exists())
     source = next((source for source in sources if source is not None), None)
     if source is None:
-        tried = ", ".join(dict.fromkeys(str(place) for place in places))
+        tried = ", ".join(dict.fromkeys(map(str, paths)))
         raise UserError(
             f"Omniglot is not there: none of {tried} holds images_background and images_evaluation. Fetch "
             "images_background.zip and images_evaluation.zip from https://github.com/brendenlake/omniglot "
@@ -145,20 +139,20 @@ def read_omniglot(root: Path, *, path: str = "omniglot_full.zip") -> Manifest:
     )
 
 
-def _omniglot_source(place: Path) -> ImageSource | None:
-    if place.is_dir():
+def _omniglot_source(path: Path) -> ImageSource | None:
+    if path.is_dir():
         # Looked for by name: listing everything below a data folder could take minutes.
-        for folder in (place, *sorted(below for below in place.iterdir() if below.is_dir())):
+        for folder in (path, *sorted(below for below in path.iterdir() if below.is_dir())):
             if all((folder / split).is_dir() for split in _OMNIGLOT_SPLITS):
                 return open_source(folder)
         return None
     heads: dict[str, set[str]] = {}
-    for name in open_source(place).names():
+    for name in open_source(path).names():
         parts = name.split("/")
         for split in _OMNIGLOT_SPLITS.keys() & set(parts):
             heads.setdefault("/".join(parts[: parts.index(split)]), set()).add(split)
-    whole = sorted(head for head, splits in heads.items() if len(splits) == 2)
-    return open_source(place, prefix=whole[0]) if whole else None
+    complete = sorted(head for head, splits in heads.items() if len(splits) == 2)
+    return open_source(path, prefix=complete[0]) if complete else None
 
 
 def read_digits(root: Path | None = None) -> Manifest:

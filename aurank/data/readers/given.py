@@ -65,17 +65,17 @@ def from_dataset(
         with reading(name, "a data set", remedy="give one whose items are an image and a label"):
             is_mapping = len(part) > 0 and isinstance(part[0], Mapping)
             usual = ("image", "label") if is_mapping else (0, 1)
-            found = _labels(part, usual[1] if label is None else label)
-        labels += found
-        splits += ["val" if split == "validation" else split] * len(found)
+            part_labels = _labels(part, usual[1] if label is None else label)
+        labels += part_labels
+        splits += ["val" if split == "validation" else split] * len(part_labels)
         key = usual[0] if image is None else image
-        items |= {f"{split}/{row:07d}".lstrip("/"): (part, row, key) for row in range(len(found))}
+        items |= {f"{split}/{row:07d}".lstrip("/"): (part, row, key) for row in range(len(part_labels))}
     require_filled("label", [f"{name}, {path!r}" for path, text in zip(items, labels, strict=True) if not text])
     source = DatasetSource(items, where=name)
     for path in [*items][:_COMPARED]:
         if not np.array_equal(source.pixels(path), source.pixels(path)):
             remedy = "leave out the random transform of the data set, and set data.train_transform"
-            raise UserError(f"{name}: image {path!r} is another one each time it is read; {remedy}")
+            raise UserError(f"{name}: reading image {path!r} twice gave different pixels; {remedy}")
     if not any(splits):
         splits = draw_splits(labels, test_fraction, seed)
     return build_manifest(name, source, paths=[*items], labels=labels, splits=splits)

@@ -83,7 +83,7 @@ def build_listed(
 def check_listing(source: ImageSource, rows: Sequence[Row], *, one_label: bool = True, outside: bool = False) -> None:
     first: dict[tuple[str, Any], Row] = {}
 
-    def troubles() -> Iterator[str]:
+    def problems() -> Iterator[str]:
         for row in rows:
             climbs = ".." in row.path and ".." in PurePosixPath(row.path).parts
             if not outside and (climbs or row.path.startswith(("/", "\\"))):
@@ -97,8 +97,8 @@ def check_listing(source: ImageSource, rows: Sequence[Row], *, one_label: bool =
             remedy = "unpack the images there, or set data.params.path and data.params.images to where the paths start"
             yield f"none of the images listed is in {source.where} ({image}); {remedy}"
 
-    if trouble := next(troubles(), None):
-        raise UserError(trouble)
+    if problem := next(problems(), None):
+        raise UserError(problem)
 
 
 def read_lists(

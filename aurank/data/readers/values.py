@@ -37,9 +37,9 @@ def read_label(value: Any, where: str, names: Sequence[str] = ()) -> str:
 def require_filled(column: str, empty: Sequence[str]) -> None:
     """Raise UserError where a value is missing, of which `empty` names each."""
     if empty:
-        others = f", and in {len(empty) - 1:,} more" if len(empty) > 1 else ""
-        what = f"{column} is empty or NaN" if column == "label" else f"{column} is empty"
-        raise UserError(f"{empty[0]}: {what}{others}; give each image one, or leave such images out")
+        more = f", and in {len(empty) - 1:,} more" if len(empty) > 1 else ""
+        problem = f"{column} is empty or NaN" if column == "label" else f"{column} is empty"
+        raise UserError(f"{empty[0]}: {problem}{more}; give each image one, or leave such images out")
 
 
 def number_groups(values: Sequence[Any]) -> tuple[list[int], tuple[str, ...] | None]:

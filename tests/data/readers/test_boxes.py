@@ -50,7 +50,7 @@ def test_a_row_is_the_part_of_the_image_in_its_box_as_pillow_cuts_it(folder: Pat
     for row, box in enumerate([(0, 0, 3, 2), (2, 1, 5, 6), None]):
         with Image.open(folder / manifest.paths[row]) as file:
             expected = np.asarray(file if box is None else file.crop(box))
-        np.testing.assert_array_equal(dataset._prepared(row), expected)
+        np.testing.assert_array_equal(dataset._read(row), expected)
 
 
 def test_rows_that_differ_in_their_box_alone_are_no_repeats(folder: Path) -> None:

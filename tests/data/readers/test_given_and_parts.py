@@ -64,7 +64,7 @@ def test_an_array_of_one_number_is_a_label() -> None:
         ([{"photo": GREY, "label": 1}], "image '0000000'.*'image' is missing"),
         ({"trian": [(GREY, 1)]}, "split 'trian' is not known"),
         (Unlabelled("train"), "label -1 is none of the 10 classes that are named"),
-        (Unsteady("train"), "image '0000000' is another one each time it is read; leave out the random transform"),
+        (Unsteady("train"), "reading image '0000000' twice gave different pixels; leave out the random transform"),
     ],
 )
 def test_what_is_no_data_set_is_refused_in_a_line(dataset: Any, said: str) -> None:
