@@ -117,6 +117,6 @@ def _cosines(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> dict[
     cosines = {}
     for part, names in (("backbones", [name for name in matrices if name not in heads]), ("projections", heads)):
         if names:
-            vectors = (torch.cat([state[name].flatten() for name in names]) for state in (first, second))
-            cosines[part] = torch.cosine_similarity(*vectors, dim=0).item()
+            left, right = (torch.cat([state[name].flatten() for name in names]) for state in (first, second))
+            cosines[part] = torch.cosine_similarity(left, right, dim=0).item()
     return cosines

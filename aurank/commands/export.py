@@ -116,7 +116,7 @@ def export_model(
     overwrite: bool = False,
     running: RunOptions | None = None,
 ) -> Exported:
-    """Write a trained model as a folder, or a file, that others use; check it against the checkpoint on real images.
+    """Write a trained model as a folder that others use; check it against the checkpoint on real images.
 
     It is there whole or not at all; an export that differs from the checkpoint is refused.
 
@@ -151,8 +151,8 @@ def export_model(
     checkpoint, images = checkpoint.removeprefix("aurank:"), images or ImageSelection()
     state = load_checkpoint(resolve_checkpoint(checkpoint))
     if is_head(state) and not images.takes_images:
-        said = "it was trained on embeddings, and takes images behind the backbone that made them"
-        raise UserError(f"{checkpoint}: {said}; name images to check the export with, --data READER:PATH")
+        reason = "it was trained on embeddings, and takes images behind the backbone that made them"
+        raise UserError(f"{checkpoint}: {reason}; name images to check the export with, --data READER:PATH")
     trained = read_trained(state["config"])
     prepared = prepare_model(f"aurank:{checkpoint}", images, running)
     model, manifest = prepared.model, prepared.dataset.manifest
@@ -161,11 +161,11 @@ def export_model(
     assert isinstance(pipeline, Pipeline)
     _require_expressible(to, model.config)
     require_distinct(manifest, prepared.data)
-    pixels = _calibration(prepared, trained, is_own=images.data is None) if int8 else []
+    pixels = _calibration(prepared, pipeline, None if images.data is None else trained) if int8 else []
     method = pillow_interpolation(pipeline)
     with replacing_folder(out) as folder:
-        written = _write(to, folder, TrainedEncoder(encoder, model.config.model, pipeline, method), pixels)
-        before, checks, metrics = _compare(prepared, written)
+        files = _write(to, folder, TrainedEncoder(encoder, model.config.model, pipeline, method), pixels)
+        before, checks, metrics = _compare(prepared, files)
         _require_same(to, checks[0])
         notes = [*prepared.remarks]
         if unread := len(manifest) - len(before.ids):
@@ -191,9 +191,13 @@ def export_model(
             "versions": {name: version(name) for name in libraries},
             "licence": licence,
         }
-        text = write_card(trained, state, pipeline, **card)
-        with _explaining(f"--to {to}: the code of {CARD} fails", "please report it"):
-            code = _check_code(CARD, text, folder, model)
+        with (
+            _explaining(f"--to {to}: the code of {CARD} fails", "please report it"),
+            TemporaryDirectory() as work,
+        ):
+            pictures = write_pictures(Path(work), pipeline.size)
+            embeddings = run_card(write_card(trained, state, pipeline, **card), folder, pictures)
+            code = _compare_rows(f"{CARD}, its code", model.encode(pictures), embeddings)
         _require_same(to, code)
         notes.append(f"{code} ({', '.join(MODES)})")
         card["checks"].append(notes[-1])
@@ -201,8 +205,8 @@ def export_model(
         content = {"format": 1, "to": to, "files": card["files"], "metrics": metrics}
         content |= {"checks": [dataclasses.asdict(check) for check in checks], "versions": card["versions"]}
         write_text(folder / RESULT, json.dumps(content, indent=1) + "\n")
-        files = _sizes(folder)
-    return Exported(out, to, files, checks[0], checks[1:], notes)
+        sizes = _sizes(folder)
+    return Exported(out, to, sizes, checks[0], checks[1:], notes)
 
 
 def _require_same(to: str, check: Check) -> None:
@@ -211,15 +215,6 @@ def _require_same(to: str, check: Check) -> None:
             f"--to {to}: the exported model is not the same: {check}; at most {TOLERANCE:g} is allowed, "
             "nothing was written; export it in another form (--to), and please report it"
         )
-
-
-def _check_code(name: str, card: str, folder: Path, model: ImageModel) -> Check:
-    pipeline = model.transform
-    assert isinstance(pipeline, Pipeline)
-    with TemporaryDirectory() as place:
-        photos = write_pictures(Path(place), pipeline.size)
-        before, after = model.encode(photos), run_card(card, folder, photos)
-    return Check(f"{name}, its code", len(photos), float(np.abs(unit(after) - unit(before)).max(initial=0)))
 
 
 def _require_expressible(to: str, config: Config) -> None:
@@ -250,18 +245,18 @@ def _write(to: str, folder: Path, source: TrainedEncoder, pixels: Sequence[np.nd
     if pixels:
         with _explaining("--int8: onnxruntime cannot quantise this graph", "leave out --int8"):
             quantise(folder / file, folder / INT8, pixels)
-    files = (file, *([INT8] if pixels else []))
+    files = [file, INT8] if pixels else [file]
     return {name: onnx_model(f"onnx:{name}", str(folder / name), {}, False) for name in files}
 
 
 @contextmanager
-def _explaining(what: str, remedy: str) -> Iterator[None]:
+def _explaining(problem: str, remedy: str) -> Iterator[None]:
     try:
         yield
     except (AurankError, OSError):
         raise
     except Exception as error:
-        raise UserError(f"{what} ({type(error).__name__}: {first_line(error)}); {remedy}") from error
+        raise UserError(f"{problem} ({type(error).__name__}: {first_line(error)}); {remedy}") from error
 
 
 def _compare(
@@ -284,36 +279,33 @@ def _compare(
     for file, model in written.items():
         model.module.eval()
         after, _ = dataclasses.replace(prepared, model=model, dataset=model.dataset(manifest, **how)).embed()
+        if not np.array_equal(after.ids, before.ids):
+            raise AurankError(f"{file}: other images could be read than before; export again")
         reached = measure(after)
         metrics = metrics or reached  # of the model's own file, as the card's code uses it
-        difference = _largest_difference(file, before, after)
-        checks.append(Check(file, len(after.ids), difference, mauprc, reached.get("mauprc")))
+        check = _compare_rows(file, before.embeddings, after.embeddings)
+        checks.append(dataclasses.replace(check, before=mauprc, after=reached.get("mauprc")))
     return before, checks, metrics
 
 
-def _largest_difference(file: str, before: Embedded, after: Embedded) -> float:
-    if not np.array_equal(after.ids, before.ids):
-        raise AurankError(f"{file}: other images could be read than before; export again")
-    apart = np.abs(unit(after.embeddings) - unit(before.embeddings)).max()
-    return float(np.nan_to_num(apart, nan=np.inf))
+def _compare_rows(file: str, before: Any, after: Any) -> Check:
+    return Check(file, len(after), float(np.abs(unit(after) - unit(before)).max()))
 
 
-def _calibration(prepared: PreparedModel, trained: Config, *, is_own: bool) -> list[np.ndarray]:
-    training = (None if is_own else _trained_on(trained)) or training_images(prepared)
+def _calibration(prepared: PreparedModel, pipeline: Pipeline, trained: Config | None) -> list[np.ndarray]:
+    training = (trained and _trained_on(trained)) or training_images(prepared)
     if training is None:
         name = prepared.dataset.manifest.name
         raise UserError(f"--int8 is calibrated on training images, and {name} has none; leave out --int8")
     spread = np.linspace(0, len(training) - 1, min(_CALIBRATION, len(training)))
     rows: list[int] = np.unique(spread.round().astype(np.int64)).tolist()
-    pipeline = prepared.model.transform
-    assert isinstance(pipeline, Pipeline)
     inside = dataclasses.replace(prepared.model, transform=StoredTransform(pipeline, is_inside=True))
     images = ModelImages(training, inside, on_error="skip", max_pixels=prepared.data.max_pixels)
     batches = [images.__getitems__(rows[start : start + _BATCH]).image for start in range(0, len(rows), _BATCH)]
-    kept = [batch.numpy() for batch in batches if not isinstance(batch, tuple) and len(batch)]
-    if not kept:
+    pixels = [batch.numpy() for batch in batches if not isinstance(batch, tuple) and len(batch)]
+    if not pixels:
         raise UserError(f"--int8: none of {len(rows)} training images could be read; leave out --int8")
-    return kept
+    return pixels
 
 
 def _trained_on(config: Config) -> Manifest | None:

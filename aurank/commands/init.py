@@ -1,12 +1,12 @@
 """A first configuration for images: what ``aurank init`` calls. Its text is first.yaml or first_unlabelled.yaml."""
 
-import dataclasses
 import io
 import json
 import os
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -21,7 +21,7 @@ from aurank.data import READERS, FolderSource, Manifest, build_manifest
 from aurank.data.checks.findings import classes_with_pairs, require_table, write_table
 from aurank.data.decode import quiet_decoding
 from aurank.data.manifest import by_ending, first_seen
-from aurank.data.readers.folders import holds_splits, list_images
+from aurank.data.readers.folders import draw_splits, holds_splits, list_images
 from aurank.embedding.image_selection import data_folder, read_whole
 from aurank.embedding.select_images import require_likely_classes
 from aurank.embedding.settings import read_data_config
@@ -79,42 +79,43 @@ def write_first_configuration(
         'photos: 16 images of 8 classes, 2 to 2 each, median 2; train 10, test 6'
     """
     place, out, is_table = Path(images), Path(out), str(images).endswith((".csv", ".parquet", ".pq"))
-    written = [out] if cameras is None else [out, out.with_suffix(".csv")]
+    files = [out] if cameras is None else [out, out.with_suffix(".csv")]
     if is_table and cameras is not None:
         raise UserError(f"--cameras has no use with a table: write the cameras into the column group of {place}")
-    for file, suffix in zip(written, (".yaml", ".csv"), strict=False):
+    for file, suffix in zip(files, (".yaml", ".csv"), strict=False):
         require_writable(file, suffix=suffix)
         require_absent(file, overwrite=overwrite)
     changes = [override for override in overrides if override.startswith("data.")]
+    manifest = None
     if is_table:
-        config = read_data_config({"name": "table", "root": str(place.parent), "params": {"file": place.name}}, changes)
-        manifest, section = read_whole(config), _section(config)
+        section: Section = {"name": "table", "root": str(place.parent), "params": {"file": place.name}}
     elif cameras is not None:
         manifest = _by_pattern(place, cameras)
         require_table(manifest)
-        params = {"file": written[1].name, "path": os.path.relpath(place, out.parent)}
+        params = {"file": files[1].name, "path": os.path.relpath(place, out.parent)}
         section = {"name": "table", "root": str(out.parent), "params": params}
     else:
         root, params = (place, {}) if place.is_dir() else (place.parent, {"path": place.name})
-        config = read_data_config({"name": "folder", "root": str(root), "params": params}, changes)
-        manifest, section = _by_folders(config) if config.name == "folder" else (read_whole(config), _section(config))
+        section = {"name": "folder", "root": str(root), "params": params}
+        if (config := read_data_config(section, changes)).name == "folder":
+            manifest, section = _by_folders(config)
     config = read_data_config(section, changes)
-    if (chosen := _section(config)) != section:
-        manifest, section = read_whole(config), chosen
+    if manifest is None or _section(config) != section:
+        manifest, section = read_whole(config), _section(config)
     if manifest.texts is not None:
         raise UserError(f"{place} holds texts beside images: begin with aurank cp grocery/text_sogclr {out}")
     is_labelled = section["name"] != "unlabelled"
     if is_labelled:
         _require_trainable(manifest, place, config)
     sizes, unreadable = measure_sizes(manifest)
-    given = [str(images), *overrides, *([] if cameras is None else ["--cameras", cameras])]
-    values = _choices(manifest, section, sizes, len(unreadable)) | {"images": shlex.join(given)}
+    words = [str(images), *overrides, *([] if cameras is None else ["--cameras", cameras])]
+    values = _choices(manifest, section, sizes, len(unreadable)) | {"images": shlex.join(words)}
     template = Path(__file__).with_name("first.yaml" if is_labelled else "first_unlabelled.yaml")
     text = Template(template.read_text(encoding="utf-8")).substitute(values)
     if overrides:
         text = override_text(text, overrides, read_config)
     if cameras is not None:
-        write_table(manifest, written[1])
+        write_table(manifest, files[1])
     write_text(out, text)
     model, name = _model(out), shlex.quote(str(out))
     run, data = shlex.quote(f"runs/{out.stem}"), f"--data {name}"
@@ -127,13 +128,13 @@ def write_first_configuration(
         f"aurank index build --model aurank:{run}/best {data} --split all --out index",
         "aurank serve index",
     ]
-    commands = commands if is_labelled else [commands[place] for place in (0, 2, 5, 6)]  # nothing can be measured
-    said = f"written, with a reason beside each choice: {' and '.join(map(str, written))}. To go on:"
-    lines = [*_seen(manifest, sizes, unreadable), said, *(f"  {command}" for command in commands)]
+    if not is_labelled:  # nothing can be measured
+        commands = [commands[position] for position in (0, 2, 5, 6)]
+    names = " and ".join(map(str, files))
+    following = [f"written, with a reason beside each choice: {names}. To go on:", *(f"  {line}" for line in commands)]
     if ",input_size" in model and ",weights=" not in model:
-        forms = [f"aurank train {name} model.weights=FILE", model.replace(",input_size", ",weights=FILE,input_size")]
-        lines.append(f"Without network take a file of weights: {', --model '.join(forms[: 1 + is_labelled])}")
-    return "\n".join(lines)
+        following.append(f"Without network take a file of weights: aurank train {name} model.weights=FILE")
+    return "\n".join([*_seen(manifest, sizes, unreadable), *following])
 
 
 def measure_sizes(manifest: Manifest) -> tuple[Int64[np.ndarray, "image 2"], list[str]]:
@@ -141,7 +142,7 @@ def measure_sizes(manifest: Manifest) -> tuple[Int64[np.ndarray, "image 2"], lis
     drawn = np.sort(np.random.default_rng(0).permutation(len(paths))[:MEASURED])
     sizes, unreadable, source = [], list[str](), manifest.source
     with quiet_decoding():
-        for path in (paths[place] for place in drawn.tolist()):
+        for path in (paths[position] for position in drawn.tolist()):
             try:
                 file = source.root / path if isinstance(source, FolderSource) else io.BytesIO(source.read_bytes(path))
                 with Image.open(file) as image:
@@ -160,60 +161,61 @@ def _section(config: DataConfig) -> Section:
 def _by_folders(config: DataConfig) -> tuple[Manifest, Section]:
     section, root = _section(config), data_folder(config.root)
     params = {name: value for name, value in section["params"].items() if name == "path"}
-    whole = READERS["unlabelled"](root, **params)
-    given = read_whole(config) if any("/" in path for path in whole.paths) else whole
-    if given.class_counts.max() < 2:
-        return whole, section | {"name": "unlabelled", "params": params}
+    images = READERS["unlabelled"](root, **params)
+    manifest = read_whole(config) if any("/" in path for path in images.paths) else images
+    if manifest.class_counts.max() < 2:
+        return images, section | {"name": "unlabelled", "params": params}
     draw: Section = {}
-    if not holds_splits(whole.paths, whole.source.where) and "test_fraction" not in section["params"]:
-        given, draw = _divided(given, lambda **draw: READERS["folder"](root, **params, **draw))
-    return given, section | {"params": section["params"] | draw}
+    if not holds_splits(images.paths, images.source.where) and "test_fraction" not in section["params"]:
+        manifest, draw = _divided(manifest, partial(READERS["folder"], root, **params))
+    return manifest, section | {"params": section["params"] | draw}
 
 
 def _by_pattern(place: Path, pattern: str) -> Manifest:
     try:
-        named = re.compile(pattern).groupindex
+        groups = re.compile(pattern).groupindex
     except re.error as error:
         raise UserError(f"--cameras {pattern!r} is no regular expression: {error}") from None
-    if not {"id", "camera"} & named.keys():
+    if not {"id", "camera"} & groups.keys():
         raise UserError(f"--cameras {pattern!r} has no group id or camera: write (?P<id>…) and (?P<camera>…)")
-    source, names, unread = list_images(place)
-    found = {name: match.groupdict("") for name in names if (match := re.search(pattern, name))}
-    if others := [name for name in names if name not in found]:
-        raise UserError(f"--cameras {pattern!r} is not in {len(others):,} of {len(names):,} paths, as {others[0]!r}")
-    has_splits = {"train", "test"} <= {name.split("/")[0] for name in names} <= {"train", "val", "test"}
-    cameras = first_seen(sorted({values.get("camera", "") for values in found.values()} - {""}))
-    groups = [cameras.get(found[name].get("camera", ""), -1) for name in names]
+    source, paths, unread = list_images(place)
+    matches = {path: match.groupdict("") for path in paths if (match := re.search(pattern, path))}
+    if misses := [path for path in paths if path not in matches]:
+        raise UserError(f"--cameras {pattern!r} is not in {len(misses):,} of {len(paths):,} paths, as {misses[0]!r}")
+    has_splits = holds_splits(paths, source.where)
+    labels = [matches[path].get("id") or "/".join(path.split("/")[has_splits:-1]) for path in paths]
+    cameras = first_seen(sorted({match.get("camera", "") for match in matches.values()} - {""}))
+    numbers = [cameras.get(matches[path].get("camera", ""), -1) for path in paths]
     is_one_way = len(cameras) == 2  # the first asks and the second answers, or others by its own camera come before
-    given = build_manifest(
-        place.resolve().stem,
-        source,
-        paths=names,
-        labels=[found[name].get("id") or "/".join(name.split("/")[has_splits:-1]) for name in names],
-        splits=[name.split("/")[0] if has_splits else "test" for name in names],
-        groups=groups if cameras else None,
-        group_names=tuple(cameras) or None,
-        is_query=[group != 1 for group in groups] if is_one_way else None,
-        is_gallery=[group != 0 for group in groups] if is_one_way else None,
-        unread=unread,
-    )
 
     def read(test_fraction: float, seed: int = 0) -> Manifest:
-        drawn = np.random.default_rng(seed).permutation(len(given.classes))
-        test = np.isin(given.labels, drawn[: round(test_fraction * len(drawn))])
-        return dataclasses.replace(given, splits=np.where(test, "test", "train"))
+        drawn = draw_splits(labels, test_fraction, seed)
+        return build_manifest(
+            place.resolve().stem,
+            source,
+            paths=paths,
+            labels=labels,
+            splits=[path.split("/")[0] for path in paths] if has_splits else drawn,
+            groups=numbers if cameras else None,
+            group_names=tuple(cameras) or None,
+            is_query=[number != 1 for number in numbers] if is_one_way else None,
+            is_gallery=[number != 0 for number in numbers] if is_one_way else None,
+            unread=unread,
+        )
 
-    return given if has_splits else _divided(given, read)[0]
+    whole = read(1.0)
+    return whole if has_splits else _divided(whole, read)[0]
 
 
-def _divided(given: Manifest, read: Any) -> tuple[Manifest, Section]:
-    if (count := len(given.classes)) < LEAST_CLASSES:
+def _divided(whole: Manifest, read: Callable[..., Manifest]) -> tuple[Manifest, Section]:
+    """Draw test classes until every split has two images of one class; return the images, and the reader's params."""
+    if (count := len(whole.classes)) < LEAST_CLASSES:
         least = f"to train on some and to measure on others takes {LEAST_CLASSES}: add classes, or measure a published"
-        raise UserError(f"{given.name} has {count} class{'es' * (count > 1)}; {least} network by aurank evaluate")
+        raise UserError(f"{whole.name} has {count} class{'es' * (count > 1)}; {least} network by aurank evaluate")
     draw: Section = {"test_fraction": max(0.3, round(3 / count, 2))}
     for seed in range(_TRIES):
         draw |= {"seed": seed} if seed else {}
-        manifest: Manifest = read(**draw)
+        manifest = read(**draw)
         if not _without_pairs(manifest.split_validation(_fraction(manifest), seed=0)):
             break
     return manifest, draw
@@ -261,8 +263,8 @@ def _seen(manifest: Manifest, sizes: Int64[np.ndarray, "image 2"], unreadable: l
     if len(sizes):
         low, high = np.percentile(sizes.min(axis=1), [5, 95])
         flat, tall = np.percentile(sizes[:, 0] / sizes[:, 1], [5, 95])
-        said = f"height over width {flat:.2f} to {tall:.2f}: nine in ten of {len(sizes):,} images"
-        lines.append(f"shorter side {low:,.0f} to {high:,.0f} pixels, {said}")
+        shape = f"height over width {flat:.2f} to {tall:.2f}: nine in ten of {len(sizes):,} images"
+        lines.append(f"shorter side {low:,.0f} to {high:,.0f} pixels, {shape}")
     if manifest.unread:
         lines.append(f"files that are not read: {by_ending(manifest.unread)}")
     if unreadable:
@@ -293,7 +295,7 @@ def _choices(manifest: Manifest, section: Section, sizes: Int64[np.ndarray, "ima
     classes = max(2, min(len(train.classes), 64 // per_class))
     batch = per_class * classes if is_labelled else min(64, len(train))
     steps = int(min(3000, max(120, -(-3 * len(train) // batch))))
-    size, resize, said = _shape(sizes)
+    size, resize, reason = _shape(sizes)
     tested = manifest.split("test").class_counts if is_labelled else np.zeros(1)
     why = "training classes held out: their mAUPRC says which step is best"
     if not fraction:
@@ -306,7 +308,7 @@ def _choices(manifest: Manifest, section: Section, sizes: Int64[np.ndarray, "ima
         "root": json.dumps(section["root"], ensure_ascii=False),
         "params": json.dumps(section["params"], ensure_ascii=False) + divided,
         "size": size,
-        "resize": f"{resize}  # {said}{skip}",
+        "resize": f"{resize}  # {reason}{skip}",
         "validation": f"{fraction}  # {why}",
         "batch": batch,
         "per_class": per_class,

@@ -111,14 +111,14 @@ def test_the_check_of_timm_alone_opens_files_as_its_users_do(
         np.save(photos / name / "array.npy", np.full((20, 24), ord(name), np.uint8))
     kept: list[Any] = []
     module = importlib.import_module("aurank.commands.export")
-    compare = module._largest_difference
+    compare = module._compare_rows
 
-    def keeps(file: str, before: Any, after: Any) -> float:
+    def keeps(file: str, before: Any, after: Any) -> Check:
         kept.append(after)
-        difference: float = compare(file, before, after)
-        return difference
+        check: Check = compare(file, before, after)
+        return check
 
-    monkeypatch.setattr(module, "_largest_difference", keeps)
+    monkeypatch.setattr(module, "_compare_rows", keeps)
     exported = export_model(str(tiny_run / "best"), "hf", tmp_path / "out", images=ImageSelection(f"folder:{photos}"))
     assert exported.check.is_same
     timm: Any = importlib.import_module("timm")
@@ -128,7 +128,7 @@ def test_the_check_of_timm_alone_opens_files_as_its_users_do(
     images = [Image.fromarray(np.load(path)) if path.suffix == ".npy" else Image.open(path) for path in names]
     with torch.inference_mode(), quiet_decoding():
         expected = model(torch.stack([transform(image.convert("L")) for image in images])).numpy()
-    found = kept[1].embeddings
+    found = kept[1]
     assert len(found) == len(names) == 14
     np.testing.assert_allclose(unit(found), unit(expected), atol=1e-5)
 
