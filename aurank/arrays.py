@@ -96,7 +96,7 @@ def select_rows(rows: Rows, index: Any) -> Rows:
 
 @runtime_checkable
 class HasArray(Protocol):
-    """What NumPy can read: arrays of NumPy and torch, data frames and series of pandas and polars."""
+    """An array of NumPy, torch, CuPy, JAX, …, or a data frame or series of pandas and polars."""
 
     def __len__(self) -> int: ...
     def __array__(self) -> Any: ...
@@ -104,11 +104,10 @@ class HasArray(Protocol):
 
 @runtime_checkable
 class HasDLPack(Protocol):
-    """What gives its memory, on a GPU too: arrays of CuPy, JAX and others."""
+    """An array that gives its memory, on a GPU too."""
 
     def __len__(self) -> int: ...
     def __dlpack__(self) -> Any: ...
-    def __dlpack_device__(self) -> Any: ...
 
 
 Arrays: TypeAlias = HasArray | HasDLPack | Sequence[Any]
@@ -126,16 +125,17 @@ def as_plain(values: Any, name: str) -> "Tensor | np.ndarray | MappedRows":
     try:
         if isinstance(values, Sequence) and len(values) and all(isinstance(row, torch.Tensor) for row in values):
             return torch.stack(list(values))
-        # NumPy would copy from a GPU, or refuse to.
         device = None
-        with suppress(TypeError):  # lists of older pyarrow lie on none
-            device = values.__dlpack_device__()[0] if isinstance(values, HasDLPack) else None
-        if device is not None and (device != _CPU or not isinstance(values, HasArray)):
+        with suppress(AttributeError, TypeError):  # most have none, and lists of older pyarrow lie on none
+            device = values.__dlpack_device__()[0]
+        # NumPy would copy from a GPU, or refuse to.
+        if device is not None and (device != _CPU or not hasattr(values, "__array__")):
             return torch.utils.dlpack.from_dlpack(values)
         array = np.asarray(values)
-        rows = array if array.dtype == np.object_ and array.ndim == 1 else ()
-        is_nested = len(rows) > 0 and all(isinstance(row, HasArray | list) for row in rows)
-        return np.stack([np.asarray(row) for row in rows]) if is_nested else array
+        is_nested = array.dtype == np.object_ and array.ndim == 1 and len(array) > 0
+        if is_nested and all(isinstance(row, HasArray | list) for row in array):
+            return np.stack([np.asarray(row) for row in array])
+        return array
     # Rows of several lengths; whatever else a library refuses to give.
     except Exception as error:
         kind = f"a {type(values).__name__} that makes no array ({first_line(error)[:100]})"

@@ -21,11 +21,11 @@ class Diverged(AurankError):
 
 
 class AurankWarning(UserWarning):
-    """What a user should know and nothing fails of; the command line draws it as a notice."""
+    """A warning shown to the user; nothing fails. The command line draws it as a notice."""
 
 
 class OptionRule(NamedTuple):
-    """A rule of options, by the names that a user writes: `option` needs one of `needs` and excludes `excludes`."""
+    """A rule of options, by the names that a user writes: `option` needs one of `needs`, and excludes `excludes`."""
 
     option: str
     needs: tuple[str, ...] = ()
@@ -53,13 +53,14 @@ def check_options(options: Mapping[str, object], rules: Iterable[OptionRule]) ->
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of what an error says; its type where it says nothing."""
+    """Return the first line of an error's message, or its type if the message is empty."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
+_FILES = "raise the limit of this process (ulimit -n), or use fewer data.workers"
 _REMEDIES = {
-    errno.EMFILE: "raise the limit of this process (ulimit -n), or use fewer data.workers",
-    errno.ENFILE: "close some on this machine, or use fewer data.workers",
+    errno.EMFILE: _FILES,
+    errno.ENFILE: _FILES,
     errno.ENOSPC: "free some space, or name another folder",
     errno.EDQUOT: "free some of your quota, or name another folder",
     errno.EROFS: "name a folder that can be written",
@@ -68,7 +69,7 @@ _REMEDIES = {
 
 
 def explained(error: BaseException) -> str | None:
-    """What a machine that has run short of something says, with the path and the remedy; None for other failures."""
+    """Return a message, with the remedy, if the machine has run short of something; None for other failures."""
     text = first_line(error)
     if isinstance(error, RuntimeError) and text.startswith("DataLoader worker"):
         return (
@@ -76,8 +77,8 @@ def explained(error: BaseException) -> str | None:
             "data.workers, smaller batches, or a machine with more memory, shared memory included"
         )
     if isinstance(error, RuntimeError) and "items of ancillary data" in text:
-        return f"too many open files ({text}); {_REMEDIES[errno.EMFILE]}"
+        return f"too many open files ({text}); {_FILES}"
     if isinstance(error, OSError) and error.errno in _REMEDIES:
-        place = "" if error.filename is None else f" {error.filename}"
-        return f"{error.strerror}{':' if place else ''}{place}; {_REMEDIES[error.errno]}"
+        path = "" if error.filename is None else f": {error.filename}"
+        return f"{error.strerror}{path}; {_REMEDIES[error.errno]}"
     return None

@@ -60,13 +60,6 @@ def lazy_names(package: str, modules: Mapping[str, Sequence[str]]) -> tuple[Any,
 
 
 def imported(home: str, package: str = "") -> Any:
-    """Return what is at `home`, "module:attribute"; a library that lacks is named with its extra."""
+    """Return what is at `home`, "module:attribute"."""
     module, _, attribute = home.partition(":")
-    try:
-        return attrgetter(attribute)(importlib.import_module(f".{module}" if package else module, package or None))
-    except ModuleNotFoundError as error:
-        from aurank.extras import missing_library
-
-        if (text := missing_library(error)) is None:
-            raise
-        raise ModuleNotFoundError(text, name=error.name) from error
+    return attrgetter(attribute)(importlib.import_module(f".{module}" if package else module, package or None))
