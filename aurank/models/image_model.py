@@ -242,7 +242,7 @@ class ModelImages(ImageDataset):
         def read() -> Iterator[np.ndarray]:
             for key in keys:
                 row = int(key[0] if isinstance(key, tuple) else key)
-                if (pixels := self._prepared(row)) is not None:
+                if (pixels := self._read(row)) is not None:
                     rows.append(row)
                     yield pixels
 
