@@ -165,27 +165,6 @@ def test_a_gradient_scaler_scales_the_second_pass_and_not_the_loss() -> None:
     assert_same_gradients(encoder, other, 1e-12)
 
 
-def test_buffers_end_as_the_first_pass_left_them_also_where_the_second_would_differ() -> None:
-    """As under DistributedDataParallel, which copies the first process's buffers before one of the passes only."""
-
-    class Counting(nn.Linear):
-        def __init__(self) -> None:
-            super().__init__(3, 2)
-            self.calls = 0
-            self.register_buffer("told", torch.zeros(()))
-
-        def forward(self, batch: Tensor) -> Tensor:
-            self.calls += 1
-            self.told.fill_(self.calls)
-            return super().forward(batch)
-
-    encoder = Counting()
-    cache = GradientCache(encoder, 2)
-    cache.embed(torch.randn(6, 3)).sum().backward()
-    cache.backward()
-    assert (encoder.calls, float(encoder.told)) == (6, 3.0)
-
-
 def test_two_views_are_embedded_one_after_the_other_and_go_backward_together() -> None:
     encoder = make_encoder(stateful=False)
     cache = GradientCache(encoder.eval(), micro_batch=5)

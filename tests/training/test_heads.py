@@ -20,7 +20,6 @@ from aurank.embedding import ImageSelection
 from aurank.embedding.stored.checkpoint import load_checkpoint
 from aurank.errors import UserError
 from aurank.models.adapters.by_name import load_model
-from aurank.training import read_config, rehearse
 
 pytestmark = pytest.mark.slow
 BASE = "timm:test_vit,pretrained=false"
@@ -61,12 +60,6 @@ def test_a_file_that_changed_is_not_trained_on_further(tmp_path: Path) -> None:
     write_rows(file, embeddings=rows()["embeddings"] * 1.01)
     with pytest.raises(UserError, match=r"was trained on other images of rows: what .* hold changed"):
         aurank.train(head_config(file), tmp_path / "run", resume=True)
-
-
-def test_a_rehearsal_counts_the_head_alone(tmp_path: Path) -> None:
-    rehearsal = rehearse(read_config(head_config(write_rows(tmp_path / "rows.npz"))))
-    assert rehearsal.parts == {"head": (16 * 4 + 4, 16 * 4 + 4)}
-    assert rehearsal.images == {"train": 36, "validation": 12, "test": 24}
 
 
 @pytest.fixture(scope="module")
@@ -116,16 +109,6 @@ def test_images_are_measured_and_exported_as_by_one_model(photos: Path, tmp_path
     exported = export_model(model, "hf", tmp_path / "out", images=images)
     assert exported.check.is_same
     assert exported.check.after == pytest.approx(saved.mauprc, abs=1e-6)
-
-
-def test_the_card_tells_of_the_network_that_the_head_stands_behind(photos: Path, tmp_path: Path) -> None:
-    exported = export_model(
-        f"{photos}/run/best", "hf", tmp_path / "out", images=ImageSelection(f"folder:{photos}/photos")
-    )
-    card = (exported.out / "README.md").read_text()
-    assert "# Image embeddings by test\\_vit\n" in card
-    assert "network: test\\_vit, avg pooling, 1-layer projection to 4 trained alone, from random weights" in card
-    assert "data: read as embeddings, images at 160 pixels" in card
 
 
 def test_a_configuration_of_a_head_names_its_embeddings(photos: Path, tmp_path: Path) -> None:
@@ -202,24 +185,6 @@ def head_on(name: str, folder: Path) -> Path:
 def towers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("dinov2")
     return head_on(f"transformers:{folder_of(folder / 'net', 'dinov2', size={'shortest_edge': 36})}", folder)
-
-
-def test_tower_and_head_are_one_network(towers: Path) -> None:
-    image_model = aurank.load(towers / "run" / "best")
-    model, transform = image_model.module, image_model.transform
-    head = load_checkpoint(towers / "run" / "best.safetensors")["encoder"]
-    manifest = READERS["folder"](towers / "photos")
-    pictures = [decode(manifest.source, path, 3) for path in manifest.paths]
-    with np.load(towers / "rows.npz") as held:
-        places = {path: row for row, path in enumerate(held["paths"].tolist())}
-        rows = torch.from_numpy(held["embeddings"][[places[path] for path in manifest.paths]])
-    expected = normalize(rows @ head["head.weight"].T + head["head.bias"])
-    base = load_model(f"transformers:{towers}/net")
-    with torch.inference_mode():
-        found = model(torch.stack([base.transform(Image.fromarray(picture)) for picture in pictures]))
-        torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
-        shown = model(torch.stack([transform(picture) for picture in pictures]))
-    assert float((shown * expected).sum(1).min()) > 0.9999  # pixels are rounded otherwise
 
 
 def test_images_are_measured_indexed_and_exported_as_by_one_model(towers: Path, tmp_path: Path) -> None:

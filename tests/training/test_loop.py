@@ -5,7 +5,6 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -15,19 +14,16 @@ from testing.runs import records, tiny_config, train_and_listen
 
 import aurank
 from aurank.commands import embed_model, evaluate_model
-from aurank.data import ImageDataset, Manifest
 from aurank.data.decode import decode
 from aurank.embedding import ImageSelection
 from aurank.embedding.build import build_dataset, build_encoder, fill_preprocessing
 from aurank.embedding.embed import embed
-from aurank.embedding.embedded import Embedded
 from aurank.embedding.stored.checkpoint import load_checkpoint
 from aurank.errors import AurankError, UserError
 from aurank.models import Encoder
 from aurank.models.encoder import EachPart
 from aurank.training.build import build_splits
 from aurank.training.components import read_config
-from aurank.training.tasks import Task
 from aurank.training.watch import MetricsFile, collapse_signs
 
 
@@ -273,21 +269,6 @@ def test_a_training_set_without_readable_images_ends_the_run(tmp_path: Path) -> 
         aurank.train(config, tmp_path / "out")
 
 
-@pytest.mark.slow
-def test_a_tracker_changes_nothing_of_a_run(tmp_path: Path) -> None:
-    for name, trackers in (("plain", []), ("tracked", ["tensorboard"])):
-        aurank.train(tiny_config(train={"trackers": trackers}), tmp_path / name)
-    assert [*(tmp_path / "tracked").rglob("events.out.tfevents.*")]
-    for file in ("metrics.jsonl", "report.json"):
-        plain, tracked = ((tmp_path / name / file).read_bytes() for name in ("plain", "tracked"))
-        assert plain == tracked, file
-    first, second = (load_checkpoint(tmp_path / name / "last.safetensors") for name in ("plain", "tracked"))
-    for one, other in zip(first["random"], second["random"], strict=True):
-        # Python's own generator is drawn from by imports and by the type checks of the tests, never by a run.
-        assert all(str(one[name]) == str(other[name]) for name in ("numpy", "torch", "cuda"))
-    assert all(torch.equal(value, second["encoder"][name]) for name, value in first["encoder"].items())
-
-
 # -- train.compile, and what goes with it
 
 
@@ -310,17 +291,3 @@ def test_a_network_that_cannot_be_compiled_is_told_in_one_line(monkeypatch: pyte
     monkeypatch.setattr(torch, "compile", lambda work: fails)
     with pytest.raises(UserError, match=r"train\.compile=true: .* \(no\); .*set train\.compile=false"):
         EachPart(torch.nn.Linear(2, 2), compiled=True)(torch.ones(1, 2))
-
-
-def test_a_report_of_a_run_has_metrics_by_pairs_of_cameras(monkeypatch: pytest.MonkeyPatch) -> None:
-    chance, rows = np.random.default_rng(0), np.arange(24)
-    roles = {name: np.ones(24, bool) for name in ("is_query", "is_gallery")}
-    columns = {"labels": rows % 4, "ids": rows, "paths": rows.astype(str), "groups": rows // 4 % 3, **roles}
-    embedded = Embedded(chance.normal(size=(24, 4)).astype(np.float32), **columns)
-    task = Task(read_config(tiny_config()), Mock(Encoder))
-    monkeypatch.setattr(task, "_embedded", lambda *_: embedded)
-    report, _ = task.test(Mock(ImageDataset), Mock(Manifest))
-    assert report is not None
-    assert report.group_pairs == embedded.group_pairs({})
-    assert report.group_pairs is not None
-    assert len(report.group_pairs) == 6

@@ -49,13 +49,6 @@ class Wants(Learnt):
         return super().per_query(pairs)
 
 
-class Content(Wants):
-    wants_reencode = False
-
-    def per_query(self, pairs: Any) -> Tensor:
-        return Learnt.per_query(self, pairs)
-
-
 class Counting(nn.Module):
     """A miner of all pairs that keeps count, of its calls and of what it is told."""
 
@@ -76,7 +69,7 @@ class Counting(nn.Module):
 
 @pytest.fixture(autouse=True)
 def known(monkeypatch: pytest.MonkeyPatch) -> None:
-    for loss in (Learnt, Wants, Content):
+    for loss in (Learnt, Wants):
         monkeypatch.setitem(LOSSES, loss.__name__.lower(), loss)
     monkeypatch.setitem(MINERS, "counting", Counting)
 
@@ -150,7 +143,6 @@ def test_embedding_anew_changes_nothing_and_keeps_the_mode(training: bool) -> No
 @pytest.mark.slow
 def test_only_who_wants_it_is_given_the_callback() -> None:
     assert build("wants").loss.reencode.func is reencode
-    assert build("content").loss.reencode is None
     trainer = build("wants", memory={"size": 100})
     assert trainer.loss.loss.reencode.func is reencode
     assert not hasattr(build("learnt").loss, "reencode")
@@ -304,15 +296,6 @@ def test_a_list_is_built_to_a_sum_with_weights_widths_and_miners() -> None:
     assert loss.widths == {"soprc@4": 4, "soprc@8": 8}
     assert list(loss.miners) == ["multi_similarity"]
     assert loss.losses["proxy_anchor"].loss.proxies.shape == (len(splits.train.classes), 8)
-
-
-def test_a_loss_alone_is_no_sum_and_one_of_a_width_is() -> None:
-    for term, kind in ({"name": "smooth_ap"}, False), ({"name": "smooth_ap", "weight": 2.0}, True):
-        for loss in (term, [term]):
-            config = read_config(tiny_config(loss))
-            built = build_loss(config, build_splits(config).train)
-            assert isinstance(built, MultipleLosses) == kind
-            assert isinstance(built, type(LOSSES["smooth_ap"]())) != kind
 
 
 def test_each_loss_has_groups_of_its_own_in_the_optimiser() -> None:

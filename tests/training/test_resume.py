@@ -25,16 +25,13 @@ from testing.runs import (
     assert_same_run,
     notices_of,
     tiny_config,
-    train_and_listen,
     write_config,
 )
 
 import aurank
 from aurank.embedding.stored.checkpoint import load_checkpoint, save_checkpoint
 from aurank.errors import UserError
-from aurank.files import LOCK, claimed
-from aurank.training import read_config
-from aurank.training.build import build_splits
+from aurank.files import claimed
 from aurank.training.loop import StopRequest
 from aurank.training.run import Loop
 
@@ -140,20 +137,6 @@ def test_a_job_that_is_killed_in_its_first_checkpoint_is_submitted_again_as_it_i
     whole, killed = (tmp_path / name / "runs/soprc" for name in ("whole", "killed"))
     for file in ("last.safetensors", "best.safetensors", "metrics.jsonl", "report.json", "config.yaml"):
         assert (whole / file).read_bytes() == (killed / file).read_bytes(), file
-
-
-@pytest.mark.slow
-def test_the_report_says_what_it_measured_and_resuming_nothing_is_told(tmp_path: Path) -> None:
-    config = read_config(tiny_config())
-    result, told = train_and_listen(config, tmp_path, resume=True, overrides=["train.steps=3"])
-    assert told["notice"] == [{"text": f"--resume: {tmp_path} holds no checkpoint yet; the run starts anew"}]
-    assert result.steps == 3
-    assert result.report is not None
-    test = build_splits(config).test
-    assert result.report.notes == [
-        f"best weights, of step 3; {len(test)} images of digits, split test, manifest {test.sha256[:16]}, "
-        "0 of them skipped as unreadable"
-    ]
 
 
 @pytest.mark.slow
@@ -359,24 +342,6 @@ def test_a_second_run_is_refused_and_a_killed_owner_gives_way_at_once(tmp_path: 
             pytest.fail("the folder is still in use")
     finally:
         process.kill()
-
-
-@pytest.mark.parametrize("resume", [False, True])
-def test_a_refused_run_changes_nothing_in_a_folder_of_others(tmp_path: Path, resume: bool) -> None:
-    """The folder above those of runs, named by mistake, while one of them writes a checkpoint."""
-    half = [
-        "a/.last.safetensors.0123456789abcdef0123456789abcdef.part",
-        ".last.safetensors.0123456789abcdef0123456789abcdef.part",
-        ".2024.part/photo.png",
-        "b/.2024.part/c.png",
-    ]
-    with claimed(tmp_path / "a"):
-        for name in [*half, LOCK]:
-            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / name).write_text("kept", encoding="utf-8")
-        with pytest.raises(UserError, match="holds no aurank run" if resume else "is not empty"):
-            aurank.train(tiny_config(), tmp_path, resume)
-        assert {(tmp_path / name).read_text(encoding="utf-8") for name in [*half, LOCK]} == {"kept"}
 
 
 def test_a_refused_run_leaves_no_empty_folder(tmp_path: Path) -> None:

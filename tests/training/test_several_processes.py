@@ -238,27 +238,6 @@ def test_two_then_one_then_four_processes_train_the_weights_of_one(tmp_path: Pat
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
 
 
-@pytest.mark.slow
-def test_adapters_do_not_depend_on_the_number_of_processes(tmp_path: Path) -> None:
-    pytest.importorskip("peft")
-    sections: dict[str, Any] = {
-        "model": {"backbone": "test_vit", "params": {}, "lora": {"rank": 2, "targets": ["qkv", "fc1"]}},
-        "data": {"channels": 3, "image_size": 32, "validation_fraction": 0},
-        "sampler": {"name": "shuffled", "batch": 24, "params": {}},
-        "optim": {**EXACT["optim"], "schedule": {"name": "constant"}},
-        "train": {"steps": 4, "validate_every": 100, "checkpoint_every": 100},
-    }
-    config = write_config(tmp_path, tiny_config(**sections))
-    aurank.train(config, tmp_path / "one")
-    several = ended(start(config, tmp_path / "many", 2, common=["train.steps=2"]))
-    several += ended(start(config, tmp_path / "many", 3, common=["--resume"]))
-    assert [code for code, _, _ in several] == [0] * 5, several
-    first, last = (load_checkpoint(tmp_path / name / "last.safetensors")["encoder"] for name in ("one", "many"))
-    assert max(value.abs().max() for name, value in first.items() if "lora_B" in name) > 1e-5
-    for name, value in first.items():
-        torch.testing.assert_close(last[name], value, rtol=0, atol=1e-6, msg=name)
-
-
 def test_a_stream_is_named_by_its_numbers_and_leaves_the_generators_alone() -> None:
     seed_stream(3, 0, 0, 1)
     first = torch.rand(3)

@@ -11,11 +11,9 @@ from testing.runs import Learnt, records, tiny_config, train_and_listen
 
 import aurank
 from aurank.commands import evaluate_model
-from aurank.config import ConfigError
 from aurank.data import HardNegativeSampler
 from aurank.embedding import ImageSelection
 from aurank.embedding.build import build_dataset, fill_preprocessing
-from aurank.embedding.select_images import select
 from aurank.embedding.stored.checkpoint import load_checkpoint
 from aurank.errors import UserError
 from aurank.losses import LOSSES
@@ -163,16 +161,6 @@ def test_a_discarded_projection_of_several_layers_is_trained_and_not_measured(tm
     first = {"init_from": str(tmp_path / "out" / "best"), "head_layers": 2, "head_width": 16}
     parts = tiny_config(model=first, train={"steps": 3})
     aurank.train(parts, tmp_path / "again")
-
-
-def test_crops_of_a_training_are_no_matter_to_a_measurement_at_another_size() -> None:
-    trained = read_config(tiny_config(data=CROPS))
-    smaller = trained.data.train_transform.params["local_size"] - 1
-    with pytest.raises(ConfigError, match="local_size"):
-        read_config(tiny_config(data=CROPS), [f"data.image_size={smaller}"])
-    checkpoint = {"config": trained.model_dump(), "manifest": ""}
-    selected = select(ImageSelection(overrides=[f"data.image_size={smaller}"]), checkpoint)
-    assert selected.data.image_size == smaller
 
 
 # -- Hard negatives in the loop: mined from the weights as they stand, in checkpoints, whatever the workers
