@@ -55,8 +55,6 @@ class AccuracyCalculator:
         device: torch.device | str | None = None,
         max_memory: int | str = "1GiB",
     ) -> None:
-        if avg_of_avgs and return_per_class:
-            raise UserError("avg_of_avgs and return_per_class are mutually exclusive: set one of them")
         if not (k is None or k == "max_bin_count" or (isinstance(k, int) and k > 0)):
             raise UserError(f"k must be an integer greater than 0, or None, or 'max_bin_count'; got {k!r}")
         self.include, self.exclude = _check_metrics(include, "include"), _check_metrics(exclude, "exclude")
@@ -150,9 +148,7 @@ def _with_reference(
 
 
 def _check_metrics(names: Iterable[str], argument: str) -> tuple[str, ...]:
-    """Return the names, each once; UserError for text in place of a list, or a name that no metric has."""
-    if isinstance(names, str):
-        raise UserError(f'{argument} must be a list or tuple of names, got {names!r}: write ("{names}",)')
+    """Return the names, each once; UserError for a name that no metric has."""
     listed = tuple(dict.fromkeys(names))
     for name in listed:
         if name not in DEFAULT and not AT_K.fullmatch(name):

@@ -101,9 +101,6 @@ def compare(
         >>> aurank.compare(report, report, resamples=100).p_value
         1.0
     """
-    for report in (report_a, report_b):
-        if not isinstance(report, Report):
-            raise UserError(f"compare takes reports, got {type(report).__name__}; read a file with Report.load(path)")
     resampling = Resampling(resamples, seed, level)
     _check_pair(report_a, report_b, metric, force)
     a, b = report_a.values(metric), report_b.values(metric)

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -135,19 +136,19 @@ class Neighbours:
     count: Int64[np.ndarray, " query"]
 
 
-class SearchIndex:
+class SearchIndex(ABC):
     """An index that finds gallery rows by their ids: faiss's `Index`, or a collection of Milvus."""
 
     distance: str
 
     @property
+    @abstractmethod
     def ids(self) -> Int64[np.ndarray, " row"]:
         """The ids of all rows."""
-        raise NotImplementedError
 
+    @abstractmethod
     def search(self, queries: Arrays, k: int, *, leave_out: Int64[np.ndarray, " query"] | None = None) -> Neighbours:
-        """Return the k nearest rows of each query; `leave_out` names a row that each must not find, or -1."""
-        raise NotImplementedError
+        """Return the k nearest rows of each query; `leave_out` has the row that each must not find, or -1."""
 
 
 class Index(SearchIndex):
@@ -301,8 +302,6 @@ class Index(SearchIndex):
         """Yield the neighbours of some queries at a time; `seconds` collects the time of each search."""
         queries = self._check(queries, side="query")
         require_at_least(1, k=k)
-        if not len(self):
-            raise UserError("the index is empty: add rows before searching it")
         depth = min(k + (leave_out is not None), len(self))
         width = min(k, len(self) - (leave_out is not None and bool((leave_out >= 0).all())))
         if self.gpus and self._copy is None:
@@ -334,8 +333,6 @@ class Index(SearchIndex):
     def load(cls, path: Path | str, *, memory_map: bool = False, device: torch.device | str | None = None) -> "Index":
         """Return the index that `save` wrote; with `memory_map` its rows stay in the file, for the CPU."""
         host, saved = read_index(Path(path), memory_map=memory_map)
-        if memory_map and device is not None and str(device) != "cpu":
-            raise UserError(f'memory_map is for searching on the CPU and device is {str(device)!r}: use "cpu"')
         with reading(path, "an index", remedy=REMEDY):
             device = "cpu" if memory_map else device
             index = cls(int(host.d), saved["factory"], distance=saved["distance"], device=device)

@@ -20,6 +20,7 @@ from aurank.evaluation.engine.problem import (
     as_matrix,
     check_sides,
     importable,
+    require_at_least,
     require_one_of,
     rows_without_junk,
 )
@@ -325,8 +326,8 @@ class Codes:
     rescore: int | None = None
 
     def __post_init__(self) -> None:
-        if min((*self.dims, 1 if self.rescore is None else self.rescore), default=1) < 1:
-            raise UserError(f"dims and rescore must be 1 or more; got {self.dims} and {self.rescore}")
+        require_at_least(1, **{f"dims[{index}]": dim for index, dim in enumerate(self.dims)})
+        require_at_least(1, rescore=1 if self.rescore is None else self.rescore)
         for precision in self.precisions or ("",):
             require_one_of(BITS, precision=precision)
 
