@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from aurank.arrays import select_rows
 from aurank.commands.doctor import examine_rows
 from aurank.data import Manifest
 from aurank.data.checks.findings import finding_of
@@ -58,12 +57,9 @@ def evaluation_page(report: Report, measured: Measurement, *, classes: Sequence[
     from aurank.reporting.report_page import report_page
 
     source = None if measured.images is None else measured.images.source
-    rows = select_rows(measured.embedded.embeddings, measured.embedded.is_query)
     facts, examined = [("model", measured.model), ("data", measured.data)], examine_measured(report, measured)
     title = measured.model.split(",")[0]  # without options, which the facts have
-    return report_page(
-        report, source=source, embeddings=rows, classes=classes, examined=examined, facts=facts, title=title
-    )
+    return report_page(report, source=source, classes=classes, examined=examined, facts=facts, title=title)
 
 
 def examine_measured(report: Report, measured: Measurement) -> "Examined":

@@ -2,19 +2,17 @@
 
 import json
 import platform
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired
 
 import numpy as np
 from annotated_types import Ge, Gt, Len, Lt, MinLen
-from jaxtyping import Float64, Shaped
+from jaxtyping import Float64
 from pydantic_core import to_json
 from typing_extensions import TypedDict
 
@@ -213,27 +211,11 @@ class Report:
 
     def class_table(self) -> dict[str, Column]:
         """Return columns over classes, by label: "label", "num_queries", and each metric's mean over the class."""
-        classes = Classes.of(self._labels("a table by class"))
-        return {"label": classes.label, "num_queries": classes.count, **self._means(classes)}
-
-    def frequency_table(
-        self, edges: Sequence[int], *, class_counts: Mapping[Any, int] | None = None
-    ) -> dict[str, Column]:
-        """Return columns over buckets of frequency: "bucket", "num_queries", and each metric's mean over its queries.
-
-        A query's frequency is its number of positives, or the count of its label in `class_counts` (say, in training).
-        Edges (20, 100) make the buckets "0-19", "20-99" and "100+"; a bucket without queries has no row.
-        """
-        if not len(edges) or any(low >= high for low, high in pairwise([0, *edges])):
-            raise UserError(f"edges must be increasing integers of 1 or more, such as (20, 100); got {tuple(edges)}")
-        frequency = self.per_query["num_positives"]
-        if class_counts is not None:
-            labels = self._labels("a table by class_counts").tolist()
-            frequency = np.array([class_counts.get(label, 0) for label in labels], dtype=np.int64)
-        buckets = Classes.of(np.searchsorted(np.array(edges), frequency, side="right").astype(np.int64))
-        closed = [f"{low}-{high - 1}" if high - low > 1 else f"{low}" for low, high in pairwise([0, *edges])]
-        names = np.array([*closed, f"{edges[-1]}+"])
-        return {"bucket": names[buckets.label], "num_queries": buckets.count, **self._means(buckets)}
+        if "label" not in self.per_query:
+            raise UserError("a table by class needs labels, and this report has none: evaluate with labels")
+        classes = Classes.of(self.per_query["label"])
+        means = {name: classes.means(self.values(name)) for name in self._metric_names}
+        return {"label": classes.label, "num_queries": classes.count, **means}
 
     def __str__(self) -> str:
         width = max(len(name) for name in self.metrics)
@@ -351,11 +333,3 @@ class Report:
         facts = {*_KINDS, *FIRST, "ap"}
         first = ["mauprc"] if "ap" in self.per_query else []
         return [*first, *(name for name in self.per_query if name not in facts)]
-
-    def _means(self, classes: Classes) -> dict[str, Column]:
-        return {name: classes.means(self.values(name)) for name in self._metric_names}
-
-    def _labels(self, purpose: str) -> Shaped[np.ndarray, " query"]:
-        if "label" not in self.per_query:
-            raise UserError(f"{purpose} needs the queries' labels, and this report has none: evaluate with labels")
-        return self.per_query["label"]

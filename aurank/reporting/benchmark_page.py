@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, NotRequired
+from typing import Annotated, Any, NotRequired
 
 import numpy as np
 from jaxtyping import Float64
@@ -25,8 +25,6 @@ Line = dict[str, Any]
 LINES, _LINES = "lines.jsonl", "the lines of a benchmark"
 Rate = Annotated[float, Field(ge=0, le=1)]
 _OPEN: Any = {"extra": "allow", "allow_inf_nan": False}  # other versions write other entries too
-TO_RUN = "*not run yet*"
-_UNCHANGED = "the embeddings as they are"
 _HEAD = ("mAUPRC", "Recall@1", "minus {}", "p, seeds", "p, classes", "mean rank", "chosen", "seeds")
 _NOTE = (
     "± is the half width of the 95 % interval over seeds (Student's t), in brackets is the 95 % interval of a "
@@ -39,32 +37,20 @@ class _Line(TypedDict):
     __pydantic_config__ = _OPEN  # type: ignore[misc]
 
 
-class _UnitLine(_Line):
+_Recall = TypedDict("_Recall", {"recall@1": NotRequired[Rate]})
+
+
+class UnitLine(_Line, _Recall):
+    """A choice, a training with its test, or a test without training."""
+
     method: str
     setting: str
     split: str
-
-
-class ChoiceLine(_UnitLine):
-    kind: Literal["choice"]
-    chosen: list[str]
+    seed: NotRequired[int]
+    chosen: NotRequired[list[str]]
     at_end: NotRequired[list[str]]
+    ap_by_class: NotRequired[list[Rate]]
     error: NotRequired[str]
-
-
-class FailedLine(_UnitLine):
-    kind: Literal["run", "untrained"]
-    seed: int
-    error: str
-
-
-_Recall = TypedDict("_Recall", {"recall@1": Rate})
-
-
-class TestedLine(_UnitLine, _Recall):
-    kind: Literal["run", "untrained"]
-    seed: int
-    ap_by_class: list[Rate]
 
 
 class SplitLine(_Line):
@@ -80,8 +66,8 @@ class BenchmarkLine(_Line):
     reference: str
 
 
-_KINDS: dict[str, Any] = {"benchmark": BenchmarkLine, "split": SplitLine, "choice": ChoiceLine}
-_KINDS |= {"run": TestedLine, "untrained": TestedLine, "failed": FailedLine}
+_KINDS: dict[str, Any] = {"benchmark": BenchmarkLine, "split": SplitLine}
+_KINDS |= dict.fromkeys(("choice", "run", "untrained"), UnitLine)
 
 
 @dataclass(frozen=True)
@@ -155,8 +141,7 @@ def read_lines(path: Path) -> list[Line]:
 
 
 def checked_line(line: Line) -> Line:
-    is_failed = "error" in line and line["kind"] != "choice"
-    return dict(checked(line, _KINDS.get("failed" if is_failed else line["kind"], Line)))
+    return dict(checked(line, _KINDS.get(line["kind"], Line)))
 
 
 def read_tables(path: Path) -> list[SettingTable]:
@@ -203,7 +188,7 @@ def _block(
         differences = {name: replace(answer, **changes[name]) for name, answer in differences.items()}
     rows = [
         MethodRow(
-            name=name or _UNCHANGED,
+            name=name or "the embeddings as they are",
             mauprc=chances.answer(each.ap),
             recall=over_seeds(each.recall)[:2],
             seeds=len(each.seeds) * each.is_trained,
@@ -285,7 +270,7 @@ def _remarks(block: SettingTable) -> str:
 def to_markdown_tables(blocks: Sequence[SettingTable], setting: str | None = None) -> str:
     chosen = [block for block in blocks if setting in (None, block.setting)]
     parts = [part for block in chosen for part in (markdown_table(*cells_of(block)), _remarks(block)) if part]
-    return "\n\n".join([*parts, _NOTE]) if parts else TO_RUN
+    return "\n\n".join([*parts, _NOTE]) if parts else "*not run yet*"
 
 
 # -- the page ---------------------------------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ from aurank.reporting.charts import svg
 from aurank.reporting.page import render
 from aurank.reporting.results import CALIBRATION
 
-FORMAT, VERSION = "aurank.calibration", 1
 CAPTION = "Precision and recall of the matches, by threshold. The dashed vertical line is the threshold above."
 ROWS = 21  # of the page's table, evenly spread over those of the file
 _AIMS = {"precision": "precision of at least", "false_match_rate": "false-match rate of at most"}
@@ -57,7 +56,7 @@ def calibration_page(calibration: Calibration, *, of: str = "") -> str:
 
 
 def write_calibration(calibration: Calibration, out: Path, *, of: str = "", command: str | None = None) -> None:
-    content = {"format": FORMAT, "version": VERSION, "of": of, "command": command, **calibration.to_json()}
+    content = {"format": "aurank.calibration", "version": 1, "of": of, "command": command, **calibration.to_json()}
     content["curve"] = {name: column.tolist() for name, column in calibration.curve.items()}
     numbers, page = CALIBRATION
     write_text(out / numbers, to_json(content, indent=1, inf_nan_mode="null").decode() + "\n")

@@ -11,22 +11,16 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 from cycler import cycler
-from jaxtyping import Float
 from markupsafe import Markup, escape
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
-from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
-from aurank.arrays import Rows
 from aurank.evaluation.report import Report
-from aurank.reporting.grids import SEED, query_names
 
 _INK = "#0a0b0c"  # no other colour of a chart is this one: replaced by the page's text colour
 # Of Okabe and Ito, told apart by the colour-blind; readable on white and on black.
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9")
-# From low to high: all seen on white and on black, so not viridis, whose low end is as dark as a dark page.
-SCALE = LinearSegmentedColormap.from_list("scale", ("#d55e00", "#cc79a7", "#0072b2"))
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "font.family": "sans-serif",
@@ -38,8 +32,6 @@ _STYLE: dict[Any, Any] = {
     "axes.prop_cycle": cycler(color=COLOURS),
 }
 _SALT = count()
-POINTS = 4000  # drawn at most
-MOST_COLOURS = 10  # classes; more are coloured by average precision
 _THIN: dict[str, Any] = {"color": "#808080", "linewidth": 1, "linestyle": (0, (4, 3))}
 # The precisions of codes differ by their markers too, not by colour alone.
 _MARKERS = {"float32": ("o", "#0072b2"), "int8": ("^", "#d55e00"), "binary": ("D", "#cc79a7")}
@@ -126,60 +118,6 @@ def ap_scatter(axes: Axes, names: tuple[str, str], reports: tuple[Report, Report
     axes.set(xlim=(-0.01, 1.01), ylim=(-0.01, 1.01), xlabel=f"AP, {first}", ylabel=f"AP, {second}", aspect="equal")
 
 
-def frequencies(axes: Axes, report: Report) -> None:
-    most = int(report.per_query["num_positives"].max())
-    table = report.frequency_table([2**power for power in range(1, max(2, most.bit_length() + 1))])
-    positions, values = np.arange(len(table["bucket"])), table["mauprc"]
-    axes.bar(positions, values, width=0.7)
-    for x, value, number in zip(positions, values, table["num_queries"], strict=True):
-        axes.annotate(f"{number:,}", (x, value), ha="center", va="bottom", fontsize=9)
-    axes.set_xticks(positions, [str(name) for name in table["bucket"]], rotation=30 if len(positions) > 6 else 0)
-    axes.set(ylim=(0, 1.08), xlabel="positives of a query (number of queries on the bars)", ylabel="mAUPRC")
-
-
-def draw_map(report: Report, embeddings: Float[Rows, "query dim"]) -> dict[str, Markup]:
-    """Return a chart of at most 4,000 queries on their first two principal components, by its caption."""
-    total = len(report.per_query["query"])
-    chosen = np.sort(np.random.default_rng(SEED).permutation(total)[:POINTS])
-    rows = np.asarray(embeddings[report.per_query["query"][chosen]], np.float64)
-    if report.distance == "cosine":
-        rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
-    points, part = principal(rows)
-    names = query_names(report)[chosen]
-    classes = sorted(set(names.tolist()))
-    by_class = 1 < len(classes) <= MOST_COLOURS
-
-    def draw(axes: Axes) -> None:
-        style: dict[str, Any] = {"s": max(2.0, min(14.0, 12_000 / len(points))), "linewidths": 0, "rasterized": True}
-        if by_class:
-            for index, name in enumerate(classes):
-                x, y = points[names == name].T
-                axes.scatter(x, y, color=mpl.colormaps["tab10"](index), label=str(name), alpha=0.75, **style)
-            axes.legend(frameon=False, fontsize=9, markerscale=2, loc="center left", bbox_to_anchor=(1, 0.5))
-        else:
-            style |= {"alpha": 0.9, "cmap": SCALE, "vmin": 0, "vmax": 1}
-            drawn = axes.scatter(points[:, 0], points[:, 1], c=report.per_query["ap"][chosen], **style)
-            axes.figure.colorbar(drawn, ax=axes, label="average precision")
-        labels = [f"component {number} ({share:.0%} of the variance)" for number, share in enumerate(part, 1)]
-        axes.set(xlabel=labels[0], ylabel=labels[1])
-
-    of = f"{len(chosen):,} of {total:,}" if len(chosen) < total else f"{total:,}"
-    colour = "classes" if by_class else "average precision"
-    caption = f"{of} queries on their first two principal components (PCA), {colour} by colour."
-    return {caption: svg(draw, caption)}
-
-
-def principal(rows: Float[np.ndarray, "point dim"]) -> tuple[Float[np.ndarray, "point 2"], list[float]]:
-    """Return rows on their first two principal components, and the part of the variance of each."""
-    rows = rows - rows.mean(axis=0)
-    values, axes = np.linalg.eigh(rows.T @ rows)
-    part = values[::-1][:2].clip(0) / max(values.sum(), np.finfo(float).tiny)
-    points = rows @ axes[:, ::-1][:, :2]
-    if points.shape[1] < 2:  # embeddings of one number
-        points, part = np.pad(points, ((0, 0), (0, 1))), np.pad(part, (0, 1))
-    return points, part.tolist()
-
-
 def plain(name: str) -> str:
     """Return a name as matplotlib draws it: no mathematics, and none that it keeps out of a legend."""
     shown = " ".join(name.replace("$", r"\$").split())
@@ -191,11 +129,8 @@ def codes(axes: Axes, table: Sequence[dict[str, Any]]) -> None:
     metric = next(iter(table[0]["metrics"]))
     for precision, (marker, colour) in _MARKERS.items():
         for is_rescored in (False, True):
-            line = [
-                code
-                for code in table
-                if code["precision"] == precision and (code["rescored"] is not None) == is_rescored
-            ]
+            of_precision = [code for code in table if code["precision"] == precision]
+            line = [code for code in of_precision if (code["rescored"] is not None) == is_rescored]
             if line:
                 axes.plot(
                     [code["bytes"] for code in line],

@@ -12,7 +12,7 @@ from aurank.reporting.charts import ap_scatter, curves, svg
 from aurank.reporting.grids import grid_rows
 from aurank.reporting.page import render
 from aurank.reporting.pictures import Pictures
-from aurank.reporting.tables import class_names, counted, facts, same_metrics
+from aurank.reporting.tables import class_names, counted, facts_of, same_metrics
 
 QUERIES = 8  # won, and as many lost, of each model; fewer where there are many models
 MOST_CLASSES = 500
@@ -61,7 +61,7 @@ def compare_page(
         ],
         lacking={name: report.command for name, report in reports.items() if report.neighbours is None},
         classes=_classes(reports, metric),
-        facts=[{"name": name, "facts": facts(report), "notes": report.notes} for name, report in reports.items()],
+        facts=[{"name": name, "facts": facts_of(report), "notes": report.notes} for name, report in reports.items()],
         missing=list(pictures.missing)[:100],
         num_missing=len(pictures.missing),
         left_out=pictures.left_out,

@@ -39,6 +39,7 @@ def doctor_page(report: DoctorReport, *, title: str = "Doctor", summary: str = "
 def shown_findings(
     findings: Sequence[Finding], pictures: Pictures, image: Callable[[int], tuple[str, str]]
 ) -> list[dict[str, Any]]:
+    """Return each finding, errors first, with groups of images if one of them has a picture."""
     shown = []
     for finding in sorted(findings, key=lambda finding: not finding.is_error):
         groups: list[dict[str, Any]] = []
@@ -52,17 +53,5 @@ def shown_findings(
             groups.append({"items": items, "more": len(rows) - len(items), "further": further})
         if not any(item["picture"] for group in groups for item in group["items"]):
             groups = []
-        shown.append(
-            {
-                "check": finding.check,
-                "kind": "error" if finding.is_error else "warning",
-                "count": f"{finding.count:,}",
-                "examples": finding.examples,
-                "unnamed": finding.count - len(finding.examples) if finding.examples else 0,
-                "consequence": finding.consequence,
-                "remedy": finding.remedy,
-                "groups": groups,
-                "more": len(finding.rows) - len(groups) if groups else 0,
-            }
-        )
+        shown.append({"finding": finding, "groups": groups})
     return shown

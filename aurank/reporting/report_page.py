@@ -6,21 +6,18 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from markupsafe import Markup
 
-from aurank.arrays import Rows
 from aurank.data.checks.findings import Finding
 from aurank.data.sources import ImageSource
 from aurank.evaluation.checks import confusions, hubs
 from aurank.evaluation.engine.nearest import NearestRows
 from aurank.evaluation.report import Report
-from aurank.reporting.charts import codes, curves, draw_map, frequencies, svg
+from aurank.reporting.charts import codes, curves, svg
 from aurank.reporting.doctor_page import shown_findings
 from aurank.reporting.grids import gallery_names, make_grids, query_names
 from aurank.reporting.page import endings, render
 from aurank.reporting.pictures import Pictures
-from aurank.reporting.tables import class_names, counted, same_metrics
-from aurank.reporting.tables import facts as facts_of
+from aurank.reporting.tables import class_names, counted, facts_of, same_metrics
 
 MOST_CLASSES = 500  # in the table; per_class.csv has all
 MOST_NAMES = 100  # of a list of images
@@ -52,28 +49,26 @@ def report_page(
     report: Report,
     *,
     source: ImageSource | None = None,
-    embeddings: Rows | None = None,
     classes: Sequence[str] = (),
     examined: Examined | None = None,
     course: Mapping[str, Any] | None = None,
     facts: Sequence[tuple[str, str]] = (),
     title: str = "Retrieval report",
 ) -> str:
-    """Return the page of a report as HTML text: numbers, curves, grids, classes, confusions, hubs and a map."""
+    """Return the page of a report as HTML text: numbers, curves, grids, classes, confusions and hubs."""
     pictures, lists = Pictures(source), report.neighbours
     grids = [] if lists is None else make_grids(report, pictures, classes=classes)
-    charts = _charts(report, embeddings)
+    charts = curves({"": report})
+    if report.codes:
+        caption = "Shorter and coarser embeddings: quality by bytes an image."
+        charts[caption] = svg(partial(codes, table=report.codes), caption)
     hub_images = None if lists is None else _hubs(report, lists, pictures)
     table = _classes(report) if "label" in report.per_query else None
     confused = None if lists is None or table is None else _confused(report, lists)
     findings: list[dict[str, Any]] = []
     if examined is not None:
-        paths, names = examined.paths, examined.classes
-
-        def image(row: int) -> tuple[str, str]:
-            return str(paths[row]), endings([str(names[row])])[0]
-
-        findings = shown_findings(examined.findings, pictures, image)
+        paths, names = examined.paths.astype(np.str_).tolist(), examined.classes.astype(np.str_).tolist()
+        findings = shown_findings(examined.findings, pictures, lambda row: (paths[row], endings([names[row]])[0]))
     pairs = {(pair["query"], pair["gallery"]): pair for pair in report.group_pairs or []}
     cameras = dict.fromkeys(name for pair in pairs for name in pair)
     sections = {
@@ -108,21 +103,10 @@ def report_page(
     )
 
 
-def _charts(report: Report, embeddings: Rows | None) -> dict[str, Markup]:
-    charts = curves({"": report})
-    if len(np.unique(np.log2(report.per_query["num_positives"]).astype(int))) > 1:
-        caption = "mAUPRC by the number of positives of a query."
-        charts[caption] = svg(partial(frequencies, report=report), caption)
-    if report.codes:
-        caption = "Shorter and coarser embeddings: quality by bytes an image."
-        charts[caption] = svg(partial(codes, table=report.codes), caption)
-    return charts | ({} if embeddings is None else draw_map(report, embeddings))
-
-
 def _cards(report: Report) -> list[dict[str, Any]]:
     values = {"mauprc": report.mauprc} | {name: report.metrics[name] for name in same_metrics(report)}
     plain, (low, high) = (report.postprocessing or {}).get("plain", {}), report.tie_bounds
-    cards: list[dict[str, Any]] = []
+    cards = []
     for name in (name for name in CARDS if name in values):
         beside = [report.interval(name)] if report.interval(name) else []
         if name == "mauprc" and low != high:
@@ -167,11 +151,10 @@ def _hubs(report: Report, lists: NearestRows, pictures: Pictures) -> dict[str, A
 def _left_out(report: Report, pictures: Pictures) -> list[dict[str, Any]]:
     lone = np.setdiff1d(np.arange(report.num_queries), report.per_query["query"])
     paths = report.gallery.get("path") if report.num_queries == report.num_gallery else None
-    names = [f"row {row}" if paths is None else str(paths[row]) for row in lone[:MOST_NAMES].tolist()]
-    missing = [*pictures.missing][:MOST_NAMES]
+    names = [f"row {row}" if paths is None else str(paths[row]) for row in lone.tolist()]
     lists = [
         {"title": "Queries without a positive, skipped", "count": len(lone), "names": names},
-        {"title": "Images that could not be read", "count": len(pictures.missing), "names": missing},
+        {"title": "Images that could not be read", "count": len(pictures.missing), "names": [*pictures.missing]},
         {"title": "Pictures left out to keep the page small", "count": pictures.left_out, "names": []},
     ]
-    return [images for images in lists if images["count"]]
+    return [{**images, "names": images["names"][:MOST_NAMES]} for images in lists if images["count"]]

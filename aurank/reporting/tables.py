@@ -87,7 +87,7 @@ def counted(report: Report) -> str:
     return f"{report.num_queries:,} queries{lone}, {report.num_gallery:,} gallery rows{protocol}"
 
 
-def facts(report: Report) -> list[tuple[str, str]]:
+def facts_of(report: Report) -> list[tuple[str, str]]:
     protocol, (low, high) = report.protocol or {}, report.tie_bounds
     bounds = f", which allows {low:.4f} to {high:.4f}" if low != high else ""
     values = {

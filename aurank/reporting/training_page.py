@@ -18,8 +18,6 @@ from aurank.reporting.report_page import report_page
 
 _POINTS = 1000  # of a curve at most: each is the mean of neighbouring records
 
-Record = dict[str, Any]
-
 
 def training_page(
     run: Path,
@@ -55,7 +53,7 @@ def training_page(
     return report_page(report, source=source, course=course, facts=facts, title=title)
 
 
-def _draw(axes: Axes, records: Sequence[Record], metric: str, marker: str) -> None:
+def _draw(axes: Axes, records: Sequence[dict[str, Any]], metric: str, marker: str) -> None:
     step, value = (np.array([record[name] for record in records], np.float64) for name in ("step", metric))
     every = -(-len(step) // _POINTS)
     starts = np.arange(0, len(step), every)

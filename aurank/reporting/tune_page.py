@@ -15,11 +15,9 @@ from aurank.reporting.page import render
 
 _MANY = 10  # trials from which the worst fifth lies below the picture
 
-Line = dict[str, Any]
-
 
 def tune_page(
-    lines: Sequence[Line],
+    lines: Sequence[dict[str, Any]],
     ranges: Mapping[str, Range],
     importance: Mapping[str, float],
     at_end: Sequence[str],
@@ -44,7 +42,7 @@ def tune_page(
     )
 
 
-def _course(axes: Axes, lines: Sequence[Line]) -> None:
+def _course(axes: Axes, lines: Sequence[dict[str, Any]]) -> None:
     done = [line for line in lines if line["value"] is not None]
     numbers, values = [line["number"] for line in done], [line["value"] for line in done]
     axes.scatter(numbers, values, s=14, color=COLOURS[0], linewidths=0, label="a trial")

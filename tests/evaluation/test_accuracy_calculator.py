@@ -206,8 +206,6 @@ def test_hierarchies_and_two_streams_work_in_pml_testers() -> None:
     [
         ({"include": ("recal_at_1",)}, r"include names an unknown metric 'recal_at_1', .*; did you mean 'recall_at_1'"),
         ({"include": ("NMI",)}, "include names an unknown metric 'NMI'"),
-        ({"exclude": "r_precision"}, "exclude must be a list or tuple of names"),
-        ({"avg_of_avgs": True, "return_per_class": True}, "mutually exclusive"),
         ({"k": 0}, "k must be an integer greater than 0, or None, or 'max_bin_count'; got 0"),
     ],
 )

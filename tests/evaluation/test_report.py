@@ -156,26 +156,9 @@ def test_the_class_table_holds_the_means_of_each_class() -> None:
     assert table["recall@1"].tolist() == [0.0, 1.0]
 
 
-def test_the_frequency_table_counts_positives_or_training_images() -> None:
-    report = full()
-    by_positives = report.frequency_table((2, 3, 4))  # the queries have 1, 2, 1 and 4 positives
-    assert by_positives["bucket"].tolist() == ["0-1", "2", "4+"]
-    assert by_positives["num_queries"].tolist() == [2, 1, 1]
-    assert by_positives["mauprc"] == pytest.approx([(1 + 1 / 3) / 2, (1 / 3 + 2 / 4) / 2, 1.0])
-    by_counts = report.frequency_table([20, 100], class_counts={-3: 100})  # the other label was never seen
-    assert by_counts["bucket"].tolist() == ["0-19", "100+"]
-    assert by_counts["recall@1"].tolist() == [1.0, 0.0]
-
-
-def test_tables_need_edges_that_make_buckets_and_labels() -> None:
-    for edges in ((), (5, 5), (0, 3)):
-        with pytest.raises(UserError, match=r"edges must be increasing integers of 1 or more, such as \(20, 100\)"):
-            full().frequency_table(edges)
-    report = build_report(ranks_of(LISTS))
-    with pytest.raises(UserError, match="a table by class needs the queries' labels, and this report has none"):
-        report.class_table()
-    with pytest.raises(UserError, match="a table by class_counts needs the queries' labels"):
-        report.frequency_table((20,), class_counts={1: 5})
+def test_a_table_by_class_needs_labels() -> None:
+    with pytest.raises(UserError, match="a table by class needs labels"):
+        build_report(ranks_of(LISTS)).class_table()
 
 
 def test_a_single_class_costs_the_intervals_and_not_the_report() -> None:

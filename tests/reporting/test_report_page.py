@@ -125,7 +125,7 @@ def test_a_finding_shows_its_images_and_none_where_none_can_be_read() -> None:
 def test_nothing_is_fetched_from_elsewhere() -> None:
     source = ArraySource({f"{row}.png": np.full((8, 8, 3), row, np.uint8) for row in range(24)})
     report = measured()
-    page = report_page(report, source=source, embeddings=np.random.default_rng(0).standard_normal((24, 5)))
+    page = report_page(report, source=source)
     for tag, attributes in Elements(page).tags:
         for name in ("src", "href", "xlink:href"):
             value = attributes.get(name) or "#"
@@ -160,12 +160,11 @@ def test_a_page_shows_the_plain_numbers_and_the_codes() -> None:
     assert "<th>plain</th>" not in report_page(aurank.evaluate(rows, labels))
 
 
-def test_hubs_and_queries_of_many_positives_are_shown() -> None:
+def test_hubs_are_shown() -> None:
     rows = np.concatenate([np.eye(40), np.ones((1, 40))])  # all are nearest to the last
     report = aurank.evaluate(rows, np.r_[np.arange(40) // 4 // 3, 0], neighbours=1)
     page = Elements(report_page(report)).text
     assert "found by 40, rightly by 12" in page
-    assert "mAUPRC by the number of positives of a query." in page
 
 
 @pytest.mark.slow
@@ -228,7 +227,7 @@ def test_words_of_the_navigation_are_those_of_the_headings() -> None:
 
 
 def test_charts_of_a_page_have_one_size() -> None:
-    page = report_page(measured(rows=60), embeddings=np.random.default_rng(0).standard_normal((60, 5)))
+    page = report_page(measured(rows=60))
     boxes = re.findall(r'<svg[^>]* viewBox="([^"]+)"', page)
-    assert len(boxes) >= 4
+    assert len(boxes) >= 3
     assert len(set(boxes)) == 1

@@ -302,6 +302,8 @@ class Index(SearchIndex):
         """Yield the neighbours of some queries at a time; `seconds` collects the time of each search."""
         queries = self._check(queries, side="query")
         require_at_least(1, k=k)
+        if not len(self):
+            raise UserError("the index is empty: add rows before searching it")
         depth = min(k + (leave_out is not None), len(self))
         width = min(k, len(self) - (leave_out is not None and bool((leave_out >= 0).all())))
         if self.gpus and self._copy is None:

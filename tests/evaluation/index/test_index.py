@@ -247,7 +247,7 @@ def test_a_bad_factory_string_is_refused_in_one_line(factory: str, message: str)
         (lambda built: Index.build(rows(0), "OPQ4,IVF4,PQ4x4", device="cpu"), "cannot be trained on 200 rows"),
         (lambda built: Index.build(rows(0), "IVF4,PQ4x4", device="cpu", training_rows=3), "trained on 3 rows"),
         (lambda built: built.search(rows(0), 0), "k must be 1 or more, got 0"),
-        (lambda built: Index(8, device="cpu").search(rows(0), 3), "k > 0"),
+        (lambda built: Index(8, device="cpu").search(rows(0), 3), "the index is empty"),
         (lambda built: Index(8, distance="cos", device="cpu"), "distance must be one of cosine, dot, euclidean"),
         (lambda built: Index.build(rows(0), "IDMap,Flat", device="cpu"), r"cannot be added.*IDMap"),
         (lambda built: Index(8, device="tpu"), "device 'tpu'"),
