@@ -223,7 +223,7 @@ def demo(call: Call) -> None:
     console.say(f"written to {call['out'] / 'demo.json'}" + (f", to look at: {page}" if page.exists() else ""))
 
 
-@command(app, "aurank.commands.average.average_models", claims="folder")
+@command(app, "aurank.commands.average.average_models")
 def average(call: Call) -> None:
     """Average the weights of several trainings of one network.
 
