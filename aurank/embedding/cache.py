@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from typing_extensions import TypedDict
 
 from aurank.data import Manifest
-from aurank.errors import AurankError, UserError
+from aurank.errors import UserError
 from aurank.files import ABANDONED, checked, read_bundle, remove_temporaries, write_bundle, write_text
 
 FORMAT = 3  # raised when how pixels are made changes: older pieces are then not found
@@ -74,12 +74,8 @@ class EmbeddingCache:
         self.folder = root / hashlib.sha256(json.dumps(keys).encode()).hexdigest()[:_NAME_LENGTH]
         self.say = say
         self._extents: dict[str, tuple[int, int]] = {}  # of the pieces that have been read
-        try:
-            write_text(self.folder / ABOUT, json.dumps({**about, **keys}, indent=1) + "\n")
-            remove_temporaries(self.folder, age=ABANDONED)
-        except AurankError as error:
-            message = f"the embedding cache: {error}; name another folder with --cache, or do without by --no-cache"
-            raise UserError(message) from error
+        write_text(self.folder / ABOUT, json.dumps({**about, **keys}, indent=1) + "\n")
+        remove_temporaries(self.folder, age=ABANDONED)
 
     @property
     def pace(self) -> Pace | None:
@@ -119,11 +115,7 @@ class EmbeddingCache:
 
     def write(self, piece: Piece) -> None:
         path = self.folder / f"{int(piece.rows[0]):010d}{_SUFFIX}"
-        try:
-            write_bundle(path, {"rows": piece.rows, "embeddings": piece.embeddings}, _WHAT)
-        except AurankError as error:
-            remedy = "free some space and give the same command again, or use --no-cache"
-            raise AurankError(f"the embedding cache: {error}; {remedy}") from error
+        write_bundle(path, {"rows": piece.rows, "embeddings": piece.embeddings}, _WHAT)
 
 
 def _read_piece(path: Path, count: int, *, dim: int | None) -> Piece | None:

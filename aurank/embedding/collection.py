@@ -34,7 +34,6 @@ _PROPERTY = "aurank"  # of a collection, that says what is in it
 _MOST = 16_384  # rows that Milvus returns at once
 _NUMBERS = 2**20  # in a message
 _TEXTS = {"path": 4096, "class": 4096, "sha256": 64}  # columns, and the bytes that they hold
-_EMBEDDED = ("FLAT", "AUTOINDEX", "HNSW", "HNSW_SQ", "IVF_FLAT", "IVF_SQ8")
 _METRICS = {"cosine": "COSINE", "dot": "IP", "euclidean": "L2"}
 _clients: dict[str, Any] = {}  # threads share them; milvus-lite lets one process into a file
 
@@ -71,8 +70,6 @@ class CollectionRows(SearchIndex):
         self.address = address
         if "@" in self.uri:
             raise UserError(f"milvus:…@…#{self.name}: give a password or token as MILVUS_TOKEN in the environment")
-        if not self.name or not ("://" in self.uri or self.uri.endswith(".db")):
-            raise UserError(f"{address}: expected milvus:FILE.db#COLLECTION or milvus:http://HOST:PORT#COLLECTION")
         self.client = _connect(self.uri, address)
         self.filter = ""  # of the images to search
 
@@ -80,12 +77,9 @@ class CollectionRows(SearchIndex):
     def open(cls, address: str) -> "CollectionRows":
         """Return the gallery of a collection that aurank has filled."""
         file = Path(address.removeprefix(PREFIX).partition("#")[0])
-        build = f"make one with aurank index build --to {address}"
-        if "://" not in address and file.suffix == ".db" and not file.exists():
-            raise UserError(f"no index at {address}: there is no such file; {build}")
-        gallery = cls(address)
-        if not gallery._exists():
-            raise UserError(f"no index at {address}: there is no such collection; {build}")
+        is_missing = "://" not in address and not file.exists()
+        if is_missing or not (gallery := cls(address))._exists():
+            raise UserError(f"no index at {address}; make one with aurank index build --to {address}")
         gallery._describe_by(gallery._read_record())
         if not gallery.about["complete"]:
             raise UserError(f"{address}: its filling was cut short; give the same aurank index build again")
@@ -99,7 +93,7 @@ class CollectionRows(SearchIndex):
         gallery, made = cls(address), made_by(model)
         embedded_by = {"name": made.model, "weights_sha256": made.weights_sha256, "preprocessing": made.preprocessing}
         gallery._describe_by({**about, "model": embedded_by})
-        gallery._index(about["factory"])  # what is wrong with it is said before an image is embedded
+        _index(about["factory"])  # what is wrong with it is said before an image is embedded
         if gallery._exists() and gallery._read_record()["complete"] and not overwrite:
             remedy = "add images with aurank index add, or replace it with --overwrite"
             raise UserError(f"{address} holds an index already: {remedy}")
@@ -113,20 +107,10 @@ class CollectionRows(SearchIndex):
         with self._errors():
             text = self.client.describe_collection(self.name).get("properties", {}).get(_PROPERTY, "null")
         with reading(self.address, "a collection of this aurank", remedy="name another one"):
-            record = dict(checked(json.loads(text), CollectionRecord))
-            if (record["format"], record["version"]) != (_FORMAT, _VERSION):
-                raise ValueError(f"it is of version {record['version']}, expected {_VERSION}")
-            return record
+            return dict(checked(json.loads(text), CollectionRecord))
 
     def _describe_by(self, about: dict[str, Any]) -> None:
         self.about, self.dim, self.distance = about, int(about["dim"]), str(about["distance"])
-
-    def _index(self, factory: str) -> tuple[str, dict[str, Any]]:
-        kind, *built = factory.partition(";")[0].split(",")
-        index_type = kind.strip().upper()
-        if "://" not in self.uri and index_type not in _EMBEDDED:  # which it would take, and search without an index
-            raise UserError(f"milvus-lite has no index {index_type}, only {', '.join(_EMBEDDED)}")
-        return index_type, _parameters(",".join(built))
 
     def fill(self, images: Table, embeddings: Rows, *, progress: ProgressCallback | None = None) -> None:
         with self._errors():
@@ -137,7 +121,7 @@ class CollectionRows(SearchIndex):
         self.describe(complete=True, recall=recall)
 
     def _create(self) -> None:
-        milvus, (index_type, built) = _library(), self._index(self.about["factory"])
+        milvus, (index_type, built, _) = _library(), _index(self.about["factory"])
         schema = milvus.MilvusClient.create_schema(auto_id=False, enable_dynamic_field=False)
         schema.add_field("id", milvus.DataType.INT64, is_primary=True)
         schema.add_field("source", milvus.DataType.INT64)
@@ -222,19 +206,7 @@ class CollectionRows(SearchIndex):
         by_id = {row["id"]: (row["id"], row["sha256"], row["class"]) for row in rows}
         return {path: by_id[key] for path, key in zip(paths, ids.tolist(), strict=True) if key in by_id}
 
-    def require_storable(self, texts: Table) -> None:
-        """Refuse a path or class that Milvus does not take."""
-        for column, values in texts.items():
-            for text in np.unique(values).tolist():
-                size = len(text.encode("utf-8", "surrogatepass"))
-                if size > _TEXTS[column] or text != text.encode("utf-8", "replace").decode():
-                    limit = f"Milvus takes UTF-8 of at most {_TEXTS[column]:,} bytes"
-                    raise UserError(f"{self.address}: {limit}: rename the {column} {text[:60]!r}")
-
     def add(self, images: Table, embeddings: Rows, *, progress: ProgressCallback | None = None) -> None:
-        if embeddings.shape[1] != self.dim:
-            widths = f"the embeddings have {embeddings.shape[1]} columns and {self.address} has {self.dim}"
-            raise UserError(f"{widths}: both must come from the same model")
         check_rows(embeddings, side="gallery", distance=self.distance)
         columns = {"id": image_ids(images), **images}
         for part in blocks(len(embeddings), max(1, min(_MOST, _NUMBERS // self.dim))):
@@ -258,7 +230,7 @@ class CollectionRows(SearchIndex):
         queries, depth = as_array(queries), min(k + (leave_out is not None), _MOST)
         row, similarity = np.full((len(queries), depth), -1), np.full((len(queries), depth), -np.inf, np.float32)
         sign = -1 if self.distance == "euclidean" else 1
-        how = {"params": _parameters(self.about["factory"].partition(";")[2])}
+        how = {"params": _index(self.about["factory"])[2]}
         for part in blocks(len(queries), max(1, min(1000, _NUMBERS // self.dim))):
             data = list(load_rows(queries, part, "dot"))
             with self._errors():
@@ -336,12 +308,19 @@ def _listed(values: Collection[Any]) -> str:
     return json.dumps(list(values), ensure_ascii=False)
 
 
-def _parameters(text: str) -> dict[str, Any]:
-    pairs = [item.partition("=")[::2] for item in text.split(",") if item.strip()]
+def _index(factory: str) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    """Return the type of an index, and the parameters that it is built and searched with."""
+    built, _, searched = factory.partition(";")
+    index_type, _, options = built.partition(",")
     try:
-        return {name.strip(): json.loads(value) for name, value in pairs}
+        return index_type.strip().upper(), _parameters(options), _parameters(searched)
     except ValueError as error:
-        raise UserError(f'an index of Milvus is a text such as "HNSW,M=16; ef=64", not {text!r}') from error
+        raise UserError(f'an index of Milvus is a text such as "HNSW,M=16; ef=64", not {factory!r}') from error
+
+
+def _parameters(text: str) -> dict[str, Any]:
+    pairs = (option.partition("=")[::2] for option in text.split(",") if option.strip())
+    return {name.strip(): json.loads(value) for name, value in pairs}
 
 
 def _library() -> Any:

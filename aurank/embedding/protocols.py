@@ -43,9 +43,6 @@ class Protocol:
     metrics: tuple[str, ...] | None = None
 
     def manifest(self, root: Path, **params: Any) -> Manifest:
-        fixed = sorted(self.params.keys() & params.keys())
-        if fixed:
-            raise UserError(f"protocol {self.name} sets {fixed[0]} itself, to {self.params[fixed[0]]!r}; leave it out")
         return READERS[self.reader](root, **self.params, **params).split("test")
 
     def checksum(self, images: "Embedded | Manifest") -> str:
@@ -84,14 +81,11 @@ class Protocol:
         options["recall_at"] = self.recall_at
         if self.metrics is not None and options.get("metrics") is None:
             options["metrics"] = self.metrics
-        for name, usual in () if self.roles else (("is_query", True), ("is_gallery", True), ("groups", -1)):
-            if (getattr(embedded, name) != usual).any():
-                raise UserError(f"protocol {self.name} says who is query and gallery; leave {name} out")
-        if self.roles and (embedded.is_query == embedded.is_gallery).all():
-            raise UserError(
-                f"protocol {self.name} has queries apart from the gallery, but is_query and is_gallery are alike in "
-                "every row; `aurank embed` writes both with the embeddings"
-            )
+        is_one_set = bool(embedded.is_query.all() and embedded.is_gallery.all() and (embedded.groups == -1).all())
+        if is_one_set if self.roles else not is_one_set:
+            roles = "has queries apart from the gallery" if self.roles else "takes every image as query and gallery"
+            remedy = "`aurank embed` writes is_query, is_gallery and groups of a protocol with the embeddings"
+            raise UserError(f"protocol {self.name} {roles}, and the embeddings say otherwise; {remedy}")
         self._paths(embedded)
         information: dict[str, Any] = {"name": self.name, "checksum": self.checksum(embedded)}
         information |= {"params": dict(self.params)} if self.params else {}

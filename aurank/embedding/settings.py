@@ -49,8 +49,6 @@ def require_data_keys(data: str, overrides: Sequence[str]) -> bool:
 
 def _section(data: str | Manifest) -> dict[str, Any] | None:
     if isinstance(data, str) and (data.partition(":")[0] not in READERS or Path(data).is_file()):
-        if Path(data).is_dir():
-            raise UserError(f"{data} is a folder; did you mean 'folder:{data}'?")
         return None
     return {"validation_fraction": 0.0, **located(data)}
 

@@ -21,7 +21,6 @@ from aurank.embedding.cache import (
     default_cache,
     weights_sha256,
 )
-from aurank.errors import AurankError, UserError
 from aurank.files import replacing, write_bundle
 
 COUNT, DIM = 10, 3
@@ -132,19 +131,6 @@ def test_a_changed_byte_or_length_never_changes_a_number(tmp_path: Path) -> None
         assert opened(tmp_path, said).read(COUNT) == []
         assert not file.exists()
         assert said.pop().endswith("; removed 1 damaged piece")
-
-
-def test_a_folder_that_cannot_be_written_is_told_with_the_remedy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(UserError, match=r"the embedding cache: cannot save .*--cache.*--no-cache"):
-        opened(tmp_path / "file")
-    cache = opened(tmp_path)
-    monkeypatch.setattr("os.fsync", lambda *_: Path("none").stat())  # it raises an OSError
-    with pytest.raises(AurankError, match=r"the embedding cache: .*same command again"):
-        cache.write(piece(0, 4))
-    assert [path.name for path in cache.folder.iterdir()] == ["about.json"]
 
 
 def test_what_decides_an_embedding_is_in_the_keys_and_nothing_else_is(

@@ -2,7 +2,6 @@
 
 import fcntl
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -143,20 +142,6 @@ def paths_and_vectors(out: str) -> tuple[list[str], np.ndarray]:
     return rows.take(rows.ids)["path"].tolist(), np.asarray(rows.embeddings[rows.ids])
 
 
-def test_a_name_that_milvus_does_not_take_is_refused_before_an_image_is_embedded(
-    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_photo(Path(os.fsdecode(bytes(tmp_path) + b"/photos/c0/\xff.png")), 0)
-    monkeypatch.setattr(PreparedModel, "embed", lambda self: 1 / 0)
-    for work in (
-        lambda: in_milvus(tmp_path),
-        lambda: add_images(f"milvus:{made}/gallery.db#photos", ImageSelection(f"folder:{tmp_path / 'photos'}")),
-    ):
-        with pytest.raises(UserError, match=r"takes UTF-8 .*: rename the path 'c0/\\udcff\.png'"):
-            work()
-    assert not list((tmp_path / "gallery.db/collections").iterdir())
-
-
 def test_a_filling_that_was_cut_short_is_refused_and_made_anew(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,9 +195,6 @@ def test_what_goes_with_one_kind_of_index_alone(made: Path) -> None:
         evaluate_model(f"embeddings:milvus:{made}/gallery.db#photos", labels=Path("l.npy"))
 
 
-STRAY = {"source": np.array([0]), "path": np.array(["gone.png"]), "class": np.array([""]), "sha256": np.array(["0"])}
-
-
 def test_another_model_or_width_is_refused(made: Path) -> None:
     address = f"milvus:{made}/gallery.db#photos"
     index = ImageIndex.open(address, model=OTHER)
@@ -222,15 +204,12 @@ def test_another_model_or_width_is_refused(made: Path) -> None:
         ImageIndex.open(address, model=MODEL.replace("=32", "=64")).load_model()
     with pytest.raises(UserError, match="the queries have 3 columns and the gallery has 64"):
         index.search(np.ones((1, 3)))
-    with pytest.raises(UserError, match=r"the embeddings have 3 columns and .* has 64"):
-        index.rows.add(STRAY, np.ones((1, 3)))  # type: ignore[union-attr]
 
 
 def test_what_is_no_collection_of_aurank(made: Path, tmp_path: Path) -> None:
     for address, said in (
-        (f"milvus:{tmp_path}/none.db#photos", "there is no such file; make one with"),
-        (f"milvus:{made}/gallery.db#none", "there is no such collection; make one with"),
-        (f"milvus:{made}/index#photos", r"expected milvus:FILE\.db#COLLECTION or milvus:http"),
+        (f"milvus:{tmp_path}/none.db#photos", "no index at .*; make one with"),
+        (f"milvus:{made}/gallery.db#none", "no index at .*; make one with"),
         ("milvus:http://me:secret@host:19530#photos", r"^milvus:…@…#photos: give a password or token as MILVUS_TOKEN"),
         ("milvus:http://127.0.0.1:9#photos", "cannot be opened: nobody answers there"),
     ):
@@ -241,9 +220,8 @@ def test_what_is_no_collection_of_aurank(made: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot be read as a collection of this aurank"):
         ImageIndex.open(rows.address)
     (tmp_path / "photos").symlink_to(made / "photos")
-    for factory, said in (("HNSW,M8", "such as"), ("IVF2,Flat", "milvus-lite has no index IVF2, only FLAT")):
-        with pytest.raises(UserError, match=said):
-            in_milvus(tmp_path, "other", factory=factory)
+    with pytest.raises(UserError, match="such as"):
+        in_milvus(tmp_path, "other", factory="HNSW,M8")
     with pytest.raises(UserError, match="--postprocess binary is kept with an index in a folder"):
         in_milvus(tmp_path, "other", postprocess="binary")
 

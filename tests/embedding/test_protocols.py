@@ -67,13 +67,12 @@ def test_a_checksum_is_the_same_today_as_ever() -> None:
 GIVEN = embedded([3, 4])
 REFUSED: dict[str, Callable[[], object]] = {
     "did you mean 'vehicleid-small'": lambda: find_protocol("vehicleid-smal"),
-    "sets test itself, to 'small'": lambda: PROTOCOLS["vehicleid-small"].manifest(Path(), test="large"),
     "needs the path of every image": lambda: PROTOCOLS["sop"].evaluate(
         dataclasses.replace(GIVEN, paths=np.array(["a"] * 7))
     ),
     "sop sets recall_at itself": lambda: PROTOCOLS["sop"].evaluate(GIVEN, recall_at=(1,)),
-    "leave is_query out": lambda: PROTOCOLS["sop"].evaluate(dataclasses.replace(GIVEN, is_query=np.arange(7) < 3)),
-    "leave groups out": lambda: PROTOCOLS["sop"].evaluate(dataclasses.replace(GIVEN, groups=np.arange(7))),
+    "sop takes every image": lambda: PROTOCOLS["sop"].evaluate(dataclasses.replace(GIVEN, is_query=np.arange(7) < 3)),
+    "as query and gallery": lambda: PROTOCOLS["sop"].evaluate(dataclasses.replace(GIVEN, groups=np.arange(7))),
 }
 
 

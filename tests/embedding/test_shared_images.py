@@ -1,28 +1,20 @@
 """Processes that share images: each batch in one of them, the bits of one process, and one end for all."""
 
 import json
-import os
-import random
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from PIL import Image
-from testing.processes import CONTEXT, ended, launch, run_aurank, run_ranks
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+from testing.processes import ended, launch, run_ranks
 
-from aurank import cli
 from aurank.commands import ImageIndex, RunOptions, build_index, embed_model, embed_to_folder, evaluate_model
 from aurank.distributed import ProcessGroup
 from aurank.embedding import ImageSelection
-from aurank.embedding.cache import EmbeddingCache, Piece
 from aurank.embedding.embedded import Embedded
 
 MODEL, COUNT, BATCH = "timm:test_vit,pretrained=false", 30, 4
@@ -171,72 +163,6 @@ def test_a_rank_that_is_killed_ends_the_other_in_one_line_and_its_pieces_stay(tm
     assert results[0][1] == f"{COUNT} embeddings of 64 dimensions written to {out}\n"
     assert "read " in results[0][2]
     assert results[1][1:] == ("", "")  # only rank 0 prints
-
-
-RESTARTS, SEED = 4, 0
-
-
-def contents(path: Path) -> dict[str, bytes]:
-    files = [path] if path.is_file() else sorted(path.iterdir())
-    return {file.name: file.read_bytes() for file in files}
-
-
-def _agent(command: list[str], seed: int) -> None:
-    """Be torchrun's agent of two ranks, one of which is killed at a random time in each attempt but the last."""
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=2,
-        max_restarts=RESTARTS,
-        monitor_interval=0.05,
-        rdzv_backend="c10d",
-        rdzv_endpoint="127.0.0.1:0",
-        run_id="embed",
-        local_addr="127.0.0.1",
-        start_method="forkserver",
-    )
-    elastic_launch(config, _rank)(command, seed)
-
-
-def _rank(command: list[str], seed: int) -> None:
-    torch.set_num_threads(1)
-    attempt, read, write = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), EmbeddingCache.read, EmbeddingCache.write
-    chance = random.Random(seed + attempt)
-    victim, seconds, deadly = chance.randrange(2), chance.uniform(0, 1.5), attempt < RESTARTS
-
-    def doomed(*given: Any) -> list[Piece]:
-        nonlocal deadly
-        if deadly and int(os.environ["RANK"]) == victim:
-            subprocess.Popen(["sh", "-c", f"sleep {seconds}; kill -KILL {os.getpid()}"])
-        deadly = False
-        return read(*given)
-
-    def slow(*given: Any) -> None:
-        write(*given)
-        time.sleep(0.05)
-
-    EmbeddingCache.read, EmbeddingCache.write = doomed, slow  # type: ignore[method-assign]
-    sys.argv = ["aurank", *command]
-    cli.main()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("out", ["rows.npz", "parts"])
-def test_ranks_that_torchrun_starts_again_after_random_kills_leave_the_bytes_of_one_process(
-    tmp_path: Path, out: str
-) -> None:
-    command = ["embed", "--model", MODEL, "--data", photos(tmp_path).data, "--batch", "1"]
-    command += ["--shard-rows", "7"] if out == "parts" else []
-    shared = [*command, "--cache", str(tmp_path / "cache"), "--out", str(tmp_path / out)]
-    process = CONTEXT.Process(target=_agent, args=(shared, SEED))
-    process.start()
-    ((code, _, complaints),) = ended([run_aurank(*command, "--no-cache", "--out", tmp_path / "alone" / out)])
-    assert code == 0, complaints
-    process.join(240)
-    code = process.exitcode
-    process.kill()  # with its ranks, where they wait for one another
-    assert code == 0
-    assert contents(tmp_path / out) == contents(tmp_path / "alone" / out)
 
 
 def test_a_group_of_one_has_its_own_rows() -> None:

@@ -170,16 +170,6 @@ def test_files_that_are_no_weights_are_told_in_one_line(tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
 
 
-def test_a_machine_that_is_offline_says_so_in_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(hub, "HF_HUB_OFFLINE", True)  # as the variable of that name does
-    monkeypatch.setattr(hub, "HF_HUB_CACHE", str(tmp_path / "empty"))
-    for call in (lambda: load_model("timm:test_resnet"), lambda: Encoder("test_resnet", pretrained=True)):
-        with pytest.raises(UserError, match=r"connect to the network once.*pretrained=false") as caught:
-            call()
-        assert "\n" not in str(caught.value)
-    load_model("timm:test_resnet,pretrained=false")
-
-
 def test_missing_data_are_told_before_weights_are_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("aurank.models.adapters.timm.create", None)
     with pytest.raises(UserError, match=r"there is no .*nowhere"):

@@ -96,8 +96,6 @@ def build_index(
             blank = np.zeros((1, 32, 32, prepared.model.channels), np.uint8)
             about |= {"dim": prepared.model.encode(blank).shape[1], "factory": factory}
             filling = CollectionRows.make(str(out), prepared.model, about, overwrite=overwrite)
-            manifest = prepared.dataset.manifest
-            filling.require_storable({"path": np.array(manifest.paths), "class": np.array(manifest.classes)})
         embedded, notes = prepared.embed()
         running.tell(*prepared.remarks, *notes[1:])
         if not is_first:
@@ -190,8 +188,6 @@ def add_images(
         number = sources.index(described_source)
         digests = {path: _digest(source, path) for path in manifest.paths}
         classes = _class_names(np.array(manifest.classes), manifest.labels, manifest.paths)
-        if isinstance(index.rows, CollectionRows):
-            index.rows.require_storable({"path": np.array(manifest.paths), "class": classes})
         before = index.rows.lookup(number, manifest.paths)
         known = {path: sha256 for path, (_, sha256, _) in before.items()}
         # Of a file that cannot be read nothing is known, as where prepared images were embedded.

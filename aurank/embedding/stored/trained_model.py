@@ -70,8 +70,6 @@ def load(model: Path | str, *, allow_code: bool = False) -> ImageModel:
     """
     name = fetched(str(model))
     kind, source = split_name(name)
-    if kind == "embeddings":
-        raise UserError(f"{model}: these are embeddings already; name a model")
     if kind != "aurank":
         loaded = load_model(name, allow_code=allow_code)
     elif (Path(source) / RECORD).is_file():
@@ -264,14 +262,12 @@ def load_stored(folder: Path, name: str, *, allow_code: bool = False, remedy: st
     with reading(folder, "a stored model", remedy=remedy):
         kind, _, text = record["load"].partition(":")
         source, *pairs = text.split(",")
-        if kind == "onnx" and source not in record["files"]:
-            raise UserError(f"it names {source!r}, which is none of its files")
         if kind == "aurank":
             model, origin = _trained(name, folder / KEPT), ""
         else:
             model = load_model(record["load"], allow_code=allow_code, folder=folder)
-            path = {"onnx": folder / source, "transformers": folder, "python": source}.get(kind, f"{LOCAL}{folder}")
-            origin = ",".join([f"{kind}:{path}", *pairs])
+            path = {"onnx": folder / Path(source).name, "transformers": folder, "python": source}
+            origin = ",".join([f"{kind}:{path.get(kind, f'{LOCAL}{folder}')}", *pairs])
     model = replace(model, name=name, origin=origin)
     require_same_model(model, record["weights_sha256"], record["preprocessing"], str(folder), remedy)
     return model
