@@ -144,8 +144,6 @@ def to_pixels(file: Image.Image, channels: int | None, *, on_white: bool = False
     if channels not in _COLOURS:
         kind = f"a {file.format} file" if file.format else "an image of Pillow"
         raise UserError(f"{kind} gives 1, 3 or 4 channels, not {channels}; store .npy files instead")
-    if image.mode == "F":
-        raise UserError("a file of floating-point values is not an image of 8 or 16 bits; convert it first")
     if grey_range is not None:  # Pillow's own conversion would clip 16-bit values at 255.
         least, bits = grey_range
         values = np.asarray(image).astype(np.int32) - least
@@ -160,10 +158,9 @@ def _grey_range(file: Image.Image) -> tuple[int, int] | None:
         bits = file.tag_v2.get(TiffImagePlugin.BITSPERSAMPLE, (1,))[0]
         if file.tag_v2.get(TiffImagePlugin.SAMPLEFORMAT, (1,))[0] == _SIGNED:
             least = -(2 ** (bits - 1))
-    if bits > 16 or (file.mode == "I" and file.format not in ("PNG", "PPM", "TIFF")):
-        raise UserError(
-            "integers of 32 bits (mode I) do not say which value is white; convert the image to 8 or 16 bits first"
-        )
+    if file.mode == "F" or bits > 16 or (file.mode == "I" and file.format not in ("PNG", "PPM", "TIFF")):
+        kind = "floating-point numbers" if file.mode == "F" else "integers of 32 bits (mode I)"
+        raise UserError(f"{kind} do not say which value is white; convert the image to 8 or 16 bits first")
     return (least, bits) if is_deep or least else None
 
 

@@ -81,7 +81,7 @@ def _fetch_file(about: Benchmark, file: Path, url: str, on_bytes: OnBytes) -> No
     part = file.with_name(f"{file.name}.part")
     again, mirror = "run the command again", f"get it from {about.origin}, or name a mirror with --url"
     try:
-        _download(url, part, on_bytes, room_for=1 if about.unpack is None else 2)
+        _download(url, part, on_bytes)
     except requests.HTTPError as error:
         message = f"{url} answers {error.response.status_code} {error.response.reason}: {mirror}"
     except requests.RequestException as error:
@@ -118,7 +118,7 @@ def _rest(part: Path) -> str:
     return f"{part.stat().st_size:,} bytes are kept in {part}" if can_go_on else "nothing is kept"
 
 
-def _download(url: str, part: Path, on_bytes: OnBytes, *, room_for: int) -> None:
+def _download(url: str, part: Path, on_bytes: OnBytes) -> None:
     """Write a whole file as `part`, from where it ended if the server can."""
     import requests
 
@@ -129,14 +129,11 @@ def _download(url: str, part: Path, on_bytes: OnBytes, *, room_for: int) -> None
     with requests.get(url, headers=headers, stream=True, timeout=_WAIT) as answer:
         if answer.status_code == 416:  # all of it is there, or more
             version.unlink()
-            return _download(url, part, on_bytes, room_for=room_for)
+            return _download(url, part, on_bytes)
         answer.raise_for_status()
         done = start if answer.status_code == 206 else 0
         length = answer.headers.get("Content-Length")
         size = None if length is None else done + int(length)
-        free = shutil.disk_usage(part.parent).free
-        if size is not None and (needed := room_for * size - done) > free:
-            raise OSError(errno.ENOSPC, f"{needed:,} bytes needed, {free:,} free")
         with part.open("ab" if done else "wb") as file:
             tag = answer.headers.get("ETag") or answer.headers.get("Last-Modified")
             version.unlink(missing_ok=True)

@@ -72,13 +72,17 @@ class Manifest:
     group_names: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        for name in (*_COLUMNS, "labels"):
-            if (column := getattr(self, name)) is not None and len(column) != len(self.paths):
-                raise UserError(f"{self.name}: {len(column)} {name} for {len(self.paths)} images; give one for each")
+        problems = [
+            f"{len(column)} {name} for {len(self.paths)} images; give one for each"
+            for name in (*_COLUMNS, "labels")
+            if (column := getattr(self, name)) is not None and len(column) != len(self.paths)
+        ]
         if not np.array_equal(np.unique(self.labels), np.arange(len(self.classes))):
-            raise UserError(f"{self.name}: labels must be 0 … {len(self.classes) - 1}, each of at least one image")
+            problems.append(f"labels must be 0 … {len(self.classes) - 1}, each of at least one image")
         if odd := sorted(set(np.unique(self.splits).tolist()) - set(SPLITS)):
-            raise UserError(f"{self.name}: split {odd[0]!r} is not known; expected one of {', '.join(SPLITS)}")
+            problems.append(f"split {odd[0]!r} is not known; expected one of {', '.join(SPLITS)}")
+        if problems:
+            raise UserError(f"{self.name}: {problems[0]}")
         for field in dataclasses.fields(self):
             if isinstance(column := getattr(self, field.name), np.ndarray):
                 column = column.copy()  # the caller's array stays writable

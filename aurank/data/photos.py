@@ -54,15 +54,11 @@ def read_photo(photo: Photo, channels: int | None, *, max_pixels: int = MAX_PIXE
         photo = PhotoFile(FolderSource(Path(photo).parent), Path(photo).name, str(photo))
     try:
         if isinstance(photo, PhotoFile):
-            if isinstance(photo.source, FolderSource) and not (photo.source.root / photo.name).exists():
-                raise UserError(f"there is no photo {str(photo.source.root / photo.name)!r}")
             return decode(photo.source, photo.name, channels, max_pixels=max_pixels)
         check_size(photo.width, photo.height, max_pixels)
         return to_pixels(photo, channels)
-    except UserError as error:
-        raise UserError(str(error).removesuffix(OR_SKIP)) from None
-    except OSError as error:
-        raise UserError(f"the photo cannot be decoded: {error}") from error
+    except (UserError, OSError) as error:
+        raise UserError(f"the photo cannot be read: {str(error).removesuffix(OR_SKIP)}") from None
 
 
 class JoinedSource(ImageSource):

@@ -72,8 +72,6 @@ def read_arrays(path: Path, labels: Path | None = None) -> dict[str, Any]:
         content = {name or "embeddings": values for name, values in load_arrays(path).items()}  # "" that of an .npy
     content = {name: values for name, values in content.items() if name not in _EARLIER}
     if labels is not None:
-        if "labels" in content:
-            raise UserError(f"{path} holds labels of its own: leave out --labels {labels}, or the array")
         content["labels"] = read_column(labels, "labels")
     if problem := next(_problems(content), None):
         raise UserError(f"{path}: {problem}")

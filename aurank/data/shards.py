@@ -93,8 +93,6 @@ class ShardWriter:
     pace: tuple[int, bool | None] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        if self.shard_rows < 1:
-            raise UserError(f"a part needs at least 1 row, got {self.shard_rows}")
         require_folder(self.folder)
         records = []
         for name in (INDEX, JOURNAL):

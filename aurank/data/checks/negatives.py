@@ -37,8 +37,6 @@ def read_negatives(file: Path) -> Table:
         kinds = dict.fromkeys(TEXTS, "binary") | {"margin": "float64", "is_suspect": "bool"}
         table = pyarrow.parquet.read_table(file, columns=[*kinds])
         columns = {name: table[name].cast(kind) for name, kind in kinds.items()}
-        if empty := [name for name, values in columns.items() if values.null_count]:
-            raise ValueError(f"{empty[0]} has rows without a value")
         texts = {name: np.array([*map(os.fsdecode, columns.pop(name).to_pylist())], object) for name in TEXTS}
         return texts | {name: values.to_numpy() for name, values in columns.items()}
 

@@ -60,8 +60,6 @@ def from_dataset(
     items: dict[str, tuple[Any, int, Any]] = {}
     labels, splits = list[str](), list[str]()
     for split, part in (dataset if isinstance(dataset, Mapping) else {"": dataset}).items():
-        if not hasattr(part, "__len__") or not hasattr(part, "__getitem__"):
-            raise UserError(f"{name} is a {type(part).__name__} without a length, or items by number; give a map style")
         with reading(name, "a data set", remedy="give one whose items are an image and a label"):
             is_mapping = len(part) > 0 and isinstance(part[0], Mapping)
             usual = ("image", "label") if is_mapping else (0, 1)

@@ -173,9 +173,9 @@ def _rows(file: Path, image: str, label: str) -> Iterator[Sample]:
     is_parquet = file.suffix == ".parquet"
     opened: Any = pyarrow.parquet.ParquetFile(buffer) if is_parquet else pyarrow.ipc.open_stream(buffer)
     schema = opened.schema_arrow if is_parquet else opened.schema
-    if lacking := [name for name in (image, label) if name not in schema.names]:
+    if absent := [name for name in (image, label) if name not in schema.names]:
         columns = f"there are {', '.join(schema.names)}; set data.params.image and data.params.label"
-        raise UserError(f"there is no column {lacking[0]!r}: {columns}")
+        raise UserError(f"there is no column {absent[0]!r}: {columns}")
     table = opened.read(columns=[image, label]) if is_parquet else opened.read_all()
     about = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
     names = about.get("info", {}).get("features", {}).get(label, {}).get("names") or []
@@ -185,10 +185,9 @@ def _rows(file: Path, image: str, label: str) -> Iterator[Sample]:
         if pyarrow.types.is_struct(chunk.type):
             chunk = chunk.flatten()[chunk.type.get_field_index("bytes")]
         is_narrow = pyarrow.types.is_binary(chunk.type)
-        if not (is_narrow or pyarrow.types.is_large_binary(chunk.type)):
-            raise UserError(f"column {image!r} holds {chunk.type}, expected the bytes of image files")
-        if chunk.null_count:
-            raise UserError(f"column {image!r} has rows without the bytes of an image; leave them out")
+        if chunk.null_count or not (is_narrow or pyarrow.types.is_large_binary(chunk.type)):
+            rows = f"{chunk.type}, {chunk.null_count:,} rows without a value"
+            raise UserError(f"column {image!r} holds {rows}; expected the bytes of an image file in every row")
         _, offsets, values = chunk.buffers()
         ends = np.frombuffer(offsets, np.int32 if is_narrow else np.int64)[chunk.offset :][: len(chunk) + 1].tolist()
         # What had not to be unpacked lies in the file itself, as far from its beginning as in memory.

@@ -80,9 +80,7 @@ def from_table(table: Any, *, root: Path | str = ".", images: str = "", outside:
 
 
 def _of_lines(file: str, source: ImageSource, lines: Sequence[Line], *, outside: bool) -> Manifest:
-    if not lines:
-        raise UserError(f"{file} is empty: there is no line below its header")
-    columns = lines[0][1].keys()
+    columns = lines[0][1].keys() if lines else {"label"}
     labelled = "label" in columns
     for where, line in lines:
         if line["split"] not in SPLITS:

@@ -86,8 +86,6 @@ class Pipeline(ABC):
 
     def __post_init__(self) -> None:
         if isinstance(self.image_size, Sequence):
-            if len(self.image_size) != 2:
-                raise UserError(f"image_size must be a number or [height, width], got {self.image_size!r}")
             height, width = self.image_size
             self.image_size = height if height == width else (height, width)
         mean, std = IMAGENET if self.channels == 3 else ((0.5,) * self.channels,) * 2

@@ -104,7 +104,6 @@ def test_pairs_stay_with_their_rows_and_in_the_file_of_embeddings(tmp_path):
     ("key", "value", "message"),
     [
         ("bbx", [[1.0, 2.0, 3.0]], "gnd_roxford5k.mat"),
-        ("bbx", [[4.0, 2.0, 3.0, 9.0]], "4,2,3,9 of query 1"),
         ("easy", [[9.0]], "query 1"),
         ("junk", [[1.5]], "query 1"),
     ],
