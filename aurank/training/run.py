@@ -332,22 +332,13 @@ def _changes(path: Path, saved: Config, config: Config, progress: Progress) -> l
 
 
 def require_same_data(path: Path, state: dict[str, Any], manifest: Manifest, data: dict[str, str]) -> None:
-    recorded = {"manifest": state["manifest"], **(state["data"] or {})}
+    saved = {"manifest": state["manifest"], **(state["data"] or {})}
     now = {"manifest": manifest.sha256, **data}
-    parts = {
-        "manifest": "its manifest",
-        "sizes": "the lengths of its files",
-        "sample": "what files of it hold",
-        "sums": "what its files hold",
-        "prepared": "how they were prepared (data.prepared)",
-        "pixels": "what the folder of data.prepared holds",
-    }
-    for name, part in parts.items():
-        if name in recorded and name in now and recorded[name] != now[name]:
-            raise UserError(
-                f"{path} was trained on other images of {manifest.name}: {part} changed; point data.root at the "
-                "same images, or choose another --out"
-            )
+    if changed := [part for part in saved if part in now and saved[part] != now[part]]:
+        raise UserError(
+            f"{path} was trained on other images of {manifest.name} ({', '.join(changed)} changed); point data.root at "
+            "the same images, or choose another --out"
+        )
 
 
 def restore(trainer: Trainer, path: Path, state: dict[str, Any], notices: list[str]) -> Progress:

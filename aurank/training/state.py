@@ -56,16 +56,13 @@ def restore_random_state(state: dict[str, Any]) -> None:
 def seed_everything(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002
-    torch.manual_seed(seed)
-
-
-def seed_stream(*names: int) -> None:
-    seed = int(np.random.SeedSequence(names).generate_state(1, np.uint64)[0] >> np.uint64(1))
-    random.seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002
     torch.default_generator.manual_seed(seed)  # torch.manual_seed does the same in 150 times the time
     if torch.cuda.is_available():
         torch.cuda.manual_seed(seed)
+
+
+def seed_stream(*names: int) -> None:
+    seed_everything(int(np.random.SeedSequence(names).generate_state(1, np.uint64)[0] >> np.uint64(1)))
 
 
 _OF_STREAMS = np.random.MT19937()

@@ -58,7 +58,7 @@ def test_a_file_that_changed_is_not_trained_on_further(tmp_path: Path) -> None:
     file = write_rows(tmp_path / "rows.npz")
     aurank.train(head_config(file), tmp_path / "run")
     write_rows(file, embeddings=rows()["embeddings"] * 1.01)
-    with pytest.raises(UserError, match=r"was trained on other images of rows: what .* hold changed"):
+    with pytest.raises(UserError, match=r"was trained on other images of rows .*changed"):
         aurank.train(head_config(file), tmp_path / "run", resume=True)
 
 
