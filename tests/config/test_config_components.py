@@ -108,8 +108,8 @@ def test_building_takes_what_the_constructor_knows_and_names_the_key_of_what_it_
         build("loss.params", full, {}, {"value": 1})
 
 
-@pytest.mark.parametrize("params", [{"x": [1]}, {"milestones": "x"}, {"milestones": ["x"]}])
-def test_a_section_without_a_table_is_not_checked(params: dict[str, Any]) -> None:
+def test_a_section_without_a_table_is_not_checked() -> None:
+    params = {"x": [1]}
     component = {"name": "any", "params": params}
     config = load_config({**MINIMAL, "loss": component, "optim": {"lr": 1, "schedule": component}}, choices={})
     assert config.loss.params == config.optim.schedule.params == params
