@@ -50,11 +50,11 @@ def examine_rows(
     def name(row: int) -> str:
         return str(embedded.paths[row]) or f"row {row}"
 
-    def of(kind: str, found: np.ndarray, words: Sequence[str] = ()) -> Finding:
-        said = words or [""] * len(found)
-        names = [name(row) + more for row, more in zip(found.tolist(), said, strict=True)]
-        given = found if rows is None else rows[found]
-        return finding_of(kind, names, [[row] for row in given.tolist()])
+    def of(kind: str, positions: np.ndarray, remarks: Sequence[str] = ()) -> Finding:
+        remarks = remarks or [""] * len(positions)
+        names = [name(row) + remark for row, remark in zip(positions.tolist(), remarks, strict=True)]
+        data_rows = positions if rows is None else rows[positions]
+        return finding_of(kind, names, [[row] for row in data_rows.tolist()])
 
     if lists is None:
         searched, near = sound, near_rows(embeddings, sound)
@@ -63,31 +63,31 @@ def examine_rows(
         query = np.flatnonzero(embedded.is_query)[lists.query]
         near = replace(lists, query=query, row=np.where(lists.row >= 0, searched[lists.row], -1))
         near = near if by_cosine else with_cosines(near, embeddings)
-    found = [of(kind, at) for kind, at in faulty.items()]
+    findings = [of(kind, positions) for kind, positions in faulty.items()]
     if len(sound) > 1:
         usual = np.setdiff1d(sound, faulty["length"])
         space = spread(select_rows(embeddings, usual if len(usual) > 1 else sound))
-        said = f"effective rank {space.effective_rank:.1f} of {space.dim}, mean cosine {space.mean_cosine:.2f}"
-        found.append(finding_of("collapsed", [said] * space.is_collapsed))
-        found.append(finding_of("silent", [f"dimension {index}, from 0" for index in space.silent.tolist()]))
+        text = f"effective rank {space.effective_rank:.1f} of {space.dim}, mean cosine {space.mean_cosine:.2f}"
+        findings.append(finding_of("collapsed", [text] * space.is_collapsed))
+        findings.append(finding_of("silent", [f"dimension {index}, from 0" for index in space.silent.tolist()]))
         hubs = crowded(near, searched)
         words = [f": in {count:,} lists, usual {hubs.expected:.0f}" for count in hubs.lists.tolist()]
-        found.append(of("hubs", hubs.row, words))
-    known = sound[labelled[sound]]
-    if len(known) > 1:
-        doubtful = doubtful_labels(embeddings[known], embedded.labels[known])
-        wrong = known[doubtful.row]
+        findings.append(of("hubs", hubs.row, words))
+    with_label = sound[labelled[sound]]
+    if len(with_label) > 1:
+        doubtful = doubtful_labels(embeddings[with_label], embedded.labels[with_label])
+        wrong = with_label[doubtful.row]
         sides = [embedded.labels[wrong], doubtful.label]
         named = [(side if classes is None else classes[side]).tolist() for side in sides]
-        found.append(of("doubtful", wrong, [*map(": labelled {}, looks like {}".format, *named)]))
+        findings.append(of("doubtful", wrong, [*map(": labelled {}, looks like {}".format, *named)]))
     if rows is None:
         pairs = close_rows(near, at_least=NEARLY_EQUAL)
         asks, answers = embedded.is_query & ~embedded.is_gallery, embedded.is_gallery & ~embedded.is_query
         across = (asks[pairs] & answers[pairs[:, ::-1]]).any(axis=1)
         for check, close in ((f"{_CLOSE} in query and gallery", pairs[across]), (_CLOSE, pairs[~across])):
             names = [" = ".join(map(name, pair)) for pair in close.tolist()]
-            found.append(finding_of("close", names, close.tolist(), check=check))
-    return found, near
+            findings.append(finding_of("close", names, close.tolist(), check=check))
+    return findings, near
 
 
 def examine_data(
@@ -138,8 +138,8 @@ def examine_data(
     candidates = None
     if model is not None:
         # Of the originals, whatever was prepared of them, and of all splits.
-        own = [each for each in settings if not each.startswith("data.prepared=")]
-        images = ImageSelection(data, next(iter(manifest.split_sizes)), overrides=[*own, "data.on_error=skip"])
+        unprepared = [each for each in settings if not each.startswith("data.prepared=")]
+        images = ImageSelection(data, next(iter(manifest.split_sizes)), overrides=[*unprepared, "data.on_error=skip"])
         embedded, notes = prepare_model(model, images, running).embed(each_image_once(manifest))
         running.tell(*notes[1:])
         row_of = {path: row for row, path in reversed(list(enumerate(manifest.paths)))}

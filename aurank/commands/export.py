@@ -312,10 +312,10 @@ def _trained_on(config: Config) -> Manifest | None:
     if config.model.backbone == NO_BACKBONE:
         return None
     try:
-        whole = read_manifest(config.data, seed=config.seed)
+        manifest = read_manifest(config.data, seed=config.seed)
     except UserError:
         return None
-    return whole.split("train") if "train" in whole.split_sizes else None
+    return manifest.split("train") if "train" in manifest.split_sizes else None
 
 
 def _sizes(folder: Path) -> dict[str, int]:

@@ -78,24 +78,24 @@ def write_first_configuration(
         >>> said.splitlines()[0]
         'photos: 16 images of 8 classes, 2 to 2 each, median 2; train 10, test 6'
     """
-    place, out, is_table = Path(images), Path(out), str(images).endswith((".csv", ".parquet", ".pq"))
+    folder, out, is_table = Path(images), Path(out), str(images).endswith((".csv", ".parquet", ".pq"))
     files = [out] if cameras is None else [out, out.with_suffix(".csv")]
     if is_table and cameras is not None:
-        raise UserError(f"--cameras has no use with a table: write the cameras into the column group of {place}")
+        raise UserError(f"--cameras has no use with a table: write the cameras into the column group of {folder}")
     for file, suffix in zip(files, (".yaml", ".csv"), strict=False):
         require_writable(file, suffix=suffix)
         require_absent(file, overwrite=overwrite)
     changes = [override for override in overrides if override.startswith("data.")]
     manifest = None
     if is_table:
-        section: Section = {"name": "table", "root": str(place.parent), "params": {"file": place.name}}
+        section: Section = {"name": "table", "root": str(folder.parent), "params": {"file": folder.name}}
     elif cameras is not None:
-        manifest = _by_pattern(place, cameras)
+        manifest = _by_pattern(folder, cameras)
         require_table(manifest)
-        params = {"file": files[1].name, "path": os.path.relpath(place, out.parent)}
+        params = {"file": files[1].name, "path": os.path.relpath(folder, out.parent)}
         section = {"name": "table", "root": str(out.parent), "params": params}
     else:
-        root, params = (place, {}) if place.is_dir() else (place.parent, {"path": place.name})
+        root, params = (folder, {}) if folder.is_dir() else (folder.parent, {"path": folder.name})
         section = {"name": "folder", "root": str(root), "params": params}
         if (config := read_data_config(section, changes)).name == "folder":
             manifest, section = _by_folders(config)
@@ -103,10 +103,10 @@ def write_first_configuration(
     if manifest is None or _section(config) != section:
         manifest, section = read_whole(config), _section(config)
     if manifest.texts is not None:
-        raise UserError(f"{place} holds texts beside images: begin with aurank cp grocery/text_sogclr {out}")
+        raise UserError(f"{folder} holds texts beside images: begin with aurank cp grocery/text_sogclr {out}")
     is_labelled = section["name"] != "unlabelled"
     if is_labelled:
-        _require_trainable(manifest, place, config)
+        _require_trainable(manifest, folder, config)
     sizes, unreadable = measure_sizes(manifest)
     words = [str(images), *overrides, *([] if cameras is None else ["--cameras", cameras])]
     values = _choices(manifest, section, sizes, len(unreadable)) | {"images": shlex.join(words)}
@@ -171,14 +171,14 @@ def _by_folders(config: DataConfig) -> tuple[Manifest, Section]:
     return manifest, section | {"params": section["params"] | draw}
 
 
-def _by_pattern(place: Path, pattern: str) -> Manifest:
+def _by_pattern(folder: Path, pattern: str) -> Manifest:
     try:
         groups = re.compile(pattern).groupindex
     except re.error as error:
         raise UserError(f"--cameras {pattern!r} is no regular expression: {error}") from None
     if not {"id", "camera"} & groups.keys():
         raise UserError(f"--cameras {pattern!r} has no group id or camera: write (?P<id>…) and (?P<camera>…)")
-    source, paths, unread = list_images(place)
+    source, paths, unread = list_images(folder)
     matches = {path: match.groupdict("") for path in paths if (match := re.search(pattern, path))}
     if misses := [path for path in paths if path not in matches]:
         raise UserError(f"--cameras {pattern!r} is not in {len(misses):,} of {len(paths):,} paths, as {misses[0]!r}")
@@ -191,7 +191,7 @@ def _by_pattern(place: Path, pattern: str) -> Manifest:
     def read(test_fraction: float, seed: int = 0) -> Manifest:
         drawn = draw_splits(labels, test_fraction, seed)
         return build_manifest(
-            place.resolve().stem,
+            folder.resolve().stem,
             source,
             paths=paths,
             labels=labels,
@@ -203,15 +203,15 @@ def _by_pattern(place: Path, pattern: str) -> Manifest:
             unread=unread,
         )
 
-    whole = read(1.0)
-    return whole if has_splits else _divided(whole, read)[0]
+    manifest = read(1.0)
+    return manifest if has_splits else _divided(manifest, read)[0]
 
 
-def _divided(whole: Manifest, read: Callable[..., Manifest]) -> tuple[Manifest, Section]:
+def _divided(images: Manifest, read: Callable[..., Manifest]) -> tuple[Manifest, Section]:
     """Draw test classes until every split has two images of one class; return the images, and the reader's params."""
-    if (count := len(whole.classes)) < LEAST_CLASSES:
+    if (count := len(images.classes)) < LEAST_CLASSES:
         least = f"to train on some and to measure on others takes {LEAST_CLASSES}: add classes, or measure a published"
-        raise UserError(f"{whole.name} has {count} class{'es' * (count > 1)}; {least} network by aurank evaluate")
+        raise UserError(f"{images.name} has {count} class{'es' * (count > 1)}; {least} network by aurank evaluate")
     draw: Section = {"test_fraction": max(0.3, round(3 / count, 2))}
     for seed in range(_TRIES):
         draw |= {"seed": seed} if seed else {}
@@ -231,15 +231,15 @@ def _without_pairs(manifest: Manifest) -> list[str]:
     return sorted(manifest.split_sizes.keys() - {split for split, _ in classes_with_pairs(manifest)})
 
 
-def _require_trainable(manifest: Manifest, place: Path, config: DataConfig) -> None:
+def _require_trainable(manifest: Manifest, folder: Path, config: DataConfig) -> None:
     if lacking := {"train", "test"} - manifest.split_sizes.keys():
         remedy = "add some, or name a folder of classes alone, some of which are then kept for testing"
-        raise UserError(f"{place} has no {lacking.pop()} images: {remedy}")
+        raise UserError(f"{folder} has no {lacking.pop()} images: {remedy}")
     counts = ", ".join(f"{count:,} {split}" for split, count in manifest.split_sizes.items())
     require_likely_classes(manifest, config, counts=counts)
     if lonely := _without_pairs(manifest):
         camera = "" if manifest.groups is None else ", by another camera"
-        raise UserError(f"{place}: no {lonely[0]} image has a second one of its class{camera}; add such images")
+        raise UserError(f"{folder}: no {lonely[0]} image has a second one of its class{camera}; add such images")
 
 
 def _model(file: Path) -> str:

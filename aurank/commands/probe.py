@@ -59,14 +59,13 @@ def probe_model(
         raise UserError(f"{images.given[0]} has no use here: a probe takes its rows from the splits of --data")
     if k is not None and "knn" not in protocols:
         raise UserError(f"--k {k} goes with --protocol knn")
-    kind, what = split_name(model)
+    kind, file = split_name(model)
     train = None
     if kind == "embeddings":
         if images.given:
-            raise UserError(
-                f"{images.given[0]} has no use with --model {model}: saved embeddings bring their own labels"
-            )
-        tested, notes = Embedded.load(Path(what), labels), [f"model {model}"]
+            reason = "saved embeddings bring their own labels"
+            raise UserError(f"{images.given[0]} has no use with --model {model}: {reason}")
+        tested, notes = Embedded.load(Path(file), labels), [f"model {model}"]
         numbers, *_ = numbered(tested.labels, None, name="label")
         tested = replace(tested, labels=np.asarray(numbers))
     else:
@@ -75,9 +74,6 @@ def probe_model(
     arrays = [array for side in sides for array in (side.embeddings, side.labels)]
     results = {}
     for name in protocols:
-        stage = running.stage(name.replace("_", " "))
-        if stage is not None:
-            stage(0, 1)
         try:
             result = probe(*arrays, protocol=name, k=k, seeds=seeds)
         except UserError as error:
@@ -85,8 +81,6 @@ def probe_model(
                 raise
             running.tell(f"no linear probe: {error}")
             continue
-        if stage is not None:
-            stage(1, 1)
         results[name] = replace(result, notes=[*result.notes, *notes])
         running.finished(name, results[name])
     return results
@@ -102,12 +96,12 @@ def _embed_sides(prepared: PreparedModel) -> tuple[Embedded, Embedded | None, li
         return embedded, None, notes
     _require_once(training)
     numbers = first_seen((*tested.classes, *training.classes))
-    own = np.array([numbers[name] for name in training.classes], dtype=np.int64)
-    split_labels(own[training.labels], tested.labels)
+    number_of = np.array([numbers[name] for name in training.classes], dtype=np.int64)
+    split_labels(number_of[training.labels], tested.labels)
     train, train_notes = prepared.embed(training)
     test, test_notes = prepared.embed()
     notes = [f"training: {line}" for line in train_notes] + [f"test: {line}" for line in test_notes]
-    return test, replace(train, labels=own[train.labels], classes=None), notes
+    return test, replace(train, labels=number_of[train.labels], classes=None), notes
 
 
 def _require_once(manifest: Manifest) -> None:

@@ -119,9 +119,9 @@ def tune(
     searched = searched_ranges(config, ranges or {})
     if config.model.text is not None or launched() > 1:
         raise UserError("aurank tune trains on images alone, a trial in one process: no model.text, and no launcher")
-    whole = read_whole(config.data) if dataset is None else dataset
-    require_distinct(whole, config.data)
-    training = whole.select(whole.splits != "test")
+    manifest = read_whole(config.data) if dataset is None else dataset
+    require_distinct(manifest, config.data)
+    training = manifest.select(manifest.splits != "test")
     fold = class_folds(training, folds, by=by, seed=seed)
     data = [dataclasses.replace(training, splits=np.where(fold == each, "val", "train")) for each in range(folds)]
     search = _Search(config, out, searched, data, trials, seed, progress)
@@ -144,30 +144,30 @@ def tune(
 
 def declared_ranges(config: Config) -> dict[str, Range]:
     """Return the ranges that optimiser, sampler, miner and loss (but no sum of losses) declare, by key."""
-    ranges = {key: found for key, field in known_keys().items() if (found := range_of(field.metadata)) is not None}
+    ranges = {key: each for key, field in known_keys().items() if (each := range_of(field.metadata)) is not None}
     ranges["optim.lr"] = RATES.get(config.optim.name, ranges["optim.lr"])
     for path in ("sampler", "miner", "loss"):
         if name := getattr(getattr(config, path), "name", None):
-            own = ranges_of(CHOICES[path].table[name])
-            ranges |= {f"{path}.params.{argument}": each for argument, each in own.items()}
+            params = ranges_of(CHOICES[path].table[name])
+            ranges |= {f"{path}.params.{argument}": each for argument, each in params.items()}
     fitting = {}
     for key, each in ranges.items():
         each = each.including(value_of(config, key))
-        choices = tuple(choice for choice in each.choices if _trouble(config, key, choice) is None)
+        choices = tuple(choice for choice in each.choices if _error_of(config, key, choice) is None)
         if not each.choices or len(choices) > 1:  # some may not go with other settings
             fitting[key] = dataclasses.replace(each, choices=choices)
     return fitting
 
 
-def searched_ranges(config: Config, others: Ranges) -> dict[str, Range]:
+def searched_ranges(config: Config, changes: Ranges) -> dict[str, Range]:
     ranges = declared_ranges(config)
-    for key, each in others.items():
+    for key, each in changes.items():
         if each is None and key not in ranges:
             raise UserError(f"ranges: {key} has none that could be left out{meant(nearest(key, ranges))}")
         for end in () if each is None else each.choices or (each.low, each.high):
-            if trouble := _trouble(config, key, end):
-                raise UserError(f"ranges: {trouble}")
-    ranges = {key: each for key, each in {**ranges, **others}.items() if each is not None}
+            if error := _error_of(config, key, end):
+                raise UserError(f"ranges: {error}")
+    ranges = {key: each for key, each in {**ranges, **changes}.items() if each is not None}
     if not ranges:
         raise UserError("there is no range to search in; name one with --ranges")
     return ranges
@@ -181,7 +181,7 @@ def read_ranges(file: Path) -> dict[str, Range | None]:
     return ranges
 
 
-def _trouble(config: Config, key: str, value: Any) -> str | None:
+def _error_of(config: Config, key: str, value: Any) -> str | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -198,8 +198,8 @@ def value_of(config: Config, key: str) -> Any:
         section = getattr(section, part)
     if not path or argument in section.params:
         return section.params[argument] if path else section
-    known = signature(CHOICES[path].table[section.name])[0] if path in CHOICES else {}
-    return known[argument].default if argument in known else None
+    arguments = signature(CHOICES[path].table[section.name])[0] if path in CHOICES else {}
+    return arguments[argument].default if argument in arguments else None
 
 
 # -- the search -------------------------------------------------------------------------------------------------------
@@ -240,8 +240,8 @@ class _Search:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._trials: dict[int, _Trial] = {}
         self.spaces = {key: self._space(each) for key, each in self.ranges.items()}
-        own = {key: value_of(self.config, key) for key in self.ranges}
-        self.own = {key: value for key, value in own.items() if value in self.ranges[key]}
+        values = {key: value_of(self.config, key) for key in self.ranges}
+        self.own = {key: value for key, value in values.items() if value in self.ranges[key]}
         is_read = isinstance(self.data[0].source, EmbeddingSource)
         fixed = ["train.trackers=[]", *([] if is_read else [f"data.name={GIVEN}"])]
         with warnings.catch_warnings():  # of arguments of the reader, which has read
@@ -255,18 +255,16 @@ class _Search:
         is_whole = isinstance(each.low, int) and isinstance(each.high, int)
         return (kinds.IntDistribution if is_whole else kinds.FloatDistribution)(each.low, each.high, log=each.log)
 
-    def require_same(self, asked: Line) -> None:
-        asked |= {"ranges": {key: str(each) for key, each in self.ranges.items()}}
+    def require_same(self, settings: Line) -> None:
+        settings |= {"ranges": {key: str(each) for key, each in self.ranges.items()}}
         path, named, remedy = self.out / "search.json", "aurank search", "name another --out"
-        while not path.exists():
-            with suppress(InUse), claimed(path, is_file=True):
-                if not path.exists():  # of several processes that begin a search, one says what is searched
-                    about = {"format": named, "version": 1, "config": self.config.model_dump(mode="json"), **asked}
-                    write_text(path, json.dumps(about, indent=1) + "\n")
+        if not path.exists():
+            about = {"format": named, "version": 1, "config": self.config.model_dump(mode="json"), **settings}
+            write_text(path, json.dumps(about, indent=1) + "\n")
         before = read_record(path, dict[str, Any], "what a search is of", named=named, remedy=remedy)
         with reading(path, "what a search is of", remedy=remedy):
             differing = differences(read_config(before["config"]), self.config)
-            differing += [f"{key}: {before[key]} != {value}" for key, value in asked.items() if before[key] != value]
+            differing += [f"{key}: {before[key]} != {value}" for key, value in settings.items() if before[key] != value]
         if differing:
             remedy = "search with the same settings, or name another --out"
             raise UserError(f"{self.out} holds another search (saved != given): {'; '.join(differing)}; {remedy}")
@@ -315,8 +313,8 @@ class _Search:
         sampler = self.optuna.samplers.TPESampler(seed=random, n_startup_trials=min(10, self.count // 3))
         study = self._study(sampler=sampler, pruner=self.optuna.pruners.MedianPruner())
         if number == 1:
-            own = self.own.items()
-            study.enqueue_trial({key: json.dumps(value) if self.ranges[key].choices else value for key, value in own})
+            first = {key: json.dumps(value) if self.ranges[key].choices else value for key, value in self.own.items()}
+            study.enqueue_trial(first)
         return study.ask(self.spaces)
 
     def _study(self, **options: Any) -> Any:
@@ -351,20 +349,20 @@ class _Search:
                 part = (len(folds) + metrics["step"] / config.train.steps) / len(self.data)
                 self.progress("training steps", round((before + part) * size), self.count * size)
             elif kind == "validation":
-                found.append(metrics["mauprc"])
-                step = len(folds) * validations + len(found)
-                trial.report(float(np.mean([*folds, max(found)])), step)
+                scores.append(metrics["mauprc"])
+                step = len(folds) * validations + len(scores)
+                trial.report(float(np.mean([*folds, max(scores)])), step)
                 if number > 1 and step < validations * len(self.data) and trial.should_prune():
                     raise self.optuna.TrialPruned
 
         shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed
         for fold, data in enumerate(self.data):
-            found: list[float] = []
+            scores: list[float] = []
             result = train(config, folder / f"fold{fold}", dataset=data, page=False, listener=listen)
             if result.stopped_by is not None:
                 signal.raise_signal(result.stopped_by)
                 raise KeyboardInterrupt
-            folds.append(max(found))
+            folds.append(max(scores))
             shutil.rmtree(result.out, ignore_errors=True)
 
     def lines(self) -> list[Line]:

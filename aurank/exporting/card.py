@@ -50,11 +50,11 @@ def write_model_card(model: ImageModel, licence: str | None) -> str:
         about = _training_facts(model.config, {"manifest": "", "progress": {}})
         about["size"] = getattr(model.transform, "size", (1, 1))
     else:
-        kind, _, rest = (model.origin or model.name).partition(":")
-        known: Any = getattr(model.module, "pretrained_cfg", {})  # of timm
-        source = str(known.get("architecture", rest.split(",")[0]))
+        kind, _, name = (model.origin or model.name).partition(":")
+        published: Any = getattr(model.module, "pretrained_cfg", {})  # of timm
+        source = str(published.get("architecture", name.split(",")[0]))
         network = f"{kind} {Path(source).name if Path(source).exists() else source}"
-        about = {"config": None, "network": network, "begun": "", "begun_licence": known.get("license")}
+        about = {"config": None, "network": network, "begun": "", "begun_licence": published.get("license")}
     versions = {name: version(name) for name in ("aurank", "torch", "timm")}
     shown = " ".join(model.preprocessing.split())
     how = {"decoding": describe_decoding(model.channels), "shown": shown}
@@ -77,14 +77,14 @@ def _training_facts(config: Config, state: Mapping[str, Any]) -> dict[str, Any]:
     model, backbone, begun = config.model, config.model.backbone, _begun(config)
     head = "without its projection" if model.discard_head else f"{model.head_layers}-layer projection to {model.dim}"
     timm: Any = importlib.import_module("timm")
-    known = timm.get_pretrained_cfg(backbone) if begun == "pretrained weights" and ":" not in backbone else None
+    published = timm.get_pretrained_cfg(backbone) if begun == "pretrained weights" and ":" not in backbone else None
     return {
         "config": config,
         "state": state,
         "network": "a network of a local folder" if is_local(backbone) else without_places(backbone),
         "head": head + " trained alone" * (model.freeze is not None and WHOLE in model.freeze),
         "begun": begun,
-        "begun_licence": known and known.license,
+        "begun_licence": published and published.license,
         "averaged": describe_average(dict(state), named=False),
     }
 

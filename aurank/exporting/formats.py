@@ -102,7 +102,7 @@ def quantise(source: Path, path: Path, batches: Sequence[UInt8[np.ndarray, "batc
         prepared = Path(folder) / "prepared.onnx"
         quant_pre_process(source, prepared, skip_symbolic_shape=True)  # batch norms become part of convolutions
         nodes = list(onnx.load(prepared, load_external_data=False).graph.node)
-        last = max((place for place, node in enumerate(nodes) if node.op_type in _LAYERS), default=-1)
+        last = max((position for position, node in enumerate(nodes) if node.op_type in _LAYERS), default=-1)
         quantize_static(
             prepared,
             path,

@@ -18,11 +18,11 @@ _CARD = "README.md"
 def save_model(model: ImageModel, folder: Path | str, *, licence: str | None = None) -> None:
     folder = Path(folder)
     if folder.exists():
-        held = {path.name for path in folder.iterdir()} if folder.is_dir() else {""}
-        own = {RECORD, _CARD, *stored_files(folder)} if RECORD in held else set()
-        if strange := sorted(held - own):
-            what = f"holds {strange[0]!r}, which is of no saved model" if folder.is_dir() else "is a file"
-            raise UserError(f"cannot save a model as {folder}: it {what}; name a new folder")
+        files = {path.name for path in folder.iterdir()} if folder.is_dir() else {""}
+        stored = {RECORD, _CARD, *stored_files(folder)} if RECORD in files else set()
+        if strangers := sorted(files - stored):
+            reason = f"holds {strangers[0]!r}, which is of no saved model" if folder.is_dir() else "is a file"
+            raise UserError(f"cannot save a model as {folder}: it {reason}; name a new folder")
     with replacing_folder(folder) as new:
         store_model(new, model)
         write_text(new / _CARD, write_model_card(model, licence))

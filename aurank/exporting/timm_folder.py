@@ -39,19 +39,19 @@ def write_folder(source: TrainedEncoder, path: Path) -> None:
         (prefix,) = [path for path, module in model.named_modules() if module is last]
         weights |= {f"{prefix}.{key}": value for key, value in encoder.head.state_dict().items()}
     model.load_state_dict(weights)
-    known = model.pretrained_cfg
-    kept = ("pool_size", "first_conv", "classifier")
+    published = model.pretrained_cfg
+    structure = ("pool_size", "first_conv", "classifier")
     content = {
-        "architecture": known["architecture"],
+        "architecture": published["architecture"],
         "num_classes": model.num_classes,
         "num_features": model.num_features,
         "global_pool": arguments["global_pool"],
         "model_args": arguments,
         "pretrained_cfg": {
             **timm_settings(pipeline, source.interpolation),
-            "fixed_input_size": bool(known.get("fixed_input_size", False)),
+            "fixed_input_size": bool(published.get("fixed_input_size", False)),
             "num_classes": model.num_classes,
-            **{name: known[name] for name in kept if known.get(name) is not None},
+            **{name: published[name] for name in structure if published.get(name) is not None},
         },
     }
     write_text(path.with_name(SETTINGS), json.dumps(content, indent=2) + "\n")

@@ -74,7 +74,7 @@ def kinds(lines: list[dict[str, Any]]) -> dict[str, int]:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
     """The folder of a finished benchmark, and its lines."""
     folder = tmp_path_factory.mktemp("whole")
-    assert run_benchmark(write_spec(folder), folder / "out", allow_dirty=True)
+    assert run_benchmark(write_spec(folder), folder / "out")
     return folder, read_lines(folder / "out" / "lines.jsonl")
 
 
@@ -119,10 +119,10 @@ def test_a_run_is_what_train_measures_with_the_chosen_values(whole: tuple[Path, 
 def test_what_is_done_is_not_done_again_and_what_changed_is(whole: tuple[Path, list[dict[str, Any]]]) -> None:
     folder, _ = whole
     did: list[str] = []
-    run_benchmark(write_spec(folder), folder / "out", allow_dirty=True, listener=lambda unit, *_: did.append(str(unit)))
+    run_benchmark(write_spec(folder), folder / "out", listener=lambda unit, *_: did.append(str(unit)))
     assert did == []
     more = write_spec(folder, seeds=3, methods=SPEC["methods"] | {"the same": ["loss.name=sup_con"]})
-    run_benchmark(more, folder / "out", allow_dirty=True, listener=lambda unit, *_: did.append(str(unit)))
+    run_benchmark(more, folder / "out", listener=lambda unit, *_: did.append(str(unit)))
     assert sorted(did) == sorted(
         f"{setting}, {method}, published, seed 2" for setting in SPEC["settings"] for method in SPEC["methods"]
     )
@@ -131,7 +131,7 @@ def test_what_is_done_is_not_done_again_and_what_changed_is(whole: tuple[Path, l
 
 def test_folds_test_every_class_once_and_choose_within_their_own(tmp_path: Path) -> None:
     spec = write_spec(tmp_path, splits={"folds": 3, "by": "class"}, settings=None, seeds=1, trials=0, ranges=None)
-    assert run_benchmark(spec, tmp_path / "out", allow_dirty=True)
+    assert run_benchmark(spec, tmp_path / "out")
     lines = read_lines(tmp_path / "out" / "lines.jsonl")
     tested = [name for line in lines if line["kind"] == "split" for name in line["classes"]]
     assert sorted(tested, key=int) == [str(label) for label in range(12)]
@@ -143,7 +143,7 @@ def test_a_training_that_diverges_is_a_line(tmp_path: Path) -> None:
     methods = {"SupCon": ["loss.name=sup_con"], "bad": ["optim.name=sgd", "optim.lr=1000", "loss.name=contrastive"]}
     methods["bad"] += ["model.dim=4", "optim.weight_decay=1000", "train.steps=60", "train.validate_every=60"]
     spec = write_spec(tmp_path, methods=methods, settings=None, trials=0, ranges=None)
-    assert run_benchmark(spec, tmp_path / "out", allow_dirty=True)
+    assert run_benchmark(spec, tmp_path / "out")
     failed = [line for line in read_lines(tmp_path / "out" / "lines.jsonl") if "error" in line]
     assert {line["method"] for line in failed} == {"bad"}
     assert len(failed) == 2
@@ -159,13 +159,13 @@ def test_what_a_full_disk_ended_is_no_result(tmp_path: Path, monkeypatch: pytest
     with monkeypatch.context() as patch:
         patch.setattr("aurank.commands.benchmarks.benchmark.train", full)
         with pytest.raises(AurankError, match="No space left"):
-            run_benchmark(spec, tmp_path / "out", allow_dirty=True)
-    assert run_benchmark(spec, tmp_path / "out", allow_dirty=True)
+            run_benchmark(spec, tmp_path / "out")
+    assert run_benchmark(spec, tmp_path / "out")
     assert not any("error" in line for line in read_lines(tmp_path / "out" / "lines.jsonl"))
 
 
 def test_nothing_begins_that_would_end_after_the_limit(tmp_path: Path) -> None:
-    assert not run_benchmark(write_spec(tmp_path), tmp_path / "out", allow_dirty=True, limit=-1.0)
+    assert not run_benchmark(write_spec(tmp_path), tmp_path / "out", limit=-1.0)
     assert kinds(read_lines(tmp_path / "out" / "lines.jsonl")) == {"benchmark": 1}
     assert "not run yet" in (tmp_path / "out" / "table.md").read_text()
 
@@ -204,11 +204,8 @@ def test_a_file_of_nothing_says_what_it_should_hold(tmp_path: Path) -> None:
         BenchmarkRun(tmp_path / "spec.yaml", tmp_path / "out")
 
 
-def test_results_of_no_commit_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_is_told_with_whether_something_was_changed() -> None:
     assert re.fullmatch(r"unknown|[0-9a-f]{12}(-dirty)?", package_commit())
-    monkeypatch.setattr("aurank.commands.benchmarks.benchmark.package_commit", lambda: "0123456789ab-dirty")
-    with pytest.raises(UserError, match=r"uncommitted changes .*commit them, or say --allow-dirty"):
-        run_benchmark(write_spec(tmp_path), tmp_path / "out")
 
 
 @pytest.mark.slow
@@ -217,7 +214,7 @@ def test_a_killed_benchmark_goes_on_and_two_processes_share_what_is_left(
 ) -> None:
     _, lines = whole
     spec, log = write_spec(tmp_path), tmp_path / "log"
-    command = ["benchmark", spec, "--out", tmp_path / "out", "--allow-dirty"]
+    command = ["benchmark", spec, "--out", tmp_path / "out"]
     setup = LOGGED.format(log=str(log))
     begun: list[str] = []
     # In the second trial of the first choice, then in the first training, behind all choices.
@@ -248,7 +245,7 @@ def test_a_killed_benchmark_goes_on_and_two_processes_share_what_is_left(
 def test_workers_share_the_units_and_tell_their_mistakes(tmp_path: Path) -> None:
     spec = write_spec(tmp_path, trials=0, ranges=None)
     told: list[int] = []
-    options: dict[str, Any] = {"workers": 2, "allow_dirty": True}
+    options: dict[str, Any] = {"workers": 2}
     assert run_benchmark(spec, tmp_path / "out", **options, listener=lambda unit, line, done, total: told.append(done))
     assert told == list(range(1, 11))
     assert kinds(read_lines(tmp_path / "out" / "lines.jsonl")) == {"benchmark": 1, "split": 1, "untrained": 2, "run": 8}

@@ -140,7 +140,7 @@ def _benchmark() -> None:
     methods = {"SmoothAP": [], "SupCon": ["loss.name=sup_con"]}
     spec = {"config": "head.yaml", "methods": methods, "without_training": [""], "seeds": 2, "trials": 1}
     Path("spec.yaml").write_text(json.dumps({**spec, "choose_by": {"folds": 2}}))
-    commands.run_benchmark(Path("spec.yaml"), Path("out"), allow_dirty=True)
+    commands.run_benchmark(Path("spec.yaml"), Path("out"))
 
 
 def _tuned() -> None:
@@ -419,7 +419,7 @@ KINDS: dict[str, Kind] = {
     "lines": Kind(_benchmark, ("benchmark out/lines.jsonl --table",), "out/lines.jsonl"),
     "units": Kind(
         _benchmark,
-        ("benchmark spec.yaml --out out --table", "benchmark spec.yaml --out out --allow-dirty"),
+        ("benchmark spec.yaml --out out --table", "benchmark spec.yaml --out out"),
         "out/units",
     ),
     "search": Kind(_tuned, ("tune head.yaml --out search --folds 2 --trials 3",), "search"),

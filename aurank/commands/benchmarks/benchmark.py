@@ -118,7 +118,6 @@ class _Done(TypedDict):
 Listener = Callable[[Unit, Line, int, int], None]
 """Called with a unit that was done, its line, and how many are done of how many."""
 _PAUSE = 1.0  # seconds between two looks at what other processes have done
-_DIRTY = "-dirty"
 _WHEREABOUTS = {"root": None, "workers": 0, "cache": ""}  # of data: what may differ between machines
 
 
@@ -134,9 +133,9 @@ class BenchmarkRun:
         with reading(file, "a benchmark"):
             self.reference = self.spec.reference or next(iter(self.spec.methods))
             if self.reference not in self.spec.methods:
-                known = ", ".join(self.spec.methods)
+                names = ", ".join(self.spec.methods)
                 hint = meant(nearest(self.reference, self.spec.methods))
-                raise UserError(f"the reference {self.reference!r} is none of the methods: {known}{hint}")
+                raise UserError(f"the reference {self.reference!r} is none of the methods: {names}{hint}")
             self.ranges = {key: None if each is None else Range.read(each) for key, each in self.spec.ranges.items()}
             self.base = self.config_of(Unit("untrained", "", "", ""))
             if self.spec.without_training and self.base.data.name != EMBEDDINGS:
@@ -146,17 +145,17 @@ class BenchmarkRun:
             self._check_methods()
 
     def _check_methods(self) -> None:
-        for split, whole in self.splits.items():
-            training, _ = (split_of(whole, self.base.data, name) for name in ("train", "test"))
+        for split, manifest in self.splits.items():
+            training, _ = (split_of(manifest, self.base.data, name) for name in ("train", "test"))
             if self.spec.trials:
                 by = self.spec.choose_by
-                class_folds(whole.select(whole.splits != "test"), by.folds, by=by.by)
+                class_folds(manifest.select(manifest.splits != "test"), by.folds, by=by.by)
             for setting, method in self._pairs:
                 with reading(f"{setting} {method}".strip(), "a method"):
                     config = self.config_of(Unit("run", method, setting, split))
                     if any(getattr(config.data, key) != getattr(self.base.data, key) for key in ("name", "params")):
                         raise UserError("all are compared on the same data: set data.name and data.params in overrides")
-                    if not trial_of(whole).evaluate(**evaluation_options(config)).metrics.keys() >= {"recall@1"}:
+                    if not trial_of(manifest).evaluate(**evaluation_options(config)).metrics.keys() >= {"recall@1"}:
                         raise UserError(
                             "all are compared by Recall@1: name it in evaluate.recall_at and evaluate.metrics"
                         )
@@ -182,12 +181,12 @@ class BenchmarkRun:
 
     @cached_property
     def splits(self) -> dict[str, Manifest]:
-        whole, by = read_whole(self.base.data), self.spec.splits
+        manifest, by = read_whole(self.base.data), self.spec.splits
         if not isinstance(by, Folds):
-            return {by: whole}
-        fold = class_folds(whole, by.folds, by=by.by)
+            return {by: manifest}
+        fold = class_folds(manifest, by.folds, by=by.by)
         parts = (np.where(fold == number, "test", "train") for number in range(by.folds))
-        return {f"fold {number} of {by.folds}": replace(whole, splits=part) for number, part in enumerate(parts, 1)}
+        return {f"fold {number} of {by.folds}": replace(manifest, splits=part) for number, part in enumerate(parts, 1)}
 
     @cached_property
     def _content(self) -> dict[str, str]:
@@ -222,12 +221,12 @@ class BenchmarkRun:
     def _path_of(self, unit: Unit) -> Path:
         config = self.config_of(unit).model_dump(mode="json")
         config["data"] |= _WHEREABOUTS
-        asked: list[Any] = [unit.kind, config, self.splits[unit.split].sha256, self._content]
+        content: list[Any] = [unit.kind, config, self.splits[unit.split].sha256, self._content]
         if unit.kind == "untrained":
-            asked.append(unit.method)
+            content.append(unit.method)
         elif unit.kind == "choice":
-            asked += [self.spec.trials, self.spec.choose_by.model_dump(), self.spec.ranges]
-        digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+            content += [self.spec.trials, self.spec.choose_by.model_dump(), self.spec.ranges]
+        digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
         return self.out / "units" / f"{digest[:32]}.json"
 
     def line_of(self, unit: Unit) -> Line | None:
@@ -270,15 +269,15 @@ class BenchmarkRun:
         begun, spent = time.perf_counter(), time.process_time()
         do = {"choice": self._choose, "run": self._train, "untrained": self._measure}[unit.kind]
         try:
-            found = do(unit)
+            result = do(unit)
         except UserError as error:
             raise UserError(f"{unit}: {error}") from error
         except Diverged as error:  # a result too
-            found = {"error": first_line(error)}
+            result = {"error": first_line(error)}
         return {
             **vars(unit),
             "overrides": self._overrides(unit),
-            **found,
+            **result,
             "seconds": round(time.perf_counter() - begun, 2),
             "processor_seconds": round(time.process_time() - spent, 2),
             "device": torch.cuda.get_device_name() if torch.cuda.is_available() else f"{platform.machine()} CPU",
@@ -290,10 +289,10 @@ class BenchmarkRun:
     def _choose(self, unit: Unit) -> Line:
         by, folder = self.spec.choose_by, self.out / "choices" / self.path_of(unit).stem
         config, data, trials = self.config_of(unit), self.splits[unit.split], self.spec.trials
-        found = tune(
+        tuned = tune(
             config, folder, dataset=data, ranges=self._ranges_of(config), trials=trials, folds=by.folds, by=by.by
         )
-        return {"chosen": found.overrides, "val_mauprc": round(found.value, 6), "at_end": found.at_end}
+        return {"chosen": tuned.overrides, "val_mauprc": round(tuned.value, 6), "at_end": tuned.at_end}
 
     def _train(self, unit: Unit) -> Line:
         config, folder = self.config_of(unit), self.out / "running" / self.path_of(unit).stem
@@ -355,7 +354,6 @@ def run_benchmark(
     *,
     workers: PositiveInt = 1,
     limit: float = math.inf,
-    allow_dirty: bool = False,
     listener: Listener = lambda *_: None,
 ) -> bool:
     """Do what is left of a benchmark, beside other processes with the same folder; return whether all is done.
@@ -364,10 +362,9 @@ def run_benchmark(
         file: a YAML file of methods, or lines.jsonl of a benchmark.
         workers: processes that work at a time; with 1, this one works alone.
         limit: seconds after which no unit may end.
-        allow_dirty: run although the package has uncommitted changes.
 
     Raises:
-        UserError: a mistake in the file or in a method, or uncommitted changes of the package.
+        UserError: a mistake in the file or in a method.
         AurankError: a worker was killed; what had ended is kept.
 
     Example:
@@ -376,15 +373,12 @@ def run_benchmark(
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     _ = Path(folder, "spec.yaml").write_text(spec)
         ...     try:
-        ...         run_benchmark(Path(folder, "spec.yaml"), Path(folder, "out"), allow_dirty=True)
+        ...         run_benchmark(Path(folder, "spec.yaml"), Path(folder, "out"))
         ...     except UserError as error:
         ...         print(str(error).partition(": ")[2])
         the reference 'SupCon' is none of the methods: SOPRC
     """
     commit, until = package_commit(), time.time() + limit
-    if commit.endswith(_DIRTY) and not allow_dirty:
-        text = f"the package has uncommitted changes ({commit}), so its results would be of no commit"
-        raise UserError(f"{text}: commit them, or say --allow-dirty")
     benchmark = BenchmarkRun(file, out)
     try:
         if workers == 1:
@@ -398,12 +392,12 @@ def run_benchmark(
     return benchmark.done == benchmark.total
 
 
-def _work_together(benchmark: BenchmarkRun, workers: int, listener: Listener, *given: Any) -> None:
+def _work_together(benchmark: BenchmarkRun, workers: int, listener: Listener, *work: Any) -> None:
     context = get_context("spawn")
     errors: Any = context.Queue()
     threads = max(1, torch.get_num_threads() // workers)
-    processes = [context.Process(target=_work, args=(errors, threads, *given)) for _ in range(workers)]
-    told = {unit for unit in benchmark.known_units() if benchmark.line_of(unit) is not None}
+    processes = [context.Process(target=_work, args=(errors, threads, *work)) for _ in range(workers)]
+    reported = {unit for unit in benchmark.known_units() if benchmark.line_of(unit) is not None}
     try:
         for process in processes:
             process.start()
@@ -411,9 +405,9 @@ def _work_together(benchmark: BenchmarkRun, workers: int, listener: Listener, *g
             with suppress(Empty):
                 raise errors.get(timeout=_PAUSE)
             for unit in benchmark.known_units():
-                if unit not in told and (line := benchmark.line_of(unit)) is not None:
-                    told.add(unit)
-                    listener(unit, line, len(told), benchmark.total)
+                if unit not in reported and (line := benchmark.line_of(unit)) is not None:
+                    reported.add(unit)
+                    listener(unit, line, len(reported), benchmark.total)
     finally:
         for process in processes:
             process.terminate()
@@ -441,4 +435,4 @@ def package_commit() -> str:
 
     if git("ls-files", "--error-unmatch", "__init__.py") is None:  # installed, perhaps below somebody's repository
         return "unknown"
-    return f"{git('rev-parse', '--short=12', 'HEAD')}{_DIRTY * bool(git('status', '--porcelain', '.'))}"
+    return f"{git('rev-parse', '--short=12', 'HEAD')}{'-dirty' * bool(git('status', '--porcelain', '.'))}"
