@@ -14,7 +14,6 @@ from aurank.models.adapters.loading import building
 from aurank.models.adapters.names import FILLED, is_tower
 from aurank.models.adapters.timm import create, load_file, require_known
 from aurank.models.adapters.towers import ImageTower
-from aurank.sizes import as_sides
 
 Pooling = Literal["avg", "max", "gem"]
 POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
@@ -125,14 +124,6 @@ class Encoder(nn.Module):
             pooled: Tensor = self.pool(features.to(next(self.head.parameters()).dtype))
             return pooled
 
-    @property
-    def image_size(self) -> int | list[int] | None:
-        """The side, or [height, width], of the images that the backbone was made for, where its library knows them."""
-        if isinstance(self.backbone, ImageTower):
-            return self.backbone.image_size
-        size = getattr(network_of(self.backbone), "pretrained_cfg", {}).get("input_size")
-        return None if size is None else as_sides(size[-2:])
-
     def train(self, mode: bool = True) -> "Encoder":
         super().train(mode)
         for module in self._batch_norms() if self.freeze_batch_norm else self.held:
@@ -192,12 +183,6 @@ def projection(width: int, dim: int, *, layers: int = 1, hidden: int | None = No
         # Its bias would be taken off again by the batch norm.
         inner += [nn.Linear(before, after, bias=False), nn.BatchNorm1d(after), nn.ReLU(inplace=True)]
     return nn.Sequential(*inner, nn.Linear(widths[-1], dim))
-
-
-@torch.no_grad()
-def start_at_identity(head: nn.Linear) -> None:
-    nn.init.eye_(head.weight)
-    nn.init.zeros_(head.bias)
 
 
 @torch.no_grad()

@@ -73,16 +73,6 @@ class ImageModel:
             return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(self.transform))
         return " ".join([*self.description.split(" ")[:1], *self.description.split(" ")[2:]])  # without the version
 
-    @property
-    def needed_side(self) -> int | None:
-        """The shorter side below which its transform enlarges an image before it cuts; None where that is unknown."""
-        if hasattr(self.transform, "needed_side"):
-            side: int | None = self.transform.needed_side
-            return side
-        steps = (step for step in getattr(self.transform, "transforms", ()) if type(step).__name__.startswith("Resize"))
-        size = getattr(next(steps, None), "size", None)  # of torchvision's Resize, and timm's
-        return max(size) if isinstance(size, list | tuple) else size
-
     def dataset(self, manifest: Manifest, *, cache_bytes: int = 0, **how: Any) -> ImageDataset:
         """Return the images of a manifest as the model wants them; `how`: on_error, max_pixels, prepared."""
         if isinstance(self.transform, Pipeline):
@@ -231,7 +221,7 @@ class ModelImages(ImageDataset):
         if prepared is not None:
             side = prepared.how.short_side
             shape = model.transform(to_picture(np.zeros((side, side, model.channels), np.uint8))).shape
-            warn_of_small(prepared, max(model.needed_side or 0, *shape[-2:]), model.name)
+            warn_of_small(prepared, max(shape[-2:]), model.name)
 
     def to_input(self, images: torch.Tensor) -> torch.Tensor:
         return images

@@ -48,10 +48,8 @@ def checkpoint_gradients(encoder: Encoder, name: str) -> None:
         else:
             network.set_grad_checkpointing(True)
     except (AttributeError, AssertionError, ValueError) as error:
-        remedy = "leave it out, or use train.micro_batch"
-        raise UserError(
-            f"model.gradient_checkpointing: {name} cannot compute its activations again; {remedy}"
-        ) from error
+        message = f"{name} cannot compute its activations again; leave it out, or use train.micro_batch"
+        raise UserError(f"model.gradient_checkpointing: {message}") from error
 
 
 def add_lora(encoder: Encoder, *, rank: int, alpha: float, targets: Sequence[str] | None = None) -> None:

@@ -83,7 +83,7 @@ def build_sampler(
 
 def check_image_size(encoder: Encoder, config: Config, device: torch.device) -> None:
     """Raise UserError where the encoder cannot take images of every size that is used; try an image of zeros."""
-    name, fitting = config.model.backbone, encoder.image_size or "a larger one"
+    name = config.model.backbone
     if name == NO_BACKBONE:
         return
     augmented = build_transform(config.data, train=True)
@@ -95,7 +95,7 @@ def check_image_size(encoder: Encoder, config: Config, device: torch.device) -> 
         sides = as_sides(size)
         options = f"model.params.img_size={sides} or dynamic_img_size=true"
         option = f"force_image_size={'x'.join(map(str, size))}" if is_tower(name) else options
-        remedy, title = f"use data.image_size={fitting}, or give it {option}", f"a network for {sides} pixels ({key})"
+        remedy, title = f"use another data.image_size, or give it {option}", f"a network for {sides} pixels ({key})"
         with torch.no_grad(), reading(f"model.backbone={name}", title, remedy=remedy):
             encoder(torch.zeros(1, config.data.channels, *size, device=device))
     encoder.train(training)

@@ -35,7 +35,7 @@ from aurank.losses import MultipleLosses
 from aurank.losses.core.distributed import Shares
 from aurank.losses.core.pair_loss import TakesInputs
 from aurank.losses.core.training_protocols import FollowsProgress, Reencodes
-from aurank.models.encoder import EachPart, Encoder, Pooled, start_at_identity, start_at_pca
+from aurank.models.encoder import EachPart, Encoder, Pooled, start_at_pca
 from aurank.training.build import (
     Splits,
     build_loss,
@@ -322,7 +322,8 @@ def start_projection(encoder: Encoder, config: Config, training_images: Callable
             f"model.head_start={start} needs model.dim of {size}{width}, the width of the backbone, got {dim}"
         )
     if start == "identity":
-        start_at_identity(head)
+        nn.init.eye_(head.weight)
+        nn.init.zeros_(head.bias)
     elif start == "pca":
         data, group = training_images(), ProcessGroup(None)
         rows = np.sort(np.random.default_rng(config.seed).permutation(len(data))[:PCA_ROWS])

@@ -37,7 +37,7 @@ _ANY_BATCH = "export it with a batch of any size, torch.onnx.export(…, dynamic
 
 class StoredTransform:
     def __init__(self, pipeline: Pipeline, *, is_inside: bool) -> None:
-        self.pipeline, self.is_inside, self.needed_side = pipeline, is_inside, pipeline.needed_side
+        self.pipeline, self.is_inside = pipeline, is_inside
 
     def __call__(self, image: Image) -> Tensor:
         pixels = to_pixels(image, self.pipeline.channels)

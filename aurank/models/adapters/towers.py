@@ -14,7 +14,6 @@ from aurank.models.adapters.open_clip import open_clip_look, open_clip_tower
 from aurank.models.adapters.timm import by_channel, timm_crop, timm_look
 from aurank.models.adapters.transformers import transformers_look, transformers_tower
 from aurank.models.adapters.weights import read_look
-from aurank.sizes import as_sides
 
 _TOWERS = {"open_clip": open_clip_tower, "transformers": transformers_tower}
 _LOOKS = {"open_clip": open_clip_look, "transformers": transformers_look}
@@ -31,7 +30,6 @@ class ImageTower(nn.Module):
         model, self.notes = _TOWERS[kind](name, model_id, options, weights)
         size: Any = getattr(model, "image_size", None)
         sides = size if isinstance(size, list | tuple) else (size or _SIZE,) * 2
-        self.image_size = None if size is None else as_sides(sides)
         self.model = model.float()
         self.num_features = freeze_unused(self.model.eval(), torch.zeros(1, 3, *sides)).shape[1]
 

@@ -70,13 +70,6 @@ class _Processed:
     def __init__(self, processor: Any) -> None:
         self.processor = processor
 
-    @property
-    def needed_side(self) -> int | None:
-        """The shorter side below which it enlarges an image before it cuts."""
-        settings = self.processor.to_dict()
-        sizes = [side for side in (settings.get("size") or {}).values() if side] if settings.get("do_resize") else []
-        return min(sizes, default=None)
-
     def __call__(self, image: Image) -> Tensor:
         pixels: Tensor = self.processor(images=image, return_tensors="pt")["pixel_values"][0]
         return pixels
