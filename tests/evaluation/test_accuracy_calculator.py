@@ -13,7 +13,6 @@ from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 from pytorch_metric_learning.utils.inference import CustomKNN, FaissKNN
 from sklearn.metrics import average_precision_score
 
-from aurank.errors import UserError
 from aurank.evaluation import AccuracyCalculator
 
 SHARED = (
@@ -199,37 +198,3 @@ def test_hierarchies_and_two_streams_work_in_pml_testers() -> None:
     streams = {"test": Rows(embeddings, labels, streams=True)}  # this tester turns labels into float32
     ours, theirs = both(testers.GlobalTwoStreamEmbeddingSpaceTester, streams)
     assert ours["test"] == pytest.approx(theirs["test"], abs=1e-7)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"include": ("recal_at_1",)}, r"include names an unknown metric 'recal_at_1', .*; did you mean 'recall_at_1'"),
-        ({"include": ("NMI",)}, "include names an unknown metric 'NMI'"),
-        ({"k": 0}, "k must be an integer greater than 0, or None, or 'max_bin_count'; got 0"),
-    ],
-)
-def test_what_it_cannot_do_is_refused_at_once(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        AccuracyCalculator(**options)
-
-
-def test_bad_calls_are_refused() -> None:
-    calculator = AccuracyCalculator()
-    query, labels = clusters()
-    with pytest.raises(UserError, match="first rows of the reference are not the queries"):
-        calculator.get_accuracy(query, labels, query.flip(0), labels.flip(0), True)
-    with pytest.raises(UserError, match="first rows of the reference"):
-        calculator.get_accuracy(query, labels, query[:5], labels[:5], True)
-    with pytest.raises(UserError, match="reference came without reference_labels"):
-        calculator.get_accuracy(query, labels, query)
-    with pytest.raises(UserError, match=r"query labels are float32 and hold fractions, or numbers of 16777216"):
-        calculator.get_accuracy(query, labels.float() + 2**24)
-    with pytest.raises(UserError, match="hold fractions"):
-        calculator.get_accuracy(query, labels.numpy() + 0.5)
-    with pytest.raises(UserError, match="for 60 query embeddings"):
-        calculator.get_accuracy(query, labels[1:])
-    bad = query.clone()
-    bad[7, 1] = np.nan
-    with pytest.raises(UserError, match="row 7 of the query embeddings holds NaN"):
-        calculator.get_accuracy(bad, labels, torch.cat([bad, query]), torch.cat([labels, labels]), True)

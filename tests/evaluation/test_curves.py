@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from testing.listing import Item, groups, ranks_of, read
 
-from aurank.errors import UserError
 from aurank.evaluation import metrics
 from aurank.evaluation.metrics import mean, precision_recall_curve, random_order_ap
 
@@ -81,11 +80,6 @@ def test_the_area_of_the_exact_curve_is_mauprc_by_each_rule_for_ties(lists: list
         curve = precision_recall_curve(ranks, points=None, interpolated=False, ties=rule)
         area = float(np.sum(np.diff(curve.recall, prepend=0.0) * curve.precision))
         assert area == pytest.approx(mean(metrics.average_precision(ranks, ties=rule)), abs=1e-12)
-
-
-def test_fewer_than_two_points_are_refused() -> None:
-    with pytest.raises(UserError, match=r"points must be 2 or more, got 1"):
-        precision_recall_curve(ranks_of([read("+ -")]), points=1)
 
 
 def test_a_random_order_scores_the_mean_over_all_orders() -> None:

@@ -106,22 +106,6 @@ def test_what_is_ignored_junk_or_of_the_own_camera_counts_nowhere() -> None:
     assert len(report.values("h_ap")) == len(evaluate(embeddings, LABELS, **given).values("h_ap"))
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"super_labels": None}, "super-categories needs super_labels"),
-        ({"super_labels": ABOVE[:5]}, "super_label"),
-        ({"super_labels": np.arange(20)}, "super_labels of query 0"),
-        ({"gallery_super_labels": ABOVE}, "super_labels and gallery_super_labels belong together"),
-        ({"positives": [(0, 1)]}, "super_labels group classes: give labels, and no list of positives"),
-        ({"postprocess": "k_reciprocal"}, "does not go with a metric of super-categories"),
-    ],
-)
-def test_what_does_not_fit_is_refused(given: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        evaluate(rows(), LABELS, metrics=["h_ap"], **{"super_labels": ABOVE, **given})
-
-
 def test_names() -> None:
     assert check_names(["h_ap", "macro:h_ndcg", "super:map@r", "macro:super:ndcg@5"])
     for name in ("super:h_ap", "super:tpr@fpr=0.1", "super:super:mauprc", "super:", "h_map"):

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from aurank.errors import UserError
 from aurank.evaluation import Report
 from aurank.evaluation.bootstrap import CELLS, Resampling, Units, resampled_means
 
@@ -102,23 +101,3 @@ def test_more_units_than_are_drawn_at_a_time_give_the_same_draws_in_one_row_each
     (few,) = resampled_means(terms[None], resamples=64, seed=0)
     assert np.array_equal(many[:64], few)
     assert many[64] not in many[:64]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"resamples": 99}, r"resamples must be 100 or more, got 99"),
-        ({"resamples": 1000, "level": 0.999}, r"got 0.999 and 1000"),
-        ({"level": 1.0}, r"a level between 0 and 1 .* got 1.0"),
-        ({"level": 0.0}, r"a level between 0 and 1"),
-        ({"seed": -1}, r"seed must be 0 or more, got -1"),
-    ],
-)
-def test_impossible_options_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        interval(*data(6), **options)
-
-
-def test_a_single_class_is_refused() -> None:
-    with pytest.raises(UserError, match=r"needs queries of 2 classes or more to draw from; there is 1 class"):
-        interval(np.array([0.1, 0.9]), np.array([3, 3]))

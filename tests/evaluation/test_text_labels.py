@@ -79,16 +79,3 @@ def test_a_gallery_without_groups_is_not_given_those_of_the_queries() -> None:
     report = aurank.evaluate(ROWS[:10], NAMES[:10], ROWS[10:], NAMES[10:], **sides, neighbours=3)
     assert "group" in report.per_query
     assert "group" not in report.gallery
-
-
-@pytest.mark.parametrize("field", ["labels", "ids", "groups"])
-def test_names_that_numpy_would_merge_are_refused(field: str) -> None:
-    given = {"labels": [0, 0, 1, 1], field: ["a", "a", "a\0", "b"]}
-    with pytest.raises(UserError, match=r"'a\\x00' ends in a zero byte"):
-        aurank.evaluate(ROWS[:4], **given)
-
-
-@pytest.mark.parametrize("missing", ["", "nan"])
-def test_a_label_that_is_missing_is_no_class(missing: str) -> None:
-    with pytest.raises(UserError, match=f"some labels are missing \\('{missing}'\\): leave those rows out"):
-        aurank.evaluate(ROWS[:4], np.array(["a", "a", missing, missing]))

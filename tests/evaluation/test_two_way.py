@@ -131,14 +131,6 @@ def test_a_report_comes_back_from_its_folder_and_says_chance(tmp_path: Path) -> 
         TwoWayReport.load(tmp_path)
 
 
-def test_sides_that_are_not_pairs_are_refused() -> None:
-    images, texts = pairs(4)
-    with pytest.raises(UserError, match="4 images for 3 texts: row i of both must be one pair"):
-        two_way(images, texts[:3], [0, 1, 2, 3])
-    with pytest.raises(UserError, match=r"the text ids have shape .* for 4"):
-        two_way(images, texts, [0, 1, 2, 3], text_ids=[0, 1])
-
-
 def test_zero_shot_gives_each_image_the_class_of_the_nearest_mean_prompt() -> None:
     generator = np.random.default_rng(0)
     images, named = (
@@ -155,8 +147,6 @@ def test_zero_shot_gives_each_image_the_class_of_the_nearest_mean_prompt() -> No
         5: pytest.approx(float((order[:, :5] == labels[:, None]).any(1).mean())),
     }
     assert "zero-shot: 7 classes by 3 prompts each; chance is 0.1429 for recall@1, 0.7143 for recall@5" in str(report)
-    with pytest.raises(UserError, match="label 7 has no prompts: there are those of classes 0 to 6"):
-        zero_shot(images, labels + 1, torch.from_numpy(named))
 
 
 def test_an_ensemble_of_one_prompt_is_that_prompt_at_unit_length() -> None:
@@ -166,8 +156,6 @@ def test_an_ensemble_of_one_prompt_is_that_prompt_at_unit_length() -> None:
 
 def test_prompts_stand_class_by_class() -> None:
     assert prompts(["cat", "{owl}"], ["a {}", "{}s"]) == ["a cat", "cats", "a {owl}", "{owl}s"]
-    with pytest.raises(UserError, match=r"a template must hold \{\} .*got \['a photo'\]"):
-        prompts(["cat"], ["a photo"])
 
 
 def test_each_direction_is_the_report_of_evaluate() -> None:

@@ -1,13 +1,9 @@
 """Calibrations against all pairs tried one after another."""
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import pytest
 
 import aurank
-from aurank.errors import UserError
 from aurank.evaluation import RetrievalProblem, calibrate
 
 CHANCE = np.random.default_rng(3)
@@ -61,30 +57,6 @@ def test_whose_pairs_are_counted_for_queries_without_labels() -> None:
     pairs = np.argwhere((LABELS[:, None] == LABELS) & ~np.eye(80, dtype=bool))
     found = calibrate(RetrievalProblem(ROWS, positives=pairs), precision=0.9)
     assert found.threshold == calibrate(PROBLEM, precision=0.9).threshold
-
-
-POORLY = np.array([[1.0, 0.0], [0.8, 0.6], [1.0, 0.01], [0.8, 0.61]])
-
-
-@pytest.mark.parametrize(
-    ("call", "named"),
-    [
-        (lambda: calibrate(PROBLEM), "precision None"),
-        (lambda: calibrate(PROBLEM, precision=0.9, false_match_rate=0.1), "precision 0.9 and false-match rate 0.1"),
-        (lambda: calibrate(PROBLEM, precision=float("nan")), "precision nan"),
-        (lambda: calibrate(PROBLEM, false_match_rate=1.0), "rate 1.0"),
-        (lambda: calibrate(PROBLEM, false_match_rate=1e-7), "6,080 negative pairs is 0.00016"),
-        (
-            lambda: calibrate(RetrievalProblem(POORLY, [0, 0, 1, 1]), precision=0.9),
-            "0.9: the highest is 0.4000, at 0.8",
-        ),
-        (lambda: calibrate(RetrievalProblem(POORLY, [0, 0, 1, 1]), false_match_rate=0.13), "rate of 0.13"),
-        (lambda: calibrate(RetrievalProblem(POORLY, [0, 1, 2, 3]), precision=0.9), "no query has a positive"),
-    ],
-)
-def test_what_has_no_threshold_raises(call: Callable[[], Any], named: str) -> None:
-    with pytest.raises(UserError, match=named):
-        call()
 
 
 def test_a_precision_that_any_threshold_has() -> None:

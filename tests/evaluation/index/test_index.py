@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -218,45 +217,6 @@ def test_both_files_stay_whole_when_writing_fails(tmp_path: Path, monkeypatch: p
     with pytest.raises(AurankError, match="No space left"):
         Index.build(rows(1, 20), device="cpu").save(tmp_path / "index")
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
-
-
-@pytest.mark.parametrize(
-    ("factory", "message"),
-    [
-        ("Rubbish", "'Rubbish' cannot be made for 8 dimensions.*could not parse index string Rubbish"),
-        ("IVF99999999999,Flat", "IVF99999999999,Flat"),
-        ("PQ3", "multiple of"),
-        ("Flat; nprobe=3", "could not set parameter nprobe"),
-        ("IVF4,Flat; many", "could not interpret parameters many"),
-    ],
-)
-def test_a_bad_factory_string_is_refused_in_one_line(factory: str, message: str) -> None:
-    with pytest.raises(UserError, match=message) as caught:
-        Index(8, factory, device="cpu")
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda built: Index(8, "IVF4,Flat", device="cpu").add(rows(0)), "not trained"),
-        (lambda built: built.search(rows(0)[:, :5], 3), "have 5 columns and the index has 8"),
-        (lambda built: built.add(rows(0)[:, :5]), "have 5 columns and the index has 8"),
-        (lambda built: Index.build(rows(0), "IVF4,Flat; nprobe=0", device="cpu").search(rows(1), 3), "nprobe > 0"),
-        (lambda built: Index.build(rows(0), "IVF512,Flat", device="cpu"), "cannot be trained on 200 rows"),
-        (lambda built: Index.build(rows(0), "OPQ4,IVF4,PQ4x4", device="cpu"), "cannot be trained on 200 rows"),
-        (lambda built: Index.build(rows(0), "IVF4,PQ4x4", device="cpu", training_rows=3), "trained on 3 rows"),
-        (lambda built: built.search(rows(0), 0), "k must be 1 or more, got 0"),
-        (lambda built: Index(8, device="cpu").search(rows(0), 3), "the index is empty"),
-        (lambda built: Index(8, distance="cos", device="cpu"), "distance must be one of cosine, dot, euclidean"),
-        (lambda built: Index.build(rows(0), "IDMap,Flat", device="cpu"), r"cannot be added.*IDMap"),
-        (lambda built: Index(8, device="tpu"), "device 'tpu'"),
-        (lambda built: Index(8, device="cuda:99"), "device 'cuda:99'"),
-    ],
-)
-def test_what_cannot_be_is_refused(call: Callable[[Index], object], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        call(Index.build(rows(0), device="cpu"))
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])

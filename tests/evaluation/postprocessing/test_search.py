@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from aurank.errors import UserError
 from aurank.evaluation import RetrievalProblem
 from aurank.evaluation.index.neighbours import Index
 from aurank.evaluation.postprocessing import GallerySearch, PostProcessing, processed_gallery
@@ -90,13 +89,3 @@ def test_an_approximate_index_is_scored_exactly() -> None:
     assert (
         plain(factory="IVF4,SQ8").nearest(QUERIES, 5, exact=True)[0].tolist() == plain().nearest(QUERIES, 5)[0].tolist()
     )
-
-
-def test_what_cannot_be_is_refused() -> None:
-    late = PostProcessing.parse("query_expansion:k=2, database_augmentation:k=2")
-    with pytest.raises(UserError, match="name database_augmentation before query_expansion"):
-        processed_gallery(late, GALLERY)
-    with pytest.raises(UserError, match="7 columns and the gallery has 8"):
-        plain().nearest(QUERIES[:, :7], 3)
-    with pytest.raises(UserError, match="row 1 of the query embeddings"):
-        plain().nearest(np.where(np.arange(7)[:, None] == 1, np.nan, QUERIES), 3)
