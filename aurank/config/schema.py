@@ -118,8 +118,8 @@ class Component(Strict):
     model_config = ConfigDict(validate_default=True)
     table: ClassVar[str] = ""  # its key in the choices that `load_config` hands to the validation
 
-    name: str = Field(description="Which one: a name from its table.")
-    params: Params = key({}, "Its arguments, by the constructor's names.")
+    name: str = Field(description="Name of the component.")
+    params: Params = key({}, "Arguments of its constructor.")
 
     @field_validator("name")
     @classmethod
@@ -148,12 +148,12 @@ class Component(Strict):
 
 class Augmentation(Component):
     table = "data.train_transform"
-    name: str = key("crop_flip", "Which one: a name from its table.")
+    name: str = key("crop_flip", "Name of the component.")
 
 
 class Transform(Component):
     table = "data.test_transform"
-    name: str = key("center", "Which one: a name from its table.")
+    name: str = key("center", "Name of the component.")
 
 
 class Miner(Component):
@@ -161,7 +161,7 @@ class Miner(Component):
 
 
 class LossTerm(Component):
-    """One loss of the sum that training makes smaller, and how it learns what it has of its own.
+    """One loss of the sum that training minimises, and how its own parameters learn.
 
     Example:
         >>> LossTerm(name="proxy_anchor", weight=0.5, lr_multiplier=100.0).matryoshka is None
@@ -169,21 +169,21 @@ class LossTerm(Component):
     """
 
     table = "loss"
-    weight: float = key(1.0, "What it is multiplied by in the sum.", gt=0, le=1e9)
-    miner: Miner | None = key(None, "Which pairs of a batch count for it; null: the top-level miner.")
-    matryoshka: Widths | None = key(None, "Numbers of an embedding, of whose losses it is the sum; null: all alone.")
-    matryoshka_weights: Weights | None = key(None, "What these are multiplied by; null: 1 each.")
+    weight: float = key(1.0, "Weight in the sum.", gt=0, le=1e9)
+    miner: Miner | None = key(None, "Which pairs of a batch count for it; null: the top-level `miner`.")
+    matryoshka: Widths | None = key(None, "Widths of embeddings whose losses are summed; null: the whole embedding.")
+    matryoshka_weights: Weights | None = key(None, "Weight of each width; null: 1 each.")
     lr_multiplier: float | None = key(None, "Rate of its own parameters; null: optim.temperature_lr.", gt=0, le=1e6)
     weight_decay: float = key(0.0, "Decay of its own vectors, such as proxies.", ge=0, le=1000)
 
 
 class Schedule(Component):
     table = "optim.schedule"
-    name: str = key("constant", "Which one: a name from its table.")
+    name: str = key("constant", "Name of the component.")
 
 
 class NormaliseConfig(Strict):
-    """What is taken off the values of an image, from 0 to 1, and what they are divided by, for each channel."""
+    """Mean and deviation that normalise each channel of an image, whose values are from 0 to 1."""
 
     mean: tuple[Annotated[float, Field(ge=0, le=1)], ...] = Field(min_length=1, description="Mean of each channel.")
     std: tuple[Annotated[float, Field(gt=0)], ...] = Field(min_length=1, description="Deviation of each channel.")
@@ -217,8 +217,10 @@ class DataConfig(Component):
     workers: int = key(0, "Processes that read images; 0 reads in the main one.", ge=0, le=1024)
     on_error: Literal["raise", "skip"] = key("raise", "A corrupt image stops the run, or is left out and counted.")
     max_pixels: int = key(128_000_000, "An image of more pixels counts as corrupt.", ge=1, le=178_956_970)
-    repeated: RefuseOrKeep = key("refuse", "Images listed twice stop the run, or count as others.")
-    odd_classes: RefuseOrKeep = key("refuse", "Two classes, or ones named like splits, stop a run, or not.")
+    repeated: RefuseOrKeep = key("refuse", "Images listed twice stop the run, or are kept.")
+    odd_classes: RefuseOrKeep = key(
+        "refuse", "Only two classes, or classes named like splits, stop the run, or are kept."
+    )
     cache: Size = key("1GiB", "A set whose decoded images fit in this is kept in memory.")
 
     @property
@@ -234,7 +236,7 @@ class SamplerConfig(Component):
 
 
 class TextConfig(Strict):
-    """The encoder of texts beside that of images: both are trained to find each other's."""
+    """The encoder of texts; it and the encoder of images are trained to find each other's embeddings."""
 
     name: TextModel = key("transformer", "A transformer from random weights, or another library's, with its tokens.")
     layers: int = key(4, "Layers of the transformer.", ge=1, le=64)
@@ -245,7 +247,7 @@ class TextConfig(Strict):
 
 
 class LoraConfig(Strict):
-    """Adapters of low rank beside layers of the backbone, which alone are trained with the projection (peft)."""
+    """Adapters of low rank beside layers of the backbone (peft); only they and the projection are trained."""
 
     rank: int = key(8, "Rank of an adapter.", ge=1, le=4096)
     alpha: float = key(16.0, "Adapters are multiplied by alpha / rank.", gt=0, le=1e6)
@@ -253,13 +255,13 @@ class LoraConfig(Strict):
 
 
 class SavedFeatures(Strict):
-    """What a head was trained on in place of a backbone: taken from the file of embeddings, to be found again."""
+    """The embeddings that a head was trained on, as their file describes them."""
 
-    width: Count = Field(description="Numbers of a row.")
-    model: str | None = key(None, "The model that made them, as --model takes it; null: nobody knows.")
+    width: Count = Field(description="Length of an embedding.")
+    model: str | None = key(None, "The model that made them, as --model takes it; null: unknown.")
     weights_sha256: str | None = key(None, "Digest of its weights.")
-    preprocessing: str | None = key(None, "How images were shown to it, in words.")
-    precision: str = key("", "What else decides the rows, in words: bf16, prepared images.")
+    preprocessing: str | None = key(None, "How it preprocessed images, in words.")
+    precision: str = key("", "What else changes the embeddings, in words: bf16, prepared images.")
 
 
 class ModelConfig(Strict):
@@ -279,7 +281,7 @@ class ModelConfig(Strict):
     head_start: Literal["pca", "identity", "random"] | None = key(
         None, "First weights of a linear projection; null: pca or identity on saved embeddings, else random."
     )
-    discard_head: bool = key(False, "Evaluate what the backbone gives, the projection being for the loss alone.")
+    discard_head: bool = key(False, "Measure the output of the backbone; the projection serves the loss alone.")
     pooling: Literal["avg", "max", "gem"] = key("avg", "How a feature map becomes a vector.")
     freeze: Freeze | None = key(None, "Not trained: backbone, or names of its parameters; null: nothing.")
     lora: LoraConfig | None = key(None, "Train adapters in place of the backbone; null: none.")
@@ -317,7 +319,7 @@ class TrainConfig(Strict):
     ema: float | None = key(None, "Decay of a moving average of the weights, such as 0.999; null: none.", gt=0, lt=1)
     log_every: Count = key(10, "Steps between lines of metrics.jsonl.")
     checkpoint_every: Count = key(500, "Steps between checkpoints; there is one after the last step too.")
-    timeout: Duration = key("30min", "Of several processes, how long one waits for another: longer than a validation.")
+    timeout: Duration = key("30min", "Longest wait for another process; longer than a validation takes.")
     trackers: list[Tracker] = key([], "Where else to log, such as tensorboard.")
 
 
@@ -343,7 +345,7 @@ OneOrMore = Annotated[
 
 
 class DataSection(Strict):
-    """The data section alone: what measuring a model needs of a configuration."""
+    """A configuration with the data section alone, as measuring a model needs it."""
 
     data: DataConfig = Field(description="Which images, and what is done to them.")
 
@@ -395,7 +397,7 @@ class Config(Strict):
 
 
 def _unused(config: Config) -> Iterator[tuple[str, str]]:
-    """Yield keys that are set although another one leaves them nothing to act on."""
+    """Yield keys that are set although another key makes them useless."""
     data, model, text = config.data, config.model, config.model.text
     for applies, keys, reason in (
         (

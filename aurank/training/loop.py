@@ -68,7 +68,7 @@ class StopRequest:
 
 
 class Drawn(NamedTuple):
-    """A batch of this process, its place, and what all processes have of it where there are several."""
+    """A batch of this process, its epoch and its number there; of several processes, the labels and ids of all."""
 
     batch: Batch
     epoch: int
@@ -158,7 +158,7 @@ class Loop:
         progress, sampler, trainer = self.progress, self.trainer.sampler, self.trainer
         skips, views = trainer.config.data.on_error == "skip", trainer.views
         labels = trainer.train_data.manifest.labels
-        # How many are wanted is not known where some may be passed over.
+        # Batches with too few readable images are passed over, so nobody knows how many to draw.
         drawn = itertools.islice(sampler.iterate_ranks(progress.epoch, progress.batch), None if skips else count)
         positions, to_load = itertools.tee(drawn)
         keys = (view_keys(parts[sampler.rank], epoch, views) for epoch, _, parts in to_load)
@@ -226,7 +226,12 @@ class Loop:
             record = {"step": progress.step, "epoch": epoch, "loss": mean, **terms, "lr": rate, **signs}
             progress.loss_sum, progress.loss_count, progress.term_sums = 0.0, 0, {}
             self._record(record, split="train")
-        self._after_step()
+        checkpoint, validation = self._due(settings.checkpoint_every), self._due(settings.validate_every)
+        progress.validation_owed = validation and trainer.val_data is not None
+        if checkpoint and (progress.validation_owed or not validation):
+            self.save("last")  # before a validation, which may fail
+        if validation:
+            self._conclude()
 
     def listen(self, kind: str, values: dict[str, Any]) -> None:
         if not self.main:
@@ -271,14 +276,6 @@ class Loop:
 
     def _due(self, every: int) -> bool:
         return self.progress.step % every == 0 or self.progress.step == self.settings.steps
-
-    def _after_step(self) -> None:
-        checkpoint, validation = self._due(self.settings.checkpoint_every), self._due(self.settings.validate_every)
-        self.progress.validation_owed = validation and self.trainer.val_data is not None
-        if checkpoint and (self.progress.validation_owed or not validation):
-            self.save("last")  # before a validation, which may fail
-        if validation:
-            self._conclude()
 
     def _conclude(self) -> None:
         improved = self._validate()
