@@ -1,4 +1,4 @@
-"""Memory that stays with the process: what glibc is told once, before torch is imported."""
+"""Settings of glibc that keep freed memory in the process, made once before torch is imported."""
 
 import ctypes
 import os

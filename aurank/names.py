@@ -1,4 +1,4 @@
-"""What was probably meant by a name that nobody knows, names that mean the same, and texts that count as the same."""
+"""Names: the known one that a misspelt one is like, aliases of arguments, and texts that count as the same."""
 
 import difflib
 import functools
@@ -17,13 +17,13 @@ _WORDS = {"distance": {"l2": "euclidean"}}  # values that others have other word
 
 
 def nearest(name: str, names: Iterable[str], *, most: int = 1, cutoff: float = 0.6) -> list[str]:
-    """Return the names most like this one, whatever their case, the likest first; none if none is close."""
+    """Return the names most like this one, ignoring case, the most similar first; none if none is close."""
     lowered = {option.lower(): option for option in names}
     return [lowered[close] for close in difflib.get_close_matches(name.lower(), lowered, n=most, cutoff=cutoff)]
 
 
 def meant(names: Sequence[str]) -> str:
-    """``; did you mean 'a' or 'b'?``, or nothing where there are no names."""
+    """Return ``; did you mean 'a' or 'b'?``, or "" without names."""
     return f"; did you mean {' or '.join(repr(name) for name in names)}?" if names else ""
 
 
@@ -33,7 +33,7 @@ def tidied(text: str) -> str:
 
 
 def text_key(text: str) -> str:
-    """Return what is equal for texts that count as the same: `tidied`, without regard to case, as they are read."""
+    """Return a key that texts share if they differ only in case, white space or Unicode form."""
     return tidied(tidied(text).casefold())  # tidied again: a folded letter may be decomposed
 
 

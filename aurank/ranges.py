@@ -13,9 +13,9 @@ from aurank.names import signature
 
 @dataclass(frozen=True)
 class Range:
-    """Values worth trying: numbers from `low` to `high`, whole ones where both are whole, or else `choices`.
+    """Values worth trying: numbers from `low` to `high`, integers if both are integers, or else `choices`.
 
-    An argument has it beside its type: ``temperature: Annotated[float, Range(0.02, 0.5, log=True)] = 0.1``.
+    An argument declares it beside its type: ``temperature: Annotated[float, Range(0.02, 0.5, log=True)] = 0.1``.
 
     Args:
         log: draw the logarithm evenly.
@@ -65,7 +65,7 @@ class Range:
         return dataclasses.replace(self, low=min(self.low, value), high=max(self.high, value))
 
     def at_end(self, value: Any) -> bool:
-        """Return whether a number lies within 5 % of an end, beyond which there may be better ones."""
+        """Return whether a number lies within 5 % of an end: better values may lie beyond it."""
         if self.choices or value not in self:
             return False
         low, number, high = map(math.log, (self.low, value, self.high)) if self.log else (self.low, value, self.high)

@@ -1,4 +1,4 @@
-"""Amounts of memory and of time, and sizes of images, as people write them."""
+"""Amounts of memory and time, and sizes of images, as people write them."""
 
 import contextlib
 import os
