@@ -99,7 +99,7 @@ def check_values(values: Mapping[str, Any]) -> None:
 
 
 def check_images(images: "ImageSelection") -> None:
-    images.require_there()
+    images.find_protocol()
     if isinstance(images.data, str) and images.overrides:
         require_keys(images.data, images.overrides)
 

@@ -3,15 +3,13 @@
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aurank.config import Choices, Config, DataConfig, load_config, shipped_configs
 from aurank.config.schema import EMBEDDINGS
-from aurank.data.readers import BENCHMARKS, READERS
+from aurank.data.readers import READERS
 from aurank.data.readers.given import GIVEN
-from aurank.data.readers.published import locate
 from aurank.data.sources import folder_or_file
 from aurank.errors import OptionRule, UserError, check_options
 from aurank.files import address_of
@@ -65,14 +63,6 @@ class ImageSelection:
         options = {name: getattr(self, name) for name in ("data", "split", "protocol", "root")}
         return [f"--{name} {value}" for name, value in options.items() if value is not None] + [*self.overrides]
 
-    def require_there(self) -> None:
-        """Raise UserError where the options name data that are not there."""
-        if self.protocol is not None and (protocol := self.find_protocol()) is not None:
-            require_data(protocol.reader, data_folder(self.root))
-        elif self.data is not None:
-            section = located(self.data)
-            require_data(section["name"], data_folder(section.get("root")), **section["params"])
-
     @property
     def takes_embeddings(self) -> bool:
         """Whether the rows of a file of embeddings are named, or a configuration of a head on such."""
@@ -91,11 +81,13 @@ class ImageSelection:
         return {name: getattr(config.evaluate, name) for name in config.evaluate.model_fields_set}
 
     def check(self) -> None:
-        """Raise UserError where the options do not go together."""
+        """Raise UserError where the options do not go together, or name data that are not there."""
         unknown = [override for override in self.overrides if not override.startswith("data.")]
         if unknown:
             raise UserError(f"{' '.join(unknown)}: only data.* can be changed for a model that is measured")
         check_options({f"--{name}": getattr(self, name) for name in ("data", "split", "protocol", "root")}, _RULES)
+        if self.data is not None:
+            located(self.data)
 
     def find_protocol(self) -> "Protocol | None":
         """Return the protocol named, or None; raise UserError where the options do not go together."""
@@ -143,17 +135,3 @@ def data_folder(root: Path | str | None) -> Path:
 
 def read_whole(config: DataConfig) -> "Manifest":
     return READERS[config.name](data_folder(config.root), **config.params)
-
-
-def require_data(name: str, root: Path, **params: Any) -> None:
-    """Raise the UserError of a reader, which names what is missing, where there is nothing for it to read."""
-    reader = READERS[name]
-    known = signature(reader).parameters
-    if "path" not in known and "file" not in known:  # it needs no file
-        return
-    path = params.get("path", known["path"].default if "path" in known else ".")
-    if address_of(root) or "{" in str(path):  # its own words say as much
-        return
-    place = root / (path or "") / (str(params["file"]) if "file" in params and (root / path).is_dir() else "")
-    if not place.exists() or (name in BENCHMARKS and locate(BENCHMARKS[name], root, path) is None):
-        reader(root, **params)
