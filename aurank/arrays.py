@@ -22,11 +22,11 @@ def load_arrays(path: Path) -> dict[str, np.ndarray]:
     """Return the arrays of an .npz file by name; of an .npy file the one there is, mapped, not read, named ""."""
     require_ordinary(path)
     with reading(path, "plain arrays, .npz or .npy", remedy="name a file of numpy.savez or numpy.save"):
-        content = np.load(path, mmap_mode="r", allow_pickle=False)
-        if isinstance(content, np.ndarray):
-            return {"": content}
-        with content:
-            return dict(content)
+        with path.open("rb") as file:  # which numpy leaves open where an archive is cut short
+            if file.read(6) != b"\x93NUMPY":
+                file.seek(0)
+                return dict(np.load(file, allow_pickle=False))
+        return {"": np.load(path, mmap_mode="r", allow_pickle=False)}
 
 
 class MappedRows:
