@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,6 @@ from aurank.embedding.stored.checkpoint import is_head, load_checkpoint
 from aurank.errors import AurankError, UserError, first_line
 from aurank.evaluation.postprocessing.steps import unit
 from aurank.exporting.card import COLOURS, write_card
-from aurank.exporting.card_code import MODES, run_card, write_pictures
 from aurank.exporting.folder import CARD, INT8, MODELS, RESULT, require_export
 from aurank.exporting.formats import TrainedEncoder, quantise, write_graph
 from aurank.exporting.timm_folder import load_folder, pillow_interpolation, write_folder
@@ -166,7 +164,11 @@ def export_model(
     with replacing_folder(out) as folder:
         files = _write(to, folder, TrainedEncoder(encoder, model.config.model, pipeline, method), pixels)
         before, checks, metrics = _compare(prepared, files)
-        _require_same(to, checks[0])
+        if not checks[0].is_same:
+            raise AurankError(
+                f"--to {to}: the exported model is not the same: {checks[0]}; at most {TOLERANCE:g} is allowed, "
+                "nothing was written; export it in another form (--to), and please report it"
+            )
         notes = [*prepared.remarks]
         if unread := len(manifest) - len(before.ids):
             notes.append(f"{unread:,} of {len(manifest):,} images could not be read and are left out")
@@ -191,30 +193,12 @@ def export_model(
             "versions": {name: version(name) for name in libraries},
             "licence": licence,
         }
-        with (
-            _explaining(f"--to {to}: the code of {CARD} fails", "please report it"),
-            TemporaryDirectory() as work,
-        ):
-            pictures = write_pictures(Path(work), pipeline.size)
-            embeddings = run_card(write_card(trained, state, pipeline, **card), folder, pictures)
-            code = _compare_rows(f"{CARD}, its code", model.encode(pictures), embeddings)
-        _require_same(to, code)
-        notes.append(f"{code} ({', '.join(MODES)})")
-        card["checks"].append(notes[-1])
         write_text(folder / CARD, write_card(trained, state, pipeline, **card))
         content = {"format": 1, "to": to, "files": card["files"], "metrics": metrics}
         content |= {"checks": [dataclasses.asdict(check) for check in checks], "versions": card["versions"]}
         write_text(folder / RESULT, json.dumps(content, indent=1) + "\n")
         sizes = _sizes(folder)
     return Exported(out, to, sizes, checks[0], checks[1:], notes)
-
-
-def _require_same(to: str, check: Check) -> None:
-    if not check.is_same:
-        raise AurankError(
-            f"--to {to}: the exported model is not the same: {check}; at most {TOLERANCE:g} is allowed, "
-            "nothing was written; export it in another form (--to), and please report it"
-        )
 
 
 def _require_expressible(to: str, config: Config) -> None:

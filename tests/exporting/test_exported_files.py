@@ -11,6 +11,7 @@ import timm
 import torch
 from packaging.version import Version
 from PIL import Image, ImageOps
+from testing.pictures import write_pictures
 from testing.runs import tiny_config
 from torch.nn import functional
 
@@ -22,7 +23,6 @@ from aurank.data.transforms.standard import CROP_MODES, TEST_TRANSFORMS
 from aurank.embedding.build import encoder_arguments
 from aurank.errors import UserError
 from aurank.exporting.card import write_card
-from aurank.exporting.card_code import write_pictures
 from aurank.exporting.formats import TrainedEncoder, quantise, write_graph
 from aurank.exporting.timm_folder import timm_settings, write_folder
 from aurank.models import Encoder

@@ -1,13 +1,8 @@
-"""The Python of a card, run as it is written on pictures of every mode."""
+"""Pictures of every mode that Pillow opens."""
 
-import contextlib
-import re
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from jaxtyping import Float
 from PIL import ExifTags, Image
 
 MODES = ("RGB", "RGBA", "LA", "P", "L", "I;16", "CMYK", "turned")
@@ -31,13 +26,3 @@ def write_pictures(folder: Path, size: tuple[int, int]) -> list[Path]:
         files.append(folder / (f"{mode}.jpeg" if mode in ("CMYK", "turned") else f"{mode.replace(';', '')}.png"))
         image.save(files[-1], exif=turned if mode == "turned" else b"")
     return files
-
-
-def run_card(card: str, folder: Path, photos: Sequence[Path]) -> Float[np.ndarray, "photo dim"]:
-    """Return the embeddings that a card's code gives of these photos in place of its own, in the card's folder."""
-    (code,) = re.findall(r"```python\n(.*?)```", card, flags=re.DOTALL)
-    code = code.replace('"photo.jpg"', ", ".join(repr(str(photo.resolve())) for photo in photos))
-    scope: dict[str, Any] = {}
-    with contextlib.chdir(folder):
-        exec(compile(code, "README.md", "exec"), scope)
-    return np.asarray(scope["embedding"])
