@@ -261,6 +261,5 @@ async def _refuse_values(request: Request, error: Any) -> Response:
     return JSONResponse({"error": ": ".join([*names, first["msg"]])}, 422)
 
 
-async def _fail(request: Request, error: Exception) -> Response:
-    """Answer for a mistake of this program, whose text may name files; the server's terminal has it."""
+async def _fail(request: Request, error: Exception) -> Response:  # whose text may name files
     return JSONResponse({"error": "the server failed; its terminal says why"}, 500)

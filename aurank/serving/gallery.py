@@ -60,8 +60,8 @@ class Gallery:
         images, self._ids = index.images, index.rows.ids.tolist()  # of Milvus the names alone are in memory
         self._row_of = {number: row for row, number in enumerate(self._ids)}
         self.names = [public_name(path) for path in images["path"].tolist()]
-        self._index_classes = images["class"]
-        self._classes = [_speakable(name) for name in self._index_classes.tolist()]
+        self._index_classes = images["class"].tolist()
+        self._classes = [_speakable(name) for name in self._index_classes]
         rows: dict[str, list[int]] = {}
         for row, name in enumerate(self._classes):
             if name:
@@ -115,8 +115,7 @@ class Gallery:
         name, classes, total = window.class_name, None, len(self.names)
         if name is not None:
             rows = self._of_class(name)
-            # Names that are shown alike are one class here.
-            classes, total = np.unique(self._index_classes[rows]).tolist(), len(rows)
+            classes, total = [self._index_classes[rows[0]]], len(rows)
         row = query if isinstance(query, int) else None
         if row is not None:
             total -= name in (None, self._classes[row])
@@ -159,11 +158,9 @@ def public_model(name: str) -> str:
     )
 
 
-def _speakable(text: str) -> str:
-    """Return text that can be sent: bytes of a file's name that are no UTF-8 become question marks."""
+def _speakable(text: str) -> str:  # bytes of a file's name that are no UTF-8 become question marks
     return text.encode("utf-8", "replace").decode()
 
 
-def _natural(name: str) -> list[tuple[int, str]]:
-    """Return what sorts "class 9" before "class 10"."""
+def _natural(name: str) -> list[tuple[int, str]]:  # sorts "class 9" before "class 10"
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"([0-9]{1,18})", name)]

@@ -1,7 +1,6 @@
 """The server of a page and an API: what ``aurank serve`` calls."""
 
 import asyncio
-import errno
 import gc
 import ipaddress
 import multiprocessing
@@ -177,20 +176,17 @@ def run_app(app: "ASGIApp", listening: socket.socket, ended: "Callable[[], Await
 def listen(host: str, port: int) -> socket.socket:
     if not 0 <= port <= 65535:
         raise UserError(f"--port {port} must be 0 (any free one) to 65535")
-    elsewhere = f"--host {host} is no address of this machine; use 127.0.0.1, or 0.0.0.0 for all"
-    reasons = {
-        errno.EADDRINUSE: f"port {port} of {host} is in use; name another with --port, or --port 0 for any free one",
-        errno.EACCES: f"port {port} of {host} is for administrators; name one from 1024 with --port",
-        errno.EADDRNOTAVAIL: elsewhere,
-    }
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         has_both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
         listening = socket.create_server(address, family=family, backlog=256, dualstack_ipv6=has_both)
+    except UnicodeError:
+        reason = "no such host"
+    except OSError as error:
+        reason = error.strerror or str(error)
+    else:
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # connections take it over
         return listening
-    except (socket.gaierror, UnicodeError):
-        reason = elsewhere
-    except OSError as error:
-        reason = reasons.get(error.errno or 0, f"cannot listen on port {port} of {host}: {error.strerror}")
-    raise UserError(reason)
+    raise UserError(
+        f"cannot listen on port {port} of {host}: {reason}; name another --port (0: any free one) or --host"
+    )

@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 from ruamel.yaml import YAML
-from testing.pictures import write_pictures
+from testing.picture_modes import write_pictures
 from testing.runs import tiny_config
 
 import aurank

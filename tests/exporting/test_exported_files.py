@@ -11,7 +11,7 @@ import timm
 import torch
 from packaging.version import Version
 from PIL import Image, ImageOps
-from testing.pictures import write_pictures
+from testing.picture_modes import write_pictures
 from testing.runs import tiny_config
 from torch.nn import functional
 

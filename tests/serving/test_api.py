@@ -15,7 +15,7 @@ from testing.galleries import COLOURS, EVIL, MODEL
 from aurank.commands import ImageIndex
 from aurank.serving.app import make_app
 from aurank.serving.gallery import Gallery, public_name
-from aurank.serving.uploads import RowSearch, Window
+from aurank.serving.uploads import Window
 
 
 def photo(colour: str = "green", kind: str = "png") -> bytes:
@@ -164,19 +164,6 @@ def test_classes_with_numbers_stand_in_their_order(index: ImageIndex, monkeypatc
     counts = [3] * 5 + [2] * 7
     assert gallery.classes == [{"name": f"shoe {number}", "images": count} for number, count in enumerate(counts)]
     assert [each["class"] for each in gallery.images(Window(limit=30))["images"]] == [*names[:29], None]
-
-
-def test_classes_that_are_shown_alike_are_one(index: ImageIndex, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = np.array(["x\udcff", "x\udcfe", "y"] * 10)  # bytes that are no UTF-8
-    monkeypatch.setattr(index, "rows", dataclasses.replace(index.rows, images={**index.images, "class": names}))
-    monkeypatch.delitem(index.__dict__, "classes", raising=False)
-    gallery = Gallery(index, 1000)
-    assert gallery.classes == [{"name": "x?", "images": 20}, {"name": "y", "images": 10}]
-    answer = gallery.search(RowSearch.model_validate({"row": 1, "class": "x?", "limit": 100}))
-    assert sorted(each["row"] for each in answer["neighbours"]) == [
-        row for row in range(30) if row % 3 < 2 and row != 1
-    ]
-    index.__dict__.pop("classes", None)
 
 
 def test_a_photo_that_the_model_makes_nothing_of(index: ImageIndex, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,27 +38,20 @@ def asked(port: int, method: str, path: str, body: Any = None, headers: Any = No
     return answer.status, content
 
 
-def test_a_port_in_use_is_one_line(tmp_path: Path) -> None:
+def test_a_port_in_use_is_told_before_the_index_is_looked_for(tmp_path: Path) -> None:
     with listen("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(UserError) as error:
-            serve(tmp_path / "no index", port=port)  # said before the index is looked for
-    assert str(error.value) == (
-        f"port {port} of 127.0.0.1 is in use; name another with --port, or --port 0 for any free one"
-    )
+        with pytest.raises(UserError, match=rf"port {port} of 127\.0\.0\.1: Address already in use"):
+            serve(tmp_path / "no index", port=port)
 
 
 @pytest.mark.parametrize(
-    ("host", "port", "said"),
-    [
-        ("127.0.0.1", 70000, "--port 70000 must be 0"),
-        ("192.0.2.1", 0, "--host 192.0.2.1 is no address of this machine"),
-        ("no such host.invalid", 0, "--host no such host.invalid is no address of this machine"),
-        ("a" * 70, 0, "no address of this machine"),
-    ],
-)
-def test_an_address_that_cannot_be_had(host: str, port: int, said: str) -> None:
-    with pytest.raises(UserError, match=said):
+    ("host", "port", "named"),
+    [("127.0.0.1", 70000, "--port 70000"), ("192.0.2.1", 0, "port 0 of 192.0.2.1"),
+     ("no such host.invalid", 0, "no such"), ("a" * 70, 0, "no such host")],
+)  # fmt: skip
+def test_an_address_that_cannot_be_had(host: str, port: int, named: str) -> None:
+    with pytest.raises(UserError, match=named):
         listen(host, port)
 
 
