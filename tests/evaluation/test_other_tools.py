@@ -53,13 +53,6 @@ def test_scikit_learn_averages_ndcg_over_ties_and_counts_an_auroc_tie_as_half() 
     assert average_precision_score(positive, scores) == pytest.approx(value(TIED, "mauprc"))
 
 
-@pytest.mark.slow
-def test_torchmetrics_treats_ties_in_ndcg_and_auroc_as_scikit_learn(retrieval: Any) -> None:
-    scores, positive = (torch.from_numpy(column) for column in columns(TIED))
-    assert float(retrieval.retrieval_normalized_dcg(scores, positive)) == pytest.approx(mean_over_orders(TIED))
-    assert float(retrieval.retrieval_auroc(scores, positive)) == pytest.approx(value(TIED, "auroc") + 0.5 * 2 / 20)
-
-
 def test_without_ties_torchmetrics_agrees_by_the_names_of_the_docs(retrieval: Any) -> None:
     scores, positive = (torch.from_numpy(column) for column in columns(FLAT))
     for name, theirs in {

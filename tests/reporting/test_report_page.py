@@ -185,13 +185,6 @@ def test_a_page_of_one_positive_each_shows_no_number_twice_and_no_flat_curve() -
     assert "✓ rank" in page
 
 
-@pytest.mark.slow
-def test_a_report_without_lists_has_no_grids() -> None:
-    page = Elements(report_page(aurank.evaluate(np.eye(4), [0, 0, 1, 1])))
-    assert "Worst queries" not in page.text
-    assert "mauprc" in page.text
-
-
 def test_confusions_and_hubs_equal_loops() -> None:
     report = measured(rows=60)
     lists = report.neighbours
@@ -224,10 +217,3 @@ def test_words_of_the_navigation_are_those_of_the_headings() -> None:
     assert {"numbers", "curves", "grids", "classes", "confusions"} <= links.keys()
     for anchor, name in links.items():
         assert f"<h2>{name}</h2>" in page.split(f'id="{anchor}"')[1][:200]
-
-
-def test_charts_of_a_page_have_one_size() -> None:
-    page = report_page(measured(rows=60))
-    boxes = re.findall(r'<svg[^>]* viewBox="([^"]+)"', page)
-    assert len(boxes) >= 3
-    assert len(set(boxes)) == 1

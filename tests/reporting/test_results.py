@@ -1,6 +1,5 @@
 """The files of an evaluation: whole, together, and as the report says."""
 
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,8 +9,7 @@ import pytest
 
 from aurank.errors import AurankError, UserError
 from aurank.evaluation import Report, evaluate
-from aurank.files import ABANDONED
-from aurank.reporting import results, tables, write_results
+from aurank.reporting import tables, write_results
 from aurank.reporting.results import require_free
 
 
@@ -23,6 +21,8 @@ def report() -> Report:
 
 def test_all_files_are_written_and_agree_with_the_report(report: Report, tmp_path: Path) -> None:
     out = tmp_path / "new" / "folder"
+    out.mkdir(parents=True)
+    (out / "baselines.json").write_text("{}", encoding="utf-8")  # of an earlier report
     write_results(report, out)
     names = ["per_class.csv", "per_query.parquet", "report.json"]
     assert sorted(path.name for path in out.iterdir()) == names
@@ -87,13 +87,6 @@ def test_what_a_random_order_scores(report: Report) -> None:
     assert f"a random order has mauprc {report.random_order:.4f}" in str(report).splitlines()
 
 
-def test_baselines_of_an_earlier_report_do_not_stay_beside_a_new_one(report: Report, tmp_path: Path) -> None:
-    write_results(report, tmp_path)
-    (tmp_path / "baselines.json").write_text("{}", encoding="utf-8")
-    write_results(report, tmp_path)
-    assert not (tmp_path / "baselines.json").exists()
-
-
 @pytest.mark.slow
 def test_a_result_that_came_meanwhile_is_not_replaced_unasked(report: Report, tmp_path: Path) -> None:
     write_results(report.made_by("one"), tmp_path)
@@ -102,20 +95,3 @@ def test_a_result_that_came_meanwhile_is_not_replaced_unasked(report: Report, tm
     write_results(report.made_by("one"), tmp_path)
     write_results(report.made_by("two"), tmp_path, overwrite=True)
     assert Report.load(tmp_path / "report.json").command == "two"
-
-
-@pytest.mark.slow
-def test_what_killed_evaluations_left_goes_and_what_others_write_stays(
-    report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[Path] = []
-    with monkeypatch.context() as patch:  # a process that is killed removes nothing
-        patch.setattr(results.shutil, "rmtree", lambda folder, **_: made.append(folder))
-        for _ in range(2):
-            write_results(report, tmp_path)
-    assert len({folder.name for folder in made}) == 2  # of one process, as of two with one number
-    old, new = made
-    past = old.stat().st_mtime - ABANDONED - 60
-    os.utime(old, (past, past))
-    write_results(report, tmp_path)
-    assert (old.exists(), new.exists()) == (False, True)

@@ -14,10 +14,7 @@ from testing.cases import Elements
 from testing.runs import tiny_config
 
 import aurank
-from aurank.data import Manifest
 from aurank.reporting.training_page import training_page
-from aurank.training import read_config
-from aurank.training.build import build_splits
 
 
 @pytest.mark.slow
@@ -39,15 +36,6 @@ def test_the_page_of_a_run_has_its_curves_settings_and_hardest_queries(tmp_path:
     worst = result.report.per_query["ap"].min()
     assert f"AP <b>{worst:.3f}</b>" in page
     assert page.count("data:image/") > 10  # the pictures of the queries and of what they find
-
-
-@pytest.mark.slow
-def test_a_run_without_a_test_split_has_a_page_of_its_course(tmp_path: Path) -> None:
-    config = read_config(tiny_config(train={"steps": 4, "validate_every": 4}))
-    whole: Manifest = build_splits(config, None).manifest
-    result = aurank.train(config, tmp_path / "run", dataset=whole.select(whole.splits != "test"))
-    assert result.report is None
-    assert "Training loss." in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
 
 
 def test_a_long_course_is_drawn_by_means_of_neighbouring_records(
