@@ -66,8 +66,7 @@ class MappedRows:
         return MappedRows(self.parts, self.positions[index])
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        whole = self[:]
-        return np.asarray(whole if dtype is None else whole.astype(dtype, copy=False))
+        return np.asarray(self[:], dtype=dtype)
 
 
 Rows: TypeAlias = np.ndarray | MappedRows

@@ -72,8 +72,8 @@ def lines_of(
     for path, text in texts.items():
         # The key itself, what holds it, what is in it, or the file.
         holders = [path[:length] for length in range(len(path), 0, -1)]
-        near = [*holders, *(other for other in origins if other[: len(path)] == path), ()]
-        origin = next((f"{origins[other]}: " for other in near if other in origins), "")
+        near = [*holders, *(key for key in origins if key[: len(path)] == path), ()]
+        origin = next((f"{origins[key]}: " for key in near if key in origins), "")
         lines.append(f"{origin}{dotted(path)}: {one_line(text)}")
     return lines
 
