@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from testing.trees import cub_tree, grocery_tree, omniglot_zip, publish_small_sizes, sop_tree, zip_tree
+from testing.trees import cub_tree, grocery_tree, omniglot_zip, publish_small_sizes, zip_tree
 
 from aurank.data import BENCHMARKS, READERS
 from aurank.data.download import fetch
@@ -125,14 +125,6 @@ def test_an_interrupted_download_goes_on_where_the_server_can(
     assert [path.name for path in root.iterdir()] == [ZIP]
 
 
-def test_a_part_that_was_whole_already_is_no_obstacle(server: Server, groceries: bytes, tmp_path: Path) -> None:
-    for suffix, content in (("part", groceries), ("version", b'"1"')):
-        (tmp_path / f"data/{ZIP}.{suffix}").parent.mkdir(exist_ok=True)
-        (tmp_path / f"data/{ZIP}.{suffix}").write_bytes(content)
-    fetch("grocery", tmp_path / "data")
-    assert server.asked == [f"bytes={len(groceries)}-", ""]
-
-
 def test_another_checksum_or_content_is_not_taken(server: Server, groceries: bytes, tmp_path: Path) -> None:
     root = tmp_path / "data"
     server.files["Stanford_Online_Products.zip"] = groceries
@@ -237,14 +229,3 @@ def test_every_set_that_is_fetched_is_verified_by_md5_or_by_a_reader_that_counts
         assert all(address.startswith("https://") for address in about.addresses.values())
     with pytest.raises(UserError, match=r"no published set 'omniglt', expected .* did you mean 'omniglot'"):
         fetch("omniglt", Path("data"))
-
-
-def test_a_set_in_its_archive_is_taken_as_fetched(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = "Stanford_Online_Products.zip"
-    folder = sop_tree(tmp_path)
-    server.files[file] = zip_tree(folder, tmp_path / file, prefix=f"{folder.name}/").read_bytes()
-    monkeypatch.setitem(BENCHMARKS["sop"].archives, file, hashlib.md5(server.files[file]).hexdigest())
-    fetch("sop", tmp_path / "data")
-    assert READERS["sop"](tmp_path / "data").sha256 == READERS["sop"](tmp_path).sha256

@@ -156,8 +156,3 @@ def test_a_missing_image_is_named_with_its_line(tmp_path: Path) -> None:
     manifest = READERS["table"](folder(tmp_path), file="rows.csv")
     with pytest.raises(UserError, match=r"image '9\.png' is not in .* \(rows\.csv, line 4\)"):
         ImageDataset(manifest.select([1]), TRANSFORMS["resize"](4, 3), channels=3)
-
-
-def test_a_class_that_ends_in_a_zero_byte_is_refused() -> None:
-    with pytest.raises(UserError, match=r"the class 'a\\x00' .* ends in a zero byte"):
-        from_dataset([(np.zeros((4, 4), np.uint8), label) for label in ("a", "a\0")])
