@@ -470,6 +470,9 @@ def _contradictions(config: Config) -> Iterator[tuple[str, str]]:
         if term.matryoshka_weights is not None and len(term.matryoshka_weights) != len(term.matryoshka or ()):
             count = len(term.matryoshka_weights)
             yield f"{path}.matryoshka_weights", f"got {count} weights, expected one for each width of matryoshka"
+        if term.params.get("two_way") is (model.text is None):
+            expected = "with model.text images and texts are compared both ways, without it there are no texts"
+            yield f"{path}.params.two_way", f"got {term.params['two_way']}: {expected}; leave it out"
 
 
 @cache

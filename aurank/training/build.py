@@ -143,7 +143,9 @@ def _build_term(config: Config, term: LossTerm, train: Manifest, *, dim: int, ga
             text = f"loss {term.name}: {train.name} has no super-categories, so classes alone are ranked"
             warnings.warn(text, AurankWarning, stacklevel=2)
     offered = {**sizes, "distributed": gathers, "two_way": config.model.text is not None}
-    loss: nn.Module = build(f"loss.params of {term.name}", LOSSES[term.name], offered, term.params)
+    # A two_way of the configuration was checked to be the same.
+    params = {name: value for name, value in term.params.items() if name != "two_way"}
+    loss: nn.Module = build(f"loss.params of {term.name}", LOSSES[term.name], offered, params)
     return loss
 
 

@@ -11,9 +11,7 @@ from aurank.lazy import LazyTable
 from aurank.losses import LOSSES, MINERS
 from aurank.names import signature
 
-_OF_DATA = frozenset(
-    {"class_counts", "num_classes", "num_samples", "embedding_size", "super_labels", "distributed", "two_way"}
-)
+_OF_DATA = frozenset({"class_counts", "num_classes", "num_samples", "embedding_size", "super_labels", "distributed"})
 _OF_BATCHES = frozenset({"labels", "super_labels", "batch", "seed", "rank", "world_size", "neighbours", "paths"})
 CHOICES = {
     **DATA_CHOICES,
