@@ -6,6 +6,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from aurank.errors import UserError
+
 SIZE = r"(?i)^([0-9]{1,15}(?:\.[0-9]{1,9})?) ?((?:[KMGT]i?)?B)?$"  # "512", "512MB", "1.5 GiB"
 DURATION = r"(?i)^([0-9]{1,6}(?:\.[0-9]{1,3})?) ?(s|min|h)?$"  # "90", "90s", "1.5 h"
 _BYTES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -14,19 +16,19 @@ _SECONDS = {"": 1, "S": 1, "MIN": 60, "H": 3600}
 
 
 def size_in_bytes(text: str) -> int:
-    """Return the bytes in ``"1GiB"`` (2³⁰), ``"1GB"`` (10⁹), ``"512"`` (512); ValueError for anything else."""
+    """Return the bytes in ``"1GiB"`` (2³⁰), ``"1GB"`` (10⁹), ``"512"`` (512); UserError for anything else."""
     return int(_amount(text, SIZE, _BYTES, "a size such as 512MB or 1GiB, or a number of bytes"))
 
 
 def seconds(text: str) -> float:
-    """Return the seconds in ``"10min"`` (600), ``"90"`` (90); ValueError for anything else."""
+    """Return the seconds in ``"10min"`` (600), ``"90"`` (90); UserError for anything else."""
     return _amount(text, DURATION, _SECONDS, "a time such as 90s, 10min or 2h, or a number of seconds")
 
 
 def _amount(text: str, pattern: str, factors: dict[str, int], expected: str) -> float:
     match = re.fullmatch(pattern, text)
     if match is None:
-        raise ValueError(f"got {text!r}, expected {expected}")
+        raise UserError(f"got {text!r}, expected {expected}")
     return float(match[1]) * factors[(match[2] or "").upper()]
 
 

@@ -1,23 +1,40 @@
 """The command line: parse, one library call, print. The only place that prints or exits."""
 
 import sys
+import tomllib
+from pathlib import Path
 
 import click
 
-# isort: off
-# They add their commands, in this order.
-from aurank.cli import training, measuring, searching, data  # noqa: F401
-
-# isort: on
-from aurank.cli.command import app, data_app, index_app
+from aurank import __version__
+from aurank.cli import commands
+from aurank.cli.command import Command, print_result
 from aurank.cli.drawing import draw_warnings, is_control, stderr_console
 from aurank.errors import AurankError, UserError, explained
 from aurank.extras import missing_library
 
 __all__ = ["app", "main"]
 
-app.add_command(index_app)
-app.add_command(data_app)
+
+class _Group(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)  # as they were added
+
+
+def _make_app() -> click.Group:
+    shared, entries = tomllib.loads(Path(__file__).with_name("commands.toml").read_text("utf-8")).values()
+    groups = {name: _Group(name, help=text) for name, text in shared["groups"].items()}
+    for title, entry in entries.items():
+        function = getattr(commands, title.replace(" ", "_"), print_result)
+        groups[title.rpartition(" ")[0] or "aurank"].add_command(Command(title, function, entry, shared))
+    app = groups.pop("aurank")
+    for group in groups.values():
+        app.add_command(group)
+    version = click.version_option(__version__, message="aurank %(version)s", help="Print the version and exit.")
+    return version(app)
+
+
+app = _make_app()
 
 
 def main() -> None:
@@ -26,7 +43,7 @@ def main() -> None:
     try:
         if control := next((word for word in words if any(map(is_control, word))), None):
             raise UserError(f"the argument {control!r} holds a control character; write it without")
-        with draw_warnings(), app.make_context("aurank", words) as context:
+        with draw_warnings(), app.make_context("aurank", words, max_content_width=120) as context:
             app.invoke(context)
         return
     except click.exceptions.Exit as end:
@@ -41,9 +58,9 @@ def main() -> None:
     except KeyboardInterrupt:
         code = 130
     except (OSError, RuntimeError, ImportError) as error:
-        if (text := explained(error) or missing_library(error) or "") == "":
+        code, text = 1, explained(error) or missing_library(error) or ""
+        if not text:
             raise
-        code = 1
     if text:
         stderr_console.say(f"error: {text}")
     sys.exit(code)

@@ -1,8 +1,6 @@
 """Early checks: what options name is looked at before anything heavy is imported."""
 
-import ctypes
 import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -15,20 +13,17 @@ from aurank.files import require_writable
 if TYPE_CHECKING:
     from aurank.embedding import ImageSelection
 
-_DEVICES = ("cpu", "cuda", "mps", "xpu", "hpu", "mtia", "xla")
-
 
 def _exists(path: Path | str) -> bool:
-    with suppress(OSError, ValueError):  # of a name that no file can have
-        # An address is looked at by what reads it.
-        return ":/" in str(path) or str(path).startswith("milvus:") or Path(path).exists()
+    with suppress(OSError):  # of a name that no file can have
+        # An address is looked at by what reads it, an override by what it changes.
+        return re.match(r"milvus:|data\.\w+.*=|.*:/", str(path)) is not None or Path(path).exists()
     return False
 
 
 def require_exists(*paths: Path | str) -> None:
     for path in paths:
-        is_override = str(path).startswith("data.") and "=" in str(path)
-        if not (is_override or _exists(path)):
+        if not _exists(path):
             raise UserError(f"{path}: there is no such file or folder in {Path.cwd()}; correct the path")
 
 
@@ -59,27 +54,13 @@ def require_search(index: str) -> None:
     require_libraries(*("a gallery in Milvus", "pymilvus") if is_milvus else ("a search by faiss", "faiss"))
 
 
-def _check_device(device: str) -> None:
-    """Refuse what torch knows no device by, and a GPU without any driver."""
-    reason = ""
-    if not re.fullmatch(rf"({'|'.join(_DEVICES)})(:\d+)?", device):
-        reason = f"expected {', '.join(_DEVICES)}, or one by its number, such as cuda:1"
-    elif device.startswith("cuda") and sys.platform == "linux" and not Path("/dev/kfd").exists():
-        try:
-            ctypes.CDLL("libcuda.so.1")
-        except OSError:
-            reason = "there is no driver of NVIDIA"
-    if reason:
-        raise UserError(f"--device {device!r} cannot be used here ({reason}); cpu always can")
-
-
 _CHECKS: dict[str, Callable[[Any], None]] = {
     **dict.fromkeys(("labels", "fit_on", "negatives", "embeddings", "ranges", "file", "images"), require_exists),
     "reports": lambda reports: require_exists(*reports),
     "photos": _check_photos,
     "model": _check_model,
     "folder": _check_index,
-    "device": _check_device,
+    "index": require_search,
     "html": lambda page: require_writable(page, suffix=".html", option="--html"),
     "trace": lambda trace: require_writable(trace, suffix=".json", option="--trace"),
 }
@@ -88,7 +69,7 @@ _CHECKS: dict[str, Callable[[Any], None]] = {
 def check_values(values: Mapping[str, Any]) -> None:
     """Raise UserError for the first value of an option that names nothing; values are by parameter."""
     for name, value in values.items():
-        if name in _CHECKS and not isinstance(value, bool):
+        if name in _CHECKS:
             _CHECKS[name](value)
     if "folder" in values:
         require_search(values["folder"])
@@ -101,10 +82,10 @@ def check_values(values: Mapping[str, Any]) -> None:
 def check_images(images: "ImageSelection") -> None:
     images.find_protocol()
     if isinstance(images.data, str) and images.overrides:
-        require_keys(images.data, images.overrides)
+        check_overrides(images.data, images.overrides)
 
 
-def require_keys(data: str, overrides: Sequence[str]) -> None:
+def check_overrides(data: str, overrides: Sequence[str]) -> None:
     """Raise UserError for overrides of images, READER:PATH or a configuration, that nobody knows."""
     from aurank.embedding.settings import require_data_keys
     from aurank.training.components import require_names

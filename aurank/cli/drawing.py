@@ -1,15 +1,12 @@
 """What is drawn while a command runs."""
 
-import json
 import math
 import os
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unicodedata import category as category_of
 
@@ -19,12 +16,10 @@ from rich.table import Table
 from rich.text import Text
 
 from aurank.errors import AurankWarning
-from aurank.files import write_text
 
 if TYPE_CHECKING:
     from aurank.distributed import ProcessGroup
 
-LONGEST_LINE = 4000
 QUIET = 10.0  # seconds between two lines of progress where there is no terminal
 _TURNING = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 
@@ -46,11 +41,9 @@ class Terminal(Console):
 
 
 def printable(text: str) -> str:
-    """The text with its control characters written out, as \\x1b, and its longest lines cut in the middle."""
+    """Return the text with its control characters written out, as \\x1b."""
     controls = set(filter(is_control, text))
-    escapes = {ord(one): one.encode("unicode_escape", "surrogatepass").decode("ascii") for one in controls}
-    lines, half = text.translate(escapes).split("\n"), LONGEST_LINE // 2
-    return "\n".join(line if len(line) <= LONGEST_LINE else f"{line[:half]}…{line[-half:]}" for line in lines)
+    return text.translate({ord(each): each.encode("unicode_escape", "surrogatepass").decode() for each in controls})
 
 
 def one_name(text: str) -> str:
@@ -78,60 +71,27 @@ def draw_warnings() -> Iterator[None]:
 
 
 class ProgressLine:
-    """How far the command is; where there is no terminal, a line says so every `QUIET` seconds, also between events."""
+    """What the command does: a line every `QUIET` seconds without a terminal, and at an interrupt."""
 
-    def __init__(self) -> None:
-        self.next_time = 0.0  # when the next line is due
-        self._ended = threading.Event()
-        self.set(None)
-
-    def set(self, describe: Callable[[], str] | None) -> None:
-        """Set what the command does from now on; None where nothing is known."""
-        self.state = describe, time.monotonic()  # as one, which the thread reads
-
-    def tell(self, describe: Callable[[], str], *, due: bool = False) -> None:
-        self.set(describe)
-        if due or time.monotonic() >= self.next_time:
-            self._print(describe())
-
-    def beat(self) -> None:
-        """Print the line if it is due and events have ceased."""
-        (describe, since), now = self.state, time.monotonic()
-        if now >= self.next_time and now - since >= 1:
-            text = "working" if describe is None else describe()
-            self._print(f"{text} (for {timedelta(seconds=int(now - since))})")
-
-    def _print(self, text: str) -> None:
-        self.next_time = time.monotonic() + QUIET
-        if not stderr_console.is_terminal:
-            stderr_console.say(text)
+    text, next_time = "", 0.0
 
     @contextmanager
-    def told(self) -> Iterator[None]:
-        """While entered, a thread prints the line when it is due, and an interrupt ends with where the command was."""
-        self.set(None)
-        self._ended, self.next_time = threading.Event(), time.monotonic() + QUIET
-        is_first = os.environ.get("RANK", "0") == "0"
-        if is_first and not stderr_console.is_terminal:
-            threading.Thread(target=self._beat, args=(self._ended,), daemon=True).start()
+    def told(self, remedy: str) -> Iterator[None]:
+        """While entered, an interrupt says where the command was, and the remedy."""
+        self.text, self.next_time = "", time.monotonic() + QUIET
         try:
             yield
-        except KeyboardInterrupt as error:
-            if is_first and not self._ended.is_set():
-                describe, _ = self.state
-                at = "" if describe is None else f" at {describe()}"
-                stderr_console.say("; ".join(filter(None, [f"stopped{at}", str(error)])))
+        except KeyboardInterrupt:
+            if os.environ.get("RANK", "0") == "0":
+                stopped = f"stopped at {self.text}" if self.text else "stopped"
+                stderr_console.say("; ".join(filter(None, [stopped, remedy])))
             raise
-        finally:
-            self.end()
 
-    def _beat(self, ended: threading.Event) -> None:
-        while not ended.wait(0.25):
-            self.beat()
-
-    def end(self) -> None:
-        """Print no more lines."""
-        self._ended.set()
+    def tell(self, text: str, *, due: bool = False) -> None:
+        self.text = text
+        if not stderr_console.is_terminal and (due or time.monotonic() >= self.next_time):
+            self.next_time = time.monotonic() + QUIET
+            stderr_console.say(text)
 
 
 progress_line = ProgressLine()
@@ -139,33 +99,30 @@ progress_line = ProgressLine()
 
 @contextmanager
 def bar(text: str, *, at_once: bool = False) -> Iterator[tuple[Progress, Callable[..., None]]]:
-    named, noted = TextColumn("{task.description}"), TextColumn("{task.fields[note]}")
-    columns = (named, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), noted)
-    is_first, last = at_once, ""
+    is_first, last_stage = at_once, ""
 
     def show(line: str, stage: str = "", *, due: bool = False, **fields: Any) -> None:
-        nonlocal is_first, last
+        nonlocal is_first, last_stage
         progress.start()  # again, after a result
-        begins, last = stage != last, stage
-        if begins or fields.get("completed", math.inf) < progress.tasks[0].completed:
+        if stage != last_stage or fields.get("completed", math.inf) < progress.tasks[0].completed:
             progress.reset(task)
         progress.update(task, **fields)
+        left = progress.tasks[0].time_remaining
+        progress_line.tell(f"{line}, {timedelta(seconds=left)} left" if left else line, due=due or is_first)
+        is_first, last_stage = False, stage
 
-        def describe() -> str:
-            left = progress.tasks[0].time_remaining
-            return f"{line}, {timedelta(seconds=left)} left" if left else line
-
-        progress_line.tell(describe, due=due or is_first)
-        is_first = False
-
-    how: dict[str, Any] = {"console": stderr_console, "disable": not stderr_console.is_terminal}
-    before, _ = progress_line.state
-    progress_line.set(lambda: text)
-    progress_line.next_time = min(progress_line.next_time, time.monotonic() + QUIET)
-    with Progress(*columns, **how, get_time=time.monotonic, speed_estimate_period=math.inf) as progress:
+    before, progress_line.text = progress_line.text, text
+    with Progress(
+        *(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()),
+        TextColumn("{task.fields[note]}"),
+        console=stderr_console,
+        disable=not stderr_console.is_terminal,
+        get_time=time.monotonic,
+        speed_estimate_period=math.inf,
+    ) as progress:
         task = progress.add_task(text, total=None, note="")
         yield progress, show
-    progress_line.set(before)
+    progress_line.text = before
 
 
 @contextmanager
@@ -237,14 +194,11 @@ def draw_measuring(
         yield RunOptions(**options, listener=listening(show), say=stderr_console.say, finished=pause)
 
 
-def keep_baselines(found: dict[str, dict[str, float]], out: Path) -> None:
-    from aurank.reporting.results import BASELINES
-
-    write_text(out / BASELINES, json.dumps(found, indent=1) + "\n")
+def print_baselines(metrics: dict[str, dict[str, float]]) -> None:
     # Of metrics that were chosen otherwise the first few.
-    names = [name for name in ("mauprc", "recall@1") if name in found["model"]] or list(found["model"])[:3]
+    names = [name for name in ("mauprc", "recall@1") if name in metrics["model"]] or list(metrics["model"])[:3]
     table = Table("", *(SHOWN.get(name, name) for name in names), title="beside baselines")
-    for label, metrics in found.items():
-        row = [f"{metrics[name]:.4f}" if name in metrics else "" for name in names]
-        table.add_row(label.replace("_", " "), *row)
+    for label, values in metrics.items():
+        numbers = [f"{values[name]:.4f}" if name in values else "" for name in names]
+        table.add_row(label.replace("_", " "), *numbers)
     console.print(table)

@@ -1,5 +1,7 @@
 """What a result has to beat: the untrained network, the pixels themselves, and chance."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,16 +13,12 @@ from aurank.embedding.embed import embed, embed_pixels
 from aurank.embedding.embedded import Embedded
 from aurank.embedding.image_selection import ImageSelection
 from aurank.embedding.locations import split_name
-from aurank.errors import UserError
 from aurank.evaluation.report import Report
+from aurank.files import write_text
 from aurank.models.adapters.by_name import load_model
+from aurank.reporting.results import BASELINES
 
 MOST_PIXELS = 4 * 2**30  # bytes of all images as float32
-
-
-def require_images(model: str) -> None:
-    if split_name(model)[0] == "embeddings":
-        raise UserError(f"--baselines has no use with --model {model}: it needs the images; name a model, with --data")
 
 
 def measure_baselines(
@@ -28,6 +26,7 @@ def measure_baselines(
     report: Report,
     images: ImageSelection | None = None,
     *,
+    out: Path | None = None,
     running: RunOptions | None = None,
     **options: Any,
 ) -> dict[str, dict[str, float]]:
@@ -38,6 +37,7 @@ def measure_baselines(
 
     Args:
         model, images, running, options: as ``evaluate_model`` was given them.
+        out: folder to write baselines.json into.
 
     Example:
         >>> import tempfile
@@ -64,30 +64,32 @@ def measure_baselines(
     def metrics(embedded: Embedded) -> dict[str, float]:
         return (embedded.evaluate(**measured) if protocol is None else protocol.evaluate(embedded, **measured)).metrics
 
-    found = {"model": report.metrics}
+    baselines = {"model": report.metrics}
     network = _untrained(model, prepared)
     if network is None:
         running.tell(f"--baselines: the untrained network of {model} cannot be had, and is left out")
     else:
-        found["untrained"] = metrics(embed(network.to(device), dataset, device=device, **prepared.sizes))
+        baselines["untrained"] = metrics(embed(network.to(device), dataset, device=device, **prepared.sizes))
     shown = dataset.__getitems__([0]).image
     size = shown.numel() * 4 * len(dataset) if isinstance(shown, Tensor) else 0
     if size > MOST_PIXELS:
         running.tell(f"--baselines: raw pixels are left out, they would take {size / 2**30:.0f} GiB of memory")
     else:
-        found["raw_pixels"] = metrics(embed_pixels(dataset, **prepared.sizes))
-    found["chance"] = {"mauprc": report.random_order}
-    return found
+        baselines["raw_pixels"] = metrics(embed_pixels(dataset, **prepared.sizes))
+    baselines["chance"] = {"mauprc": report.random_order}
+    if out is not None:
+        write_text(out / BASELINES, json.dumps(baselines, indent=1) + "\n")
+    return baselines
 
 
 def _untrained(model: str, prepared: PreparedModel) -> nn.Module | None:
-    kind, what = split_name(model)
+    kind, name = split_name(model)
     config = prepared.model.config
     torch.manual_seed(0 if config is None else config.seed)
     if config is not None:
         plain = config.model.model_copy(update={"lora": None})  # adapters begin as nothing
         return build_encoder(plain, channels=config.data.channels, load=False)
     if kind == "timm":
-        options = ",".join(part for part in what.split(",") if not part.startswith(("pretrained=", "weights=")))
+        options = ",".join(part for part in name.split(",") if not part.startswith(("pretrained=", "weights=")))
         return load_model(f"timm:{options},pretrained=false", allow_code=prepared.run.allow_code).module
     return None

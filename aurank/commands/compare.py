@@ -61,7 +61,9 @@ def compare_reports(
     if len(paths) < 2:
         raise UserError(f"a comparison needs two reports or more; got {', '.join(map(str, paths)) or 'none'}")
     if out is not None:
-        _require_own(out)
+        require_writable(out, suffix=".html")
+        if out.exists() and _MADE.encode() not in out.read_bytes()[-4096:]:
+            raise UserError(f"--out {out} is there already and is no page of aurank; name another file")
     files = [path / REPORT if path.is_dir() else path for path in paths]
     reports = {name: Report.load(file) for name, file in zip(short_names(paths), files, strict=True)}
     pictures = None if images is None or not images.given else _pictures(images, reports)
@@ -75,34 +77,31 @@ def compare_reports(
 
 def short_names(paths: Sequence[Path]) -> list[str]:
     """Return the shortest ends of paths that differ; the second of equal paths and those after it are numbered."""
-    whole = [path.absolute().parent if path.name == REPORT else path.absolute() for path in paths]
-    distinct = set(whole)
-    most = max(len(path.parts) for path in whole)
+    absolute = [path.absolute().parent if path.name == REPORT else path.absolute() for path in paths]
+    distinct = set(absolute)
+    most = max(len(path.parts) for path in absolute)
     length = next(n for n in range(1, most + 1) if len({path.parts[-n:] for path in distinct}) == len(distinct))
     names: list[str] = []
-    for place, path in enumerate(whole):
-        again = whole[:place].count(path)
-        names.append(str(Path(*path.parts[-length:])) + (f" ({again + 1})" if again else ""))
+    for position, path in enumerate(absolute):
+        earlier = absolute[:position].count(path)
+        names.append(str(Path(*path.parts[-length:])) + (f" ({earlier + 1})" if earlier else ""))
     return names
-
-
-def _require_own(out: Path) -> None:
-    require_writable(out, suffix=".html")
-    if out.exists() and _MADE.encode() not in out.read_bytes()[-4096:]:
-        raise UserError(f"--out {out} is there already and is no page of aurank; name another file")
 
 
 def _pictures(images: ImageSelection, reports: dict[str, Report]) -> Pictures:
     columns = [
-        column["path"] for one in reports.values() for column in (one.per_query, one.gallery) if "path" in column
+        column["path"]
+        for report in reports.values()
+        for column in (report.per_query, report.gallery)
+        if "path" in column
     ]
     if not columns:
         raise UserError(f"{images.given[0]} has no use: the reports name no images, only rows of saved embeddings")
     manifest = select(images, None).images
-    wanted = np.unique(np.concatenate(columns))
-    if not np.isin(wanted, np.array(manifest.paths)).any():
+    paths = np.unique(np.concatenate(columns))
+    if not np.isin(paths, np.array(manifest.paths)).any():
         raise UserError(
-            f"{images.given[0]}: {manifest.name} has none of the {len(wanted):,} images of the reports, such as "
-            f"{str(wanted[0])!r}; name the data and the split that they were measured on"
+            f"{images.given[0]}: {manifest.name} has none of the {len(paths):,} images of the reports, such as "
+            f"{str(paths[0])!r}; name the data and the split that they were measured on"
         )
     return Pictures(manifest.source)

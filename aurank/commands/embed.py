@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from aurank.embedding.embed import choose_pace, embed_rows
 from aurank.embedding.embedded import Embedded, described
 from aurank.embedding.image_selection import ImageSelection
 from aurank.errors import UserError
-from aurank.files import claimed
+from aurank.files import claimed, require_writable
 
 
 def embed_model(model: str, images: ImageSelection | None = None, *, running: RunOptions | None = None) -> Embedded:
@@ -53,14 +53,15 @@ def embed_to_folder(
     shard_rows: PositiveInt = SHARD_ROWS,
     running: RunOptions | None = None,
 ) -> Embedded | None:
-    """Write the embeddings of the images chosen into a folder of parts, and return them as they lie there.
+    """Write the embeddings of the images chosen into a folder of parts, or a file, and return them.
 
-    No process holds more than a part in memory, and a part that is there already is not made again. Of several
+    With parts no process holds more than one in memory, and a part that is there already is not made again. Of several
     processes the first one writes and returns the embeddings; the others return None.
 
     Args:
         model, images, running: as for `evaluate_model`.
-        out: a new folder, or one that the same call filled in part or whole; the command writes one file to FILE.npz.
+        out: the .npz file to write: embeddings, labels, ids, paths; or a folder, for parts: a new one, or one that the
+            same call filled in part or whole.
         shard_rows: images of each part of a folder; default: 262144.
 
     Raises:
@@ -80,10 +81,17 @@ def embed_to_folder(
     """
     run = running or RunOptions()
     group, writer = run.group, None
-    with ExitStack() as held:
+    if out.suffix:
+        require_writable(out, suffix=".npz")
+        with claimed(out, is_file=True) if group.rank == 0 else nullcontext():
+            embedded = embed_model(model, images, running=run)
+            if group.rank == 0:
+                embedded.save(out)
+        return embedded if group.rank == 0 else None
+    with ExitStack() as stack:
         if group.rank == 0:
             require_folder(out)
-            held.enter_context(claimed(out))
+            stack.enter_context(claimed(out))
         prepared = prepare_model(model, images or ImageSelection(), run)
         dataset = prepared.dataset
         manifest, module, total = dataset.manifest, prepared.model.module.to(run.torch_device), len(dataset)
@@ -96,16 +104,16 @@ def embed_to_folder(
         how: dict[str, Any] = {"device": run.torch_device, "bf16": run.bf16, "cache": cache, "group": group}
         sizes = prepared.sizes
         if missing and sizes["batch"] is None:
-            known = None if writer is None or writer.pace is None else Pace(*writer.pace)
-            sizes["batch"] = choose_pace(module, dataset, np.ones(total, np.bool_), earlier=known, **how)
+            pace = None if writer is None or writer.pace is None else Pace(*writer.pace)
+            sizes["batch"] = choose_pace(module, dataset, np.ones(total, np.bool_), earlier=pace, **how)
             if writer is not None:
                 writer.pace = sizes["batch"]
         run.tell(*prepared.remarks)
         for number in missing:
-            wanted = np.zeros(total, dtype=np.bool_)
-            wanted[number * shard_rows : (number + 1) * shard_rows] = True
+            chosen = np.zeros(total, dtype=np.bool_)
+            chosen[number * shard_rows : (number + 1) * shard_rows] = True
             progress = run.stage(f"embedding, part {number + 1} of {-(-total // shard_rows)}")
-            piece = embed_rows(module, dataset, wanted, progress=progress, **how, **sizes)
+            piece = embed_rows(module, dataset, chosen, progress=progress, **how, **sizes)
             group.in_first(partial(_write, writer, number, *piece))
         return None if writer is None else _finish(writer, prepared)
 
@@ -120,8 +128,8 @@ def _finish(writer: ShardWriter, prepared: PreparedModel) -> Embedded:
     if not len(rows):
         raise UserError(f"no image of {manifest.name} could be read, so there is nothing to embed")
     columns = vars(described(manifest, rows, np.empty((len(rows), 0), np.float32)))
-    known = {name: values for name, values in columns.items() if values is not None}
-    writer.finish(known, classes=manifest.classes, made_by=prepared.made_by.text)
+    columns = {name: values for name, values in columns.items() if values is not None}
+    writer.finish(columns, classes=manifest.classes, made_by=prepared.made_by.text)
     embedded = Embedded.load(writer.folder)
     prepared.run.tell(*prepared.notes(embedded, manifest)[1:])
     return embedded

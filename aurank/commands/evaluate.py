@@ -1,6 +1,6 @@
 """Measuring any model: what ``aurank evaluate``, ``aurank calibrate`` and ``aurank mine`` call."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,11 +10,12 @@ import numpy as np
 import torch
 from pydantic import PositiveInt
 
+from aurank.commands.baselines import measure_baselines
 from aurank.commands.galleries.postprocess import fitted_on_training, read_steps
-from aurank.commands.report import Measurement
+from aurank.commands.report import Measurement, evaluation_page
 from aurank.commands.run_options import RunOptions, prepare_model
 from aurank.data.checks.findings import DoctorReport
-from aurank.data.checks.negatives import TEXTS, Table, examine_negatives
+from aurank.data.checks.negatives import TEXTS, Table, examine_negatives, write_negatives
 from aurank.data.saved_embeddings import EmbeddingSource
 from aurank.embedding.collection import is_collection, read_collection
 from aurank.embedding.embedded import TRIAL, Embedded, evaluate_together, noted, trial_of
@@ -32,9 +33,14 @@ from aurank.evaluation.metrics import pooled_names
 from aurank.evaluation.negatives import mine_negatives
 from aurank.evaluation.postprocessing import Codes, PostProcessing
 from aurank.evaluation.report import Report
+from aurank.files import write_text
 from aurank.names import accepting
+from aurank.reporting.doctor_page import doctor_page
+from aurank.reporting.results import CALIBRATION, PAGE, STEPS, require_same_command, write_results
+from aurank.reporting.tables import without_formula
 
 _KEEP = "data.repeated=keep"
+RESAMPLES, NEIGHBOURS = 1000, 10  # of a page: 0.25 s for 60,502 queries of 11,316 classes, 15 metrics
 
 
 class EvaluateOptions(TypedDict, total=False):
@@ -48,7 +54,7 @@ class EvaluateOptions(TypedDict, total=False):
         index: measure a faiss index too, such as IVF1024,Flat.
         backend: what counts: auto (the default), numba or torch; to the same digits.
         max_memory: bound on the working memory, such as 1GiB.
-        neighbours: nearest images to keep of each query; the command keeps 10, with --no-report none.
+        neighbours: nearest images to keep of each query; with a page 10, else none.
         resampling: asks for bootstrap intervals.
         codes: asks for coarser embeddings too.
         progress: called as progress(done, total) while queries are ranked.
@@ -97,21 +103,99 @@ def evaluate_model(
         ...     evaluate_model(f"embeddings:{folder}/rows.npz").mauprc
         1.0
     """
-    images, running = images or ImageSelection(), running or RunOptions()
-    protocol = images.find_protocol()
+    running = running or RunOptions()
     steps = read_steps(postprocess, fit_on, options.get("distance", "cosine"))
-    measured, settings = _measure(model, images, labels, steps, running, {**options})
+    return _evaluate(model, images or ImageSelection(), labels, steps, running, {**options})[0]
+
+
+@accepting(neighbors="neighbours")
+def evaluate_to_folder(
+    model: str,
+    images: ImageSelection | None = None,
+    *,
+    out: Path,
+    labels: Path | None = None,
+    postprocess: str | None = None,
+    fit_on: Path | None = None,
+    dims: Sequence[int] = (),
+    precisions: Sequence[str] = (),
+    rescore: int | None = None,
+    intervals: int | None = None,
+    seed: int = 0,
+    report: bool = True,
+    show_class: Sequence[str] = (),
+    overwrite: bool = False,
+    baselines: bool = False,
+    running: RunOptions | None = None,
+    **options: Unpack[EvaluateOptions],
+) -> Report | None:
+    """Write the report of a model, and a page of it, into a folder, and return it.
+
+    Of several processes the first writes and returns the report; the others return None.
+
+    Args:
+        model, images, labels, postprocess, fit_on, running, options: as for `evaluate_model`.
+        out: folder for report.html, report.json, per_query.parquet and per_class.csv.
+        dims: measure the first numbers of embeddings too, such as 64,128.
+        precisions: measure coarser numbers too: int8, binary, with commas.
+        rescore: score the best so many of those again in float32, such as 100.
+        intervals: bootstrap resamples of the 95% intervals, 0 for none; default: 1000, without a page 0.
+        seed: seed of the bootstrap.
+        report: whether to write report.html, a page to look at.
+        show_class: a class whose queries the page shows; may be given repeatedly.
+        overwrite: replace the result of another command in `out`.
+        baselines: measure chance, raw pixels and the untrained network too, into baselines.json.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     np.savez(f"{folder}/rows.npz", embeddings=np.eye(2)[[0, 0, 1, 1]], labels=[5, 5, 6, 6])
+        ...     _ = evaluate_to_folder(f"embeddings:{folder}/rows.npz", out=Path(folder, "out"), report=False)
+        ...     sorted(path.name for path in Path(folder, "out").iterdir())
+        ['per_class.csv', 'per_query.parquet', 'report.json']
+    """
+    images, running = images or ImageSelection(), running or RunOptions()
+    options.setdefault("neighbours", NEIGHBOURS if report else 0)
+    if resamples := (RESAMPLES if report else 0) if intervals is None else intervals:
+        options["resampling"] = Resampling(resamples, seed)
+    if dims or precisions:
+        options["codes"] = Codes(dims=tuple(dims), precisions=tuple(precisions) or ("float32",), rescore=rescore)
+    steps = read_steps(postprocess, fit_on, options.get("distance", "cosine"))
+    result, measured, steps = _evaluate(model, images, labels, steps, running, {**options})
+    if running.group.rank > 0:
+        return None
+    result = result.made_by(running.command)
+    write_results(result, out, overwrite=overwrite)
+    if steps is not None:
+        steps.save(out / STEPS)
+    if report:
+        write_text(out / PAGE, evaluation_page(result, measured, classes=show_class))
+    if baselines:
+        measure_baselines(model, result, images, out=out, running=running, **options)
+    return result
+
+
+def _evaluate(
+    model: str,
+    images: ImageSelection,
+    labels: Path | None,
+    steps: PostProcessing | None,
+    running: RunOptions,
+    options: dict[str, Any],
+) -> tuple[Report, Measurement, PostProcessing | None]:
+    protocol = images.find_protocol()
+    measured, settings = _measure(model, images, labels, steps, running, options)
     settings.setdefault("progress", running.stage("ranking"))
     embedded = measured.embedded
     measure = embedded.evaluate if protocol is None else partial(protocol.evaluate, embedded)
     report = noted(evaluate_together(measure, running.group, **settings), *measured.notes)
     if "postprocess" not in settings and running.group.rank == 0:
         report = replace(report, group_pairs=embedded.group_pairs(settings))
-    if "postprocess" in settings:
-        running.finished("postprocessing", settings["postprocess"])
+    if (steps := settings.get("postprocess")) is not None:
+        running.finished("postprocessing", steps)
     running.finished("measured", measured)
     running.finished("report", report)
-    return report
+    return report, measured, steps
 
 
 @accepting()
@@ -126,6 +210,8 @@ def calibrate_model(
     fit_on: Path | None = None,
     distance: str | None = None,
     max_memory: str | int | None = None,
+    out: Path | None = None,
+    overwrite: bool = False,
     running: RunOptions | None = None,
 ) -> Calibration:
     """Return the lowest threshold with a precision, or a false-match rate, over all pairs of the images chosen.
@@ -135,6 +221,8 @@ def calibrate_model(
         false_match_rate: instead: the part of the negative pairs that may match, such as 1e-4.
         distance: cosine (the default), dot or euclidean (l2).
         max_memory: bound on the working memory, such as 1GiB.
+        out: folder for calibrate.html and calibration.json.
+        overwrite: replace the result of another command in `out`.
         model, images, labels, postprocess, fit_on, running: as for ``evaluate_model``; steps that order lists
             anew are refused.
 
@@ -165,7 +253,15 @@ def calibrate_model(
         progress=running.stage("counting pairs"),
         **{name: value for name, value in settings.items() if name in ("distance", "max_memory", "device")},
     )
-    return calibration if steps is None else replace(calibration, notes=[steps.note, *calibration.notes])
+    if steps is not None:
+        calibration = replace(calibration, notes=[steps.note, *calibration.notes])
+    if out is not None:
+        if not overwrite:
+            require_same_command(out, running.command, CALIBRATION[0])
+        from aurank.reporting.calibration_page import write_calibration  # matplotlib takes most of a second
+
+        write_calibration(calibration, out, of=model, command=running.command)
+    return calibration
 
 
 @accepting()
@@ -178,6 +274,8 @@ def mine_model(
     suspect: float = 0.3,
     distance: str = "cosine",
     labels: Path | None = None,
+    out: Path | None = None,
+    csv: bool = False,
     running: RunOptions | None = None,
 ) -> tuple[Table, DoctorReport]:
     """Return pairs of images and their hard negatives, by labels alone, and what the doctor finds in them.
@@ -189,6 +287,8 @@ def mine_model(
         margin: keep those less than this behind the best positive, such as 0.1.
         suspect: part of a negative's neighbours that makes it suspect.
         distance: cosine, dot or euclidean (l2).
+        out: folder for negatives.parquet and mine.html.
+        csv: write negatives.csv too.
 
     Example:
         >>> import tempfile
@@ -200,19 +300,19 @@ def mine_model(
     """
     images, running, manifest = replace(images or ImageSelection(), usual="train"), running or RunOptions(), None
     require_one_of(DISTANCES, distance=distance)
-    what, prepared = split_name(model)[1], None
+    source, prepared = split_name(model)[1], None
     if model.startswith("embeddings:"):
-        embedded, notes = saved_embeddings(model, what, labels, images)
+        embedded, notes = saved_embeddings(model, source, labels, images)
     else:
         prepared = prepare_model(model, images, running, labels=labels)
         manifest = prepared.dataset.manifest
-        what = manifest.name
+        source = manifest.name
         require_measurable(manifest, pooled=False)
         require_likely_classes(manifest, prepared.data, counts="to be mined")
-    given = embedded if manifest is None else manifest
-    paths = [*map(str, given.paths)] if any(given.paths) else [f"row {row}" for row in embedded.ids.tolist()]
-    if given.positives is not None or len(set(paths)) < len(paths):
-        raise UserError(f"negatives of {what} are mined by classes and named by paths: list each image once, in one")
+    listed = embedded if manifest is None else manifest
+    paths = [*map(str, listed.paths)] if any(listed.paths) else [f"row {row}" for row in embedded.ids.tolist()]
+    if listed.positives is not None or len(set(paths)) < len(paths):
+        raise UserError(f"negatives of {source} are mined by classes and named by paths: list each image once, in one")
     if prepared is not None:
         embedded, notes = prepared.embed()
         running.tell(*prepared.remarks, *notes[1:])
@@ -227,14 +327,26 @@ def mine_model(
     )
     pairs = {name: values[pairs["margin"] < margin] for name, values in pairs.items()}
     if not len(pairs["query"]):
-        raise UserError(f"no image of {what} has a positive, and a negative within --margin {margin}")
-    named = np.array(paths if prepared is None else embedded.paths.tolist(), object)
+        raise UserError(f"no image of {source} has a positive, and a negative within --margin {margin}")
+    images_named = np.array(paths if prepared is None else embedded.paths.tolist(), object)
     names = embedded.labels if embedded.classes is None else embedded.classes[embedded.labels]
-    texts = [kind[pairs[side]] for kind in (named, names.astype(str).astype(object)) for side in TEXTS[:2]]
+    texts = [kind[pairs[side]] for kind in (images_named, names.astype(str).astype(object)) for side in TEXTS[:2]]
     table = {**pairs, **dict(zip(TEXTS, texts, strict=True))}
-    counts = {"images": len(named), "classes": len(np.unique(names)), "pairs": len(texts[0])}
-    report = DoctorReport(f"hard negatives of {what}", counts, (), manifest)
-    return table, report.with_findings(examine_negatives(table, paths))
+    counts = {"images": len(images_named), "classes": len(np.unique(names)), "pairs": len(texts[0])}
+    report = DoctorReport(f"hard negatives of {source}", counts, (), manifest)
+    report = report.with_findings(examine_negatives(table, paths))
+    if out is not None:
+        write_negatives(table, out / "negatives.parquet")
+        if csv:
+            write_negatives(
+                {**table, **{name: [*map(without_formula, table[name])] for name in TEXTS}}, out / "negatives.csv"
+            )
+        summary = (
+            "The nearest images of other classes; negatives.parquet has all pairs, here is what is odd among them."
+        )
+        page = doctor_page(report, title="Mining", summary=summary, command=running.command or "")
+        write_text(out / "mine.html", page)
+    return table, report
 
 
 def _measure(
@@ -245,17 +357,16 @@ def _measure(
     running: RunOptions,
     options: dict[str, Any],
 ) -> tuple[Measurement, dict[str, Any]]:
-    kind, what = split_name(model)
+    kind, source = split_name(model)
     options, protocol = {**options, "device": running.torch_device}, images.find_protocol()
     if kind == "embeddings":
         if steps is not None:
             steps.check_ready(options.get("distance", "cosine"))
         _check_options(options, protocol)
-        embedded, notes = saved_embeddings(model, what, labels, images)
-        return Measurement(model, embedded, notes=notes), options if steps is None else {
-            **options,
-            "postprocess": steps,
-        }
+        embedded, notes = saved_embeddings(model, source, labels, images)
+        if steps is not None:
+            options["postprocess"] = steps
+        return Measurement(model, embedded, notes=notes), options
     prepared = prepare_model(model, images, running, labels=labels)
     manifest = prepared.dataset.manifest
     require_measurable(manifest, pooled=bool(pooled_names(options.get("metrics"))))
@@ -276,9 +387,9 @@ def _measure(
 def saved_embeddings(model: str, path: str, labels: Path | None, images: ImageSelection) -> tuple[Embedded, list[str]]:
     split_option = f"--split {images.split}"
     protocol = images.find_protocol()
-    given = [option for option in images.given if option not in (_KEEP, split_option)]
-    if given and protocol is None:
-        raise UserError(f"{given[0]} has no use with --model {model}: saved embeddings bring their own labels")
+    options = [option for option in images.given if option not in (_KEEP, split_option)]
+    if options and protocol is None:
+        raise UserError(f"{options[0]} has no use with --model {model}: saved embeddings bring their own labels")
     if labels is not None and is_collection(path):
         raise UserError(f"--labels {labels} has no use with {path}, which brings its own classes")
     embedded = read_collection(path) if is_collection(path) else Embedded.load(Path(path), labels)
@@ -290,22 +401,17 @@ def saved_embeddings(model: str, path: str, labels: Path | None, images: ImageSe
     if split != ALL and embedded.splits is not None:
         rows = embedded.splits == split
         if not rows.any():
-            held = ", ".join(dict.fromkeys(embedded.splits.tolist()))
-            raise UserError(f"{path} has no embeddings of split {split!r}, only of {held}; choose one with --split")
+            splits = ", ".join(dict.fromkeys(embedded.splits.tolist()))
+            raise UserError(f"{path} has no embeddings of split {split!r}, only of {splits}; choose one with --split")
         notes.append(f"split {split}: {int(rows.sum()):,} of {len(rows):,} rows")
         embedded = embedded.select(rows)
-    again = None if _KEEP in images.overrides else _listed_twice(embedded.paths)
-    if again is not None:
-        raise UserError(f"{path} holds image {again!r} twice; embed each image once, or add {_KEEP}")
+    names = np.sort(embedded.paths)
+    repeated = names[1:][(names[1:] == names[:-1]) & (names[1:] != "")]
+    if len(repeated) and _KEEP not in images.overrides:
+        raise UserError(f"{path} holds image {str(repeated[0])!r} twice; embed each image once, or add {_KEEP}")
     if protocol is not None:
         protocol.require_same(embedded, select(images, None).images)
     return embedded, [f"model {model}; {len(set(embedded.labels.tolist())):,} classes", *notes]
-
-
-def _listed_twice(paths: np.ndarray) -> str | None:
-    names = np.sort(paths)
-    again = np.unique(names[1:][(names[1:] == names[:-1]) & (names[1:] != "")])
-    return str(paths[np.isin(paths, again)][0]) if len(again) else None
 
 
 def _check_options(options: dict[str, Any], protocol: Protocol | None, trial: Embedded = TRIAL) -> None:

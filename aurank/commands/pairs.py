@@ -57,12 +57,12 @@ class PairsResult:
         folder = Path(folder)
         for name, report in self.two_way.items():
             report.save(folder / "two_way" / name)
-        for found in folder.glob("two_way/*/two_way.json"):
-            if found.parent.name not in self.two_way:
+        for file in folder.glob("two_way/*/two_way.json"):
+            if file.parent.name not in self.two_way:
                 for name in (*DIRECTIONS, "two_way"):
-                    found.with_name(f"{name}.json").unlink(missing_ok=True)
+                    file.with_name(f"{name}.json").unlink(missing_ok=True)
                 with contextlib.suppress(OSError):  # it holds something else
-                    found.parent.rmdir()
+                    file.parent.rmdir()
         if self.zero_shot is None:
             (folder / "zero_shot.json").unlink(missing_ok=True)
         else:
@@ -74,6 +74,7 @@ def evaluate_pairs(
     images: ImageSelection | None = None,
     *,
     templates: Sequence[str] | None = None,
+    out: Path | None = None,
     running: RunOptions | None = None,
 ) -> PairsResult:
     """Return how well a model that was trained with model.text finds texts by images, and images by texts.
@@ -83,6 +84,7 @@ def evaluate_pairs(
         images: its ``data``, ``split`` and ``overrides``: a table with a column text.
         templates: a sentence with {} for the name of a class of the column label, read with blanks for - and _; may be
             given repeatedly; default: ``aurank.evaluation.two_way.PROMPTS``.
+        out: folder for two_way/GROUP and zero_shot.json.
 
     Example:
         `aurank.load_pairs` shows how such a model is trained; others have no encoder of texts.
@@ -92,14 +94,14 @@ def evaluate_pairs(
         aurank.errors.UserError: --model timm:resnet18: pairs need both encoders of a run with model.text, aurank:DIR/best
     """  # noqa: E501
     images, running = images or ImageSelection(), running or RunOptions()
-    kind, what = split_name(model)
+    kind, location = split_name(model)
     if kind != "aurank":
         raise UserError(f"--model {model}: pairs need both encoders of a run with model.text, aurank:DIR/best")
     images.check()
     if images.protocol is not None:
         raise UserError(f"{images.given[0]} has no use here: pairs are the rows of a table, --data table:FILE")
     device = running.torch_device
-    checkpoint = load_checkpoint(resolve_checkpoint(what))
+    checkpoint = load_checkpoint(resolve_checkpoint(location))
     saved = read_trained(checkpoint["config"])
     towers = towers_of(checkpoint, saved, model)
     prompts([], PROMPTS if templates is None else templates)  # refuses those without a place for the class
@@ -107,8 +109,8 @@ def evaluate_pairs(
     require_pairs(manifest)
     has_classes = _has_classes(manifest)
     if templates is not None and not has_classes:
-        what = f"the images of {manifest.name} have no classes to tell apart"
-        raise UserError(f"--prompt has no use here: {what}; give its table a column label, one for each image")
+        reason = f"the images of {manifest.name} have no classes to tell apart"
+        raise UserError(f"--prompt has no use here: {reason}; give its table a column label, one for each image")
     config = with_preprocessing(saved.model_copy(update={"data": data}), saved)
     train = None if images.split == "train" or trained is None else trained.split("train")
     running = replace(running, bf16=False)  # which towers do not take
@@ -132,7 +134,10 @@ def evaluate_pairs(
         names = [name.replace("-", " ").replace("_", " ") for name in manifest.classes]
         zero_shot = embedded.zero_shot(towers, names, templates=templates or PROMPTS)
         zero_shot = noted(zero_shot, *notes)
-    return PairsResult({name: noted(report, *notes) for name, report in reports.items()}, zero_shot)
+    result = PairsResult({name: noted(report, *notes) for name, report in reports.items()}, zero_shot)
+    if out is not None:
+        result.save(out)
+    return result
 
 
 def _has_classes(manifest: Manifest) -> bool:

@@ -8,7 +8,7 @@ from pydantic import PositiveInt
 
 from aurank.config import Config
 from aurank.config.schema import EMBEDDINGS
-from aurank.data import FolderSource, Manifest, ZipSource
+from aurank.data import FolderSource, ZipSource
 from aurank.data.prepared import Preparation, PreparedResult, prepare_images
 from aurank.embedding.build import build_transform, with_preprocessing
 from aurank.embedding.image_selection import read_whole
@@ -56,18 +56,15 @@ def prepare_data(
         short_side = max(side for side in needed if side is not None)
     how = Preparation(short_side, data.channels, data.interpolation)
     manifest, folder = read_whole(data), Path(out).expanduser()
-    _require_apart(folder, manifest)
+    source = manifest.source
+    originals = (
+        source.root if isinstance(source, FolderSource) else source.file if isinstance(source, ZipSource) else None
+    )
+    if originals is not None:
+        out_path, source_path = folder.resolve(), originals.resolve()
+        if out_path.is_relative_to(source_path) or source_path.is_relative_to(out_path):
+            raise UserError(f"--out {folder}: the originals are in {originals}; name a folder apart from theirs")
     with claimed(folder):
         return prepare_images(
             manifest, folder, how, on_error=data.on_error, max_pixels=data.max_pixels, progress=progress
         )
-
-
-def _require_apart(folder: Path, manifest: Manifest) -> None:
-    source = manifest.source
-    if isinstance(source, FolderSource):
-        originals, own = source.root.resolve(), folder.resolve()
-        if own.is_relative_to(originals) or originals.is_relative_to(own):
-            raise UserError(f"--out {folder}: the originals are in {source.root}; name a folder apart from theirs")
-    elif isinstance(source, ZipSource) and folder.resolve() == source.file.resolve():
-        raise UserError(f"--out {folder} is the archive of the originals; name a folder")

@@ -29,6 +29,7 @@ def probe_model(
     labels: Path | None = None,
     k: int | None = None,
     seeds: Sequence[int] | None = None,
+    out: Path | None = None,
     running: RunOptions | None = None,
 ) -> dict[str, ProbeResult]:
     """Return the result of each of the ``protocols``, "knn" and "linear_probe", on a model's frozen embeddings.
@@ -42,6 +43,7 @@ def probe_model(
         protocols: knn or linear_probe; default: both.
         k: neighbours that vote; default: 200, or all there are.
         seeds: seeds of the draws, such as 0,1,2.
+        out: folder for knn.json and linear_probe.json.
 
     Example:
         >>> import tempfile
@@ -82,6 +84,8 @@ def probe_model(
             running.tell(f"no linear probe: {error}")
             continue
         results[name] = replace(result, notes=[*result.notes, *notes])
+        if out is not None:
+            results[name].save(out / f"{name}.json")
         running.finished(name, results[name])
     return results
 

@@ -80,4 +80,4 @@ def examine_measured(report: Report, measured: Measurement) -> "Examined":
     by_cosine = report.distance == "cosine" and report.approximation is None and report.postprocessing is None
     findings += examine_rows(embedded, labelled, lists=lists, by_cosine=by_cosine)[0]
     names = embedded.labels if embedded.classes is None else embedded.classes[embedded.labels]
-    return Examined([one for one in findings if one.count], embedded.paths, names, left_out)
+    return Examined([finding for finding in findings if finding.count], embedded.paths, names, left_out)

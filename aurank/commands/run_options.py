@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from pydantic import PositiveInt
 from torch import nn
@@ -57,6 +58,7 @@ class RunOptions:
         listener: called with a stage, such as "embedding" or "ranking", how much of it is done and how much there is.
         say: given lines such as what was read from the cache; default: the logger "aurank".
         finished: given each result with its name, before what follows begins.
+        command: what results name as the command that made them.
 
     Example:
         >>> RunOptions(batch=64, device="cpu").torch_device
@@ -72,6 +74,7 @@ class RunOptions:
     listener: Callable[[str, int, int], None] | None = None
     say: Say = log
     finished: Callable[[str, Any], None] = lambda name, result: None
+    command: str | None = None
 
     def __post_init__(self) -> None:
         try:
@@ -133,16 +136,16 @@ class PreparedModel:
     @property
     def sizes(self) -> dict[str, Any]:
         default = EvaluateConfig().batch
-        own = default if self.model.config is None else self.model.config.evaluate.batch
-        batch = self.settings.get("batch", None if own == default else own)
+        trained = default if self.model.config is None else self.model.config.evaluate.batch
+        batch = self.settings.get("batch", None if trained == default else trained)
         return {"batch": batch if self.run.batch is None else self.run.batch, "workers": self.data.workers}
 
-    def evaluation_options(self, protocol: Protocol | None, given: dict[str, Any]) -> dict[str, Any]:
-        own = {} if self.model.config is None else evaluation_options(self.model.config)
-        own |= options_of(self.settings)
+    def evaluation_options(self, protocol: Protocol | None, options: dict[str, Any]) -> dict[str, Any]:
+        configured = {} if self.model.config is None else evaluation_options(self.model.config)
+        configured |= options_of(self.settings)
         if protocol is not None:
-            own.pop("recall_at", None)
-        return {**own, **given}
+            configured.pop("recall_at", None)
+        return {**configured, **options}
 
     @property
     def made_by(self) -> MadeBy:
@@ -163,34 +166,33 @@ class PreparedModel:
         return embedded, self.notes(embedded, manifest)
 
     def notes(self, embedded: Embedded, manifest: Manifest) -> list[str]:
-        kept = set(embedded.ids.tolist())
-        paths = [path for row, path in enumerate(manifest.paths) if row not in kept]
+        paths = [manifest.paths[row] for row in np.setdiff1d(np.arange(len(manifest)), embedded.ids)]
         name = f"{manifest.name}, manifest {manifest.sha256[:16]}, {len(manifest.classes):,} classes"
         precision = self.run.arithmetic and f", embedded {self.run.arithmetic}"
         notes = [f"model {self.model.name}; {len(manifest):,} images of {name}{precision}", *self.origin]
         if self.dataset.made_of:
             notes.append(f"embeddings{self.dataset.made_of}")
         if paths:
-            some = "; ".join(paths[:3]) + (f", and {len(paths) - 3} more" if len(paths) > 3 else "")
-            notes.append(f"skipped, unreadable: {len(paths):,} of {len(manifest):,} images ({some})")
+            examples = "; ".join(paths[:3]) + (f", and {len(paths) - 3} more" if len(paths) > 3 else "")
+            notes.append(f"skipped, unreadable: {len(paths):,} of {len(manifest):,} images ({examples})")
         return notes
 
 
 def prepare_model(
     model: str, images: ImageSelection, running: RunOptions, *, labels: Path | None = None
 ) -> PreparedModel:
-    given, model = model, fetched(model)
-    kind, what = split_name(model)
+    name, model = model, fetched(model)
+    kind, location = split_name(model)
     if kind == "embeddings":
         raise UserError(f"--model {model}: these are embeddings already; name a model")
     if labels is not None:
         raise UserError(f"--labels {labels} has no use with --model {model}: the labels come with the images")
-    is_trained = kind == "aurank" and not is_stored(what)
-    checkpoint = load_checkpoint(resolve_checkpoint(what)) if is_trained else None
+    is_trained = kind == "aurank" and not is_stored(location)
+    checkpoint = load_checkpoint(resolve_checkpoint(location)) if is_trained else None
     if checkpoint is None and kind != "aurank":
         check_model(model, allow_code=running.allow_code)
     elif checkpoint is not None and images.takes_images:
-        checkpoint = with_backbone(checkpoint, what)
+        checkpoint = with_backbone(checkpoint, location)
     if images.takes_embeddings and (checkpoint is None or not is_head(checkpoint)):
         raise UserError(
             f"--data {images.data} holds embeddings, which {model} does not take: measure them with --model "
@@ -202,7 +204,7 @@ def prepare_model(
     manifest = each_image_once(selected.images)  # of pairs with texts
     if checkpoint is None:
         refuse_preprocessing(images, model)
-        loaded = load(given, allow_code=running.allow_code)
+        loaded = load(name, allow_code=running.allow_code)
         remarks += loaded.notes
         how: dict[str, Any] = {"on_error": data.on_error, "max_pixels": data.max_pixels}
         dataset_of = partial(loaded.dataset, prepared=open_prepared(data), **how)
@@ -210,24 +212,17 @@ def prepare_model(
         saved = read_trained(checkpoint["config"])
         config = with_preprocessing(saved.model_copy(update={"data": data}), saved)  # where it was set to null
         config = with_features(config, manifest)
-        loaded = trained_model(
-            given if given.startswith("hf-hub:") else model, encoder_of(checkpoint, config, what), config
-        )
+        encoder = encoder_of(checkpoint, config, location)
+        loaded = trained_model(name if name.startswith("hf-hub:") else model, encoder, config)
         data = config.data
-        if data.image_size != saved.data.image_size:
-            _require_size(loaded, data.image_size, saved.data.image_size)
+        if (size := data.image_size) != saved.data.image_size:
+            assert isinstance(loaded.transform, Pipeline)
+            remedy = f"it was trained with {saved.data.image_size}: leave it out, or name another size"
+            with torch.inference_mode(), reading("the model", f"a network of data.image_size={size}", remedy=remedy):
+                loaded.module.eval()(torch.zeros(1, loaded.channels, *loaded.transform.size))
         dataset_of = partial(build_dataset, data, train=False)
-    overlap = describe_overlap(images, selected)
-    origin = describe_average(checkpoint or {})
-    told = (remarks, origin, overlap, images.settings)
-    return PreparedModel(loaded, dataset_of(manifest), selected.data, dataset_of, running, *told)
-
-
-def _require_size(model: ImageModel, size: object, trained: object) -> None:
-    assert isinstance(model.transform, Pipeline)
-    remedy = f"it was trained with {trained}: leave it out, or name another size"
-    with torch.inference_mode(), reading("the model", f"a network of data.image_size={size}", remedy=remedy):
-        model.module.eval()(torch.zeros(1, model.channels, *model.transform.size))
+    notes = (remarks, describe_average(checkpoint or {}), describe_overlap(images, selected), images.settings)
+    return PreparedModel(loaded, dataset_of(manifest), selected.data, dataset_of, running, *notes)
 
 
 def refuse_preprocessing(images: ImageSelection, model: str) -> None:

@@ -205,7 +205,7 @@ class Report:
         facts = {name: values for name, values in gallery_names.items() if values is not None and (values != "").any()}
         return replace(named, gallery={**self.gallery, **facts})
 
-    def made_by(self, command: str) -> "Report":
+    def made_by(self, command: str | None) -> "Report":
         """Return this report with the command that made it, and the time."""
         return replace(self, command=command, date=datetime.now(UTC).isoformat(timespec="seconds"))
 

@@ -124,18 +124,25 @@ def test_config_prints_what_a_run_would_use(aurank: Shell, config: Path) -> None
     assert "loss.params.tua1" in complaint
 
 
-def test_shipped_configs_are_listed_and_copied(aurank: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shipped_configurations_are_listed_and_copied_without_their_results(
+    aurank: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     code, output, _ = aurank("ls")
     assert code == 0
     assert all(name in output for name in shipped_configs())
-    assert aurank("cp", "omniglot/soprc", "mine.yaml")[0] == 0
-    assert read_yaml(Path("mine.yaml").read_text("utf-8")) == read_yaml(
-        shipped_configs()["omniglot/soprc"].read_text("utf-8")
-    )
     names = {line.split()[0] for line in aurank("ls", "SOPRC")[1].splitlines() if "/" in line.split()[0]}
     assert "digits/soprc" in names
     assert len(names) < len(shipped_configs())
+    for name, path in shipped_configs().items():
+        assert aurank("cp", name, "mine.yaml")[0] == 0
+        text, shipped = Path("mine.yaml").read_text(encoding="utf-8"), path.read_text(encoding="utf-8")
+        head = [line for line in text.splitlines() if line.startswith("#")]
+        assert head[0] == shipped.splitlines()[0]
+        assert head[-1] == f"# Command:  aurank train mine.yaml   (copied from {name})"
+        assert not any(line.startswith(("# Result", "# To beat", "# Hardware", "# Chosen")) for line in head)
+        assert read_yaml(text) == read_yaml(shipped)
+        Path("mine.yaml").unlink()
 
 
 def test_what_has_no_labels_is_examined_without_and_told_where_to_be_measured(
@@ -185,23 +192,6 @@ def test_training_without_a_report_says_that_baselines_are_left_out(
 
 def test_the_version_is_told(aurank: Shell) -> None:
     assert aurank("--version") == (0, f"aurank {__version__}\n", "")
-
-
-def test_a_copied_configuration_keeps_no_result_of_the_shipped_one(
-    aurank: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in shipped_configs():
-        assert aurank("cp", name, "mine.yaml")[0] == 0
-        text = Path("mine.yaml").read_text(encoding="utf-8")
-        head, own = (
-            [line for line in lines.splitlines() if line.startswith("#")]
-            for lines in (text, shipped_configs()[name].read_text(encoding="utf-8"))
-        )
-        assert (head[0], head[-1]) == (own[0], f"# Command:  aurank train mine.yaml   (copied from {name})")
-        assert not any(line.startswith(("# Result", "# To beat", "# Hardware", "# Chosen")) for line in head)
-        assert read_yaml(text) == read_yaml(shipped_configs()[name].read_text(encoding="utf-8"))
-        Path("mine.yaml").unlink()
 
 
 @pytest.mark.slow

@@ -13,7 +13,6 @@ FOLDERS = [
     ("evaluate", "--model", "timm:resnet18"),
     ("embed", "--model", "timm:resnet18"),
     ("calibrate", "--model", "timm:resnet18", "--precision", "0.9"),
-    ("average", "gone/best", "gone/last"),
     ("index", "build", "--model", "timm:resnet18"),
     ("demo",),
     ("data", "prepare", "digits/soprc"),

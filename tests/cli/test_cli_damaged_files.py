@@ -13,18 +13,9 @@ import pytest
 from testing.galleries import MODEL, small_index, write_photos
 
 from aurank.commands.prepare import prepare_data
-from aurank.config import ModelConfig
-from aurank.data import TRANSFORMS
 from aurank.data.prepared import IMAGES
 from aurank.evaluation.postprocessing import PostProcessing
-from aurank.exporting.formats import TrainedEncoder
-from aurank.exporting.timm_folder import write_folder
 from aurank.files import content_sha256
-from aurank.models import Encoder
-from aurank.models.adapters.exported import PREPROCESSING, pack_preprocessing
-
-EMBED = "embed --data folder:photos --out rows.npz --no-cache --model"
-PIPELINE = TRANSFORMS["resize"](32, 3)
 
 
 def changed(path: Path, change: Callable[[Any], object]) -> None:
@@ -32,34 +23,6 @@ def changed(path: Path, change: Callable[[Any], object]) -> None:
     content = json.loads(path.read_text(encoding="utf-8"))
     change(content)
     path.write_text(json.dumps(content), encoding="utf-8")
-
-
-def encoder() -> Encoder:
-    return Encoder("test_resnet", dim=8, pretrained=False).eval()
-
-
-def a_mean_of_another_type(folder: Path) -> tuple[str, str]:
-    (folder / "model").mkdir()
-    config = ModelConfig(backbone="test_resnet", pretrained=False, dim=8)
-    write_folder(TrainedEncoder(encoder(), config, PIPELINE), folder / "model/model.safetensors")
-    changed(folder / "model/config.json", lambda content: content["pretrained_cfg"].update(mean="x"))
-    return f"{EMBED} timm:local-dir:model", "local-dir:model"
-
-
-def metadata_that_are_no_utf_8(folder: Path) -> tuple[str, str]:
-    onnx = pytest.importorskip("onnx")
-    kinds, make = onnx.TensorProto, onnx.helper
-    pixels = make.make_tensor_value_info("pixels", kinds.UINT8, ["batch", 3, 32, 32])
-    embedding = make.make_tensor_value_info("embedding", kinds.FLOAT, ["batch", 3])
-    nodes = [
-        make.make_node("Cast", ["pixels"], ["values"], to=kinds.FLOAT),
-        make.make_node("ReduceMean", ["values"], ["embedding"], axes=[2, 3], keepdims=0),
-    ]
-    graph = make.make_graph(nodes, "sums", [pixels], [embedding])
-    model = make.make_model(graph, opset_imports=[make.make_opsetid("", 17)], ir_version=8)
-    model.metadata_props.add(key=PREPROCESSING, value=pack_preprocessing(PIPELINE, dim=3, is_inside=True))
-    (folder / "m.onnx").write_bytes(model.SerializeToString().replace(b'"transform"', b'"tr\xffnsform"'))
-    return f"{EMBED} onnx:m.onnx", "m.onnx"
 
 
 def steps_that_are_no_text(folder: Path) -> tuple[str, str]:
@@ -105,8 +68,6 @@ def an_index_that_was_sealed_again(folder: Path) -> tuple[str, str]:
 @pytest.mark.parametrize(
     "damage",
     [
-        a_mean_of_another_type,
-        metadata_that_are_no_utf_8,
         steps_that_are_no_text,
         a_schema_of_other_bytes,
         an_index_that_was_sealed_again,

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from testing.galleries import small_index, write_photos
 from testing.processes import Shell
 
 from aurank.evaluation import evaluate
@@ -14,6 +15,8 @@ TIMM = "evaluate --model timm:test_resnet,pretrained=false --out x"
 SAVED = "evaluate --model embeddings:rows.npz --out x"
 PROBE = "probe --model timm:test_resnet,pretrained=false --data folder:photos --out x"
 CALIBRATE = "calibrate --model embeddings:rows.npz"
+MINE = "mine --out x --model embeddings:"
+SEARCH = "search index"
 CLEAN = "doctor folder:photos --out clean.csv --fix tiny"
 
 REFUSED = {
@@ -21,11 +24,9 @@ REFUSED = {
     "train omniglot/soprc data.root=nowhere --dry-run": "omniglot",
     "train digits/soprc --dry-run --baselines": "--dry-run does not go with --baselines",
     "train --no-such": "--no-such",
-    "ls 'no such thing'": "no shipped configuration has 'no such thing'",
     "cp omniglot/sopcr other.yaml": "omniglot/soprc",
     "data check spo": "no benchmark 'spo' to check",
     "cp omniglot/soprc photos/a/0.png": "exists already",
-    "cp omniglot/soprc no/such/folder.yaml": "cannot write no/such/folder.yaml",
     "evaluate --model resnet18 --out x": "expected a run (aurank:DIR/best), embeddings:FILE",
     "evaluate --model embeddings:rows.npz --out photos/a/0.png": "--out",
     f"{TIMM} --data folder:photos --labels rows.npz": "--labels rows.npz has no use",
@@ -64,9 +65,24 @@ REFUSED = {
     "doctor folder:photos --fix tiny": "--fix needs --out",
     "doctor folder:photos --fix tiny --out clean.txt": "name it clean.csv",
     f"{CLEAN},repeat": "no finding is named 'repeat'; did you mean",
-    f"{CLEAN},labels": "--fix labels goes with --model",
+    f"{CLEAN},labels": "--fix labels needs --model",
     "doctor digits/soprc --model timm:test_resnet": "--model goes with data named as READER:PATH",
     "doctor digits: --fix tiny --out clean.csv": "images of digits are no files",
+    f"{CLEAN},suspects": "--fix suspects needs --negatives",
+    "doctor folder:photos --negatives no.parquet": "no.parquet",
+    f"{MINE}rows.npz --data folder:photos": "--data folder:photos has no use with --model",
+    f"{MINE}rows.npz --per-query 0": "--per-query",
+    f"{MINE}rows.npz --distance manhattan": "distance must be one of",
+    "evaluate --model embeddings:pickled.npy --out x": "pickled.npy: cannot be read as plain arrays",
+    f"{MINE}lone.npz": "no image of lone.npz has a positive, and a negative",
+    f"{MINE}repeated.npz": "'b'",
+    f"{SEARCH} none.png": "none.png",
+    "search nowhere photos/a/0.png": "no index at nowhere",
+    f"{SEARCH} photos/a/0.png --class c7": "the index has no class 'c7'",
+    f"{SEARCH} photos/a/0.png --k 0": "k must be 1 or more",
+    f"{SEARCH} photos/a/0.png --html page.txt": "is of type .html",
+    f"{SEARCH} photos/a/0.png --threshold nan": "the threshold must be a number",
+    f"{SEARCH} photos/a/0.png --device nope": "--device 'nope' cannot be used here",
 }
 
 
@@ -81,6 +97,11 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     evaluate(rows, labels).save(folder / "bare.json")
     lines = ["path,label,split", *(f"photos/a/{row}.png,a,test" for row in range(4))]
     (folder / "one.csv").write_text("\n".join(lines) + "\n")
+    np.savez(folder / "lone.npz", embeddings=np.eye(3), labels=[0, 1, 2])
+    np.savez(folder / "repeated.npz", embeddings=np.eye(3), labels=[0, 0, 1], paths=["a", "b", "b"])
+    np.save(folder / "pickled.npy", np.array([{}], dtype=object), allow_pickle=True)
+    (folder / "no.parquet").write_bytes(b"no")
+    small_index(write_photos(folder / "indexed", classes=1, images=2), folder / "index")
     (folder / "twice.csv").write_text("\n".join([*lines, "photos/a/0.png,a,test"]) + "\n")
     return folder
 

@@ -115,7 +115,7 @@ def test_an_average_is_written_into_an_empty_folder_alone(tiny_run: Path, aurank
     out = tmp_path / "average"
     code, text, notice = aurank("average", f"aurank:{tiny_run}", tiny_run / "last", "--out", out)
     assert code == 0
-    assert text == f"written to {out}: best.safetensors, the average of 2 models\n"
+    assert text == f"written to {out}\n"
     assert notice == ""
     code, text, notice = aurank("average", tiny_run, tiny_run / "last", "--out", out)
     assert (code, text) == (2, "")

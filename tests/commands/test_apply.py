@@ -116,8 +116,8 @@ def test_a_protocol_is_named_in_the_report_with_its_checksum(place: Path) -> Non
             "16 images are in one of both alone",
         ),
         ({"labels": np.arange(8) // 4}, "their classes, or who is query"),
-        ({"is_query": np.arange(8) < 4}, "protocol sop says who is query and gallery, so is_query has no use"),
-        ({"groups": np.arange(8)}, "so groups has no use"),
+        ({"is_query": np.arange(8) < 4}, "protocol sop takes every image as query and gallery"),
+        ({"groups": np.arange(8)}, "protocol sop takes every image as query and gallery"),
     ],
 )
 def test_a_protocols_name_is_given_to_no_other_embeddings(place: Path, change: Any, message: str | None) -> None:

@@ -11,14 +11,12 @@ from testing.runs import tiny_config
 
 from aurank import Report
 from aurank.commands import RunOptions, evaluate_model, measure_baselines
-from aurank.commands.baselines import require_images
 from aurank.commands.demo import demo
 from aurank.embedding import ImageSelection
 from aurank.embedding.build import build_dataset, build_encoder, fill_preprocessing
 from aurank.embedding.embed import embed
 from aurank.embedding.embedded import evaluation_options
 from aurank.embedding.select_images import read_manifest
-from aurank.errors import UserError
 from aurank.training import read_config
 
 pytestmark = pytest.mark.slow
@@ -83,5 +81,3 @@ def test_what_cannot_be_had_is_left_out_and_said(tiny_run: Path, monkeypatch: py
         f"--baselines: the untrained network of aurank:{tiny_run / 'best'} cannot be had",
         "--baselines: raw pixels are left out",
     ]
-    with pytest.raises(UserError, match="it needs the images"):
-        require_images("embeddings:rows.npz")

@@ -36,7 +36,7 @@ def build_index(
     model: str,
     images: ImageSelection | None = None,
     *,
-    out: Path | str,
+    out: str | Path,
     factory: str = EXACT,
     distance: str = "cosine",
     postprocess: str | None = None,
@@ -51,7 +51,8 @@ def build_index(
 
     Args:
         images: by default all images of the data that the model was trained on, of all splits.
-        out: the folder, which must not hold anything else, or `milvus:FILE_OR_URL#COLLECTION`.
+        out: the folder to write, which must hold nothing else, or milvus:FILE_OR_URL#COLLECTION, such as
+            milvus:gallery.db#photos.
         factory: a faiss index: Flat is exact; IVF64,Flat or HNSW32 are approximate, and their recall is measured; in
             Milvus HNSW,M=16; ef=64.
         distance: cosine, dot or euclidean (l2).
@@ -133,8 +134,8 @@ class IndexChange:
     def __str__(self) -> str:
         changes = {"added": self.added, "replaced": self.replaced, "given another class": self.relabelled}
         changes |= {"removed": self.removed, "already there": self.present, "unreadable": self.unreadable}
-        told = [f"{len(names):,} {what}" for what, names in changes.items() if names]
-        return f"{', '.join(told) or 'nothing changed'}; the index holds {self.count:,}"
+        counts = [f"{len(names):,} {change}" for change, names in changes.items() if names]
+        return f"{', '.join(counts) or 'nothing changed'}; the index holds {self.count:,}"
 
 
 def add_images(
@@ -189,24 +190,26 @@ def add_images(
         digests = {path: _digest(source, path) for path in manifest.paths}
         classes = _class_names(np.array(manifest.classes), manifest.labels, manifest.paths)
         before = index.rows.lookup(number, manifest.paths)
-        known = {path: sha256 for path, (_, sha256, _) in before.items()}
+        old_digests = {path: sha256 for path, (_, sha256, _) in before.items()}
         # Of a file that cannot be read nothing is known, as where prepared images were embedded.
-        wanted = np.array([not digests[path] or known.get(path) != digests[path] for path in manifest.paths])
-        labelled = zip(np.array(manifest.paths)[~wanted].tolist(), classes[~wanted].tolist(), strict=True)
+        is_new = np.array([not digests[path] or old_digests.get(path) != digests[path] for path in manifest.paths])
+        labelled = zip(np.array(manifest.paths)[~is_new].tolist(), classes[~is_new].tolist(), strict=True)
         relabelled = {path: name for path, name in labelled if name not in ("", before[path][2])}
-        present = [path for path, is_wanted in zip(manifest.paths, wanted, strict=True) if not is_wanted]
-        present = [path for path in present if path not in relabelled]
+        unchanged = np.array(manifest.paths)[~is_new].tolist()
+        present = [path for path in unchanged if path not in relabelled]
         renamed = {before[path][0]: name for path, name in relabelled.items()}
-        if not wanted.any():
+        if not is_new.any():
             if roots or renamed:
                 index.rows.change(Path(index.folder), index.about, np.empty(0, np.int64), None, renamed)
             return IndexChange(len(index), present=present, relabelled=[*relabelled])
-        if any(digests[path] and known[path] != digests[path] for path in manifest.paths if known.get(path)):
+        if any(
+            digests[path] and old_digests[path] != digests[path] for path in manifest.paths if old_digests.get(path)
+        ):
             # By length and time, as the cache tells files apart, one that has changed may be what it was.
             running = replace(running, cache=None)
         embedder, data = index.load_model(), selected.data
         dataset_of = partial(embedder.dataset, on_error=data.on_error, max_pixels=data.max_pixels)
-        prepared = PreparedModel(embedder, dataset_of(manifest.select(wanted)), data, dataset_of, running)
+        prepared = PreparedModel(embedder, dataset_of(manifest.select(is_new)), data, dataset_of, running)
         embedded, notes = prepared.embed()
         running.tell(*notes[1:])
         new = _table(embedded, digests, number=number)
@@ -248,12 +251,12 @@ def remove_images(
     with _changing(folder):
         index = ImageIndex.open(folder, roots=roots, device="cpu")
         named = index.rows.where("path", paths) if paths else np.empty(0, np.int64)
-        known = set(index.rows.take(named)["path"].tolist())
-        if unknown := [path for path in paths if path not in known]:
+        present = set(index.rows.take(named)["path"].tolist())
+        if unknown := [path for path in paths if path not in present]:
             more = f", nor are {len(unknown) - 1} more" if len(unknown) > 1 else ""
-            known = set(index.images["path"].tolist()) if len(index) <= MOST_COMPARED else set()
+            names = index.images["path"].tolist() if len(index) <= MOST_COMPARED else []
             raise UserError(
-                f"image {unknown[0]!r} is not in the index {folder}{more}{meant(nearest(unknown[0], known, most=3))}"
+                f"image {unknown[0]!r} is not in the index {folder}{more}{meant(nearest(unknown[0], names, most=3))}"
             )
         if classes:
             index.require_classes(classes)
@@ -291,8 +294,8 @@ def _table(embedded: Embedded, digests: Mapping[str, str], *, number: int) -> Ta
     names = np.array([""]) if embedded.classes is None else embedded.classes
     classes = _class_names(names, embedded.labels, embedded.paths)
     sums = [digests[path] for path in embedded.paths.tolist()]
-    places = np.full(len(classes), number, np.int64)
-    return {"path": embedded.paths, "class": classes, "source": places, "sha256": np.array(sums, dtype=np.str_)}
+    sources = np.full(len(classes), number, np.int64)
+    return {"path": embedded.paths, "class": classes, "source": sources, "sha256": np.array(sums, dtype=np.str_)}
 
 
 def _class_names(names: np.ndarray, labels: np.ndarray, paths: Sequence[str] | np.ndarray) -> np.ndarray:

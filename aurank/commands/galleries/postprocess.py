@@ -56,9 +56,9 @@ def training_images(prepared: PreparedModel) -> Manifest | None:
     Read anew: of a configuration that holds classes out for validation, the splits would lack their training rows.
     """
     paths = set(prepared.dataset.manifest.paths)
-    whole = read_whole(prepared.data)
-    rows = np.array([path not in paths for path in whole.paths]) & (whole.splits == "train")
-    return each_image_once(whole.select(rows)) if rows.any() else None
+    manifest = read_whole(prepared.data)
+    rows = np.array([path not in paths for path in manifest.paths]) & (manifest.splits == "train")
+    return each_image_once(manifest.select(rows)) if rows.any() else None
 
 
 def fitted_on_training(steps: PostProcessing, prepared: PreparedModel) -> PostProcessing:

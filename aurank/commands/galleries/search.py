@@ -86,8 +86,8 @@ class ImageIndex:
         ...     photos = ImageSelection(f"folder:{folder}/photos")
         ...     _ = build_index("timm:test_vit,pretrained=false", photos, out=Path(folder, "index"))
         ...     index = ImageIndex.open(Path(folder, "index"))
-        ...     found = index.search([Image.new("RGB", (8, 8), "green")], k=2)
-        >>> len(index), found[0][0].path, round(found[0][0].score, 3)
+        ...     hits = index.search([Image.new("RGB", (8, 8), "green")], k=2)[0]
+        >>> len(index), hits[0].path, round(hits[0].score, 3)
         (3, 'green/one.png', 1.0)
     """
 
@@ -108,7 +108,7 @@ class ImageIndex:
     @classmethod
     def open(
         cls,
-        folder: Path | str,
+        folder: str | Path,
         *,
         model: str | None = None,
         roots: Sequence[Path] = (),
@@ -119,11 +119,11 @@ class ImageIndex:
         """Return the index in a folder; UserError unless every file of it is as it was written.
 
         Args:
-            folder: the folder, or milvus:FILE_OR_URL#COLLECTION.
+            folder: the folder of the index, or milvus:FILE_OR_URL#COLLECTION.
             model: with milvus:…: where its model is now; default: where it was.
             roots: where the images are now, if they were moved; again for each place they came from.
-            device: where the model runs; default: the CPU. faiss searches on the CPU.
-            allow_code: whether a model that needs it may run code.
+            device: where the model runs, such as cuda:1 or cpu; faiss searches on the CPU.
+            allow_code: trust the model of the index: let its code run.
             memory_map: whether what faiss searches stays in its file, which processes then share.
         """
         if model is not None and not is_collection(folder):
@@ -142,8 +142,8 @@ class ImageIndex:
                     raise
                 about, rows = again, read_rows(folder, again, memory_map=memory_map)  # it was changed while it was read
         if roots:
-            some = {number: rows.where("source", [number], TRIED) for number in range(len(about["sources"]))}
-            paths = {number: rows.take(held)["path"].tolist() for number, held in some.items()}
+            samples = {number: rows.where("source", [number], TRIED) for number in range(len(about["sources"]))}
+            paths = {number: rows.take(ids)["path"].tolist() for number, ids in samples.items()}
             about = {**about, "sources": moved_sources(about, paths, roots)}
         if model is not None:
             about = {**about, "model": {**about["model"], "name": model}}
@@ -182,14 +182,14 @@ class ImageIndex:
 
     def read_image(self, row: int, *, max_pixels: int = MAX_PIXELS, on_white: bool = False) -> np.ndarray:
         """Return the pixels of an image, uint8 [height, width, channel]; UserError where it is gone or unreadable."""
-        path, number = self._place(row)
+        path, number = self._path_and_source(row)
         if (source := self.sources[number]) is None:
-            place = self.about["sources"][number]["place"]
-            raise UserError(f"image {path!r} is gone: {place} is not there any more; say where it is with --root")
+            root = self.about["sources"][number]["place"]
+            raise UserError(f"image {path!r} is gone: {root} is not there any more; say where it is with --root")
         with quiet_decoding():
             return decode(source, path, None, max_pixels=max_pixels, on_white=on_white)
 
-    def _place(self, row: int) -> tuple[str, int]:
+    def _path_and_source(self, row: int) -> tuple[str, int]:
         self._require(row)
         image = self.rows.take([row])
         return str(image["path"][0]), int(image["source"][0])
@@ -202,22 +202,22 @@ class ImageIndex:
     def description(self) -> str:
         """What is searched, in a line, with what an approximate index was measured to find."""
         about = self.about
-        what = f"{len(self):,} images, {about['model']['name']}, {about['distance']}, index {about['factory']}"
+        text = f"{len(self):,} images, {about['model']['name']}, {about['distance']}, index {about['factory']}"
         if about["postprocessing"] is not None:
-            what += f" behind {about['postprocessing']}"
+            text += f" behind {about['postprocessing']}"
         if (recall := about["recall"]) is None:
-            return what
-        found = " and ".join(f"{value:.4f} of the true nearest {at}" for at, value in recall.items() if at != "queries")
-        return f"{what}, which finds {found} (mean of {int(recall['queries']):,} of its images)"
+            return text
+        parts = " and ".join(f"{value:.4f} of the true nearest {k}" for k, value in recall.items() if k != "queries")
+        return f"{text}, which finds {parts} (mean of {int(recall['queries']):,} of its images)"
 
     @cached_property
     def sources(self) -> list[ImageSource | None]:
         """Where the bytes of images come from, None for what is there no more."""
-        return [open_described(one) for one in self.about["sources"]]
+        return [open_described(source) for source in self.about["sources"]]
 
     def exists(self, row: int) -> bool:
         """Return whether the file of an image is still there."""
-        path, number = self._place(row)
+        path, number = self._path_and_source(row)
         source = self.sources[number]
         return source is not None and source.exists(path)
 
@@ -249,7 +249,7 @@ class ImageIndex:
         return self._hits(np.asarray(self.rows.embeddings[chosen]), chosen, k, **options)
 
     def _hits(
-        self, queries: np.ndarray, own: Int64[np.ndarray, " query"] | None, k: int, **options: Unpack[SearchOptions]
+        self, queries: np.ndarray, rows: Int64[np.ndarray, " query"] | None, k: int, **options: Unpack[SearchOptions]
     ) -> list[list[Hit]]:
         require_count(k)
         classes, threshold = options.get("classes"), options.get("threshold")
@@ -259,23 +259,24 @@ class ImageIndex:
         if not len(queries):
             return []
         self.require_classes(classes or ())
-        found = self.rows.nearest(queries, k, leave_out=own, classes=classes, exact=options.get("exact", False))
-        lists = [
-            [(row, score) for row, score in zip(*one, strict=True) if row >= 0 and score >= least]
-            for one in zip(found[0].tolist(), found[1].tolist(), strict=True)
-        ]
-        shown = sorted({row for one in lists for row, _ in one})
+        nearest_rows, scores = self.rows.nearest(
+            queries, k, leave_out=rows, classes=classes, exact=options.get("exact", False)
+        )
+        shown = np.unique(nearest_rows[nearest_rows >= 0]).tolist()
         table = self.rows.take(shown)
-        places = zip(shown, table["path"].tolist(), table["class"].tolist(), strict=True)
-        images = {row: (row, path, name) for row, path, name in places}
-        return [[Hit(*images[row], score) for row, score in one] for one in lists]
+        columns = zip(shown, table["path"].tolist(), table["class"].tolist(), strict=True)
+        images = {row: (path, name) for row, path, name in columns}
+        return [
+            [Hit(row, *images[row], score) for row, score in zip(*ranked, strict=True) if row >= 0 and score >= least]
+            for ranked in zip(nearest_rows.tolist(), scores.tolist(), strict=True)
+        ]
 
     def require_classes(self, names: Collection[str]) -> None:
         """Raise UserError for a class that the index has not."""
         for name in names:
             if not len(self.rows.where("class", [name], 1)):
-                known = f"it has {len(self.classes):,}" if self.classes else "its images have none"
-                raise UserError(f"the index has no class {name!r}, {known}{meant(nearest(name, self.classes, most=3))}")
+                count = f"it has {len(self.classes):,}" if self.classes else "its images have none"
+                raise UserError(f"the index has no class {name!r}, {count}{meant(nearest(name, self.classes, most=3))}")
 
     def close(self) -> None:
         """Let go of a collection: of milvus-lite, for another process to open its file."""
@@ -315,7 +316,7 @@ def search_photos(
     """Return what each photo finds in the index; one that cannot be read among several has an error and no hits.
 
     Args:
-        photos: files, folders and zip archives.
+        photos: images, folders, zips; the command reads a list of them from stdin by -.
         k: how many images to find for each photo.
         options: those of `SearchOptions`.
         batch: photos embedded at once.
@@ -331,64 +332,62 @@ def search_photos(
         ...         Image.new("RGB", (8, 8), colour).save(f"{folder}/photos/{colour}/one.png")
         ...     photos = ImageSelection(f"folder:{folder}/photos")
         ...     index = build_index("timm:test_vit,pretrained=false", photos, out=Path(folder, "index"))
-        ...     found = search_photos(index, [f"{folder}/photos"], k=1)
-        >>> [(one.photo.name, one.hits[0].path) for one in found]
+        ...     results = search_photos(index, [f"{folder}/photos"], k=1)
+        >>> [(result.photo.name, result.hits[0].path) for result in results]
         [('green/one.png', 'green/one.png'), ('red/one.png', 'red/one.png')]
     """
     require_count(k)
     files = find_photos(photos)
     if not files:
         raise UserError("there is no photo to search with: name files, folders or zip archives")
-    channels, found = index.load_model().channels, list[PhotoHits]()
+    channels, results = index.load_model().channels, list[PhotoHits]()
     for start in range(0, len(files), batch):
-        read: dict[int, np.ndarray] = {}
-        errors: dict[int, str] = {}
-        some = files[start : start + batch]
+        pixels: dict[PhotoFile, np.ndarray] = {}
+        errors: dict[PhotoFile, str] = {}
         with quiet_decoding():
-            for place, file in enumerate(some):
+            for file in files[start : start + batch]:
                 try:
-                    read[place] = read_photo(file, channels)
+                    pixels[file] = read_photo(file, channels)
                 except UserError as error:
-                    errors[place] = str(error)
-        lists = index.search(list(read.values()), k, **options)
-        hits = dict(zip(read, lists, strict=True))
-        found += [PhotoHits(file, hits.get(place, []), errors.get(place)) for place, file in enumerate(some)]
+                    errors[file] = str(error)
+        hits = dict(zip(pixels, index.search(list(pixels.values()), k, **options), strict=True))
+        results += [PhotoHits(file, hits.get(file, []), errors.get(file)) for file in files[start : start + batch]]
         if progress is not None:
-            progress(len(found), len(files))
-    if all(one.error for one in found):
-        more = f"; nor can the {len(found) - 1:,} others be read" if len(found) > 1 else ""
-        raise UserError(f"{found[0].error}{more}")
-    return found
+            progress(len(results), len(files))
+    if all(result.error for result in results):
+        more = f"; nor can the {len(results) - 1:,} others be read" if len(results) > 1 else ""
+        raise UserError(f"{results[0].error}{more}")
+    return results
 
 
-def results_json(index: ImageIndex, found: Sequence[PhotoHits]) -> str:
+def results_json(index: ImageIndex, results: Sequence[PhotoHits]) -> str:
     photos = [
         {
-            "photo": one.photo.path,
-            "error": one.error,
+            "photo": result.photo.path,
+            "error": result.error,
             "hits": [
                 {"rank": rank, "score": hit.score, "path": hit.path, "class": hit.class_name, "row": hit.row}
-                for rank, hit in enumerate(one.hits, start=1)
+                for rank, hit in enumerate(result.hits, start=1)
             ],
         }
-        for one in found
+        for result in results
     ]
-    kept = ("model", "distance", "factory", "postprocessing", "recall", "count", "revision")
-    about = {name: index.about[name] for name in kept} | {"model": index.about["model"]["name"]}
+    names = ("distance", "factory", "postprocessing", "recall", "count", "revision")
+    about = {"model": index.about["model"]["name"], **{name: index.about[name] for name in names}}
     return json.dumps({"index": about, "photos": photos}, indent=1)
 
 
-def results_page(index: ImageIndex, found: Sequence[PhotoHits], options: Sequence[tuple[str, str]] = ()) -> str:
+def results_page(index: ImageIndex, results: Sequence[PhotoHits], options: Sequence[tuple[str, str]] = ()) -> str:
     """Return what photos found as one HTML file with small pictures, 10 MiB of them at most."""
-    pictures = Pictures(JoinedSource([*(one.photo.source for one in found), *index.sources]))
+    pictures = Pictures(JoinedSource([*(result.photo.source for result in results), *index.sources]))
     searched = []
-    for place, one in enumerate(found):
-        sources = index.rows.take([hit.row for hit in one.hits])["source"].tolist()
+    for number, result in enumerate(results):
+        sources = index.rows.take([hit.row for hit in result.hits])["source"].tolist()
         hits = [
-            (hit, pictures.of(f"{len(found) + source}/{hit.path}"))
-            for hit, source in zip(one.hits, sources, strict=True)
+            (hit, pictures.of(f"{len(results) + source}/{hit.path}"))
+            for hit, source in zip(result.hits, sources, strict=True)
         ]
-        searched.append((one, None if one.error else pictures.of(f"{place}/{one.photo.name}"), hits))
+        searched.append((result, None if result.error else pictures.of(f"{number}/{result.photo.name}"), hits))
     notes = []
     if gone := len(pictures.missing):
         many = "picture cannot be shown: its file is" if gone == 1 else "pictures cannot be shown: their files are"
