@@ -121,14 +121,14 @@ class Command(click.Command):
     @cached_property
     def sources(self) -> dict[str, dict[str, Parameter]]:
         """Parameters of the command's "own" function, of the library "function", and of the classes that it takes."""
-        own = read_parameters(self.shell.__module__, self.shell.__name__)
+        local = read_parameters(self.shell.__module__, self.shell.__name__)
         texts = {name: text[:1].upper() + text[1:] for name, text in self.entry.get("options", {}).items()}
-        sources = {"own": {name: own[name]._replace(help=text) for name, text in texts.items()}, "function": {}}
+        sources = {"own": {name: local[name]._replace(help=text) for name, text in texts.items()}, "function": {}}
         module, _, name = self.entry.get("function", "").rpartition(".")
         for parameter in read_parameters(module, name).values() if module else ():
             if match := re.search(r"\w+Options|ImageSelection|ImageIndex", parameter.annotation):
-                other = match[0].replace("ImageIndex", "ImageIndex.open")
-                sources[parameter.name] = read_parameters(defining_module(module, match[0]), other)
+                definition = match[0].replace("ImageIndex", "ImageIndex.open")
+                sources[parameter.name] = read_parameters(defining_module(module, match[0]), definition)
             else:
                 sources["function"][parameter.name] = parameter
         if "running" in sources:

@@ -63,11 +63,11 @@ def read_parameters(module: str, name: str) -> dict[str, Parameter]:
 def _help(module: str, parameter: str, text: str) -> str:
     """Return the text for a terminal; of "as for `other`" the text that the function `other` has."""
     if match := re.match(r"as for `+(?:aurank\.)?([\w.]+)`+", text):
-        other = match[1]
+        described = match[1]
         for package in ("aurank.commands", "aurank.training"):
             for file, names in import_module(package).NAMES.items():
-                if other.partition(".")[0] in names:
-                    return read_parameters(f"{package}.{file}", other)[parameter].help
+                if described.partition(".")[0] in names:
+                    return read_parameters(f"{package}.{file}", described)[parameter].help
     text = re.sub(r"(?<!`)`(\w+)`", lambda named: f"--{named[1].replace('_', '-')}", text).replace("`", "")
     return text[:1].upper() + text[1:] if re.match(r"\w+[ ,;]", text) else text
 
