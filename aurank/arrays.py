@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 
 import numpy as np
 from jaxtyping import Int64
@@ -92,24 +92,8 @@ def select_rows(rows: Rows, index: Any) -> Rows:
 
 # -- arrays of other libraries -----------------------------------------------------------------------------------------
 
-
-@runtime_checkable
-class HasArray(Protocol):
-    """An array of NumPy, torch, CuPy, JAX, …, or a data frame or series of pandas and polars."""
-
-    def __len__(self) -> int: ...
-    def __array__(self) -> Any: ...
-
-
-@runtime_checkable
-class HasDLPack(Protocol):
-    """An array that gives its memory, on a GPU too."""
-
-    def __len__(self) -> int: ...
-    def __dlpack__(self) -> Any: ...
-
-
-Arrays: TypeAlias = HasArray | HasDLPack | Sequence[Any]
+Arrays: TypeAlias = Any
+"""An array of NumPy, torch, CuPy, JAX, …, a data frame or series of pandas and polars, or lists of numbers."""
 
 
 def as_plain(values: Any, name: str) -> "Tensor | np.ndarray | MappedRows":
@@ -132,7 +116,7 @@ def as_plain(values: Any, name: str) -> "Tensor | np.ndarray | MappedRows":
             return torch.utils.dlpack.from_dlpack(values)
         array = np.asarray(values)
         is_nested = array.dtype == np.object_ and array.ndim == 1 and len(array) > 0
-        if is_nested and all(isinstance(row, HasArray | list) for row in array):
+        if is_nested and all(hasattr(row, "__array__") or isinstance(row, list) for row in array):
             return np.stack([np.asarray(row) for row in array])
         return array
     # Rows of several lengths; whatever else a library refuses to give.

@@ -49,14 +49,7 @@ def joined(timeout: str) -> Iterator["ProcessGroup"]:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
     limit, rank = timedelta(seconds=seconds(timeout)), os.environ["RANK"]
     try:
-        store, number, size = next(dist.rendezvous("env://", timeout=limit))  # type: ignore[attr-defined]
-        # torchrun keeps its store when it restarts, with the addresses of processes that are gone. Agents of several
-        # machines do not count alike.
-        is_one_machine = os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if is_one_machine else "0"
-        store = dist.PrefixStore(attempt, store)  # type: ignore[attr-defined]
-        backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
-        dist.init_process_group(backend, store=store, rank=number, world_size=size, timeout=limit)
+        dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=limit)
     except (RuntimeError, ValueError, OSError) as error:
         address = f"{os.environ['MASTER_ADDR']}:{os.environ.get('MASTER_PORT', '')}"
         raise AurankError(

@@ -33,7 +33,6 @@ from aurank.models.adapters.names import is_tower
 from aurank.models.encoder import parameter_groups
 from aurank.models.tuning import layer_scales
 from aurank.names import signature
-from aurank.sizes import as_sides
 from aurank.training.optim import BATCH_RULES, OPTIMISERS, SCHEDULES, Schedule, loss_groups
 
 
@@ -92,7 +91,7 @@ def check_image_size(encoder: Encoder, config: Config, device: torch.device) -> 
     training = encoder.training
     encoder.eval()
     for size, key in sorted(sizes.items(), reverse=True):
-        sides = as_sides(size)
+        sides = size[0] if size[0] == size[1] else list(size)
         options = f"model.params.img_size={sides} or dynamic_img_size=true"
         option = f"force_image_size={'x'.join(map(str, size))}" if is_tower(name) else options
         remedy, title = f"use another data.image_size, or give it {option}", f"a network for {sides} pixels ({key})"

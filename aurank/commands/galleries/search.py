@@ -239,7 +239,7 @@ class ImageIndex:
             raise UserError("search takes photos as a list, also where there is only one: [photo]")
         nested = isinstance(queries, Sequence) and len(queries) > 0 and isinstance(queries[0], list | tuple)
         is_matrix = nested or len(getattr(queries, "shape", ())) == 2
-        rows = as_array(queries) if is_matrix or not len(queries) else self.embed(list(queries))  # type: ignore[arg-type]
+        rows = as_array(queries) if is_matrix or not len(queries) else self.embed(list(queries))
         return self._hits(rows, None, k, **options)
 
     def search_rows(self, rows: Sequence[int], k: int = 10, **options: Unpack[SearchOptions]) -> list[list[Hit]]:

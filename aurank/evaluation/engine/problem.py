@@ -10,11 +10,12 @@ import torch
 from jaxtyping import Bool, Int64, Integer, Shaped
 from torch import Tensor
 
+from aurank.allocator import available_memory
 from aurank.arrays import Arrays, MappedRows, as_plain, select_rows
 from aurank.distributed import ProcessGroup
 from aurank.errors import UserError
 from aurank.names import NAN, NO_GROUP_NAMES, meant, nearest, plain_name
-from aurank.sizes import as_text, available_memory, size_in_bytes
+from aurank.sizes import as_text, size_in_bytes
 
 Device: TypeAlias = torch.device | str
 Devices: TypeAlias = Device | Sequence[Device] | None
