@@ -2,7 +2,6 @@
 
 import importlib
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -52,17 +51,6 @@ assert not unwanted & sys.modules.keys()
 
 
 @pytest.mark.slow
-def test_a_configuration_of_a_usual_backbone_is_read_without_timm_matplotlib_or_torchs_compiler() -> None:
-    code = """
-import sys
-from aurank.training import read_config
-read_config("digits/soprc")
-assert not {"timm", "torchvision", "matplotlib", "accelerate", "torch._dynamo"} & sys.modules.keys()
-"""
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(KNOWN_BACKBONES - {"none"}))
 def test_a_backbone_that_is_taken_as_known_is_timms(name: str) -> None:
     assert wrong_names(name, {}) == {}
@@ -100,19 +88,6 @@ def test_no_folder_has_the_name_of_something_public_beside_it() -> None:
         folders = {path.parent.name for path in init.parent.glob("*/__init__.py")}
         package = importlib.import_module(".".join(init.parent.relative_to(root).parts))
         assert not folders & set(getattr(package, "__all__", [])), init
-
-
-@pytest.mark.slow
-def test_measuring_imports_nothing_of_training(tmp_path: Path) -> None:
-    np.savez(tmp_path / "saved.npz", embeddings=np.eye(6, 3) + 0.1, labels=np.arange(6) // 2)
-    command = ["-X", "importtime", "-m", "aurank", "evaluate", "--model", f"embeddings:{tmp_path / 'saved.npz'}"]
-    done = subprocess.run(
-        [sys.executable, *command, "--out", str(tmp_path / "out")], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    imported = set(re.findall(r"\| +(aurank[.\w]*)$", done.stderr, re.MULTILINE))
-    assert "aurank.evaluation.evaluate" in imported
-    assert not [name for name in imported if name.startswith(("aurank.training", "aurank.losses"))]
 
 
 REFUSED = {

@@ -11,10 +11,8 @@ from PIL import Image
 
 from aurank.commands import RunOptions, embed_model, evaluate_model, run_options
 from aurank.embedding import ImageSelection
-from aurank.embedding.embed import embed
 from aurank.embedding.select_images import select
 from aurank.errors import UserError
-from aurank.evaluation.engine import problem as engine
 
 MODEL = "python:tiny_embedder:build"
 CODE = """
@@ -79,16 +77,6 @@ def sop_tree(root: Path) -> Path:
             lines.append(f"{image + 1} {product + 1} 1 {path}")
         (file.parents[1] / f"Ebay_{split}.txt").write_text("\n".join(lines) + "\n")
     return root
-
-
-@pytest.mark.slow
-def test_too_many_positives_for_a_metric_that_needs_all_are_refused_before_anything_is_embedded(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(engine, "available_memory", lambda: 2000)
-    monkeypatch.setattr(run_options, "embed", lambda *_, **__: pytest.fail("embedded"))
-    with pytest.raises(UserError, match=r"make 24 positives, which take about 2\.6 KiB .*, and 2\.0 KiB are available"):
-        evaluate_model(MODEL, ImageSelection("folder:photos"), running=running(), metrics=["mauprc", "tpr@fpr=0.1"])
 
 
 @pytest.mark.slow
@@ -172,40 +160,6 @@ def test_options_that_cannot_be_met_are_told_before_anything_is_embedded(
 def test_a_wrong_choice_of_images_is_told_in_words(place: Path, images: ImageSelection, message: str) -> None:
     with pytest.raises(UserError, match=message):
         evaluate_model(MODEL, images, running=running())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("listening", [False, True])
-def test_progress_asked_for_is_told_of_the_ranking_and_of_no_trial(
-    place: Path, monkeypatch: pytest.MonkeyPatch, listening: bool
-) -> None:
-    told: list[str] = []
-    stages: list[str] = []
-    monkeypatch.setattr(run_options, "embed", lambda *one, **two: told.append("embedded") or embed(*one, **two))
-    evaluate_model(
-        MODEL,
-        PHOTOS,
-        running=running(listener=(lambda name, *_: stages.append(name)) if listening else None),
-        progress=lambda *_: told.append("ranked"),
-    )
-    assert told == ["embedded", "ranked"]
-    assert set(stages) == ({"embedding"} if listening else set())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("split", "advice"), [("train", "--split train"), ("val", "--split val")])
-def test_without_test_images_the_splits_that_there_are_are_named(place: Path, split: str, advice: str) -> None:
-    rows = [(f"photos/{'ab'[row // 4]}/{row}.png", row) for row in range(8)]
-    for header, said in (("label", "choose another"), ("text", "choose another")):
-        content = "".join(f"{path},{name},{split}\n" for path, name in rows)
-        (place / "rows.csv").write_text(f"path,{header},split\n{content}")
-        with pytest.raises(UserError, match=rf"rows has .*{said}.* {advice}") as caught:
-            evaluate_model(MODEL, ImageSelection("table:rows.csv"), running=running())
-        assert str(caught.value).count("--split") == 1
-        with pytest.raises(UserError, match="no two of the 8 images of rows have one label: ") as caught:
-            evaluate_model(MODEL, ImageSelection("table:rows.csv", split), running=running())
-        assert ("aurank pairs measures them with their texts" in str(caught.value)) == (header == "text")
-        assert ("--data folder:PATH" in str(caught.value)) == (header == "label")
 
 
 def test_a_device_is_tried_before_it_is_needed() -> None:

@@ -13,12 +13,8 @@ from testing.runs import pairs_config, trainer_of, write_table
 import aurank
 from aurank.commands import RunOptions, evaluate_model, evaluate_pairs
 from aurank.embedding import ImageSelection
-from aurank.embedding.build import build_encoder
 from aurank.embedding.stored.checkpoint import load_checkpoint, save_checkpoint
 from aurank.errors import UserError
-from aurank.training import read_config
-from aurank.training.build import build_splits
-from aurank.training.trainer import Trainer
 
 pytestmark = pytest.mark.slow
 
@@ -123,21 +119,6 @@ def test_a_run_of_images_alone_is_refused_before_data_are_read(best: Path, tmp_p
     source = changed(best, tmp_path / "images.pt", images_alone)
     with pytest.raises(UserError, match=r"images\.pt was trained on images alone: .* measure it with aurank evaluate"):
         evaluate_pairs(f"aurank:{source}")
-
-
-def test_first_weights_of_a_run_with_texts_are_said_to_be_of_its_images(root: Path, best: Path, tmp_path: Path) -> None:
-    config = read_config(pairs_config(root, model={"init_from": str(best)}))
-    splits = build_splits(config)
-    trainer = Trainer(config, splits)
-    said = f"model.init_from: {best} is of images and texts; its image encoder is taken, its text encoder is not"
-    assert trainer.notices[0] == said
-    resumed = Trainer(config, splits, state=load_checkpoint(best))  # with both encoders of its own
-    assert said not in resumed.notices
-    alone = changed(best, tmp_path / "images.pt", lambda config: config["model"].update(text=None))
-    model = read_config(pairs_config(root, model={"init_from": str(alone)})).model
-    lines: list[str] = []
-    build_encoder(model, channels=3, say=lines.append)
-    assert lines == []
 
 
 def mark(root: Path, split: str, name: str) -> None:

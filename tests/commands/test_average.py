@@ -1,7 +1,6 @@
 """The average of several models: its numbers, that it is a model as any other, and what it refuses or doubts."""
 
 import json
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +18,7 @@ from aurank.commands import evaluate_model, evaluate_pairs, export_model
 from aurank.commands.average import mean_weights
 from aurank.embedding import ImageSelection
 from aurank.embedding.build import build_encoder, with_preprocessing
-from aurank.embedding.stored.checkpoint import describe_average, load_checkpoint, save_checkpoint
+from aurank.embedding.stored.checkpoint import load_checkpoint, save_checkpoint
 from aurank.errors import AurankWarning, UserError
 from aurank.training import read_config
 
@@ -248,42 +247,3 @@ def test_the_average_of_models_of_other_images_knows_none(two: list[Path], tmp_p
     other = save(tmp_path / "other", 3, manifest="another")
     content = load_checkpoint(aurank.average_models([two[0], other], tmp_path / "average"))
     assert (content["manifest"], content["data"]) == ("", None)
-
-
-def test_heads_on_saved_embeddings_are_averaged(tmp_path: Path) -> None:
-    runs = []
-    features = {"width": 6, "model": "timm:a", "weights_sha256": "f", "preprocessing": "p"}
-    for seed in (1, 2):
-        config = tiny_config(model={"backbone": "none", "params": {}, "features": features})
-        config["data"] = {"name": "embeddings", "params": {"file": "rows.npz"}}
-        settings = read_config({**config, "seed": seed})
-        torch.manual_seed(0)
-        state = build_encoder(settings.model, channels=1, load=False).state_dict()
-        content = {"config": settings.model_dump(mode="json"), "manifest": "m", "data": None, "progress": {}}
-        runs.append(tmp_path / str(seed))
-        content |= {"tokeniser": None, "encoder": moved(state, seed), "average": None}
-        save_checkpoint(runs[-1] / "best.safetensors", content)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        best = aurank.average_models(runs, tmp_path / "average")
-    rows = np.random.default_rng(0).normal(size=(8, 6)).astype(np.float32)
-    np.savez(tmp_path / "rows.npz", embeddings=rows, labels=np.arange(8) // 2, splits=["test"] * 8)
-    report = evaluate_model(f"aurank:{best}", ImageSelection(f"embeddings:{tmp_path / 'rows.npz'}"))
-    mean = mean_weights([weights(run) for run in runs])
-    by_hand = torch.from_numpy(rows) @ mean["head.weight"].T + mean["head.bias"]
-    assert report.mauprc == pytest.approx(aurank.evaluate(by_hand, np.arange(8) // 2).mauprc)
-
-
-def test_names_are_shown_on_one_line_without_control_characters() -> None:
-    record = {"name": "a\x1b[31m\n| b |", "config": {"seed": 1}}
-    assert describe_average({"average_of": [record]}) == ["the weights are the average of a?[31m | b | (seed 1)"]
-
-
-@pytest.mark.parametrize(
-    "parent", [1, {"name": "a", "step": 1}, {"name": "a", "step": 1, "config": []}, {"step": 1, "config": {"seed": 1}}]
-)
-def test_a_checkpoint_whose_parents_are_damaged_is_one_line(parent: Any, two: list[Path]) -> None:
-    with changing(two[0]) as content:
-        content["average_of"] = [parent]
-    with pytest.raises(UserError, match=r"best\.safetensors: cannot be read as a checkpoint \(average_of\.0"):
-        load_checkpoint(two[0] / "best.safetensors")

@@ -6,13 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from testing.galleries import photos
 from testing.runs import tiny_config
 
 from aurank import Report
-from aurank.commands import RunOptions, evaluate_model, measure_baselines
+from aurank.commands import RunOptions, measure_baselines
 from aurank.commands.demo import demo
-from aurank.embedding import ImageSelection
 from aurank.embedding.build import build_dataset, build_encoder, fill_preprocessing
 from aurank.embedding.embed import embed
 from aurank.embedding.embedded import evaluation_options
@@ -61,13 +59,6 @@ def test_chance_pixels_and_the_untrained_network_stand_beside_any_model(tiny_run
     assert list(found) == ["model", "untrained", "raw_pixels", "chance"]
     assert (found["model"], found["untrained"]) == (report.metrics, untrained)
     assert 0.1 < report.random_order < found["raw_pixels"]["mauprc"]
-
-
-def test_the_untrained_network_of_a_model_that_needs_leave_is_measured_with_it(tmp_path: Path) -> None:
-    photos(tmp_path, dict.fromkeys("abc", 2))
-    model, images = "timm:test_resnet,pretrained=false,exportable=false", ImageSelection(f"folder:{tmp_path}")
-    report = evaluate_model(model, images, running=RunOptions(allow_code=True))
-    assert "untrained" in measure_baselines(model, report, images, running=RunOptions(allow_code=True))
 
 
 def test_what_cannot_be_had_is_left_out_and_said(tiny_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,6 @@
 """Benchmarks of heads on drawn embeddings: every unit once, whatever is killed or shared, and what is refused."""
 
 import json
-import re
 import shutil
 import signal
 from collections import Counter
@@ -14,7 +13,7 @@ from testing.galleries import head_config, write_rows
 from testing.processes import ended, run_aurank
 
 from aurank.commands import run_benchmark
-from aurank.commands.benchmarks.benchmark import BenchmarkRun, package_commit
+from aurank.commands.benchmarks.benchmark import BenchmarkRun
 from aurank.config import dump_config
 from aurank.errors import AurankError, UserError
 from aurank.reporting.benchmark_page import read_lines
@@ -177,17 +176,12 @@ def test_nothing_begins_that_would_end_after_the_limit(tmp_path: Path) -> None:
         ({"sedes": 3}, "spec.yaml:1:.*sedes: unknown key"),
         ({"seeds": 0}, "seeds: got 0, expected greater than or equal to 1"),
         ({"methods": {"A": ["loss.name=smooth_up"]}, "reference": None}, "PCA A: .*loss.name: got 'smooth_up'"),
-        ({"methods": {"A": ["loss.params.temperature=-1"]}, "reference": None}, "PCA A: .*temperature"),
         ({"methods": {"A": ["sampler.batch=98"]}, "reference": None}, "PCA A: a batch has only 16 images: set"),
         ({"methods": {"A": ["data.params.file=other.npz"]}, "reference": None}, "all are compared on the same data"),
-        ({"without_training": ["shrink"]}, "shrink"),
         ({"ranges": {"optim.lr": [1]}}, "expected \\[low, high\\]"),
-        ({"ranges": {"optim.rate": [1e-3, 1e-2]}}, "optim.rate: unknown key"),
         ({"splits": {"folds": 9}}, "too few for 9 folds"),
         ({"choose_by": {"folds": 9}}, "has 8 classes, too few for 9 folds"),
         ({"overrides": ["evaluate.recall_at=[5]"]}, "compared by Recall@1: name it in evaluate.recall_at"),
-        ({"overrides": ["evaluate.metrics=[mauprc]"]}, "compared by Recall@1"),
-        ({"splits": "mine"}, "splits: got 'mine'"),
         ({"config": "none.yaml"}, "none.yaml: no such file"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
@@ -196,16 +190,6 @@ def test_a_mistake_is_one_line_before_any_training(tmp_path: Path, changes: dict
     with pytest.raises(UserError, match=text):
         BenchmarkRun(write_spec(tmp_path, **changes), tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-def test_a_file_of_nothing_says_what_it_should_hold(tmp_path: Path) -> None:
-    (tmp_path / "spec.yaml").write_text("")
-    with pytest.raises(UserError, match="got null, expected a mapping with the keys config, methods, settings"):
-        BenchmarkRun(tmp_path / "spec.yaml", tmp_path / "out")
-
-
-def test_a_commit_is_told_with_whether_something_was_changed() -> None:
-    assert re.fullmatch(r"unknown|[0-9a-f]{12}(-dirty)?", package_commit())
 
 
 @pytest.mark.slow
@@ -237,13 +221,13 @@ def test_a_killed_benchmark_goes_on_and_two_processes_share_what_is_left(
 
 @pytest.mark.slow
 def test_workers_share_the_units_and_tell_their_mistakes(tmp_path: Path) -> None:
-    spec = write_spec(tmp_path, trials=0, ranges=None)
+    spec = write_spec(tmp_path, settings=None, trials=0, ranges=None)
     told: list[int] = []
     options: dict[str, Any] = {"workers": 2}
     assert run_benchmark(spec, tmp_path / "out", **options, listener=lambda unit, line, done, total: told.append(done))
-    assert told == list(range(1, 11))
-    assert kinds(read_lines(tmp_path / "out" / "lines.jsonl")) == {"benchmark": 1, "split": 1, "untrained": 2, "run": 8}
-    broken = write_spec(tmp_path, trials=0, ranges=None, seeds=3)
+    assert told == list(range(1, 7))
+    assert kinds(read_lines(tmp_path / "out" / "lines.jsonl")) == {"benchmark": 1, "split": 1, "untrained": 2, "run": 4}
+    broken = write_spec(tmp_path, settings=None, trials=0, ranges=None, seeds=3)
     (tmp_path / "out" / "running").write_text("in the way")
     with pytest.raises(UserError, match="running"):
         run_benchmark(broken, tmp_path / "out", **options)
@@ -253,10 +237,7 @@ def test_workers_share_the_units_and_tell_their_mistakes(tmp_path: Path) -> None
     ("kind", "changes", "text"),
     [
         ("choice", {"chosen": [1]}, r"units/\w+\.json: .*chosen\.0: .*valid string.*; remove it"),
-        ("choice", {"chosen": ["optim.rate=1"]}, r"units/\w+\.json: .*optim\.rate: unknown key"),
-        ("run", {"processor_seconds": None}, r"units/\w+\.json: .*processor_seconds.*; remove it"),
         ("run", {"queries": [6, 6, 0, 6]}, r"units/\w+\.json: .*queries\.2: .*; remove it"),
-        ("run", {"recall@1": [1]}, r"units/\w+\.json: .*recall@1: .*; remove it"),
         ("run", {"seed": 7}, r"units/\w+\.json: .*another unit.*; remove it"),
         ("run", {"ap_by_class": [0.5]}, r"units: .*not as many classes as 'published'.*; remove the one that differs"),
     ],

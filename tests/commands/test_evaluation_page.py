@@ -54,17 +54,6 @@ def test_copies_are_found_between_query_and_gallery_by_the_rows_of_both() -> Non
     assert next(one for one in found if one.check == "doubtful labels").rows == ((40,),)
 
 
-def test_nearly_equal_rows_are_those_of_the_embeddings_behind_post_processing_too() -> None:
-    draw = np.random.default_rng(0)
-    rows = np.repeat(draw.normal(size=(8, 16)), 5, axis=0) + 0.3 * draw.normal(size=(40, 16))
-    rows[7] = rows[5] + 1e-3
-    given = embedded(rows, np.arange(40) // 5)
-    for steps in (None, "query_expansion:k=3"):
-        report = given.evaluate(neighbours=3, postprocess=steps)
-        found = examine_measured(report, Measurement("mine", given)).findings
-        assert [each.rows for each in found if each.check == "nearly equal embeddings"] == [((5, 7),)], steps
-
-
 def test_what_is_not_looked_at_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     rows, labels = faulty()
     given = embedded(rows, labels)
@@ -75,17 +64,6 @@ def test_what_is_not_looked_at_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     examined = examine_measured(given.evaluate(neighbours=3), Measurement("mine", given))
     assert "doubtful labels" not in {one.check for one in examined.findings}
     assert "too many rows and classes" in " ".join(examined.left_out)
-
-
-@pytest.mark.slow
-def test_the_head_of_the_page_tells_one_set_of_embeddings_from_another() -> None:
-    rows, labels = faulty()
-    one, other = Measurement("mine", embedded(rows, labels)), Measurement("mine", embedded(rows + 1e-3, labels))
-    page = Elements(evaluation_page(one.embedded.evaluate(neighbours=2), one)).text
-    assert one.data in page
-    assert one.data != other.data
-    assert one.data == Measurement("mine", embedded(rows, labels)).data
-    assert one.data != Measurement("mine", embedded(rows, labels + 1)).data
 
 
 @pytest.mark.slow

@@ -21,10 +21,8 @@ from aurank.commands import evaluate_model, export_model
 from aurank.commands.export import Check, _require_expressible
 from aurank.config import Config
 from aurank.data import TRANSFORMS
-from aurank.data.decode import quiet_decoding
 from aurank.embedding import ImageSelection
 from aurank.errors import AurankError, UserError
-from aurank.evaluation.postprocessing.steps import unit
 from aurank.exporting.card import write_card
 from aurank.training import read_config
 
@@ -82,40 +80,6 @@ def test_an_export_is_checked_and_says_how_it_is_used(
     for picture in write_pictures(tmp_path / "photos", (20, 16)):
         shutil.copyfile(picture, out / "photo.jpg")
         np.testing.assert_allclose(run_card(out, monkeypatch), model.encode([picture]), atol=1e-4, err_msg=picture.name)
-
-
-def test_the_check_of_timm_alone_opens_files_as_its_users_do(
-    tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    photos = tmp_path / "photos"
-    for name in "ab":
-        (photos / name).mkdir(parents=True)
-        for picture in write_pictures(photos / name, (20, 16)):
-            if picture.stem in ("CMYK", "I16"):
-                picture.unlink()
-        np.save(photos / name / "array.npy", np.full((20, 24), ord(name), np.uint8))
-    kept: list[Any] = []
-    module = importlib.import_module("aurank.commands.export")
-    compare = module._compare_rows
-
-    def keeps(file: str, before: Any, after: Any) -> Check:
-        kept.append(after)
-        check: Check = compare(file, before, after)
-        return check
-
-    monkeypatch.setattr(module, "_compare_rows", keeps)
-    exported = export_model(str(tiny_run / "best"), "hf", tmp_path / "out", images=ImageSelection(f"folder:{photos}"))
-    assert exported.check.is_same
-    timm: Any = importlib.import_module("timm")
-    model = timm.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True).eval()
-    transform: Any = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
-    names = sorted(path for path in photos.rglob("*.*"))
-    images = [Image.fromarray(np.load(path)) if path.suffix == ".npy" else Image.open(path) for path in names]
-    with torch.inference_mode(), quiet_decoding():
-        expected = model(torch.stack([transform(image.convert("L")) for image in images])).numpy()
-    found = kept[1]
-    assert len(found) == len(names) == 14
-    np.testing.assert_allclose(unit(found), unit(expected), atol=1e-5)
 
 
 @pytest.mark.slow

@@ -12,7 +12,6 @@ import aurank
 from aurank.commands import init, write_first_configuration
 from aurank.config import Config
 from aurank.data import READERS
-from aurank.embedding.image_selection import read_whole
 from aurank.errors import UserError
 from aurank.training import read_config
 
@@ -39,14 +38,11 @@ def images_of(classes: int, each: int, folder: str = "photos", form: str = "clas
 
 FOLDERS: dict[str, tuple[list[str], str | None, dict[str, Any]]] = {
     "classes": (images_of(12, 6), None, {"per_class": 4, "name": "folder", "validation_fraction": 0.2}),
-    "two of each": (images_of(10, 2), None, {"per_class": 2, "validation_fraction": 0.0, "recall_at": (1, 5)}),
     "six classes": (images_of(6, 4), None, {"per_class": 4, "batch": 12, "validation_fraction": 0.0}),
-    "mostly lone": (images_of(30, 1) + images_of(6, 3, form="more{}/{}.png"), None, {"per_class": 2}),
     "splits": (images_of(5, 4, "photos/train") + images_of(4, 3, "photos/test", "t{}/{}.png"), None, {"params": {}}),
     "flat": (images_of(1, 12, form="{}-{}.png"), None, {"name": "unlabelled", "views": 2, "batch": 12}),
     "one of each": (images_of(12, 1), None, {"name": "unlabelled"}),
     "cameras": (images_of(12, 2, form="{:04d}_c{}.png"), CAMERAS, {"name": "table", "image_size": (64, 32)}),
-    "identities": (images_of(9, 4, form="{:04d}-{}.png"), "(?P<id>[0-9]+)-", {"name": "table", "per_class": 4}),
 }
 
 
@@ -84,15 +80,6 @@ def test_a_class_or_identity_is_on_one_side_and_cameras_are_in_the_table(
     assert table.is_gallery.all()
 
 
-def test_of_two_cameras_the_first_asks_and_the_second_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    write(images_of(12, 2, form="{:04d}_c{}.png"))
-    first(cameras=CAMERAS)
-    table = READERS["table"](Path(), file="mine.csv", path="photos")
-    assert table.is_query.tolist() == [True, False] * 12
-    assert table.is_gallery.tolist() == [False, True] * 12
-
-
 def test_a_table_and_an_archive_are_read_as_they_stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from testing.trees import zip_tree
 
@@ -127,32 +114,6 @@ def test_overrides_are_written_in_place_of_what_would_be_chosen_and_read_by(
     assert read_config("mine.yaml").train.steps == 120
 
 
-def test_what_is_read_is_what_the_overrides_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    write(images_of(8, 4, "elsewhere/photos"))
-    lines = [f"photos/class{n}/{i}.png,{n},{'train' if n < 4 else 'test'}" for n in range(8) for i in range(4)]
-    Path("table").mkdir()
-    for place in (".", "table", "elsewhere"):
-        Path(place, "photos.csv").write_text("\n".join(["path,label,split", *lines]), encoding="utf-8")
-    for images, override in (
-        ("table/photos.csv", "data.params.images=../elsewhere"),
-        ("table/photos.csv", "data.params.path=../elsewhere"),
-        ("photos.csv", "data.root=elsewhere"),
-        ("elsewhere", "data.params.path=photos"),
-        ("table", "data.root=elsewhere/photos"),
-    ):
-        said = write_first_configuration(images, overrides=[override], overwrite=True)
-        assert "32 images of 8 classes, 4 to 4 each" in said
-        assert len(read_whole(read_config("mine.yaml").data)) == 32
-
-
-def test_images_of_one_folder_may_be_one_class_of_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    write(images_of(8, 4))
-    said = write_first_configuration("photos/class0").splitlines()[0]
-    assert said.startswith("class0: 4 images, no classes: no folder names one; if these are one class of several, name")
-
-
 @pytest.mark.parametrize(
     ("name", "says"),
     [
@@ -176,18 +137,6 @@ def test_what_is_no_folder_of_images_is_named(
     write(images_of(1, 8, "split/test", "{1}.png"))
     with pytest.raises(UserError, match=says):
         write_first_configuration(name)
-
-
-def test_files_that_are_not_read_and_the_way_without_network_are_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    write([*images_of(6, 4), *(f"photos/train/{number}.png" for number in range(4))])
-    Path("photos/train/1.heic").write_bytes(b"")
-    lines = write_first_configuration("photos").splitlines()
-    assert lines[0].startswith("photos: 28 images of 7 classes")
-    assert lines[2] == "files that are not read: 1 .heic"
-    assert lines[-1].endswith(" mine.yaml model.weights=FILE")
 
 
 def test_headers_alone_are_read_and_photos_are_measured_upright(tmp_path: Path) -> None:
@@ -250,15 +199,3 @@ def test_a_file_that_is_there_stays(name: str, tmp_path: Path, monkeypatch: pyte
     with pytest.raises(UserError, match=name):
         write_first_configuration("photos", cameras=CAMERAS)
     assert Path(name).read_text(encoding="utf-8") == "mine"
-
-
-@pytest.mark.slow
-def test_two_images_a_class_are_refused_with_what_helps_where_four_are_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    write(images_of(10, 2))
-    config = first()
-    fours = read_config(config.model_dump(mode="json"), ["sampler.params.per_class=4", "sampler.batch=16"])
-    with pytest.raises(UserError, match=r"set sampler\.params\.per_class=2"):
-        aurank.train(fours, tmp_path / "run")

@@ -84,9 +84,8 @@ def by_timm(model: Any, settings: dict[str, Any], photos: list[Path]) -> Tensor:
 @pytest.mark.parametrize(
     ("crop", "size", "resize"),
     [
-        *((crop, (SIZE, SIZE), "crop") for crop in (("center", 0.95), ("center", 0.875), ("squash", 0.9))),
-        (("border", 1.0), (SIZE, SIZE), "crop"),
-        (("center", 0.9), (72, 48), "crop"),
+        (("center", 0.875), (SIZE, SIZE), "crop"),
+        (("border", 1.0), (72, 48), "crop"),
         (("center", 0.95), (72, 48), "pad"),
         (("center", 0.95), (48, 72), "squash"),
     ],

@@ -111,16 +111,6 @@ def test_a_photo_that_changed_within_its_length_and_time_is_embedded_anew(tmp_pa
     np.testing.assert_allclose(np.asarray(index.rows.embeddings), index.embed([photo]), atol=1e-6)
 
 
-def test_a_file_of_which_nothing_is_known_is_not_taken_for_the_same(
-    copied: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As in an index of prepared images whose originals are gone."""
-    monkeypatch.setattr("aurank.commands.galleries.build_index._digest", lambda source, path: "")
-    small_index(copied / "photos", copied / "other")
-    change = add_images(copied / "other", ImageSelection(f"folder:{copied / 'photos'}"))
-    assert (len(change.present), len(change.replaced)) == (0, change.count)
-
-
 def test_images_are_removed(copied: Path) -> None:
     index, (gone, *_), kept = copied / "index", [copied / "photos/c2/1.png"], copied / "photos/c0/0.png"
     before = found(ImageIndex.open(index), kept, k=30)

@@ -122,19 +122,6 @@ def test_another_preprocessing_is_refused(folder: Path) -> None:
         use(folder)
 
 
-def test_a_change_that_fails_leaves_the_old_index(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = sorted(path.name for path in folder.iterdir())
-
-    def full(path: Path, text: str) -> None:
-        raise AurankError("cannot save: No space left on device")
-
-    monkeypatch.setattr(files, "write_text", full)
-    with pytest.raises(AurankError, match="No space left"):
-        remove_images(folder, ["c0/0.png"])
-    assert sorted(path.name for path in folder.iterdir()) == before
-    assert len(ImageIndex.open(folder)) == 6
-
-
 def test_an_index_that_cannot_be_replaced_stays(made: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(path: Path, text: str) -> None:
         raise AurankError("cannot save: No space left on device")

@@ -9,9 +9,7 @@ from PIL import Image
 from testing.galleries import small_index, write_photo, write_photos
 
 from aurank.commands import ImageIndex, add_images, remove_images
-from aurank.data import ZipSource
 from aurank.embedding import ImageSelection
-from aurank.embedding.index_folder import describe_source, moved_sources, open_described
 from aurank.errors import UserError
 
 
@@ -37,18 +35,6 @@ def test_pictures_are_found_where_they_are_now(second: str, moved: Path) -> None
     assert all(index.exists(row) for row in range(5))
     np.testing.assert_array_equal(index.read_image(4), np.asarray(Image.open(moved / "new/more/c0/0.png")))
     np.testing.assert_array_equal(index.read_image(0), np.asarray(Image.open(moved / "new/photos/c0/0.png")))
-
-
-def test_an_archive_is_found_elsewhere_or_unpacked(tmp_path: Path) -> None:
-    write_photos(tmp_path / "all/train", classes=2, images=2)
-    file = Path(shutil.make_archive(str(tmp_path / "all"), "zip", tmp_path / "all"))
-    about = {"sources": [describe_source(ZipSource(file, prefix="train"))]}
-    file.rename(tmp_path / "other.zip")
-    for root in ("other.zip", "all", "all/train"):
-        (described,) = moved_sources(about, {0: ["c0/0.png"]}, [tmp_path / root])
-        source = open_described(described)
-        assert source is not None
-        assert source.exists("c0/0.png")
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from aurank.commands import evaluate_model, read_postprocessing
+from aurank.commands import evaluate_model
 from aurank.commands.run_options import RunOptions
 from aurank.embedding import ImageSelection
 from aurank.errors import UserError
@@ -77,17 +77,3 @@ def test_what_cannot_be_met_is_refused(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=said):
         evaluate_model(saved, **given)  # type: ignore[arg-type]
-
-
-def test_a_model_without_training_images_asks_for_a_file(tmp_path: Path) -> None:
-    images = write_table(tmp_path, splits=("test",))
-    with pytest.raises(UserError, match=r"has none beside those that are measured: give .* --fit-on FILE"):
-        evaluate_model(MODEL, images, postprocess="center")
-
-
-def test_a_file_to_fit_on_holds_embeddings(tmp_path: Path) -> None:
-    np.savez(tmp_path / "rows.npz", labels=LABELS)
-    with pytest.raises(UserError, match=r"holds no array 'embeddings', only labels"):
-        read_postprocessing("center", fit_on=tmp_path / "rows.npz")
-    np.save(tmp_path / "rows.npy", ROWS)
-    assert read_postprocessing("center", fit_on=tmp_path / "rows.npy").fitted_rows == 40

@@ -1,6 +1,5 @@
 """`aurank data prepare` and what reads from its folder: training, measuring, embedding, the doctor."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ from PIL import Image
 from testing.runs import tiny_config
 
 import aurank
-from aurank.commands import RunOptions, embed_model, evaluate_model, prepare_data
+from aurank.commands import embed_model, evaluate_model, prepare_data
 from aurank.data import FolderSource
 from aurank.embedding import ImageSelection
 from aurank.errors import AurankWarning, UserError
@@ -96,19 +95,6 @@ def test_a_run_goes_on_with_images_prepared_as_they_were(tmp_path):
 
 
 @pytest.mark.slow
-def test_embeddings_of_prepared_images_are_cached_by_themselves(tmp_path):
-    config = photos(tmp_path)
-    prepare_data(config, tmp_path / "out", short_side=34)
-    lines: list[str] = []
-    running = RunOptions(cache=tmp_path / "cache", say=lines.append)
-    for overrides in ([], [f"data.prepared={tmp_path / 'out'}"], []):
-        images = ImageSelection(f"folder:{tmp_path / 'photos'}", overrides=overrides)
-        evaluate_model("timm:test_resnet,pretrained=false,input_size=32", images, running=running)
-    assert len(list((tmp_path / "cache").iterdir())) == 2
-    assert len([line for line in lines if line.startswith("read 16 embeddings")]) == 1
-
-
-@pytest.mark.slow
 def test_a_side_that_is_too_small_for_the_transform_is_told(tmp_path):
     config = photos(tmp_path)
     prepare_data(config, tmp_path / "out", short_side=20)
@@ -117,23 +103,6 @@ def test_a_side_that_is_too_small_for_the_transform_is_told(tmp_path):
         AurankWarning, match=r"data\.prepared: .* 20 pixels, and (random_crop|center) asks for 37; .*--short-side 37"
     ):
         rehearse(settings)
-
-
-@pytest.mark.slow
-def test_a_foreign_model_sees_small_prepared_images_only_where_asked_and_told(tmp_path):
-    config = photos(tmp_path)
-    prepare_data(config, tmp_path / "out", short_side=32)  # as large as its input, which is cut out of more
-    config["data"]["prepared"] = str(tmp_path / "out")
-    (tmp_path / "mine.yaml").write_text(json.dumps(config))
-    model, notes = "timm:test_resnet,pretrained=false,input_size=32", []
-    notes.append(evaluate_model(model, ImageSelection(str(tmp_path / "mine.yaml"))).notes)
-    again = ImageSelection(str(tmp_path / "mine.yaml"), overrides=[f"data.prepared={tmp_path / 'out'}"])
-    with pytest.warns(
-        AurankWarning, match=r"a shorter side of 32 pixels, and timm:\S+ asks for 33; set data.*--short-side 33"
-    ):
-        notes.append(evaluate_model(model, again).notes)
-    told = ["embeddings of prepared images (shorter side 32, 3 channels, by area, raw)" in list(some) for some in notes]
-    assert told == [False, True]
 
 
 def test_originals_are_never_written_to(tmp_path):
@@ -149,17 +118,3 @@ def test_originals_are_never_written_to(tmp_path):
     after = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     assert {path for path in after if path != tmp_path} == {path for path in before if path != tmp_path}
     assert all(after[path] == before[path] for path in before if path.is_file())
-
-
-def test_saved_embeddings_are_no_images_to_prepare(tmp_path):
-    np.savez(tmp_path / "rows.npz", embeddings=np.eye(4, dtype=np.float32), labels=[0, 0, 1, 1], splits=["train"] * 4)
-    config = {
-        "data": {"name": "embeddings", "root": str(tmp_path), "params": {"file": "rows.npz"}},
-        "model": {"backbone": "none", "dim": 4},
-        "sampler": {"batch": 4, "params": {"per_class": 2}},
-        "loss": {"name": "soprc"},
-        "optim": {"lr": 0.1},
-        "train": {"steps": 1},
-    }
-    with pytest.raises(UserError, match=r"data\.name=embeddings has no images to prepare"):
-        prepare_data(config, tmp_path / "out")

@@ -28,7 +28,7 @@ from aurank.embedding.select_images import class_folds
 from aurank.errors import AurankError, Diverged, UserError
 from aurank.files import write_text
 from aurank.losses import LOSSES
-from aurank.ranges import Range, ranges_of
+from aurank.ranges import Range
 from aurank.training import read_config
 from aurank.training.build import build_loss, build_splits
 
@@ -80,11 +80,6 @@ def test_a_range_holds_the_configurations_own_value_and_leaves_out_choices_that_
 def test_a_whole_range_holds_whole_values_alone() -> None:
     assert [value in Range(0, 2) for value in (1, 1.0, 0.5, 3, True, None)] == [True, True, False, False, False, False]
     assert 0.5 in Range(0, 1.0)
-
-
-def test_ranges_are_those_of_arguments_by_their_own_names() -> None:
-    assert ranges_of(LOSSES["sup_recall"]).keys() == {"k", "temperature", "rank_temperature", "calibration"}
-    assert not any(ranges_of(LOSSES[loss]).keys() & {"tau", "s"} for loss in LOSSES)
 
 
 # -- folds ------------------------------------------------------------------------------------------------------------
@@ -225,20 +220,6 @@ def test_a_search_that_was_stopped_finds_what_it_would_have_found(number: signal
     assert {path.name for path in (tmp_path / "stopped").iterdir()} == FILES
 
 
-@pytest.mark.slow
-def test_two_processes_share_the_trials_of_a_search(tmp_path: Path) -> None:
-    file = tmp_path / "mine.yaml"
-    file.write_text(dump_config(config_of(tmp_path)), encoding="utf-8")
-    words = ("tune", file, "--trials", 6, "--folds", 2, "--out", tmp_path / "out")
-    results = ended([run_aurank(*words) for _ in range(2)])
-    assert [code for code, _, _ in results] == [0, 0], results
-    done = [re.findall(r"trial (\d) of 6", output) for _, output, _ in results]
-    assert all(done)
-    assert sorted(done[0] + done[1]) == [*"123456"]
-    assert len({output.split("best of 6")[1] for _, output, _ in results}) == 1
-    assert [line["number"] for line in table(tmp_path / "out")] == [*"123456"]
-
-
 def kill_searches(folder: Path, processes: int, kills: int) -> None:
     """Search with a training that takes no time, in processes that die after some processor time, until all ended."""
     module: Any = sys.modules["aurank.commands.tune"]
@@ -287,9 +268,9 @@ def kill_searches(folder: Path, processes: int, kills: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("processes", [1, 3])
-def test_every_trial_ends_whatever_kills_the_processes_of_a_search(processes: int, tmp_path: Path) -> None:
-    searches = CONTEXT.Process(target=kill_searches, args=(tmp_path, processes, 100))
+@pytest.mark.parametrize(("processes", "kills"), [(1, 30), (3, 60)])
+def test_every_trial_ends_whatever_kills_the_processes_of_a_search(processes: int, kills: int, tmp_path: Path) -> None:
+    searches = CONTEXT.Process(target=kill_searches, args=(tmp_path, processes, kills))
     searches.start()
     searches.join()
     assert searches.exitcode == 0

@@ -163,22 +163,6 @@ def test_a_filling_that_was_cut_short_is_refused_and_made_anew(
 
 
 @pytest.mark.slow
-def test_nothing_is_replaced_before_there_is_what_replaces_it(
-    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "photos").symlink_to(made / "photos")
-    index = in_milvus(tmp_path)
-    rows, before = collection.CollectionRows.open(str(index.folder)), index.rows.ids.tolist()
-    monkeypatch.setattr(PreparedModel, "embed", lambda self: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        in_milvus(tmp_path, overwrite=True)
-    assert rows.ids.tolist() == before
-    rows.client.create_collection("another", dimension=4)
-    with pytest.raises(UserError, match="cannot be read as a collection of this aurank"):
-        in_milvus(tmp_path, "another", overwrite=True)
-
-
-@pytest.mark.slow
 def test_of_two_that_write_the_second_is_refused(made: Path, tmp_path: Path) -> None:
     (tmp_path / "photos").symlink_to(made / "photos")
     first = in_milvus(tmp_path).rows
@@ -186,13 +170,6 @@ def test_of_two_that_write_the_second_is_refused(made: Path, tmp_path: Path) -> 
     second.describe(recall=None)
     with pytest.raises(UserError, match="was changed by another process meanwhile: one writes at a time"):
         first.describe(recall=None)  # type: ignore[union-attr]
-
-
-def test_what_goes_with_one_kind_of_index_alone(made: Path) -> None:
-    with pytest.raises(UserError, match="--model x goes with a collection of Milvus"):
-        ImageIndex.open(made / "index", model="x")
-    with pytest.raises(UserError, match=r"--labels l\.npy has no use with"):
-        evaluate_model(f"embeddings:milvus:{made}/gallery.db#photos", labels=Path("l.npy"))
 
 
 def test_another_model_or_width_is_refused(made: Path) -> None:

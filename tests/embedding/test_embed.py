@@ -1,6 +1,5 @@
 """Embedding a manifest's images: in order, without the unreadable, once each however often it is broken off."""
 
-import dataclasses
 import itertools
 from pathlib import Path
 from typing import Any
@@ -272,18 +271,3 @@ def test_an_image_of_one_value_is_like_its_like_and_at_right_angles_to_others() 
     assert cosine(rows[0], rows[2]) == pytest.approx(1)
     for other in (rows[1], rows[3]):
         assert cosine(rows[0], other) == pytest.approx(0, abs=1e-6)
-
-
-def test_super_categories_are_saved_and_measured(tmp_path: Path) -> None:
-    rows, labels = np.random.default_rng(0).normal(size=(12, 3)), np.arange(12) // 2
-    np.savez(tmp_path / "rows.npz", embeddings=rows, labels=labels, super_labels=labels // 3)
-    embedded = Embedded.load(tmp_path / "rows.npz")
-    whole = embedded.evaluate(metrics=["h_ap", "super:mauprc"]).metrics
-    assert 0 < whole["super:mauprc"] < 1
-    embedded.save(tmp_path / "again.npz")
-    assert Embedded.load(tmp_path / "again.npz").evaluate(metrics=["h_ap", "super:mauprc"]).metrics == whole
-    query = np.arange(12) % 2 == 0
-    halves = dataclasses.replace(embedded, is_query=query, is_gallery=~query)
-    assert halves.evaluate(metrics=["h_ap"]).num_queries == 6
-    with pytest.raises(UserError, match="a metric of super-categories needs super_labels"):
-        dataclasses.replace(embedded, super_labels=None).evaluate(metrics=["h_ap"])

@@ -14,12 +14,10 @@ import pytest
 import torch
 from PIL import Image
 from testing.galleries import folder_of, graph, write_photos
-from torch import nn
 
 import aurank
-from aurank.commands import RunOptions, evaluate_model
+from aurank.commands import evaluate_model
 from aurank.embedding import ImageSelection
-from aurank.embedding.stored import trained_model
 from aurank.errors import UserError
 from aurank.models.image_model import ImageModel
 
@@ -186,16 +184,6 @@ def test_a_damaged_folder_is_refused(model: ImageModel, tmp_path: Path) -> None:
             aurank.load(tmp_path / "saved")
 
 
-def test_the_card_names_the_licence_that_was_given_and_invents_none(model: ImageModel, tmp_path: Path) -> None:
-    model.save(tmp_path / "saved", licence="cc-by-4.0")
-    card = (tmp_path / "saved/README.md").read_text(encoding="utf-8")
-    assert card.startswith('---\nlicense: "cc-by-4.0"\n')
-    assert "This model: `cc-by-4.0`" in card
-    assert "test\\_resnet" in card
-    assert model.card().startswith('---\nlicense: "unknown"\n')
-    assert "not stated" in model.card()
-
-
 class OfflineHub:
     """What of huggingface_hub is used, on a folder in place of the hub."""
 
@@ -241,36 +229,6 @@ def test_a_model_goes_to_the_hub_and_comes_back(
         model.push_to_hub("net")
     with pytest.raises(UserError, match=r"hf-hub:owner/none cannot be had from the hub: no repository owner/none$"):
         aurank.load("hf-hub:owner/none")
-
-
-def test_another_repository_of_the_hub_is_one_of_timm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    OfflineHub(tmp_path, monkeypatch)
-    (tmp_path / "timm/net").mkdir(parents=True)
-    asked: list[str] = []
-
-    def load_model(name: str, **options: Any) -> ImageModel:
-        asked.append(name)
-        return ImageModel(name, nn.Flatten(), lambda image: torch.ones(3, 1, 1), "")
-
-    monkeypatch.setattr(trained_model, "load_model", load_model)
-    loaded = aurank.load("hf-hub:timm/net")
-    assert (loaded.name, loaded.origin) == ("hf-hub:timm/net", "timm:hf-hub:timm/net")
-    assert asked == ["timm:hf-hub:timm/net"]
-
-
-@pytest.mark.slow
-def test_the_command_line_takes_what_load_takes(model: ImageModel, tiny_run: Path, tmp_path: Path) -> None:
-    photos = ImageSelection(f"folder:{write_photos(tmp_path / 'photos', classes=3, images=2)}")
-    model.save(tmp_path / "timm")
-    aurank.load(tiny_run).save(tmp_path / "trained")
-    running = RunOptions(device="cpu")
-    for one, others in {
-        TIMM: [str(tmp_path / "timm"), f"aurank:{tmp_path / 'timm'}"],
-        f"aurank:{tiny_run}/best": [str(tiny_run / "best"), str(tiny_run), str(tmp_path / "trained")],
-    }.items():
-        expected = evaluate_model(one, photos, running=running).metrics
-        for other in others:
-            assert evaluate_model(other, photos, running=running).metrics == expected
 
 
 def test_sentence_transformers_takes_the_model(model: ImageModel) -> None:

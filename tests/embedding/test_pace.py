@@ -10,8 +10,6 @@ from PIL import Image
 from torch import Tensor, nn
 
 from aurank.commands import RunOptions, embed_model, embed_to_folder
-from aurank.data import READERS, TRANSFORMS, ImageDataset
-from aurank.distributed import ProcessGroup
 from aurank.embedding import ImageSelection
 from aurank.embedding import embed as embedding
 from aurank.embedding.cache import Pace
@@ -59,17 +57,6 @@ def test_a_trial_takes_three_seconds_and_a_small_part_of_the_work(monkeypatch: p
         found = find_pace(model, torch.zeros(8, 3, 8, 8), count)
         assert found.batch > 16
         assert model.clock <= 1.1 * most
-
-
-def test_a_network_that_cannot_take_a_format_keeps_its_own() -> None:
-    class Viewing(nn.Sequential):
-        def forward(self, images: Tensor) -> Tensor:
-            rows: Tensor = super().forward(images).view(len(images), -1)  # type: ignore[no-untyped-call]
-            return rows
-
-    model = Viewing(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3))
-    with torch.inference_mode():
-        assert find_pace(model, torch.zeros(8, 3, 8, 8), 10**6).channels_last is False
 
 
 def test_a_format_changes_rounding_alone_and_ends_with_its_context() -> None:
@@ -138,14 +125,3 @@ def test_parts_that_are_missing_are_embedded_as_the_others_were(
     embed_to_folder(MODEL, images, out=out, shard_rows=4, running=running)
     assert paces == [Pace(2, False)]
     assert (out / "part-00001.npy").read_bytes() == before
-
-
-def test_all_processes_take_the_pace_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen(monkeypatch)
-    group = ProcessGroup(False)
-    group.rank, group.size = 1, 2
-    monkeypatch.setattr(group, "all_gather", lambda value: [Pace(4, True), value])
-    digits = ImageDataset(READERS["digits"](None), TRANSFORMS["resize"](8, 1), channels=1, cache_bytes=0)  # 1,797
-    every: dict[str, Any] = {"device": torch.device("cpu"), "bf16": False, "cache": None, "group": group}
-    found = embedding.choose_pace(nn.Linear(2, 2), digits, np.ones(len(digits), dtype=np.bool_), **every)
-    assert found == Pace(4, True)

@@ -91,22 +91,6 @@ def test_the_configuration_overrides_the_backbone() -> None:
             read_config(tiny_config(), overrides)
 
 
-@pytest.mark.parametrize(
-    ("overlay", "message"),
-    [
-        ({"mean": [123.7, 116.3, 103.5]}, r"\(mean\.0: "),
-        ({"mean": 0.5}, "how it was shown images .*set data.normalise"),
-        ({"interpolation": "cubic"}, r"'bicubic'.*set data.normalise"),
-    ],
-)
-def test_what_no_checkpoint_could_hold_is_refused_before_training(overlay: dict[str, Any], message: str) -> None:
-    model = {"backbone": BACKBONE, "pretrained": True, "params": {"pretrained_cfg_overlay": overlay}}
-    config = read_config(tiny_config(model=model, data={"channels": 3, "test_transform": None}))
-    with pytest.raises(UserError, match=message) as caught:
-        build_transform(fill_preprocessing(config).data, train=False)
-    assert "\n" not in str(caught.value)
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
     """A configuration whose weights are gone, and its run, to be copied before it is changed."""

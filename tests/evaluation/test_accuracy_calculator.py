@@ -185,16 +185,3 @@ def test_a_pml_tester_reports_the_same_numbers() -> None:
     for split in data:
         assert set(ours[split]) == {"epoch", *(f"{name}_level0" for name in SHARED)}
         assert ours[split] == pytest.approx(theirs[split], abs=1e-7)
-
-
-def test_hierarchies_and_two_streams_work_in_pml_testers() -> None:
-    embeddings, labels = clusters()
-    levels = {"test": Rows(embeddings, torch.stack([labels, labels % 3], dim=1))}
-    ours, theirs = both(testers.GlobalEmbeddingSpaceTester, levels, label_hierarchy_level="all")
-    assert ours["test"] == pytest.approx(theirs["test"], abs=1e-7)
-    assert "AVERAGE_r_precision" in ours["test"]
-    ours, theirs = both(testers.WithSameParentLabelTester, levels)
-    assert ours["test"] == pytest.approx(theirs["test"], abs=1e-7)
-    streams = {"test": Rows(embeddings, labels, streams=True)}  # this tester turns labels into float32
-    ours, theirs = both(testers.GlobalTwoStreamEmbeddingSpaceTester, streams)
-    assert ours["test"] == pytest.approx(theirs["test"], abs=1e-7)

@@ -36,16 +36,6 @@ def test_eleven_points_worked_by_hand() -> None:
     assert curve.precision == pytest.approx([3 / 4] * 6 + [7 / 12] * 5, abs=1e-12)
 
 
-def test_interpolation_takes_the_best_precision_from_here_on() -> None:
-    ranks = ranks_of([read("- + + + -")])
-    exact = precision_recall_curve(ranks, points=None)
-    assert exact.recall == pytest.approx([1 / 3, 2 / 3, 1])
-    assert exact.precision == pytest.approx([3 / 4] * 3, abs=1e-12)
-    assert precision_recall_curve(ranks, points=None, interpolated=False).precision == pytest.approx(
-        [1 / 2, 2 / 3, 3 / 4], abs=1e-12
-    )
-
-
 def test_a_recall_of_three_tenths_asks_for_three_of_ten_positives() -> None:
     ranks = ranks_of([read("+ + + - " + "+ " * 7)])
     for points in (11, 101):

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import jaxtyping
 import numpy as np
 import pytest
 import torch
@@ -126,14 +125,6 @@ def test_bad_input_is_refused_in_one_line(change: dict[str, Any], message: str) 
     with pytest.raises(UserError, match=message) as caught:
         aurank.evaluate(**arguments)
     assert "\n" not in str(caught.value)
-
-
-def test_values_of_other_types_are_refused_where_types_are_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as everywhere but in these tests
-    with pytest.raises(UserError, match=r"recall_at must be a list of integers .*; got 5"):
-        aurank.evaluate(ROWS, [0, 0, 1, 1], recall_at=5)  # type: ignore[arg-type]
-    with pytest.raises(UserError, match=r"distance must be one of .*; got 5"):
-        aurank.evaluate(ROWS, [0, 0, 1, 1], distance=5)  # type: ignore[arg-type]
 
 
 @pytest.mark.gpu

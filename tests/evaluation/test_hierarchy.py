@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 from sklearn.metrics import ndcg_score
 
-from aurank.errors import UserError
 from aurank.evaluation.engine.problem import RetrievalProblem
 from aurank.evaluation.evaluate import evaluate
 from aurank.evaluation.hierarchy import hierarchical_values
-from aurank.evaluation.metrics import check_names
 
 LABELS = np.array([0] * 4 + [1] * 3 + [2] * 5 + [3] * 2 + [4] * 2 + [5] * 3 + [6])
 ABOVE = np.array([0, 0, 0, 1, 1, -1, 1])[LABELS]
@@ -104,10 +102,3 @@ def test_what_is_ignored_junk_or_of_the_own_camera_counts_nowhere() -> None:
     cameras[[0, 4]] = 3  # of two classes of one super-category
     report = evaluate(embeddings, LABELS, groups=cameras, **given)
     assert len(report.values("h_ap")) == len(evaluate(embeddings, LABELS, **given).values("h_ap"))
-
-
-def test_names() -> None:
-    assert check_names(["h_ap", "macro:h_ndcg", "super:map@r", "macro:super:ndcg@5"])
-    for name in ("super:h_ap", "super:tpr@fpr=0.1", "super:super:mauprc", "super:", "h_map"):
-        with pytest.raises(UserError, match="metric"):
-            check_names([name])

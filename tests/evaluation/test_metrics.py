@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score
-from testing.listing import Item, expected, ranks_of, read, relevance
+from testing.listing import Item, expected, ranks_of, read
 
 from aurank.evaluation import evaluate, metrics
 from aurank.evaluation.evaluate import build_report
-from aurank.evaluation.metrics import default_metrics
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 ROW = re.compile(r"\| `([^`]+)` \| .* \| `([^`]+)` \|")
@@ -121,14 +120,6 @@ def test_the_tie_rules_bound_the_threshold_and_every_order_of_tied_items(items: 
     assert low - 1e-12 <= value <= high + 1e-12
 
 
-def test_only_average_precision_heeds_the_rule_for_ties() -> None:
-    ranks = ranks_of([TIED])
-    assert relevance(TIED)[:4] == [False, False, True, True]
-    for name in set(metrics.NAMES) - {"mauprc"}:
-        values = [metrics.query_values(ranks, name.format(k=3), ties=rule).tolist() for rule in metrics.TIES]
-        assert values[0] == values[1] == values[2]
-
-
 def test_macro_is_the_mean_over_classes_of_class_means() -> None:
     lists = [read("+ -"), read("- +"), read("+ -"), read("- - +")]
     names = ["macro:mauprc", "mauprc", "macro:recall@1", "recall@1"]
@@ -170,14 +161,6 @@ def test_trapezoids_and_precision_to_the_last_positive_are_those_of_the_revisite
         area, precisions = revisited(places["positive"], places["junk"], (1, 5, 10))
         found.append([area, *precisions])
     assert [report.metrics[name] for name in names] == pytest.approx(np.mean(found, axis=0).tolist(), abs=1e-12)
-
-
-def test_the_default_metrics_are_those_of_the_contract() -> None:
-    assert default_metrics((1, 10)) == (
-        *("mauprc", "recall@1", "recall@10", "precision@1", "precision@10"),
-        *("map@r", "r_precision", "ndcg", "mrr", "minp", "auroc"),
-    )
-    assert tuple(build_report(ranks_of([TIED])).metrics) == default_metrics((1,))
 
 
 def test_metrics_are_chosen_by_name_each_once() -> None:

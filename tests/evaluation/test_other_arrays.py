@@ -11,7 +11,6 @@ import torch
 
 import aurank
 from aurank.arrays import as_plain
-from aurank.errors import UserError
 from aurank.evaluation import (
     AccuracyCalculator,
     Index,
@@ -121,21 +120,3 @@ def test_memory_that_is_given_is_not_copied() -> None:
     assert isinstance(shared, torch.Tensor)
     assert shared.data_ptr() == given.data_ptr()
     assert np.shares_memory(np.asarray(as_plain(pandas.DataFrame(ROWS, copy=False), "rows")), ROWS)
-
-
-@pytest.mark.parametrize(
-    ("rows", "labels", "said"),
-    [
-        ([[1.0, 2.0], [3.0]], [0, 0], "the query embeddings are a list that makes no array"),
-        (pandas.Series([[1.0, 2.0], [3.0]]), [0, 0], "the query embeddings are a Series that makes no array"),
-        ([[1.0, 2.0], ["x", "y"]], [0, 0], r"the query embeddings have type <U\d+ and shape \(2, 2\)"),
-        (pandas.DataFrame({"a": [1, 2], "b": ["x", "y"]}), [0, 0], "the query embeddings have type object"),
-        ("rows.npy", [0], r"the query embeddings have type <U8 and shape \(\)"),
-        ([1.0, 2.0], [0, 0], r"the query embeddings have type float64 and shape \(2,\)"),
-        (ROWS, pandas.DataFrame({"label": LABELS}), r"the query labels have shape \(24, 1\)"),
-        (ROWS, pandas.Series([None, *NAMES[1:]]), "the query labels are object"),
-    ],
-)
-def test_what_makes_no_matrix_is_refused_by_the_name_of_the_argument(rows: Any, labels: Any, said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        aurank.evaluate(rows, labels)

@@ -72,10 +72,3 @@ def test_groups_may_be_text_and_an_empty_one_is_none() -> None:
             *(ROWS[:10], half[0], ROWS[10:], half[1]), groups=numbers[:10], gallery_groups=numbers[10:]
         )
         assert apart.metrics == plain.metrics
-
-
-def test_a_gallery_without_groups_is_not_given_those_of_the_queries() -> None:
-    sides = {"groups": [0] * 10, "gallery_groups": [-1] * len(NAMES[10:])}
-    report = aurank.evaluate(ROWS[:10], NAMES[:10], ROWS[10:], NAMES[10:], **sides, neighbours=3)
-    assert "group" in report.per_query
-    assert "group" not in report.gallery

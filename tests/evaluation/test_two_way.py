@@ -11,9 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aurank.errors import UserError
-from aurank.evaluation.evaluate import evaluate
-from aurank.evaluation.metrics import default_metrics
-from aurank.evaluation.two_way import TwoWayReport, chance_recall, ensemble, prompts, two_way, zero_shot
+from aurank.evaluation.two_way import TwoWayReport, chance_recall, prompts, two_way, zero_shot
 
 
 def slow_recall(
@@ -149,19 +147,5 @@ def test_zero_shot_gives_each_image_the_class_of_the_nearest_mean_prompt() -> No
     assert "zero-shot: 7 classes by 3 prompts each; chance is 0.1429 for recall@1, 0.7143 for recall@5" in str(report)
 
 
-def test_an_ensemble_of_one_prompt_is_that_prompt_at_unit_length() -> None:
-    named = torch.randn(4, 1, 6, dtype=torch.float64)
-    torch.testing.assert_close(ensemble(named), named[:, 0] / named[:, 0].norm(dim=1, keepdim=True))
-
-
 def test_prompts_stand_class_by_class() -> None:
     assert prompts(["cat", "{owl}"], ["a {}", "{}s"]) == ["a cat", "cats", "a {owl}", "{owl}s"]
-
-
-def test_each_direction_is_the_report_of_evaluate() -> None:
-    images, texts = pairs(9)
-    labels = np.arange(9) % 4
-    report = two_way(images, texts, labels, ties="pessimistic")
-    expected = evaluate(images, labels, texts, labels, metrics=default_metrics((1, 5, 10)), ties="pessimistic")
-    assert report.image_to_text.metrics == expected.metrics
-    assert report.image_to_text.ties == "pessimistic"

@@ -219,10 +219,3 @@ def test_what_is_stored_and_a_saved_card_say_how_pictures_are_read() -> None:
         assert steps[0].startswith(f"{on_white} transparent on white, make it ")
     assert "white" not in pack_preprocessing(TRANSFORMS["center"](8, 4), dim=8, is_inside=True)
     assert f"Of a photo: {on_white} transparent on white" in load_model("timm:test_resnet,pretrained=false").card()
-
-
-def test_preprocessing_stored_before_there_was_a_choice_is_read_as_it_was() -> None:
-    pipeline = TRANSFORMS["center"](16, 3)
-    text = pack_preprocessing(pipeline, dim=8, is_inside=True).replace(',\n  "resize": "crop"', "")
-    assert "crop" not in text
-    assert repr(unpack_preprocessing(text, "here").pipeline) == repr(pipeline)

@@ -1,12 +1,7 @@
-from typing import Any
-from unittest.mock import Mock
-
 import pytest
-import timm
 import torch
 from torch import nn
 
-from aurank.errors import UserError
 from aurank.models import Encoder, GeneralisedMean
 from aurank.models.encoder import EachPart, parameter_groups
 
@@ -45,24 +40,6 @@ def test_a_backbone_of_any_family_gives_vectors_of_the_width_that_the_projection
     encoder = Encoder(backbone, dim=8, channels=1, pretrained=False, params=params).eval()
     with torch.inference_mode():
         assert encoder(torch.randn(1, 1, size, size)).shape == (1, 8)
-
-
-def test_names_on_a_hub_reach_timm_and_need_it_to_be_reachable(monkeypatch: pytest.MonkeyPatch) -> None:
-    create, names = timm.create_model, []
-
-    def record(name: str, **arguments: Any) -> nn.Module:
-        names.append(name)
-        if name.endswith("none"):
-            raise OSError("no route to the hub")
-        model: nn.Module = create("test_resnet", **arguments)
-        return model
-
-    monkeypatch.setattr("timm.create_model", record)
-    monkeypatch.setattr("huggingface_hub.utils.get_session", Mock)  # as if the hub answered
-    Encoder("hf-hub:timm/resnet18.a1_in1k", pretrained=False)
-    assert names == ["hf-hub:timm/resnet18.a1_in1k"]
-    with pytest.raises(UserError, match=r"hf-hub:timm/none .*OSError: no route to the hub\); connect to the network"):
-        Encoder("hf-hub:timm/none", pretrained=False)
 
 
 def test_embeddings_are_not_rounded_where_the_backbone_runs_in_half_precision() -> None:

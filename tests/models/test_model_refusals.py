@@ -11,9 +11,7 @@ import torch
 from huggingface_hub import utils
 from testing.runs import tiny_config
 
-from aurank.commands import evaluate_model
 from aurank.config import ConfigError
-from aurank.embedding import ImageSelection
 from aurank.errors import UserError
 from aurank.models import Encoder
 from aurank.models.adapters.by_name import load_model, load_text_model
@@ -168,9 +166,3 @@ def test_files_that_are_no_weights_are_told_in_one_line(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=message) as caught:
             read_weights(tmp_path / path)
         assert "\n" not in str(caught.value)
-
-
-def test_missing_data_are_told_before_weights_are_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aurank.models.adapters.timm.create", None)
-    with pytest.raises(UserError, match=r"there is no .*nowhere"):
-        evaluate_model("timm:test_resnet", ImageSelection(f"folder:{tmp_path}/nowhere"))

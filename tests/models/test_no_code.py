@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from testing.galleries import folder_of
 
 from aurank.commands import RunOptions, evaluate_model
 from aurank.config import ConfigError
@@ -142,19 +141,6 @@ def test_a_file_of_weights_is_read_as_data_alone(tmp_path: Path, monkeypatch: py
         with pytest.raises(UserError, match=f"{file}: cannot be read as a file of weights alone"):
             load_model(f"timm:resnet10t,weights={tmp_path / file}")
     assert not ran.exists()
-
-
-@pytest.mark.slow
-def test_a_pickle_in_a_folder_of_transformers_runs_nothing(tmp_path: Path) -> None:
-    net, ran = tmp_path / "net", tmp_path / "ran"
-    name = f"transformers:{folder_of(net)}"
-    (net / "model.safetensors").unlink()
-    torch.save({"layernorm.bias": Loaded(ran)}, net / "pytorch_model.bin")
-    for call in (lambda: Encoder(name), lambda: load_model(name), lambda: Encoder(name, weights=str(net))):
-        with pytest.raises(UserError, match="weights") as caught:
-            call()
-        assert "\n" not in str(caught.value)
-        assert not ran.exists()
 
 
 def test_a_checkpoint_with_such_a_name_runs_nothing(tmp_path: Path, asked: list[dict[str, Any]]) -> None:

@@ -17,7 +17,7 @@ from aurank.errors import UserError
 from aurank.models import Encoder
 from aurank.models.adapters.by_name import load_model
 from aurank.models.adapters.towers import preprocessing
-from aurank.models.tuning import add_lora, checkpoint_gradients, freeze, layer_scales, merge_lora
+from aurank.models.tuning import checkpoint_gradients, freeze, layer_scales
 from aurank.training.components import read_config
 
 pytestmark = pytest.mark.slow
@@ -149,18 +149,6 @@ def test_a_tower_is_tuned_as_timms_backbones_are(kind: str, tmp_path: Path) -> N
     )
     freeze(plain, [f"{layer}.0"])
     assert not any(value.requires_grad for key, value in plain.named_parameters() if f"{layer}.0." in key)
-
-
-def test_a_tower_takes_adapters(tmp_path: Path) -> None:
-    pytest.importorskip("peft")
-    encoder = Encoder(f"transformers:{folder_of(tmp_path)}", dim=8).eval()
-    names, images = encoder.state_dict().keys(), torch.rand(2, 3, 32, 32)
-    expected = encoder(images)
-    add_lora(encoder, rank=2, alpha=4.0)
-    assert sum("lora_A" in key for key in encoder.state_dict()) == 6  # query, key and value of two layers
-    torch.testing.assert_close(encoder(images), expected)
-    merge_lora(encoder)
-    assert encoder.state_dict().keys() == names
 
 
 def test_a_file_of_open_clip_gives_timms_network_the_same_features(tmp_path: Path) -> None:

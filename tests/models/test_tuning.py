@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 import aurank
 from aurank.embedding.build import build_encoder
-from aurank.embedding.stored.checkpoint import load_checkpoint
 from aurank.models import Encoder
 from aurank.models.encoder import parameter_groups
 from aurank.models.tuning import add_lora, checkpoint_gradients, freeze, layer_scales, merge_lora
@@ -81,18 +80,6 @@ def test_rates_fall_by_layer_from_the_last(name: str) -> None:
         blocks = [of[f"backbone.blocks.{block}.mlp.fc1.weight"] for block in range(len(encoder.backbone.blocks))]
         assert blocks == [0.5 ** (len(blocks) - block) for block in range(len(blocks))]
     assert all(group["weight_decay"] == 0.1 * (group["params"][0].ndim > 1) for group in groups)
-
-
-@pytest.mark.slow
-def test_a_run_with_decay_by_layer_and_activations_made_anew_resumes(tmp_path: Path) -> None:
-    model = {**VIT, "gradient_checkpointing": True, "freeze": ["patch_embed"]}
-    config = tiny_config(model=model, data={"channels": 3, "image_size": 32}, optim={"layer_decay": 0.6})
-    constant = ["optim.schedule.name=constant", "train.validate_every=100"]
-    aurank.train(config, tmp_path / "parts", overrides=[*constant, "train.steps=4"])
-    aurank.train(config, tmp_path / "straight", overrides=constant)
-    aurank.train(config, tmp_path / "parts", resume=True, overrides=constant)
-    first, second = (load_checkpoint(tmp_path / name / "last.safetensors")["encoder"] for name in ("straight", "parts"))
-    assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 # peft is an optional extra.

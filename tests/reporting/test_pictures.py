@@ -38,10 +38,3 @@ def test_what_is_transparent_lies_on_white_as_a_network_sees_it(side: int, tmp_p
             for other in (0.1, 0.9):
                 there = found[int(part * len(found)), int(other * len(found))]
                 assert np.abs(there - seen[int(part * side), int(other * side)]).max() <= 12  # JPEG's quality
-
-
-@pytest.mark.parametrize("channels", [2, 3, 5])
-def test_arrays_of_other_channels_show_their_first(channels: int) -> None:
-    pixels = np.random.default_rng(0).integers(0, 256, (20, 20, channels), dtype=np.uint8)
-    found = shown(thumbnail(pixels, 20)[1])
-    assert np.array_equal(found, np.broadcast_to(pixels[..., :1] if channels < 3 else pixels[..., :3], found.shape))

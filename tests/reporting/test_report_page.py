@@ -17,7 +17,6 @@ from aurank.errors import UserError
 from aurank.evaluation import Codes
 from aurank.evaluation.checks import confusions, hubs
 from aurank.evaluation.report import Report
-from aurank.reporting.doctor_page import shown_findings
 from aurank.reporting.grids import make_grids
 from aurank.reporting.pictures import Pictures
 from aurank.reporting.report_page import Examined, report_page
@@ -114,13 +113,6 @@ def test_findings_are_shown_with_what_was_not_looked_at() -> None:
     assert "Pictures" not in page.text
 
 
-def test_a_finding_shows_its_images_and_none_where_none_can_be_read() -> None:
-    source = ArraySource({"a.png": np.zeros((80, 80, 3), np.uint8)})
-    found = [Finding(name, 1, (), False, rows=((row,),)) for row, name in enumerate(["readable", "broken"])]
-    shown = shown_findings(found, Pictures(source), lambda row: (("a.png", "b.png")[row], "cat"))
-    assert [[item["path"] for group in one["groups"] for item in group["items"]] for one in shown] == [["a.png"], []]
-
-
 @pytest.mark.slow
 def test_nothing_is_fetched_from_elsewhere() -> None:
     source = ArraySource({f"{row}.png": np.full((8, 8, 3), row, np.uint8) for row in range(24)})
@@ -160,31 +152,6 @@ def test_a_page_shows_the_plain_numbers_and_the_codes() -> None:
     assert "<th>plain</th>" not in report_page(aurank.evaluate(rows, labels))
 
 
-def test_hubs_are_shown() -> None:
-    rows = np.concatenate([np.eye(40), np.ones((1, 40))])  # all are nearest to the last
-    report = aurank.evaluate(rows, np.r_[np.arange(40) // 4 // 3, 0], neighbours=1)
-    page = Elements(report_page(report)).text
-    assert "found by 40, rightly by 12" in page
-
-
-@pytest.mark.slow
-def test_a_page_of_one_positive_each_shows_no_number_twice_and_no_flat_curve() -> None:
-    rows, labels = np.random.default_rng(0).standard_normal((40, 4)), np.arange(40) // 2
-    page = Elements(report_page(aurank.evaluate(rows, labels, neighbours=3))).text
-    several = Elements(report_page(measured())).text
-    assert "Every query has one positive" in page
-    assert "Every query has one positive" not in several
-    for text, single in (
-        ("Precision over recall", False),
-        ("mauprc = mrr, minp", True),
-        ("= precision@1, map@r", True),
-    ):
-        assert (text in page) == single
-        assert (text in several) != single
-    assert "recall@1 = precision@1" in several  # by definition
-    assert "✓ rank" in page
-
-
 def test_confusions_and_hubs_equal_loops() -> None:
     report = measured(rows=60)
     lists = report.neighbours
@@ -209,11 +176,3 @@ def test_confusions_and_hubs_equal_loops() -> None:
     assert counted.lists.tolist() == sorted((one for one in number if one), reverse=True)
     assert counted.right.tolist() == [(lists.is_positive & (lists.row == row)).sum() for row in counted.row]
     assert counted.never == number.count(0)
-
-
-def test_words_of_the_navigation_are_those_of_the_headings() -> None:
-    page = report_page(measured(rows=60))
-    links = dict(re.findall(r'<a href="#(\w+)">([^<]+)</a>', page.split("</nav>")[0]))
-    assert {"numbers", "curves", "grids", "classes", "confusions"} <= links.keys()
-    for anchor, name in links.items():
-        assert f"<h2>{name}</h2>" in page.split(f'id="{anchor}"')[1][:200]

@@ -77,17 +77,6 @@ def test_a_folder_in_the_way_is_told_before_anything_is_replaced(report: Report,
 
 
 @pytest.mark.slow
-def test_what_a_random_order_scores(report: Report) -> None:
-    labels = np.random.default_rng(0).permutation(30) % 3
-    chance = [
-        evaluate(np.random.default_rng(draw).standard_normal((30, 30)), labels, recall_at=(1,)).mauprc
-        for draw in range(200)
-    ]
-    assert report.random_order == pytest.approx(np.mean(chance), abs=0.01)  # the prevalence is 0.31
-    assert f"a random order has mauprc {report.random_order:.4f}" in str(report).splitlines()
-
-
-@pytest.mark.slow
 def test_a_result_that_came_meanwhile_is_not_replaced_unasked(report: Report, tmp_path: Path) -> None:
     write_results(report.made_by("one"), tmp_path)
     with pytest.raises(UserError, match=r"holds the result of another command \(one\)"):

@@ -53,25 +53,9 @@ def test_the_curve_is_of_all_pairs() -> None:
         assert curve["false_non_match_rate"][place] == pytest.approx(1 - recall)
 
 
-def test_whose_pairs_are_counted_for_queries_without_labels() -> None:
-    pairs = np.argwhere((LABELS[:, None] == LABELS) & ~np.eye(80, dtype=bool))
-    found = calibrate(RetrievalProblem(ROWS, positives=pairs), precision=0.9)
-    assert found.threshold == calibrate(PROBLEM, precision=0.9).threshold
-
-
-def test_a_precision_that_any_threshold_has() -> None:
-    assert calibrate(PROBLEM, precision=1e-12).recall.value == 1
-
-
 def test_equal_rows_have_the_distance_zero() -> None:
     twins = RetrievalProblem(np.eye(2)[[0, 0, 1, 1]], [0, 0, 1, 1])
     assert str(calibrate(twins, precision=1.0, distance="euclidean")).startswith("threshold 0.0 (euclidean)")
-
-
-def test_negatives_are_gone_through_five_times() -> None:
-    told: list[tuple[int, int]] = []
-    calibrate(PROBLEM, precision=0.5, progress=lambda done, total: told.append((done, total)))
-    assert told == 5 * [(1, 1)]
 
 
 def parts(threshold: float) -> tuple[float, float, float]:

@@ -65,11 +65,6 @@ def test_rows_of_float32_may_be_so_long_or_short_that_it_cannot_hold_their_squar
         assert other.margin.tolist() == found.margin.tolist()
 
 
-def test_embeddings_that_do_not_know_the_classes_doubt_no_label():
-    rows, labels = clusters()
-    assert not len(doubtful_labels(rows, np.random.default_rng(1).permutation(labels)).row)
-
-
 def test_an_only_row_of_its_class_and_one_class_are_not_doubted():
     rows, labels = clusters()
     labels[5] = 99

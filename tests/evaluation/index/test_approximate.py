@@ -117,24 +117,6 @@ def test_neighbour_recall_is_the_part_of_the_true_neighbours_found() -> None:
     assert result.neighbour_queries == 108
 
 
-def test_a_collapsed_model_scores_the_prevalence_by_any_index() -> None:
-    sides = RetrievalProblem(np.ones((30, 4), dtype=np.float32), np.repeat(np.arange(3), 10))
-    result = measured(sides, "Flat", (1, 29))
-    assert result.metrics == pytest.approx({"mauprc": 9 / 29, "recall@1": 0.0, "recall@29": 1.0})
-
-
-def test_equal_runs_are_equal_whatever_time_they_took() -> None:
-    sides = RetrievalProblem(*clusters())
-    first, second = (measured(sides, "IVF4,Flat; nprobe=2", (1, 10)) for _ in range(2))
-    assert first == second
-    assert first.measured["queries_per_second"] > 0
-    assert replace(first, measured={}) == first
-    assert replace(first, depth=11) != first
-    text = str(first)
-    assert "measured once" in text
-    assert "IVF4,Flat; nprobe=2 on CPU" in text
-
-
 def test_an_index_at_hand_is_used_if_it_holds_the_gallery() -> None:
     embeddings, labels = clusters()
     sides = RetrievalProblem(embeddings, labels)

@@ -4,12 +4,10 @@ import hashlib
 import json
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import faiss
 import numpy as np
 import pytest
-import torch
 
 from aurank.errors import AurankError, UserError
 from aurank.evaluation import Index, neighbours
@@ -42,13 +40,6 @@ def test_a_flat_index_finds_what_brute_force_finds(distance: str) -> None:
     assert found.row.tolist() == order.tolist()
     assert found.similarity == pytest.approx(np.take_along_axis(expected, order, axis=1), rel=1e-5, abs=1e-5)
     assert found.count.tolist() == [7] * 30
-
-
-@pytest.mark.parametrize("make", [torch.from_numpy, lambda array: array.astype(np.float64), np.asfortranarray])
-def test_tensors_and_other_types_give_the_same_neighbours(make: Any) -> None:
-    gallery = rows(0)
-    expected = neighbours(gallery, 5, device="cpu")
-    assert neighbours(make(gallery), 5, device="cpu").row.tolist() == expected.row.tolist()
 
 
 def test_blocks_change_nothing_and_progress_counts_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,17 +95,6 @@ def test_left_out_rows_shorten_a_list_only_where_they_are() -> None:
     assert found.count.tolist() == [5, 5, 5, 6, 6, 6]
     for row in range(6):
         assert sorted(found.row[row, : found.count[row]]) == [other for other in range(6) if other != row or row > 2]
-
-
-def test_the_seed_chooses_the_training_sample() -> None:
-    gallery = rows(0, 3000)
-
-    def centroids(seed: int) -> np.ndarray:
-        built = Index.build(gallery, "IVF4,Flat", device="cpu", training_rows=100, seed=seed)
-        return built.host.quantizer.reconstruct_n(0, 4)
-
-    assert (centroids(1) == centroids(1)).all()
-    assert not (centroids(1) == centroids(2)).all()
 
 
 @pytest.mark.parametrize(("kind", "distance"), [*((kind, "cosine") for kind in KINDS), ("HNSW8", "euclidean")])
@@ -231,22 +211,6 @@ def test_a_row_that_is_not_finite_is_named_and_nothing_is_added(distance: str, v
     assert len(built) == 10
 
 
-def test_a_zero_row_has_no_cosine_but_a_distance() -> None:
-    gallery = rows(0)
-    gallery[7] = 0
-    with pytest.raises(UserError, match=r"row 7 of the gallery embeddings .* all zeros"):
-        Index.build(gallery, device="cpu")
-    assert len(Index.build(gallery, distance="euclidean", device="cpu")) == 200
-    huge = rows(0).astype(np.float64) * 1e200
-    assert neighbours(huge, 3, device="cpu").row.tolist() == neighbours(rows(0), 3, device="cpu").row.tolist()
-    with pytest.raises(UserError, match="beyond float32"):
-        Index.build(huge, distance="dot", device="cpu")
-
-
-def test_a_kind_that_faiss_has_on_the_cpu_alone_is_there() -> None:
-    assert Index(8, "HNSW8").place == "CPU"
-
-
 @pytest.mark.gpu
 @on_gpu
 @pytest.mark.parametrize("kind", ["Flat", "IVF8,Flat; nprobe=8", "IVF8,SQfp16; nprobe=8"])
@@ -261,10 +225,3 @@ def test_the_gpu_finds_what_the_cpu_finds(kind: str, tmp_path: Path) -> None:
     assert (Index.load(tmp_path / "index").search(gallery, 20).row == found.row).mean() > 0.999
     fast.add(gallery[:10])
     assert fast.search(gallery[:1], 2).similarity == pytest.approx(np.ones((1, 2)), abs=1e-3)
-
-
-@pytest.mark.gpu
-@on_gpu
-def test_the_gpu_refuses_a_kind_that_it_lacks() -> None:
-    with pytest.raises(UserError, match="'HNSW8'"):
-        Index(8, "HNSW8", device="cuda")

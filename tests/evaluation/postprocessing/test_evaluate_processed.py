@@ -101,16 +101,6 @@ def test_codes_are_measured_beside() -> None:
     assert "  4  int8                    4            " in str(report)
 
 
-def test_whitening_comes_before_codes() -> None:
-    steps = PostProcessing.parse("whiten").fit(ROWS)
-    codes = Codes(dims=(6,))
-    report = aurank.evaluate(ROWS, LABELS, postprocess=steps, codes=codes, metrics=["mauprc", "minp"])
-    shorter = aurank.evaluate(ROWS, LABELS, postprocess=PostProcessing.parse("whiten:dim=6").fit(ROWS))
-    assert report.codes is not None
-    assert list(report.codes[0]["metrics"]) == ["mauprc", "minp"]
-    assert report.codes[0]["metrics"]["mauprc"] == pytest.approx(shorter.mauprc, abs=1e-6)
-
-
 def test_a_report_with_both_is_read_back(tmp_path: Path) -> None:
     codes = Codes(precisions=("binary",), rescore=5)
     report = aurank.evaluate(ROWS, LABELS, postprocess="binary", codes=codes)
@@ -129,8 +119,3 @@ def test_a_report_with_both_is_read_back(tmp_path: Path) -> None:
         (tmp_path / "report.json").write_text(text.replace(right, wrong), encoding="utf-8")
         with pytest.raises(UserError, match=r"\((codes\.|postprocessing\.plain)"):
             Report.load(tmp_path / "report.json")
-
-
-def test_an_index_is_measured_of_processed_rows() -> None:
-    report = aurank.evaluate(ROWS, LABELS, recall_at=(1,), postprocess="binary", distance="dot", index="Flat")
-    assert report.approximation is not None

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 from oracles.postprocessing import expanded, k_reciprocal_distances, ranks_by_scores, unit
 from sklearn.covariance import shrunk_covariance
 from sklearn.decomposition import PCA
@@ -18,7 +17,6 @@ from aurank.evaluation.postprocessing.neighbour_steps import (
     pair_scores,
     reordered_ranks,
 )
-from aurank.evaluation.postprocessing.postprocessing import STEPS
 
 
 def clusters(rows: int, classes: int, dim: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -154,18 +152,6 @@ def test_binary_rows_rank_by_the_hamming_distance() -> None:
     hamming = ((rows > 0)[:, None] != (rows > 0)).sum(axis=2)
     assert as_listed(ranks) == ranks_by_scores(-hamming, labels[:, None] == labels, np.eye(60, dtype=bool))
     assert ranks.tied.any()
-
-
-def test_steps_say_whether_they_are_transductive() -> None:
-    alone = {"center", "whiten", "truncate", "int8", "binary", "rescore"}
-    assert {name for name, step in STEPS.items() if not step.is_transductive} == alone
-
-
-def test_tensors_and_half_precision_are_taken() -> None:
-    rows, labels = clusters(40, 5, 6)
-    half = torch.from_numpy(rows).to(torch.bfloat16)
-    processed = PostProcessing.parse("center, query_expansion").fit(half).apply(RetrievalProblem(half, labels)).problem
-    assert processed.embeddings.dtype == np.float32
 
 
 def all_scores(queries: np.ndarray, gallery: np.ndarray) -> np.ndarray:

@@ -50,13 +50,6 @@ def test_a_tie_counts_against_the_right_class() -> None:
     assert (result.metrics["top1"], result.metrics["top5"]) == (0.5, 1)
 
 
-def test_k_is_all_training_rows_where_they_are_few() -> None:
-    train, labels = clusters(30)
-    result = knn(train, labels, train, labels)
-    assert (result.settings["k"], result.metrics["1nn"]) == (30, 1)
-    assert knn(*clusters(300), train, labels).settings["k"] == 200
-
-
 @pytest.mark.parametrize("classes", [2, 6])
 def test_a_linear_probe_is_scikit_learns_with_the_strength_that_it_names(classes: int) -> None:
     train, labels = clusters(200, classes=classes, seed=1, noise=2.0)
@@ -148,8 +141,3 @@ def test_a_result_is_saved_and_printed(tmp_path: Path) -> None:
 
 
 ROWS, LABELS = clusters(40)
-ZERO = np.where(np.arange(40)[:, None] == 3, np.float32(0), ROWS)
-
-
-def test_a_linear_probe_takes_rows_of_length_zero() -> None:
-    assert linear_probe(ZERO, LABELS, seeds=[0]).num_train == 21
