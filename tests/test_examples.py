@@ -95,7 +95,3 @@ def test_every_parameter_that_a_docstring_names_is_one(name: str) -> None:
         taken = signature(thing)[0].keys() | inspect.signature(thing).parameters.keys()
         wrong = [parameter for parameter in documented(thing) if parameter not in taken]
         assert not wrong, f"{name}: the docstring of {thing.__qualname__} has {wrong} below 'Args:'"
-
-
-def test_sections_of_parameters_are_found() -> None:
-    assert {"embeddings", "recall_at", "backend"} <= set(documented(aurank.evaluate))

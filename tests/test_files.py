@@ -151,13 +151,6 @@ def test_a_folder_without_permission_is_told_and_a_new_one_is_not_made(
         require_writable(tmp_path / "new" / "file.npz")
 
 
-def test_a_file_of_another_type_is_told_before(tmp_path: Path) -> None:
-    require_writable(tmp_path / "rows.npz", suffix=".npz")
-    for name in ("rows.npy", "rows"):
-        with pytest.raises(UserError, match=rf"--out .*{name}: .*type \.npz; name it rows\.npz"):
-            require_writable(tmp_path / name, suffix=".npz")
-
-
 @pytest.mark.parametrize("load", [Report.load, Index.load])
 def test_what_is_no_file_is_not_waited_for(tmp_path: Path, load: Callable[[Path], object]) -> None:
     os.mkfifo(tmp_path / "pipe")
@@ -222,13 +215,6 @@ def test_whatever_a_damaged_file_raises_is_one_line_with_its_name_and_the_remedy
     with pytest.raises(UserError, match=r"^rows\.json: .*; evaluate again$") as caught:
         fail(error)
     assert caught.value.__cause__ is error
-
-
-def test_a_clear_error_keeps_its_words_and_gets_the_name_that_it_lacks() -> None:
-    for said in ("rows.json holds no labels", "no labels"):
-        with pytest.raises(UserError, match=r"rows\.json.* no labels$") as caught:
-            fail(UserError(said))
-        assert str(caught.value).count("rows.json") == 1
 
 
 @pytest.mark.parametrize(

@@ -69,18 +69,6 @@ assert not {"timm", "torchvision"} & sys.modules.keys()
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-@pytest.mark.slow
-def test_what_a_file_shares_its_name_with_is_not_hidden_by_it() -> None:
-    code = """
-import aurank.losses.in_batch.clip as clip
-import aurank.evaluation.compare, aurank.evaluation.evaluate
-assert {type(one).__name__ for one in (aurank.evaluation.compare, aurank.evaluate)} == {"function"}
-assert aurank.losses.contrastive is aurank.losses.LOSSES["contrastive"]
-assert clip.CLIPLoss is aurank.losses.CLIPLoss
-"""
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
 def test_no_folder_has_the_name_of_something_public_beside_it() -> None:
     # `import package.folder.file as name` would look for the file in the function
     root = Path(aurank.__file__).parents[1]
@@ -95,31 +83,19 @@ REFUSED = {
     "evaluate --model embeddings:gone.npz --out new": "gone.npz",
     "evaluate --model timm:resnet18 --data digits: --out other": "--out other holds the result of another command",
     "embed --model aurank:gone --data folder:gone --out rows.npz": "no checkpoint at gone",
-    "embed --model timm:resnet18 --data folder:gone --out rows.npz": "there is no gone",
-    "embed --model timm:resnet18 --data digits: --out rows.npy": "rows.npy",
     "index build --model timm:resnet18 --data digits: --out full": "--out full holds other files",
-    "search index gone.jpg also_gone.jpg": "gone.jpg",
     "search gone x.jpg": "no index at gone",
     "export gone/best --to onnx --out full": "--out full holds 'file'",
-    "calibrate --model embeddings:gone.npz --precision 0.9": "gone.npz",
     "compare gone gone": "gone",
     "doctor folder:full --html page.txt": "page.txt",
     "init gone": "gone: there is no such file or folder",
     "init full": "mine.yaml exists already; name another file, or replace it with --overwrite",
-    "train gone.yaml --out full": "gone.yaml: no such file",
     "train digits/soprc optim.lrr=1": "did you mean 'optim.lr'?",
-    "train digits/soprc loss.name=soprcc": "did you mean 'soprc'",
     "tune digits/soprc trane.steps=3": "did you mean 'train'",
-    "profile digits/soprc train.stepss=3": "did you mean 'train.steps'?",
-    "train digits/soprc train.steps=x": "train.steps: got 'x'",
     "data prepare digits/soprc data.image_sise=3 --out new": "did you mean 'data.image_size'?",
-    "doctor folder:full data.worker=3": "did you mean 'data.workers'?",
-    "doctor digits/soprc data.worker=3": "did you mean 'data.workers'?",
-    "evaluate --model tim:resnet18 --data digits: --out new": "did you mean 'timm'?",
     "evaluate --model timm:resnet18 --data digits: data.worker=3 --out new": "did you mean 'data.workers'?",
     "evaluate --model open_clip:ViT-B-32 --data digits: --out new": "needs open-clip-torch, which cannot be imported",
     "evaluate --model timm:resnet18 --data digits: --out new --index Flat": "a search by faiss needs faiss",
-    "index build --model timm:resnet18 --data digits: --out new": "a search by faiss needs faiss",
     "index build --model timm:resnet18 --data digits: --to milvus:a.db#b": "a gallery in Milvus needs pymilvus",
     "tune digits/soprc --out new": "aurank tune needs optuna",
     "serve index": "needs faiss",

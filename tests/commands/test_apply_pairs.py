@@ -1,7 +1,6 @@
 """`aurank pairs`, and what a run of images and texts says before it starts."""
 
 import csv
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -75,40 +74,6 @@ def test_of_several_texts_of_an_image_pairs_and_evaluate_read_one_embedding(best
     evaluate_pairs(f"aurank:{best}", whole, running=running)
     assert [line.partition(" from ")[0] for line in said] == ["read 67 of 68 embeddings", "read 68 embeddings"]
     assert len(list((tmp_path / "cache").iterdir())) == 2
-
-
-def test_pairs_of_a_table_without_test_rows_are_measured_on_the_split_named(best: Path, tmp_path: Path) -> None:
-    """Each text is of one image, so that no two images have one label."""
-    write_table(tmp_path)
-    table = tmp_path / "pairs.csv"
-    rows = [f"{path.name},{path.stem},train\n" for path in sorted(tmp_path.glob("*.png"))]
-    table.write_text("path,text,split\n" + "".join(rows), encoding="utf-8")
-    images = ImageSelection(data=f"table:{table}", overrides=["data.validation_fraction=0"])
-    with pytest.raises(UserError, match="pairs has no test images to measure; choose another split with --split train"):
-        evaluate_pairs(f"aurank:{best}", images)
-    measured = evaluate_pairs(f"aurank:{best}", dataclasses.replace(images, split="train"))
-    assert measured.two_way["all"].image_to_text.num_queries == len(rows)
-    with pytest.raises(UserError, match=r"--prompt has no use here: .* give its table a column label"):
-        evaluate_pairs(f"aurank:{best}", dataclasses.replace(images, split="train"), templates=["a {}"])
-    stale, kept = tmp_path / "out" / "two_way" / "seen_texts", tmp_path / "out" / "two_way" / "notes.txt"
-    measured.two_way["all"].save(stale)
-    kept.write_text("of someone", encoding="utf-8")
-    measured.two_way["all"].save(stale.with_name("new_texts"))
-    (stale.with_name("new_texts") / "mine.txt").write_text("of someone", encoding="utf-8")
-    (tmp_path / "out" / "zero_shot.json").write_text("of another table", encoding="utf-8")
-    measured.save(tmp_path / "out")
-    assert sorted(path.name for path in (tmp_path / "out").rglob("*")) == sorted(
-        [
-            "two_way",
-            "all",
-            "image_to_text.json",
-            "text_to_image.json",
-            "two_way.json",
-            "notes.txt",
-            "new_texts",
-            "mine.txt",
-        ]
-    )
 
 
 def test_a_run_of_images_alone_is_refused_before_data_are_read(best: Path, tmp_path: Path) -> None:

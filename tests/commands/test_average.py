@@ -122,16 +122,6 @@ def test_the_moving_average_is_taken_where_there_is_one(two: list[Path], tmp_pat
     assert found["average"] is None
 
 
-@pytest.mark.parametrize("heads", [{"head_layers": 2, "discard_head": True}, {"pooling": "gem", "params": {}}])
-def test_heads_and_poolings_are_averaged_too(heads: dict[str, Any], tmp_path: Path) -> None:
-    runs = [save(tmp_path / str(seed), seed, model=heads) for seed in (1, 2, 3)]
-    best = aurank.average_models(runs, tmp_path / "average")
-    expected = mean_weights([weights(run) for run in runs])
-    found = weights(best.parent)
-    assert all(found[name].equal(value) for name, value in expected.items())
-    assert embeddings(aurank.load(best).module).isfinite().all()
-
-
 @pytest.mark.slow
 def test_adapters_are_added_to_their_layers_before_the_mean(tmp_path: Path) -> None:
     pytest.importorskip("peft")
@@ -241,9 +231,3 @@ def test_models_that_began_elsewhere_are_told(part: str, two: list[Path], tmp_pa
             with changing(folder) as content:
                 content["config"]["model"]["discard_head"] = True
         aurank.average_models(two, tmp_path / "without")  # the projection is for training alone
-
-
-def test_the_average_of_models_of_other_images_knows_none(two: list[Path], tmp_path: Path) -> None:
-    other = save(tmp_path / "other", 3, manifest="another")
-    content = load_checkpoint(aurank.average_models([two[0], other], tmp_path / "average"))
-    assert (content["manifest"], content["data"]) == ("", None)

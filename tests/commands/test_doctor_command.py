@@ -82,10 +82,3 @@ def test_the_page_shows_pictures_and_escapes_names(photos: Path) -> None:
     assert page.count("data:image/") == 2
     assert EVIL not in page
     assert "http://" not in page
-
-
-def test_a_page_keeps_to_10_mib_of_pictures(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    Image.fromarray(pixels(0, 40, 40)).save(photos / "class0/again.png")
-    monkeypatch.setattr("aurank.reporting.pictures.thumbnail", lambda _: ("image/png", bytes(8 * 2**20)))
-    page = doctor_page(examine_data(f"folder:{photos}", ["data.odd_classes=keep"]))
-    assert "2 pictures are left out" in page

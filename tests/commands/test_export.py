@@ -19,11 +19,8 @@ from testing.runs import tiny_config
 import aurank
 from aurank.commands import evaluate_model, export_model
 from aurank.commands.export import Check, _require_expressible
-from aurank.config import Config
-from aurank.data import TRANSFORMS
 from aurank.embedding import ImageSelection
 from aurank.errors import AurankError, UserError
-from aurank.exporting.card import write_card
 from aurank.training import read_config
 
 
@@ -119,20 +116,6 @@ def test_an_export_that_differs_is_refused_and_nothing_is_left(
     assert not list(tmp_path.iterdir())
 
 
-def test_an_operation_that_an_exporter_does_not_know_is_one_line_with_another_way(
-    tiny_run: Path, few: ImageSelection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fails(model: Any, path: Path) -> None:
-        raise RuntimeError("no such operation\nand where")
-
-    module = importlib.import_module("aurank.commands.export")
-    monkeypatch.setattr(module, "write_folder", fails)
-    message = r"test_resnet cannot be exported \(RuntimeError: no such operation\); save it with aurank\.load"
-    with pytest.raises(UserError, match=message):
-        export_model(str(tiny_run / "best"), "hf", tmp_path / "out", images=few)
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize(
     ("to", "out", "named"),
     [
@@ -157,29 +140,6 @@ def test_a_folder_that_an_export_would_harm_is_refused(tmp_path: Path, monkeypat
     (tmp_path / "mine/README.md").write_text("mine")
     with pytest.raises(UserError, match=r"--out mine holds no earlier export"):
         export_model("nowhere/best", "hf", "mine", overwrite=True)
-
-
-def test_weights_of_a_file_are_not_called_random_and_no_place_of_the_machine_is_named() -> None:
-    begun = {
-        "random weights": {"pretrained": False},
-        "pretrained weights": {"pretrained": True},
-        "weights of a file": {"pretrained": False, "weights": "/home/me/weights.safetensors"},
-        "the weights of another run": {"init_from": "/home/me/run/best"},
-    }
-    parts = {name: value for name, value in tiny_config().items() if name != "evaluate"}
-    facts: dict[str, Any] = {"data": "d", "split": "test", "measured": "", "files": {}, "checks": [], "versions": {}}
-    facts |= {"target": "hf", "file": "", "width": 8, "method": "box", "metrics": {}, "licence": None}
-
-    def card(**model: Any) -> str:
-        config = Config(**{**parts, "model": {**tiny_config()["model"], **model}})
-        return write_card(config, {"manifest": "", "progress": {}}, TRANSFORMS["resize"](8, 3), **facts)
-
-    for words, model in begun.items():
-        told = card(**model)
-        assert f", from {words}\n" in told
-        assert "/home/me" not in told
-        assert ("The weights that training began with" in told) == (words != "random weights")
-    assert "network: a network of a local folder" in card(backbone="local-dir:/home/me/net")
 
 
 @pytest.mark.parametrize(

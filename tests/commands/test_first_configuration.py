@@ -80,19 +80,6 @@ def test_a_class_or_identity_is_on_one_side_and_cameras_are_in_the_table(
     assert table.is_gallery.all()
 
 
-def test_a_table_and_an_archive_are_read_as_they_stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from testing.trees import zip_tree
-
-    monkeypatch.chdir(tmp_path)
-    write(images_of(8, 4))
-    lines = [f"photos/class{n}/{i}.png,{n},{'train' if n < 4 else 'test'}" for n in range(8) for i in range(4)]
-    Path("photos.csv").write_text("\n".join(["path,label,split", *lines]), encoding="utf-8")
-    assert first("photos.csv").data.params == {"file": "photos.csv"}
-    Path("mine.yaml").unlink()
-    zip_tree(Path("photos"), Path("photos.zip"))
-    assert first("photos.zip").data.params["path"] == "photos.zip"
-
-
 def test_overrides_are_written_in_place_of_what_would_be_chosen_and_read_by(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,31 +99,6 @@ def test_overrides_are_written_in_place_of_what_would_be_chosen_and_read_by(
     assert Path("mine.yaml").read_text("utf-8") == written
     write_first_configuration("photos", overrides=["data.odd_classes=keep"], overwrite=True)
     assert read_config("mine.yaml").train.steps == 120
-
-
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
-        ("one.png", "one.png is one image; name a folder or zip archive of images, or a table"),
-        ("empty", "no images in empty; expected train/CLASS/IMAGE and test/CLASS/IMAGE, or CLASS/IMAGE"),
-        ("notes", r"no images in notes \(1 .txt are not read\); expected train/CLASS/IMAGE"),
-        (
-            "split",
-            r"split \(80 images: \d+ train, \d+ test\) has classes .* 'test' and 'train': .*odd_classes=keep",
-        ),
-    ],
-)
-def test_what_is_no_folder_of_images_is_named(
-    name: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("empty").mkdir()
-    Path("notes").mkdir()
-    Path("notes/1.txt").write_text("", encoding="utf-8")
-    write(["one.png", *images_of(8, 8, "split"), *images_of(1, 8, "split/train", "{1}.png")])
-    write(images_of(1, 8, "split/test", "{1}.png"))
-    with pytest.raises(UserError, match=says):
-        write_first_configuration(name)
 
 
 def test_headers_alone_are_read_and_photos_are_measured_upright(tmp_path: Path) -> None:

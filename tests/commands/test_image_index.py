@@ -235,22 +235,3 @@ def test_odd_names_stay_text_and_gone_images_are_named(tmp_path: Path) -> None:
     assert "<span>&lt;img src=x onerror=alert(1)&gt;.jpg</span>" in page
     assert "1 picture cannot be shown" in page
     assert page.count('src="data:image/') == 4
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"model": "embeddings:x.npz"}, "name a model"),
-        ({"factory": "Flatt"}, "cannot be made"),
-        ({"distance": "l3"}, "distance must be one of"),
-        ({"postprocess": "whitenn"}, "did you mean 'whiten'"),
-        ({"fit_on": Path("x.npy")}, "goes with --postprocess"),
-    ],
-)
-def test_options_that_cannot_be_met_are_refused_first(
-    change: dict[str, Any], said: str, made: Path, tmp_path: Path
-) -> None:
-    given: dict[str, Any] = {"model": MODEL, **change}
-    with pytest.raises(UserError, match=said):
-        build_index(given.pop("model"), ImageSelection(f"folder:{made / 'photos'}"), out=tmp_path / "index", **given)
-    assert not (tmp_path / "index").exists()

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 from testing.galleries import small_index, write_photo, write_photos
 
-from aurank.commands import ImageIndex, add_images, remove_images
+from aurank.commands import ImageIndex, add_images
 from aurank.embedding import ImageSelection
 from aurank.errors import UserError
 
@@ -49,14 +49,3 @@ def test_pictures_are_found_where_they_are_now(second: str, moved: Path) -> None
 def test_what_is_not_where_it_is_said_to_be(roots: list[str], said: str, moved: Path) -> None:
     with pytest.raises(UserError, match=said):
         ImageIndex.open(moved / "index", roots=[moved / root for root in roots])
-
-
-def test_a_change_remembers_where_the_images_are(moved: Path, tmp_path: Path) -> None:
-    roots = [moved / "new/photos", moved / "new/more"]
-    index = shutil.copytree(moved / "index", tmp_path / "index")
-    change = add_images(index, ImageSelection(f"folder:{moved / 'new/photos'}"), roots=roots)
-    assert (change.added, len(change.present), change.count) == ([], 4, 5)
-    assert ImageIndex.open(index).exists(4)
-    index = shutil.copytree(moved / "index", tmp_path / "other")
-    assert remove_images(index, missing=True, roots=roots).removed == []
-    assert ImageIndex.open(index).exists(0)

@@ -19,7 +19,7 @@ from testing.galleries import head_config, rows, write_rows
 from testing.processes import CONTEXT, ended, run_aurank
 
 import aurank
-from aurank.commands import Tuned, tune
+from aurank.commands import tune
 from aurank.commands.tune import declared_ranges, read_ranges, searched_ranges, value_of
 from aurank.config import dump_config
 from aurank.data import READERS, Manifest
@@ -75,11 +75,6 @@ def test_a_range_holds_the_configurations_own_value_and_leaves_out_choices_that_
     assert ranges["optim.lr"] == Range(1e-5, 0.2, log=True)
     assert ranges["loss.params.temperature"].high == 0.7
     assert declared_ranges(config_of(tmp_path, optim={"name": "sgd"}))["optim.lr"].high == 3
-
-
-def test_a_whole_range_holds_whole_values_alone() -> None:
-    assert [value in Range(0, 2) for value in (1, 1.0, 0.5, 3, True, None)] == [True, True, False, False, False, False]
-    assert 0.5 in Range(0, 1.0)
 
 
 # -- folds ------------------------------------------------------------------------------------------------------------
@@ -303,13 +298,6 @@ def test_what_does_not_fit_is_refused_before_a_training(tmp_path: Path) -> None:
     ((code, text, complaints),) = ended([run_aurank("tune", file, "--list")])
     assert code == 0, complaints
     assert re.search(r"optim\.lr +1e-05 to 0\.03, log +0\.01", text)
-
-
-def test_a_value_near_an_end_is_said_to_be_there() -> None:
-    assert Range(1e-5, 1e-1, log=True).at_end(1.4e-5)
-    assert not Range(1e-5, 1e-1, log=True).at_end(1e-4)
-    assert not Range(choices=(1, 2)).at_end(1)
-    assert Tuned((), 0.5, (), 3).at_end == ()
 
 
 def test_a_trial_that_a_full_disk_ended_is_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,6 @@ from aurank.commands.run_options import PreparedModel
 from aurank.embedding import ImageSelection, collection
 from aurank.errors import UserError
 from aurank.evaluation.engine.scores import DISTANCES
-from aurank.serving.gallery import Gallery
-from aurank.serving.uploads import PhotoSearch, RowSearch
 
 OTHER = "timm:test_vit2,pretrained=false,input_size=32"
 
@@ -234,22 +232,6 @@ def test_its_embeddings_are_measured_and_its_scores_calibrated(made: Path) -> No
     assert by_rows == pytest.approx(by_model)
     by_model, by_rows = (calibrate_model(model, data, false_match_rate=0.05).threshold for model, data in sides)
     assert by_rows == pytest.approx(by_model)
-
-
-def test_the_server_shows_what_it_shows_of_a_folder(made: Path) -> None:
-    answers = []
-    for place in (made / "index", f"milvus:{made}/gallery.db#photos"):
-        gallery = Gallery(ImageIndex.open(place), 10**6)
-        row = gallery.names.index("c1/2.png")
-        photo = gallery.search(PhotoSearch(photo=(made / "photos/c1/2.png").read_bytes(), limit=9))
-        found = [
-            gallery.search(RowSearch(row=row, limit=9)),
-            gallery.search(RowSearch(**{"row": row, "limit": 3, "class": "c2"})),
-            photo,
-        ]
-        lists = [[(one["name"], one["class"], one["score"]) for one in each["neighbours"]] for each in found]
-        answers.append((lists, gallery.picture(row), gallery.classes, sorted(gallery.names)))
-    assert answers[0] == answers[1]
 
 
 def test_what_is_closed_leaves_its_file_to_others(made: Path) -> None:

@@ -124,27 +124,6 @@ def test_an_unreadable_image_is_left_out_and_tried_again_by_the_next_run(tmp_pat
         embed(Counting(), ModelImages(data.manifest, mine), batch=4)
 
 
-@pytest.mark.parametrize(
-    ("output", "message"),
-    [
-        (lambda images: (images, images), "returned tuple for 12 images"),
-        (lambda images: images.flatten(1)[1:], r"returned \(11, 18\) for 12 images; expected a tensor \[12, dim\]"),
-    ],
-)
-def test_a_model_that_gives_no_matrix_is_told(tmp_path: Path, output: Any, message: str) -> None:
-    class Odd(nn.Module):
-        def forward(self, images: Tensor) -> Any:
-            return output(images)
-
-    with pytest.raises(UserError, match=message):
-        embed(Odd(), images(tmp_path, Odd()))
-    data = images(tmp_path, Counting(), on_error="skip")
-    for path in (tmp_path / "photos").rglob("*.png"):
-        path.write_bytes(b"no image")
-    with pytest.raises(UserError, match="no image of photos could be read"):
-        embed(Counting(), data)
-
-
 ROWS = np.eye(4, dtype=np.float32)
 LABELS = np.array([0, 0, 1, 1])
 
@@ -264,10 +243,3 @@ def test_pixels_are_centred_so_that_paper_makes_no_two_drawings_alike() -> None:
     np.testing.assert_allclose(rows.mean(axis=1), 0, atol=1e-6)
     assert cosine(rows[0], rows[1]) == pytest.approx(-1 / 7)  # 0.5 without centring
     assert cosine(rows[0], rows[2]) == pytest.approx(-1)
-
-
-def test_an_image_of_one_value_is_like_its_like_and_at_right_angles_to_others() -> None:
-    rows = pixel_rows(drawing(), drawing(3), drawing(paper=77), drawing(2, 9))
-    assert cosine(rows[0], rows[2]) == pytest.approx(1)
-    for other in (rows[1], rows[3]):
-        assert cosine(rows[0], other) == pytest.approx(0, abs=1e-6)

@@ -168,22 +168,6 @@ def test_what_is_wrong_is_one_line_that_names_it(model: ImageModel, tmp_path: Pa
     assert (tmp_path / "full/mine.txt").exists()
 
 
-def test_a_damaged_folder_is_refused(model: ImageModel, tmp_path: Path) -> None:
-    model.save(tmp_path / "saved")
-    record = json.loads((tmp_path / "saved/model.json").read_bytes())
-    for change, said in (
-        ({"weights_sha256": "0"}, "has other weights"),
-        ({"preprocessing": "Resize(7)"}, "is shown images otherwise"),
-        ({"load": 3}, "load"),
-        ({"load": "onnx:../model.onnx"}, "model.onnx"),
-        ({"files": ["../model.onnx"]}, "files"),
-        ({"version": 9}, "is not a stored model of this aurank"),
-    ):
-        (tmp_path / "saved/model.json").write_text(json.dumps({**record, **change}), encoding="utf-8")
-        with pytest.raises(UserError, match=said):
-            aurank.load(tmp_path / "saved")
-
-
 class OfflineHub:
     """What of huggingface_hub is used, on a folder in place of the hub."""
 

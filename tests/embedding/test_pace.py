@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from aurank.commands import RunOptions, embed_model, embed_to_folder
+from aurank.commands import RunOptions, embed_model
 from aurank.embedding import ImageSelection
 from aurank.embedding import embed as embedding
 from aurank.embedding.cache import Pace
@@ -112,16 +112,3 @@ def test_what_is_left_of_a_cache_is_embedded_as_the_rest_was(
     assert np.array_equal(first.embeddings, again.embeddings)
     embed_model(MODEL, images, running=RunOptions(device="cpu", batch=3))
     assert paces[1:] == [Pace(3)]
-
-
-def test_parts_that_are_missing_are_embedded_as_the_others_were(
-    images: ImageSelection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out, running = tmp_path / "parts", RunOptions(device="cpu")
-    embed_to_folder(MODEL, images, out=out, shard_rows=4, running=running)
-    before = (out / "part-00001.npy").read_bytes()
-    (out / "part-00001.npy").unlink()
-    paces = seen(monkeypatch)
-    embed_to_folder(MODEL, images, out=out, shard_rows=4, running=running)
-    assert paces == [Pace(2, False)]
-    assert (out / "part-00001.npy").read_bytes() == before

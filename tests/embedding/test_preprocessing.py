@@ -3,11 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import timm
-import torch
-from PIL import Image
 from safetensors.torch import save_file
 from testing.runs import tiny_config
 
@@ -16,8 +13,7 @@ from aurank.commands import evaluate_model
 from aurank.config import ConfigError
 from aurank.config.schema import Transform
 from aurank.embedding import ImageSelection
-from aurank.embedding.build import build_dataset, build_transform, fill_preprocessing, with_preprocessing
-from aurank.embedding.select_images import read_manifest
+from aurank.embedding.build import fill_preprocessing
 from aurank.embedding.stored.checkpoint import load_checkpoint, save_checkpoint
 from aurank.errors import UserError
 from aurank.training.components import read_config
@@ -143,22 +139,3 @@ def test_first_weights_of_a_checkpoint_bring_what_they_were_trained_with(
     run = changed(trained[1], tmp_path / "run", normalise={"mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6]})
     model = {"backbone": BACKBONE, "pretrained": True, "init_from": str(run)}
     assert filled(model) == ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6), "bilinear")
-
-
-@pytest.mark.slow
-def test_random_weights_take_the_look_of_the_backbone_but_area_and_are_measured_as_timm_does() -> None:
-    for backbone in ("resnet18", "vit_base_patch16_clip_224.openai"):
-        own = timm.get_pretrained_cfg(backbone)
-        assert filled({"backbone": backbone, "pretrained": True}) == (own.mean, own.std, own.interpolation)
-        assert filled({"backbone": backbone, "pretrained": False}) == (own.mean, own.std, "area")
-    data = {"interpolation": "bicubic", "channels": 3, "image_size": 56, "test_transform": {"name": "center"}}
-    config = fill_preprocessing(read_config(tiny_config(data=data, model={"backbone": "resnet18"}))).data
-    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (96, 128, 3), dtype=np.uint8))
-    expected = timm.data.create_transform((3, 56, 56), interpolation="bicubic", mean=IMAGENET[0], std=IMAGENET[1])
-    # Either sums in its own order.
-    torch.testing.assert_close(build_transform(config, train=False)(image), expected(image), rtol=0, atol=1e-5)
-    config = with_preprocessing(read_config(tiny_config())).data
-    assert config.decoding == "reduced"
-    manifest = read_manifest(config, seed=0)
-    least = [build_dataset(config, manifest, train=train)._least_side for train in (True, False)]
-    assert least == [build_transform(config, train=True).least_decoded_side, None]  # measured ones are decoded whole

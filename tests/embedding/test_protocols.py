@@ -1,7 +1,6 @@
 """The protocols: who is query and gallery in each, and when two numbers answer the same question."""
 
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,7 @@ from aurank.data import BENCHMARKS, ImageDataset
 from aurank.data.transforms.standard import Resize
 from aurank.embedding.embed import embed_pixels
 from aurank.embedding.embedded import Embedded
-from aurank.embedding.protocols import PROTOCOLS, Protocol, find_protocol
-from aurank.errors import UserError
+from aurank.embedding.protocols import PROTOCOLS, Protocol
 from aurank.evaluation import evaluate
 
 
@@ -62,24 +60,6 @@ def test_a_checksum_is_the_same_today_as_ever() -> None:
         embedded([2, 1]), paths=np.array(["b.jpg", "a.jpg", "c.jpg"]), labels=np.array([5, 9, 5])
     )
     assert PROTOCOLS["sop"].checksum(given) == "4d4d88bbef99b8a0"
-
-
-GIVEN = embedded([3, 4])
-REFUSED: dict[str, Callable[[], object]] = {
-    "did you mean 'vehicleid-small'": lambda: find_protocol("vehicleid-smal"),
-    "needs the path of every image": lambda: PROTOCOLS["sop"].evaluate(
-        dataclasses.replace(GIVEN, paths=np.array(["a"] * 7))
-    ),
-    "sop sets recall_at itself": lambda: PROTOCOLS["sop"].evaluate(GIVEN, recall_at=(1,)),
-    "sop takes every image": lambda: PROTOCOLS["sop"].evaluate(dataclasses.replace(GIVEN, is_query=np.arange(7) < 3)),
-    "as query and gallery": lambda: PROTOCOLS["sop"].evaluate(dataclasses.replace(GIVEN, groups=np.arange(7))),
-}
-
-
-@pytest.mark.parametrize("message", REFUSED)
-def test_a_question_that_no_protocol_answers_is_refused(message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        REFUSED[message]()
 
 
 def size_of_test(protocol: Protocol) -> tuple[int, int]:

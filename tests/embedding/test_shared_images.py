@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 import torch.distributed as dist
 from PIL import Image
 from testing.processes import ended, launch, run_ranks
@@ -163,11 +162,3 @@ def test_a_rank_that_is_killed_ends_the_other_in_one_line_and_its_pieces_stay(tm
     assert results[0][1] == f"{COUNT} embeddings of 64 dimensions written to {out}\n"
     assert "read " in results[0][2]
     assert results[1][1:] == ("", "")  # only rank 0 prints
-
-
-def test_a_group_of_one_has_its_own_rows() -> None:
-    group = ProcessGroup(False)
-    assert group.in_first(lambda: 3) == 3
-    rows = torch.arange(6.0).reshape(3, 2)
-    (part,) = group.parts(rows)
-    assert part.equal(rows)

@@ -78,20 +78,6 @@ def test_each_distance_equals_the_search_of_pml(distance: str, search: Any) -> N
     assert found == pytest.approx(expected, abs=1e-7)
 
 
-def test_names_are_chosen_as_in_pml() -> None:
-    data = clusters()
-    calculator = AccuracyCalculator(exclude=("mauprc",))
-    assert "mauprc" not in calculator.get_curr_metrics()
-    assert set(SHARED) <= set(calculator.get_accuracy(*data))
-    assert set(calculator.get_accuracy(*data, include=("recall_at_7", "mauprc"))) == {"recall_at_7"}
-    assert calculator.get_curr_metrics() == ["recall_at_7"]
-    assert set(
-        AccuracyCalculator(include=("r_precision", "recall_at_1")).get_accuracy(*data, exclude=("r_precision",))
-    ) == {"recall_at_1"}
-    assert AccuracyCalculator(avg_of_avgs=True).description() == "avg_of_avgs"
-    assert AccuracyCalculator().description() == ""
-
-
 def test_recall_and_mauprc_equal_slow_counting() -> None:
     query, labels = clusters()
     names = ("mauprc", "recall_at_1", "recall_at_3", "recall_at_1000", "precision_at_3")

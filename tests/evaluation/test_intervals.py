@@ -79,12 +79,6 @@ def test_intervals_have_the_width_of_theory() -> None:
     assert (narrow[1] - narrow[0]) / deviation == pytest.approx(2 * 0.674, abs=0.1)
 
 
-def test_queries_that_fail_together_widen_the_interval_of_classes_only() -> None:
-    values, labels = data(4)
-    by_class, by_query = interval(values, labels), interval(values, None)
-    assert by_class[1] - by_class[0] > 2 * (by_query[1] - by_query[0])
-
-
 def test_equal_values_leave_no_doubt() -> None:
     assert interval(np.full(12, 0.25), np.arange(12) % 3) == (0.25, 0.25)
     assert interval(np.zeros(12), np.arange(12) % 3) == (0.0, 0.0)

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from aurank.errors import UserError
 from aurank.evaluation import negatives
 from aurank.evaluation.negatives import mine_negatives
 
@@ -73,13 +72,3 @@ def test_a_planted_label_and_a_copy_under_another_class_are_suspect_and_no_other
     assert set(pairs["negative"][pairs["is_suspect"]].tolist()) == {5, 70}
     assert set(labels[pairs["query"][pairs["is_suspect"]]].tolist()) == {0, 1}
     assert pairs["margin"][pairs["query"] == 13][0] < 0
-
-
-@pytest.mark.parametrize("labels", [[0, 0, 0], [0, 1, 2]])
-def test_without_a_positive_and_a_negative_there_are_no_pairs(labels: list[int]) -> None:
-    assert {len(column) for column in mine_negatives(np.eye(3), np.array(labels)).values()} == {0}
-
-
-def test_a_list_of_none_is_refused() -> None:
-    with pytest.raises(UserError, match="k must be 1 or more"):
-        mine_negatives(np.eye(3), np.array([0, 0, 1]), 0)

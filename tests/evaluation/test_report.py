@@ -54,11 +54,6 @@ def test_a_report_prints_its_metrics_intervals_ties_counts_protocol_and_notes() 
     ]
 
 
-def test_bounds_of_ties_are_printed_without_mauprc_too_and_not_without_ties() -> None:
-    assert "equal scores allow 0.6875 to 0.7083 for mauprc" in str(build_report(ranks_of(LISTS), metrics=["mrr"]))
-    assert "equal scores" not in str(build_report(ranks_of([read("+ -")])))
-
-
 def test_a_saved_report_loads_digit_for_digit(tmp_path: Path) -> None:
     report = full()
     path = tmp_path / "new" / "report.json"

@@ -1,6 +1,5 @@
 """Files of an encoder give its embeddings: graphs and folders of timm."""
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -208,14 +207,3 @@ def test_stored_preprocessing_gives_the_same_tensor(name: str) -> None:
     pixels = inside(image)
     assert pixels.dtype == torch.uint8
     assert torch.equal(pipeline.normalise(pixels), pipeline(image))
-
-
-def test_what_is_stored_and_a_saved_card_say_how_pictures_are_read() -> None:
-    on_white = (
-        "turn upright, of deeper grey values take the upper 8 bits in the range that the file declares, lay what is"
-    )
-    for channels in (1, 3):
-        steps = json.loads(pack_preprocessing(TRANSFORMS["center"](8, channels), dim=8, is_inside=True))["steps"]
-        assert steps[0].startswith(f"{on_white} transparent on white, make it ")
-    assert "white" not in pack_preprocessing(TRANSFORMS["center"](8, 4), dim=8, is_inside=True)
-    assert f"Of a photo: {on_white} transparent on white" in load_model("timm:test_resnet,pretrained=false").card()

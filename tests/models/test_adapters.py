@@ -206,23 +206,6 @@ def test_a_graph_whose_embeddings_depend_on_the_batch_is_refused(tmp_path: Path)
     assert model.module(torch.rand(1, 3, 4, 4)).shape == (1, 3)
 
 
-def test_graphs_take_images_in_half_precision_and_raw_pixels(tmp_path: Path) -> None:
-    half = load_model(made(tmp_path / "half.onnx", [MEAN], {"pooled": ["batch", 3]}, dtype="FLOAT16"))
-    white = Image.new("RGB", (30, 20), "white")
-    whole = load_model(made(tmp_path / "whole.onnx", [MEAN], {"pooled": ["batch", 3]}))
-    np.testing.assert_allclose(half.encode([white, picture()]), whole.encode([white, picture()]), rtol=5e-3, atol=5e-3)
-    raw = load_model(graph(tmp_path / "raw.onnx"))
-    assert raw.encode([white]).tolist() == [[255.0] * 3]
-    with pytest.raises(UserError, match=r"normalises images itself; leave out mean=…"):
-        load_model(f"onnx:{tmp_path / 'raw.onnx'},mean=0.5")
-    mean = ("ReduceMean", ["values"], "pooled", {"axes": [2, 3], "keepdims": 0})
-    nodes = [("Cast", ["images"], "values", {"to": 1}), mean]
-    with pytest.raises(
-        UserError, match=r"takes .* of tensor\(int16\), expected .* of tensor\(float\), tensor\(float16\)"
-    ):
-        load_model(made(tmp_path / "odd.onnx", nodes, {"pooled": ["batch", 3]}, dtype="INT16"))
-
-
 class Clip(nn.Module):
     def __init__(self) -> None:
         super().__init__()

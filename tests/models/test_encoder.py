@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from aurank.models import Encoder, GeneralisedMean
-from aurank.models.encoder import EachPart, parameter_groups
+from aurank.models.encoder import parameter_groups
 
 
 @pytest.mark.parametrize(("pooling", "channels"), [("avg", 1), ("max", 5), ("gem", 3)])
@@ -55,17 +55,6 @@ def test_embeddings_are_not_rounded_where_the_backbone_runs_in_half_precision() 
         # Rounded on the way, all the same: the backbone did run in half precision.
         assert not torch.equal(encoder(images), embeddings)
         assert encoder.double()(images.double()).dtype == torch.float64
-
-
-def test_channels_last_changes_the_layout_but_not_the_embedding() -> None:
-    torch.manual_seed(0)
-    plain = Encoder("resnet10t", dim=8, pretrained=False).eval()
-    last = Encoder("resnet10t", dim=8, pretrained=False, channels_last=True).eval()
-    last.load_state_dict(plain.state_dict())
-    weight = last.backbone.layer1[0].conv1.weight
-    assert weight.is_contiguous(memory_format=torch.channels_last)
-    images = torch.randn(2, 3, 32, 32)
-    torch.testing.assert_close(last(images), plain(images), rtol=1e-4, atol=1e-5)
 
 
 def test_frozen_batch_norm_keeps_statistics_and_weights() -> None:
@@ -129,11 +118,3 @@ def test_a_discarded_projection_is_for_training_alone() -> None:
     expected = discarded.backbone(images)
     torch.testing.assert_close(found, expected / expected.norm(dim=1, keepdim=True))
     assert kept.eval()(images).shape == (4, 8)
-
-
-def test_images_of_several_sizes_are_embedded_in_one_call() -> None:
-    encoder = Encoder("resnet10t", dim=8, pretrained=False).eval()
-    images = torch.randn(4, 3, 32, 32), torch.randn(2, 3, 24, 24)
-    expected = torch.cat([encoder(images[0]), encoder(images[1])])
-    assert torch.equal(EachPart(encoder)(images), expected)
-    assert torch.equal(EachPart(encoder)(images[0]), expected[:4])

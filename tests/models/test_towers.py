@@ -1,6 +1,5 @@
 """Image towers of transformers and open_clip as backbones: the library's features, trained, saved and loaded again."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ from testing.runs import tiny_config
 from torch import nn
 
 import aurank
-from aurank.embedding.build import build_encoder, build_transform, fill_preprocessing
+from aurank.embedding.build import build_transform, fill_preprocessing
 from aurank.errors import UserError
 from aurank.models import Encoder
 from aurank.models.adapters.by_name import load_model
@@ -60,25 +59,6 @@ def test_a_run_of_a_tower_is_loaded_without_its_weights(tmp_path: Path) -> None:
         Encoder(name)
 
 
-def test_weights_of_a_file_fill_a_tower(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path)
-    whole = Encoder(f"transformers:{folder}", dim=8)
-    file = str(tmp_path / "model.safetensors")
-    config = read_config(
-        tiny_config(model={"backbone": f"transformers:{folder}", "weights": file, "params": {}}, data={"channels": 3})
-    )
-    filled = fill_preprocessing(config)
-    assert filled.data.interpolation == "bicubic"
-    said: list[str] = []
-    encoder = build_encoder(config.model, channels=3, say=said.append)
-    for key, value in whole.backbone.state_dict().items():
-        assert torch.equal(encoder.backbone.state_dict()[key], value), key
-    assert said[0].startswith(f"model.weights: {len(whole.backbone.state_dict())} tensors of {file} fill transformers:")
-    torch.save({"a": torch.ones(1)}, tmp_path / "other.pth")
-    with pytest.raises(UserError, match=r"do not fit transformers:.*tensors are missing"):
-        Encoder(f"transformers:{folder}", weights=str(tmp_path / "other.pth"))
-
-
 @pytest.mark.parametrize("kind", ["clip", "siglip"])
 def test_a_tower_is_measured_by_the_crop_of_its_processor(kind: str, tmp_path: Path) -> None:
     middle = {"size": {"shortest_edge": 41}, "crop_size": {"height": 32, "width": 32}} if kind == "clip" else {}
@@ -92,15 +72,6 @@ def test_a_tower_is_measured_by_the_crop_of_its_processor(kind: str, tmp_path: P
         image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (*shape, 3), dtype=np.uint8))
         # Of 255, by a deviation of 0.2: torch resizes with other roundings; a crop beside it differs by tens.
         assert float((transform(image) - expected(image)).abs().mean()) * 255 * 0.2 < 0.5
-
-
-@pytest.mark.parametrize("mode", ["squash", "shortest"])
-def test_a_folder_of_weights_keeps_the_crop_of_open_clip(mode: str, tmp_path: Path) -> None:
-    look = {"mean": [0.5] * 3, "std": [0.5] * 3, "interpolation": "bicubic", "resize_mode": mode}
-    (tmp_path / "open_clip_config.json").write_text(json.dumps({"preprocess_cfg": look}))
-    found = preprocessing("open_clip:ViT-B-32", {}, channels=3, pretrained=False, weights=str(tmp_path))
-    expected = {"crop_pct": 1.0, "crop_mode": "squash" if mode == "squash" else "center"}
-    assert found["test_transform"] == {"name": "timm", "params": expected}
 
 
 def test_weights_that_lack_a_layer_are_refused(tmp_path: Path) -> None:

@@ -9,14 +9,11 @@ import pytest
 import timm
 import torch
 from safetensors.torch import save_file
-from testing.runs import tiny_config
 from torch import Tensor, nn
 
-from aurank.embedding.build import fill_preprocessing
 from aurank.errors import UserError
 from aurank.models import Encoder
 from aurank.models.adapters.by_name import load_model
-from aurank.training.components import read_config
 
 NAME = "test_resnet"
 
@@ -30,7 +27,6 @@ def network(name: str = NAME, seed: int = 1, **options: Any) -> nn.Module:
 
 
 WHOLE = network().state_dict()
-OTHER = network(seed=2).state_dict()
 BODY = {key: value for key, value in WHOLE.items() if not key.startswith("fc.")}
 
 
@@ -88,12 +84,6 @@ def test_a_folder_is_read_as_libraries_write_it(file: str, tmp_path: Path) -> No
     assert "fc.weight" in module.notes[0]
 
 
-def test_a_classifier_that_is_wanted_begins_at_random_where_it_is_another(tmp_path: Path) -> None:
-    torch.save(WHOLE, tmp_path / "net.pth")
-    model = load_model(f"timm:{NAME},weights={tmp_path / 'net.pth'},num_classes=7")
-    assert model.notes[0].endswith("at random: 2 (fc.weight, fc.bias)")
-
-
 def test_the_first_layer_is_adapted_to_other_channels(tmp_path: Path) -> None:
     torch.save(WHOLE, tmp_path / "net.pth")
     encoder = Encoder(NAME, weights=str(tmp_path / "net.pth"), channels=1)
@@ -106,30 +96,6 @@ def test_the_first_layer_is_adapted_to_other_channels(tmp_path: Path) -> None:
         whole = Encoder(NAME, weights=str(tmp_path / "net.pth")).double().eval()
         colour = whole.backbone(grey.expand(-1, 3, -1, -1))
         torch.testing.assert_close(encoder.double().eval().backbone(grey), colour, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("look", "message"),
-    [
-        (
-            {"mean": ["a"], "std": [1]},
-            r"config.json: cannot be read as settings of images \(0: ",
-        ),
-        ({"mean": 3, "std": 4}, "Input should be a valid array"),
-        ({"mean": [0.5] * 3, "std": [0] * 3}, "0: Input should be greater than 0"),
-        ({"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "interpolation": "wobbly"}, r"wobbly|bicubic"),
-    ],
-)
-def test_a_folder_that_shows_images_senselessly_is_told_in_one_line(
-    look: dict[str, Any], message: str, tmp_path: Path
-) -> None:
-    torch.save(WHOLE, tmp_path / "model.pth")
-    (tmp_path / "config.json").write_text(json.dumps(look))
-    config = read_config(tiny_config(model={"backbone": NAME, "weights": str(tmp_path)}))
-    for call in (lambda: load_model(f"timm:{NAME},weights={tmp_path}"), lambda: fill_preprocessing(config)):
-        with pytest.raises(UserError, match=message) as caught:
-            call()
-        assert "\n" not in str(caught.value)
 
 
 def test_position_embeddings_are_resized_and_a_pooling_of_another_kind_is_named(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ import aurank
 from aurank.data.checks.findings import Finding
 from aurank.data.sources import ArraySource
 from aurank.errors import UserError
-from aurank.evaluation import Codes
 from aurank.evaluation.checks import confusions, hubs
 from aurank.evaluation.report import Report
 from aurank.reporting.grids import make_grids
@@ -136,20 +135,6 @@ def test_pictures_that_are_missing_or_too_many_are_told(monkeypatch: pytest.Monk
     page = Elements(report_page(measured(), source=source))
     assert "Images that could not be read (22)" in page.text
     assert "Pictures left out to keep the page small" in page.text
-
-
-@pytest.mark.slow
-def test_a_page_shows_the_plain_numbers_and_the_codes() -> None:
-    rows, labels = np.random.default_rng(0).normal(size=(24, 8)) + 1, np.arange(24) % 4
-    codes = Codes(dims=(4, 8), precisions=("int8", "binary"), rescore=9)
-    report = aurank.evaluate(rows, labels, postprocess="binary", codes=codes)
-    page = report_page(report)
-    assert report.postprocessing is not None
-    assert f"plain {report.postprocessing['plain']['mauprc']:.4f}" in page
-    assert "<dt>post-processing</dt><dd>binary</dd>" in page
-    assert page.count("<td>int8</td>") == 4
-    assert "quality by bytes an image" in page
-    assert "<th>plain</th>" not in report_page(aurank.evaluate(rows, labels))
 
 
 def test_confusions_and_hubs_equal_loops() -> None:

@@ -12,7 +12,7 @@ from sklearn.metrics import roc_curve
 
 import aurank
 from aurank.errors import UserError
-from aurank.evaluation import Resampling, RetrievalProblem
+from aurank.evaluation import Resampling
 from aurank.evaluation.calibration import (
     best_precision,
     shortest_equal,
@@ -116,8 +116,3 @@ def test_tpr_at_fpr_of_embeddings_is_a_metric() -> None:
     assert "tpr@fpr=1e-6: that is less than one of 7,200 negative pairs" in report.notes[-1]
     with pytest.raises(UserError, match="no values per query"):
         report.values("tpr@fpr=1e-2")
-
-
-def test_no_threshold_where_negatives_are_always_ahead() -> None:
-    problem = RetrievalProblem(np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 0.01], [0.01, 1.0]]), [0, 0, 1, 1])
-    assert true_positive_rates(PooledScores(problem), ["tpr@fpr=0.4"]) == {"tpr@fpr=0.4": 0.0}

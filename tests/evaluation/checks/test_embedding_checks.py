@@ -65,13 +65,6 @@ def test_rows_of_float32_may_be_so_long_or_short_that_it_cannot_hold_their_squar
         assert other.margin.tolist() == found.margin.tolist()
 
 
-def test_an_only_row_of_its_class_and_one_class_are_not_doubted():
-    rows, labels = clusters()
-    labels[5] = 99
-    assert 5 not in doubtful_labels(rows, labels).row
-    assert not len(doubtful_labels(rows, np.zeros(len(rows), int)).row)
-
-
 def test_lengths_are_compared_with_one_only_where_that_is_usual():
     rows, _ = clusters()
     assert not len(faulty_rows(rows)["length"])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from aurank.errors import UserError
-from aurank.evaluation import Index, RetrievalProblem, evaluate, metrics, positive_ranks
+from aurank.evaluation import Index, RetrievalProblem, metrics, positive_ranks
 from aurank.evaluation.index.approximate import Approximation, index_report
 
 
@@ -67,15 +67,6 @@ def test_an_exact_index_reports_the_exact_numbers(distance: str) -> None:
         result = measured(sides, "Flat", (1, 5, 200), distance=distance)
         assert result.metrics == pytest.approx(result.exact, abs=1e-12)
         assert result.neighbour_recall == {1: 1.0, 5: 1.0, 200: 1.0}
-
-
-def test_the_cut_offs_are_those_of_the_metrics_that_were_asked_for() -> None:
-    rows, labels = np.random.default_rng(0).normal(size=(40, 4)), np.arange(40) % 4
-    for names, cuts in ((["macro:recall@5", "ndcg@3"], [3, 5]), (["mauprc"], [1, 10])):
-        report = evaluate(rows, labels, metrics=names, recall_at=(1, 10), index="Flat", device="cpu")
-        assert report.approximation is not None
-        assert list(report.approximation["metrics"]) == ["mauprc", *(f"recall@{k}" for k in cuts)]
-    assert evaluate(rows, labels, distance="dot").distance == "dot"
 
 
 @pytest.mark.parametrize("ties", ["threshold", "pessimistic"])

@@ -87,16 +87,6 @@ def test_the_own_row_is_left_out_by_number_so_that_duplicates_stay() -> None:
     assert with_self.row[:, 0].tolist() == list(range(200))
 
 
-def test_left_out_rows_shorten_a_list_only_where_they_are() -> None:
-    gallery = rows(0, 6)
-    assert neighbours(gallery, 10, device="cpu").row.shape == (6, 5)
-    assert neighbours(gallery[:1], 3, device="cpu").row.shape == (1, 0)
-    found = Index.build(gallery, device="cpu").search(gallery, 10, leave_out=np.array([0, 1, 2, -1, -1, -1]))
-    assert found.count.tolist() == [5, 5, 5, 6, 6, 6]
-    for row in range(6):
-        assert sorted(found.row[row, : found.count[row]]) == [other for other in range(6) if other != row or row > 2]
-
-
 @pytest.mark.parametrize(("kind", "distance"), [*((kind, "cosine") for kind in KINDS), ("HNSW8", "euclidean")])
 def test_a_saved_index_finds_the_same(kind: str, distance: str, tmp_path: Path) -> None:
     gallery = rows(0)
@@ -123,16 +113,6 @@ def test_a_memory_mapped_index_finds_the_same_and_takes_no_rows(kind: str, dista
             assert (getattr(again.search(gallery, 9), name) == getattr(built.search(gallery, 9), name)).all()
     with pytest.raises(UserError, match="memory-mapped: load it without memory_map"):
         again.add(gallery)
-
-
-def test_search_parameters_are_part_of_the_factory_string() -> None:
-    gallery = rows(0, 2000)
-    exact = neighbours(gallery, 10, device="cpu")
-    shares = []
-    for probes in (1, 4, 16):
-        found = neighbours(gallery, 10, factory=f"IVF16,Flat; nprobe={probes}", device="cpu")
-        shares.append(np.mean([len({*a} & {*b}) for a, b in zip(found.row, exact.row, strict=True)]) / 10)
-    assert shares[0] < shares[1] < shares[2] == 1.0
 
 
 def saved(folder: Path, factory: str = "Flat") -> tuple[Path, Path]:

@@ -72,14 +72,6 @@ def test_a_gallery_of_its_own_and_the_set_itself_agree() -> None:
         assert alone.metrics == twice.metrics
 
 
-@pytest.mark.parametrize("steps", ["query_expansion", "k_reciprocal"])
-def test_a_collapsed_model_gains_nothing_from_the_order_of_its_files(steps: str) -> None:
-    report = aurank.evaluate(np.ones((200, 3)), np.arange(200) // 4, postprocess=steps)
-    assert report.mauprc < 0.05
-    assert report.postprocessing is not None
-    assert report.postprocessing["plain"]["mauprc"] == pytest.approx(3 / 199)
-
-
 def test_codes_are_measured_beside() -> None:
     codes = Codes(dims=(4, 16), precisions=("float32", "int8", "binary"), rescore=30)
     report = aurank.evaluate(ROWS, LABELS, codes=codes, recall_at=(1, 5))

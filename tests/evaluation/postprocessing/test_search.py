@@ -51,13 +51,6 @@ def test_some_rows_are_searched_exactly_and_an_own_row_is_not_found(
         np.testing.assert_allclose(values[found >= 0], expected[place][order], atol=1e-12)
 
 
-def test_equal_rows_stand_in_the_order_of_the_gallery() -> None:
-    rows = np.ones((30, 4), np.float32)
-    search = GallerySearch(Index.build(rows, device="cpu"), rows, rows)
-    assert search.nearest(rows[:1], 30)[0].tolist() == [list(range(30))]
-    assert search.nearest(rows[:1], 30, exact=True)[0].tolist() == [list(range(30))]
-
-
 @pytest.mark.parametrize(
     "steps",
     [

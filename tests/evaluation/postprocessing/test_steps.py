@@ -57,12 +57,6 @@ def test_whitening_is_scikit_learns_up_to_the_direction_of_an_axis() -> None:
     np.testing.assert_allclose(np.abs(ours), np.abs(theirs), atol=1e-9)
 
 
-def test_training_rows_that_span_too_little_are_whitened_in_fewer_directions_or_shrunk() -> None:
-    rows = clusters(6, 2, 10)[0]
-    assert PostProcessing.parse("whiten").fit(rows).rows(rows).shape == (6, 5)
-    assert PostProcessing.parse("whiten:dim=8,shrinkage=0.1").fit(rows).rows(rows).shape == (6, 8)
-
-
 def test_steps_learn_behind_those_before_them() -> None:
     train, rows = clusters(200, 5, 6, seed=1)[0], clusters(40, 5, 6)[0]
     centred = unit(train) - unit(train).mean(axis=0)
@@ -175,12 +169,6 @@ def test_lists_are_those_of_a_plain_sort(alone: bool, noise: float, monkeypatch:
     assert np.take_along_axis(scores, row, 1).tolist() == score.tolist()
     if alone:
         assert farthest_scores(gallery).tolist() == farthest.tolist()
-
-
-def test_equal_rows_come_in_an_order_that_is_not_the_files() -> None:
-    row, _ = nearest_lists(np.ones((90, 4)), np.ones((90, 4)), 5, leave_out=np.full(90, -1))
-    assert (row == row[0]).all()
-    assert row[0].tolist() != [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("depth", [1, 11, 40])

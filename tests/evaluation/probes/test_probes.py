@@ -1,6 +1,5 @@
 """The probes: numbers of scikit-learn's estimators, halves of each class, what is left out, what is refused."""
 
-import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -128,16 +127,6 @@ def test_test_rows_of_unknown_classes_are_left_out_and_counted(measure: Any) -> 
     assert result.metrics == measure(train, labels, test, wanted).metrics
     assert result.num_test == 20
     assert result.notes == ["left out: 3 of 23 rows, whose class no other row has"]
-
-
-def test_a_result_is_saved_and_printed(tmp_path: Path) -> None:
-    result = linear_probe(*clusters(90, noise=2.0))
-    result.save(tmp_path / "probe.json")
-    content = json.loads((tmp_path / "probe.json").read_text())
-    assert (content["metrics"], content["spread"]) == (result.metrics, result.spread)
-    assert (content["seeds"], content["settings"]) == (result.seeds, result.settings)
-    assert f"top1  {result.metrics['top1']:.4f} ± {result.spread['top1']:.4f}" in str(result)
-    assert "halves, seeds 0, 1, 2" in str(result)
 
 
 ROWS, LABELS = clusters(40)
