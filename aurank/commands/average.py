@@ -57,7 +57,7 @@ def average_models(models: Sequence[Path | str], out: Path | str) -> Path:
     if len({path.resolve() for path in paths}) < max(2, len(paths)):
         came = ", ".join(names) or "none"
         raise UserError(f"an average takes two different models or more, got {came}; name trainings of one network")
-    if out.is_dir() and any(out.iterdir()):
+    if out.is_dir() and any(not path.name.startswith(".") for path in out.iterdir()):  # of a killed process
         raise UserError(f"--out {out} is not empty; name another folder")
     require_writable(out / BEST)
     checkpoints = [load_checkpoint(path) for path in paths]

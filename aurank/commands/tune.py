@@ -154,6 +154,8 @@ def declared_ranges(config: Config) -> dict[str, Range]:
     for key, each in ranges.items():
         each = each.including(value_of(config, key))
         choices = tuple(choice for choice in each.choices if _error_of(config, key, choice) is None)
+        if key == "sampler.params.per_class":  # a batch holds two classes or more
+            choices = tuple(choice for choice in choices if 2 * choice <= config.sampler.batch)
         if not each.choices or len(choices) > 1:  # some may not go with other settings
             fitting[key] = dataclasses.replace(each, choices=choices)
     return fitting

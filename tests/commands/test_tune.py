@@ -71,7 +71,7 @@ def test_both_ends_of_each_range_make_a_loss(loss: str, tmp_path: Path) -> None:
 def test_a_range_holds_the_configurations_own_value_and_leaves_out_choices_that_do_not_fit(tmp_path: Path) -> None:
     changes: dict[str, Any] = {"sampler": {"batch": 12}, "optim": {"lr": 0.2}, "loss": {"params": {"temperature": 0.7}}}
     ranges = declared_ranges(config_of(tmp_path, **changes))
-    assert ranges["sampler.params.per_class"].choices == (2, 4)  # 8 does not divide 12
+    assert ranges["sampler.params.per_class"].choices == (2, 4)  # a batch of 12 holds no two classes of 8
     assert ranges["optim.lr"] == Range(1e-5, 0.2, log=True)
     assert ranges["loss.params.temperature"].high == 0.7
     assert declared_ranges(config_of(tmp_path, optim={"name": "sgd"}))["optim.lr"].high == 3

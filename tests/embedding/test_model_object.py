@@ -148,7 +148,7 @@ def test_what_is_wrong_is_one_line_that_names_it(model: ImageModel, tmp_path: Pa
     whole: Any = tmp_path / "whole.png"
     cases: dict[str, Callable[[], object]] = {
         "broken.png": lambda: model.encode([whole, tmp_path / "broken.png"]),
-        "no photo .*gone.png": lambda: model.encode([whole, str(tmp_path / "gone.png")]),
+        "gone.png": lambda: model.encode([whole, str(tmp_path / "gone.png")]),
         r"images\[1\].*float64": lambda: model.encode([whole, np.zeros((4, 4, 3))]),
         r"images\[1\].*got Tensor": lambda: model.encode([whole, torch.zeros(3, 4, 4)]),
         "runs/x/bset": lambda: aurank.load("runs/x/bset"),
