@@ -99,14 +99,10 @@ def temporary_name(path: Path) -> Path:
 
 def remove_temporaries(folder: Path, name: str = "*", *, age: float = 0.0) -> None:
     """Remove the temporary files and folders of ``name`` that killed processes left, so many seconds old at least."""
-    for path in folder.glob(f".{glob.escape(name) if name != '*' else name}.*.part"):
+    for path in folder.glob(f".{name if name == '*' else glob.escape(name)}.{'[0-9a-f]' * 32}.part"):
         with contextlib.suppress(OSError):  # gone already, or another user's
-            is_temporary = re.fullmatch(r"\..+\.[0-9a-f]{32}\.part", path.name)
-            if is_temporary and time.time() - path.stat().st_mtime >= age:
-                if path.is_dir():
-                    shutil.rmtree(path)
-                else:
-                    path.unlink()
+            if time.time() - path.stat().st_mtime >= age:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def write_text(path: Path, text: str) -> None:
@@ -267,7 +263,7 @@ def require_writable(path: Path, *, suffix: str = "", option: str = "--out") -> 
 
 
 def require_absent(path: Path, *, overwrite: bool | None = None) -> None:
-    """Raise UserError where a file is there; `overwrite` says whether it may be, None that this cannot be asked for."""
+    """Raise UserError if the file exists and may not be replaced; without `--overwrite` to offer, it is None."""
     if path.exists() and not overwrite:
         replaced = "" if overwrite is None else ", or replace it with --overwrite"
         raise UserError(f"{path} exists already; name another file{replaced}")

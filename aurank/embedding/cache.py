@@ -22,7 +22,6 @@ from aurank.files import ABANDONED, checked, read_bundle, remove_temporaries, wr
 FORMAT = 3  # raised when how pixels are made changes: older pieces are then not found
 ABOUT, _PACE = "about.json", "pace.json"
 _SUFFIX, _WHAT = ".safetensors", "a piece of a cache"
-_NAME_LENGTH = 32
 Say = Callable[[str], None]
 """Given a line that people should read."""
 
@@ -71,7 +70,7 @@ class EmbeddingCache:
         data: str,
     ) -> None:
         keys = {"format": FORMAT, "weights": weights, "transform": transform, "data": data}
-        self.folder = root / hashlib.sha256(json.dumps(keys).encode()).hexdigest()[:_NAME_LENGTH]
+        self.folder = root / hashlib.sha256(json.dumps(keys).encode()).hexdigest()[:32]
         self.say = say
         self._extents: dict[str, tuple[int, int]] = {}  # of the pieces that have been read
         write_text(self.folder / ABOUT, json.dumps({**about, **keys}, indent=1) + "\n")

@@ -17,9 +17,7 @@ from aurank.distributed import ProcessGroup
 from aurank.embedding.cache import EmbeddingCache, Pace, Piece
 from aurank.embedding.embedded import Embedded, described
 from aurank.errors import UserError
-from aurank.evaluation.engine.problem import (
-    ProgressCallback,
-)
+from aurank.evaluation.engine.problem import ProgressCallback
 from aurank.models.encoder import is_channels_last, lay_out
 from aurank.models.image_model import as_embeddings
 
@@ -226,9 +224,7 @@ def _read_cache(
     cached = np.zeros(len(chosen), dtype=np.bool_)
     for piece in pieces:
         cached[piece.rows] = True
-    by_rank = [
-        np.unpackbits(bits, count=len(cached)).astype(np.bool_) for bits in group.all_gather(np.packbits(cached))
-    ]
+    by_rank = group.all_gather(cached)
     before = np.logical_or.reduce([np.zeros_like(cached), *by_rank[: group.rank]])
     if before.any():  # of a folder that all share, only the first reads
         pairs = ((piece, ~before[piece.rows]) for piece in pieces)

@@ -17,12 +17,7 @@ from aurank.data.saved_embeddings import read_arrays
 from aurank.distributed import ProcessGroup
 from aurank.errors import UserError
 from aurank.evaluation.engine.nearest import nearest_rows
-from aurank.evaluation.engine.problem import (
-    NO_GROUP,
-    RetrievalProblem,
-    choose_devices,
-    group_texts,
-)
+from aurank.evaluation.engine.problem import NO_GROUP, RetrievalProblem, choose_devices, group_texts
 from aurank.evaluation.evaluate import evaluate
 from aurank.evaluation.metrics import hierarchical_names
 from aurank.evaluation.report import Report

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from aurank.embedding.protocols import Protocol
 
 ALL = "all"  # splits together
-_READ_BY = {**dict.fromkeys((".csv", ".parquet", ".pq", ".feather", ".arrow"), "table"), ".tar": "webdataset"}
 DATA = {"data": Choices(READERS, frozenset({"root"}))}
 
 
@@ -111,7 +110,7 @@ def located(data: "str | Manifest") -> dict[str, Any]:
     name, _, path = data.partition(":")
     if name not in READERS:
         file = path or name
-        likely = (*nearest(name, READERS), _READ_BY.get(Path(file).suffix.lower(), "folder"))[0]
+        likely = (*nearest(name, READERS), "folder")[0]
         expected = f"READER:PATH, such as {likely}:{file}, or a configuration"
         raise UserError(f"--data {data}: expected {expected}; the readers are {', '.join(READERS)}")
     section: dict[str, Any] = {"name": name, "params": {}}

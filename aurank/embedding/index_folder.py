@@ -132,16 +132,15 @@ class IndexedRows:
         for row, name in classes.items():
             names[row] = name
         rows = replace(self, images={**self.images, "class": np.array(names)})
-        if len(gone) or new is not None:
+        if not (len(gone) or new or classes):
+            _write_about(folder, about)
+            return len(self)
+        if len(gone) or new:
             stays = np.ones(len(self), bool)
             stays[gone] = False
             table, added = new or (self.take(gone[:0]), self.embeddings[:0])
             rows = change_rows(rows, stays, table, np.asarray(added))
-            rows.write(folder, about)
-        elif classes:
-            _write_classes(folder, about, rows.images)
-        else:
-            _write_about(folder, about)
+        rows.write(folder, about)
         return len(rows)
 
     def write(self, folder: Path, about: dict[str, Any], model: ImageModel | None = None) -> dict[str, Any]:
@@ -178,24 +177,6 @@ def write_index_folder(
         content = _write_about(folder, about)
     _remove_unnamed(folder, content)
     return content
-
-
-def _write_classes(folder: Path, about: dict[str, Any], images: Table) -> None:
-    """Write the index with another table of its images; the other files are the same ones."""
-    before = about["rows"]
-    with _new_part(folder, "rows") as part:
-        part.mkdir()
-        for file in (folder / before).iterdir():
-            if file.name != _IMAGES:
-                try:
-                    (part / file.name).hardlink_to(file)
-                except OSError:  # a file system without links
-                    shutil.copyfile(file, part / file.name)
-        _write_images(part / _IMAGES, images)
-        files = {name.replace(before, part.name, 1): digest for name, digest in about["files"].items()}
-        files[f"{part.name}/{_IMAGES}"] = file_sha256(part / _IMAGES)
-        content = _write_about(folder, {**about, "rows": part.name, "files": files})
-    _remove_unnamed(folder, content)
 
 
 @contextlib.contextmanager

@@ -2,13 +2,12 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Int64, Shaped
 
 from aurank.data import READERS, Manifest
 from aurank.data.manifest import pairs_among
@@ -51,10 +50,12 @@ class Protocol:
         Neither the order of the images nor the numbering of the labels matters.
         """
         paths = [str(path) for path in images.paths]
-        ordered, classes = _canonical(paths, np.asarray(images.labels))
+        ordered = np.array(sorted(range(len(paths)), key=paths.__getitem__), dtype=np.int64)
+        numbers: dict[int, int] = {}  # of the labels, by the first path of each
+        classes = [numbers.setdefault(label, len(numbers)) for label in np.asarray(images.labels)[ordered].tolist()]
         definition = {"version": VERSION, "name": self.name, "recall_at": self.recall_at, "draws": []}
         digest = hashlib.sha256(json.dumps(definition).encode())
-        digest.update(json.dumps([[paths[row] for row in ordered.tolist()], classes.tolist()]).encode())
+        digest.update(json.dumps([[paths[row] for row in ordered.tolist()], classes]).encode())
         groups = np.full(len(paths), -1) if images.groups is None else images.groups
         for column in (images.is_query, images.is_gallery, groups) if self.roles else ():
             digest.update(np.asarray(column)[ordered].astype("<i8").tobytes())
@@ -104,15 +105,6 @@ def find_protocol(name: str) -> Protocol:
         expected = f"{', '.join(PROTOCOLS)}{meant(nearest(name, PROTOCOLS))}"
         raise UserError(f"no protocol {name!r}, expected one of {expected}")
     return PROTOCOLS[name]
-
-
-def _canonical(
-    paths: Sequence[str], labels: Shaped[np.ndarray, " image"]
-) -> tuple[Int64[np.ndarray, " image"], Int64[np.ndarray, " image"]]:
-    ordered = np.array(sorted(range(len(paths)), key=paths.__getitem__), dtype=np.int64)
-    numbers: dict[Any, int] = {}
-    classes = [numbers.setdefault(label, len(numbers)) for label in labels[ordered].tolist()]
-    return ordered, np.array(classes, dtype=np.int64)
 
 
 # Sources: Song et al. (CVPR 2016), section 6, for SOP, CUB and Cars; Liu et al., DeepFashion (CVPR 2016); Brown et al.

@@ -237,20 +237,16 @@ def store_model(folder: Path, model: ImageModel) -> None:
         load_by = keep_model(model, folder)
     else:
         load_by = f"aurank:{KEPT}"
-        config = _without_files(model.config).model_dump(mode="json")
+        network = model.config.model.model_copy(update=dict.fromkeys(("text", "lora", "weights", "init_from")))
+        data = model.config.data.model_copy(update=dict.fromkeys(("root", "prepared")))  # no files of this machine
+        if data.params:
+            data = data.model_copy(update={"name": "folder", "params": {}})
+        config = model.config.model_copy(update={"model": network, "data": data}).model_dump(mode="json")
         encoder = {"encoder": model.module.state_dict(), "average": None, "tokeniser": None}
         save_checkpoint(folder / KEPT, {"config": config, "manifest": "", "data": None, "progress": {}, **encoder})
     content = {"format": _FORMAT, "version": 1, "load": load_by, "weights_sha256": weights_sha256(model.module)}
     content |= {"preprocessing": model.preprocessing, "files": sorted(file.name for file in folder.iterdir())}
     write_text(folder / RECORD, json.dumps(content, indent=1) + "\n")
-
-
-def _without_files(config: Config) -> Config:
-    model = config.model.model_copy(update=dict.fromkeys(("text", "lora", "weights", "init_from")))
-    data = config.data.model_copy(update=dict.fromkeys(("root", "prepared")))
-    if data.params:
-        data = data.model_copy(update={"name": "folder", "params": {}})
-    return config.model_copy(update={"model": model, "data": data})
 
 
 def stored_files(folder: Path) -> list[str]:
