@@ -11,7 +11,7 @@ Data: unit vectors float32 [row, 512] around random centres, 5 per class, shuffl
   decays, as trained embeddings do; `random` has no classes at all; `collapsed` is one point and noise of 1e-7; of a
   file of `aurank embed` the first rows are taken. `NAME:4000` takes so many rows.
 - side by side (`--rows`): aurank's ranks of every positive (checks, lengths, thresholds, sorting and rechecks
-  included), the same with products of float32 alone, the plain product in blocks of 1,024 rows, with `--argsort` as the
+  included), the same without the accelerator, the plain product in blocks of 1,024 rows, with `--argsort` as the
   SOPRC authors evaluate, in turns; medians of `--repeats` turns, and their ratio to the product. With `--gallery` also
   half of the rows against the other half.
 - peers: PML's AccuracyCalculator with k=None, torchmetrics, open-metric-learning, each alone under `--limit` gigabytes.
@@ -110,36 +110,37 @@ def turns(steps: dict[str, Callable[[], object]], repeats: int) -> dict[str, flo
 
 def side_by_side(text: str, rows: int, given: argparse.Namespace) -> None:
     from aurank.evaluation import positive_ranks
-    from aurank.evaluation.engine import tiles
+    from aurank.evaluation.engine import ranks
     from aurank.evaluation.metrics import average_precision, mean
 
     vectors, labels = (part.to(given.device) for part in named(text, rows, given))
-    rows, found = len(vectors), {}
+    rows = len(vectors)
+    found: dict[str, Any] = {}
 
     def aurank() -> None:
         found["aurank"] = positive_ranks(vectors, labels, max_memory=given.max_memory)
 
-    def float32() -> None:
-        with mock.patch.object(tiles, "code_kinds", return_value=()):
-            found["float32"] = positive_ranks(vectors, labels, max_memory=given.max_memory)
+    def core() -> None:
+        with mock.patch.object(ranks, "accelerator_of", return_value=None):
+            found["core"] = positive_ranks(vectors, labels, max_memory=given.max_memory)
 
     steps: dict[str, Callable[[], object]] = {"product": lambda: product(vectors, vectors), "aurank": aurank}
     if given.device == "cpu":
-        steps["aurank, float32 alone"] = float32
+        steps["aurank, the core alone"] = core
     if given.argsort:
         steps["argsort"] = lambda: found.update(argsort=argsort_map(vectors, labels))
     result = turns(steps, given.repeats)
     print(f"{text}: {rows:,} rows of {vectors.shape[1]}, the set its own gallery")
     for name, value in result.items():
         print(f"  {name:24}{value:9.3f} s{value / result['product']:9.2f} x product", flush=True)
-    ranks = found["aurank"]
-    if "float32" in found:
+    exact = found["aurank"]
+    if "core" in found:
         alike = all(
-            np.array_equal(getattr(ranks, name), getattr(found["float32"], name))
+            np.array_equal(getattr(exact, name), getattr(found["core"], name))
             for name in ("higher", "tied", "positive")
         )
         print(f"  the same digits: {'yes' if alike else 'NO'}")
-    said = f"  mAUPRC {mean(average_precision(ranks)):.6f}; {ranks.num_rechecked:,} scores rechecked"
+    said = f"  mAUPRC {mean(average_precision(exact)):.6f}"
     print(said + (f"; by argsort {found['argsort']:.6f}" if given.argsort else ""), flush=True)
     if given.gallery:
         half = rows // 2

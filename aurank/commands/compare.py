@@ -10,7 +10,7 @@ from aurank.embedding.image_selection import ImageSelection
 from aurank.embedding.select_images import select
 from aurank.errors import UserError
 from aurank.evaluation.compare import Comparison, compare_all
-from aurank.evaluation.engine.problem import ProgressCallback
+from aurank.evaluation.inputs import ProgressCallback
 from aurank.evaluation.report import Report
 from aurank.files import require_writable, write_text
 from aurank.reporting.compare_page import compare_page

@@ -26,9 +26,9 @@ from aurank.embedding.select_images import require_distinct, require_likely_clas
 from aurank.errors import UserError
 from aurank.evaluation.bootstrap import Resampling
 from aurank.evaluation.calibration import Calibration, calibrate, check_aim
-from aurank.evaluation.engine.problem import ProgressCallback, byte_count, require_one_of
 from aurank.evaluation.engine.scores import DISTANCES
 from aurank.evaluation.index.neighbours import Index
+from aurank.evaluation.inputs import ProgressCallback, byte_count, require_one_of
 from aurank.evaluation.metrics import pooled_names
 from aurank.evaluation.negatives import mine_negatives
 from aurank.evaluation.postprocessing import Codes, PostProcessing

@@ -15,7 +15,7 @@ from aurank.embedding.embedded import Embedded
 from aurank.embedding.image_selection import ImageSelection
 from aurank.embedding.locations import split_name
 from aurank.errors import UserError
-from aurank.evaluation.engine.problem import numbered
+from aurank.evaluation.inputs import numbered
 from aurank.evaluation.probes import PROTOCOLS, ProbeResult, probe, split_labels
 
 CLOSED = 0.5  # part of the tested classes from which on the training split's rows train

@@ -31,7 +31,7 @@ from aurank.embedding.settings import read_trained
 from aurank.embedding.stored.checkpoint import describe_average, is_head, load_checkpoint
 from aurank.embedding.stored.trained_model import fetched, load, made_by, trained_model, with_backbone
 from aurank.errors import UserError
-from aurank.evaluation.engine.problem import ProgressCallback
+from aurank.evaluation.inputs import ProgressCallback
 from aurank.files import reading
 from aurank.models.adapters.by_name import check_model
 from aurank.models.image_model import ImageModel

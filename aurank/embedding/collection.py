@@ -21,8 +21,8 @@ from aurank.embedding.embedded import Embedded
 from aurank.embedding.index_folder import GalleryRecord, Ids, NewImages, Table, measured_recall
 from aurank.embedding.stored.trained_model import made_by, require_same_model
 from aurank.errors import UserError
-from aurank.evaluation.engine.problem import ProgressCallback, as_array
 from aurank.evaluation.index.neighbours import Neighbours, SearchIndex, blocks, check_rows, drop_own, load_rows
+from aurank.evaluation.inputs import ProgressCallback, as_array
 from aurank.evaluation.postprocessing import GallerySearch
 from aurank.extras import import_library
 from aurank.files import checked, reading

@@ -17,7 +17,7 @@ from aurank.distributed import ProcessGroup
 from aurank.embedding.cache import EmbeddingCache, Pace, Piece
 from aurank.embedding.embedded import Embedded, described
 from aurank.errors import UserError
-from aurank.evaluation.engine.problem import ProgressCallback
+from aurank.evaluation.inputs import ProgressCallback
 from aurank.models.encoder import is_channels_last, lay_out
 from aurank.models.image_model import as_embeddings
 

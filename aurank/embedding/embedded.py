@@ -17,8 +17,8 @@ from aurank.data.saved_embeddings import read_arrays
 from aurank.distributed import ProcessGroup
 from aurank.errors import UserError
 from aurank.evaluation.engine.nearest import nearest_rows
-from aurank.evaluation.engine.problem import NO_GROUP, RetrievalProblem, choose_devices, group_texts
 from aurank.evaluation.evaluate import evaluate
+from aurank.evaluation.inputs import NO_GROUP, RetrievalProblem, choose_devices, group_texts
 from aurank.evaluation.metrics import hierarchical_names
 from aurank.evaluation.report import Report
 from aurank.evaluation.two_way import TwoWayReport

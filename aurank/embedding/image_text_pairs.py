@@ -15,7 +15,8 @@ from aurank.embedding.cache import Piece
 from aurank.embedding.embed import embed, gather_pieces
 from aurank.embedding.embedded import Embedded, described
 from aurank.errors import UserError
-from aurank.evaluation.engine.problem import ProgressCallback, sort_by_label
+from aurank.evaluation.engine.problem import sort_by_label
+from aurank.evaluation.inputs import ProgressCallback
 from aurank.evaluation.report import Report
 from aurank.evaluation.two_way import PROMPTS, TwoWayReport, prompts, two_way, zero_shot
 from aurank.models.text_encoder import TwoTower

@@ -9,11 +9,11 @@ if TYPE_CHECKING:  # the names of these files
     from aurank.evaluation.bootstrap import *
     from aurank.evaluation.calibration import *
     from aurank.evaluation.compare import *
-    from aurank.evaluation.engine.problem import *
     from aurank.evaluation.engine.ranks import *
     from aurank.evaluation.evaluate import *
     from aurank.evaluation.index.approximate import *
     from aurank.evaluation.index.neighbours import *
+    from aurank.evaluation.inputs import *
     from aurank.evaluation.metrics import *
     from aurank.evaluation.postprocessing import *
     from aurank.evaluation.probes import *
@@ -25,10 +25,10 @@ else:
         "bootstrap": ["Resampling"],
         "calibration": ["Calibration", "calibrate"],
         "compare": ["Comparison", "compare", "compare_all"],
-        "engine.problem": ["RetrievalProblem"],
         "engine.ranks": ["Ranks", "positive_ranks"],
         "evaluate": ["evaluate"],
         "index.approximate": ["Approximation"],
+        "inputs": ["RetrievalProblem"],
         "index.neighbours": ["Index", "Neighbours", "neighbours"],
         "metrics": ["Curve", "precision_recall_curve"],
         "postprocessing": ["Codes", "PostProcessing"],

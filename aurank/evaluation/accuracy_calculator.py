@@ -12,9 +12,9 @@ from torch import Tensor
 from aurank.arrays import Arrays
 from aurank.errors import UserError
 from aurank.evaluation import metrics
-from aurank.evaluation.engine.problem import Embeddings, Integers, RetrievalProblem, as_matrix, device_of, integer_array
 from aurank.evaluation.engine.ranks import RankBlocks, Ranks, query_columns
 from aurank.evaluation.engine.scores import read
+from aurank.evaluation.inputs import Embeddings, Integers, RetrievalProblem, as_matrix, device_of, integer_array
 from aurank.evaluation.metrics import Classes, mean
 from aurank.names import meant, nearest
 

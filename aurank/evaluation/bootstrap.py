@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from aurank.errors import UserError
-from aurank.evaluation.engine.problem import ProgressCallback, require_at_least
+from aurank.evaluation.inputs import ProgressCallback, require_at_least
 from aurank.evaluation.metrics import MACRO, Classes
 from aurank.files import EXACT
 

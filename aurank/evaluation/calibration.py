@@ -12,7 +12,7 @@ from jaxtyping import Float64, Int64
 
 from aurank.errors import UserError
 from aurank.evaluation.engine.pooled import PooledScores
-from aurank.evaluation.engine.problem import ProgressCallback, RetrievalProblem, note_of_equal_rows
+from aurank.evaluation.inputs import ProgressCallback, RetrievalProblem, note_of_equal_rows
 from aurank.evaluation.metrics import pooled_rate
 from aurank.names import accepting
 

@@ -9,7 +9,7 @@ from jaxtyping import Float64
 
 from aurank.errors import UserError
 from aurank.evaluation.bootstrap import Resampling, Units, resampled_means
-from aurank.evaluation.engine.problem import ProgressCallback
+from aurank.evaluation.inputs import ProgressCallback
 from aurank.evaluation.metrics import MACRO, average
 from aurank.evaluation.report import Column, Report
 

@@ -14,7 +14,11 @@ from aurank.errors import OptionRule, UserError, check_options
 from aurank.evaluation.bootstrap import Resampling
 from aurank.evaluation.calibration import pooled_metrics
 from aurank.evaluation.engine.nearest import nearest_rows
-from aurank.evaluation.engine.problem import (
+from aurank.evaluation.engine.ranks import RankBlocks, Ranks, RankSource, query_columns
+from aurank.evaluation.hierarchy import check_grades, graded, hierarchical_values
+from aurank.evaluation.index.approximate import index_report
+from aurank.evaluation.index.neighbours import Index
+from aurank.evaluation.inputs import (
     Devices,
     Integers,
     ProgressCallback,
@@ -26,13 +30,8 @@ from aurank.evaluation.engine.problem import (
     note_of_equal_rows,
     numbered,
     require_at_least,
-    require_equal,
     require_one_of,
 )
-from aurank.evaluation.engine.ranks import RankBlocks, Ranks, RankSource, check_grades, graded, query_columns
-from aurank.evaluation.hierarchy import hierarchical_values
-from aurank.evaluation.index.approximate import index_report
-from aurank.evaluation.index.neighbours import Index
 from aurank.evaluation.metrics import (
     MACRO,
     POINTS,
@@ -54,6 +53,7 @@ from aurank.evaluation.metrics import (
 )
 from aurank.evaluation.postprocessing.postprocessing import Codes, PostProcessing, Processed
 from aurank.evaluation.report import FIRST, Report
+from aurank.evaluation.shards import require_equal
 from aurank.names import accepting
 
 BOUNDS = ("pessimistic", "optimistic")  # the rules for ties with the lowest and the highest values

@@ -1,6 +1,6 @@
-"""Metrics of super-categories: rows of a query's super-category are relevant too, but less than those of its class.
+"""Graded relevance: of pairs that a caller grades, and of super-categories, whose rows are relevant but less so.
 
-Ranks are counted once more, with super-categories as labels.
+For super-categories ranks are counted once more, with these as labels.
 """
 
 from collections.abc import Iterable
@@ -11,8 +11,8 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
 from aurank.errors import UserError
-from aurank.evaluation.engine.problem import Integers, RetrievalProblem, integer_array
-from aurank.evaluation.engine.ranks import RankBlocks, Ranks, query_columns, with_grades
+from aurank.evaluation.engine.ranks import Change, RankBlocks, Ranks, query_columns
+from aurank.evaluation.inputs import Integers, RetrievalProblem, as_array, integer_array, refuse_masked
 from aurank.evaluation.metrics import SUPER, hierarchical_names, ndcg, query_values, segment_sums
 
 CLASS_GAIN, SUPER_GAIN = 3.0, 1.0  # of h_ndcg: 2^level − 1
@@ -93,3 +93,39 @@ def hierarchical_average_precision(
     shares = reached / (ranks.at_least + ranks.higher + ranks.tied)
     possible = (total > 0) + SUPER_WORTH * (number > total)
     return np.asarray(segment_sums(shares, ranks.offset.tolist()) / possible)
+
+
+# -- grades that a caller gives to pairs -------------------------------------------------------------------------------
+
+
+def check_grades(positives: Integers | None, relevance: Integers) -> Float64[np.ndarray, " pair"]:
+    """Return the grade of each pair in `positives`; UserError unless there is one number above 0 for each, once."""
+    refuse_masked(relevance, "relevance")
+    pairs, grade = as_array(() if positives is None else positives), as_array(relevance)
+    if positives is None or grade.shape != pairs.shape[:1] or grade.dtype.kind not in "iuf":
+        raise UserError(f"relevance has shape {grade.shape}, {grade.dtype}: give a number for each pair in positives")
+    if not ((grade > 0) & np.isfinite(grade)).all():
+        raise UserError(f"relevance must be above 0, and is {grade.min()}: leave out what is not relevant")
+    if len(np.unique(pairs, axis=0)) < len(pairs):
+        raise UserError("positives names a pair twice, so that its relevance is not clear: give each pair once")
+    return grade.astype(np.float64)
+
+
+def graded(positives: Integers, grade: Float64[np.ndarray, " pair"], num_gallery: int) -> Change:
+    """Return the change that gives ranks the grades of listed pairs."""
+    pairs = as_array(positives).astype(np.int64)
+    keys = pairs[:, 0] * num_gallery + pairs[:, 1]
+    order = np.argsort(keys)
+
+    def change(ranks: Ranks) -> Ranks:
+        query = np.repeat(ranks.query, ranks.num_positives)
+        index = np.searchsorted(keys[order], query * ranks.num_gallery + ranks.positive)
+        return with_grades(ranks, grade[order][index])
+
+    return change
+
+
+def with_grades(ranks: Ranks, grades: Float64[np.ndarray, " positive"]) -> Ranks:
+    query = np.repeat(np.arange(len(ranks.query)), ranks.num_positives)
+    worst_first = np.lexsort((grades, ranks.at_least, query))
+    return replace(ranks, positive=ranks.positive[worst_first], relevance=grades[worst_first])

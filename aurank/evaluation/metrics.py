@@ -13,8 +13,8 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64, Shaped
 
 from aurank.errors import UserError
-from aurank.evaluation.engine.problem import require_at_least, require_one_of
 from aurank.evaluation.engine.ranks import Ranks
+from aurank.evaluation.inputs import require_at_least, require_one_of
 from aurank.names import meant, nearest
 
 MACRO = "macro:"  # the prefix of a metric that is averaged over classes instead of queries

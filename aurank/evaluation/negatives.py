@@ -7,9 +7,10 @@ from jaxtyping import Int64
 
 from aurank.arrays import Rows
 from aurank.evaluation.engine.nearest import BestSearch
-from aurank.evaluation.engine.problem import Pairs, ProgressCallback, RetrievalProblem, require_at_least
+from aurank.evaluation.engine.problem import Pairs
 from aurank.evaluation.engine.scores import ExactScores
 from aurank.evaluation.engine.tiles import Work
+from aurank.evaluation.inputs import ProgressCallback, RetrievalProblem, require_at_least
 
 NEIGHBOURS = 10  # at most, that decide whether a negative is suspect
 _SCORES = 2**22  # in memory at a time
@@ -50,7 +51,7 @@ def mine_negatives(
         query = np.repeat(np.arange(len(first)), last - first)
         return query, np.arange(len(query)) - np.repeat(np.cumsum(last - first) - last, last - first)
 
-    exact = ExactScores.of(RetrievalProblem(embeddings, labels=labels), order, order, distance=distance)
+    exact = ExactScores(RetrievalProblem(embeddings, labels=labels), order, order, distance=distance)
     work = Work.of(embeddings, distributed=False, **how)
     search = BestSearch(exact, same_class, lambda query, position: order[position], True, work)
     position, score = search.run(max(k, NEIGHBOURS + 1), np.arange(len(order)), progress)

@@ -13,8 +13,8 @@ from jaxtyping import Bool, Int64
 
 from aurank.arrays import Arrays
 from aurank.errors import UserError
-from aurank.evaluation.engine.problem import Integers, as_matrix, integer_array, require_one_of
 from aurank.evaluation.index.neighbours import blocks, check_rows, load_rows
+from aurank.evaluation.inputs import Integers, as_matrix, integer_array, require_one_of
 from aurank.evaluation.metrics import mean
 from aurank.files import write_text
 

@@ -13,9 +13,9 @@ from torch.nn import functional
 
 from aurank.arrays import Arrays
 from aurank.errors import UserError
-from aurank.evaluation.engine.problem import Embeddings, Integers, as_matrix, integer_array
 from aurank.evaluation.evaluate import evaluate
 from aurank.evaluation.index.neighbours import take
+from aurank.evaluation.inputs import Embeddings, Integers, as_matrix, integer_array
 from aurank.evaluation.metrics import default_metrics, mean, sorted_cuts
 from aurank.evaluation.report import Report
 from aurank.files import write_text

@@ -23,8 +23,8 @@ from aurank.embedding.index_folder import EXACT, Table, describe_source, index_r
 from aurank.embedding.locations import require_index_folder
 from aurank.embedding.select_images import select
 from aurank.errors import UserError
-from aurank.evaluation.engine.problem import require_one_of
 from aurank.evaluation.engine.scores import DISTANCES
+from aurank.evaluation.inputs import require_one_of
 from aurank.files import claimed
 from aurank.names import accepting, meant, nearest
 

@@ -31,7 +31,7 @@ from aurank.embedding.index_folder import (
 )
 from aurank.embedding.stored.trained_model import load, load_stored
 from aurank.errors import UserError
-from aurank.evaluation.engine.problem import ProgressCallback, as_array
+from aurank.evaluation.inputs import ProgressCallback, as_array
 from aurank.models.image_model import ImageModel
 from aurank.names import meant, nearest
 from aurank.reporting.page import render

@@ -6,15 +6,11 @@ from typing import Unpack
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from aurank.evaluation.engine.problem import (
-    ProgressCallback,
-    RetrievalProblem,
-    gather_shards,
-    require_room,
-    sort_by_label,
-)
+from aurank.evaluation.engine.problem import require_room, sort_by_label
 from aurank.evaluation.engine.scores import ExactScores
 from aurank.evaluation.engine.tiles import How, Thresholds, Tiles, Work, count_negatives
+from aurank.evaluation.inputs import ProgressCallback, RetrievalProblem
+from aurank.evaluation.shards import gather_shards
 
 CELLS = 256  # of the first look at all negatives
 
@@ -34,13 +30,13 @@ class PooledScores:
         problem = gather_shards(self.work.group, problem, shards=how.get("distributed") == "shards")
         ordered = self.ordered = sort_by_label(problem)
         require_room(int(ordered.offset[-1]))
-        self.exact = ExactScores.of(problem, ordered.query_index, ordered.gallery_index, distance=distance)
+        self.exact = ExactScores(problem, ordered.query_index, ordered.gallery_index, distance=distance)
         self.progress = progress
         counts = ordered.num_positives
         self.positives_each, self.labels = counts, ordered.labels[ordered.query_index]  # of each sorted query
         self.unit = "query" if problem.labels is None else "class"  # of the labels
-        self.positive_query, place = ordered.positives(slice(0, len(counts)))
-        scores = self.exact.pairs(self.positive_query, place)
+        self.positive_query, position = ordered.positives(slice(0, len(counts)))
+        scores = self.exact.pairs(self.positive_query, position)
         order = np.argsort(scores, kind="stable")
         self.positives: Float64[np.ndarray, " positive"] = scores[order]  # increasing
         self.positive_query = self.positive_query[order]  # the sorted query of each
@@ -50,12 +46,15 @@ class PooledScores:
     def bracket(
         self, scores: Float64[np.ndarray, " score"]
     ) -> tuple[Int64[np.ndarray, " score"], Int64[np.ndarray, " score"]]:
+        """Return the least and the most negatives that may score as high as each score, by the first look."""
         cells, counts = self._cells
-        known = np.concatenate([[self.num_negatives], counts, [0]])
-        return known[np.searchsorted(cells, scores) + 1], known[np.searchsorted(cells, scores, side="right")]
+        bounds = np.concatenate([[self.num_negatives], counts, [0]])
+        return bounds[np.searchsorted(cells, scores) + 1], bounds[np.searchsorted(cells, scores, side="right")]
 
     def negatives_at_least(self, edges: Float64[np.ndarray, " edge"]) -> Int64[np.ndarray, " edge"]:
-        return self._count(Thresholds(edges))
+        is_answered = self.positives_each > 0
+        first = np.zeros(len(is_answered), np.int64)
+        return self._count(Thresholds(edges, first, np.where(is_answered, len(edges), 0)))
 
     def positives_by_query(self, edge: float) -> Int64[np.ndarray, " sorted_query"]:
         reached = self.positive_query[np.searchsorted(self.positives, edge) :]
@@ -63,17 +62,16 @@ class PooledScores:
 
     def negatives_by_query(self, edge: float) -> Int64[np.ndarray, " sorted_query"]:
         """Return for each sorted query how many of its negatives score at least as high as an edge, exactly."""
-        some = self.positives_each > 0
-        offset = np.concatenate([[0], np.cumsum(some)])
-        total = np.zeros(len(some), np.int64)
-        total[some] = self._count(Thresholds(np.full(int(some.sum()), edge), slice(0, len(some)), offset))
+        is_answered = self.positives_each > 0
+        last, total = np.cumsum(is_answered), np.zeros(len(is_answered), np.int64)
+        thresholds = Thresholds(np.full(int(is_answered.sum()), edge), last - is_answered, last)
+        total[is_answered] = self._count(thresholds)
         return total
 
     def _count(self, thresholds: Thresholds) -> Int64[np.ndarray, " threshold"]:
         if len(thresholds.scores):
-            # A lone query may be found, but finds nothing: a tile of both sides would count for it.
-            halved = self.ordered.symmetric and bool(self.positives_each.all())
-            count_negatives(thresholds, self.ordered, Tiles(self.exact, self.work, symmetric=halved), self.progress)
+            tiles = Tiles(self.exact, self.work, symmetric=self.ordered.symmetric)
+            count_negatives(thresholds, self.ordered, tiles, self.progress)
         return np.asarray(thresholds.above + thresholds.tied)
 
     @cached_property

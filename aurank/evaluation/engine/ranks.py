@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial, reduce
 from typing import Any, TypeAlias, Unpack
 
@@ -10,26 +10,15 @@ import numpy as np
 from jaxtyping import Float64, Int64, Integer
 
 from aurank.arrays import Arrays
-from aurank.errors import UserError
-from aurank.evaluation.engine.problem import (
-    POSITIVE_BYTES,
-    Devices,
-    Integers,
-    ProgressCallback,
-    RetrievalProblem,
-    as_array,
-    as_matrix,
-    gather_shards,
-    refuse_masked,
-    require_equal,
-    require_room,
-    sort_by_label,
-)
-from aurank.evaluation.engine.scores import ExactScores, full_precision, one_thread_each
+from aurank.evaluation.engine.problem import POSITIVE_BYTES, require_room, sort_by_label
+from aurank.evaluation.engine.scores import ExactScores, full_precision
 from aurank.evaluation.engine.tiles import How, Thresholds, Tiles, Work, consecutive, count_negatives
+from aurank.evaluation.inputs import Devices, Integers, ProgressCallback, RetrievalProblem, as_matrix
+from aurank.evaluation.shards import gather_shards
 from aurank.names import accepting
 
-COUNT_BYTES = 20  # of a positive while negatives are counted: its score, place and two counts
+COUNT_BYTES = 20  # of a positive while negatives are counted: its score, position and two counts
+TILE_BYTES = 2**28  # that tiles and panels hardly ever exceed
 BLOCK = 2**20  # positives of a block that is read at once: more would not be faster
 
 
@@ -56,7 +45,6 @@ class Ranks:
     at_least: Int64[np.ndarray, " positive"]  # the query's positives that score at least as high, this one included
     num_queries: int  # rows given, with a positive or without
     num_gallery: int
-    num_rechecked: int = 0  # scores so close to a positive's that they were taken again, exactly
     relevance: Float64[np.ndarray, " positive"] | None = None  # gain of each positive in nDCG, 1 without
     best_score: Float64[np.ndarray, " query"] | None = None  # exact, of each query's first positive; None of cut lists
 
@@ -111,120 +99,115 @@ class RankBlocks:
     ) -> None:
         self.changes: tuple[Change, ...] = ()
         work = self.work = Work.of(problem.embeddings, **how)
-        fields = {name: getattr(problem, name) for name in ("positives", "ignore", "junk")}
-        require_equal(work.group, distance=distance, backend=work.backend, device=work.kind, **fields)
-        problem = gather_shards(work.group, problem, shards=how.get("distributed") == "shards")
+        settings = {"distance": distance, "backend": work.backend, "device": work.devices[0].type}
+        problem = gather_shards(work.group, problem, shards=how.get("distributed") == "shards", **settings)
         ordered = self.ordered = sort_by_label(problem)
         self.num_queries, self.num_gallery = len(ordered.labels), ordered.num_gallery
         if whole:
             require_room(int(ordered.offset[-1]))
-        with full_precision(), one_thread_each(work.compiled):
-            orders, compiled = (ordered.query_index, ordered.gallery_index), work.backend != "torch"
-            self.exact = ExactScores.of(problem, *orders, distance=distance, compiled=compiled)
+        with full_precision(one_thread=work.backend == "numba"):
+            orders = ordered.query_index, ordered.gallery_index
+            self.exact = ExactScores(problem, *orders, distance=distance, compiled=work.backend == "numba")
         self.progress, self.whole = progress, whole
-        least, enough = work.bounds(self.exact)
-        if work.size < least:
-            raise UserError(f"max_memory is {work.size} bytes: embeddings of this width need at least {least}")
-        every, room = slice(0, len(ordered.query_index)), max(work.size - enough, (work.size - least) // 2)
+        every, room = slice(0, len(ordered.query_index)), max(work.size // 2, work.size - TILE_BYTES)
         ranges = [every] if whole else self._ranges(every, room // COUNT_BYTES)
-        taken = 0 if whole else min(room, int(ordered.offset[-1]) * COUNT_BYTES)
-        self.most, size = min(BLOCK, (work.size - taken) // POSITIVE_BYTES), work.size - taken
-        shared: dict[str, Any] = {"symmetric": ordered.symmetric, "size": size, "offset": ordered.offset, "coded": True}
-        self.tilings = [Tiles(self.exact, work, queries=queries, **shared) for queries in ranges]
-
-    @property
-    def query(self) -> Int64[np.ndarray, " query"]:
-        return np.sort(self.ordered.query_index[self.ordered.num_positives > 0])
-
-    @property
-    def labels(self) -> Int64[np.ndarray, " query"]:
-        return np.asarray(self.ordered.labels[self.query])
-
-    @property
-    def num_positives(self) -> Int64[np.ndarray, " query"]:
-        return self._of_queries(self.ordered.num_positives)
-
-    @property
-    def num_negatives(self) -> Int64[np.ndarray, " query"]:
-        return self._of_queries(self.ordered.num_negatives)
-
-    @property
-    def num_lone_queries(self) -> int:
-        return self.num_queries - int((self.ordered.num_positives > 0).sum())
+        size = work.size - (0 if whole else min(room, int(ordered.offset[-1]) * COUNT_BYTES))
+        self.most = min(BLOCK, size // POSITIVE_BYTES)
+        self.tilings = [
+            Tiles(self.exact, work, symmetric=ordered.symmetric, size=size, queries=queries, offset=ordered.offset)
+            for queries in ranges
+        ]
+        # Rows of the queries with a positive, in the caller's order.
+        self._answered = np.flatnonzero(ordered.num_positives)
+        self._answered = self._answered[np.argsort(ordered.query_index[self._answered])]
+        self.query = ordered.query_index[self._answered]
+        self.labels = ordered.labels[self.query]
+        self.num_positives = ordered.num_positives[self._answered]
+        self.num_negatives = ordered.num_negatives[self._answered]
+        self.num_lone_queries = self.num_queries - len(self.query)
 
     def blocks(self) -> Iterator[Ranks]:
         """Yield the ranks of some queries at a time, in whatever order; each query with a positive is in one block."""
         done, total = 0, sum(tiles.num_tiles for tiles in self.tilings)
         for tiles in self.tilings:
-            with full_precision(), one_thread_each(self.work.compiled):
-                positives, counts = self._thresholds(tiles.queries)
-            count_negatives(counts, self.ordered, tiles, self.progress and partial(self._report, done, total))
+            with full_precision(one_thread=self.work.backend == "numba"):
+                positives, thresholds = self._thresholds(tiles.queries)
+            progress = self.progress and partial(_report, self.progress, done, total)
+            count_negatives(thresholds, self.ordered, tiles, progress, accelerator_of(tiles))
             done += tiles.num_tiles
             for queries in [tiles.queries] if self.whole else self._ranges(tiles.queries, self.most):
-                yield reduce(lambda ranks, change: change(ranks), self.changes, self._ranks(counts, positives, queries))
-                counts.rechecked[0] = 0  # they are of all blocks together
-            del counts, positives
+                ranks = self._ranks(thresholds, positives, queries)
+                yield reduce(lambda ranks, change: change(ranks), self.changes, ranks)
+            del thresholds, positives
 
     def changed(self, change: Change) -> "RankBlocks":
-        other = copy(self)
-        other.changes = (*self.changes, change)
-        return other
-
-    def _report(self, before: int, total: int, done: int, _: int) -> None:
-        assert self.progress is not None
-        self.progress(before + done, total)
+        blocks = copy(self)
+        blocks.changes = (*self.changes, change)
+        return blocks
 
     def _ranges(self, queries: slice, most: int) -> list[slice]:
         offset = self.ordered.offset
-        return [some for some in consecutive(offset, queries, most=most) if offset[some.start] < offset[some.stop]]
-
-    def _of_queries(self, values: Int64[np.ndarray, " sorted_query"]) -> Int64[np.ndarray, " query"]:
-        some = np.flatnonzero(self.ordered.num_positives)
-        return np.asarray(values[some[np.argsort(self.ordered.query_index[some])]])
+        return [part for part in consecutive(offset, queries, most=most) if offset[part.start] < offset[part.stop]]
 
     def _thresholds(self, queries: slice) -> tuple[Integer[np.ndarray, " positive"], Thresholds]:
+        """Return positions and exact scores of the positives of a range of queries, scores of each increasing."""
         ordered, group = self.ordered, self.work.group
         offset = ordered.offset[queries.start : queries.stop + 1] - ordered.offset[queries.start]
-        kind = np.min_scalar_type(-len(ordered.gallery_index) - 1)
-        kind = np.promote_types(kind, np.int32)  # what torch can add up
-        positives = np.empty(offset[-1], kind)
-        thresholds = Thresholds(np.empty(offset[-1]), queries, offset, kind)
-        for some in consecutive(ordered.offset, queries, most=self.most):
-            query, place = ordered.positives(some)
-            own = group.shard_range(len(place))
-            scores = group.concatenate(self.exact.pairs(query[own], place[own]))
-            order, here = _increasing(scores, thresholds.within(some)), thresholds.entries(some)
-            thresholds.scores[here], positives[here] = scores[order], place[order]
-        return positives, thresholds
+        kind = np.promote_types(np.min_scalar_type(-len(ordered.gallery_index) - 1), np.int32)  # what torch can add up
+        positives, scores = np.empty(offset[-1], kind), np.empty(offset[-1])
+        for part in consecutive(ordered.offset, queries, most=self.most):
+            query, position = ordered.positives(part)
+            own = group.shard_range(len(position))
+            score = group.concatenate(self.exact.pairs(query[own], position[own]))
+            edges = offset[part.start - queries.start : part.stop - queries.start + 1]
+            order, entries = _increasing(score, edges - edges[0]), slice(int(edges[0]), int(edges[-1]))
+            scores[entries], positives[entries] = score[order], position[order]
+        return positives, Thresholds(scores, offset[:-1], offset[1:], queries.start, kind)
 
-    def _ranks(self, counts: Thresholds, places: Integer[np.ndarray, " positive"], queries: slice) -> Ranks:
-        """Return what was counted, queries in the caller's order and each one's positives from the best down."""
-        ordered, here, start = self.ordered, counts.entries(queries), counts.within(queries)
+    def _ranks(self, counts: Thresholds, positions: Integer[np.ndarray, " positive"], queries: slice) -> Ranks:
+        """Return the counts of a range, queries in the caller's order and each one's positives from the best down."""
+        ordered = self.ordered
+        entries, start, _ = counts.of(queries)
         positives = ordered.num_positives[queries]
-        owner, scores = np.repeat(np.arange(len(positives)), positives), counts.scores[here]
-        new = (np.diff(owner, prepend=-1) != 0) | (np.diff(scores, prepend=np.nan) != 0)
-        at_least = start[owner + 1] - np.maximum.accumulate(np.where(new, np.arange(len(owner)), 0))
+        owner, scores = np.repeat(np.arange(len(positives)), positives), counts.scores[entries]
+        is_new = (np.diff(owner, prepend=-1) != 0) | (np.diff(scores, prepend=np.nan) != 0)
+        first_equal = np.maximum.accumulate(np.where(is_new, np.arange(len(owner)), 0))
+        at_least = (start + positives)[owner] - first_equal
         sorted_query = np.flatnonzero(positives)
         sorted_query = sorted_query[np.argsort(ordered.query_index[queries][sorted_query])]
         number = positives[sorted_query]
         offset = np.concatenate([[0], np.cumsum(number)])
         # Entry j of a query is its threshold (number - 1 - j): thresholds increase.
-        entry = np.repeat(np.cumsum(positives)[sorted_query] - 1 + offset[:-1], number) - np.arange(offset[-1])
+        entry = np.repeat(start[sorted_query] + number - 1 + offset[:-1], number) - np.arange(offset[-1])
         query = ordered.query_index[queries][sorted_query]
         return Ranks(
             query=query,
             labels=ordered.labels[query],
             num_negatives=ordered.num_negatives[queries][sorted_query],
             offset=offset,
-            positive=ordered.gallery_index[places[here][entry]],
-            higher=counts.above[here][entry].astype(np.int64),
-            tied=counts.tied[here][entry].astype(np.int64),
+            positive=ordered.gallery_index[positions[entries][entry]],
+            higher=counts.above[entries][entry].astype(np.int64),
+            tied=counts.tied[entries][entry].astype(np.int64),
             at_least=at_least[entry],
             num_queries=self.num_queries,
             num_gallery=self.num_gallery,
-            num_rechecked=int(counts.rechecked[0]),
-            best_score=scores[np.cumsum(positives)[sorted_query] - 1],
+            best_score=scores[start[sorted_query] + number - 1],
         )
+
+
+def _report(progress: ProgressCallback, before: int, total: int, done: int, _: int) -> None:
+    progress(before + done, total)
+
+
+def accelerator_of(tiles: Tiles) -> Any:
+    """Return what decides tiles sooner than float32 products, None where nothing does; no digit depends on it."""
+    if tiles.work.backend != "numba":
+        return None
+    try:
+        from aurank.evaluation.engine.codes import Accelerator
+    except ImportError:
+        return None
+    return Accelerator.of(tiles)
 
 
 def _increasing(
@@ -233,10 +216,10 @@ def _increasing(
     """Return the order in which the scores of each query increase, of equal ones the last first."""
     order, count = np.empty(len(scores), np.int64), np.diff(offset)
     for number in np.unique(count):  # rows of one length are sorted much faster than all scores together
-        place = offset[:-1][count == number][:, None] + np.arange(number)
-        last_first = place[:, ::-1]
+        entry = offset[:-1][count == number][:, None] + np.arange(number)
+        last_first = entry[:, ::-1]
         within = np.argsort(scores[last_first], axis=1, kind="stable")
-        order[place] = np.take_along_axis(last_first, within, axis=1)
+        order[entry] = np.take_along_axis(last_first, within, axis=1)
     return order
 
 
@@ -310,36 +293,3 @@ def positive_ranks(
         problem = RetrievalProblem(*sides, ids, gallery_ids, groups, gallery_groups, positives, ignore, junk)
     how: How = {"backend": backend, "device": device, "max_memory": max_memory, "distributed": distributed}
     return next(RankBlocks(problem, distance=distance, progress=progress, whole=True, **how).blocks())
-
-
-def check_grades(positives: Integers | None, relevance: Integers) -> Float64[np.ndarray, " pair"]:
-    """Return the grade of each pair in `positives`; UserError unless there is one number above 0 for each, once."""
-    refuse_masked(relevance, "relevance")
-    pairs, grade = as_array(() if positives is None else positives), as_array(relevance)
-    if positives is None or grade.shape != pairs.shape[:1] or grade.dtype.kind not in "iuf":
-        raise UserError(f"relevance has shape {grade.shape}, {grade.dtype}: give a number for each pair in positives")
-    if not ((grade > 0) & np.isfinite(grade)).all():
-        raise UserError(f"relevance must be above 0, and is {grade.min()}: leave out what is not relevant")
-    if len(np.unique(pairs, axis=0)) < len(pairs):
-        raise UserError("positives names a pair twice, so that its relevance is not clear: give each pair once")
-    return grade.astype(np.float64)
-
-
-def graded(positives: Integers, grade: Float64[np.ndarray, " pair"], num_gallery: int) -> Change:
-    """Return the change that gives ranks the grades of listed pairs."""
-    pairs = as_array(positives).astype(np.int64)
-    keys = pairs[:, 0] * num_gallery + pairs[:, 1]
-    order = np.argsort(keys)
-
-    def change(ranks: Ranks) -> Ranks:
-        query = np.repeat(ranks.query, ranks.num_positives)
-        found = np.searchsorted(keys[order], query * ranks.num_gallery + ranks.positive)
-        return with_grades(ranks, grade[order][found])
-
-    return change
-
-
-def with_grades(ranks: Ranks, grades: Float64[np.ndarray, " positive"]) -> Ranks:
-    query = np.repeat(np.arange(len(ranks.query)), ranks.num_positives)
-    worst_first = np.lexsort((grades, ranks.at_least, query))
-    return replace(ranks, positive=ranks.positive[worst_first], relevance=grades[worst_first])

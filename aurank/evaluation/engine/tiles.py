@@ -1,56 +1,45 @@
 """Tiles of scores in bounded memory, and how many negatives score above, or tie with, each threshold.
 
-Ranks, counts over all pairs and lists of neighbours are read from one generator of tiles, which come in rounds between
-two panels of rows whose features and codes are held in memory together.
+Tiles come in rounds between two panels of rows whose features are held in memory together. A tile is counted while it
+is in cache; scores that a product cannot tell from a threshold are taken exactly.
 """
 
 import math
-import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypedDict, Unpack
 
 import numpy as np
 import torch
-from jaxtyping import Float64, Int64, Integer, Shaped
+from jaxtyping import Float64, Int64, Integer
 from torch import Tensor
 
 from aurank.distributed import ProcessGroup
 from aurank.errors import UserError
-from aurank.evaluation.engine.codes import (
-    BOTH,
-    HIGH,
-    ByteCodes,
-    Coder,
-    Edges,
-    code_edges,
-    code_kinds,
-    multiply_codes,
-    scores_in,
-)
-from aurank.evaluation.engine.problem import (
+from aurank.evaluation.engine.problem import SortedProblem
+from aurank.evaluation.engine.scores import ExactScores, full_precision
+from aurank.evaluation.inputs import (
     Devices,
     Embeddings,
     ProgressCallback,
-    SortedProblem,
     byte_count,
     choose_devices,
     importable,
     require_one_of,
 )
-from aurank.evaluation.engine.scores import ExactScores, full_precision, one_thread_each
 
 SIDES = {"cpu": 768, "cuda": 8192}  # of a tile: on the CPU it is counted while in cache
 SMALLEST = 16
-PANELS = {"cpu": 7 * 2**24, "cuda": 2**40}  # bytes of features and codes: more would save the CPU next to nothing
+PANELS = {"cpu": 7 * 2**24, "cuda": 2**40}  # bytes of features: more would save the CPU next to nothing
 GPU_WORKERS = 2  # while a GPU computes one tile, the next is made ready
 TILES = 128  # of a round, for each worker; after a round processes meet and progress shows
-SCORE_BYTES = {"numba": 11, "torch": 48}  # a score of a tile: float64, near pairs, torch's searches
+SCORE_BYTES = {"numba": 28, "torch": 48}  # a score of a tile: float64, a transposed copy, near ones, torch's searches
+EXACT = 2**16  # near scores that are taken exactly at a time
 THRESHOLD_BYTES = 40  # edges and counts, for each threshold of a tile
-DENSE, NARROWEST = 8, 32  # scores to a threshold in tiles of one side, and the fewest queries that are cut for it
 THRESHOLDS = 2**14  # of a tile, always allowed: fewer would make slivers of tiles where classes are large
+NEAR = 1 / 8  # of a tile's scores near a threshold, beyond which float64 products are cheaper than single scores
 BACKENDS = ("auto", "numba", "torch")
 
 
@@ -63,18 +52,9 @@ class How(TypedDict, total=False):
     distributed: bool | str | None
 
 
-def check_backend(backend: str, device: torch.device) -> str:
-    """Return the kernel to use: numba or torch on the CPU, torch on CUDA; UserError where it cannot be had."""
-    require_one_of(BACKENDS, backend=backend)
-    compiles = device.type == "cpu" and importable("numba")
-    if backend == "numba" and not compiles:
-        raise UserError(f"backend 'numba' needs the package numba and does not run on {device}: use backend=\"auto\"")
-    return "numba" if backend != "torch" and compiles else "torch"
-
-
 @dataclass(frozen=True, eq=False)
 class Work:
-    """Who computes tiles, by what, and in how much memory: the same in all processes, so that they cut alike."""
+    """Backend, devices, workers and memory limit, agreed by all ranks."""
 
     backend: str
     devices: list[torch.device]
@@ -84,43 +64,28 @@ class Work:
 
     @classmethod
     def of(cls, embeddings: Embeddings, **how: Unpack[How]) -> "Work":
-        """Check what was asked for, and agree on it with the other processes."""
-        devices = choose_devices(how.get("device"), embeddings)
-        backend, group = check_backend(how.get("backend", "auto"), devices[0]), ProcessGroup(how.get("distributed"))
-        given = byte_count(how.get("max_memory", "1GiB")), torch.get_num_threads(), len(devices)
-        size, threads, count = map(min, zip(*group.all_gather(given), strict=True))
-        on_gpu = GPU_WORKERS * count if devices[0].type == "cuda" else 1
-        return cls(backend, devices[:count], threads if backend == "numba" else on_gpu, size, group)
-
-    @property
-    def compiled(self) -> bool:
-        return self.backend == "numba"
-
-    @property
-    def kind(self) -> str:
-        return self.devices[0].type
-
-    def bounds(self, exact: ExactScores) -> tuple[int, int]:
-        rows = exact.queries
-        width = rows.distance.width(rows.dim)
-        least = 2 * max(self.tile_bytes(SMALLEST, width), 2 * SMALLEST * self.row_bytes(exact))
-        return least, 2 * max(self.workers * self.tile_bytes(SIDES[self.kind], width), PANELS[self.kind])
-
-    def row_bytes(self, exact: ExactScores) -> int:
-        rows = exact.queries
-        return 4 * rows.distance.width(rows.dim) + (3 * rows.dim + 48) * self.compiled
-
-    def tile_bytes(self, side: int, width: int) -> int:
-        return side * side * SCORE_BYTES[self.backend] + 4 * side * width * 8
+        """Check the settings, and agree on them with the other ranks; UserError for one that cannot be had."""
+        devices, backend = choose_devices(how.get("device"), embeddings), how.get("backend", "auto")
+        require_one_of(BACKENDS, backend=backend)
+        compiles = devices[0].type == "cpu" and importable("numba")
+        if backend == "numba" and not compiles:
+            fault = f"needs the package numba and does not run on {devices[0]}"
+            raise UserError(f"backend 'numba' {fault}: use backend=\"auto\"")
+        group = ProcessGroup(how.get("distributed"))
+        limits = byte_count(how.get("max_memory", "1GiB")), torch.get_num_threads(), len(devices)
+        size, threads, count = map(min, zip(*group.all_gather(limits), strict=True))
+        if backend != "torch" and compiles:
+            return cls("numba", devices[:count], threads, size, group)
+        return cls("torch", devices[:count], GPU_WORKERS * count if devices[0].type == "cuda" else 1, size, group)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Panel:
-    """Consecutive places of one side with their float32 features on each device and, if used, their codes."""
+    """Consecutive positions of one side with their float32 features on each device."""
 
     rows: slice
     features: dict[torch.device, Tensor]
-    codes: ByteCodes | None
+    codes: Any = None  # of the accelerator
 
     def within(self, rows: slice) -> slice:
         return slice(rows.start - self.rows.start, rows.stop - self.rows.start)
@@ -132,29 +97,23 @@ class Tile:
 
     queries: slice
     gallery: slice
-    panels: tuple[Panel, Panel]
+    left: Panel
+    right: Panel
 
     @property
     def shape(self) -> tuple[int, int]:
         return self.queries.stop - self.queries.start, self.gallery.stop - self.gallery.start
 
     def features(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        left, right = self.panels
-        return left.features[device][left.within(self.queries)], right.features[device][right.within(self.gallery)]
-
-    def codes(self) -> tuple[ByteCodes, ByteCodes]:
-        left, right = self.panels
-        assert left.codes is not None
-        assert right.codes is not None
-        return left.codes.part(left.within(self.queries)), right.codes.part(right.within(self.gallery))
+        left, right = self.left.features[device], self.right.features[device]
+        return left[self.left.within(self.queries)], right[self.right.within(self.gallery)]
 
 
 class Tiles:
     """Tiles of a range of queries against the whole gallery, of about `side` by `side` scores, within `size` bytes.
 
-    Half of the memory goes to the workers, half to the features of two panels. Where `offset` says that queries have
-    many thresholds, their blocks are cut shorter, and tiles are wider. If `symmetric`, a tile serves both of its sides,
-    unless blocks come out so short that wide tiles are faster.
+    Half of the memory goes to the workers, half to the features of two panels. `offset` cumulates the thresholds of
+    queries. If `symmetric`, a tile serves both of its sides.
     """
 
     def __init__(
@@ -166,46 +125,30 @@ class Tiles:
         size: int | None = None,
         queries: slice | None = None,
         offset: Int64[np.ndarray, " query_plus_one"] | None = None,
-        coded: bool = False,
     ) -> None:
         self.exact, self.work = exact, work
-        rows, gallery = exact.queries, len(exact.gallery.order)
-        self.queries = slice(0, len(rows.order)) if queries is None else queries
-        count, size = self.queries.stop - self.queries.start, size or work.size
+        self.queries = slice(0, len(exact.queries.order)) if queries is None else queries
+        count, gallery = self.queries.stop - self.queries.start, len(exact.gallery.order)
         offset = np.zeros(self.queries.stop + 1, np.int64) if offset is None else offset
-        width, self.workers = rows.distance.width(rows.dim), work.workers
-        sides = range(2 * SMALLEST, SIDES[work.kind] + 1, SMALLEST)
-
-        def longest_side() -> int:
-            fitting = (side for side in sides if work.tile_bytes(side, width) <= size // 2 // self.workers)
-            return max(fitting, default=SMALLEST)
-
-        side = longest_side()
-        while side < 128 and self.workers > 1:
-            self.workers //= 2
-            side = longest_side()
+        kind, size, width = work.devices[0].type, size or work.size, 32 * exact.width
+        score_bytes = SCORE_BYTES[work.backend]
+        self.workers = max(1, min(work.workers, size // 2 // (128 * (128 * score_bytes + width))))
+        room = size // 2 // self.workers
+        sides = range(SMALLEST, SIDES[kind] + 1, SMALLEST)
+        side = max((side for side in sides if side * (side * score_bytes + width) <= room), default=SMALLEST)
         most = max(THRESHOLDS, size // 8 // self.workers // THRESHOLD_BYTES)
         self.blocks = consecutive(offset, self.queries, most=most, side=side)
+        # Where many thresholds make blocks short, wide tiles of one side are faster.
         self.symmetric = symmetric and count == gallery and 2 * count >= side * len(self.blocks)
-        if not self.symmetric:  # wider tiles look less often at the same thresholds
-            mean = int(offset[self.queries.stop] - offset[self.queries.start]) // max(1, count)
-            most = min(most, max(side**2 // DENSE, NARROWEST * mean))
-            self.blocks = consecutive(offset, self.queries, most=most, side=side)
-        room = min(size // 2, PANELS[work.kind]) // work.row_bytes(exact)
-        self.shared = self.symmetric and not rows.distance.squared
-        fits = gallery + (0 if self.shared else count) <= room
-        self.panel = max(gallery, count) if fits else room // 2
         longest = max((block.stop - block.start for block in self.blocks), default=1)
-        fit = (size // 2 // self.workers - 16 * longest * width) // (longest * SCORE_BYTES[work.backend] + 16 * width)
-        wide = max(side, min(side**2 // longest, fit, self.panel))
-        starts = range(0, gallery, wide)
-        self.others = self.blocks if self.symmetric else [slice(at, min(at + wide, gallery)) for at in starts]
-        self.kinds = code_kinds(exact) if coded and work.compiled else ()
-        self.coder = Coder(exact) if self.kinds else None
-        nothing = Panel(slice(0, 0), {}, None)
-        self._left, self._right = nothing, nothing
-        self._buffers: dict[bool, Tensor] = {}  # by side; new ones for every panel would leave holes in the heap
-        self._code_buffers: dict[bool, ByteCodes] = {}
+        row_bytes = 4 * exact.width + (3 * exact.dim + 48) * (work.backend == "numba")
+        rows = min(size // 2, PANELS[kind]) // row_bytes
+        self.is_shared = self.symmetric and not exact.is_squared
+        self.panel = max(gallery, count) if gallery + count * (not self.is_shared) <= rows else max(1, rows // 2)
+        fitting = (room - longest * width) // (longest * score_bytes + width)
+        step = max(SMALLEST, min(side**2 // longest, fitting))
+        starts = range(0, gallery, step)
+        self.others = self.blocks if self.symmetric else [slice(at, min(at + step, gallery)) for at in starts]
 
     @property
     def num_tiles(self) -> int:
@@ -216,69 +159,48 @@ class Tiles:
         """Yield rounds of tiles, each to be done with before the next; of symmetric problems the upper triangle."""
         lefts = list(_groups(self.blocks, self.panel))
         rights = lefts if self.symmetric else list(_groups(self.others, self.panel))
-        for number, left in enumerate(lefts):
-            for right in rights[number if self.symmetric else 0 :]:
-                panels = self._load(slice(left[0].start, left[-1].stop), slice(right[0].start, right[-1].stop))
-                pairs = ((queries, gallery) for queries in left for gallery in right)
-                tiles = [Tile(*pair, panels) for pair in pairs if not self.symmetric or pair[0].start <= pair[1].start]
+        right = Panel(slice(0, 0), {})
+        for number, queries in enumerate(lefts):
+            left = self._panel(slice(queries[0].start, queries[-1].stop), gallery=False)
+            for gallery in rights[number if self.symmetric else 0 :]:
+                rows = slice(gallery[0].start, gallery[-1].stop)
+                if self.is_shared and rows == left.rows:
+                    right = left
+                elif rows != right.rows:
+                    right = self._panel(rows, gallery=True)
+                pairs = ((block, other) for block in queries for other in gallery)
+                pairs = (pair for pair in pairs if not self.symmetric or pair[0].start <= pair[1].start)
+                tiles = [Tile(*pair, left, right) for pair in pairs]
                 for start in range(0, len(tiles), TILES * self.workers):
                     yield tiles[start : start + TILES * self.workers]
 
     def run(
         self, make: Callable[[torch.device], Callable[[Tile], Any]], progress: ProgressCallback | None = None
     ) -> None:
-        """Hand this process's share of all tiles to workers, each made for its device; processes meet every round."""
-        idle: queue.SimpleQueue[tuple[torch.device, Callable[[Tile], Any]]] = queue.SimpleQueue()
+        """Hand this rank's share of all tiles to workers, each made for its device; ranks meet every round."""
+        devices = [self.work.devices[number % len(self.work.devices)] for number in range(self.workers)]
+        with full_precision(one_thread=self.work.backend == "numba"):
+            workers, threads, done = [make(device) for device in devices], torch.get_num_threads(), 0
 
-        def work(tile: Tile) -> None:
-            device, worker = idle.get()
-            try:
+            def work(worker: Callable[[Tile], Any], device: torch.device, tiles: Iterator[Tile]) -> None:
                 if device.type == "cuda":  # a new thread has no CUDA context, and device 0 for "cuda"
                     torch.cuda.set_device(device)
-                worker(tile)
-            finally:
-                idle.put((device, worker))
+                for tile in tiles:
+                    worker(tile)
 
-        with full_precision(), one_thread_each(self.work.compiled):
-            for slot in range(self.workers):
-                device = self.work.devices[slot % len(self.work.devices)]
-                idle.put((device, make(device)))
-            done, threads = 0, torch.get_num_threads()  # each thread has its own number
             with ThreadPoolExecutor(self.workers, initializer=torch.set_num_threads, initargs=(threads,)) as pool:
-                try:
-                    for tiles in self.rounds():
-                        for job in [pool.submit(work, tile) for tile in self.work.group.shard(tiles)]:
-                            job.result()
-                        self.work.group.barrier()
-                        done += len(tiles)
-                        if progress is not None:
-                            progress(done, self.num_tiles)
-                finally:
-                    pool.shutdown(wait=True, cancel_futures=True)
-
-    def _load(self, left: slice, right: slice) -> tuple[Panel, Panel]:
-        if self._left.rows != left:
-            self._left = self._panel(left, gallery=False)
-        if self.shared and left == right:
-            self._right = self._left
-        elif self._right.rows != right:
-            self._right = self._panel(right, gallery=True)
-        return self._left, self._right
+                for tiles in self.rounds():
+                    queue = iter(self.work.group.shard(tiles))  # of a list: threads may share it
+                    for _ in pool.map(work, workers, devices, [queue] * self.workers):
+                        pass
+                    self.work.group.barrier()
+                    done += len(tiles)
+                    if progress is not None:
+                        progress(done, self.num_tiles)
 
     def _panel(self, rows: slice, *, gallery: bool) -> Panel:
-        side, count = self.exact.gallery if gallery else self.exact.queries, rows.stop - rows.start
-        kept = self._buffers.get(gallery)
-        if kept is None or len(kept) < count:
-            shape = count, side.distance.width(side.dim)
-            kept = self._buffers[gallery] = torch.empty(shape, dtype=torch.float32, device=side.device)
-        features: Shaped[Tensor, "row width"] = side.features(rows, torch.float32, gallery=gallery, out=kept[:count])
-        codes = None
-        if self.coder is not None:
-            room = self._code_buffers.get(gallery)
-            if room is None or len(room.planes) < count:
-                room = self._code_buffers[gallery] = ByteCodes.empty(count, side.dim)
-            codes = self.coder.codes(side, rows, room, gallery=gallery)
-        return Panel(rows, {device: features.to(device) for device in self.work.devices}, codes)
+        features = self.exact.features(rows, torch.float32, gallery=gallery)
+        return Panel(rows, {device: features.to(device) for device in self.work.devices})
 
 
 def consecutive(
@@ -308,292 +230,236 @@ def _groups(blocks: list[slice], rows: int) -> Iterator[list[slice]]:
 # -- counting ----------------------------------------------------------------------------------------------------------
 
 
-Tier: TypeAlias = str | torch.dtype | None  # products of codes, products of features of a type, or exact scores
-# Where more than this part of a tile's pairs are near a threshold, the next tier is cheaper than single scores.
-NEAR: dict[Tier, float] = {HIGH: 1 / 48, BOTH: 1 / 32, torch.float32: 1 / 32, torch.float64: 1 / 8}
-NEAR_COMPILED = NEAR | {torch.float32: 1 / 8}  # whose single products are faster
-AGAIN = 16  # every so many tiles a thread begins with the fastest product again
-
-
 class Thresholds:
-    """Increasing thresholds, and what is counted for each: scores above it, and scores equal to it."""
+    """Increasing thresholds of consecutive queries, and what is counted for each: scores above it, scores equal to it.
+
+    Query i, counted from `start`, has the thresholds `first[i]` to `last[i]`; queries may share theirs.
+    """
 
     def __init__(
         self,
         scores: Float64[np.ndarray, " threshold"],
-        queries: slice | None = None,
-        offset: Int64[np.ndarray, " query_plus_one"] | None = None,
+        first: Int64[np.ndarray, " query"],
+        last: Int64[np.ndarray, " query"],
+        start: int = 0,
         kind: np.dtype[np.signedinteger] | type = np.int64,
     ) -> None:
-        self.scores, self.queries = scores, queries
-        self.offset = np.array([0, len(scores)]) if offset is None else offset
+        self.scores, self.first, self.last, self.start = scores, first, last, start
         self.above: Integer[np.ndarray, " threshold"] = np.zeros(len(scores), kind)
         self.tied: Integer[np.ndarray, " threshold"] = np.zeros(len(scores), kind)
-        self.rechecked = np.zeros(1, np.int64)
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
 
-    def entries(self, queries: slice) -> slice:
-        if self.queries is None:
-            return slice(0, len(self.scores))
-        first = self.queries.start
-        return slice(int(self.offset[queries.start - first]), int(self.offset[queries.stop - first]))
-
-    def within(self, queries: slice) -> Int64[np.ndarray, " query_plus_one"]:
-        if self.queries is None:
-            return self.offset
-        offset = self.offset[queries.start - self.queries.start : queries.stop - self.queries.start + 1]
-        return np.asarray(offset - offset[0])
-
-    def add(self, queries: slice, above: np.ndarray, tied: np.ndarray, rechecked: int) -> None:
-        """Add what a tile has counted for these queries."""
-        here = self.entries(queries)
-        with self._lock:
-            self.above[here] += above
-            self.tied[here] += tied
-            self.rechecked[0] += rechecked
+    def of(self, queries: slice) -> tuple[slice, Int64[np.ndarray, " query"], Int64[np.ndarray, " query"]]:
+        """Return where the thresholds of a range of queries lie, and first and last of each query among them."""
+        part = slice(queries.start - self.start, queries.stop - self.start)
+        first, last = self.first[part], self.last[part]
+        entries = slice(int(first.min()), int(last.max())) if len(first) else slice(0, 0)
+        return entries, first - entries.start, last - entries.start
 
 
 def count_negatives(
-    thresholds: Thresholds, problem: SortedProblem, tiles: Tiles, progress: ProgressCallback | None = None
+    thresholds: Thresholds,
+    problem: SortedProblem,
+    tiles: Tiles,
+    progress: ProgressCallback | None = None,
+    accelerator: Any = None,
 ) -> None:
-    tiles.run(lambda device: TileCounter(thresholds, problem, tiles, device).count, progress)
-    for sums in (thresholds.above, thresholds.tied, thresholds.rechecked):
-        tiles.work.group.all_reduce(sums)
+    """Add to the thresholds how many negatives of their queries score above each, and how many tie with it."""
+    tiles.run(lambda device: TileCounter(thresholds, problem, tiles, device, accelerator).count, progress)
+    for counts in (thresholds.above, thresholds.tied):
+        tiles.work.group.all_reduce(counts)
 
 
-@dataclass(frozen=True)
-class View:
-    """Whose thresholds are counted in a tile: those of its rows, of its columns, or of all its pairs."""
-
-    own: slice
-    transposed: bool = False
-    times: int = 1  # that the tile stands for
+Near: TypeAlias = Integer[np.ndarray, "3 near"]
+"""Scores of a tile between the edges of a threshold: row, column, the first threshold that they do not pass for sure"""
 
 
 class TileCounter:
-    """One thread's device, kernel and memory, and which tier decided its last tile."""
+    """Counts tiles in one thread, and keeps its memory from tile to tile: fresh pages cost more than the counting."""
 
-    def __init__(self, thresholds: Thresholds, problem: SortedProblem, tiles: Tiles, device: torch.device) -> None:
-        self.thresholds, self.problem, self.exact = thresholds, problem, tiles.exact
-        self.symmetric, self.compiled = tiles.symmetric, tiles.work.compiled
-        self.distance, self.dim = self.exact.queries.distance, self.exact.queries.dim
-        self.device, self.kernel = device, make_kernel(tiles.work.backend)
-        self.memory = torch.empty(0, dtype=torch.uint8, device=device)
-        self.near = NEAR_COMPILED if self.compiled else NEAR
-        self.tiers: list[Tier] = [None]
-        if self.exact.product_type is None:
-            floats = [kind for kind in (torch.float32, torch.float64) if math.isfinite(self._error(kind))]
-            self.tiers = [*tiles.kinds, *floats, None]
-        self.fast = len(tiles.kinds)
-        self.begun: Tile | None = None  # the tile whose scores by the high codes are in memory
-        self.first = self.done = 0
+    def __init__(
+        self,
+        thresholds: Thresholds,
+        problem: SortedProblem,
+        tiles: Tiles,
+        device: torch.device,
+        accelerator: Any = None,
+    ) -> None:
+        self.thresholds, self.problem, self.exact, self.device = thresholds, problem, tiles.exact, device
+        self.symmetric, self.compiled = tiles.symmetric, tiles.work.backend == "numba"
+        self.accelerate = None if accelerator is None else accelerator.make(self)
+        self._memory: dict[Any, Tensor] = {}
 
     def count(self, tile: Tile) -> None:
-        """Add to the counts what a tile says, by products or, where these decide too little, by exact scores."""
-        twice = self.symmetric and tile.queries != tile.gallery
-        if self.thresholds.queries is None:
-            views = [View(tile.queries, times=1 + twice)]
-        else:
-            views = [View(tile.queries), *([View(tile.gallery, transposed=True)] if twice else [])]
-        first = 0 if self.done % AGAIN == 0 else self.first
-        self.done += 1
-        for number, tier in enumerate(self.tiers[first:], first):
-            scores = self._scores(tile, tier)
-            exclude(self.problem, tile, scores, lone=self.thresholds.queries is None)
-            if self._decides(tile, views, tier, scores):
-                self.first = min(number, self.fast)
+        """Count a tile by products, in float64 where float32 leaves too many scores near a threshold."""
+        if self.accelerate is not None and self.accelerate(tile):
+            return
+        for kind, most in ((torch.float32, NEAR), (torch.float64, 1.0)):
+            left, right = tile.features(self.device)
+            if kind == torch.float64:
+                left = self.exact.features(tile.queries, kind, gallery=False).to(self.device)
+                right = self.exact.features(tile.gallery, kind, gallery=True).to(self.device)
+            scores = torch.mm(left, right.T, out=self.memory("scores", tile.shape, kind))
+            if self.decide(tile, scores, (self.exact.error(kind),) * 2, most=most):
                 return
 
-    def _decides(self, tile: Tile, views: list[View], tier: Tier, scores: Tensor) -> bool:
-        room = None if tier is None else int(scores.numel() * self.near[tier])
-        edges = [self._edges(tile, view, tier) for view in views]
-        shown = scores.view(1, -1) if self.thresholds.queries is None else scores
-        counted = self.kernel.count(shown, edges, room=room)
-        if counted is None:
-            return False
-        for view, around, (above, tied, at, other) in zip(views, edges, counted, strict=True):
-            rechecked = 0 if self.exact.product_type is not None else scores.numel()
-            if tier is not None:  # of exact scores the near ones tie
-                tied[:] = rechecked = 0
-                if len(other):
-                    rechecked = self._decide_near(tile, view, tier, around, above, tied, at, other)
-            self.thresholds.add(view.own, view.times * above, view.times * tied, rechecked)
-        return True
-
-    def _decide_near(
+    def decide(
         self,
         tile: Tile,
-        view: View,
-        tier: Tier,
-        edges: Edges,
-        above: Integer[np.ndarray, " threshold"],
-        tied: Integer[np.ndarray, " threshold"],
-        at: Int64[np.ndarray, " pair"],
-        other: Int64[np.ndarray, " pair"],
-    ) -> int:
-        """Decide each near pair by its exact score, where products of features in float64 do not; return how many."""
-        threshold = self.thresholds.scores[self.thresholds.entries(view.own)][at]
-        if self.thresholds.queries is None:
-            row, column = np.divmod(other, tile.shape[1])
-        else:
-            row, column = np.searchsorted(edges.offset, at, side="right") - 1, other
-            if view.transposed:
-                row, column = column, row
-        if tier != torch.float64 and self.compiled:
-            from aurank.evaluation.engine import compiled
+        scores: Tensor,
+        errors: tuple[Any, Any],
+        *,
+        most: float,
+        settle: Callable[..., int] | None = None,
+    ) -> bool:
+        """Count a tile by scores, those near a threshold exactly; return False if these are too many.
 
-            left, right = (side.numpy() for side in tile.features(self.device))
-            rough = self._error(torch.float32) if isinstance(tier, str) else math.inf
-            bounds = self.distance.factor, rough, self.distance.feature_error(self.dim)
-            unsure = compiled.decide(left, right, row, column, threshold, *bounds, at, above)
-            row, column, threshold, at = row[unsure], column[unsure], threshold[unsure], at[unsure]
-        score = self.exact.pairs(tile.queries.start + row, tile.gallery.start + column)
-        np.add.at(above, at[score > threshold], 1)
-        np.add.at(tied, at[score == threshold], 1)
-        return len(at)
-
-    def _edges(self, tile: Tile, view: View, tier: Tier) -> Edges:
-        offset, low = self.thresholds.within(view.own), self.thresholds.scores[self.thresholds.entries(view.own)]
-        high = low
-        if isinstance(tier, str):
-            own, others = tile.codes()[::-1] if view.transposed else tile.codes()
-            error = own.error(others, tier, slack=4 * self._error(torch.float64))
-            return code_edges(low, offset, error, self.distance.factor)
-        if isinstance(tier, torch.dtype):
-            kind = torch.empty(0, dtype=tier).numpy().dtype
-            middle, room = low / self.distance.factor, self._error(tier)
-            low, high = (middle - room).astype(kind), (middle + room).astype(kind)
-        return Edges(offset, low, high)
-
-    def _error(self, dtype: torch.dtype) -> float:
-        return self.distance.error(self.dim, dtype)
-
-    def _scores(self, tile: Tile, tier: Tier) -> Tensor:
-        """Products of codes or features, or exact scores without a tier, in memory that every tile reuses."""
-        size = tile.shape[0] * tile.shape[1]
-        if isinstance(tier, str):
-            memory = self._memory(8 * size)
-            if tier == HIGH or self.begun is not tile:
-                multiply_codes(*tile.codes(), HIGH, memory)
-            self.begun = tile
-            return multiply_codes(*tile.codes(), BOTH, memory) if tier == BOTH else scores_in(memory, tile.shape)
-        self.begun = None
-        kind = tier if isinstance(tier, torch.dtype) else torch.float64
-        scores = self._memory(size * kind.itemsize).view(kind).view(tile.shape)
-        if tier is None:
-            self.exact.tile(tile.queries, tile.gallery, scores)
-            return scores
+        Args:
+            scores: divided by the factor, of which some become minus infinity.
+            errors: of the scores of all or each of the rows, and of the columns.
+            most: part of the scores that may be near.
+            settle: decides near scores, adding to `above`; moves those still near to the front, returns how many.
+        """
+        exclude(self.problem, tile, scores)
         left, right = tile.features(self.device)
-        if kind == torch.float64:
-            left = self.exact.queries.features(tile.queries, kind, gallery=False).to(self.device)
-            right = self.exact.gallery.features(tile.gallery, kind, gallery=True).to(self.device)
-        return torch.mm(left, right.T, out=scores)
+        sides: list[tuple[slice, slice, Tensor, Tensor]] = [(tile.queries, tile.gallery, left, right)]
+        counted: list[tuple[slice, np.ndarray, np.ndarray | None]] = []
+        if self.symmetric and tile.queries != tile.gallery:
+            sides.append((tile.gallery, tile.queries, right, left))
+        for (queries, gallery, left, right), error in zip(sides, errors, strict=False):
+            if counted:
+                scores = self.memory("transposed", tile.shape[::-1], scores.dtype).copy_(scores.T)
+            entries, first, last = self.thresholds.of(queries)
+            thresholds = self.thresholds.scores[entries]
+            above = np.zeros(len(thresholds), self.thresholds.above.dtype)
+            room = np.broadcast_to(error, len(first)), 2 * torch.finfo(scores.dtype).eps
+            near = self._near(scores, first, last, thresholds, self.exact.factor, *room, above, most=most)
+            if near is None:
+                return False
+            if settle is not None:
+                near = near[:, : settle(near, last, thresholds, left, right, above)]
+            tied = np.zeros_like(above) if near.shape[1] else None
+            for start in range(0, near.shape[1], EXACT):
+                row, column, threshold = part = near[:, start : start + EXACT].astype(np.int64)
+                exact = self.exact.pairs(queries.start + row, gallery.start + column)
+                if self.compiled:
+                    from aurank.evaluation.engine.compiled import count_exact
 
-    def _memory(self, size: int) -> Tensor:
-        if len(self.memory) < size:
-            self.memory = torch.empty(size, dtype=torch.uint8, device=self.device)
-        return self.memory[:size]
+                    count_exact(part, last, thresholds, exact, above, tied)
+                    continue
+                lower = thresholds_passed(thresholds, threshold, last[row], exact, ties=False)
+                upper = thresholds_passed(thresholds, lower, last[row], exact, ties=True)
+                above += counts_between(threshold, lower, len(above)).astype(above.dtype)
+                tied += counts_between(lower, upper, len(above)).astype(above.dtype)
+            counted.append((entries, above, tied))
+        with self.thresholds.lock:
+            for entries, above, tied in counted:
+                self.thresholds.above[entries] += above
+                if tied is not None:
+                    self.thresholds.tied[entries] += tied
+        return True
+
+    def _near(self, scores: Tensor, *arguments: Any, most: float) -> Near | None:
+        """Count a tile as `compiled.count` does; return the scores that are near, None where these are too many."""
+        limit = int(scores.numel() * most)
+        if not self.compiled:
+            near = count_by_search(scores, *arguments)
+            return near if near.shape[1] <= limit else None
+        from aurank.evaluation.engine.compiled import count
+
+        near = self.memory("near", (3, limit + scores.shape[1]), torch.int32).numpy()
+        size = count(scores.numpy(), *arguments, near)
+        return None if size < 0 else near[:, :size]
+
+    def memory(self, name: Any, shape: tuple[int, ...], kind: torch.dtype) -> Tensor:
+        """Return memory by name, in this shape; its content is that of the tile before."""
+        size = math.prod(shape) * kind.itemsize
+        if name not in self._memory or len(self._memory[name]) < size:
+            self._memory[name] = torch.empty(size, dtype=torch.uint8, device=self.device)
+        return self._memory[name][:size].view(kind).view(shape)
 
 
-def exclude(problem: SortedProblem, tile: Tile, scores: Tensor, *, lone: bool) -> None:
+def exclude(problem: SortedProblem, tile: Tile, scores: Tensor) -> None:
     """Set to minus infinity the scores of positives and of whatever else a query does not compete with."""
     first, last = problem.class_start[tile.queries], problem.class_stop[tile.queries]
     begin, end = tile.gallery.start, tile.gallery.stop
     # Queries are in the order of their classes, so a tile far from them is seen from its corners.
     if first[0] < end and last[-1] > begin:
-        view = scores if scores.is_cuda else scores.numpy()  # a view that costs less to write to
+        table = scores if scores.is_cuda else scores.numpy()  # which costs less to write to
         edges = np.flatnonzero(np.diff(first)) + 1
         for top, bottom in zip([0, *edges.tolist()], [*edges.tolist(), len(first)], strict=True):
-            view[top:bottom, max(int(first[top]) - begin, 0) : max(int(last[top]) - begin, 0)] = -math.inf
+            table[top:bottom, max(int(first[top]) - begin, 0) : max(int(last[top]) - begin, 0)] = -math.inf
     offset = problem.extra_offset[tile.queries.start : tile.queries.stop + 1]
     if offset[0] < offset[-1]:
-        place = problem.extra[offset[0] : offset[-1]]
+        position = problem.extra[offset[0] : offset[-1]]
         query = np.repeat(np.arange(len(first)), np.diff(offset))
-        inside = (place >= begin) & (place < end)
-        where = [torch.from_numpy(index[inside]).to(scores.device) for index in (query, place - begin)]
-        scores[where[0], where[1]] = -math.inf
-    if lone and not (counts := problem.num_positives[tile.queries]).all():
-        scores[torch.from_numpy(counts == 0).to(scores.device)] = -math.inf
+        inside = (position >= begin) & (position < end)
+        rows, columns = (torch.from_numpy(index[inside]).to(scores.device) for index in (query, position - begin))
+        scores[rows, columns] = -math.inf
 
 
-Counts: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
-"""Scores above and near each threshold, and the near pairs as (threshold, other)."""
+def thresholds_passed(
+    thresholds: Float64[np.ndarray, " threshold"],
+    first: Int64[np.ndarray, " score"],
+    last: Int64[np.ndarray, " score"],
+    scores: Float64[np.ndarray, " score"],
+    *,
+    ties: bool,
+) -> Int64[np.ndarray, " score"]:
+    """Return for each score the first of its thresholds that is not below it, with `ties` that is above it."""
+    while (first < last).any():
+        middle = (first + last) // 2
+        value = thresholds[np.minimum(middle, len(thresholds) - 1)]
+        is_passed = (value <= scores if ties else value < scores) & (first < last)
+        first, last = np.where(is_passed, middle + 1, first), np.where(is_passed, last, np.minimum(middle, last))
+    return first
 
 
-def make_kernel(backend: str) -> Any:
-    """Return a kernel for one thread, whose `count(scores, edges, room)` gives `Counts` for all edges of a tile.
-
-    The first edges are of its rows, those behind, if any, of its columns. Counts are good until the next call; None
-    where more than `room` pairs are near one side's. Without `room` none is listed.
-    """
-    if backend != "numba":
-        return PlainKernel()
-    from aurank.evaluation.engine.compiled import CompiledKernel  # numba takes most of a second
-
-    return CompiledKernel()
+def counts_between(
+    start: Int64[np.ndarray, " range"], stop: Int64[np.ndarray, " range"], size: int
+) -> Integer[np.ndarray, " size"]:
+    """Return how many ranges each of so many entries lies in."""
+    changes = np.bincount(start, minlength=size + 1) - np.bincount(stop, minlength=size + 1)
+    return np.cumsum(changes[:-1])
 
 
-PADDED = 2**20  # numbers in a block of thresholds that is padded to a rectangle
+PADDED = 2**20  # thresholds of queries that are looked up together
 
 
-class PlainKernel:
-    """A kernel of plain torch, by sorted search and histograms: how many scores pass how many edges of a query."""
-
-    def count(self, scores: Tensor, edges: Sequence[Edges], *, room: int | None) -> list[Counts] | None:
-        sides = [self._of_rows(*side, room) for side in zip((scores, scores.T), edges, strict=False)]
-        counted = [side for side in sides if side is not None]
-        return counted if len(counted) == len(edges) else None
-
-    def _of_rows(self, scores: Tensor, edges: Edges, room: int | None) -> Counts | None:
-        tile = scores.contiguous()
-        counts = np.diff(edges.offset)
-        above, near = (np.empty(len(edges.low), np.int32) for _ in range(2))
-        pairs, left, stop = [(np.empty(0, np.int64),) * 2], math.inf if room is None else room, 0
-        while stop < len(counts):
-            # Queries with a threshold, few enough that padding them stays small.
-            start = stop
-            if not counts[start]:
-                stop += 1
-                continue
-            most = np.maximum.accumulate(counts[start:])
-            stop = start + max(1, int(np.searchsorted(most * np.arange(1, len(most) + 1), PADDED, side="right")))
-            width, here = int(counts[start:stop].max()), slice(edges.offset[start], edges.offset[stop])
-            query = np.repeat(np.arange(stop - start), counts[start:stop])
-            place = query, np.arange(here.start, here.stop) - edges.offset[start:stop][query]
-            # For each score, how many upper edges are below it and how many lower edges it reaches.
-            passed, reached = (
-                _search(tile[start:stop], side[here], place, right=right)
-                for side, right in ((edges.high, False), (edges.low, True))
+def count_by_search(
+    scores: Tensor,
+    first: np.ndarray,
+    last: np.ndarray,
+    thresholds: np.ndarray,
+    factor: float,
+    errors: np.ndarray,
+    rounding: float,
+    above: np.ndarray,
+) -> Near:
+    """Count a tile by plain torch, on any device, as `compiled.count` does; return the scores that are near."""
+    most = int((last - first).max(initial=0))
+    step, near = max(1, PADDED // max(1, most)), [np.empty((3, 0), np.int64)]
+    for start in range(0, len(first) if most else 0, step):
+        rows = slice(start, start + step)
+        entry = first[rows, None] + np.arange(most)
+        is_own = entry < last[rows, None]
+        middle = thresholds[np.minimum(entry, len(thresholds) - 1)] / factor
+        room, tile = errors[rows, None] + rounding * np.abs(middle), scores[rows].contiguous()
+        passed, reached = (
+            torch.searchsorted(
+                torch.from_numpy(np.where(is_own, edge, np.inf)).to(tile.device, tile.dtype),
+                tile,
+                right=right,
+                out_int32=True,
             )
-            over = _at_least(passed, width)[place]
-            above[here], near[here] = over, _at_least(reached, width)[place] - over
-            if room is not None:
-                left -= int(near[here].sum(dtype=np.int64))
-                if left < 0:
-                    return None
-                pairs.append(_near_pairs(passed, reached, edges.offset[start:stop]))
-        threshold, other = (np.concatenate(side) for side in zip(*pairs, strict=True))
-        return above, near, threshold, other
-
-
-def _search(tile: Tensor, edges: np.ndarray, place: tuple[np.ndarray, np.ndarray], *, right: bool) -> Tensor:
-    padded = np.full((len(tile), place[1].max() + 1), math.inf, edges.dtype)
-    padded[place] = edges
-    return torch.searchsorted(torch.from_numpy(padded).to(tile.device), tile, right=right, out_int32=True)
-
-
-def _at_least(found: Tensor, width: int) -> np.ndarray:
-    """Return [query, place]: how many scores of the query pass more than `place` edges."""
-    bins = width + 1
-    start = torch.arange(0, found.shape[0] * bins, bins, device=found.device)
-    histogram = torch.bincount((found + start[:, None]).view(-1), minlength=found.shape[0] * bins).view(-1, bins)
-    return np.asarray(histogram.flip(1).cumsum(1).flip(1)[:, 1:].cpu().numpy())
-
-
-def _near_pairs(passed: Tensor, reached: Tensor, offset: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    query, other = torch.nonzero(reached > passed, as_tuple=True)
-    first, last = (side[query, other].cpu().numpy().astype(np.int64) for side in (passed, reached))
-    times = last - first
-    step = np.arange(times.sum()) - np.repeat(np.cumsum(times) - times, times)
-    start = offset[query.cpu().numpy()] + first
-    return np.repeat(start, times) + step, np.repeat(other.cpu().numpy(), times)
+            for edge, right in ((middle + room, False), (middle - room, True))
+        )
+        bins, count = most + 1, len(entry)
+        numbers = passed + torch.arange(0, count * bins, bins, device=scores.device)[:, None]
+        histogram = torch.bincount(numbers.view(-1), minlength=count * bins).view(count, bins)
+        beyond = histogram.flip(1).cumsum(1).flip(1)[:, 1:].cpu().numpy()  # scores that pass each threshold
+        np.add.at(above, entry[is_own], beyond[is_own])
+        row, column = torch.nonzero(reached > passed, as_tuple=True)
+        threshold = passed[row, column].cpu().numpy() + first[rows][row.cpu().numpy()]
+        near.append(np.stack([row.cpu().numpy() + start, column.cpu().numpy(), threshold]))
+    return np.concatenate(near, axis=1)

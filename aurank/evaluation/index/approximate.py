@@ -10,16 +10,10 @@ from jaxtyping import Float64
 
 from aurank.errors import UserError
 from aurank.evaluation import metrics
-from aurank.evaluation.engine.problem import (
-    ProgressCallback,
-    RetrievalProblem,
-    SortedProblem,
-    among,
-    places_of,
-    sort_by_label,
-)
+from aurank.evaluation.engine.problem import SortedProblem, among, positions_of, sort_by_label
 from aurank.evaluation.engine.ranks import Ranks
 from aurank.evaluation.index.neighbours import Index, Neighbours, faiss_library, take
+from aurank.evaluation.inputs import ProgressCallback, RetrievalProblem
 from aurank.evaluation.metrics import mean
 
 NEIGHBOUR_QUERIES = 1000  # queries whose neighbours are compared with the exact ones
@@ -116,8 +110,8 @@ class _ListReader:
     def __init__(self, problem: SortedProblem) -> None:
         self.problem = problem
         self.width = len(problem.gallery_index)
-        self.sorted_gallery = places_of(problem.gallery_index, problem.num_gallery + 1)  # -1: junk, padding
-        self.sorted_query = places_of(problem.query_index, len(problem.labels))
+        self.sorted_gallery = positions_of(problem.gallery_index, problem.num_gallery + 1)  # -1: junk, padding
+        self.sorted_query = positions_of(problem.query_index, len(problem.labels))
         queries = np.arange(len(problem.query_index))
         self.extra = np.sort(np.repeat(queries, np.diff(problem.extra_offset)) * self.width + problem.extra)
 

@@ -20,14 +20,8 @@ from typing_extensions import TypedDict
 
 from aurank.arrays import Arrays
 from aurank.errors import UserError
-from aurank.evaluation.engine.problem import (
-    Embeddings,
-    ProgressCallback,
-    as_matrix,
-    require_at_least,
-    require_one_of,
-)
 from aurank.evaluation.engine.scores import DISTANCES
+from aurank.evaluation.inputs import Embeddings, ProgressCallback, as_matrix, require_at_least, require_one_of
 from aurank.extras import import_library
 from aurank.files import read_record, reading, replacing, require_ordinary
 from aurank.names import accepting

@@ -10,10 +10,11 @@ from annotated_types import Ge
 from jaxtyping import Bool, Float64, Int64
 
 from aurank.evaluation.engine.nearest import BestSearch, NearestRows
-from aurank.evaluation.engine.problem import Pairs, RetrievalProblem, places_of
+from aurank.evaluation.engine.problem import Pairs, positions_of
 from aurank.evaluation.engine.ranks import Ranks
 from aurank.evaluation.engine.scores import ExactScores
 from aurank.evaluation.engine.tiles import Work
+from aurank.evaluation.inputs import RetrievalProblem
 from aurank.evaluation.postprocessing.steps import Count, ListStep, Part, Rows, Sides, Step, unit
 
 MEMORY = 2**27  # bytes at a time
@@ -32,7 +33,7 @@ def nearest_lists(
     shuffled = np.random.default_rng(0).permutation(len(gallery))
     symmetric = queries is gallery and np.array_equal(leave_out, np.arange(len(gallery)))
     order = shuffled if symmetric else np.arange(len(queries))
-    hidden = np.append(places_of(shuffled, len(gallery)), -1)[leave_out[order]]
+    hidden = np.append(positions_of(shuffled, len(gallery)), -1)[leave_out[order]]
 
     def within(queries_of_tile: slice, rows_of_tile: slice) -> Pairs:
         column = hidden[queries_of_tile] - rows_of_tile.start
@@ -40,7 +41,7 @@ def nearest_lists(
         return query, column[query]
 
     search = _search(queries, gallery, order, shuffled, within, symmetric=symmetric, device=device)
-    position, score = search.run(k, places_of(order, len(queries)))
+    position, score = search.run(k, positions_of(order, len(queries)))
     return shuffled[position], score
 
 
@@ -61,7 +62,7 @@ def pair_scores(
 ) -> Float64[np.ndarray, " pair"]:
     problem = RetrievalProblem(queries, gallery=None if gallery is queries else gallery)
     orders = np.arange(len(queries)), np.arange(len(gallery))
-    return ExactScores.of(problem, *orders, distance=distance).pairs(query, row)
+    return ExactScores(problem, *orders, distance=distance).pairs(query, row)
 
 
 def _search(
@@ -75,7 +76,7 @@ def _search(
     device: str,
 ) -> BestSearch:
     problem = RetrievalProblem(queries, gallery=None if gallery is queries else gallery)
-    scores = ExactScores.of(problem, order, gallery_order, distance="cosine")
+    scores = ExactScores(problem, order, gallery_order, distance="cosine")
     work = Work.of(queries, device=device, max_memory=MEMORY, distributed=False)
     return BestSearch(scores, hidden, tied=lambda _, position: position, symmetric=symmetric, work=work)
 

@@ -13,7 +13,9 @@ from pydantic import ValidationError
 from aurank.arrays import Arrays
 from aurank.errors import UserError
 from aurank.evaluation.engine.nearest import NearestRows, nearest_rows
-from aurank.evaluation.engine.problem import (
+from aurank.evaluation.engine.ranks import RankBlocks, Ranks
+from aurank.evaluation.engine.scores import DISTANCES, pieces, row_lengths
+from aurank.evaluation.inputs import (
     Embeddings,
     ProgressCallback,
     RetrievalProblem,
@@ -24,8 +26,6 @@ from aurank.evaluation.engine.problem import (
     require_one_of,
     rows_without_junk,
 )
-from aurank.evaluation.engine.ranks import RankBlocks, Ranks
-from aurank.evaluation.engine.scores import DISTANCES, pieces, row_lengths
 from aurank.evaluation.postprocessing.neighbour_steps import (
     DatabaseAugmentation,
     KReciprocal,

@@ -9,8 +9,8 @@ from jaxtyping import Float64, Int64
 
 from aurank.errors import UserError
 from aurank.evaluation.engine.nearest import NearestRows
-from aurank.evaluation.engine.problem import as_matrix
 from aurank.evaluation.index.neighbours import SearchIndex, check_rows, scaled_rows
+from aurank.evaluation.inputs import as_matrix
 from aurank.evaluation.postprocessing.neighbour_steps import DatabaseAugmentation, Rescore, SideStep
 from aurank.evaluation.postprocessing.postprocessing import PostProcessing
 from aurank.evaluation.postprocessing.steps import Sides

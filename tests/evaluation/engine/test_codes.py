@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from testing.listing import same
 
 from aurank.evaluation import RetrievalProblem, positive_ranks
-from aurank.evaluation.engine import codes, tiles
-from aurank.evaluation.engine.codes import BOTH, HIGH, ByteCodes, Coder, multiply_codes
 from aurank.evaluation.engine.scores import ExactScores
+from aurank.evaluation.engine.tiles import TileCounter, Tiles, Work
+
+codes = pytest.importorskip("aurank.evaluation.engine.codes")
+BOTH, HIGH, Accelerator, multiply_codes = codes.BOTH, codes.HIGH, codes.Accelerator, codes.multiply_codes
 
 DISTANCES = ("cosine", "dot", "euclidean")
 
@@ -59,41 +61,47 @@ SETS: dict[str, Callable[[np.random.Generator, int, int], np.ndarray]] = {
 
 @pytest.fixture
 def decided(monkeypatch: pytest.MonkeyPatch) -> Counter[Any]:
-    """How many tiles had a side decided in each tier, where codes are used for whatever little work."""
+    """How many tiles each product decided, 1.0 for float64; codes are used for whatever little work."""
     monkeypatch.setattr(codes, "FEWEST", 0)
     monkeypatch.setattr(codes, "int8_speed", lambda dim: 100.0)
     found: Counter[Any] = Counter()
-    before = tiles.TileCounter._decides
+    names = {share: kind for kind, share in codes.NEAR.items()}
+    before = TileCounter.decide
 
-    def listening(self: Any, tile: Any, view: Any, tier: Any, scores: Any) -> bool:
-        decides = before(self, tile, view, tier, scores)
-        found[tier] += decides
+    def listening(self: Any, *given: Any, most: float, **options: Any) -> bool:
+        decides = before(self, *given, most=most, **options)
+        found[names.get(most, most)] += decides
         return decides
 
-    monkeypatch.setattr(tiles.TileCounter, "_decides", listening)
+    monkeypatch.setattr(TileCounter, "decide", listening)
     return found
 
 
-def encoded(exact: ExactScores) -> tuple[ByteCodes, ByteCodes]:
-    coder = Coder(exact)
-    left, right = (
-        coder.codes(side, slice(0, len(side.order)), ByteCodes.empty(len(side.order), side.dim), gallery=gallery)
-        for side, gallery in ((exact.queries, False), (exact.gallery, True))
-    )
-    return left, right
+def encoded(exact: ExactScores) -> tuple[Any, Any]:
+    coder = Accelerator(exact)
+    left = coder.encode(slice(0, len(exact.queries.order)), gallery=False)
+    return left, coder.encode(slice(0, len(exact.gallery.order)), gallery=True)
 
 
 def check_bound(queries: np.ndarray, gallery: np.ndarray, distance: str) -> None:
     orders = np.arange(len(queries)), np.arange(len(gallery))
-    exact = ExactScores.of(RetrievalProblem(queries, [], gallery, []), *orders, distance=distance)
-    scores = torch.empty(len(queries), len(gallery), dtype=torch.float64)
-    exact.tile(slice(0, len(queries)), slice(0, len(gallery)), scores)
-    truth = scores.numpy() / exact.queries.distance.factor
+    exact = ExactScores(RetrievalProblem(queries, [], gallery, []), *orders, distance=distance)
+    row, column = np.divmod(np.arange(len(queries) * len(gallery)), len(gallery))
+    truth = exact.pairs(row, column).reshape(len(queries), -1) / exact.factor
+    rough, fine = Accelerator(exact).feature_errors
+    queries, gallery = (
+        exact.features(slice(0, len(side)), torch.float32, gallery=number == 1).numpy()
+        for number, side in enumerate((queries, gallery))
+    )
+    for (one, other), score in np.ndenumerate(truth):
+        assert abs(codes.rough_dot(queries[one], gallery[other]) - score) <= rough
+        assert abs(codes.dot(queries[one], gallery[other]) - score) <= fine
     left, right = encoded(exact)
-    memory = torch.empty(8 * truth.size, dtype=torch.uint8)
-    slack = 4 * exact.queries.distance.error(exact.queries.dim, torch.float64)
+    products, scores = (torch.empty(truth.shape, dtype=kind) for kind in (torch.int32, torch.float32))
+    slack = 4 * exact.error(torch.float64)
     for kind in (HIGH, BOTH):
-        away = np.abs(multiply_codes(left, right, kind, memory).numpy() - truth)
+        multiply_codes(left, right, kind, products, scores)
+        away = np.abs(scores.numpy() - truth)
         assert (away <= left.error(right, kind, slack)[:, None]).all()
         assert (away <= right.error(left, kind, slack)).all()
 
@@ -120,7 +128,7 @@ def test_the_bound_is_narrow_around_a_centre_and_where_few_numbers_outweigh_the_
     ):
         order = np.arange(100)
         problem = RetrievalProblem(embeddings, order)
-        left, right = encoded(ExactScores.of(problem, order, order, distance="cosine"))
+        left, right = encoded(ExactScores(problem, order, order, distance="cosine"))
         assert left.error(right, kind, 0.0).max() < most
 
 
@@ -160,7 +168,7 @@ def test_ranks_are_those_without_codes(kind: str, distance: str, decided: Counte
 
 
 def test_trained_random_and_collapsed_rows_are_decided_in_their_tiers(decided: Counter[Any]) -> None:
-    for kind, tier in (("clustered", HIGH), ("random", BOTH), ("collapsed", None)):
+    for kind, tier in (("clustered", HIGH), ("random", BOTH), ("collapsed", 1.0)):
         decided.clear()
         chance = np.random.default_rng(1)
         positive_ranks(SETS[kind](chance, 600, 256), np.arange(600) // 5, max_memory="4MiB")
@@ -190,13 +198,12 @@ def test_groups_pairs_and_junk_are_left_out(decided: Counter[Any]) -> None:
     assert decided[HIGH] + decided[BOTH] > 0
 
 
-def test_codes_are_left_alone_for_little_work_whole_numbers_and_slow_processors(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_codes_are_left_alone_for_little_work_narrow_rows_and_slow_processors(monkeypatch: pytest.MonkeyPatch) -> None:
     def kinds(rows: np.ndarray) -> tuple[str, ...]:
-        order = np.arange(len(rows))
-        problem = RetrievalProblem(rows, [0] * len(rows))
-        return codes.code_kinds(ExactScores.of(problem, order, order, distance="cosine"))
+        problem, order = RetrievalProblem(rows, [0] * len(rows)), np.arange(len(rows))
+        exact, work = ExactScores(problem, order, order, distance="cosine"), Work.of(rows, distributed=False)
+        found = Accelerator.of(Tiles(exact, work, symmetric=True))
+        return () if found is None else found.kinds
 
     rows = random(np.random.default_rng(0), 50, 32)
     monkeypatch.setattr(codes, "int8_speed", lambda dim: 100.0)
@@ -207,7 +214,6 @@ def test_codes_are_left_alone_for_little_work_whole_numbers_and_slow_processors(
     monkeypatch.setattr(codes, "FEWEST", 0)
     assert kinds(rows) == (HIGH, BOTH)
     assert kinds(rows[:, :8]) == ()
-    assert kinds(np.sign(rows)) == ()
     for speed, expected in ((0.0, ()), (1.2, ()), (2.2, (HIGH,))):
         monkeypatch.setattr(codes, "int8_speed", lambda dim, speed=speed: speed)
         assert kinds(rows) == expected

@@ -8,89 +8,60 @@ import torch
 from testing.listing import COUNTS, counted_by_hand, tile
 
 from aurank.errors import UserError
-from aurank.evaluation.engine.codes import Edges
-from aurank.evaluation.engine.tiles import check_backend, make_kernel
+from aurank.evaluation.engine import compiled, tiles
+from aurank.evaluation.engine.tiles import Work, count_by_search
 
-CPU = torch.device("cpu")
-RARE = {"numba, all at once": -(10**9), "numba, all picked": 10**9}
-KERNELS = ["numba", *RARE, "torch"]
+CPU = np.zeros((1, 1))
 
 
-def kernel_of(name: str) -> Any:
-    """Return a kernel by name; all at once: none that picks few scores, all picked: none that compares all."""
-    if name not in RARE:
-        return make_kernel(name)
-    from aurank.evaluation.engine.compiled import CompiledKernel
+def count(backend: str, scores: np.ndarray, *arguments: Any) -> tuple[np.ndarray, list[tuple[int, int, int]]]:
+    above, near = np.zeros(len(arguments[2]), np.int64), np.empty((3, 2 * scores.size), np.int32)
+    if backend == "torch":
+        near = count_by_search(torch.from_numpy(scores), *arguments, above)
+    else:
+        near = near[:, : compiled.count(scores, *arguments, above, near)]
+    return above, list(zip(*near.tolist(), strict=True))
 
-    return CompiledKernel(RARE[name])
 
-
-@pytest.mark.parametrize("backend", KERNELS)
+@pytest.mark.parametrize("backend", ["numba", "torch"])
 @pytest.mark.parametrize("kind", list(COUNTS))
 @pytest.mark.parametrize("width", [0.0, 0.1])
-@pytest.mark.parametrize(("dtype", "transposed"), [(np.float32, False), (np.float32, True), (np.float64, True)])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_a_kernel_counts_what_comparing_every_pair_counts(
-    backend: str, kind: str, width: float, dtype: type, transposed: bool
+    backend: str, kind: str, width: float, dtype: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kernel = kernel_of(backend)
-    scores, edges = tile(COUNTS[kind], width=width)
-    scores = scores.astype(dtype)
-    edges = Edges(edges.offset, edges.low.astype(dtype), edges.high.astype(dtype))
-    above, near, pairs = counted_by_hand(scores, edges)
-    given = torch.from_numpy(np.ascontiguousarray(scores.T) if transposed else scores)
-    none = Edges(np.zeros(len(given) + 1, np.int64), edges.low[:0], edges.high[:0])
-    sides = [none, edges] if transposed else [edges]
-    *_, counted = kernel.count(given, sides, room=len(pairs))
-    assert (counted[0] == above).all()
-    assert (counted[1] == near).all()
-    assert len(counted[2]) == len(pairs)
-    assert set(zip(counted[2].tolist(), counted[3].tolist(), strict=True)) == pairs
-    *_, unlisted = kernel.count(given, sides, room=None)
-    assert (unlisted[1] == near).all()
-    assert len(unlisted[2]) == 0
-    if pairs:
-        assert kernel.count(given, sides, room=len(pairs) - 1) is None
+    monkeypatch.setattr(tiles, "PADDED", 2000)
+    case, edges = tile(COUNTS[kind], width=width, dtype=dtype)
+    above, near = counted_by_hand(*case[:3], *edges)
+    counted, listed = count(backend, *case)
+    assert (counted == above).all()
+    assert len(listed) == len(near)
+    assert set(listed) == near
+    if near and backend == "numba":
+        assert compiled.count(*case, np.zeros(len(above), np.int64), np.empty((3, len(near) - 1), np.int32)) == -1
 
 
-@pytest.mark.parametrize("backend", KERNELS)
-@pytest.mark.parametrize("kind", list(COUNTS))
-def test_a_tile_that_serves_both_of_its_sides_counts_each(backend: str, kind: str) -> None:
-    scores, edges = tile(COUNTS[kind], width=0.1)
-    other = Edges(np.array([*range(scores.shape[1]), scores.shape[1] - 1]), edges.low[:1], edges.high[:1])
-    low = np.linspace(-0.5, 0.5, scores.shape[1] - 1).astype(scores.dtype)
-    other = other._replace(low=low, high=low + scores.dtype.type(0.1))
-    counted = kernel_of(backend).count(torch.from_numpy(scores), [edges, other], room=scores.size * 64)
-    for side, (held, table) in zip(counted, ((edges, scores), (other, scores.T)), strict=True):
-        above, near, pairs = counted_by_hand(table, held)
-        assert (side[0] == above).all()
-        assert (side[1] == near).all()
-        assert set(zip(side[2].tolist(), side[3].tolist(), strict=True)) == pairs
+@pytest.mark.parametrize("backend", ["numba", "torch"])
+@pytest.mark.parametrize("number", [60, 400])
+def test_thresholds_that_all_but_coincide_are_told_apart(backend: str, number: int) -> None:
+    third = number // 3
+    middle = np.nextafter(np.full(number, 0.5, np.float32), np.float32(1))
+    middle[:third], middle[2 * third :] = 0.5, np.nextafter(middle[0], np.float32(1))
+    scores = np.array([[0.25, 0.5, middle[third], middle[-1], 0.75]], np.float32)
+    ranges = np.array([0]), np.array([number])
+    above, near = counted_by_hand(scores, *ranges, middle, middle)
+    counted, listed = count(backend, scores, *ranges, middle.astype(np.float64), 1.0, np.zeros(1), 0.0)
+    assert (counted == above).all()
+    assert set(listed) == near
 
 
-@pytest.mark.parametrize("backend", KERNELS)
-def test_thresholds_that_all_but_coincide_are_told_apart(backend: str) -> None:
-    middle = np.nextafter(np.full(60, 0.5, np.float32), np.float32(1))
-    middle[:20], middle[40:] = 0.5, np.nextafter(middle[0], np.float32(1))
-    scores = np.array([[0.25, 0.5, middle[0], middle[50], 0.75]], np.float32)
-    edges = Edges(np.array([0, 60]), middle, middle)
-    above, near, _ = counted_by_hand(scores, edges)
-    counted = kernel_of(backend).count(torch.from_numpy(scores), [edges], room=None)[0]
-    assert (counted[0] == above).all()
-    assert (counted[1] == near).all()
-
-
-def test_a_backend_that_is_unknown_or_does_not_fit_the_device_is_refused() -> None:
-    assert check_backend("auto", CPU) == "numba"
-    assert check_backend("torch", CPU) == "torch"
-    assert check_backend("auto", torch.device("cuda")) == "torch"
+def test_a_backend_that_is_unknown_or_cannot_be_had_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    how: dict[str, Any] = {"distributed": False}
+    assert Work.of(CPU, **how).backend == "numba"
+    assert Work.of(CPU, backend="torch", **how).backend == "torch"
     with pytest.raises(UserError, match="backend must be one of auto, numba, torch; got 'jax'"):
-        check_backend("jax", CPU)
-    with pytest.raises(UserError, match="does not run on cuda"):
-        check_backend("numba", torch.device("cuda"))
-
-
-def test_without_numba_plain_torch_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+        Work.of(CPU, backend="jax", **how)
     monkeypatch.setitem(__import__("sys").modules, "numba", None)
-    assert check_backend("auto", CPU) == "torch"
+    assert Work.of(CPU, **how).backend == "torch"
     with pytest.raises(UserError, match="needs the package numba"):
-        check_backend("numba", CPU)
+        Work.of(CPU, backend="numba", **how)

@@ -8,12 +8,11 @@ import torch
 from oracles.brute_force import left_out
 
 from aurank.errors import UserError
-from aurank.evaluation.engine import compiled as compiled_engine
 from aurank.evaluation.engine import scores, tiles
 from aurank.evaluation.engine.nearest import nearest_rows
-from aurank.evaluation.engine.problem import RetrievalProblem
 from aurank.evaluation.engine.ranks import positive_ranks
-from aurank.evaluation.engine.scores import Distance
+from aurank.evaluation.engine.scores import ExactScores
+from aurank.evaluation.inputs import RetrievalProblem
 
 
 def sorted_list(problem: RetrievalProblem, query: int, distance: str) -> list[tuple[float, bool, int]]:
@@ -77,27 +76,6 @@ def test_lists_equal_a_plain_sort_and_positives_stand_at_their_ranks(
             assert found.row[i][found.is_positive[i]].tolist() == ranks.positive[own][near].tolist()
 
 
-@pytest.mark.parametrize("distance", ["cosine", "dot", "euclidean"])
-@pytest.mark.parametrize("own", [True, False])
-def test_codes_of_eight_bits_give_the_same_lists(own: bool, distance: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    rng = np.random.default_rng(0)
-    rows = rng.standard_normal((2500, 128)).astype(np.float32)
-    rows[::25] = rows[10] + 0.05 * rng.standard_normal((100, 128))  # too alike for codes alone
-    other = {} if own else {"gallery": rows[::-1].copy(), "gallery_labels": np.arange(2500)[::-1] // 5}
-    problem = RetrievalProblem(rows, np.arange(2500) // 5, **other)
-    monkeypatch.setattr(tiles, "SIDES", {"cpu": 256, "cuda": 256})
-    usual, taken = nearest_rows(problem, 2, distance=distance), []
-    monkeypatch.setattr(tiles, "code_kinds", lambda _: ("high",))
-    multiply = compiled_engine.multiply_pairs
-    monkeypatch.setattr(
-        compiled_engine, "multiply_pairs", lambda *given: taken.append(given[-1].shape) or multiply(*given)
-    )
-    found = nearest_rows(problem, 2, distance=distance)
-    assert len(taken) > 3  # tiles
-    assert np.array_equal(found.row, usual.row)
-    assert np.array_equal(found.score, usual.score)
-
-
 def test_queries_without_a_positive_have_no_lists() -> None:
     assert nearest_rows(RetrievalProblem(np.eye(3), [0, 1, 2]), 1).row.shape == (0, 1)
 
@@ -136,8 +114,8 @@ def test_progress_is_told() -> None:
 def test_an_error_bound_that_says_nothing_asks_for_a_second_look(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = random_problem(2, "own")
     usual = nearest_rows(problem, 3)
-    error = Distance.error
-    monkeypatch.setattr(Distance, "error", lambda *given: np.inf if given[2] == torch.float32 else error(*given))
+    error = ExactScores.error
+    monkeypatch.setattr(ExactScores, "error", lambda *given: np.inf if given[1] == torch.float32 else error(*given))
     again = nearest_rows(problem, 3)
     assert again.row.tolist() == usual.row.tolist()
     assert again.score.tolist() == usual.score.tolist()

@@ -28,7 +28,7 @@ def some_rows(seed: int, *, kind: str) -> np.ndarray:
 def brute_force(problem: RetrievalProblem, distance: str) -> list[tuple[int, float, bool]]:
     """(query, score, whether positive) of every pair of a query that has a positive; scores as the engine defines."""
     queries, gallery = np.arange(len(problem.embeddings)), np.arange(len(problem.target))
-    exact = ExactScores.of(problem, queries, gallery, distance=distance, compiled=False)
+    exact = ExactScores(problem, queries, gallery, distance=distance, compiled=False)
     found = []
     for query in queries.tolist():
         pairs = []

@@ -13,7 +13,6 @@ from oracles.brute_force import left_out
 
 from aurank.errors import UserError
 from aurank.evaluation import Ranks, RetrievalProblem, positive_ranks
-from aurank.evaluation.engine.problem import count_positives
 
 
 def loop(problem: RetrievalProblem, distance: str) -> list[tuple[int, int, list[tuple[int, int, int, int]]]]:
@@ -123,5 +122,3 @@ def test_more_positives_than_memory_holds_are_refused_before_anything_is_compute
     with pytest.raises(UserError, match=r"make 2,000,000,000,000 positives.*: measure a sample of the queries"):
         positive_ranks(flat, labels, flat, labels)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**20  # KiB
-    assert count_positives(np.array([3, 1, 7, 3]), np.array([1, 1, 3, 5])) == 4
-    assert count_positives(np.array([3]), np.array([], dtype=np.int64)) == 0

@@ -90,7 +90,6 @@ def test_blocks_are_the_ranks_of_all_queries_in_parts(name: str) -> None:
         blocks, lambda part: {"rank": np.array([str(row) for row in np.split(part.rank, part.offset[1:-1])])}
     )
     assert listed["rank"].tolist() == [str(row) for row in np.split(whole.rank, whole.offset[1:-1])]
-    assert sum(part.num_rechecked for part in blocks.blocks()) >= 0
 
 
 def test_what_fits_is_counted_at_once_and_for_both_sides_unless_thresholds_are_dense() -> None:
@@ -100,7 +99,7 @@ def test_what_fits_is_counted_at_once_and_for_both_sides_unless_thresholds_are_d
     dense = RankBlocks(RetrievalProblem(rows, labels=np.arange(4000) % 2), max_memory="1MiB")
     assert len(dense.tilings) > 1
     assert not any(tiling.symmetric for tiling in dense.tilings)
-    assert max(other.stop - other.start for tiling in dense.tilings for other in tiling.others) > 1000
+    assert max(other.stop - other.start for tiling in dense.tilings for other in tiling.others) > 500
 
 
 def test_progress_goes_on_through_all_blocks() -> None:

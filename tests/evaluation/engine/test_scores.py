@@ -7,86 +7,33 @@ import pytest
 import torch
 from torch import Tensor
 
-from aurank.evaluation import positive_ranks
-from aurank.evaluation.engine.scores import (
-    DISTANCES,
-    Distance,
-    ExactScores,
-    Vectors,
-    full_precision,
-    make_distance,
-    row_lengths,
-    tree_sum,
-)
+from aurank.evaluation import RetrievalProblem, positive_ranks
+from aurank.evaluation.engine.scores import DISTANCES, ExactScores, full_precision, row_lengths
 
 
 def rows(count: int, dim: int, seed: int = 0) -> Tensor:
     return torch.from_numpy(np.random.default_rng(seed).normal(size=(count, dim)))
 
 
-def lengths(values: Tensor) -> Tensor:
-    return tree_sum(values * values).sqrt()
-
-
-def sides(first: Tensor, second: Tensor, name: str) -> tuple[Vectors, Vectors, Distance]:
-    distance = make_distance(name, float(lengths(first).max()), float(lengths(second).max()))
-    queries, gallery = (
-        Vectors(side, lengths(side), order=np.arange(len(side)), distance=distance) for side in (first, second)
-    )
-    return queries, gallery, distance
+def exact_scores(first: Tensor, second: Tensor, name: str = "cosine", *, compiled: bool = False) -> ExactScores:
+    orders = np.arange(len(first)), np.arange(len(second))
+    return ExactScores(RetrievalProblem(first, [], second, []), *orders, distance=name, compiled=compiled)
 
 
 def block(first: Tensor, second: Tensor, name: str = "cosine", *, compiled: bool = False) -> Tensor:
-    queries, gallery, _ = sides(first, second, name)
-    out = torch.empty(len(first), len(second), dtype=torch.float64)
-    ExactScores(queries, gallery, compiled=compiled).tile(slice(0, len(first)), slice(0, len(second)), out)
-    return out
-
-
-def pairs(first: Tensor, second: Tensor, name: str = "cosine", *, compiled: bool = False) -> Tensor:
-    queries, gallery, _ = sides(first, second, name)
-    every = np.arange(len(first))
-    return torch.from_numpy(ExactScores(queries, gallery, compiled=compiled).pairs(every, every))
-
-
-@pytest.mark.parametrize(("scale", "kind"), [(2.0, torch.float32), (2.0**20, torch.float64), (2.0**25, None)])
-@pytest.mark.parametrize("name", DISTANCES)
-def test_tiles_of_whole_numbers_are_products_with_the_digits_of_single_pairs(
-    name: str, scale: float, kind: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first, second = (rows(9, 7) * scale).round(), (rows(13, 7, seed=1) * scale).round()
-    queries, gallery, _ = sides(first, second, name)
-    assert ExactScores(queries, gallery, compiled=False).product_type == kind
-    row, column = torch.meshgrid(torch.arange(9), torch.arange(13), indexing="ij")
-    single = pairs(first[row.flatten()], second[column.flatten()], name).view(9, 13)
-    if kind is not None:
-        monkeypatch.setattr(ExactScores, "pairs", None)
-    assert torch.equal(block(first, second, name), single)
-
-
-def test_codes_of_one_bit_rank_as_by_single_scores(monkeypatch: pytest.MonkeyPatch) -> None:
-    codes, labels = torch.sign(rows(300, 16)), np.arange(300) // 3
-    found = positive_ranks(codes, labels)
-    assert found.num_rechecked == 0
-    monkeypatch.setattr(ExactScores, "product_type", None)
-    single = positive_ranks(codes, labels)
-    assert single.num_rechecked > 0
-    for field in ("higher", "tied", "at_least", "positive"):
-        assert np.array_equal(getattr(found, field), getattr(single, field))
+    row, column = np.divmod(np.arange(len(first) * len(second)), len(second))
+    scores = exact_scores(first, second, name, compiled=compiled).pairs(row, column)
+    return torch.from_numpy(scores).view(len(first), len(second))
 
 
 @pytest.mark.parametrize("dim", [1, 2, 3, 5, 7, 64, 100, 129])
 @pytest.mark.parametrize("name", DISTANCES)
-def test_tiles_and_single_pairs_have_the_same_digits_compiled_or_not(dim: int, name: str) -> None:
+def test_pairs_have_the_same_digits_compiled_or_not_together_or_alone(dim: int, name: str) -> None:
     first, second = rows(9, dim), rows(13, dim, seed=1)
     whole = block(first, second, name)
     assert torch.equal(block(first, second, name, compiled=True), whole)
     assert torch.equal(block(second, first, name).T, whole)  # symmetric
-    row, column = torch.meshgrid(torch.arange(9), torch.arange(13), indexing="ij")
-    for compiled in (False, True):
-        single = pairs(first[row.flatten()], second[column.flatten()], name, compiled=compiled)
-        assert torch.equal(single.view(9, 13), whole)
-    assert torch.equal(pairs(first[2:3], second[5:6], name)[0], whole[2, 5])
+    assert torch.equal(block(first[2:3], second[5:6], name)[0, 0], whole[2, 5])
     for values in (first, first.float()):
         compiled_lengths = row_lengths(values, side="query", distance=name, compiled=True)
         assert torch.equal(compiled_lengths, row_lengths(values, side="query", distance=name, compiled=False))
@@ -95,8 +42,8 @@ def test_tiles_and_single_pairs_have_the_same_digits_compiled_or_not(dim: int, n
 def test_a_score_equals_the_float64_cosine_and_ignores_scaling_by_powers_of_two() -> None:
     first, second = rows(20, 37), rows(20, 37, seed=1)
     expected = torch.nn.functional.cosine_similarity(first, second, dim=1)
-    torch.testing.assert_close(pairs(first, second), expected, rtol=0, atol=1e-15)
-    assert torch.equal(pairs(first * 2.0**40, second * 2.0**-90), pairs(first, second))
+    torch.testing.assert_close(block(first, second).diagonal(), expected, rtol=0, atol=1e-15)
+    assert torch.equal(block(first * 2.0**40, second * 2.0**-90), block(first, second))
 
 
 HARD: dict[str, Callable[[int], Tensor]] = {
@@ -117,19 +64,18 @@ def test_a_product_stays_within_its_bound_of_the_exact_score(
     kind: str, dim: int, dtype: torch.dtype, name: str
 ) -> None:
     values = HARD[kind](dim)
-    queries, gallery, distance = sides(values, values, name)
-    left = queries.features(slice(0, 60), dtype, gallery=False)
-    right = gallery.features(slice(0, 60), dtype, gallery=True)
+    exact = exact_scores(values, values, name)
+    left, right = (exact.features(slice(0, 60), dtype, gallery=gallery) for gallery in (False, True))
     with full_precision():
-        truth = block(values, values, name) / distance.factor
-        strayed, wide = (left @ right.T).double() - truth, left.double() @ right.double().T - truth
-    assert float(strayed.abs().max()) <= distance.error(dim, dtype)
-    assert float(wide.abs().max()) <= distance.feature_error(dim)
+        truth = block(values, values, name) / exact.factor
+        strayed = (left @ right.T).double() - truth
+    assert float(strayed.abs().max()) <= exact.error(dtype)
 
 
-def test_a_width_beyond_what_the_bound_covers_is_left_to_the_next_tier() -> None:
-    assert Distance("cosine").error(10**6, torch.float32) == float("inf")
-    assert Distance("cosine").error(10**6, torch.float64) < 1e-8
+def test_a_width_beyond_what_the_bound_covers_decides_nothing() -> None:
+    wide = exact_scores(*(torch.ones(1, 10**6) for _ in range(2)))
+    assert wide.error(torch.float32) > 1e9
+    assert wide.error(torch.float64) < 1e-8
 
 
 def test_the_callers_precision_settings_change_nothing_and_come_back() -> None:

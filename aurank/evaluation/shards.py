@@ -1,0 +1,71 @@
+"""Rows that several processes hold: parts of one side, or copies of it."""
+
+import hashlib
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from aurank.arrays import MappedRows
+from aurank.distributed import ProcessGroup
+from aurank.errors import UserError
+from aurank.evaluation.inputs import RetrievalProblem
+
+HASHED = 2**25  # bytes of rows in files that are hashed at a time
+
+
+def gather_shards(group: ProcessGroup, problem: RetrievalProblem, *, shards: bool, **settings: Any) -> RetrievalProblem:
+    """Return the problem as if one process had all rows of both sides; UserError where settings differ.
+
+    A side that all processes hold alike is taken as it is; else, and always with `shards`, its parts are put together
+    in the order of ranks. The same labels with other embeddings are copies that differ, which must not pass for shards.
+    """
+    if group.size == 1:
+        return problem
+    fields = {name: getattr(problem, name) for name in ("positives", "ignore", "junk")}
+    require_equal(group, **settings, **fields)
+    whole: dict[str, Any] = {}
+    for side, names in (
+        ("query", ("embeddings", "labels", "ids", "groups")),
+        ("gallery", ("gallery", "gallery_labels", "gallery_ids", "gallery_groups")),
+    ):
+        values = [getattr(problem, name) for name in names]
+        arrays = [array if array is None or hasattr(array, "shape") else np.asarray(array) for array in values]
+        kinds = tuple(None if array is None else f"{array.dtype} {tuple(array.shape[1:])}" for array in arrays)
+        require_equal(group, **{f"the types and widths of the {side} side (embeddings, labels, ids, groups)": kinds})
+        digests = group.all_gather([_digest(array) for array in arrays])
+        are_copies = all(digest == digests[0] for digest in digests)
+        if not shards and not are_copies and all(digest[1:] == digests[0][1:] for digest in digests):
+            fault = f"all ranks gave the same {side} labels and ids, but other embeddings"
+            raise UserError(f'{fault}: distributed="shards" says that these are different rows')
+        for name, array in zip(names, arrays, strict=True):
+            whole[name] = array if array is None or (are_copies and not shards) else group.concatenate(array)
+    return replace(problem, **whole)
+
+
+def require_equal(group: ProcessGroup, **settings: Any) -> None:
+    """Raise UserError where processes were called with different settings."""
+    for name, value in settings.items() if group.size > 1 else ():
+        plain = value if value is None or isinstance(value, str | int | float | tuple) else _digest(value)
+        gathered = group.all_gather(plain)
+        for rank, setting in enumerate(gathered):
+            if setting != gathered[0]:
+                difference = f"rank 0 has {gathered[0]}, rank {rank} has {setting}"
+                raise UserError(f"{name} must be the same on all ranks: {difference}")
+
+
+def _digest(array: Any) -> str | None:
+    if array is None:
+        return None
+    plain = array if isinstance(array, Tensor | MappedRows) else np.asarray(array)
+    digest = hashlib.sha256(repr((tuple(plain.shape), str(plain.dtype))).encode())
+    if isinstance(plain, MappedRows):
+        step = max(1, HASHED // max(1, plain.shape[1] * plain.itemsize))
+        for start in range(0, len(plain), step):
+            digest.update(np.ascontiguousarray(plain[start : start + step]).data)
+        return digest.hexdigest()
+    bits = plain.detach().cpu().contiguous().view(torch.uint8).numpy() if isinstance(plain, Tensor) else plain
+    digest.update(np.ascontiguousarray(bits).data)
+    return digest.hexdigest()
