@@ -1,8 +1,6 @@
 """Arguments of losses: by their own names, by those of papers and repositories, and misspelt."""
 
 import inspect
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -90,18 +88,3 @@ def test_a_function_takes_its_arguments_by_further_names_and_words() -> None:
     assert search(rows=3, neighbours=2, distance="l1") == (3, 2, "l1")
     with pytest.raises(TypeError, match="'neighburs'; did you mean 'neighbours'"):
         search(3, neighburs=2)  # type: ignore[call-arg]
-
-
-@pytest.mark.slow
-def test_the_call_of_a_loss_is_typed() -> None:
-    pytest.importorskip("mypy")
-    code = (
-        "import torch\nfrom aurank.losses import SOPRCLoss, CrossBatchMemory, contrastive\n"
-        "rows, labels = torch.ones(2, 2), torch.tensor([0, 0])\n"
-        "reveal_type(SOPRCLoss([2])(rows, labels))\n"
-        "reveal_type(CrossBatchMemory(SOPRCLoss([2]), embedding_size=2, memory_size=2)(rows, labels, ids=labels))\n"
-        "reveal_type(contrastive()(rows, labels))\n"
-    )
-    command = [sys.executable, "-m", "mypy", "--config-file=", "--follow-imports=silent", "--ignore-missing-imports"]
-    found = subprocess.run([*command, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False).stdout
-    assert found.count('Revealed type is "torch._tensor.Tensor"') == 3, found

@@ -10,26 +10,17 @@ import torch
 from pytorch_metric_learning import distances, reducers, regularizers
 from pytorch_metric_learning import losses as pml_losses
 from testing.cases import COUNTS, FURTHER, TABLE, Case
-from testing.equal import check_equal
+from testing.equal import batch, check_equal
 from testing.stateful import PROXIES, same_state
 from torch import Tensor
 
 from aurank.losses import LOSSES, MINERS, MultipleLosses
-
-SHUFFLED = [0] * 5 + [1] * 2 + [2] * 6 + [3] + [4] * 3 + [5]  # unequal classes, two queries without a positive
 
 EACH = pytest.mark.parametrize("case", TABLE.values(), ids=TABLE.keys())
 EVERY = pytest.mark.parametrize("case", (TABLE | FURTHER).values(), ids=(TABLE | FURTHER).keys())
 # one variant of each loss, for what variants share
 PLAIN = {name.split()[0]: case for name, case in reversed(TABLE.items())}
 ONE_OF_EACH = pytest.mark.parametrize("case", PLAIN.values(), ids=PLAIN.keys())
-
-
-def batch(labels: list[int] = SHUFFLED, *, seed: int = 0) -> tuple[Tensor, Tensor]:
-    random = torch.Generator().manual_seed(seed)
-    order = torch.randperm(len(labels), generator=random)
-    embeddings = torch.randn(len(labels), 6, generator=random, dtype=torch.float64)
-    return embeddings.requires_grad_(), torch.tensor(labels)[order]
 
 
 def expect(case: Case, *given: Tensor, **masks: object) -> Tensor:
@@ -131,7 +122,7 @@ def test_pml_s_cross_batch_memory_gives_the_loss_against_its_memory(case: Case) 
     memory(first, first_labels)
     loss.train()
     kept, kept_labels = torch.cat([first, second]).detach(), torch.cat([first_labels, labels])
-    ids, ref_ids = torch.arange(18, 36), torch.arange(36)
+    ids, ref_ids = torch.arange(19, 38), torch.arange(38)
     expected = fresh(second, labels, ref_emb=kept, ref_labels=kept_labels, ids=ids, ref_ids=ref_ids)
     torch.testing.assert_close(memory(second, labels), expected, rtol=0, atol=1e-12)
 

@@ -1,7 +1,5 @@
 """Slow, obvious references of the losses with learnable temperatures, as those in oracles.py: loops over scalars."""
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -35,13 +33,6 @@ def robust(
         logarithm = (epsilon + inner(similarity[query], positives, negatives, own)).log()
         found[query] = own * (logarithm + rho) if factor else logarithm
     return found
-
-
-def divergence(row: Tensor, negatives: list[int], temperature: float) -> float:
-    """KL of the weights exp(s/τ) of the negatives from uniform ones."""
-    weights = torch.stack([(row[reference] / temperature).exp() for reference in negatives])
-    weights = weights / weights.sum()
-    return sum(float(weight) * math.log(float(weight) * len(negatives)) for weight in weights.detach())
 
 
 def cross_entropy(similarity: Tensor, positive: Mask, negative: Mask, *, temperature: Tensor | float) -> PerQuery:

@@ -1,7 +1,6 @@
 """The chains of many queries at once are those of a loop over proposals, and rest at the softmax."""
 
 import math
-from itertools import pairwise
 
 import pytest
 import torch
@@ -124,18 +123,3 @@ def test_a_row_holds_its_last_entry_and_ids_that_float32_would_round() -> None:
     assert not table.put(
         torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64), torch.empty(0, 1), is_shared=True
     )
-
-
-def test_state_goes_into_a_table_that_does_not_know_its_width() -> None:
-    table, fresh = TaggedTable(4), TaggedTable(4)
-    put(table, [2], [7], [3.0])
-    states = [copy_of(fresh), copy_of(table), copy_of(fresh)]
-    for one, other in pairwise(states):
-        one.load_state_dict(other.state_dict())
-        assert all(value.equal(other.state_dict()[name]) for name, value in one.state_dict().items())
-
-
-def copy_of(table: TaggedTable) -> TaggedTable:
-    found = TaggedTable(4)
-    found.load_state_dict(table.state_dict())
-    return found

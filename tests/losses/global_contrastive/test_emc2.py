@@ -1,5 +1,3 @@
-from collections.abc import Callable
-
 import oracles
 import pytest
 import torch
@@ -8,7 +6,6 @@ from oracles.chains import BATCHES, DIM, ENCODED, IMAGES, batch
 from pytorch_metric_learning.distances import LpDistance
 from torch import Tensor
 
-from aurank.errors import UserError
 from aurank.losses import EMC2Loss
 
 
@@ -85,48 +82,6 @@ def test_value_gradient_and_states_equal_the_loop_over_several_batches(out_of_ba
     assert bool(asked) == (out_of_batch == "reencode")
 
 
-def exact_gradient(temperature: float) -> Tensor:
-    """That of the mean over rows of −s⁺ + τ·log mean exp(s⁻/τ) over all negatives of the data set."""
-    rows = ENCODED.flatten(0, 1).clone().requires_grad_()
-    similarity = oracles.cosine(rows)
-    image = torch.arange(IMAGES).repeat(2)
-    negatives = (similarity / temperature).masked_fill(image[:, None] == image, -torch.inf)
-    other = torch.arange(2 * IMAGES).roll(IMAGES)
-    values = temperature * negatives.logsumexp(dim=1) - similarity[torch.arange(2 * IMAGES), other]
-    return torch.autograd.grad(values.mean(), rows)[0]
-
-
-@pytest.mark.slow
-def test_mean_gradient_over_batches_of_a_small_data_set_is_that_of_the_softmax() -> None:
-    # one chain for each view: its own augmentation's distribution is what it follows
-    loss = EMC2Loss(2 * IMAGES, temperature=0.25, embedding_size=DIM).double()
-    random = torch.Generator().manual_seed(0)
-    total, number = torch.zeros(2 * IMAGES, DIM, dtype=torch.float64), 300
-    for step in range(number):
-        images = torch.randperm(IMAGES, generator=random)[:8]
-        rows = torch.cat([images, images + IMAGES])
-        embeddings = ENCODED.flatten(0, 1)[rows].requires_grad_()
-        value = loss(embeddings, images.repeat(2), ids=rows)
-        if step >= 50:
-            total.index_add_(0, rows, torch.autograd.grad(value, embeddings)[0])
-    found, wanted = total / (number - 50), exact_gradient(0.25)
-    assert float(torch.cosine_similarity(found.flatten(), wanted.flatten(), dim=0)) > 0.99
-    assert float(found.norm() / wanted.norm()) == pytest.approx(1, abs=0.1)
-
-
-@pytest.mark.slow
-def test_the_order_of_the_batch_does_not_say_what_is_proposed_when() -> None:
-    # all scores equal: each proposal is accepted, so where chains end is where the order ends
-    loss = EMC2Loss(6, temperature=1e6, burn_in=0)
-    rows = torch.randn(12, DIM, generator=torch.Generator().manual_seed(0))
-    ended = torch.zeros(6)
-    for _ in range(150):
-        loss(rows, torch.arange(6).repeat(2))
-        ended += torch.bincount(loss.states[:1], minlength=6)
-    assert ended[0] == 0
-    torch.testing.assert_close(ended[1:] / 150, torch.full((5,), 0.2), rtol=0, atol=0.1)
-
-
 def test_states_are_rows_of_the_data_set_that_ids_name() -> None:
     loss = EMC2Loss(100)
     labels, ids = torch.tensor([0, 0, 1, 1, 2, 2]), torch.tensor([90, 41, 12, 73, 64, 55])
@@ -198,19 +153,6 @@ def test_a_state_that_a_miner_took_away_is_outside_of_the_batch(out_of_batch: st
     assert loss.states[0] == (1 if stays else 2)
 
 
-@pytest.mark.parametrize("embedding_size", [None, 6])
-def test_embeddings_of_another_width_than_the_stored_ones_are_refused(embedding_size: int | None) -> None:
-    loss = EMC2Loss(4, embedding_size=embedding_size)
-    labels = torch.tensor([0, 1, 0, 1])
-    if embedding_size is None:
-        loss(torch.randn(4, 6), labels)
-    with pytest.raises(UserError, match="embeddings must be as wide as embedding_size=6, got 5"):
-        loss(torch.randn(4, 5), labels)
-    for given in ({"out_of_batch": "restart"}, {"official": True}):  # which keep none
-        changing = EMC2Loss(4, **given)
-        assert all(changing(torch.randn(4, width), labels).isfinite() for width in (6, 5))
-
-
 def test_a_distance_scores_the_stored_state_too() -> None:
     loss = EMC2Loss(4, distance=LpDistance(power=2), temperature=0.01, burn_in=0).double()
     rows = torch.tensor([[1.0, 0], [0.8, 0.6], [1.0, 0], [0.8, 0.6]], dtype=torch.float64)
@@ -219,25 +161,6 @@ def test_a_distance_scores_the_stored_state_too() -> None:
     value = loss(far, torch.tensor([0, 2, 0, 2]), ids=torch.tensor([0, 2, 0, 2]))
     # image 0 stays at the stored (0.8, 0.6), 0.4 away by squares; image 2 can only go to image 0, 4 away
     torch.testing.assert_close(value, torch.tensor((-0.4 - 4.0) / 2, dtype=torch.float64))
-
-
-def calls_of(reencode: Callable[[Tensor], object] | None, **given: object) -> EMC2Loss:
-    loss = EMC2Loss(10, out_of_batch="reencode")
-    loss.reencode = reencode
-    rows = torch.randn(4, DIM, generator=torch.Generator().manual_seed(0))
-    for images in ([0, 1], [0, 2], [0, 3], [1, 2]):
-        loss(rows, torch.tensor(images * 2), **given)
-    return loss
-
-
-@pytest.mark.filterwarnings("ignore:no query of the batch")
-def test_reencoding_needs_a_callback_that_returns_embeddings() -> None:
-    with pytest.raises(UserError, match=r"EMC² with .* set its attribute reencode"):
-        calls_of(None)
-    with pytest.raises(UserError, match=r"must return embeddings of shape \[1, 6\]"):
-        calls_of(lambda ids: torch.zeros(len(ids), 1))
-    with pytest.raises(UserError, match="pass ref_ids"):
-        calls_of(lambda ids: torch.zeros(len(ids), DIM), ref_emb=torch.ones(2, DIM), ref_labels=torch.tensor([5, 6]))
 
 
 def test_a_state_embedded_anew_with_a_graph_gets_its_gradient() -> None:

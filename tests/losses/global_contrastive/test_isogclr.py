@@ -35,24 +35,6 @@ def parts(embeddings: Tensor) -> Iterator[tuple[int, Tensor, list[int], list[int
         yield query, similarity[query], *sides
 
 
-def at_rest(embeddings: Tensor, rate: float, **given: object) -> ISogCLRLoss:
-    """Single views, so that no two of them share a temperature."""
-    loss = ISogCLRLoss(len(LABELS), gamma=1, temperature_beta=1, temperature_lr=rate, **given).double()
-    for _ in range(80):
-        loss(embeddings.detach(), LABELS, ids=torch.arange(len(LABELS)))
-    return loss
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("rho", "rate"), [(0.05, 6.0), (0.3, 0.5), (1.0, 0.08)])
-def test_at_rest_within_the_bounds_the_divergence_of_the_weights_is_rho(rho: float, rate: float) -> None:
-    loss = at_rest(views(), rate, rho=rho, temperature_bounds=(0.001, None))
-    assert ((loss.temperatures > 0.01) & (loss.temperatures < 2 / rho)).all()
-    for query, row, _, negatives in parts(views()):
-        found = oracles_temperatures.divergence(row, negatives, float(loss.temperatures[query]))
-        assert found == pytest.approx(rho, abs=1e-6)
-
-
 @pytest.mark.parametrize("individual", [True, False])
 @pytest.mark.parametrize("weighted_pull", [True, False])
 def test_two_ways_are_the_sum_of_both_objectives(individual: bool, weighted_pull: bool) -> None:

@@ -80,48 +80,6 @@ def test_value_gradient_and_draws_equal_the_loop_whatever_the_pieces(
     torch.testing.assert_close(*gradients, rtol=0, atol=1e-12)
 
 
-def test_what_the_cache_has_of_a_sample_in_the_batch_is_no_candidate() -> None:
-    loss = seen([2, 3], temperature=0.001, positive_in_denominator=False)
-    # image 0 is as image 2 was, which is now elsewhere, in this batch
-    rows, axes = torch.stack([ENCODED[2], ENCODED[0]]), torch.tensor([0, 2])
-    value = loss(rows.repeat(2, 1), axes.repeat(2))
-    similarity = ENCODED @ ENCODED.T
-    best = [similarity[2, [0, 3]].max(), similarity[0, [2, 3]].max()]  # each the other, as it is now, or image 3
-    torch.testing.assert_close(value, torch.stack(best).mean() - 1)
-
-
-@pytest.mark.parametrize("positive_in_denominator", [False, True])
-def test_mean_gradient_is_that_of_the_softmax_over_references_and_cache(positive_in_denominator: bool) -> None:
-    loss = seen([4, 5, 6, 7, 8], temperature=0.3, positive_in_denominator=positive_in_denominator).eval()
-    random = torch.Generator().manual_seed(0)
-    query, references = (
-        torch.randn(number, DIM, generator=random, dtype=torch.float64).requires_grad_() for number in (1, 3)
-    )
-    names = torch.tensor([1, 4, 9])  # what the cache has of image 4 is no candidate, as it is here anew
-    given = {"ref_labels": torch.tensor([0, 4, 9]), "ref_ids": names, "ids": torch.zeros(4000, dtype=torch.int64)}
-    value = loss(query.expand(4000, DIM), torch.zeros(4000, dtype=torch.int64), ref_emb=references, **given)
-    similarity = oracles.cosine(query, torch.cat([references, ENCODED[5:9]]))[0]
-    scores = similarity if positive_in_denominator else similarity[1:]
-    expected = 0.3 * (scores / 0.3).logsumexp(dim=0) - similarity[0]
-    for leaf in (query, references):
-        found, wanted = (torch.autograd.grad(each, leaf, retain_graph=True)[0] for each in (value, expected))
-        assert float(torch.cosine_similarity(found.flatten(), wanted.flatten(), dim=0)) > 0.995
-        torch.testing.assert_close(found.norm(), wanted.norm(), rtol=0.05, atol=0)
-
-
-def test_a_negative_from_the_cache_is_its_stored_embedding_a_constant() -> None:
-    loss = seen([2, 3], temperature=0.001, positive_in_denominator=False)
-    query = ENCODED[[2, 3, 2, 3]].flip(0).clone().requires_grad_()  # as images 0 and 1 now are
-    labels = torch.tensor([0, 1, 0, 1])
-    value = loss(query, labels)
-    torch.testing.assert_close(value, 1 - torch.ones((), dtype=torch.float64))  # each has its like in the cache
-    stored = ENCODED[[3, 2, 3, 2]]
-    pairs = (query * stored).sum() / 4 - (query[[0, 1]] * query[[2, 3]]).sum() / 2
-    plain = torch.autograd.grad(pairs, query)[0]
-    tangent = plain - (plain * query).sum(dim=1, keepdim=True) * query.detach()
-    torch.testing.assert_close(torch.autograd.grad(value, query)[0], tangent, rtol=0, atol=1e-12)
-
-
 def test_samples_of_the_query_s_label_are_no_negatives() -> None:
     loss = NegativeCacheLoss(IMAGES, temperature=0.001, positive_in_denominator=False).double()
     rows = ENCODED[[0, 1, 2, 3]]

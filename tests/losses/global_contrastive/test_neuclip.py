@@ -9,7 +9,6 @@ from testing.stateful import same_state
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from aurank.errors import UserError
 from aurank.losses import CrossBatchMemory
 from aurank.losses.global_contrastive.neuclip import LARGEST_EXCESS, certainty_equivalent
 
@@ -65,19 +64,6 @@ def test_a_fixed_temperature_leaves_rho_out() -> None:
     assert list(fixed.parameters()) == []
 
 
-def test_prototypes_start_from_the_other_side_in_order_and_then_the_newest_of_earlier_batches() -> None:
-    loss = make(num_prototypes=30, restart_every=4, inner_steps=0)
-    given = [sides(step) for step in range(5)]
-    for step, (images, texts) in enumerate(given):
-        call(loss, images, texts)
-        for network, side in zip(loss.networks, (1, 0), strict=True):
-            expected = given[0][side]  # what there was
-            if step == 4:
-                older = torch.cat([each[side] for each in given[:4]])
-                expected = torch.cat([given[4][side], older[-(30 - len(given[4][side])) :]])
-            assert network.prototypes.equal(normalize(expected.detach()))
-
-
 @pytest.mark.parametrize("every", [1, None])
 def test_a_batch_larger_than_the_prototypes_gives_its_first_rows_each_time_or_once(every: int | None) -> None:
     loss = make(num_prototypes=4, inner_steps=0, restart_every=every)
@@ -103,10 +89,6 @@ def test_it_takes_memories_one_way_only() -> None:
     for step in range(3):
         rows, _ = sides(step)
         assert memory(rows, LABELS).isfinite()
-    with pytest.raises(UserError, match="two_way"):
-        CrossBatchMemory(make(), embedding_size=DIM)
-    with pytest.raises(UserError, match="two_way=True contrasts two modalities"):
-        make()(rows, LABELS)
 
 
 def test_evaluation_predicts_with_the_prototypes_as_they_are() -> None:

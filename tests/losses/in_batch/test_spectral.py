@@ -1,16 +1,11 @@
 import pytest
 import torch
 from pytorch_metric_learning.distances import DotProductSimilarity
+from testing.equal import two_views
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from aurank.losses import SpectralContrastiveLoss
-
-
-def views(number: int = 6) -> tuple[Tensor, Tensor, Tensor]:
-    random = torch.Generator().manual_seed(0)
-    first, second = torch.randn(2, number, 4, generator=random, dtype=torch.float64).requires_grad_()
-    return first, second, torch.arange(number)
 
 
 def spectral(first: Tensor, second: Tensor, mu: float) -> Tensor:
@@ -23,14 +18,14 @@ def spectral(first: Tensor, second: Tensor, mu: float) -> Tensor:
 
 @pytest.mark.parametrize("mu", [0.5, 1.0, 10.0])
 def test_one_view_against_the_other_is_the_authors_loss_of_embeddings_of_length_root_mu(mu: float) -> None:
-    first, second, labels = views()
+    first, second, labels = two_views()
     loss = SpectralContrastiveLoss(mu)(first, labels, ref_emb=second, ref_labels=labels)
     expected = spectral(*(normalize(each) * mu**0.5 for each in (first, second)), mu)
     torch.testing.assert_close(loss, expected, rtol=0, atol=1e-12)
 
 
 def test_with_inner_products_it_is_the_paper_s_of_embeddings_of_any_length() -> None:
-    first, second, labels = views()
+    first, second, labels = two_views()
     loss = SpectralContrastiveLoss(distance=DotProductSimilarity(normalize_embeddings=False))
     value = loss(first, labels, ref_emb=second, ref_labels=labels)
     torch.testing.assert_close(value, spectral(first, second, 1.0), rtol=0, atol=1e-12)

@@ -115,20 +115,6 @@ def test_scaling_the_loss_scales_the_gradient_and_nothing_else(scale: float) -> 
     assert not torch.allclose(published[1], scale * published[0], rtol=1e-2)
 
 
-def test_a_step_that_changes_no_rank_has_no_gradient_and_an_endless_one_puts_positives_first() -> None:
-    positive = torch.tensor([[False, True, False, True, False]])
-    hits = (positive, torch.tensor([[1, 3, 1]]), torch.tensor([[True, True, False]]))  # the last is padding
-    scores = torch.tensor([[0.9, 0.7, 0.5, 0.3, 0.1]], dtype=torch.float64, requires_grad=True)
-
-    def gradient(step: float) -> torch.Tensor:
-        return torch.autograd.grad(blackbox_average_precision(RankedLists(scores, *hits), step=step).sum(), scores)[0]
-
-    assert not gradient(1e-6).any()
-    # the positive at rank 2 is pulled by 1/2², that at rank 4 by 2/4²: they come first and second
-    change = torch.tensor([[1 - 3, 2 - 1, 3 - 4, 4 - 2, 5 - 5]], dtype=torch.float64)
-    torch.testing.assert_close(gradient(1e6) * 1e6, change / 5)
-
-
 def test_the_margin_lowers_positives_and_raises_negatives_by_half_a_normal_number() -> None:
     embeddings, labels = batch()
     random = torch.Generator().manual_seed(3)

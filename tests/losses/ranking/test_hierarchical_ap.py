@@ -7,22 +7,12 @@ import oracles
 import pytest
 import torch
 from oracles import sup as oracles_sup
-from testing.equal import check_equal
-from torch.nn.functional import normalize
+from testing.equal import batch, check_equal
 
-from aurank.errors import UserError
-from aurank.losses import CrossBatchMemory, HierarchicalAPLoss, SupAPLoss
+from aurank.losses import HierarchicalAPLoss, SupAPLoss
 
-SHUFFLED = [0] * 5 + [1] * 2 + [2] * 6 + [3] + [4] * 3 + [5]
 ONE = [[0], [0], [1], [1], [0], [-1]]
 TWO = [[0, 7], [0, 7], [1, 7], [1, 7], [2, 8], [-1, -1]]
-
-
-def batch(labels: list[int] = SHUFFLED, *, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    random = torch.Generator().manual_seed(seed)
-    order = torch.randperm(len(labels), generator=random)
-    embeddings = torch.randn(len(labels), 6, generator=random, dtype=torch.float64)
-    return embeddings.requires_grad_(), torch.tensor(labels)[order]
 
 
 @pytest.mark.parametrize("given", [{}, {"relevance": "mean_ap"}], ids=str)
@@ -74,32 +64,6 @@ def test_with_the_relevance_of_mean_ap_it_tends_to_the_mean_of_the_average_preci
     assert loss.item() == pytest.approx(sum(losses) / len(losses), abs=1e-10)
 
 
-def test_a_neighbour_of_the_super_category_costs_less_than_another() -> None:
-    angle = torch.tensor([0.0, 0.5, 0.3, 1.5])  # the third is ahead of the query's own class
-    rows = torch.stack([angle.cos(), angle.sin()], dim=1)
-    loss = HierarchicalAPLoss([0, 0, 1])
-    assert loss(rows, torch.tensor([0, 0, 1, 2])) < loss(rows, torch.tensor([0, 0, 2, 1]))
-
-
-def test_a_memory_holds_relevant_references() -> None:
-    memory = CrossBatchMemory(HierarchicalAPLoss(ONE), embedding_size=6, memory_size=40).double()
-    for seed in range(2):
-        embeddings, labels = batch(seed=seed)
-        value = memory(embeddings, labels)
-    others, ref_labels = batch(seed=0)
-    both = torch.cat([normalize(others.detach(), dim=1), embeddings.detach()])
-    ids = torch.arange(len(both))
-    wanted = HierarchicalAPLoss(ONE)(
-        embeddings,
-        labels,
-        ref_emb=both,
-        ref_labels=torch.cat([ref_labels, labels]),
-        ids=ids[len(others) :],
-        ref_ids=ids,
-    )
-    torch.testing.assert_close(value, wanted, rtol=0, atol=1e-12)
-
-
 def test_the_clustering_term_is_the_cross_entropy_of_cosines_with_proxies() -> None:
     embeddings, labels = batch()
     loss = HierarchicalAPLoss(ONE, clustering=0.1, embedding_size=6).double()
@@ -111,24 +75,6 @@ def test_the_clustering_term_is_the_cross_entropy_of_cosines_with_proxies() -> N
             cosines = [(row @ proxy / row.norm() / proxy.norm()) / 0.05 for proxy in loss.proxies]
             terms.append(torch.stack(cosines).logsumexp(0) - cosines[label])
     check_equal(loss(embeddings, labels), expected + 0.1 * torch.stack(terms).mean(), embeddings, loss.proxies)
-
-
-@pytest.mark.parametrize(
-    ("made", "message"),
-    [
-        (
-            lambda: HierarchicalAPLoss(ONE, clustering=0.1, embedding_size=4)(*batch()),
-            "as wide as embedding_size=4, got 6",
-        ),
-        (
-            lambda: HierarchicalAPLoss([0, 0])(*batch()),
-            r"label \d is none of .* 2 classes.* super_labels an entry for each",
-        ),
-    ],
-)
-def test_what_is_no_hierarchy_is_refused(made: Any, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        made()
 
 
 def test_the_levels_weigh_as_the_paper_says() -> None:

@@ -54,12 +54,3 @@ def test_quantiles_are_nearer_to_the_distribution_than_the_official_ones() -> No
         error[name] = float((values.mean(dim=0) - truth).square().mean().sqrt())
     assert error["quantile"] == pytest.approx(0.017, abs=0.001)
     assert error["official"] == pytest.approx(0.029, abs=0.001)
-
-
-@pytest.mark.parametrize("name", list(INTERPOLATIONS))
-def test_interpolated_scores_ascend_and_stay_within_the_bounds(name: str) -> None:
-    scores, count = padded([[-0.9, 0.95], [0.99, 0.2, -0.99], [0.5], [1.0, 1.0, 1.0]])
-    values = INTERPOLATIONS[name](scores, count, num_quantiles=50, bounds=(-1.0, 1.0))
-    assert (values.diff(dim=1) >= -1e-15).all()
-    assert values.min() >= -1
-    assert values.max() <= 1

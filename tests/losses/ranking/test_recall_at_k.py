@@ -4,7 +4,6 @@ import torch
 from pytorch_metric_learning.miners import BatchHardMiner
 from testing.equal import batch, check_equal
 
-from aurank.errors import UserError
 from aurank.losses import RecallAtKLoss
 
 SMALL = [0, 0, 0, 1, 1, 2, 2, 3]
@@ -55,14 +54,10 @@ def test_mixup_needs_no_value_of_the_device() -> None:
     assert rows.grad is not None
 
 
-def test_mixup_refuses_references_and_miners_in_training_mode_only() -> None:
+def test_mixup_takes_references_and_miners_in_evaluation_mode() -> None:
     (embeddings, labels), (references, ref_labels) = batch(), batch(seed=1)
     mined = BatchHardMiner()(embeddings, labels)
-    loss = RecallAtKLoss(similarity_mixup=True)
-    with pytest.raises(UserError, match="so ref_emb cannot be given with it"):
-        loss(embeddings, labels, ref_emb=references, ref_labels=ref_labels)
-    with pytest.raises(UserError, match="so indices_tuple cannot be given with it"):
-        loss(embeddings, labels, mined)
+    loss = RecallAtKLoss(similarity_mixup=True).eval()
     given = {"ref_emb": references, "ref_labels": ref_labels}
-    assert loss.eval()(embeddings, labels, mined) == RecallAtKLoss()(embeddings, labels, mined)
+    assert loss(embeddings, labels, mined) == RecallAtKLoss()(embeddings, labels, mined)
     assert loss(embeddings, labels, **given) == RecallAtKLoss()(embeddings, labels, **given)

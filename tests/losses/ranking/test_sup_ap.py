@@ -7,7 +7,7 @@ from oracles import sup as oracles_sup
 from sklearn.metrics import average_precision_score
 from testing.equal import batch, check_equal
 
-from aurank.losses import HierarchicalAPLoss, RecallAtKLoss, SupAPLoss, SupRecallLoss
+from aurank.losses import HierarchicalAPLoss, SupAPLoss, SupRecallLoss
 
 
 def exact_loss(embeddings: torch.Tensor, labels: torch.Tensor) -> float:
@@ -70,12 +70,6 @@ def test_second_order_gradients_are_those_of_finite_differences(make: type) -> N
     loss = make(temperature=0.2, slope=2.0, delta=1.0)
     assert torch.autograd.gradcheck(lambda rows: loss(rows, labels), (embeddings,))
     assert torch.autograd.gradgradcheck(lambda rows: loss(rows, labels), (embeddings,))
-
-
-def test_bounded_ranks_give_no_more_recall_than_smoothed_ones() -> None:
-    embeddings, labels = batch()
-    bounded = SupRecallLoss(calibration=0, rank_temperature=0.1)(embeddings, labels)
-    assert bounded > RecallAtKLoss(rank_temperature=0.1)(embeddings, labels)
 
 
 def test_scores_within_both_margins_have_no_calibration_loss() -> None:

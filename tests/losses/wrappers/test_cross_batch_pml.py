@@ -4,18 +4,11 @@ import pytest
 import torch
 from pytorch_metric_learning import losses as pml
 from pytorch_metric_learning import miners
-from torch import Tensor
+from testing.equal import rows_of_four as batch
 
-from aurank.errors import UserError
-from aurank.losses import CrossBatchMemory, MultipleLosses, SmoothAPLoss, SogCLRLoss, contrastive
+from aurank.losses import CrossBatchMemory, SmoothAPLoss, SogCLRLoss, contrastive
 
 SIZE, DIM = 12, 5
-
-
-def batch(seed: int, number: int = SIZE) -> tuple[Tensor, Tensor]:
-    random = torch.Generator().manual_seed(seed)
-    embeddings = torch.randn(number, DIM, generator=random, dtype=torch.float64)
-    return embeddings.requires_grad_(), torch.randint(4, (number,), generator=random)
 
 
 def both(*given: object, **named: object) -> tuple[CrossBatchMemory, pml.CrossBatchMemory]:
@@ -99,27 +92,3 @@ def test_keys_have_no_gradient_and_stay_positives_of_their_queries() -> None:
     )
     assert values[0] == alone
     assert ours(embeddings, labels, enqueue_mask=is_key) != alone
-
-
-def test_masks_that_cannot_be_are_named() -> None:
-    memory = CrossBatchMemory(contrastive(), DIM, 30).double()
-    rows, labels = batch(0)
-    keys = torch.arange(SIZE) > 5
-    with pytest.raises(UserError, match=r"enqueue_mask must be 12 of True and False, .* got torch\.int64"):
-        memory(rows, labels, None, labels)
-    with pytest.raises(UserError, match=r"got torch\.bool of shape \[3\]"):
-        memory(rows, labels, None, keys[:3])
-    with pytest.raises(UserError, match="indices_tuple and enqueue_mask were both given"):
-        memory(rows, labels, miners.MultiSimilarityMiner()(rows, labels), keys)
-    with pytest.raises(UserError, match="True for all"):
-        memory(rows, labels, enqueue_mask=torch.ones_like(keys))
-    with pytest.raises(UserError, match="the memory is empty: there is no reference"):
-        memory(rows, labels, enqueue_mask=torch.zeros_like(keys))
-    with pytest.raises(UserError, match="outside the 12 references"):
-        memory(rows, labels, (torch.tensor([0]), torch.tensor([12]), torch.tensor([1])))
-    with pytest.raises(UserError, match="CrossBatchMemory has one"):
-        CrossBatchMemory(contrastive(), DIM, 30, miners.MultiSimilarityMiner()).double()(
-            rows, labels, miners.MultiSimilarityMiner()
-        )
-    with pytest.raises(UserError, match="its own references"):
-        MultipleLosses([memory])(rows, labels, None, rows, labels)

@@ -7,9 +7,9 @@ import torch
 from pytorch_metric_learning import losses as pml
 from pytorch_metric_learning import reducers
 from pytorch_metric_learning.distances import CosineSimilarity, LpDistance
+from testing.equal import rows_of_four as batch
 from torch import Tensor
 
-from aurank.errors import UserError
 from aurank.losses import LOSSES, MINERS, MultipleLosses, PMLLoss, contrastive, multi_similarity, triplet
 
 NAMES = ["circle", "contrastive", "triplet", "multi_similarity"]
@@ -20,12 +20,6 @@ PLAIN = {
     "multi_similarity": lambda: pml.MultiSimilarityLoss(2, 40, 0.5),
 }
 EACH = pytest.mark.parametrize("name", NAMES)
-
-
-def batch(seed: int = 0) -> tuple[Tensor, Tensor]:
-    random = torch.Generator().manual_seed(seed)
-    embeddings = torch.randn(12, 5, generator=random, dtype=torch.float64)
-    return embeddings.requires_grad_(), torch.randint(4, (12,), generator=random)
 
 
 def plain(name: str, *given: object) -> Tensor:
@@ -167,24 +161,3 @@ def test_any_pml_loss_can_be_wrapped_copied_and_summed(name: str) -> None:
     loss = copy.deepcopy(LOSSES[name]())
     expected = 2 * loss(embeddings, labels) + 3 * other(embeddings, labels)
     torch.testing.assert_close(MultipleLosses([loss, other], weights=[2, 3])(embeddings, labels), expected)
-
-
-@pytest.mark.parametrize("references", [(), batch(1)], ids=["batch", "references"])
-@pytest.mark.parametrize("loss", [contrastive(), PMLLoss(pml.ArcFaceLoss(4, 5))], ids=["pairs", "proxies"])
-@pytest.mark.parametrize(
-    ("mined", "word"),
-    [
-        (([0], [12], [0], [1]), r"holds 12, outside the 12 (embeddings|references) \(0..11\)"),
-        (([-1], [0], [1]), "holds -1, outside the 12 embeddings"),
-        (([0, 1], [1], [0], [1]), "pair up one by one"),
-        (([0], [1]), "3 .triplets. or 4 .pairs. tensors"),
-        (([0.0], [1.0], [2.0]), r"tensors of integers .* got torch\.float32"),
-        (([True], [True], [False]), r"tensors of integers .* got torch\.bool"),
-    ],
-)
-def test_mined_indices_that_fit_nothing_are_named(
-    mined: tuple[list[float], ...], word: str, loss: PMLLoss, references: tuple[Tensor, Tensor]
-) -> None:
-    embeddings, labels = batch()
-    with pytest.raises(UserError, match=word):
-        loss(embeddings.float(), labels, tuple(torch.tensor(part) for part in mined), *references)

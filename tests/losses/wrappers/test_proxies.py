@@ -10,7 +10,6 @@ from testing.stateful import PROXIES
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
-from aurank.errors import UserError
 from aurank.losses import LOSSES, CrossBatchMemory, MultipleLosses, SmoothAPLoss, arcface, circle, proxy_anchor
 
 CLASSES, WIDTH, ROWS = 4, 5, 9
@@ -109,21 +108,6 @@ def test_circle_is_its_paper_s() -> None:
     torch.testing.assert_close(value, wanted, rtol=1e-12, atol=1e-10)
     found, expected = (torch.autograd.grad(one, rows)[0] for one in (value, wanted))
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-8)
-
-
-@EACH
-def test_what_no_proxy_can_do_is_refused(name: str) -> None:
-    (rows, labels), loss = batch(), made(name)
-    with pytest.raises(UserError, match=r"label 7 is none of the loss's 4 classes \(0..3\)"):
-        loss(rows, labels.clone().index_fill(0, torch.tensor([3]), 7))
-    with pytest.raises(UserError, match="compares embeddings with its proxies: leave out ref_emb"):
-        loss(rows, labels, ref_emb=rows.detach().clone(), ref_labels=labels)
-    with pytest.raises(UserError, match=r"takes no references .* list a loss beside it that ranks"):
-        CrossBatchMemory(loss, embedding_size=WIDTH, memory_size=20)
-    with pytest.raises(UserError, match=f"{name}: num_classes must be a whole number >= 1, got 0"):
-        LOSSES[name](num_classes=0, embedding_size=WIDTH)
-    with pytest.raises(UserError, match="embeddings must be as wide as embedding_size=5, got 4"):
-        loss(rows[:, :4], labels)
 
 
 def test_in_a_memory_a_proxy_loss_sees_the_batch_alone() -> None:
