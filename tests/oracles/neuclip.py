@@ -1,7 +1,5 @@
 """A slow reference of NeuCLIP, of the other oracles and torch's AdaGrad; batches for it."""
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -100,15 +98,6 @@ class Reference:
         return torch.stack(terms).mean()
 
 
-def least(g: float) -> float:
-    """The least of e^−α·g + α − 1 over α, by Newton's method from where it is convex towards it."""
-    alpha = math.log(g) - 1
-    for _ in range(50):
-        slope, curvature = 1 - math.exp(-alpha) * g, math.exp(-alpha) * g
-        alpha -= slope / curvature
-    return math.exp(-alpha) * g + alpha - 1
-
-
 DIM = 5
 SETTINGS = {"temperature": 0.125, "epsilon": 1e-8, "rho": 2.0}  # a temperature that float32 holds exactly
 # more texts than images in no order; two texts of one label, images of one label, an image and a text without a partner
@@ -116,7 +105,8 @@ LABELS = torch.tensor([4, 0, 1, 7, 2, 4, 3])
 TEXT_LABELS = torch.tensor([1, 2, 0, 0, 3, 4, 9, 4, 1])
 
 
-def two_sides(seed: int = 0, *, images: int = len(LABELS), texts: int = len(TEXT_LABELS)) -> tuple[Tensor, Tensor]:
+def two_sides(seed: int = 0) -> tuple[Tensor, Tensor]:
+    images, texts = len(LABELS), len(TEXT_LABELS)
     random = torch.Generator().manual_seed(seed)
     rows = torch.randn(images + texts, DIM, generator=random, dtype=torch.float64)
     return rows[:images].clone().requires_grad_(), rows[images:].clone().requires_grad_()

@@ -136,6 +136,23 @@ def run_ranks(work: Callable[..., None], ranks: int, *arguments: object) -> None
     processes.start_processes(work, args=arguments, nprocs=ranks, start_method="forkserver")
 
 
+def run_group(work: Callable[..., Any], ranks: int, folder: Path, *arguments: object) -> list[Any]:
+    """What ``work(rank, *arguments)`` returns in each process of a gloo group; `folder` is empty."""
+    run_ranks(_in_group, ranks, work, ranks, str(folder), arguments)
+    torch: Any = importlib.import_module("torch")
+    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(ranks)]
+
+
+def _in_group(rank: int, work: Callable[..., Any], ranks: int, folder: str, arguments: tuple[object, ...]) -> None:
+    torch: Any = importlib.import_module("torch")
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
+    torch.save(work(rank, *arguments), Path(folder) / f"{rank}.pt")
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
 def run_aurank(*arguments: object, setup: str = "") -> Running:
     """One process that runs a command, after a few lines of Python if a test needs them."""
     return Running([str(one) for one in arguments], {}, None, setup)

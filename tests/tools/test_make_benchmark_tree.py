@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from make_benchmark_tree import TREES, Tree, class_sizes, write
+from make_benchmark_tree import TREES, Tree, write
 
 from aurank.data import BENCHMARKS, Manifest
 from aurank.data.readers import READERS
@@ -37,12 +37,6 @@ def test_a_whole_tree_has_the_published_counts(name: str) -> None:
         label_of = dict(tree.images)
         paths = [row.split()[-1] if name != "vehicleid" else f"image/{row.split()[0]}.jpg" for row in rows]
         assert SplitSize(len(rows), len({label_of[path] for path in paths})) == size
-
-
-def test_sizes_have_a_least_and_a_sum() -> None:
-    sizes = class_sizes(1000, 100, np.random.default_rng(0), least=3, tail=1.0)
-    assert sizes.sum() == 1000
-    assert sizes.min() >= 3
 
 
 def test_what_is_there_is_not_written_over(tmp_path: Path) -> None:

@@ -1,16 +1,16 @@
 """Several processes over gloo: one loss, one gradient and one state, those of a single process with the whole batch."""
 
-import os
-from pathlib import Path
 from typing import Any
 
+import oracles
 import pytest
 import torch
+from oracles import neuclip
 from pytorch_metric_learning.utils.distributed import DistributedLossWrapper
 from testing import cases as two_way_batches
-from testing.processes import run_ranks
+from testing.processes import run_group
 from testing.stateful import PROXIES, same_state
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 
 from aurank.errors import UserError
 from aurank.losses import (
@@ -19,6 +19,7 @@ from aurank.losses import (
     CLIPLoss,
     CrossBatchMemory,
     CyCLIPLoss,
+    EMC2Loss,
     FastCLIPLoss,
     InfoNCELoss,
     ISogCLRLoss,
@@ -30,11 +31,14 @@ from aurank.losses import (
     SogCLRLoss,
     SOPRCLoss,
 )
+from aurank.losses.global_contrastive._kept_rows import TaggedTable
 from aurank.names import signature
 
 pytestmark = pytest.mark.slow
 
 COUNTS = [9, 4, 20, 7, 6]
+ENCODED = torch.randn(100, 5, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+ALONE = [([0, 1, 2, 3], [0, 0, 1, 2]), ([4, 5, 6], [1, 1, 2])]  # rows of each process, and their labels
 STEPS = 2
 NAMES = list(LOSSES)
 
@@ -111,6 +115,9 @@ def cases(world: int) -> dict[str, tuple[nn.Module, str]]:
     ways = [(name, "plain" if name in WITHOUT_REFERENCES else "references") for name in names]
     ways += [(name, way) for name in FEW for way in ("plain", "miner")]
     found = {f"{name} {way}": (make(name, distributed=True), way) for name, way in ways}
+    reencoding = make("emc2", distributed=True, out_of_batch="reencode")
+    reencoding.reencode = lambda ids: ENCODED[ids]  # each process embeds its share of the states
+    found["emc2 reencode"] = (reencoding, "plain")
     for name in [name for name in names if name not in PROXIES] if world == 2 else FEW[:1]:
         memory = CrossBatchMemory(make(name), embedding_size=5, memory_size=50, start_at=1, distributed=True)
         found[f"{name} memory"] = (memory, "plain")
@@ -164,6 +171,14 @@ def run_two_way(loss: nn.Module, rank: int, world: int) -> list[Tensor]:
     return results
 
 
+def run_alone(rank: int) -> Tensor:
+    """The value of NeuCLIP of one modality, not gathered."""
+    loss = neuclip.make(two_way=False, inner_steps=0, learn_temperature=False, rho=6.5)
+    rows, labels = ALONE[rank]
+    value: Tensor = loss(neuclip.two_sides()[0][rows].detach(), torch.tensor(labels))
+    return value.detach()
+
+
 def states_and_refusals(rank: int) -> tuple[Any, ...]:
     """What one of two processes finds."""
     table = RowTable(6, 3)
@@ -172,12 +187,16 @@ def states_and_refusals(rank: int) -> tuple[Any, ...]:
     nothing = torch.empty(0, dtype=torch.int64), torch.empty(0, 3)
     table.update(*(nothing if rank else entries(0)), rate=0.3)
     table.update(*nothing, rate=0.3)
+    tagged = TaggedTable(2)  # of ids that float32 would round
+    tagged.put(torch.tensor([rank]), torch.tensor([2**24 + 1 + 2 * rank]), torch.ones(1, 1), is_shared=False)
 
     # without gathering: each its own loss, but one state of all; then a batch without a valid query on the first only
-    loss = SOPRCLoss(COUNTS).double()
+    chains, loss = EMC2Loss(100, views=40).double(), SOPRCLoss(COUNTS).double()
     own = {name: part(values, rank, 2) for name, values in rows(0).items()}
     loss(own["embeddings"], own["labels"])
     loss(own["embeddings"], own["labels"] if rank else torch.zeros_like(own["labels"]))
+    for labels in (own["labels"], own["labels"] if rank else torch.zeros_like(own["labels"])):
+        chains(own["embeddings"], labels, ids=own["ids"])
     wrapped = SOPRCLoss(COUNTS).double()
     halves = (torch.split(rows(0)[name], 15)[rank] for name in ("embeddings", "labels"))  # PML wants equal parts
     value = DistributedLossWrapper(wrapped)(*halves) / 2
@@ -199,13 +218,11 @@ def states_and_refusals(rank: int) -> tuple[Any, ...]:
             messages.append("")
         except UserError as error:
             messages.append(str(error))
-    return table.state_dict(), loss.state_dict(), wrapped.state_dict(), value, narrowed, mined, messages
+    states = [each.state_dict() for each in (table, loss, wrapped, chains, tagged)]
+    return *states[:3], value, narrowed, mined, messages, states[3:], run_alone(rank)
 
 
-def work(rank: int, world: int, folder: str) -> None:
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    torch.set_num_threads(1)
-    distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
+def work(rank: int, world: int) -> tuple[Any, ...]:
     found: dict[str, Any] = {
         name: (run(loss, way, rank, world), loss.state_dict()) for name, (loss, way) in cases(world).items()
     }
@@ -216,18 +233,13 @@ def work(rank: int, world: int, folder: str) -> None:
     for name, loss in two_way_losses(world).items():  # not gathered: each its own loss, but one state of all
         run_two_way(loss, rank, world)
         two_way[f"{name} alone"] = ([], loss.state_dict())
-    rest = states_and_refusals(rank) if world == 2 else ()
-    torch.save((found, two_way, rest), Path(folder) / f"{rank}.pt")
-    distributed.barrier()
-    distributed.destroy_process_group()
+    return found, two_way, states_and_refusals(rank) if world == 2 else ()
 
 
 @pytest.fixture(scope="module", params=[2, 3])
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     """What each of two, or three, processes finds; they are started once."""
-    folder = tmp_path_factory.mktemp("ranks")
-    run_ranks(work, request.param, request.param, str(folder))
-    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(request.param)]
+    return run_group(work, request.param, tmp_path_factory.mktemp("ranks"), request.param)
 
 
 def test_processes_get_value_gradient_and_state_of_one_with_the_whole_batch(ranks: list[Any]) -> None:
@@ -289,6 +301,21 @@ def test_state_mined_pairs_and_refusals_are_the_same_in_both_processes(ranks: li
     assert whole > 0
     assert first[4] == second[4]
     torch.testing.assert_close(first[4], whole, rtol=0, atol=1e-12)
+
+    assert same_state(first[7], second[7])
+    assert first[7][1]["tags"].tolist() == [2**24 + 1, 2**24 + 3]
+
+    # NeuCLIP that is not gathered: each its own loss, but against the rows of both, the query itself left out
+    similarity = oracles.cosine(neuclip.two_sides()[0].detach())
+    for value, (indices, labels) in zip((first[8], second[8]), ALONE, strict=True):
+        terms = []
+        for query, (positives, negatives) in oracles.sides(*oracles.masks(labels)).items():
+            row = similarity[indices[query]]
+            pull = row[[indices[each] for each in positives]].mean()
+            others = [each for each in range(7) if each != indices[query]], [indices[each] for each in negatives]
+            mean, g = (neuclip.normalizer(row, each, pull, temperature=0.125, epsilon=1e-8) for each in others)
+            terms.append(neuclip.term(g, mean.log(), temperature=0.125, rho=0.0))
+        torch.testing.assert_close(value, torch.stack(terms).mean(), rtol=0, atol=1e-11)
 
     for messages in (first[6], second[6]):
         assert "all 2 processes passed the same embeddings" in messages[0]

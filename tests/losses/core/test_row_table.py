@@ -1,4 +1,3 @@
-import copy
 import math
 
 import pytest
@@ -59,18 +58,6 @@ def test_values_that_are_not_finite_are_left_out() -> None:
     table.update(torch.tensor([0, 0, 1, 0]), values, rate=0.1)
     assert table.rows.tolist() == [[2, 1], [0, 0], [0, 0]]
     assert table.seen.tolist() == [True, False, False]
-
-
-def test_half_precision_leaves_state_in_float32_and_double_makes_it_float64() -> None:
-    table = RowTable(7, 5)
-    table.update(*entries(), rate=0.1)
-    before = table.rows.clone()
-    for convert in (table.half, table.bfloat16, lambda: table.to(torch.bfloat16)):
-        convert()
-        assert table.rows.dtype == torch.float32
-        assert table.rows.equal(before)
-    assert table.half().to("meta").rows.is_meta
-    assert copy.deepcopy(RowTable(7, 5)).double().rows.dtype == torch.float64
 
 
 def test_means_are_right_for_zeros_and_for_large_counts() -> None:

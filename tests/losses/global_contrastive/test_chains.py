@@ -8,7 +8,7 @@ from oracles import chains as oracles_chains
 from torch import Tensor
 
 from aurank.losses.global_contrastive._kept_rows import TaggedTable
-from aurank.losses.global_contrastive.emc2 import TABLE_BYTES, next_above, occupancy, path, rows_at_a_time
+from aurank.losses.global_contrastive.emc2 import TABLE_BYTES, occupancy, rows_at_a_time
 
 
 def given(number: int, *, ties: bool, chains: int = 12) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -45,25 +45,6 @@ def test_chains_equal_the_loop_over_proposals(number: int, temperature: float, t
         assert stayed[chain].tolist() == spent
         assert ended[chain] == last
         assert sum(spent) == wanted[chain].sum() - burn_in[chain]
-
-
-def test_next_above_is_the_first_value_above_the_level_from_its_place_on() -> None:
-    values, levels = torch.tensor([[1.0, 3, 2, 5, 5]]), torch.tensor([[1.0, 3, 0, 5, 4, -1]])
-    assert next_above(values, levels).tolist() == [[1, 3, 2, 5, 4, 5]]
-
-
-@pytest.mark.parametrize("size", [2, 3, 4, 5, 8, 9, 15, 16, 17, 33, 39])
-def test_the_path_is_where_the_links_lead(size: int) -> None:
-    random = torch.Generator().manual_seed(size)
-    following = torch.stack([torch.randint(place, size, (5,), generator=random) for place in range(size)], dim=1)
-    following[0] = torch.arange(size)  # comes by everywhere
-    following[1] = size - 1  # and nowhere but at the start
-    for row, found in zip(following.tolist(), path(following).tolist(), strict=True):
-        expected, at = [False] * size, 0
-        while at < size:
-            expected[at] = True
-            at = row[at] + 1
-        assert found == expected
 
 
 @pytest.mark.parametrize("temperature", [0.1, 1.0])

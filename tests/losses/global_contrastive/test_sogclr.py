@@ -10,9 +10,7 @@ from testing.equal import check_equal
 from torch import Tensor
 
 from aurank.errors import UserError
-from aurank.losses import CrossBatchMemory, MultipleLosses, SogCLRLoss, make_pairs
-from aurank.losses.core.pairs import read_inputs
-from aurank.losses.core.temperature import log_mean_exp
+from aurank.losses import CrossBatchMemory, MultipleLosses, SogCLRLoss
 from aurank.losses.global_contrastive._normalizer import Gamma
 
 NUMBER = 6  # samples, of two views each
@@ -53,24 +51,6 @@ def test_a_sequence_of_batches_equals_the_loop(normalizer: str, previous: bool, 
         expected = oracles_contrastive.log_normalizers(table, 30)[None]
         torch.testing.assert_close(loss.log_u, expected, rtol=0, atol=1e-10)
     assert 1 < len(table) < 30
-
-
-def normalizers(loss: SogCLRLoss, embeddings: Tensor, *, shift: float) -> Tensor:
-    """log u of each query, where log ḡ of all is greater by so much."""
-    pairs = make_pairs(loss.prepared(read_inputs(embeddings, VIEWS)), distance=loss.distance, two_way=False)
-    return loss.log_normalizer(pairs, log_mean_exp(pairs, 0.3) + shift)
-
-
-def test_what_all_samples_have_in_common_is_not_remembered_but_by_the_paper_s_average() -> None:
-    found = {}
-    for average in ("relative", "plain"):
-        found[average] = []
-        for start in (0.0, 8.0):
-            loss = make(average=average, gamma=0.9)
-            normalizers(loss, data(0), shift=start)
-            found[average].append(normalizers(loss, data(1), shift=0.0).detach())
-    torch.testing.assert_close(*found["relative"], rtol=0, atol=1e-12)
-    assert (found["plain"][1] - found["plain"][0] > 2).all()  # a tenth of e^8 times as much
 
 
 def test_two_way_equals_the_loop_with_a_table_for_each_direction() -> None:

@@ -32,17 +32,6 @@ def test_sup_con_is_pml_s() -> None:
     check_equal(SupConLoss(0.07)(embeddings, labels), pml.SupConLoss(0.07)(embeddings, labels), embeddings)
 
 
-def test_with_one_positive_each_both_are_the_same() -> None:
-    embeddings, labels = batch([0, 0, 1, 1, 2, 2])
-    check_equal(InfoNCELoss()(embeddings, labels), SupConLoss()(embeddings, labels), embeddings)
-
-
-def test_equal_embeddings_give_the_logarithm_of_how_many_are_in_the_denominator() -> None:
-    labels, rows = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1]), torch.ones(8, 3)
-    assert InfoNCELoss()(rows, labels) == pytest.approx(torch.tensor(1.0 + 4).log().item())
-    assert SupConLoss()(rows, labels) == pytest.approx(torch.tensor(3.0 + 4).log().item())
-
-
 def test_in_float32_at_a_small_temperature_wrong_pairs_keep_their_gradient_which_pml_s_loses() -> None:
     labels = torch.tensor([0, 0, 1, 1])
     rows = torch.tensor([[1.0, 0.1], [-1.0, 0.1], [1.0, 0.0], [-1.0, -0.2]], requires_grad=True)

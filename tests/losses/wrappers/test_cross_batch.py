@@ -6,6 +6,7 @@ import torch
 from pytorch_metric_learning import losses as pml
 from pytorch_metric_learning import miners
 from pytorch_metric_learning.distances import CosineSimilarity
+from testing.equal import check_equal
 from testing.equal import rows_of_four as batch
 from torch import Tensor
 
@@ -52,9 +53,7 @@ def test_a_memory_of_the_batch_gives_the_loss_and_gradient_within_the_batch(name
     if name == "soprc":
         plain(*batch(5))
     value, expected = memory(embeddings, labels), plain(embeddings, labels)
-    torch.testing.assert_close(value, expected, rtol=0, atol=1e-12)
-    gradients = [torch.autograd.grad(each, embeddings)[0] for each in (value, expected)]
-    torch.testing.assert_close(*gradients, rtol=0, atol=1e-10)
+    check_equal(value, expected, embeddings, value=1e-12, rtol=0, atol=1e-10)
 
 
 def test_references_are_the_batch_and_the_newest_earlier_rows() -> None:
@@ -69,9 +68,7 @@ def test_references_are_the_batch_and_the_newest_earlier_rows() -> None:
     sides = oracles.masks(labels.tolist(), ref_labels.tolist(), ids=ids, ref_ids=[*ids, *[-1] * 18])
     expected = oracles.mean(oracles.smooth_ap(oracles.cosine(embeddings, references), *sides, temperature=0.01))
     value = memory(embeddings, labels)
-    torch.testing.assert_close(value, expected, rtol=0, atol=1e-10)
-    gradients = [torch.autograd.grad(each, embeddings)[0] for each in (value, expected)]
-    torch.testing.assert_close(*gradients, rtol=1e-7, atol=1e-8)
+    check_equal(value, expected, embeddings, rtol=1e-7, atol=1e-8)
 
 
 @pytest.mark.filterwarnings("ignore:no query of the batch")

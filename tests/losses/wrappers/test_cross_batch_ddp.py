@@ -1,12 +1,11 @@
 """Inside of DistributedDataParallel, which hands out the first process's buffers, a memory's rows stay together."""
 
-import os
 from pathlib import Path
 
 import pytest
 import torch
-from testing.processes import run_ranks
-from torch import Tensor, distributed, nn
+from testing.processes import run_group
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from aurank.losses import CrossBatchMemory, Pairs, SmoothAPLoss
@@ -36,10 +35,7 @@ class Whole(nn.Module):
         return value
 
 
-def work(rank: int, folder: str) -> None:
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    torch.set_num_threads(1)
-    distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+def work(rank: int) -> list[list[Tensor]]:
     model = DistributedDataParallel(Whole())
     random = torch.Generator().manual_seed(rank)
     found = []
@@ -53,16 +49,13 @@ def work(rank: int, folder: str) -> None:
         filled = int(memory.counters[1])
         own = (memory.embedding_memory, memory.label_memory, memory.label_memory, memory.id_memory)
         found += [memory.loss.seen, [value[:filled].clone() for value in own]]
-    torch.save(found, Path(folder) / f"{rank}.pt")
-    distributed.barrier()
-    distributed.destroy_process_group()
+    return found
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:no query of the batch")
 def test_every_row_keeps_its_label_and_id_under_ddp(tmp_path: Path) -> None:
-    run_ranks(work, 2, str(tmp_path))
-    first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
+    first, second = run_group(work, 2, tmp_path)
     for place, (rows, labels, host_labels, ids) in enumerate([*first, *second]):
         assert rows[:, 0].long().equal(labels), place
         assert rows[:, 0].long().equal(host_labels), place

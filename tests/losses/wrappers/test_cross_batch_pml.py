@@ -62,16 +62,6 @@ def test_a_tuple_of_the_batch_is_added_to_what_the_miner_finds(inner: torch.nn.M
     first = [memory(embeddings, labels, mined) for memory in (ours, theirs)]
     torch.testing.assert_close(*first, rtol=0, atol=1e-12)
     assert not torch.isclose(first[0], both(DIM, 60, inner)[0](embeddings, labels))
-    ours(*batch(1))
-    embeddings, labels = batch(2)
-    value = ours(embeddings, labels, outer(embeddings, labels))
-    rows = torch.cat([embeddings, batch(0)[0], batch(1)[0]]).detach()
-    row_labels = torch.cat([labels, batch(0)[1], batch(1)[1]])
-    plain = both(DIM, 60, inner)[1].double()  # their own, of a memory that begins with the batch
-    plain.add_to_memory(rows, row_labels, len(rows))
-    plain.curr_batch_idx = torch.arange(SIZE)
-    pairs = plain.create_indices_tuple(embeddings, labels, rows, row_labels, outer(embeddings, labels), True)
-    torch.testing.assert_close(value, pml.ContrastiveLoss()(embeddings, labels, pairs, rows, row_labels))
 
 
 def test_keys_have_no_gradient_and_stay_positives_of_their_queries() -> None:
