@@ -1,11 +1,11 @@
 """Every kernel counts what comparing each score with each edge counts."""
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from testing.listing import COUNTS, counted_by_hand, tile
 
 from aurank.errors import UserError
 from aurank.evaluation.engine import compiled, tiles
@@ -21,6 +21,53 @@ def count(backend: str, scores: np.ndarray, *arguments: Any) -> tuple[np.ndarray
     else:
         near = near[:, : compiled.count(scores, *arguments, above, near)]
     return above, list(zip(*near.tolist(), strict=True))
+
+
+def tile(counts: list[int], *, width: float, dtype: type, others: int = 70, spread: float = 0.3, seed: int = 0):  # type: ignore[no-untyped-def]
+    """Return scores [query, other], some at the edges and some left out, so many thresholds each, and their edges."""
+    chance = np.random.default_rng(seed)
+    offset = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    scores = spread * chance.normal(size=(len(counts), others)).astype(dtype)
+    thresholds = np.empty(offset[-1])
+    for start, stop in pairwise(offset):
+        thresholds[start:stop] = np.sort(spread * chance.normal(size=stop - start))
+        thresholds[start + 1 : stop : 3] = thresholds[start : stop - 1 : 3]  # equal ones
+    rounding = 2 * float(np.finfo(dtype).eps)
+    room = width + rounding * np.abs(thresholds)
+    low, high = (thresholds - room).astype(dtype), (thresholds + room).astype(dtype)
+    for query, (start, stop) in enumerate(pairwise(offset)):
+        some = min(stop - start, others // 4)
+        scores[query, :some] = low[start:stop][:some]
+        scores[query, some : 2 * some] = high[start:stop][:some]
+    scores[chance.random(scores.shape) < 0.1] = -np.inf
+    errors = np.full(len(counts), width)
+    return (scores, offset[:-1], offset[1:], thresholds, 1.0, errors, rounding), (low, high)
+
+
+def counted_by_hand(scores: np.ndarray, first: np.ndarray, last: np.ndarray, low: np.ndarray, high: np.ndarray):  # type: ignore[no-untyped-def]
+    """Return how many scores are above each upper edge, and each near score with the first threshold not passed."""
+    query = np.repeat(np.arange(len(scores)), last - first)
+    near = set()
+    for row, column in np.ndindex(scores.shape):
+        passed = first[row] + int((high[first[row] : last[row]] < scores[row, column]).sum())
+        if passed < last[row] and low[passed] <= scores[row, column]:
+            near.add((row, column, passed))
+    return (scores[query] > high[:, None]).sum(1), near
+
+
+COUNTS = {
+    "few": [1, 4, 0, 2, 0, 0, 3, 4, 1, 2] * 4,
+    "none": [0, 0, 0],
+    "around the limit": [
+        compiled.MOST_DIRECT - 1,
+        compiled.MOST_DIRECT,
+        compiled.MOST_DIRECT + 1,
+        0,
+        compiled.MOST_DIRECT + 2,
+    ],
+    "many": [280, 25, 0, 500],
+    "one query": [40],
+}
 
 
 @pytest.mark.parametrize("backend", ["numba", "torch"])
