@@ -110,8 +110,6 @@ def rehearsed(words: list[str]) -> list[str]:
         return [*(word for word in words if word not in ("--resume", "--dry-run")), *small(words), "--dry-run"]
     if command == "tune":
         words = [*words, "--list"]
-    if command == "benchmark":
-        words = [*words, "--table"]
     if command == "export":  # few images, and no graph, which takes long to write: tests/exporting does
         words = ["hf" if word == "onnx" else word for word in words if word != "--int8"] + ["--data", "folder:photos"]
     if command == "compare" and "--data" in words:  # the reports here are of random rows

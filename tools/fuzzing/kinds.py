@@ -38,6 +38,7 @@ from aurank.exporting.timm_folder import write_folder
 from aurank.files import _bundle_sha256, content_sha256, file_sha256, require_ordinary
 from aurank.models import Encoder
 from aurank.models.adapters.by_name import load_model
+from aurank.reporting.benchmark_page import read_tables
 from aurank.training import read_config
 from fuzzing.damage import HOSTILE_WORDS
 from fuzzing.formats import FORMATS
@@ -416,10 +417,10 @@ KINDS: dict[str, Kind] = {
         "mean/best.safetensors",
         is_sealed=True,
     ),
-    "lines": Kind(_benchmark, ("benchmark out/lines.jsonl --table",), "out/lines.jsonl"),
+    "lines": Kind(_benchmark, (lambda: read_tables(Path("out/lines.jsonl")),), "out/lines.jsonl"),
     "units": Kind(
         _benchmark,
-        ("benchmark spec.yaml --out out --table", "benchmark spec.yaml --out out"),
+        ("benchmark spec.yaml --out out",),
         "out/units",
     ),
     "search": Kind(_tuned, ("tune head.yaml --out search --folds 2 --trials 3",), "search"),

@@ -359,7 +359,7 @@ def run_benchmark(
     """Do what is left of a benchmark, beside other processes with the same folder; return whether all is done.
 
     Args:
-        file: a YAML file of methods, or lines.jsonl of a benchmark.
+        file: a YAML file of methods.
         workers: processes that work at a time; with 1, this one works alone.
         limit: seconds after which no unit may end.
 
