@@ -160,7 +160,8 @@ def evaluate(
     check_options({**options, **{name: value is not None for name, value in arguments.items()}}, RULES)
     if steps is not None:
         steps.check_ready(distance)
-    require_equal(group, relevance=relevance)
+    if group.size > 1:
+        require_equal(group, relevance=relevance)
     labels, gallery_labels, classes = numbered(labels, gallery_labels, name="label", gather=group.all_gather)
     grouping: dict[str, Any] = {"gather": group.all_gather, "may_lack": True}
     above, gallery_above, _ = numbered(super_labels, gallery_super_labels, name="super_label", **grouping)
@@ -222,7 +223,7 @@ def evaluate(
     problem, processed = plain_problem, None
     ranks, report = measured(problem, resampling=None if steps else resampling)
     hits = report.per_query["query"], report.per_query["first_positive"]
-    remarks = [] if group.size > 1 else note_of_equal_rows(problem, *hits)
+    remarks = [] if group.size > 1 or gallery is None else note_of_equal_rows(problem, *hits)
     if not report.per_query["num_negatives"].any():
         remarks.append("no query has a negative (one class alone?), so every order is perfect by definition")
     if steps is not None:

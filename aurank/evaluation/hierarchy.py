@@ -95,9 +95,6 @@ def hierarchical_average_precision(
     return np.asarray(segment_sums(shares, ranks.offset.tolist()) / possible)
 
 
-# -- grades that a caller gives to pairs -------------------------------------------------------------------------------
-
-
 def check_grades(positives: Integers | None, relevance: Integers) -> Float64[np.ndarray, " pair"]:
     """Return the grade of each pair in `positives`; UserError unless there is one number above 0 for each, once."""
     refuse_masked(relevance, "relevance")

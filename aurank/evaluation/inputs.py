@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -14,8 +15,7 @@ from aurank.errors import UserError
 from aurank.names import NAN, NO_GROUP_NAMES, meant, nearest, plain_name
 from aurank.sizes import size_in_bytes
 
-Device: TypeAlias = torch.device | str
-Devices: TypeAlias = Device | Sequence[Device] | None
+Devices: TypeAlias = torch.device | str | Sequence[torch.device | str] | None
 Embeddings: TypeAlias = Tensor | np.ndarray[Any, np.dtype[Any]] | MappedRows
 Integers: TypeAlias = Arrays
 ProgressCallback: TypeAlias = Callable[[int, int], object]  # called with what is done and the total
@@ -33,6 +33,7 @@ def importable(name: str) -> bool:
     return True
 
 
+@cache
 def byte_count(max_memory: int | str) -> int:
     """Return the number of bytes of an integer or of text such as "512MiB", "1.5 GiB" or "200MB"."""
     try:
@@ -303,8 +304,10 @@ def pair_array(values: Integers | None, name: str, queries: int, gallery: int) -
 
 def rows_without_junk(junk: Integers | None, rows: int) -> Int64[np.ndarray, " kept"]:
     """Return the gallery rows that are not junk, which is given as rows or as a truth value for each."""
+    if junk is None:
+        return np.arange(rows)
     refuse_masked(junk, "junk")
-    array = as_array(() if junk is None else junk)
+    array = as_array(junk)
     chosen = np.flatnonzero(array) if array.dtype == np.bool_ and array.shape == (rows,) else array
     left_out = integers_of(chosen, "rows in junk", None, remedy="give gallery rows, or a truth value for each")
     _check_rows(left_out, "junk", "gallery", rows)

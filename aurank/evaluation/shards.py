@@ -1,6 +1,7 @@
 """Rows that several processes hold: parts of one side, or copies of it."""
 
 import hashlib
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -22,8 +23,6 @@ def gather_shards(group: ProcessGroup, problem: RetrievalProblem, *, shards: boo
     A side that all processes hold alike is taken as it is; else, and always with `shards`, its parts are put together
     in the order of ranks. The same labels with other embeddings are copies that differ, which must not pass for shards.
     """
-    if group.size == 1:
-        return problem
     fields = {name: getattr(problem, name) for name in ("positives", "ignore", "junk")}
     require_equal(group, **settings, **fields)
     whole: dict[str, Any] = {}
@@ -47,7 +46,7 @@ def gather_shards(group: ProcessGroup, problem: RetrievalProblem, *, shards: boo
 
 def require_equal(group: ProcessGroup, **settings: Any) -> None:
     """Raise UserError where processes were called with different settings."""
-    for name, value in settings.items() if group.size > 1 else ():
+    for name, value in settings.items():
         plain = value if value is None or isinstance(value, str | int | float | tuple) else _digest(value)
         gathered = group.all_gather(plain)
         for rank, setting in enumerate(gathered):
@@ -61,11 +60,9 @@ def _digest(array: Any) -> str | None:
         return None
     plain = array if isinstance(array, Tensor | MappedRows) else np.asarray(array)
     digest = hashlib.sha256(repr((tuple(plain.shape), str(plain.dtype))).encode())
-    if isinstance(plain, MappedRows):
-        step = max(1, HASHED // max(1, plain.shape[1] * plain.itemsize))
-        for start in range(0, len(plain), step):
-            digest.update(np.ascontiguousarray(plain[start : start + step]).data)
-        return digest.hexdigest()
-    bits = plain.detach().cpu().contiguous().view(torch.uint8).numpy() if isinstance(plain, Tensor) else plain
-    digest.update(np.ascontiguousarray(bits).data)
+    if isinstance(plain, Tensor):
+        plain = plain.detach().cpu().contiguous().view(torch.uint8).numpy()
+    step = HASHED // max(1, math.prod(plain.shape[1:]) * plain.itemsize)
+    for start in range(0, len(plain), max(1, step)):
+        digest.update(np.ascontiguousarray(plain[start : start + max(1, step)]).data)
     return digest.hexdigest()

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from aurank.evaluation.engine.compiled import Function, compiled
 from aurank.evaluation.engine.scores import ELEMENTS, ExactScores, Side, full_precision
-from aurank.evaluation.engine.tiles import Panel, Tile, TileCounter, Tiles
+from aurank.evaluation.engine.tiles import Panel, Tile, TileCounter
 
 HIGH, BOTH = "high", "both"
 NEAR = {HIGH: 1 / 48, BOTH: 1 / 32}  # of a tile's scores near a threshold, beyond which the next product is cheaper
@@ -29,7 +29,6 @@ FASTER = {HIGH: 1.5, BOTH: 3.0}  # times as fast as by float32 that scores by hi
 AGAIN = 16  # every so many tiles a thread begins with the fastest product again
 CENTRE_ROWS = 1024  # of which the mean is taken
 WIDTHS = range(16, 2**15)  # narrower rows gain nothing, sums over wider ones could exceed int32
-FEWEST = 2**33  # multiplications worth a trial of this processor; beyond 512 dimensions more, as the trial takes longer
 UNIT = 2.0**-24  # half the distance of 1 from the next float32
 TOP, STEPS = 127, 254  # the greatest code; steps of the second code in one of the first
 TOGETHER = 8  # numbers that are not mixed with each other: whole vectors are added
@@ -73,13 +72,11 @@ class Accelerator:
         self.signs: Float64[np.ndarray, " dim"] = np.random.default_rng(0).choice([-1.0, 1.0], exact.dim)
 
     @classmethod
-    def of(cls, tiles: Tiles) -> "Accelerator | None":
-        """Return codes where this processor is fast at them and there is enough to do, else None."""
-        exact, dim = tiles.exact, tiles.exact.dim
-        work = len(exact.queries.order) * len(exact.gallery.order) * dim
-        if work < FEWEST * max(1, dim / 512) or dim not in WIDTHS:
+    def of(cls, exact: ExactScores) -> "Accelerator | None":
+        """Return codes where this processor is fast at them, else None."""
+        if exact.dim not in WIDTHS:
             return None
-        kinds = tuple(kind for kind, least in FASTER.items() if int8_speed(dim) > least)
+        kinds = tuple(kind for kind, least in FASTER.items() if int8_speed(exact.dim) > least)
         return cls(exact, kinds) if kinds else None
 
     @property
@@ -120,12 +117,11 @@ class Accelerator:
 
         return decide
 
-    def of_panel(self, panel: Panel, *, gallery: bool) -> ByteCodes:
+    def of_panel(self, panel: Panel, *, gallery: bool) -> Any:
         with self.lock:
             if panel.codes is None:
                 panel.codes = self.encode(panel.rows, gallery=gallery)
-        codes: ByteCodes = panel.codes
-        return codes
+        return panel.codes
 
     def encode(self, positions: slice, *, gallery: bool) -> ByteCodes:
         count, dim = positions.stop - positions.start, self.exact.dim

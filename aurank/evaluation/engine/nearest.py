@@ -118,10 +118,8 @@ class BestSearch:
         def keep(queries: slice, scores: Tensor, start: int) -> None:
             value, position = values[queries], positions[queries]
             with locks[queries.start]:
-                if self.work.backend == "numba":
-                    from aurank.evaluation.engine.compiled import keep_greatest
-
-                    keep_greatest(scores.numpy(), value.numpy(), position.numpy(), start)
+                if self.work.loops is not None:
+                    self.work.loops.keep_greatest(scores.numpy(), value.numpy(), position.numpy(), start)
                     return
                 best = scores.topk(min(length, scores.shape[1]), dim=1)
                 greatest, order = torch.cat([value, best.values.to(value.device)], dim=1).topk(length, dim=1)

@@ -1,14 +1,14 @@
 """Scores of all pairs under one threshold: positives as a list, negatives counted in bounded memory."""
 
 from functools import cached_property
-from typing import Unpack
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float64, Int64
 
 from aurank.evaluation.engine.problem import require_room, sort_by_label
 from aurank.evaluation.engine.scores import ExactScores
-from aurank.evaluation.engine.tiles import How, Thresholds, Tiles, Work, count_negatives
+from aurank.evaluation.engine.tiles import Thresholds, Tiles, Work, count_negatives
 from aurank.evaluation.inputs import ProgressCallback, RetrievalProblem
 from aurank.evaluation.shards import gather_shards
 
@@ -24,10 +24,11 @@ class PooledScores:
         *,
         distance: str = "cosine",
         progress: ProgressCallback | None = None,
-        **how: Unpack[How],
+        **how: Any,
     ) -> None:
         self.work = Work.of(problem.embeddings, **how)
-        problem = gather_shards(self.work.group, problem, shards=how.get("distributed") == "shards")
+        if self.work.group.size > 1:
+            problem = gather_shards(self.work.group, problem, shards=how.get("distributed") == "shards")
         ordered = self.ordered = sort_by_label(problem)
         require_room(int(ordered.offset[-1]))
         self.exact = ExactScores(problem, ordered.query_index, ordered.gallery_index, distance=distance)

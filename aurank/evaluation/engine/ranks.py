@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import dataclass
-from functools import partial, reduce
-from typing import Any, TypeAlias, Unpack
+from functools import reduce
+from typing import Any, TypeAlias
 
 import numpy as np
 from jaxtyping import Float64, Int64, Integer
@@ -12,11 +12,12 @@ from jaxtyping import Float64, Int64, Integer
 from aurank.arrays import Arrays
 from aurank.evaluation.engine.problem import POSITIVE_BYTES, require_room, sort_by_label
 from aurank.evaluation.engine.scores import ExactScores, full_precision
-from aurank.evaluation.engine.tiles import How, Thresholds, Tiles, Work, consecutive, count_negatives
+from aurank.evaluation.engine.tiles import Thresholds, Tiles, Work, consecutive, count_negatives
 from aurank.evaluation.inputs import Devices, Integers, ProgressCallback, RetrievalProblem, as_matrix
 from aurank.evaluation.shards import gather_shards
 from aurank.names import accepting
 
+FEWEST = 2**33  # multiplications from which the accelerator may pay; beyond 512 dimensions more, as it is tried
 COUNT_BYTES = 20  # of a positive while negatives are counted: its score, position and two counts
 TILE_BYTES = 2**28  # that tiles and panels hardly ever exceed
 BLOCK = 2**20  # positives of a block that is read at once: more would not be faster
@@ -95,12 +96,13 @@ class RankBlocks:
         distance: str = "cosine",
         progress: ProgressCallback | None = None,
         whole: bool = False,
-        **how: Unpack[How],
+        **how: Any,
     ) -> None:
         self.changes: tuple[Change, ...] = ()
         work = self.work = Work.of(problem.embeddings, **how)
-        settings = {"distance": distance, "backend": work.backend, "device": work.devices[0].type}
-        problem = gather_shards(work.group, problem, shards=how.get("distributed") == "shards", **settings)
+        if work.group.size > 1:
+            settings = {"distance": distance, "backend": work.backend, "device": work.devices[0].type}
+            problem = gather_shards(work.group, problem, shards=how.get("distributed") == "shards", **settings)
         ordered = self.ordered = sort_by_label(problem)
         self.num_queries, self.num_gallery = len(ordered.labels), ordered.num_gallery
         if whole:
@@ -132,7 +134,11 @@ class RankBlocks:
         for tiles in self.tilings:
             with full_precision(one_thread=self.work.backend == "numba"):
                 positives, thresholds = self._thresholds(tiles.queries)
-            progress = self.progress and partial(_report, self.progress, done, total)
+
+            def progress(count: int, _: int, before: int = done) -> None:
+                if self.progress is not None:
+                    self.progress(before + count, total)
+
             count_negatives(thresholds, self.ordered, tiles, progress, accelerator_of(tiles))
             done += tiles.num_tiles
             for queries in [tiles.queries] if self.whole else self._ranges(tiles.queries, self.most):
@@ -195,19 +201,17 @@ class RankBlocks:
         )
 
 
-def _report(progress: ProgressCallback, before: int, total: int, done: int, _: int) -> None:
-    progress(before + done, total)
-
-
 def accelerator_of(tiles: Tiles) -> Any:
     """Return what decides tiles sooner than float32 products, None where nothing does; no digit depends on it."""
-    if tiles.work.backend != "numba":
+    exact, dim = tiles.exact, tiles.exact.dim
+    work = len(exact.queries.order) * len(exact.gallery.order) * dim
+    if tiles.work.backend != "numba" or work < FEWEST * max(1, dim / 512) or exact.are_whole:
         return None
     try:
         from aurank.evaluation.engine.codes import Accelerator
     except ImportError:
         return None
-    return Accelerator.of(tiles)
+    return Accelerator.of(exact)
 
 
 def _increasing(
@@ -291,5 +295,5 @@ def positive_ranks(
         answers = None if gallery is None else as_matrix(gallery, side="gallery")
         sides = (as_matrix(problem, side="query"), query_labels, answers, gallery_labels)
         problem = RetrievalProblem(*sides, ids, gallery_ids, groups, gallery_groups, positives, ignore, junk)
-    how: How = {"backend": backend, "device": device, "max_memory": max_memory, "distributed": distributed}
+    how = {"backend": backend, "device": device, "max_memory": max_memory, "distributed": distributed}
     return next(RankBlocks(problem, distance=distance, progress=progress, whole=True, **how).blocks())

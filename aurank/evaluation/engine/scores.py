@@ -6,6 +6,7 @@ value depends on the two rows alone. Matrix products serve where their bound pro
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -212,3 +213,26 @@ class ExactScores:
         if count * rounding > 0.01:
             return 1e30  # the bound holds no longer: nothing is decided
         return (4.08 if self.is_squared else 1.02) * count * rounding
+
+    @cached_property
+    def are_whole(self) -> bool:
+        """Whether all rows are whole numbers so small that float64 adds up their products without rounding."""
+        largest = 0.0
+        for embeddings in {id(side): side for side in (self.queries.embeddings, self.gallery.embeddings)}.values():
+            for rows in pieces(embeddings):
+                if bool((rows != rows.round()).any()):
+                    return False
+                largest = max(largest, float(rows.abs().max()))
+        return 4 * self.dim * largest**2 * torch.finfo(torch.float64).eps < 1  # |x|² + |y|² + 2 |x·y|
+
+    def write_products(self, queries: slice, positions: slice, scores: Float64[Tensor, "query position"]) -> None:
+        """Write the exact scores of a tile of whole numbers."""
+        sides = (self.queries, queries), (self.gallery, positions)
+        left, right = (side.rows(part).to(scores.device) for side, part in sides)
+        torch.mm(left, right.T, out=scores)
+        if self.is_squared:
+            squares = [(rows * rows).sum(dim=1) for rows in (left, right)]
+            scores.mul_(2).sub_(squares[0][:, None]).sub_(squares[1])
+        if self.is_cosine:
+            lengths = [side.lengths[part].to(scores.device) for side, part in sides]
+            scores.div_(lengths[0][:, None] * lengths[1])

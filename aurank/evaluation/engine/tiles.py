@@ -9,7 +9,8 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypedDict, Unpack
+from importlib import import_module
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -43,15 +44,6 @@ NEAR = 1 / 8  # of a tile's scores near a threshold, beyond which float64 produc
 BACKENDS = ("auto", "numba", "torch")
 
 
-class How(TypedDict, total=False):
-    """How tiles are computed, as `positive_ranks` describes it."""
-
-    backend: str
-    device: Devices
-    max_memory: int | str
-    distributed: bool | str | None
-
-
 @dataclass(frozen=True, eq=False)
 class Work:
     """Backend, devices, workers and memory limit, agreed by all ranks."""
@@ -62,17 +54,30 @@ class Work:
     size: int
     group: ProcessGroup
 
+    @property
+    def loops(self) -> Any:
+        """The module of compiled loops; None where plain torch counts."""
+        return import_module("aurank.evaluation.engine.compiled") if self.backend == "numba" else None
+
     @classmethod
-    def of(cls, embeddings: Embeddings, **how: Unpack[How]) -> "Work":
+    def of(
+        cls,
+        embeddings: Embeddings,
+        *,
+        backend: str = "auto",
+        device: Devices = None,
+        max_memory: int | str = "1GiB",
+        distributed: bool | str | None = None,
+    ) -> "Work":
         """Check the settings, and agree on them with the other ranks; UserError for one that cannot be had."""
-        devices, backend = choose_devices(how.get("device"), embeddings), how.get("backend", "auto")
+        devices = choose_devices(device, embeddings)
         require_one_of(BACKENDS, backend=backend)
         compiles = devices[0].type == "cpu" and importable("numba")
         if backend == "numba" and not compiles:
             fault = f"needs the package numba and does not run on {devices[0]}"
             raise UserError(f"backend 'numba' {fault}: use backend=\"auto\"")
-        group = ProcessGroup(how.get("distributed"))
-        limits = byte_count(how.get("max_memory", "1GiB")), torch.get_num_threads(), len(devices)
+        group = ProcessGroup(distributed)
+        limits = byte_count(max_memory), torch.get_num_threads(), len(devices)
         size, threads, count = map(min, zip(*group.all_gather(limits), strict=True))
         if backend != "torch" and compiles:
             return cls("numba", devices[:count], threads, size, group)
@@ -191,8 +196,7 @@ class Tiles:
             with ThreadPoolExecutor(self.workers, initializer=torch.set_num_threads, initargs=(threads,)) as pool:
                 for tiles in self.rounds():
                     queue = iter(self.work.group.shard(tiles))  # of a list: threads may share it
-                    for _ in pool.map(work, workers, devices, [queue] * self.workers):
-                        pass
+                    list(pool.map(work, workers, devices, [queue] * self.workers))
                     self.work.group.barrier()
                     done += len(tiles)
                     if progress is not None:
@@ -203,9 +207,7 @@ class Tiles:
         return Panel(rows, {device: features.to(device) for device in self.work.devices})
 
 
-def consecutive(
-    offset: Int64[np.ndarray, " query_plus_one"], queries: slice, *, most: int, side: int | None = None
-) -> list[slice]:
+def consecutive(offset: np.ndarray, queries: slice, *, most: int, side: int | None = None) -> list[slice]:
     """Cut a range of queries into blocks of at most so many thresholds, unless one query has more, and queries."""
     blocks, start = [], queries.start
     while start < queries.stop:
@@ -270,8 +272,7 @@ def count_negatives(
         tiles.work.group.all_reduce(counts)
 
 
-Near: TypeAlias = Integer[np.ndarray, "3 near"]
-"""Scores of a tile between the edges of a threshold: row, column, the first threshold that they do not pass for sure"""
+Near: TypeAlias = Integer[np.ndarray, "3 near"]  # row, column, first threshold not passed for sure
 
 
 class TileCounter:
@@ -286,13 +287,18 @@ class TileCounter:
         accelerator: Any = None,
     ) -> None:
         self.thresholds, self.problem, self.exact, self.device = thresholds, problem, tiles.exact, device
-        self.symmetric, self.compiled = tiles.symmetric, tiles.work.backend == "numba"
+        self.symmetric, self.compiled = tiles.symmetric, tiles.work.loops
         self.accelerate = None if accelerator is None else accelerator.make(self)
         self._memory: dict[Any, Tensor] = {}
 
     def count(self, tile: Tile) -> None:
         """Count a tile by products, in float64 where float32 leaves too many scores near a threshold."""
         if self.accelerate is not None and self.accelerate(tile):
+            return
+        if self.exact.are_whole:
+            scores = self.memory("scores", tile.shape, torch.float64)
+            self.exact.write_products(tile.queries, tile.gallery, scores)
+            self.decide(tile, scores, (0.0, 0.0), most=1.0, is_exact=True)
             return
         for kind, most in ((torch.float32, NEAR), (torch.float64, 1.0)):
             left, right = tile.features(self.device)
@@ -311,6 +317,7 @@ class TileCounter:
         *,
         most: float,
         settle: Callable[..., int] | None = None,
+        is_exact: bool = False,
     ) -> bool:
         """Count a tile by scores, those near a threshold exactly; return False if these are too many.
 
@@ -319,7 +326,9 @@ class TileCounter:
             errors: of the scores of all or each of the rows, and of the columns.
             most: part of the scores that may be near.
             settle: decides near scores, adding to `above`; moves those still near to the front, returns how many.
+            is_exact: the scores are exact, and not divided by the factor.
         """
+        factor = 1.0 if is_exact else self.exact.factor
         exclude(self.problem, tile, scores)
         left, right = tile.features(self.device)
         sides: list[tuple[slice, slice, Tensor, Tensor]] = [(tile.queries, tile.gallery, left, right)]
@@ -333,24 +342,27 @@ class TileCounter:
             thresholds = self.thresholds.scores[entries]
             above = np.zeros(len(thresholds), self.thresholds.above.dtype)
             room = np.broadcast_to(error, len(first)), 2 * torch.finfo(scores.dtype).eps
-            near = self._near(scores, first, last, thresholds, self.exact.factor, *room, above, most=most)
-            if near is None:
+            case, limit = (first, last, thresholds, factor, *room, above), int(scores.numel() * most)
+            if self.compiled is None:
+                near = count_by_search(scores, *case)
+                size = near.shape[1] if near.shape[1] <= limit else -1
+            else:
+                near = self.memory("near", (3, limit + scores.shape[1]), torch.int32).numpy()
+                size = self.compiled.count(scores.numpy(), *case, near)
+            if size < 0:
                 return False
+            near = near[:, :size]
             if settle is not None:
                 near = near[:, : settle(near, last, thresholds, left, right, above)]
             tied = np.zeros_like(above) if near.shape[1] else None
             for start in range(0, near.shape[1], EXACT):
-                row, column, threshold = part = near[:, start : start + EXACT].astype(np.int64)
-                exact = self.exact.pairs(queries.start + row, gallery.start + column)
-                if self.compiled:
-                    from aurank.evaluation.engine.compiled import count_exact
-
-                    count_exact(part, last, thresholds, exact, above, tied)
-                    continue
-                lower = thresholds_passed(thresholds, threshold, last[row], exact, ties=False)
-                upper = thresholds_passed(thresholds, lower, last[row], exact, ties=True)
-                above += counts_between(threshold, lower, len(above)).astype(above.dtype)
-                tied += counts_between(lower, upper, len(above)).astype(above.dtype)
+                part = near[:, start : start + EXACT].astype(np.int64)
+                if is_exact:
+                    exact = scores[tuple(torch.from_numpy(part[:2]).to(self.device))].cpu().numpy()
+                else:
+                    exact = self.exact.pairs(queries.start + part[0], gallery.start + part[1])
+                settled: tuple[Any, ...] = (part, last, thresholds, exact, above, tied)
+                count_near(*settled) if self.compiled is None else self.compiled.count_exact(*settled)
             counted.append((entries, above, tied))
         with self.thresholds.lock:
             for entries, above, tied in counted:
@@ -358,18 +370,6 @@ class TileCounter:
                 if tied is not None:
                     self.thresholds.tied[entries] += tied
         return True
-
-    def _near(self, scores: Tensor, *arguments: Any, most: float) -> Near | None:
-        """Count a tile as `compiled.count` does; return the scores that are near, None where these are too many."""
-        limit = int(scores.numel() * most)
-        if not self.compiled:
-            near = count_by_search(scores, *arguments)
-            return near if near.shape[1] <= limit else None
-        from aurank.evaluation.engine.compiled import count
-
-        near = self.memory("near", (3, limit + scores.shape[1]), torch.int32).numpy()
-        size = count(scores.numpy(), *arguments, near)
-        return None if size < 0 else near[:, :size]
 
     def memory(self, name: Any, shape: tuple[int, ...], kind: torch.dtype) -> Tensor:
         """Return memory by name, in this shape; its content is that of the tile before."""
@@ -398,43 +398,25 @@ def exclude(problem: SortedProblem, tile: Tile, scores: Tensor) -> None:
         scores[rows, columns] = -math.inf
 
 
-def thresholds_passed(
-    thresholds: Float64[np.ndarray, " threshold"],
-    first: Int64[np.ndarray, " score"],
-    last: Int64[np.ndarray, " score"],
-    scores: Float64[np.ndarray, " score"],
-    *,
-    ties: bool,
-) -> Int64[np.ndarray, " score"]:
-    """Return for each score the first of its thresholds that is not below it, with `ties` that is above it."""
-    while (first < last).any():
-        middle = (first + last) // 2
-        value = thresholds[np.minimum(middle, len(thresholds) - 1)]
-        is_passed = (value <= scores if ties else value < scores) & (first < last)
-        first, last = np.where(is_passed, middle + 1, first), np.where(is_passed, last, np.minimum(middle, last))
-    return first
-
-
-def counts_between(
-    start: Int64[np.ndarray, " range"], stop: Int64[np.ndarray, " range"], size: int
-) -> Integer[np.ndarray, " size"]:
-    """Return how many ranges each of so many entries lies in."""
-    changes = np.bincount(start, minlength=size + 1) - np.bincount(stop, minlength=size + 1)
-    return np.cumsum(changes[:-1])
+def count_near(
+    near: Near, last: np.ndarray, thresholds: np.ndarray, scores: np.ndarray, above: np.ndarray, tied: np.ndarray
+) -> None:
+    """Count near scores by their exact values."""
+    row, _, threshold = near
+    unsettled = np.flatnonzero(threshold < last[row])
+    while len(unsettled):
+        entry, score = threshold[unsettled], scores[unsettled]
+        np.add.at(above, entry[thresholds[entry] < score], 1)
+        np.add.at(tied, entry[thresholds[entry] == score], 1)
+        threshold[unsettled] += 1
+        unsettled = unsettled[(thresholds[entry] <= score) & (entry + 1 < last[row[unsettled]])]
 
 
 PADDED = 2**20  # thresholds of queries that are looked up together
 
 
 def count_by_search(
-    scores: Tensor,
-    first: np.ndarray,
-    last: np.ndarray,
-    thresholds: np.ndarray,
-    factor: float,
-    errors: np.ndarray,
-    rounding: float,
-    above: np.ndarray,
+    scores: Tensor, first: Any, last: Any, thresholds: Any, factor: float, errors: Any, rounding: float, above: Any
 ) -> Near:
     """Count a tile by plain torch, on any device, as `compiled.count` does; return the scores that are near."""
     most = int((last - first).max(initial=0))

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from testing.listing import same
 
 from aurank.evaluation import RetrievalProblem, positive_ranks
+from aurank.evaluation.engine import ranks
 from aurank.evaluation.engine.scores import ExactScores
 from aurank.evaluation.engine.tiles import TileCounter, Tiles, Work
 
@@ -62,7 +63,7 @@ SETS: dict[str, Callable[[np.random.Generator, int, int], np.ndarray]] = {
 @pytest.fixture
 def decided(monkeypatch: pytest.MonkeyPatch) -> Counter[Any]:
     """How many tiles each product decided, 1.0 for float64; codes are used for whatever little work."""
-    monkeypatch.setattr(codes, "FEWEST", 0)
+    monkeypatch.setattr(ranks, "FEWEST", 0)
     monkeypatch.setattr(codes, "int8_speed", lambda dim: 100.0)
     found: Counter[Any] = Counter()
     names = {share: kind for kind, share in codes.NEAR.items()}
@@ -198,22 +199,25 @@ def test_groups_pairs_and_junk_are_left_out(decided: Counter[Any]) -> None:
     assert decided[HIGH] + decided[BOTH] > 0
 
 
-def test_codes_are_left_alone_for_little_work_narrow_rows_and_slow_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_codes_are_left_alone_for_little_work_whole_numbers_and_slow_processors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def kinds(rows: np.ndarray) -> tuple[str, ...]:
         problem, order = RetrievalProblem(rows, [0] * len(rows)), np.arange(len(rows))
         exact, work = ExactScores(problem, order, order, distance="cosine"), Work.of(rows, distributed=False)
-        found = Accelerator.of(Tiles(exact, work, symmetric=True))
+        found = ranks.accelerator_of(Tiles(exact, work, symmetric=True))
         return () if found is None else found.kinds
 
     rows = random(np.random.default_rng(0), 50, 32)
     monkeypatch.setattr(codes, "int8_speed", lambda dim: 100.0)
     assert kinds(rows) == ()
-    monkeypatch.setattr(codes, "FEWEST", 50 * 50 * 32)
+    monkeypatch.setattr(ranks, "FEWEST", 50 * 50 * 32)
     assert kinds(rows) == (HIGH, BOTH)
     assert kinds(random(np.random.default_rng(0), 10, 1024)) == ()  # more work, but a trial takes twice as long
-    monkeypatch.setattr(codes, "FEWEST", 0)
+    monkeypatch.setattr(ranks, "FEWEST", 0)
     assert kinds(rows) == (HIGH, BOTH)
     assert kinds(rows[:, :8]) == ()
+    assert kinds(np.sign(rows)) == ()
     for speed, expected in ((0.0, ()), (1.2, ()), (2.2, (HIGH,))):
         monkeypatch.setattr(codes, "int8_speed", lambda dim, speed=speed: speed)
         assert kinds(rows) == expected

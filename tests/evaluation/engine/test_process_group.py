@@ -20,6 +20,7 @@ import numpy as np, torch, torch.distributed as dist
 from datetime import timedelta
 import aurank
 from aurank.errors import UserError
+from aurank.evaluation.engine import ranks
 try:
     from aurank.evaluation.engine import codes
 except ImportError:
@@ -30,7 +31,7 @@ dist.init_process_group(
     "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=size, timeout=timedelta(seconds=120)
 )
 if rank and codes:  # one processor multiplies in float32, the others in int8
-    codes.FEWEST, codes.int8_speed = 0, lambda dim: 100.0
+    ranks.FEWEST, codes.int8_speed = 0, lambda dim: 100.0
 rows, labels = np.load(f"{folder}/rows.npy"), np.load(f"{folder}/labels.npy")
 cuts = [0, 7, *(len(rows) * (member + 1) // size for member in range(1, size))]  # uneven shards
 own = slice(cuts[rank], cuts[rank + 1])

@@ -39,6 +39,17 @@ def test_pairs_have_the_same_digits_compiled_or_not_together_or_alone(dim: int, 
         assert torch.equal(compiled_lengths, row_lengths(values, side="query", distance=name, compiled=False))
 
 
+@pytest.mark.parametrize(("scale", "are_whole"), [(2.0, True), (2.0**20, True), (2.0**25, False)])
+@pytest.mark.parametrize("name", DISTANCES)
+def test_products_of_whole_numbers_have_the_digits_of_single_pairs(name: str, scale: float, are_whole: bool) -> None:
+    first, second = (rows(9, 7) * scale).round(), (rows(13, 7, seed=1) * scale).round()
+    exact, found = exact_scores(first, second, name), torch.empty(9, 13, dtype=torch.float64)
+    assert exact.are_whole == are_whole
+    if are_whole:
+        exact.write_products(slice(0, 9), slice(0, 13), found)
+        assert torch.equal(found, block(first, second, name))
+
+
 def test_a_score_equals_the_float64_cosine_and_ignores_scaling_by_powers_of_two() -> None:
     first, second = rows(20, 37), rows(20, 37, seed=1)
     expected = torch.nn.functional.cosine_similarity(first, second, dim=1)
