@@ -4,11 +4,10 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from pydantic import PositiveInt
 from torch.profiler import record_function
@@ -33,69 +32,58 @@ PHASES = {  # name: what it is, and what shortens it
     "optimiser": ("optimiser", "optim.name=adamw, adam or sgd, which are fused; fewer trained weights"),
     "rest": ("the rest (Python, log)", "a larger train.log_every or sampler.batch"),
 }
-StepListener = Callable[[str, int, int], None]
-"""Called with what is measured, how many of its steps are done and how many there are."""
 
 
 @dataclass(frozen=True)
 class TrainingProfile:
-    """Where the time of a training step goes, in seconds.
+    """Where the time of a training step goes.
 
     Attributes:
-        own_seconds: of each process, the mean of a step before its backward pass, in which it waits for the others.
-        images: the mean of a step, over all processes.
-        phases: the mean, median and p90 of each phase of a step of the main process, and of the whole, "step".
+        images: drawn in a step by all processes, or pairs (``unit``).
+        phases: seconds that a step of the main process spends in each phase, the mean of ``steps``.
         is_main: whether this is the process that has to print.
 
     Example:
-        >>> phases = {"data": {"mean": 0.4}, "loss": {"mean": 0.6}, "step": {"mean": 1.0}}
-        >>> profile = TrainingProfile("cpu", [1.0], 0, "images", 64.0, 5, phases)
+        >>> profile = TrainingProfile("cpu", 0, "images", 64.0, 5, {"data": 0.4, "loss": 0.6})
         >>> profile.images_per_second, profile.bottleneck, profile.share("loss")
         (64.0, 'loss', 0.6)
     """
 
     device: str
-    own_seconds: list[float]
     workers: int
     unit: str
     images: float
     steps: int
-    phases: dict[str, dict[str, float]]
-    notices: list[str] = field(default_factory=list)
+    phases: dict[str, float]
     is_main: bool = True
 
     @property
     def images_per_second(self) -> float:
-        """Images of all processes, or pairs, by the mean of the steps."""
-        return self.images / self.phases["step"]["mean"]
+        return self.images / sum(self.phases.values())
 
     @property
     def bottleneck(self) -> str:
         """The phase that takes most of a step."""
-        return max(self.phases.keys() - {"step"}, key=self.share)
+        return max(self.phases, key=self.share)
 
     def share(self, name: str) -> float:
-        return self.phases[name]["mean"] / self.phases["step"]["mean"]
+        return self.phases[name] / sum(self.phases.values())
 
     def to_json(self) -> dict[str, Any]:
-        derived = {"images_per_second": self.images_per_second, "bottleneck": self.bottleneck}
-        return {name: value for name, value in {**asdict(self), **derived}.items() if name != "is_main"}
+        return {**asdict(self), "images_per_second": self.images_per_second, "bottleneck": self.bottleneck}
 
     def __str__(self) -> str:
-        processes = len(self.own_seconds)
         lines = [
             f"{self.steps} steps of {self.images:,.0f} {self.unit}, after {WARM_UP} to warm up: "
-            f"{self.images_per_second:,.0f} {self.unit}/s",
-            f"{self.device}, {processes} process{'es' * (processes > 1)}, data.workers={self.workers}",
-            f"\n{'':<24}{'ms a step':>10}{'share':>9}{'median':>11}{'90 %':>11}",
+            f"{self.images_per_second:,.0f} {self.unit}/s ({self.device}, data.workers={self.workers})",
+            f"\n{'':<24}{'ms a step':>10}{'share':>9}",
         ]
-        for name, title in {**{name: title for name, (title, _) in PHASES.items()}, "step": "step"}.items():
-            mean, median, p90 = (1000 * seconds for seconds in self.phases[name].values())
-            if mean > 0:
-                share = f"{100 * self.share(name):.0f} %"
-                lines.append(f"{title:<24}{mean:>10,.1f}{share:>9}{median:>11,.1f}{p90:>11,.1f}")
-        advice = f"\n{self.bottleneck} takes most; try {PHASES[self.bottleneck][1]}"
-        return "\n".join([*lines, advice, *self.notices])
+        lines += [
+            f"{PHASES[name][0]:<24}{1000 * seconds:>10,.1f}{self.share(name):>9.0%}"
+            for name, seconds in self.phases.items()
+            if seconds > 0
+        ]
+        return "\n".join([*lines, f"\n{self.bottleneck} takes most; try {PHASES[self.bottleneck][1]}"])
 
 
 class PhaseClock:
@@ -103,8 +91,8 @@ class PhaseClock:
 
     def __init__(self, trainer: Trainer) -> None:
         self.device = trainer.accelerator.device
-        self.steps: list[dict[str, float]] = []
-        self._step, self._phase, self._since = dict.fromkeys(PHASES, 0.0), "rest", time.perf_counter()
+        self.seconds = dict.fromkeys(PHASES, 0.0)
+        self._phase, self._since = "rest", time.perf_counter()
         # What is left of `forward` without `embed` is the loss.
         parts = {"embed": "forward", "forward": "loss", "backward": "backward", "update": "optimiser"}
         for method, phase in parts.items():
@@ -116,7 +104,7 @@ class PhaseClock:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         now, before = time.perf_counter(), self._phase
-        self._step[before] += now - self._since
+        self.seconds[before] += now - self._since
         self._phase, self._since = phase, now
         return before
 
@@ -130,24 +118,6 @@ class PhaseClock:
         finally:
             self.enter(before)
 
-    def take_step(self, loop: Loop, batches: Iterator[Drawn]) -> int:
-        """Take a step; return how many images this process had."""
-        images = 0
-
-        def timed() -> Iterator[Drawn]:
-            nonlocal images
-            while True:
-                with self.phase("data"):
-                    drawn = next(batches)
-                images += len(drawn.batch.id) // loop.trainer.views
-                yield drawn
-
-        loop.step(timed())
-        self.enter("rest")
-        self.steps.append({**self._step, "step": sum(self._step.values())})
-        self._step = dict.fromkeys(PHASES, 0.0)
-        return images
-
 
 def profile_training(
     config: Config | Path | str | dict[str, Any],
@@ -155,7 +125,7 @@ def profile_training(
     *,
     steps: PositiveInt = 50,
     trace: Path | None = None,
-    listener: StepListener | None = None,
+    listener: Callable[[str, int, int], None] = lambda stage, done, total: None,
 ) -> TrainingProfile:
     """Train for a few steps, to say where their time goes; nothing is written but the trace.
 
@@ -163,7 +133,7 @@ def profile_training(
         config, overrides: as for `train`.
         steps: steps to measure, after a warm-up.
         trace: a trace (.json) to write, for Chrome or Perfetto, of three further steps of the main process.
-        listener: called with what is measured, how many steps are done and how many there are, in the main process.
+        listener: called in the main process with "steps", how many of them are done and how many there are.
 
     Raises:
         UserError: whatever a real run would raise before its first step.
@@ -177,7 +147,7 @@ def profile_training(
         ...     "sampler": {"batch": 16}, "loss": {"name": "smooth_ap"}, "optim": {"lr": 1e-3}, "train": {"steps": 2},
         ... }
         >>> profile = profile_training(read_config(config), steps=2)
-        >>> abs(sum(profile.share(name) for name in profile.phases) - 2) < 1e-9  # the phases, and their sum
+        >>> abs(sum(profile.share(name) for name in profile.phases) - 1) < 1e-9
         True
     """
     if trace is not None:
@@ -192,40 +162,41 @@ def profile_training(
         if isinstance(trainer.loss, CrossBatchMemory):
             trainer.loss.start_at = min(trainer.loss.start_at, 1)  # as it is in most of the run
         clock, loop = PhaseClock(trainer), Loop(trainer, Path(), {}, progress=Progress(), writes=False)
-        batches, images = loop.batches(), 0
-        for step in range(-WARM_UP, steps):
-            if listener is not None and group.rank == 0:
-                listener("steps", max(0, step), steps)
-            images += clock.take_step(loop, batches) * (step >= 0)
-        times = clock.steps[WARM_UP:]
+        images = 0
+
+        def timed(batches: Iterator[Drawn]) -> Iterator[Drawn]:
+            nonlocal images
+            while True:
+                with clock.phase("data"):
+                    drawn = next(batches)
+                images += len(drawn.batch.id) // trainer.views
+                yield drawn
+
+        batches = timed(loop.batches())
+        for _ in range(WARM_UP):
+            loop.step(batches)
+        clock.enter("rest")
+        clock.seconds, images = dict.fromkeys(PHASES, 0.0), 0
+        for step in range(steps):
+            if group.rank == 0:
+                listener("steps", step, steps)
+            loop.step(batches)
+        clock.enter("rest")
+        profile = TrainingProfile(
+            device=str(trainer.accelerator.device),
+            workers=trainer.config.data.workers,
+            unit=trainer.task.unit,
+            images=sum(group.all_gather(images)) / steps,
+            steps=steps,
+            phases={name: seconds / steps for name, seconds in clock.seconds.items()},
+            is_main=group.rank == 0,
+        )
         if trace is not None:
             os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # it tells of its own doings, and of a GPU that is not there
             with torch.profiler.profile() if group.rank == 0 else nullcontext() as profiler:
                 for _ in range(TRACED):
-                    clock.take_step(loop, batches)
+                    loop.step(batches)
             if profiler is not None:
                 with replacing(trace) as file:
                     profiler.export_chrome_trace(file.name)
-        before_backward = sum(step[name] for step in times for name in ("data", "sampler", "forward", "loss")) / steps
-        everyone = group.all_gather((before_backward, images / steps))
-        own_seconds, counts = (list(values) for values in zip(*everyone, strict=True))
-        notices = [*trainer.notices]
-        if max(own_seconds) > 1.1 * float(np.median(own_seconds)):
-            slowest = own_seconds.index(max(own_seconds))
-            notices.insert(0, f"rank {slowest} is the slowest before its backward pass: the others wait for it")
-        phases = {}
-        for name in (*PHASES, "step"):
-            seconds = [step[name] for step in times]
-            quantiles = {"median": float(np.median(seconds)), "p90": float(np.quantile(seconds, 0.9))}
-            phases[name] = {"mean": float(np.mean(seconds)), **quantiles}
-        return TrainingProfile(
-            device=str(trainer.accelerator.device),
-            own_seconds=own_seconds,
-            workers=trainer.config.data.workers,
-            unit=trainer.task.unit,
-            images=sum(counts),
-            steps=steps,
-            phases=phases,
-            notices=notices,
-            is_main=group.rank == 0,
-        )
+        return profile
