@@ -9,6 +9,8 @@ from operator import attrgetter
 from types import ModuleType
 from typing import Any, TypeVar
 
+from aurank.extras import missing_library
+
 Component = TypeVar("Component")
 
 
@@ -62,4 +64,9 @@ def lazy_names(package: str, modules: Mapping[str, Sequence[str]]) -> tuple[Any,
 def imported(home: str, package: str = "") -> Any:
     """Return what is at `home`, "module:attribute"."""
     module, _, attribute = home.partition(":")
-    return attrgetter(attribute)(importlib.import_module(f".{module}" if package else module, package or None))
+    try:
+        return attrgetter(attribute)(importlib.import_module(f".{module}" if package else module, package or None))
+    except ModuleNotFoundError as error:
+        if (remedy := missing_library(error)) is None:
+            raise
+        raise ModuleNotFoundError(remedy, name=error.name) from error

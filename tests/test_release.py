@@ -55,7 +55,7 @@ def test_a_wheel_holds_the_package_and_the_configurations_and_nothing_else(wheel
     expected = {to.as_posix() for path, to in shipped if path.is_file() and "__pycache__" not in path.parts}
     assert {name for name in names if ".dist-info/" not in name} == expected
     assert {"aurank/py.typed", "aurank/configs/digits/soprc.yaml"} <= expected
-    assert {PurePosixPath(name).suffix for name in expected} >= {".html", ".css", ".js", ".json", ".toml", ".md"}
+    assert {PurePosixPath(name).suffix for name in expected} >= {".html", ".css", ".js", ".toml", ".md"}
     assert str(metadata.version) == aurank.__version__  # Metadata has checked each field
     assert metadata.description_content_type == "text/markdown"
     assert {"all", "train", "cli", "index", "gpu", "milvus", "serve", "export"} <= {*(metadata.provides_extra or ())}

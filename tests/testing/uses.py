@@ -51,7 +51,7 @@ USES = {
     "cli": COMMANDS
     + """
 assert not run("evaluate", "--model", "embeddings:rows.npz", "--out", "out")
-assert not run("doctor", "--data", "folder:photos")
+assert not run("doctor", "folder:photos")
 assert not run("train", "digits/soprc", "train.steps=2", "optim.warmup_steps=0", "--out", "run")
 assert run("index", "build", "--model", "timm:test_vit,pretrained=false", "--data", "folder:photos", "--out", "i") == 2
 """,

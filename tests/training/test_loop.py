@@ -202,13 +202,13 @@ def test_collapse_shows_in_similarity_and_rank() -> None:
 @pytest.mark.slow
 def test_an_image_size_that_the_backbone_refuses_is_told_with_the_remedy(tmp_path: Path) -> None:
     config = tiny_config(model={"backbone": "vit_tiny_patch16_224", "params": {}})
-    with pytest.raises(UserError, match=r"vit_tiny_patch16_224: .* for 16 pixels .*image_size=224, .*img_size=16"):
+    with pytest.raises(UserError, match=r"vit_tiny_patch16_224: .* for 16 pixels .*, or give it .*img_size=16"):
         aurank.train(config, tmp_path / "out")
     config = tiny_config(model={"backbone": "vit_tiny_patch16_224", "params": {"img_size": 16}}, train={"steps": 3})
     aurank.train(config, tmp_path / "other")
     data = {"image_size": [16, 32], "resize": "pad"}
     model = {"backbone": "vit_tiny_patch16_224", "params": {}}
-    with pytest.raises(UserError, match=r"for \[16, 32\] pixels .*image_size=224, .*img_size=\[16, 32\]"):
+    with pytest.raises(UserError, match=r"for \[16, 32\] pixels .*another data.image_size, .*img_size=\[16, 32\]"):
         aurank.train(tiny_config(model=model, data=data), tmp_path / "out")
     model["params"] = {"img_size": [16, 32]}
     aurank.train(tiny_config(model=model, data=data, train={"steps": 3}), tmp_path / "wide")

@@ -88,7 +88,7 @@ def test_a_model_that_runs_long_draws_a_bar_or_without_a_terminal_tells_its_stag
             embedding(int(now[0]) * 100, 2_943)
         for now[0] in (32.0, 33.0):
             ranking(int(now[0]) - 31, 9)
-    embedded = ["embedding: 1,100 of 2,943, 0:00:19 left", "embedding: 2,200 of 2,943, 0:00:08 left"]
+    embedded = ["embedding: 400 of 2,943", "embedding: 1,500 of 2,943, 0:00:15 left"]
     expected = [*embedded, "ranking: 1 of 9"]
     lines = capsys.readouterr().err.splitlines()
     assert not any(" of " in line for line in lines) if terminal else lines == expected
