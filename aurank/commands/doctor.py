@@ -99,7 +99,7 @@ def examine_data(
     negatives: Path | None = None,
     running: RunOptions | None = None,
 ) -> DoctorReport:
-    """Return what is wrong with data: missing, broken, repeated or poor images, lone classes, leaks between splits.
+    """Return what is wrong with data: missing, broken or repeated images, lone classes, leaks between splits.
 
     Args:
         data: READER:PATH, a YAML file, the name of a shipped configuration, or a manifest.

@@ -49,7 +49,7 @@ def test_its_help_lists_what_a_table_can_leave_out(aurank: Shell) -> None:
 def test_a_name_that_no_table_holds_is_told(place: Path, aurank: Shell) -> None:
     (photo,) = list((place / "photos").rglob("*.png"))[:1]
     photo.rename(os.fsdecode(os.fsencode(photo.parent) + b"/\xff.png"))
-    code, _, complaint = aurank("doctor", "folder:photos", "--fix", "tiny", "--out", "clean.csv")
+    code, _, complaint = aurank("doctor", "folder:photos", "--fix", "repeats", "--out", "clean.csv")
     assert code == 2
     assert "\\udcff.png" in complaint
     assert not (place / "clean.csv").exists()

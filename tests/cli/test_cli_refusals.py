@@ -17,7 +17,7 @@ PROBE = "probe --model timm:test_resnet,pretrained=false --data folder:photos --
 CALIBRATE = "calibrate --model embeddings:rows.npz"
 MINE = "mine --out x --model embeddings:"
 SEARCH = "search index"
-CLEAN = "doctor folder:photos --out clean.csv --fix tiny"
+CLEAN = "doctor folder:photos --out clean.csv --fix repeats"
 
 REFUSED = {
     "train no-such.yaml": "no-such.yaml",
@@ -62,12 +62,12 @@ REFUSED = {
     "doctor grocery/soprc data.root=nowhere": "grocery",
     "doctor folder:photos --embeddings rows.npz": "--embeddings does not go with DATA",
     "doctor folder:photos --labels rows.npz": "--labels needs --embeddings",
-    "doctor folder:photos --fix tiny": "--fix needs --out",
-    "doctor folder:photos --fix tiny --out clean.txt": "name it clean.csv",
+    "doctor folder:photos --fix repeats": "--fix needs --out",
+    "doctor folder:photos --fix repeats --out clean.txt": "name it clean.csv",
     f"{CLEAN},repeat": "no finding is named 'repeat'; did you mean",
     f"{CLEAN},labels": "--fix labels needs --model",
     "doctor digits/soprc --model timm:test_resnet": "--model goes with data named as READER:PATH",
-    "doctor digits: --fix tiny --out clean.csv": "images of digits are no files",
+    "doctor digits: --fix repeats --out clean.csv": "images of digits are no files",
     f"{CLEAN},suspects": "--fix suspects needs --negatives",
     "doctor folder:photos --negatives no.parquet": "no.parquet",
     f"{MINE}rows.npz --data folder:photos": "--data folder:photos has no use with --model",

@@ -22,7 +22,7 @@ _FORMULA = ("=", "+", "-", "@")  # what a spreadsheet takes for the beginning of
 
 FIXES = (
     *("missing", "unreadable", "repeats", "near-repeats", "leaks", "near-leaks", "conflicts", "near-conflicts"),
-    *("blurred", "dark", "tiny", "odd-shapes", "embeddings", "labels", "suspects"),
+    *("embeddings", "labels", "suspects"),
 )
 """The names of what a cleaned table can leave out, which docs/doctor_table.md explains."""
 NEED_MODEL = ("embeddings", "labels")

@@ -1,9 +1,9 @@
-"""What only the pixels show: unreadable and poor images, and images that stand in a data set twice, perhaps changed."""
+"""What only the pixels show: unreadable images, and images that stand in a data set twice, perhaps changed."""
 
 import hashlib
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import NamedTuple
 
@@ -11,7 +11,6 @@ import numpy as np
 from jaxtyping import Bool, Int8, Int64
 from PIL import Image, ImageCms
 from scipy.fft import dctn
-from scipy.ndimage import uniform_filter1d
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
@@ -21,10 +20,7 @@ from aurank.data.loader import made_of_each
 from aurank.data.manifest import Manifest
 from aurank.errors import UserError
 
-LOOK_SIDE = 224  # the shorter side at which sharpness is judged at most: about what a network sees
-_BLUR_WIDTH = 11  # of the filter of `blur_effect`
-# Chosen on training photos of Grocery and drawings of Omniglot, of which fewer than 1 in 2,000 are found.
-BLURRED, DARK, TINY, LONG = 0.52, 0.3, 64, 2.5
+LOOK_SIDE = 224  # the shorter side to which an image is reduced before it is hashed
 # Copies have about the same coarse structure and colours. Chosen on changed copies of training photos of Grocery, of
 # emoji and of drawings of Omniglot; docs/doctor.md has what they find.
 HASH_BITS_APART = 12  # at most, of 64
@@ -39,10 +35,7 @@ _PER_REPORT = 32  # images that a process looks at between two reports of progre
 
 class Look(NamedTuple):
     digest: bytes  # of the decoded pixels, which another compression without loss does not change
-    height: int
-    width: int
-    brightness: float  # of all but the brightest hundredth of the pixels at most, 0 black … 1 white
-    blur: float  # 0 sharp … 1 blurred; NaN for an image of one colour
+    shorter_side: int
     hash: Bool[np.ndarray, "64"]  # of the structure
     colours: Int8[np.ndarray, "2 cell 3"]  # in Lab, of the image and of all but its margin
 
@@ -56,7 +49,7 @@ def examine_contents(
     candidates: Int64[np.ndarray, "pair 2"] | None = None,
     tell: Callable[[str, int, int], object],
 ) -> list[Finding]:
-    """Return the unreadable, repeated, nearly repeated, blurred, dark, tiny and odd images."""
+    """Return the unreadable, repeated and nearly repeated images."""
     rows: defaultdict[str, list[int]] = defaultdict(list)
     for row, path in enumerate(manifest.paths):
         if path not in missing:
@@ -82,7 +75,7 @@ def examine_contents(
             if number % _PER_REPORT == 0 or number == len(rows):
                 tell("looking at images", number, len(rows))
     different = [looks[paths[0]] for paths in same.values()]
-    compared = [look for look in different if min(look.height, look.width) >= LEAST_SIDE]
+    compared = [look for look in different if look.shorter_side >= LEAST_SIDE]
     hashes = np.array([look.hash for look in compared], np.bool_).reshape(-1, 64)
     colours = np.array([look.colours for look in compared], np.int8).reshape(-1, 2, CELLS**2, 3)
     pairs = close_pictures(hashes, colours, progress=partial(tell, "comparing images"))
@@ -107,15 +100,11 @@ def examine_contents(
         finding_of("unreadable", [*unreadable.values()], [rows[path] for path in unreadable]),
         *_of_groups(manifest, labels, "same image", exact),
         *_of_groups(manifest, labels, "nearly the same image", changed),
-        *examine_quality(looks, rows),
     ]
 
 
-# -- poor images ------------------------------------------------------------------------------------------------------
-
-
 def look_at(pixels: Pixels) -> Look:
-    """Return what is compared and judged of an image: of more than three channels the first three, of two the first."""
+    """Return what is compared of an image: of more than three channels the first three, of two the first."""
     digest = hashlib.sha256(repr(pixels.shape).encode() + pixels.tobytes()).digest()
     image = Image.fromarray(pixels[..., 0] if pixels.shape[2] < 3 else pixels[..., :3])
     grey = image.convert("L")
@@ -123,12 +112,10 @@ def look_at(pixels: Pixels) -> Look:
     if min(grey.size) > LOOK_SIDE:
         factor = LOOK_SIDE / min(grey.size)
         grey = grey.resize((round(width * factor), round(height * factor)), Image.Resampling.BOX)
-    values = np.asarray(grey, np.float32)
-    brightness = float(np.quantile(values, 0.99)) / 255
     # The perceptual hash says which of the 64 slowest waves are above their median.
     waves = dctn(np.asarray(grey.resize((32, 32), Image.Resampling.BOX), np.float32))[:8, :8]
     hash = np.ravel(waves > np.median(waves))
-    return Look(digest, height, width, brightness, blur_effect(values), hash, colours_of(image))
+    return Look(digest, min(height, width), hash, colours_of(image))
 
 
 @cache
@@ -147,58 +134,6 @@ def colours_of(image: Image.Image) -> Int8[np.ndarray, "2 cell 3"]:
         encoded = np.asarray(ImageCms.applyTransform(cells, _to_lab())).reshape(-1, 3)
         part[:, 0], part[:, 1:] = np.round(encoded[:, 0] / 2.55), encoded[:, 1:].view(np.int8)  # lightness is 0 … 255
     return colours
-
-
-def blur_effect(values: np.ndarray) -> float:
-    """Return how blurred a grey image is, 0 sharp … 1 blurred: how little another blur takes from its edges.
-
-    Source: Crété-Roffet, Dolmiere, Ladret, Nicolas, "The Blur Effect", SPIE 2007 (https://hal.science/hal-00232709).
-    """
-    if min(values.shape) <= _BLUR_WIDTH:
-        return float("nan")
-    effects = []
-    for axis in (0, 1):
-        edges = np.abs(np.diff(values, axis=axis))
-        blurred = np.abs(np.diff(uniform_filter1d(values, _BLUR_WIDTH, axis=axis), axis=axis))
-        total = float(edges.sum())
-        if total > 0:
-            effects.append(1 - float(np.maximum(0, edges - blurred).sum()) / total)
-    return max(effects, default=float("nan"))
-
-
-def examine_quality(looks: Mapping[str, Look], rows: Mapping[str, Sequence[int]]) -> list[Finding]:
-    """Return the images that pass a limit and are far from the median of all: an all dark data set is left alone."""
-    if not looks:
-        return []
-    paths = list(looks)
-    blur = np.array([look.blur for look in looks.values()])
-    bright = np.array([look.brightness for look in looks.values()])
-    sides = np.array([(look.height, look.width) for look in looks.values()])
-    shorter, aspect = sides.min(axis=1), sides.max(axis=1) / sides.min(axis=1)
-    sizes = [f"{width} × {height} pixels" for height, width in sides.tolist()]
-    usual = float(np.median(blur[np.isfinite(blur)])) if np.isfinite(blur).any() else 0.0
-
-    checks = {
-        "blurred": (
-            np.nan_to_num(blur) > max(BLURRED, usual + 0.1),
-            [f"blur {value:.2f}, usual {usual:.2f}" for value in blur.tolist()],
-        ),
-        "dark": (
-            bright < min(DARK, float(np.median(bright)) / 2),
-            [f"brightest parts at {100 * value:.0f} %" for value in bright.tolist()],
-        ),
-        "tiny": (shorter < min(TINY, float(np.median(shorter)) / 2), sizes),
-        "odd_shape": (aspect > max(LONG, 1.5 * float(np.median(aspect))), sizes),
-    }
-    findings = []
-    for kind, (is_poor, words) in checks.items():
-        poor = np.flatnonzero(is_poor).tolist()
-        names = [f"{paths[at]}: {words[at]}" for at in poor]
-        findings.append(finding_of(kind, names, [rows[paths[at]] for at in poor]))
-    return findings
-
-
-# -- repeated images --------------------------------------------------------------------------------------------------
 
 
 def _of_groups(
