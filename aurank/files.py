@@ -30,12 +30,6 @@ ABANDONED = 3600.0  # seconds without a byte after which a temporary file is tha
 _AGAIN = "copy or make it again"
 
 
-def address_of(path: Path | str) -> str | None:
-    """Return the address (s3://bucket/photos) that a path was made of, which keeps one slash; None of others."""
-    match = re.match(r"([a-z][a-z0-9+]+):/+(.*)", Path(path).as_posix())
-    return None if match is None or match[1] == "file" else f"{match[1]}://{match[2]}"
-
-
 # -- writing ----------------------------------------------------------------------------------------------------------
 
 

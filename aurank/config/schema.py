@@ -15,7 +15,6 @@ from pydantic import (
     ConfigDict,
     Discriminator,
     Field,
-    PlainSerializer,
     Tag,
     ValidationError,
     field_validator,
@@ -26,7 +25,6 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from aurank.config.components import Choices
 from aurank.config.messages import shorten
-from aurank.files import address_of
 from aurank.ranges import Range
 from aurank.sizes import seconds, size_in_bytes
 
@@ -64,7 +62,6 @@ RecallAt = Annotated[
 ]
 Interpolation = Literal["area", "nearest", "bilinear", "bicubic", "lanczos", "box", "hamming"]
 Ties = Literal["threshold", "optimistic", "pessimistic"]
-Place = Annotated[Path, PlainSerializer(lambda path: address_of(path) or str(path), return_type=str, when_used="json")]
 RefuseOrKeep = Literal["refuse", "keep"]
 Names = Annotated[tuple[str, ...], Field(min_length=1)]
 TextModel = Annotated[
@@ -198,7 +195,7 @@ class DataConfig(Component):
     """
 
     table = "data"
-    root: Place | None = key(None, "Folder of the data, or its address (s3://…); null: $AURANK_DATA, else ./data.")
+    root: Path | None = key(None, "Folder of the data; null: $AURANK_DATA, else ./data.")
     prepared: Path | None = key(None, "Folder of aurank data prepare, to read images from; null: the originals.")
     image_size: Sides = key(224, "Pixels of what a model sees: one number, or [height, width].")
     channels: int = key(3, "Channels of an image: 1 grey, 3 colour.", ge=1, le=256)

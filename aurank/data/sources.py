@@ -1,8 +1,7 @@
-"""Where the bytes of images come from: a folder, an archive or parts of files, here or at an address, or memory."""
+"""Where the bytes of images come from: a folder, an archive, parts of files, or memory."""
 
 import io
 import os
-import re
 import zipfile
 import zlib
 from abc import ABC, abstractmethod
@@ -13,8 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from aurank.errors import UserError
-from aurank.extras import import_library
-from aurank.files import address_of, reading
+from aurank.files import reading
 
 # What operating systems and tools leave beside images: never data. Other names with a dot may be classes (".22 rifle").
 _LITTER = {
@@ -28,7 +26,7 @@ class FileMark(NamedTuple):
     """What tells a file from a later one of the same name without reading it: its length, and its time or its sum."""
 
     length: int
-    modified: int | None  # nanoseconds since 1970, in a folder; a number that changes with the file, at an address
+    modified: int | None  # nanoseconds since 1970, in a folder
     crc: int | None  # CRC-32 of the content, where it is at hand: in an archive and in memory
 
 
@@ -83,18 +81,8 @@ class ImageSource(ABC):
         raise UserError(message)
 
 
-def file_system(address: str) -> tuple[Any, str]:
-    core = import_library("fsspec.core", address)
-    with reading(address, "an address", remedy="correct it, or install the library that it needs"):
-        # Each time: what a process made before it was forked must not be used after.
-        return core.url_to_fs(address)  # type: ignore[no-any-return]
-
-
 def open_source(path: Path, *, prefix: str = "") -> ImageSource:
     """Return the folder or zip archive at `path`; paths start at the folder `prefix` inside it.
-
-    Args:
-        path: an address of fsspec too, such as `Path("s3://bucket/photos")`.
 
     Raises:
         UserError: where there is neither.
@@ -104,33 +92,14 @@ def open_source(path: Path, *, prefix: str = "") -> ImageSource:
         False
     """
     with reading(path, "a folder or an archive", remedy="name another"):  # longer than the file system takes
-        if (kind := folder_or_file(path)) == "folder":
-            address = address_of(path)
-            return FolderSource(local(path) / prefix) if address is None else AddressSource(f"{address}/{prefix}")
-        if kind == "file":
-            return ZipSource(local(path), prefix=prefix)
+        if path.is_dir():
+            return FolderSource(path / prefix)
+        if path.is_file():
+            return ZipSource(path, prefix=prefix)
     raise UserError(
-        f"{address_of(path) or path} does not exist; expected a folder or a zip archive of images: fetch it, or set "
+        f"{path} does not exist; expected a folder or a zip archive of images: fetch it, or set "
         "data.root (or AURANK_DATA) to the folder that holds it"
     )
-
-
-def local(path: Path) -> Path:
-    """Return the path of an address such as file:///photos; others stay."""
-    return Path(re.sub("^file:/+", "/", path.as_posix())) if path.as_posix().startswith("file:/") else path
-
-
-def whole_path(path: Path) -> Path:
-    return path if address_of(path) else local(path).resolve()
-
-
-def folder_or_file(path: Path) -> str:
-    if (address := address_of(path)) is None:
-        path = local(path)
-        return "folder" if path.is_dir() else "file" if path.is_file() else ""
-    files, inside = file_system(address)
-    with reading(address, "an address", remedy="look whether it is there, and whether you may read it"):
-        return "file" if files.isfile(inside) else "folder" if files.isdir(inside) else ""
 
 
 class FolderSource(ImageSource):
@@ -189,37 +158,6 @@ class FolderSource(ImageSource):
         return marks
 
 
-class AddressSource(ImageSource):
-    def __init__(self, address: str) -> None:
-        self.where = address.rstrip("/")
-
-    def content(self, path: str) -> bytes:
-        files, root = file_system(self.where)
-        return files.cat_file(f"{root}/{path}")  # type: ignore[no-any-return]
-
-    def exists(self, path: str) -> bool:
-        files, root = file_system(self.where)
-        return bool(files.isfile(f"{root}/{path}"))
-
-    def names(self) -> list[str]:
-        files, root = file_system(self.where)
-        with reading(self.where, "a folder", remedy="look whether you may read it"):
-            names = [name.removeprefix(root).lstrip("/") for name in files.find(root)]
-        return sorted(name for name in names if not _is_litter(name))
-
-    def marks(self, paths: Sequence[str]) -> list[FileMark | None]:
-        files, root = file_system(self.where)
-        addresses = [f"{root}/{path}" for path in paths]
-        return [
-            FileMark(files.size(file), file_version(files, file), None) if files.isfile(file) else None
-            for file in addresses
-        ]
-
-
-def file_version(files: Any, file: str) -> int:
-    return int(files.checksum(file)) % 2**62
-
-
 class ZipSource(ImageSource):
     """Members of one zip archive below the folder `prefix` ("" is all of it).
 
@@ -238,21 +176,15 @@ class ZipSource(ImageSource):
     def __init__(self, file: Path, *, prefix: str = "") -> None:
         self.file = file
         self.prefix = f"{prefix.strip('/')}/" if prefix.strip("/.") else ""
-        self.where = f"{address_of(file) or file}/{self.prefix}".rstrip("/")
+        self.where = f"{file}/{self.prefix}".rstrip("/")
         self._opened: tuple[int, zipfile.ZipFile] | None = None
         self._archive()
 
     def _archive(self) -> zipfile.ZipFile:
         if self._opened is None or self._opened[0] != os.getpid():
             with reading(self.where, "a zip archive", remedy="fetch it again"):
-                self._opened = (os.getpid(), self._open())
+                self._opened = (os.getpid(), zipfile.ZipFile(self.file))
         return self._opened[1]
-
-    def _open(self) -> zipfile.ZipFile:
-        if (address := address_of(self.file)) is None:
-            return zipfile.ZipFile(self.file)
-        files, inside = file_system(address)
-        return zipfile.ZipFile(files.open(inside, "rb"))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_opened": None}
@@ -261,7 +193,7 @@ class ZipSource(ImageSource):
         return self._archive().read(self.prefix + path)
 
     def marks(self, paths: Sequence[str]) -> list[FileMark | None]:
-        with self._open() as archive:  # as it is now
+        with zipfile.ZipFile(self.file) as archive:  # as it is now
             members = {info.filename: info for info in archive.infolist()}
         infos = [members.get(self.prefix + path) for path in paths]
         return [None if info is None else FileMark(info.file_size, None, info.CRC) for info in infos]
@@ -303,7 +235,7 @@ class PartsSource(ImageSource):
     """Images inside of larger files or buffers.
 
     Args:
-        parts: addresses of files, or buffers.
+        parts: paths of files, or buffers.
         entries: of each path the position of its part, where it starts there, and its length.
         reader: that found them: its name, root and parameters.
     """
@@ -322,13 +254,14 @@ class PartsSource(ImageSource):
         number, start, length = self.entries[path]
         if not isinstance(part := self.parts[number], str):
             return bytes(part[start : start + length])
-        files, inside = file_system(part)
-        return files.cat_file(inside, start=start, end=start + length)  # type: ignore[no-any-return]
+        with open(part, "rb") as file:  # noqa: PTH123
+            file.seek(start)
+            return file.read(length)
 
     def marks(self, paths: Sequence[str]) -> list[FileMark | None]:
         if not all(isinstance(part, str) for part in self.parts):
             return super().marks(paths)
-        versions = [file_version(*file_system(part)) for part in self.parts]
+        versions = [Path(part).stat().st_mtime_ns for part in self.parts]
         entries = (self.entries[path] for path in paths)
         return [FileMark(length, versions[number] + start, None) for number, start, length in entries]
 

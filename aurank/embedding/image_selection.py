@@ -10,9 +10,7 @@ from aurank.config import Choices, Config, DataConfig, load_config, shipped_conf
 from aurank.config.schema import EMBEDDINGS
 from aurank.data.readers import READERS
 from aurank.data.readers.given import GIVEN
-from aurank.data.sources import folder_or_file
 from aurank.errors import OptionRule, UserError, check_options
-from aurank.files import address_of
 from aurank.names import nearest
 
 if TYPE_CHECKING:
@@ -119,10 +117,10 @@ def located(data: "str | Manifest") -> dict[str, Any]:
     target = Path(path)
     if "{" in path:  # a pattern of several files
         return {**section, "params": {"path": path}, "root": "."}
-    if not (kind := folder_or_file(target)):
-        start = "" if target.is_absolute() or address_of(target) else f" in {Path.cwd()}"
-        raise UserError(f"--data {data}: there is no {address_of(target) or target}{start}; correct the path")
-    if kind == "folder":
+    if not target.exists():
+        start = "" if target.is_absolute() else f" in {Path.cwd()}"
+        raise UserError(f"--data {data}: there is no {target}{start}; correct the path")
+    if target.is_dir():
         return {**section, "root": str(target)}
     key = "file" if name in ("table", EMBEDDINGS) else "path"  # of an archive
     return {**section, "params": {key: target.name}, "root": str(target.parent)}

@@ -19,13 +19,13 @@ from typing_extensions import TypedDict
 from aurank.arrays import Rows, load_arrays, save_rows
 from aurank.data import READERS, FolderSource, ImageSource, ZipSource, open_source
 from aurank.data.shards import storable_texts
-from aurank.data.sources import AddressSource, PartsSource
+from aurank.data.sources import PartsSource
 from aurank.embedding.locations import ABOUT, KEPT, require_index
 from aurank.embedding.stored.trained_model import store_model
 from aurank.errors import UserError
 from aurank.evaluation.index.neighbours import Index
 from aurank.evaluation.postprocessing import GallerySearch, PostProcessing, by_products, processed_gallery
-from aurank.files import address_of, content_sha256, file_sha256, read_record, reading, replacing, write_text
+from aurank.files import content_sha256, file_sha256, read_record, reading, replacing, write_text
 from aurank.models.image_model import ImageModel
 
 FORMAT, VERSION = "aurank.image_index", 2
@@ -238,14 +238,12 @@ def verify_part(folder: Path, about: dict[str, Any], part: str) -> None:
 
 def describe_source(source: ImageSource) -> SourceRecord:
     if isinstance(source, ZipSource):
-        return {"kind": "zip", "place": address_of(source.file) or str(source.file.absolute()), "prefix": source.prefix}
+        return {"kind": "zip", "place": str(source.file.absolute()), "prefix": source.prefix}
     if isinstance(source, FolderSource):
         return {"kind": "folder", "place": str(source.root.absolute()), "prefix": ""}
-    if isinstance(source, AddressSource):
-        return {"kind": "folder", "place": source.where, "prefix": ""}
     if isinstance(source, PartsSource) and source.reader is not None:
         name, root, params = source.reader
-        return {"kind": "reader", "place": address_of(root) or str(root), "prefix": json.dumps([name, params])}
+        return {"kind": "reader", "place": str(root), "prefix": json.dumps([name, params])}
     return {"kind": "memory", "place": source.where, "prefix": ""}
 
 

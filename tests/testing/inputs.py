@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import numpy as np
 import torch
 from PIL import Image
@@ -113,19 +112,6 @@ def columns(photos: Path) -> dict[str, list[str]]:
     return {"path": paths, "label": [part[1] for part in parts], "split": [part[0] for part in parts]}
 
 
-def _in_memory(photos: Path, name: str) -> str:
-    memory = fsspec.filesystem("memory")
-    if not memory.exists(f"/{name}/photos"):  # else it would be put inside
-        memory.put(str(photos), f"/{name}/photos", recursive=True)
-    return f"folder:memory://{name}/photos"
-
-
-def _zip_in_memory(photos: Path) -> str:
-    archive = shutil.make_archive(str(photos.parent / "photos"), "zip", photos)
-    fsspec.filesystem("memory").put(archive, "/zipped/photos.zip")
-    return "folder:memory://zipped/photos.zip"
-
-
 def _frame(library: str, photos: Path, **where: Any) -> Manifest:
     return from_table(importlib.import_module(library).DataFrame(columns(photos)), **where)
 
@@ -149,12 +135,8 @@ INPUTS: Mapping[str, Callable[[Path, Path], Input]] = {
     "arrow": lambda photos, out: saved(out / "saved", "arrow"),
     "parquet": lambda photos, out: saved(out / "saved", "parquet"),
     "webdataset": lambda photos, out: f"webdataset:{tars(photos, out)}",
-    "file://": lambda photos, out: f"folder:file://{photos}",
-    "memory://": lambda photos, out: _in_memory(photos, "bucket"),
-    "zip at memory://": lambda photos, out: _zip_in_memory(photos),
+    "zip": lambda photos, out: f"folder:{shutil.make_archive(str(photos.parent / 'photos'), 'zip', photos)}",
     "pandas": lambda photos, out: _frame("pandas", photos, root=photos),
-    "polars at memory://": lambda photos, out: (
-        _in_memory(photos, "tabled") and _frame("polars", photos, root="memory://tabled/photos")
-    ),
+    "polars": lambda photos, out: _frame("polars", photos, root=photos),
     "feather": lambda photos, out: _feather(photos),
 }

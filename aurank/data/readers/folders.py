@@ -8,7 +8,7 @@ import numpy as np
 
 from aurank.data.decode import IMAGE_SUFFIXES
 from aurank.data.manifest import SPLITS, Manifest, build_manifest, by_ending, first_seen
-from aurank.data.sources import ArraySource, ImageSource, folder_or_file, open_source
+from aurank.data.sources import ArraySource, ImageSource, open_source
 from aurank.errors import UserError
 
 _OMNIGLOT_SPLITS = {"images_background": "train", "images_evaluation": "test"}
@@ -91,7 +91,7 @@ def read_unlabelled(root: Path, *, path: str = ".") -> Manifest:
 
 def list_images(path: Path) -> tuple[ImageSource, list[str], list[str]]:
     """Return a folder or archive with the paths of its images, at least one, and of its other files."""
-    if PurePosixPath(path).suffix.lower() in IMAGE_SUFFIXES and folder_or_file(path) == "file":
+    if PurePosixPath(path).suffix.lower() in IMAGE_SUFFIXES and path.is_file():
         raise UserError(f"{path} is one image; name a folder or zip archive of images, or a table of them")
     source, images, unread = open_source(path), list[str](), list[str]()
     for name in source.names():

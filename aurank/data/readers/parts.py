@@ -15,9 +15,9 @@ from aurank.data.decode import IMAGE_SUFFIXES
 from aurank.data.manifest import Manifest, build_manifest
 from aurank.data.readers.folders import draw_splits
 from aurank.data.readers.values import read_label, require_filled
-from aurank.data.sources import PartsSource, file_system, folder_or_file, open_source, whole_path
+from aurank.data.sources import PartsSource, open_source
 from aurank.errors import AurankWarning, UserError
-from aurank.files import address_of, reading
+from aurank.files import reading
 
 _SPLIT = re.compile(r"(?:^|[^a-z])(train|val|test)(?:ing|id|idation)?(?:[^a-z]|$)")
 Sample = tuple[str, str, Any, int, int]  # its name and label; the path or bytes it lies in, from where, and how long
@@ -39,7 +39,7 @@ def read_webdataset(
         label: the ending of the file with the label, or json.KEY for a key of KEY.json.
         test_fraction, seed: as for `read_folder`, where no name says a split.
     """
-    reader = ("webdataset", whole_path(root), {"path": path, "label": label})
+    reader = ("webdataset", root.resolve(), {"path": path, "label": label})
     left_out: list[str] = []
     return _read(reader, (".tar",), lambda file: _members(file, label, left_out), test_fraction, seed, left_out)
 
@@ -61,7 +61,7 @@ def read_hf(
         path, test_fraction, seed: as for `read_webdataset`.
         image, label: columns.
     """
-    reader = ("hf", whole_path(root), {"path": path, "image": image, "label": label})
+    reader = ("hf", root.resolve(), {"path": path, "image": image, "label": label})
     return _read(reader, (".arrow", ".parquet"), lambda file: _rows(file, image, label), test_fraction, seed)
 
 
@@ -78,13 +78,13 @@ def _read(
         targets = _expanded(path)
     names: list[str] = []
     for name in targets:
-        if folder_or_file(root / name) == "folder":
+        if (root / name).is_dir():
             files = (str(PurePosixPath(name, file)) for file in open_source(root / name).names())
             # Hugging Face leaves results of its own beside the data.
             names += [file for file in files if file.endswith(suffixes) and "/cache-" not in f"/{file}"]
         else:
             names.append(name)
-    where = address_of(root / path) or str(root / path)
+    where = str(root / path)
     if not names:
         raise UserError(f"no {' or '.join(suffixes)} file in {where}; name the folder that holds them")
     split_of = {name: ["", *_SPLIT.findall(name.removeprefix(f"{path}/").lower())][-1] for name in names}
@@ -94,7 +94,7 @@ def _read(
     for name, split in split_of.items():
         file = root / name
         kind = f"a {file.suffix or suffixes[0]} file"
-        with reading(address_of(file) or file, kind, remedy="fetch or write it again"):
+        with reading(file, kind, remedy="fetch or write it again"):
             for inside, label, part, start, length in samples_of(file):
                 if not parts or parts[-1] is not part:
                     parts.append(part)
@@ -130,13 +130,12 @@ def _expanded(pattern: str) -> list[str]:
 
 def _members(file: Path, label: str, left_out: list[str]) -> Iterator[Sample]:
     ending, _, key = label.partition(".")
-    part = address_of(file) or str(whole_path(file))
-    files, inside = file_system(part)
+    part = str(file.resolve())
     labels: dict[str, str] = {}
     images: dict[str, tuple[str, Any, int, int]] = {}
     first: dict[str, str] = {}  # file of each sample
     beside: set[str] = set()  # samples with files such as left.png
-    with files.open(inside, "rb") as opened, tarfile.open(fileobj=opened, mode="r:") as archive:
+    with tarfile.open(file, mode="r:") as archive:
         for member in archive:
             if member.isdir():
                 continue
@@ -164,12 +163,8 @@ def _members(file: Path, label: str, left_out: list[str]) -> Iterator[Sample]:
 def _rows(file: Path, image: str, label: str) -> Iterator[Sample]:
     import pyarrow.parquet
 
-    if (address := address_of(file)) is None:
-        part: Any = str(whole_path(file))
-        buffer = pyarrow.memory_map(part).read_buffer()
-    else:
-        files, inside = file_system(address)
-        part = buffer = pyarrow.py_buffer(files.cat_file(inside))
+    part = str(file.resolve())
+    buffer = pyarrow.memory_map(part).read_buffer()
     is_parquet = file.suffix == ".parquet"
     opened: Any = pyarrow.parquet.ParquetFile(buffer) if is_parquet else pyarrow.ipc.open_stream(buffer)
     schema = opened.schema_arrow if is_parquet else opened.schema

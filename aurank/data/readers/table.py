@@ -58,7 +58,7 @@ def from_table(table: Any, *, root: Path | str = ".", images: str = "", outside:
 
     Args:
         table: with the columns of `read_table`.
-        root: the folder or zip archive of the images, or an address of fsspec.
+        root: the folder or zip archive of the images.
         images, outside: as for `read_table`.
 
     Raises:

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,11 +14,9 @@ import torch
 from testing.inputs import Vision, columns, items, of_hugging_face, saved, tars, write_photos
 from torch.utils.data import IterableDataset, Subset
 
-from aurank.data import READERS, Manifest, from_dataset, from_table, open_source
+from aurank.data import READERS, Manifest, from_dataset, from_table
 from aurank.data.readers.parts import read_hf, read_webdataset
 from aurank.data.sources import PartsSource
-from aurank.embedding import ImageSelection
-from aurank.embedding.select_images import select
 from aurank.errors import AurankWarning, UserError
 
 GREY = np.zeros((4, 4), np.uint8)
@@ -191,39 +188,6 @@ def test_an_image_cut_off_with_its_archive_is_named(tmp_path: Path) -> None:
     (tmp_path / "train.tar").unlink()
     with pytest.raises(UserError, match=r"image 'train\.tar/one\.jpg' is not in "):
         manifest.source.read_bytes(manifest.paths[0])
-
-
-@pytest.mark.parametrize(
-    ("address", "said"),
-    [
-        ("nosuch://bucket/photos", "nosuch://bucket/photos: .*Protocol not known: nosuch"),
-        ("memory://nothing/here", "there is no memory://nothing/here; correct the path"),
-    ],
-)
-def test_an_address_that_leads_nowhere_is_named(address: str, said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        select(ImageSelection(f"folder:{address}"), None)
-
-
-@pytest.mark.parametrize(("scheme", "library"), [("s3", "s3fs"), ("gs", "gcsfs")])
-def test_the_library_of_an_address_is_named_where_it_is_missing(scheme: str, library: str) -> None:
-    try:
-        __import__(library)
-    except ImportError:
-        with pytest.raises(UserError, match=f"{scheme}://bucket: .*nstall {library}"):
-            open_source(Path(f"{scheme}://bucket"))
-    else:
-        pytest.skip(f"{library} is there")
-
-
-def test_a_changed_file_at_an_address_has_another_mark() -> None:
-    memory = fsspec.filesystem("memory")
-    memory.pipe_file("/marked/one.png", b"one")
-    source = open_source(Path("memory://marked"))
-    before = source.marks(["one.png", "two.png"])
-    memory.pipe_file("/marked/one.png", b"eno")
-    assert source.marks(["one.png", "two.png"]) != before
-    assert before[1] is None
 
 
 def test_a_given_data_set_is_not_found_again_by_a_name() -> None:
