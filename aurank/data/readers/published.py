@@ -264,13 +264,22 @@ class Completeness:
         return "\n".join(lines)
 
 
+def file_md5(file: Path, on_bytes: Callable[[int], None] = lambda count: None) -> str:
+    digest = hashlib.md5(usedforsecurity=False)
+    with file.open("rb") as stream:
+        while chunk := stream.read(_CHUNK):
+            digest.update(chunk)
+            on_bytes(len(chunk))
+    return digest.hexdigest()
+
+
 def check_benchmark(
     name: str,
     root: Path,
     *,
     path: str | None = None,
     checksums: bool = True,
-    on_bytes: Callable[[int, int], None] | None = None,
+    on_bytes: Callable[[int, int], None] = lambda count, total: None,
 ) -> Completeness:
     """Return everything that a benchmark's folder lacks, or has otherwise than published.
 
@@ -318,13 +327,8 @@ def check_benchmark(
         present = [file for file in files if file.is_file()]
         total = sum(file.stat().st_size for file in present)
         for file in present:
-            digest = hashlib.md5(usedforsecurity=False)
-            with file.open("rb") as stream:
-                while chunk := stream.read(_CHUNK):
-                    digest.update(chunk)
-                    if on_bytes is not None:
-                        on_bytes(len(chunk), total)
-            if (md5 := digest.hexdigest()) == (expected := benchmark.archives[file.name]):
+            md5, expected = file_md5(file, lambda count: on_bytes(count, total)), benchmark.archives[file.name]
+            if md5 == expected:
                 confirmed.append(f"{file} with the published md5")
             else:
                 problems.append(f"{file} has md5 {md5}, expected {expected}: fetch it again")
