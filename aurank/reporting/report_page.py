@@ -152,7 +152,7 @@ def _left_out(report: Report, pictures: Pictures) -> list[dict[str, Any]]:
     lone = np.setdiff1d(np.arange(report.num_queries), report.per_query["query"])
     paths = report.gallery.get("path") if report.num_queries == report.num_gallery else None
     names = [f"row {row}" if paths is None else str(paths[row]) for row in lone.tolist()]
-    lists = [
+    lists: list[dict[str, Any]] = [
         {"title": "Queries without a positive, skipped", "count": len(lone), "names": names},
         {"title": "Images that could not be read", "count": len(pictures.missing), "names": [*pictures.missing]},
         {"title": "Pictures left out to keep the page small", "count": pictures.left_out, "names": []},
