@@ -41,7 +41,7 @@ REFUSED = {
     f"{TIMM}": "say which images to embed",
     f"{TIMM} --data folder:none": "there is no none",
     f"{TIMM} --data photos": "expected READER:PATH, such as folder:photos",
-    f"{TIMM} --data csv:one.csv": "expected READER:PATH, such as table:one.csv",
+    f"{TIMM} --data csv:one.csv": "expected READER:PATH, such as folder:one.csv",
     f"{TIMM} --data foldr:photos": "expected READER:PATH, such as folder:photos",
     f"{TIMM} --data folder:photos data.params.test_fraction=0": "with --split train",
     f"{TIMM} --data folder:photos --device cuda:77": "cpu always can",

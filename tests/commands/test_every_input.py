@@ -64,7 +64,7 @@ def test_every_input_has_the_images_labels_and_splits_of_the_folder(form: str, p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["ImageFolder", "datasets", "parquet", "webdataset", "memory://", "pandas"])
+@pytest.mark.parametrize("form", ["ImageFolder", "datasets", "parquet", "webdataset", "pandas"])
 def test_inputs_of_every_kind_are_trained_on_measured_and_indexed(
     form: str, photos: Path, of_folder: float, tmp_path: Path
 ) -> None:
