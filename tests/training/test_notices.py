@@ -44,6 +44,7 @@ def test_without_a_terminal_a_line_of_progress_comes_now_and_then(
 ) -> None:
     now = [0.0]
     monkeypatch.setattr(drawing.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(drawing.progress_line, "next_time", drawing.QUIET)
     with drawing.draw_training() as listen:
         for step in range(1, 101):
             now[0] = float(step)
@@ -88,7 +89,7 @@ def test_a_model_that_runs_long_draws_a_bar_or_without_a_terminal_tells_its_stag
             embedding(int(now[0]) * 100, 2_943)
         for now[0] in (32.0, 33.0):
             ranking(int(now[0]) - 31, 9)
-    embedded = ["embedding: 400 of 2,943", "embedding: 1,500 of 2,943, 0:00:15 left"]
+    embedded = ["embedding: 1,100 of 2,943, 0:00:19 left", "embedding: 2,200 of 2,943, 0:00:08 left"]
     expected = [*embedded, "ranking: 1 of 9"]
     lines = capsys.readouterr().err.splitlines()
     assert not any(" of " in line for line in lines) if terminal else lines == expected
