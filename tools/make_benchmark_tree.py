@@ -84,8 +84,8 @@ def lines(rows: list[str]) -> str:
 
 
 def counts_of(about: Benchmark, file: str, share: float) -> tuple[int, int]:
-    size = about.sizes[file]
-    return round(size.images * share), max(2, round(size.classes * share))
+    images, classes = about.sizes[file]
+    return round(images * share), max(2, round(classes * share))
 
 
 def sop(about: Benchmark, share: float, chance: CHANCE) -> Tree:

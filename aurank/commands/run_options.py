@@ -117,7 +117,8 @@ class RunOptions:
 
         `description`: what decides them beside the weights and the images.
         """
-        description += dataset.made_of + dataset.prepared_sha256 + (self.arithmetic and f" {self.arithmetic}")
+        digest = "" if dataset.prepared is None else dataset.prepared.sha256
+        description += dataset.made_of + digest + (self.arithmetic and f" {self.arithmetic}")
         return {"weights": weights_sha256(module), "transform": description, "data": data_sha256(dataset.manifest)}
 
 

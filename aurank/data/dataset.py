@@ -108,7 +108,7 @@ class ImageDataset(Dataset[Sample]):
     ) -> None:
         self.manifest, self.pipeline, self.channels, self.seed = manifest, pipeline, channels, seed
         self.on_error, self.max_pixels = on_error, max_pixels
-        self._prepared_rows = None if prepared is None else prepared.rows_of(manifest, channels, on_error=on_error)
+        self.prepared = None if prepared is None else prepared.rows_of(manifest, channels, on_error=on_error)
         self._least_side = pipeline.least_decoded_side if reduced else None
         # Shared memory, so that what a worker skips is counted here too.
         self._unreadable = torch.zeros(len(manifest), dtype=torch.bool).share_memory_()  # type: ignore[no-untyped-call]
@@ -117,12 +117,7 @@ class ImageDataset(Dataset[Sample]):
     @property
     def made_of(self) -> str:
         """Words for how the images were prepared, which decides pixels too; "" of originals."""
-        return "" if self._prepared_rows is None else f" of prepared images ({self._prepared_rows.how})"
-
-    @property
-    def prepared_sha256(self) -> str:
-        """Digest of the prepared images themselves, also where their originals are gone; "" of originals."""
-        return "" if self._prepared_rows is None else self._prepared_rows.sha256
+        return "" if self.prepared is None else f" of prepared images ({self.prepared.how})"
 
     def __len__(self) -> int:
         return len(self.manifest)
@@ -202,7 +197,7 @@ class ImageDataset(Dataset[Sample]):
 
     def _read(self, row: int) -> Pixels | None:
         try:
-            image = self._decode(row) if self._prepared_rows is None else self._prepared_rows.read(row)
+            image = self._decode(row) if self.prepared is None else self.prepared.read(row)
         except UserError:
             if self.on_error == "raise":
                 raise

@@ -5,7 +5,9 @@ and sum of their originals. What a killed preparation left behind the last whole
 an image the last one counts.
 """
 
+import copy
 import dataclasses
+import functools
 import hashlib
 import json
 import math
@@ -22,13 +24,13 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Int64
+from jaxtyping import Int64
 
 from aurank.data.decode import MAX_PIXELS, Pixels, crop, decode, quiet_decoding
 from aurank.data.manifest import Manifest
 from aurank.data.sources import FileMark, PartsSource
 from aurank.data.transforms.base import AREA, resize_shorter
-from aurank.errors import AurankError, UserError, first_line
+from aurank.errors import AurankError, UserError
 from aurank.files import EXACT, checked, content_sha256, reading, replacing
 from aurank.sizes import as_text
 
@@ -67,10 +69,6 @@ class Preparation:
         return f"shorter side {self.short_side}, {channels}, by {self.interpolation}, raw"
 
 
-def remedy_for(folder: Path) -> str:
-    return f"give aurank data prepare CONFIG --out {folder} again"
-
-
 def _schema(how: Preparation) -> Any:
     import pyarrow
 
@@ -89,13 +87,16 @@ def _region_keys(regions: Iterable[str]) -> list[bytes]:
 
 
 class PreparedImages:
+    """The images in a folder that ``aurank data prepare`` wrote."""
+
     def __init__(self, folder: Path) -> None:
         import pyarrow
 
         self.folder, path = folder, folder / IMAGES
+        self.remedy = f"give aurank data prepare CONFIG --out {folder} again"
         if not path.exists():
             where = f"{folder} holds no prepared images" if folder.is_dir() else f"there is no folder {folder}"
-            raise UserError(f"data.prepared: {where}; {remedy_for(folder)}, or set data.prepared=null")
+            raise UserError(f"data.prepared: {where}; {self.remedy}, or set data.prepared=null")
         remedy, parts = "name another folder, or remove this one and prepare the images again", [np.zeros(0, RECORD)]
         named = f"data.prepared: {path}"
         with reading(named, "prepared images", remedy=remedy), pyarrow.memory_map(str(path)) as mapped:
@@ -123,6 +124,9 @@ class PreparedImages:
                     parts.append(records)
                     self.end = mapped.tell()
         self.records = np.concatenate(parts)
+        self._names: Sequence[str] = ()
+        self._verified = torch.zeros(0, dtype=torch.bool)
+        self._compared = np.zeros(0, np.int64)  # records whose originals `rows_of` looked at
         self._position_of = {record.tobytes(): position for position, record in enumerate(self.records["key"])}
 
     def positions(self, manifest: Manifest) -> Int64[np.ndarray, " image"]:
@@ -131,12 +135,7 @@ class PreparedImages:
         return np.array([self._position_of.get(key, -1) for key in keys], dtype=np.int64)
 
     def changed(
-        self,
-        manifest: Manifest,
-        positions: Int64[np.ndarray, " image"],
-        *,
-        at_most: int | None = COMPARED,
-        progress: Callable[[int, int], None] = lambda done, total: None,
+        self, manifest: Manifest, positions: Int64[np.ndarray, " image"], *, at_most: int | None = COMPARED
     ) -> Int64[np.ndarray, " changed"]:
         """Return the rows whose original is another now; one that is gone is not.
 
@@ -156,81 +155,64 @@ class PreparedImages:
                 doubtful.append((row, record["original_crc"]))
         if at_most is not None and len(doubtful) > at_most:
             doubtful = [doubtful[at] for at in np.linspace(0, len(doubtful) - 1, at_most, dtype=np.int64).tolist()]
-        for done, (row, crc) in enumerate(doubtful, start=1):
-            if zlib.crc32(manifest.source.read_bytes(manifest.paths[row])) != crc:
-                changed.append(row)
-            progress(done, len(doubtful))
+        changed += [row for row, crc in doubtful if zlib.crc32(manifest.source.read_bytes(manifest.paths[row])) != crc]
         return np.array(sorted(changed), dtype=np.int64)
 
-    def damaged(
-        self, positions: Int64[np.ndarray, " record"], progress: Callable[[int, int], None]
-    ) -> Bool[np.ndarray, " record"]:
-        mapped: Any = np.memmap(self.folder / IMAGES, mode="r")
-        wrong = np.zeros(len(positions), dtype=np.bool_)
-        for number, record in enumerate(self.records[positions]):
-            begin = int(record["offset"])
-            wrong[number] = zlib.crc32(mapped[begin : begin + int(record["length"])]) != record["crc"]
-            progress(number + 1, len(positions))
-        return wrong
+    def rows_of(self, manifest: Manifest, channels: int, *, on_error: str = "raise") -> "PreparedImages":
+        """Return the images of a manifest, by row; UserError names the first that is missing or of another original.
 
-    def rows_of(self, manifest: Manifest, channels: int, *, on_error: str = "raise") -> "PreparedRows":
+        Originals of rows that were returned before are not looked at again.
+        """
         if self.how.channels != channels:
             raise UserError(
                 f"data.prepared: the images in {self.folder} have {self.how.channels} channels, not data.channels="
                 f"{channels}; prepare them into another folder"
             )
         positions = self.positions(manifest)
-        remedy = f"{remedy_for(self.folder)}, which takes those only"
-        is_lost = (positions >= 0) & (self.records["length"][positions] == 0) if len(self.records) else positions >= 0
-        for rows, problem in (
-            (np.flatnonzero(positions < 0), "are not in"),
-            (self.changed(manifest, positions), "were changed after they were prepared in"),
-            (np.flatnonzero(is_lost & (on_error == "raise")), "could not be read when they were prepared in"),
+        unreadable = np.flatnonzero((self.records["length"] == 0) & (on_error == "raise"))
+        for rows, problem, remedy in (
+            (np.flatnonzero(positions < 0), "are not in", ""),
+            (
+                self.changed(manifest, np.where(np.isin(positions, self._compared), -1, positions)),
+                "were changed after they were prepared in",
+                "",
+            ),
+            (
+                np.flatnonzero(np.isin(positions, unreadable)),
+                "could not be read when they were prepared in",
+                ", or set data.on_error=skip",
+            ),
         ):
             if len(rows):
-                skip = ", or set data.on_error=skip" if problem.startswith("could") else ""
+                images = f"{len(rows):,} of {len(manifest):,} images of {manifest.name}"
                 raise UserError(
-                    f"data.prepared: {len(rows):,} of {len(manifest):,} images of {manifest.name} {problem} "
-                    f"{self.folder} (first: {manifest.regions[rows[0]]!r}); {remedy}{skip}"
+                    f"data.prepared: {images} {problem} {self.folder} (first: {manifest.regions[rows[0]]!r}); "
+                    f"{self.remedy}, which takes those only{remedy}"
                 )
-        return PreparedRows(self, manifest, positions)
-
-
-class PreparedRows:
-    def __init__(self, images: PreparedImages, manifest: Manifest, positions: Int64[np.ndarray, " image"]) -> None:
-        self.folder, self.how, self._names = images.folder, images.how, manifest.regions
-        self._records = images.records[positions]
+        self._compared = np.union1d(self._compared, positions)
+        part = copy.copy(self)
+        part.records, part._names = self.records[positions], manifest.regions
         # Shared memory: a sum is compared once in a run, by whichever worker comes first.
-        self._verified = torch.zeros(len(manifest), dtype=torch.bool).share_memory_()  # type: ignore[no-untyped-call]
-        self._mapped: np.ndarray | None = self._map()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_mapped": None}
+        part._verified = torch.zeros(len(manifest), dtype=torch.bool).share_memory_()  # type: ignore[no-untyped-call]
+        return part
 
     @property
     def sha256(self) -> str:
         """Digest of the sums of the images kept and of their originals, which tells other pixels at the same paths."""
-        return hashlib.sha256(self._records["crc"].tobytes() + self._records["original_crc"].tobytes()).hexdigest()
+        return hashlib.sha256(self.records["crc"].tobytes() + self.records["original_crc"].tobytes()).hexdigest()
 
-    @property
-    def originals(self) -> list[FileMark]:
-        columns = self._records["original_length"].tolist(), self._records["original_crc"].tolist()
-        return [FileMark(size, None, total) for size, total in zip(*columns, strict=True)]
+    @functools.cached_property
+    def pixels(self) -> Any:
+        """The whole file, mapped."""
+        return np.asarray(np.memmap(self.folder / IMAGES, mode="r"))
 
-    def _map(self) -> np.ndarray:
-        try:
-            return np.memmap(self.folder / IMAGES, mode="r")
-        except (OSError, ValueError) as error:  # no UserError: none of the images is to be skipped for that
-            message = f"{self.folder / IMAGES} cannot be read any more ({first_line(error)})"
-            raise AurankError(f"data.prepared: {message}; put it back, or {remedy_for(self.folder)}") from error
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in ("pixels", "_position_of")}
 
     def read(self, row: int) -> Pixels:
         """Return the pixels of a row; UserError where the original could not be read, or the file is damaged."""
-        record = self._records[row]
-        if self._mapped is None:
-            self._mapped = self._map()
-        begin = int(record["offset"])
-        content: Any = np.asarray(self._mapped[begin : begin + int(record["length"])])
+        record = self.records[row]
+        content = self.pixels[int(record["offset"]) :][: int(record["length"])]
         if record["length"] and (self._verified[row] or zlib.crc32(content) == record["crc"]):
             self._verified[row] = True
             shape = int(record["height"]), int(record["width"]), self.how.channels
@@ -239,11 +221,11 @@ class PreparedRows:
         problem = f"could not be read when it was prepared in {self.folder}"
         if record["length"]:
             reason = "its bytes are not those that were written"
-            problem = f"is damaged in {self.folder / IMAGES}: {reason}; {remedy_for(self.folder)}, which mends it"
+            problem = f"is damaged in {self.folder / IMAGES}: {reason}; {self.remedy}, which mends it"
         raise UserError(f"image {self._names[row]!r} {problem}")
 
 
-def contents(manifest: Manifest, prepared: PreparedRows | None = None) -> dict[str, str]:
+def contents(manifest: Manifest, prepared: PreparedImages | None = None) -> dict[str, str]:
     """Return digests of the bytes of a data set's images, wherever it lies, by which a resumed run is compared.
 
     "sizes" is of the length of every file, "sample" of the sums (CRC-32) of all files, or of 64 of them, drawn by the
@@ -256,8 +238,9 @@ def contents(manifest: Manifest, prepared: PreparedRows | None = None) -> dict[s
     paths, source = sorted(set(manifest.paths)), manifest.source
     marks: Sequence[FileMark | None] = [None] * len(paths)
     if prepared is not None:
-        of_path = dict(zip(manifest.paths, prepared.originals, strict=True))
-        marks = [of_path[path] for path in paths]
+        columns = prepared.records["original_length"].tolist(), prepared.records["original_crc"].tolist()
+        of_path = dict(zip(manifest.paths, zip(*columns, strict=True), strict=True))
+        marks = [FileMark(length, None, crc) for length, crc in map(of_path.__getitem__, paths)]
     elif not source.is_read_to_mark:
         marks = source.marks(paths)
     sizes = [mark and mark.length for mark in marks]
@@ -306,7 +289,6 @@ def prepare_images(
     max_pixels: int = MAX_PIXELS,
     progress: Progress | None = None,
 ) -> PreparedResult:
-    report: Progress = progress or (lambda stage, done, total: None)
     first: dict[str, int] = {}
     for row, region in enumerate(manifest.regions):  # of texts and roles, an image may have several rows
         first.setdefault(region, row)
@@ -325,17 +307,19 @@ def prepare_images(
         positions = stored.positions(once)
         is_there = positions >= 0
         needed = ~is_there
-        needed[stored.changed(once, positions, at_most=None, progress=partial(report, "comparing originals"))] = True
-        needed[is_there] |= stored.damaged(positions[is_there], partial(report, "verifying"))
-        if on_error == "raise":  # then it says why
-            needed[is_there] |= stored.records["length"][positions[is_there]] == 0
+        needed[stored.changed(once, positions, at_most=None)] = True
+        for row in np.flatnonzero(is_there).tolist():
+            record = stored.records[positions[row]]
+            content = stored.pixels[int(record["offset"]) :][: int(record["length"])]
+            is_lost = on_error == "raise" and not record["length"]  # then it says why
+            needed[row] |= is_lost or zlib.crc32(content) != record["crc"]
         todo = np.flatnonzero(needed).tolist()
         marks = manifest.source.marks([once.paths[row] for row in todo])  # before they are read
         make = partial(_make, once, how, on_error=on_error, max_pixels=max_pixels)
         threads = min(32, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
         waiting: list[dict[str, Any]] = []
         with (
-            (folder / IMAGES).open("ab", buffering=0) as file,
+            (folder / IMAGES).open("ab") as file,
             quiet_decoding(),
             ThreadPoolExecutor(threads) as pool,
         ):
@@ -348,7 +332,8 @@ def prepare_images(
                         waiting.append({"key": keys[row], **image})
                         if len(waiting) >= _KEPT_EVERY or sum(len(each["image"]) for each in waiting) >= _KEPT_BYTES:
                             _append(file, waiting, how)
-                        report("preparing", done, len(todo))
+                        if progress is not None:
+                            progress("preparing", done, len(todo))
             finally:
                 _append(file, waiting, how)
     except OSError as error:
@@ -366,17 +351,10 @@ def _append(file: BinaryIO, waiting: list[dict[str, Any]], how: Preparation) -> 
     import pyarrow
 
     images, waiting[:] = list(waiting), []
-    if not images:
-        return
-    end = file.tell()
-    left = memoryview(pyarrow.RecordBatch.from_pylist(images, schema=_schema(how)).serialize())
-    try:
-        while left:
-            left = left[file.write(left) :]
+    if images:
+        file.write(pyarrow.RecordBatch.from_pylist(images, schema=_schema(how)).serialize())
+        file.flush()
         os.fsync(file.fileno())
-    except BaseException:
-        file.truncate(end)
-        raise
 
 
 def _make(

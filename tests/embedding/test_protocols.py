@@ -67,11 +67,12 @@ def size_of_test(protocol: Protocol) -> tuple[int, int]:
     sizes = BENCHMARKS[protocol.reader].sizes
     if protocol.reader == "vehicleid":
         count = trees.VEHICLE_COUNTS[protocol.params["test"]]
-        return sizes[f"train_test_split/test_list_{count}.txt"]
-    if protocol.reader in ("roxford5k", "rparis6k"):  # each image is its own class
-        return sum(part.images for part in sizes.values()), sum(part.classes for part in sizes.values())
-    parts = list(sizes.values())[1:]  # the first is for training
-    return sum(part.images for part in parts), max(part.classes for part in parts)
+        parts, classes_of = [sizes[f"train_test_split/test_list_{count}.txt"]], max
+    elif protocol.reader in ("roxford5k", "rparis6k"):  # each image is its own class
+        parts, classes_of = list(sizes.values()), sum
+    else:
+        parts, classes_of = list(sizes.values())[1:], max  # the first is for training
+    return sum(images for images, _ in parts), classes_of(classes for _, classes in parts)
 
 
 @pytest.mark.slow

@@ -13,7 +13,6 @@ from PIL import Image
 from scipy.io import savemat
 
 from aurank.data import BENCHMARKS, ArraySource, Manifest, build_manifest
-from aurank.data.readers.published import SplitSize
 
 # Real archives lie where aurank itself looks: in $AURANK_DATA, else in ./data.
 REAL_DATA = Path(os.environ.get("AURANK_DATA") or "data").expanduser()
@@ -156,16 +155,16 @@ LANDMARKS = {
 }
 GALLERY = [f"oxford_{number:06d}" for number in range(1, 9)]
 RETRIEVAL_SIZES = {
-    **{name: {"queries": SplitSize(3, 3), "images": SplitSize(8, 8)} for name in ("roxford5k", "rparis6k")},
+    **{name: {"queries": (3, 3), "images": (8, 8)} for name in ("roxford5k", "rparis6k")},
     "market1501": {
-        "bounding_box_train": SplitSize(4, 2),
-        "query": SplitSize(3, 2),
-        "bounding_box_test": SplitSize(7, 3),
+        "bounding_box_train": (4, 2),
+        "query": (3, 2),
+        "bounding_box_test": (7, 3),
     },
-    "veri776": {"image_train": SplitSize(4, 2), "image_query": SplitSize(2, 2), "image_test": SplitSize(4, 2)},
-    "cub200": {"classes 1 to 100": SplitSize(4, 2), "classes 101 to 200": SplitSize(5, 2)},
-    "cars196": {"classes 1 to 98": SplitSize(5, 2), "classes 99 to 196": SplitSize(4, 2)},
-    "inshop": {"train": SplitSize(4, 2), "query": SplitSize(3, 2), "gallery": SplitSize(3, 2)},
+    "veri776": {"image_train": (4, 2), "image_query": (2, 2), "image_test": (4, 2)},
+    "cub200": {"classes 1 to 100": (4, 2), "classes 101 to 200": (5, 2)},
+    "cars196": {"classes 1 to 98": (5, 2), "classes 99 to 196": (4, 2)},
+    "inshop": {"train": (4, 2), "query": (3, 2), "gallery": (3, 2)},
 }
 
 
@@ -320,8 +319,8 @@ TREES = {
 }
 
 
-def size_of(classes: list[object]) -> SplitSize:
-    return SplitSize(len(classes), len(Counter(classes)))
+def size_of(classes: list[object]) -> tuple[int, int]:
+    return len(classes), len(Counter(classes))
 
 
 def publish_small_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -331,7 +330,7 @@ def publish_small_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
             "Ebay_train.txt": size_of([row[1] for row in SOP_TRAIN]),
             "Ebay_test.txt": size_of([row[1] for row in SOP_TEST]),
         },
-        "grocery": {f"kinds with an {parity} number": SplitSize(90, 15) for parity in ("even", "odd")},
+        "grocery": {f"kinds with an {parity} number": (90, 15) for parity in ("even", "odd")},
         "inaturalist2018": {
             "Inat_dataset_splits/Inaturalist_train_set1.txt": size_of([row.split("/")[2] for row in INATURALIST_TRAIN]),
             "Inat_dataset_splits/Inaturalist_test_set1.txt": size_of([row.split("/")[2] for row in INATURALIST_TEST]),

@@ -10,8 +10,9 @@ from typing import Literal, cast
 
 import numpy as np
 
+from aurank.data.manifest import Manifest
 from aurank.data.readers.listing import NUMBER, Role, Row, class_folders, list_rows, read_fields, read_mat
-from aurank.data.readers.published import Contents, Location, published, summarise
+from aurank.data.readers.published import Location, published
 from aurank.errors import UserError
 from aurank.files import reading
 
@@ -43,7 +44,7 @@ _JUDGED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 @published("sop")
 def read_sop(
     location: Location, *, train: str = "Ebay_train.txt", test: str = "Ebay_test.txt", images: str = ""
-) -> Contents:
+) -> Manifest:
     """Read Stanford Online Products: the class is the product as numbered, the super-label its category, 1 … 12.
 
     Args:
@@ -52,11 +53,11 @@ def read_sop(
     location.require((train, test))
     lists = zip(("train", "test"), (train, test), location.benchmark.sizes, strict=True)
     parts = [location.part(file, list_rows(location.source, split, file), size) for split, file, size in lists]
-    return Contents(parts, images=images)
+    return location.build(*parts, images=images)
 
 
 @published("grocery")
-def read_grocery(location: Location) -> Contents:
+def read_grocery(location: Location) -> Manifest:
     """Read the Grocery Store Dataset: products of kinds with an even number are "train", the others "test".
 
     The published lists are for classification and have every product in each of train, val and test; here no product,
@@ -75,11 +76,11 @@ def read_grocery(location: Location) -> Contents:
         label = numbers.setdefault(product, str(len(numbers) + 1))
         splits[odd].append(Row(where, image, label, ("train", "test")[odd], kind))
     parts = list(map(location.part, location.benchmark.sizes, splits))
-    return Contents(parts, images="dataset", class_names=class_folders([*splits[0], *splits[1]]))
+    return location.build(*parts, images="dataset", class_names=class_folders([*splits[0], *splits[1]]))
 
 
 @published("inaturalist2018")
-def read_inaturalist(location: Location) -> Contents:
+def read_inaturalist(location: Location) -> Manifest:
     """Read iNaturalist 2018: the class is "SUPERCATEGORY/CATEGORY"; `super_labels` number the super-categories.
 
     The split's lists name images only, so the class is read from the path.
@@ -94,11 +95,11 @@ def read_inaturalist(location: Location) -> Contents:
             for where, (image, above, category) in read_fields(location.source, file, pattern, form)
         )
         parts.append(location.part(file, rows))
-    return Contents(parts)
+    return location.build(*parts)
 
 
 @published("vehicleid", each="test")
-def read_vehicleid(location: Location, *, test: TestList = "large", attribute: Attribute = "model") -> Contents:
+def read_vehicleid(location: Location, *, test: TestList = "large", attribute: Attribute = "model") -> Manifest:
     """Read PKU VehicleID with one of its test lists: the class is the vehicle as numbered.
 
     The attribute file has to be there; a part may lack it.
@@ -108,7 +109,7 @@ def read_vehicleid(location: Location, *, test: TestList = "large", attribute: A
         attribute: what the super-label is, the vehicle's model or its color as numbered; −1 where it has none.
     """
     files, values = {"train": _VEHICLE_TRAIN, "test": _VEHICLE_TESTS[test]}, f"attribute/{attribute}_attr.txt"
-    problems = location.require(files.values(), [values])
+    location.require(files.values(), [values])
 
     def pairs(file: str) -> Iterator[tuple[str, tuple[str, ...]]]:
         return read_fields(location.source, file, rf"{NUMBER}\s+{NUMBER}", "two whole numbers with a blank between")
@@ -124,11 +125,11 @@ def read_vehicleid(location: Location, *, test: TestList = "large", attribute: A
             for where, (image, vehicle) in pairs(file)
         )
         parts.append(location.part(file, rows))
-    return Contents(parts, problems)
+    return location.build(*parts)
 
 
 @published("cub200")
-def read_cub(location: Location) -> Contents:
+def read_cub(location: Location) -> Manifest:
     """Read CUB-200-2011: classes 1 to 100 are "train", 101 to 200 "test"; a class is named as its folder."""
     location.require(location.benchmark.files)
     names, classes = location.benchmark.files
@@ -136,22 +137,14 @@ def read_cub(location: Location) -> Contents:
     numbered = read_fields(location.source, classes, rf"{NUMBER}\s+{NUMBER}", f"{form}, a class")
     class_of = {image: number for _, (image, number) in numbered}
     rows: dict[int, list[Row]] = {}
-    unlabelled, misplaced = [], []
     for where, (image, name) in read_fields(location.source, names, rf"{NUMBER}\s+(.+)", form):
-        number, folder = class_of.get(image), name.split("/")[0]
-        if number is None:
-            unlabelled.append(name)
-            continue
-        if folder.split(".")[0].lstrip("0") != number:
-            misplaced.append(f"{name} is of class {number}")
-        rows.setdefault(int(number), []).append(Row(where, f"images/{name}", folder, "train"))
-    problems = summarise(f"images without a class in {classes}", unlabelled)
-    problems += summarise(f"images of another class in {classes}", misplaced)
-    return _in_halves(location, rows, problems, classes=200)
+        if image in class_of:
+            rows.setdefault(int(class_of[image]), []).append(Row(where, f"images/{name}", name.split("/")[0], "train"))
+    return _in_halves(location, rows, classes=200)
 
 
 @published("cars196")
-def read_cars(location: Location) -> Contents:
+def read_cars(location: Location) -> Manifest:
     """Read Cars-196: classes 1 to 98 are "train", 99 to 196 "test"; a class is named by its number.
 
     Two layouts are read: all images in one folder, and the two folders of the classification split; paths differ.
@@ -166,23 +159,21 @@ def read_cars(location: Location) -> Contents:
                 name, number = record["fname" if folder else "relative_im_path"], record["class"]
                 image = f"{folder}/{name}" if folder else name
                 rows.setdefault(number, []).append(Row(f"{file}, record {count}", image, str(number), "train"))
-    return _in_halves(location, rows, [], classes=196)
+    return _in_halves(location, rows, classes=196)
 
 
-def _in_halves(
-    location: Location, rows: Mapping[int, Sequence[Row]], problems: Sequence[str], *, classes: int
-) -> Contents:
+def _in_halves(location: Location, rows: Mapping[int, Sequence[Row]], *, classes: int) -> Manifest:
     parts = []
     for name, split, first in zip(location.benchmark.sizes, ("train", "test"), (1, classes // 2 + 1), strict=True):
         half = range(first, first + classes // 2)
         parts.append(
             location.part(name, (row._replace(split=split) for number in half for row in rows.get(number, ())))
         )
-    return Contents(parts, problems)
+    return location.build(*parts)
 
 
 @published("inshop")
-def read_inshop(location: Location, *, partition: str = _INSHOP_LIST, images: str | None = None) -> Contents:
+def read_inshop(location: Location, *, partition: str = _INSHOP_LIST, images: str | None = None) -> Manifest:
     """Read In-shop Clothes Retrieval: the class is the item; queries search the gallery, not each other.
 
     Args:
@@ -200,11 +191,12 @@ def read_inshop(location: Location, *, partition: str = _INSHOP_LIST, images: st
     if images is None:
         listed = [row for part in rows.values() for row in part[:100]]
         images = "Img" if any(location.source.exists(f"Img/{row.path}") for row in listed) else ""
-    return Contents([location.part(f"{state} of {partition}", rows[state], state) for state in rows], images=images)
+    parts = [location.part(f"{state} of {partition}", rows[state], state) for state in rows]
+    return location.build(*parts, images=images)
 
 
 @published("market1501")
-def read_market(location: Location) -> Contents:
+def read_market(location: Location) -> Manifest:
     """Read Market-1501: the class is the person as numbered, `groups` the six cameras.
 
     Junk (class −1) is left out, as no query may find it. Distractors (class 0000) stay in the gallery.
@@ -213,7 +205,7 @@ def read_market(location: Location) -> Contents:
 
 
 @published("veri776")
-def read_veri(location: Location) -> Contents:
+def read_veri(location: Location) -> Manifest:
     """Read VeRi-776: the class is the vehicle as numbered, `groups` the twenty cameras.
 
     Queries search images, as in fast-reid, not tracks. They are in the gallery too, where their camera excludes them.
@@ -221,7 +213,7 @@ def read_veri(location: Location) -> Contents:
     return _of_folders(location)
 
 
-def _of_folders(location: Location) -> Contents:
+def _of_folders(location: Location) -> Manifest:
     location.require(location.benchmark.files)
     pattern, example = _NAMES[location.benchmark.name]
     roles: tuple[Role, ...] = ("both", "query", "gallery")
@@ -237,11 +229,11 @@ def _of_folders(location: Location) -> Contents:
                 image, split = f"{folder}/{name}", "train" if role == "both" else "test"
                 rows.append(Row(image, image, match[1], split, group=int(match[2]), role=role))
         parts.append(location.part(folder, rows))
-    return Contents(parts)
+    return location.build(*parts)
 
 
 @published("roxford5k", each="difficulty")
-def read_roxford(location: Location, *, difficulty: Difficulty = "medium") -> Contents:
+def read_roxford(location: Location, *, difficulty: Difficulty = "medium") -> Manifest:
     """Read ROxford5k or RParis6k, all of it "test": 70 queries cut to their box, and a gallery that holds none of them.
 
     `positives` and `ignored` list the images for each query; each image is its own class. A query without a positive of
@@ -271,7 +263,7 @@ def read_roxford(location: Location, *, difficulty: Difficulty = "medium") -> Co
             path = f"jpg/{name}.jpg"
             gallery.append(Row(f"{file}, image {row + 1}", path, path, "test", role="gallery"))
     parts = [location.part("queries", queries), location.part("images", gallery)]
-    return Contents(parts, positives=pairs["positives"], ignored=pairs["ignored"])
+    return location.build(*parts, pairs=pairs)
 
 
 read_rparis = published("rparis6k", each="difficulty")(read_roxford.read)

@@ -8,55 +8,38 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
 import numpy as np
 
-from aurank.data.manifest import Manifest, by_ending
+from aurank.data.manifest import Manifest
 from aurank.data.readers.listing import Row, build_listed
 from aurank.data.sources import FolderSource, ImageSource, open_source
 from aurank.errors import UserError
 
 
-class SplitSize(NamedTuple):
-    images: int
-    classes: int
-
-    def __str__(self) -> str:
-        return f"{self.images:,} images of {self.classes:,} classes"
-
-
 @dataclass(frozen=True)
 class Benchmark:
-    """The facts about one benchmark, which benchmarks.toml explains."""
+    """The facts about one benchmark, which benchmarks.toml explains; `sizes` are numbers of images and of classes."""
 
     name: str
     title: str
-    folders: tuple[str, ...]
+    folders: Sequence[str]
     layout: str
     origin: str
     terms: str
-    sizes: Mapping[str, SplitSize]
+    sizes: dict[str, Sequence[int]] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
     either: Mapping[str, str] = field(default_factory=dict)
-    archives: Mapping[str, str] = field(default_factory=dict)
-    addresses: Mapping[str, str] = field(default_factory=dict)
+    archives: dict[str, str] = field(default_factory=dict)
+    addresses: dict[str, str] = field(default_factory=dict)
     unpack: str | None = None
     remark: str = ""
     source: str = ""
 
 
-_ALL = {
-    name: Benchmark(
-        name,
-        **{
-            **table,
-            "folders": tuple(table["folders"]),
-            "sizes": {part: SplitSize(*size) for part, size in table.get("sizes", {}).items()},
-        },
-    )
-    for name, table in tomllib.loads(Path(__file__).with_name("benchmarks.toml").read_text("utf-8")).items()
-}
+_FACTS = tomllib.loads(Path(__file__).with_name("benchmarks.toml").read_text("utf-8"))
+_ALL = {name: Benchmark(name, **facts) for name, facts in _FACTS.items()}
 BENCHMARKS: Mapping[str, Benchmark] = {name: about for name, about in _ALL.items() if about.sizes}
 FETCHED: Mapping[str, Benchmark] = {name: about for name, about in _ALL.items() if about.addresses}
 
@@ -64,23 +47,14 @@ _EXAMPLES = 3
 _CHUNK = 2**22
 
 
-class Part(NamedTuple):
-    name: str
-    rows: Sequence[Row]
-    expected: SplitSize
-
-
-class _Missing(Exception):
-    """Lists are missing without which nothing can be read; one text each."""
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Location:
-    """A folder or archive that may hold a benchmark."""
+    """A folder or archive that may hold a benchmark, and what was found there that is not as published."""
 
     benchmark: Benchmark
     path: Path
     prefix: str = ""
+    problems: list[str] = field(default_factory=list)
 
     @functools.cached_property
     def source(self) -> ImageSource:
@@ -96,9 +70,6 @@ class Location:
             return (self.source.root / file).is_dir()
         return any(name.startswith(file) for name in self.source.names())
 
-    def part(self, name: str, rows: Iterable[Row], size: str = "") -> Part:
-        return Part(name, list(rows), self.benchmark.sizes[size or name])
-
     def missing(self, files: Iterable[str]) -> list[str]:
         contents = {**self.benchmark.either, **self.benchmark.files}
         return [
@@ -107,30 +78,42 @@ class Location:
             if not self.holds(file)
         ]
 
-    def require(self, files: Iterable[str], optional: Iterable[str] = ()) -> list[str]:
-        """End the reading unless all of `files` are there; return a line for each of `optional` that is not."""
-        required, further = self.missing(files), self.missing(optional)
-        if required:
-            raise _Missing(*required, *further)
-        return further
+    def require(self, files: Iterable[str], optional: Iterable[str] = ()) -> None:
+        """Note which of `optional` are missing; raise a UserError, with a line for each, where any of `files` is."""
+        self.problems.extend(self.missing(optional))
+        if missing := self.missing(files):
+            raise UserError("\n".join(missing))
+
+    def part(self, name: str, rows: Iterable[Row], size: str = "") -> list[Row]:
+        """Return the rows of one list or folder; note where their number is not the published one."""
+        listed, expected = list(rows), tuple(self.benchmark.sizes[size or name])
+        if (count := (len(listed), len({row.label for row in listed}))) != expected:
+            self.problems.append(f"{name} has {describe_size(*count)}, expected {describe_size(*expected)}")
+        return listed
+
+    def build(
+        self,
+        *parts: Sequence[Row],
+        images: str = "",
+        class_names: Mapping[str, str] | None = None,
+        pairs: Mapping[str, Sequence[tuple[int, int]]] | None = None,
+    ) -> Manifest:
+        """Return the manifest of some parts.
+
+        Args:
+            images: the folder that paths start from.
+            class_names: by label, where labels are ids.
+            pairs: `positives` and `ignored`, each of a row of the first part and a row of the second.
+        """
+        rows = [row for part in parts for row in part]
+        manifest = build_listed(self.benchmark.name, self.inside(images), rows, class_names=class_names)
+        shift = np.array([0, len(parts[0])])
+        columns = {name: np.array(rows, np.int64).reshape(-1, 2) + shift for name, rows in (pairs or {}).items()}
+        return dataclasses.replace(manifest, **columns)
 
 
-@dataclass(frozen=True)
-class Contents:
-    """What a benchmark's reader returns.
-
-    Attributes:
-        images: the folder that paths start from.
-        positives, ignored: pairs of a row of the first part and a row of the second.
-        class_names: by label, where labels are ids.
-    """
-
-    parts: Sequence[Part]
-    problems: Sequence[str] = ()
-    images: str = ""
-    positives: Sequence[tuple[int, int]] | None = None
-    ignored: Sequence[tuple[int, int]] | None = None
-    class_names: Mapping[str, str] | None = None
+def describe_size(images: int, classes: int) -> str:
+    return f"{images:,} images of {classes:,} classes"
 
 
 @dataclass(eq=False)
@@ -142,7 +125,7 @@ class PublishedReader:
     """
 
     benchmark: Benchmark
-    read: Callable[..., Contents]
+    read: Callable[..., Manifest]
     each: str = ""  # the argument whose every value `check_benchmark` examines
 
     def __post_init__(self) -> None:
@@ -158,45 +141,29 @@ class PublishedReader:
 
     def __call__(self, root: Path, *, path: str | None = None, complete: bool = True, **params: Any) -> Manifest:
         about = self.benchmark
-        location = locate(about, root, path)
-        manifest, problems = (None, []) if location is None else self.examine(location, **params)
-        if manifest is not None and not (complete and problems):
-            return manifest
         remedy = f"Get it from {about.origin} (terms: {about.terms})"
-        if manifest is not None:
-            remark = f" ({about.remark})" if about.remark else ""
-            remedy = f"Get the rest from {about.origin}, or data.params.complete=false reads it as a part{remark}"
-        problem = describe_absence(about, root, path)
-        if location is not None:
-            problem = f"{about.title} in {location.source.where} is not as published: {'; '.join(problems)}"
+        if (location := locate(about, root, path)) is None:
+            problem = describe_absence(about, root, path)
+        else:
+            try:
+                manifest = self.read(location, **params)
+                if not (complete and location.problems):
+                    return manifest
+                remark = f" ({about.remark})" if about.remark else ""
+                remedy = f"Get the rest from {about.origin}, or data.params.complete=false reads it as a part{remark}"
+            except UserError as error:
+                location.problems[:0] = str(error).splitlines()
+            problem = f"{about.title} in {location.source.where} is not as published: {'; '.join(location.problems)}"
         raise UserError(
             f"{problem}. {remedy}; expected layout: {about.layout}; `aurank data check {about.name} --root {root}` "
             "lists all that is missing; data.root (or AURANK_DATA) names the folder that holds it"
         )
 
-    def examine(self, location: Location, **params: Any) -> tuple[Manifest | None, list[str]]:
-        """Return what was read, None where a list is missing, and all that differs from the published form."""
-        try:
-            contents = self.read(location, **params)
-        except _Missing as error:
-            return None, list(error.args)
-        rows = [row for part in contents.parts for row in part.rows]
-        source = location.inside(contents.images)
-        manifest = build_listed(self.benchmark.name, source, rows, class_names=contents.class_names)
-        shift = np.array([0, len(contents.parts[0].rows)])
-        for name, pairs in (("positives", contents.positives), ("ignored", contents.ignored)):
-            if pairs is not None:
-                numbers = np.array(pairs, dtype=np.int64).reshape(-1, 2) + shift
-                manifest = dataclasses.replace(manifest, **{name: numbers})
-        sizes = [(part, SplitSize(len(part.rows), len({row.label for row in part.rows}))) for part in contents.parts]
-        wrong = [f"{part.name} has {size}, expected {part.expected}" for part, size in sizes if size != part.expected]
-        return manifest, [*contents.problems, *wrong]
-
 
 PUBLISHED: dict[str, PublishedReader] = {}
 
 
-def published(name: str, each: str = "") -> Callable[[Callable[..., Contents]], PublishedReader]:
+def published(name: str, each: str = "") -> Callable[[Callable[..., Manifest]], PublishedReader]:
     return lambda read: PUBLISHED.setdefault(name, PublishedReader(BENCHMARKS[name], read, each))
 
 
@@ -218,13 +185,6 @@ def describe_absence(benchmark: Benchmark, root: Path, path: str | None = None) 
     return f"{benchmark.title} is not there: none of {', '.join(map(str, tried))} holds it"
 
 
-def summarise(problem: str, examples: Sequence[str]) -> list[str]:
-    if not examples:
-        return []
-    more = f"; and {len(examples) - _EXAMPLES:,} more" if len(examples) > _EXAMPLES else ""
-    return [f"{problem}: {len(examples):,} ({'; '.join(examples[:_EXAMPLES])}{more})"]
-
-
 @dataclass(frozen=True)
 class Completeness:
     """What was found of a benchmark.
@@ -232,7 +192,6 @@ class Completeness:
     Attributes:
         confirmed: what was found as published.
         problems: lines that each name one thing missing or different, and its remedy.
-        unread: how many files among the images are in no list, by their endings; "" for none.
 
     Example:
         >>> from aurank.data import BENCHMARKS
@@ -245,7 +204,6 @@ class Completeness:
     where: str
     confirmed: tuple[str, ...]
     problems: tuple[str, ...]
-    unread: str = ""
 
     @property
     def complete(self) -> bool:
@@ -256,7 +214,6 @@ class Completeness:
         about = self.benchmark
         state = "complete" if self.complete else f"not complete, {len(self.problems)} to mend"
         lines = [f"{about.title} in {self.where}: {state}", *(f"  found: {text}" for text in self.confirmed)]
-        lines += [f"  not read: {self.unread}"] if self.unread else []
         if not self.complete:
             lines += [f"  missing or different: {text}" for text in self.problems]
             lines += [f"  get it from: {about.origin}", f"  expected layout: {about.layout}", f"  terms: {about.terms}"]
@@ -264,12 +221,13 @@ class Completeness:
         return "\n".join(lines)
 
 
-def file_md5(file: Path, on_bytes: Callable[[int], None] = lambda count: None) -> str:
+def file_md5(file: Path, on_bytes: Callable[[int], None] | None = None) -> str:
     digest = hashlib.md5(usedforsecurity=False)
     with file.open("rb") as stream:
         while chunk := stream.read(_CHUNK):
             digest.update(chunk)
-            on_bytes(len(chunk))
+            if on_bytes is not None:
+                on_bytes(len(chunk))
     return digest.hexdigest()
 
 
@@ -279,7 +237,7 @@ def check_benchmark(
     *,
     path: str | None = None,
     checksums: bool = True,
-    on_bytes: Callable[[int, int], None] = lambda count, total: None,
+    on_bytes: Callable[[int, int], None] | None = None,
 ) -> Completeness:
     """Return everything that a benchmark's folder lacks, or has otherwise than published.
 
@@ -305,55 +263,41 @@ def check_benchmark(
     benchmark = reader.benchmark
     location = locate(benchmark, root, path)
     confirmed: list[str] = []
-    problems: list[str] = []
-    unread: dict[str, set[str]] = {}
     if location is None:
-        problems.append(describe_absence(benchmark, root, path))
+        problems, where = [describe_absence(benchmark, root, path)], str(root)
     else:
+        problems, where = location.problems, location.source.where
         problems += location.missing(benchmark.files)
         values = get_args(inspect.signature(reader.read).parameters[reader.each].annotation) if reader.each else ()
         for params in [{reader.each: value} for value in values] or [{}]:
             try:
-                manifest, wrong = reader.examine(location, **params)
+                manifest = reader.read(location, **params)
             except UserError as error:
-                problems.append(str(error))
+                problems += str(error).splitlines()
                 continue
-            problems += wrong
-            if manifest is not None:
-                _compare(benchmark, manifest, confirmed, problems, unread)
+            source = manifest.source
+            if absent := [image for image in dict.fromkeys(manifest.paths) if not source.exists(image)]:
+                more = f"; and {len(absent) - _EXAMPLES:,} more" if len(absent) > _EXAMPLES else ""
+                examples = f"{'; '.join(absent[:_EXAMPLES])}{more}"
+                problems.append(f"listed images that are not in {source.where}: {len(absent):,} ({examples})")
+            for split in manifest.split_sizes:
+                part = manifest.split(split)
+                both = part.is_query & part.is_gallery
+                sides = {"": both, " query": part.is_query & ~both, " gallery": part.is_gallery & ~both}
+                confirmed += [
+                    f"{split}{side} list of {describe_size(int(rows.sum()), len(np.unique(part.labels[rows])))}"
+                    for side, rows in sides.items()
+                    if rows.any()
+                ]
     if checksums:
         folders = [root] if location is None else [root, location.path.parent, location.path]
         files = dict.fromkeys(folder / archive for archive in benchmark.archives for folder in folders)
         present = [file for file in files if file.is_file()]
         total = sum(file.stat().st_size for file in present)
         for file in present:
-            md5, expected = file_md5(file, lambda count: on_bytes(count, total)), benchmark.archives[file.name]
-            if md5 == expected:
+            md5 = file_md5(file, None if on_bytes is None else lambda count: on_bytes(count, total))
+            if md5 == (expected := benchmark.archives[file.name]):
                 confirmed.append(f"{file} with the published md5")
             else:
                 problems.append(f"{file} has md5 {md5}, expected {expected}: fetch it again")
-    where = str(root) if location is None else location.source.where
-    left = by_ending(sorted(set[str]().union(*unread.values())))
-    return Completeness(benchmark, where, tuple(dict.fromkeys(confirmed)), tuple(dict.fromkeys(problems)), left)
-
-
-def _compare(
-    benchmark: Benchmark,
-    manifest: Manifest,
-    confirmed: list[str],
-    problems: list[str],
-    unread: dict[str, set[str]],  # of each folder of images, files that no reading lists
-) -> None:
-    source, lists = manifest.source, [*benchmark.files, *benchmark.either]
-    missing = [image for image in dict.fromkeys(manifest.paths) if not source.exists(image)]
-    problems += summarise(f"listed images that are not in {source.where}", missing)
-    files = {name for name in source.names() if not any(file.endswith(name) for file in lists)}
-    unread[source.where] = unread.get(source.where, files).intersection(files.difference(manifest.paths))
-    for split in manifest.split_sizes:
-        part = manifest.split(split)
-        both = part.is_query & part.is_gallery
-        sides = {"": both, " query": part.is_query & ~both, " gallery": part.is_gallery & ~both}
-        for side, rows in sides.items():
-            if rows.any():
-                size = SplitSize(int(rows.sum()), len(np.unique(part.labels[rows])))
-                confirmed.append(f"{split}{side} list of {size}")
+    return Completeness(benchmark, where, tuple(dict.fromkeys(confirmed)), tuple(dict.fromkeys(problems)))
