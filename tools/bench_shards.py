@@ -23,15 +23,12 @@ from aurank.data.shards import ShardWriter
 
 
 def write(folder: Path, rows: int, dim: int, parts: int, queries: int) -> None:
-    size = -(-rows // parts)
-    writer, chance = ShardWriter(folder, f"{rows} {dim} {parts} {queries}", rows, size), np.random.default_rng(0)
+    writer, chance = ShardWriter(folder), np.random.default_rng(0)
     labels = np.arange(rows) % (rows // 10)
-    for number in writer.missing:
-        extent = writer.extent(number)
-        own = np.arange(extent.start, extent.stop)
+    for own in np.array_split(np.arange(rows), parts):
         centres = np.random.default_rng(1).standard_normal((rows // 10, dim), dtype=np.float32)
         noise = chance.standard_normal((len(own), dim), dtype=np.float32)
-        writer.write(number, own, centres[labels[own]] + noise)
+        writer.write(centres[labels[own]] + noise)
     is_query = np.zeros(rows, dtype=np.bool_)
     is_query[chance.permutation(rows)[:queries]] = True
     names = np.array([f"class{label}/{row}.jpg" for row, label in enumerate(labels.tolist())])

@@ -1,7 +1,5 @@
 """Embeddings of images: what ``aurank embed`` calls."""
 
-import hashlib
-import json
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -9,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Int64
 from pydantic import PositiveInt
 
 from aurank.commands.run_options import PreparedModel, RunOptions, prepare_model
 from aurank.data.shards import SHARD_ROWS, ShardWriter, require_folder
-from aurank.embedding.cache import Pace
 from aurank.embedding.embed import choose_pace, embed_rows
 from aurank.embedding.embedded import Embedded, described
 from aurank.embedding.image_selection import ImageSelection
@@ -55,13 +53,12 @@ def embed_to_folder(
 ) -> Embedded | None:
     """Write the embeddings of the images chosen into a folder of parts, or a file, and return them.
 
-    With parts no process holds more than one in memory, and a part that is there already is not made again. Of several
-    processes the first one writes and returns the embeddings; the others return None.
+    With parts no process holds more than one in memory. Of several processes the first one writes and returns the
+    embeddings; the others return None.
 
     Args:
         model, images, running: as for `evaluate_model`.
-        out: the .npz file to write: embeddings, labels, ids, paths; or a folder, for parts: a new one, or one that the
-            same call filled in part or whole.
+        out: the .npz file to write: embeddings, labels, ids, paths; or a new folder, for parts.
         shard_rows: images of each part of a folder; default: 262144.
 
     Raises:
@@ -97,34 +94,31 @@ def embed_to_folder(
         manifest, module, total = dataset.manifest, prepared.model.module.to(run.torch_device), len(dataset)
         keys = run.cache_keys(module, prepared.model.description, dataset)
         cache = run.open_cache(model, keys, manifest)
-        key = hashlib.sha256(json.dumps({**keys, "shard_rows": shard_rows}).encode()).hexdigest()
         if group.rank == 0:
-            writer = ShardWriter(out, key, total, shard_rows)
-        missing = group.all_gather([] if writer is None else writer.missing)[0]
+            writer = ShardWriter(out)
         how: dict[str, Any] = {"device": run.torch_device, "bf16": run.bf16, "cache": cache, "group": group}
         sizes = prepared.sizes
-        if missing and sizes["batch"] is None:
-            pace = None if writer is None or writer.pace is None else Pace(*writer.pace)
-            sizes["batch"] = choose_pace(module, dataset, np.ones(total, np.bool_), earlier=pace, **how)
-            if writer is not None:
-                writer.pace = sizes["batch"]
+        if sizes["batch"] is None:
+            sizes["batch"] = choose_pace(module, dataset, np.ones(total, np.bool_), **how)
         run.tell(*prepared.remarks)
-        for number in missing:
+        embedded_rows = []
+        for start in range(0, total, shard_rows):
             chosen = np.zeros(total, dtype=np.bool_)
-            chosen[number * shard_rows : (number + 1) * shard_rows] = True
-            progress = run.stage(f"embedding, part {number + 1} of {-(-total // shard_rows)}")
-            piece = embed_rows(module, dataset, chosen, progress=progress, **how, **sizes)
-            group.in_first(partial(_write, writer, number, *piece))
-        return None if writer is None else _finish(writer, prepared)
+            chosen[start : start + shard_rows] = True
+            progress = run.stage(f"embedding, part {start // shard_rows + 1} of {-(-total // shard_rows)}")
+            rows, embeddings = embed_rows(module, dataset, chosen, progress=progress, **how, **sizes)
+            embedded_rows.append(rows)
+            group.in_first(partial(_write, writer, embeddings))
+        return None if writer is None else _finish(writer, prepared, np.concatenate(embedded_rows))
 
 
-def _write(writer: ShardWriter | None, number: int, rows: np.ndarray, embeddings: np.ndarray) -> None:
+def _write(writer: ShardWriter | None, embeddings: np.ndarray) -> None:
     assert writer is not None  # in the first process
-    writer.write(number, rows, embeddings)
+    writer.write(embeddings)
 
 
-def _finish(writer: ShardWriter, prepared: PreparedModel) -> Embedded:
-    manifest, rows = prepared.dataset.manifest, writer.ids()
+def _finish(writer: ShardWriter, prepared: PreparedModel, rows: Int64[np.ndarray, " row"]) -> Embedded:
+    manifest = prepared.dataset.manifest
     if not len(rows):
         raise UserError(f"no image of {manifest.name} could be read, so there is nothing to embed")
     columns = vars(described(manifest, rows, np.empty((len(rows), 0), np.float32)))

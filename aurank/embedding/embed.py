@@ -165,15 +165,14 @@ def choose_pace(
     bf16: bool,
     cache: EmbeddingCache | None,
     group: ProcessGroup,
-    earlier: Pace | None = None,
 ) -> Pace:
-    """Return the pace for the chosen rows, the same in all processes: an earlier one, the cache's, or a trial's.
+    """Return the pace for the chosen rows, the same in all processes: the cache's, or a trial's.
 
     Without a trial, on GPUs or for few images, it is 256 images as the network is. The cache keeps what is returned.
     """
     if device.type != "cpu":
         return Pace()
-    pace = earlier or (None if cache is None else cache.pace)
+    pace = None if cache is None else cache.pace
     if pace is None and group.rank == 0:
         pace, rows = Pace(), np.flatnonzero(chosen)
         if len(rows) >= LEAST and next(model.parameters(), None) is not None:

@@ -25,10 +25,9 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder, chance = tmp_path_factory.mktemp("saved"), np.random.default_rng(0)
     labels = np.arange(COUNT) % 6
     rows = chance.standard_normal((6, DIM))[labels] + chance.standard_normal((COUNT, DIM))
-    writer = ShardWriter(folder / "parts", "k", COUNT, 17)
-    for number in writer.missing:
-        own = np.arange(COUNT)[writer.extent(number)]
-        writer.write(number, own, rows[own].astype(np.float32))
+    writer = ShardWriter(folder / "parts")
+    for part in np.array_split(rows.astype(np.float32), 4):
+        writer.write(part)
     flags = {name: np.ones(COUNT, bool) for name in ("is_query", "is_gallery")}
     columns = {"labels": labels, "ids": np.arange(COUNT), "paths": np.arange(COUNT).astype(str), **flags}
     columns |= {"groups": np.full(COUNT, -1), "splits": np.where(np.arange(COUNT) % 3 == 0, "train", "test")}

@@ -10,11 +10,11 @@ import pytest
 
 from aurank.arrays import MappedRows, select_rows
 from aurank.data.saved_embeddings import read_arrays
-from aurank.data.shards import JOURNAL, ShardWriter, read_shards
+from aurank.data.shards import ShardWriter, read_shards
 from aurank.embedding.embedded import Embedded
 from aurank.errors import UserError
 
-COUNT, DIM, SHARD = 23, 5, 10
+COUNT, DIM = 23, 5
 ROWS = np.random.default_rng(0).standard_normal((COUNT, DIM)).astype(np.float32)
 COLUMNS = {
     "labels": np.arange(COUNT) % 4,
@@ -31,20 +31,14 @@ CAMERAS = np.array(["west", "east"])
 CLASSES = ["ape", "bee", "cat", "dog"]
 
 
-def write(folder: Path, *, key: str = "k", upto: int = 3) -> ShardWriter:
-    """Write what is missing of the first parts, without row 12, and the table if all are there."""
-    writer = ShardWriter(folder, key, COUNT, SHARD)
-    for number in writer.missing:
-        if number < upto:
-            rows = np.arange(COUNT)[writer.extent(number)]
-            rows = rows[rows != 12]
-            writer.write(number, rows, ROWS[rows])
-    if upto == 3:
-        ids = writer.ids()
-        held = {name: value if name in ("positives", "ignored") else value[ids] for name, value in COLUMNS.items()}
-        held["positives"] = held["positives"] - (held["positives"] > 12)
-        writer.finish({**held, "ids": ids, "group_names": CAMERAS}, classes=CLASSES, made_by="by a model")
-    return writer
+def write(folder: Path) -> None:
+    """Write three parts, without row 12, and the table."""
+    writer, kept = ShardWriter(folder), np.delete(np.arange(COUNT), 12)
+    for rows in (kept[:10], kept[10:19], kept[19:]):
+        writer.write(ROWS[rows])
+    held = {name: value if name in ("positives", "ignored") else value[kept] for name, value in COLUMNS.items()}
+    held["positives"] = held["positives"] - (held["positives"] > 12)
+    writer.finish({**held, "ids": kept, "group_names": CAMERAS}, classes=CLASSES, made_by="by a model")
 
 
 def names(folder: Path) -> list[str]:
@@ -109,29 +103,19 @@ def test_rows_are_those_of_the_whole_matrix(tmp_path: Path) -> None:
     ]
 
 
-def test_a_broken_off_folder_is_gone_on_with_and_a_finished_one_mended(tmp_path: Path) -> None:
+def test_a_broken_off_folder_begins_anew_and_a_finished_one_is_left_alone(tmp_path: Path) -> None:
     folder = tmp_path / "rows"
-    write(folder, upto=2)
-    assert names(folder) == [JOURNAL, "part-00000.npy", "part-00001.npy"]
-    with pytest.raises(UserError, match=r"holds no embeddings, as it has no index\.parquet: give the aurank embed"):
+    killed = ShardWriter(folder)
+    for number in range(8):
+        killed.write(ROWS[number:])
+    with pytest.raises(
+        UserError, match=r"holds no embeddings, as it has no index\.parquet: remove the folder, and give"
+    ):
         read_shards(folder)
-    (folder / "part-00002.npy").write_bytes(b"killed before it was noted")
-    assert ShardWriter(folder, "k", COUNT, SHARD).missing == [2]
     write(folder)
-    before = {name: (folder / name).read_bytes() for name in names(folder)}
-    (folder / "part-00000.npy").unlink()
-    assert ShardWriter(folder, "k", COUNT, SHARD).missing == [0]
-    write(folder)
-    assert {name: (folder / name).read_bytes() for name in names(folder)} == before
-    assert ShardWriter(folder, "k", COUNT, SHARD).missing == []
-    (folder / "index.parquet").write_bytes(b"no table")
-    write(folder)
-    assert {name: (folder / name).read_bytes() for name in names(folder)} == before
-    with pytest.raises(UserError, match="holds embeddings of another model, of other images or in other parts"):
-        ShardWriter(folder, "other", COUNT, SHARD)
-    (folder / "notes.txt").write_text("mine")
-    with pytest.raises(UserError, match=r"holds other files, such as 'notes\.txt': name a new folder"):
-        ShardWriter(folder, "k", COUNT, SHARD)
+    assert names(folder) == ["index.parquet", "part-00000.npy", "part-00001.npy", "part-00002.npy"]
+    with pytest.raises(UserError, match=r"holds other files, such as 'index\.parquet': name a new folder"):
+        ShardWriter(folder)
 
 
 def exchange(folder: Path) -> None:
@@ -158,20 +142,20 @@ def another_table(folder: Path) -> None:
 
 def changed(path: Path) -> None:
     table = pyarrow.parquet.read_table(path)
-    texts = {name: text.replace(b'"rows": 10', b'"rows": 11') for name, text in table.schema.metadata.items()}
+    texts = {name: text.replace(b"[10, ", b"[11, ") for name, text in table.schema.metadata.items()}
     pyarrow.parquet.write_table(table.replace_schema_metadata(texts), path)
 
 
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        (lambda folder: (folder / "part-00001.npy").unlink(), "part-00001.npy cannot be read"),
+        (lambda folder: (folder / "part-00001.npy").unlink(), "part-00001.npy"),
         (lambda folder: cut(folder / "part-00002.npy"), "part-00002.npy is damaged, cut short or another part"),
         (exchange, "part-00001.npy is damaged, cut short or another part"),
         (lambda folder: cut(folder / "index.parquet"), "index.parquet: cannot be read as a table of embeddings"),
         (lambda folder: changed(folder / "index.parquet"), "index.parquet: cannot be read as a table of embeddings"),
         (lambda folder: damaged_pages(folder / "index.parquet"), "index.parquet: "),
-        (another_table, "index.parquet does not fit its 3 parts of 22 rows"),
+        (another_table, "index.parquet: cannot be read as a table of embeddings"),
         (lambda folder: shutil.rmtree(folder), "No such file or directory"),
     ],
 )

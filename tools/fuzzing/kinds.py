@@ -311,9 +311,9 @@ def _seal_parts(path: Path) -> None:
     read, write = FORMATS[path.suffix]
     tree = read(path.read_bytes())
     about = tree["about"][shards.FORMAT]
-    for part in about["parts"].values():
+    for file, part in about["parts"].items():
         with suppress(Exception):
-            part["sha256"] = file_sha256(path.parent / part["file"])
+            part[1] = file_sha256(path.parent / file)
     about["checksum"] = content_sha256(about)
     path.write_bytes(write(tree, path.read_bytes()))
 
@@ -380,11 +380,7 @@ KINDS: dict[str, Kind] = {
     ),
     "parts": Kind(
         _parts,
-        (
-            f"={_EVALUATE}embeddings:parts --split all",
-            f"embed --model {_MODEL} --data folder:photos --out parts --shard-rows 5 --no-cache",
-            f"={_EVALUATE}embeddings:parts --split all",
-        ),
+        (f"={_EVALUATE}embeddings:parts --split all",),
         "parts",
         is_sealed=True,
     ),
