@@ -73,11 +73,11 @@ def examine(
 
 
 def odd_classes(classes: Sequence[str]) -> tuple[str, list[str]] | None:
-    """Return what is odd about the classes, and which they are, where they look like splits or are two at most."""
+    """Return what is odd about the classes, and which they are, where most look like splits or they are two at most."""
     folders = [re.split(r"[/\\]", name.lower()) for name in classes]
     words = [_SPLIT_NAMES & {*parts, *(re.split(r"[ _-]", part)[-1] for part in parts)} for parts in folders]
     alike = list(itertools.compress(classes, words))
-    if len(set().union(*words)) < 2 and len(classes) > 2:
+    if len(classes) > 2 and (len(set().union(*words)) < 2 or 2 * len(alike) < len(classes)):
         return None
     if alike:
         return "classes that look like splits", alike
