@@ -41,7 +41,7 @@ class Tokeniser:
         torch.Size([1, 8])
     """
 
-    def __init__(self, merges: Sequence[Pair], *, length: int) -> None:
+    def __init__(self, merges: Sequence[Sequence[int]], *, length: int) -> None:
         self.length = length
         self.merges = [(int(left), int(right)) for left, right in merges]
         self._ranks = {pair: rank for rank, pair in enumerate(self.merges)}
@@ -81,12 +81,8 @@ class Tokeniser:
         return [text.decode("utf-8", errors="replace").removeprefix(" ") for text in joined]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that makes the tokeniser, as plain JSON can hold it."""
+        """Return the arguments that make the tokeniser again, as plain JSON can hold them."""
         return {"length": self.length, "merges": [list(pair) for pair in self.merges]}
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> "Tokeniser":
-        return cls([(left, right) for left, right in state["merges"]], length=state["length"])
 
     def _of(self, text: str) -> list[int]:
         return [token for piece in _pieces(text) for token in self._tokens(piece)]

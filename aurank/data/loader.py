@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from aurank.data.dataset import Batch, ImageDataset, Key
 from aurank.errors import AurankError, UserError, explained, first_line
@@ -66,7 +66,7 @@ class BatchLoader(DataLoader[Any]):
     def __iter__(self) -> "Iteration":  # type: ignore[override]  # not torch's private iterator class
         try:
             with _quietly():
-                return Iteration(super().__iter__(), _unpacked)
+                return Iteration(super().__iter__())
         except (AttributeError, TypeError, pickle.PicklingError) as error:  # where workers are not forked
             if not self.num_workers:
                 raise
@@ -75,8 +75,8 @@ class BatchLoader(DataLoader[Any]):
 
 
 class Iteration:
-    def __init__(self, batches: Iterator[Any], unpack: Callable[[Any], Any]) -> None:
-        self._batches, self._unpack = batches, unpack
+    def __init__(self, batches: Iterator[Any]) -> None:
+        self._batches = batches
         # The finaliser holds torch's iterator until it has run, so that no cycle can collect it before.
         self.close = weakref.finalize(self, _shut_down, batches, os.getpid())
 
@@ -103,7 +103,7 @@ class Iteration:
             if message is not None:
                 raise AurankError(message) from error
             raise
-        return self._unpack(received)
+        return _unpacked(received)
 
 
 def made_of_each(make: Callable[[_Item], _Made], items: Sequence[_Item], *, at_once: int = 1) -> Iterator[_Made]:
@@ -117,32 +117,21 @@ def made_of_each(make: Callable[[_Item], _Made], items: Sequence[_Item], *, at_o
             yield from pool.map(make, items)
         return
     with _quietly():
-        loader = DataLoader(
-            _Each(make, items),
+        loader: DataLoader[Any] = DataLoader(
+            items,  # type: ignore[arg-type]  # any sequence serves
             batch_size=at_once,
             num_workers=workers,
-            collate_fn=_as_is,
+            collate_fn=lambda some: [*map(make, some)],
             worker_init_fn=_start_worker,
             multiprocessing_context=_context(),
             generator=torch.Generator().manual_seed(0),
         )
-        batches = Iteration(iter(loader), _as_is)
+        batches = Iteration(iter(loader))
     try:
         for made in batches:
             yield from made
     finally:
         batches.close()
-
-
-class _Each(Dataset[Any]):
-    def __init__(self, make: Callable[[Any], Any], items: Sequence[Any]) -> None:
-        self.make, self.items = make, items
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.make(self.items[index])
 
 
 def _shut_down(batches: Iterator[Batch], owner: int) -> None:

@@ -50,8 +50,7 @@ class Sampler(ABC):
 
     def problems(self) -> Iterator[str]:
         """Yield what makes batches of these arguments impossible; the first is raised as a UserError."""
-        if self.seed < 0:
-            yield f"seed must be at least 0, got {self.seed}"
+        return iter(())
 
     @property
     def refresh_every(self) -> int | None:
@@ -131,7 +130,6 @@ class ShuffledSampler(Sampler):
     """
 
     def problems(self) -> Iterator[str]:
-        yield from super().problems()
         least, images = LEAST * self.world_size, len(self.labels)
         if min(self.batch, images) < least:
             yield f"at least {least} images a batch are needed, got batch={self.batch} and {images} images"
@@ -174,7 +172,6 @@ class PKSampler(Sampler):
         super().__post_init__()
 
     def problems(self) -> Iterator[str]:
-        yield from super().problems()
         least = 2 * self.per_class * self.world_size
         needed = f" for each of {self.world_size} processes" if self.world_size > 1 else ""
         if self.per_class < 2:
@@ -372,12 +369,6 @@ class HardNegativeSampler(PKSampler):
     num_neighbours: int = 50
     negatives: str | None = None
     paths: Sequence[str] = ()
-
-    def problems(self) -> Iterator[str]:
-        yield from super().problems()
-        for name in ("refresh_every", "num_neighbours"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                yield f"{name} must be at least 1, got {value}"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -65,14 +65,19 @@ class MadeBy:
             return checked(json.loads(text), MadeBy)
 
 
-def read_arrays(path: Path, labels: Path | None = None) -> dict[str, Any]:
+def read_arrays(path: Path, **columns: Path | None) -> dict[str, Any]:
+    """Return the arrays of a file or folder of embeddings; `columns` are files of labels or splits that it lacks."""
     if path.is_dir() or path.name == INDEX:
         content = read_shards(path if path.is_dir() else path.parent)
     else:
         content = {name or "embeddings": values for name, values in load_arrays(path).items()}  # "" that of an .npy
     content = {name: values for name, values in content.items() if name not in _EARLIER}
-    if labels is not None:
-        content["labels"] = read_column(labels, "labels")
+    for name, file in columns.items():
+        if file is not None:
+            arrays = load_arrays(file)
+            if name not in arrays and len(arrays) != 1:
+                raise UserError(f"{file} holds {', '.join(arrays) or 'nothing'}; expected one array, or {name!r}")
+            content[name] = arrays.get(name, next(iter(arrays.values())))
     if problem := next(_problems(content), None):
         raise UserError(f"{path}: {problem}")
     count = len(content["embeddings"])
@@ -84,13 +89,6 @@ def read_arrays(path: Path, labels: Path | None = None) -> dict[str, Any]:
     return content | {name: content[name].astype(bool) for name in _FLAGS}
 
 
-def read_column(path: Path, name: str) -> np.ndarray:
-    arrays = load_arrays(path)
-    if name not in arrays and len(arrays) != 1:
-        raise UserError(f"{path} holds {', '.join(arrays) or 'nothing'}; expected one array, or {name!r}")
-    return arrays.get(name, next(iter(arrays.values())))
-
-
 def _problems(content: Mapping[str, Any]) -> Iterator[str]:
     if odd := next((name for name in content if name not in ARRAYS), None):
         means = f"which means nothing here{meant(nearest(odd, ARRAYS))}; known are {', '.join(ARRAYS)}"
@@ -100,7 +98,15 @@ def _problems(content: Mapping[str, Any]) -> Iterator[str]:
             yield f"holds no array {name!r}, only {', '.join(content) or 'nothing'}{remedy}"
     count = content["embeddings"].shape[0] if content["embeddings"].ndim else 1
     for name, values in content.items():
-        yield from misfits(name, values, count)
+        ndim, kinds, expected = _FORMS.get(name, (1, "", "one value a row"))
+        is_of_rows = name not in ("classes", "group_names", "made_by", *PAIRS)
+        is_odd = values.ndim != ndim or (is_of_rows and len(values) != count) or values.shape[1:] == (0,)
+        if is_odd or (kinds and values.dtype.kind not in kinds):
+            yield f"{name} has shape {values.shape}, {values.dtype}; expected {expected}, {count} rows in all arrays"
+        if name in PAIRS and values.size and not (values.min() >= 0 and values.max() < count):
+            yield f"{name} name rows {values.min()} to {values.max()}; expected rows from 0 to {count - 1}"
+        if name in _FLAGS and not np.isin(values, (0, 1)).all():
+            yield f"{name} must hold True or False, or 1 or 0, in each row"
     ids, first = np.unique(content.get("ids", []), return_index=True)
     if "ids" in content and len(ids) < count:
         again = content["ids"][np.setdiff1d(np.arange(count), first)[0]]
@@ -110,18 +116,6 @@ def _problems(content: Mapping[str, Any]) -> Iterator[str]:
         yield "group_names must be the names of the groups 0, 1, …, in their order; leave them out"
     if "classes" in content and not np.isin(content["labels"], np.arange(len(content["classes"]))).all():
         yield "classes must be the names of the labels 0, 1, …, in their order; leave them out"
-
-
-def misfits(name: str, values: Any, count: int) -> Iterator[str]:
-    ndim, kinds, expected = _FORMS.get(name, (1, "", "one value a row"))
-    is_of_rows = name not in ("classes", "group_names", "made_by", *PAIRS)
-    is_odd = values.ndim != ndim or (is_of_rows and len(values) != count) or values.shape[1:] == (0,)
-    if is_odd or (kinds and values.dtype.kind not in kinds):
-        yield f"{name} has shape {values.shape}, {values.dtype}; expected {expected}, {count} rows in all arrays"
-    if name in PAIRS and values.size and not (values.min() >= 0 and values.max() < count):
-        yield f"{name} name rows {values.min()} to {values.max()}; expected rows from 0 to {count - 1}"
-    if name in _FLAGS and not np.isin(values, (0, 1)).all():
-        yield f"{name} must hold True or False, or 1 or 0, in each row"
 
 
 class EmbeddingSource(ImageSource):
@@ -146,23 +140,15 @@ class EmbeddingDataset(ImageDataset):
         super().__init__(manifest, AsSaved(1, 1), channels=1, cache_bytes=0)
         source = manifest.source
         assert isinstance(source, EmbeddingSource)
-        self._place = np.array([source.entries[path] for path in manifest.paths], dtype=np.int64)
+        self._position = np.array([source.entries[path] for path in manifest.paths], dtype=np.int64)
         self._rows = source.rows
         self._labels = torch.from_numpy(manifest.labels.copy())
 
     @property
-    def dim(self) -> int:
-        return int(self._rows.shape[1])
-
-    @property
     def cached_bytes(self) -> int:
-        return 0 if isinstance(self._rows, np.memmap) else len(self) * self.dim * self._rows.itemsize
-
-    @property
-    def skipped(self) -> list[str]:
-        return []
+        return 0 if isinstance(self._rows, np.memmap) else len(self) * self._rows.shape[1] * self._rows.itemsize
 
     def __getitems__(self, keys: Sequence[Key]) -> Batch:
         rows = np.array([key[0] if isinstance(key, tuple) else key for key in keys], dtype=np.int64)
         ids = torch.from_numpy(rows)
-        return Batch(torch.from_numpy(self._rows[self._place[rows]]), self._labels[ids], ids)
+        return Batch(torch.from_numpy(self._rows[self._position[rows]]), self._labels[ids], ids)

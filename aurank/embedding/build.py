@@ -202,7 +202,7 @@ def build_towers(
         tokeniser = Tokeniser.learn(texts, length=settings.length, vocabulary=settings.vocabulary)
     else:
         with reading("the checkpoint's 'tokeniser'", "one", remedy="use last.safetensors or best.safetensors of a run"):
-            tokeniser = Tokeniser.from_state(saved)
+            tokeniser = Tokeniser(**saved)
     sizes = {name: getattr(settings, name) for name in ("length", "layers", "width", "heads")}
     return TwoTower(image, TextTower(tokeniser.vocabulary, dim=dim, **sizes), tokeniser)
 

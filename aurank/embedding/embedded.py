@@ -150,7 +150,7 @@ class Embedded:
 
     @staticmethod
     def load(path: Path, labels: Path | None = None) -> "Embedded":
-        return Embedded(**read_arrays(path, labels))
+        return Embedded(**read_arrays(path, labels=labels))
 
 
 def _part(column: np.ndarray | None, rows: np.ndarray | slice | None) -> np.ndarray | None:

@@ -56,7 +56,7 @@ def test_the_tokeniser_is_the_same_for_any_order_of_texts_and_after_a_round_trip
     tokeniser = Tokeniser.learn(CAPTIONS, length=16)
     shuffled = random.Random(0).sample(CAPTIONS, len(CAPTIONS))
     assert Tokeniser.learn(shuffled, length=16).state_dict() == tokeniser.state_dict()
-    again = Tokeniser.from_state(json.loads(json.dumps(tokeniser.state_dict())))
+    again = Tokeniser(**json.loads(json.dumps(tokeniser.state_dict())))
     assert again.state_dict() == tokeniser.state_dict()
     assert again.vocabulary == tokeniser.vocabulary > 259
     assert torch.equal(again.encode(CAPTIONS), tokeniser.encode(CAPTIONS))

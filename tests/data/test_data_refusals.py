@@ -14,7 +14,6 @@ from testing.trees import array_manifest, pixels, png, write_tree
 from aurank.data import (
     TRANSFORMS,
     ArraySource,
-    HardNegativeSampler,
     HierarchicalSampler,
     Manifest,
     PKSampler,
@@ -64,9 +63,7 @@ def held_out(fraction: float, classes: int = 6, super_labels: Sequence[int] | No
         (lambda: PKSampler(EIGHT, 7), "batch must be at least 2 × per_class = 8"),
         (lambda: PKSampler(NONE, 16), "the training set has 0 classes"),
         (lambda: PKSampler(EIGHT, 16, per_class=1), "per_class must be at least 2"),
-        (lambda: PKSampler(EIGHT, 16, seed=-1), "seed must be at least 0, got -1"),
         (lambda: PKSampler(EIGHT, 15, world_size=2), "for each of 2 processes = 16"),
-        (lambda: HardNegativeSampler(EIGHT, 16, neighbours=len, refresh_every=0), "refresh_every must be at least 1"),
         (lambda: HierarchicalSampler(EIGHT, 16), "draws super-categories, and the data set has none; use pk"),
         (lambda: HierarchicalSampler(EIGHT, 16, super_labels=EIGHT // 8), "the training set has 1 super-categories"),
         (lambda: HierarchicalSampler(EIGHT, 16, super_labels=np.arange(32) // 3), "images of label 0 have the super-c"),

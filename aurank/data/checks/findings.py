@@ -2,10 +2,9 @@
 
 import tomllib
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -29,20 +28,7 @@ NEED_MODEL = ("embeddings", "labels")
 """Those of FIXES that only embeddings show."""
 
 
-class Advice(NamedTuple):
-    """A kind of finding, as findings.toml has it."""
-
-    consequence: str
-    remedy: str
-    check: str = ""
-    fix: str = ""
-    is_error: bool = False
-
-
-ADVICE: Mapping[str, Advice] = {
-    kind: Advice(**table)
-    for kind, table in tomllib.loads(Path(__file__).with_name("findings.toml").read_text("utf-8")).items()
-}
+_ADVICE = tomllib.loads(Path(__file__).with_name("findings.toml").read_text("utf-8"))
 
 
 @dataclass(frozen=True)
@@ -93,16 +79,18 @@ def finding_of(
 
     `check`: how it is called, by default as its kind; of nearly the same images the fix is "near-…".
     """
-    advice = ADVICE[kind]
-    fix = f"near-{advice.fix}" if advice.fix and check.startswith("nearly") else advice.fix
+    advice = _ADVICE[kind]
+    fix = advice.get("fix", "")
+    if fix and check.startswith("nearly"):
+        fix = f"near-{fix}"
     dropped = ([row for group in rows for row in group] if drop is None else drop) if fix else ()
     return Finding(
-        check or advice.check,
+        check or advice["check"],
         len(names),
         tuple(names[:_EXAMPLES]),
-        advice.is_error,
-        advice.consequence,
-        advice.remedy.replace("--fix", f"--fix {fix}"),
+        advice.get("is_error", False),
+        advice["consequence"],
+        advice["remedy"].replace("--fix", f"--fix {fix}"),
         tuple(map(tuple, rows)),
         fix,
         tuple(dropped),

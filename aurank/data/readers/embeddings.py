@@ -22,13 +22,11 @@ def read_embeddings(root: Path, *, file: str, labels: str | None = None, splits:
         labels: a file of their labels, in `root`, where `file` holds none.
         splits: a file of one text a row, train, val or test, likewise.
     """
-    from aurank.data.saved_embeddings import EmbeddingSource, MadeBy, misfits, read_arrays, read_column  # it has torch
+    from aurank.data.saved_embeddings import EmbeddingSource, MadeBy, read_arrays  # it has torch
 
     path = root / file
-    content = read_arrays(path, None if labels is None else root / labels)
-    count = len(content["labels"])
-    if splits is not None:
-        content["splits"] = read_column(root / splits, "splits")
+    further = {"labels": labels, "splits": splits}
+    content = read_arrays(path, **{name: None if file is None else root / file for name, file in further.items()})
     rows, paths = content["embeddings"], content["paths"].tolist()
     if not any(paths):
         paths = [f"row {row}" for row in content["ids"].tolist()]
@@ -41,11 +39,9 @@ def read_embeddings(root: Path, *, file: str, labels: str | None = None, splits:
                 "holds no array 'splits', which says what each row is for; write it with aurank embed --split all, or "
                 "name a file of train, val and test in data.params.splits"
             )
-        for problem in misfits("splits", content["splits"], count):
-            yield f"{problem}; they are of {splits or path}"
         if again := next((name for name, times in Counter(paths).items() if times > 1), None):
             yield f"holds image {again!r} twice; embed each image once"
-        for start in range(0, count, _BLOCK):
+        for start in range(0, len(rows), _BLOCK):
             for row in (start + np.flatnonzero(~np.isfinite(rows[start : start + _BLOCK]).all(axis=1))).tolist():
                 yield (
                     f"row {row} ({paths[row]!r}) holds NaN or infinity; look at it with aurank doctor --embeddings "
