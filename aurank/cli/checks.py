@@ -1,6 +1,7 @@
 """Early checks: what options name is looked at before anything heavy is imported."""
 
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -73,10 +74,6 @@ def check_values(values: Mapping[str, Any]) -> None:
             _CHECKS[name](value)
     if "folder" in values:
         require_search(values["folder"])
-    if "config" in values:
-        from aurank.training.components import require_names
-
-        require_names(values["config"], values.get("overrides", ()))
 
 
 def check_images(images: "ImageSelection") -> None:
@@ -87,8 +84,9 @@ def check_images(images: "ImageSelection") -> None:
 
 def check_overrides(data: str, overrides: Sequence[str]) -> None:
     """Raise UserError for overrides of images, READER:PATH or a configuration, that nobody knows."""
-    from aurank.embedding.settings import require_data_keys
-    from aurank.training.components import require_names
+    from aurank.embedding.settings import read_data
+    from aurank.training.components import read_config
 
-    if not require_data_keys(data, [override for override in overrides if not override.startswith("seed=")]):
-        require_names(data, overrides)
+    with warnings.catch_warnings(action="ignore"):  # the command itself warns
+        if read_data(data, [override for override in overrides if not override.startswith("seed=")]) is None:
+            read_config(data, overrides)

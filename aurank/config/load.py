@@ -39,7 +39,6 @@ def load_config(
     choices: Mapping[str, Choices],
     complaints: Callable[[Any], Iterable[tuple[str, str]]] = lambda _: (),
     schema: type[Any] = Config,
-    only_names: bool = False,
 ) -> Any:
     """Return the configuration in ``source`` with ``overrides``, every key and every component checked.
 
@@ -52,7 +51,6 @@ def load_config(
             "optim", "optim.schedule"). Components without a table are not checked.
         complaints: says what else is wrong where each key is right: dotted paths and texts.
         schema: the model of what ``source`` holds: all of a configuration, a part of it, or another file.
-        only_names: check keys and the names of components alone, and import none of them.
 
     Raises:
         ConfigError: lists every mistake, one line each.
@@ -79,12 +77,12 @@ def load_config(
     except (UserError, TypeError, ValueError, RecursionError) as error:
         raise ConfigError([one_line(str(error))], name) from error
     try:
-        context = {"choices": choices, "complaints": complaints, "only_names": only_names}
+        context = {"choices": choices, "complaints": complaints}
         config = schema.model_validate_json(text, context=context)
     except ValidationError as error:
-        keys = _all_keys(tree, {} if only_names else choices) if is_config else list(schema.model_fields)
+        keys = _all_keys(tree, choices) if is_config else list(schema.model_fields)
         raise ConfigError(lines_of(error.errors(include_url=False), tree, origins, keys, UNION_TAGS), name) from error
-    for line in () if only_names else dropped:
+    for line in dropped:
         warnings.warn(line, AurankWarning, stacklevel=2)
     return config
 

@@ -121,11 +121,8 @@ class Component(Strict):
     @field_validator("name")
     @classmethod
     def _is_known(cls, name: str, info: Any) -> str:
-        choices, only_names = cls._choices(info)
-        # A table that is imported to list its names is not looked at when nothing may be imported.
-        if choices is None or (only_names and isinstance(getattr(choices.table, "homes", None), str)):
-            return name
-        if name not in choices.table:
+        choices = cls._choices(info)
+        if choices is not None and name not in choices.table:
             options = ", ".join(map(repr, choices.table))
             raise PydanticCustomError("name", "Input should be one of {options}", {"options": options})
         return name
@@ -133,14 +130,13 @@ class Component(Strict):
     @field_validator("params")
     @classmethod
     def _fit(cls, params: dict[str, Any], info: Any) -> dict[str, Any]:
-        choices, only_names = cls._choices(info)
-        is_checked = choices is not None and "name" in info.data and not only_names
-        return choices.fit(info.data["name"], params) if choices is not None and is_checked else params
+        choices = cls._choices(info)
+        return params if choices is None or "name" not in info.data else choices.fit(info.data["name"], params)
 
     @classmethod
-    def _choices(cls, info: Any) -> tuple[Choices | None, bool]:
-        context = info.context or {}
-        return context.get("choices", {}).get(cls.table), context.get("only_names", False)
+    def _choices(cls, info: Any) -> Choices | None:
+        choices: Choices | None = (info.context or {}).get("choices", {}).get(cls.table)
+        return choices
 
 
 class Augmentation(Component):

@@ -40,29 +40,19 @@ def read_data(data: str | Manifest, overrides: Sequence[str] = ()) -> DataConfig
     return None if (section := _section(data)) is None else read_data_config(section, overrides)
 
 
-def require_data_keys(data: str, overrides: Sequence[str]) -> bool:
-    """Raise ConfigError for overrides of images that nobody knows; return False for a configuration."""
-    if (section := _section(data)) is not None:
-        load_config({"data": section}, overrides, choices=DATA_CHOICES, schema=DataSection, only_names=True)
-    return section is not None
-
-
 def _section(data: str | Manifest) -> dict[str, Any] | None:
     if isinstance(data, str) and (data.partition(":")[0] not in READERS or Path(data).is_file()):
         return None
     return {"validation_fraction": 0.0, **located(data)}
 
 
-def wrong_in(config: Config, *, only_names: bool = False) -> list[tuple[str, str]]:
-    """Return the path and the mistake of each name of a model or a metric that nobody knows; nothing is fetched.
-
-    `only_names`: without what takes an import of timm or torch to know.
-    """
+def wrong_in(config: Config) -> list[tuple[str, str]]:
+    """Return the path and the mistake of each name of a model or a metric that nobody knows; nothing is fetched."""
     model, checks = config.model, list[tuple[str, Callable[[], object]]]()
     wrong: list[tuple[str, str]] = []
     if is_tower(model.backbone):
         checks.append(("model.backbone", lambda: parse_name(model.backbone, TOWERS)))
-    elif not only_names and model.backbone != NO_BACKBONE and (model.params or model.backbone not in KNOWN_BACKBONES):
+    elif model.backbone != NO_BACKBONE and (model.params or model.backbone not in KNOWN_BACKBONES):
         from aurank.models.adapters.timm import wrong_names  # torch, and it may ask timm
 
         options = {} if model.backbone.startswith(HUBS) else model.params
@@ -70,7 +60,7 @@ def wrong_in(config: Config, *, only_names: bool = False) -> list[tuple[str, str
         wrong += [(f"model.params.{option}" if option else "model.backbone", text) for option, text in names.items()]
     if model.text is not None and ":" in (text := model.text.name):
         checks.append(("model.text.name", lambda: parse_name(text, TEXTS)))
-    if (metrics := config.evaluate.metrics) is not None and not only_names:
+    if (metrics := config.evaluate.metrics) is not None:
         from aurank.evaluation.metrics import check_names
 
         checks.append(("evaluate.metrics", lambda: check_names(metrics)))

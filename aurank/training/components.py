@@ -1,7 +1,6 @@
 """The tables a configuration chooses from, and the reading of configurations against them."""
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,20 +39,10 @@ def read_config(source: Config | Path | str | dict[str, Any], overrides: Sequenc
         if not overrides:
             return source
         source = source.model_dump(mode="json")
-    config: Config = load_config(_file_of(source), overrides, choices=CHOICES, complaints=_complaints)
+    elif not isinstance(source, dict) and not Path(source).exists():
+        source = shipped_configs().get(str(source), source)
+    config: Config = load_config(source, overrides, choices=CHOICES, complaints=_complaints)
     return config
-
-
-def require_names(source: Path | str, overrides: Sequence[str] = ()) -> None:
-    """Raise the ConfigError that `read_config` has for keys and names, before it imports what they name."""
-    complaints = partial(wrong_in, only_names=True)
-    load_config(_file_of(source), overrides, choices=CHOICES, complaints=complaints, only_names=True)
-
-
-def _file_of(source: Path | str | dict[str, Any]) -> Path | str | dict[str, Any]:
-    if isinstance(source, dict) or Path(source).exists():
-        return source
-    return shipped_configs().get(str(source), source)
 
 
 def _complaints(config: Config) -> Iterator[tuple[str, str]]:
