@@ -198,13 +198,6 @@ def _parse(text: str, source: str, origins: dict[KeyPath, str]) -> Any:
 class _Representer(SafeRepresenter):
     """Mappings in blocks, lists on one line; text without quotes where YAML 1.1 and 1.2 agree that it is text."""
 
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
-
-    def represent_float(self, value: float) -> Any:
-        text = repr(value)
-        return self.represent_scalar(f"{_TAG}float", text if "." in text else text.replace("e", ".0e"))
-
     def represent_str(self, value: str) -> Any:
         is_other = any(rule.match(value) for _, _, rule, _ in implicit_resolvers)
         is_key = value.startswith("?")  # to ruamel's reader, though text to YAML 1.2
@@ -214,7 +207,6 @@ class _Representer(SafeRepresenter):
 
 _Representer.add_representer(dict, lambda it, value: it.represent_mapping(f"{_TAG}map", value, flow_style=False))
 _Representer.add_representer(list, lambda it, value: it.represent_sequence(f"{_TAG}seq", value, flow_style=True))
-_Representer.add_representer(float, _Representer.represent_float)
 _Representer.add_representer(str, _Representer.represent_str)
 
 
