@@ -2,8 +2,9 @@
 
 import itertools
 import time
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,14 +29,14 @@ class Rehearsal:
 
     Attributes:
         unit: what is counted as images: "images" or "pairs".
-        parts: of backbone, projection, texts and loss, how many parameters there are and how many of them are trained.
+        parameters: how many the model has, and how many of them are trained.
         batch: the images drawn, each of which the encoder sees in ``views`` views.
     """
 
     unit: str
     images: dict[str, int]
     classes: dict[str, int]
-    parts: dict[str, tuple[int, int]]
+    parameters: tuple[int, int]
     batch: int
     views: int
     batches_per_epoch: int
@@ -47,14 +48,12 @@ class Rehearsal:
     def __str__(self) -> str:
         views = f" in {self.views} views each" if self.views > 1 else ""
         memory = ", ".join(f"{name} {size / GIB:.2f}" for name, size in self.memory.items())
-        model = [counts for name, counts in self.parts.items() if name != "loss"]
-        count, trained = (sum(column) for column in zip(*model, strict=True))
+        count, trained = self.parameters
         lines = [
             f"{name:<12}{size:>9} {self.unit} {self.classes[name]:>7} classes" for name, size in self.images.items()
         ]
-        lines.append(f"parameters  {count:>9} ({trained} trained)")
-        lines += [f"  {name:<10}{count:>9} ({trained} trained)" for name, (count, trained) in self.parts.items()]
         lines += [
+            f"parameters  {count:>9} ({trained} trained)",
             f"batch       {self.batch:>9} {self.unit}{views}, {self.batches_per_epoch} batches an epoch",
             f"step        {self.seconds_per_step:>9.3f} s on this machine (second of {BATCHES} batches)",
             f"memory      {sum(self.memory.values()) / GIB:>9.2f} GiB a process, estimated: {memory}",
@@ -91,27 +90,22 @@ def rehearse(config: Config) -> Rehearsal:
             data["test"] = build_dataset(config.data, trainer.splits.test, train=False)
         for name in list(data)[1:]:
             _measure(trainer, data[name], name)
-        parts: dict[str, tuple[int, int]] = {"backbone": (0, 0), "head": (0, 0), "text": (0, 0), "loss": (0, 0)}
-        of_loss = ((f"loss.{name}", parameter) for name, parameter in trainer.loss.named_parameters())
-        for name, parameter in itertools.chain(trainer.model.named_parameters(), of_loss):
-            first = name.removeprefix("image.").split(".")[0]
-            part = first if first in parts else "backbone"
-            count, trained = parts[part]
-            parts[part] = (count + parameter.numel(), trained + parameter.numel() * parameter.requires_grad)
+        parameters = list(trainer.model.parameters())
+        trained = [parameter for parameter in parameters if parameter.requires_grad]
         weights = sum(value.nbytes for value in trainer.model.state_dict().values())
         optimiser = [value for state in trainer.optimiser.state.values() for value in state.values()]
         return Rehearsal(
             unit=trainer.task.unit,
             images={name: len(images) for name, images in data.items()},
             classes={name: len(images.manifest.classes) for name, images in data.items()},
-            parts={part: counts for part, counts in parts.items() if counts[0]},
+            parameters=(sum(value.numel() for value in parameters), sum(value.numel() for value in trained)),
             batch=batch,
             views=trainer.views,
             batches_per_epoch=len(trainer.sampler.epoch(0)),
             seconds_per_step=seconds,
             memory={
                 "weights": weights,
-                "gradients": sum(value.nbytes for value in trainer.model.parameters() if value.requires_grad),
+                "gradients": sum(value.nbytes for value in trained),
                 "optimiser": sum(value.nbytes for value in optimiser if isinstance(value, Tensor)),
                 "activations": activations,
                 "loss state": sum(value.nbytes for value in [*trainer.loss.buffers(), *trainer.loss.parameters()]),
@@ -127,6 +121,12 @@ def _steps(trainer: Trainer) -> tuple[float, float, int, int]:
     """Train on two batches; return the seconds, the loss, the size and the bytes of activations of the second."""
     if isinstance(trainer.loss, CrossBatchMemory):
         trainer.loss.start_at = min(trainer.loss.start_at, 1)  # so that the second batch meets the memory
+    passes: list[dict[int, int]] = []  # bytes of each storage that autograd keeps for the backward pass
+
+    def keep(tensor: Tensor) -> Tensor:
+        passes[-1][tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
     done, limit = 0, len(trainer.sampler.epoch(0)) + BATCHES
     for epoch, _, rows in itertools.islice(trainer.sampler.iterate(0, 0), limit):
         started = time.perf_counter()
@@ -134,16 +134,23 @@ def _steps(trainer: Trainer) -> tuple[float, float, int, int]:
         if len(batch.id) < 2 * trainer.views:
             continue
         trainer.set_progress(done, epoch)
-        saved = _SavedBytes()
-        chunks = nullcontext() if trainer.cache is None else trainer.encoder.register_forward_pre_hook(saved.next_pass)
-        with chunks, torch.autograd.graph.saved_tensors_hooks(saved.pack, lambda tensor: tensor):
+        passes.append({})
+        chunks: AbstractContextManager[Any] = nullcontext()
+        if trainer.cache is not None:  # what is kept for a chunk is gone when the next one comes
+            chunks = trainer.encoder.register_forward_pre_hook(lambda *_: passes.append({}))
+        with chunks, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             _, loss = trainer.forward(batch)
             trainer.backward(loss)
         value, done = float(loss.detach()), done + 1
         set_learning_rate(trainer.optimiser, 0.0)  # the state of the optimiser is counted, and the weights stay
         trainer.update()
         if done == BATCHES:
-            return time.perf_counter() - started, value, len(batch.id) // trainer.views, saved.total
+            return (
+                time.perf_counter() - started,
+                value,
+                len(batch.id) // trainer.views,
+                max(sum(storages.values()) for storages in passes),
+            )
     raise too_few_readable(trainer.train_data)
 
 
@@ -155,24 +162,3 @@ def _measure(trainer: Trainer, data: ImageDataset, name: str) -> None:
         data.__getitems__(rows)
     few = build_dataset(trainer.config.data, data.manifest.select(rows), train=False)
     trainer.task.measure(trainer.model, few)
-
-
-class _SavedBytes:
-    """Bytes that autograd keeps for the backward pass, each storage counted once, in the largest pass of a step."""
-
-    def __init__(self) -> None:
-        self._storages: dict[int, int] = {}
-        self._before = 0
-
-    def next_pass(self, *_: object) -> None:
-        self._before = self.total  # with cached gradients, what was kept for a chunk is gone when the next one comes
-        self._storages.clear()
-
-    @property
-    def total(self) -> int:
-        return max(self._before, sum(self._storages.values()))
-
-    def pack(self, tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        self._storages[storage.data_ptr()] = storage.nbytes()
-        return tensor
