@@ -79,7 +79,6 @@ Widths = Annotated[
         "a list of rising whole numbers >= 1, such as [64, 128]",
     ),
 ]
-Weights = Annotated[tuple[Annotated[float, Field(gt=0)], ...], Field(min_length=1)]
 Params = Annotated[dict[str, Any], BeforeValidator(lambda value: {} if value is None else value)]
 
 
@@ -165,7 +164,6 @@ class LossTerm(Component):
     weight: float = key(1.0, "Weight in the sum.", gt=0, le=1e9)
     miner: Miner | None = key(None, "Which pairs of a batch count for it; null: the top-level `miner`.")
     matryoshka: Widths | None = key(None, "Widths of embeddings whose losses are summed; null: the whole embedding.")
-    matryoshka_weights: Weights | None = key(None, "Weight of each width; null: 1 each.")
     lr_multiplier: float | None = key(None, "Rate of its own parameters; null: optim.temperature_lr.", gt=0, le=1e6)
     weight_decay: float = key(0.0, "Decay of its own vectors, such as proxies.", ge=0, le=1000)
 
@@ -460,9 +458,6 @@ def _contradictions(config: Config) -> Iterator[tuple[str, str]]:
             yield f"{path}.name", f"got {term.name!r} more than once; list a loss once, with the weight of all"
         if term.matryoshka is not None and term.matryoshka[-1] > model.dim:
             yield f"{path}.matryoshka", f"got {term.matryoshka[-1]}, expected at most model.dim = {model.dim}"
-        if term.matryoshka_weights is not None and len(term.matryoshka_weights) != len(term.matryoshka or ()):
-            count = len(term.matryoshka_weights)
-            yield f"{path}.matryoshka_weights", f"got {count} weights, expected one for each width of matryoshka"
         if term.params.get("two_way") is (model.text is None):
             expected = "with model.text images and texts are compared both ways, without it there are no texts"
             yield f"{path}.params.two_way", f"got {term.params['two_way']}: {expected}; leave it out"

@@ -90,11 +90,10 @@ def check_image_size(encoder: Encoder, config: Config, device: torch.device) -> 
     sizes[augmented.size] = "data.image_size"
     training = encoder.training
     encoder.eval()
+    options = "force_image_size" if is_tower(name) else "model.params.img_size or dynamic_img_size=true"
+    remedy = f"use another data.image_size, or give it {options}"
     for size, key in sorted(sizes.items(), reverse=True):
-        sides = size[0] if size[0] == size[1] else list(size)
-        options = f"model.params.img_size={sides} or dynamic_img_size=true"
-        option = f"force_image_size={'x'.join(map(str, size))}" if is_tower(name) else options
-        remedy, title = f"use another data.image_size, or give it {option}", f"a network for {sides} pixels ({key})"
+        title = f"a network for {size[0] if size[0] == size[1] else list(size)} pixels ({key})"
         with torch.no_grad(), reading(f"model.backbone={name}", title, remedy=remedy):
             encoder(torch.zeros(1, config.data.channels, *size, device=device))
     encoder.train(training)
@@ -127,9 +126,8 @@ def _parts(config: Config) -> Iterator[tuple[str, LossTerm, int | None, float]]:
         if term.matryoshka is None:
             yield term.name, term, None, term.weight
             continue
-        weights = term.matryoshka_weights or (1.0,) * len(term.matryoshka)
-        for width, weight in zip(term.matryoshka, weights, strict=True):
-            yield f"{term.name}@{width}", term, width, term.weight * weight
+        for width in term.matryoshka:
+            yield f"{term.name}@{width}", term, width, term.weight
 
 
 def _build_term(config: Config, term: LossTerm, train: Manifest, *, dim: int, gathers: bool) -> nn.Module:

@@ -30,7 +30,7 @@ from aurank.evaluation.two_way import TwoWayReport
 from aurank.files import checked, claimed, reading, remove_temporaries, write_text
 from aurank.reporting.results import PAGE, save_results
 from aurank.reporting.training_page import training_page
-from aurank.training.build import build_schedule, build_splits
+from aurank.training.build import build_splits
 from aurank.training.components import read_config
 from aurank.training.loop import Listener, Loop
 from aurank.training.optim import load_state
@@ -322,13 +322,8 @@ def _changes(path: Path, saved: Config, config: Config, progress: Progress) -> l
             f"{path} was trained with another configuration (saved != given): {'; '.join(refused)}; "
             "use the same one, or another --out"
         )
-    if not longer:
-        return []
-    old, new = build_schedule(saved), build_schedule(config)
-    same = all(old(step) == new(step) for step in range(0, progress.step, max(1, progress.step // 1000)))
     rates = f"the learning rates up to step {progress.step} were those of {before.steps} steps"
-    effect = "the same as of the longer run" if same else f"a run of {now.steps} steps from its start would differ"
-    return [f"train.steps={now.steps} extends a run of {before.steps}: {rates}, {effect}"]
+    return [f"train.steps={now.steps} extends a run of {before.steps}: {rates}"] * longer
 
 
 def require_same_data(path: Path, state: dict[str, Any], manifest: Manifest, data: dict[str, str]) -> None:

@@ -1,6 +1,5 @@
 """Edits and text at random: a configuration is valid or a ConfigError, and nothing else ever happens."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,14 +11,6 @@ from aurank.config import Config, ConfigError, load_config
 
 pytestmark = pytest.mark.slow
 
-VALUES: list[Any] = [
-    None, True, False, 0, -1, 1, 2, 10**9, 10**30, -(10**400), 0.0, -0.5, 0.5, 1e300, 1e-300, float("nan"),
-    float("inf"), -float("inf"), "", " ", "x", "1", "1e-4", "nan", "no", "${oc.env:HOME}", "\0", "\ud800", "a\nb",
-    "é" * 99, "x" * 10_000, [], [1], [[]], [[1, [2, [3]]]], [None], [float("nan")], ["a", 1, None], {}, {"a": 1},
-    {"name": "x"}, {"name": None, "params": []}, {"name": "rank", "params": {"tau1": -1}}, {"params": {"params": {}}},
-    {"": {"": {}}},
-]  # fmt: skip
-
 
 def _outcome(source: Any, overrides: list[str] | None = None) -> Config | None:
     """The config, or None after a ConfigError whose lines are sound; any other exception fails the test."""
@@ -30,11 +21,6 @@ def _outcome(source: Any, overrides: list[str] | None = None) -> Config | None:
     assert lines
     assert all(line.isprintable() and len(line) < 800 for line in lines)
     return None
-
-
-def _written(path: Path, text: str) -> Path:
-    path.write_text(text, encoding="utf-8", errors="surrogatepass")
-    return path
 
 
 _SCRAPS = [

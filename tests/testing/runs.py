@@ -25,7 +25,7 @@ STEPS = 8
 
 
 SUM: list[dict[str, Any]] = [
-    {"name": "soprc", "matryoshka": [4, 8], "matryoshka_weights": [0.5, 1.0]},
+    {"name": "soprc", "matryoshka": [4, 8]},
     {"name": "proxy_anchor", "weight": 0.1, "lr_multiplier": 100.0, "weight_decay": 0.01},
     {"name": "multi_similarity", "weight": 0.3, "miner": {"name": "multi_similarity"}},
 ]

@@ -292,7 +292,7 @@ def test_a_list_is_built_to_a_sum_with_weights_widths_and_miners() -> None:
     splits = build_splits(config)
     loss = build_loss(config, splits.train)
     assert isinstance(loss, MultipleLosses)
-    assert loss.weights == {"soprc@4": 0.5, "soprc@8": 1.0, "proxy_anchor": 0.1, "multi_similarity": 0.3}
+    assert loss.weights == {"soprc@4": 1.0, "soprc@8": 1.0, "proxy_anchor": 0.1, "multi_similarity": 0.3}
     assert loss.widths == {"soprc@4": 4, "soprc@8": 8}
     assert list(loss.miners) == ["multi_similarity"]
     assert loss.losses["proxy_anchor"].loss.proxies.shape == (len(splits.train.classes), 8)

@@ -1,6 +1,7 @@
 """What a run says once: where it went on, why it ended, what began anew; and failures of the machine in one line."""
 
 import errno
+import logging
 import os
 import signal
 from pathlib import Path
@@ -68,8 +69,19 @@ def test_without_a_terminal_measuring_the_test_images_is_told(
 
 
 @pytest.mark.slow
-def test_measuring_the_test_images_reports_how_far_it_is(tmp_path: Path) -> None:
-    _, events = train_and_listen(tiny_config(train={"steps": 3}), tmp_path / "run")
+def test_a_training_tells_the_listener_how_far_it_is_and_the_logger_its_steps_and_notices(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = tiny_config(train={"steps": 4, "log_every": 2, "validate_every": 4})
+    with caplog.at_level(logging.INFO, logger="aurank"):
+        _, events = train_and_listen(config, tmp_path / "run")
+        aurank.train(config, tmp_path / "run", resume=True)
+    lines = [record.getMessage() for record in caplog.records if record.name == "aurank"]
+    said = ["step 2 of 4, train", "step 4 of 4, train", "step 4 of 4, val", "finished already at step 4; measuring"]
+    assert [line[: len(start)] for line, start in zip(lines, said, strict=True)] == said
+    assert "loss " in lines[0]
+    assert "mauprc " in lines[2]
+    assert any(isinstance(handler, logging.NullHandler) for handler in logging.getLogger("aurank").handlers)
     told = [(values["stage"], values["done"], values["total"]) for values in events["measuring"]]
     assert list(dict.fromkeys(stage for stage, _, _ in told)) == ["embedding", "ranking"]
     assert all(done <= total for _, done, total in told)

@@ -28,7 +28,6 @@ LOSSES: list[tuple[Any, str]] = [
     ("soprc", "loss: got 'soprc'"),
     ([{"name": "soprc", "matryoshka": [8, 4]}], r"loss\[0\].matryoshka"),
     ([{"name": "soprc", "matryoshka": [4, 64]}], r"loss\[0\].matryoshka: got 64"),
-    ({"name": "soprc", "matryoshka": [4, 8], "matryoshka_weights": [1.0]}, "loss.matryoshka_weights"),
 ]
 HEADS: list[tuple[dict[str, Any], str]] = [
     ({"model": {"backbone": "resnet18"}}, "model.backbone: got 'resnet18'"),

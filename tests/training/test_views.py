@@ -68,17 +68,6 @@ def test_the_encoder_sees_all_views_and_the_loss_their_labels_and_ids(
 
 
 @pytest.mark.slow
-def test_a_backbone_that_cannot_take_the_small_crops_is_refused_with_the_remedy(tmp_path: Path) -> None:
-    model = {"backbone": "vit_tiny_patch16_224", "params": {"img_size": 32}}
-    data = {**CROPS, "image_size": 32}
-    data["train_transform"] = {"name": "multi_crop", "params": {"local_size": 16}}
-    with pytest.raises(UserError, match=r"for 16 pixels \(data\.train_transform\).*dynamic_img_size=true"):
-        aurank.train(tiny_config(data=data, model=model), tmp_path / "out")
-    model["params"] = {"img_size": 32, "dynamic_img_size": True}
-    aurank.train(tiny_config(data=data, model=model, train={"steps": 3}), tmp_path / "other")
-
-
-@pytest.mark.slow
 def test_labels_of_images_are_rows_and_what_is_measured_stays_by_class(tmp_path: Path) -> None:
     config = read_config(tiny_config("smooth_ap", data=OWN_LABELS, sampler=SHUFFLED, train={"steps": 3}))
     by_class = build_splits(read_config(tiny_config()))
