@@ -61,10 +61,6 @@ class MappedRows:
             rows[chosen] = self.parts[number][flat[chosen] - self.edges[number]]
         return rows.reshape(*positions.shape, self.shape[1])
 
-    def select(self, index: Any) -> "MappedRows":
-        """Return the rows at an index, as one such matrix; none is read."""
-        return MappedRows(self.parts, self.positions[index])
-
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.asarray(self[:], dtype=dtype)
 
@@ -85,9 +81,10 @@ def save_rows(file: BinaryIO, rows: Rows) -> None:
 
 
 def select_rows(rows: Rows, index: Any) -> Rows:
+    """Return the rows at an index; of rows in files none is read."""
     if isinstance(rows, np.memmap):
         rows = MappedRows([rows])
-    return rows.select(index) if isinstance(rows, MappedRows) else rows[index]
+    return MappedRows(rows.parts, rows.positions[index]) if isinstance(rows, MappedRows) else rows[index]
 
 
 # -- arrays of other libraries -----------------------------------------------------------------------------------------

@@ -1,7 +1,4 @@
-"""Several processes, which torchrun or Accelerate starts, watches and starts again: what they exchange.
-
-A process that fails ends with its own message. The others lose its connection, and end with one line.
-"""
+"""Several processes, which torchrun or Accelerate starts, watches and starts again: what they exchange."""
 
 import os
 import re
@@ -47,23 +44,17 @@ def joined(timeout: str) -> Iterator["ProcessGroup"]:
     cuda = torch.cuda.is_available()
     if cuda:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
-    limit, rank = timedelta(seconds=seconds(timeout)), os.environ["RANK"]
+    limit = timedelta(seconds=seconds(timeout))
     try:
         dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=limit)
-    except (RuntimeError, ValueError, OSError) as error:
-        address = f"{os.environ['MASTER_ADDR']}:{os.environ.get('MASTER_PORT', '')}"
-        raise AurankError(
-            f"rank {rank} did not meet the other {launched() - 1} processes at {address} within {timeout} "
-            f"({first_line(error)}); look at what they say, or unset WORLD_SIZE where there are none"
-        ) from error
-    try:
         yield ProcessGroup(None)
     except RuntimeError as error:
         if not (isinstance(error, dist.DistError) or re.search(_LOST, str(error))):
             raise
+        absent = "another rank is gone" if dist.is_initialized() else "another rank did not come"
         reason = first_line(error).rpartition("] ")[2].partition(". ")[0]
         raise AurankError(
-            f"rank {rank} has stopped: another rank is gone ({reason}); look at that rank's own message, then "
+            f"rank {os.environ['RANK']} has stopped: {absent} ({reason}); look at that rank's own message, then "
             "give the same command again, aurank train with --resume"
         ) from error
     finally:
@@ -89,12 +80,7 @@ class ProcessGroup:
     def shard(self, items: Sequence[Item]) -> list[Item]:
         return list(items[self.rank :: self.size])
 
-    def shard_range(self, count: int) -> slice:
-        """Return this process's range of so many entries; the ranges of all ranks, in order, are the whole."""
-        return slice(count * self.rank // self.size, count * (self.rank + 1) // self.size)
-
     def barrier(self) -> None:
-        """Return when all processes are here."""
         self.all_gather(None)
 
     def all_gather(self, value: Item) -> list[Item]:
@@ -129,9 +115,8 @@ class ProcessGroup:
         """Return the rows of all processes, one after another; they have one type and width."""
         if self.size == 1:
             return rows
-        if isinstance(rows, torch.Tensor):
-            return torch.cat(list(self.parts(rows)))
-        return torch.cat(list(self.parts(torch.from_numpy(np.asarray(rows))))).numpy()
+        whole = torch.cat(list(self.parts(torch.as_tensor(rows))))
+        return whole if isinstance(rows, torch.Tensor) else whole.numpy()
 
     def broadcast(self, tensors: Iterable[torch.Tensor]) -> None:
         for tensor in tensors if self.size > 1 else ():

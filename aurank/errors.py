@@ -57,27 +57,21 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-_FILES = "raise the limit of this process (ulimit -n), or use fewer data.workers"
 _REMEDIES = {
-    errno.EMFILE: _FILES,
-    errno.ENFILE: _FILES,
-    errno.ENOSPC: "free some space, or name another folder",
-    errno.EDQUOT: "free some of your quota, or name another folder",
-    errno.EROFS: "name a folder that can be written",
-    errno.ENOMEM: "use fewer data.workers, or a machine with more memory",
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "raise the limit (ulimit -n), or use fewer data.workers"),
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space, or name another folder"),
+    errno.ENOMEM: "use fewer data.workers, smaller batches, or a machine with more memory",
 }
 
 
 def explained(error: BaseException) -> str | None:
-    """Return a message, with the remedy, if the machine has run short of something; None for other failures."""
+    """Return a message with the remedy if the machine has run short of something; None for other failures."""
     text = first_line(error)
-    if isinstance(error, RuntimeError) and text.startswith("DataLoader worker"):
-        return (
-            f"a process that reads images has ended, most often for want of memory ({text.rstrip('. ')}); use fewer "
-            "data.workers, smaller batches, or a machine with more memory, shared memory included"
-        )
     if isinstance(error, RuntimeError) and "items of ancillary data" in text:
-        return f"too many open files ({text}); {_FILES}"
+        return f"too many open files ({text}); {_REMEDIES[errno.EMFILE]}"
+    if isinstance(error, RuntimeError) and text.startswith("DataLoader worker"):
+        ended = f"a process that reads images has ended, most often for want of memory ({text.rstrip('. ')})"
+        return f"{ended}; {_REMEDIES[errno.ENOMEM]}, shared memory included"
     if isinstance(error, OSError) and error.errno in _REMEDIES:
         path = "" if error.filename is None else f": {error.filename}"
         return f"{error.strerror}{path}; {_REMEDIES[error.errno]}"

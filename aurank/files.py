@@ -35,11 +35,7 @@ _AGAIN = "copy or make it again"
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file to write that takes the place of ``path`` once it is complete and on disk.
-
-    On any error the temporary file is removed and the file at ``path`` stays as it was. Of several processes that write
-    one path, the last to end wins.
-    """
+    """A file to write that takes the place of ``path`` once it is complete and on disk; on any error all stays."""
     temporary = temporary_name(path)
     with _saving(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -58,7 +54,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 def replacing_folder(path: Path) -> Iterator[Path]:
     """A folder to fill that takes the place of ``path`` once it is complete; on any error all stays as it was."""
     path = path.resolve()  # of a link the folder is replaced, not the link
-    staging, spare = temporary_name(path), temporary_name(path)
+    staging = temporary_name(path)
     try:
         with _saving(path):
             staging.mkdir(parents=True)
@@ -66,16 +62,10 @@ def replacing_folder(path: Path) -> Iterator[Path]:
         yield staging
         with _saving(path):
             if path.exists():
-                path.replace(spare)
-            try:
-                staging.replace(path)
-            except BaseException:  # an interrupt too
-                if spare.exists():
-                    spare.replace(path)
-                raise
+                shutil.rmtree(path)
+            staging.replace(path)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
-        shutil.rmtree(spare, ignore_errors=True)
 
 
 @contextmanager
@@ -119,10 +109,7 @@ class InUse(UserError):
 
 @contextmanager
 def claimed(out: Path, *, is_file: bool = False, name: str = "--out") -> Iterator[None]:
-    """Create ``out`` and keep other commands from writing to it while the context lasts; remove it if it ends empty.
-
-    The lock ends with its process, however that ends. Of a file to write (``is_file``) its folder is created.
-    """
+    """Create ``out``, or the folder of a file, and keep other processes from writing to it while the context lasts."""
     from filelock import FileLock, Timeout
 
     path = out.with_name(f".{out.name}{LOCK}") if is_file else out / LOCK
@@ -155,10 +142,7 @@ def claimed(out: Path, *, is_file: bool = False, name: str = "--out") -> Iterato
 
 @contextmanager
 def reading(path: Path | str, title: str, *, remedy: str = _AGAIN) -> Iterator[None]:
-    """Turn whatever a damaged file makes a library raise into one line; all that reads the file stands inside.
-
-    A UserError from inside passes, with the file before it where it lacks that; so does what the machine is short of.
-    """
+    """Turn whatever a damaged file makes a library raise into one line that names the file and the remedy."""
     try:
         yield
     except UserError as error:
@@ -174,8 +158,6 @@ def reading(path: Path | str, title: str, *, remedy: str = _AGAIN) -> Iterator[N
 
 
 def _reason(error: Exception, path: str) -> str:
-    if isinstance(error, MemoryError):  # advice on batches would lead astray: a whole file takes about its own size
-        return "it is damaged, or larger than the memory of this machine"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror if str(error.filename or path) in path else f"{error.filename}: {error.strerror}"
     if isinstance(error, KeyError):
@@ -198,12 +180,7 @@ def read_record(
 
 
 def checked(value: Any, kind: Callable[..., T]) -> T:
-    """Return a plain value, read from a file, as the dataclass or TypedDict that says what it holds.
-
-    Raises:
-        ValueError: names the first entry that is missing, unknown or of another type; "1" and true are no numbers.
-        TypeError: a value that JSON does not have.
-    """
+    """Return a plain value of a file as the dataclass or TypedDict that says what it holds; "1" is no number there."""
     # As JSON, whose lists may be tuples; what is no UTF-8 in it, as in names of files, is of no account here.
     text = json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
     with _first_misfit():
@@ -276,15 +253,14 @@ def content_sha256(content: dict[str, Any]) -> str:
 
 # -- bundles ----------------------------------------------------------------------------------------------------------
 
-_TENSOR = "$tensor"
-"""The key of an entry of a bundle's JSON that stands for a tensor; its value is the tensor's name."""
+_TENSOR = "$tensor"  # the key of an entry of a bundle's JSON that stands for the tensor of a name
 
 
 def write_bundle(path: Path, content: Mapping[str, Any], title: str) -> None:
     """Write nested dicts and lists of plain values, tensors and arrays as one safetensors file.
 
     The tensors are named by their path ("encoder/head.weight"). The header holds the rest as JSON, and the SHA-256 of
-    both. Keys become strings and tuples lists; the type that ``read_bundle`` is given turns them back.
+    both. The type that ``read_bundle`` is given turns strings into keys and lists into tuples again.
     """
     tensors: dict[str, Tensor] = {}
     text = json.dumps(_taken_out(content, "", tensors))
@@ -293,10 +269,7 @@ def write_bundle(path: Path, content: Mapping[str, Any], title: str) -> None:
 
 
 def write_safetensors(path: Path, state: Mapping[str, "Tensor"], **metadata: str) -> None:
-    """Write tensors as a safetensors file that other libraries read.
-
-    Give at most one entry of metadata: several are written in another order each time.
-    """
+    """Write tensors as a safetensors file; several entries of metadata would be written in any order."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 

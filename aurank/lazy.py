@@ -1,25 +1,26 @@
-"""Names that are imported when they are first used, so that a command loads only the libraries it needs."""
+"""Names and libraries that are imported when they are first used; a missing library names its extra."""
 
 import importlib
+import re
 import sys
-from collections import UserDict
+from collections import Counter, UserDict
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
+from importlib.metadata import PackageNotFoundError, requires
+from importlib.util import find_spec
 from operator import attrgetter
 from types import ModuleType
 from typing import Any, TypeVar
 
-from aurank.extras import missing_library
+from aurank.errors import UserError
 
 Component = TypeVar("Component")
 
 
 class LazyTable(UserDict[str, Component]):
-    """A table of components by name. Looking one up imports it; listing the names imports nothing.
+    """A table of components by name: looking one up imports it, from its home "module:attribute" in the package.
 
-    Args:
-        package: what the modules below are relative to.
-        homes: where each name's component is, as "module:attribute"; or where a table is, imported to list its names.
+    A single home is that of a table, which is imported to list its names.
     """
 
     def __init__(self, package: str, homes: Mapping[str, str] | str) -> None:
@@ -36,11 +37,7 @@ class LazyTable(UserDict[str, Component]):
 
 
 def lazy_names(package: str, modules: Mapping[str, Sequence[str]]) -> tuple[Any, Any, list[str]]:
-    """Return `__getattr__`, `__dir__` (PEP 562) and `__all__` of a package whose names are imported on first use.
-
-    Args:
-        modules: the public names in each module of the package.
-    """
+    """Return `__getattr__`, `__dir__` (PEP 562) and `__all__` of a package, from the public names of its modules."""
     module = sys.modules[package]
     homes = {name: f"{file}:{name}" for file, names in modules.items() for name in names}
 
@@ -70,3 +67,52 @@ def imported(home: str, package: str = "") -> Any:
         if (remedy := missing_library(error)) is None:
             raise
         raise ModuleNotFoundError(remedy, name=error.name) from error
+
+
+# -- libraries of the extras ------------------------------------------------------------------------------------------
+
+# Modules that are not named as their package.
+_PACKAGES = {
+    "cv2": "opencv-python-headless", "faiss": "faiss-cpu", "open_clip": "open-clip-torch", "ruamel": "ruamel.yaml",
+    "milvus_lite": "milvus-lite", "python_multipart": "python-multipart", "PIL": "pillow", "sklearn": "scikit-learn",
+}  # fmt: skip
+
+
+def import_library(module: str, purpose: str) -> Any:
+    """Return the imported module; UserError with the extra to install if it is not there."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise UserError(f"{purpose} needs {_remedy(module)} ({error})") from error
+
+
+def require_libraries(purpose: str, *modules: str) -> None:
+    """Raise UserError with the extra to install if a module is not there; import none."""
+    for module in modules:
+        if find_spec(module) is None:
+            raise UserError(f"{purpose} needs {_remedy(module)}")
+
+
+def missing_library(error: BaseException) -> str | None:
+    """Return what to install where a library of an extra is missing; None for other errors."""
+    text = f"this needs {_remedy(error.name or '')}" if isinstance(error, ModuleNotFoundError) else ""
+    return text if "aurank[" in text else None
+
+
+def _remedy(module: str) -> str:
+    top = module.partition(".")[0]
+    package = _PACKAGES.get(top, top)
+    extra = _extras().get(package)
+    return f"{package}, which cannot be imported: pip install " + (f"'aurank[{extra}]'" if extra else package)
+
+
+@cache
+def _extras() -> dict[str, str]:
+    try:
+        lines = requires("aurank") or []
+    except PackageNotFoundError:  # a checkout that is not installed
+        return {}
+    matches = [re.match(r"([\w.-]+).*extra == ['\"](\w+)['\"]", line) for line in lines]
+    pairs = [(match[1].lower(), match[2]) for match in matches if match is not None]
+    sizes = Counter(extra for _, extra in pairs)  # of several extras, the one that brings the fewest packages
+    return dict(sorted(pairs, key=lambda pair: -sizes[pair[1]]))

@@ -1,4 +1,4 @@
-"""Names: the known one that a misspelt one is like, aliases of arguments, and texts that count as the same."""
+"""Names: the known one that a misspelt one is like, arguments by their names, and texts that count as the same."""
 
 import difflib
 import functools
@@ -6,14 +6,12 @@ import inspect
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any
 
-Function = TypeVar("Function", bound=Callable[..., Any])
 NAN = ("nan", "NaN", "<NA>")  # a missing number as text
 NO_GROUP_NAMES = ("-1", *NAN)  # no camera, or no super-category
 _WHOLE = re.compile(r"(-?\d+)\.0+")  # such as numbers that have gaps become in a CSV file
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-_WORDS = {"distance": {"l2": "euclidean"}}  # values that others have other words for
 
 
 def nearest(name: str, names: Iterable[str], *, most: int = 1, cutoff: float = 0.6) -> list[str]:
@@ -62,7 +60,11 @@ def signature(factory: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter]
     arguments: dict[str, inspect.Parameter] = {}
     is_open = True
     for function in constructors or [factory]:
-        parameters = _parameters(function)[1 if constructors else 0 :]
+        try:
+            parameters = [*inspect.signature(function, eval_str=True).parameters.values()]
+        except NameError:  # an annotation names what is not imported
+            parameters = [*inspect.signature(function).parameters.values()]
+        parameters = parameters[1:] if constructors else parameters
         arguments |= {each.name: each for each in parameters if each.kind in _BY_NAME and each.name not in arguments}
         is_open = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters)
         if not is_open:
@@ -73,15 +75,8 @@ def signature(factory: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter]
     return arguments, is_open
 
 
-def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    try:
-        return list(inspect.signature(function, eval_str=True).parameters.values())
-    except NameError:  # an annotation names what is not imported
-        return list(inspect.signature(function).parameters.values())
-
-
 def named(factory: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments by the names, and some by the words, that ``factory`` has for them.
+    """Return arguments by the names that ``factory`` has for them.
 
     Raises:
         TypeError: an argument that it does not take, with the nearest that it takes; one that is given by two names.
@@ -95,20 +90,5 @@ def named(factory: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str
         if name not in parameters and not is_open:
             hint = meant(nearest(argument, parameters)) or f"; it takes {', '.join(parameters)}"
             raise TypeError(f"{title} takes no argument {argument!r}{hint}")
-        renamed[name] = _WORDS.get(name, {}).get(value.lower(), value) if isinstance(value, str) else value
+        renamed[name] = value
     return renamed
-
-
-def accepting(**aliases: str) -> Callable[[Function], Function]:
-    """Return a decorator: the function takes arguments by further names, and says which was meant by a misspelt one."""
-
-    def decorate(function: Function) -> Function:
-        function.aliases = aliases  # type: ignore[attr-defined]
-
-        @functools.wraps(function)
-        def call(*args: Any, **arguments: Any) -> Any:
-            return function(*args, **named(function, arguments))
-
-        return cast(Function, call)
-
-    return decorate

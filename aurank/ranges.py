@@ -5,7 +5,7 @@ import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated, Any, get_args, get_origin
+from typing import Any, get_args
 
 from aurank.errors import UserError
 from aurank.names import signature
@@ -19,9 +19,6 @@ class Range:
 
     Args:
         log: draw the logarithm evenly.
-
-    Raises:
-        UserError: an empty range, or one of logarithms that begins at 0.
     """
 
     low: float | int = 0
@@ -29,20 +26,15 @@ class Range:
     log: bool = False
     choices: tuple[Any, ...] = ()
 
-    def __post_init__(self) -> None:
-        is_there = math.isfinite(self.high - self.low) and self.low < self.high and not (self.log and self.low <= 0)
-        if not (self.choices or is_there):
-            above = ", which begins above 0" if self.log else ""
-            raise UserError(f"{self} is no range: the first number is below the second{above}")
-
     @staticmethod
     def read(value: Any) -> "Range":
         match value:
             case {"choices": [_, _, *_]} if len(value) == 1:
                 return Range(choices=tuple(value["choices"]))
-            case [int() | float(), int() | float(), *rest] if rest in ([], ["log"]):
-                return Range(value[0], value[1], log=bool(rest))
-        expected = "[low, high], [low, high, log] or {choices: [first, second, …]}"
+            case [int() | float() as low, int() | float() as high, *rest] if rest in ([], ["log"]):
+                if low < high < math.inf and low > (0 if rest else -math.inf):
+                    return Range(low, high, log=bool(rest))
+        expected = "[low, high], [low, high, log] with low above 0, or {choices: [first, second, …]}"
         raise UserError(f"got {json.dumps(value, default=str)}, expected {expected}")
 
     def __str__(self) -> str:
@@ -78,6 +70,6 @@ def range_of(metadata: Iterable[Any]) -> Range | None:
 
 def ranges_of(factory: Any) -> dict[str, Range]:
     aliases = getattr(factory, "aliases", {})
-    kinds = {name: each.annotation for name, each in signature(factory)[0].items() if name not in aliases}
-    ranges = {name: range_of(get_args(kind)[1:]) for name, kind in kinds.items() if get_origin(kind) is Annotated}
+    arguments = {name: each for name, each in signature(factory)[0].items() if name not in aliases}
+    ranges = {name: range_of(get_args(each.annotation)[1:]) for name, each in arguments.items()}
     return {name: each for name, each in ranges.items() if each is not None}

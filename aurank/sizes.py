@@ -1,10 +1,17 @@
-"""Amounts of memory and time as people write them."""
+"""Amounts of memory and time as people write them, and the memory of this process."""
 
+import ctypes
+import os
 import re
+import sys
+from contextlib import suppress
+from pathlib import Path
 
 from aurank.errors import UserError
 
 _SECONDS = {"": 1, "S": 1, "MIN": 60, "H": 3600}
+_KEPT = 2_000_000_000  # free bytes at the end of the heap from which on they are given back
+_TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # of malloc.h
 
 
 def size_in_bytes(text: str) -> int:
@@ -30,3 +37,28 @@ def as_text(count: int) -> str:
     from pydantic import ByteSize
 
     return ByteSize(count).human_readable(separator=" ")
+
+
+def keep_memory() -> bool:
+    """Let glibc keep the memory of freed tensors for the next ones, and return whether it does.
+
+    By default Linux clears the pages of every large tensor. Call it before torch is imported.
+    """
+    if sys.platform != "linux" or any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
+        return False
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "gnu_get_libc_version") or (available_memory() or 0) < 2 * _KEPT:
+        return False
+    return bool(libc.mallopt(_MMAP_MAX, 0) and libc.mallopt(_TRIM_THRESHOLD, _KEPT))
+
+
+def available_memory() -> int | None:
+    """Return the bytes that a process can still have on Linux, within a container's limit; None elsewhere."""
+    limits = []
+    with suppress(OSError):
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        limits += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    for file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with suppress(OSError, ValueError):  # "max" is no number
+            limits.append(int(Path(file).read_text(encoding="ascii")))
+    return min(limits, default=None)

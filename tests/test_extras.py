@@ -11,7 +11,7 @@ from packaging.requirements import Requirement
 from testing.uses import USES
 
 from aurank.errors import UserError
-from aurank.extras import import_library, missing_library, require_libraries
+from aurank.lazy import import_library, missing_library, require_libraries
 
 # Run first: hides every installed module whose package is not among the arguments.
 HIDE = """

@@ -15,12 +15,10 @@ FILES = sorted((ROOT / "aurank").rglob("*.py"))
 # A file imports only from rooms to its left, or from its own.
 ROOMS = [
     (
-        "aurank.allocator",
         "aurank.errors",
         "aurank.arrays",
         "aurank.files",
         "aurank.distributed",
-        "aurank.extras",
         "aurank.lazy",
         "aurank.names",
         "aurank.ranges",

@@ -25,12 +25,12 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from aurank.allocator import keep_memory
 from aurank.data import READERS, Manifest
 from aurank.embedding.cache import Pace
 from aurank.embedding.embed import TRIED, embed, find_pace, kept_to
 from aurank.models.adapters.by_name import load_model
 from aurank.models.image_model import ImageModel
+from aurank.sizes import keep_memory
 
 PHOTOS = 2943  # of the test split
 told = "{0.batch} {0.channels_last}".format

@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-from aurank.allocator import keep_memory
 from aurank.data import Batch, view_keys
+from aurank.sizes import keep_memory
 from aurank.training import read_config
 from aurank.training.build import build_splits
 from aurank.training.loop import Loop

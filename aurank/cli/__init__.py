@@ -11,7 +11,7 @@ from aurank.cli import commands
 from aurank.cli.command import Command, print_result
 from aurank.cli.drawing import draw_warnings, is_control, stderr_console
 from aurank.errors import AurankError, UserError, explained
-from aurank.extras import missing_library
+from aurank.lazy import missing_library
 
 __all__ = ["app", "main"]
 

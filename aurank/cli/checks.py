@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aurank.errors import UserError
-from aurank.extras import require_libraries
 from aurank.files import require_writable
+from aurank.lazy import require_libraries
 
 if TYPE_CHECKING:
     from aurank.embedding import ImageSelection

@@ -27,8 +27,8 @@ from aurank.cli.drawing import (
     stderr_console,
 )
 from aurank.errors import UserError
-from aurank.extras import require_libraries
 from aurank.files import require_absent, require_writable, write_text
+from aurank.lazy import require_libraries
 from aurank.sizes import seconds
 
 if TYPE_CHECKING:

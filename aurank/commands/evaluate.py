@@ -34,7 +34,6 @@ from aurank.evaluation.negatives import mine_negatives
 from aurank.evaluation.postprocessing import Codes, PostProcessing
 from aurank.evaluation.report import Report
 from aurank.files import write_text
-from aurank.names import accepting
 from aurank.reporting.doctor_page import doctor_page
 from aurank.reporting.results import CALIBRATION, PAGE, STEPS, require_same_command, write_results
 from aurank.reporting.tables import without_formula
@@ -49,7 +48,7 @@ class EvaluateOptions(TypedDict, total=False):
     Attributes:
         metrics: metrics in place of the usual ones, such as mauprc,mrr@10.
         recall_at: the k of Recall@k and precision@k, such as 1,10,100.
-        distance: cosine (the default), dot or euclidean (l2).
+        distance: cosine (the default), dot or euclidean.
         ties: how equal scores count: threshold (the default), optimistic or pessimistic.
         index: measure a faiss index too, such as IVF1024,Flat.
         backend: what counts: auto (the default), numba or torch; to the same digits.
@@ -73,7 +72,6 @@ class EvaluateOptions(TypedDict, total=False):
     progress: ProgressCallback | None
 
 
-@accepting(neighbors="neighbours")
 def evaluate_model(
     model: str,
     images: ImageSelection | None = None,
@@ -108,7 +106,6 @@ def evaluate_model(
     return _evaluate(model, images or ImageSelection(), labels, steps, running, {**options})[0]
 
 
-@accepting(neighbors="neighbours")
 def evaluate_to_folder(
     model: str,
     images: ImageSelection | None = None,
@@ -198,7 +195,6 @@ def _evaluate(
     return report, measured, steps
 
 
-@accepting()
 def calibrate_model(
     model: str,
     images: ImageSelection | None = None,
@@ -219,7 +215,7 @@ def calibrate_model(
     Args:
         precision: the part of the matches that has to be right, such as 0.99.
         false_match_rate: instead: the part of the negative pairs that may match, such as 1e-4.
-        distance: cosine (the default), dot or euclidean (l2).
+        distance: cosine (the default), dot or euclidean.
         max_memory: bound on the working memory, such as 1GiB.
         out: folder for calibrate.html and calibration.json.
         overwrite: replace the result of another command in `out`.
@@ -264,7 +260,6 @@ def calibrate_model(
     return calibration
 
 
-@accepting()
 def mine_model(
     model: str,
     images: ImageSelection | None = None,
@@ -286,7 +281,7 @@ def mine_model(
         per_query: hard negatives of each image.
         margin: keep those less than this behind the best positive, such as 0.1.
         suspect: part of a negative's neighbours that makes it suspect.
-        distance: cosine, dot or euclidean (l2).
+        distance: cosine, dot or euclidean.
         out: folder for negatives.parquet and mine.html.
         csv: write negatives.csv too.
 

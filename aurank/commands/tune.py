@@ -25,7 +25,6 @@ from aurank.distributed import launched
 from aurank.embedding.image_selection import read_whole
 from aurank.embedding.select_images import class_folds, require_distinct
 from aurank.errors import Diverged, UserError, first_line
-from aurank.extras import import_library
 from aurank.files import (
     EXACT,
     InUse,
@@ -37,6 +36,7 @@ from aurank.files import (
     require_ordinary,
     write_text,
 )
+from aurank.lazy import import_library
 from aurank.names import meant, nearest, signature
 from aurank.ranges import Range, range_of, ranges_of
 from aurank.reporting.tune_page import tune_page

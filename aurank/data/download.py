@@ -11,8 +11,8 @@ from typing import Any
 from aurank.data.readers import BENCHMARKS, READERS
 from aurank.data.readers.published import FETCHED, PUBLISHED, Benchmark, check_benchmark, file_md5
 from aurank.errors import UserError, first_line
-from aurank.extras import import_library
 from aurank.files import claimed, reading, replacing, temporary_name
+from aurank.lazy import import_library
 from aurank.names import meant, nearest
 
 _CHUNK = 2**20  # bytes

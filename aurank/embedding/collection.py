@@ -24,8 +24,8 @@ from aurank.errors import UserError
 from aurank.evaluation.index.neighbours import Neighbours, SearchIndex, blocks, check_rows, drop_own, load_rows
 from aurank.evaluation.inputs import ProgressCallback, as_array
 from aurank.evaluation.postprocessing import GallerySearch
-from aurank.extras import import_library
 from aurank.files import checked, reading
+from aurank.lazy import import_library
 from aurank.models.image_model import ImageModel
 
 PREFIX = "milvus:"

@@ -23,7 +23,6 @@ from aurank.evaluation.metrics import hierarchical_names
 from aurank.evaluation.report import Report
 from aurank.evaluation.two_way import TwoWayReport
 from aurank.files import replacing
-from aurank.names import accepting
 
 MOST_GROUPS = 8  # whose pairs are measured
 
@@ -57,7 +56,6 @@ class Embedded:
     ignored: np.ndarray | None = None
     group_names: np.ndarray | None = None
 
-    @accepting(neighbors="neighbours")
     def evaluate(self, **options: Any) -> Report:
         """Return the exact ``Report`` under the query and gallery flags; ``options`` go to ``aurank.evaluate``.
 

@@ -14,7 +14,6 @@ from aurank.errors import UserError
 from aurank.evaluation.engine.pooled import PooledScores
 from aurank.evaluation.inputs import ProgressCallback, RetrievalProblem, note_of_equal_rows
 from aurank.evaluation.metrics import pooled_rate
-from aurank.names import accepting
 
 
 @dataclass(frozen=True)
@@ -176,7 +175,6 @@ def check_aim(
     return "false_match_rate" if precision is None else "precision", Fraction(repr(float(rates[0])))
 
 
-@accepting()
 def calibrate(
     problem: RetrievalProblem,
     *,

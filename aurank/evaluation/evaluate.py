@@ -54,7 +54,6 @@ from aurank.evaluation.metrics import (
 from aurank.evaluation.postprocessing.postprocessing import Codes, PostProcessing, Processed
 from aurank.evaluation.report import FIRST, Report
 from aurank.evaluation.shards import require_equal
-from aurank.names import accepting
 
 BOUNDS = ("pessimistic", "optimistic")  # the rules for ties with the lowest and the highest values
 HIERARCHICAL_METRICS, POOLED_METRICS = "a metric of super-categories", "a metric of all pairs"
@@ -73,7 +72,6 @@ RULES = (
 )
 
 
-@accepting(neighbors="neighbours")
 def evaluate(
     embeddings: Arrays,
     labels: Integers | None = None,
@@ -118,7 +116,7 @@ def evaluate(
         groups: such as the camera of each row; none where it is −1, None, NaN or "". So are super_labels.
         super_labels: the super-category of each row, for metrics such as h_ap and super:mauprc.
         relevance: for each pair in `positives` a number above 0, its gain in nDCG; other metrics count pairs alike.
-        distance: "cosine", "dot" or "euclidean" ("l2").
+        distance: "cosine", "dot" or "euclidean".
         recall_at: every k for recall@k and precision@k; those beyond the gallery are left out, and a note says so.
         metrics: names of docs/metrics.md, in place of the usual ones; there k may exceed the gallery.
         ties: how average precision treats equal scores: "threshold", or "optimistic" and "pessimistic", its bounds.
@@ -126,8 +124,7 @@ def evaluate(
         postprocess: steps to measure behind, such as "query_expansion:k=5, k_reciprocal"; those that learn are fitted
             before. `report.postprocessing["plain"]` has the metrics without.
         codes: widths and precisions to measure beside (`report.codes`); of embeddings behind `postprocess`.
-        neighbours: length of each query's list of nearest gallery rows to keep (`report.neighbours`), in one process;
-            neighbors too.
+        neighbours: length of each query's list of nearest gallery rows to keep (`report.neighbours`), in one process.
         index: a faiss factory string, or an Index that holds the gallery, to be measured beside the exact numbers.
         backend: "auto", "numba" or "torch"; all count the same digits.
 

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from aurank.errors import UserError
-from aurank.extras import require_libraries
 from aurank.files import LOCK, require_writable
+from aurank.lazy import require_libraries
 
 MODELS = {"onnx": "model.onnx", "hf": "model.safetensors", "timm": "model.safetensors"}  # timm is another word for hf
 INT8, CARD, RESULT = "model.int8.onnx", "README.md", "export.json"

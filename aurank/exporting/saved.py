@@ -8,8 +8,8 @@ from aurank.embedding.locations import RECORD
 from aurank.embedding.stored.trained_model import store_model, stored_files
 from aurank.errors import UserError, first_line
 from aurank.exporting.card import write_model_card
-from aurank.extras import import_library
 from aurank.files import replacing_folder, write_text
+from aurank.lazy import import_library
 from aurank.models.image_model import ImageModel
 
 _CARD = "README.md"

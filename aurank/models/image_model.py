@@ -23,8 +23,7 @@ from aurank.data.prepared import PreparedImages
 from aurank.data.saved_embeddings import AsSaved
 from aurank.data.transforms.standard import CROP_MODES
 from aurank.errors import AurankWarning, UserError
-from aurank.extras import import_library
-from aurank.lazy import imported
+from aurank.lazy import import_library, imported
 from aurank.names import meant, nearest
 
 Transform = Callable[[Image.Image], Tensor]

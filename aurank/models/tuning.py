@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from aurank.errors import UserError, first_line
-from aurank.extras import import_library
+from aurank.lazy import import_library
 from aurank.models.encoder import Encoder, network_of
 from aurank.names import meant, nearest
 

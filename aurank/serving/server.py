@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pydantic import PositiveInt
 
-from aurank.allocator import keep_memory
 from aurank.errors import AurankError, UserError
-from aurank.extras import require_libraries
+from aurank.lazy import require_libraries
+from aurank.sizes import keep_memory
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp

@@ -61,7 +61,7 @@ def test_a_timm_model_is_measured_twice_and_embedded_once(place: Path, aurank: S
     made = [(report.pop("command"), report.pop("date")) for report in reports]
     assert made[0][0] == " ".join(["cd", str(place), "&&", "aurank", *TIMM, "--out", "one"])
     assert reports[0] == reports[1]
-    options = ("--no-cache", "--distance", "l2", "--index", "Flat", "--show-class", "a")
+    options = ("--no-cache", "--distance", "euclidean", "--index", "Flat", "--show-class", "a")
     code, _, said = aurank(*TIMM, "--out", "three", *options)
     assert (code, said) == (0, "")
     assert json.loads(Path("three/report.json").read_text())["distance"] == "euclidean"

@@ -94,7 +94,7 @@ def test_an_interrupted_command_ends_with_a_line(
 def test_an_interrupt_while_the_command_is_imported_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("aurank.allocator.keep_memory", Mock(side_effect=KeyboardInterrupt))
+    monkeypatch.setattr("aurank.sizes.keep_memory", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(SystemExit) as end:
         main()
     assert (end.value.code, capsys.readouterr().err) == (130, "stopped\n")

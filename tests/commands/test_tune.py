@@ -279,7 +279,7 @@ def test_what_does_not_fit_is_refused_before_a_training(tmp_path: Path) -> None:
     for ranges, said in (
         ({"optim.lrr": [1, 2]}, "optim.lrr: unknown key"),
         ({"optim.lr": [1, 2, "logs"]}, "optim.lr: got [1, 2, \"logs\"], expected [low, high]"),
-        ({"optim.lr": [2, 1]}, "optim.lr: 2 to 1 is no range"),
+        ({"optim.lr": [2, 1]}, "optim.lr: got [2, 1], expected [low, high]"),
         ({"optim.lr": [0.0, 1.0]}, "optim.lr: got 0.0"),
         ({"loss.params.temperature": {"choices": [0.1, "warm"]}}, "temperature"),
         ({"loss.params.tau9": None}, "loss.params.tau9 has none"),

@@ -9,7 +9,7 @@ import torch
 from testing.runs import tiny_config
 
 from aurank.losses import LOSSES, PNPLoss, SupAPLoss, SupRecallLoss
-from aurank.names import accepting, signature
+from aurank.names import signature
 from aurank.training import read_config
 
 ROOT = Path(__file__).parents[2]
@@ -77,14 +77,3 @@ def test_a_class_below_a_loss_has_the_names_of_both() -> None:
     assert list(inspect.signature(Mine).parameters) == ["sharpness", "options"]
     with pytest.raises(TypeError, match="Mine takes no argument 'sharpnes'; did you mean 'sharpness'"):
         Mine(sharpnes=2.0)
-
-
-def test_a_function_takes_its_arguments_by_further_names_and_words() -> None:
-    @accepting(neighbors="neighbours")
-    def search(rows: int, *, neighbours: int = 1, distance: str = "cosine") -> tuple[int, int, str]:
-        return rows, neighbours, distance
-
-    assert search(3, neighbors=2, distance="L2") == (3, 2, "euclidean")  # type: ignore[call-arg]
-    assert search(rows=3, neighbours=2, distance="l1") == (3, 2, "l1")
-    with pytest.raises(TypeError, match="'neighburs'; did you mean 'neighbours'"):
-        search(3, neighburs=2)  # type: ignore[call-arg]

@@ -128,7 +128,5 @@ def test_what_a_machine_runs_short_of_is_told_with_the_path_and_the_remedy() -> 
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "runs/a")
     assert explained(full) == "No space left on device: runs/a; free some space, or name another folder"
     many = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-    assert (
-        explained(many) == "Too many open files; raise the limit of this process (ulimit -n), or use fewer data.workers"
-    )
+    assert explained(many) == "Too many open files; raise the limit (ulimit -n), or use fewer data.workers"
     assert explained(ValueError("no")) is explained(RuntimeError("no")) is explained(FileNotFoundError(2, "no")) is None

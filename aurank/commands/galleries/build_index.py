@@ -26,12 +26,11 @@ from aurank.errors import UserError
 from aurank.evaluation.engine.scores import DISTANCES
 from aurank.evaluation.inputs import require_one_of
 from aurank.files import claimed
-from aurank.names import accepting, meant, nearest
+from aurank.names import meant, nearest
 
 MOST_COMPARED = 20_000  # paths among which one that was misspelt is looked for
 
 
-@accepting()
 def build_index(
     model: str,
     images: ImageSelection | None = None,
@@ -55,7 +54,7 @@ def build_index(
             milvus:gallery.db#photos.
         factory: a faiss index: Flat is exact; IVF64,Flat or HNSW32 are approximate, and their recall is measured; in
             Milvus HNSW,M=16; ef=64.
-        distance: cosine, dot or euclidean (l2).
+        distance: cosine, dot or euclidean.
         model, running, postprocess, fit_on: as for `evaluate_model`; the steps are applied to each photo.
         overwrite: replace an index that is there.
         seed: seed of the index's training, and of the images that its recall is measured with.

@@ -41,8 +41,8 @@ from aurank.data.transforms.geometry import (
     with_channels,
 )
 from aurank.errors import UserError, first_line
-from aurank.extras import import_library
 from aurank.files import reading
+from aurank.lazy import import_library
 from aurank.names import meant, nearest
 
 # Image transforms of ImageNet models: shorter side 256 for crops of 224.

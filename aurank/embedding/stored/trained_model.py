@@ -28,8 +28,8 @@ from aurank.embedding.locations import HUB, KEPT, RECORD, resolve_checkpoint, sp
 from aurank.embedding.settings import read_trained
 from aurank.embedding.stored.checkpoint import is_head, load_checkpoint, save_checkpoint
 from aurank.errors import UserError, first_line
-from aurank.extras import import_library
 from aurank.files import read_record, reading, write_text
+from aurank.lazy import import_library
 from aurank.models import TwoTower
 from aurank.models.adapters.by_name import check_model, keep_model, load_model
 from aurank.models.adapters.loading import asking_once

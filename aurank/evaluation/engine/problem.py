@@ -6,10 +6,9 @@ from typing import TypeAlias
 import numpy as np
 from jaxtyping import Bool, Int64
 
-from aurank.allocator import available_memory
 from aurank.errors import UserError
 from aurank.evaluation.inputs import NO_GROUP, RetrievalProblem, check_sides, pair_array, rows_without_junk
-from aurank.sizes import as_text
+from aurank.sizes import as_text, available_memory
 
 Pairs: TypeAlias = tuple[Int64[np.ndarray, " pair"], Int64[np.ndarray, " pair"]]  # sorted queries and positions
 

@@ -15,7 +15,6 @@ from aurank.evaluation.engine.scores import ExactScores, full_precision
 from aurank.evaluation.engine.tiles import Thresholds, Tiles, Work, consecutive, count_negatives
 from aurank.evaluation.inputs import Devices, Integers, ProgressCallback, RetrievalProblem, as_matrix
 from aurank.evaluation.shards import gather_shards
-from aurank.names import accepting
 
 FEWEST = 2**33  # multiplications from which the accelerator may pay; beyond 512 dimensions more, as it is tried
 COUNT_BYTES = 20  # of a positive while negatives are counted: its score, position and two counts
@@ -163,7 +162,7 @@ class RankBlocks:
         positives, scores = np.empty(offset[-1], kind), np.empty(offset[-1])
         for part in consecutive(ordered.offset, queries, most=self.most):
             query, position = ordered.positives(part)
-            own = group.shard_range(len(position))
+            own = slice(len(position) * group.rank // group.size, len(position) * (group.rank + 1) // group.size)
             score = group.concatenate(self.exact.pairs(query[own], position[own]))
             edges = offset[part.start - queries.start : part.stop - queries.start + 1]
             order, entries = _increasing(score, edges - edges[0]), slice(int(edges[0]), int(edges[-1]))
@@ -243,7 +242,6 @@ def query_columns(ranks: RankSource, compute: Callable[[Ranks], dict[str, np.nda
     return {name: np.concatenate(values)[order] for name, values in parts.items()}
 
 
-@accepting()
 def positive_ranks(
     queries: Arrays | RetrievalProblem,
     query_labels: Integers | None = None,

@@ -22,9 +22,8 @@ from aurank.arrays import Arrays
 from aurank.errors import UserError
 from aurank.evaluation.engine.scores import DISTANCES
 from aurank.evaluation.inputs import Embeddings, ProgressCallback, as_matrix, require_at_least, require_one_of
-from aurank.extras import import_library
 from aurank.files import read_record, reading, replacing, require_ordinary
-from aurank.names import accepting
+from aurank.lazy import import_library
 
 BLOCK = 2**21  # numbers read and handed to faiss at a time
 
@@ -162,7 +161,6 @@ class Index(SearchIndex):
         [[0, 1]]
     """
 
-    @accepting()
     def __init__(
         self,
         dim: int,
@@ -365,7 +363,6 @@ def drop_own(row: np.ndarray, similarity: np.ndarray, leave_out: np.ndarray) -> 
     return row[~drop].reshape(len(row), -1), similarity[~drop].reshape(len(row), -1)
 
 
-@accepting()
 def neighbours(
     embeddings: Arrays,
     k: int,

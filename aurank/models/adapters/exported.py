@@ -17,8 +17,8 @@ from aurank.data.transforms import TRANSFORMS, Pipeline
 from aurank.data.transforms.base import channels_first
 from aurank.data.transforms.standard import CROP_MODES, MARGIN, Affine, Resize, Timm, TransformersCenter
 from aurank.errors import UserError
-from aurank.extras import import_library
 from aurank.files import checked, reading, require_ordinary
+from aurank.lazy import import_library
 from aurank.models.adapters.loading import describe_adapter
 from aurank.models.adapters.names import Options
 from aurank.models.image_model import ImageModel, Transform, standard_transform

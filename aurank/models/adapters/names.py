@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from aurank.errors import UserError
-from aurank.extras import require_libraries
+from aurank.lazy import require_libraries
 from aurank.names import meant, nearest
 
 Options = dict[str, Any]  # of plain values; Any, as other libraries' constructors judge them

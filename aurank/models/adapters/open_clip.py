@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from aurank.errors import UserError
-from aurank.extras import import_library
+from aurank.lazy import import_library
 from aurank.models.adapters.loading import TextParts, building, describe_adapter, no_code_of_hubs
 from aurank.models.adapters.names import Options
 from aurank.models.adapters.weights import crop_of_open_clip, load_weights_file

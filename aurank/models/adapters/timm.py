@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from aurank.errors import UserError
-from aurank.extras import import_library
 from aurank.files import reading
+from aurank.lazy import import_library
 from aurank.models.adapters.loading import building, describe_adapter
 from aurank.models.adapters.names import HUBS, LOCAL, Options
 from aurank.models.adapters.weights import Crop, Tensors, load_weights_file, read_look
