@@ -243,10 +243,11 @@ def data_check(call: Call, *, root: Path | None = None) -> None:
 
 
 def data_get(call: Call, *, to: Path | None = None) -> None:
-    from aurank.data.download import find_set
+    from aurank.data.download import PUBLIC_SETS
+    from aurank.data.readers.published import find_set
     from aurank.embedding.image_selection import data_folder
 
-    about = find_set(call["name"])
+    about = find_set(call["name"], PUBLIC_SETS)
     if about.addresses:
         stderr_console.say(f"{about.title}, from {about.origin}; terms: {about.terms}")
     with bar("fetching") as (_, show):

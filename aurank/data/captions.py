@@ -12,7 +12,6 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from aurank.errors import UserError
 from aurank.names import tidied
 
 PADDING, START, END = 0, 1, 2
@@ -62,9 +61,7 @@ class Tokeniser:
         return len(self._bytes)
 
     def encode(self, texts: Sequence[str]) -> Int64[Tensor, "text length"]:
-        """Return the rows of tokens; UserError for a single text, which would be taken for its letters."""
-        if isinstance(texts, str):
-            raise UserError(f"texts must be a list of texts, as [{texts!r}], got one text")
+        """Return the rows of tokens."""
         rows = torch.full((len(texts), self.length), PADDING, dtype=torch.int64)
         for row, text in enumerate(texts):
             tokens = [START, *self._of(text)[: self.length - 2], END]

@@ -135,10 +135,8 @@ class ImageDataset(Dataset[Sample]):
         self._unreadable[torch.from_numpy(rows)] = True
 
     def __getitem__(self, key: Key) -> Sample:
-        """Return image, label and id; UserError when the image cannot be read, also where batches skip it."""
+        """Return image, label and id; IndexError where batches skip it."""
         batch = self.__getitems__([key])
-        if not len(batch.id):
-            raise UserError(f"image {self.manifest.paths[_parse(key)[0]]!r} was skipped: it cannot be read")
         return batch.image[0], int(batch.label[0]), int(batch.id[0])
 
     def __getitems__(self, keys: Sequence[Key]) -> Batch:

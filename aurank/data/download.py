@@ -4,20 +4,20 @@ import hashlib
 import shutil
 import tarfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from aurank.data.readers import BENCHMARKS, READERS
-from aurank.data.readers.published import FETCHED, PUBLISHED, Benchmark, check_benchmark, file_md5
+from aurank.data.readers.published import FETCHED, PUBLISHED, Benchmark, check_benchmark, file_md5, find_set
 from aurank.errors import UserError, first_line
 from aurank.files import claimed, reading, replacing, temporary_name
 from aurank.lazy import import_library
-from aurank.names import meant, nearest
 
 _CHUNK = 2**20  # bytes
 _WAIT = 30.0  # seconds without an answer, or a byte
 OnBytes = Callable[[int, int | None], None]
+PUBLIC_SETS: Mapping[str, Benchmark] = {**FETCHED, **BENCHMARKS}
 
 
 def fetch(name: str, root: Path, *, url: str | None = None, on_bytes: OnBytes | None = None) -> str:
@@ -30,7 +30,7 @@ def fetch(name: str, root: Path, *, url: str | None = None, on_bytes: OnBytes | 
         url: a mirror: the file's address, or, of several files or where it ends in "/", that of their folder.
         on_bytes: called with the bytes of a file that are here and how many it has, None where the server does not say.
     """
-    about = find_set(name)
+    about = find_set(name, PUBLIC_SETS)
     if not about.addresses:
         where = f"expected layout: {about.layout}; then `aurank data check {name} --root {root}`"
         raise UserError(
@@ -52,13 +52,6 @@ def fetch(name: str, root: Path, *, url: str | None = None, on_bytes: OnBytes | 
         raise UserError(f"{about.title} in {root} is not as published: {'; '.join(problems)}; {remedy}")
     spare = "" if about.unpack is None else f"; {' and '.join(map(str, files))} may go"
     return f"{about.title} is in {root}{spare}"
-
-
-def find_set(name: str) -> Benchmark:
-    sets = {**FETCHED, **BENCHMARKS}
-    if name not in sets:
-        raise UserError(f"no published set {name!r}, expected one of {', '.join(sets)}{meant(nearest(name, sets))}")
-    return sets[name]
 
 
 def _problems(name: str, root: Path) -> tuple[str, ...]:
@@ -91,8 +84,6 @@ def _fetch_file(about: Benchmark, file: Path, url: str, on_bytes: OnBytes) -> No
                     on_bytes(done, size)
         except requests.RequestException as error:
             raise UserError(f"{url} cannot be fetched ({first_line(error)}): {remedy}") from None
-        if size not in (None, done):
-            raise UserError(f"{url} ended early, after {done:,} of {size:,} bytes: {remedy}")
         if md5 not in (None, digest.hexdigest()):
             raise UserError(f"{url} is not {file.name} as published, of md5 {md5}: {remedy}")
 

@@ -3,7 +3,6 @@
 import contextlib
 import multiprocessing
 import os
-import pickle
 import signal
 import sys
 import time
@@ -64,14 +63,8 @@ class BatchLoader(DataLoader[Any]):
             )
 
     def __iter__(self) -> "Iteration":  # type: ignore[override]  # not torch's private iterator class
-        try:
-            with _quietly():
-                return Iteration(super().__iter__())
-        except (AttributeError, TypeError, pickle.PicklingError) as error:  # where workers are not forked
-            if not self.num_workers:
-                raise
-            problem = f"the data set cannot be sent to other processes ({first_line(error)[:100]})"
-            raise UserError(f"data.workers={self.num_workers}: {problem}; set data.workers=0") from error
+        with _quietly():
+            return Iteration(super().__iter__())
 
 
 class Iteration:
@@ -168,11 +161,10 @@ def _context() -> Any:
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-    """Hide warnings: of more workers than processors, which the user chose; of forking; of what an error says too."""
+    """Hide warnings: of more workers than processors, which the user chose; of forking."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="This DataLoader will create", category=UserWarning)
         warnings.filterwarnings("ignore", message=".*use of fork", category=DeprecationWarning)
-        warnings.filterwarnings("ignore", message="Got pickle error", category=UserWarning)
         yield
 
 

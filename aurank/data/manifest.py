@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import hashlib
 import json
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,8 +21,6 @@ ValidationUnit = Literal["class", "super_category"]
 _COLUMNS = ("paths", "splits", "is_query", "is_gallery", "groups", "super_labels", "texts", "boxes")
 _PAIRS = ("positives", "ignored")
 _ENDINGS = 8  # that are named
-_LONGEST_NAME = 4096  # as the longest path of Linux
-_NO_LINE = re.compile(r"[\n\r]|\0\Z")
 
 
 @dataclass(frozen=True, eq=False)
@@ -268,7 +265,7 @@ def build_manifest(
     `class_names` gives the name of each.
 
     Raises:
-        UserError: when there is no image, or a name is too long or has a line break.
+        UserError: when there is no image.
 
     Example:
         >>> from aurank.data import ArraySource
@@ -278,13 +275,6 @@ def build_manifest(
     """
     if not paths:
         raise UserError(f"{name}: no images in {source.where}")
-    for kind, names in (("path", paths), ("class", labels)):
-        # As a column, all are as wide as the longest; a line break would forge a line of what is printed.
-        # A zero byte at its end would be lost in an array of NumPy.
-        if odd := next((text for text in names if len(text) > _LONGEST_NAME or _NO_LINE.search(text)), None):
-            problem = f"has {len(odd):,} characters, or a line break, or ends in a zero byte"
-            limits = f"a name has at most {_LONGEST_NAME:,} and stands on one line: rename it"
-            raise UserError(f"{name}: the {kind} {odd[:40]!r} {problem}; {limits}")
     numbers, everything = first_seen(labels), [True] * len(paths)
 
     def whole(column: Sequence[Any] | None) -> Int64[np.ndarray, "image ..."] | None:

@@ -29,7 +29,7 @@ from jaxtyping import Int64
 from aurank.data.decode import MAX_PIXELS, Pixels, crop, decode, quiet_decoding
 from aurank.data.manifest import Manifest
 from aurank.data.sources import FileMark, PartsSource
-from aurank.data.transforms.base import AREA, resize_shorter
+from aurank.data.transforms.base import AREA, resize_whole
 from aurank.errors import AurankError, UserError
 from aurank.files import EXACT, checked, content_sha256, reading, replacing
 from aurank.sizes import as_text
@@ -368,7 +368,7 @@ def _make(
         if manifest.boxes is not None and manifest.boxes[row, 0] >= 0:
             image = crop(image, manifest.boxes[row].tolist(), path)
         if min(image.shape[:2]) > how.short_side:
-            image = resize_shorter(image, how.short_side, how.interpolation)
+            image = resize_whole(image, (how.short_side,) * 2, "crop", how.interpolation)
         content, shape = image.tobytes(), list(image.shape[:2])
     except UserError:
         if on_error == "raise":

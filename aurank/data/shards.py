@@ -102,14 +102,13 @@ def read_shards(folder: Path) -> dict[str, Any]:
     with reading(path, "a table of embeddings", remedy=AGAIN):
         table = pyarrow.parquet.read_table(path, page_checksum_verification=True)
         content = json.loads(table.schema.metadata[FORMAT.encode()])
-        if content.pop("checksum") != content_sha256(content):
-            raise ValueError("its description was changed")
+        checksum = content.pop("checksum")
         record = checked(content, _Record)
         for file, (_, sha256) in record.parts.items():
             if file_sha256(folder / file) != sha256:
                 raise ValueError(f"{file} is damaged, cut short or another part")
-        if len(table) != sum(rows for rows, _ in record.parts.values()):
-            raise ValueError("it has other rows than its parts")
+        if checksum != content_sha256(content) or len(table) != sum(rows for rows, _ in record.parts.values()):
+            raise ValueError("its description was changed, or it has other rows than its parts")
         matrices = [load_arrays(folder / file)[""] for file, (rows, _) in record.parts.items() if rows]
         arrays: dict[str, Any] = {"embeddings": matrices[0] if len(matrices) == 1 else MappedRows(matrices)}
         for name, column in _COLUMNS.items():

@@ -43,7 +43,6 @@ class ImageSource(ABC):
     where: str
     entries: Mapping[str, Any] = {}  # by path, where they are known beforehand
     is_read_to_mark = False  # whether the mark of an image takes as long as the image itself
-    lines: tuple[str, Mapping[str, int]] = "", {}  # of a table: its name, and the first line of each path
 
     @abstractmethod
     def content(self, path: str) -> bytes:
@@ -72,9 +71,7 @@ class ImageSource(ABC):
         except (MemoryError, UserError):
             raise
         except (KeyError, FileNotFoundError):
-            table, numbers = self.lines
-            line = f" ({table}, line {numbers[path]})" if path in numbers else ""
-            message = f"image {path!r} is not in {self.where}{line}"
+            message = f"image {path!r} is not in {self.where}"
         # OSError; a zero byte in a name; of archives BadZipFile, zlib.error, an unknown method, a password.
         except Exception as error:
             message = f"image {path!r} in {self.where} cannot be read: {getattr(error, 'strerror', None) or error}"

@@ -131,8 +131,6 @@ def test_corrupt_images_are_skipped_and_counted_when_told(tmp_path, cache_bytes)
     assert batch.label.tolist() == manifest.labels[good].tolist()
     bad = manifest.paths.index("class0/2.png")
     assert dataset.__getitems__([bad]).image.shape == (0, 3, 8, 8)
-    with pytest.raises(UserError, match=r"image 'class0/2\.png' was skipped: it cannot be read"):
-        dataset[bad]
     with pytest.raises(UserError, match=r"none of the 1 images of .* can be read \(first: 'class0/2\.png'\)"):
         ImageDataset(manifest.select([bad]), TRANSFORMS["resize"](8, 3), channels=3, on_error="skip")
 

@@ -120,7 +120,7 @@ def doubled(place: Path) -> str:
 @pytest.mark.slow
 def test_images_listed_twice_are_measured_only_if_asked_for(place: Path) -> None:
     data = doubled(place)
-    message = "lists image 'a/0.png' twice, and 11 more rows repeat an image; .*data.repeated=keep"
+    message = "lists image 'a/0.png' twice, and 11 more; .*data.repeated=keep"
     with pytest.raises(UserError, match=message):
         evaluate_model(MODEL, ImageSelection(data), running=RUNNING)
     kept = ImageSelection(data, overrides=["data.repeated=keep"])

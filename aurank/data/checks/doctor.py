@@ -3,7 +3,7 @@
 import itertools
 import posixpath
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -90,18 +90,11 @@ def repeated_image(manifest: Manifest) -> str | None:
     images = [*map(posixpath.normpath, paths)]
     if manifest.boxes is not None and manifest.texts is None:
         images = [f"{image} {box}" for image, box in zip(images, manifest.boxes.tolist(), strict=True)]
-    first: dict[str, str] = {}
-    repeats = []
-    for path, image in zip(paths, images, strict=True):
-        if image in first:
-            repeats.append((first[image], path))
-        first.setdefault(image, path)
-    if not repeats:
+    repeated = [image for image, count in Counter(images).items() if count > 1]
+    if not repeated:
         return None
-    before, path = repeats[0]
-    again = "twice" if path == before else f"again as {path!r}"
-    more = f", and {len(repeats) - 1:,} more rows repeat an image" if len(repeats) > 1 else ""
-    return f"{manifest.name} lists image {before!r} {again}{more}"
+    more = f", and {len(repeated) - 1:,} more" if len(repeated) > 1 else ""
+    return f"{manifest.name} lists image {repeated[0]!r} twice{more}"
 
 
 def _counts(manifest: Manifest, labelled: Shaped[np.ndarray, " image"]) -> dict[str, int]:

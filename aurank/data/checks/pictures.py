@@ -4,7 +4,7 @@ import hashlib
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -28,8 +28,9 @@ COLOURS_APART = 16.0  # at most, in every cell: a distance in Lab; 15 % more or 
 CELLS = 8  # at each side of an image
 INSET = 0.03  # of each side, without which an image is compared too, for copies that are cropped
 LEAST_SIDE = 32  # pixels; smaller pictures of one kind are too alike to tell copies
-_IMAGES_AT_ONCE = 128  # that a process compares with all others
+_IMAGES_AT_ONCE = 128  # that are compared with all others between two reports of progress
 _COLOURS_AT_ONCE = 64  # of close images
+_TO_LAB = ImageCms.buildTransform(ImageCms.createProfile("sRGB"), ImageCms.createProfile("LAB"), "RGB", "LAB")
 _PER_REPORT = 32  # images that a process looks at between two reports of progress
 
 
@@ -118,12 +119,6 @@ def look_at(pixels: Pixels) -> Look:
     return Look(digest, min(height, width), hash, colours_of(image))
 
 
-@cache
-def _to_lab() -> ImageCms.ImageCmsTransform:
-    profiles = ImageCms.createProfile("sRGB"), ImageCms.createProfile("LAB")
-    return ImageCms.buildTransform(*profiles, "RGB", "LAB")
-
-
 def colours_of(image: Image.Image) -> Int8[np.ndarray, "2 cell 3"]:
     """Return the mean colours of the cells of a coarse grid over an image, and over all but its margin, in Lab."""
     image = image.convert("RGB")
@@ -131,7 +126,7 @@ def colours_of(image: Image.Image) -> Int8[np.ndarray, "2 cell 3"]:
     for part, inset in zip(colours, (0, INSET), strict=True):
         box = inset * image.width, inset * image.height, (1 - inset) * image.width, (1 - inset) * image.height
         cells = image.resize((CELLS, CELLS), Image.Resampling.BOX, box)
-        encoded = np.asarray(ImageCms.applyTransform(cells, _to_lab())).reshape(-1, 3)
+        encoded = np.asarray(ImageCms.applyTransform(cells, _TO_LAB)).reshape(-1, 3)
         part[:, 0], part[:, 1:] = np.round(encoded[:, 0] / 2.55), encoded[:, 1:].view(np.int8)  # lightness is 0 … 255
     return colours
 
@@ -211,27 +206,21 @@ def close_pictures(
     progress: Callable[[int, int], object],
 ) -> Int64[np.ndarray, "pair 2"]:
     """Return the pairs of images of equal colours whose hashes differ in few bits: for each image the k closest."""
-    codes = np.zeros((len(hashes), 8), np.uint8)
-    codes[:, : (hashes.shape[1] + 7) // 8] = np.packbits(hashes, axis=1)
-    numbers = codes.view(np.uint64)[:, 0]
-
-    def closest(image: int) -> Int64[np.ndarray, "close 2"]:
-        apart = np.bitwise_count(numbers ^ numbers[image])
+    codes = np.packbits(hashes, axis=1).view(np.uint64)[:, 0]
+    pairs: list[tuple[int, int]] = []
+    for image, code in enumerate(codes):
+        apart = np.bitwise_count(codes ^ code)
         near = np.flatnonzero(apart <= at_most)
         near = near[near != image]
         near = near[np.argsort(apart[near], kind="stable")]
         alike: list[int] = []
         for start in range(0, len(near), _COLOURS_AT_ONCE):
-            others = near[start : start + _COLOURS_AT_ONCE]
-            alike += others[of_equal_colours(colours, np.stack([np.full_like(others, image), others], axis=1))].tolist()
+            next_ones = near[start : start + _COLOURS_AT_ONCE]
+            both = np.stack([np.full_like(next_ones, image), next_ones], axis=1)
+            alike += next_ones[of_equal_colours(colours, both)].tolist()
             if len(alike) >= k:
                 break
-        return np.array([(image, other) for other in alike[:k]], np.int64).reshape(-1, 2)
-
-    parts = [np.zeros((0, 2), np.int64)]
-    for done, part in enumerate(made_of_each(closest, range(len(numbers)), at_once=_IMAGES_AT_ONCE), start=1):
-        parts.append(part)
-        if done % _IMAGES_AT_ONCE == 0 or done == len(numbers):
-            progress(done, len(numbers))
-    pairs = np.sort(np.concatenate(parts), axis=1)
-    return np.stack(np.divmod(np.unique(pairs[:, 0] * 2**31 + pairs[:, 1]), 2**31), axis=1)  # each once
+        pairs += [(min(image, copy), max(image, copy)) for copy in alike[:k]]
+        if (image + 1) % _IMAGES_AT_ONCE == 0 or image + 1 == len(codes):
+            progress(image + 1, len(codes))
+    return np.unique(np.array(pairs, np.int64).reshape(-1, 2), axis=0)

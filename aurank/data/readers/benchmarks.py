@@ -13,7 +13,6 @@ import numpy as np
 from aurank.data.manifest import Manifest
 from aurank.data.readers.listing import NUMBER, Role, Row, class_folders, list_rows, read_fields, read_mat
 from aurank.data.readers.published import Location, published
-from aurank.errors import UserError
 from aurank.files import reading
 
 TestList = Literal["small", "medium", "large"]
@@ -28,11 +27,7 @@ _VEHICLE_TESTS = {
 _CARS_WHOLE = "cars_annos.mat"
 _CARS_PARTS = {"devkit/cars_train_annos.mat": "cars_train", "cars_test_annos_withlabels.mat": "cars_test"}
 _INSHOP_LIST = "Eval/list_eval_partition.txt"
-# Of the names of files in two sets: class and camera, and an example.
-_NAMES = {
-    "market1501": (re.compile(r"(-1|\d{4})_c(\d)s\d_.*"), "0002_c1s1_000451_03.jpg"),
-    "veri776": (re.compile(r"(\d{4})_c(\d{3})_.*"), "0002_c002_00030600_0.jpg"),
-}
+_CLASS_AND_CAMERA = re.compile(r"(\d{4})_c(\d{3}|\d(?=s))\S*\.jpg", re.IGNORECASE)
 # Of each difficulty what is sought and what is left out, by the names of the ground truth.
 _JUDGED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "easy": {"positives": ("easy",), "ignored": ("junk", "hard")},
@@ -215,18 +210,13 @@ def read_veri(location: Location) -> Manifest:
 
 def _of_folders(location: Location) -> Manifest:
     location.require(location.benchmark.files)
-    pattern, example = _NAMES[location.benchmark.name]
     roles: tuple[Role, ...] = ("both", "query", "gallery")
     parts = []
     for folder, role in zip(location.benchmark.sizes, roles, strict=True):
-        inside, rows = location.inside(folder), []
-        for name in inside.names():
-            if not name.lower().endswith(".jpg"):
-                continue
-            if (match := pattern.fullmatch(name)) is None:
-                raise UserError(f"{inside.where}: image {name!r} is not named like {example}; remove or rename it")
-            if match[1] != "-1":  # images that no query may find
-                image, split = f"{folder}/{name}", "train" if role == "both" else "test"
+        rows, split = [], "train" if role == "both" else "test"
+        for name in location.inside(folder).names():
+            if match := _CLASS_AND_CAMERA.fullmatch(name):
+                image = f"{folder}/{name}"
                 rows.append(Row(image, image, match[1], split, group=int(match[2]), role=role))
         parts.append(location.part(folder, rows))
     return location.build(*parts)
@@ -256,8 +246,6 @@ def read_roxford(location: Location, *, difficulty: Difficulty = "medium") -> Ma
             queries.append(Row(f"{file}, {where}", path, path, "test", role="query", box=box))
             for column, kinds in _JUDGED[difficulty].items():
                 numbers = np.concatenate([np.ravel(record[kind]) for kind in kinds])  # Matlab's numbers are fractions
-                if not np.isin(numbers, np.arange(1, len(images) + 1)).all():
-                    raise ValueError(f"{where} names images that are not from 1 to {len(images)}")
                 pairs[column] += [(row, int(number) - 1) for number in numbers]
         for row, name in enumerate(images):
             path = f"jpg/{name}.jpg"

@@ -71,8 +71,6 @@ def holds_splits(names: Sequence[str], where: str) -> bool:
 
 
 def draw_splits(labels: Sequence[str], test_fraction: int | float, seed: int) -> list[str]:
-    if not 0 <= test_fraction <= 1:
-        raise UserError(f"test_fraction must be between 0 and 1, got {test_fraction}")
     classes = np.array(sorted(set(labels)))
     drawn = np.random.default_rng(seed).permutation(classes)[: round(test_fraction * len(classes))]
     test = set(drawn.tolist())
@@ -91,8 +89,6 @@ def read_unlabelled(root: Path, *, path: str = ".") -> Manifest:
 
 def list_images(path: Path) -> tuple[ImageSource, list[str], list[str]]:
     """Return a folder or archive with the paths of its images, at least one, and of its other files."""
-    if PurePosixPath(path).suffix.lower() in IMAGE_SUFFIXES and path.is_file():
-        raise UserError(f"{path} is one image; name a folder or zip archive of images, or a table of them")
     source, images, unread = open_source(path), list[str](), list[str]()
     for name in source.names():
         (images if PurePosixPath(name).suffix.lower() in IMAGE_SUFFIXES else unread).append(name)
@@ -146,12 +142,9 @@ def _omniglot_source(path: Path) -> ImageSource | None:
             if all((folder / split).is_dir() for split in _OMNIGLOT_SPLITS):
                 return open_source(folder)
         return None
-    heads: dict[str, set[str]] = {}
-    for name in open_source(path).names():
-        parts = name.split("/")
-        for split in _OMNIGLOT_SPLITS.keys() & set(parts):
-            heads.setdefault("/".join(parts[: parts.index(split)]), set()).add(split)
-    complete = sorted(head for head, splits in heads.items() if len(splits) == 2)
+    names = open_source(path).names()
+    prefixes = [{name.partition(split)[0] for name in names if f"{split}/" in name} for split in _OMNIGLOT_SPLITS]
+    complete = sorted(set.intersection(*prefixes))
     return open_source(path, prefix=complete[0]) if complete else None
 
 

@@ -43,15 +43,13 @@ def read_fields(
 ) -> Iterator[tuple[str, tuple[str, ...]]]:
     numbered = enumerate(read_text(source, file).splitlines(), start=1)
     lines = ((f"{file}, line {number}", line.strip()) for number, line in numbered if line.strip())
-    for expected in header:
-        where, line = next(lines, (f"{file}, line 1", ""))
-        if not re.fullmatch(expected, line):
-            raise UserError(f"{where}: expected the header {expected!r}, got {line[:80]!r}")
-    matches = re.compile(pattern).fullmatch
-    for where, line in lines:
-        if (match := matches(line)) is None:
-            raise UserError(f"{where}: expected {form}, got {line[:200]!r}")
-        yield where, match.groups()
+    for position, (where, line) in enumerate(lines):
+        is_header = position < len(header)
+        if (match := re.fullmatch(header[position] if is_header else pattern, line)) is None:
+            expected = f"the header {header[position]!r}" if is_header else form
+            raise UserError(f"{where}: expected {expected}, got {line[:200]!r}")
+        if not is_header:
+            yield where, match.groups()
 
 
 def read_mat(source: ImageSource, file: str, name: str) -> list[Any]:
@@ -65,7 +63,8 @@ def read_mat(source: ImageSource, file: str, name: str) -> list[Any]:
 def build_listed(
     name: str, source: ImageSource, rows: Sequence[Row], *, one_label: bool = True, outside: bool = False, **more: Any
 ) -> Manifest:
-    check_listing(source, rows, one_label=one_label, outside=outside)
+    if problem := next(_problems(source, rows, one_label=one_label, outside=outside), None):
+        raise UserError(problem)
     columns: dict[str, Any] = {}
     if any(row.super_label is not None for row in rows):
         columns["super_labels"] = [-1 if row.super_label is None else row.super_label for row in rows]
@@ -80,25 +79,20 @@ def build_listed(
     return build_manifest(name, source, **columns, **more)
 
 
-def check_listing(source: ImageSource, rows: Sequence[Row], *, one_label: bool = True, outside: bool = False) -> None:
+def _problems(source: ImageSource, rows: Sequence[Row], *, one_label: bool, outside: bool) -> Iterator[str]:
     first: dict[tuple[str, Any], Row] = {}
-
-    def problems() -> Iterator[str]:
-        for row in rows:
-            climbs = ".." in row.path and ".." in PurePosixPath(row.path).parts
-            if not outside and (climbs or row.path.startswith(("/", "\\"))):
-                trusted = "write it relative to that folder, or, if you trust the list, set data.params.outside=true"
-                yield f"{row.where}: path {row.path!r} leaves {source.where}; {trusted}"
-            before = first.setdefault((row.path, row.box), row)
-            if one_label and before.label != row.label:
-                yield f"{row.where}: image {row.path!r} has label {row.label!r}, but {before.label!r} at {before.where}"
-        if rows and not any(source.exists(path) for path, _ in first):
-            image = f"first: {rows[0].path!r}, {rows[0].where}"
-            remedy = "unpack the images there, or set data.params.path and data.params.images to where the paths start"
-            yield f"none of the images listed is in {source.where} ({image}); {remedy}"
-
-    if problem := next(problems(), None):
-        raise UserError(problem)
+    for row in rows:
+        climbs = ".." in row.path and ".." in PurePosixPath(row.path).parts
+        if not outside and (climbs or row.path.startswith(("/", "\\"))):
+            trusted = "write it relative to that folder, or, if you trust the list, set data.params.outside=true"
+            yield f"{row.where}: path {row.path!r} leaves {source.where}; {trusted}"
+        before = first.setdefault((row.path, row.box), row)
+        if one_label and before.label != row.label:
+            yield f"{row.where}: image {row.path!r} has label {row.label!r}, but {before.label!r} at {before.where}"
+    if rows and not any(source.exists(path) for path, _ in first):
+        image = f"first: {rows[0].path!r}, {rows[0].where}"
+        remedy = "unpack the images there, or set data.params.path and data.params.images to where the paths start"
+        yield f"none of the images listed is in {source.where} ({image}); {remedy}"
 
 
 def read_lists(

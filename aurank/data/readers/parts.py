@@ -85,8 +85,6 @@ def _read(
         else:
             names.append(name)
     where = str(root / path)
-    if not names:
-        raise UserError(f"no {' or '.join(suffixes)} file in {where}; name the folder that holds them")
     split_of = {name: ["", *_SPLIT.findall(name.removeprefix(f"{path}/").lower())][-1] for name in names}
     parts: list[Any] = []
     entries: dict[str, tuple[int, int, int]] = {}
@@ -104,8 +102,6 @@ def _read(
     if left_out:
         remedy = "a key ends at the first dot of a name: name images KEY.png, KEY.jpg or alike"
         message = f"{where}: left out as no image of a sample: {len(left_out):,} (first {left_out[0]}); {remedy}"
-        if not entries:
-            raise UserError(message)
         warnings.warn(message, AurankWarning, stacklevel=3)
     require_filled("label", [path for path, label in zip(entries, labels, strict=True) if not label])
     if not any(splits):
@@ -154,10 +150,8 @@ def _members(file: Path, label: str, left_out: list[str]) -> Iterator[Sample]:
                 content = stream.read().decode()
                 labels[sample] = read_label(json.loads(content)[key] if key else content, member.name)
     left_out += [name for sample, name in first.items() if sample not in images and sample not in beside]
-    if unlabelled := [sample for sample in images if sample not in labels]:
-        raise UserError(f"{unlabelled[0]} has no .{ending}; name the ending of the labels with data.params.label")
     for sample, image in images.items():
-        yield image[0], labels[sample], *image[1:]
+        yield image[0], labels.get(sample, ""), *image[1:]
 
 
 def _rows(file: Path, image: str, label: str) -> Iterator[Sample]:

@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from aurank.data.manifest import Manifest
 from aurank.data.readers.listing import Row, build_listed
 from aurank.data.sources import FolderSource, ImageSource, open_source
 from aurank.errors import UserError
+from aurank.names import meant, nearest
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -163,6 +166,12 @@ class PublishedReader:
 PUBLISHED: dict[str, PublishedReader] = {}
 
 
+def find_set(name: str, sets: Mapping[str, T]) -> T:
+    if name not in sets:
+        raise UserError(f"no published set {name!r}, expected one of {', '.join(sets)}{meant(nearest(name, sets))}")
+    return sets[name]
+
+
 def published(name: str, each: str = "") -> Callable[[Callable[..., Manifest]], PublishedReader]:
     return lambda read: PUBLISHED.setdefault(name, PublishedReader(BENCHMARKS[name], read, each))
 
@@ -257,9 +266,7 @@ def check_benchmark(
         >>> check_benchmark("sop", Path("nowhere")).complete
         False
     """
-    if name not in PUBLISHED:
-        raise UserError(f"no benchmark {name!r} to check; expected one of {', '.join(PUBLISHED)}")
-    reader = PUBLISHED[name]
+    reader = find_set(name, PUBLISHED)
     benchmark = reader.benchmark
     location = locate(benchmark, root, path)
     confirmed: list[str] = []

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from aurank.data.manifest import SPLITS, Manifest
+from aurank.data.manifest import Manifest
 from aurank.data.readers.listing import Row, build_listed, read_text
 from aurank.data.readers.values import number_groups, read_label, require_filled
 from aurank.data.sources import ImageSource, open_source
@@ -82,9 +82,6 @@ def from_table(table: Any, *, root: Path | str = ".", images: str = "", outside:
 def _of_lines(file: str, source: ImageSource, lines: Sequence[Line], *, outside: bool) -> Manifest:
     columns = lines[0][1].keys() if lines else {"label"}
     labelled = "label" in columns
-    for where, line in lines:
-        if line["split"] not in SPLITS:
-            raise UserError(f"{where}: split {line['split']!r} is not one of {', '.join(SPLITS)}")
     for column in ("path", "label", "split") if labelled else ("path", "text", "split"):
         require_filled(column, [where for where, line in lines if not line[column]])
     texts = [tidied(line.get("text", "")) for _, line in lines]
@@ -99,16 +96,14 @@ def _of_lines(file: str, source: ImageSource, lines: Sequence[Line], *, outside:
         box = _box(where, line) if "x1" in columns else None
         rows.append(Row(where, PurePosixPath(line["path"]).as_posix(), label, line["split"], super_label, box=box))
     groups, group_names = numbered.get("group", (None, None))
-    flags = {name: [_flag(where, name, line[name]) for where, line in lines] for name in _FLAGS if name in columns}
+    flags: dict[str, list[bool]] = {}
+    for name in _FLAGS:
+        for where, line in lines if name in columns else ():
+            if (value := line[name].lower()) not in _MEANS:
+                raise UserError(f"{where}: {name} must be one of 1, 0, true, false, yes, no, got {value!r}")
+            flags.setdefault(name, []).append(_MEANS[value])
     more = {**flags, "groups": groups, "group_names": group_names, "texts": texts if all(texts) else None}
-    source.lines = file, {row.path: int(row.where.rpartition(" ")[2]) for row in reversed(rows)}
     return build_listed(PurePosixPath(file).stem, source, rows, one_label=labelled, outside=outside, **more)
-
-
-def _flag(where: str, column: str, value: str) -> bool:
-    if value.lower() not in _MEANS:
-        raise UserError(f"{where}: {column} must be one of 1, 0, true, false, yes, no, got {value!r}")
-    return _MEANS[value.lower()]
 
 
 def _box(where: str, line: Mapping[str, str]) -> tuple[int, int, int, int] | None:
@@ -179,23 +174,12 @@ def _file_lines(source: ImageSource, file: str) -> Iterator[Line]:
             table = pyarrow.ipc.open_file(data).read_all()
             return _lines(file, table.column_names, _arrow_rows(table, table.column_names))
         schema = pyarrow.parquet.read_schema(pyarrow.BufferReader(data))
-        # A value that stands in many rows is then held once.
-        texts = [field.name for field in schema if field.name in _KNOWN and pyarrow.types.is_string(field.type)]
-        content = pyarrow.parquet.ParquetFile(pyarrow.BufferReader(data), read_dictionary=texts)
-        table = content.read(columns=[name for name in schema.names if name in _KNOWN])
+        known = [name for name in schema.names if name in _KNOWN]
+        table = pyarrow.parquet.read_table(pyarrow.BufferReader(data), columns=known)
         return _lines(file, schema.names, _arrow_rows(table, schema.names))
 
 
 def _arrow_rows(table: Any, header: Sequence[str]) -> Iterator[tuple[int, list[Any]]]:
-    columns = {name: _values(table[name]) for name in table.column_names if name in _KNOWN}
+    columns = {name: table[name].to_pylist() for name in table.column_names if name in _KNOWN}
     absent = [""] * table.num_rows  # of a column that is ignored
     return enumerate(map(list, zip(*(columns.get(name, absent) for name in header), strict=True)), start=1)
-
-
-def _values(column: Any) -> Iterator[Any]:
-    for chunk in column.chunks:
-        if hasattr(chunk, "dictionary"):
-            values = chunk.dictionary.to_pylist()
-            yield from (None if index is None else values[index] for index in chunk.indices.to_pylist())
-        else:
-            yield from chunk.to_pylist()

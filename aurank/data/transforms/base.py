@@ -247,16 +247,11 @@ def resize(image: Pixels, height: int, width: int, interpolation: str = AREA) ->
     return np.dstack([np.asarray(fromarray(part).resize((width, height), method)) for part in parts])
 
 
-def resize_shorter(image: Pixels, side: int, interpolation: str = AREA) -> Prepared:
-    height, width = image.shape[:2]
-    shorter = min(height, width)
-    return resize(image, side * height // shorter, side * width // shorter, interpolation)
-
-
 def resize_whole(image: Pixels, size: tuple[int, int], how: str, interpolation: str = AREA) -> Prepared:
     height, width = image.shape[:2]
     if how == "crop" and size[0] == size[1]:
-        return resize_shorter(image, size[0], interpolation)
+        shorter = min(height, width)
+        return resize(image, size[0] * height // shorter, size[0] * width // shorter, interpolation)
     if how != "squash":
         ratio = (max if how == "pad" else min)(height / size[0], width / size[1])
         size = max(1, round(height / ratio)), max(1, round(width / ratio))

@@ -49,8 +49,8 @@ def test_rows_that_name_one_image_twice_are_found(photos: Path) -> None:
 
     assert table("a/0.png,a,test", "a/1.png,a,test") is None
     assert table("a/0.png,a,test", "a/1.png,a,test", "a/0.png,a,train") == "rows lists image 'a/0.png' twice"
-    found = table(*["a/0.png,a,test", "b/../a/0.png,a,test"] * 2)
-    assert found == "rows lists image 'a/0.png' again as 'b/../a/0.png', and 2 more rows repeat an image"
+    found = table(*["a/0.png,a,test", "b/../a/0.png,a,test"] * 2, "b/2.png,b,test", "b/./2.png,b,test")
+    assert found == "rows lists image 'a/0.png' twice, and 1 more"
     texts = ["a/0.png,a cat,train", "a/0.png,one cat,train", "b/2.png,a dog,train"]
     assert table(*texts, header="path,text,split") is None
 

@@ -162,7 +162,6 @@ WRONG = [
     ("cub200", "image_class_labels.txt", "1 1", "classes 1 to 100 has 1 images of 1 classes, expected 4 images of 2"),
     ("cars196", "cars_annos.mat", "MATLAB 5.0 MAT-file" + "\0" * 200, "cars_annos.mat in "),
     ("inshop", "Eval/list_eval_partition.txt", "+img/1.jpg id_1 galery", "partition.txt, line 13"),
-    ("market1501", "query/0001.jpg", "", "image '0001.jpg' is not named like 0002_c1s1_000451_03.jpg"),
 ]
 
 

@@ -59,7 +59,7 @@ def test_rows_that_differ_in_their_box_alone_are_no_repeats(folder: Path) -> Non
     assert examine(manifest, contents=False).errors == []
     (folder / "rows.csv").write_text(HEADER + ROWS + "a.png,cat,test,0.2,0,3,1.9\n")
     again = read_table(folder, file="rows.csv")
-    assert "lists image 'a.png' twice" in str(repeated_image(again))
+    assert "lists image 'a.png [0, 0, 3, 2]' twice" in str(repeated_image(again))
     assert "a.png [0, 0, 3, 2]" in str(examine(again, contents=False))
     assert "has label 'dog', but 'cat'" in refusal(folder, HEADER + ROWS + "b.png,dog,test,,,,\n")
 

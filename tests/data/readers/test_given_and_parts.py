@@ -107,7 +107,7 @@ def test_a_frame_is_read_as_the_table_that_it_is_written_to(tmp_path: Path) -> N
     with pytest.warns(AurankWarning, match="table: ignored columns: 'mine'"):
         from_table(frame.assign(mine=1), root=tmp_path / "photos")
     frame.loc[3, "split"] = "tset"
-    with pytest.raises(UserError, match="table, line 4: split 'tset' is not one of"):
+    with pytest.raises(UserError, match="table: split 'tset' is not known"):
         from_table(frame, root=tmp_path / "photos")
     with pytest.raises(UserError, match="table: cannot be read as a data frame"):
         from_table("table.csv")
@@ -150,7 +150,7 @@ def test_shards_are_named_by_braces_and_labels_by_an_ending_or_a_key(tmp_path: P
     assert by_key.classes == by_folder.classes
     drawn = read_webdataset(tmp_path, path="train-000.tar", test_fraction=1)
     assert drawn.split_sizes == {"train": 4}
-    with pytest.raises(UserError, match=r"test-005\.tar: c5/0 has no \.txt; name the ending of the labels"):
+    with pytest.raises(UserError, match=r"test-005\.tar/c5/0\.png: label is empty or NaN, and in 39 more"):
         read_webdataset(tmp_path, label="txt")
     with pytest.raises(UserError, match="cannot be read as a pattern of files"):
         read_webdataset(tmp_path, path="{0..x}.tar")
@@ -174,7 +174,7 @@ def test_a_damaged_part_is_named(name: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=rf"{name}: cannot be read as a \.\w+ file"):
         reader(tmp_path)
     (tmp_path / name).unlink()
-    with pytest.raises(UserError, match=r"file in .*; name the folder that holds them"):
+    with pytest.raises(UserError, match="no images in "):
         reader(tmp_path)
 
 

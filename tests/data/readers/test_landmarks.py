@@ -100,19 +100,10 @@ def test_pairs_stay_with_their_rows_and_in_the_file_of_embeddings(tmp_path):
         Embedded.load(tmp_path / "odd.npz")
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "message"),
-    [
-        ("bbx", [[1.0, 2.0, 3.0]], "gnd_roxford5k.mat"),
-        ("easy", [[9.0]], "query 1"),
-        ("junk", [[1.5]], "query 1"),
-    ],
-)
-def test_a_ground_truth_that_does_not_fit_is_refused_naming_the_query(tmp_path, key, value, message):
+def test_a_ground_truth_that_does_not_fit_is_refused(tmp_path):
     file = landmark_tree(tmp_path) / "gnd_roxford5k.mat"
     content = {name: found for name, found in loadmat(file).items() if not name.startswith("__")}
-    content["gnd"][0, 0][key] = np.array(value)
+    content["gnd"][0, 0]["bbx"] = np.array([[1.0, 2.0, 3.0]])
     savemat(file, content)
-    with pytest.raises(UserError) as error:
+    with pytest.raises(UserError, match=r"gnd_roxford5k\.mat"):
         read_roxford(tmp_path)
-    assert message in str(error.value)

@@ -18,8 +18,6 @@ from PIL import Image
 
 import aurank
 from aurank.data import READERS, Manifest, from_dataset, from_table
-from aurank.data.dataset import ImageDataset
-from aurank.data.transforms import TRANSFORMS
 from aurank.embedding.embedded import described
 from aurank.errors import UserError
 
@@ -147,12 +145,3 @@ def test_a_key_ends_at_the_first_dot_and_what_has_no_place_is_told(tmp_path: Pat
     with pytest.warns(aurank.errors.AurankWarning, match=told):
         manifest = archive(tmp_path, files)
     assert manifest.paths == ("rows.tar/a.png", "rows.tar/c.png")
-    with pytest.raises(UserError, match=r"left out as no image of a sample: 2 \(first 0\.left\.png\)"):
-        archive(tmp_path, {"0.left.png": photo(), "0.right.png": photo(), "0.cls": b"x"})
-
-
-def test_a_missing_image_is_named_with_its_line(tmp_path: Path) -> None:
-    (tmp_path / "rows.csv").write_text('path,label,split\n"0.png",a,test\n\n./9.png,a,test\n')
-    manifest = READERS["table"](folder(tmp_path), file="rows.csv")
-    with pytest.raises(UserError, match=r"image '9\.png' is not in .* \(rows\.csv, line 4\)"):
-        ImageDataset(manifest.select([1]), TRANSFORMS["resize"](4, 3), channels=3)
