@@ -2,11 +2,8 @@
 
 import io
 import json
-import os
-import re
 import shlex
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -17,11 +14,11 @@ from PIL import ExifTags, Image
 
 from aurank.config import DataConfig
 from aurank.config.load import override_text
-from aurank.data import READERS, FolderSource, Manifest, build_manifest
-from aurank.data.checks.findings import classes_with_pairs, require_table, write_table
+from aurank.data import READERS, FolderSource, Manifest
+from aurank.data.checks.findings import classes_with_pairs
 from aurank.data.decode import quiet_decoding
-from aurank.data.manifest import by_ending, first_seen
-from aurank.data.readers.folders import draw_splits, holds_splits, list_images
+from aurank.data.manifest import by_ending
+from aurank.data.readers.folders import holds_splits
 from aurank.embedding.image_selection import data_folder, read_whole
 from aurank.embedding.select_images import require_likely_classes
 from aurank.embedding.settings import read_data_config
@@ -46,7 +43,6 @@ def write_first_configuration(
     out: Path | str = "mine.yaml",
     overrides: Sequence[str] = (),
     *,
-    cameras: str | None = None,
     overwrite: bool = False,
 ) -> str:
     """Write a configuration that fits images and trains as it stands; return what was seen and how to go on.
@@ -58,12 +54,10 @@ def write_first_configuration(
             (csv, parquet).
         out: the configuration to write (.yaml).
         overrides: dotted changes in place of what would be chosen, such as train.steps=600.
-        cameras: where id and camera stand in the paths: a regular expression with the groups id and camera, or one of
-            them. A table of the images is then written beside `out`; without `id` a class is the folder of an image.
-        overwrite: replace `out`, and the table.
+        overwrite: replace `out`.
 
     Raises:
-        UserError: a file is there already; there are too few classes; a path does not match; a wrong override.
+        UserError: the file is there already; there are too few classes; a wrong override.
 
     Example:
         >>> import tempfile
@@ -78,44 +72,29 @@ def write_first_configuration(
         >>> said.splitlines()[0]
         'photos: 16 images of 8 classes, 2 to 2 each, median 2; train 10, test 6'
     """
-    folder, out, is_table = Path(images), Path(out), str(images).endswith((".csv", ".parquet", ".pq"))
-    files = [out] if cameras is None else [out, out.with_suffix(".csv")]
-    if is_table and cameras is not None:
-        raise UserError(f"--cameras has no use with a table: write the cameras into the column group of {folder}")
-    for file, suffix in zip(files, (".yaml", ".csv"), strict=False):
-        require_writable(file, suffix=suffix)
-        require_absent(file, overwrite=overwrite)
+    folder, out = Path(images), Path(out)
+    require_writable(out, suffix=".yaml")
+    require_absent(out, overwrite=overwrite)
     changes = [override for override in overrides if override.startswith("data.")]
-    manifest = None
-    if is_table:
+    if folder.suffix in (".csv", ".parquet", ".pq"):
         section: Section = {"name": "table", "root": str(folder.parent), "params": {"file": folder.name}}
-    elif cameras is not None:
-        manifest = _by_pattern(folder, cameras)
-        require_table(manifest)
-        params = {"file": files[1].name, "path": os.path.relpath(folder, out.parent)}
-        section = {"name": "table", "root": str(out.parent), "params": params}
+    elif folder.is_dir():
+        section = {"name": "folder", "root": str(folder), "params": {}}
     else:
-        root, params = (folder, {}) if folder.is_dir() else (folder.parent, {"path": folder.name})
-        section = {"name": "folder", "root": str(root), "params": params}
-        if (config := read_data_config(section, changes)).name == "folder":
-            manifest, section = _by_folders(config)
+        section = {"name": "folder", "root": str(folder.parent), "params": {"path": folder.name}}
     config = read_data_config(section, changes)
-    if manifest is None or _section(config) != section:
-        manifest, section = read_whole(config), _section(config)
+    manifest, section = _read_folders(config) if config.name == "folder" else (read_whole(config), _section(config))
     if manifest.texts is not None:
         raise UserError(f"{folder} holds texts beside images: begin with aurank cp grocery/text_sogclr {out}")
     is_labelled = section["name"] != "unlabelled"
     if is_labelled:
         _require_trainable(manifest, folder, config)
     sizes, unreadable = measure_sizes(manifest)
-    words = [str(images), *overrides, *([] if cameras is None else ["--cameras", cameras])]
-    values = _choices(manifest, section, sizes, len(unreadable)) | {"images": shlex.join(words)}
+    values = _choices(manifest, section, sizes, len(unreadable)) | {"images": shlex.join([str(images), *overrides])}
     template = Path(__file__).with_name("first.yaml" if is_labelled else "first_unlabelled.yaml")
     text = Template(template.read_text(encoding="utf-8")).substitute(values)
     if overrides:
         text = override_text(text, overrides, read_config)
-    if cameras is not None:
-        write_table(manifest, files[1])
     write_text(out, text)
     model, name = _model(out), shlex.quote(str(out))
     run, data = shlex.quote(f"runs/{out.stem}"), f"--data {name}"
@@ -130,8 +109,7 @@ def write_first_configuration(
     ]
     if not is_labelled:  # nothing can be measured
         commands = [commands[position] for position in (0, 2, 5, 6)]
-    names = " and ".join(map(str, files))
-    following = [f"written, with a reason beside each choice: {names}. To go on:", *(f"  {line}" for line in commands)]
+    following = [f"written, with a reason beside each choice: {out}. To go on:", *(f"  {line}" for line in commands)]
     if ",input_size" in model and ",weights=" not in model:
         following.append(f"Without network take a file of weights: aurank train {name} model.weights=FILE")
     return "\n".join([*_seen(manifest, sizes, unreadable), *following])
@@ -158,67 +136,26 @@ def _section(config: DataConfig) -> Section:
     return config.model_dump(mode="json", include={"name", "root", "params"})
 
 
-def _by_folders(config: DataConfig) -> tuple[Manifest, Section]:
+def _read_folders(config: DataConfig) -> tuple[Manifest, Section]:
+    """Read folders of classes, test classes drawn until every split has two images of one; else images without any."""
     section, root = _section(config), data_folder(config.root)
     params = {name: value for name, value in section["params"].items() if name == "path"}
     images = READERS["unlabelled"](root, **params)
     manifest = read_whole(config) if any("/" in path for path in images.paths) else images
     if manifest.class_counts.max() < 2:
         return images, section | {"name": "unlabelled", "params": params}
-    draw: Section = {}
-    if not holds_splits(images.paths, images.source.where) and "test_fraction" not in section["params"]:
-        manifest, draw = _divided(manifest, partial(READERS["folder"], root, **params))
-    return manifest, section | {"params": section["params"] | draw}
-
-
-def _by_pattern(folder: Path, pattern: str) -> Manifest:
-    try:
-        groups = re.compile(pattern).groupindex
-    except re.error as error:
-        raise UserError(f"--cameras {pattern!r} is no regular expression: {error}") from None
-    if not {"id", "camera"} & groups.keys():
-        raise UserError(f"--cameras {pattern!r} has no group id or camera: write (?P<id>…) and (?P<camera>…)")
-    source, paths, unread = list_images(folder)
-    matches = {path: match.groupdict("") for path in paths if (match := re.search(pattern, path))}
-    if misses := [path for path in paths if path not in matches]:
-        raise UserError(f"--cameras {pattern!r} is not in {len(misses):,} of {len(paths):,} paths, as {misses[0]!r}")
-    has_splits = holds_splits(paths, source.where)
-    labels = [matches[path].get("id") or "/".join(path.split("/")[has_splits:-1]) for path in paths]
-    cameras = first_seen(sorted({match.get("camera", "") for match in matches.values()} - {""}))
-    numbers = [cameras.get(matches[path].get("camera", ""), -1) for path in paths]
-    is_one_way = len(cameras) == 2  # the first asks and the second answers, or others by its own camera come before
-
-    def read(test_fraction: float, seed: int = 0) -> Manifest:
-        drawn = draw_splits(labels, test_fraction, seed)
-        return build_manifest(
-            folder.resolve().stem,
-            source,
-            paths=paths,
-            labels=labels,
-            splits=[path.split("/")[0] for path in paths] if has_splits else drawn,
-            groups=numbers if cameras else None,
-            group_names=tuple(cameras) or None,
-            is_query=[number != 1 for number in numbers] if is_one_way else None,
-            is_gallery=[number != 0 for number in numbers] if is_one_way else None,
-            unread=unread,
-        )
-
-    manifest = read(1.0)
-    return manifest if has_splits else _divided(manifest, read)[0]
-
-
-def _divided(images: Manifest, read: Callable[..., Manifest]) -> tuple[Manifest, Section]:
-    """Draw test classes until every split has two images of one class; return the images, and the reader's params."""
-    if (count := len(images.classes)) < LEAST_CLASSES:
+    if holds_splits(images.paths, images.source.where) or "test_fraction" in section["params"]:
+        return manifest, section
+    if (count := len(manifest.classes)) < LEAST_CLASSES:
         least = f"to train on some and to measure on others takes {LEAST_CLASSES}: add classes, or measure a published"
-        raise UserError(f"{images.name} has {count} class{'es' * (count > 1)}; {least} network by aurank evaluate")
-    draw: Section = {"test_fraction": max(0.3, round(3 / count, 2))}
+        raise UserError(f"{manifest.name} has {count} class{'es' * (count > 1)}; {least} network by aurank evaluate")
+    drawing: Section = {"test_fraction": max(0.3, round(3 / count, 2))}
     for seed in range(_TRIES):
-        draw |= {"seed": seed} if seed else {}
-        manifest = read(**draw)
+        drawing |= {"seed": seed} if seed else {}
+        manifest = READERS["folder"](root, **params, **drawing)
         if not _without_pairs(manifest.split_validation(_fraction(manifest), seed=0)):
             break
-    return manifest, draw
+    return manifest, section | {"params": section["params"] | drawing}
 
 
 def _fraction(manifest: Manifest) -> float:
@@ -258,7 +195,6 @@ def _seen(manifest: Manifest, sizes: Int64[np.ndarray, "image 2"], unreadable: l
     above = "" if any("/" in path for path in manifest.paths) else _ONE_FOLDER
     of = f" of {len(counts):,} classes, {of_each}" if counts.max() > 1 else f", no classes{above}"
     cameras = "" if manifest.groups is None else f"; {len(set(manifest.groups.tolist()) - {-1}):,} cameras"
-    cameras += "" if manifest.is_query.all() else ", of which the first asks and the other answers"
     lines = [f"{manifest.name}: {len(manifest):,} images{of}{cameras}"]
     if len(sizes):
         low, high = np.percentile(sizes.min(axis=1), [5, 95])

@@ -15,7 +15,6 @@ from aurank.data import READERS
 from aurank.errors import UserError
 from aurank.training import read_config
 
-CAMERAS = "(?P<id>[0-9]+)_(?P<camera>c[0-9])"
 SMALL = ["model.backbone=test_efficientnet", "model.pretrained=false", "train.steps=3", "optim.warmup_steps=1"]
 
 
@@ -25,9 +24,9 @@ def write(paths: list[str], height: int = 40, width: int = 40) -> None:
         Image.fromarray(pixels(seed, height, width)).save(path)
 
 
-def first(images: str = "photos", cameras: str | None = None) -> Config:
+def first(images: str = "photos") -> Config:
     """The configuration that is written, with a network from random weights and few steps."""
-    write_first_configuration(images, cameras=cameras)
+    write_first_configuration(images)
     read_config("mine.yaml")
     return read_config("mine.yaml", SMALL)
 
@@ -36,13 +35,18 @@ def images_of(classes: int, each: int, folder: str = "photos", form: str = "clas
     return [f"{folder}/{form.format(label, number)}" for label in range(classes) for number in range(each)]
 
 
-FOLDERS: dict[str, tuple[list[str], str | None, dict[str, Any]]] = {
-    "classes": (images_of(12, 6), None, {"per_class": 4, "name": "folder", "validation_fraction": 0.2}),
-    "six classes": (images_of(6, 4), None, {"per_class": 4, "batch": 12, "validation_fraction": 0.0}),
-    "splits": (images_of(5, 4, "photos/train") + images_of(4, 3, "photos/test", "t{}/{}.png"), None, {"params": {}}),
-    "flat": (images_of(1, 12, form="{}-{}.png"), None, {"name": "unlabelled", "views": 2, "batch": 12}),
-    "one of each": (images_of(12, 1), None, {"name": "unlabelled"}),
-    "cameras": (images_of(12, 2, form="{:04d}_c{}.png"), CAMERAS, {"name": "table", "image_size": (64, 32)}),
+def write_table() -> None:
+    rows = [f"photos/{n // 2:04d}_c{n % 2}.png,{n // 2},{'train' if n < 14 else 'test'},c{n % 2}\n" for n in range(24)]
+    Path("photos.csv").write_text("path,label,split,group\n" + "".join(rows), encoding="utf-8")
+
+
+FOLDERS: dict[str, tuple[list[str], dict[str, Any]]] = {
+    "classes": (images_of(12, 6), {"per_class": 4, "name": "folder", "validation_fraction": 0.2}),
+    "six classes": (images_of(6, 4), {"per_class": 4, "batch": 12, "validation_fraction": 0.0}),
+    "splits": (images_of(5, 4, "photos/train") + images_of(4, 3, "photos/test", "t{}/{}.png"), {"params": {}}),
+    "flat": (images_of(1, 12, form="{}-{}.png"), {"name": "unlabelled", "views": 2, "batch": 12}),
+    "one of each": (images_of(12, 1), {"name": "unlabelled"}),
+    "cameras": (images_of(12, 2, form="{:04d}_c{}.png"), {"name": "table", "image_size": (64, 32)}),
 }
 
 
@@ -50,9 +54,10 @@ FOLDERS: dict[str, tuple[list[str], str | None, dict[str, Any]]] = {
 @pytest.mark.parametrize("kind", FOLDERS)
 def test_what_is_written_trains_to_the_end(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    paths, cameras, expected = FOLDERS[kind]
+    paths, expected = FOLDERS[kind]
     write(paths, height=80 if kind == "cameras" else 40)
-    config = first(cameras=cameras)
+    write_table()
+    config = first("photos.csv" if kind == "cameras" else "photos")
     chosen = {**vars(config.sampler), **config.sampler.params, **vars(config.data)}
     chosen["recall_at"] = config.evaluate.recall_at
     assert {name: chosen[name] for name in expected} == expected
@@ -62,29 +67,13 @@ def test_what_is_written_trains_to_the_end(kind: str, tmp_path: Path, monkeypatc
     assert any("cameras" in note for note in notes) == (kind == "cameras")
 
 
-def test_a_class_or_identity_is_on_one_side_and_cameras_are_in_the_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    write(images_of(20, 3, form="{:04d}_c{}.png"))
-    first(cameras=CAMERAS)
-    table = READERS["table"](Path(), file="mine.csv", path="photos")
-    sides = {label: {split} for label, split in zip(table.labels.tolist(), table.splits.tolist(), strict=True)}
-    for label, split in zip(table.labels.tolist(), table.splits.tolist(), strict=True):
-        sides[label].add(split)
-    assert [len(sides[label]) for label in range(20)] == [1] * 20
-    assert sum(sides[label] == {"test"} for label in range(20)) == 6
-    assert table.groups is not None
-    assert table.groups.tolist() == [0, 1, 2] * 20
-    assert table.is_query.all()
-    assert table.is_gallery.all()
-
-
 def test_overrides_are_written_in_place_of_what_would_be_chosen_and_read_by(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    write([f"photos/{label}/{number}.png" for label in ("train", "test", "a", "b", "c", "d") for number in range(4)])
+    write(
+        [f"photos/{label}/{number}.png" for label in ("train", "test", "query", "a", "b", "c") for number in range(4)]
+    )
     with pytest.raises(UserError, match=r"data\.odd_classes=keep"):
         write_first_configuration("photos")
     given = ["data.odd_classes=keep", "data.params.test_fraction=0.5", "train.steps=77", "model.weights=/x y"]
@@ -131,33 +120,28 @@ def test_shapes_choose_size_and_resize(shapes: list[tuple[int, int]], size: Any,
 
 
 @pytest.mark.parametrize(
-    ("paths", "cameras", "says"),
+    ("paths", "says"),
     [
-        (images_of(5, 3), None, "5 classes.* takes 6"),
-        (images_of(8, 3, "photos/train"), None, "no test images"),
-        (images_of(8, 2), "(", "no regular expression"),
-        (images_of(8, 2), "[0-9]", "no group id or camera"),
-        (images_of(8, 2), "(?P<id>x+)", "not in 16 of 16 paths"),
-        (images_of(12, 2, form="{:04d}_c0_{}.png"), CAMERAS, "by another camera"),
-        (images_of(8, 2, "photos/train") + images_of(8, 1, "photos/test"), None, "no test image has a second"),
-        ([*images_of(7, 2), "photos/lone.png"], None, "lone.png.*in no class folder"),
+        (images_of(5, 3), "5 classes.* takes 6"),
+        (images_of(8, 3, "photos/train"), "no test images"),
+        (images_of(8, 2, "photos/train") + images_of(8, 1, "photos/test"), "no test image has a second"),
+        ([*images_of(7, 2), "photos/lone.png"], "lone.png.*in no class folder"),
     ],
 )
 def test_a_folder_that_no_configuration_fits_is_refused_and_nothing_is_written(
-    paths: list[str], cameras: str | None, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    paths: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write(paths)
     with pytest.raises(UserError, match=says):
-        write_first_configuration("photos", cameras=cameras)
+        write_first_configuration("photos")
     assert [path.name for path in tmp_path.iterdir()] == ["photos"]
 
 
-@pytest.mark.parametrize("name", ["mine.yaml", "mine.csv"])
-def test_a_file_that_is_there_stays(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_there_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    write(images_of(12, 2, form="{:04d}_c{}.png"))
-    Path(name).write_text("mine", encoding="utf-8")
-    with pytest.raises(UserError, match=name):
-        write_first_configuration("photos", cameras=CAMERAS)
-    assert Path(name).read_text(encoding="utf-8") == "mine"
+    write(images_of(12, 2))
+    Path("mine.yaml").write_text("mine", encoding="utf-8")
+    with pytest.raises(UserError, match=r"mine\.yaml"):
+        write_first_configuration("photos")
+    assert Path("mine.yaml").read_text(encoding="utf-8") == "mine"

@@ -83,7 +83,9 @@ def write_world(folder: Path) -> aurank.TrainResult:
     for place in range(24):  # identities seen by two cameras
         (folder / "people").mkdir(exist_ok=True)
         Image.fromarray(pixels(place, 40, 20)).save(folder / f"people/{place // 2:04d}_c{place % 2}.png")
-    write_first_configuration(folder / "people", folder / "people.yaml", cameras="(?P<id>[0-9]+)_(?P<camera>c[0-9])")
+    rows = [f"people/{n // 2:04d}_c{n % 2}.png,{n // 2},{'train' if n < 12 else 'test'},c{n % 2}\n" for n in range(24)]
+    (folder / "people.csv").write_text("path,label,split,group\n" + "".join(rows), encoding="utf-8")
+    write_first_configuration(folder / "people.csv", folder / "people.yaml")
     for name in ("drawing.png", "photo.jpg"):
         Image.fromarray(pixels(0, 20, 20)).save(folder / name)
     small_index(folder / "photos", folder / "index")
