@@ -57,10 +57,6 @@ def view_keys(rows: Iterable[int] | np.ndarray, epoch: int, views: int = 1) -> l
     return [(row, epoch, view) for view in range(views) for row in listed]
 
 
-def augmentation_seed(seed: int, row: int, epoch: int, view: int) -> int:
-    return int(np.random.SeedSequence([seed, row, epoch, view]).generate_state(1, np.uint64)[0])
-
-
 def with_own_labels(manifest: Manifest) -> Manifest:
     return dataclasses.replace(manifest, labels=np.arange(len(manifest)), classes=manifest.paths, class_ids=None)
 
@@ -163,7 +159,12 @@ class ImageDataset(Dataset[Sample]):
         for number, (row, _, _) in enumerate(keys):
             by_row[row].append(number)
         is_there = np.zeros(len(keys), dtype=np.bool_)
-        seeds = [None if epoch is None else augmentation_seed(self.seed, row, epoch, view) for row, epoch, view in keys]
+        seeds = [
+            None
+            if epoch is None
+            else int(np.random.SeedSequence([self.seed, row, epoch, view]).generate_state(1, np.uint64)[0])
+            for row, epoch, view in keys
+        ]
         # Images that are held are changed all at once; others come and go one by one, since they may be large.
         portions = [list(by_row)] if self._cache is not None else [[row] for row in by_row]
         with quiet_decoding() if self._cache is None else nullcontext():

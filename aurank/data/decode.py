@@ -67,7 +67,13 @@ def decode(
     data = source.read_bytes(path) if array is None else b""
     try:
         if array is not None or data.startswith(np.lib.format.MAGIC_PREFIX):
-            return _match_channels(_from_array(array, data, max_pixels), channels)
+            if array is None:
+                with _NPY_HEADER:
+                    array = np.load(io.BytesIO(data), allow_pickle=False)
+            if array.dtype != np.uint8 or array.ndim not in (2, 3) or not array.size:
+                raise UserError(f"expected a uint8 array [height, width(, channel)], got {array.dtype} {array.shape}")
+            check_size(array.shape[1], array.shape[0], max_pixels)
+            return _match_channels(np.array(array if array.ndim == 3 else array[:, :, None], order="C"), channels)
         with Image.open(io.BytesIO(data)) as file:
             check_size(*file.size, max_pixels)
             if least_side is not None and file.format == "JPEG" and file.width * file.height > _SMALL:
@@ -121,16 +127,6 @@ def check_size(width: int, height: int, max_pixels: int) -> None:
     else:
         return
     raise UserError(problem + OR_SKIP)
-
-
-def _from_array(array: np.ndarray | None, data: bytes, max_pixels: int) -> Pixels:
-    if array is None:
-        with _NPY_HEADER:
-            array = np.load(io.BytesIO(data), allow_pickle=False)
-    if array.dtype != np.uint8 or array.ndim not in (2, 3) or not array.size:
-        raise UserError(f"expected a uint8 array [height, width(, channel)], got {array.dtype} {array.shape}")
-    check_size(array.shape[1], array.shape[0], max_pixels)
-    return np.array(array if array.ndim == 3 else array[:, :, None], order="C")
 
 
 def to_pixels(file: Image.Image, channels: int | None, *, on_white: bool = False) -> Pixels:

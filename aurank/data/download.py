@@ -2,8 +2,6 @@
 
 import hashlib
 import shutil
-import tarfile
-import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -93,12 +91,7 @@ def _unpack(archives: list[Path], folder: Path) -> None:
     try:
         for archive in archives:
             with reading(archive, "an archive", remedy="remove it, and run the command again"):
-                if zipfile.is_zipfile(archive):
-                    with zipfile.ZipFile(archive) as zipped:
-                        zipped.extractall(staging)
-                else:
-                    with tarfile.open(archive) as tarred:
-                        tarred.extractall(staging, filter="data")  # which Python knows from 3.11.4 on
+                shutil.unpack_archive(archive, staging, filter=None if archive.suffix == ".zip" else "data")
         entries = [*staging.iterdir()]
         if existing := next((entry.name for entry in entries if (folder / entry.name).exists()), None):
             raise UserError(f"{folder / existing} is there, and not as published: move it away, and run again")

@@ -75,14 +75,6 @@ class JoinedSource(ImageSource):
         source, name = self._of(path)
         return source is not None and source.exists(name)
 
-    def names(self) -> list[str]:
-        return [
-            f"{number}/{name}"
-            for number, source in enumerate(self.sources)
-            if source is not None
-            for name in source.names()
-        ]
-
     def _of(self, path: str) -> tuple[ImageSource | None, str]:
         number, _, name = path.partition("/")
         return self.sources[int(number)], name

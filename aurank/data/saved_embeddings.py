@@ -28,7 +28,6 @@ ARRAYS = (
 )
 """Arrays of a file of saved embeddings; files of other programs lack all but the first two."""
 
-_EARLIER = ("marks", "sums")  # written before November 2026, and not read
 # Of arrays that are not one value a row, and of texts: dimensions, kinds of NumPy, and words.
 _FORMS = {
     "embeddings": (2, "fiu", "a matrix of numbers"),
@@ -71,7 +70,6 @@ def read_arrays(path: Path, **columns: Path | None) -> dict[str, Any]:
         content = read_shards(path if path.is_dir() else path.parent)
     else:
         content = {name or "embeddings": values for name, values in load_arrays(path).items()}  # "" that of an .npy
-    content = {name: values for name, values in content.items() if name not in _EARLIER}
     for name, file in columns.items():
         if file is not None:
             arrays = load_arrays(file)

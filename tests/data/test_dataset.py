@@ -6,7 +6,7 @@ import torch
 from testing.trees import array_manifest, pixels, write_tree
 
 from aurank.data import TRANSFORMS, ArraySource, ImageDataset, build_manifest, view_keys
-from aurank.data.dataset import augmentation_seed, with_own_labels
+from aurank.data.dataset import with_own_labels
 from aurank.data.readers.folders import read_folder
 from aurank.errors import UserError
 
@@ -43,7 +43,8 @@ def test_an_item_is_the_pipelines_image_with_its_label_and_row():
     pipeline = TRANSFORMS["crop_flip"](8, 3)
     dataset = ImageDataset(manifest, pipeline, channels=3, seed=7)
     for row in range(len(dataset)):
-        for key, seed in ((row, None), ((row, 2, 1), augmentation_seed(7, row, 2, 1))):
+        seed_of_view = int(np.random.SeedSequence([7, row, 2, 1]).generate_state(1, np.uint64)[0])
+        for key, seed in ((row, None), ((row, 2, 1), seed_of_view)):
             image, label, id_ = dataset[key]
             assert image.dtype == torch.uint8
             assert torch.equal(dataset.to_input(image[None])[0], pipeline(pixels(row, 12, 10), seed))

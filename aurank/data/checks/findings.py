@@ -17,7 +17,6 @@ from aurank.names import meant, nearest, plain_name
 _EXAMPLES = 3
 SPLIT_PAIRS = (("train", "test"), ("train", "val"), ("val", "test"))
 _KEPT_SPLITS = ("test", "val", "train")  # of an image in several, the first keeps it
-_FORMULA = ("=", "+", "-", "@")  # what a spreadsheet takes for the beginning of one
 
 FIXES = (
     *("missing", "unreadable", "repeats", "near-repeats", "leaks", "near-leaks", "conflicts", "near-conflicts"),
@@ -219,8 +218,8 @@ def write_table(manifest: Manifest, file: Path) -> str:
     """Write a data set as a csv table, and return how it is named to read it: "table:FILE" and overrides."""
     overrides = require_table(manifest)
     columns: dict[str, list[str]] = {
-        "path": [f"./{path}" if path.startswith(_FORMULA) else path for path in manifest.paths],
-        "label": [_cell(manifest.classes[label]) for label in manifest.labels.tolist()],
+        "path": list(manifest.paths),
+        "label": [manifest.classes[label] for label in manifest.labels.tolist()],
         "split": manifest.splits.tolist(),
     }
     for name, flags in (("is_query", manifest.is_query), ("is_gallery", manifest.is_gallery)):
@@ -232,9 +231,9 @@ def write_table(manifest: Manifest, file: Path) -> str:
         if values is not None:
             names = manifest.group_names if name == "group" else None
             named = str if names is None else names.__getitem__
-            columns[name] = ["" if number < 0 else _cell(named(number)) for number in values.tolist()]
+            columns[name] = ["" if number < 0 else named(number) for number in values.tolist()]
     if manifest.texts is not None:
-        columns["text"] = [_cell(text) for text in manifest.texts]
+        columns["text"] = list(manifest.texts)
     write_text(file, csv_text([columns, *zip(*columns.values(), strict=True)]))
     return f"table:{file} {overrides}"
 
@@ -259,7 +258,3 @@ def require_table(manifest: Manifest) -> str:
     else:
         problem = f"the images of {name} are no files of a folder or zip, so no table names them; save them as such"
     raise UserError(problem)
-
-
-def _cell(text: str) -> str:
-    return f" {text}" if text.startswith(_FORMULA) else text

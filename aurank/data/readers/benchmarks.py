@@ -192,23 +192,12 @@ def read_inshop(location: Location, *, partition: str = _INSHOP_LIST, images: st
 
 @published("market1501")
 def read_market(location: Location) -> Manifest:
-    """Read Market-1501: the class is the person as numbered, `groups` the six cameras.
+    """Read Market-1501 or VeRi-776: the class is the person or vehicle as numbered, `groups` the cameras.
 
-    Junk (class −1) is left out, as no query may find it. Distractors (class 0000) stay in the gallery.
+    Of Market-1501 junk (class −1) is left out, as no query may find it; distractors (class 0000) stay in the gallery.
+    Queries of VeRi-776 search images, as in fast-reid, not tracks. They are in the gallery too, where their camera
+    excludes them.
     """
-    return _of_folders(location)
-
-
-@published("veri776")
-def read_veri(location: Location) -> Manifest:
-    """Read VeRi-776: the class is the vehicle as numbered, `groups` the twenty cameras.
-
-    Queries search images, as in fast-reid, not tracks. They are in the gallery too, where their camera excludes them.
-    """
-    return _of_folders(location)
-
-
-def _of_folders(location: Location) -> Manifest:
     location.require(location.benchmark.files)
     roles: tuple[Role, ...] = ("both", "query", "gallery")
     parts = []
@@ -220,6 +209,9 @@ def _of_folders(location: Location) -> Manifest:
                 rows.append(Row(image, image, match[1], split, group=int(match[2]), role=role))
         parts.append(location.part(folder, rows))
     return location.build(*parts)
+
+
+read_veri = published("veri776")(read_market.read)
 
 
 @published("roxford5k", each="difficulty")

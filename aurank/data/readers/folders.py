@@ -117,10 +117,8 @@ def read_omniglot(root: Path, *, path: str = "omniglot_full.zip") -> Manifest:
     if source is None:
         tried = ", ".join(dict.fromkeys(map(str, paths)))
         raise UserError(
-            f"Omniglot is not there: none of {tried} holds images_background and images_evaluation. Fetch "
-            "images_background.zip and images_evaluation.zip from https://github.com/brendenlake/omniglot "
-            f"(folder python), unpack both into {root / 'omniglot'}, so that the layout is omniglot/images_background/"
-            "ALPHABET/characterNN/NNNN_NN.png; or set data.root (or AURANK_DATA) to the folder that holds it"
+            f"Omniglot is not there: none of {tried} holds images_background and images_evaluation; fetch it by "
+            "`aurank data get omniglot`, or set data.root (or AURANK_DATA) to the folder that holds it"
         )
     parts = [name.split("/") for name in source.names() if name.endswith(".png")]
     rows = [row for row in parts if len(row) == 4 and row[0] in _OMNIGLOT_SPLITS]

@@ -62,7 +62,7 @@ def test_omniglot_that_is_missing_says_what_to_fetch_and_the_layout(tmp_path, ha
     write_tree(tmp_path / "omniglot", [name for name in OMNIGLOT if name.startswith(half)])
     with pytest.raises(UserError) as error:
         read_omniglot(tmp_path)
-    for words in ("github.com/brendenlake/omniglot", "characterNN", "AURANK_DATA", str(tmp_path / "omniglot_full.zip")):
+    for words in ("aurank data get omniglot", "AURANK_DATA", str(tmp_path / "omniglot_full.zip")):
         assert words in str(error.value)
     assert "\n" not in str(error.value)
 
