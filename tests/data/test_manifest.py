@@ -148,11 +148,3 @@ def test_validation_shares_no_image_with_training_where_an_image_has_several_tex
     assert not set(training.paths) & set(validation.paths)
     assert not set(training.classes) & set(validation.classes)
     assert len({frozenset(unit) for unit in ("012", "34", "5", "6", "7") if set(unit) & set(validation.classes)}) == 2
-
-
-def test_a_class_has_the_super_category_of_its_images():
-    assert _manifest().class_super_labels is None
-    labels = _manifest().labels
-    assert _manifest(super_labels=(labels * 2).tolist()).class_super_labels.tolist() == [
-        2 * label for label in range(labels.max() + 1)
-    ]

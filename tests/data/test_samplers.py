@@ -139,16 +139,6 @@ def test_a_class_too_large_for_an_epoch_is_seen_whole_in_time_and_does_not_thin_
     assert len(np.unique(np.concatenate([rows for batches in epochs for rows in batches]))) == len(labels)
 
 
-def test_equal_super_categories_give_full_batches_of_each_image_once():
-    labels = shuffled_labels([8] * 48)
-    batches = HierarchicalSampler(labels, 32, super_labels=labels // 8).epoch(0)
-    assert sorted(np.concatenate(batches).tolist()) == list(range(len(labels)))
-    met = {tuple(np.unique(labels[rows] // 8).tolist()) for rows in batches}
-    assert all((np.unique(labels[rows], return_counts=True)[1] == 4).all() for rows in batches)
-    assert {len(rows) for rows in batches} == {32}
-    assert len(met) > 5
-
-
 def test_classes_that_are_near_meet_and_they_alone_where_sizes_fit():
     labels = shuffled_labels([20] * 20)
 

@@ -59,25 +59,6 @@ def test_everything_is_reported_together_with_counts(tmp_path):
     assert "b/1.png = b/1.png = c/1.png" in str(report)
 
 
-@pytest.mark.parametrize(("split", "empty"), [("train", "test"), ("test", "train")])
-def test_an_empty_split_is_found(split, empty):
-    assert examine(array_manifest({split: [2, 2]})).warnings == [f"empty splits: 1 ({empty})"]
-
-
-@pytest.mark.parametrize(
-    ("labels", "splits", "check"),
-    [
-        ("aabb", ["train", "train", "test", "test"], "same image in train and test: 1 (1 = 2)"),
-        ("aabb", ["test"] * 4, "same image under two classes: 1 (1 = 2)"),
-        ("aaaa", ["test"] * 4, "same image more than once in a split: 1 (1 = 2)"),
-    ],
-)
-def test_the_same_image_is_found_twice(labels, splits, check):
-    manifest = _of_images({"0": 0, "1": 1, "2": 1, "3": 3}, list(labels), splits)
-    assert check in examine(manifest).warnings
-    assert check not in examine(manifest, contents=False).warnings
-
-
 @pytest.mark.parametrize("pair", [("train", "val"), ("train", "test"), ("val", "test")])
 def test_what_any_two_splits_share_is_found(pair):
     manifest = _of_images({"0": 0, "1": 1, "2": 2, "3": 0}, list("aaaa"), [pair[0]] * 2 + [pair[1]] * 2)

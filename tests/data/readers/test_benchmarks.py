@@ -2,33 +2,7 @@
 
 import numpy as np
 import pytest
-from testing.trees import (
-    CARS,
-    CUB,
-    INATURALIST_TEST,
-    INATURALIST_TRAIN,
-    INSHOP,
-    KINDS,
-    MARKET,
-    SOP_TEST,
-    SOP_TRAIN,
-    TREES,
-    VEHICLE_TEST,
-    VEHICLE_TRAIN,
-    VERI,
-    cars_tree,
-    cars_tree_of_two_folders,
-    cub_tree,
-    grocery_tree,
-    inaturalist_tree,
-    inshop_tree,
-    market_tree,
-    sop_tree,
-    vehicleid_tree,
-    veri_tree,
-    write_annotations,
-    zip_tree,
-)
+from testing import trees
 
 from aurank.data import READERS
 from aurank.data.checks.doctor import examine
@@ -55,9 +29,9 @@ def refusal(name, root, **params):
     return str(error.value)
 
 
-@pytest.mark.parametrize("name", TREES)
+@pytest.mark.parametrize("name", trees.TREES)
 def test_a_benchmark_is_found_below_the_data_folder_or_is_the_data_folder(name, tmp_path):
-    folder = TREES[name](tmp_path)
+    folder = trees.TREES[name](tmp_path)
     below = read(name, tmp_path)
     assert below.name == name
     assert examine(below).errors == []
@@ -66,7 +40,7 @@ def test_a_benchmark_is_found_below_the_data_folder_or_is_the_data_folder(name, 
     assert read(name, tmp_path, path="elsewhere").sha256 == below.sha256
 
 
-@pytest.mark.parametrize("name", TREES)
+@pytest.mark.parametrize("name", trees.TREES)
 def test_a_benchmark_that_is_not_there_says_where_to_get_it_and_the_layout(name, tmp_path):
     message = refusal(name, tmp_path)
     for part in ("is not there", str(tmp_path), "https://", "expected layout: ", "data.root"):
@@ -83,67 +57,70 @@ def test_a_benchmark_that_is_not_there_says_where_to_get_it_and_the_layout(name,
     ],
 )
 def test_a_benchmark_is_read_from_the_archive_as_downloaded(tmp_path, name, archive):
-    folder = TREES[name](tmp_path / "tree")
-    zip_tree(folder, tmp_path / archive, prefix=f"{folder.name}/")
+    folder = trees.TREES[name](tmp_path / "tree")
+    trees.zip_tree(folder, tmp_path / archive, prefix=f"{folder.name}/")
     assert read(name, tmp_path).sha256 == read(name, tmp_path, path=archive).sha256 == read(name, folder).sha256
     assert examine(read(name, tmp_path)).errors == []
 
 
 def test_products_keep_their_numbers_and_the_test_list_goes_on_where_training_ends(tmp_path):
-    sop_tree(tmp_path)
+    trees.sop_tree(tmp_path)
     manifest = read("sop", tmp_path)
-    assert manifest.paths == tuple(row[3] for row in SOP_TRAIN + SOP_TEST)
-    assert names(manifest) == [str(row[1]) for row in SOP_TRAIN + SOP_TEST]
-    assert manifest.super_labels.tolist() == [row[2] for row in SOP_TRAIN + SOP_TEST]
+    assert manifest.paths == tuple(row[3] for row in trees.SOP_TRAIN + trees.SOP_TEST)
+    assert names(manifest) == [str(row[1]) for row in trees.SOP_TRAIN + trees.SOP_TEST]
+    assert manifest.super_labels.tolist() == [row[2] for row in trees.SOP_TRAIN + trees.SOP_TEST]
     assert manifest.split_sizes == {"train": 4, "test": 5}
     assert (manifest.is_query & manifest.is_gallery).all()
 
 
 def test_groceries_of_kinds_with_an_even_number_train_and_the_others_test(tmp_path):
-    folder = grocery_tree(tmp_path)
+    folder = trees.grocery_tree(tmp_path)
     manifest = read("grocery", tmp_path)
     assert names(manifest) == [
-        f"Brand-{place}-{kind}" for kind in [*KINDS][::2] + [*KINDS][1::2] for place in range(5) for _ in range(6)
+        f"Brand-{place}-{kind}"
+        for kind in [*trees.KINDS][::2] + [*trees.KINDS][1::2]
+        for place in range(5)
+        for _ in range(6)
     ]
     assert manifest.super_labels.tolist() == [kind for kind in (1, 3, 5, 2, 4, 6) for _ in range(30)]
     assert manifest.split_sizes == {"train": 90, "test": 90}
     assert all(list(part) == sorted(part) for part in np.reshape(manifest.paths, (30, 6)))
     (tmp_path / "dataset").symlink_to(folder / "dataset")
-    zip_tree(folder, tmp_path / "mine.zip")
+    trees.zip_tree(folder, tmp_path / "mine.zip")
     for path in (".", "mine.zip"):
         assert read("grocery", tmp_path, path=path).sha256 == manifest.sha256
 
 
 def test_any_set_in_the_format_of_the_products_is_read_as_the_list_reader_does(tmp_path):
-    folder = sop_tree(tmp_path)
+    folder = trees.sop_tree(tmp_path)
     params = {"path": str(folder), "train": "Ebay_test.txt", "test": "Ebay_train.txt", "images": ""}
     assert read("sop", tmp_path, complete=False, **params).sha256 == read("lists", tmp_path, **params).sha256
     assert "Ebay_test.txt has 5 images of 2 classes, expected 4 images of 2" in refusal("sop", tmp_path, **params)
 
 
 def test_the_class_of_a_species_is_its_folder_and_the_super_label_the_folder_above(tmp_path):
-    inaturalist_tree(tmp_path)
+    trees.inaturalist_tree(tmp_path)
     manifest = read("inaturalist2018", tmp_path)
-    assert manifest.paths == tuple(INATURALIST_TRAIN + INATURALIST_TEST)
+    assert manifest.paths == tuple(trees.INATURALIST_TRAIN + trees.INATURALIST_TEST)
     assert names(manifest) == ["Plantae/6000"] * 2 + ["Aves/3000"] + ["Aves/3001"] * 2 + ["Fungi/17"] * 2
     assert manifest.super_labels.tolist() == [0, 0, 1, 1, 1, 2, 2]
     assert manifest.split_sizes == {"train": 3, "test": 4}
 
 
-@pytest.mark.parametrize("size", VEHICLE_TEST)
+@pytest.mark.parametrize("size", trees.VEHICLE_TEST)
 def test_a_vehicle_list_names_images_of_seven_digits_which_may_have_lost_their_zeros(tmp_path, size):
-    folder = vehicleid_tree(tmp_path)
+    folder = trees.vehicleid_tree(tmp_path)
     manifest = read("vehicleid", tmp_path, test=size)
-    rows = VEHICLE_TRAIN + VEHICLE_TEST[size]
+    rows = trees.VEHICLE_TRAIN + trees.VEHICLE_TEST[size]
     assert manifest.paths == tuple(f"image/{image}.jpg" for image, _ in rows)
     assert names(manifest) == [str(vehicle) for _, vehicle in rows]
-    assert manifest.split_sizes == {"train": 4, "test": len(VEHICLE_TEST[size])}
+    assert manifest.split_sizes == {"train": 4, "test": len(trees.VEHICLE_TEST[size])}
     (folder / "train_test_split/train_list.txt").write_text("1 30\n2 30\n10 7\n11 7\n")
     assert read("vehicleid", tmp_path, test=size).sha256 == manifest.sha256
 
 
 def test_super_labels_are_the_model_or_the_color_of_the_vehicle(tmp_path):
-    folder = vehicleid_tree(tmp_path)
+    folder = trees.vehicleid_tree(tmp_path)
     model, color = (
         read("vehicleid", tmp_path, test="small", attribute=name).super_labels for name in ("model", "color")
     )
@@ -167,34 +144,34 @@ WRONG = [
 
 @pytest.mark.parametrize(("name", "file", "text", "said"), WRONG)
 def test_a_file_that_does_not_fit_is_named(name, file, text, said, tmp_path):
-    path = TREES[name](tmp_path) / file
+    path = trees.TREES[name](tmp_path) / file
     path.write_text(path.read_text() + text[1:] + "\n" if text.startswith("+") else text)
     assert said in refusal(name, tmp_path)
 
 
 def test_birds_of_the_first_hundred_classes_train_and_the_others_test(tmp_path):
-    cub_tree(tmp_path)
+    trees.cub_tree(tmp_path)
     manifest = read("cub200", tmp_path)
-    assert manifest.paths == tuple(f"images/{name}" for _, name in CUB)
-    assert names(manifest) == [name.split("/")[0] for _, name in CUB]
+    assert manifest.paths == tuple(f"images/{name}" for _, name in trees.CUB)
+    assert names(manifest) == [name.split("/")[0] for _, name in trees.CUB]
     assert manifest.splits.tolist() == ["train"] * 4 + ["test"] * 5
 
 
-@pytest.mark.parametrize("tree", [cars_tree, cars_tree_of_two_folders])
+@pytest.mark.parametrize("tree", [trees.cars_tree, trees.cars_tree_of_two_folders])
 def test_cars_are_split_by_class_whichever_folder_they_lie_in(tmp_path, tree):
     tree(tmp_path)
     manifest = read("cars196", tmp_path)
     numbers = [int(name) for name in names(manifest)]
-    assert sorted(numbers) == sorted(number for number, _ in CARS)
+    assert sorted(numbers) == sorted(number for number, _ in trees.CARS)
     assert manifest.splits.tolist() == ["train" if number <= 98 else "test" for number in numbers]
     assert examine(manifest).errors == []
 
 
 def test_half_of_the_cars_says_what_is_missing_and_is_read_as_a_part_only_when_it_is_said_to_be_one(tmp_path):
-    file = cars_tree_of_two_folders(tmp_path) / "cars_test_annos_withlabels.mat"
+    file = trees.cars_tree_of_two_folders(tmp_path) / "cars_test_annos_withlabels.mat"
     file.unlink()
     assert "annos_withlabels.mat, the annotations of cars_test, is missing: get it from" in refusal("cars196", tmp_path)
-    write_annotations(file, ["00001.jpg"], [99], field="fname")
+    trees.write_annotations(file, ["00001.jpg"], [99], field="fname")
     message = refusal("cars196", tmp_path)
     assert "classes 99 to 196 has 3 images of 2 classes, expected 4 images of 2 classes" in message
     assert "numbers by those cannot be compared" in message
@@ -204,13 +181,13 @@ def test_half_of_the_cars_says_what_is_missing_and_is_read_as_a_part_only_when_i
 
 @pytest.mark.parametrize("images", ["Img", "", "elsewhere"])
 def test_clothes_have_queries_apart_from_the_gallery(tmp_path, images):
-    folder = inshop_tree(tmp_path)
+    folder = trees.inshop_tree(tmp_path)
     if images == "":
         (folder / "Img/img").rename(folder / "img")
     elif images != "Img":
         (folder / "Img").rename(folder / images)
     manifest = read("inshop", tmp_path, images="elsewhere" if images == "elsewhere" else None)
-    parts = [(name, state) for part in ("train", "query", "gallery") for name, state in INSHOP if state == part]
+    parts = [(name, state) for part in ("train", "query", "gallery") for name, state in trees.INSHOP if state == part]
     states = np.array([state for _, state in parts])
     assert manifest.paths == tuple(f"img/{name}" for name, _ in parts)
     assert manifest.splits.tolist() == np.where(states == "train", "train", "test").tolist()
@@ -221,9 +198,9 @@ def test_clothes_have_queries_apart_from_the_gallery(tmp_path, images):
 
 
 def test_persons_and_cameras_are_read_from_the_names_and_junk_is_left_out(tmp_path):
-    market_tree(tmp_path)
+    trees.market_tree(tmp_path)
     manifest = read("market1501", tmp_path)
-    images = [name for folder in MARKET for name in sorted(MARKET[folder]) if not name.startswith("-1")]
+    images = [name for folder in trees.MARKET for name in sorted(trees.MARKET[folder]) if not name.startswith("-1")]
     assert [path.split("/")[1].removesuffix(".jpg") for path in manifest.paths] == images
     assert names(manifest) == [name[:4] for name in images]
     assert manifest.groups.tolist() == [int(name[6]) for name in images]
@@ -233,7 +210,7 @@ def test_persons_and_cameras_are_read_from_the_names_and_junk_is_left_out(tmp_pa
 
 
 def test_a_query_is_ranked_without_gallery_images_of_its_own_camera(tmp_path):
-    market_tree(tmp_path)
+    trees.market_tree(tmp_path)
     test = read("market1501", tmp_path).split("test")
     rows = len(test)
     given = Embedded(
@@ -254,9 +231,9 @@ def test_a_query_is_ranked_without_gallery_images_of_its_own_camera(tmp_path):
 
 
 def test_vehicles_and_cameras_are_read_from_the_names_and_their_number_is_insisted_on(tmp_path):
-    folder = veri_tree(tmp_path)
+    folder = trees.veri_tree(tmp_path)
     manifest = read("veri776", tmp_path)
-    images = [name for folder in VERI for name in sorted(VERI[folder])]
+    images = [name for folder in trees.VERI for name in sorted(trees.VERI[folder])]
     assert names(manifest) == [name[:4] for name in images]
     assert manifest.groups.tolist() == [int(name[6:9]) for name in images]
     (folder / "image_test/0005_c008_00077625_0.jpg").unlink()
