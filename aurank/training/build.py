@@ -33,7 +33,7 @@ from aurank.models.adapters.names import is_tower
 from aurank.models.encoder import parameter_groups
 from aurank.models.tuning import layer_scales
 from aurank.names import signature
-from aurank.training.optim import BATCH_RULES, OPTIMISERS, SCHEDULES, Schedule, loss_groups
+from aurank.training.optim import BATCH_RULES, OPTIMISERS, loss_groups
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,7 +112,7 @@ def build_loss(config: Config, train: Manifest) -> nn.Module:
         for name, term, width, weight in _parts(config):
             losses[name] = _build_term(config, term, train, dim=width or config.model.dim, gathers=False)
             weights[name], widths[name] = weight, width
-            miners[name] = build_miner(term.miner or config.miner, train)
+            miners[name] = build_miner(term.miner or config.miner)
         loss = MultipleLosses(losses, miners, weights, widths, distributed=gathers)
     if memory is None:
         return loss
@@ -146,7 +146,7 @@ def _build_term(config: Config, term: LossTerm, train: Manifest, *, dim: int, ga
     return loss
 
 
-def build_miner(component: Component | None, train: Manifest) -> nn.Module | None:
+def build_miner(component: Component | None) -> nn.Module | None:
     if component is None:
         return None
     miner: nn.Module = build("miner.params", MINERS[component.name], {}, component.params)
@@ -175,11 +175,3 @@ def build_optimiser(config: Config, model: nn.Module, loss: nn.Module) -> Optimi
         groups += loss_groups("loss", loss, config.terms[0], usual=usual)
     optimiser: Optimizer = build("optim.params", OPTIMISERS[optim.name], {"params": groups, "lr": rate}, optim.params)
     return optimiser
-
-
-def build_schedule(config: Config) -> Schedule:
-    optim = config.optim
-    steps = {"steps": config.train.steps, "warmup_steps": optim.warmup_steps}
-    key, factory = "optim.schedule.params", SCHEDULES[optim.schedule.name]
-    schedule: Schedule = build(key, factory, steps, optim.schedule.params)
-    return schedule

@@ -4,17 +4,19 @@ import itertools
 import json
 import logging
 import math
+import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any, TextIO
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from aurank.data import Batch, BatchLoader, ImageDataset, view_keys
 from aurank.embedding.locations import LAST, SUFFIX
@@ -26,7 +28,7 @@ from aurank.training.build import learning_rate
 from aurank.training.optim import set_learning_rate, update_average
 from aurank.training.state import Progress, random_state
 from aurank.training.trainer import Trainer
-from aurank.training.watch import LossWatch, MetricsFile, SeenBatch, collapse_signs, learned_temperature
+from aurank.training.watch import LossWatch, collapse_signs, learned_temperature
 
 INSISTING = (signal.SIGINT, signal.SIGTERM)
 # A closed terminal, which often sends it twice, and what schedulers send some time before they kill. Not on Windows.
@@ -40,40 +42,30 @@ The events are "step", "validation", "saved", "testing", "measuring", "tested", 
 """
 
 
-class StopRequest:
-    """While entered, keeps the first signal in ``received``; a second SIGINT or SIGTERM interrupts at once."""
+@contextmanager
+def collecting_signals(received: list[int]) -> Iterator[None]:
+    """Append signals to ``received`` while the context lasts; a second SIGINT or SIGTERM interrupts at once."""
 
-    def __init__(self) -> None:
-        self.received: int | None = None
-        self._insisted = False
-        self._previous: dict[int, Any] = {}
+    def receive(number: int, frame: FrameType | None) -> None:
+        if number in INSISTING and any(earlier in INSISTING for earlier in received):
+            raise KeyboardInterrupt
+        received.append(number)
 
-    def __enter__(self) -> "StopRequest":
-        # Python delivers signals to the main thread only, and lets only that thread install handlers.
-        if threading.current_thread() is threading.main_thread():
-            for number in (*INSISTING, *WARNING):
-                if number in INSISTING or signal.getsignal(number) != signal.SIG_IGN:  # ignored under nohup
-                    self._previous[number] = signal.signal(number, self._receive)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._previous.items():
+    previous: dict[int, Any] = {}
+    # Python delivers signals to the main thread only, and lets only that thread install handlers.
+    if threading.current_thread() is threading.main_thread():
+        for number in (*INSISTING, *WARNING):
+            if number in INSISTING or signal.getsignal(number) != signal.SIG_IGN:  # ignored under nohup
+                previous[number] = signal.signal(number, receive)
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
             signal.signal(number, handler)
 
-    def _receive(self, number: int, frame: FrameType | None) -> None:
-        if self._insisted and number in INSISTING:
-            raise KeyboardInterrupt
-        self._insisted |= number in INSISTING
-        self.received = self.received or number
 
-
-class Drawn(NamedTuple):
-    """A batch of this process, its epoch and its number there; of several processes, the labels and ids of all."""
-
-    batch: Batch
-    epoch: int
-    number: int
-    shares: Shares | None = None
+Drawn = tuple[Batch, int, int, Shares | None]
+"""A batch of this process, its epoch and its number there; of several processes, the labels and ids of all."""
 
 
 class Loop:
@@ -102,12 +94,14 @@ class Loop:
         self.main = trainer.accelerator.is_main_process
         self.listener = listener
         self.writes = writes
-        self.metrics: MetricsFile | None = None
+        self.metrics: TextIO | None = None
         if self.main and writes:
-            self.metrics = MetricsFile(out / "metrics.jsonl", keep=progress.metrics_bytes)
+            self.metrics = (out / "metrics.jsonl").open("a", encoding="utf-8")
+            self.metrics.truncate(min(progress.metrics_bytes, self.metrics.tell()))
         self.validation_seconds = 0.0
         self.saved_step = progress.step  # that of the last checkpoint
-        self.stop = StopRequest()
+        self.signals: list[int] = []
+        self.batches_seen: list[tuple[int, int, int, Tensor]] = []  # since the last look: step, epoch, batch, ids
         processes, every = trainer.accelerator.num_processes, self.settings.log_every
         self.watch = LossWatch(trainer.accelerator.device, trainer.optimiser, every=every, processes=processes)
         self.last_metrics: dict[str, float] = {}  # sent to the listener after each step, new at each look
@@ -118,7 +112,7 @@ class Loop:
         """Train; return the signal that ended the run early, or None: the same in every process."""
         progress = self.progress
         try:
-            with self.stop:
+            with collecting_signals(self.signals):
                 if progress.step == 0:
                     self.save("last")
                 if progress.validation_owed:
@@ -126,7 +120,7 @@ class Loop:
                 batches = self.batches()
                 while not self.finished:
                     self.step(batches)
-                    received = self.stop.received if self.watch.processes == 1 else self.watch.received
+                    received = next(iter(self.signals), None) if self.group.size == 1 else self.watch.received
                     if received is not None:
                         self.save("last")
                         return received
@@ -140,7 +134,8 @@ class Loop:
                 return None
         finally:
             if self.metrics is not None:
-                self.metrics.close()
+                with suppress(OSError):  # a record that could not be flushed has raised already
+                    self.metrics.close()
 
     # -- batches ------------------------------------------------------------------------------------------------
 
@@ -172,7 +167,7 @@ class Loop:
             if not skips or min(map(len, rows)) >= 2 * views:
                 passed, count = None, count - 1
                 rank_labels = [torch.from_numpy(labels[ids.numpy()]) for ids in rows]
-                yield Drawn(batch, epoch, index, Shares(rank_labels, rows) if len(parts) > 1 else None)
+                yield batch, epoch, index, Shares(rank_labels, rows) if len(parts) > 1 else None
                 if count == 0:
                     return
             elif passed is None:
@@ -196,9 +191,10 @@ class Loop:
             is_last = part == settings.accumulate - 1
             with nullcontext() if is_last else trainer.accelerator.no_sync(trainer.encoder):
                 embeddings, loss = trainer.forward(batch, shares)
-                watch.add(SeenBatch(progress.step + 1, epoch, index, batch.id, loss.detach(), trainer.loss_terms))
+                watch.add(loss.detach(), {} if trainer.sum is None else trainer.sum.last_terms)
+                self.batches_seen.append((progress.step + 1, epoch, index, batch.id))
                 if is_last:
-                    watch.share(self.stop.received)
+                    watch.share(next(iter(self.signals), None))
                 trainer.backward(loss if trainer.accelerator.scaler is None else watch.marked(loss))
             progress.epoch, progress.batch = epoch, index + 1
             self._images += len(batch.id) * trainer.accelerator.num_processes
@@ -211,9 +207,9 @@ class Loop:
             update_average(trainer.average, trainer.model, decay=settings.ema, step=progress.step)
         progress.step += 1
         due = (settings.log_every, settings.checkpoint_every, settings.validate_every)
-        if watch.is_due or any(map(self._due, due)):
+        if watch.steps is None or watch.steps >= watch.every or any(map(self._due, due)):
             self._look()
-        if not watch.batches:  # all that was asked of the device is done
+        if not self.batches_seen:  # all that was asked of the device is done
             self.last_metrics["images_per_second"] = self._images / (time.perf_counter() - self._started)
             self._images = 0
         skipped = len(trainer.train_data.skipped) if trainer.config.data.on_error == "skip" else 0
@@ -243,32 +239,34 @@ class Loop:
 
     def _look(self) -> None:
         progress = self.progress
-        losses, bad = self.watch.look()
-        if bad is not None:
-            self._report_bad(bad, losses[-1][0])
-        for loss, terms in losses:
+        losses, terms, is_bad = self.watch.look()
+        batches, self.batches_seen = self.batches_seen, []
+        if is_bad:
+            self._report_bad(*batches[len(losses) - 1], losses[-1])
+        for loss in losses:
             progress.loss_sum += loss
             progress.loss_count += 1
-            for name, value in terms.items():
+        for name, values in terms.items():
+            for value in values:
                 progress.term_sums[name] = progress.term_sums.get(name, 0.0) + value
         if losses:
             self.last_metrics["loss"] = progress.loss_sum / progress.loss_count
 
-    def _report_bad(self, batch: SeenBatch, value: float) -> None:
-        rows = dict.fromkeys(batch.ids.tolist())  # each once, in how many views it may be
+    def _report_bad(self, step: int, epoch: int, index: int, ids: Tensor, value: float) -> None:
+        rows = dict.fromkeys(ids.tolist())  # each once, in how many views it may be
         everyone = self.group.all_gather((value, [self.trainer.train_data.manifest.paths[row] for row in rows]))
         value = next(value for value, _ in everyone if not math.isfinite(value))
         paths = [path for _, paths in everyone for path in paths]
-        position = {"step": batch.step, "epoch": batch.epoch, "batch": batch.index}
         record_path, saved = self.out / "diverged.json", ""
         if self.writes:
             if self.main:
-                write_text(record_path, json.dumps({**position, "loss": str(value), "paths": paths}, indent=1) + "\n")
+                record = {"step": step, "epoch": epoch, "batch": index, "loss": str(value), "paths": paths}
+                write_text(record_path, json.dumps(record, indent=1) + "\n")
             saved = (
                 f"; its image paths are in {record_path}, the weights of step {self.saved_step} in {self.out / LAST}"
             )
         raise Diverged(
-            f"the loss is {value} at step {batch.step} (epoch {batch.epoch}, batch {batch.index}){saved}; "
+            f"the loss is {value} at step {step} (epoch {epoch}, batch {index}){saved}; "
             "try a lower optim.lr, optim.clip_norm=1, or look at those images"
         )
 
@@ -296,7 +294,10 @@ class Loop:
 
     def _record(self, record: dict[str, Any], *, split: str) -> None:
         if self.metrics is not None:
-            self.metrics.write({"split": split, **record})
+            # NaN and infinity, which JSON has not, become null.
+            odd = [key for key, value in record.items() if isinstance(value, float) and not math.isfinite(value)]
+            self.metrics.write(json.dumps({"split": split, **record, **dict.fromkeys(odd)}) + "\n")
+            self.metrics.flush()
         values = {f"{split}/{key}": value for key, value in record.items() if key != "step"}
         self.trainer.accelerator.log(values, step=record["step"])
         if self.main and self.metrics is not None:
@@ -334,8 +335,6 @@ class Loop:
         is_finite = all(bool(parameter.isfinite().all()) for parameter in parameters)
         gathered = self.group.all_gather((is_finite, random_state()))
         if not all(finite for finite, _ in gathered):
-            if progress.step == 0:
-                raise UserError("the first weights are not finite; name another model.backbone or model.init_from")
             raise Diverged(
                 f"the weights are not finite after step {progress.step}; those of step {self.saved_step} stay in "
                 f"{self.out / LAST}; try a lower optim.lr, or optim.clip_norm=1"
@@ -344,7 +343,8 @@ class Loop:
             self.saved_step = progress.step  # in every process, whose errors name it
         if self.metrics is None:
             return
-        progress.metrics_bytes = self.metrics.position()
+        os.fsync(self.metrics.fileno())
+        progress.metrics_bytes = os.fstat(self.metrics.fileno()).st_size
         average = None if trainer.average is None else dict(trainer.measured.state_dict())
         content: dict[str, Any] = {
             "config": trainer.config.model_dump(mode="json"),

@@ -169,7 +169,7 @@ def profile_training(
             while True:
                 with clock.phase("data"):
                     drawn = next(batches)
-                images += len(drawn.batch.id) // trainer.views
+                images += len(drawn[0].id) // trainer.views
                 yield drawn
 
         batches = timed(loop.batches())

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from aurank.config import Config
+from aurank.config.components import build
 from aurank.config.schema import NO_BACKBONE
 from aurank.data import Batch, ImageDataset
 from aurank.data.prepared import PreparedImages
@@ -42,12 +43,11 @@ from aurank.training.build import (
     build_miner,
     build_optimiser,
     build_sampler,
-    build_schedule,
     build_splits,
     check_image_size,
 )
 from aurank.training.gradient_cache import GradientCache, split_into_chunks
-from aurank.training.optim import weight_average
+from aurank.training.optim import SCHEDULES, Schedule, weight_average
 from aurank.training.state import random_state, restore_random_state, seed_everything, stream
 from aurank.training.tasks import PairTask, Task
 
@@ -89,8 +89,8 @@ class Trainer:
         self.task = task = _task(config, splits, state, self.notices.append)
         self.model: nn.Module = task.model
         self.loss = build_loss(config, splits.train).to(device)
-        self._sum = next((module for module in self.loss.modules() if isinstance(module, MultipleLosses)), None)
-        miner = build_miner(config.miner, splits.train) if self._sum is None else None  # a sum asks its own
+        self.sum = next((module for module in self.loss.modules() if isinstance(module, MultipleLosses)), None)
+        miner = build_miner(config.miner) if self.sum is None else None  # a sum asks its own
         self.miner = None if miner is None else miner.to(device)
         modules = [*self.loss.modules(), *([] if self.miner is None else self.miner.modules())]
         self._followers = [module for module in modules if isinstance(module, FollowsProgress)]
@@ -99,20 +99,24 @@ class Trainer:
             gather.views = self.views
 
         trained = task.model.to(device)
-        build = partial(build_dataset, config.data, prepared=prepared or open_prepared(config.data))
-        images = cache(partial(build, splits.train, train=False))
+        dataset = partial(build_dataset, config.data, prepared=prepared or open_prepared(config.data))
+        images = cache(partial(dataset, splits.train, train=False))
         if state is None:
             start_projection(task.encoder, config, images)
         # Torch's own: what Accelerate makes of it skips a call of step or zero_grad between two batches of a step.
         self.optimiser = optimiser = build_optimiser(config, trained, self.loss)
-        self.schedule = build_schedule(config)
+        schedule, steps = (
+            config.optim.schedule,
+            {"steps": config.train.steps, "warmup_steps": config.optim.warmup_steps},
+        )
+        self.schedule: Schedule = build("optim.schedule.params", SCHEDULES[schedule.name], steps, schedule.params)
 
         nearest = partial(
             nearest_images, encoder=task.encoder, training_images=images, accelerator=accelerator, config=config
         )
         self.sampler = build_sampler(config, splits.train, rank=rank, world_size=processes, neighbours=nearest)
-        self.train_data = build(splits.train, train=True, seed=config.seed)
-        self.val_data = None if splits.val is None else build(splits.val, train=False)
+        self.train_data = dataset(splits.train, train=True, seed=config.seed)
+        self.val_data = None if splits.val is None else dataset(splits.val, train=False)
         # Accelerate puts autocast into the forward of what it is given; the encoder inside stays as it is.
         self.encoder, _ = accelerator.prepare(EachPart(trained, compiled=config.train.compile), optimiser)
         check_image_size(task.encoder, config, device)
@@ -149,10 +153,6 @@ class Trainer:
         self._calls = (step, 0)
         for module in self._followers:
             module.set_progress(step=step, steps=self.config.train.steps, epoch=epoch, epochs=self.epochs)
-
-    @property
-    def loss_terms(self) -> dict[str, Tensor]:
-        return {} if self._sum is None else self._sum.last_terms
 
     def forward(self, batch: Batch, shares: Shares | None = None) -> tuple[Float[Tensor, "image dim"], Tensor]:
         """Return the embeddings of a batch's images, and the loss of the batch.
@@ -248,9 +248,6 @@ def reencode(
     if not len(ids):
         return torch.empty(0, dim, device=device)
     batch = data.__getitems__(ids.tolist())
-    if len(batch.id) < len(ids):
-        lost = next(row for row in ids.tolist() if row not in batch.id)
-        raise UserError(f"image {data.manifest.paths[lost]!r} was read before and cannot be read any more")
     assert isinstance(batch.image, Tensor)  # only augmentation makes several sizes
     images = batch.image if len(ids) > 1 else torch.cat([batch.image, batch.image])
     random, parts = random_state(), []

@@ -211,19 +211,18 @@ def test_a_model_whose_weights_do_not_fit_is_told_wherever_it_is_read(run: Path,
             work()
 
 
-@pytest.mark.parametrize(("step", "message"), [(0, "the first weights are not finite"), (3, "those of step 3 stay in")])
-def test_what_is_not_finite_is_not_saved(trainer: Trainer, tmp_path: Path, step: int, message: str) -> None:
-    loop = Loop(trainer, tmp_path, {}, progress=Progress(step=step))
+def test_what_is_not_finite_is_not_saved(trainer: Trainer, tmp_path: Path) -> None:
+    loop = Loop(trainer, tmp_path, {}, progress=Progress(step=3))
     assert loop.metrics is not None
     loop.metrics.close()
     bias = dict(trainer.model.named_parameters())["head.bias"]
     kept = bias.detach().clone()
     bias.data[0] = math.nan
-    with pytest.raises(AurankError, match=message):
+    with pytest.raises(AurankError, match="those of step 3 stay in"):
         loop.save("last")
     bias.data.copy_(kept)
     trainer.loss.temperature = nn.Parameter(torch.tensor(math.inf))
-    with pytest.raises(AurankError, match=message):
+    with pytest.raises(AurankError, match="those of step 3 stay in"):
         loop.save("best")
     del trainer.loss.temperature
     assert not list(tmp_path.glob("*.safetensors"))

@@ -25,7 +25,7 @@ from aurank.models.encoder import EachPart
 from aurank.training.build import build_splits
 from aurank.training.components import read_config
 from aurank.training.trainer import Trainer, build_trainer
-from aurank.training.watch import MetricsFile, collapse_signs
+from aurank.training.watch import collapse_signs
 
 CROPS = {"views": 4, "train_transform": {"name": "multi_crop", "params": {"local_size": 16}}}
 
@@ -177,18 +177,6 @@ def test_a_weight_average_is_what_is_measured_and_loaded(tmp_path: Path) -> None
     assert not torch.equal(weight, state["encoder"]["head.weight"])
     assert evaluate_model(f"aurank:{tmp_path}/out/best").metrics == result.report.metrics  # type: ignore[union-attr]
     assert list((tmp_path / "out").rglob("events.out.tfevents.*"))
-
-
-def test_the_log_keeps_only_what_a_checkpoint_knows(tmp_path: Path) -> None:
-    log = MetricsFile(tmp_path / "metrics.jsonl")
-    log.write({"step": 1, "value": float("nan")})
-    kept = log.position()
-    log.write({"step": 2})
-    log.close()
-    log = MetricsFile(tmp_path / "metrics.jsonl", keep=kept)
-    log.write({"step": 3})
-    log.close()
-    assert (tmp_path / "metrics.jsonl").read_text(encoding="utf-8") == '{"step": 1, "value": null}\n{"step": 3}\n'
 
 
 def test_collapse_shows_in_similarity_and_rank() -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import aurank
 from aurank.data import HierarchicalSampler
 from aurank.embedding.stored.checkpoint import load_checkpoint
-from aurank.errors import AurankError, AurankWarning, UserError
+from aurank.errors import AurankError, AurankWarning
 from aurank.losses import (
     LOSSES,
     MINERS,
@@ -146,13 +146,6 @@ def test_only_who_wants_it_is_given_the_callback() -> None:
     trainer = build("wants", memory={"size": 100})
     assert trainer.loss.loss.reencode.func is reencode
     assert not hasattr(build("learnt").loss, "reencode")
-
-
-def test_an_image_that_is_gone_is_named(tmp_path: Path) -> None:
-    trainer = build("wants", data={"on_error": "skip"})
-    trainer.train_data._unreadable[7] = True
-    with pytest.raises(UserError, match=r"was read before and cannot be read any more"):
-        trainer.loss.reencode(torch.tensor([3, 7]))
 
 
 @pytest.mark.slow

@@ -289,7 +289,7 @@ def measure(rank: int, port: int, out: str) -> None:
             batches = loop.batches()
 
             steps(loop, batches)
-            images = trainer.train_data.to_input(next(batches).batch.image)
+            images = trainer.train_data.to_input(next(batches)[0].image)
             bare(trainer, images)
             own, of_ddp = counted(partial(steps, loop, batches)), counted(partial(bare, trainer, images))
             assert of_ddp >= STEPS, name

@@ -15,7 +15,7 @@ from aurank.embedding.stored.checkpoint import load_checkpoint
 from aurank.errors import AurankError
 from aurank.models.encoder import Encoder
 from aurank.training import watch as watching
-from aurank.training.watch import LossWatch, SeenBatch, leaves_out_updates
+from aurank.training.watch import LossWatch
 
 CPU = torch.device("cpu")
 
@@ -26,18 +26,14 @@ def late(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watching, "READ_AT_ONCE", ())
 
 
-def seen(index: int, loss: float) -> SeenBatch:
-    return SeenBatch(index + 1, 0, index, torch.arange(2), torch.tensor(loss))
-
-
 @pytest.mark.usefixtures("late")
 @pytest.mark.parametrize(("kind", "bad"), [(torch.optim.SGD, float("nan")), (torch.optim.AdamW, float("inf"))])
 def test_no_update_follows_a_bad_loss_and_a_look_finds_it(kind, bad: float) -> None:
     weight = nn.Parameter(torch.ones(3))
     optimiser = kind([weight], 0.1, fused=True)
     watch, kept = LossWatch(CPU, optimiser, every=10), []
-    for index, value in enumerate((1.0, 2.0, bad, 3.0, bad)):
-        watch.add(seen(index, value))
+    for value in (1.0, 2.0, bad, 3.0, bad):
+        watch.add(torch.tensor(value), {"part": torch.tensor(value)})
         watch.share(None)
         weight.grad = torch.full((3,), value)
         assert not watch.guard()
@@ -45,11 +41,10 @@ def test_no_update_follows_a_bad_loss_and_a_look_finds_it(kind, bad: float) -> N
         kept.append(weight.detach().clone())
     assert not kept[0].equal(kept[1])
     assert all(after.equal(kept[1]) for after in kept[2:])
-    losses, first = watch.look()
-    assert first is not None
-    assert (first.step, first.index) == (3, 2)
-    assert [loss for loss, _ in losses[:2]] == [1.0, 2.0]
-    assert len(losses) == 3
+    losses, terms, is_bad = watch.look()
+    assert is_bad
+    assert losses[:2] == terms["part"][:2] == [1.0, 2.0]
+    assert len(losses) == len(terms["part"]) == 3
 
 
 @pytest.mark.usefixtures("late")
@@ -57,8 +52,8 @@ def test_a_gradient_scaler_leaves_out_the_update_that_follows_a_bad_loss() -> No
     weight = nn.Parameter(torch.ones(3))
     optimiser, scaler = torch.optim.AdamW([weight], 0.1, fused=True), torch.amp.GradScaler("cpu")
     watch, kept = LossWatch(CPU, optimiser, every=10), []
-    for index, value in enumerate((1.0, float("inf"), 3.0)):
-        watch.add(seen(index, value))
+    for value in (1.0, float("inf"), 3.0):
+        watch.add(torch.tensor(value), {})
         watch.share(None)
         scaler.scale(watch.marked(weight.sum())).backward()
         watch.guard()
@@ -75,12 +70,11 @@ def test_a_gradient_scaler_leaves_out_the_update_that_follows_a_bad_loss() -> No
 def test_an_optimiser_that_cannot_leave_out_an_update_is_looked_at_in_each_step() -> None:
     weight = nn.Parameter(torch.ones(3))
     plain = torch.optim.AdamW([weight], 0.1, fused=False)
-    assert not leaves_out_updates(plain)
     watch = LossWatch(CPU, plain, every=10)
-    watch.add(seen(0, float("nan")))
+    watch.add(torch.tensor(float("nan")), {})
     watch.share(None)
     assert watch.guard()
-    assert watch.look()[1] is not None
+    assert watch.look()[2]
 
 
 @pytest.mark.skipif(Version(torch.__version__) < Version("2.10"), reason="older ones ask for the GPU that is faked")
@@ -88,9 +82,9 @@ def test_until_a_look_nothing_of_the_device_is_read() -> None:
     with Unread():
         optimiser = torch.optim.AdamW([nn.Parameter(torch.ones(3))], 0.1, fused=True)
         watch = LossWatch(torch.device("cuda"), optimiser, every=10)
-        for index in range(3):
+        for _ in range(3):
             loss = torch.ones(()).to("cuda")
-            watch.add(SeenBatch(index + 1, 0, index, torch.arange(2), loss))
+            watch.add(loss, {})
             watch.share(None)
             assert watch.marked(loss).device.type == "cuda"
             assert not watch.guard()
