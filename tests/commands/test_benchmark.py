@@ -219,20 +219,6 @@ def test_a_killed_benchmark_goes_on_and_two_processes_share_what_is_left(
     assert not list((tmp_path / "out" / "units").glob(".*"))
 
 
-@pytest.mark.slow
-def test_workers_share_the_units_and_tell_their_mistakes(tmp_path: Path) -> None:
-    spec = write_spec(tmp_path, settings=None, trials=0, ranges=None)
-    told: list[int] = []
-    options: dict[str, Any] = {"workers": 2}
-    assert run_benchmark(spec, tmp_path / "out", **options, listener=lambda unit, line, done, total: told.append(done))
-    assert told == list(range(1, 7))
-    assert kinds(read_lines(tmp_path / "out" / "lines.jsonl")) == {"benchmark": 1, "split": 1, "untrained": 2, "run": 4}
-    broken = write_spec(tmp_path, settings=None, trials=0, ranges=None, seeds=3)
-    (tmp_path / "out" / "running").write_text("in the way")
-    with pytest.raises(UserError, match="running"):
-        run_benchmark(broken, tmp_path / "out", **options)
-
-
 @pytest.mark.parametrize(
     ("kind", "changes", "text"),
     [

@@ -13,14 +13,12 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from importlib.metadata import version
-from multiprocessing import get_context, parent_process
 from pathlib import Path
-from queue import Empty
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from pydantic import Field, PositiveInt
+from pydantic import Field
 from typing_extensions import TypedDict
 
 from aurank.commands.tune import declared_ranges, searched_ranges, tune
@@ -33,7 +31,7 @@ from aurank.data.readers.given import GIVEN
 from aurank.embedding.embedded import described, evaluation_options, trial_of
 from aurank.embedding.image_selection import read_whole
 from aurank.embedding.select_images import class_folds, split_of
-from aurank.errors import AurankError, AurankWarning, Diverged, UserError, first_line
+from aurank.errors import AurankWarning, Diverged, UserError, first_line
 from aurank.evaluation import PostProcessing, Report
 from aurank.evaluation.metrics import Classes
 from aurank.files import InUse, checked, claimed, reading, require_ordinary, write_text
@@ -249,12 +247,11 @@ class BenchmarkRun:
     def work(self, commit: str, until: float = math.inf, listener: Listener = lambda *_: None) -> None:
         """Do units, beside other processes, until all are done, or one might end after the time.time() `until`."""
         longest: dict[str, float] = {}
-        parent = parent_process()
         while (before := self.done) < self.total:
             for unit in self.known_units():
                 if self.line_of(unit) is not None:
                     continue
-                if time.time() + longest.get(unit.kind, 0.0) > until or (parent and not parent.is_alive()):
+                if time.time() + longest.get(unit.kind, 0.0) > until:
                     return
                 with suppress(InUse), claimed(path := self.path_of(unit), is_file=True):
                     if self.line_of(unit) is None:  # still: no other process was faster
@@ -352,7 +349,6 @@ def run_benchmark(
     file: Path,
     out: Path,
     *,
-    workers: PositiveInt = 1,
     limit: float = math.inf,
     listener: Listener = lambda *_: None,
 ) -> bool:
@@ -360,12 +356,10 @@ def run_benchmark(
 
     Args:
         file: a YAML file of methods.
-        workers: processes that work at a time; with 1, this one works alone.
         limit: seconds after which no unit may end.
 
     Raises:
         UserError: a mistake in the file or in a method.
-        AurankError: a worker was killed; what had ended is kept.
 
     Example:
         >>> import tempfile
@@ -381,48 +375,12 @@ def run_benchmark(
     commit, until = package_commit(), time.time() + limit
     benchmark = BenchmarkRun(file, out)
     try:
-        if workers == 1:
-            benchmark.work(commit, until, listener)
-        else:
-            _work_together(benchmark, workers, listener, file, out, commit, until)
+        benchmark.work(commit, until, listener)
     finally:
         with suppress(OSError):  # others may be running
             (out / "running").rmdir()
         benchmark.collect()
     return benchmark.done == benchmark.total
-
-
-def _work_together(benchmark: BenchmarkRun, workers: int, listener: Listener, *work: Any) -> None:
-    context = get_context("spawn")
-    errors: Any = context.Queue()
-    threads = max(1, torch.get_num_threads() // workers)
-    processes = [context.Process(target=_work, args=(errors, threads, *work)) for _ in range(workers)]
-    reported = {unit for unit in benchmark.known_units() if benchmark.line_of(unit) is not None}
-    try:
-        for process in processes:
-            process.start()
-        while any(process.is_alive() for process in processes) or not errors.empty():
-            with suppress(Empty):
-                raise errors.get(timeout=_PAUSE)
-            for unit in benchmark.known_units():
-                if unit not in reported and (line := benchmark.line_of(unit)) is not None:
-                    reported.add(unit)
-                    listener(unit, line, len(reported), benchmark.total)
-    finally:
-        for process in processes:
-            process.terminate()
-            process.join()
-    if any(process.exitcode for process in processes):
-        remedy = "run again, with fewer --workers if memory was short"
-        raise AurankError(f"a worker was killed; what had ended is kept: {remedy}")
-
-
-def _work(errors: Any, threads: int, file: Path, out: Path, commit: str, until: float) -> None:
-    torch.set_num_threads(threads)
-    try:
-        BenchmarkRun(file, out).work(commit, until)
-    except AurankError as error:
-        errors.put(error)
 
 
 def package_commit() -> str:
