@@ -3,17 +3,15 @@
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float32, Int64
 from torch import Tensor, nn
-from typing_extensions import TypedDict
 
 from aurank.data import Manifest
 from aurank.errors import UserError
@@ -31,13 +29,6 @@ class Pace(NamedTuple):
 
     batch: int = 256
     channels_last: bool | None = None
-
-
-class _StoredPiece(TypedDict):
-    __pydantic_config__ = {"arbitrary_types_allowed": True}  # type: ignore[misc]  # noqa: RUF012
-
-    rows: Int64[Tensor, " row"]
-    embeddings: Float32[Tensor, "row dim"]
 
 
 class Piece(NamedTuple):
@@ -95,9 +86,11 @@ class EmbeddingCache:
         for path in sorted(self.folder.glob(f"*{_SUFFIX}")):
             if not needed[slice(*self._extents.get(path.name, (None, None)))].any():
                 continue
-            piece = _read_piece(path, count, dim=pieces[0].embeddings.shape[1] if pieces else None)
-            if piece is None:
-                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
+            try:
+                stored = read_bundle(path, dict[str, Any], _WHAT)
+                piece = Piece(stored["rows"].numpy(), stored["embeddings"].numpy())
+            except UserError:
+                path.unlink(missing_ok=True)
                 damaged += 1
                 continue
             self._extents[path.name] = int(piece.rows[0]), int(piece.rows[-1]) + 1
@@ -115,16 +108,6 @@ class EmbeddingCache:
     def write(self, piece: Piece) -> None:
         path = self.folder / f"{int(piece.rows[0]):010d}{_SUFFIX}"
         write_bundle(path, {"rows": piece.rows, "embeddings": piece.embeddings}, _WHAT)
-
-
-def _read_piece(path: Path, count: int, *, dim: int | None) -> Piece | None:
-    with suppress(UserError):
-        stored = read_bundle(path, _StoredPiece, _WHAT)
-        rows, embeddings = stored["rows"].numpy(), stored["embeddings"].numpy()
-        in_order = np.diff(rows, prepend=-1, append=count) > 0
-        if len(rows) == len(embeddings) > 0 and dim in (None, embeddings.shape[1]) and in_order.all():
-            return Piece(rows, embeddings)
-    return None
 
 
 def weights_sha256(module: nn.Module) -> str:

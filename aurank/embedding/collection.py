@@ -5,21 +5,19 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from copy import copy
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Int64
-from typing_extensions import TypedDict
 
 from aurank.arrays import Arrays, Rows
 from aurank.embedding.embedded import Embedded
 from aurank.embedding.index_folder import GalleryRecord, Ids, NewImages, Table, measured_recall
-from aurank.embedding.stored.trained_model import made_by, require_same_model
+from aurank.embedding.stored.trained_model import made_by
 from aurank.errors import UserError
 from aurank.evaluation.index.neighbours import Neighbours, SearchIndex, blocks, check_rows, drop_own, load_rows
 from aurank.evaluation.inputs import ProgressCallback, as_array
@@ -38,15 +36,9 @@ _METRICS = {"cosine": "COSINE", "dot": "IP", "euclidean": "L2"}
 _clients: dict[str, Any] = {}  # threads share them; milvus-lite lets one process into a file
 
 
-class EmbeddedBy(TypedDict):
-    name: str
-    weights_sha256: str
-    preprocessing: str
-
-
 class CollectionRecord(GalleryRecord):
     complete: bool
-    model: EmbeddedBy
+    model: dict[Literal["name", "weights_sha256", "preprocessing"], str]
 
 
 def is_collection(place: Path | str) -> bool:
@@ -76,15 +68,13 @@ class CollectionRows(SearchIndex):
     @classmethod
     def open(cls, address: str) -> "CollectionRows":
         """Return the gallery of a collection that aurank has filled."""
-        file = Path(address.removeprefix(PREFIX).partition("#")[0])
-        is_missing = "://" not in address and not file.exists()
-        if is_missing or not (gallery := cls(address))._exists():
+        is_missing = "://" not in address and not Path(address.removeprefix(PREFIX).partition("#")[0]).exists()
+        if is_missing or not (gallery := cls(address))._call("has_collection"):
             raise UserError(f"no index at {address}; make one with aurank index build --to {address}")
         gallery._describe_by(gallery._read_record())
         if not gallery.about["complete"]:
             raise UserError(f"{address}: its filling was cut short; give the same aurank index build again")
-        with gallery._errors():
-            gallery.client.load_collection(gallery.name)
+        gallery._call("load_collection")
         return gallery
 
     @classmethod
@@ -94,18 +84,21 @@ class CollectionRows(SearchIndex):
         embedded_by = {"name": made.model, "weights_sha256": made.weights_sha256, "preprocessing": made.preprocessing}
         gallery._describe_by({**about, "model": embedded_by})
         _index(about["factory"])  # what is wrong with it is said before an image is embedded
-        if gallery._exists() and gallery._read_record()["complete"] and not overwrite:
+        if gallery._call("has_collection") and gallery._read_record()["complete"] and not overwrite:
             remedy = "add images with aurank index add, or replace it with --overwrite"
             raise UserError(f"{address} holds an index already: {remedy}")
         return gallery
 
-    def _exists(self) -> bool:
-        with self._errors():
-            return bool(self.client.has_collection(self.name))
+    def _call(self, method: str, *arguments: Any, **options: Any) -> Any:
+        """Return what a method of the client returns for this collection."""
+        try:
+            return getattr(self.client, method)(self.name, *arguments, **options)
+        except (_library().MilvusException, UnicodeError) as error:
+            message = " ".join(str(getattr(error, "message", error)).split())
+            raise UserError(f"{self.address}: Milvus says: {message[:300]}") from error
 
     def _read_record(self) -> dict[str, Any]:
-        with self._errors():
-            text = self.client.describe_collection(self.name).get("properties", {}).get(_PROPERTY, "null")
+        text = self._call("describe_collection").get("properties", {}).get(_PROPERTY, "null")
         with reading(self.address, "a collection of this aurank", remedy="name another one"):
             return dict(checked(json.loads(text), CollectionRecord))
 
@@ -113,14 +106,6 @@ class CollectionRows(SearchIndex):
         self.about, self.dim, self.distance = about, int(about["dim"]), str(about["distance"])
 
     def fill(self, images: Table, embeddings: Rows, *, progress: ProgressCallback | None = None) -> None:
-        with self._errors():
-            self._create()
-        self.add(images, embeddings, progress=progress)
-        search = GallerySearch(self, self.embeddings, self.embeddings)
-        recall = measured_recall(search, embeddings, image_ids(images), seed=self.about["seed"])
-        self.describe(complete=True, recall=recall)
-
-    def _create(self) -> None:
         milvus, (index_type, built, _) = _library(), _index(self.about["factory"])
         schema = milvus.MilvusClient.create_schema(auto_id=False, enable_dynamic_field=False)
         schema.add_field("id", milvus.DataType.INT64, is_primary=True)
@@ -134,24 +119,20 @@ class CollectionRows(SearchIndex):
         index.add_index("vector", index_type=index_type, **how)
         self.about |= {"format": _FORMAT, "version": _VERSION, "aurank": version("aurank")}
         self.about |= {"revision": 0, "complete": False, "recall": None}
-        if self.client.has_collection(self.name):
-            self.client.drop_collection(self.name)
+        if self._call("has_collection"):
+            self._call("drop_collection")
         if "://" not in self.uri:  # what killed processes left, which milvus-lite neither knows nor overwrites
             shutil.rmtree(Path(self.uri, "collections", self.name), ignore_errors=True)
         options = {"consistency_level": "Strong", "properties": {_PROPERTY: json.dumps(self.about)}}
-        self.client.create_collection(self.name, schema=schema, index_params=index, **options)
+        self._call("create_collection", schema=schema, index_params=index, **options)
+        self.add(images, embeddings, progress=progress)
+        search = GallerySearch(self, self.embeddings, self.embeddings)
+        recall = measured_recall(search, embeddings, image_ids(images), seed=self.about["seed"])
+        self.describe(complete=True, recall=recall)
 
     def describe(self, **changes: Any) -> None:
-        if self._read_record()["revision"] != self.about["revision"]:
-            raise UserError(f"{self.address} was changed by another process meanwhile: one writes at a time; run again")
         self.about = {**self.about, **changes, "revision": self.about["revision"] + 1}
-        with self._errors():
-            self.client.alter_collection_properties(self.name, {_PROPERTY: json.dumps(self.about)})
-
-    def require_model(self, model: ImageModel) -> None:
-        filled_by = self.about["model"]
-        remedy = f"name the one that filled it, {filled_by['name']}, with --model, or build another collection"
-        require_same_model(model, filled_by["weights_sha256"], filled_by["preprocessing"], self.address, remedy)
+        self._call("alter_collection_properties", {_PROPERTY: json.dumps(self.about)})
 
     def close(self) -> None:
         """Let go of the client, and of milvus-lite its server and the lock of the file."""
@@ -164,8 +145,7 @@ class CollectionRows(SearchIndex):
     # -- rows ---------------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        with self._errors():
-            return int(self.client.query(self.name, filter="", output_fields=["count(*)"])[0]["count(*)"])
+        return int(self._call("query", filter="", output_fields=["count(*)"])[0]["count(*)"])
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -180,7 +160,7 @@ class CollectionRows(SearchIndex):
     ) -> tuple[np.ndarray, np.ndarray]:
         within = copy(self)
         if classes is not None:
-            within.filter = f"class in {_listed(classes)}"
+            within.filter = f"class in {json.dumps(list(classes), ensure_ascii=False)}"
         return GallerySearch(within, self.embeddings, self.embeddings).nearest(queries, k, **how)
 
     @property
@@ -192,7 +172,7 @@ class CollectionRows(SearchIndex):
         return self._table(self._scan("", ["source", *_TEXTS]))
 
     def where(self, column: str, values: Collection[Any], most: int | None = None) -> Ids:
-        return self._ids(f"{column} in {_listed(values)}", most)
+        return self._ids(f"{column} in {json.dumps(list(values), ensure_ascii=False)}", most)
 
     def take(self, rows: Sequence[int] | Ids) -> Table:
         return self._table(self._get(rows, ["source", *_TEXTS]))
@@ -214,17 +194,14 @@ class CollectionRows(SearchIndex):
             vectors = load_rows(embeddings, part, "dot")  # as they are
             pairs = zip(texts, vectors, strict=True)
             rows = [dict(zip(columns, row, strict=True), vector=vector) for row, vector in pairs]
-            with self._errors():
-                self.client.upsert(self.name, rows)
+            self._call("upsert", rows)
             if progress is not None:
                 progress(part.stop, len(embeddings))
-        with self._errors():
-            self.client.flush(self.name)
+        self._call("flush")
 
     def remove(self, rows: Ids) -> None:
         for part in blocks(len(rows), _MOST):
-            with self._errors():
-                self.client.delete(self.name, ids=rows[part].tolist())
+            self._call("delete", ids=rows[part].tolist())
 
     def search(self, queries: Arrays, k: int, *, leave_out: Int64[np.ndarray, " query"] | None = None) -> Neighbours:
         queries, depth = as_array(queries), min(k + (leave_out is not None), _MOST)
@@ -233,8 +210,7 @@ class CollectionRows(SearchIndex):
         how = {"params": _index(self.about["factory"])[2]}
         for part in blocks(len(queries), max(1, min(1000, _NUMBERS // self.dim))):
             data = list(load_rows(queries, part, "dot"))
-            with self._errors():
-                lists = self.client.search(self.name, data, self.filter, limit=depth, search_params=how)
+            lists = self._call("search", data, self.filter, limit=depth, search_params=how)
             for query, hits in enumerate(lists, start=part.start):
                 row[query, : len(hits)] = [hit["id"] for hit in hits]
                 similarity[query, : len(hits)] = [sign * hit["distance"] for hit in hits]
@@ -261,20 +237,17 @@ class CollectionRows(SearchIndex):
 
     def _scan(self, expression: str, fields: list[str], most: int | None = None) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = []
-        with self._errors():
-            batches = self.client.query_iterator(self.name, _MOST, most or -1, expression, ["id", *fields])
-            while batch := batches.next():
-                rows += batch
-            batches.close()
+        batches = self._call("query_iterator", _MOST, most or -1, expression, ["id", *fields])
+        while batch := batches.next():
+            rows += batch
+        batches.close()
         return sorted(rows, key=lambda row: int(row["id"]))
 
     def _get(self, rows: Sequence[int] | Ids, fields: list[str], *, strict: bool = True) -> list[dict[str, Any]]:
         ids, by_id = [int(row) for row in rows], dict[int, dict[str, Any]]()
         width = self.dim if "vector" in fields else 32
         for part in blocks(len(ids), max(1, min(_MOST, _NUMBERS // width))):
-            with self._errors():
-                batch = self.client.get(self.name, ids[part], ["id", *fields])
-            by_id |= {int(row["id"]): row for row in batch}
+            by_id |= {int(row["id"]): row for row in self._call("get", ids[part], ["id", *fields])}
         if strict and (missing := next((row for row in ids if row not in by_id), None)) is not None:
             raise UserError(f"{self.address} holds no image {missing}")
         return [by_id[row] for row in ids if row in by_id]
@@ -283,14 +256,6 @@ class CollectionRows(SearchIndex):
     def _table(rows: list[dict[str, Any]]) -> Table:
         texts = {name: np.array([row[name] for row in rows], dtype=np.str_) for name in _TEXTS}
         return {"source": np.array([row["source"] for row in rows], dtype=np.int64), **texts}
-
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
-        try:
-            yield
-        except (_library().MilvusException, UnicodeError) as error:
-            message = " ".join(str(getattr(error, "message", error)).split())
-            raise UserError(f"{self.address}: Milvus says: {message[:300]}") from error
 
 
 def read_collection(address: str) -> Embedded:
@@ -304,23 +269,19 @@ def read_collection(address: str) -> Embedded:
     return Embedded(rows[ids], labels, np.arange(count), table["path"], **sides, classes=classes)
 
 
-def _listed(values: Collection[Any]) -> str:
-    return json.dumps(list(values), ensure_ascii=False)
-
-
 def _index(factory: str) -> tuple[str, dict[str, Any], dict[str, Any]]:
     """Return the type of an index, and the parameters that it is built and searched with."""
     built, _, searched = factory.partition(";")
     index_type, _, options = built.partition(",")
-    try:
-        return index_type.strip().upper(), _parameters(options), _parameters(searched)
-    except ValueError as error:
-        raise UserError(f'an index of Milvus is a text such as "HNSW,M=16; ef=64", not {factory!r}') from error
-
-
-def _parameters(text: str) -> dict[str, Any]:
-    pairs = (option.partition("=")[::2] for option in text.split(",") if option.strip())
-    return {name.strip(): json.loads(value) for name, value in pairs}
+    parameters = []
+    for text in (options, searched):
+        pairs = [option.partition("=") for option in text.split(",") if option.strip()]
+        try:
+            parameters.append({name.strip(): json.loads(value) for name, _, value in pairs})
+        except ValueError as error:
+            message = f'an index of Milvus is a text such as "HNSW,M=16; ef=64", not {factory!r}'
+            raise UserError(message) from error
+    return index_type.strip().upper(), parameters[0], parameters[1]
 
 
 def _library() -> Any:

@@ -123,7 +123,11 @@ def embed_rows(
     """
     group = group or ProcessGroup(False)
     device = device or next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    pieces, missing = _read_cache(cache, chosen, group)
+    pieces = [] if cache is None or group.rank > 0 else cache.read(len(chosen), chosen)
+    cached = np.zeros_like(chosen)
+    for piece in pieces:
+        cached[piece.rows] = True
+    missing = chosen & ~group.all_gather(cached)[0]
     if batch is None:
         batch = choose_pace(model, dataset, missing, device=device, bf16=bf16, cache=cache, group=group)
     pace = batch if isinstance(batch, Pace) else Pace(batch)
@@ -213,22 +217,6 @@ def _join(pieces: Sequence[Piece], cache: EmbeddingCache | None) -> Piece:
     if cache is not None:
         cache.write(piece)
     return piece
-
-
-def _read_cache(
-    cache: EmbeddingCache | None, chosen: np.ndarray, group: ProcessGroup
-) -> tuple[list[Piece], Bool[np.ndarray, " row"]]:
-    """Return what this process has to give of the cache, each row in one process alone, and the rows that none has."""
-    pieces = [] if cache is None else cache.read(len(chosen), chosen)
-    cached = np.zeros(len(chosen), dtype=np.bool_)
-    for piece in pieces:
-        cached[piece.rows] = True
-    by_rank = group.all_gather(cached)
-    before = np.logical_or.reduce([np.zeros_like(cached), *by_rank[: group.rank]])
-    if before.any():  # of a folder that all share, only the first reads
-        pairs = ((piece, ~before[piece.rows]) for piece in pieces)
-        pieces = [Piece(piece.rows[new], piece.embeddings[new]) for piece, new in pairs if new.any()]
-    return pieces, chosen & ~np.logical_or.reduce(by_rank)
 
 
 def embed_pixels(dataset: ImageDataset, *, batch: int | None = None, workers: int = 0) -> Embedded:

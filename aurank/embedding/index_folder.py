@@ -53,11 +53,6 @@ class SourceRecord(TypedDict):
     prefix: str
 
 
-class ModelRecord(TypedDict):
-    name: str
-    folder: str
-
-
 class GalleryRecord(TypedDict):
     """What an index says of itself, in a folder or in a collection."""
 
@@ -76,7 +71,7 @@ class GalleryRecord(TypedDict):
 class _About(GalleryRecord):
     rows: str
     files: dict[str, str]
-    model: ModelRecord
+    model: dict[Literal["name", "folder"], str]
     count: int
     postprocessing: str | None
     checksum: str
@@ -89,12 +84,8 @@ class IndexedRows:
     images: Table
     embeddings: Rows
     index: Index
+    searched: Rows  # the embeddings, behind the post-processing
     processing: PostProcessing | None = None
-    vectors: np.ndarray | None = None  # the embeddings behind the post-processing
-
-    @property
-    def searched(self) -> Rows:
-        return self.embeddings if self.vectors is None else self.vectors
 
     def __len__(self) -> int:
         return len(self.embeddings)
@@ -145,38 +136,40 @@ class IndexedRows:
 
     def write(self, folder: Path, about: dict[str, Any], model: ImageModel | None = None) -> dict[str, Any]:
         """Write the index with what it finds, if it is not exact; return what index.json says."""
-        search, recall = GallerySearch(self.index, self.searched, self.searched), None
+        import pyarrow
+        import pyarrow.parquet
+
+        about = {**about, "factory": self.index.factory, "recall": None, "postprocessing": None}
         if self.index.factory != EXACT:
-            recall = measured_recall(search, self.searched, self.ids, seed=about["seed"])
-        return write_index_folder(folder, {**about, "recall": recall}, self, model)
-
-
-def write_index_folder(
-    folder: Path, about: dict[str, Any], rows: IndexedRows, model: ImageModel | None = None
-) -> dict[str, Any]:
-    with _new_part(folder, "rows") as part, _new_part(folder, "model") as model_part:
-        if model is not None:
-            store_model(model_part, model)
-            about = {**about, "model": {"name": model.name, "folder": model_part.name}}
-        for name, values in ((_EMBEDDINGS, rows.embeddings), (_VECTORS, rows.vectors)):
-            if values is not None:
-                with replacing(part / name) as stream:
-                    save_rows(stream, values)
-        rows.index.save(part / _FAISS)
-        if rows.processing is not None:
-            rows.processing.save(part / _STEPS)
-        _write_images(part / _IMAGES, rows.images)
-        files: dict[str, str] = {}
-        with reading(folder, _WHAT, remedy=_REMEDY):
-            for file in (*sorted(part.iterdir()), *sorted((folder / about["model"]["folder"]).iterdir())):
-                if file.name not in _VERIFIED:
-                    files[file.relative_to(folder).as_posix()] = file_sha256(file)
-        about = {**about, "rows": part.name, "files": files, "factory": rows.index.factory}
-        about |= {"count": len(rows.embeddings), "dim": int(rows.embeddings.shape[1])}
-        about["postprocessing"] = None if rows.processing is None else str(rows.processing)
-        content = _write_about(folder, about)
-    _remove_unnamed(folder, content)
-    return content
+            search = GallerySearch(self.index, self.searched, self.searched)
+            about["recall"] = measured_recall(search, self.searched, self.ids, seed=about["seed"])
+        with _new_part(folder, "rows") as part, _new_part(folder, "model") as model_part:
+            if model is not None:
+                store_model(model_part, model)
+                about["model"] = {"name": model.name, "folder": model_part.name}
+            with replacing(part / _EMBEDDINGS) as file:
+                save_rows(file, self.embeddings)
+            self.index.save(part / _FAISS)
+            if self.processing is not None:
+                self.processing.save(part / _STEPS)
+                about["postprocessing"] = str(self.processing)
+                with replacing(part / _VECTORS) as file:
+                    save_rows(file, self.searched)
+            columns = self.images.items()
+            texts = {name: storable_texts(values.tolist()) for name, values in columns if values.dtype.kind == "U"}
+            with replacing(part / _IMAGES) as file:
+                pyarrow.parquet.write_table(pyarrow.table(self.images | texts), file)
+            with reading(folder, _WHAT, remedy=_REMEDY):
+                written = (*sorted(part.iterdir()), *sorted((folder / about["model"]["folder"]).iterdir()))
+            about["files"] = {
+                path.relative_to(folder).as_posix(): file_sha256(path) for path in written if path.name not in _VERIFIED
+            }
+            about |= {"rows": part.name, "count": len(self), "dim": int(self.embeddings.shape[1])}
+            content = _write_about(folder, about)
+        for part in (*folder.glob("rows-*"), *folder.glob("model-*")):  # of before, or of a killed process
+            if part.name not in (content["rows"], content["model"]["folder"]):
+                shutil.rmtree(part, ignore_errors=True)
+        return content
 
 
 @contextlib.contextmanager
@@ -197,12 +190,6 @@ def _write_about(folder: Path, about: dict[str, Any]) -> dict[str, Any]:
     return content
 
 
-def _remove_unnamed(folder: Path, about: dict[str, Any]) -> None:
-    for part in (*folder.glob("rows-*"), *folder.glob("model-*")):  # of before, or of a killed process
-        if part.name not in (about["rows"], about["model"]["folder"]):
-            shutil.rmtree(part, ignore_errors=True)
-
-
 def read_about(folder: Path) -> dict[str, Any]:
     require_index(folder)
     path = folder / ABOUT
@@ -213,19 +200,20 @@ def read_about(folder: Path) -> dict[str, Any]:
 
 
 def read_rows(folder: Path, about: dict[str, Any], *, memory_map: bool = False) -> IndexedRows:
+    import pyarrow.parquet
+
     part, is_processed = folder / about["rows"], about["postprocessing"] is not None
     verify_part(folder, about, about["rows"])
     with reading(folder, _WHAT, remedy=_REMEDY):
         embeddings = load_arrays(part / _EMBEDDINGS)[""]
         index = Index.load(part / _FAISS, device="cpu", memory_map=memory_map)
-        vectors = load_arrays(part / _VECTORS)[""] if is_processed else None
         processing = PostProcessing.load(part / _STEPS) if is_processed else None
-        images = _read_images(part / _IMAGES)
-        shapes = embeddings.shape, (embeddings if vectors is None else vectors).shape, images["path"].shape
-        count, dim = about["count"], about["dim"]
-        if not (count and dim) or len(index) != count or shapes != ((count, dim), (count, index.dim), (count,)):
-            raise ValueError("its files do not belong together")
-        return IndexedRows(images, embeddings, index, processing, vectors)
+        searched = load_arrays(part / _VECTORS)[""] if is_processed else embeddings
+        table = pyarrow.parquet.read_table(part / _IMAGES).to_pydict()
+        images = {"source": np.array(table["source"], dtype=np.int64)}
+        for name in ("path", "class", "sha256"):
+            images[name] = np.array([os.fsdecode(text) for text in table[name]], dtype=np.str_)
+        return IndexedRows(images, embeddings, index, searched, processing)
 
 
 def verify_part(folder: Path, about: dict[str, Any], part: str) -> None:
@@ -287,51 +275,30 @@ def moved_sources(
     return sources
 
 
-def _write_images(path: Path, images: Table) -> None:
-    import pyarrow
-    import pyarrow.parquet
-
-    texts = {name: storable_texts(values.tolist()) for name, values in images.items() if values.dtype.kind == "U"}
-    columns = images | texts
-    with replacing(path) as file:
-        pyarrow.parquet.write_table(pyarrow.table(columns), file)
-
-
-def _read_images(path: Path) -> Table:
-    import pyarrow.parquet
-
-    with reading(path, "a table of images", remedy=_REMEDY):
-        table = pyarrow.parquet.read_table(path).to_pydict()
-        texts = {name: [os.fsdecode(text) for text in table[name]] for name in ("path", "class", "sha256")}
-        source = np.array(table["source"], dtype=np.int64)
-        return {"source": source, **{name: np.array(values, dtype=np.str_) for name, values in texts.items()}}
-
-
 def index_rows(
     images: Table, embeddings: Rows, steps: PostProcessing | None, factory: str, *, distance: str, seed: int
 ) -> IndexedRows:
-    vectors = None if steps is None else processed_gallery(steps, np.asarray(embeddings))
-    searched = embeddings if vectors is None else vectors
+    searched = embeddings if steps is None else processed_gallery(steps, np.asarray(embeddings))
     index = Index.build(searched, factory, distance=distance, device="cpu", seed=seed)
-    return IndexedRows(images, embeddings, index, steps, vectors)
+    return IndexedRows(images, embeddings, index, searched, steps)
 
 
 def change_rows(rows: IndexedRows, stays: np.ndarray, new: Table, embeddings: np.ndarray) -> IndexedRows:
     """Return some of the rows and new ones behind them; the faiss index, which is changed, keeps what it has learnt."""
     images = {name: np.concatenate([values[stays], new[name]]) for name, values in rows.images.items()}
     joined = np.concatenate([rows.embeddings[stays], embeddings])
-    processing, added, vectors = rows.processing, embeddings, None
+    processing, added, searched = rows.processing, embeddings, joined
     if processing is not None and processing.is_of_rows:
         added = processed_gallery(processing, embeddings) if len(embeddings) else rows.searched[:0]
-        vectors = np.concatenate([rows.searched[stays], added.astype(rows.searched.dtype)])
+        searched = np.concatenate([rows.searched[stays], added.astype(rows.searched.dtype)])
     elif processing is not None:  # an image may change its neighbours' vectors
-        vectors = processed_gallery(processing, joined)
+        searched = processed_gallery(processing, joined)
     if stays.all() and (processing is None or processing.is_of_rows):
         rows.index.add(added)
     else:
         rows.index.host.reset()
-        rows.index.add(joined if vectors is None else vectors)
-    return IndexedRows(images, joined, rows.index, processing, vectors)
+        rows.index.add(searched)
+    return IndexedRows(images, joined, rows.index, searched, processing)
 
 
 def measured_recall(search: GallerySearch, vectors: Rows, ids: Ids, *, seed: int = 0) -> dict[str, float] | None:

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from aurank.errors import UserError
-from aurank.files import reading
 from aurank.models.adapters.names import IMAGES, require_known_name
 from aurank.names import meant, nearest
 
@@ -58,13 +57,11 @@ def require_checkpoint(path: Path) -> None:
 
 def require_index(folder: Path) -> None:
     if not (folder / ABOUT).exists():
-        reason = "there is no index in it" if folder.is_dir() else "there is no such folder"
-        raise UserError(f"no index at {folder}: {reason}; make one with aurank index build --out {folder}")
+        raise UserError(f"no index at {folder}; make one with aurank index build --out {folder}")
 
 
 def require_usable(out: Path, resume: bool) -> None:
-    with reading(out, "the folder of a run", remedy="name another folder"):
-        names = {path.name for path in out.iterdir()} if out.is_dir() else set()
+    names = {path.name for path in out.iterdir()} if out.is_dir() else set()
     names = {name for name in names if not name.startswith(".")}  # locks, and temporary files of a killed run
     if names and not resume:
         raise UserError(f"--out {out} is not empty; add --resume to go on with the run in it, or name another folder")
@@ -73,13 +70,9 @@ def require_usable(out: Path, resume: bool) -> None:
 
 
 def require_index_folder(out: Path, *, overwrite: bool) -> None:
-    if not out.exists():
-        return
-    if not out.is_dir():
-        raise UserError(f"--out {out} is a file; name a folder")
-    has_index = (out / ABOUT).exists()
-    if has_index and not overwrite:
+    names = [path.name for path in out.iterdir()] if out.is_dir() else []
+    if ABOUT in names and not overwrite:
         remedy = "add images with aurank index add, or replace it with --overwrite"
         raise UserError(f"--out {out} holds an index already: {remedy}")
-    if not has_index and any(not path.name.startswith((".", "rows-", "model-")) for path in out.iterdir()):
+    if ABOUT not in names and not all(name.startswith((".", "rows-", "model-")) for name in names):
         raise UserError(f"--out {out} holds other files: name a new folder")

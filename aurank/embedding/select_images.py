@@ -164,12 +164,9 @@ def split_of(whole: Manifest, config: DataConfig, name: str) -> Manifest:
     try:
         return whole.split(name)
     except UserError as error:
-        fraction = "; where the folder is CLASS/IMAGE, set data.params.test_fraction {}, of the classes"
         remedies = {
-            ("folder", "train"): fraction.format("below 1 (such as 0.5; default 1)"),
-            ("folder", "test"): fraction.format("above 0"),
-            ("table", name): f"; write {name} into the column split for some of its classes",
-            ("unlabelled", "test"): "; set data.train_labels=image, data.views=2 and sampler.name=shuffled to train "
-            "without labels",
+            "folder": "where it is CLASS/IMAGE, set data.params.test_fraction, such as 0.5 of the classes",
+            "unlabelled": "to train without labels set data.train_labels=image, data.views=2 and sampler.name=shuffled",
         }
-        raise UserError(f"{error}{remedies.get((config.name, name), '')}") from error
+        remedy = remedies.get(config.name)
+        raise UserError(f"{error}; {remedy}" if remedy else str(error)) from error

@@ -37,36 +37,34 @@ def read_data_config(section: dict[str, Any], overrides: Sequence[str] = ()) -> 
 
 
 def read_data(data: str | Manifest, overrides: Sequence[str] = ()) -> DataConfig | None:
-    return None if (section := _section(data)) is None else read_data_config(section, overrides)
-
-
-def _section(data: str | Manifest) -> dict[str, Any] | None:
+    """Return the data section of READER:PATH or a manifest, checked; None for a configuration."""
     if isinstance(data, str) and (data.partition(":")[0] not in READERS or Path(data).is_file()):
         return None
-    return {"validation_fraction": 0.0, **located(data)}
+    return read_data_config({"validation_fraction": 0.0, **located(data)}, overrides)
 
 
 def wrong_in(config: Config) -> list[tuple[str, str]]:
     """Return the path and the mistake of each name of a model or a metric that nobody knows; nothing is fetched."""
-    model, checks = config.model, list[tuple[str, Callable[[], object]]]()
-    wrong: list[tuple[str, str]] = []
+    model, wrong = config.model, list[tuple[str, str]]()
+
+    def check(path: str, call: Callable[..., object], *values: object) -> None:
+        try:
+            call(*values)
+        except UserError as error:
+            wrong.append((path, str(error)))
+
     if is_tower(model.backbone):
-        checks.append(("model.backbone", lambda: parse_name(model.backbone, TOWERS)))
+        check("model.backbone", parse_name, model.backbone, TOWERS)
     elif model.backbone != NO_BACKBONE and (model.params or model.backbone not in KNOWN_BACKBONES):
         from aurank.models.adapters.timm import wrong_names  # torch, and it may ask timm
 
         options = {} if model.backbone.startswith(HUBS) else model.params
         names = wrong_names(model.backbone, options, filled=FILLED)
         wrong += [(f"model.params.{option}" if option else "model.backbone", text) for option, text in names.items()]
-    if model.text is not None and ":" in (text := model.text.name):
-        checks.append(("model.text.name", lambda: parse_name(text, TEXTS)))
-    if (metrics := config.evaluate.metrics) is not None:
+    if model.text is not None and ":" in model.text.name:
+        check("model.text.name", parse_name, model.text.name, TEXTS)
+    if config.evaluate.metrics is not None:
         from aurank.evaluation.metrics import check_names
 
-        checks.append(("evaluate.metrics", lambda: check_names(metrics)))
-    for path, check in checks:
-        try:
-            check()
-        except UserError as error:
-            wrong.append((path, str(error)))
+        check("evaluate.metrics", check_names, config.evaluate.metrics)
     return wrong

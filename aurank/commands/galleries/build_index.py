@@ -245,7 +245,7 @@ def remove_images(
     Example:
         >>> remove_images(Path("no such folder"), missing=True)
         Traceback (most recent call last):
-        aurank.errors.UserError: no index at no such folder: there is no such folder; make one with aurank index ...
+        aurank.errors.UserError: no index at no such folder; make one with aurank index build --out no such folder
     """
     with _changing(folder):
         index = ImageIndex.open(folder, roots=roots, device="cpu")

@@ -29,7 +29,7 @@ from aurank.embedding.index_folder import (
     read_rows,
     verify_part,
 )
-from aurank.embedding.stored.trained_model import load, load_stored
+from aurank.embedding.stored.trained_model import load, load_stored, require_same_model
 from aurank.errors import UserError
 from aurank.evaluation.inputs import ProgressCallback, as_array
 from aurank.models.image_model import ImageModel
@@ -170,7 +170,9 @@ class ImageIndex:
                 name = self.about["model"]["name"]
                 if isinstance(self.rows, CollectionRows):
                     self._model = load(name, allow_code=self.allow_code)
-                    self.rows.require_model(self._model)
+                    made, place = self.rows.about["model"], str(self.folder)
+                    remedy = f"name the one that filled it, {made['name']}, with --model, or build another collection"
+                    require_same_model(self._model, made["weights_sha256"], made["preprocessing"], place, remedy)
                 else:
                     part, folder = self.about["model"]["folder"], Path(self.folder)
                     verify_part(folder, self.about, part)

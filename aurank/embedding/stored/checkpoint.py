@@ -27,30 +27,6 @@ class Optimiser(TypedDict):
     param_groups: list[dict[str, Any]]
 
 
-class Average(TypedDict):
-    """A moving average of the weights."""
-
-    __pydantic_config__ = {"arbitrary_types_allowed": True}  # type: ignore[misc]  # noqa: RUF012
-
-    updates: int
-    values: dict[str, Tensor]
-
-
-class _Seeded(TypedDict):
-    __pydantic_config__ = {"extra": "allow"}  # type: ignore[misc]  # noqa: RUF012
-
-    seed: int
-
-
-class Parent(TypedDict):
-    """One of the models that were averaged, itself perhaps an average."""
-
-    name: str
-    config: _Seeded
-    step: int | None
-    average_of: NotRequired[list["Parent"]]
-
-
 class Checkpoint(TypedDict):
     """What measuring a model needs and, from `loss` on, what a run can be resumed from."""
 
@@ -61,9 +37,9 @@ class Checkpoint(TypedDict):
     data: dict[str, str] | None
     progress: dict[str, Any]
     encoder: dict[str, Tensor]
-    average: Average | None
+    average: dict[str, Any] | None  # the moving average of the weights: "updates", and "values" by their names
     tokeniser: dict[str, Any] | None
-    average_of: NotRequired[list[Parent]]
+    average_of: NotRequired[list[dict[str, Any]]]  # "name", "config" and "step" of each model, and its average_of
     loss: NotRequired[dict[str, Any]]
     miner: NotRequired[dict[str, Any]]
     optimiser: NotRequired[Optimiser]
