@@ -177,7 +177,7 @@ def searched_ranges(config: Config, changes: Ranges) -> dict[str, Range]:
 
 def read_ranges(file: Path) -> dict[str, Range | None]:
     ranges: dict[str, Range | None] = {}
-    for key, value in read_mapping(file, {}, "ranges such as optim.lr: [1e-4, 1e-2, log]").items():
+    for key, value in read_mapping(file, {}).items():
         with reading(f"{file}: {key}", "a range"):
             ranges[key] = None if value is None else Range.read(value)
     return ranges

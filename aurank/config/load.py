@@ -18,7 +18,7 @@ from ruamel.yaml.resolver import implicit_resolvers
 
 from aurank.config.components import Choices
 from aurank.config.messages import ConfigError, KeyPath, dotted, lines_of, one_line, show
-from aurank.config.schema import EMBEDDINGS, NO_BACKBONE, UNION_TAGS, Config, DataSection, known_keys
+from aurank.config.schema import EMBEDDINGS, NO_BACKBONE, Config, DataSection, known_keys
 from aurank.errors import AurankWarning, UserError
 from aurank.files import reading, require_ordinary
 from aurank.names import meant, nearest
@@ -29,7 +29,6 @@ _VALUES = tuple(f"{_TAG}{name}" for name in ("int", "float", "bool", "null"))
 _TEXTS = tuple(f"{_TAG}{name}" for name in ("str", "timestamp", "merge", "value"))
 _COLLECTIONS = (f"{_TAG}seq", f"{_TAG}map")
 _ABSENT = object()
-_SECTIONS = "the sections data, loss, optim, train, …"
 
 
 def load_config(
@@ -67,8 +66,7 @@ def load_config(
     origins: dict[KeyPath, str] = {} if name is None else {(): name}
     is_config = schema in (Config, DataSection)
     try:
-        sections = _SECTIONS if is_config else f"the keys {', '.join(schema.model_fields)}"
-        tree = to_jsonable_python(source) if isinstance(source, dict) else read_mapping(Path(source), origins, sections)
+        tree = to_jsonable_python(source) if isinstance(source, dict) else read_mapping(Path(source), origins)
         dropped = _apply_overrides(tree, [overrides] if isinstance(overrides, str) else overrides, origins)
         tree = {section: value for section, value in tree.items() if value is not None}
         if schema is Config and _lookup(tree, "data.name") == EMBEDDINGS and isinstance(tree.get("model", {}), dict):
@@ -81,7 +79,7 @@ def load_config(
         config = schema.model_validate_json(text, context=context)
     except ValidationError as error:
         keys = _all_keys(tree, choices) if is_config else list(schema.model_fields)
-        raise ConfigError(lines_of(error.errors(include_url=False), tree, origins, keys, UNION_TAGS), name) from error
+        raise ConfigError(lines_of(error.errors(include_url=False), tree, origins, keys), name) from error
     for line in dropped:
         warnings.warn(line, AurankWarning, stacklevel=2)
     return config
@@ -151,7 +149,7 @@ def override_text(text: str, overrides: Sequence[str], check: Callable[[Tree, Se
     return stream.getvalue()
 
 
-def read_mapping(path: Path, origins: dict[KeyPath, str], sections: str = _SECTIONS) -> Tree:
+def read_mapping(path: Path, origins: dict[KeyPath, str]) -> Tree:
     with reading(path, "a configuration", remedy="mend it"):
         if not path.exists():
             files = [*shipped_configs(), *map(str, path.parent.glob("*.yaml"))]
@@ -159,7 +157,7 @@ def read_mapping(path: Path, origins: dict[KeyPath, str], sections: str = _SECTI
         require_ordinary(path)
         tree = _parse(path.read_bytes().decode("utf-8-sig"), str(path), origins)
         if not isinstance(tree, dict):
-            raise UserError(f"{path}: got {show(tree)}, expected a mapping with {sections}")
+            raise UserError(f"{path}: got {show(tree)}, expected a mapping")
         return tree
 
 

@@ -12,17 +12,8 @@ from aurank.names import meant, nearest
 
 KeyPath = tuple[str | int, ...]
 
+ONE, LIST = "a mapping", "a list"  # tags of a union, which pydantic adds to a path
 _LONGEST = 60
-
-# Words of other programs, and the key that holds the same thing here.
-_SYNONYMS = {
-    "architecture": "model.backbone", "batch_size": "sampler.batch", "criterion": "loss", "dataset": "data",
-    "crop_size": "data.image_size", "img_size": "data.image_size", "crop_mode": "data.resize",
-    "embedding_size": "model.dim",
-    "epochs": "train.steps", "iterations": "train.steps", "max_steps": "train.steps", "learning_rate": "optim.lr",
-    "num_workers": "data.workers", "optimiser": "optim", "optimizer": "optim", "scheduler": "optim.schedule",
-    "patience": "train.early_stopping", "precision": "train.mixed_precision",
-}  # fmt: skip
 
 
 class ConfigError(UserError):
@@ -52,15 +43,11 @@ class ConfigError(UserError):
 
 
 def lines_of(
-    errors: Sequence[ErrorDetails],
-    tree: Any,
-    origins: Mapping[KeyPath, str],
-    keys: Collection[str],
-    tags: Collection[str],
+    errors: Sequence[ErrorDetails], tree: Any, origins: Mapping[KeyPath, str], keys: Collection[str]
 ) -> list[str]:
     texts: dict[KeyPath, str] = {}
     for error in errors:
-        path = tuple(part for part in error["loc"] if part not in tags)
+        path = tuple(part for part in error["loc"] if part not in (ONE, LIST))
         if error["type"] == "contradiction":
             path = tuple(dotted(path).split("."))
         elif error["type"] != "missing":
@@ -88,10 +75,8 @@ def _within(where: KeyPath, tree: Any) -> KeyPath:
 
 def _explain(error: ErrorDetails, path: str, keys: Collection[str]) -> str:
     kind, value, text = error["type"], error["input"], error["msg"]
-    if kind == "contradiction":
-        return text
-    if kind == "missing":
-        return "missing"
+    if kind in ("contradiction", "missing"):
+        return text if kind == "contradiction" else "missing"
     if kind == "extra_forbidden":
         return _unknown_key(path, value, keys)
     text = (
@@ -106,19 +91,14 @@ def _explain(error: ErrorDetails, path: str, keys: Collection[str]) -> str:
 
 
 def _unknown_key(path: str, value: Any, keys: Collection[str]) -> str:
-    """Return the message on a key that nothing reads, with those meant: the same word elsewhere, or a like word."""
     holder, _, word = re.sub(r"\[\d+\]", "", path).rpartition(".")
     siblings = {key.rpartition(".")[2]: key for key in keys if key.rpartition(".")[0] == holder}
     elsewhere = [key for key in keys if key.rpartition(".")[2] == word]
-    if 0 < len(elsewhere) <= 3:
-        suggested = elsewhere
-    elif word.lower() in _SYNONYMS:
-        suggested = [_SYNONYMS[word.lower()]]
-    else:
-        suggested = [siblings[like] for like in nearest(word, siblings)]
-        if not suggested and not holder.endswith(".params"):  # arguments have other names than keys
-            words = {key.rpartition(".")[2]: key for key in keys if not key.endswith((".name", ".params"))}
-            suggested = [words[like] for like in nearest(word, words, cutoff=0.75)]
+    suggested = elsewhere if len(elsewhere) <= 3 else []
+    suggested = suggested or [siblings[like] for like in nearest(word, siblings)]
+    if not suggested and not holder.endswith(".params"):  # arguments have other names than keys
+        words = {key.rpartition(".")[2]: key for key in keys if not key.endswith((".name", ".params"))}
+        suggested = [words[like] for like in nearest(word, words, cutoff=0.75)]
     options = f"one of {', '.join(siblings)}" if siblings else "no key here"
     return f"unknown key (got {show(value)}), expected {options}{meant(suggested)}"
 

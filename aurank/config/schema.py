@@ -24,7 +24,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from aurank.config.components import Choices
-from aurank.config.messages import shorten
+from aurank.config.messages import LIST, ONE, shorten
 from aurank.ranges import Range
 from aurank.sizes import seconds, size_in_bytes
 
@@ -117,25 +117,18 @@ class Component(Strict):
     name: str = Field(description="Name of the component.")
     params: Params = key({}, "Arguments of its constructor.")
 
-    @field_validator("name")
+    @field_validator("name", "params")
     @classmethod
-    def _is_known(cls, name: str, info: Any) -> str:
-        choices = cls._choices(info)
-        if choices is not None and name not in choices.table:
+    def _fit(cls, value: Any, info: Any) -> Any:
+        choices: Choices | None = (info.context or {}).get("choices", {}).get(cls.table)
+        if choices is None:
+            return value
+        if info.field_name == "params":
+            return choices.fit(info.data["name"], value) if "name" in info.data else value
+        if value not in choices.table:
             options = ", ".join(map(repr, choices.table))
             raise PydanticCustomError("name", "Input should be one of {options}", {"options": options})
-        return name
-
-    @field_validator("params")
-    @classmethod
-    def _fit(cls, params: dict[str, Any], info: Any) -> dict[str, Any]:
-        choices = cls._choices(info)
-        return params if choices is None or "name" not in info.data else choices.fit(info.data["name"], params)
-
-    @classmethod
-    def _choices(cls, info: Any) -> Choices | None:
-        choices: Choices | None = (info.context or {}).get("choices", {}).get(cls.table)
-        return choices
+        return value
 
 
 class Augmentation(Component):
@@ -213,11 +206,6 @@ class DataConfig(Component):
         "refuse", "Only two classes, or classes named like splits, stop the run, or are kept."
     )
     cache: Size = key("1GiB", "A set whose decoded images fit in this is kept in memory.")
-
-    @property
-    def cache_bytes(self) -> int:
-        """``cache`` as a number of bytes."""
-        return size_in_bytes(self.cache)
 
 
 class SamplerConfig(Component):
@@ -327,11 +315,9 @@ class EvaluateConfig(Strict):
     batch: int = key(256, "Images embedded at once.", ge=1, le=10**6)
 
 
-_ONE, _LIST = "a mapping", "a list"
-UNION_TAGS = (_ONE, _LIST)
 OneOrMore = Annotated[
-    Annotated[LossTerm, Tag(_ONE)] | Annotated[tuple[LossTerm, ...], _must(len, "at least one loss"), Tag(_LIST)],
-    Discriminator(lambda value: _LIST if isinstance(value, (list, tuple)) else _ONE),
+    Annotated[LossTerm, Tag(ONE)] | Annotated[tuple[LossTerm, ...], _must(len, "at least one loss"), Tag(LIST)],
+    Discriminator(lambda value: LIST if isinstance(value, (list, tuple)) else ONE),
 ]
 
 
@@ -367,20 +353,16 @@ class Config(Strict):
         """The losses whose weighted sum is trained, one or more."""
         return self.loss if isinstance(self.loss, tuple) else (self.loss,)
 
-    def located_terms(self) -> list[tuple[str, LossTerm]]:
-        """Return each loss with its key: "loss", or "loss[0]" and so on."""
-        if isinstance(self.loss, LossTerm):
-            return [("loss", self.loss)]
-        return [(f"loss[{number}]", term) for number, term in enumerate(self.loss)]
-
     @model_validator(mode="after")
     def _keys_agree(self, info: Any) -> "Config":
-        complaints = (info.context or {}).get("complaints", lambda _: ())
+        context = info.context or {}
+        wrong = [*_unused(self), *_contradictions(self, context.get("choices", {}).get("loss"))]
+        wrong += context.get("complaints", lambda _: ())(self)
         errors = [
             InitErrorDetails(
                 type=PydanticCustomError("contradiction", "{text}", {"text": text}), loc=(path,), input=None
             )
-            for path, text in (*_unused(self), *_contradictions(self), *complaints(self))
+            for path, text in wrong
         ]
         if errors:
             raise ValidationError.from_exception_data("configuration", errors)
@@ -388,8 +370,7 @@ class Config(Strict):
 
 
 def _unused(config: Config) -> Iterator[tuple[str, str]]:
-    """Yield keys that are set although another key makes them useless."""
-    data, model, text = config.data, config.model, config.model.text
+    data, model = config.data, config.model
     for applies, keys, reason in (
         (
             data.name == EMBEDDINGS,
@@ -413,14 +394,9 @@ def _unused(config: Config) -> Iterator[tuple[str, str]]:
             "model.freeze=backbone trains the projection alone",
         ),
         (
-            text is not None,
+            model.text is not None,
             "data.views data.train_labels memory model.discard_head model.head_start",
             "with model.text, images and texts are compared by their projections",
-        ),
-        (
-            text is not None and text.name != "transformer",
-            "model.text.layers model.text.width model.text.heads model.text.length model.text.vocabulary",
-            f"{text and text.name} brings its own",
         ),
     ):
         for path in keys.split() if applies else ():
@@ -429,8 +405,7 @@ def _unused(config: Config) -> Iterator[tuple[str, str]]:
                 yield path, f"got {shorten(repr(value))}, which has no use: {reason}; leave it out"
 
 
-def _contradictions(config: Config) -> Iterator[tuple[str, str]]:
-    """Yield keys that are right alone but not together."""
+def _contradictions(config: Config, losses: Choices | None) -> Iterator[tuple[str, str]]:
     data, model, memory, sampler, steps = config.data, config.model, config.memory, config.sampler, config.train.steps
     late = {"optim.warmup_steps": (config.optim.warmup_steps, steps // 10)}
     if memory is not None:
@@ -453,7 +428,8 @@ def _contradictions(config: Config) -> Iterator[tuple[str, str]]:
         expected = f"data.name={EMBEDDINGS} goes with model.backbone={NO_BACKBONE} and with no other"
         yield "model.backbone", f"got {model.backbone!r} for data.name={data.name}, but {expected}"
     names = [term.name for term in config.terms]
-    for path, term in config.located_terms():
+    for number, term in enumerate(config.terms):
+        path = f"loss[{number}]" if isinstance(config.loss, tuple) else "loss"
         if names.count(term.name) > 1:
             yield f"{path}.name", f"got {term.name!r} more than once; list a loss once, with the weight of all"
         if term.matryoshka is not None and term.matryoshka[-1] > model.dim:
@@ -461,6 +437,12 @@ def _contradictions(config: Config) -> Iterator[tuple[str, str]]:
         if term.params.get("two_way") is (model.text is None):
             expected = "with model.text images and texts are compared both ways, without it there are no texts"
             yield f"{path}.params.two_way", f"got {term.params['two_way']}: {expected}; leave it out"
+        if losses is not None and model.text is not None and "two_way" not in losses.arguments(term.name):
+            others = ", ".join(name for name in losses.table if "two_way" in losses.arguments(name))
+            yield (
+                f"{path}.name",
+                f"got {term.name!r}, which compares images alone; with model.text take {others}",
+            )
 
 
 @cache

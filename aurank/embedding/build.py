@@ -21,6 +21,7 @@ from aurank.models.adapters.towers import freeze_unused, preprocessing
 from aurank.models.image_model import warn_of_small
 from aurank.models.text_encoder import ProjectedText
 from aurank.models.tuning import add_lora, checkpoint_gradients, freeze, merge_lora
+from aurank.sizes import size_in_bytes
 
 # Keys that say how a backbone is shown images.
 _OF_BACKBONE: dict[str, Any] = {
@@ -103,7 +104,8 @@ def build_dataset(
         return EmbeddingDataset(manifest)
     transform, prepared = build_transform(config, train=train), prepared or open_prepared(config)
     same: dict[str, Any] = {"reduced": train and config.decoding == "reduced", "prepared": prepared}
-    same |= {name: getattr(config, name) for name in ("channels", "on_error", "cache_bytes", "max_pixels")}
+    same["cache_bytes"] = size_in_bytes(config.cache)
+    same |= {name: getattr(config, name) for name in ("channels", "on_error", "max_pixels")}
     if prepared is not None:
         component = config.train_transform if train else config.test_transform
         assert component is not None

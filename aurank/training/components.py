@@ -1,6 +1,6 @@
 """The tables a configuration chooses from, and the reading of configurations against them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +8,6 @@ from aurank.config import Choices, Config, load_config, shipped_configs
 from aurank.embedding.settings import DATA_CHOICES, wrong_in
 from aurank.lazy import LazyTable
 from aurank.losses import LOSSES, MINERS
-from aurank.names import signature
 
 _OF_DATA = frozenset({"class_counts", "num_classes", "num_samples", "embedding_size", "super_labels", "distributed"})
 _OF_BATCHES = frozenset({"labels", "super_labels", "batch", "seed", "rank", "world_size", "neighbours", "paths"})
@@ -41,13 +40,5 @@ def read_config(source: Config | Path | str | dict[str, Any], overrides: Sequenc
         source = source.model_dump(mode="json")
     elif not isinstance(source, dict) and not Path(source).exists():
         source = shipped_configs().get(str(source), source)
-    config: Config = load_config(source, overrides, choices=CHOICES, complaints=_complaints)
+    config: Config = load_config(source, overrides, choices=CHOICES, complaints=wrong_in)
     return config
-
-
-def _complaints(config: Config) -> Iterator[tuple[str, str]]:
-    yield from wrong_in(config)
-    for path, term in config.located_terms() if config.model.text is not None else ():
-        if "two_way" not in signature(LOSSES[term.name])[0]:
-            names = ", ".join(name for name in LOSSES if "two_way" in signature(LOSSES[name])[0])
-            yield f"{path}.name", f"got {term.name!r}, which compares images alone; with model.text take one of {names}"

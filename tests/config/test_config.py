@@ -35,7 +35,7 @@ def test_a_valid_file_gives_its_values_and_documented_defaults(tmp_path: Path) -
     config = _valid(tmp_path)
     found = (config.seed, config.data.root, config.optim.lr, config.train.mixed_precision, config.sampler.name)
     assert found == (7, Path("/data"), 0.01, "no", "pk")
-    assert (config.data.test_transform, config.train.log_every, config.data.cache_bytes) == (None, 10, 2**30)
+    assert (config.data.test_transform, config.train.log_every, config.data.cache) == (None, 10, "1GiB")
     least = load_config(MINIMAL, choices=CHOICES)
     assert (least.sampler.name, least.optim.name, least.optim.schedule.name) == ("pk", "adamw", "constant")
     assert (least.train.validate_every, least.data.train_transform.name) == (500, "crop_flip")
@@ -122,7 +122,7 @@ def test_a_value_that_does_not_fit_is_refused_under_its_key(bad: str) -> None:
 def test_whole_numbers_are_floats_and_bare_numbers_are_sizes() -> None:
     config = load_config(MINIMAL, ["optim.lr=1", "data.cache=0", "evaluate.max_memory=1000"], choices=CHOICES)
     assert isinstance(config.optim.lr, float)
-    assert config.data.cache_bytes == 0
+    assert config.data.cache == "0"
     assert config.evaluate.max_memory == "1000"
 
 

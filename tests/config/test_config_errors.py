@@ -57,14 +57,6 @@ WRONG = {
             "optim.params.lr: unknown key (got 0.1)": "did you mean 'optim.lr'?",
         },
     ),
-    "the words of other programs": (
-        "{optimizer: adam, optim: {learning_rate: 1}, train: {epochs: 3}}",
-        {
-            "optimizer: unknown key": "did you mean 'optim'?",
-            "optim.learning_rate: unknown key": "did you mean 'optim.lr'?",
-            "train.epochs: unknown key": "did you mean 'train.steps'?",
-        },
-    ),
     "wrong types and values": (
         "{seed: 1.5, optim: {lr: '0.1', clip_norm: .inf}, model: {pretrained: 1}, data: {validation_fraction: 0.7},"
         " evaluate: {recall_at: [1, 1]}, train: {ema: 1.5}, loss: {params: {semi_variance: [1, .nan]}}}",

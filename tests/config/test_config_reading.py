@@ -80,7 +80,7 @@ def test_every_mistake_is_told_with_the_place_that_it_came_from(tmp_path: Path) 
         ("a: [1\nb: 2", ":2:2: expected ',' or ']'"),
         ("a: b: c", ":1:5: mapping values are not allowed here"),
         ("a: \x07", ": cannot be read as a configuration"),
-        ("", ": got null, expected a mapping with the sections data"),
+        ("", ": got null, expected a mapping"),
         (b"\xff\xfe\x00a", ": cannot be read as a configuration ('utf-8'"),
         ("a: " + "{b: " * 5000, ": cannot be read as a configuration"),
         (VALID + "seed: 2\n", ":26:1: seed is given twice"),

@@ -46,7 +46,6 @@ TEXTS: list[tuple[dict[str, Any], str]] = [
     ({"model": {"discard_head": True}}, "model.discard_head"),
     ({"loss": {"params": {"two_way": False}}}, "loss.params.two_way"),
     ({"loss": {"params": {"two_way": True}}, "model": {"text": None}}, "loss.params.two_way"),
-    ({"model": {"text": {"name": "open_clip:ViT-B-32", "layers": 2}}}, "model.text.layers: got 2"),
     ({"loss": {"name": "soprc"}}, "loss.name: got 'soprc'"),
 ]
 
