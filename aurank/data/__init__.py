@@ -37,6 +37,6 @@ else:
             "ShuffledSampler",
         ],
         "sources": ["ArraySource", "FolderSource", "ImageSource", "ZipSource", "open_source"],
-        "transforms": ["MultiCrop", "Pipeline", "TRANSFORMS"],
+        "transforms": ["Pipeline", "TRANSFORMS"],
     }
     __getattr__, __dir__, __all__ = lazy_names(__name__, NAMES)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Int64, Shaped
+from jaxtyping import Bool, Int64, Shaped, UInt8
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -32,7 +32,7 @@ class Batch(NamedTuple):
     """Images with their labels and ids; an id is a row of the manifest.
 
     Images are uint8 pixels, or other things such as embeddings; `ImageDataset.to_input` makes of them what a model is
-    given. Images that follow each other in several sizes, as large and small crops do, are a tensor for each size.
+    given.
 
     Example:
         >>> pixels = torch.zeros(2, 3, 8, 8, dtype=torch.uint8)
@@ -41,7 +41,7 @@ class Batch(NamedTuple):
         2
     """
 
-    image: Shaped[Tensor, "batch channel height width"] | tuple[Shaped[Tensor, "_ channel _ _"], ...]
+    image: Shaped[Tensor, "batch channel height width"]
     label: Int64[Tensor, " batch"]
     id: Int64[Tensor, " batch"]
 
@@ -137,24 +137,21 @@ class ImageDataset(Dataset[Sample]):
 
     def __getitems__(self, keys: Sequence[Key]) -> Batch:
         parsed = [_parse(key) for key in keys]
-        sizes = itertools.groupby(self.pipeline.of_view(view).size for _, _, view in parsed)
-        runs = [(len(list(same)), size) for size, same in sizes] or [(0, self.pipeline.size)]
-        images = [np.empty((count, *size, self.channels), dtype=np.uint8) for count, size in runs]
-        is_there = self._write(parsed, [view for same in images for view in same])
+        images = np.empty((len(parsed), *self.pipeline.size, self.channels), dtype=np.uint8)
+        is_there = self._write(parsed, images)
         if not is_there.all():
-            chosen = np.split(is_there, np.cumsum([count for count, _ in runs])[:-1])
-            rest = [same[rows] for same, rows in zip(images, chosen, strict=True) if rows.any()]
-            images = rest or [images[0][:0]]
-        pixels = [torch.from_numpy(same).permute(0, 3, 1, 2) for same in images]
+            images = images[is_there]
         rows = np.array([row for row, _, _ in parsed], dtype=np.int64)[is_there]
-        image = pixels[0] if len(pixels) == 1 else tuple(pixels)
-        return Batch(image, torch.from_numpy(self.manifest.labels[rows]), torch.from_numpy(rows))
+        pixels = torch.from_numpy(images).permute(0, 3, 1, 2)
+        return Batch(pixels, torch.from_numpy(self.manifest.labels[rows]), torch.from_numpy(rows))
 
     def to_input(self, images: Shaped[Tensor, "batch ..."]) -> Tensor:
         """Return what a model is given of a batch's images, on their device: pixels normalised, others as they are."""
         return self.pipeline.normalise(images) if images.dtype == torch.uint8 else images
 
-    def _write(self, keys: Sequence[_ParsedKey], views: Sequence[Pixels]) -> Bool[np.ndarray, " key"]:
+    def _write(
+        self, keys: Sequence[_ParsedKey], views: UInt8[np.ndarray, "key height width channel"]
+    ) -> Bool[np.ndarray, " key"]:
         by_row: dict[int, list[int]] = defaultdict(list)
         for number, (row, _, _) in enumerate(keys):
             by_row[row].append(number)
@@ -169,29 +166,27 @@ class ImageDataset(Dataset[Sample]):
         portions = [list(by_row)] if self._cache is not None else [[row] for row in by_row]
         with quiet_decoding() if self._cache is None else nullcontext():
             for portion in portions:
-                tasks: dict[Pipeline, list[tuple[Pixels, int | None, Pixels, int]]] = defaultdict(list)
+                images, numbers = list[Pixels](), list[int]()
                 for row in portion:
                     is_skipped = self.on_error == "skip" and bool(self._unreadable[row])
                     prepared = None if is_skipped else self._cache[row] if self._cache else self._read(row)
-                    if prepared is None:
-                        continue
-                    is_there[by_row[row]] = True
-                    for number in by_row[row]:
-                        pipeline = self.pipeline.of_view(keys[number][2])
-                        tasks[pipeline].append((prepared, seeds[number], views[number], row))
-                for pipeline, of_pipeline in tasks.items():
+                    if prepared is not None:
+                        images += [prepared] * len(by_row[row])
+                        numbers += by_row[row]
+                is_there[numbers] = True
+                try:
+                    self.pipeline.augment_all(images, [seeds[key] for key in numbers], [views[key] for key in numbers])
+                    continue
+                except UserError:  # of one of them: which one?
+                    pass
+                for image, number in zip(images, numbers, strict=True):
                     try:
-                        pipeline.augment_all(*[*zip(*of_pipeline, strict=True)][:3])
-                        continue
-                    except UserError:  # of one of them: which one?
-                        pass
-                    for image, seed, view, row in of_pipeline:
-                        try:
-                            view[:] = pipeline.augment(image, seed)
-                        except UserError as error:
-                            if self.on_error == "raise":
-                                raise UserError(f"image {self.manifest.paths[row]!r}: {error}{OR_SKIP}") from error
-                            self._unreadable[row], is_there[by_row[row]] = True, False
+                        views[number] = self.pipeline.augment(image, seeds[number])
+                    except UserError as error:
+                        row = keys[number][0]
+                        if self.on_error == "raise":
+                            raise UserError(f"image {self.manifest.paths[row]!r}: {error}{OR_SKIP}") from error
+                        self._unreadable[row], is_there[by_row[row]] = True, False
         return is_there
 
     def _read(self, row: int) -> Pixels | None:

@@ -139,20 +139,17 @@ def _as_is(batch: Any) -> Any:
     return batch
 
 
-def _packed(value: Any) -> Any:
+def _packed(batch: Any) -> Any:
     """Make arrays of small tensors, which pass through the pipe instead of shared memory."""
-    if isinstance(value, tuple):
-        packed = map(_packed, value)
-        return Batch(*packed) if isinstance(value, Batch) else tuple(packed)
-    is_small = value.nbytes <= _SMALL and value.dtype in _PLAIN and not value.requires_grad
-    return value.numpy() if is_small else value
+    small = [value.nbytes <= _SMALL and value.dtype in _PLAIN and not value.requires_grad for value in batch]
+    return Batch._make(value.numpy() if is_small else value for value, is_small in zip(batch, small, strict=True))
 
 
 def _unpacked(value: Any) -> Any:
-    if isinstance(value, tuple):
-        unpacked = map(_unpacked, value)
-        return Batch(*unpacked) if isinstance(value, Batch) else tuple(unpacked)
-    return torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+    if not isinstance(value, Batch):
+        return value
+    parts: Iterator[Any] = iter(value)
+    return Batch._make(torch.from_numpy(part) if isinstance(part, np.ndarray) else part for part in parts)
 
 
 def _context() -> Any:

@@ -143,7 +143,6 @@ def embed_rows(
         for images, _, ids in loader if workers else _read_ahead(loader):
             if not len(ids):
                 continue
-            assert isinstance(images, torch.Tensor)  # only augmentation makes several sizes
             output = model(laid_out(dataset.to_input(images.to(device, non_blocking=True))))
             new.append(Piece(ids.numpy(), as_embeddings(output, len(ids))))
             if sum(len(piece.rows) for piece in new) >= least:

@@ -81,21 +81,18 @@ def build_sampler(
 
 
 def check_image_size(encoder: Encoder, config: Config, device: torch.device) -> None:
-    """Raise UserError where the encoder cannot take images of every size that is used; try an image of zeros."""
+    """Raise UserError where the encoder cannot take images of data.image_size; try an image of zeros."""
     name = config.model.backbone
     if name == NO_BACKBONE:
         return
-    augmented = build_transform(config.data, train=True)
-    sizes = {augmented.of_view(view).size: "data.train_transform" for view in range(config.data.views)}
-    sizes[augmented.size] = "data.image_size"
+    size = build_transform(config.data, train=True).size
     training = encoder.training
     encoder.eval()
     options = "force_image_size" if is_tower(name) else "model.params.img_size or dynamic_img_size=true"
+    title = f"a network for {size[0] if size[0] == size[1] else list(size)} pixels (data.image_size)"
     remedy = f"use another data.image_size, or give it {options}"
-    for size, key in sorted(sizes.items(), reverse=True):
-        title = f"a network for {size[0] if size[0] == size[1] else list(size)} pixels ({key})"
-        with torch.no_grad(), reading(f"model.backbone={name}", title, remedy=remedy):
-            encoder(torch.zeros(1, config.data.channels, *size, device=device))
+    with torch.no_grad(), reading(f"model.backbone={name}", title, remedy=remedy):
+        encoder(torch.zeros(1, config.data.channels, *size, device=device))
     encoder.train(training)
 
 

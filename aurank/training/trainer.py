@@ -174,8 +174,7 @@ class Trainer:
             return images, self.loss(images, batch.label, self.miner, ids=batch.id, **references)
 
     def _inputs(self, batch: Batch) -> tuple[Tensor, ...]:
-        inputs = batch.image if isinstance(batch.image, tuple) else (batch.image,)
-        return inputs if self.task.tokens is None else (*inputs, self.task.tokens[batch.id])
+        return (batch.image,) if self.task.tokens is None else (batch.image, self.task.tokens[batch.id])
 
     def embed(self, inputs: tuple[Tensor, ...]) -> Float[Tensor, "row dim"]:
         if self.cache is not None:
@@ -248,7 +247,6 @@ def reencode(
     if not len(ids):
         return torch.empty(0, dim, device=device)
     batch = data.__getitems__(ids.tolist())
-    assert isinstance(batch.image, Tensor)  # only augmentation makes several sizes
     images = batch.image if len(ids) > 1 else torch.cat([batch.image, batch.image])
     random, parts = random_state(), []
     try:

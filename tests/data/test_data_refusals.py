@@ -100,7 +100,6 @@ def held_out(fraction: float, classes: int = 6, super_labels: Sequence[int] | No
         (lambda: transform("center", resize="border"), "resize must be one of crop, pad, squash"),
         (lambda: transform("resize", mean=[123, 116, 103]), "mean must be 3 numbers between 0 and 1"),
         (lambda: transform("simclr", strength=3), "strength must be between 0 and 2.5, got 3"),
-        (lambda: transform("multi_crop", local_scale=[0.5, 0.1]), "local_scale must be two numbers"),
         (lambda: transform("resize")(pixels(0, 9, 8, 1)), "uint8 of shape [9, 8, 1]"),
         (lambda: transform("resize")(pixels(0, 9, 8, 3)[:0]), "uint8 of shape [0, 8, 3]"),
         (lambda: transform("resize")(pixels(0, 9, 8, 3) / 255), "float64 of shape [9, 8, 3]"),

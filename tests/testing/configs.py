@@ -64,9 +64,6 @@ def crop_flip(
 def center(image_size: int, channels: int) -> None: ...
 
 
-def multi_crop(image_size: int, channels: int, *, local_size: int = 96, global_views: int = 2) -> None: ...
-
-
 def pk(labels: Sequence[int], batch: int, *, per_class: int = 4, seed: int = 0) -> None: ...
 
 
@@ -85,9 +82,7 @@ def constant(steps: int) -> None: ...
 def multi_step(steps: int, *, milestones: Sequence[int], gamma: float = 0.1) -> None: ...
 
 
-_TRANSFORMS = Choices(
-    {"crop_flip": crop_flip, "center": center, "multi_crop": multi_crop}, frozenset({"image_size", "channels"})
-)
+_TRANSFORMS = Choices({"crop_flip": crop_flip, "center": center}, frozenset({"image_size", "channels"}))
 CHOICES = {
     "data": Choices({"digits": digits, "table": table}, frozenset({"root"})),
     "data.train_transform": _TRANSFORMS,

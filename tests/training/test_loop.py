@@ -27,8 +27,6 @@ from aurank.training.components import read_config
 from aurank.training.trainer import Trainer, build_trainer
 from aurank.training.watch import collapse_signs
 
-CROPS = {"views": 4, "train_transform": {"name": "multi_crop", "params": {"local_size": 16}}}
-
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -195,8 +193,6 @@ def test_collapse_shows_in_similarity_and_rank() -> None:
         ({}, {}, r"for 16 pixels .*image_size"),
         ({"image_size": [16, 32], "resize": "pad"}, {}, r"for \[16, 32\] pixels .*image_size"),
         ({"image_size": [16, 32], "resize": "pad"}, {"img_size": [16, 32]}, None),
-        ({**CROPS, "image_size": 32}, {"img_size": 32}, r"for 16 pixels \(data\.train_transform\).*dynamic_img_size"),
-        ({**CROPS, "image_size": 32}, {"img_size": 32, "dynamic_img_size": True}, None),
     ],
 )
 def test_a_size_that_the_backbone_cannot_take_is_refused_with_the_remedy(

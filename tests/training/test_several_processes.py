@@ -128,7 +128,7 @@ def test_three_processes_that_are_killed_while_gradients_add_up_go_on_bit_for_bi
     content = tiny_config(
         SUM,
         sampler={"params": {"per_class": 2}},
-        data={"views": 4, "train_transform": {"name": "multi_crop", "params": {"local_size": 8, "blur": 0}}},
+        data={"views": 4, "train_transform": {"name": "simclr", "params": {"blur": 0}}},
         memory={"size": 100, "start_at": 2},
         optim={"clip_norm": 0.5},
         train={"micro_batch": 3, "accumulate": 2, "ema": 0.9},

@@ -72,7 +72,7 @@ class Pipeline(ABC):
     interpolation: str = AREA
     resize: str = "crop"
     limits: ClassVar[Limits] = {
-        **dict.fromkeys(("image_size", "channels", "local_size", "global_views"), (1, math.inf)),
+        **dict.fromkeys(("image_size", "channels"), (1, math.inf)),
         **dict.fromkeys(("margin", "oversample"), (1, math.inf)),
         **dict.fromkeys(("mean", "flip", "translate", "jitter", "grey", "blur"), (0, 1)),
         **dict.fromkeys(("scale", "ratio", "std"), (LEAST, math.inf)),
@@ -206,10 +206,6 @@ class Pipeline(ABC):
         )
         # A tensor: CUDA would multiply by the inverse of a number.
         return torch.full((1, 1, 1), float(self.unit)), mean, std
-
-    def of_view(self, view: int) -> "Pipeline":
-        """Return the pipeline that augments this view of an image prepared here; only the sizes may differ."""
-        return self
 
     def __call__(self, image: np.ndarray | Image, seed: int | None = None) -> Float[Tensor, "channel height width"]:
         """Return the tensor of one image: uint8 [height, width, channel], or Pillow's, of any mode and orientation."""

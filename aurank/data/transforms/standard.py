@@ -7,7 +7,7 @@ import random
 import warnings
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import cv2
@@ -169,7 +169,7 @@ class CropFlip(Pipeline):
     scale: Sequence[Number] = (0.16, 1.0)
     ratio: Sequence[Number] = (0.75, 4 / 3)
     flip: Number = 0.5
-    limits: ClassVar[Limits] = Pipeline.limits | dict.fromkeys(("scale", "local_scale"), (LEAST, 1))
+    limits: ClassVar[Limits] = Pipeline.limits | {"scale": (LEAST, 1)}
     _headroom: ClassVar[float] = 15 / 16  # parts are enlarged: half of 640 × 480 pixels will do for a side of 256
 
     @property
@@ -316,44 +316,6 @@ def _grey(view: View) -> View:
 
 
 @dataclass(repr=False, eq=False, kw_only=True)
-class MultiCrop(SimCLR):
-    """The first views are SimCLR's at image_size, the others small crops of small parts of the image.
-
-    Args:
-        local_size: side of a small crop, which is square, in pixels.
-        local_scale: a small crop's part of the area; of a large one, `scale`.
-        global_views: how many views come before the small ones; `data.views` says how many there are in all.
-        margin, ratio, flip, jitter, strength, grey, blur: as for SimCLR, of both.
-
-    Source: Caron et al., Unsupervised learning of visual features by contrasting cluster assignments (SwAV; NeurIPS
-        2020), Sec. 3.2 and App. A, https://arxiv.org/abs/2006.09882; sizes and scales as in its code for 2 × 224 +
-        6 × 96 pixels. Here every crop is a positive of every other one of its image.
-
-    Example:
-        >>> pipeline = MultiCrop(16, 3, local_size=8)
-        >>> [pipeline.of_view(view).image_size for view in range(3)]
-        [16, 16, 8]
-    """
-
-    scale: Sequence[Number] = (0.14, 1.0)
-    local_size: int = 96
-    local_scale: Sequence[Number] = (0.05, 0.14)
-    global_views: int = 2
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        same = {field.name: getattr(self, field.name) for field in fields(SimCLR)}
-        self._local = SimCLR(**same | {"image_size": self.local_size, "scale": self.local_scale})
-
-    @property
-    def needed_side(self) -> int:
-        return max(super().needed_side, 0 if self.margin is not None else self._local.needed_side)
-
-    def of_view(self, view: int) -> Pipeline:
-        return self if view < self.global_views else self._local
-
-
-@dataclass(repr=False, eq=False, kw_only=True)
 class Library(Pipeline):
     """Training by transforms of another library; what they leave at another size is resized to image_size."""
 
@@ -476,7 +438,6 @@ TRANSFORMS: dict[str, type[Pipeline]] = {
     "random_crop": RandomCrop,
     "affine": Affine,
     "simclr": SimCLR,
-    "multi_crop": MultiCrop,
     "albumentations": Albumentations,
     "torchvision": Torchvision,
     "center": Center,

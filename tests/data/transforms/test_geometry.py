@@ -13,7 +13,7 @@ from torchvision.transforms.v2 import functional
 from aurank.data import TRANSFORMS
 from aurank.data.transforms.geometry import chance_of, random_part, warp, warp_matrices
 
-RANDOM = ("random_crop", "crop_flip", "simclr", "multi_crop", "affine")
+RANDOM = ("random_crop", "crop_flip", "simclr", "affine")
 
 
 class Drawn(random.Random):

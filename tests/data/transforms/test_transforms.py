@@ -175,11 +175,6 @@ def test_a_pipeline_of_torchvision_draws_from_the_seed_alone_and_leaves_torch_as
     assert torch.equal(found, pipeline.normalise(expected))
 
 
-def test_the_first_views_are_crops_of_large_parts_and_the_others_of_small_parts():
-    pipeline = TRANSFORMS["multi_crop"](16, 3, scale=[0.3, 1], local_size=8, local_scale=[0.05, 0.14])
-    assert [pipeline.of_view(view).scale for view in range(4)] == [(0.3, 1)] * 2 + [(0.05, 0.14)] * 2
-
-
 @pytest.mark.parametrize(
     ("library", "steps", "said"),
     [
