@@ -48,10 +48,8 @@ def fill_preprocessing(config: Config, state: dict[str, Any] | None = None) -> C
     if state is None and config.model.init_from is not None:
         state = load_checkpoint(resolve_checkpoint(config.model.init_from))
         if is_head(state) and config.model.backbone != NO_BACKBONE:
-            raise UserError(
-                f"model.init_from: {config.model.init_from} is a head on saved embeddings, without a backbone; start "
-                "from the network that made them, by model.weights or model.pretrained"
-            )
+            remedy = "start from the network that made its embeddings, by model.weights or model.pretrained"
+            raise UserError(f"model.init_from: {config.model.init_from} is a head without a backbone; {remedy}")
     return with_preprocessing(config, None if state is None else read_trained(state["config"]))
 
 

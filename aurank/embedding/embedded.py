@@ -83,8 +83,9 @@ class Embedded:
         names: dict[str, Any] = {}
         if gallery is not None:
             keys = ("gallery_paths", "gallery_classes", "gallery_groups")
-            names = {key: _part(column, gallery) for key, column in zip(keys, columns, strict=True)}
-        return report.named(*(_part(column, query) for column in columns), **names)
+            pairs = zip(keys, columns, strict=True)
+            names = {key: None if column is None else column[gallery] for key, column in pairs}
+        return report.named(*(None if column is None else column[query] for column in columns), **names)
 
     @property
     def _roles(self) -> tuple[np.ndarray | slice, np.ndarray | None]:
@@ -101,9 +102,6 @@ class Embedded:
                 question[name] = of_sides[(of_sides >= 0).all(axis=1)]
         if gallery is None:
             return {"embeddings": self.embeddings, **question}
-        for side, rows in (("query", self.is_query), ("gallery", gallery)):
-            if not rows.any():
-                raise UserError(f"none of the {len(rows)} images is a {side}: mark some as such")
         sides = {"embeddings": select_rows(self.embeddings, self.is_query), "ids": self.ids[query]}
         sides |= {"gallery": select_rows(self.embeddings, gallery), "gallery_labels": self.labels[gallery]}
         return {**question, **sides, "gallery_ids": self.ids[gallery], "gallery_groups": self.groups[gallery]}
@@ -149,10 +147,6 @@ class Embedded:
     @staticmethod
     def load(path: Path, labels: Path | None = None) -> "Embedded":
         return Embedded(**read_arrays(path, labels=labels))
-
-
-def _part(column: np.ndarray | None, rows: np.ndarray | slice | None) -> np.ndarray | None:
-    return column if column is None or rows is None else column[rows]
 
 
 def described(manifest: Manifest, rows: np.ndarray, embeddings: Rows) -> Embedded:

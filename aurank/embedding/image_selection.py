@@ -117,10 +117,7 @@ def located(data: "str | Manifest") -> dict[str, Any]:
     target = Path(path)
     if "{" in path:  # a pattern of several files
         return {**section, "params": {"path": path}, "root": "."}
-    if not target.exists():
-        start = "" if target.is_absolute() else f" in {Path.cwd()}"
-        raise UserError(f"--data {data}: there is no {target}{start}; correct the path")
-    if target.is_dir():
+    if target.is_dir() or not target.suffix:
         return {**section, "root": str(target)}
     key = "file" if name in ("table", EMBEDDINGS) else "path"  # of an archive
     return {**section, "params": {key: target.name}, "root": str(target.parent)}

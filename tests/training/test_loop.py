@@ -21,7 +21,6 @@ from aurank.embedding.embed import embed
 from aurank.embedding.stored.checkpoint import load_checkpoint
 from aurank.errors import AurankError, UserError
 from aurank.models import Encoder
-from aurank.models.encoder import EachPart
 from aurank.training.build import build_splits
 from aurank.training.components import read_config
 from aurank.training.trainer import Trainer, build_trainer
@@ -270,12 +269,3 @@ def test_compiled_cached_accumulated_channels_last_and_in_half_precision_it_is_t
     away = json.loads(run.stdout)
     assert away["all in float32"] < 1e-5
     assert away["all in bfloat16"] < 2 * away["bfloat16 alone"] < 0.04
-
-
-def test_a_network_that_cannot_be_compiled_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*_: object) -> object:
-        raise torch._dynamo.exc.TorchDynamoException("no\nsuch thing")
-
-    monkeypatch.setattr(torch, "compile", lambda work: fails)
-    with pytest.raises(UserError, match=r"train\.compile=true: .* \(no\); .*set train\.compile=false"):
-        EachPart(torch.nn.Linear(2, 2), compiled=True)(torch.ones(1, 2))

@@ -11,10 +11,10 @@ from typing_extensions import TypedDict
 from aurank.config import Config
 from aurank.config.messages import one_line
 from aurank.config.schema import NO_BACKBONE
-from aurank.embedding.locations import LAST, require_checkpoint
+from aurank.embedding.locations import require_checkpoint
 from aurank.embedding.settings import read_trained
 from aurank.errors import UserError
-from aurank.files import read_bundle, write_bundle
+from aurank.files import read_bundle, reading, write_bundle
 
 AVERAGE_OF = "average_of"  # the entry of a checkpoint that is the average of several
 _WHAT = "a checkpoint"
@@ -55,15 +55,8 @@ def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
 def load_checkpoint(path: Path, *, read_run: Callable[[dict[str, Any]], Config] | None = None) -> dict[str, Any]:
     require_checkpoint(path)
     content: Any = read_bundle(path, Checkpoint, _WHAT, remedy="use another one")
-    if read_run is not None and "optimiser" not in content:
-        raise UserError(f"{path} holds weights only, no run goes on from it; --resume takes {LAST} of its folder")
-    try:
+    with reading(path, _WHAT):
         (read_run or read_trained)(content["config"])
-    except UserError as error:
-        reason = one_line(getattr(error, "errors", [str(error)])[0])
-        raise UserError(
-            f"{path}: this aurank cannot use its config ({reason}); use the version that wrote it"
-        ) from error
     return dict(content)
 
 

@@ -12,7 +12,8 @@ from types import ModuleType
 import torch
 from torch import nn
 
-from aurank.errors import UserError, first_line
+from aurank.errors import UserError
+from aurank.files import reading
 from aurank.models.adapters.loading import describe_adapter
 from aurank.models.adapters.names import Options
 from aurank.models.image_model import ImageModel, standard_transform
@@ -23,11 +24,9 @@ def python_model(name: str, model_id: str, options: Options, allow_code: bool) -
     # As `python -m` would: one's own module usually lies in the folder that the command is given in.
     sys.path.insert(0, str(Path.cwd()))
     try:
-        module = importlib.import_module(module_name)
-        built = getattr(module, function)(**options)
-    except Exception as error:
-        reason = f"{type(error).__name__}: {first_line(error)}"
-        raise UserError(f"{name}: {reason}; expected python:package.module:function") from error
+        with reading(name, "python:package.module:function", remedy="correct the name or the function"):
+            module = importlib.import_module(module_name)
+            built = getattr(module, function)(**options)
     finally:
         sys.path.remove(str(Path.cwd()))
     model, transform = built if isinstance(built, tuple) and len(built) == 2 else (built, None)
