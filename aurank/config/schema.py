@@ -438,10 +438,10 @@ def _contradictions(config: Config, losses: Choices | None) -> Iterator[tuple[st
             expected = "with model.text images and texts are compared both ways, without it there are no texts"
             yield f"{path}.params.two_way", f"got {term.params['two_way']}: {expected}; leave it out"
         if losses is not None and model.text is not None and "two_way" not in losses.arguments(term.name):
-            others = ", ".join(name for name in losses.table if "two_way" in losses.arguments(name))
+            options = ", ".join(name for name in losses.table if "two_way" in losses.arguments(name))
             yield (
                 f"{path}.name",
-                f"got {term.name!r}, which compares images alone; with model.text take {others}",
+                f"got {term.name!r}, which compares images alone; with model.text take {options}",
             )
 
 

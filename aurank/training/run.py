@@ -147,7 +147,12 @@ def _prepare_loop(
     data = contents(manifest, rows)
     require_same(config, images=manifest.sha256[:12], **{"prepared images": data.get("pixels", "")[:12]})
     if state is not None:
-        require_same_data(out / LAST, state, manifest, data)
+        saved, now = {"manifest": state["manifest"], **(state["data"] or {})}, {"manifest": manifest.sha256, **data}
+        if changed := [part for part in saved if part in now and saved[part] != now[part]]:
+            raise UserError(
+                f"{out / LAST} was trained on other images of {manifest.name} ({', '.join(changed)} changed); point "
+                "data.root at the same images, or choose another --out"
+            )
     trainer = Trainer(config, splits, out, state=state, prepared=prepared)
     if state is not None:
         progress = restore(trainer, out / LAST, state, notices)
@@ -221,12 +226,11 @@ def _test(loop: Loop, test: Manifest, page: bool) -> tuple[Report | None, dict[s
     trainer, out, group = loop.trainer, loop.out, loop.group
     loop.listen("testing", {"images": len(test)})
 
-    def load_best() -> int:
+    step = 0
+    if loop.main:
         best = load_checkpoint(out / BEST)
         load_part(trainer.model.load_state_dict, model_weights(best), out / BEST)
-        return read_progress(best, out / BEST).step
-
-    step = group.in_first(load_best)
+        step = read_progress(best, out / BEST).step  # only the first process names it
     group.broadcast(value for value in trainer.model.state_dict().values() if isinstance(value, Tensor))
     read_once = {"cache": "0"} if group.size > 1 else {}  # each of several processes reads its share of the images
     data = build_dataset(trainer.config.data.model_copy(update=read_once), test, train=False)
@@ -324,16 +328,6 @@ def _changes(path: Path, saved: Config, config: Config, progress: Progress) -> l
         )
     rates = f"the learning rates up to step {progress.step} were those of {before.steps} steps"
     return [f"train.steps={now.steps} extends a run of {before.steps}: {rates}"] * longer
-
-
-def require_same_data(path: Path, state: dict[str, Any], manifest: Manifest, data: dict[str, str]) -> None:
-    saved = {"manifest": state["manifest"], **(state["data"] or {})}
-    now = {"manifest": manifest.sha256, **data}
-    if changed := [part for part in saved if part in now and saved[part] != now[part]]:
-        raise UserError(
-            f"{path} was trained on other images of {manifest.name} ({', '.join(changed)} changed); point data.root at "
-            "the same images, or choose another --out"
-        )
 
 
 def restore(trainer: Trainer, path: Path, state: dict[str, Any], notices: list[str]) -> Progress:

@@ -362,14 +362,11 @@ def _require_fitting(config: Config, splits: Splits) -> None:
 
 
 def _accelerator(config: Config, out: Path | None) -> Accelerator:
-    try:
-        return Accelerator(
-            # It would not join processes without GPUs unless it is told that there are none.
-            cpu=launched() > 1 and not torch.cuda.is_available(),
-            mixed_precision=config.train.mixed_precision,
-            gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=config.train.accumulate),
-            log_with=list(config.train.trackers) if out is not None and config.train.trackers else None,
-            project_dir=None if out is None else str(out),
-        )
-    except ValueError as error:  # a device without that precision
-        raise UserError(f"train.mixed_precision={config.train.mixed_precision}: {error}; use no") from error
+    return Accelerator(
+        # It would not join processes without GPUs unless it is told that there are none.
+        cpu=launched() > 1 and not torch.cuda.is_available(),
+        mixed_precision=config.train.mixed_precision,
+        gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=config.train.accumulate),
+        log_with=list(config.train.trackers) if out is not None and config.train.trackers else None,
+        project_dir=None if out is None else str(out),
+    )

@@ -137,7 +137,7 @@ def test_strange_keys_and_long_values_stay_on_one_short_line() -> None:
         ("steps", "expected key.path=value, for example optim.lr=1e-4"),
         ("a..b=1", "expected key.path=value"),
         ("train.steps=[", "expected the node content, but found"),
-        ("seed.x=1", "seed is 7, not a mapping; set it as a whole"),
+        ("seed.x=1", r'seed: got {"x": 1}, expected a valid integer'),
         ("lr=2", r"lr: unknown key \(got 2\)"),
     ],
 )
