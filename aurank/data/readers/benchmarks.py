@@ -26,7 +26,6 @@ _VEHICLE_TESTS = {
 }
 _CARS_WHOLE = "cars_annos.mat"
 _CARS_PARTS = {"devkit/cars_train_annos.mat": "cars_train", "cars_test_annos_withlabels.mat": "cars_test"}
-_INSHOP_LIST = "Eval/list_eval_partition.txt"
 _CLASS_AND_CAMERA = re.compile(r"(\d{4})_c(\d{3}|\d(?=s))\S*\.jpg", re.IGNORECASE)
 # Of each difficulty what is sought and what is left out, by the names of the ground truth.
 _JUDGED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
@@ -37,18 +36,11 @@ _JUDGED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 
 
 @published("sop")
-def read_sop(
-    location: Location, *, train: str = "Ebay_train.txt", test: str = "Ebay_test.txt", images: str = ""
-) -> Manifest:
-    """Read Stanford Online Products: the class is the product as numbered, the super-label its category, 1 … 12.
-
-    Args:
-        train, test, images: the lists, and the folder that their paths start from, as the reader "lists" has them.
-    """
-    location.require((train, test))
-    lists = zip(("train", "test"), (train, test), location.benchmark.sizes, strict=True)
-    parts = [location.part(file, list_rows(location.source, split, file), size) for split, file, size in lists]
-    return location.build(*parts, images=images)
+def read_sop(location: Location) -> Manifest:
+    """Read Stanford Online Products: the class is the product as numbered, the super-label its category, 1 … 12."""
+    location.require(location.benchmark.files)
+    lists = zip(("train", "test"), location.benchmark.files, strict=True)
+    return location.build(*(location.part(file, list_rows(location.source, split, file)) for split, file in lists))
 
 
 @published("grocery")
@@ -168,26 +160,22 @@ def _in_halves(location: Location, rows: Mapping[int, Sequence[Row]], *, classes
 
 
 @published("inshop")
-def read_inshop(location: Location, *, partition: str = _INSHOP_LIST, images: str | None = None) -> Manifest:
+def read_inshop(location: Location) -> Manifest:
     """Read In-shop Clothes Retrieval: the class is the item; queries search the gallery, not each other.
 
-    Args:
-        partition: the list file.
-        images: the folder that the list's paths, img/…, start from; without it "Img", else that of Eval. "Img" may also
-            hold the larger images of img_highres.zip under the same names: other pixels, the same checksum.
+    "Img" may also hold the larger images of img_highres.zip under the same names: other pixels, the same checksum.
     """
-    location.require([partition])
+    (file,) = location.benchmark.files
+    location.require([file])
     header = [r"\d+", r"image_name\s+item_id\s+evaluation_status"]
     pattern, form = r"(\S+)\s+(\S+)\s+(train|query|gallery)", "an image, its item, and train, query or gallery"
     rows: dict[str, list[Row]] = {state: [] for state in location.benchmark.sizes}
-    for where, (image, item, state) in read_fields(location.source, partition, pattern, form, header=header):
+    for where, (image, item, state) in read_fields(location.source, file, pattern, form, header=header):
         split, role = ("train", "both") if state == "train" else ("test", state)
         rows[state].append(Row(where, image, item, split, role=cast(Role, role)))
-    if images is None:
-        listed = [row for part in rows.values() for row in part[:100]]
-        images = "Img" if any(location.source.exists(f"Img/{row.path}") for row in listed) else ""
-    parts = [location.part(f"{state} of {partition}", rows[state], state) for state in rows]
-    return location.build(*parts, images=images)
+    listed = [row for part in rows.values() for row in part[:100]]
+    images = "Img" if any(location.source.exists(f"Img/{row.path}") for row in listed) else ""
+    return location.build(*(location.part(f"{state} of {file}", rows[state], state) for state in rows), images=images)
 
 
 @published("market1501")

@@ -29,7 +29,7 @@ def read_webdataset(
     """Return the images of tar archives as webdataset writes them: KEY.jpg beside KEY.cls or KEY.json.
 
     A key ends at the first dot of a file's name: `0.left.png` is the file `left.png` of the sample 0, not its image.
-    Such files, and samples without an image, are left out, and counted in a warning.
+    Such files are left out, and counted in a warning.
 
     Each image is read where it lies in its archive, so every sampler works. The word train, val or test in the name of
     an archive, or of a folder below `path`, is the split.
@@ -129,8 +129,6 @@ def _members(file: Path, label: str, left_out: list[str]) -> Iterator[Sample]:
     part = str(file.resolve())
     labels: dict[str, str] = {}
     images: dict[str, tuple[str, Any, int, int]] = {}
-    first: dict[str, str] = {}  # file of each sample
-    beside: set[str] = set()  # samples with files such as left.png
     with tarfile.open(file, mode="r:") as archive:
         for member in archive:
             if member.isdir():
@@ -138,18 +136,15 @@ def _members(file: Path, label: str, left_out: list[str]) -> Iterator[Sample]:
             folder, slash, name = member.name.rpartition("/")
             stem, _, suffix = name.partition(".")
             sample, suffix = folder + slash + stem, suffix.lower()
-            first.setdefault(sample, member.name)
             if f".{suffix}" in IMAGE_SUFFIXES:
                 if sample in images:
                     raise UserError(f"{member.name} is a second image of {sample}; leave one out")
                 images[sample] = member.name, part, member.offset_data, member.size
             elif PurePosixPath(suffix).suffix in IMAGE_SUFFIXES:
                 left_out.append(member.name)
-                beside.add(sample)
             elif suffix == ending.lower() and (stream := archive.extractfile(member)) is not None:
                 content = stream.read().decode()
                 labels[sample] = read_label(json.loads(content)[key] if key else content, member.name)
-    left_out += [name for sample, name in first.items() if sample not in images and sample not in beside]
     for sample, image in images.items():
         yield image[0], labels.get(sample, ""), *image[1:]
 

@@ -76,7 +76,7 @@ class Location:
     def missing(self, files: Iterable[str]) -> list[str]:
         contents = {**self.benchmark.either, **self.benchmark.files}
         return [
-            f"{file}, {contents.get(file, 'a list')}, is missing: get it from {self.benchmark.origin}"
+            f"{file}, {contents[file]}, is missing: get it from {self.benchmark.origin}"
             for file in files
             if not self.holds(file)
         ]

@@ -236,7 +236,7 @@ def resize(image: Pixels, height: int, width: int, interpolation: str = AREA) ->
         return image
     if interpolation == AREA:
         way = cv2.INTER_AREA if height < image.shape[0] or width < image.shape[1] else cv2.INTER_LINEAR
-        return by_opencv(image, lambda part: cv2.resize(part, (width, height), interpolation=way), at_once=4)
+        return by_opencv(image, lambda part: cv2.resize(part, (width, height), interpolation=way))
     # Pillow takes RGB; other channels go one by one: it would take the last of four for transparency.
     parts = [image] if image.shape[2] == 3 else [image[:, :, channel] for channel in range(image.shape[2])]
     method = _PILLOWS[interpolation]

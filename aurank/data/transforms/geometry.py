@@ -106,12 +106,12 @@ def warp(image: Pixels, matrix: Float64[np.ndarray, "3 3"], fill: int) -> Pixels
     )
 
 
-def by_opencv(image: Pixels, change: Callable[[Any], Any], *, at_once: int = 1) -> NewPixels:
-    """Return what a function of OpenCV makes of an image; of more channels than that takes, of so many at once."""
+def by_opencv(image: Pixels, change: Callable[[Any], Any]) -> NewPixels:
+    """Return what a function of OpenCV makes of an image; of more channels than that takes, of one at a time."""
     channels = image.shape[2]
     if channels <= _CHANNELS:
         return with_channels(change(image))
-    return np.dstack([change(image[:, :, start : start + at_once]) for start in range(0, channels, at_once)])
+    return np.dstack([change(image[:, :, channel : channel + 1]) for channel in range(channels)])
 
 
 def with_channels(image: UInt8[np.ndarray, "height width ..."]) -> Pixels:

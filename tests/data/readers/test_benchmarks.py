@@ -91,13 +91,6 @@ def test_groceries_of_kinds_with_an_even_number_train_and_the_others_test(tmp_pa
         assert read("grocery", tmp_path, path=path).sha256 == manifest.sha256
 
 
-def test_any_set_in_the_format_of_the_products_is_read_as_the_list_reader_does(tmp_path):
-    folder = trees.sop_tree(tmp_path)
-    params = {"path": str(folder), "train": "Ebay_test.txt", "test": "Ebay_train.txt", "images": ""}
-    assert read("sop", tmp_path, complete=False, **params).sha256 == read("lists", tmp_path, **params).sha256
-    assert "Ebay_test.txt has 5 images of 2 classes, expected 4 images of 2" in refusal("sop", tmp_path, **params)
-
-
 def test_the_class_of_a_species_is_its_folder_and_the_super_label_the_folder_above(tmp_path):
     trees.inaturalist_tree(tmp_path)
     manifest = read("inaturalist2018", tmp_path)
@@ -179,14 +172,12 @@ def test_half_of_the_cars_says_what_is_missing_and_is_read_as_a_part_only_when_i
     assert read("cars196", tmp_path, complete=False).split_sizes == {"train": 2, "test": 3}
 
 
-@pytest.mark.parametrize("images", ["Img", "", "elsewhere"])
+@pytest.mark.parametrize("images", ["Img", ""])
 def test_clothes_have_queries_apart_from_the_gallery(tmp_path, images):
     folder = trees.inshop_tree(tmp_path)
     if images == "":
         (folder / "Img/img").rename(folder / "img")
-    elif images != "Img":
-        (folder / "Img").rename(folder / images)
-    manifest = read("inshop", tmp_path, images="elsewhere" if images == "elsewhere" else None)
+    manifest = read("inshop", tmp_path)
     parts = [(name, state) for part in ("train", "query", "gallery") for name, state in trees.INSHOP if state == part]
     states = np.array([state for _, state in parts])
     assert manifest.paths == tuple(f"img/{name}" for name, _ in parts)
