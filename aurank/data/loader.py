@@ -114,7 +114,7 @@ def made_of_each(make: Callable[[_Item], _Made], items: Sequence[_Item], *, at_o
             items,  # type: ignore[arg-type]  # any sequence serves
             batch_size=at_once,
             num_workers=workers,
-            collate_fn=lambda some: [*map(make, some)],
+            collate_fn=lambda part: [*map(make, part)],
             worker_init_fn=_start_worker,
             multiprocessing_context=_context(),
             generator=torch.Generator().manual_seed(0),

@@ -94,10 +94,7 @@ class PreparedImages:
 
         self.folder, path = folder, folder / IMAGES
         self.remedy = f"give aurank data prepare CONFIG --out {folder} again"
-        if not path.exists():
-            where = f"{folder} holds no prepared images" if folder.is_dir() else f"there is no folder {folder}"
-            raise UserError(f"data.prepared: {where}; {self.remedy}, or set data.prepared=null")
-        remedy, parts = "name another folder, or remove this one and prepare the images again", [np.zeros(0, RECORD)]
+        remedy, parts = f"{self.remedy}, or set data.prepared=null", [np.zeros(0, RECORD)]
         named = f"data.prepared: {path}"
         with reading(named, "prepared images", remedy=remedy), pyarrow.memory_map(str(path)) as mapped:
             base = mapped.read_buffer(1).address

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float32, Shaped
+from jaxtyping import Float32
 
 from aurank.arrays import MappedRows, load_arrays
 from aurank.errors import UserError
@@ -104,17 +104,22 @@ def read_shards(folder: Path) -> dict[str, Any]:
         content = json.loads(table.schema.metadata[FORMAT.encode()])
         checksum = content.pop("checksum")
         record = checked(content, _Record)
-        for file, (_, sha256) in record.parts.items():
-            if file_sha256(folder / file) != sha256:
-                raise ValueError(f"{file} is damaged, cut short or another part")
+        sums = {file: sha256 for file, (_, sha256) in record.parts.items()}
+        problem = next((file for file, sha256 in sums.items() if file_sha256(folder / file) != sha256), "")
         if checksum != content_sha256(content) or len(table) != sum(rows for rows, _ in record.parts.values()):
-            raise ValueError("its description was changed, or it has other rows than its parts")
+            problem = "its description, or one of its rows,"
+        if problem:
+            raise ValueError(f"{problem} is damaged, cut short or another one")
         matrices = [load_arrays(folder / file)[""] for file, (rows, _) in record.parts.items() if rows]
         arrays: dict[str, Any] = {"embeddings": matrices[0] if len(matrices) == 1 else MappedRows(matrices)}
         for name, column in _COLUMNS.items():
             if column in table.column_names:
-                values = table[column]
-                arrays[name] = _texts(values) if name in ("paths", "splits") else values.to_numpy()
+                values, starts = table[column], range(0, len(table), _BLOCK)
+                if name in ("paths", "splits"):
+                    blocks = [np.array([*map(os.fsdecode, values.slice(at, _BLOCK).to_pylist())]) for at in starts]
+                    arrays[name] = np.concatenate([np.empty(0, np.str_), *blocks])
+                else:
+                    arrays[name] = values.to_numpy()
         for name in _PAIRS:
             if name in table.column_names:
                 lists = table[name].combine_chunks()
@@ -132,9 +137,3 @@ def storable_texts(texts: list[str]) -> Sequence[Any]:
     except UnicodeEncodeError:
         return [os.fsencode(text) for text in texts]
     return texts
-
-
-def _texts(column: Any) -> Shaped[np.ndarray, " row"]:
-    starts = range(0, len(column), _BLOCK)
-    blocks = [np.array([*map(os.fsdecode, column.slice(start, _BLOCK).to_pylist())]) for start in starts]
-    return np.concatenate([np.empty(0, np.str_), *blocks])

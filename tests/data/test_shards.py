@@ -150,8 +150,8 @@ def changed(path: Path) -> None:
     ("damage", "said"),
     [
         (lambda folder: (folder / "part-00001.npy").unlink(), "part-00001.npy"),
-        (lambda folder: cut(folder / "part-00002.npy"), "part-00002.npy is damaged, cut short or another part"),
-        (exchange, "part-00001.npy is damaged, cut short or another part"),
+        (lambda folder: cut(folder / "part-00002.npy"), "part-00002.npy is damaged, cut short or another one"),
+        (exchange, "part-00001.npy is damaged, cut short or another one"),
         (lambda folder: cut(folder / "index.parquet"), "index.parquet: cannot be read as a table of embeddings"),
         (lambda folder: changed(folder / "index.parquet"), "index.parquet: cannot be read as a table of embeddings"),
         (lambda folder: damaged_pages(folder / "index.parquet"), "index.parquet: "),

@@ -12,7 +12,7 @@ from aurank.data.manifest import Manifest
 from aurank.data.sources import FolderSource, ZipSource
 from aurank.errors import UserError
 from aurank.files import csv_text, write_text
-from aurank.names import meant, nearest, plain_name
+from aurank.names import meant, nearest
 
 _EXAMPLES = 3
 SPLIT_PAIRS = (("train", "test"), ("train", "val"), ("val", "test"))
@@ -241,15 +241,10 @@ def write_table(manifest: Manifest, file: Path) -> str:
 def require_table(manifest: Manifest) -> str:
     """Return the overrides by which a table finds the images; raise UserError where none could."""
     source, name = manifest.source, manifest.name
-    odd = [path for path in manifest.paths if path.encode("utf-8", "ignore").decode().strip() != path]
-    odd += [label for label in manifest.classes if plain_name(label.encode("utf-8", "ignore").decode()) != label]
     if not len(manifest):
         problem = f"nothing of {name} would be left, so no table is written"
     elif manifest.positives is not None:
         problem = f"{name} lists which images belong together, which a table does not hold"
-    elif odd:
-        kinds = "a space at its end, a whole number as 1.0, a class called nan or no UTF-8"
-        problem = f"{odd[0]!r} of {name} would be another name in a table ({kinds}); rename it"
     elif isinstance(source, FolderSource):
         return f"data.params.path={source.root.resolve()}"
     elif isinstance(source, ZipSource):

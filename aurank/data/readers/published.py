@@ -199,14 +199,14 @@ class Completeness:
     """What was found of a benchmark.
 
     Attributes:
-        confirmed: what was found as published.
+        confirmed: archives that are as published.
         problems: lines that each name one thing missing or different, and its remedy.
 
     Example:
         >>> from aurank.data import BENCHMARKS
-        >>> print(Completeness(BENCHMARKS["sop"], "sop", ("the test list",), ()))
+        >>> print(Completeness(BENCHMARKS["sop"], "sop", ("sop.zip with the published md5",), ()))
         Stanford Online Products in sop: complete
-          found: the test list
+          found: sop.zip with the published md5
     """
 
     benchmark: Benchmark
@@ -287,15 +287,6 @@ def check_benchmark(
                 more = f"; and {len(absent) - _EXAMPLES:,} more" if len(absent) > _EXAMPLES else ""
                 examples = f"{'; '.join(absent[:_EXAMPLES])}{more}"
                 problems.append(f"listed images that are not in {source.where}: {len(absent):,} ({examples})")
-            for split in manifest.split_sizes:
-                part = manifest.split(split)
-                both = part.is_query & part.is_gallery
-                sides = {"": both, " query": part.is_query & ~both, " gallery": part.is_gallery & ~both}
-                confirmed += [
-                    f"{split}{side} list of {describe_size(int(rows.sum()), len(np.unique(part.labels[rows])))}"
-                    for side, rows in sides.items()
-                    if rows.any()
-                ]
     if checksums:
         folders = [root] if location is None else [root, location.path.parent, location.path]
         files = dict.fromkeys(folder / archive for archive in benchmark.archives for folder in folders)

@@ -174,8 +174,8 @@ def _file_lines(source: ImageSource, file: str) -> Iterator[Line]:
             table = pyarrow.ipc.open_file(data).read_all()
             return _lines(file, table.column_names, _arrow_rows(table, table.column_names))
         schema = pyarrow.parquet.read_schema(pyarrow.BufferReader(data))
-        known = [name for name in schema.names if name in _KNOWN]
-        table = pyarrow.parquet.read_table(pyarrow.BufferReader(data), columns=known)
+        columns = [name for name in schema.names if name in _KNOWN]
+        table = pyarrow.parquet.read_table(pyarrow.BufferReader(data), columns=columns)
         return _lines(file, schema.names, _arrow_rows(table, schema.names))
 
 
