@@ -223,7 +223,8 @@ def calibrate(
             f"{1 / max(negatives, 1):.2g}, and more may score as high as the highest positive; ask for more"
         )
     threshold = shortest_equal(scores, threshold)
-    right, wrong = scores.positives_by_query(threshold), scores.negatives_by_query(threshold)
+    matching = scores.positive_query[np.searchsorted(scores.positives, threshold) :]
+    right, wrong = np.bincount(matching, minlength=len(scores.positives_each)), scores.negatives_by_query(threshold)
     has_positive = scores.positives_each > 0
     rows = np.arange(min(len(problem.embeddings), len(problem.target)))
     return Calibration(

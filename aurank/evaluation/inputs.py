@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -11,6 +12,7 @@ from jaxtyping import Int64, Shaped
 from torch import Tensor
 
 from aurank.arrays import Arrays, MappedRows, as_plain, select_rows
+from aurank.distributed import ProcessGroup
 from aurank.errors import UserError
 from aurank.names import NAN, NO_GROUP_NAMES, meant, nearest, plain_name
 from aurank.sizes import size_in_bytes
@@ -22,6 +24,8 @@ ProgressCallback: TypeAlias = Callable[[int, int], object]  # called with what i
 
 NO_GROUP = -1
 COMPARED = 2**22  # numbers of rows compared at a time
+BACKENDS = ("auto", "numba", "torch")
+GPU_WORKERS = 2  # while a GPU computes one tile, the next is made ready
 
 
 def importable(name: str) -> bool:
@@ -62,6 +66,45 @@ def choose_devices(device: Devices, queries: Embeddings) -> list[torch.device]:
     if kinds != {"cpu"} and not (kinds == {"cuda"} and torch.cuda.is_available()):
         raise UserError(f'device must name the CPU or available CUDA devices, as "cpu" or "cuda:0"; got {device!r}')
     return devices
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """Backend, devices, workers and memory limit, agreed by all ranks."""
+
+    backend: str
+    devices: list[torch.device]
+    workers: int
+    size: int
+    group: ProcessGroup
+
+    @classmethod
+    def of(
+        cls,
+        embeddings: Embeddings,
+        *,
+        backend: str = "auto",
+        device: Devices = None,
+        max_memory: int | str = "1GiB",
+        distributed: bool | str | None = None,
+    ) -> "Work":
+        """Check the settings, and agree on them with the other ranks; UserError for one that cannot be had."""
+        devices = choose_devices(device, embeddings)
+        require_one_of(BACKENDS, backend=backend)
+        compiles = devices[0].type == "cpu" and importable("numba")
+        if backend == "numba" and not compiles:
+            fault = f"needs the package numba and does not run on {devices[0]}"
+            raise UserError(f"backend 'numba' {fault}: use backend=\"auto\"")
+        group = ProcessGroup(distributed)
+        limits = byte_count(max_memory), torch.get_num_threads(), len(devices)
+        size, threads, count = map(min, zip(*group.all_gather(limits), strict=True))
+        if backend != "torch" and compiles:
+            return cls("numba", devices[:count], threads, size, group)
+        return cls("torch", devices[:count], GPU_WORKERS * count if devices[0].type == "cuda" else 1, size, group)
+
+    def loops(self) -> Any:
+        """Return the module of compiled loops; None where plain torch counts."""
+        return import_module("aurank.evaluation.engine.compiled") if self.backend == "numba" else None
 
 
 def require_one_of(known: Collection[str], **values: str) -> None:

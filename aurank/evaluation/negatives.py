@@ -9,8 +9,7 @@ from aurank.arrays import Rows
 from aurank.evaluation.engine.nearest import BestSearch
 from aurank.evaluation.engine.problem import Pairs
 from aurank.evaluation.engine.scores import ExactScores
-from aurank.evaluation.engine.tiles import Work
-from aurank.evaluation.inputs import ProgressCallback, RetrievalProblem, require_at_least
+from aurank.evaluation.inputs import ProgressCallback, RetrievalProblem, Work, require_at_least
 
 NEIGHBOURS = 10  # at most, that decide whether a negative is suspect
 _SCORES = 2**22  # in memory at a time

@@ -20,7 +20,7 @@ from jaxtyping import Float32, Float64, Int8, Int64
 from torch import Tensor
 
 from aurank.evaluation.engine.compiled import Function, compiled
-from aurank.evaluation.engine.scores import ELEMENTS, ExactScores, Side, full_precision
+from aurank.evaluation.engine.scores import ELEMENTS, ExactScores, full_precision, read
 from aurank.evaluation.engine.tiles import Panel, Tile, TileCounter
 
 HIGH, BOTH = "high", "both"
@@ -102,8 +102,9 @@ class Accelerator:
                 return False
             left = self.of_panel(tile.left, gallery=False).part(tile.left.within(tile.queries))
             right = self.of_panel(tile.right, gallery=True).part(tile.right.within(tile.gallery))
-            products = counter.memory("products", tile.shape, torch.int32)
-            scores = counter.memory("scores", tile.shape, torch.float32)
+            shape = len(left.planes), len(right.planes)
+            products = counter.memory("products", shape, torch.int32)
+            scores = counter.memory("scores", shape, torch.float32)
             for number, kind in enumerate(self.kinds):
                 multiply_codes(left, right, kind, products, scores)
                 if number < first:
@@ -135,8 +136,8 @@ class Accelerator:
         return codes
 
     def _features(self, positions: slice | Int64[Tensor, " position"], *, gallery: bool) -> np.ndarray:
-        side: Side = self.exact.gallery if gallery else self.exact.queries
-        rows = side.rows(positions)
+        side = self.exact.gallery if gallery else self.exact.queries
+        rows = read(side.embeddings, side.order[positions])
         return rows.div_(side.lengths[positions, None] if self.exact.is_cosine else self.exact.scales[gallery]).numpy()
 
 

@@ -21,9 +21,6 @@ def compiled(function: Function, **options: Any) -> Function:
         return cast(Function, numba.njit(**options)(function))
 
 
-# -- exact scores ------------------------------------------------------------------------------------------------------
-
-
 @compiled
 @no_type_check
 def exact_score(left: Any, right: Any, squared: bool, terms: Any) -> Any:
@@ -41,14 +38,6 @@ def exact_score(left: Any, right: Any, squared: bool, terms: Any) -> Any:
             terms[term] += terms[half + term]
         size = half
     return terms[0]
-
-
-@compiled
-@no_type_check
-def exact_lengths(rows: Any, lengths: Any) -> None:
-    terms = np.empty(rows.shape[1], np.float64)
-    for row in range(len(lengths)):
-        lengths[row] = np.sqrt(exact_score(rows[row], rows[row], False, terms))
 
 
 @compiled
@@ -89,22 +78,13 @@ def columns_from(line: Any, bottom: Any, columns: Any) -> int:
 @compiled
 @no_type_check
 def count(
-    scores: Any,
-    first: Any,
-    last: Any,
-    thresholds: Any,
-    factor: float,
-    errors: Any,
-    rounding: float,
-    above: Any,
-    near: Any,
+    scores: Any, first: Any, last: Any, thresholds: Any, factor: Any, errors: Any, rounding: Any, above: Any, near: Any
 ) -> int:
     """Count a tile: add to `above`, for each threshold of each query (row), the scores that are above it for sure.
 
-    Query i has the increasing thresholds `first[i]` to `last[i]`, times `factor`. Their edges are as far off as the
-    error of its scores and what rounding the edges takes. A score between the edges of a threshold is listed in `near`
-    as its row, its column and the first threshold that it does not pass. Return how many are listed, or -1 where `near`
-    has no room.
+    Query i has the increasing thresholds `first[i]` to `last[i]`, times `factor`. A score within the error of its row
+    and the rounding of a threshold is listed in `near` as its row, its column and the first threshold that it does not
+    pass. Return how many are listed, or -1 where `near` has no room.
     """
     height, width = scores.shape
     size, most = 0, np.max(last - first)
@@ -163,11 +143,7 @@ def count(
 def count_by_cells(
     line: Any, columns: Any, row: int, start: int, low: Any, high: Any, above: Any, near: Any, size: int, memory: Any
 ) -> int:
-    """Count some scores of one query, each by itself, as `count` does.
-
-    A score finds its place among the thresholds by the cell that it falls into, of equal ones over all thresholds; few
-    scores look from the lowest threshold on.
-    """
+    """Count some scores of one query as `count` does; many scores find their thresholds by cells of equal width."""
     cell_start, counts = memory
     thresholds, zero = len(low), line.dtype.type(0)  # a number as the scores have it
     counts[: thresholds + 1] = 0

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from aurank.evaluation.engine.problem import Pairs, sort_by_label
 from aurank.evaluation.engine.scores import ExactScores, full_precision
-from aurank.evaluation.engine.tiles import Tile, Tiles, Work
-from aurank.evaluation.inputs import ProgressCallback, RetrievalProblem, require_at_least
+from aurank.evaluation.engine.tiles import Tile, Tiles
+from aurank.evaluation.inputs import ProgressCallback, RetrievalProblem, Work, require_at_least
 
 SPARE = 8  # candidates beyond k, so that rounding at the end of a list seldom asks for a second look
 Positions = Int64[np.ndarray, "query k"]
@@ -68,11 +68,7 @@ def nearest_rows(
 
 @dataclass(frozen=True, eq=False)
 class BestSearch:
-    """A search for the best positions of the gallery.
-
-    `hidden` lists the pairs of a range of queries and a range of positions that are left out, counted from where these
-    start; `tied` tells the order of equal scores.
-    """
+    """A search for the best positions: `hidden` lists left-out pairs of two ranges, `tied` orders equal scores."""
 
     exact: ExactScores
     hidden: Callable[[slice, slice], Pairs]
@@ -114,12 +110,13 @@ class BestSearch:
         values = torch.full(shape, -torch.inf, device=self.work.devices[0])
         positions = torch.full(shape, -1, dtype=torch.int64, device=values.device)
         locks = {block.start: threading.Lock() for block in tiles.blocks}
+        loops = self.work.loops()
 
         def keep(queries: slice, scores: Tensor, start: int) -> None:
             value, position = values[queries], positions[queries]
             with locks[queries.start]:
-                if self.work.loops is not None:
-                    self.work.loops.keep_greatest(scores.numpy(), value.numpy(), position.numpy(), start)
+                if loops is not None:
+                    loops.keep_greatest(scores.numpy(), value.numpy(), position.numpy(), start)
                     return
                 best = scores.topk(min(length, scores.shape[1]), dim=1)
                 greatest, order = torch.cat([value, best.values.to(value.device)], dim=1).topk(length, dim=1)

@@ -8,8 +8,8 @@ from jaxtyping import Float64, Int64
 
 from aurank.evaluation.engine.problem import require_room, sort_by_label
 from aurank.evaluation.engine.scores import ExactScores
-from aurank.evaluation.engine.tiles import Thresholds, Tiles, Work, count_negatives
-from aurank.evaluation.inputs import ProgressCallback, RetrievalProblem
+from aurank.evaluation.engine.tiles import Thresholds, Tiles, count_negatives
+from aurank.evaluation.inputs import ProgressCallback, RetrievalProblem, Work
 from aurank.evaluation.shards import gather_shards
 
 CELLS = 256  # of the first look at all negatives
@@ -19,12 +19,7 @@ class PooledScores:
     """The exact scores of all positive pairs, and counts of negative ones; of queries that have a positive."""
 
     def __init__(
-        self,
-        problem: RetrievalProblem,
-        *,
-        distance: str = "cosine",
-        progress: ProgressCallback | None = None,
-        **how: Any,
+        self, problem: RetrievalProblem, *, distance: str, progress: ProgressCallback | None = None, **how: Any
     ) -> None:
         self.work = Work.of(problem.embeddings, **how)
         if self.work.group.size > 1:
@@ -34,13 +29,12 @@ class PooledScores:
         self.exact = ExactScores(problem, ordered.query_index, ordered.gallery_index, distance=distance)
         self.progress = progress
         counts = ordered.num_positives
-        self.positives_each, self.labels = counts, ordered.labels[ordered.query_index]  # of each sorted query
-        self.unit = "query" if problem.labels is None else "class"  # of the labels
-        self.positive_query, position = ordered.positives(slice(0, len(counts)))
-        scores = self.exact.pairs(self.positive_query, position)
+        self.positives_each = counts  # of each sorted query
+        query, position = ordered.positives(slice(0, len(counts)))
+        scores = self.exact.pairs(query, position)
         order = np.argsort(scores, kind="stable")
         self.positives: Float64[np.ndarray, " positive"] = scores[order]  # increasing
-        self.positive_query = self.positive_query[order]  # the sorted query of each
+        self.positive_query = query[order]  # the sorted query of each
         self.negatives_each = np.where(counts > 0, ordered.num_negatives, 0)
         self.num_positives, self.num_negatives = len(scores), int(self.negatives_each.sum())
 
@@ -56,10 +50,6 @@ class PooledScores:
         is_answered = self.positives_each > 0
         first = np.zeros(len(is_answered), np.int64)
         return self._count(Thresholds(edges, first, np.where(is_answered, len(edges), 0)))
-
-    def positives_by_query(self, edge: float) -> Int64[np.ndarray, " sorted_query"]:
-        reached = self.positive_query[np.searchsorted(self.positives, edge) :]
-        return np.bincount(reached, minlength=len(self.negatives_each))
 
     def negatives_by_query(self, edge: float) -> Int64[np.ndarray, " sorted_query"]:
         """Return for each sorted query how many of its negatives score at least as high as an edge, exactly."""

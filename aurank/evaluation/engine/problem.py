@@ -28,6 +28,8 @@ class SortedProblem:
     gallery_index: Int64[np.ndarray, " sorted_gallery"]
     class_start: Int64[np.ndarray, " sorted_query"]
     class_stop: Int64[np.ndarray, " sorted_query"]
+    num_positives: Int64[np.ndarray, " sorted_query"]
+    num_negatives: Int64[np.ndarray, " sorted_query"]
     offset: Int64[np.ndarray, " sorted_query_plus_one"]  # cumulated numbers of positives
     extra_offset: Int64[np.ndarray, " sorted_query_plus_one"]
     extra: Int64[np.ndarray, " extra"]
@@ -36,15 +38,6 @@ class SortedProblem:
     labels: Int64[np.ndarray, " query"]  # of every query given, in the caller's order
     num_gallery: int  # rows given, junk included
     symmetric: bool  # both sides are the same rows in the same order, and `extra` is empty
-
-    @property
-    def num_positives(self) -> Int64[np.ndarray, " sorted_query"]:
-        return np.asarray(np.diff(self.offset))
-
-    @property
-    def num_negatives(self) -> Int64[np.ndarray, " sorted_query"]:
-        excluded = self.class_stop - self.class_start + np.diff(self.extra_offset)
-        return np.asarray(len(self.gallery_index) - excluded)
 
     def positives(self, queries: slice) -> Pairs:
         """Return the positives of a range of sorted queries, query by query, with increasing positions."""
@@ -84,14 +77,14 @@ def sort_by_label(problem: RetrievalProblem) -> SortedProblem:
     """Return the problem sorted by label, positives counted; UserError where its fields do not fit each other."""
     labels, gallery_labels, groups, gallery_groups = check_sides(problem)
     rows, gallery_rows = len(labels), len(gallery_labels)
-    kept = rows_without_junk(problem.junk, gallery_rows)
-    size = len(kept)
+    not_junk = rows_without_junk(problem.junk, gallery_rows)
+    size = len(not_junk)
     if problem.positives is None:
         query_index = np.argsort(labels, kind="stable")
-        gallery_index = kept[np.argsort(gallery_labels[kept], kind="stable")]
+        gallery_index = not_junk[np.argsort(gallery_labels[not_junk], kind="stable")]
         start, stop = matching_ranges(labels[query_index], gallery_labels[gallery_index])
     else:  # no two rows have a class in common, and both sides stay as they are
-        query_index, gallery_index = np.arange(rows), kept
+        query_index, gallery_index = np.arange(rows), not_junk
         start = stop = np.zeros(rows, np.int64)
     query_position, gallery_position = positions_of(query_index, rows), positions_of(gallery_index, gallery_rows)
 
@@ -100,8 +93,8 @@ def sort_by_label(problem: RetrievalProblem) -> SortedProblem:
         return np.unique((query_position[pairs[:, 0]] * size + position)[position >= 0])
 
     left_out, listed = numbers(pair_array(problem.ignore, "ignore", rows, gallery_rows)), None
-    if (own := problem.own_rows()) is not None:
-        left_out = np.union1d(left_out, numbers(np.stack([np.arange(rows), own], axis=1)[own >= 0]))
+    if (own_row := problem.own_rows()) is not None:
+        left_out = np.union1d(left_out, numbers(np.stack([np.arange(rows), own_row], axis=1)[own_row >= 0]))
     if problem.positives is not None:
         listed = numbers(pair_array(problem.positives, "positives", rows, gallery_rows))
     if groups is not None and gallery_groups is not None:
@@ -137,14 +130,17 @@ def sort_by_label(problem: RetrievalProblem) -> SortedProblem:
         query, position = np.divmod(numbers, size)
         return np.asarray(((np.cumsum(chosen) - 1)[query] * size + position)[chosen[query]])
 
-    extra = renumbered(extra)
+    extra, counts, start, stop = renumbered(extra), counts[chosen], start[chosen], stop[chosen]
+    extra_offset = np.searchsorted(extra, np.arange(len(counts) + 1) * size)
     return SortedProblem(
         query_index=query_index[chosen],
         gallery_index=gallery_index,
-        class_start=start[chosen],
-        class_stop=stop[chosen],
-        offset=np.concatenate([[0], np.cumsum(counts[chosen])]),
-        extra_offset=np.searchsorted(extra, np.arange(int(chosen.sum()) + 1) * size),
+        class_start=start,
+        class_stop=stop,
+        num_positives=counts,
+        num_negatives=size - (stop - start) - np.diff(extra_offset),
+        offset=np.concatenate([[0], np.cumsum(counts)]),
+        extra_offset=extra_offset,
         extra=extra % size,
         left_out=renumbered(left_out),
         listed=None if listed is None else renumbered(listed),
@@ -185,6 +181,6 @@ def require_room(positives: int) -> None:
     """Raise UserError where so many positives do not fit into memory, before anything is computed."""
     free = available_memory()
     if free is not None and positives * POSITIVE_BYTES > free:
-        what = f"{positives:,} positives, which take about {as_text(positives * POSITIVE_BYTES)} beside max_memory"
+        size = f"{positives:,} positives, which take about {as_text(positives * POSITIVE_BYTES)} beside max_memory"
         remedy = "measure a sample of the queries against the whole gallery, or labels of smaller classes"
-        raise UserError(f"the labels make {what}, and {as_text(free)} are available: {remedy}")
+        raise UserError(f"the labels make {size}, and {as_text(free)} are available: {remedy}")

@@ -12,8 +12,8 @@ from jaxtyping import Float64, Int64, Integer
 from aurank.arrays import Arrays
 from aurank.evaluation.engine.problem import POSITIVE_BYTES, require_room, sort_by_label
 from aurank.evaluation.engine.scores import ExactScores, full_precision
-from aurank.evaluation.engine.tiles import Thresholds, Tiles, Work, consecutive, count_negatives
-from aurank.evaluation.inputs import Devices, Integers, ProgressCallback, RetrievalProblem, as_matrix
+from aurank.evaluation.engine.tiles import Thresholds, Tiles, consecutive, count_negatives
+from aurank.evaluation.inputs import Devices, Integers, ProgressCallback, RetrievalProblem, Work
 from aurank.evaluation.shards import gather_shards
 
 FEWEST = 2**33  # multiplications from which the accelerator may pay; beyond 512 dimensions more, as it is tried
@@ -50,19 +50,16 @@ class Ranks:
 
     @property
     def num_positives(self) -> Int64[np.ndarray, " query"]:
-        """Positives of each query, at least one."""
         return np.asarray(np.diff(self.offset))
 
     @property
     def num_lone_queries(self) -> int:
-        """Queries left out because the gallery holds no positive for them."""
         return self.num_queries - len(self.query)
 
     @property
     def place(self) -> Int64[np.ndarray, " positive"]:
         """1, 2, … for the positives of each query, one after another even where they tie."""
-        places = np.arange(1, len(self.higher) + 1)
-        return np.asarray(places - np.repeat(self.offset[:-1], self.num_positives))
+        return np.asarray(np.arange(1, len(self.higher) + 1) - np.repeat(self.offset[:-1], self.num_positives))
 
     @property
     def rank(self) -> Int64[np.ndarray, " positive"]:
@@ -82,10 +79,9 @@ Change: TypeAlias = Callable[[Ranks], Ranks]  # of the positives of each query b
 
 
 class RankBlocks:
-    """The ranks of a problem, in blocks of queries of which the positives fit into memory; no block changes a digit.
+    """The ranks of a problem, in blocks of queries of which the positives fit into `max_memory`, or in one block.
 
-    The arguments are those of `positive_ranks`; `max_memory` bounds positives too, unless a single query has more.
-    `whole`: one block, and UserError where it does not fit.
+    The arguments are those of `positive_ranks`. No block changes a digit.
     """
 
     def __init__(
@@ -94,7 +90,7 @@ class RankBlocks:
         *,
         distance: str = "cosine",
         progress: ProgressCallback | None = None,
-        whole: bool = False,
+        is_whole: bool = False,
         **how: Any,
     ) -> None:
         self.changes: tuple[Change, ...] = ()
@@ -104,27 +100,25 @@ class RankBlocks:
             problem = gather_shards(work.group, problem, shards=how.get("distributed") == "shards", **settings)
         ordered = self.ordered = sort_by_label(problem)
         self.num_queries, self.num_gallery = len(ordered.labels), ordered.num_gallery
-        if whole:
+        if is_whole:
             require_room(int(ordered.offset[-1]))
         with full_precision(one_thread=work.backend == "numba"):
             orders = ordered.query_index, ordered.gallery_index
             self.exact = ExactScores(problem, *orders, distance=distance, compiled=work.backend == "numba")
-        self.progress, self.whole = progress, whole
+        self.progress, self.is_whole = progress, is_whole
         every, room = slice(0, len(ordered.query_index)), max(work.size // 2, work.size - TILE_BYTES)
-        ranges = [every] if whole else self._ranges(every, room // COUNT_BYTES)
-        size = work.size - (0 if whole else min(room, int(ordered.offset[-1]) * COUNT_BYTES))
+        ranges = [every] if is_whole else self._ranges(every, room // COUNT_BYTES)
+        size = work.size - (0 if is_whole else min(room, int(ordered.offset[-1]) * COUNT_BYTES))
         self.most = min(BLOCK, size // POSITIVE_BYTES)
         self.tilings = [
             Tiles(self.exact, work, symmetric=ordered.symmetric, size=size, queries=queries, offset=ordered.offset)
             for queries in ranges
         ]
-        # Rows of the queries with a positive, in the caller's order.
-        self._answered = np.flatnonzero(ordered.num_positives)
-        self._answered = self._answered[np.argsort(ordered.query_index[self._answered])]
-        self.query = ordered.query_index[self._answered]
+        answered = np.flatnonzero(ordered.num_positives)
+        answered = answered[np.argsort(ordered.query_index[answered])]  # in the caller's order
+        self.query = ordered.query_index[answered]
         self.labels = ordered.labels[self.query]
-        self.num_positives = ordered.num_positives[self._answered]
-        self.num_negatives = ordered.num_negatives[self._answered]
+        self.num_positives, self.num_negatives = ordered.num_positives[answered], ordered.num_negatives[answered]
         self.num_lone_queries = self.num_queries - len(self.query)
 
     def blocks(self) -> Iterator[Ranks]:
@@ -140,7 +134,7 @@ class RankBlocks:
 
             count_negatives(thresholds, self.ordered, tiles, progress, accelerator_of(tiles))
             done += tiles.num_tiles
-            for queries in [tiles.queries] if self.whole else self._ranges(tiles.queries, self.most):
+            for queries in [tiles.queries] if self.is_whole else self._ranges(tiles.queries, self.most):
                 ranks = self._ranks(thresholds, positives, queries)
                 yield reduce(lambda ranks, change: change(ranks), self.changes, ranks)
             del thresholds, positives
@@ -162,8 +156,8 @@ class RankBlocks:
         positives, scores = np.empty(offset[-1], kind), np.empty(offset[-1])
         for part in consecutive(ordered.offset, queries, most=self.most):
             query, position = ordered.positives(part)
-            own = slice(len(position) * group.rank // group.size, len(position) * (group.rank + 1) // group.size)
-            score = group.concatenate(self.exact.pairs(query[own], position[own]))
+            shard = slice(len(position) * group.rank // group.size, len(position) * (group.rank + 1) // group.size)
+            score = group.concatenate(self.exact.pairs(query[shard], position[shard]))
             edges = offset[part.start - queries.start : part.stop - queries.start + 1]
             order, entries = _increasing(score, edges - edges[0]), slice(int(edges[0]), int(edges[-1]))
             scores[entries], positives[entries] = score[order], position[order]
@@ -203,8 +197,8 @@ class RankBlocks:
 def accelerator_of(tiles: Tiles) -> Any:
     """Return what decides tiles sooner than float32 products, None where nothing does; no digit depends on it."""
     exact, dim = tiles.exact, tiles.exact.dim
-    work = len(exact.queries.order) * len(exact.gallery.order) * dim
-    if tiles.work.backend != "numba" or work < FEWEST * max(1, dim / 512) or exact.are_whole:
+    products = len(exact.queries.order) * len(exact.gallery.order) * dim
+    if tiles.work.backend != "numba" or products < FEWEST * max(1, dim / 512) or exact.are_whole:
         return None
     try:
         from aurank.evaluation.engine.codes import Accelerator
@@ -248,28 +242,19 @@ def positive_ranks(
     gallery: Arrays | None = None,
     gallery_labels: Integers | None = None,
     *,
-    ids: Integers | None = None,
-    gallery_ids: Integers | None = None,
-    groups: Integers | None = None,
-    gallery_groups: Integers | None = None,
-    positives: Integers | None = None,
-    ignore: Integers | None = None,
-    junk: Integers | None = None,
     distance: str = "cosine",
     backend: str = "auto",
     device: Devices = None,
     max_memory: int | str = "1GiB",
     distributed: bool | str | None = None,
     progress: ProgressCallback | None = None,
+    **fields: Integers | None,
 ) -> Ranks:
-    """Return the ranks of every positive of every query in the full gallery.
+    """Return the ranks of every positive of every query in the full gallery, or of a `RetrievalProblem`.
 
-    The first arguments are the fields of a `RetrievalProblem`, which may be given in their place: tensors or NumPy
-    arrays of any real type; memory-mapped ones are read in pieces. Under an initialised torch.distributed every rank
-    calls this, and gets the same result: a side of which all ranks hold the very same rows is taken as it is, else each
-    holds a shard of it. Rows in `positives`, `ignore` and `junk` count over all shards.
-
-    The result does not depend on `backend`, `max_memory`, `device`, threads, processes or the order of rows.
+    Under an initialised torch.distributed every rank calls this, and gets the same result: a side of which all ranks
+    hold the very same rows is taken as it is, else each holds a shard of it. Rows in `positives`, `ignore` and `junk`
+    count over all shards. The other settings, devices, processes and the order of rows change no digit.
 
     Args:
         distance: "cosine", "dot" or "euclidean".
@@ -279,9 +264,7 @@ def positive_ranks(
             with the result about 110 bytes per positive come on top; `RankBlocks` has the ranks in parts.
         distributed: "shards" puts all sides together; False: this process by itself.
         progress: called as progress(done, total) now and then.
-
-    Raises:
-        UserError: (a ValueError) for input that cannot be evaluated.
+        fields: further fields of the `RetrievalProblem`.
 
     Example:
         >>> ranks = positive_ranks(np.array([[1.0, 0.0], [0.8, 0.6], [0.9, 0.1]]), [0, 0, 1])
@@ -290,8 +273,6 @@ def positive_ranks(
     """
     problem = queries
     if not isinstance(problem, RetrievalProblem):
-        answers = None if gallery is None else as_matrix(gallery, side="gallery")
-        sides = (as_matrix(problem, side="query"), query_labels, answers, gallery_labels)
-        problem = RetrievalProblem(*sides, ids, gallery_ids, groups, gallery_groups, positives, ignore, junk)
+        problem = RetrievalProblem(problem, query_labels, gallery, gallery_labels, **fields)
     how = {"backend": backend, "device": device, "max_memory": max_memory, "distributed": distributed}
-    return next(RankBlocks(problem, distance=distance, progress=progress, whole=True, **how).blocks())
+    return next(RankBlocks(problem, distance=distance, progress=progress, is_whole=True, **how).blocks())

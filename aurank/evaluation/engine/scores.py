@@ -7,7 +7,7 @@ value depends on the two rows alone. Matrix products serve where their bound pro
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from aurank.evaluation.inputs import Embeddings, RetrievalProblem, device_of, im
 SHORTEST, LONGEST = 1e-140, 1e140
 ELEMENTS = {"cpu": 2**17, "cuda": 2**23}  # numbers in float64 at a time; on a GPU every call has a price of its own
 DISTANCES = ("cosine", "dot", "euclidean")
+Order: TypeAlias = Int64[np.ndarray, " _"]  # the row at each position of a sorted side
 
 
 def tree_sum(terms: Float64[Tensor, "*shape dim"]) -> Float64[Tensor, "*shape"]:
@@ -39,10 +40,7 @@ def tree_sum(terms: Float64[Tensor, "*shape dim"]) -> Float64[Tensor, "*shape"]:
 
 @contextmanager
 def full_precision(*, one_thread: bool = False) -> Iterator[None]:
-    """Compute float32 products at full precision and no graph inside; restore the caller's settings afterwards.
-
-    With `one_thread` a thread computes by itself: tiles are shared out among threads, not the work on one tile.
-    """
+    """Compute products at full precision, without a graph, and with `one_thread` each in one thread; then restore."""
     with ExitStack() as restored, torch.no_grad():
         if one_thread:
             restored.callback(torch.set_num_threads, torch.get_num_threads())
@@ -81,18 +79,11 @@ def plain_array(embeddings: Embeddings) -> np.ndarray[Any, np.dtype[Any]] | None
     return np.asarray(embeddings) if is_native and embeddings.flags.c_contiguous else None
 
 
-def row_lengths(embeddings: Embeddings, *, side: str, distance: str, compiled: bool) -> Float64[Tensor, " row"]:
+def row_lengths(embeddings: Embeddings, *, side: str, distance: str) -> Float64[Tensor, " row"]:
     """Return the Euclidean length of every row; UserError for a row that has no score."""
-    array = plain_array(embeddings) if compiled else None
-    if array is not None:
-        from aurank.evaluation.engine.compiled import exact_lengths
-
-        lengths = torch.empty(len(array), dtype=torch.float64)
-        exact_lengths(array, lengths.numpy())
-    else:
-        squares = torch.cat([tree_sum(torch.square(rows)) for rows in pieces(embeddings)])
-        # torch's square root on the CPU is a vector routine that may err in the last digit; NumPy's never does.
-        lengths = squares.sqrt() if squares.is_cuda else torch.from_numpy(np.sqrt(squares.numpy()))
+    squares = torch.cat([tree_sum(torch.square(rows)) for rows in pieces(embeddings)])
+    # torch's square root on the CPU is a vector routine that may err in the last digit; NumPy's never does.
+    lengths = squares.sqrt() if squares.is_cuda else torch.from_numpy(np.sqrt(squares.numpy()))
     usable = lengths <= LONGEST  # False for NaN as well
     if distance == "cosine":
         usable &= lengths >= SHORTEST
@@ -111,51 +102,36 @@ def row_lengths(embeddings: Embeddings, *, side: str, distance: str, compiled: b
 class Side:
     """The queries or the gallery in sorted order. A row's place in that order is its position."""
 
-    def __init__(self, embeddings: Embeddings, lengths: Float64[Tensor, " row"], order: np.ndarray) -> None:
+    def __init__(self, embeddings: Embeddings, lengths: Float64[Tensor, " row"], order: Order) -> None:
         self.embeddings, self.array, self.device = embeddings, plain_array(embeddings), lengths.device
         self.order = torch.from_numpy(order).to(lengths.device)
         self.lengths = lengths[self.order]
         self.longest = float(lengths.max()) or 1.0
-
-    def rows(self, positions: slice | Int64[Tensor, " position"]) -> Float64[Tensor, "position dim"]:
-        return read(self.embeddings, self.order[positions])
 
 
 class ExactScores:
     """Exact scores between positions of two sorted sides, and the features whose products are close to them.
 
     A product of features is a score divided by `factor`, within `error`. Safe to call from several threads.
-
-    Args:
-        query_index: row of each sorted query; `gallery_index` of each position of the sorted gallery.
-
-    Raises:
-        UserError: an unknown distance, a row that has no score.
     """
 
     def __init__(
-        self,
-        problem: RetrievalProblem,
-        query_index: Int64[np.ndarray, " query"],
-        gallery_index: Int64[np.ndarray, " gallery"],
-        *,
-        distance: str,
-        compiled: bool = True,
+        self, problem: RetrievalProblem, queries: Order, gallery: Order, *, distance: str, compiled: bool = True
     ) -> None:
         require_one_of(DISTANCES, distance=distance)
-        compiled = compiled and importable("numba")
-        lengths = gallery_lengths = row_lengths(problem.embeddings, side="query", distance=distance, compiled=compiled)
+        lengths = gallery_lengths = row_lengths(problem.embeddings, side="query", distance=distance)
         if problem.gallery is not None:
-            gallery_lengths = row_lengths(problem.gallery, side="gallery", distance=distance, compiled=compiled)
-        self.queries = Side(problem.embeddings, lengths, query_index)
-        self.gallery = Side(problem.target, gallery_lengths, gallery_index)
+            gallery_lengths = row_lengths(problem.gallery, side="gallery", distance=distance)
+        self.queries = Side(problem.embeddings, lengths, queries)
+        self.gallery = Side(problem.target, gallery_lengths, gallery)
         self.is_cosine, self.is_squared = distance == "cosine", distance == "euclidean"
         scales = self.queries.longest, self.gallery.longest
         self.scales = (1.0, 1.0) if self.is_cosine else (max(scales),) * 2 if self.is_squared else scales
         self.factor = (2.0 if self.is_squared else 1.0) * self.scales[0] * self.scales[1]
         self.dim = int(problem.embeddings.shape[1])
         self.width = self.dim + 2 * self.is_squared  # of features
-        self.compiled = compiled and self.queries.array is not None and self.gallery.array is not None
+        are_plain = self.queries.array is not None and self.gallery.array is not None
+        self.compiled = compiled and are_plain and importable("numba")
 
     def pairs(
         self, queries: Int64[np.ndarray, " pair"], positions: Int64[np.ndarray, " pair"]
@@ -175,7 +151,8 @@ class ExactScores:
         for start in range(0, len(queries), step):
             query = torch.from_numpy(queries[start : start + step]).to(left.device)
             position = torch.from_numpy(positions[start : start + step]).to(right.device)
-            first, second = left.rows(query), right.rows(position).to(left.device)
+            first = read(left.embeddings, left.order[query])
+            second = read(right.embeddings, right.order[position]).to(left.device)
             if self.is_squared:
                 first.sub_(second)
                 score = -tree_sum(first.mul_(first))
@@ -193,7 +170,7 @@ class ExactScores:
         step = max(1, ELEMENTS["cpu"] // self.dim)
         for start in range(positions.start, positions.stop, step):
             part = slice(start, min(start + step, positions.stop))
-            rows, lengths = side.rows(part), side.lengths[part]
+            rows, lengths = read(side.embeddings, side.order[part]), side.lengths[part]
             block = features[start - positions.start : part.stop - positions.start]
             block[:, : self.dim] = rows.div_(lengths[:, None] if self.is_cosine else scale)
             if self.is_squared:  # x·y - |x|²/2 - |y|²/2
@@ -228,7 +205,7 @@ class ExactScores:
     def write_products(self, queries: slice, positions: slice, scores: Float64[Tensor, "query position"]) -> None:
         """Write the exact scores of a tile of whole numbers."""
         sides = (self.queries, queries), (self.gallery, positions)
-        left, right = (side.rows(part).to(scores.device) for side, part in sides)
+        left, right = (read(side.embeddings, side.order[part]).to(scores.device) for side, part in sides)
         torch.mm(left, right.T, out=scores)
         if self.is_squared:
             squares = [(rows * rows).sum(dim=1) for rows in (left, right)]

@@ -1,7 +1,6 @@
 """Tiles of scores in bounded memory, and how many negatives score above, or tie with, each threshold.
 
-Tiles come in rounds between two panels of rows whose features are held in memory together. A tile is counted while it
-is in cache; scores that a product cannot tell from a threshold are taken exactly.
+Tiles come in rounds between two panels of rows whose features are held in memory together.
 """
 
 import math
@@ -9,7 +8,6 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,79 +15,25 @@ import torch
 from jaxtyping import Float64, Int64, Integer
 from torch import Tensor
 
-from aurank.distributed import ProcessGroup
-from aurank.errors import UserError
 from aurank.evaluation.engine.problem import SortedProblem
 from aurank.evaluation.engine.scores import ExactScores, full_precision
-from aurank.evaluation.inputs import (
-    Devices,
-    Embeddings,
-    ProgressCallback,
-    byte_count,
-    choose_devices,
-    importable,
-    require_one_of,
-)
+from aurank.evaluation.inputs import ProgressCallback, Work
 
 SIDES = {"cpu": 768, "cuda": 8192}  # of a tile: on the CPU it is counted while in cache
 SMALLEST = 16
 PANELS = {"cpu": 7 * 2**24, "cuda": 2**40}  # bytes of features: more would save the CPU next to nothing
-GPU_WORKERS = 2  # while a GPU computes one tile, the next is made ready
 TILES = 128  # of a round, for each worker; after a round processes meet and progress shows
 SCORE_BYTES = {"numba": 28, "torch": 48}  # a score of a tile: float64, a transposed copy, near ones, torch's searches
 EXACT = 2**16  # near scores that are taken exactly at a time
 THRESHOLD_BYTES = 40  # edges and counts, for each threshold of a tile
 THRESHOLDS = 2**14  # of a tile, always allowed: fewer would make slivers of tiles where classes are large
 NEAR = 1 / 8  # of a tile's scores near a threshold, beyond which float64 products are cheaper than single scores
-BACKENDS = ("auto", "numba", "torch")
-
-
-@dataclass(frozen=True, eq=False)
-class Work:
-    """Backend, devices, workers and memory limit, agreed by all ranks."""
-
-    backend: str
-    devices: list[torch.device]
-    workers: int
-    size: int
-    group: ProcessGroup
-
-    @property
-    def loops(self) -> Any:
-        """The module of compiled loops; None where plain torch counts."""
-        return import_module("aurank.evaluation.engine.compiled") if self.backend == "numba" else None
-
-    @classmethod
-    def of(
-        cls,
-        embeddings: Embeddings,
-        *,
-        backend: str = "auto",
-        device: Devices = None,
-        max_memory: int | str = "1GiB",
-        distributed: bool | str | None = None,
-    ) -> "Work":
-        """Check the settings, and agree on them with the other ranks; UserError for one that cannot be had."""
-        devices = choose_devices(device, embeddings)
-        require_one_of(BACKENDS, backend=backend)
-        compiles = devices[0].type == "cpu" and importable("numba")
-        if backend == "numba" and not compiles:
-            fault = f"needs the package numba and does not run on {devices[0]}"
-            raise UserError(f"backend 'numba' {fault}: use backend=\"auto\"")
-        group = ProcessGroup(distributed)
-        limits = byte_count(max_memory), torch.get_num_threads(), len(devices)
-        size, threads, count = map(min, zip(*group.all_gather(limits), strict=True))
-        if backend != "torch" and compiles:
-            return cls("numba", devices[:count], threads, size, group)
-        return cls("torch", devices[:count], GPU_WORKERS * count if devices[0].type == "cuda" else 1, size, group)
 
 
 @dataclass(eq=False)
 class Panel:
-    """Consecutive positions of one side with their float32 features on each device."""
-
-    rows: slice
-    features: dict[torch.device, Tensor]
+    rows: slice  # consecutive positions of one side
+    features: dict[torch.device, Tensor]  # in float32, on each device
     codes: Any = None  # of the accelerator
 
     def within(self, rows: slice) -> slice:
@@ -98,16 +42,10 @@ class Panel:
 
 @dataclass(frozen=True, eq=False)
 class Tile:
-    """Some sorted queries against some of the sorted gallery."""
-
-    queries: slice
+    queries: slice  # sorted
     gallery: slice
     left: Panel
     right: Panel
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.queries.stop - self.queries.start, self.gallery.stop - self.gallery.start
 
     def features(self, device: torch.device) -> tuple[Tensor, Tensor]:
         left, right = self.left.features[device], self.right.features[device]
@@ -115,10 +53,9 @@ class Tile:
 
 
 class Tiles:
-    """Tiles of a range of queries against the whole gallery, of about `side` by `side` scores, within `size` bytes.
+    """Tiles of a range of queries against the whole gallery, within `size` bytes: half for workers, half for panels.
 
-    Half of the memory goes to the workers, half to the features of two panels. `offset` cumulates the thresholds of
-    queries. If `symmetric`, a tile serves both of its sides.
+    `offset` cumulates the thresholds of queries. If `symmetric`, a tile serves both of its sides.
     """
 
     def __init__(
@@ -231,27 +168,22 @@ def _groups(blocks: list[slice], rows: int) -> Iterator[list[slice]]:
 
 # -- counting ----------------------------------------------------------------------------------------------------------
 
+OfQueries: TypeAlias = Int64[np.ndarray, " query"]
+Near: TypeAlias = Integer[np.ndarray, "3 near"]  # row, column, first threshold not passed for sure
+
 
 class Thresholds:
-    """Increasing thresholds of consecutive queries, and what is counted for each: scores above it, scores equal to it.
-
-    Query i, counted from `start`, has the thresholds `first[i]` to `last[i]`; queries may share theirs.
-    """
+    """Increasing thresholds `first[i]` to `last[i]` of each query i from `start` on, and counts of scores for each."""
 
     def __init__(
-        self,
-        scores: Float64[np.ndarray, " threshold"],
-        first: Int64[np.ndarray, " query"],
-        last: Int64[np.ndarray, " query"],
-        start: int = 0,
-        kind: np.dtype[np.signedinteger] | type = np.int64,
+        self, scores: Float64[np.ndarray, " _"], first: OfQueries, last: OfQueries, start: int = 0, kind: Any = np.int64
     ) -> None:
         self.scores, self.first, self.last, self.start = scores, first, last, start
         self.above: Integer[np.ndarray, " threshold"] = np.zeros(len(scores), kind)
         self.tied: Integer[np.ndarray, " threshold"] = np.zeros(len(scores), kind)
         self.lock = threading.Lock()
 
-    def of(self, queries: slice) -> tuple[slice, Int64[np.ndarray, " query"], Int64[np.ndarray, " query"]]:
+    def of(self, queries: slice) -> tuple[slice, OfQueries, OfQueries]:
         """Return where the thresholds of a range of queries lie, and first and last of each query among them."""
         part = slice(queries.start - self.start, queries.stop - self.start)
         first, last = self.first[part], self.last[part]
@@ -272,22 +204,14 @@ def count_negatives(
         tiles.work.group.all_reduce(counts)
 
 
-Near: TypeAlias = Integer[np.ndarray, "3 near"]  # row, column, first threshold not passed for sure
-
-
 class TileCounter:
     """Counts tiles in one thread, and keeps its memory from tile to tile: fresh pages cost more than the counting."""
 
     def __init__(
-        self,
-        thresholds: Thresholds,
-        problem: SortedProblem,
-        tiles: Tiles,
-        device: torch.device,
-        accelerator: Any = None,
+        self, thresholds: Thresholds, problem: SortedProblem, tiles: Tiles, device: torch.device, accelerator: Any
     ) -> None:
         self.thresholds, self.problem, self.exact, self.device = thresholds, problem, tiles.exact, device
-        self.symmetric, self.compiled = tiles.symmetric, tiles.work.loops
+        self.symmetric, self.compiled = tiles.symmetric, tiles.work.loops()
         self.accelerate = None if accelerator is None else accelerator.make(self)
         self._memory: dict[Any, Tensor] = {}
 
@@ -295,8 +219,9 @@ class TileCounter:
         """Count a tile by products, in float64 where float32 leaves too many scores near a threshold."""
         if self.accelerate is not None and self.accelerate(tile):
             return
+        shape = tile.queries.stop - tile.queries.start, tile.gallery.stop - tile.gallery.start
         if self.exact.are_whole:
-            scores = self.memory("scores", tile.shape, torch.float64)
+            scores = self.memory("scores", shape, torch.float64)
             self.exact.write_products(tile.queries, tile.gallery, scores)
             self.decide(tile, scores, (0.0, 0.0), most=1.0, is_exact=True)
             return
@@ -305,7 +230,7 @@ class TileCounter:
             if kind == torch.float64:
                 left = self.exact.features(tile.queries, kind, gallery=False).to(self.device)
                 right = self.exact.features(tile.gallery, kind, gallery=True).to(self.device)
-            scores = torch.mm(left, right.T, out=self.memory("scores", tile.shape, kind))
+            scores = torch.mm(left, right.T, out=self.memory("scores", shape, kind))
             if self.decide(tile, scores, (self.exact.error(kind),) * 2, most=most):
                 return
 
@@ -316,17 +241,16 @@ class TileCounter:
         errors: tuple[Any, Any],
         *,
         most: float,
-        settle: Callable[..., int] | None = None,
+        settle: Any = None,
         is_exact: bool = False,
     ) -> bool:
         """Count a tile by scores, those near a threshold exactly; return False if these are too many.
 
         Args:
-            scores: divided by the factor, of which some become minus infinity.
+            scores: divided by the factor unless `is_exact`; those of pairs that do not count become minus infinity.
             errors: of the scores of all or each of the rows, and of the columns.
             most: part of the scores that may be near.
             settle: decides near scores, adding to `above`; moves those still near to the front, returns how many.
-            is_exact: the scores are exact, and not divided by the factor.
         """
         factor = 1.0 if is_exact else self.exact.factor
         exclude(self.problem, tile, scores)
@@ -337,7 +261,7 @@ class TileCounter:
             sides.append((tile.gallery, tile.queries, right, left))
         for (queries, gallery, left, right), error in zip(sides, errors, strict=False):
             if counted:
-                scores = self.memory("transposed", tile.shape[::-1], scores.dtype).copy_(scores.T)
+                scores = self.memory("transposed", tuple(scores.T.shape), scores.dtype).copy_(scores.T)
             entries, first, last = self.thresholds.of(queries)
             thresholds = self.thresholds.scores[entries]
             above = np.zeros(len(thresholds), self.thresholds.above.dtype)
@@ -427,14 +351,10 @@ def count_by_search(
         is_own = entry < last[rows, None]
         middle = thresholds[np.minimum(entry, len(thresholds) - 1)] / factor
         room, tile = errors[rows, None] + rounding * np.abs(middle), scores[rows].contiguous()
+        edges = (np.where(is_own, edge, np.inf) for edge in (middle + room, middle - room))
         passed, reached = (
-            torch.searchsorted(
-                torch.from_numpy(np.where(is_own, edge, np.inf)).to(tile.device, tile.dtype),
-                tile,
-                right=right,
-                out_int32=True,
-            )
-            for edge, right in ((middle + room, False), (middle - room, True))
+            torch.searchsorted(torch.from_numpy(edge).to(tile.device, tile.dtype), tile, right=right, out_int32=True)
+            for edge, right in zip(edges, (False, True), strict=True)
         )
         bins, count = most + 1, len(entry)
         numbers = passed + torch.arange(0, count * bins, bins, device=scores.device)[:, None]

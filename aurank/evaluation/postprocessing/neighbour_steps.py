@@ -13,8 +13,7 @@ from aurank.evaluation.engine.nearest import BestSearch, NearestRows
 from aurank.evaluation.engine.problem import Pairs, positions_of
 from aurank.evaluation.engine.ranks import Ranks
 from aurank.evaluation.engine.scores import ExactScores
-from aurank.evaluation.engine.tiles import Work
-from aurank.evaluation.inputs import RetrievalProblem
+from aurank.evaluation.inputs import RetrievalProblem, Work
 from aurank.evaluation.postprocessing.steps import Count, ListStep, Part, Rows, Sides, Step, unit
 
 MEMORY = 2**27  # bytes at a time

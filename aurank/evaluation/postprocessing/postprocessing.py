@@ -21,7 +21,6 @@ from aurank.evaluation.inputs import (
     RetrievalProblem,
     as_matrix,
     check_sides,
-    importable,
     require_at_least,
     require_one_of,
     rows_without_junk,
@@ -242,8 +241,7 @@ class PostProcessing:
         return Sides(queries, gallery, own_row, rows_without_junk(problem.junk, len(gallery)))
 
     def _changed(self, embeddings: Embeddings, count: int, *, side: str, final: bool = True) -> Rows:
-        compiled = len(embeddings) > 1000 and importable("numba")  # a photo is read sooner than that is imported
-        row_lengths(embeddings, side=side, distance=self.distance, compiled=compiled)
+        row_lengths(embeddings, side=side, distance=self.distance)
         kind = np.float64 if not final or str(embeddings.dtype).endswith("float64") else np.float32
         changed, start = np.empty((0, 0), kind), 0
         for piece in pieces(embeddings):

@@ -14,7 +14,8 @@ from testing.listing import same
 from aurank.evaluation import RetrievalProblem, positive_ranks
 from aurank.evaluation.engine import ranks
 from aurank.evaluation.engine.scores import ExactScores
-from aurank.evaluation.engine.tiles import TileCounter, Tiles, Work
+from aurank.evaluation.engine.tiles import TileCounter, Tiles
+from aurank.evaluation.inputs import Work
 
 codes = pytest.importorskip("aurank.evaluation.engine.codes")
 BOTH, HIGH, Accelerator, multiply_codes = codes.BOTH, codes.HIGH, codes.Accelerator, codes.multiply_codes

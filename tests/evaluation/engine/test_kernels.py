@@ -9,7 +9,8 @@ import torch
 
 from aurank.errors import UserError
 from aurank.evaluation.engine import compiled, tiles
-from aurank.evaluation.engine.tiles import Work, count_by_search
+from aurank.evaluation.engine.tiles import count_by_search
+from aurank.evaluation.inputs import Work
 
 CPU = np.zeros((1, 1))
 

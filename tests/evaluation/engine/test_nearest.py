@@ -8,6 +8,7 @@ import torch
 from oracles.brute_force import left_out
 
 from aurank.errors import UserError
+from aurank.evaluation import inputs
 from aurank.evaluation.engine import scores, tiles
 from aurank.evaluation.engine.nearest import nearest_rows
 from aurank.evaluation.engine.ranks import positive_ranks
@@ -58,7 +59,7 @@ def test_lists_equal_a_plain_sort_and_positives_stand_at_their_ranks(
     kind: str, distance: str, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tiles, "SIDES", {"cpu": 8, "cuda": 16})
-    for module in (scores, tiles):
+    for module in (scores, inputs):
         monkeypatch.setattr(module, "importable", lambda _: compiled)
     for seed in range(2):
         problem = random_problem(seed, kind)

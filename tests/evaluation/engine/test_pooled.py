@@ -5,7 +5,7 @@ import pytest
 import torch
 from oracles.brute_force import exact_score, left_out
 
-from aurank.evaluation import RetrievalProblem
+from aurank.evaluation import RetrievalProblem, inputs
 from aurank.evaluation.engine import scores as exact_scores
 from aurank.evaluation.engine import tiles
 from aurank.evaluation.engine.pooled import PooledScores
@@ -60,7 +60,7 @@ def problems() -> dict[str, tuple[RetrievalProblem, str]]:
 def test_counts_are_those_of_every_pair(name: str, compiled: bool, side: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(tiles.SIDES, "cpu", side)
     if not compiled:
-        for module in (exact_scores, tiles):
+        for module in (exact_scores, inputs):
             monkeypatch.setattr(module, "importable", lambda name: False)
     problem, distance = problems()[name]
     pairs = brute_force(problem, distance)
@@ -75,11 +75,10 @@ def test_counts_are_those_of_every_pair(name: str, compiled: bool, side: int, mo
     assert (least <= expected).all()
     assert (expected <= most).all()
     edge = float(np.median(negatives))
-    for positive, found in ((True, scores.positives_by_query(edge)), (False, scores.negatives_by_query(edge))):
-        rows = [query for query, score, same in pairs if same == positive and score >= edge]
-        counted = np.zeros(len(np.asarray(problem.labels)), np.int64)
-        counted[scores.ordered.query_index] = found
-        assert counted.tolist() == np.bincount(rows, minlength=len(counted)).tolist()
+    rows = [query for query, score, positive in pairs if not positive and score >= edge]
+    counted = np.zeros(len(np.asarray(problem.labels)), np.int64)
+    counted[scores.ordered.query_index] = scores.negatives_by_query(edge)
+    assert counted.tolist() == np.bincount(rows, minlength=len(counted)).tolist()
 
 
 def test_an_edge_between_float32_neighbours_is_told_apart() -> None:
@@ -87,7 +86,7 @@ def test_an_edge_between_float32_neighbours_is_told_apart() -> None:
     angle = 0.7 + np.array([0.0, 1e-10, 2e-10, 0.0])
     rows = np.stack([np.cos(angle), np.sin(angle)], axis=1)
     rows = np.concatenate([[[1.0, 0.0], [1.0, 1e-9]], rows])
-    scores = PooledScores(RetrievalProblem(rows, [0, 0, 1, 2, 3, 4]))
+    scores = PooledScores(RetrievalProblem(rows, [0, 0, 1, 2, 3, 4]), distance="cosine")
     edges = np.unique([exact_score(rows[0], row) for row in rows[2:]])
     assert len(edges) == 3
     negatives = [exact_score(rows[query], row) for query in (0, 1) for row in rows[2:]]
@@ -96,14 +95,16 @@ def test_an_edge_between_float32_neighbours_is_told_apart() -> None:
 
 def test_memory_only_makes_tiles_smaller() -> None:
     problem, _ = problems()["plain"]
-    small, usual = PooledScores(problem, max_memory="1MiB"), PooledScores(problem)
+    small, usual = (PooledScores(problem, distance="cosine", max_memory=size) for size in ("1MiB", "1GiB"))
     edges = usual.positives[::9]
     assert small.negatives_at_least(edges).tolist() == usual.negatives_at_least(edges).tolist()
 
 
 def test_progress_is_told_and_no_edges_need_no_pass() -> None:
     told: list[tuple[int, int]] = []
-    scores = PooledScores(problems()["plain"][0], progress=lambda done, total: told.append((done, total)))
+    scores = PooledScores(
+        problems()["plain"][0], distance="cosine", progress=lambda done, total: told.append((done, total))
+    )
     assert scores.negatives_at_least(np.empty(0)).tolist() == []
     assert told == []
     scores.negatives_at_least(np.array([0.5]))

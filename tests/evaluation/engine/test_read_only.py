@@ -22,9 +22,9 @@ import numpy as np
 import aurank
 assert aurank.__file__.startswith("PACKAGE"), aurank.__file__
 from aurank.evaluation.engine import compiled
-lengths = np.empty(2)
-compiled.exact_lengths(np.array([[3, 4], [0, 1]], np.float32), lengths)
-print(lengths)
+rows, index, scores = np.array([[3, 4], [0, 1]], np.float32), np.arange(2), np.empty(2)
+compiled.exact_pairs(rows, index, rows, index, np.array([5.0, 1.0]), False, scores)
+print(scores)
 """
     environment = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_")}
     environment |= {"HOME": os.devnull, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(tmp_path)}
