@@ -4,7 +4,6 @@ import hashlib
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -28,7 +27,6 @@ COLOURS_APART = 16.0  # at most, in every cell: a distance in Lab; 15 % more or 
 CELLS = 8  # at each side of an image
 INSET = 0.03  # of each side, without which an image is compared too, for copies that are cropped
 LEAST_SIDE = 32  # pixels; smaller pictures of one kind are too alike to tell copies
-_IMAGES_AT_ONCE = 128  # that are compared with all others between two reports of progress
 _COLOURS_AT_ONCE = 64  # of close images
 _TO_LAB = ImageCms.buildTransform(ImageCms.createProfile("sRGB"), ImageCms.createProfile("LAB"), "RGB", "LAB")
 _PER_REPORT = 32  # images that a process looks at between two reports of progress
@@ -79,7 +77,7 @@ def examine_contents(
     compared = [look for look in different if look.shorter_side >= LEAST_SIDE]
     hashes = np.array([look.hash for look in compared], np.bool_).reshape(-1, 64)
     colours = np.array([look.colours for look in compared], np.int8).reshape(-1, 2, CELLS**2, 3)
-    pairs = close_pictures(hashes, colours, progress=partial(tell, "comparing images"))
+    pairs = close_pictures(hashes, colours)
     if candidates is not None:
         position = {look.digest: at for at, look in enumerate(compared)}
         positions = [position.get(looks[path].digest, -1) if path in looks else -1 for path in manifest.paths]
@@ -203,7 +201,6 @@ def close_pictures(
     *,
     at_most: int = HASH_BITS_APART,
     k: int = 16,
-    progress: Callable[[int, int], object],
 ) -> Int64[np.ndarray, "pair 2"]:
     """Return the pairs of images of equal colours whose hashes differ in few bits: for each image the k closest."""
     codes = np.packbits(hashes, axis=1).view(np.uint64)[:, 0]
@@ -221,6 +218,4 @@ def close_pictures(
             if len(alike) >= k:
                 break
         pairs += [(min(image, copy), max(image, copy)) for copy in alike[:k]]
-        if (image + 1) % _IMAGES_AT_ONCE == 0 or image + 1 == len(codes):
-            progress(image + 1, len(codes))
     return np.unique(np.array(pairs, np.int64).reshape(-1, 2), axis=0)

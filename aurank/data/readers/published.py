@@ -199,19 +199,16 @@ class Completeness:
     """What was found of a benchmark.
 
     Attributes:
-        confirmed: archives that are as published.
         problems: lines that each name one thing missing or different, and its remedy.
 
     Example:
         >>> from aurank.data import BENCHMARKS
-        >>> print(Completeness(BENCHMARKS["sop"], "sop", ("sop.zip with the published md5",), ()))
+        >>> print(Completeness(BENCHMARKS["sop"], "sop", ()))
         Stanford Online Products in sop: complete
-          found: sop.zip with the published md5
     """
 
     benchmark: Benchmark
     where: str
-    confirmed: tuple[str, ...]
     problems: tuple[str, ...]
 
     @property
@@ -222,7 +219,7 @@ class Completeness:
     def __str__(self) -> str:
         about = self.benchmark
         state = "complete" if self.complete else f"not complete, {len(self.problems)} to mend"
-        lines = [f"{about.title} in {self.where}: {state}", *(f"  found: {text}" for text in self.confirmed)]
+        lines = [f"{about.title} in {self.where}: {state}"]
         if not self.complete:
             lines += [f"  missing or different: {text}" for text in self.problems]
             lines += [f"  get it from: {about.origin}", f"  expected layout: {about.layout}", f"  terms: {about.terms}"]
@@ -269,7 +266,6 @@ def check_benchmark(
     reader = find_set(name, PUBLISHED)
     benchmark = reader.benchmark
     location = locate(benchmark, root, path)
-    confirmed: list[str] = []
     if location is None:
         problems, where = [describe_absence(benchmark, root, path)], str(root)
     else:
@@ -294,8 +290,6 @@ def check_benchmark(
         total = sum(file.stat().st_size for file in present)
         for file in present:
             md5 = file_md5(file, None if on_bytes is None else lambda count: on_bytes(count, total))
-            if md5 == (expected := benchmark.archives[file.name]):
-                confirmed.append(f"{file} with the published md5")
-            else:
+            if md5 != (expected := benchmark.archives[file.name]):
                 problems.append(f"{file} has md5 {md5}, expected {expected}: fetch it again")
-    return Completeness(benchmark, where, tuple(dict.fromkeys(confirmed)), tuple(dict.fromkeys(problems)))
+    return Completeness(benchmark, where, tuple(dict.fromkeys(problems)))

@@ -75,7 +75,7 @@ def from_table(table: Any, *, root: Path | str = ".", images: str = "", outside:
     with reading("table", "a data frame", remedy="give one of pandas, polars or pyarrow"):
         frame = pyarrow.table(table)
     frame = frame.select([name for name in frame.column_names if not name.startswith("__index_level_")])  # of pandas
-    lines = list(_lines("table", frame.column_names, _arrow_rows(frame, frame.column_names)))
+    lines = list(_arrow_lines("table", frame, frame.column_names))
     return _of_lines("table", open_source(Path(root), prefix=images), lines, outside=outside)
 
 
@@ -143,28 +143,35 @@ def _check_header(file: str, header: Sequence[str]) -> None:
         warnings.warn(message, AurankWarning, stacklevel=2)
 
 
-def _lines(file: str, header: Sequence[str], body: Iterable[tuple[int, Sequence[Any]]]) -> Iterator[Line]:
+def _lines(file: str, rows: Iterable[tuple[int, Mapping[str, Any]]]) -> Iterator[Line]:
+    for number, row in rows:
+        where = f"{file}, line {number}"
+        values = {name: row[name] for name in _KNOWN if name in row}
+        if "label" in values:
+            values["label"] = read_label(values["label"], where)
+        yield where, {name: plain_text(value) for name, value in values.items()}
+
+
+def _arrow_lines(file: str, table: Any, header: Sequence[str]) -> Iterator[Line]:
     _check_header(file, header)
+    return _lines(file, enumerate(table.select([name for name in header if name in _KNOWN]).to_pylist(), start=1))
+
+
+def _csv_rows(file: str, text: str) -> Iterator[tuple[int, Mapping[str, str]]]:
     with reading(file, "a csv table", remedy="mend it"):
-        for number, line in body:
-            if not line:
-                continue
-            where = f"{file}, line {number}"
-            if len(line) != len(header):
-                raise UserError(f"{where}: expected {len(header)} columns ({','.join(header)}), got {len(line)}")
-            values = dict(zip(header, line, strict=True))
-            if "label" in values:
-                values["label"] = read_label(values["label"], where)
-            yield where, {name: plain_text(value) for name, value in values.items()}
+        reader = csv.DictReader(io.StringIO(text, newline=""))
+        reader.fieldnames = header = [name.strip() for name in reader.fieldnames or []]
+        _check_header(file, header)
+        for row in reader:
+            if None in row or None in row.values():
+                raise UserError(f"{file}, line {reader.line_num}: expected {len(header)} columns ({','.join(header)})")
+            yield reader.line_num, row
 
 
 def _file_lines(source: ImageSource, file: str) -> Iterator[Line]:
     suffix = PurePosixPath(file).suffix.lower()
     if suffix not in (".parquet", ".pq", ".feather", ".arrow"):
-        reader = csv.reader(io.StringIO(read_text(source, file), newline=""))
-        with reading(file, "a csv table", remedy="mend its header"):
-            header = [name.strip() for name in next(reader, [])]
-        return _lines(file, header, ((reader.line_num, line) for line in reader))
+        return _lines(file, _csv_rows(file, read_text(source, file)))
     import pyarrow  # a third of a second that no other format needs
     import pyarrow.parquet
 
@@ -172,14 +179,7 @@ def _file_lines(source: ImageSource, file: str) -> Iterator[Line]:
     with reading(file, f"a {suffix[1:]} table", remedy="write the table anew"):
         if suffix in (".feather", ".arrow"):
             table = pyarrow.ipc.open_file(data).read_all()
-            return _lines(file, table.column_names, _arrow_rows(table, table.column_names))
-        schema = pyarrow.parquet.read_schema(pyarrow.BufferReader(data))
-        columns = [name for name in schema.names if name in _KNOWN]
-        table = pyarrow.parquet.read_table(pyarrow.BufferReader(data), columns=columns)
-        return _lines(file, schema.names, _arrow_rows(table, schema.names))
-
-
-def _arrow_rows(table: Any, header: Sequence[str]) -> Iterator[tuple[int, list[Any]]]:
-    columns = {name: table[name].to_pylist() for name in table.column_names if name in _KNOWN}
-    absent = [""] * table.num_rows  # of a column that is ignored
-    return enumerate(map(list, zip(*(columns.get(name, absent) for name in header), strict=True)), start=1)
+            return _arrow_lines(file, table, table.column_names)
+        header = pyarrow.parquet.read_schema(pyarrow.BufferReader(data)).names
+        columns = [name for name in header if name in _KNOWN]
+        return _arrow_lines(file, pyarrow.parquet.read_table(pyarrow.BufferReader(data), columns=columns), header)

@@ -357,10 +357,11 @@ class Library(Pipeline):
     @functools.cached_property
     def _changes(self) -> Any:
         os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")  # else it asks the network for its newest version
-        return self.load(import_library(self.library, f"data.train_transform.name={self.library.partition('.')[0]}"))
-
-    def load(self, library: Any) -> Any:
-        return library.Compose(_made(library, self.pipeline))
+        library: Any = import_library(self.library, f"data.train_transform.name={self.library.partition('.')[0]}")
+        if not isinstance(self.pipeline, str):
+            return library.Compose(_made(library, self.pipeline))
+        loaded = library.load(self.pipeline, data_format="json" if self.pipeline.endswith(".json") else "yaml")
+        return loaded if isinstance(loaded, library.Compose) else library.Compose([loaded])
 
 
 def _made(library: Any, steps: Sequence[Mapping[str, Any]]) -> list[Any]:
@@ -398,12 +399,6 @@ class Albumentations(Library):
     def apply(self, prepared: Prepared, seed: int) -> Any:
         self._changes.set_random_state(np.random.default_rng(seed), chance_of(seed))
         return self._changes(image=prepared)["image"]
-
-    def load(self, library: Any) -> Any:
-        if not isinstance(self.pipeline, str):
-            return super().load(library)
-        loaded = library.load(self.pipeline, data_format="json" if self.pipeline.endswith(".json") else "yaml")
-        return loaded if isinstance(loaded, library.Compose) else library.Compose([loaded])
 
 
 @dataclass(repr=False, eq=False, kw_only=True)
