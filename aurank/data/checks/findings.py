@@ -241,10 +241,13 @@ def write_table(manifest: Manifest, file: Path) -> str:
 def require_table(manifest: Manifest) -> str:
     """Return the overrides by which a table finds the images; raise UserError where none could."""
     source, name = manifest.source, manifest.name
+    odd = [text for text in (*manifest.paths, *manifest.classes) if text.encode("utf-8", "ignore").decode() != text]
     if not len(manifest):
         problem = f"nothing of {name} would be left, so no table is written"
     elif manifest.positives is not None:
         problem = f"{name} lists which images belong together, which a table does not hold"
+    elif odd:
+        problem = f"{odd[0]!r} of {name} is no UTF-8, which a table is written in; rename it"
     elif isinstance(source, FolderSource):
         return f"data.params.path={source.root.resolve()}"
     elif isinstance(source, ZipSource):
