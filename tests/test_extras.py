@@ -80,4 +80,4 @@ def test_what_lacks_is_named_with_its_extra_or_its_package() -> None:
     with pytest.raises(UserError, match=r"a page needs nothing_like_it, "):
         require_libraries("a page", "json", "nothing_like_it")
     assert missing_library(ModuleNotFoundError(name="json")) is None
-    assert "pip install 'aurank[serve]'" in str(missing_library(ModuleNotFoundError(name="hypercorn.config")))
+    assert "pip install 'aurank[serve]'" in str(missing_library(ModuleNotFoundError(name="uvicorn.config")))

@@ -67,7 +67,7 @@ HOMES = {
     "jinja2": ("aurank.reporting", "aurank.exporting"),
     "fastapi": ("aurank.serving",),
     "starlette": ("aurank.serving",),
-    "hypercorn": ("aurank.serving",),
+    "uvicorn": ("aurank.serving",),
     "click": ("aurank.cli",),
     "rich": ("aurank.cli",),
     "scipy": (

@@ -1,4 +1,4 @@
-"""A page in the browser and an API that search an index of images (the extra `serve`): FastAPI behind hypercorn."""
+"""A page in the browser and an API that search an index of images (the extra `serve`): FastAPI behind uvicorn."""
 
 from aurank.serving.server import Served, serve
 

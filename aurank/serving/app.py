@@ -207,12 +207,21 @@ def shield(app: ASGIApp, hosts: Sequence[str] | None, token: str | None = None) 
             return await app(scope, receive, send)
 
         headers, answer = Headers(scope=scope), app
+        is_read = "transfer-encoding" not in headers and headers.get("content-length", "0") == "0"
+
+        async def receive_body() -> Message:
+            nonlocal is_read
+            message = await receive()
+            is_read = is_read or not message.get("more_body", False)
+            return message
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 response = MutableHeaders(scope=message)
                 for name, value in _HEADERS.items():
                     response.setdefault(name, value)
+                if not is_read:
+                    response["connection"] = "close"  # or the server would go on reading a body that may have no end
             await send(message)
 
         if hosts is not None and _host_name(headers.get("host", "")) not in hosts:
@@ -223,7 +232,7 @@ def shield(app: ASGIApp, hosts: Sequence[str] | None, token: str | None = None) 
         elif token is not None and not _has_token(headers.get("authorization", ""), token):
             error = "send the token of aurank serve: Authorization: Bearer TOKEN, or as the password of any name"
             answer = JSONResponse({"error": error}, 401, {"www-authenticate": 'Basic realm="aurank", charset="UTF-8"'})
-        await answer(scope, receive, send_with_headers)
+        await answer(scope, receive_body, send_with_headers)
 
     return shielded
 

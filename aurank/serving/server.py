@@ -1,32 +1,31 @@
 """The server of a page and an API: what ``aurank serve`` calls."""
 
-import asyncio
 import gc
 import ipaddress
 import multiprocessing
-import signal
+import os
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing.connection import wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pydantic import PositiveInt
 
-from aurank.errors import AurankError, UserError
+from aurank.errors import UserError
 from aurank.lazy import require_libraries
 from aurank.sizes import keep_memory
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
+    from uvicorn import Server
 
     from aurank.serving.uploads import Limits
 
 Load: TypeAlias = "Callable[[], tuple[ASGIApp, int]]"  # an application, and how many images it serves
-_PATIENCE = 10  # seconds in which the head of a request must arrive, after which its connection is closed
-_GRACE = 5  # seconds for requests that are being answered when the server ends
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ def serve(
         folder, model, roots: as for `ImageIndex.open`.
         host: an address or name of this machine; 0.0.0.0 is all of them.
         port: port of the page's address; 0 takes a free one.
-        workers: processes; each has the model, and all share the index.
+        workers: processes; each has the model, and all share the index. One that ends by itself is replaced.
         token: what browsers ask for as a password, and programs send as a bearer token.
         no_token: let in whoever reaches `host`.
         device: where the model runs, such as cuda; default: cpu.
@@ -78,7 +77,6 @@ def serve(
     Raises:
         UserError: a missing library, an address that cannot be had or wants a token, or an index or a model that cannot
             be read.
-        AurankError: a worker has ended by itself.
 
     Example:
         >>> try:
@@ -87,8 +85,10 @@ def serve(
         ...     print(str(error)[:26])
         no index at no such folder
     """
-    require_libraries("aurank serve", "fastapi", "hypercorn", "python_multipart")
+    require_libraries("aurank serve", "fastapi", "uvicorn", "python_multipart")
     with listen(host, port) as listening:  # before the model is loaded
+        from uvicorn.supervisors import Multiprocess
+
         from aurank.embedding.collection import is_collection
         from aurank.serving.uploads import Limits
 
@@ -112,41 +112,33 @@ def serve(
             shown = f"[{host}]" if ":" in host else host
             started(Served(f"http://{shown}:{bound}/", images, is_local))
         if workers == 1:
-            run_app(app, listening)
+            with suppress(KeyboardInterrupt):  # the usual end
+                server_of(app).run([listening])
             return
         del app
         gc.collect()  # the index and the model are in the workers
-        _serve_in_processes(workers, listening, load)
+        worker = server_of(partial(_load_in_worker, workers, load), factory=True, workers=workers)
+        Multiprocess(worker.config, [listening]).run()
 
 
-def _serve_in_processes(count: int, listening: socket.socket, load: Load) -> None:
-    """Serve until SIGINT or SIGTERM; a worker that ends by itself ends the others."""
-    context = multiprocessing.get_context("spawn")
-    workers = [context.Process(target=_serve_beside, args=(count, listening, load), daemon=True) for _ in range(count)]
-    handler = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        for worker in workers:
-            worker.start()
-        wait([worker.sentinel for worker in workers])
-        raise AurankError("a worker has ended; look at what it says above, and start aurank serve again")
-    except KeyboardInterrupt:
-        pass
-    finally:
-        for worker in workers:
-            worker.terminate()
-        for worker in workers:
-            worker.join(2 * _GRACE)
-            worker.kill()  # one that hangs
-        signal.signal(signal.SIGTERM, handler)
+def server_of(app: Any, **options: Any) -> "Server":
+    """Return a server of an ASGI application, or with `factory` of what makes one."""
+    from uvicorn import Config, Server
+
+    options |= {"timeout_keep_alive": 10, "timeout_graceful_shutdown": 5, "ws": "none", "server_header": False}
+    return Server(Config(app, log_level="warning", access_log=False, **options))
 
 
-def _serve_beside(count: int, listening: socket.socket, load: Load) -> None:
+def _load_in_worker(count: int, load: Load) -> "ASGIApp":
     import torch
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    watch = threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True)
+    watch.start()  # a worker would keep the port of a parent that was killed
     keep_memory()  # which the command did in its own process
     torch.set_num_threads(max(1, torch.get_num_threads() // count))
-    run_app(load()[0], listening)
+    return load()[0]
 
 
 def _load_app(folder: Path | str, settings: dict[str, Any], options: dict[str, Any]) -> "tuple[ASGIApp, int]":
@@ -156,21 +148,6 @@ def _load_app(folder: Path | str, settings: dict[str, Any], options: dict[str, A
     index = ImageIndex.open(folder, memory_map=True, **settings)
     index.load_model()
     return make_app(index, **options), len(index)
-
-
-def run_app(app: "ASGIApp", listening: socket.socket, ended: "Callable[[], Awaitable[Any]] | None" = None) -> None:
-    """Serve an application on a socket, which is taken over, until a signal, or until what `ended` returns is done."""
-    from hypercorn.asyncio import serve
-    from hypercorn.config import Config
-
-    config = Config()
-    config.bind = [f"fd://{listening.detach()}"]
-    config.keep_alive_timeout = _PATIENCE
-    config.graceful_timeout = _GRACE
-    config.include_server_header = False
-    config.loglevel = "WARNING"
-    application: Any = app  # starlette and hypercorn have types of their own for ASGI
-    asyncio.run(serve(application, config, shutdown_trigger=ended))
 
 
 def listen(host: str, port: int) -> socket.socket:

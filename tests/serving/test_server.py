@@ -9,8 +9,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,12 @@ def test_an_address_that_cannot_be_had(host: str, port: int, named: str) -> None
 def applications(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The applications of servers that end when they start."""
     made: list[Any] = []
-    monkeypatch.setattr(server, "run_app", lambda app, listening: made.append(app))
+
+    class Ended:
+        def run(self, sockets: list[socket.socket]) -> None:
+            pass
+
+    monkeypatch.setattr(server, "server_of", lambda app: made.append(app) or Ended())
     return made
 
 
@@ -191,51 +197,58 @@ def test_a_body_in_chunks_that_never_ends_is_answered_and_cut(index: ImageIndex,
     assert b"413" in said or target != "POST /api/search"
 
 
-def memory_map(process: str) -> str:
-    return Path(f"/proc/{process}/maps").read_text()
+def ready_workers(parent: int, gone: Sequence[str] = ()) -> list[str]:
+    """Wait until both workers have mapped the index, none of them is `gone`; return their process ids."""
+    deadline = time.monotonic() + 240
+    while time.monotonic() < deadline:
+        workers = []
+        for child in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
+            with suppress(OSError):  # it ends just now
+                mapped = Path(f"/proc/{child}/maps").read_text()
+                if all(file in mapped for file in ("index.faiss", "embeddings.npy")):
+                    workers.append(child)
+        if len(workers) == 2 and not {*gone} & {*workers}:
+            return workers
+        time.sleep(0.1)
+    raise AssertionError("the workers are not ready")
+
+
+def is_running(process: str) -> bool:
+    with suppress(OSError):
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
 
 
 @pytest.mark.slow
-def test_several_workers_share_the_mapped_index_and_end_together(index: ImageIndex) -> None:
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL], ids=lambda end: end.name)
+def test_workers_share_the_index_are_replaced_and_end_with_their_parent(index: ImageIndex, end: signal.Signals) -> None:
     command = [sys.executable, "-m", "aurank", "serve", str(index.folder), "--port", "0", "--workers", "2"]
-    files, deadline, workers = ("index.faiss", "embeddings.npy"), time.monotonic() + 240, list[str]()
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
         try:
             assert parent.stdout is not None
             port = int(parent.stdout.readline().partition("127.0.0.1:")[2].partition("/")[0])
-            while len(workers) < 2:
-                assert time.monotonic() < deadline
-                time.sleep(0.1)
-                children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
-                workers = [child for child in children if all(file in memory_map(child) for file in files)]
+            workers = ready_workers(parent.pid)
+            if end == signal.SIGTERM:
+                os.kill(int(workers[0]), signal.SIGKILL)
+                workers = ready_workers(parent.pid, workers[:1])
             body, kind = json.dumps({"row": 3}), {"content-type": "application/json"}
             answers = [asked(port, "POST", "/api/search", body, kind) for _ in range(8)]
             assert answers[0][0] == 200
             assert all(answer == answers[0] for answer in answers)
-            os.kill(int(workers[0]), signal.SIGKILL)
-            assert parent.wait(30) == 1
         finally:
-            parent.terminate()
-    assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
+            parent.send_signal(end)
+            assert parent.wait(30) == (0 if end == signal.SIGTERM else -9)
+    deadline = time.monotonic() + 30
+    while any(map(is_running, workers)):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 @pytest.mark.slow
-def test_a_connection_that_never_asks_is_closed_and_a_slow_answer_is_not(
-    index: ImageIndex, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(server, "_PATIENCE", 0.2)
-    search = index.search_rows
-    monkeypatch.setattr(index, "search_rows", lambda *given, **options: time.sleep(1) or search(*given, **options))
-    with running_server(index) as port:
-        for begun in (b"", b"GET / HTTP/1.1\r\nhost: 127.0.0.1\r\nx-never: "):
-            with socket.create_connection(("127.0.0.1", port), timeout=10) as wire:
-                wire.sendall(begun)
-                assert wire.recv(100) == b""
-        with socket.create_connection(("127.0.0.1", port), timeout=10) as wire:  # after an answer, too
-            wire.sendall(b"GET /api/classes HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\nGET /slowly")
-            said = wire.recv(10_000)
-            while more := wire.recv(10_000):
-                said += more
-            assert said.count(b"HTTP/1.1 200") == 1
+def test_connections_that_never_ask_keep_nobody_waiting(index: ImageIndex) -> None:
+    with running_server(index) as port, ExitStack() as held:
+        for number in range(200):
+            wire = held.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10))
+            wire.sendall(b"GET / HTTP/1.1\r\nhost: 127.0.0.1\r\nx-never: " if number % 2 else b"")
         answer = asked(port, "POST", "/api/search", b'{"row": 3}', {"content-type": "application/json"})
         assert answer[0] == 200

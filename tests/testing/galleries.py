@@ -1,6 +1,5 @@
 """Photos, saved rows, indexes and models that tests search, serve and embed with."""
 
-import asyncio
 import contextlib
 import json
 import threading
@@ -19,7 +18,7 @@ from aurank.commands import ImageIndex, build_index
 from aurank.embedding import ImageSelection
 from aurank.models.adapters.exported import PREPROCESSING
 from aurank.serving.app import make_app
-from aurank.serving.server import listen, run_app
+from aurank.serving.server import listen, server_of
 from aurank.serving.uploads import Limits
 
 
@@ -138,20 +137,14 @@ def head_config(file: Path, **sections: dict[str, Any]) -> dict[str, Any]:
 @contextlib.contextmanager
 def running_server(index: ImageIndex, limits: Limits | None = None, token: str | None = None) -> Iterator[int]:
     """Serve an index while the context lasts; gives the port."""
-    app, is_over = make_app(index, limits=limits, hosts=["127.0.0.1"], token=token), threading.Event()
-
-    async def ended() -> None:
-        while not is_over.is_set():
-            await asyncio.sleep(0.02)
-
+    server = server_of(make_app(index, limits=limits, hosts=["127.0.0.1"], token=token))
     with listen("127.0.0.1", 0) as listening:
-        port = int(listening.getsockname()[1])
-        thread = threading.Thread(target=run_app, args=[app, listening, ended])
+        thread = threading.Thread(target=server.run, args=[[listening]])
         thread.start()
         try:
-            yield port  # it listens, so requests wait until the server takes them
+            yield int(listening.getsockname()[1])  # it listens, so requests wait until the server takes them
         finally:
-            is_over.set()
+            server.should_exit = True
             thread.join()
 
 
