@@ -96,7 +96,7 @@ def test_ones_own_code_runs_only_when_allowed(modules: Path) -> None:
     assert own.module(own.transform(picture(width=9))[None]).tolist() == [[9.0] * 4]
     with pytest.raises(UserError, match=r"expected an nn.Module, or one and a transform, got int"):
         load_model("python:mine:wrong", allow_code=True)
-    with pytest.raises(UserError, match="python:mine:broken: .*'weights' is missing"):
+    with pytest.raises(UserError, match=r"python:mine:broken: .*'weights' is missing"):
         load_model("python:mine:broken", allow_code=True)
     (modules / "mine.py").write_text((modules / "mine.py").read_text() + "# changed\n")
     del sys.modules["mine"]
