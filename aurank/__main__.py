@@ -11,9 +11,6 @@ def main() -> None:
 
         keep_memory()
         run = imported("aurank.cli:main")
-    except KeyboardInterrupt:  # before there is a command to say so
-        print("stopped", file=sys.stderr)
-        sys.exit(130)
     except ModuleNotFoundError as error:
         if error.__cause__ is None:  # no library of an extra
             raise

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from jaxtyping import Int64
@@ -14,7 +14,6 @@ from aurank.files import reading, require_ordinary
 if TYPE_CHECKING:
     from torch import Tensor
 
-_BLOCK = 2**24  # bytes written at a time
 _CPU = 1  # a kind of device of DLPack
 
 
@@ -30,12 +29,7 @@ def load_arrays(path: Path) -> dict[str, np.ndarray]:
 
 
 class MappedRows:
-    """Rows of several matrices in files as one matrix; indexing reads the rows that it returns.
-
-    Args:
-        parts: matrices of one type and width.
-        positions: the rows to take, counted over all parts; None: all of them.
-    """
+    """Rows of several matrices of one type and width as one matrix; indexing reads the rows that it returns."""
 
     ndim = 2
 
@@ -68,18 +62,6 @@ class MappedRows:
 Rows: TypeAlias = np.ndarray | MappedRows
 
 
-def save_rows(file: BinaryIO, rows: Rows) -> None:
-    """Write rows as an .npy file, those that lie in files a block at a time."""
-    if not isinstance(rows, MappedRows):
-        np.save(file, rows, allow_pickle=False)
-        return
-    header = {"descr": np.lib.format.dtype_to_descr(rows.dtype), "fortran_order": False, "shape": rows.shape}
-    np.lib.format.write_array_header_1_0(file, header)
-    step = max(1, _BLOCK // (rows.shape[1] * rows.itemsize))
-    for start in range(0, len(rows), step):
-        file.write(rows[start : start + step].tobytes())
-
-
 def select_rows(rows: Rows, index: Any) -> Rows:
     """Return the rows at an index; of rows in files none is read."""
     if isinstance(rows, np.memmap):
@@ -94,10 +76,7 @@ Arrays: TypeAlias = Any
 
 
 def as_plain(values: Any, name: str) -> "Tensor | np.ndarray | MappedRows":
-    """Return a list, or an array of any library, as a tensor or an array; copied only where its memory is not given.
-
-    A column of lists, and a list of tensors, become a matrix. `name` is what a UserError calls the values.
-    """
+    """Return a list, or an array of any library, as a tensor or an array; a column of lists becomes a matrix."""
     import torch
 
     if isinstance(values, torch.Tensor | np.ndarray | MappedRows):

@@ -28,15 +28,9 @@ def launched() -> int:
 
 @contextmanager
 def joined(timeout: str) -> Iterator["ProcessGroup"]:
-    """Join the launched processes while the context lasts; a single process joins nothing.
+    """Join the launched processes while the context lasts, each with its GPU; a single process joins nothing.
 
-    Each process takes the GPU of its number on its machine.
-
-    Args:
-        timeout: how long to wait for the others, here and in one exchange, as "30min".
-
-    Raises:
-        AurankError: another process is gone, or does not come.
+    AurankError if another is gone, or does not come or answer within the `timeout`, such as "30min".
     """
     if launched() == 1:
         yield ProcessGroup(False)
@@ -63,11 +57,7 @@ def joined(timeout: str) -> Iterator["ProcessGroup"]:
 
 
 class ProcessGroup:
-    """Processes that share tiles and batches and add up counts: all of torch.distributed, or this one alone.
-
-    Args:
-        distributed: None or "shards" for all processes of an initialised group; False for this process by itself.
-    """
+    """Processes that share tiles and batches: all of torch.distributed (None, "shards"), or this one alone (False)."""
 
     def __init__(self, distributed: bool | str | None) -> None:
         if not (distributed is None or distributed is False or distributed == "shards"):

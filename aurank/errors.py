@@ -10,10 +10,7 @@ class AurankError(Exception):
 
 
 class UserError(AurankError, ValueError):
-    """The user's mistake: bad input, a missing file, an impossible option; the command line exits with 2.
-
-    The message names the thing, the value that came, what was expected, and the remedy.
-    """
+    """The user's mistake: bad input, a missing file, an impossible option; the command line exits with 2."""
 
 
 class Diverged(AurankError):
@@ -34,13 +31,7 @@ class OptionRule(NamedTuple):
 
 
 def check_options(options: Mapping[str, object], rules: Iterable[OptionRule]) -> None:
-    """Raise UserError for the first rule that the options break; an option of None, False or nothing is not set.
-
-    Example:
-        >>> check_options({"--fix": "leaks", "--out": None}, [OptionRule("--fix", needs=("--out",))])
-        Traceback (most recent call last):
-        aurank.errors.UserError: --fix needs --out
-    """
+    """Raise UserError for the first rule that the options break; an option of None, False or nothing is not set."""
     is_set = {name for name, value in options.items() if value or (value == 0 and value is not False)}
     for option, needs, excludes, why in rules:
         if option not in is_set:
@@ -57,22 +48,16 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-_REMEDIES = {
-    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "raise the limit (ulimit -n), or use fewer data.workers"),
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space, or name another folder"),
-    errno.ENOMEM: "use fewer data.workers, smaller batches, or a machine with more memory",
-}
+_SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.ENOMEM)
 
 
 def explained(error: BaseException) -> str | None:
     """Return a message with the remedy if the machine has run short of something; None for other failures."""
     text = first_line(error)
-    if isinstance(error, RuntimeError) and "items of ancillary data" in text:
-        return f"too many open files ({text}); {_REMEDIES[errno.EMFILE]}"
-    if isinstance(error, RuntimeError) and text.startswith("DataLoader worker"):
-        ended = f"a process that reads images has ended, most often for want of memory ({text.rstrip('. ')})"
-        return f"{ended}; {_REMEDIES[errno.ENOMEM]}, shared memory included"
-    if isinstance(error, OSError) and error.errno in _REMEDIES:
+    if isinstance(error, RuntimeError) and (text.startswith("DataLoader worker") or "items of ancillary data" in text):
+        remedy = "use fewer data.workers or smaller batches, or allow more open files (ulimit -n) and shared memory"
+        return f"a process that reads images has ended ({text.rstrip('. ')}); {remedy}"
+    if isinstance(error, OSError) and error.errno in _SHORT:
         path = "" if error.filename is None else f": {error.filename}"
-        return f"{error.strerror}{path}; {_REMEDIES[error.errno]}"
+        return f"{error.strerror}{path}; free some space, use fewer data.workers, or raise the limits (ulimit)"
     return None

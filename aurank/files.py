@@ -145,14 +145,10 @@ def reading(path: Path | str, title: str, *, remedy: str = _AGAIN) -> Iterator[N
     """Turn whatever a damaged file makes a library raise into one line that names the file and the remedy."""
     try:
         yield
-    except UserError as error:
-        if str(path) in str(error):
-            raise
-        raise UserError(f"{path}: {error}") from error
-    except AurankError:
-        raise
     except Exception as error:
-        if explained(error) is not None:
+        if isinstance(error, UserError) and str(path) not in str(error):
+            raise UserError(f"{path}: {error}") from error
+        if isinstance(error, AurankError) or explained(error) is not None:
             raise
         raise UserError(f"{path}: cannot be read as {title} ({_reason(error, str(path))}); {remedy}") from error
 
@@ -209,25 +205,18 @@ def _adapter(kind: Any) -> Any:
 
 
 def require_ordinary(path: Path) -> None:
-    try:
-        is_other = path.exists() and not path.is_file()
-    except OSError:  # reading it will tell
-        return
-    if is_other:
+    if os.path.exists(path) and not os.path.isfile(path):  # noqa: PTH110, PTH113 - which raise no OSError
         raise UserError(f"{path} is {'a folder' if path.is_dir() else 'a pipe or a device'}; name a file")
 
 
 def require_writable(path: Path, *, suffix: str = "", option: str = "--out") -> None:
-    try:
-        folder = next(parent for parent in path.absolute().parents if parent.exists())
-        reasons = {
-            "it is a folder; name a file in it": path.is_dir(),
-            f"the file written is of type {suffix}; name it {path.stem}{suffix}": suffix and path.suffix != suffix,
-            f"{folder} is a file; name another place": not folder.is_dir(),
-            f"no permission in {folder}; name another place": not os.access(folder, os.W_OK | os.X_OK),
-        }
-    except OSError as error:
-        reasons = {f"{error.strerror}; name another place": True}
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
+    reasons = {
+        "it is a folder; name a file in it": os.path.isdir(path),  # noqa: PTH112 - which raises no OSError
+        f"the file written is of type {suffix}; name it {path.stem}{suffix}": suffix and path.suffix != suffix,
+        f"{folder} is a file; name another place": not folder.is_dir(),
+        f"no permission in {folder}; name another place": not os.access(folder, os.W_OK | os.X_OK),
+    }
     for reason, applies in reasons.items():
         if applies:
             raise UserError(f"cannot write {option} {path}: {reason}")
@@ -259,8 +248,7 @@ _TENSOR = "$tensor"  # the key of an entry of a bundle's JSON that stands for th
 def write_bundle(path: Path, content: Mapping[str, Any], title: str) -> None:
     """Write nested dicts and lists of plain values, tensors and arrays as one safetensors file.
 
-    The tensors are named by their path ("encoder/head.weight"). The header holds the rest as JSON, and the SHA-256 of
-    both. The type that ``read_bundle`` is given turns strings into keys and lists into tuples again.
+    Tensors are named by their path ("encoder/head.weight"); the header has the rest as JSON, and the SHA-256 of both.
     """
     tensors: dict[str, Tensor] = {}
     text = json.dumps(_taken_out(content, "", tensors))

@@ -51,10 +51,7 @@ def plain_name(value: Any, missing: Sequence[str] = NAN) -> str:
 
 @functools.cache
 def signature(factory: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter], bool]:
-    """Return the arguments that ``factory`` and its base classes take by name, and whether it takes any others.
-
-    The attribute ``aliases`` of a factory holds other names of its arguments.
-    """
+    """Return the arguments that ``factory`` and its bases take by name or alias, and whether it takes any others."""
     ancestors = factory.__mro__[:-1] if inspect.isclass(factory) else ()
     constructors = [vars(ancestor)["__init__"] for ancestor in ancestors if "__init__" in vars(ancestor)]
     arguments: dict[str, inspect.Parameter] = {}
@@ -76,11 +73,7 @@ def signature(factory: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter]
 
 
 def named(factory: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments by the names that ``factory`` has for them.
-
-    Raises:
-        TypeError: an argument that it does not take, with the nearest that it takes; one that is given by two names.
-    """
+    """Return arguments by the names, not the aliases, that ``factory`` has for them; TypeError for an unknown one."""
     (parameters, is_open), aliases = signature(factory), getattr(factory, "aliases", {})
     title, renamed = factory.__qualname__.removesuffix(".__init__"), dict[str, Any]()
     for argument, value in arguments.items():

@@ -15,10 +15,8 @@ from aurank.names import signature
 class Range:
     """Values worth trying: numbers from `low` to `high`, integers if both are integers, or else `choices`.
 
-    An argument declares it beside its type: ``temperature: Annotated[float, Range(0.02, 0.5, log=True)] = 0.1``.
-
-    Args:
-        log: draw the logarithm evenly.
+    An argument declares it beside its type: ``temperature: Annotated[float, Range(0.02, 0.5, log=True)] = 0.1``, where
+    the logarithm is drawn evenly.
     """
 
     low: float | int = 0

@@ -15,13 +15,10 @@ _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # of malloc.h
 
 
 def size_in_bytes(text: str) -> int:
-    """Return the bytes in ``"1GiB"`` (2³⁰), ``"1GB"`` (10⁹), ``"512"`` (512); UserError for anything else."""
-    from pydantic import ByteSize, TypeAdapter, ValidationError
+    """Return the bytes in ``"1GiB"`` (2³⁰), ``"1GB"`` (10⁹), ``"512"`` (512); ValueError for anything else."""
+    from pydantic import ByteSize, TypeAdapter
 
-    try:
-        return int(TypeAdapter(ByteSize).validate_python(text))
-    except ValidationError as error:
-        raise UserError(f"got {text!r}, expected a size such as 512MB or 1GiB, or a number of bytes") from error
+    return int(TypeAdapter(ByteSize).validate_python(text))
 
 
 def seconds(text: str) -> float:
@@ -58,7 +55,6 @@ def available_memory() -> int | None:
     with suppress(OSError):
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         limits += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
-    for file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        with suppress(OSError, ValueError):  # "max" is no number
-            limits.append(int(Path(file).read_text(encoding="ascii")))
+    with suppress(OSError, ValueError):  # "max" is no number
+        limits.append(int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")))
     return min(limits, default=None)

@@ -46,19 +46,18 @@ class EmbeddingCache:
     """Embeddings of one model on one data set, in a folder named by a digest of weights, transform and data.
 
     Args:
-        weights, data: digests from `weights_sha256` and `data_sha256`.
-        transform: words for all else that decides an embedding: architecture, options, preprocessing.
+        transform: words for all that decides an embedding beside weights: architecture, options, preprocessing.
     """
 
     def __init__(
         self,
         root: Path,
-        *,
-        about: Mapping[str, object],
-        say: Say | None = None,
         weights: str,
         transform: str,
         data: str,
+        *,
+        about: Mapping[str, object],
+        say: Say | None = None,
     ) -> None:
         keys = {"format": FORMAT, "weights": weights, "transform": transform, "data": data}
         self.folder = root / hashlib.sha256(json.dumps(keys).encode()).hexdigest()[:32]

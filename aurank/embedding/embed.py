@@ -21,10 +21,7 @@ from aurank.evaluation.inputs import ProgressCallback
 from aurank.models.encoder import is_channels_last, lay_out
 from aurank.models.image_model import as_embeddings
 
-LEAST = 1024
-"""Images from which on a trial pays."""
-TRIED = 8
-"""Images that a trial needs."""
+LEAST, TRIED = 1024, 8  # images from which on a trial pays, and those that it needs
 _FIRST, _LARGEST = 16, 256
 _FORMATS = {False: torch.contiguous_format, True: torch.channels_last}
 _SECONDS, _SHARE = 3.0, 0.05  # of a trial: at most that long, and that share of the work
@@ -49,9 +46,8 @@ def kept_to(pace: Pace, model: nn.Module) -> Iterator[Callable[[Tensor], Tensor]
 def find_pace(model: nn.Module, images: Tensor, count: int) -> Pace:
     """Return the fastest pace for so many images like those given, by trying batches of them with the model.
 
-    After batches of 16, batches grow while that is faster and the trial takes at most three seconds, or a twentieth of
-    the work. Memory formats are tried for networks of several convolutions. All of it is processor time, so another
-    load changes little.
+    Batches grow while that is faster and the trial takes at most three seconds of the processor, or a twentieth of the
+    work. Memory formats are tried for networks of several convolutions.
     """
     start, costs = time.process_time(), dict[Pace, float]()
     layers = sum(isinstance(module, nn.Conv2d) for module in model.modules())
@@ -111,9 +107,7 @@ def embed_rows(
     cache: EmbeddingCache | None = None,
     group: ProcessGroup | None = None,
 ) -> Piece:
-    """Return the embeddings of the chosen rows of a data set; there may be none.
-
-    Row i of the chosen is in batch i // `batch`, whatever is cached and however many processes share the batches.
+    """Return the embeddings of the chosen rows of a data set; row i of the chosen is in batch i // `batch`.
 
     Args:
         batch: None takes what `choose_pace` finds.

@@ -42,9 +42,8 @@ class ImageSelection:
         usual: the split where none is named: "test", or "train", without which all images are taken.
 
     Example:
-        >>> ImageSelection("folder:photos", protocol="sop").check()
-        Traceback (most recent call last):
-        aurank.errors.UserError: --protocol does not go with --data: it says which images are measured
+        >>> ImageSelection("digits:", split="train").given
+        ['--data digits:', '--split train']
     """
 
     data: "str | Manifest | None" = None
@@ -77,20 +76,16 @@ class ImageSelection:
             return {}
         return {name: getattr(config.evaluate, name) for name in config.evaluate.model_fields_set}
 
-    def check(self) -> None:
-        """Raise UserError where the options do not go together, or name data that are not there."""
+    def find_protocol(self) -> "Protocol | None":
+        """Return the protocol named, or None; UserError where options do not go together, or name no reader."""
+        from aurank.embedding.protocols import find_protocol
+
         unknown = [override for override in self.overrides if not override.startswith("data.")]
         if unknown:
             raise UserError(f"{' '.join(unknown)}: only data.* can be changed for a model that is measured")
         check_options({f"--{name}": getattr(self, name) for name in ("data", "split", "protocol", "root")}, _RULES)
         if self.data is not None:
             located(self.data)
-
-    def find_protocol(self) -> "Protocol | None":
-        """Return the protocol named, or None; raise UserError where the options do not go together."""
-        from aurank.embedding.protocols import find_protocol
-
-        self.check()
         return None if self.protocol is None else find_protocol(self.protocol)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Int64
 from typing_extensions import TypedDict
 
-from aurank.arrays import Rows, load_arrays, save_rows
+from aurank.arrays import Rows, load_arrays
 from aurank.data import READERS, FolderSource, ImageSource, ZipSource, open_source
 from aurank.data.shards import storable_texts
 from aurank.data.sources import PartsSource
@@ -148,13 +148,13 @@ class IndexedRows:
                 store_model(model_part, model)
                 about["model"] = {"name": model.name, "folder": model_part.name}
             with replacing(part / _EMBEDDINGS) as file:
-                save_rows(file, self.embeddings)
+                np.save(file, self.embeddings)
             self.index.save(part / _FAISS)
             if self.processing is not None:
                 self.processing.save(part / _STEPS)
                 about["postprocessing"] = str(self.processing)
                 with replacing(part / _VECTORS) as file:
-                    save_rows(file, self.searched)
+                    np.save(file, self.searched)
             columns = self.images.items()
             texts = {name: storable_texts(values.tolist()) for name, values in columns if values.dtype.kind == "U"}
             with replacing(part / _IMAGES) as file:
@@ -249,11 +249,7 @@ def open_described(described: SourceRecord) -> ImageSource | None:
 def moved_sources(
     about: dict[str, Any], paths: Mapping[int, Sequence[str]], roots: Sequence[Path]
 ) -> list[SourceRecord]:
-    """Return the sources of an index whose images were moved to `roots`: a folder or zip archive for each, in order.
-
-    Args:
-        paths: some images of each source, by its number.
-    """
+    """Return the sources of an index whose images, some of whose `paths` are given, were moved to `roots`, in order."""
     sources: list[SourceRecord] = list(about["sources"])
     of_files = [number for number, source in enumerate(sources) if source["kind"] != "memory"]
     if len(roots) != len(of_files):

@@ -25,21 +25,14 @@ LIST_SIZES = ("small", "medium", "large")
 
 @dataclass(frozen=True)
 class Protocol:
-    """How one benchmark is measured: by default, every test image is a query against all the others.
-
-    Attributes:
-        reader, params: give the images, whose split "test" is measured.
-        recall_at: the cut-offs.
-        roles: the reader says who is query and gallery, of which camera, and may list positives and ignored pairs.
-        metrics: shown unless others are asked for.
-    """
+    """How one benchmark is measured: by default, every test image is a query against all the others."""
 
     name: str
-    reader: str
+    reader: str  # gives the images, whose split "test" is measured
     recall_at: tuple[int, ...]
-    params: Mapping[str, Any] = field(default_factory=dict)
-    roles: bool = False
-    metrics: tuple[str, ...] | None = None
+    params: Mapping[str, Any] = field(default_factory=dict)  # of the reader
+    roles: bool = False  # the reader says who is query and gallery, of which camera, and may list positives
+    metrics: tuple[str, ...] | None = None  # shown unless others are asked for
 
     def manifest(self, root: Path, **params: Any) -> Manifest:
         return READERS[self.reader](root, **self.params, **params).split("test")

@@ -4,13 +4,11 @@ import io
 import sys
 import warnings
 from collections.abc import Callable
-from unittest.mock import Mock
 
 import pytest
 from rich.table import Table
 
 from aurank import cli
-from aurank.__main__ import main
 from aurank.cli import app, drawing
 from aurank.cli.drawing import Terminal, draw_warnings
 from aurank.errors import AurankWarning
@@ -89,12 +87,3 @@ def test_an_interrupted_command_ends_with_a_line(
     monkeypatch.setattr(app.commands["ls"], "entry", {"goes_on": goes_on})
     assert run_command(monkeypatch, work) == 130
     assert capsys.readouterr().err == f"stopped at embedding: 64 of 1,216{end}\n"
-
-
-def test_an_interrupt_while_the_command_is_imported_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("aurank.sizes.keep_memory", Mock(side_effect=KeyboardInterrupt))
-    with pytest.raises(SystemExit) as end:
-        main()
-    assert (end.value.code, capsys.readouterr().err) == (130, "stopped\n")

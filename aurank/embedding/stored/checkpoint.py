@@ -28,9 +28,9 @@ class Optimiser(TypedDict):
 
 
 class Checkpoint(TypedDict):
-    """What measuring a model needs and, from `loss` on, what a run can be resumed from."""
+    """What measuring a model needs; a run also keeps the state of its loss, miner, scaler, sampler and randomness."""
 
-    __pydantic_config__ = {"arbitrary_types_allowed": True, "extra": "forbid"}  # type: ignore[misc]  # noqa: RUF012
+    __pydantic_config__ = {"arbitrary_types_allowed": True, "extra": "allow"}  # type: ignore[misc]  # noqa: RUF012
 
     config: dict[str, Any]
     manifest: str
@@ -40,12 +40,7 @@ class Checkpoint(TypedDict):
     average: dict[str, Any] | None  # the moving average of the weights: "updates", and "values" by their names
     tokeniser: dict[str, Any] | None
     average_of: NotRequired[list[dict[str, Any]]]  # "name", "config" and "step" of each model, and its average_of
-    loss: NotRequired[dict[str, Any]]
-    miner: NotRequired[dict[str, Any]]
     optimiser: NotRequired[Optimiser]
-    scaler: NotRequired[dict[str, Any] | None]
-    sampler: NotRequired[dict[str, Any]]
-    random: NotRequired[list[dict[str, Any]]]  # of each process
 
 
 def save_checkpoint(path: Path, content: dict[str, Any]) -> None:

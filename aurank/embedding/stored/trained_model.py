@@ -135,10 +135,10 @@ def made_by(model: ImageModel) -> MadeBy:
         source = str(Path(source).absolute())
     elif kind not in ("timm", "open_clip", "python") and Path(source).exists():
         source = str(Path(source).resolve())
-    prefix = {"timm": "weights=", "open_clip": "pretrained="}.get(kind, "=")
     for number, option in enumerate(options):
-        if option.startswith(prefix) and Path(value := option.removeprefix(prefix)).exists():
-            options[number] = f"{prefix}{Path(value).resolve()}"
+        key, _, value = option.partition("=")
+        if key in ("weights", "pretrained") and Path(value).exists():
+            options[number] = f"{key}={Path(value).resolve()}"
     return MadeBy(f"{kind}:{','.join([source, *options])}", weights_sha256(model.module), model.preprocessing)
 
 
