@@ -17,7 +17,7 @@ from aurank.embedding.image_text_pairs import (
     embed_pairs,
     has_one_label,
     reports_by_group,
-    require_pairs,
+    texts_of,
 )
 from aurank.embedding.locations import resolve_checkpoint, split_name
 from aurank.embedding.select_images import select
@@ -106,7 +106,7 @@ def evaluate_pairs(
     towers = towers_of(checkpoint, saved, model)
     prompts([], PROMPTS if templates is None else templates)  # refuses those without a place for the class
     data, manifest, trained = select(images, checkpoint)
-    require_pairs(manifest)
+    texts_of(manifest)
     has_classes = _has_classes(manifest)
     if templates is not None and not has_classes:
         reason = f"the images of {manifest.name} have no classes to tell apart"

@@ -61,7 +61,7 @@ def with_preprocessing(config: Config, saved: Config | None = None) -> Config:
         return config.model_copy(update={"model": model.model_copy(update={"features": features})})
     if data.decoding is None:
         data = data.model_copy(update={"decoding": (saved and saved.data.decoding) or "reduced"})
-    missing = [key for key in _OF_BACKBONE if getattr(data, key) is None]
+    missing, look = [key for key in _OF_BACKBONE if getattr(data, key) is None], dict[str, Any]()
     if saved is not None:
         look = {key: getattr(saved.data, key) for key in missing}
     elif missing:
@@ -70,8 +70,6 @@ def with_preprocessing(config: Config, saved: Config | None = None) -> Config:
             first: dict[str, Any] = {"pretrained": model.pretrained, "weights": model.weights}
             published = preprocessing(model.backbone, model.params, channels=data.channels, **first)
             look = {key: checked(published[key], kind) for key, kind in _OF_BACKBONE.items() if key in missing}
-    else:
-        look = {}
     return config.model_copy(update={"data": data.model_copy(update=look)})
 
 
@@ -82,9 +80,8 @@ def with_features(config: Config, manifest: Manifest) -> Config:
         return config
     new = SavedFeatures(width=source.rows.shape[1], **({} if source.made_by is None else vars(source.made_by)))
     if known is not None:
-        names = ["width"]
-        if known.weights_sha256 and new.weights_sha256:
-            names += ["weights_sha256", "preprocessing", "precision"]
+        has_both = known.weights_sha256 and new.weights_sha256
+        names = ["width", *(["weights_sha256", "preprocessing", "precision"] if has_both else [])]
         values = [(name, getattr(known, name) or _USUAL, getattr(new, name) or _USUAL) for name in names]
         differ = [f"{name} {now!r} in place of {before!r}" for name, before, now in values if before != now]
         if differ:

@@ -80,7 +80,7 @@ class EmbeddingCache:
     def read(self, count: int, needed: Bool[np.ndarray, " row"] | None = None) -> list[Piece]:
         """Return the whole pieces, of a data set of ``count`` rows, no row twice; remove damaged ones."""
         needed = np.ones(count, dtype=np.bool_) if needed is None else needed
-        missing, damaged = needed.copy(), 0
+        missing = needed.copy()
         pieces: list[Piece] = []
         for path in sorted(self.folder.glob(f"*{_SUFFIX}")):
             if not needed[slice(*self._extents.get(path.name, (None, None)))].any():
@@ -90,18 +90,16 @@ class EmbeddingCache:
                 piece = Piece(stored["rows"].numpy(), stored["embeddings"].numpy())
             except UserError:
                 path.unlink(missing_ok=True)
-                damaged += 1
                 continue
             self._extents[path.name] = int(piece.rows[0]), int(piece.rows[-1]) + 1
             new = missing[piece.rows]
             if new.any():
                 pieces.append(Piece(piece.rows[new], piece.embeddings[new]))
                 missing[piece.rows[new]] = False
-        if self.say is not None and (pieces or damaged):
+        if self.say is not None and pieces:
             total, count_read = int(needed.sum()), int((needed & ~missing).sum())
             part = f"{total:,}" if count_read == total else f"{count_read:,} of {total:,}"
-            removed = f"; removed {damaged} damaged {'piece' if damaged == 1 else 'pieces'}" if damaged else ""
-            self.say(f"read {part} embeddings from the cache {self.folder}{removed}")
+            self.say(f"read {part} embeddings from the cache {self.folder}")
         return pieces
 
     def write(self, piece: Piece) -> None:

@@ -57,10 +57,7 @@ class Embedded:
     group_names: np.ndarray | None = None
 
     def evaluate(self, **options: Any) -> Report:
-        """Return the exact ``Report`` under the query and gallery flags; ``options`` go to ``aurank.evaluate``.
-
-        Processes that count together hold the same rows; the first alone lists neighbours.
-        """
+        """Return the exact ``Report`` under the query and gallery flags; ``options`` go to ``aurank.evaluate``."""
         group, (query, gallery) = ProcessGroup(options.get("distributed")), self._roles
         lists = options.pop("neighbours", 0) if group.size > 1 else 0
         above: dict[str, Any] = {}
@@ -121,10 +118,9 @@ class Embedded:
         return RetrievalProblem(**replace(self, labels=labels)._question())
 
     def group_pairs(self, options: Mapping[str, Any]) -> list[dict[str, Any]] | None:
-        """Return metrics of the queries of one group among the gallery rows of another alone, for each pair of groups.
+        """Return metrics of the queries of one group among the gallery rows of another, by pair of groups.
 
-        Of more than eight groups those with the most rows are taken. None where there are not two. Of the ``options``
-        of a whole evaluation those hold that say how scores are compared.
+        Of more than eight groups those with the most rows are taken.
         """
         how = {name: options[name] for name in ("distance", "ties", "max_memory", "device") if name in options}
         groups, counts = np.unique(self.groups[self.groups != NO_GROUP], return_counts=True)

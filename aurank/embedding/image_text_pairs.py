@@ -112,16 +112,6 @@ def texts_of(manifest: Manifest) -> tuple[str, ...]:
     return manifest.texts
 
 
-def require_pairs(manifest: Manifest) -> None:
-    texts_of(manifest)
-    marked = np.flatnonzero(~(manifest.is_query & manifest.is_gallery))
-    if len(marked):
-        raise UserError(
-            f"{manifest.name} marks {len(marked):,} of {len(manifest):,} pairs as no query or not in the gallery, such "
-            f"as that of {manifest.paths[marked[0]]!r}: leave out the columns is_query and is_gallery, or these rows"
-        )
-
-
 def has_one_label(manifest: Manifest) -> bool:
     first = first_rows(manifest.paths)
     return np.array_equal(manifest.labels[first][_numbered(manifest.paths)], manifest.labels)

@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.metadata import version
@@ -143,7 +143,8 @@ class IndexedRows:
         if self.index.factory != EXACT:
             search = GallerySearch(self.index, self.searched, self.searched)
             about["recall"] = measured_recall(search, self.searched, self.ids, seed=about["seed"])
-        with _new_part(folder, "rows") as part, _new_part(folder, "model") as model_part:
+        part, model_part = (folder / f"{kind}-{uuid.uuid4().hex[:12]}" for kind in ("rows", "model"))
+        try:
             if model is not None:
                 store_model(model_part, model)
                 about["model"] = {"name": model.name, "folder": model_part.name}
@@ -166,20 +167,14 @@ class IndexedRows:
             }
             about |= {"rows": part.name, "count": len(self), "dim": int(self.embeddings.shape[1])}
             content = _write_about(folder, about)
+        except BaseException:
+            shutil.rmtree(part, ignore_errors=True)
+            shutil.rmtree(model_part, ignore_errors=True)
+            raise
         for part in (*folder.glob("rows-*"), *folder.glob("model-*")):  # of before, or of a killed process
             if part.name not in (content["rows"], content["model"]["folder"]):
                 shutil.rmtree(part, ignore_errors=True)
         return content
-
-
-@contextlib.contextmanager
-def _new_part(folder: Path, kind: str) -> Iterator[Path]:
-    part = folder / f"{kind}-{uuid.uuid4().hex[:12]}"
-    try:
-        yield part
-    except BaseException:
-        shutil.rmtree(part, ignore_errors=True)
-        raise
 
 
 def _write_about(folder: Path, about: dict[str, Any]) -> dict[str, Any]:

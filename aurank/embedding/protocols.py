@@ -59,12 +59,11 @@ class Protocol:
         return digest.hexdigest()[:16]
 
     def require_same(self, embedded: "Embedded", manifest: Manifest) -> None:
-        one_sided, wrong = set(self._paths(embedded)) ^ set(manifest.paths), ""
+        one_sided = set(self._paths(embedded)) ^ set(manifest.paths)
+        wrong = "their classes, or who is query or gallery, or groups, differ (labels, is_query, is_gallery)"
         if one_sided:
             wrong = f"{len(one_sided):,} images are in one of both alone, such as {min(one_sided)!r}"
-        elif self.checksum(embedded) != self.checksum(manifest):
-            wrong = "their classes, or who is query or gallery, or groups, differ (labels, is_query, is_gallery)"
-        if wrong:
+        if one_sided or self.checksum(embedded) != self.checksum(manifest):
             remedy = "embed its images anew with `aurank embed`, or leave --protocol out"
             raise UserError(f"the embeddings are not those of protocol {self.name}: {wrong}; {remedy}")
 
@@ -73,8 +72,7 @@ class Protocol:
         if "recall_at" in options:
             raise UserError(f"protocol {self.name} sets recall_at itself, to {self.recall_at}; leave it out")
         options["recall_at"] = self.recall_at
-        if self.metrics is not None and options.get("metrics") is None:
-            options["metrics"] = self.metrics
+        options["metrics"] = options.get("metrics") or self.metrics
         is_one_set = bool(embedded.is_query.all() and embedded.is_gallery.all() and (embedded.groups == -1).all())
         if is_one_set if self.roles else not is_one_set:
             roles = "has queries apart from the gallery" if self.roles else "takes every image as query and gallery"

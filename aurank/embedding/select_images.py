@@ -80,10 +80,8 @@ def describe_overlap(images: ImageSelection, selected: Selected) -> list[str]:
     used = {path for path, split in zip(trained.paths, trained.splits, strict=True) if split in ("train", "val")}
     if not (count := sum(path in used for path in selected.images.paths)):
         return []
-    of_training = (
-        f"{count:,} of these {len(selected.images):,} images are of the model's own training or validation split"
-    )
-    return [f"{of_training}, so this is no test; without --data and --split its test images are taken"]
+    of_training = f"{count:,} of these {len(selected.images):,} images are of the model's own training or validation"
+    return [f"{of_training} split, so this is no test; without --data and --split its test images are taken"]
 
 
 def require_measurable(manifest: Manifest, *, pooled: bool) -> None:

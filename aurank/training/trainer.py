@@ -29,7 +29,7 @@ from aurank.embedding.build import (
     with_features,
 )
 from aurank.embedding.embed import embed
-from aurank.embedding.image_text_pairs import require_pairs, texts_of
+from aurank.embedding.image_text_pairs import texts_of
 from aurank.errors import UserError
 from aurank.evaluation.index.neighbours import neighbours
 from aurank.losses import MultipleLosses
@@ -296,7 +296,7 @@ def _task(config: Config, splits: Splits, state: dict[str, Any] | None, say: Cal
     texts, saved = texts_of(splits.train), None if state is None else state["tokeniser"]
     for split in (splits.val, splits.test):
         if split is not None:
-            require_pairs(split)
+            texts_of(split)
     return PairTask(config, build_towers(config, texts, saved=saved, load=load, say=say), splits.train)
 
 

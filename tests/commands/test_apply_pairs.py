@@ -1,13 +1,12 @@
 """`aurank pairs`, and what a run of images and texts says before it starts."""
 
-import csv
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image
-from testing.runs import pairs_config, trainer_of, write_table
+from testing.runs import pairs_config, write_table
 
 import aurank
 from aurank.commands import RunOptions, evaluate_model, evaluate_pairs
@@ -84,26 +83,3 @@ def test_a_run_of_images_alone_is_refused_before_data_are_read(best: Path, tmp_p
     source = changed(best, tmp_path / "images.pt", images_alone)
     with pytest.raises(UserError, match=r"images\.pt was trained on images alone: .* measure it with aurank evaluate"):
         evaluate_pairs(f"aurank:{source}")
-
-
-def mark(root: Path, split: str, name: str) -> None:
-    """A copy of the table with the first row of a split marked as no query."""
-    with (root / "pairs.csv").open(newline="", encoding="utf-8") as file:
-        header, *rows = csv.reader(file)
-    first = next(number for number, row in enumerate(rows) if row[3] == split)
-    with (root / name).open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows(
-            [[*header, "is_query"], *([*row, "0" if number == first else "1"] for number, row in enumerate(rows))]
-        )
-
-
-def test_pairs_that_are_marked_as_no_query_are_refused_where_they_are_measured(root: Path, best: Path) -> None:
-    said = r"marks 1 of 68 pairs as no query or not in the gallery, such as that of 'red10.png'"
-    for split in ("train", "test"):
-        mark(root, split, f"{split}.csv")
-    data = {"validation_fraction": 0}
-    with pytest.raises(UserError, match=said):
-        trainer_of(pairs_config(root, data={"params": {"file": "test.csv"}, **data}))
-    with pytest.raises(UserError, match=said):
-        evaluate_pairs(f"aurank:{best}", ImageSelection(data=f"table:{root}/test.csv"))
-    trainer_of(pairs_config(root, data={"params": {"file": "train.csv"}, **data}))

@@ -88,7 +88,7 @@ def test_weights_are_told_apart_by_name_shape_type_and_every_value() -> None:
 
 
 def test_a_changed_byte_or_length_never_changes_a_number(tmp_path: Path) -> None:
-    cache, written, said = opened(tmp_path), piece(0, 4), list[str]()
+    cache, written = opened(tmp_path), piece(0, 4)
     cache.write(written)
     (file,) = cache.folder.glob("*.safetensors")
     whole, refused = file.read_bytes(), 0
@@ -100,9 +100,8 @@ def test_a_changed_byte_or_length_never_changes_a_number(tmp_path: Path) -> None
     assert refused > len(whole) // 6  # every byte of the numbers; the rest is padding and dates
     for length in (0, len(whole) - 1):
         file.write_bytes(whole[:length])
-        assert opened(tmp_path, said).read(COUNT) == []
+        assert opened(tmp_path).read(COUNT) == []
         assert not file.exists()
-        assert said.pop().endswith("; removed 1 damaged piece")
 
 
 def test_what_decides_an_embedding_is_in_the_keys_and_nothing_else_is(

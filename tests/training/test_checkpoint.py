@@ -73,7 +73,7 @@ def test_a_name_without_suffix_or_a_folder_finds_the_file(tmp_path: Path) -> Non
     "change",
     [
         {"average": []},
-        {"optimiser": {"state": {}}},
+        {"optimiser": {"state": 3}},
     ],
 )
 def test_a_part_of_another_type_is_refused_by_name(tmp_path: Path, change: dict[str, Any]) -> None:

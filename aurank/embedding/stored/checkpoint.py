@@ -20,13 +20,6 @@ AVERAGE_OF = "average_of"  # the entry of a checkpoint that is the average of se
 _WHAT = "a checkpoint"
 
 
-class Optimiser(TypedDict):
-    __pydantic_config__ = {"extra": "forbid"}  # type: ignore[misc]  # noqa: RUF012
-
-    state: dict[int, dict[str, Any]]
-    param_groups: list[dict[str, Any]]
-
-
 class Checkpoint(TypedDict):
     """What measuring a model needs; a run also keeps the state of its loss, miner, scaler, sampler and randomness."""
 
@@ -40,7 +33,7 @@ class Checkpoint(TypedDict):
     average: dict[str, Any] | None  # the moving average of the weights: "updates", and "values" by their names
     tokeniser: dict[str, Any] | None
     average_of: NotRequired[list[dict[str, Any]]]  # "name", "config" and "step" of each model, and its average_of
-    optimiser: NotRequired[Optimiser]
+    optimiser: NotRequired[dict[str, dict[int, dict[str, Any]] | list[dict[str, Any]]]]  # keys of state are numbers
 
 
 def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
