@@ -73,8 +73,7 @@ def _fetch_file(about: Benchmark, file: Path, url: str, on_bytes: OnBytes) -> No
         try:
             with requests.get(url, headers={"Accept-Encoding": "identity"}, stream=True, timeout=_WAIT) as answer:
                 answer.raise_for_status()
-                length = answer.headers.get("Content-Length")
-                size = None if length is None else int(length)
+                size = int(answer.headers["Content-Length"]) if "Content-Length" in answer.headers else None
                 for chunk in answer.iter_content(_CHUNK):
                     opened.write(chunk)
                     digest.update(chunk)

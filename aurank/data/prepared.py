@@ -51,7 +51,6 @@ _NUMBERS = {
 }
 # Of an image: its key, a digest of path and box; where it is in the file; a length of 0 if it could not be read.
 RECORD = np.dtype([("key", "V16"), ("offset", "<i8"), ("length", "<i8"), *_NUMBERS.items()])
-Progress = Callable[[str, int, int], None]  # a stage, how much of it is done, how much there is
 
 
 @dataclass(frozen=True)
@@ -81,9 +80,6 @@ def _schema(how: Preparation) -> Any:
 
 def _region_keys(regions: Iterable[str]) -> list[bytes]:
     return [hashlib.blake2b(region.encode("utf-8", "backslashreplace"), digest_size=16).digest() for region in regions]
-
-
-# -- reading ----------------------------------------------------------------------------------------------------------
 
 
 class PreparedImages:
@@ -217,8 +213,7 @@ class PreparedImages:
                 return np.array(content).reshape(shape)
         problem = f"could not be read when it was prepared in {self.folder}"
         if record["length"]:
-            reason = "its bytes are not those that were written"
-            problem = f"is damaged in {self.folder / IMAGES}: {reason}; {self.remedy}, which mends it"
+            problem = f"is damaged in {self.folder / IMAGES}; {self.remedy}, which mends it"
         raise UserError(f"image {self._names[row]!r} {problem}")
 
 
@@ -231,7 +226,6 @@ def contents(manifest: Manifest, prepared: PreparedImages | None = None) -> dict
     a file that was replaced by one of the same length is seen only if it is in the sample. "prepared" is how such
     images were made, and "pixels" of them themselves.
     """
-
     paths, source = sorted(set(manifest.paths)), manifest.source
     marks: Sequence[FileMark | None] = [None] * len(paths)
     if prepared is not None:
@@ -254,9 +248,6 @@ def contents(manifest: Manifest, prepared: PreparedImages | None = None) -> dict
         numbers["sums"] = [*sums.values()]
     digests = {name: hashlib.sha256(json.dumps(listed).encode()).hexdigest() for name, listed in numbers.items()}
     return digests if prepared is None else {**digests, "prepared": str(prepared.how), "pixels": prepared.sha256}
-
-
-# -- writing ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -284,7 +275,7 @@ def prepare_images(
     *,
     on_error: str = "raise",
     max_pixels: int = MAX_PIXELS,
-    progress: Progress | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
 ) -> PreparedResult:
     first: dict[str, int] = {}
     for row, region in enumerate(manifest.regions):  # of texts and roles, an image may have several rows

@@ -296,9 +296,8 @@ class HierarchicalSampler(PKSampler):
         if not 1 <= self.categories <= most:
             yield f"categories must be from 1 to batch / per_class = {most}, got {self.categories}"
         for rows in self.classes:
-            if len(names := np.unique(self.super_labels[rows]).tolist()) > 1:
-                label, both = self.labels[rows[0]], f"{names[0]} and {names[1]}"
-                yield f"images of label {label} have the super-categories {both}: give one"
+            if len(np.unique(self.super_labels[rows])) > 1:
+                yield f"images of label {self.labels[rows[0]]} have several super-categories: give one"
         if number < self.categories:
             yield f"the training set has {number} super-categories; lower sampler.params.categories={self.categories}"
 

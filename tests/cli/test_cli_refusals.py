@@ -25,7 +25,7 @@ REFUSED = {
     "train digits/soprc --dry-run --baselines": "--dry-run does not go with --baselines",
     "train --no-such": "--no-such",
     "cp omniglot/sopcr other.yaml": "omniglot/soprc",
-    "data check spo": "no benchmark 'spo' to check",
+    "data check spo": "no published set 'spo'",
     "cp omniglot/soprc photos/a/0.png": "exists already",
     "evaluate --model resnet18 --out x": "expected a run (aurank:DIR/best), embeddings:FILE",
     "evaluate --model embeddings:rows.npz --out photos/a/0.png": "--out",

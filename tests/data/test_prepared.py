@@ -231,7 +231,7 @@ def test_a_damaged_image_is_named_and_mended(tmp_path):
     file.write_bytes(content)
     data = data_of(manifest, tmp_path / "out", cache_bytes=0)
     data[2]
-    with pytest.raises(UserError, match=rf"image '{manifest.paths[3]}' is damaged in .*images\.arrow: .*mends it"):
+    with pytest.raises(UserError, match=rf"image '{manifest.paths[3]}' is damaged in .*images\.arrow; .*mends it"):
         data[3]
     assert prepare_images(manifest, tmp_path / "out", how).written == 1
     data_of(manifest, tmp_path / "out", cache_bytes=0)[3]

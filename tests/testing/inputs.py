@@ -116,14 +116,6 @@ def _frame(library: str, photos: Path, **where: Any) -> Manifest:
     return from_table(importlib.import_module(library).DataFrame(columns(photos)), **where)
 
 
-def _feather(photos: Path) -> str:
-    import pyarrow
-    import pyarrow.feather
-
-    pyarrow.feather.write_feather(pyarrow.table(columns(photos)), str(photos / "table.feather"))
-    return f"table:{photos / 'table.feather'}"
-
-
 INPUTS: Mapping[str, Callable[[Path, Path], Input]] = {
     "torchvision": lambda photos, out: from_dataset({split: Vision(split) for split in SPLITS}),
     "ImageFolder": lambda photos, out: from_dataset(
@@ -138,5 +130,4 @@ INPUTS: Mapping[str, Callable[[Path, Path], Input]] = {
     "zip": lambda photos, out: f"folder:{shutil.make_archive(str(photos.parent / 'photos'), 'zip', photos)}",
     "pandas": lambda photos, out: _frame("pandas", photos, root=photos),
     "polars": lambda photos, out: _frame("polars", photos, root=photos),
-    "feather": lambda photos, out: _feather(photos),
 }

@@ -111,7 +111,6 @@ def _counts(manifest: Manifest, labelled: Shaped[np.ndarray, " image"]) -> dict[
 
 
 def _repeated_rows(manifest: Manifest) -> list[Finding]:
-    """Return the images that stand twice; of pairs those, and the images that one split has seen of another."""
     paths, splits, texts = manifest.paths, manifest.splits.tolist(), manifest.texts
     names: Sequence[str] = manifest.regions
     if texts is not None:
@@ -140,7 +139,6 @@ def _repeated_rows(manifest: Manifest) -> list[Finding]:
 
 
 def _spelt_alike(manifest: Manifest, rows: Int64[np.ndarray, " labelled"]) -> Finding:
-    """Return the classes whose names differ only in letter case, blanks or Unicode form (a composed é or not)."""
     labels, first = np.unique(manifest.labels[rows], return_index=True)
     alike: dict[str, dict[str, int]] = {}
     for label, row in zip(labels.tolist(), rows[first].tolist(), strict=True):

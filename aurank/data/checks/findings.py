@@ -170,9 +170,6 @@ def stand_alike(manifest: Manifest, first: int, second: int) -> bool:
     return bool(same_camera and (same_roles or manifest.splits[first] != manifest.splits[second]))
 
 
-# -- the cleaned table ------------------------------------------------------------------------------------------------
-
-
 def read_fixes(text: str) -> list[str]:
     names = [name.strip() for name in text.split(",")]
     for name in names:
@@ -190,10 +187,9 @@ def describe_cleaning(report: DoctorReport, fixes: Sequence[str]) -> str:
     rows = f"{len(report.manifest) - len(kept):,} of {len(report.manifest):,} rows"
     before, after = classes_with_pairs(report.manifest), set(classes_with_pairs(kept))
     lost = [f"{name!r} in {split}" for split, name in before if (split, name) not in after]
-    verb = "loses its last pair" if len(lost) == 1 else "lose their last pair"
     more = f", and {len(lost) - _EXAMPLES:,} more" if len(lost) > _EXAMPLES else ""
     named = f": {', '.join(lost[:_EXAMPLES])}{more}" if lost else ""
-    return f"--fix leaves out {rows} ({counts})\n{len(lost):,} of {len(before):,} classes {verb}{named}"
+    return f"--fix leaves out {rows} ({counts})\n{len(lost):,} of {len(before):,} classes lose their last pair{named}"
 
 
 def classes_with_pairs(manifest: Manifest) -> list[tuple[str, str]]:

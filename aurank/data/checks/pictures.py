@@ -172,15 +172,11 @@ def _left_out(manifest: Manifest, labels: Int64[np.ndarray, " image"], rows: Seq
 
 
 def _linked(pairs: Int64[np.ndarray, "pair 2"]) -> list[list[int]]:
-    """Return the groups of images that pairs link."""
     images, position = np.unique(pairs, return_inverse=True)
     first, second = position.reshape(-1, 2).T
     links = coo_array((np.ones(len(first), np.int8), (first, second)), shape=(len(images), len(images)))
-    _, component = connected_components(links, directed=False)
-    groups: defaultdict[int, list[int]] = defaultdict(list)
-    for image, group in zip(images.tolist(), component.tolist(), strict=True):
-        groups[group].append(image)
-    return list(groups.values())
+    count, component = connected_components(links, directed=False)
+    return [images[component == number].tolist() for number in range(count)]
 
 
 def of_equal_colours(

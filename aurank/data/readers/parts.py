@@ -91,8 +91,7 @@ def _read(
     labels, splits = [], []
     for name, split in split_of.items():
         file = root / name
-        kind = f"a {file.suffix or suffixes[0]} file"
-        with reading(file, kind, remedy="fetch or write it again"):
+        with reading(file, f"a {file.suffix or suffixes[0]} file", remedy="fetch or write it again"):
             for inside, label, part, start, length in samples_of(file):
                 if not parts or parts[-1] is not part:
                     parts.append(part)

@@ -25,7 +25,7 @@ Line = tuple[str, dict[str, str]]  # where it is ("FILE, line 7"), and its value
 
 
 def read_table(root: Path, *, file: str, path: str = ".", images: str = "", outside: bool = False) -> Manifest:
-    """Return the images of a table: csv, parquet or feather.
+    """Return the images of a table: csv or parquet.
 
     Columns: `path,label,split[,is_query,is_gallery,group,super_label,x1,y1,x2,y2]`, or with a text of each image
     `path,text,split[,label,…]`. Others are ignored, and named in a warning.
@@ -41,7 +41,7 @@ def read_table(root: Path, *, file: str, path: str = ".", images: str = "", outs
     may be empty: the data set then has none.
 
     Args:
-        file: the table, in `path` or in `root`; parquet or feather if it ends so, otherwise csv in UTF-8 with a header.
+        file: the table, in `path` or in `root`; parquet if it ends so, otherwise csv in UTF-8 with a header.
         images: the folder in `path` that the column `path` starts from.
         outside: whether a path may leave that folder, by `..` or as an absolute one.
 
@@ -169,17 +169,13 @@ def _csv_rows(file: str, text: str) -> Iterator[tuple[int, Mapping[str, str]]]:
 
 
 def _file_lines(source: ImageSource, file: str) -> Iterator[Line]:
-    suffix = PurePosixPath(file).suffix.lower()
-    if suffix not in (".parquet", ".pq", ".feather", ".arrow"):
+    if PurePosixPath(file).suffix.lower() not in (".parquet", ".pq"):
         return _lines(file, _csv_rows(file, read_text(source, file)))
     import pyarrow  # a third of a second that no other format needs
     import pyarrow.parquet
 
     data = source.read_bytes(file)
-    with reading(file, f"a {suffix[1:]} table", remedy="write the table anew"):
-        if suffix in (".feather", ".arrow"):
-            table = pyarrow.ipc.open_file(data).read_all()
-            return _arrow_lines(file, table, table.column_names)
+    with reading(file, "a parquet table", remedy="write the table anew"):
         header = pyarrow.parquet.read_schema(pyarrow.BufferReader(data)).names
         columns = [name for name in header if name in _KNOWN]
         return _arrow_lines(file, pyarrow.parquet.read_table(pyarrow.BufferReader(data), columns=columns), header)

@@ -38,8 +38,7 @@ def require_filled(column: str, empty: Sequence[str]) -> None:
     """Raise UserError where a value is missing, of which `empty` names each."""
     if empty:
         more = f", and in {len(empty) - 1:,} more" if len(empty) > 1 else ""
-        problem = f"{column} is empty or NaN" if column == "label" else f"{column} is empty"
-        raise UserError(f"{empty[0]}: {problem}{more}; give each image one, or leave such images out")
+        raise UserError(f"{empty[0]}: {column} is empty or NaN{more}; give each image one, or leave such images out")
 
 
 def number_groups(values: Sequence[Any]) -> tuple[list[int], tuple[str, ...] | None]:

@@ -86,10 +86,10 @@ HEAD, BOX = "path,label,split\n", "path,label,split,x1,y1,x2,y2\na/1.png,cat,tes
         ("path;label;split\na/1.png;cat;test\n", "column 'path' is missing; .* separated by ';': save it with commas"),
         (HEAD + "a/1.png,cat,test\na/2.png,NaN,test\na/3.png,,test\n", "line 3: label is empty or NaN, and in 1 more"),
         ("path,split\na/1.png,test\n", "columns 'label' and 'text' are both missing"),
-        ("path,text,split\na/1.png,a cat,test\na/2.png, ,test\n", r"rows\.csv, line 3: text is empty"),
+        ("path,text,split\na/1.png,a cat,test\na/2.png, ,test\n", r"rows\.csv, line 3: text is empty or NaN"),
         (
             "path,text,split\na/1.png,x,test\na/2.png,,test\na/3.png,,test\n",
-            "line 3: text is empty, and in 1 more; give each image one",
+            "line 3: text is empty or NaN, and in 1 more; give each image one",
         ),
         (CSV + "a/9.png,cat\n", r"rows\.csv, line 6: expected 3 columns"),
         (CSV + "a/9.png,cat,query\n", "rows: split 'query' is not known"),
