@@ -20,7 +20,6 @@ SPLITS = ("train", "val", "test")
 ValidationUnit = Literal["class", "super_category"]
 _COLUMNS = ("paths", "splits", "is_query", "is_gallery", "groups", "super_labels", "texts", "boxes")
 _PAIRS = ("positives", "ignored")
-_ENDINGS = 8  # that are named
 
 
 @dataclass(frozen=True, eq=False)
@@ -310,10 +309,7 @@ def pairs_among(
 def by_ending(names: Iterable[str]) -> str:
     """Return how many files there are of each ending, as "12 .heic, 3 .txt"."""
     counts = Counter(PurePosixPath(name).suffix.lower() or "without ending" for name in names).most_common()
-    texts = [f"{count:,} {ending}" for ending, count in counts[:_ENDINGS]]
-    if len(counts) > _ENDINGS:
-        texts.append(f"{sum(count for _, count in counts[_ENDINGS:]):,} others")
-    return ", ".join(texts)
+    return ", ".join(f"{count:,} {ending}" for ending, count in counts)
 
 
 def first_seen(names: Iterable[str]) -> dict[str, int]:

@@ -1,8 +1,7 @@
 """A folder of prepared images: decoded and reduced once, in one Arrow stream that all processes map.
 
-The stream begins with how the images were made. Each of its batches holds images with their sums, and the length, time
-and sum of their originals. What a killed preparation left behind the last whole batch is cut off; of several records of
-an image the last one counts.
+The stream begins with how the images were made. Its batches hold images with their sums, and the length, time and sum
+of their originals. What a killed preparation left behind the last whole batch is cut off; the last record counts.
 """
 
 import copy
@@ -221,10 +220,9 @@ def contents(manifest: Manifest, prepared: PreparedImages | None = None) -> dict
     """Return digests of the bytes of a data set's images, wherever it lies, by which a resumed run is compared.
 
     "sizes" is of the length of every file, "sample" of the sums (CRC-32) of all files, or of 64 of them, drawn by the
-    manifest, where they have more than 64 MiB in all. "sums" is of the sums of all files where they are at hand: in the
-    directory of an archive, in memory, and of ``prepared`` images, which remember their originals. So of a large folder
-    a file that was replaced by one of the same length is seen only if it is in the sample. "prepared" is how such
-    images were made, and "pixels" of them themselves.
+    manifest, where they have more than 64 MiB in all. "sums" is of the sums of all files where they are at hand: in an
+    archive, in memory, and of ``prepared`` images, which remember their originals. "prepared" is how such images were
+    made, and "pixels" of them themselves.
     """
     paths, source = sorted(set(manifest.paths)), manifest.source
     marks: Sequence[FileMark | None] = [None] * len(paths)

@@ -99,11 +99,8 @@ def warp_matrices(
 
 
 def warp(image: Pixels, matrix: Float64[np.ndarray, "3 3"], fill: int) -> Pixels:
-    height, width = image.shape[:2]
-    edges: dict[str, Any] = {"borderMode": cv2.BORDER_CONSTANT, "borderValue": [float(fill)] * _CHANNELS}
-    return by_opencv(
-        image, lambda part: cv2.warpAffine(part, matrix[:2], (width, height), flags=cv2.INTER_LINEAR, **edges)
-    )
+    how: dict[str, Any] = {"flags": cv2.INTER_LINEAR, "borderValue": [float(fill)] * _CHANNELS}
+    return by_opencv(image, lambda part: cv2.warpAffine(part, matrix[:2], image.shape[1::-1], **how))
 
 
 def by_opencv(image: Pixels, change: Callable[[Any], Any]) -> NewPixels:
