@@ -223,10 +223,7 @@ class Spread:
     mean_cosine: float  # of two different rows
     silent: Int64[np.ndarray, " dim"]  # dimensions that hardly vary
     dim: int
-
-    @property
-    def is_collapsed(self) -> bool:
-        return self.mean_cosine > MOST_ALIKE or self.effective_rank < min(LEAST_RANK, self.dim / 4)
+    is_collapsed: bool
 
 
 def spread(embeddings: Float[Rows, "row dim"], *, seed: int = 0) -> Spread:
@@ -246,4 +243,5 @@ def spread(embeddings: Float[Rows, "row dim"], *, seed: int = 0) -> Spread:
     total = float(values.sum())
     part = values[values > 1e-12 * total] / total if total > 0 else np.ones(1)
     usual = float(np.median(variance[variance > 0])) if (variance > 0).any() else 1.0
-    return Spread(float(np.exp(-(part * np.log(part)).sum())), cosine, np.flatnonzero(variance < SILENT * usual), dim)
+    rank, silent = float(np.exp(-(part * np.log(part)).sum())), np.flatnonzero(variance < SILENT * usual)
+    return Spread(rank, cosine, silent, dim, cosine > MOST_ALIKE or rank < min(LEAST_RANK, dim / 4))

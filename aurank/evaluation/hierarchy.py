@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float64, Int64
 
 from aurank.errors import UserError
 from aurank.evaluation.engine.ranks import Change, RankBlocks, Ranks, query_columns
-from aurank.evaluation.inputs import Integers, RetrievalProblem, as_array, integer_array, refuse_masked
+from aurank.evaluation.inputs import Integers, RetrievalProblem, as_array, integer_array
 from aurank.evaluation.metrics import SUPER, hierarchical_names, ndcg, query_values, segment_sums
 
 CLASS_GAIN, SUPER_GAIN = 3.0, 1.0  # of h_ndcg: 2^level − 1
@@ -92,13 +92,12 @@ def hierarchical_average_precision(
     reached = np.where(is_class, of_class * worth + of_super * least, of_class * least + of_super * less)
     shares = reached / (ranks.at_least + ranks.higher + ranks.tied)
     possible = (total > 0) + SUPER_WORTH * (number > total)
-    return np.asarray(segment_sums(shares, ranks.offset.tolist()) / possible)
+    return np.asarray(segment_sums(shares, ranks.offset) / possible)
 
 
 def check_grades(positives: Integers | None, relevance: Integers) -> Float64[np.ndarray, " pair"]:
     """Return the grade of each pair in `positives`; UserError unless there is one number above 0 for each, once."""
-    refuse_masked(relevance, "relevance")
-    pairs, grade = as_array(() if positives is None else positives), as_array(relevance)
+    pairs, grade = as_array(() if positives is None else positives), as_array(relevance, "relevance")
     if positives is None or grade.shape != pairs.shape[:1] or grade.dtype.kind not in "iuf":
         raise UserError(f"relevance has shape {grade.shape}, {grade.dtype}: give a number for each pair in positives")
     if not ((grade > 0) & np.isfinite(grade)).all():

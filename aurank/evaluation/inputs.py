@@ -147,9 +147,10 @@ def as_matrix(values: Arrays, *, side: str) -> Embeddings:
     return embeddings
 
 
-def as_array(values: Integers) -> np.ndarray:
-    """Return numbers, however they are held, as an array of NumPy."""
-    array = as_plain(values, "values")
+def as_array(values: Integers, name: str = "values") -> np.ndarray:
+    """Return numbers, however they are held, as an array of NumPy; UserError for a masked array that hides entries."""
+    array = as_plain(values, name)
+    refuse_masked(array, name)
     if isinstance(array, Tensor):  # NumPy has no bfloat16
         return (array.float() if array.dtype == torch.bfloat16 else array).detach().cpu().numpy()
     return np.asarray(array)
@@ -157,9 +158,8 @@ def as_array(values: Integers) -> np.ndarray:
 
 def integers_of(values: Integers, name: str, *shape: int | None, remedy: str) -> np.ndarray:
     """Return `values` as int64, never by way of a float; UserError unless they are integers in this shape."""
-    refuse_masked(values, name)
     try:
-        array = as_array(values)
+        array = as_array(values, name)
     except ValueError:  # nested lists of unequal length
         array = np.asarray(values, dtype=np.object_)
     if array.size and (array.dtype.kind not in "iu" or int(array.max()) > np.iinfo(np.int64).max):
@@ -225,9 +225,7 @@ def numbered(
 
 def _with_gaps(*sides: Integers | None, name: str) -> list[Integers | None]:
     """Return both sides as text, "" where a value is missing; as they came where all are whole numbers."""
-    for side in sides:
-        refuse_masked(side, name)
-    arrays = [None if side is None else as_array(side) for side in sides]
+    arrays = [None if side is None else as_array(side, name) for side in sides]
     if all(array is None or array.ndim != 1 or array.dtype.kind in "iub" for array in arrays):
         return list(sides)
     lists = [side if side is None or isinstance(side, Sequence) else as_array(side).tolist() for side in sides]
@@ -349,8 +347,7 @@ def rows_without_junk(junk: Integers | None, rows: int) -> Int64[np.ndarray, " k
     """Return the gallery rows that are not junk, which is given as rows or as a truth value for each."""
     if junk is None:
         return np.arange(rows)
-    refuse_masked(junk, "junk")
-    array = as_array(junk)
+    array = as_array(junk, "junk")
     chosen = np.flatnonzero(array) if array.dtype == np.bool_ and array.shape == (rows,) else array
     left_out = integers_of(chosen, "rows in junk", None, remedy="give gallery rows, or a truth value for each")
     _check_rows(left_out, "junk", "gallery", rows)

@@ -25,9 +25,9 @@ def mean(values: Iterable[float] | Float64[np.ndarray, " query"]) -> float:
     return math.fsum(listed) / len(listed)
 
 
-def segment_sums(values: Float64[np.ndarray, " value"], edges: list[int]) -> Float64[np.ndarray, " segment"]:
-    listed = values.tolist()
-    return np.array([math.fsum(listed[start:end]) for start, end in itertools.pairwise(edges)], dtype=np.float64)
+def segment_sums(values: Float64[np.ndarray, " value"], edges: Int64[np.ndarray, " edge"]) -> Float64[np.ndarray, " _"]:
+    listed, ends = values.tolist(), edges.tolist()
+    return np.array([math.fsum(listed[start:end]) for start, end in itertools.pairwise(ends)], dtype=np.float64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +44,7 @@ class Classes:
         return cls(label, count.astype(np.int64), np.argsort(labels, kind="stable"))
 
     def sums(self, values: Float64[np.ndarray, " query"]) -> Float64[np.ndarray, " class"]:
-        return segment_sums(values[self.order], [0, *np.cumsum(self.count).tolist()])
+        return segment_sums(values[self.order], np.cumsum([0, *self.count]))
 
     def means(self, values: Float64[np.ndarray, " query"]) -> Float64[np.ndarray, " class"]:
         return np.asarray(self.sums(values) / self.count)
@@ -71,7 +71,7 @@ def precision_when_found(ranks: Ranks, *, ties: str = "threshold") -> Float64[np
 
 
 def average_precision(ranks: Ranks, *, ties: str = "threshold") -> Float64[np.ndarray, " query"]:
-    return np.asarray(_query_sums(precision_when_found(ranks, ties=ties), ranks) / ranks.num_positives)
+    return np.asarray(segment_sums(precision_when_found(ranks, ties=ties), ranks.offset) / ranks.num_positives)
 
 
 def first_rank(ranks: Ranks) -> Int64[np.ndarray, " query"]:
@@ -93,11 +93,7 @@ def precision_at(ranks: Ranks, k: Cut) -> Float64[np.ndarray, " query"]:
 def map_at(ranks: Ranks, k: Cut, *, denominator: Literal["min", "r"]) -> Float64[np.ndarray, " query"]:
     precision = np.where(_is_within(ranks, k), ranks.place / ranks.rank, 0.0)
     possible = np.minimum(ranks.num_positives, _cut(ranks, k)) if denominator == "min" else ranks.num_positives
-    return np.asarray(_query_sums(precision, ranks) / possible)
-
-
-def r_precision(ranks: Ranks) -> Float64[np.ndarray, " query"]:
-    return precision_at(ranks, ranks.num_positives)
+    return np.asarray(segment_sums(precision, ranks.offset) / possible)
 
 
 def ndcg(ranks: Ranks, k: int | None = None) -> Float64[np.ndarray, " query"]:
@@ -110,24 +106,15 @@ def ndcg(ranks: Ranks, k: int | None = None) -> Float64[np.ndarray, " query"]:
     if ranks.relevance is not None:
         query = np.repeat(np.arange(len(ranks.query)), ranks.num_positives)
         best_first = ranks.relevance[np.lexsort((-ranks.relevance, query))]
-        ideal = _query_sums(best_first * gains[np.minimum(ranks.place, highest + 1)], ranks)
-        return np.asarray(_query_sums(ranks.relevance * gain, ranks) / ideal)
+        ideal = segment_sums(best_first * gains[np.minimum(ranks.place, highest + 1)], ranks.offset)
+        return np.asarray(segment_sums(ranks.relevance * gain, ranks.offset) / ideal)
     counts, index = np.unique(np.minimum(ranks.num_positives, cut), return_inverse=True)
     best = np.array([math.fsum(gains[1 : count + 1].tolist()) for count in counts.tolist()], dtype=np.float64)
-    return np.asarray(_query_sums(gain, ranks) / best[index])
+    return np.asarray(segment_sums(gain, ranks.offset) / best[index])
 
 
 def reciprocal_rank_at(ranks: Ranks, k: int) -> Float64[np.ndarray, " query"]:
     return np.asarray(recall_at(ranks, k) / first_rank(ranks))
-
-
-def inverse_negative_penalty(ranks: Ranks) -> Float64[np.ndarray, " query"]:
-    """Return R / rank_R, how well the hardest positive ranks; its mean over queries is mINP.
-
-    Source: section 2.3 of Ye et al., Deep Learning for Person Re-identification (TPAMI 2021),
-    https://arxiv.org/abs/2001.04193
-    """
-    return np.asarray(ranks.num_positives / last_rank(ranks))
 
 
 def trapezoid_ap(ranks: Ranks) -> Float64[np.ndarray, " query"]:
@@ -136,15 +123,7 @@ def trapezoid_ap(ranks: Ranks) -> Float64[np.ndarray, " query"]:
     Source: `compute_ap` of https://github.com/filipradenovic/revisitop, python/evaluate.py (Radenović et al., 2018)
     """
     before = np.where(ranks.rank > 1, (ranks.place - 1) / np.maximum(ranks.rank - 1, 1), 1.0)
-    return np.asarray(_query_sums((before + ranks.place / ranks.rank) / 2, ranks) / ranks.num_positives)
-
-
-def precision_to_last(ranks: Ranks, k: int) -> Float64[np.ndarray, " query"]:
-    """Return the positives among the first min(k, rank_R), divided by that: the list ends with its last positive.
-
-    Source: `compute_map` of the same file as for `trapezoid_ap`.
-    """
-    return precision_at(ranks, np.minimum(last_rank(ranks), _cut(ranks, k)))
+    return np.asarray(segment_sums((before + ranks.place / ranks.rank) / 2, ranks.offset) / ranks.num_positives)
 
 
 def auroc(ranks: Ranks) -> Float64[np.ndarray, " query"]:
@@ -155,17 +134,19 @@ def auroc(ranks: Ranks) -> Float64[np.ndarray, " query"]:
 WHOLE: dict[str, Callable[[Ranks], np.ndarray]] = {
     # Section 3.2 of Musgrave et al., A Metric Learning Reality Check (ECCV 2020), https://arxiv.org/abs/2003.08505
     "map@r": lambda ranks: map_at(ranks, ranks.num_positives, denominator="r"),
-    "r_precision": r_precision,
+    "r_precision": lambda ranks: precision_at(ranks, ranks.num_positives),
     "ndcg": ndcg,
     "mrr": lambda ranks: 1 / first_rank(ranks),
-    "minp": inverse_negative_penalty,
+    # Section 2.3 of Ye et al., Deep Learning for Person Re-identification (TPAMI 2021), https://arxiv.org/abs/2001.04193
+    "minp": lambda ranks: ranks.num_positives / last_rank(ranks),
     "trapezoid_ap": trapezoid_ap,
     "auroc": auroc,
 }
 AT_K: dict[str, Callable[[Ranks, int], np.ndarray]] = {
     "recall@{k}": recall_at,
     "precision@{k}": precision_at,
-    "precision@{k}(last)": precision_to_last,
+    # The list ends with its last positive: `compute_map` of the same file as for `trapezoid_ap`.
+    "precision@{k}(last)": lambda ranks, k: precision_at(ranks, np.minimum(last_rank(ranks), _cut(ranks, k))),
     "coverage@{k}": lambda ranks, k: np.asarray(_count(ranks, k) / ranks.num_positives),
     "map@{k}(min)": partial(map_at, denominator="min"),
     "map@{k}(r)": partial(map_at, denominator="r"),
@@ -256,10 +237,6 @@ def _is_within(ranks: Ranks, k: Cut) -> Bool[np.ndarray, " positive"]:
 
 def _count(ranks: Ranks, k: Cut) -> Int64[np.ndarray, " query"]:
     return np.add.reduceat(_is_within(ranks, k).astype(np.int64), ranks.offset[:-1])
-
-
-def _query_sums(terms: Float64[np.ndarray, " positive"], ranks: Ranks) -> Float64[np.ndarray, " query"]:
-    return segment_sums(terms, ranks.offset.tolist())
 
 
 # -- the mean precision-recall curve, and what a random order scores ---------------------------------------------------

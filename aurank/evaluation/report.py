@@ -5,7 +5,6 @@ import platform
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
-from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired
@@ -38,27 +37,6 @@ _KINDS: dict[str, Any] = {
 _LONG = ("curve", "neighbours", "gallery", "per_query")  # at the end of the file
 
 
-class _Neighbours(TypedDict):
-    row: list[list[Annotated[int, Ge(-1)]]]
-    score: list[list[Number | None]]
-    is_positive: list[list[bool]]
-
-
-class _Code(TypedDict):
-    dim: Count
-    precision: str
-    bytes: Count
-    rescored: NotRequired[Count | None]
-    metrics: Metrics
-
-
-class _GroupPair(TypedDict):
-    query: str
-    gallery: str
-    num_queries: Count
-    metrics: Metrics
-
-
 class _Report(TypedDict):
     metrics: Metrics
     per_query: Annotated[dict[str, Any], MinLen(1)]
@@ -74,12 +52,12 @@ class _Report(TypedDict):
     approximation: dict[str, Any] | None
     versions: dict[str, str]
     postprocessing: NotRequired[dict[str, str | Count | list[str] | dict[str, Number]]]
-    codes: NotRequired[list[_Code]]
-    group_pairs: NotRequired[list[_GroupPair]]
+    codes: NotRequired[list[dict[str, Any]]]
+    group_pairs: NotRequired[list[dict[str, Any]]]
     date: NotRequired[str]
     command: NotRequired[str]
     curve: NotRequired[dict[Literal["recall", "precision"], list[Number]]]
-    neighbours: NotRequired[_Neighbours]
+    neighbours: NotRequired[dict[Literal["row", "score", "is_positive"], list[list[Number | bool | None]]]]
     gallery: NotRequired[dict[str, Names]]
 
 
@@ -88,17 +66,13 @@ def _plain(values: Column) -> Any:
     return [text.encode("utf-8", "backslashreplace").decode() for text in values.tolist()] if is_text else values
 
 
-_LIBRARIES = ("aurank", "numpy", "torch", "timm", "numba", "faiss-cpu", "faiss-gpu")
 FORMAT, VERSION = "aurank.report", 2
 
 
-@cache
-def _versions() -> dict[str, str]:
-    versions = {"python": platform.python_version()}
-    for name in _LIBRARIES:
-        with suppress(PackageNotFoundError):
-            versions[name] = version(name)
-    return versions
+_VERSIONS = {"python": platform.python_version()}
+for _name in ("aurank", "numpy", "torch", "timm", "numba", "faiss-cpu", "faiss-gpu"):
+    with suppress(PackageNotFoundError):
+        _VERSIONS[_name] = version(_name)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -136,7 +110,7 @@ class Report:
     neighbours: NearestRows | None = None  # of each query in `per_query`, where they were asked for
     gallery: dict[str, Column] = field(default_factory=dict)  # beside them: its "label", "path", "class", "group"
     distance: str = "cosine"  # by which items were ranked
-    versions: dict[str, str] = field(default_factory=lambda: dict(_versions()))
+    versions: dict[str, str] = field(default_factory=_VERSIONS.copy)
     date: str | None = None  # UTC, where a command made it
     command: str | None = None
 
@@ -304,11 +278,7 @@ class Report:
                 arrays = row.astype(np.int64), score.astype(np.float64), is_positive.astype(bool)
                 content["neighbours"] = NearestRows(columns["query"], *arrays)
             if (curve := content.get("curve")) is not None:
-                if len(curve.get("recall", [])) != len(curve.get("precision", [])):
-                    raise ValueError("curve has other numbers of recalls and precisions")
                 content["curve"] = Curve(**{name: np.array(values) for name, values in curve.items()})
-            if len({tuple(code["metrics"]) for code in content.get("codes", [])}) > 1:
-                raise ValueError("codes have other metrics in each row")
             return cls(**content)
 
     def write_per_query(self, path: Path | str) -> None:

@@ -33,15 +33,13 @@ _NOTE = (
 )
 
 
-class _Line(TypedDict):
-    __pydantic_config__ = _OPEN  # type: ignore[misc]
-
-
 _Recall = TypedDict("_Recall", {"recall@1": NotRequired[Rate]})
 
 
-class UnitLine(_Line, _Recall):
+class UnitLine(_Recall):
     """A choice, a training with its test, or a test without training."""
+
+    __pydantic_config__ = _OPEN  # type: ignore[misc]
 
     method: str
     setting: str
@@ -53,13 +51,17 @@ class UnitLine(_Line, _Recall):
     error: NotRequired[str]
 
 
-class SplitLine(_Line):
+class SplitLine(TypedDict):
+    __pydantic_config__ = _OPEN  # type: ignore[misc]
+
     split: str
     classes: list[str]
     queries: Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=1)]
 
 
-class BenchmarkLine(_Line):
+class BenchmarkLine(TypedDict):
+    __pydantic_config__ = _OPEN  # type: ignore[misc]
+
     methods: dict[str, Any]
     settings: dict[str, Any]
     without_training: list[str]

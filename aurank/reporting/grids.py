@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -35,14 +36,9 @@ class GridRow:
     num_positives: int
 
 
-@dataclass(frozen=True)
-class Grid:
-    title: str
-    explained: str
-    rows: list[GridRow]
-
-
-def make_grids(report: Report, pictures: Pictures, *, queries: int = 8, classes: Sequence[str] = ()) -> list[Grid]:
+def make_grids(
+    report: Report, pictures: Pictures, *, queries: int = 8, classes: Sequence[str] = ()
+) -> list[dict[str, Any]]:
     names = query_names(report)
     by_ap = np.argsort(report.per_query["ap"], kind="stable")
     count = min(queries, len(by_ap))
@@ -60,7 +56,10 @@ def make_grids(report: Report, pictures: Pictures, *, queries: int = 8, classes:
             raise UserError(f"no query of class {name!r} was measured{hint}")
         explained = f"the worst {count} of {len(of_class):,}" if len(of_class) > count else "all of them, worst first"
         chosen.append((f"Class {name}", explained, of_class[:count]))
-    return [Grid(title, text, grid_rows(report, indices.tolist(), pictures)) for title, text, indices in chosen]
+    return [
+        {"title": title, "explained": text, "rows": grid_rows(report, indices.tolist(), pictures)}
+        for title, text, indices in chosen
+    ]
 
 
 def query_names(report: Report) -> np.ndarray:

@@ -103,7 +103,6 @@ def test_what_is_no_report_is_refused(tmp_path: Path) -> None:
         ("metrics.mauprc", {}, r"metrics\.mauprc"),
         ("intervals.bounds", {"mauprc": [1]}, r"intervals\.bounds\.mauprc"),
         ("curve", {"recall": [1.0]}, "precision"),
-        ("curve", {"recall": [1.0], "precision": []}, "curve"),
         ("num_queries", 2.5, "num_queries"),
         ("num_lone_queries", 5, "per_query"),
         ("per_query", {"ap": [0.5]}, "query"),

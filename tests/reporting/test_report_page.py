@@ -40,9 +40,9 @@ def test_a_grid_shows_the_lists_of_the_report() -> None:
     report = measured()
     assert report.neighbours is not None
     worst, median, _random = make_grids(report, Pictures(None), queries=4)
-    assert [row.ap for row in worst.rows] == sorted(report.per_query["ap"].tolist())[:4]
-    assert median.rows[0].ap == sorted(report.per_query["ap"].tolist())[10]
-    for row in worst.rows:
+    assert [row.ap for row in worst["rows"]] == sorted(report.per_query["ap"].tolist())[:4]
+    assert median["rows"][0].ap == sorted(report.per_query["ap"].tolist())[10]
+    for row in worst["rows"]:
         index = report.per_query["query"].tolist().index(row.row)
         *_, last = row.items
         top = row.items[:5]
@@ -64,7 +64,7 @@ def test_cameras_stand_beside_queries_and_hits_and_are_compared(tmp_path: Path) 
         {"query": "east", "gallery": "west", "num_queries": 7, "metrics": {"mauprc": 0.75, "recall@1": 0.875}},
     ]
     report = replace(measured().named(groups=groups), group_pairs=pairs)
-    for row in make_grids(report, Pictures(None), queries=4)[0].rows:
+    for row in make_grids(report, Pictures(None), queries=4)[0]["rows"]:
         for item in (row.query, *row.items):
             assert item.group == groups[int(item.path.removesuffix(".png"))]
     text = re.sub("<[^>]+>", " ", report_page(report)).split("top alone.")[1].split()
@@ -80,8 +80,8 @@ def test_cameras_stand_beside_queries_and_hits_and_are_compared(tmp_path: Path) 
 
 def test_a_grid_of_a_class_and_an_unknown_one() -> None:
     grid = make_grids(measured(), Pictures(None), classes=["class 2"])[-1]
-    assert grid.title == "Class class 2"
-    assert {row.query.label for row in grid.rows} == {"class 2"}
+    assert grid["title"] == "Class class 2"
+    assert {row.query.label for row in grid["rows"]} == {"class 2"}
     with pytest.raises(UserError, match="no query of class 'clas 2' was measured; did you mean 'class 2'"):
         make_grids(measured(), Pictures(None), classes=["clas 2"])
 

@@ -86,10 +86,9 @@ def index_report(
             f"gallery is {rows} rows of width {width} under {distance}: build the index from this gallery"
         )
     ordered, times = sort_by_label(problem), list[float]()
-    reader = _ListReader(ordered)
     values: dict[str, list[float]] = {"mauprc": [], **{f"recall@{k}": [] for k in recall_at}}
     for queries, near in index.search_batches(problem.embeddings, depth, leave_out=problem.own_rows(), seconds=times):
-        ranks, part = reader.ranks(queries, near)
+        ranks, part = _listed_ranks(ordered, queries, near)
         values["mauprc"] += (metrics.average_precision(ranks, ties=ties) * part).tolist()
         for k in recall_at:
             values[f"recall@{k}"] += metrics.recall_at(ranks, k).tolist()
@@ -104,55 +103,47 @@ def index_report(
     return Approximation(index.factory, index.place, depth, means, exact, neighbour_recall, num_queries, measured)
 
 
-class _ListReader:
-    """Reads ranks of positives from lists of neighbours, which may hold only some of them."""
-
-    def __init__(self, problem: SortedProblem) -> None:
-        self.problem = problem
-        self.width = len(problem.gallery_index)
-        self.sorted_gallery = positions_of(problem.gallery_index, problem.num_gallery + 1)  # -1: junk, padding
-        self.sorted_query = positions_of(problem.query_index, len(problem.labels))
-        queries = np.arange(len(problem.query_index))
-        self.extra = np.sort(np.repeat(queries, np.diff(problem.extra_offset)) * self.width + problem.extra)
-
-    def ranks(self, rows: slice, near: Neighbours) -> tuple[Ranks, Float64[np.ndarray, " query"]]:
-        """Return the ranks of the positives that these queries' lists hold, and their part of all positives."""
-        problem, query = self.problem, self.sorted_query[rows]
-        used = np.flatnonzero(query >= 0)
-        query, row, similarity = query[used], near.row[used], near.similarity[used]
-        position = self.sorted_gallery[row]
-        keys = query[:, None] * self.width + position
-        positive = (position >= 0) & problem.is_positive(query[:, None], position)
-        hidden = (position >= problem.class_start[query, None]) & (position < problem.class_stop[query, None])
-        negative = (position >= 0) & ~hidden & ~among(keys, self.extra) & ~positive
-        negatives, positives = (np.pad(np.cumsum(part, axis=1), ((0, 0), (1, 0))) for part in (negative, positive))
-        # Where the run of equal scores that an entry is in starts and ends.
-        width = similarity.shape[1]
-        column = np.arange(width)
-        change = similarity[:, 1:] != similarity[:, :-1]
-        start, end = np.zeros(similarity.shape, np.int64), np.full(similarity.shape, width)
-        start[:, 1:] = np.maximum.accumulate(np.where(change, column[1:], 0), axis=1)
-        end[:, :-1] = np.minimum.accumulate(np.where(change, column[1:], width)[:, ::-1], axis=1)[:, ::-1]
-        line, column = np.nonzero(positive)
-        # Equal positives stand in gallery order, as in exact ranks.
-        order = np.lexsort((row[line, column], start[line, column], line))
-        line, column = line[order], column[order]
-        first, last = start[line, column], end[line, column]
-        listed = positives[:, -1]
-        query, listed = query[listed > 0], listed[listed > 0]
-        ranks = Ranks(
-            query=problem.query_index[query],
-            labels=problem.labels[problem.query_index[query]],
-            num_negatives=problem.num_negatives[query],
-            offset=np.concatenate([[0], np.cumsum(listed)]).astype(np.int64),
-            positive=row[line, column],
-            higher=negatives[line, first],
-            tied=negatives[line, last] - negatives[line, first],
-            at_least=positives[line, last],
-            num_queries=len(problem.labels),
-            num_gallery=problem.num_gallery,
-        )
-        return ranks, listed / problem.num_positives[query]
+def _listed_ranks(
+    problem: SortedProblem, queries: slice, near: Neighbours
+) -> tuple[Ranks, Float64[np.ndarray, " query"]]:
+    """Return the ranks of the positives that these queries' lists hold, and their part of all positives."""
+    query, size = positions_of(problem.query_index, len(problem.labels))[queries], len(problem.gallery_index)
+    used = np.flatnonzero(query >= 0)
+    query, row, similarity = query[used], near.row[used], near.similarity[used]
+    position = positions_of(problem.gallery_index, problem.num_gallery + 1)[row]  # -1: junk, padding
+    owner = np.repeat(np.arange(len(problem.query_index)), np.diff(problem.extra_offset))
+    is_extra = among(query[:, None] * size + position, np.sort(owner * size + problem.extra))
+    positive = (position >= 0) & problem.is_positive(query[:, None], position)
+    is_class = (position >= problem.class_start[query, None]) & (position < problem.class_stop[query, None])
+    negative = (position >= 0) & ~is_class & ~is_extra & ~positive
+    negatives, positives = (np.pad(np.cumsum(part, axis=1), ((0, 0), (1, 0))) for part in (negative, positive))
+    # Where the run of equal scores that an entry is in starts and ends.
+    width = similarity.shape[1]
+    column = np.arange(width)
+    change = similarity[:, 1:] != similarity[:, :-1]
+    start, end = np.zeros(similarity.shape, np.int64), np.full(similarity.shape, width)
+    start[:, 1:] = np.maximum.accumulate(np.where(change, column[1:], 0), axis=1)
+    end[:, :-1] = np.minimum.accumulate(np.where(change, column[1:], width)[:, ::-1], axis=1)[:, ::-1]
+    line, column = np.nonzero(positive)
+    # Equal positives stand in gallery order, as in exact ranks.
+    order = np.lexsort((row[line, column], start[line, column], line))
+    line, column = line[order], column[order]
+    first, last = start[line, column], end[line, column]
+    listed = positives[:, -1]
+    query, listed = query[listed > 0], listed[listed > 0]
+    ranks = Ranks(
+        query=problem.query_index[query],
+        labels=problem.labels[problem.query_index[query]],
+        num_negatives=problem.num_negatives[query],
+        offset=np.concatenate([[0], np.cumsum(listed)]).astype(np.int64),
+        positive=row[line, column],
+        higher=negatives[line, first],
+        tied=negatives[line, last] - negatives[line, first],
+        at_least=positives[line, last],
+        num_queries=len(problem.labels),
+        num_gallery=problem.num_gallery,
+    )
+    return ranks, listed / problem.num_positives[query]
 
 
 def _neighbour_recall(

@@ -44,13 +44,6 @@ def nearest_lists(
     return shuffled[position], score
 
 
-def farthest_scores(rows: Rows, *, device: str = "cpu") -> Float64[np.ndarray, " row"]:
-    """Return the cosine of each row and the farthest row, which is the nearest to its opposite."""
-    order = np.arange(len(rows))
-    search = _search(-rows, rows, order, order, lambda *_: (order[:0], order[:0]), symmetric=False, device=device)
-    return -search.run(1, order)[1][:, 0]
-
-
 def pair_scores(
     queries: Rows,
     gallery: Rows,
@@ -188,7 +181,10 @@ def encode(nodes: Rows, k1: int, k2: int, *, device: str = "cpu") -> tuple[Any, 
 
     every = np.arange(len(nodes))
     listed, _ = nearest_lists(nodes, nodes, min(k1, len(nodes) - 1), leave_out=every, device=device)
-    greatest = 2 - 2 * farthest_scores(nodes, device=device)
+    # The farthest row is the nearest to a row's opposite.
+    none = every[:0], every[:0]
+    search = _search(-nodes, nodes, every, every, lambda *_: none, symmetric=False, device=device)
+    greatest = 2 + 2 * search.run(1, every)[1][:, 0]
     greatest[greatest <= 0] = 1  # all rows are equal
     rank = np.concatenate([every[:, None], listed], axis=1)
     node, member = _reciprocal_pairs(rank, k1)

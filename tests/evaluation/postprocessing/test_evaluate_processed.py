@@ -100,14 +100,6 @@ def test_a_report_with_both_is_read_back(tmp_path: Path) -> None:
     loaded = Report.load(tmp_path / "report.json")
     assert (loaded.postprocessing, loaded.codes) == (report.postprocessing, report.codes)
     text = (tmp_path / "report.json").read_text(encoding="utf-8")
-    for right, wrong in (
-        ('"bytes": 2', '"bytes": "<b>"'),
-        ('"precision": "binary"', '"precision": 3'),
-        ('"dim"', '"width"'),
-        ('"rescored": 5', '"rescored": -5'),
-        ('"plain": {', '"plain": {"mrr@7": "x", '),
-    ):
-        assert right in text
-        (tmp_path / "report.json").write_text(text.replace(right, wrong), encoding="utf-8")
-        with pytest.raises(UserError, match=r"\((codes\.|postprocessing\.plain)"):
-            Report.load(tmp_path / "report.json")
+    (tmp_path / "report.json").write_text(text.replace('"plain": {', '"plain": {"mrr@7": "x", '), encoding="utf-8")
+    with pytest.raises(UserError, match=r"\(postprocessing\.plain"):
+        Report.load(tmp_path / "report.json")
