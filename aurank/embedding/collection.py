@@ -5,7 +5,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from copy import copy
 from importlib.metadata import version
 from pathlib import Path
@@ -218,18 +218,13 @@ class CollectionRows(SearchIndex):
             row, similarity = drop_own(row, similarity, leave_out)
         return Neighbours(row[:, :k], similarity[:, :k], (row[:, :k] >= 0).sum(axis=1))
 
-    def change(self, folder: Path, about: dict[str, Any], gone: Ids, new: NewImages, classes: Mapping[int, str]) -> int:
+    def change(self, folder: Path, about: dict[str, Any], gone: Ids, new: NewImages) -> int:
         # Before an image names a new source; what the index finds now was not measured.
         self.describe(sources=about["sources"], recall=None)
         if new is not None:
             self.add(*new)
             gone = np.setdiff1d(gone, image_ids(new[0]))
         self.remove(gone)
-        changed = np.array(list(classes), np.int64)
-        for part in blocks(len(changed), _MOST):
-            ids = changed[part]
-            names = np.array([classes[key] for key in ids.tolist()])
-            self.add({**self.take(ids), "class": names}, self[ids])
         return len(self)
 
     def _ids(self, expression: str, most: int | None = None) -> Ids:

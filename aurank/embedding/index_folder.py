@@ -6,7 +6,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
@@ -117,20 +117,15 @@ class IndexedRows:
     def search(self) -> GallerySearch:
         return GallerySearch(self.index, self.embeddings, self.searched, self.processing)
 
-    def change(self, folder: Path, about: dict[str, Any], gone: Ids, new: NewImages, classes: Mapping[int, str]) -> int:
-        """Take images out, put others in and give some another class; return how many there are then."""
-        names = self.images["class"].tolist()
-        for row, name in classes.items():
-            names[row] = name
-        rows = replace(self, images={**self.images, "class": np.array(names)})
-        if not (len(gone) or new or classes):
+    def change(self, folder: Path, about: dict[str, Any], gone: Ids, new: NewImages) -> int:
+        """Take images out and put others in; return how many there are then."""
+        if not len(gone) and new is None:
             _write_about(folder, about)
             return len(self)
-        if len(gone) or new:
-            stays = np.ones(len(self), bool)
-            stays[gone] = False
-            table, added = new or (self.take(gone[:0]), self.embeddings[:0])
-            rows = change_rows(rows, stays, table, np.asarray(added))
+        stays = np.ones(len(self), bool)
+        stays[gone] = False
+        table, added = new or (self.take(gone[:0]), self.embeddings[:0])
+        rows = change_rows(self, stays, table, np.asarray(added))
         rows.write(folder, about)
         return len(rows)
 

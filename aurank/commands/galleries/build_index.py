@@ -114,8 +114,8 @@ def build_index(
 class IndexChange:
     """What a change of an index did, by the paths of the images.
 
-    `replaced`: their files have changed. `relabelled`: their files have not, but their class. `present`: already there,
-    with the same bytes and class. `unreadable`: left out, as data.on_error=skip asks.
+    `replaced`: their file or class has changed. `present`: already there, with the same bytes and class. `unreadable`:
+    left out, as data.on_error=skip asks.
 
     Example:
         >>> print(IndexChange(count=7, added=["a.jpg", "b.jpg"], present=["c.jpg"]))
@@ -128,11 +128,10 @@ class IndexChange:
     present: list[str] = field(default_factory=list)
     unreadable: list[str] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)
-    relabelled: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        changes = {"added": self.added, "replaced": self.replaced, "given another class": self.relabelled}
-        changes |= {"removed": self.removed, "already there": self.present, "unreadable": self.unreadable}
+        changes = {"added": self.added, "replaced": self.replaced, "removed": self.removed}
+        changes |= {"already there": self.present, "unreadable": self.unreadable}
         counts = [f"{len(names):,} {change}" for change, names in changes.items() if names]
         return f"{', '.join(counts) or 'nothing changed'}; the index holds {self.count:,}"
 
@@ -147,8 +146,8 @@ def add_images(
 ) -> IndexChange:
     """Embed images and add them to an index; what is there is not embedded again, and what was learnt stays.
 
-    An image that is there already, by its place and the bytes of its file, keeps its embedding and takes the class that
-    it has now, if it has one; one whose file has changed is replaced. Until all is done the old index is what is there.
+    An image that is there already, by its place, the bytes of its file and its class, stays; one whose file or class
+    has changed is replaced. Until all is done the old index is what is there.
 
     Args:
         folder: as for `ImageIndex.open`.
@@ -189,22 +188,18 @@ def add_images(
         digests = {path: _digest(source, path) for path in manifest.paths}
         classes = _class_names(np.array(manifest.classes), manifest.labels, manifest.paths)
         before = index.rows.lookup(number, manifest.paths)
-        old_digests = {path: sha256 for path, (_, sha256, _) in before.items()}
-        # Of a file that cannot be read nothing is known, as where prepared images were embedded.
-        is_new = np.array([not digests[path] or old_digests.get(path) != digests[path] for path in manifest.paths])
-        labelled = zip(np.array(manifest.paths)[~is_new].tolist(), classes[~is_new].tolist(), strict=True)
-        relabelled = {path: name for path, name in labelled if name not in ("", before[path][2])}
-        unchanged = np.array(manifest.paths)[~is_new].tolist()
-        present = [path for path in unchanged if path not in relabelled]
-        renamed = {before[path][0]: name for path, name in relabelled.items()}
+        is_new = np.ones(len(manifest), bool)
+        for position, (path, name) in enumerate(zip(manifest.paths, classes.tolist(), strict=True)):
+            _, digest, class_name = before.get(path, (0, "", ""))
+            if digest and digest == digests[path]:  # "" of a file that could not be read
+                is_new[position] = name not in ("", class_name)
+        present = np.array(manifest.paths)[~is_new].tolist()
         if not is_new.any():
-            if roots or renamed:
-                index.rows.change(Path(index.folder), index.about, np.empty(0, np.int64), None, renamed)
-            return IndexChange(len(index), present=present, relabelled=[*relabelled])
-        if any(
-            digests[path] and old_digests[path] != digests[path] for path in manifest.paths if old_digests.get(path)
-        ):
-            # By length and time, as the cache tells files apart, one that has changed may be what it was.
+            if roots:
+                index.rows.change(Path(index.folder), index.about, np.empty(0, np.int64), None)
+            return IndexChange(len(index), present=present)
+        if any(digest and digest != digests[path] for path, (_, digest, _) in before.items()):
+            # The cache knows a file by its length and time, which a changed file may keep.
             running = replace(running, cache=None)
         embedder, data = index.load_model(), selected.data
         dataset_of = partial(embedder.dataset, on_error=data.on_error, max_pixels=data.max_pixels)
@@ -216,10 +211,10 @@ def add_images(
         replaced = [path for path in paths if path in before]
         gone = np.array([before[path][0] for path in replaced], np.int64)
         about, rows = {**index.about, "sources": sources}, np.asarray(embedded.embeddings)
-        count = index.rows.change(Path(index.folder), about, gone, (new, rows), renamed)
+        count = index.rows.change(Path(index.folder), about, gone, (new, rows))
     unreadable = sorted(set(prepared.dataset.manifest.paths) - set(paths))
     added = [path for path in paths if path not in before]
-    return IndexChange(count, added, replaced, present, unreadable, relabelled=[*relabelled])
+    return IndexChange(count, added, replaced, present, unreadable)
 
 
 def remove_images(
@@ -268,7 +263,7 @@ def remove_images(
         removed = index.rows.take(named)["path"].tolist()
         count = len(index)
         if removed or roots:
-            count = index.rows.change(Path(index.folder), index.about, named, None, {})
+            count = index.rows.change(Path(index.folder), index.about, named, None)
     return IndexChange(count, removed=removed)
 
 
