@@ -20,8 +20,7 @@ from aurank.files import ABANDONED, checked, read_bundle, remove_temporaries, wr
 FORMAT = 3  # raised when how pixels are made changes: older pieces are then not found
 ABOUT, _PACE = "about.json", "pace.json"
 _SUFFIX, _WHAT = ".safetensors", "a piece of a cache"
-Say = Callable[[str], None]
-"""Given a line that people should read."""
+Say = Callable[[str], None]  # given a line that people should read
 
 
 class Pace(NamedTuple):

@@ -162,10 +162,9 @@ def described(manifest: Manifest, rows: np.ndarray, embeddings: Rows) -> Embedde
 Result = TypeVar("Result", Report, TwoWayReport)
 _ALL, _LABELS, _PATHS = np.ones(4, dtype=np.bool_), np.array([0, 0, 1, 1]), np.array(["a", "b", "c", "d"])
 _ROWS = np.array([[1, 0], [1, 0.5], [0, 1], [0.5, 1]], dtype=np.float32)
-TRIAL = Embedded(
-    *(_ROWS, _LABELS, np.arange(4), _PATHS, _ALL, _ALL), groups=np.full(4, -1), super_labels=np.zeros(4, np.int64)
-)
-"""Rows that options are tried on, before hours of embedding or training."""
+_SIDES = {"groups": np.full(4, -1), "super_labels": np.zeros(4, np.int64)}
+# Rows that options are tried on, before hours of embedding or training.
+TRIAL = Embedded(_ROWS, _LABELS, np.arange(4), _PATHS, _ALL, _ALL, **_SIDES)
 
 
 def evaluation_options(config: Config) -> dict[str, Any]:

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 ALL = "all"  # splits together
 DATA = {"data": Choices(READERS, frozenset({"root"}))}
-
-
 _RULES = (
     OptionRule("--protocol", excludes=("--data", "--split"), why="it says which images are measured"),
     OptionRule("--root", needs=("--protocol",)),

@@ -34,13 +34,10 @@ class EmbeddedPairs:
     image_ids: Int64[np.ndarray, " pair"]  # equal for one image in several pairs
     text_ids: Int64[np.ndarray, " pair"]  # equal for one text, in whatever case
 
-    def evaluate(
-        self, rows: Int64[np.ndarray, " row"] | None = None, *, distinct_texts: bool = True, **options: Any
-    ) -> TwoWayReport:
+    def evaluate(self, rows: Int64[np.ndarray, " row"] | None = None, **options: Any) -> TwoWayReport:
         mask = np.ones(len(self.rows), dtype=np.bool_) if rows is None else np.isin(self.rows, rows)
-        options["text_ids"] = self.text_ids[mask] if distinct_texts else None
         sides = (self.images[mask], self.texts[mask], self.labels[mask])
-        return two_way(*sides, image_ids=self.image_ids[mask], **options)
+        return two_way(*sides, image_ids=self.image_ids[mask], text_ids=self.text_ids[mask], **options)
 
     def images_alone(self, manifest: Manifest) -> Embedded | None:
         """Each image once, to be compared; None where an image has several labels, or no query a positive."""

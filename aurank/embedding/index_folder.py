@@ -41,8 +41,7 @@ RECALL_QUERIES = 1000  # images of the index that are searched to measure its re
 Ids = Int64[np.ndarray, " row"]
 Table = dict[str, np.ndarray]
 """Columns of the images: "path" and "class" (text), "source" (its number among the sources), "sha256" (of the file)."""
-NewImages = tuple[Table, np.ndarray] | None
-"""Images to add to an index, and their embeddings."""
+NewImages = tuple[Table, np.ndarray] | None  # images to add to an index, and their embeddings
 
 
 class SourceRecord(TypedDict):

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from aurank.errors import UserError
-from aurank.models.adapters.names import IMAGES, require_known_name
+from aurank.lazy import require_libraries
+from aurank.models.adapters.names import IMAGES, TOWERS, parse_name
 from aurank.names import meant, nearest
 
 HUB = "hf-hub"
@@ -29,12 +30,13 @@ def split_name(model: str) -> tuple[str, str]:
 
 
 def require_model_name(model: str) -> None:
-    """Raise UserError for a model that is not there, as far as can be said without torch or its library."""
+    """Raise UserError for a model or library that is not there, as far as can be said without torch."""
     kind, source = split_name(model)
     if kind == "aurank" and not is_stored(source):
         require_checkpoint(resolve_checkpoint(source))
     elif kind in IMAGES:
-        require_known_name(model)
+        parse_name(model, {**IMAGES, **dict.fromkeys(TOWERS)})
+        require_libraries(model, *{"onnx": ["onnxruntime"], "python": []}.get(kind, [kind]))
 
 
 def resolve_checkpoint(path: Path | str) -> Path:

@@ -1,5 +1,6 @@
 """The embedding model: a timm backbone, pooling, a projection and L2 normalisation."""
 
+import importlib
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any, Literal, get_args
@@ -12,7 +13,7 @@ from torch.nn import functional
 from aurank.errors import UserError
 from aurank.models.adapters.loading import building
 from aurank.models.adapters.names import FILLED, is_tower
-from aurank.models.adapters.timm import create, load_file, require_known
+from aurank.models.adapters.timm import load_file, require_known
 from aurank.models.adapters.towers import ImageTower
 
 Pooling = Literal["avg", "max", "gem"]
@@ -223,7 +224,7 @@ def _create_backbone(
     settings = f"pooling={pooling!r}, channels={channels}, params={params}"
     # A name on a hub is looked up there, whatever becomes of its weights.
     with building(f"model.backbone={name} with {settings}", pretrained=fetched or ":" in name, remedy=_POOLS):
-        model = create(name, options, pretrained=fetched)
+        model = importlib.import_module("timm").create_model(name, pretrained=fetched, **options)
     backbone = _FeatureMap(name, model) if is_map else model
     return backbone, [] if weights is None else [f"model.weights: {load_file(model, weights, name=name)}"]
 

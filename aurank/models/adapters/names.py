@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from aurank.errors import UserError
-from aurank.lazy import require_libraries
 from aurank.names import meant, nearest
 
 Options = dict[str, Any]  # of plain values; Any, as other libraries' constructors judge them
@@ -17,7 +16,6 @@ _WORDS = {"true": True, "false": False, "none": None, "null": None}
 LOCAL = "local-dir:"
 HUBS = ("hf-hub:", "hf_hub:", LOCAL)
 FILLED = ("in_chans", "num_classes")  # arguments of a backbone that an encoder gives itself
-_LIBRARIES = {"timm": "timm", "open_clip": "open_clip", "transformers": "transformers", "onnx": "onnxruntime"}
 
 _OPEN_CLIP = frozenset(
     {"pretrained", "pretrained_hf", "precision", "force_quick_gelu", "force_context_length", "cache_dir"}
@@ -65,10 +63,3 @@ def without_weights(kind: str, options: Options) -> Options:
 
 def is_tower(name: str) -> bool:
     return name.partition(":")[0] in TOWERS
-
-
-def require_known_name(name: str) -> None:
-    """Raise UserError for a name of no library, or of one that is not installed."""
-    kind, *_ = parse_name(name, {**IMAGES, **dict.fromkeys(TOWERS)})
-    if kind in _LIBRARIES:
-        require_libraries(name, _LIBRARIES[kind])

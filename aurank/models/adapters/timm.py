@@ -76,9 +76,9 @@ def timm_model(name: str, model_id: str, options: Options, allow_code: bool) -> 
         require_known(model_id, arguments, of=name, further=NO_ARGUMENTS)
     fetched = bool(options.get("pretrained", True)) and file is None
     with building(name, pretrained=fetched, allow_code=allow_code):
-        module = create(model_id, {"num_classes": 0, **arguments}, pretrained=fetched)
+        timm: Any = importlib.import_module("timm")
+        module = timm.create_model(model_id, **{"num_classes": 0, **arguments}, pretrained=fetched)
     notes = () if file is None else (load_file(module, str(file), name=model_id),)
-    timm: Any = importlib.import_module("timm")
     with reading(name, "a model of timm"):
         settings = timm_look(model_id, options, weights=file, model=module)
         del settings["crop"]
@@ -93,12 +93,6 @@ def timm_model(name: str, model_id: str, options: Options, allow_code: bool) -> 
     described.pop("weights", None)  # they have a digest
     description = describe_adapter(timm, model_id, described, transform)
     return ImageModel(name, module, transform, description, channels=channels, notes=notes)
-
-
-def create(name: str, options: Mapping[str, Any], *, pretrained: bool) -> nn.Module:
-    timm: Any = importlib.import_module("timm")
-    model: nn.Module = timm.create_model(name, pretrained=pretrained, **options)
-    return model
 
 
 def load_file(model: nn.Module, path: Path | str, *, name: str) -> str:
