@@ -36,10 +36,10 @@ def hierarchical_values(
     hierarchical = hierarchical_names(names)
     if not hierarchical:
         return {}
-    if problem.labels is None or problem.positives is not None:
-        raise UserError("super_labels group classes: give labels, and no list of positives")
-    if (problem.gallery is None) != (above[1] is None):
-        raise UserError("super_labels and gallery_super_labels belong together: with a gallery give both")
+    has_classes = problem.labels is not None and problem.positives is None
+    if not has_classes or (problem.gallery is None) != (above[1] is None):
+        remedy = "give labels, no positives, and with a gallery gallery_super_labels"
+        raise UserError(f"super_labels group classes: {remedy}")
     count, is_own_gallery = len(problem.embeddings), problem.gallery is None
     columns = []
     for name, left, right in (("label", problem.labels, problem.gallery_labels), ("super_label", *above)):
@@ -98,10 +98,10 @@ def hierarchical_average_precision(
 def check_grades(positives: Integers | None, relevance: Integers) -> Float64[np.ndarray, " pair"]:
     """Return the grade of each pair in `positives`; UserError unless there is one number above 0 for each, once."""
     pairs, grade = as_array(() if positives is None else positives), as_array(relevance, "relevance")
-    if positives is None or grade.shape != pairs.shape[:1] or grade.dtype.kind not in "iuf":
-        raise UserError(f"relevance has shape {grade.shape}, {grade.dtype}: give a number for each pair in positives")
-    if not ((grade > 0) & np.isfinite(grade)).all():
-        raise UserError(f"relevance must be above 0, and is {grade.min()}: leave out what is not relevant")
+    is_number = grade.dtype.kind in "iuf" and bool(((grade > 0) & np.isfinite(grade)).all())
+    if positives is None or grade.shape != pairs.shape[:1] or not is_number:
+        fault = f"relevance has shape {grade.shape}, {grade.dtype}"
+        raise UserError(f"{fault}: give a number above 0 for each pair in positives")
     if len(np.unique(pairs, axis=0)) < len(pairs):
         raise UserError("positives names a pair twice, so that its relevance is not clear: give each pair once")
     return grade.astype(np.float64)

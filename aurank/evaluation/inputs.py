@@ -191,7 +191,7 @@ def numbered(
     missing (None, NaN, empty) is −1, as "-1" is.
 
     Raises:
-        UserError: where only some are text, one is missing ("", "nan"), or ends in a zero byte, which NumPy drops.
+        UserError: where only some are text, or one is missing ("", "nan").
     """
 
     def text(values: Integers | None) -> Shaped[np.ndarray, "..."] | None:
@@ -201,8 +201,6 @@ def numbered(
         if not len(values) or not all(isinstance(value, str) for value in values):
             return None
         refuse_masked(values, f"{name}s")
-        if odd := next((value for value in values if value.endswith("\0")), None):
-            raise UserError(f"the {name} {odd!r} ends in a zero byte, which an array of text loses: rename it")
         return np.asarray(values, dtype=np.str_)
 
     if may_lack:

@@ -270,11 +270,6 @@ class Report:
             content["tie_bounds"] = tuple(map(float, content["tie_bounds"]))
             if (lists := content.get("neighbours")) is not None:
                 row, score, is_positive = (np.array(lists[name]) for name in ("row", "score", "is_positive"))
-                if not row.shape == score.shape == is_positive.shape or len(row) != rows or row.ndim != 2:
-                    raise ValueError("neighbours have lists of other lengths")
-                most = max(row.max(initial=-1), columns.get(FIRST[0], row).max(initial=-1))
-                if most >= content["num_gallery"]:
-                    raise ValueError(f"neighbours name row {most} of a gallery of {content['num_gallery']}")
                 arrays = row.astype(np.int64), score.astype(np.float64), is_positive.astype(bool)
                 content["neighbours"] = NearestRows(columns["query"], *arrays)
             if (curve := content.get("curve")) is not None:

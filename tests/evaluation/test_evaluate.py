@@ -89,7 +89,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"junk": [True] * 4}, "all 4 gallery rows are junk"),
     ({"relevance": [1.0]}, "relevance .*each pair in positives"),
     ({"positives": PAIR, "relevance": [1.0, 2.0]}, "relevance has shape"),
-    ({"positives": PAIR, "relevance": [0]}, "relevance must be above 0, and is 0"),
+    ({"positives": PAIR, "relevance": [0]}, "a number above 0 for each pair"),
     ({"positives": PAIR * 2, "relevance": [1, 1]}, "positives names a pair twice"),
     ({"recall_at": (0,)}, "recall_at"),
     ({"distance": "manhattan"}, "distance must be one of cosine, dot, euclidean"),

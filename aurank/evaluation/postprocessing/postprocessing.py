@@ -334,9 +334,6 @@ class Codes:
     ) -> Iterator[tuple[dict[str, Any], "Processed"]]:
         """Yield the "dim", "precision", "bytes" and "rescored" (a length or None) of each code, and its problem."""
         width = int(problem.target.shape[1])
-        wide = [dim for dim in self.dims if dim > width]
-        if wide:
-            raise UserError(f"dims asks for {wide[0]} numbers, and the embeddings have {width}: name smaller ones")
         for dim in sorted(set(self.dims)) or [width]:
             for precision in dict.fromkeys(self.precisions):
                 is_whole = (dim, precision) == (width, "float32")
