@@ -15,7 +15,7 @@ from aurank.commands.galleries.postprocess import training_images
 from aurank.commands.run_options import PreparedModel, RunOptions, prepare_model
 from aurank.config import Config
 from aurank.config.schema import NO_BACKBONE
-from aurank.data import Manifest, Pipeline
+from aurank.data import Pipeline
 from aurank.embedding.build import open_prepared
 from aurank.embedding.embedded import Embedded
 from aurank.embedding.image_selection import ImageSelection
@@ -65,13 +65,6 @@ class Check:
         text = f"{self.file}: max difference {self.max_difference:.1e} over {self.images:,} images"
         return text if self.before is None else f"{text}; mauprc {self.before:.4f} before, {self.after:.4f} after"
 
-    @property
-    def change(self) -> str:
-        """The line with what it costs that the file is meant to differ."""
-        if self.before is None or self.after is None:
-            return f"{self}; not measured: no labels to compare"
-        return f"{self}, a change of {self.after - self.before:+.4f}"
-
 
 @dataclass(frozen=True)
 class Exported:
@@ -80,7 +73,7 @@ class Exported:
     Attributes:
         files: bytes by name, the card included.
         check: of the model's own file.
-        others: of what is meant to differ: the 8-bit graph, timm's own transform of files as Pillow opens them.
+        int8: of the 8-bit graph, which is meant to differ.
         notes: what cannot be seen from the numbers.
 
     Example:
@@ -94,11 +87,11 @@ class Exported:
     target: str
     files: dict[str, int]
     check: Check
-    others: list[Check] = field(default_factory=list)
+    int8: Check | None = None
     notes: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        lines = [str(self.check), *(other.change for other in self.others), *self.notes]
+        lines = [str(self.check), *([] if self.int8 is None else [str(self.int8)]), *self.notes]
         sizes = ", ".join(f"{name} {size:,} bytes" for name, size in self.files.items())
         return "\n".join([*lines, f"written to {self.out}: {sizes}"])
 
@@ -159,7 +152,7 @@ def export_model(
     assert isinstance(pipeline, Pipeline)
     _require_expressible(to, model.config)
     require_distinct(manifest, prepared.data)
-    pixels = _calibration(prepared, pipeline, None if images.data is None else trained) if int8 else []
+    pixels = _calibration(prepared, pipeline, trained) if int8 else []
     method = pillow_interpolation(pipeline)
     with replacing_folder(out) as folder:
         files = _write(to, folder, TrainedEncoder(encoder, model.config.model, pipeline, method), pixels)
@@ -189,7 +182,7 @@ def export_model(
             "measured": f"{len(before.ids):,} images of {manifest.name}, manifest {manifest.sha256[:16]}",
             "files": _sizes(folder),
             "metrics": metrics,
-            "checks": [str(checks[0]), *(check.change for check in checks[1:]), *notes],
+            "checks": [*map(str, checks), *notes],
             "versions": {name: version(name) for name in libraries},
             "licence": licence,
         }
@@ -198,7 +191,7 @@ def export_model(
         content |= {"checks": [dataclasses.asdict(check) for check in checks], "versions": card["versions"]}
         write_text(folder / RESULT, json.dumps(content, indent=1) + "\n")
         sizes = _sizes(folder)
-    return Exported(out, to, sizes, checks[0], checks[1:], notes)
+    return Exported(out, to, sizes, checks[0], checks[1] if int8 else None, notes)
 
 
 def _require_expressible(to: str, config: Config) -> None:
@@ -224,7 +217,7 @@ def _write(to: str, folder: Path, source: TrainedEncoder, pixels: Sequence[np.nd
     with _explaining(f"--to {to}: {source.config.backbone} cannot be exported", "save it with aurank.load(…).save(…)"):
         if to == "hf":
             write_folder(source, folder / file)
-            return dict(zip((file, "timm's own transform"), load_folder(folder, source.pipeline), strict=True))
+            return {file: load_folder(folder, source.pipeline)}
         write_graph(source, folder / file)
     if pixels:
         with _explaining("--int8: onnxruntime cannot quantise this graph", "leave out --int8"):
@@ -267,20 +260,16 @@ def _compare(
             raise AurankError(f"{file}: other images could be read than before; export again")
         reached = measure(after)
         metrics = metrics or reached  # of the model's own file, as the card's code uses it
-        check = _compare_rows(file, before.embeddings, after.embeddings)
-        checks.append(dataclasses.replace(check, before=mauprc, after=reached.get("mauprc")))
+        difference = float(np.abs(unit(after.embeddings) - unit(before.embeddings)).max())
+        checks.append(Check(file, len(after.ids), difference, mauprc, reached.get("mauprc")))
     return before, checks, metrics
 
 
-def _compare_rows(file: str, before: Any, after: Any) -> Check:
-    return Check(file, len(after), float(np.abs(unit(after) - unit(before)).max()))
-
-
-def _calibration(prepared: PreparedModel, pipeline: Pipeline, trained: Config | None) -> list[np.ndarray]:
-    training = (trained and _trained_on(trained)) or training_images(prepared)
-    if training is None:
+def _calibration(prepared: PreparedModel, pipeline: Pipeline, trained: Config) -> list[np.ndarray]:
+    if (training := training_images(prepared)) is None and trained.model.backbone == NO_BACKBONE:
         name = prepared.dataset.manifest.name
         raise UserError(f"--int8 is calibrated on training images, and {name} has none; leave out --int8")
+    training = training or read_manifest(trained.data, seed=trained.seed).split("train")
     spread = np.linspace(0, len(training) - 1, min(_CALIBRATION, len(training)))
     rows: list[int] = np.unique(spread.round().astype(np.int64)).tolist()
     inside = dataclasses.replace(prepared.model, transform=StoredTransform(pipeline, is_inside=True))
@@ -290,16 +279,6 @@ def _calibration(prepared: PreparedModel, pipeline: Pipeline, trained: Config | 
     if not pixels:
         raise UserError(f"--int8: none of {len(rows)} training images could be read; leave out --int8")
     return pixels
-
-
-def _trained_on(config: Config) -> Manifest | None:
-    if config.model.backbone == NO_BACKBONE:
-        return None
-    try:
-        manifest = read_manifest(config.data, seed=config.seed)
-    except UserError:
-        return None
-    return manifest.split("train") if "train" in manifest.split_sizes else None
 
 
 def _sizes(folder: Path) -> dict[str, int]:

@@ -1,25 +1,19 @@
 """Folders in the layout of timm on the hub: config.json and model.safetensors, loaded by timm alone."""
 
 import importlib
-import io
 import json
 import math
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from PIL import Image
 from torch import Tensor, nn
 
-from aurank.data import Manifest, Pipeline
-from aurank.data.decode import Pixels
+from aurank.data import Pipeline
 from aurank.data.transforms.base import AREA
-from aurank.exporting.card import COLOURS
 from aurank.exporting.formats import TrainedEncoder
 from aurank.files import write_safetensors, write_text
 from aurank.models.adapters.exported import StoredTransform, crop_of
-from aurank.models.image_model import ImageModel, ModelImages
+from aurank.models.image_model import ImageModel
 
 SETTINGS, PREPROCESSING = "config.json", "preprocessing.json"
 
@@ -59,31 +53,12 @@ def write_folder(source: TrainedEncoder, path: Path) -> None:
     write_safetensors(path, model.state_dict())
 
 
-def load_folder(folder: Path, pipeline: Pipeline) -> tuple[ImageModel, ImageModel]:
-    """Return the model of a folder with the preprocessing of its training, and as whoever has timm alone uses it."""
+def load_folder(folder: Path, pipeline: Pipeline) -> ImageModel:
+    """Return the model of a folder, with the preprocessing of its training."""
     timm: Any = importlib.import_module("timm")
     module: nn.Module = timm.create_model(f"local-dir:{folder}", pretrained=True)
-    transform = timm.data.create_transform(**timm.data.resolve_model_data_config(module), is_training=False)
-    network, channels = nn.Sequential(module, _UnitLength()).eval(), pipeline.channels
-    as_trained = ImageModel("timm", network, StoredTransform(pipeline, is_inside=False), "timm", channels)
-    return as_trained, _TimmAlone("timm", network, transform, "timm", channels)
-
-
-class _TimmAlone(ImageModel):
-    def dataset(self, manifest: Manifest, *, cache_bytes: int = 0, **how: Any) -> ModelImages:
-        return _PillowImages(manifest, self, **how)
-
-
-class _PillowImages(ModelImages):
-    """Files as `Image.open(path).convert("RGB")` gives them: not turned upright, without their transparency."""
-
-    def _decode(self, row: int) -> Pixels:
-        pixels, manifest = super()._decode(row), self.manifest  # which refuses what the checkpoint was not shown
-        if manifest.boxes is None:  # boxes are of upright images
-            content = manifest.source.read_bytes(manifest.paths[row])
-            with suppress(OSError, ValueError), Image.open(io.BytesIO(content)) as image:  # .npy files stay as read
-                return np.atleast_3d(np.asarray(image.convert(COLOURS[self.channels])))
-        return pixels
+    network = nn.Sequential(module, _UnitLength()).eval()
+    return ImageModel("timm", network, StoredTransform(pipeline, is_inside=False), "timm", pipeline.channels)
 
 
 class _UnitLength(nn.Module):

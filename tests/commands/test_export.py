@@ -61,8 +61,8 @@ def test_an_export_is_checked_and_says_how_it_is_used(
     assert exported.files == {path.name: path.stat().st_size for path in out.iterdir()}
     assert str(exported).startswith(str(check))
     if to == "onnx":
-        (int8,) = exported.others
-        assert int8.file == "model.int8.onnx"
+        assert exported.int8 is not None
+        assert exported.int8.file == "model.int8.onnx"
         assert exported.files["model.int8.onnx"] < 0.5 * exported.files["model.onnx"]
     kept = json.loads((out / "export.json").read_text(encoding="utf-8"))
     assert kept["checks"][0]["max_difference"] == check.max_difference
@@ -71,7 +71,6 @@ def test_an_export_is_checked_and_says_how_it_is_used(
     assert head["license"] == "mit"
     assert head["model-index"][0]["results"][0]["metrics"][0]["value"] == pytest.approx(check.after, abs=1e-6)
     assert kept["metrics"]["mauprc"] == check.after
-    assert to != "hf" or exported.others[0].after != check.before  # timm resizes otherwise than by area
     model = aurank.load(tiny_run / "best")
     (tmp_path / "photos").mkdir()
     for picture in write_pictures(tmp_path / "photos", (20, 16)):
