@@ -7,13 +7,13 @@ import signal
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from pydantic import NonNegativeInt, PositiveInt
+from typing_extensions import TypedDict
 
 from aurank.config import Config, dump_config
 from aurank.config.load import read_mapping
@@ -26,14 +26,10 @@ from aurank.embedding.image_selection import read_whole
 from aurank.embedding.select_images import class_folds, require_distinct
 from aurank.errors import Diverged, UserError, first_line
 from aurank.files import (
-    EXACT,
-    InUse,
-    checked,
     claimed,
     csv_text,
     read_record,
     reading,
-    require_ordinary,
     write_text,
 )
 from aurank.lazy import import_library
@@ -46,7 +42,6 @@ from aurank.training.run import differences, train
 
 Ranges = Mapping[str, Range | None]
 Line = dict[str, Any]
-_PAUSE = 0.3  # seconds between two looks at the trials of other processes
 
 
 @dataclass(frozen=True)
@@ -88,15 +83,15 @@ def tune(
 
     The first trial is the configuration itself, as far as ranges hold its values; Optuna's tree-structured Parzen
     estimator chooses the others, and those below the median at a fold or a validation are pruned. Settings and median
-    follow from the trials that had ended when one begins. Processes with the same ``out`` share a search, which goes on
-    where it was left, and each returns once all trials have ended. Test images are never looked at.
+    follow from the trials that ended before. The same call goes on with a search that was stopped. Test images are
+    never looked at.
 
     Args:
         config, overrides: as for ``aurank.train``.
-        out: folder of the search, which gets a file for each trial; at the end best.yaml, trials.csv and tune.html.
+        out: folder of the search: search.json with its trials; at the end best.yaml, trials.csv and tune.html.
         dataset: the images, in place of a reader's; its split "test" is left aside.
         ranges: by key, in place of the declared ones or beside them; None leaves one out.
-        trials: trials in all, over all processes that share `out`.
+        trials: trials in all, with those that ended before.
         folds: parts of the training classes, each held out once.
         by: what a fold holds out whole.
         seed: seed of the folds and the search; trainings have the configuration's own.
@@ -124,19 +119,15 @@ def tune(
     training = manifest.select(manifest.splits != "test")
     fold = class_folds(training, folds, by=by, seed=seed)
     data = [dataclasses.replace(training, splits=np.where(fold == each, "val", "train")) for each in range(folds)]
-    search = _Search(config, out, searched, data, trials, seed, progress)
-    search.require_same({"folds": folds, "by": by, "seed": seed, "images": training.sha256[:16]})
-    while missing := sorted({*range(1, trials + 1)} - search.trials.keys()):
-        for number in missing:
-            with suppress(InUse), claimed(search.trial_file(number), is_file=True):
-                if number not in search.trials:  # still: no other process was faster
-                    line = search.run(number)
-                    if listener is not None:
-                        listener(line)
-                    break
-        else:  # other processes have what is left
-            time.sleep(_PAUSE)
-    return search.conclude()
+    settings = {"config": config.model_dump(mode="json"), "folds": folds, "by": by, "seed": seed}
+    settings |= {"images": training.sha256[:16], "ranges": {key: str(each) for key, each in searched.items()}}
+    with claimed(out):
+        search = _Search(config, out, searched, data, trials, settings, progress)
+        while len(search.trials) < trials:
+            line = search.run()
+            if listener is not None:
+                listener(line)
+        return search.conclude()
 
 
 # -- ranges -----------------------------------------------------------------------------------------------------------
@@ -209,10 +200,6 @@ def value_of(config: Config, key: str) -> Any:
 
 @dataclass(frozen=True)
 class _Trial:
-    """A trial that ended. Its file is written once, so what has no file was never begun, or is done again."""
-
-    __pydantic_config__ = EXACT
-
     state: Literal["complete", "pruned", "failed"]
     params: Line  # as Optuna drew them
     folds: list[float]
@@ -225,30 +212,40 @@ class _Trial:
         return float(np.mean(self.folds)) if self.state == "complete" else None
 
 
-@dataclass
+class _Saved(TypedDict):
+    """The content of search.json: what the search is of, and the trials that have ended."""
+
+    settings: Line
+    trials: list[_Trial]
+
+
 class _Search:
-    """A search whose state is the files of its trials, named by their numbers; the first is number 1."""
-
-    config: Config
-    out: Path
-    ranges: dict[str, Range]
-    data: Sequence[Manifest]
-    count: int
-    seed: int
-    progress: Callable[[str, int, int], None] | None = None
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        config: Config,
+        out: Path,
+        ranges: dict[str, Range],
+        data: Sequence[Manifest],
+        count: int,
+        settings: Line,
+        progress: Callable[[str, int, int], None] | None,
+    ) -> None:
+        self.config, self.out, self.ranges, self.data = config, out, ranges, data
+        self.count, self.searched, self.progress = count, settings, progress
         self.optuna = optuna = import_library("optuna", "aurank tune")
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        self._trials: dict[int, _Trial] = {}
-        self.spaces = {key: self._space(each) for key, each in self.ranges.items()}
-        values = {key: value_of(self.config, key) for key in self.ranges}
-        self.own = {key: value for key, value in values.items() if value in self.ranges[key]}
-        is_read = isinstance(self.data[0].source, EmbeddingSource)
+        self.spaces = {key: self._space(each) for key, each in ranges.items()}
+        values = {key: value_of(config, key) for key in ranges}
+        self.own = {key: value for key, value in values.items() if value in ranges[key]}
+        is_read = isinstance(data[0].source, EmbeddingSource)
         fixed = ["train.trackers=[]", *([] if is_read else [f"data.name={GIVEN}"])]
         with warnings.catch_warnings():  # of arguments of the reader, which has read
             warnings.simplefilter("ignore")
-            self.base = read_config(self.config, fixed)
+            self.base = read_config(config, fixed)
+        self.file = out / "search.json"
+        self.study = optuna.create_study(direction="maximize", pruner=optuna.pruners.MedianPruner())
+        self.trials = self._saved_trials() if self.file.exists() else []
+        self._save()
 
     def _space(self, each: Range) -> Any:
         kinds = self.optuna.distributions
@@ -257,40 +254,31 @@ class _Search:
         is_whole = isinstance(each.low, int) and isinstance(each.high, int)
         return (kinds.IntDistribution if is_whole else kinds.FloatDistribution)(each.low, each.high, log=each.log)
 
-    def require_same(self, settings: Line) -> None:
-        settings |= {"ranges": {key: str(each) for key, each in self.ranges.items()}}
-        path, named, remedy = self.out / "search.json", "aurank search", "name another --out"
-        if not path.exists():
-            about = {"format": named, "version": 1, "config": self.config.model_dump(mode="json"), **settings}
-            write_text(path, json.dumps(about, indent=1) + "\n")
-        before = read_record(path, dict[str, Any], "what a search is of", named=named, remedy=remedy)
-        with reading(path, "what a search is of", remedy=remedy):
+    def _saved_trials(self) -> list[_Trial]:
+        """Return the trials that ended before, and add them to the study; UserError if they are of another search."""
+        title, remedy = "a search", "name another --out"
+        saved = read_record(self.file, _Saved, title, named="aurank search", version=2, remedy=remedy)
+        before = saved["settings"]
+        with reading(self.file, title, remedy=remedy):
             differing = differences(read_config(before["config"]), self.config)
-            differing += [f"{key}: {before[key]} != {value}" for key, value in settings.items() if before[key] != value]
-        if differing:
-            remedy = "search with the same settings, or name another --out"
-            raise UserError(f"{self.out} holds another search (saved != given): {'; '.join(differing)}; {remedy}")
+            others = {key: value for key, value in self.searched.items() if key != "config"}
+            differing += [f"{key}: {before[key]} != {value}" for key, value in others.items() if before[key] != value]
+            if differing:
+                remedy = "search with the same settings, or name another --out"
+                raise UserError(f"{self.out} holds another search (saved != given): {'; '.join(differing)}; {remedy}")
+            for trial in saved["trials"]:
+                self.study.add_trial(self._frozen(trial))
+        return saved["trials"]
 
-    def trial_file(self, number: int) -> Path:
-        return self.out / "trials" / f"{number}.json"
+    def _save(self) -> None:
+        trials = [dataclasses.asdict(trial) for trial in self.trials]
+        content = {"format": "aurank search", "version": 2, "settings": self.searched, "trials": trials}
+        write_text(self.file, json.dumps(content, indent=1) + "\n")
 
-    @property
-    def trials(self) -> dict[int, _Trial]:
-        """Return the trials that have ended, in whatever process, by number."""
-        for path in self.trial_file(1).parent.glob("[1-9]*.json"):
-            with reading(path, "a trial of a search", remedy="remove it, and the trial is done again"):
-                if (number := int(path.stem)) not in self._trials:
-                    require_ordinary(path)
-                    trial = checked(json.loads(path.read_bytes()), _Trial)
-                    if trial.state == "complete" and len(trial.folds) != len(self.data):
-                        raise ValueError(f"it has {len(trial.folds)} folds of {len(self.data)}")
-                    self._frozen(trial)
-                    self._trials[number] = trial
-        return dict(sorted(self._trials.items()))
-
-    def run(self, number: int) -> Line:
-        trial, folder = self._draw(number), self.out / "running" / str(number)
-        folds, state, error, started = list[float](), "complete", "", time.perf_counter()
+    def run(self) -> Line:
+        number, folder = len(self.trials) + 1, self.out / "running"
+        trial, folds, error, started = self._draw(number), list[float](), "", time.perf_counter()
+        state: Literal["complete", "pruned", "failed"] = "complete"
         try:
             self._train(trial, number, folder, folds)
         except self.optuna.TrialPruned:
@@ -301,34 +289,31 @@ class _Search:
             state, error = "failed", first_line(reason)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-        validations = trial.study.trials[-1].intermediate_values
-        about = {"state": state, "params": trial.params, "folds": folds, "validations": validations}
-        about |= {"seconds": round(time.perf_counter() - started, 2), "error": error}
-        write_text(self.trial_file(number), json.dumps(about) + "\n")
+        validations = self.study.trials[-1].intermediate_values
+        seconds = round(time.perf_counter() - started, 2)
+        self.trials.append(_Trial(state, trial.params, folds, validations, seconds, error))
+        self.study.tell(trial, self.trials[-1].value, state=self._state(self.trials[-1]))
+        self._save()
         lines = self.lines()
-        line = next(line for line in lines if line["number"] == number)
-        return {**line, "best": max((line["value"] for line in lines if line["value"] is not None), default=None)}
+        return {**lines[-1], "best": max((line["value"] for line in lines if line["value"] is not None), default=None)}
 
     def _draw(self, number: int) -> Any:
         """Return a trial of Optuna's with settings that follow from the number and from the trials that have ended."""
-        random = int(np.random.default_rng([self.seed, number - 1]).integers(2**31))
-        sampler = self.optuna.samplers.TPESampler(seed=random, n_startup_trials=min(10, self.count // 3))
-        study = self._study(sampler=sampler, pruner=self.optuna.pruners.MedianPruner())
+        random = int(np.random.default_rng([self.searched["seed"], number - 1]).integers(2**31))
+        self.study.sampler = self.optuna.samplers.TPESampler(seed=random, n_startup_trials=min(10, self.count // 3))
         if number == 1:
             first = {key: json.dumps(value) if self.ranges[key].choices else value for key, value in self.own.items()}
-            study.enqueue_trial(first)
-        return study.ask(self.spaces)
+            self.study.enqueue_trial(first)
+        return self.study.ask(self.spaces)
 
-    def _study(self, **options: Any) -> Any:
-        study = self.optuna.create_study(direction="maximize", **options)
-        study.add_trials(map(self._frozen, self.trials.values()))
-        return study
+    def _state(self, trial: _Trial) -> Any:
+        states = {"complete": "COMPLETE", "pruned": "PRUNED", "failed": "FAIL"}
+        return self.optuna.trial.TrialState[states[trial.state]]
 
     def _frozen(self, trial: _Trial) -> Any:
         """Return the trial as Optuna has it; ValueError for settings that are none of the search."""
-        states = {"complete": "COMPLETE", "pruned": "PRUNED", "failed": "FAIL"}
         return self.optuna.trial.create_trial(
-            state=self.optuna.trial.TrialState[states[trial.state]],
+            state=self._state(trial),
             value=trial.value,
             params=trial.params,
             distributions=self.spaces,
@@ -344,7 +329,7 @@ class _Search:
     def _train(self, trial: Any, number: int, folder: Path, folds: list[float]) -> None:
         config = read_config(self.base, _overrides(self.settings(number, trial.params)))
         validations = -(-config.train.steps // config.train.validate_every)  # of a fold
-        before, size = len(self.trials), len(self.data) * self.config.train.steps  # a trial, unless it is a shorter one
+        before, size = number - 1, len(self.data) * self.config.train.steps  # a trial, unless it is a shorter one
 
         def listen(kind: str, metrics: Line) -> None:
             if kind == "step" and self.progress is not None:
@@ -370,14 +355,10 @@ class _Search:
     def lines(self) -> list[Line]:
         return [
             {**vars(trial), "number": number, "value": trial.value, "settings": self.settings(number, trial.params)}
-            for number, trial in self.trials.items()
+            for number, trial in enumerate(self.trials, 1)
         ]
 
     def conclude(self) -> Tuned:
-        for number in self.trials:  # what processes left that were killed at a trial's end
-            shutil.rmtree(self.out / "running" / str(number), ignore_errors=True)
-        with suppress(OSError):  # others may be running
-            (self.out / "running").rmdir()
         lines = self.lines()
         done = [line for line in lines if line["value"] is not None]
         if not done:
@@ -385,8 +366,8 @@ class _Search:
             raise Diverged(f"none of {len(lines)} trials came to an end: {error}")
         importance: dict[str, float] = {}
         if len(done) > 4 and len({line["value"] for line in done}) > 1:
-            evaluator = self.optuna.importance.FanovaImportanceEvaluator(seed=self.seed)
-            importance = self.optuna.importance.get_param_importances(self._study(), evaluator=evaluator)
+            evaluator = self.optuna.importance.FanovaImportanceEvaluator(seed=self.searched["seed"])
+            importance = self.optuna.importance.get_param_importances(self.study, evaluator=evaluator)
         best = max(done, key=lambda line: line["value"])
         overrides = _overrides(best["settings"])
         near = tuple(key for key, text in best["settings"].items() if self.ranges[key].at_end(json.loads(text)))
