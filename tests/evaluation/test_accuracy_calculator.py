@@ -115,12 +115,6 @@ def test_large_labels_do_not_collide_as_they_do_in_pml() -> None:
     }
 
 
-def test_a_collapsed_model_scores_the_prevalence() -> None:
-    found = AccuracyCalculator(include=(*SHARED, "mauprc")).get_accuracy(torch.ones(30, 4), torch.arange(30) // 10)
-    assert found["mauprc"] == found["mean_average_precision"] == pytest.approx(9 / 29)
-    assert found["precision_at_1"] == found["r_precision"] == 0.0
-
-
 @pytest.mark.parametrize("mode", [{}, {"avg_of_avgs": True}, {"return_per_class": True}])
 def test_queries_without_any_positive_give_nan_as_in_pml(mode: dict[str, bool]) -> None:
     query = clusters()[0][:4]

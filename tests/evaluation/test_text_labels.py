@@ -1,15 +1,11 @@
 """Labels and ids may be text: the same digits as with integers, and reports that name classes as they came."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet
 import pytest
 
 import aurank
-from aurank.errors import UserError
-from aurank.evaluation import compare
 
 CHANCE = np.random.default_rng(0)
 ROWS = CHANCE.normal(size=(40, 6))
@@ -41,19 +37,6 @@ def test_two_sides_share_their_names_and_text_ids_leave_out_the_same_item() -> N
     )
     assert report.metrics == plain.metrics
     assert report.per_query["num_negatives"].tolist() == plain.per_query["num_negatives"].tolist()
-
-
-def test_names_are_kept_in_files_and_compared(tmp_path: Path) -> None:
-    report = aurank.evaluate(ROWS, NAMES)
-    report.save(tmp_path / "report.json")
-    report.write_per_query(tmp_path / "rows.parquet")
-    loaded = aurank.Report.load(tmp_path / "report.json")
-    assert loaded.per_query["label"].tolist() == report.per_query["label"].tolist()
-    assert pyarrow.parquet.read_table(tmp_path / "rows.parquet")["label"].to_pylist() == NAMES
-    other = aurank.evaluate(-ROWS + 1, NAMES)
-    assert f"(label {NAMES[0]})" in str(compare(loaded, other, most=40))
-    with pytest.raises(UserError, match="the reports' queries differ in their labels"):
-        compare(report, aurank.evaluate(ROWS, NUMBERS))
 
 
 def test_groups_may_be_text_and_an_empty_one_is_none() -> None:

@@ -53,13 +53,6 @@ def test_float64_and_float32_input_of_equal_values_have_the_same_ranks() -> None
     assert same(positive_ranks(torch.from_numpy(embeddings).T.contiguous().T, torch.from_numpy(labels)), reference)
 
 
-def test_a_gallery_equal_to_the_queries_with_ids_is_the_set_as_its_own_gallery() -> None:
-    embeddings, labels = mixed(seed=3)
-    ids = np.random.default_rng(0).permutation(len(labels)) - 2**40
-    split = positive_ranks(embeddings, labels, embeddings, labels, ids=ids, gallery_ids=ids)
-    assert same(split, positive_ranks(embeddings, labels))
-
-
 def test_tiles_of_odd_sizes_pass_from_float32_to_float64() -> None:
     # 109 queries of 150 positives make a tile of 109 x 297 scores; the queries that tie with everything come after it,
     # in a smaller one.
