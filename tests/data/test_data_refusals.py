@@ -1,7 +1,6 @@
 """What makes no sense is refused in one line that names it."""
 
 import dataclasses
-import io
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,7 +20,7 @@ from aurank.data import (
     build_manifest,
 )
 from aurank.data.decode import decode
-from aurank.data.readers.folders import read_folder, read_unlabelled
+from aurank.data.readers.folders import read_folder
 from aurank.errors import UserError
 
 EIGHT = np.repeat(np.arange(8), 4)
@@ -39,11 +38,6 @@ def changed(**columns: Any) -> Manifest:
 
 def decoded(array: np.ndarray, channels: int) -> np.ndarray:
     return decode(ArraySource({"x": array}), "x", channels)
-
-
-def floating_point() -> np.ndarray:
-    Image.new("F", (2, 2)).save(file := io.BytesIO(), "TIFF")
-    return decode(held_bytes(file.getvalue()), "x", 1)
 
 
 def transform(name: str, **params: Any) -> Any:
@@ -89,7 +83,6 @@ def held_out(fraction: float, classes: int = 6, super_labels: Sequence[int] | No
         (lambda: decoded(np.zeros((0, 2), np.uint8), 1), "expected a uint8 array"),
         (lambda: decoded(np.zeros(4, np.uint8), 1), "expected a uint8 array"),
         (lambda: decode(held_bytes(png(0)), "x", 2), "image 'x' in here: a PNG file gives 1, 3 or 4 channels"),
-        (floating_point, "floating-point numbers do not say"),
         (lambda: transform("crop_flip", scale=[0.5, 0.1]), "scale must be two numbers between 1e-06 and 1, smaller on"),
         (lambda: transform("crop_flip", ratio=[1.0]), "ratio must be two numbers"),
         (lambda: transform("crop_flip", flip=2), "flip must be between 0 and 1, got 2"),
@@ -141,8 +134,3 @@ def test_a_folder_that_cannot_be_understood_is_refused(tmp_path, names, params, 
     with pytest.raises(UserError) as error:
         read_folder(write_tree(tmp_path, names), **params)
     assert named in str(error.value)
-
-
-def test_a_folder_without_images_is_refused(tmp_path):
-    with pytest.raises(UserError, match="no images in"):
-        read_unlabelled(tmp_path)

@@ -11,7 +11,7 @@ from PIL import Image
 from testing.inputs import held_bytes
 from testing.trees import pixels
 
-from aurank.data import ArraySource, FolderSource
+from aurank.data import ArraySource
 from aurank.data.decode import decode, quiet_decoding
 from aurank.data.sources import PartsSource
 from aurank.errors import UserError
@@ -159,13 +159,3 @@ def test_a_damaged_file_is_an_image_or_named_and_nothing_else(data, kind):
     # Anything but a UserError would fail the test.
     with quiet_decoding(), contextlib.suppress(UserError):
         assert decode(held_bytes(bytes(broken[:length])), "x", 3).shape[2] == 3
-
-
-def test_a_truncated_file_is_named(tmp_path):
-    for kind in ("png", "jpg"):
-        image = Image.fromarray(pixels(0, 64, 64))
-        image.save(tmp_path / f"half.{kind}")
-        whole = (tmp_path / f"half.{kind}").read_bytes()
-        (tmp_path / f"half.{kind}").write_bytes(whole[: len(whole) // 2])
-        with pytest.raises(UserError, match=rf"image 'half\.{kind}' in .* cannot be decoded .*data\.on_error=skip"):
-            decode(FolderSource(tmp_path), f"half.{kind}", 3)

@@ -85,17 +85,6 @@ def test_large_and_small_tensors_come_from_a_worker_as_they_are_made(zipped, sid
     found.label.add_(1)  # it may be written to
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_loader_has_its_batches_in_order_each_time(zipped, workers):
-    batches = BatchLoader(_dataset(zipped), _in_order(zipped, 10), workers=workers)
-    assert len(batches) == 3
-    for _ in range(2):
-        found = list(batches)
-        assert [len(batch.id) for batch in found] == [10, 10, 4]
-        assert torch.cat([batch.id for batch in found]).tolist() == list(range(24))
-        assert torch.cat([batch.label for batch in found]).tolist() == zipped.labels.tolist()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_global_random_states_are_neither_read_nor_changed(zipped, workers):

@@ -68,21 +68,6 @@ def test_a_part_of_an_image_is_prepared_by_itself(tmp_path):
     assert torch.equal(*(data_of(manifest, at).__getitems__([0, 1, 2]).image for at in (None, tmp_path / "out")))
 
 
-def test_a_part_of_a_data_set_finds_its_images_and_one_more_is_missed(tmp_path):
-    manifest = photos(tmp_path / "photos")
-    prepare_images(manifest, tmp_path / "out", raw())
-    some = manifest.select([4, 1])
-    assert torch.equal(data_of(some, tmp_path / "out")[0][0], data_of(manifest)[4][0])
-    photos(tmp_path / "photos", 8)
-    more = listed(tmp_path / "photos")
-    with pytest.raises(
-        UserError, match=r"2 of 8 images of m are not in .*out \(first: 'c0/6\.png'\); give aurank data"
-    ):
-        data_of(more, tmp_path / "out")
-    assert prepare_images(more, tmp_path / "out", raw()).written == 2
-    assert len(data_of(more, tmp_path / "out")) == 8
-
-
 @pytest.mark.parametrize("kind", ["longer", "as long", "in a zip"])
 def test_an_original_that_changed_is_named_and_prepared_again(tmp_path, kind):
     manifest = photos(tmp_path / "photos")

@@ -263,15 +263,6 @@ def test_a_batch_too_small_for_the_processes_is_passed_over_and_keeps_its_number
     assert places == [(0, 0), (0, 2), (1, 0), (1, 2)]
 
 
-@pytest.mark.parametrize(("counts", "most"), [([4, 4], 8), ([9, 9, 1], 9), ([4] * 10, 16)])
-def test_the_largest_batch_is_what_the_classes_can_fill(counts, most):
-    labels = np.repeat(np.arange(len(counts)), counts)
-    sampler = PKSampler(labels, 16)
-    assert sampler.largest_batch == most
-    assert max(len(rows) for rows in sampler.epoch(0)) <= most
-    assert ShuffledSampler(labels, 16).largest_batch == min(16, len(labels))
-
-
 @pytest.mark.parametrize(("batch", "categories", "most"), [(32, 2, 32), (80, 2, 56), (112, 3, 76), (30, 3, 30)])
 def test_the_largest_batch_is_what_the_largest_super_categories_have_room_for(batch, categories, most):
     labels = shuffled_labels([8] * 24)

@@ -1,7 +1,6 @@
 """Embeddings in parts: the arrays of one file, read where they are asked for; what does not fit is named."""
 
 import shutil
-import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -166,27 +165,3 @@ def test_what_does_not_fit_is_named_in_one_line_with_the_remedy(tmp_path: Path, 
     with pytest.raises(UserError, match=said) as caught:
         Embedded.load(folder)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.slow
-def test_an_evaluation_of_a_part_of_the_rows_holds_none_of_them_for_long(tmp_path: Path) -> None:
-    count, width = 1600, 2048
-    chance = np.random.default_rng(0)
-    labels = np.arange(count) // 10
-    rows = (chance.standard_normal((160, width))[labels] + chance.standard_normal((count, width))).astype(np.float32)
-    for number, part in enumerate(np.array_split(rows, 4)):
-        np.save(tmp_path / f"{number}.npy", part)
-    mapped = MappedRows([np.load(tmp_path / f"{number}.npy", mmap_mode="r") for number in range(4)])
-    flags = {"is_query": np.arange(count) % 3 == 0, "is_gallery": np.arange(count) % 3 != 0}
-    others = (labels, np.arange(count), np.array([""] * count), *flags.values(), np.full(count, -1))
-    expected = Embedded(rows, *others).evaluate(recall_at=(1,))
-    options = {"recall_at": (1,), "max_memory": "2304KiB"}
-    Embedded(mapped, *others).evaluate(**options)  # what compiling takes is not counted
-    tracemalloc.start()
-    try:
-        found = Embedded(mapped, *others).evaluate(**options)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert found.metrics == expected.metrics
-    assert peak < rows.nbytes / 2  # of 13 MB

@@ -1,6 +1,5 @@
 import pytest
-from PIL import Image
-from testing.trees import array_manifest, pixels, png, write_tree
+from testing.trees import array_manifest, pixels, write_tree
 
 from aurank.data import ArraySource, FolderSource, Manifest, build_manifest
 from aurank.data.checks.doctor import examine
@@ -66,16 +65,6 @@ def test_what_any_two_splits_share_is_found(pair):
     assert f"classes in both {pair[0]} and {pair[1]}: 1 (a)" in warnings
     assert f"same image in {pair[0]} and {pair[1]}: 1 (0 = 3)" in warnings
     assert not [text for text in warnings if "more than once" in text]
-
-
-def test_another_compression_of_the_same_pixels_is_the_same_image(tmp_path):
-    write_tree(tmp_path, ["1.png"])
-    Image.fromarray(pixels(0)).save(tmp_path / "2.bmp")
-    assert (tmp_path / "2.bmp").read_bytes() != png(0)
-    manifest = build_manifest(
-        "two", FolderSource(tmp_path), paths=["1.png", "2.bmp"], labels=["a", "a"], splits=["train", "test"]
-    )
-    assert "same image in train and test: 1 (1.png = 2.bmp)" in examine(manifest).warnings
 
 
 def test_where_training_has_no_labels_its_classes_and_a_missing_test_split_are_no_findings():

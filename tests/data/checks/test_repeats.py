@@ -9,7 +9,7 @@ from scipy.ndimage import gaussian_filter
 from aurank.data import FolderSource, Manifest, build_manifest
 from aurank.data.checks import pictures
 from aurank.data.checks.doctor import examine
-from aurank.data.checks.findings import FIXES, DoctorReport, classes_with_pairs, describe_cleaning, write_table
+from aurank.data.checks.findings import FIXES, DoctorReport, describe_cleaning, write_table
 from aurank.data.checks.pictures import close_pictures
 from aurank.data.readers import READERS
 
@@ -184,21 +184,6 @@ def test_classes_that_lose_their_last_pair_are_counted(tmp_path):
         "--fix leaves out 2 of 9 rows (repeats 0, unreadable 2)",
         "2 of 4 classes lose their last pair: 'a' in test, 'b' in test",
     ]
-
-
-def test_a_pair_is_of_a_query_and_of_the_gallery_by_another_camera(tmp_path):
-    images = {f"{number}.png": photo(number, 16) for number in range(8)}
-    columns = {
-        "labels": ["one camera"] * 2 + ["two queries"] * 2 + ["pair"] * 2 + ["lone", "trained"],
-        "groups": [1, 1, 1, 2, 1, 2, 1, 1],
-        "is_query": [True] * 4 + [True, False] + [True] * 2,
-        "is_gallery": [True] * 2 + [False] * 2 + [False, True] + [True] * 2,
-        "splits": ["test"] * 7 + ["train"],
-    }
-    assert classes_with_pairs(place(tmp_path, images, **columns)) == [("test", "pair")]
-    columns["splits"] = ["train"] * 8
-    found = classes_with_pairs(place(tmp_path, images, **columns))
-    assert [name for _, name in found] == ["one camera", "two queries", "pair"]
 
 
 def test_the_table_of_what_is_left_is_read_back_as_it_was(tmp_path):

@@ -6,8 +6,6 @@ from testing import trees
 
 from aurank.data import READERS
 from aurank.data.checks.doctor import examine
-from aurank.embedding.embedded import Embedded
-from aurank.embedding.protocols import PROTOCOLS
 from aurank.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("small_sizes")
@@ -198,27 +196,6 @@ def test_persons_and_cameras_are_read_from_the_names_and_junk_is_left_out(tmp_pa
     test = manifest.split("test")
     assert test.is_query.tolist() == [True] * 3 + [False] * 7
     assert (test.is_query != test.is_gallery).all()
-
-
-def test_a_query_is_ranked_without_gallery_images_of_its_own_camera(tmp_path):
-    trees.market_tree(tmp_path)
-    test = read("market1501", tmp_path).split("test")
-    rows = len(test)
-    given = Embedded(
-        np.random.default_rng(3).normal(size=(rows, 5)).astype(np.float32),
-        *(test.labels, np.arange(rows), np.array(test.paths), test.is_query, test.is_gallery, test.groups),
-    )
-    report = PROTOCOLS["market1501"].evaluate(given)
-    unit = given.embeddings / np.linalg.norm(given.embeddings, axis=1, keepdims=True)
-    precisions = []
-    for query in np.flatnonzero(test.is_query):
-        own = (test.labels == test.labels[query]) & (test.groups == test.groups[query])
-        gallery = np.flatnonzero(test.is_gallery & ~own)
-        order = gallery[np.argsort(-(unit[gallery] @ unit[query]))]
-        found = test.labels[order] == test.labels[query]
-        precisions.append(np.mean((np.cumsum(found) / np.arange(1, len(found) + 1))[found]))
-    assert report.mauprc == pytest.approx(np.mean(precisions), abs=1e-6)
-    assert (report.num_queries, report.num_gallery) == (3, 7)
 
 
 def test_vehicles_and_cameras_are_read_from_the_names_and_their_number_is_insisted_on(tmp_path):

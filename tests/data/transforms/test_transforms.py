@@ -12,8 +12,7 @@ from PIL import Image
 from testing.trees import pixels
 from torchvision.transforms import v2
 
-from aurank.data import TRANSFORMS, open_source
-from aurank.data.decode import decode
+from aurank.data import TRANSFORMS
 from aurank.data.transforms.base import resize
 from aurank.data.transforms.geometry import chance_of
 from aurank.errors import UserError
@@ -114,22 +113,6 @@ def test_words_on_a_pipeline_are_those_of_before_there_were_rectangles(name):
     assert repr(MAKERS[name]((16, 16), 3)) == repr(MAKERS[name](16, 3))  # caches and stored models are known by it
     for other in ({"resize": "pad"}, {"resize": "squash"}, {"image_size": (16, 17)}, {"image_size": (17, 16)}):
         assert repr(MAKERS[name](**{"image_size": 16, "channels": 3, **other})) != repr(MAKERS[name](16, 3))
-
-
-@pytest.mark.parametrize("channels", [1, 3, 4])
-def test_an_image_of_pillow_is_taken_as_its_file_would_be(channels, tmp_path):
-    grey = Image.fromarray(pixels(0, 20, 30, 1)[:, :, 0])
-    exif = Image.Exif()
-    exif[0x0112] = 6  # lies on its side
-    Image.fromarray(pixels(1, 20, 30, 3)).save(tmp_path / "turned.png", exif=exif)
-    Image.fromarray(pixels(2, 20, 30, 4)).save(tmp_path / "clear.png")
-    grey.save(tmp_path / "grey.png")
-    grey.convert("P").save(tmp_path / "palette.png")
-    pipeline = TRANSFORMS["resize"](16, channels)
-    for name in ("turned.png", "clear.png", "grey.png", "palette.png"):
-        expected = pipeline(decode(open_source(tmp_path), name, channels))
-        with Image.open(tmp_path / name) as file:
-            assert torch.equal(pipeline(file), expected)
 
 
 @pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic", "lanczos", "box", "hamming"])
