@@ -142,8 +142,8 @@ class ImageDataset(Dataset[Sample]):
         if not is_there.all():
             images = images[is_there]
         rows = np.array([row for row, _, _ in parsed], dtype=np.int64)[is_there]
-        pixels = torch.from_numpy(images).permute(0, 3, 1, 2)
-        return Batch(pixels, torch.from_numpy(self.manifest.labels[rows]), torch.from_numpy(rows))
+        labels = torch.from_numpy(self.manifest.labels[rows])
+        return Batch(torch.from_numpy(images).permute(0, 3, 1, 2), labels, torch.from_numpy(rows))
 
     def to_input(self, images: Shaped[Tensor, "batch ..."]) -> Tensor:
         """Return what a model is given of a batch's images, on their device: pixels normalised, others as they are."""

@@ -48,8 +48,7 @@ def fetch(name: str, root: Path, *, url: str | None = None, on_bytes: OnBytes | 
     if problems := _problems(name, root):
         remedy = f"remove {', '.join(map(str, files))} and run the command again, or get it from {about.origin}"
         raise UserError(f"{about.title} in {root} is not as published: {'; '.join(problems)}; {remedy}")
-    spare = "" if about.unpack is None else f"; {' and '.join(map(str, files))} may go"
-    return f"{about.title} is in {root}{spare}"
+    return f"{about.title} is in {root}" + (f"; {' and '.join(map(str, files))} may go" if about.unpack else "")
 
 
 def _problems(name: str, root: Path) -> tuple[str, ...]:

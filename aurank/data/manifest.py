@@ -191,8 +191,8 @@ class Manifest:
         # what moves as one, and its classes; the classes that share an image count as one where classes move
         moved, classes = units[training], (units if by == "class" else self.labels)[training]
         if (number := len(np.unique(classes))) < 4:
-            few = f"{number} training classes, too few to keep some for validation (4 are needed)"
-            raise UserError(f"{self.name} has {few}; set data.validation_fraction=0")
+            few = "too few to keep some for validation (4 are needed); set data.validation_fraction=0"
+            raise UserError(f"{self.name} has {number} training classes, {few}")
         most = room = min(max(2, round(fraction * number)), number - 2)
         random = np.random.default_rng([seed, number])
         if by == "class":
@@ -223,8 +223,7 @@ class Manifest:
         units = self.labels
         if by == "super_category":
             if (of_class := self.class_super_labels) is None:
-                remedy = "hold out classes (data.validation_by=class, --by class, by: class)"
-                raise UserError(f"{self.name} has no super-categories to hold out: {remedy}")
+                raise UserError(f"{self.name} has no super-categories to hold out: hold out classes (by class)")
             alone = of_class.max() + 1 + np.arange(len(of_class))  # of a class without one
             units = np.unique(np.where(of_class < 0, alone, of_class), return_inverse=True)[1][self.labels]
         if self.texts is None:

@@ -90,8 +90,7 @@ class PreparedImages:
         self.folder, path = folder, folder / IMAGES
         self.remedy = f"give aurank data prepare CONFIG --out {folder} again"
         remedy, parts = f"{self.remedy}, or set data.prepared=null", [np.zeros(0, RECORD)]
-        named = f"data.prepared: {path}"
-        with reading(named, "prepared images", remedy=remedy), pyarrow.memory_map(str(path)) as mapped:
+        with reading(path, "prepared images", remedy=remedy), pyarrow.memory_map(str(path)) as mapped:
             base = mapped.read_buffer(1).address
             mapped.seek(0)
             stream = pyarrow.ipc.open_stream(mapped)

@@ -27,10 +27,6 @@ def _dataset(name="crop_flip", **options):
     return ImageDataset(array_manifest({"train": [3, 4]}), TRANSFORMS[name](8, 3), channels=3, **options)
 
 
-def _equal(first, second):
-    return all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
-
-
 def _sick_tree(tmp_path):
     tree = write_tree(tmp_path / "tree", [f"class{number % 2}/{number}.png" for number in range(8)])
     for number in (2, 5):

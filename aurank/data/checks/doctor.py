@@ -68,8 +68,7 @@ def examine(
             candidates=candidates,
             tell=listener or (lambda *_: None),
         )
-    report = DoctorReport(manifest.name, _counts(manifest, labelled), (), manifest)
-    return report.with_findings(findings)
+    return DoctorReport(manifest.name, _counts(manifest, labelled), (), manifest).with_findings(findings)
 
 
 def odd_classes(classes: Sequence[str]) -> tuple[str, list[str]] | None:
@@ -91,10 +90,8 @@ def repeated_image(manifest: Manifest) -> str | None:
     if manifest.boxes is not None and manifest.texts is None:
         images = [f"{image} {box}" for image, box in zip(images, manifest.boxes.tolist(), strict=True)]
     repeated = [image for image, count in Counter(images).items() if count > 1]
-    if not repeated:
-        return None
     more = f", and {len(repeated) - 1:,} more" if len(repeated) > 1 else ""
-    return f"{manifest.name} lists image {repeated[0]!r} twice{more}"
+    return f"{manifest.name} lists image {repeated[0]!r} twice{more}" if repeated else None
 
 
 def _counts(manifest: Manifest, labelled: Shaped[np.ndarray, " image"]) -> dict[str, int]:

@@ -56,8 +56,7 @@ class Finding:
 
     def __str__(self) -> str:
         more = f", and {self.count - len(self.examples)} more" if self.count > len(self.examples) else ""
-        shown = f" ({'; '.join(self.examples)}{more})" if self.examples else ""
-        return f"{self.check}: {self.count}{shown}"
+        return f"{self.check}: {self.count}" + (f" ({'; '.join(self.examples)}{more})" if self.examples else "")
 
 
 def same_thing(names: Sequence[str]) -> str:

@@ -23,8 +23,9 @@ _reading = Lock()  # an item is made by code that need not bear several threads
 
 def read_given(root: Path) -> Manifest:
     """Refuse: the data set was an object of the program that trained on it."""
-    remedy = "give it again, by aurank.train(…, dataset=…) or ImageSelection(data=…), or name other images"
-    raise UserError(f"the data set was given from Python, where no name finds it: {remedy}")
+    raise UserError(
+        "the data set was given from Python: give it again, by aurank.train(…, dataset=…) or ImageSelection"
+    )
 
 
 def from_dataset(

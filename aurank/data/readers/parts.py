@@ -99,9 +99,10 @@ def _read(
                 labels.append(label)
                 splits.append(split)
     if left_out:
-        remedy = "a key ends at the first dot of a name: name images KEY.png, KEY.jpg or alike"
-        message = f"{where}: left out as no image of a sample: {len(left_out):,} (first {left_out[0]}); {remedy}"
-        warnings.warn(message, AurankWarning, stacklevel=3)
+        message = (
+            f"left out as no image of a sample: {len(left_out):,} (first {left_out[0]}); a key ends at the first dot"
+        )
+        warnings.warn(f"{where}: {message} of a name", AurankWarning, stacklevel=3)
     require_filled("label", [path for path, label in zip(entries, labels, strict=True) if not label])
     if not any(splits):
         splits = draw_splits(labels, test_fraction, seed)

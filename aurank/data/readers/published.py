@@ -14,7 +14,7 @@ import numpy as np
 
 from aurank.data.manifest import Manifest
 from aurank.data.readers.listing import Row, build_listed
-from aurank.data.sources import FolderSource, ImageSource, open_source
+from aurank.data.sources import ImageSource, open_source
 from aurank.errors import UserError
 from aurank.names import meant, nearest
 
@@ -69,8 +69,6 @@ class Location:
     def holds(self, file: str) -> bool:
         if not file.endswith("/"):
             return self.source.exists(file)
-        if isinstance(self.source, FolderSource):
-            return (self.source.root / file).is_dir()
         return any(name.startswith(file) for name in self.source.names())
 
     def missing(self, files: Iterable[str]) -> list[str]:

@@ -32,7 +32,6 @@ _PILLOWS: Mapping[str, Resampling] = {
 }
 INTERPOLATIONS = (AREA, *_PILLOWS)
 """Ways to resize: "area" averages where an image shrinks and is bilinear where it grows; the others are Pillow's."""
-RESIZES = ("crop", "pad", "squash")
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # mean and deviation
 LEAST = 1e-6  # of what has to be above 0
 Limits = dict[str, tuple[Any, ...]]
@@ -77,7 +76,7 @@ class Pipeline(ABC):
         **dict.fromkeys(("mean", "flip", "translate", "jitter", "grey", "blur"), (0, 1)),
         **dict.fromkeys(("scale", "ratio", "std"), (LEAST, math.inf)),
         "interpolation": INTERPOLATIONS,
-        "resize": RESIZES,
+        "resize": ("crop", "pad", "squash"),
     }
     """Least and most of a parameter, and of each value of a range, or all that it can be."""
     _headroom: ClassVar[float] = 1.5  # times `needed_side` that a photo decoded smaller has to have

@@ -9,7 +9,6 @@ from aurank.data.checks.doctor import examine
 from aurank.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("small_sizes")
-INATURALIST_LIST = "Inat_dataset_splits/Inaturalist_train_set1.txt"
 
 
 def read(name, root, **params):
