@@ -11,11 +11,11 @@ from torch import Tensor
 
 from aurank.config.load import config_difference
 from aurank.embedding.build import encoder_of, towers_of
-from aurank.embedding.locations import BEST, require_checkpoint, resolve_checkpoint
+from aurank.embedding.locations import BEST, resolve_checkpoint
 from aurank.embedding.settings import read_trained
 from aurank.embedding.stored.checkpoint import AVERAGE_OF, load_checkpoint, model_weights, save_checkpoint
 from aurank.errors import AurankWarning, UserError
-from aurank.files import require_writable
+from aurank.files import require_absent
 from aurank.models.encoder import HEADS
 
 # The keys that an embedding depends on beside the weights; of the model all but those that act in training alone.
@@ -52,26 +52,22 @@ def average_models(models: Sequence[Path | str], out: Path | str) -> Path:
     """
     names, out = [str(model).removeprefix("aurank:") for model in models], Path(out)
     paths = [resolve_checkpoint(name) for name in names]
-    for path in paths:
-        require_checkpoint(path)
     if len({path.resolve() for path in paths}) < max(2, len(paths)):
         came = ", ".join(names) or "none"
         raise UserError(f"an average takes two different models or more, got {came}; name trainings of one network")
-    if out.is_dir() and any(not path.name.startswith(".") for path in out.iterdir()):  # of a killed process
-        raise UserError(f"--out {out} is not empty; name another folder")
-    require_writable(out / BEST)
+    require_absent(out / BEST)
     checkpoints = [load_checkpoint(path) for path in paths]
-    configs, states = [read_trained(checkpoint["config"]) for checkpoint in checkpoints], []
-    for position, (name, checkpoint, config) in enumerate(zip(names, checkpoints, configs, strict=True)):
-        state = model_weights(checkpoint)
+    configs, states, parents = [], [], []
+    for name, checkpoint in zip(names, checkpoints, strict=True):
+        config, state = read_trained(checkpoint["config"]), model_weights(checkpoint)
         if config.model.lora is not None:
             # The mean of products is not the product of means, and each run began with adapters of its own.
             merged: Any = (encoder_of if config.model.text is None else towers_of)(checkpoint, config, name)
             state = merged.state_dict()
-            without = config.model.model_copy(update={"lora": None})
-            configs[position] = config.model_copy(update={"model": without})
+            config = config.model_copy(update={"model": config.model.model_copy(update={"lora": None})})
+        configs.append(config)
         states.append(state)
-        reasons = [line for line in config_difference(configs[0], configs[position]) if _EMBEDS.match(line)]
+        reasons = [line for line in config_difference(configs[0], config) if _EMBEDS.match(line)]
         if checkpoint["tokeniser"] != checkpoints[0]["tokeniser"]:
             reasons.append("they learnt other tokens")
         if reasons:
@@ -83,18 +79,16 @@ def average_models(models: Sequence[Path | str], out: Path | str) -> Path:
                 reason = f"the {part} of {names[0]} and {name} have a cosine of {cosine:.2f}"
                 remedy = "begin all at one network (model.weights, model.init_from)"
                 warnings.warn(f"{reason}: their average is usually ruined; {remedy}", AurankWarning, stacklevel=2)
-    is_same = all(checkpoint["manifest"] == checkpoints[0]["manifest"] for checkpoint in checkpoints)
-    parents = []
-    for name, checkpoint in zip(names, checkpoints, strict=True):
-        parents.append({"name": name, "config": checkpoint["config"], "step": checkpoint["progress"].get("step")})
-        if AVERAGE_OF in checkpoint:
-            parents[-1][AVERAGE_OF] = checkpoint[AVERAGE_OF]
+        parent = {"name": name, "config": checkpoint["config"], "step": checkpoint["progress"].get("step")}
+        parents.append(parent | {key: checkpoint[key] for key in (AVERAGE_OF,) if key in checkpoint})
+    first = checkpoints[0]
+    is_same = all(checkpoint["manifest"] == first["manifest"] for checkpoint in checkpoints)
     content = {
         "config": configs[0].model_dump(mode="json"),
-        "manifest": checkpoints[0]["manifest"] if is_same else "",
-        "data": checkpoints[0]["data"] if is_same else None,
+        "manifest": first["manifest"] if is_same else "",
+        "data": first["data"] if is_same else None,
         "progress": {},
-        "tokeniser": checkpoints[0]["tokeniser"],
+        "tokeniser": first["tokeniser"],
         "encoder": mean_weights(states),
         "average": None,
         AVERAGE_OF: parents,

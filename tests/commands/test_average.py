@@ -206,7 +206,7 @@ def test_what_acts_in_training_alone_may_differ(two: list[Path], tmp_path: Path)
         (["one"], "average", "two different models or more, got .*one"),
         (["one", "two", "one/best.safetensors"], "average", "two different models or more"),
         (["one", "."], "average", "no checkpoint at .*best"),
-        (["one", "two"], "one", "--out .*one is not empty"),
+        (["one", "two"], "one", r"one.best\.safetensors exists already"),
     ],
 )
 def test_too_few_models_and_folders_in_use_are_refused(
