@@ -5,18 +5,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from pydantic import PositiveInt
 
 from aurank.commands.galleries.postprocess import training_images
 from aurank.commands.run_options import PreparedModel, RunOptions, prepare_model
-from aurank.data import Manifest
 from aurank.data.checks.doctor import repeated_image
 from aurank.data.manifest import first_seen
 from aurank.embedding.embedded import Embedded
 from aurank.embedding.image_selection import ImageSelection
 from aurank.embedding.locations import split_name
 from aurank.errors import UserError
-from aurank.evaluation.inputs import numbered
-from aurank.evaluation.probes import PROTOCOLS, ProbeResult, probe, split_labels
+from aurank.evaluation.inputs import numbered, require_one_of
+from aurank.evaluation.probes import NEIGHBOURS, PROTOCOLS, ProbeResult, probe, split_labels
 
 CLOSED = 0.5  # part of the tested classes from which on the training split's rows train
 
@@ -27,7 +27,7 @@ def probe_model(
     *,
     protocols: Sequence[str] = PROTOCOLS,
     labels: Path | None = None,
-    k: int | None = None,
+    k: PositiveInt = NEIGHBOURS,
     seeds: Sequence[int] | None = None,
     out: Path | None = None,
     running: RunOptions | None = None,
@@ -41,7 +41,7 @@ def probe_model(
         model, labels: as for ``evaluate_model``.
         images: its ``data``, ``split`` and ``overrides``.
         protocols: knn or linear_probe; default: both.
-        k: neighbours that vote; default: 200, or all there are.
+        k: neighbours that vote; at most all there are.
         seeds: seeds of the draws, such as 0,1,2.
         out: folder for knn.json and linear_probe.json.
 
@@ -55,12 +55,8 @@ def probe_model(
         1.0
     """
     images, running = images or ImageSelection(), running or RunOptions()
-    if not protocols or set(protocols) - set(PROTOCOLS):
-        raise UserError(f"--protocol: expected {' or '.join(PROTOCOLS)}; got {', '.join(protocols) or 'none'}")
-    if images.find_protocol() is not None:
-        raise UserError(f"{images.given[0]} has no use here: a probe takes its rows from the splits of --data")
-    if k is not None and "knn" not in protocols:
-        raise UserError(f"--k {k} goes with --protocol knn")
+    for name in protocols:
+        require_one_of(PROTOCOLS, protocol=name)
     kind, file = split_name(model)
     train = None
     if kind == "embeddings":
@@ -92,13 +88,16 @@ def probe_model(
 
 def _embed_sides(prepared: PreparedModel) -> tuple[Embedded, Embedded | None, list[str]]:
     tested, training = prepared.dataset.manifest, training_images(prepared)
-    _require_once(tested)
     shared = set(tested.classes) & set(() if training is None else training.classes)
-    if training is None or len(shared) < CLOSED * len(tested.classes):
+    if len(shared) < CLOSED * len(tested.classes):
+        training = None
+    for manifest in (tested,) if training is None else (tested, training):
+        if repeated := repeated_image(manifest):
+            raise UserError(f"{repeated}: a probe could train and test on it; list it once")
+    if training is None:
         split_labels(tested.labels)  # refused before the images are embedded
         embedded, notes = prepared.embed()
         return embedded, None, notes
-    _require_once(training)
     numbers = first_seen((*tested.classes, *training.classes))
     number_of = np.array([numbers[name] for name in training.classes], dtype=np.int64)
     split_labels(number_of[training.labels], tested.labels)
@@ -106,8 +105,3 @@ def _embed_sides(prepared: PreparedModel) -> tuple[Embedded, Embedded | None, li
     test, test_notes = prepared.embed()
     notes = [f"training: {line}" for line in train_notes] + [f"test: {line}" for line in test_notes]
     return test, replace(train, labels=number_of[train.labels], classes=None), notes
-
-
-def _require_once(manifest: Manifest) -> None:
-    if repeated := repeated_image(manifest):
-        raise UserError(f"{repeated}: a probe could train and test on it; list it once")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import stdev
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Int64
@@ -51,7 +51,7 @@ class ProbeResult:
 
     @property
     def spread(self) -> dict[str, float]:
-        """Sample standard deviation over the seeds, by metric; empty with fewer than two."""
+        """Sample standard deviations over the seeds; empty with fewer than two."""
         return {name: stdev(values) for name, values in self.per_seed.items() if len(values) > 1}
 
     def __str__(self) -> str:
@@ -70,21 +70,13 @@ class ProbeResult:
         write_text(Path(path), json.dumps({**content, **asdict(self)}, indent=2) + "\n")
 
 
-class ProbeSplit(NamedTuple):
-    design: str
-    draws: list[tuple[int, np.ndarray, np.ndarray]]  # a seed, the rows that train, the rows that test
-    classes: Int64[np.ndarray, " row"]  # of the training side, counted from 0
-    test_classes: Int64[np.ndarray, " row"]
-    notes: list[str]
-
-
 def split_labels(
     labels: Int64[np.ndarray, " _"],
     test_labels: Int64[np.ndarray, " _"] | None = None,
     *,
     seeds: Sequence[int] | None = None,
-) -> ProbeSplit:
-    """Return the rows that train and those that test; UserError if no probe is possible.
+) -> tuple[list[tuple[int, np.ndarray, np.ndarray]], list[str]]:
+    """Return for each seed the rows that train and those that test, and notes; UserError if no probe is possible.
 
     With `test_labels`, all of `labels` train and the test rows of their classes test. Without, each seed draws half of
     the rows of every class for training (the larger half of an odd number), and the rest test.
@@ -96,14 +88,13 @@ def split_labels(
     if len(names) < 2 or not len(test_rows):
         among = "" if len(test_rows) else ", and none of them is among the test rows"
         raise UserError(f"a probe needs two classes with {least} training rows or more: there are {len(names)}{among}")
-    classes, test_classes = (np.searchsorted(names, side) for side in (labels, tested))
     draws = [(seed, rows, test_rows) for seed in seeds or (0,)]
     if test_labels is None:
-        trains = {seed: _drawn(classes[rows], (counts + 1) // 2, (seed, 0)) for seed in seeds or (0, 1, 2)}
+        classes = np.searchsorted(names, labels[rows])
+        trains = {seed: _drawn(classes, (counts + 1) // 2, (seed, 0)) for seed in seeds or (0, 1, 2)}
         draws = [(seed, rows[train], rows[~train]) for seed, train in trains.items()]
     left_out = len(tested) - len(test_rows)
-    notes = [f"left out: {left_out:,} of {len(tested):,} rows, whose class no other row has"] if left_out else []
-    return ProbeSplit("halves" if test_labels is None else "closed set", draws, classes, test_classes, notes)
+    return draws, [f"left out: {left_out:,} of {len(tested):,} rows, whose class no other row has"] if left_out else []
 
 
 def _drawn(
@@ -123,7 +114,7 @@ def probe(
     test_labels: Integers | None = None,
     *,
     protocol: str = "knn",
-    k: int | None = None,
+    k: int = NEIGHBOURS,
     seeds: Sequence[int] | None = None,
 ) -> ProbeResult:
     """Return how well the embeddings classify, as accuracies by the names of docs/metrics.md.
@@ -138,12 +129,12 @@ def probe(
         embeddings, labels: [row, dim] and integers [row]. They train, and `test`, `test_labels` test; without these,
             halves of each class do.
         protocol: "knn" or "linear_probe".
-        k: neighbours of "knn"; default 200, or all training rows if they are fewer.
+        k: neighbours of "knn", or all training rows if they are fewer.
         seeds: of the halves (default 0, 1, 2) and of the rows held out for the strength (default 0 with test rows).
 
     Raises:
-        UserError: one class, a k beyond the training rows, rows that have no cosine or are not finite, labels that do
-            not fit, no class with two training rows for "linear_probe".
+        UserError: one class, rows that have no cosine or are not finite, labels that do not fit, no class with two
+            training rows for "linear_probe".
 
     Source: section 3.4 of Wu et al., CVPR 2018, https://arxiv.org/abs/1805.01978, for "knn".
 
@@ -160,24 +151,28 @@ def probe(
     numbers = integer_array(labels, name="label", rows=len(trained), side="training")
     if test_labels is not None:
         test_labels = integer_array(test_labels, name="label", rows=len(tested), side="test")
-    split = split_labels(numbers, test_labels, seeds=seeds)
+    draws, notes = split_labels(numbers, test_labels, seeds=seeds)
+    names = np.unique(numbers[draws[0][1]])  # every draw trains on all classes
+    classes, test_classes = (
+        np.searchsorted(names, side) for side in (numbers, numbers if test_labels is None else test_labels)
+    )
     for side, rows in (("training", trained), ("test", tested)):
         check_rows(rows, side=side, distance="cosine" if protocol == "knn" else "euclidean")
     per_seed: dict[str, list[float]] = {}
     settings: dict[str, Any] = {"strength": []} if protocol == "linear_probe" else {}
-    for seed, train, test_rows in split.draws:
-        features, classes = load_rows(trained, train, "euclidean").astype(np.float64), split.classes[train]
+    for seed, train, test_rows in draws:
+        features = load_rows(trained, train, "euclidean").astype(np.float64)
         if protocol == "knn":
             from sklearn.neighbors import KNeighborsClassifier  # a second that no other evaluation needs
 
-            settings["k"] = depth = min(NEIGHBOURS, len(train)) if k is None else k
-            if not 1 <= depth <= len(train):
-                raise UserError(f"k must be from 1 to the number of training rows, {len(train):,}; got {k}")
+            settings["k"] = min(k, len(train))
             voting = {"metric": "cosine", "weights": lambda distance: np.exp((1 - distance) / TEMPERATURE)}
-            votes, first = (KNeighborsClassifier(count, **voting).fit(features, classes) for count in (depth, 1))
+            votes, first = (
+                KNeighborsClassifier(count, **voting).fit(features, classes[train]) for count in (settings["k"], 1)
+            )
             models = {"top1": votes, "top5": votes, "1nn": first}
         else:
-            search = _strength_search(features, classes, seed)
+            search = _strength_search(features, classes[train], seed)
             models = {"top1": search, "top5": search}
             settings["strength"].append(STRENGTHS[search.best_index_])
         is_right: dict[str, list[float]] = {name: [] for name in models}
@@ -186,22 +181,21 @@ def probe(
             features = load_rows(tested, chosen, "euclidean").astype(np.float64)
             scores = {model: model.predict_proba(features) for model in models.values()}
             for name, model in models.items():
-                right = scores[model][np.arange(len(chosen)), split.test_classes[chosen]]
+                right = scores[model][np.arange(len(chosen)), test_classes[chosen]]
                 rank = (scores[model] >= right[:, None]).sum(axis=1)
                 is_right[name] += (rank <= (5 if name == "top5" else 1)).astype(float).tolist()
         for name, values in is_right.items():
             per_seed.setdefault(name, []).append(mean(values))
-    is_drawn = test is None or protocol == "linear_probe"
     return ProbeResult(
         protocol=protocol,
-        design=split.design,
+        design="halves" if test is None else "closed set",
         per_seed=per_seed,
-        seeds=[seed for seed, *_ in split.draws] if is_drawn else [],
-        num_train=len(split.draws[0][1]),
-        num_test=len(split.draws[0][2]),
-        num_classes=len(np.unique(split.classes[split.draws[0][1]])),
+        seeds=[] if test is not None and protocol == "knn" else [seed for seed, *_ in draws],
+        num_train=len(draws[0][1]),
+        num_test=len(draws[0][2]),
+        num_classes=len(names),
         settings=settings,
-        notes=split.notes,
+        notes=notes,
     )
 
 

@@ -50,7 +50,7 @@ REFUSED = {
     "embed --model embeddings:rows.npz --out x.npz": "these are embeddings already",
     "probe --model timm:test_resnet,pretrained=false --data table:one.csv --out x": "2 training rows or more",
     "probe --model timm:test_resnet,pretrained=false --data table:twice.csv --out x": "'photos/a/0.png' twice",
-    f"{PROBE} --protocol kn": "expected knn or linear_probe; got kn",
+    f"{PROBE} --protocol kn": "got 'kn'",
     f"{PROBE} --labels rows.npz": "the labels come with the images",
     f"{PROBE} --split val": "no images in split 'val'",
     CALIBRATE: "give a precision above 0",

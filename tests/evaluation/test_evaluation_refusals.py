@@ -118,7 +118,6 @@ REFUSED: dict[str, list[tuple[Callable[[], Any], str]]] = {
         (lambda: probe(ROWS, LABELS, ROWS), "test_labels"),
         (lambda: probe(ROWS, LABELS, BAD, LABELS), "row 7 of the test .*NaN"),
         (lambda: probe(ZERO, LABELS), "row 3 of the training .* all zeros"),
-        (lambda: probe(ROWS, LABELS, ROWS, LABELS, k=61), "k .* 60.* 61"),
         (lambda: probe(ROWS, LABELS, protocol="linear_probe"), "single training row"),
     ],
     "calibrate": [
