@@ -41,7 +41,6 @@ def public() -> dict[str, Any]:
 PUBLIC = public()
 SLOW = {
     "aurank.commands.average.average_models",
-    "aurank.commands.baselines.measure_baselines",
     "aurank.commands.galleries.build_index.add_images",
     "aurank.commands.galleries.build_index.build_index",
     "aurank.commands.embed.embed_model",

@@ -23,7 +23,6 @@ from aurank.cli.drawing import (
     draw_training,
     listening,
     one_name,
-    print_baselines,
     stderr_console,
 )
 from aurank.errors import UserError
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from aurank.serving import Served
 
 
-def train(call: Call, *, out: Path | None = None, dry_run: bool = False, baselines: bool = False) -> None:
+def train(call: Call, *, out: Path | None = None, dry_run: bool = False) -> None:
     out = out or Path("runs") / call["config"].stem
     if dry_run:
         from aurank.training import read_config, rehearse
@@ -64,12 +63,6 @@ def train(call: Call, *, out: Path | None = None, dry_run: bool = False, baselin
         console.say(describe_groups(result.two_way, *images))
     elif result.report is not None:
         console.say(result.report)
-    if baselines and result.report is not None:
-        from aurank.commands import measure_baselines
-
-        print_baselines(measure_baselines(f"aurank:{result.out / 'best'}", result.report, out=result.out))
-    elif baselines:
-        stderr_console.say("--baselines: left out, as no report on images found by images was made")
     console.say(f"written to {result.out}")
 
 
@@ -261,19 +254,15 @@ def data_prepare(call: Call) -> None:
 
 
 def evaluate(call: Call) -> None:
-    from aurank.reporting.results import BASELINES, PAGE, REPORT, require_free, require_same_command
+    from aurank.reporting.results import PAGE, REPORT, require_free, require_same_command
 
     out = call["out"]
     require_free(out)
     if not call["overwrite"]:
         require_same_command(out, typed_command())
-    if call["baselines"] and call["model"].startswith("embeddings:"):
-        raise UserError(f"--baselines has no use with --model {call['model']}: it needs the images")
     if (report := call()) is None:
         return
     console.say(report)
-    if call["baselines"]:
-        print_baselines(json.loads((out / BASELINES).read_bytes()))
     console.say(f"written to {out / REPORT}" + (f", to look at: {out / PAGE}" if call["report"] else ""))
 
 

@@ -12,7 +12,6 @@ from unicodedata import category as category_of
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 from rich.text import Text
 
 from aurank.errors import AurankWarning
@@ -192,13 +191,3 @@ def draw_measuring(
                 finished(name, result)
 
         yield RunOptions(**options, listener=listening(show), say=stderr_console.say, finished=pause)
-
-
-def print_baselines(metrics: dict[str, dict[str, float]]) -> None:
-    # Of metrics that were chosen otherwise the first few.
-    names = [name for name in ("mauprc", "recall@1") if name in metrics["model"]] or list(metrics["model"])[:3]
-    table = Table("", *(SHOWN.get(name, name) for name in names), title="beside baselines")
-    for label, values in metrics.items():
-        numbers = [f"{values[name]:.4f}" if name in values else "" for name in names]
-        table.add_row(label.replace("_", " "), *numbers)
-    console.print(table)

@@ -9,7 +9,6 @@ from aurank.lazy import lazy_names
 
 if TYPE_CHECKING:  # the names of these files
     from aurank.commands.average import *
-    from aurank.commands.baselines import *
     from aurank.commands.benchmarks.benchmark import *
     from aurank.commands.compare import *
     from aurank.commands.doctor import *
@@ -29,7 +28,6 @@ if TYPE_CHECKING:  # the names of these files
 else:
     NAMES = {
         "average": ["average_models"],
-        "baselines": ["measure_baselines"],
         "benchmarks.benchmark": ["run_benchmark"],
         "compare": ["compare_reports"],
         "doctor": ["examine_data", "examine_embeddings"],

@@ -5,8 +5,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from aurank.commands.baselines import measure_baselines
+import torch
+
+from aurank.commands.run_options import RunOptions, prepare_model
 from aurank.config import shipped_configs
+from aurank.embedding.build import build_encoder
+from aurank.embedding.embed import embed, embed_pixels
+from aurank.embedding.image_selection import ImageSelection
 from aurank.files import write_text
 
 CONFIG = "digits/soprc"
@@ -27,7 +32,13 @@ def demo(
     run = train(config, out / "run", resume=(out / "run").exists(), listener=listener)
     if run.report is None:
         return {}, run.stopped_by
-    measured = measure_baselines(f"aurank:{out / 'run' / 'best'}", run.report)
-    results = {name: measured[name] for name in ("untrained", "raw_pixels")} | {"trained": run.report.metrics}
+    prepared = prepare_model(f"aurank:{out / 'run' / 'best'}", ImageSelection(), RunOptions())
+    device, data = prepared.run.torch_device, prepared.dataset
+    torch.manual_seed(config.seed)
+    untrained = build_encoder(config.model, channels=config.data.channels, load=False).to(device)
+    beside = {"untrained": embed(untrained, data, device=device), "raw_pixels": embed_pixels(data)}
+    options = prepared.evaluation_options(None, {"device": device})
+    results = {name: dict(rows.evaluate(**options).metrics) for name, rows in beside.items()}
+    results["trained"] = run.report.metrics
     write_text(out / "demo.json", json.dumps(results, indent=1) + "\n")
     return results, None

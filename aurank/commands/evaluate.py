@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from pydantic import PositiveInt
 
-from aurank.commands.baselines import measure_baselines
 from aurank.commands.galleries.postprocess import fitted_on_training, read_steps
 from aurank.commands.report import Measurement, evaluation_page
 from aurank.commands.run_options import RunOptions, prepare_model
@@ -122,7 +121,6 @@ def evaluate_to_folder(
     report: bool = True,
     show_class: Sequence[str] = (),
     overwrite: bool = False,
-    baselines: bool = False,
     running: RunOptions | None = None,
     **options: Unpack[EvaluateOptions],
 ) -> Report | None:
@@ -141,7 +139,6 @@ def evaluate_to_folder(
         report: whether to write report.html, a page to look at.
         show_class: a class whose queries the page shows; may be given repeatedly.
         overwrite: replace the result of another command in `out`.
-        baselines: measure chance, raw pixels and the untrained network too, into baselines.json.
 
     Example:
         >>> import tempfile
@@ -167,8 +164,6 @@ def evaluate_to_folder(
         steps.save(out / STEPS)
     if report:
         write_text(out / PAGE, evaluation_page(result, measured, classes=show_class))
-    if baselines:
-        measure_baselines(model, result, images, out=out, running=running, **options)
     return result
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # torch is not imported to see whether a folder is free
 
 REPORT, PER_QUERY = "report.json", "per_query.parquet"
 PAGE, PER_CLASS = "report.html", "per_class.csv"
-BASELINES, STEPS = "baselines.json", "postprocessing.safetensors"
+STEPS = "postprocessing.safetensors"
 CALIBRATION = "calibration.json", "calibrate.html"
 
 
@@ -80,7 +80,7 @@ def save_results(report: "Report", out: Path, *, page: str | None = None) -> Non
             write_text(staging / PAGE, page)
         if "label" in report.per_query:
             write_text(staging / PER_CLASS, class_csv(report))
-        for name in (BASELINES, STEPS, PAGE, PER_CLASS):  # of an earlier report
+        for name in (STEPS, PAGE, PER_CLASS):  # of an earlier report
             (out / name).unlink(missing_ok=True)
         for name in (PER_QUERY, PER_CLASS, PAGE, REPORT):
             if (staging / name).exists():

@@ -4,6 +4,7 @@ import gc
 import ipaddress
 import multiprocessing
 import os
+import signal
 import socket
 import threading
 from collections.abc import Callable, Sequence
@@ -134,7 +135,7 @@ def _load_in_worker(count: int, load: Load) -> "ASGIApp":
 
     parent = multiprocessing.parent_process()
     assert parent is not None
-    watch = threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True)
+    watch = threading.Thread(target=lambda: (parent.join(), os.kill(os.getpid(), signal.SIGTERM)), daemon=True)
     watch.start()  # a worker would keep the port of a parent that was killed
     keep_memory()  # which the command did in its own process
     torch.set_num_threads(max(1, torch.get_num_threads() // count))

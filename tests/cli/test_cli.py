@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -166,28 +165,6 @@ def test_what_has_no_labels_is_examined_without_and_told_where_to_be_measured(
     code, _, complaint = aurank("evaluate", *model, "--out", tmp_path / "measured", "--split", "train")
     assert code == 2
     assert "no two of the 4 images of photos have one label: measuring needs images with labels" in one_line(complaint)
-
-
-@pytest.mark.slow
-def test_train_and_evaluate_put_baselines_beside_the_model(aurank: Shell, config: Path, tmp_path: Path) -> None:
-    code, output, _ = aurank("train", config, "train.steps=3", "--out", tmp_path / "run", "--baselines")
-    assert code == 0
-    best = f"aurank:{tmp_path / 'run' / 'best'}"
-    assert aurank("evaluate", "--model", best, "--out", tmp_path / "report", "--baselines")[0] == 0
-    first, second = (json.loads((tmp_path / one / "baselines.json").read_text()) for one in ("run", "report"))
-    assert first == second
-    assert list(first) == ["model", "untrained", "raw_pixels", "chance"]
-    assert f"{first['raw_pixels']['mauprc']:.4f}" in output
-
-
-def test_training_without_a_report_says_that_baselines_are_left_out(
-    tmp_path: Path, aurank: Shell, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run_without = SimpleNamespace(skipped={}, is_main=True, stopped_by=None, two_way={}, report=None, out=tmp_path)
-    monkeypatch.setattr("aurank.training.run.train", lambda *_, **__: run_without)
-    code, _, said = aurank("train", "digits/soprc", "--baselines", "--out", tmp_path / "run")
-    assert code == 0
-    assert "--baselines: left out, as no report" in said
 
 
 def test_the_version_is_told(aurank: Shell) -> None:

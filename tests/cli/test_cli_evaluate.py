@@ -10,7 +10,6 @@ import pyarrow.parquet
 import pytest
 from testing.processes import Shell
 
-from aurank.cli.drawing import print_baselines
 from aurank.embedding import load
 from aurank.evaluation import PostProcessing, Report
 
@@ -160,18 +159,6 @@ def test_a_table_and_a_picture_of_codes(rows: Path, aurank: Shell) -> None:
     assert codes is not None
     assert len(codes) == 11
     assert "Shorter and coarser embeddings" in (rows / "out/report.html").read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize(
-    ("metrics", "shown"),
-    [({"mrr@2": 0.25}, ("mrr@2", "0.2500")), ({"ndcg": 0.5, "mauprc": 0.125}, ("mAUPRC", "0.1250"))],
-)
-def test_the_table_of_baselines_shows_numbers_whatever_the_metrics(
-    metrics: dict[str, float], shown: tuple[str, str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    print_baselines({"model": metrics, "chance": {"mauprc": 0.1}})
-    table = capsys.readouterr().out
-    assert all(text in table for text in shown)
 
 
 def test_an_incomplete_data_set_ends_with_2_and_says_what_is_missing(place: Path, aurank: Shell) -> None:

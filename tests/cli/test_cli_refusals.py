@@ -22,7 +22,6 @@ CLEAN = "doctor folder:photos --out clean.csv --fix repeats"
 REFUSED = {
     "train no-such.yaml": "no-such.yaml",
     "train omniglot/soprc data.root=nowhere --dry-run": "omniglot",
-    "train digits/soprc --dry-run --baselines": "--dry-run does not go with --baselines",
     "train --no-such": "--no-such",
     "cp omniglot/sopcr other.yaml": "omniglot/soprc",
     "data check spo": "no published set 'spo'",
@@ -37,7 +36,6 @@ REFUSED = {
     f"{SAVED} --data folder:photos": "folder:photos has no use",
     f"{SAVED} --recall-at one": "'--recall-at': 'one' is not",
     f"{SAVED} --rescore 5": "--rescore needs --dims or --precision",
-    f"{SAVED} --baselines": "--baselines has no use with --model embeddings:rows.npz",
     f"{TIMM}": "say which images to embed",
     f"{TIMM} --data folder:none": "none does not exist",
     f"{TIMM} --data photos": "expected READER:PATH, such as folder:photos",
