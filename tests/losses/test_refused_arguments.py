@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from aurank.errors import UserError
-from aurank.losses import LOSSES, CrossBatchMemory, MultipleLosses, SmoothAPLoss
+from aurank.losses import LOSSES, MultipleLosses, SmoothAPLoss
 
 NEEDED: dict[str, dict[str, Any]] = {
     "emc2": {"num_samples": 4},
@@ -146,7 +146,6 @@ def test_an_argument_refused_beside_another_is_taken_alone(name: str, given: dic
 @pytest.mark.parametrize(
     ("losses", "more", "word"),
     [
-        ([], {}, "losses"),
         ([SmoothAPLoss()], {"weights": [1, 2]}, "weights"),
         ([SmoothAPLoss()], {"weights": [float("nan")]}, "weights"),
         ([SmoothAPLoss()], {"weights": {"a": 1}}, "weights"),
@@ -158,8 +157,3 @@ def test_an_argument_refused_beside_another_is_taken_alone(name: str, given: dic
 def test_what_does_not_match_the_losses_is_named(losses: Any, more: dict[str, Any], word: str) -> None:
     with pytest.raises(UserError, match=word):
         MultipleLosses(losses, **more)
-
-
-def test_a_name_is_no_loss_of_a_memory() -> None:
-    with pytest.raises(UserError, match="loss must be a loss"):
-        CrossBatchMemory("smooth_ap", 5)

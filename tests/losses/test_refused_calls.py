@@ -8,7 +8,6 @@ import torch
 from pytorch_metric_learning import losses as pml
 from pytorch_metric_learning.distances import BaseDistance, CosineSimilarity
 from pytorch_metric_learning.miners import BatchEasyHardMiner, MultiSimilarityMiner
-from pytorch_metric_learning.reducers import DoNothingReducer
 from testing.equal import rows_of_four
 from testing.stateful import PROXIES
 from torch import Tensor
@@ -125,7 +124,6 @@ CALLS: list[tuple[str, Callable[[], object]]] = [
     ("embedding_size=5, got 3", lambda: changed_width(EMC2Loss(4))),
     ("embedding_size=6, got 5", lambda: changed_width(EMC2Loss(4, embedding_size=6))),
     ("attribute reencode", lambda: reencoding(None)),
-    (r"embeddings of shape \[1, 5\]", lambda: reencoding(lambda ids: ROWS[ids, :1])),
     ("pass ref_ids", lambda: reencoding(lambda ids: ROWS[ids], ref_emb=OTHERS[:2], ref_labels=VIEWS[4:6] + 1)),
     # references, mined indices and miners
     ("ref_emb cannot be given", lambda: RecallAtKLoss(similarity_mixup=True)(ROWS, LABELS, **REFERENCES)),
@@ -156,7 +154,6 @@ CALLS: list[tuple[str, Callable[[], object]]] = [
     ("True for all", lambda: memory()(ROWS, LABELS, enqueue_mask=KEYS | True)),
     ("the memory is empty", lambda: memory()(ROWS, LABELS, enqueue_mask=KEYS & False)),
     # sums, widths and bins
-    (r"losses\['ap'\] .* dict", lambda: MultipleLosses({"ap": SmoothAPLoss(reducer=DoNothingReducer())})(ROWS, LABELS)),
     ("at least as wide as widths, 8", lambda: MultipleLosses([SmoothAPLoss()], widths=[8])(ROWS, LABELS)),
     ("OwnDistance .* as range", lambda: default_limits(OwnDistance())),
 ]

@@ -6,7 +6,7 @@ from numbers import Real
 from typing import Annotated
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from aurank.errors import UserError
 from aurank.ranges import Range
@@ -60,12 +60,6 @@ def require_within(name: str, value: float, bounds: tuple[float, float]) -> floa
     if not bounds[0] <= value <= bounds[1]:
         raise UserError(f"{name} must lie within {name}_bounds={bounds}, got {value!r}")
     return value
-
-
-def require_loss(loss: object) -> nn.Module:
-    if not isinstance(loss, nn.Module):
-        raise UserError(f"loss must be a loss, as SmoothAPLoss(), got {loss!r}")
-    return loss
 
 
 def check_embeddings(name: str, embeddings: Tensor, labels_name: str, labels: Tensor | None) -> None:

@@ -1,7 +1,7 @@
 """One loss over the batches of all processes: rows are gathered, and their gradients find the way back."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -26,10 +26,7 @@ def exchange(numbers: Sequence[int], device: torch.device) -> list[list[int]]:
     return rows
 
 
-@dataclass(frozen=True, eq=False)
-class Shares:
-    labels: Sequence[Int64[Tensor, " row"]]
-    ids: Sequence[Int64[Tensor, " row"]]
+Shares = tuple[Sequence[Int64[Tensor, " row"]], Sequence[Int64[Tensor, " row"]]]  # labels and ids of each process
 
 
 class Gather:
@@ -85,10 +82,10 @@ class Gather:
         return gathered
 
     def _of_announced(self, inputs: Inputs, announced: Shares) -> Inputs:
-        lengths = [len(ids) for ids in announced.ids]
+        lengths = [len(ids) for ids in announced[1]]
         if len(inputs.embeddings) != (length := lengths[distributed.get_rank()]):
             raise UserError(f"{length} embeddings of this process were announced, got {len(inputs.embeddings)}")
-        labels, ids = (in_order(each, views=self.views) for each in (announced.labels, announced.ids))
+        labels, ids = (in_order(each, views=self.views) for each in announced)
         gathered = replace(inputs, labels=labels, ids=ids, shared=True)
         if inputs.is_self_set:
             embeddings = gather_rows(inputs.embeddings, lengths, views=self.views)

@@ -8,7 +8,7 @@ from pytorch_metric_learning.distances import BaseDistance
 from torch import Tensor
 
 from aurank.errors import UserError
-from aurank.losses.core.checks import check_width, kind_of
+from aurank.losses.core.checks import check_width
 from aurank.losses.core.distributed import gather_rows, world_size
 from aurank.losses.core.pairs import Pairs
 from aurank.losses.core.row_table import RowTable, group_entries
@@ -87,10 +87,5 @@ def embedded_anew(
     like, processes = pairs.query.detach(), world_size() if pairs.is_shared else 1
     shards = rows.tensor_split(processes)
     shard = shards[torch.distributed.get_rank() if processes > 1 else 0].cpu()
-    embeddings, shape = reencode(shard) if len(shard) else like[:0], (len(shard), like.shape[1])
-    if not isinstance(embeddings, Tensor) or embeddings.shape != shape:
-        raise UserError(
-            f"reencode must return embeddings of shape {list(shape)} for {len(shard)} ids, got {kind_of(embeddings)}"
-        )
-    embeddings = embeddings.to(like)
+    embeddings = (reencode(shard) if len(shard) else like[:0]).to(like)
     return (embeddings if processes == 1 else gather_rows(embeddings, [len(each) for each in shards]))[position]

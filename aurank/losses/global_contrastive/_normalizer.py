@@ -220,16 +220,15 @@ class IndividualTemperatures(nn.Module):
         mean, finite = table.mean(index, gradients)
         if self.clip is not None:
             mean = mean.clamp(-self.clip, self.clip)
-        table.write(index, self._moved(table.read(index)[0], mean), finite)
-
-    def _moved(self, rows: Float[Tensor, "entry width"], gradient: Float[Tensor, "entry 1"]) -> Tensor:
-        temperature, average = rows[:, :1], rows[:, 1:2].lerp(gradient, self.beta)
+        rows, _ = table.read(index)
+        temperature, average = rows[:, :1], rows[:, 1:2].lerp(mean, self.beta)
         if self.update == "momentum":
-            return torch.cat([(temperature - self.rate * average).clamp(*self.bounds), average], dim=1)
-        square, steps = rows[:, 2:3].lerp(gradient.square(), 0.001), rows[:, 3:] + 1
-        first, second = average / (1 - (1 - self.beta) ** steps), square / (1 - 0.999**steps)
-        moved = temperature - self.rate * first / (second.sqrt() + 1e-8)
-        return torch.cat([moved.clamp(*self.bounds), average, square, steps], dim=1)
+            moved, moments = temperature - self.rate * average, [average]
+        else:
+            square, steps = rows[:, 2:3].lerp(mean.square(), 0.001), rows[:, 3:] + 1
+            first, second = average / (1 - (1 - self.beta) ** steps), square / (1 - 0.999**steps)
+            moved, moments = temperature - self.rate * first / (second.sqrt() + 1e-8), [average, square, steps]
+        table.write(index, torch.cat([moved.clamp(*self.bounds), *moments], dim=1), finite)
 
 
 class RobustLoss(NormalizedLoss):

@@ -59,14 +59,11 @@ def see(pairs: Pairs, log_normalizer: Float[Tensor, " query"], distance: BaseDis
     finite = query.isfinite().all(dim=1) & numbers.isfinite().all(dim=1)
     pull, log_normalizer, weight = numbers.masked_fill(~finite[:, None], 0).unbind(dim=1)
     query, reference = (rows.masked_fill(~rows.isfinite().all(dim=1)[:, None], 0) for rows in (query, reference))
-    return Seen(query, pull, log_normalizer, weight, normalized(reference, distance), is_pair, shard, empty)
-
-
-def normalized(rows: Float[Tensor, "row dim"], distance: BaseDistance) -> Float[Tensor, "row dim"]:
-    """Return the rows as the distance normalises them; one that is so already, but for rounding, stays as it is."""
-    unit: Tensor = distance.maybe_normalize(rows)
-    same = torch.isclose(unit, rows, rtol=16 * torch.finfo(rows.dtype).eps, atol=0).all(dim=1, keepdim=True)
-    return torch.where(same, rows, unit)
+    unit = distance.maybe_normalize(reference)
+    # a row of unit length, but for rounding, stays as it is
+    same = torch.isclose(unit, reference, rtol=16 * torch.finfo(unit.dtype).eps, atol=0).all(dim=1, keepdim=True)
+    unit = torch.where(same, reference, unit)
+    return Seen(query, pull, log_normalizer, weight, unit, is_pair, shard, empty)
 
 
 class Prototypes(Counters, FullPrecision):

@@ -15,12 +15,6 @@ from aurank.losses.core.temperature import Temperature
 from aurank.losses.in_batch.contrastive import cross_entropy
 
 
-class CLIPOptions(PairLossOptions, total=False):
-    learn_temperature: bool
-    temperature_bounds: Sequence[Number | None]
-    two_way: bool
-
-
 class CLIPLoss(PairLoss):
     """The cross-entropy of finding each row's partner among the rows of the other side, the mean of both directions.
 
@@ -151,13 +145,22 @@ class CyCLIPLoss(CLIPLoss):
         *,
         cross_modal: Number = 0.25,
         in_modal: Number = 0.25,
-        **options: Unpack[CLIPOptions],
+        learn_temperature: bool = True,
+        temperature_bounds: Sequence[Number | None] = (0.01, None),
+        two_way: bool = True,
+        **options: Unpack[PairLossOptions],
     ) -> None:
         weights = {"cross_modal": cross_modal, "in_modal": in_modal}
         weights = {name: require_number(name, weight, "[0, inf)") for name, weight in weights.items()}
         self.weights = {name: weight for name, weight in weights.items() if weight}
         self.extra_names = tuple(self.weights)
-        super().__init__(temperature, **options)
+        super().__init__(
+            temperature,
+            learn_temperature=learn_temperature,
+            temperature_bounds=temperature_bounds,
+            two_way=two_way,
+            **options,
+        )
 
     def extra_terms(self, pairs: Pairs) -> dict[str, Tensor]:
         partner = pairs.positive.to(pairs.similarity.dtype)

@@ -64,13 +64,6 @@ def at_least(scores: Float[Tensor, "list item"], ascending: Float[Tensor, "list 
     return ascending.shape[1] - torch.searchsorted(ascending, scores.contiguous(), out_int32=True)
 
 
-def tie_mirrored(similarity: Float[Tensor, "row row"]) -> Float[Tensor, "row row"]:
-    """Return the similarity, with s_ij and s_ji made equal where they differ by rounding only."""
-    rounding = 8 * torch.finfo(similarity.dtype).eps
-    equal = similarity.isclose(similarity.T, rtol=rounding, atol=rounding)
-    return torch.where(equal, (similarity + similarity.T) / 2, similarity)
-
-
 class BlackBoxAPLoss(PairLoss):
     """(1 − flat_weight) · (1 − AP) of each query, exact, plus flat_weight · (1 − AP) of all pairs in one list.
 
@@ -121,7 +114,12 @@ class BlackBoxAPLoss(PairLoss):
     def extra_terms(self, pairs: Pairs) -> dict[str, Tensor]:
         if not self.flat_weight:
             return {}
-        lists = self._lists(pairs, tie_mirrored(pairs.similarity) if pairs.is_self_set else pairs.similarity)
+        similarity = pairs.similarity
+        if pairs.is_self_set:  # s_ij and s_ji are equal where they differ by rounding only
+            rounding = 8 * torch.finfo(similarity.dtype).eps
+            equal = similarity.isclose(similarity.T, rtol=rounding, atol=rounding)
+            similarity = torch.where(equal, (similarity + similarity.T) / 2, similarity)
+        lists = self._lists(pairs, similarity)
         valid = pairs.valid[:, None]
         starts = torch.arange(len(valid), device=valid.device)[:, None] * lists.scores.shape[1]
         scores, is_hit = lists.scores.masked_fill(~valid, -torch.inf), lists.is_hit & valid

@@ -90,12 +90,6 @@ Quantiles: TypeAlias = Float[Tensor, "query quantile"]
 Bounds: TypeAlias = tuple[float, float]
 
 
-def false_positive_rate(pairs: Pairs, *, tau1: float) -> Float[Tensor, "query width"]:
-    """Return for each gathered positive the mean over the query's negatives of ℓ1(s⁺ − s⁻), at least the true rate."""
-    sums = ranking_sums(pairs.positives.similarity, pairs.negative_similarity, surrogate="huber", temperature=tau1)
-    return sums / pairs.negative_count.clamp(min=1)[:, None]
-
-
 def true_positive_rate(
     scores: Float[Tensor, "query width"], quantiles: Quantiles, *, tau2: float
 ) -> Float[Tensor, "query width"]:
@@ -174,9 +168,12 @@ class SOPRCLoss(PairLoss):
         if official:
             self.interpolation = "official"
         require_whole("num_quantiles", num_quantiles)
-        counts = check_class_counts(class_counts)
+        counts = torch.as_tensor(class_counts if hasattr(class_counts, "__len__") else list(class_counts)).cpu()
+        if counts.ndim != 1 or not is_integer(counts) or not len(counts) or counts.min() < 0 or counts.max() == 0:
+            expected = "one whole number per class, images of class 0, 1, …, such as np.bincount(labels)"
+            raise UserError(f"class_counts must be {expected}; got {kind_of(counts)}")
         self.num_classes = len(counts)
-        self.register_buffer("class_counts", counts)
+        self.register_buffer("class_counts", counts.long().clone())
         start = torch.arange(num_quantiles) / num_quantiles if official else None
         self.table = RowTable(self.num_classes, num_quantiles, start=start)
 
@@ -195,7 +192,10 @@ class SOPRCLoss(PairLoss):
         with torch.set_grad_enabled(self.tpr_gradient and torch.is_grad_enabled()):
             true_positives = true_positive_rate(scores, quantiles, tau2=self.tau2)
         prior = self._class_prior(pairs)[:, None]
-        numerator = (1 - prior) * false_positive_rate(pairs, tau1=self.tau1)
+        # the mean over the query's negatives of ℓ1(s⁺ − s⁻), at least the true rate
+        false_positives = ranking_sums(scores, pairs.negative_similarity, surrogate="huber", temperature=self.tau1)
+        false_positives = false_positives / pairs.negative_count.clamp(min=1)[:, None]
+        numerator = (1 - prior) * false_positives
         return pairs.positives.mean(numerator / (numerator + prior * true_positives))
 
     def extra_terms(self, pairs: Pairs) -> dict[str, Tensor]:
@@ -228,14 +228,6 @@ class SOPRCLoss(PairLoss):
         counts = self.class_counts.to(pairs.similarity.dtype)
         count = counts[pairs.query_labels].clamp(min=1)  # a class counted 0 is here after all
         return self.prior_max * count / counts.max() if self.prior == "scaled" else count / counts.sum()
-
-
-def check_class_counts(class_counts: Tensor | Iterable[Any]) -> Int64[Tensor, " class"]:
-    counts = torch.as_tensor(class_counts if hasattr(class_counts, "__len__") else list(class_counts)).cpu()
-    if counts.ndim != 1 or not is_integer(counts) or not len(counts) or counts.min() < 0 or counts.max() == 0:
-        expected = "one whole number per class, images of class 0, 1, …, such as np.bincount(labels)"
-        raise UserError(f"class_counts must be {expected}; got {kind_of(counts)}")
-    return counts.long().clone()
 
 
 # How a class's few positive scores in a batch are spread out to a fixed number of quantiles.

@@ -11,7 +11,7 @@ from pytorch_metric_learning.utils.loss_and_miner_utils import convert_to_triple
 from torch import Tensor, nn
 
 from aurank.errors import UserError
-from aurank.losses.core.checks import check_width, kind_of, require_loss, require_whole
+from aurank.losses.core.checks import check_width, kind_of, require_whole
 from aurank.losses.core.common import in_common_precision, to_device_of
 from aurank.losses.core.distributed import Gather
 from aurank.losses.core.pair_loss import KeyedLoss, TakesInputs
@@ -86,7 +86,7 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
         require_whole("embedding_size", embedding_size)
         require_whole("memory_size", memory_size)
         self.start_at = require_whole("start_at", start_at, least=0)
-        self.loss = require_loss(loss)
+        self.loss = loss
         refuse_unfit(loss, gathers=distributed)
         self.miner = miner
         self.gather = Gather(distributed)
@@ -152,7 +152,14 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
         if miner is not None:
             extended = self.gather.ask_miner(replace(extended, indices_tuple=miner))
             if isinstance(inputs.indices_tuple, Sequence):
-                extended = replace(extended, indices_tuple=with_tuple(extended.indices_tuple, inputs))
+                mined = extended.indices_tuple
+                assert isinstance(mined, Sequence)
+                indices = [part.to(mined[0].device) for part in inputs.indices_tuple]
+                alike = check_mined(indices, (len(inputs.labels),) * 2)
+                if len(mined) == 3:
+                    alike = convert_to_triplets(indices, inputs.labels)
+                both = tuple(torch.cat(parts) for parts in zip(mined, alike, strict=True))
+                extended = replace(extended, indices_tuple=both)
         value = call_loss(self.loss, extended)
         if writes(self):
             self.write(inputs)
@@ -163,7 +170,10 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
         if self.miner is not None and call_miner is not None:
             raise UserError("indices_tuple was given a miner, but CrossBatchMemory has one: leave one of them out")
         miner = call_miner if self.miner is None else self.miner
-        inner = self.loss.reference_miners if isinstance(self.loss, MultipleLosses) else []
+        inner = []
+        if isinstance(self.loss, MultipleLosses):
+            losses = self.loss.losses
+            inner = [each for name, each in self.loss.miners.items() if takes_references(losses[name])]
         if inputs.ref_emb is None and any(getattr(each, "pos_strategy", None) == "easy" for each in (miner, *inner)):
             raise UserError(
                 "the miner takes the easiest positive, which among references is the query itself: give it "
@@ -286,12 +296,3 @@ def rows_to_store(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor | None]:
     if inputs.ref_emb is None or inputs.ref_labels is None:
         return inputs.embeddings, inputs.labels, inputs.ids
     return inputs.ref_emb, inputs.ref_labels, inputs.ref_ids
-
-
-def with_tuple(mined: Mined, inputs: Inputs) -> tuple[Tensor, ...]:
-    assert isinstance(mined, Sequence)
-    assert isinstance(inputs.indices_tuple, Sequence)
-    indices = [part.to(mined[0].device) for part in inputs.indices_tuple]
-    pairs = check_mined(indices, (len(inputs.labels),) * 2)
-    alike = convert_to_triplets(indices, inputs.labels) if len(mined) == 3 else pairs
-    return tuple(torch.cat(both) for both in zip(mined, alike, strict=True))

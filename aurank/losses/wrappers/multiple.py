@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from aurank.errors import UserError
-from aurank.losses.core.checks import kind_of, require_number, require_whole
+from aurank.losses.core.checks import require_number, require_whole
 from aurank.losses.core.common import in_common_precision
 from aurank.losses.core.distributed import Gather
 from aurank.losses.core.pair_loss import TakesInputs
@@ -57,8 +57,6 @@ class MultipleLosses(TakesInputs, nn.Module):
     ) -> None:
         super().__init__()
         self.gather = Gather(distributed)
-        if not losses:
-            raise UserError(f"losses must hold at least one loss, got {losses!r}")
         self.losses = nn.ModuleDict(by_name("losses", losses, losses))
         self.weights = dict.fromkeys(self.losses, 1.0) | by_name("weights", weights, losses)
         for name, weight in self.weights.items():
@@ -68,11 +66,6 @@ class MultipleLosses(TakesInputs, nn.Module):
         for name, width in self.widths.items():
             require_whole(f"widths[{name!r}]", width)
         self.last_terms: dict[str, Tensor] = {}
-
-    @property
-    def reference_miners(self) -> list[nn.Module]:
-        """The miners that are asked about references, where there are any."""
-        return [miner for name, miner in self.miners.items() if takes_references(self.losses[name])]
 
     def compute(self, inputs: Inputs) -> Tensor:
         if inputs.indices_tuple is not None and len(self.miners):
@@ -84,12 +77,7 @@ class MultipleLosses(TakesInputs, nn.Module):
                 seen = batch_alone(seen)
             if name in self.widths:
                 seen = narrowed(seen, self.widths[name])
-            value = call_loss(loss, self.gather.ask_miner(seen))
-            if not isinstance(value, Tensor):
-                raise UserError(
-                    f"losses[{name!r}] must give a number to be summed, got {kind_of(value)}: change its reducer"
-                )
-            terms[name] = self.weights[name] * value
+            terms[name] = self.weights[name] * call_loss(loss, self.gather.ask_miner(seen))
         self.last_terms = {name: term.detach() for name, term in terms.items()}
         total: Any = sum(terms.values())
         return total  # type: ignore[no-any-return]

@@ -22,7 +22,6 @@ from aurank.losses.core.checks import (
     check_labels_in_range,
     check_width,
     require_choice,
-    require_loss,
     require_number,
     require_whole,
 )
@@ -54,7 +53,7 @@ class PMLLoss(TakesInputs, nn.Module):
 
     def __init__(self, loss: nn.Module, *, distributed: bool = False) -> None:
         super().__init__()
-        self.loss = require_loss(loss)
+        self.loss = loss
         self.gather = Gather(distributed)
 
     def compute(self, inputs: Inputs) -> Any:
@@ -158,19 +157,15 @@ class ProxyLoss(PMLLoss):
 NEARLY_ONE = 1 - 5e-7  # cos 1e-3
 
 
-class _SafeAngles:
+class SafeArcFaceLoss(pml_losses.ArcFaceLoss):  # type: ignore[misc]  # PML ships no types
     """Angles away from 0 and π by 1e-3: PML's have no finite gradient where an embedding lies on its class's vector."""
 
     def get_angles(self, cosine_of_target_classes: Tensor) -> Tensor:
         return torch.acos(cosine_of_target_classes.clamp(-NEARLY_ONE, NEARLY_ONE))
 
 
-class SafeArcFaceLoss(_SafeAngles, pml_losses.ArcFaceLoss):  # type: ignore[misc]  # PML ships no types
-    """PML's ArcFace whose gradient stays finite."""
-
-
-class SafeSubCenterArcFaceLoss(_SafeAngles, pml_losses.SubCenterArcFaceLoss):  # type: ignore[misc]
-    """PML's sub-center ArcFace whose gradient stays finite."""
+class SafeSubCenterArcFaceLoss(pml_losses.SubCenterArcFaceLoss):  # type: ignore[misc]
+    get_angles = SafeArcFaceLoss.get_angles
 
 
 class CosineSoftmaxLoss(pml_losses.NormalizedSoftmaxLoss):  # type: ignore[misc]
