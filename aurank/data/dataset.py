@@ -190,21 +190,21 @@ class ImageDataset(Dataset[Sample]):
         return is_there
 
     def _read(self, row: int) -> Pixels | None:
+        path, boxes = self.manifest.paths[row], self.manifest.boxes
+        box = None if boxes is None or boxes[row, 0] < 0 else boxes[row].tolist()
+        least = self._least_side if box is None else None
         try:
-            image = self._decode(row) if self.prepared is None else self.prepared.read(row)
+            if self.prepared is not None:
+                image = self.prepared.read(row)
+            else:
+                image = decode(self.manifest.source, path, self.channels, max_pixels=self.max_pixels, least_side=least)
+                image = image if box is None else crop(image, box, path)
         except UserError:
             if self.on_error == "raise":
                 raise
             self._unreadable[row] = True
             return None
         return self.pipeline.prepare(image)
-
-    def _decode(self, row: int) -> Pixels:
-        path, boxes = self.manifest.paths[row], self.manifest.boxes
-        is_part = boxes is not None and boxes[row, 0] >= 0
-        least = None if is_part else self._least_side
-        image = decode(self.manifest.source, path, self.channels, max_pixels=self.max_pixels, least_side=least)
-        return crop(image, boxes[row].tolist(), path) if boxes is not None and is_part else image
 
     def _fill_cache(self, most: int) -> list[Pixels | None] | None:
         count = len(self.manifest)
