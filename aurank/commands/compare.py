@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 from pydantic import NonNegativeInt
 
 from aurank.embedding.image_selection import ImageSelection
@@ -50,7 +49,7 @@ def compare_reports(
 
     Example:
         >>> import tempfile
-        >>> import aurank
+        >>> import aurank, numpy as np
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     files = [Path(folder, f"{name}.json") for name in ("before", "after")]
         ...     for file, row in zip(files, (1, 2)):
@@ -89,19 +88,12 @@ def short_names(paths: Sequence[Path]) -> list[str]:
 
 
 def _pictures(images: ImageSelection, reports: dict[str, Report]) -> Pictures:
-    columns = [
-        column["path"]
-        for report in reports.values()
-        for column in (report.per_query, report.gallery)
-        if "path" in column
-    ]
-    if not columns:
-        raise UserError(f"{images.given[0]} has no use: the reports name no images, only rows of saved embeddings")
+    sides = [side for report in reports.values() for side in (report.per_query, report.gallery)]
+    paths = {str(path) for side in sides for path in side.get("path", ())}
     manifest = select(images, None).images
-    paths = np.unique(np.concatenate(columns))
-    if not np.isin(paths, np.array(manifest.paths)).any():
+    if paths.isdisjoint(manifest.paths):
         raise UserError(
-            f"{images.given[0]}: {manifest.name} has none of the {len(paths):,} images of the reports, such as "
-            f"{str(paths[0])!r}; name the data and the split that they were measured on"
+            f"{images.given[0]}: {manifest.name} has none of the {len(paths):,} images of the reports; name the data "
+            "and the split that they were measured on"
         )
     return Pictures(manifest.source)

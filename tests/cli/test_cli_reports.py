@@ -54,7 +54,7 @@ def test_a_page_of_something_else_and_data_of_something_else_are_refused(reports
     (reports / "photos" / "b").rename(reports / "photos" / "d")
     data = ("--data", "folder:photos", "data.odd_classes=keep")
     complaint = aurank("compare", "runs/small", "runs/large", *data)[2]
-    assert "such as 'a/0.png'; name the data and the split" in complaint
+    assert "none of the 8 images of the reports; name the data" in complaint
     assert not (reports / "compare.html").exists()
     (reports / "compare.html").write_text("<p>mine</p>", encoding="utf-8")
     code, _, complaint = aurank("compare", "runs/small", "runs/large", *FEW)
@@ -111,7 +111,7 @@ def test_a_threshold_behind_post_processing(reports: Path, aurank: Shell) -> Non
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default:.* began at random weights")
-def test_an_average_is_written_into_an_empty_folder_alone(tiny_run: Path, aurank: Shell, tmp_path: Path) -> None:
+def test_an_average_replaces_no_model(tiny_run: Path, aurank: Shell, tmp_path: Path) -> None:
     out = tmp_path / "average"
     code, text, notice = aurank("average", f"aurank:{tiny_run}", tiny_run / "last", "--out", out)
     assert code == 0
@@ -119,4 +119,4 @@ def test_an_average_is_written_into_an_empty_folder_alone(tiny_run: Path, aurank
     assert notice == ""
     code, text, notice = aurank("average", tiny_run, tiny_run / "last", "--out", out)
     assert (code, text) == (2, "")
-    assert notice == f"error: --out {out} is not empty; name another folder\n"
+    assert notice.startswith(f"error: {out / 'best.safetensors'} exists already")

@@ -25,7 +25,7 @@ from aurank.config import dump_config
 from aurank.data import READERS, Manifest
 from aurank.embedding.image_selection import read_whole
 from aurank.embedding.select_images import class_folds
-from aurank.errors import AurankError, Diverged, UserError
+from aurank.errors import Diverged, UserError
 from aurank.files import write_text
 from aurank.losses import LOSSES
 from aurank.ranges import Range
@@ -178,7 +178,7 @@ def test_a_search_of_images_leaves_out_their_test_split_and_prunes(
 
 
 FILES = {"best.yaml", "search.json", "trials.csv", "tune.html"}
-# Lines to run before a search: its process gets a signal in the second step of the fourth training.
+# Lines to run before a search: its process is interrupted in the second step of the fourth training.
 STOPPED = """
 import os, signal
 from aurank.training.loop import Loop
@@ -187,7 +187,7 @@ def stopped(loop, batches, run=Loop.step):
     global count
     count += 1
     if count == 4 * 3 + 2:
-        os.kill(os.getpid(), signal.{})
+        os.kill(os.getpid(), signal.SIGINT)
     return run(loop, batches)
 globals().update(stopped=stopped)
 Loop.step = stopped
@@ -195,15 +195,14 @@ Loop.step = stopped
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=lambda number: number.name)
-def test_a_search_that_was_stopped_finds_what_it_would_have_found(number: signal.Signals, tmp_path: Path) -> None:
+def test_a_search_that_was_interrupted_finds_what_it_would_have_found(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(dump_config(config_of(tmp_path)), encoding="utf-8")
     words = ("tune", file, "--trials", 5, "--folds", 2, "--out")
     whole = run_aurank(*words, tmp_path / "whole")
-    stopped = run_aurank(*words, tmp_path / "stopped", setup=STOPPED.format(number.name))
-    assert stopped.wait() == (-9 if number == signal.SIGKILL else 130), stopped.communicate()
-    assert number == signal.SIGKILL or "stopped at training steps: 14 of 40" in stopped.communicate()[1]
+    stopped = run_aurank(*words, tmp_path / "stopped", setup=STOPPED)
+    assert stopped.wait() == 130, stopped.communicate()
+    assert "stopped at training steps: 14 of 40" in stopped.communicate()[1]
     ((code, output, complaints),) = ended([run_aurank(*words, tmp_path / "stopped")])
     assert code == 0, complaints
     assert re.findall(r"trial (\d) of 5", output) == ["2", "3", "4", "5"]
@@ -287,19 +286,3 @@ def test_what_does_not_fit_is_refused_before_a_training(tmp_path: Path) -> None:
     ((code, text, complaints),) = ended([run_aurank("tune", file, "--list")])
     assert code == 0, complaints
     assert re.search(r"optim\.lr +1e-05 to 0\.03, log +0\.01", text)
-
-
-def test_a_trial_that_a_full_disk_ended_is_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    full, module = [False, True, False, False], sys.modules["aurank.commands.tune"]
-
-    def trained(config: Any, out: Path, *, dataset: Manifest, listener: Any, **_: Any) -> aurank.TrainResult:
-        if full.pop(0):
-            raise AurankError("cannot save last.safetensors: No space left on device")
-        listener("validation", {"mauprc": 0.5})
-        return aurank.TrainResult(out, 4, {"mauprc": 0.5}, None)
-
-    monkeypatch.setattr(module, "train", trained)
-    with pytest.raises(AurankError, match="No space left"):
-        tune(config_of(tmp_path), tmp_path / "out", ranges=RATE, trials=1, folds=2)
-    tune(config_of(tmp_path), tmp_path / "out", ranges=RATE, trials=1, folds=2)
-    assert [line["state"] for line in table(tmp_path / "out")] == ["complete"]
