@@ -1,13 +1,12 @@
 """Measuring any model: what ``aurank evaluate``, ``aurank calibrate`` and ``aurank mine`` call."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any, Unpack
 
 import numpy as np
-import torch
 from pydantic import PositiveInt
 
 from aurank.commands.galleries.postprocess import fitted_on_training, read_steps
@@ -26,8 +25,9 @@ from aurank.errors import UserError
 from aurank.evaluation.bootstrap import Resampling
 from aurank.evaluation.calibration import Calibration, calibrate, check_aim
 from aurank.evaluation.engine.scores import DISTANCES
-from aurank.evaluation.index.neighbours import Index
-from aurank.evaluation.inputs import ProgressCallback, byte_count, require_one_of
+from aurank.evaluation.evaluate import EvaluateOptions
+from aurank.evaluation.index.neighbours import check_index
+from aurank.evaluation.inputs import byte_count, require_one_of
 from aurank.evaluation.metrics import pooled_names
 from aurank.evaluation.negatives import mine_negatives
 from aurank.evaluation.postprocessing import Codes, PostProcessing
@@ -35,40 +35,9 @@ from aurank.evaluation.report import Report
 from aurank.files import write_text
 from aurank.reporting.doctor_page import doctor_page
 from aurank.reporting.results import CALIBRATION, PAGE, STEPS, require_same_command, write_results
-from aurank.reporting.tables import without_formula
 
 _KEEP = "data.repeated=keep"
 RESAMPLES, NEIGHBOURS = 1000, 10  # of a page: 0.25 s for 60,502 queries of 11,316 classes, 15 metrics
-
-
-class EvaluateOptions(TypedDict, total=False):
-    """How embeddings are measured: arguments of `aurank.evaluate`; a checkpoint's configuration says those left out.
-
-    Attributes:
-        metrics: metrics in place of the usual ones, such as mauprc,mrr@10.
-        recall_at: the k of Recall@k and precision@k, such as 1,10,100.
-        distance: cosine (the default), dot or euclidean.
-        ties: how equal scores count: threshold (the default), optimistic or pessimistic.
-        index: measure a faiss index too, such as IVF1024,Flat.
-        backend: what counts: auto (the default), numba or torch; to the same digits.
-        max_memory: bound on the working memory, such as 1GiB.
-        neighbours: nearest images to keep of each query; with a page 10, else none.
-        resampling: asks for bootstrap intervals.
-        codes: asks for coarser embeddings too.
-        progress: called as progress(done, total) while queries are ranked.
-    """
-
-    metrics: Iterable[str] | None
-    recall_at: Iterable[int]
-    distance: str
-    ties: str
-    index: str | None
-    backend: str
-    max_memory: str | int
-    neighbours: int
-    resampling: Resampling | None
-    codes: Codes | None
-    progress: ProgressCallback | None
 
 
 def evaluate_model(
@@ -265,7 +234,6 @@ def mine_model(
     distance: str = "cosine",
     labels: Path | None = None,
     out: Path | None = None,
-    csv: bool = False,
     running: RunOptions | None = None,
 ) -> tuple[Table, DoctorReport]:
     """Return pairs of images and their hard negatives, by labels alone, and what the doctor finds in them.
@@ -278,7 +246,6 @@ def mine_model(
         suspect: part of a negative's neighbours that makes it suspect.
         distance: cosine, dot or euclidean.
         out: folder for negatives.parquet and mine.html.
-        csv: write negatives.csv too.
 
     Example:
         >>> import tempfile
@@ -327,10 +294,6 @@ def mine_model(
     report = report.with_findings(examine_negatives(table, paths))
     if out is not None:
         write_negatives(table, out / "negatives.parquet")
-        if csv:
-            write_negatives(
-                {**table, **{name: [*map(without_formula, table[name])] for name in TEXTS}}, out / "negatives.csv"
-            )
         summary = (
             "The nearest images of other classes; negatives.parquet has all pairs, here is what is odd among them."
         )
@@ -416,11 +379,3 @@ def _check_options(options: dict[str, Any], protocol: Protocol | None, trial: Em
         trial = replace(trial, is_query=is_query, is_gallery=~is_query)
     tried = {name: value for name, value in options.items() if name not in untried} | {"distributed": False}
     _ = trial.evaluate(**tried) if protocol is None else protocol.evaluate(trial, **tried)
-
-
-def check_index(factory: str, distance: str, device: torch.device | str) -> None:
-    try:
-        Index(256, factory, distance=distance, device=device)
-    except UserError as error:
-        if "should be a multiple" not in str(error):  # of the width, which only the first embedding tells
-            raise

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 from jaxtyping import Float64, Shaped
@@ -58,6 +58,38 @@ from aurank.evaluation.shards import require_equal
 BOUNDS = ("pessimistic", "optimistic")  # the rules for ties with the lowest and the highest values
 HIERARCHICAL_METRICS, POOLED_METRICS = "a metric of super-categories", "a metric of all pairs"
 LIST_STEP, RESCORED_CODES = "a step that scores lists anew", "rescored codes"
+
+
+class EvaluateOptions(TypedDict, total=False):
+    """How embeddings are measured: arguments of `aurank.evaluate`; a checkpoint's configuration says those left out.
+
+    Attributes:
+        metrics: metrics in place of the usual ones, such as mauprc,mrr@10.
+        recall_at: the k of Recall@k and precision@k, such as 1,10,100.
+        distance: cosine (the default), dot or euclidean.
+        ties: how equal scores count: threshold (the default), optimistic or pessimistic.
+        index: measure a faiss index too, such as IVF1024,Flat.
+        backend: what counts: auto (the default), numba or torch; to the same digits.
+        max_memory: bound on the working memory, such as 1GiB.
+        neighbours: nearest images to keep of each query; with a page 10, else none.
+        resampling: asks for bootstrap intervals.
+        codes: asks for coarser embeddings too.
+        progress: called as progress(done, total) while queries are ranked.
+    """
+
+    metrics: Iterable[str] | None
+    recall_at: Iterable[int]
+    distance: str
+    ties: str
+    index: str | None
+    backend: str
+    max_memory: str | int
+    neighbours: int
+    resampling: Resampling | None
+    codes: Codes | None
+    progress: ProgressCallback | None
+
+
 RULES = (
     OptionRule(HIERARCHICAL_METRICS, needs=("super_labels",)),
     OptionRule(LIST_STEP, excludes=(HIERARCHICAL_METRICS, POOLED_METRICS), why="other pairs keep their scores"),

@@ -54,8 +54,6 @@ def test_many_options_stand_under_headings_those_used_most_first(command: str, s
     if command == "evaluate":
         assert listed["Options"] == [
             f"--{name}"
-            for name in (
-                *("model", "data", "split", "out", "labels", "metrics", "recall-at", "device", "batch"),
-            )
+            for name in (*("model", "data", "split", "out", "labels", "metrics", "recall-at", "device", "batch"),)
         ]
         assert set(listed["Which images"]) == {"--protocol", "--root"}

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from aurank.commands.evaluate import check_index
 from aurank.commands.galleries.postprocess import fitted_on_training, read_steps
 from aurank.commands.galleries.search import ImageIndex
 from aurank.commands.run_options import PreparedModel, RunOptions, prepare_model, refuse_preprocessing
@@ -24,6 +23,7 @@ from aurank.embedding.locations import require_index_folder
 from aurank.embedding.select_images import select
 from aurank.errors import UserError
 from aurank.evaluation.engine.scores import DISTANCES
+from aurank.evaluation.index.neighbours import check_index
 from aurank.evaluation.inputs import require_one_of
 from aurank.files import claimed
 from aurank.names import meant, nearest

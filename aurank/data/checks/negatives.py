@@ -19,14 +19,11 @@ TEXTS = ("query", "negative", "query_label", "negative_label")
 
 
 def write_negatives(table: Table, file: Path) -> None:
-    """Write a Parquet table, or CSV by the name of the file."""
-    import pyarrow.csv
     import pyarrow.parquet
 
     columns = {name: storable_texts(list(table[name])) if name in TEXTS else table[name] for name in table}
-    write = pyarrow.csv.write_csv if file.suffix == ".csv" else pyarrow.parquet.write_table
     with replacing(file) as opened:
-        write(pyarrow.table(columns), opened)
+        pyarrow.parquet.write_table(pyarrow.table(columns), opened)
 
 
 def read_negatives(file: Path) -> Table:

@@ -433,3 +433,12 @@ def read_index(path: Path, *, memory_map: bool = False) -> tuple[Any, Descriptio
             if isinstance(lists, faiss.IndexIVFPQ) and lists.metric_type == faiss.METRIC_L2:
                 lists.precompute_table()
     return host, saved
+
+
+def check_index(factory: str, distance: str, device: torch.device | str) -> None:
+    """Raise UserError for an index that faiss cannot make, whatever the width of embeddings."""
+    try:
+        Index(256, factory, distance=distance, device=device)
+    except UserError as error:
+        if "should be a multiple" not in str(error):  # of the width, which only the first embedding tells
+            raise
