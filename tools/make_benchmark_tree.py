@@ -26,28 +26,12 @@ from aurank.data.readers.published import Benchmark
 
 CHANCE = np.random.Generator
 # Super-categories of iNaturalist 2018 and their species (the competition's page).
-KINGDOMS = dict(
-    zip(
-        [
-            "Plantae",
-            "Insecta",
-            "Aves",
-            "Actinopterygii",
-            "Fungi",
-            "Reptilia",
-            "Mollusca",
-            "Mammalia",
-            "Animalia",
-            "Amphibia",
-            "Arachnida",
-            "Chromista",
-            "Protozoa",
-            "Bacteria",
-        ],
-        (2917, 2031, 1258, 369, 321, 284, 262, 234, 178, 144, 114, 25, 4, 1),
-        strict=True,
-    )
+KINGDOM_NAMES = (
+    "Plantae Insecta Aves Actinopterygii Fungi Reptilia Mollusca Mammalia Animalia Amphibia Arachnida Chromista "
+    "Protozoa Bacteria"
 )
+SPECIES = (2917, 2031, 1258, 369, 321, 284, 262, 234, 178, 144, 114, 25, 4, 1)
+KINGDOMS = dict(zip(KINGDOM_NAMES.split(), SPECIES, strict=True))
 PRODUCTS = [
     "bicycle",
     "cabinet",

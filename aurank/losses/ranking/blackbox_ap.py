@@ -23,12 +23,7 @@ class RankedLists(NamedTuple):
     is_hit: Bool[Tensor, "list hit"]
 
 
-def blackbox_average_precision(lists: RankedLists, *, step: float) -> Float[Tensor, " list"]:
-    precision: Tensor = _AveragePrecision.apply(lists.scores, lists.hit, lists.is_hit, step)
-    return precision
-
-
-class _AveragePrecision(torch.autograd.Function):
+class AveragePrecision(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, scores: Tensor, hit: Tensor, is_hit: Tensor, step: float) -> Tensor:
         ascending = scores.sort(dim=1).values
@@ -135,4 +130,5 @@ class BlackBoxAPLoss(PairLoss):
             widths = self.noise.draw(torch.randn, lists.scores.shape, like=lists.scores).abs() * (self.margin / 2)
             lists = lists._replace(scores=lists.scores + torch.where(lists.positive, -widths, widths))
         step = self.lambda_ * weight / max(averaged, 1)
-        return weight * (1 - blackbox_average_precision(lists, step=step))
+        precision: Tensor = AveragePrecision.apply(lists.scores, lists.hit, lists.is_hit, step)
+        return weight * (1 - precision)

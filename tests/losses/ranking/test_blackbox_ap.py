@@ -7,7 +7,7 @@ from sklearn.metrics import average_precision_score
 from testing.equal import batch, check_equal
 
 from aurank.losses import BlackBoxAPLoss
-from aurank.losses.ranking.blackbox_ap import RankedLists, blackbox_average_precision
+from aurank.losses.ranking.blackbox_ap import AveragePrecision
 
 
 def total(terms: dict[str, oracles.PerQuery | torch.Tensor]) -> torch.Tensor:
@@ -48,11 +48,11 @@ def test_equal_scores_count_as_one_threshold_so_a_collapsed_model_scores_the_pre
 
 
 def test_backward_is_the_rank_difference_by_hand() -> None:
-    hits = (torch.tensor([[False, True, False]]), torch.tensor([[1]]), torch.tensor([[True]]))
+    hit, is_hit = torch.tensor([[1]]), torch.tensor([[True]])
     # ranks / 3 are 1/3, 2/3, 1; d(1 − AP)/dr of the positive is (1/3) / (2/3)² = 0.75: it passes 0.9 with a step of 0.6
     for step, expected in ((0.5, [0.0, 0.0, 0.0]), (0.6, [-1 / 1.8, 1 / 1.8, 0.0])):
         scores = torch.tensor([[0.9, 0.5, 0.1]], dtype=torch.float64, requires_grad=True)
-        precision = blackbox_average_precision(RankedLists(scores, *hits), step=step)
+        precision = AveragePrecision.apply(scores, hit, is_hit, step)
         assert precision.item() == pytest.approx(0.5)
         (gradient,) = torch.autograd.grad(precision.sum(), scores)
         torch.testing.assert_close(gradient, torch.tensor([expected], dtype=torch.float64))

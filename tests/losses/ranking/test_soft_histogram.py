@@ -1,9 +1,7 @@
 import pytest
 from pytorch_metric_learning import distances
 
-from aurank.losses.ranking.binned_ap import (
-    default_limits,
-)
+from aurank.losses.ranking.binned_ap import default_limits
 
 
 @pytest.mark.parametrize(
