@@ -103,6 +103,10 @@ def csv_text(rows: Iterable[Iterable[object]]) -> str:
 LOCK = ".lock"
 
 
+class InUse(UserError):
+    """Another process writes there."""
+
+
 @contextmanager
 def claimed(out: Path, *, is_file: bool = False, name: str = "--out") -> Iterator[None]:
     """Create ``out``, or the folder of a file, and keep other processes from writing to it while the context lasts."""
@@ -117,7 +121,7 @@ def claimed(out: Path, *, is_file: bool = False, name: str = "--out") -> Iterato
             lock.acquire()
         except Timeout as error:
             remedy = "wait for it or stop it, or name another place"
-            raise UserError(f"{name} {out} is in use by another process; {remedy}") from error
+            raise InUse(f"{name} {out} is in use by another process; {remedy}") from error
         except OSError as error:
             raise UserError(f"cannot write to {name} {out}: {error.strerror or error}; name another place") from error
         remove_temporaries(out.parent, out.name)  # nobody else writes them now

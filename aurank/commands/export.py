@@ -266,16 +266,17 @@ def _compare(
 
 
 def _calibration(prepared: PreparedModel, pipeline: Pipeline, trained: Config) -> list[np.ndarray]:
-    if (training := training_images(prepared)) is None and trained.model.backbone == NO_BACKBONE:
-        name = prepared.dataset.manifest.name
-        raise UserError(f"--int8 is calibrated on training images, and {name} has none; leave out --int8")
-    training = training or read_manifest(trained.data, seed=trained.seed).split("train")
+    if (training := training_images(prepared)) is None:
+        if trained.model.backbone == NO_BACKBONE:
+            name = prepared.dataset.manifest.name
+            raise UserError(f"--int8 is calibrated on training images, and {name} has none; leave out --int8")
+        training = read_manifest(trained.data, seed=trained.seed).split("train")
     spread = np.linspace(0, len(training) - 1, min(_CALIBRATION, len(training)))
     rows: list[int] = np.unique(spread.round().astype(np.int64)).tolist()
     inside = dataclasses.replace(prepared.model, transform=StoredTransform(pipeline, is_inside=True))
     images = ModelImages(training, inside, on_error="skip", max_pixels=prepared.data.max_pixels)
     batches = [images.__getitems__(rows[start : start + _BATCH]).image for start in range(0, len(rows), _BATCH)]
-    pixels = [batch.numpy() for batch in batches if not isinstance(batch, tuple) and len(batch)]
+    pixels = [batch.numpy() for batch in batches if len(batch)]
     if not pixels:
         raise UserError(f"--int8: none of {len(rows)} training images could be read; leave out --int8")
     return pixels

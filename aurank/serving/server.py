@@ -133,13 +133,18 @@ def server_of(app: Any, **options: Any) -> "Server":
 def _load_in_worker(count: int, load: Load) -> "ASGIApp":
     import torch
 
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    watch = threading.Thread(target=lambda: (parent.join(), os.kill(os.getpid(), signal.SIGTERM)), daemon=True)
-    watch.start()  # a worker would keep the port of a parent that was killed
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     keep_memory()  # which the command did in its own process
     torch.set_num_threads(max(1, torch.get_num_threads() // count))
     return load()[0]
+
+
+def _end_with_parent() -> None:
+    """End this worker when its parent was killed: it would keep the port."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _load_app(folder: Path | str, settings: dict[str, Any], options: dict[str, Any]) -> "tuple[ASGIApp, int]":

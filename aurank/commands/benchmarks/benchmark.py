@@ -1,4 +1,4 @@
-"""A benchmark: methods compared over splits, settings and seeds, each training done once."""
+"""A benchmark: methods compared over splits, settings and seeds, each training done once, by whatever process."""
 
 import hashlib
 import json
@@ -34,7 +34,7 @@ from aurank.embedding.select_images import class_folds, split_of
 from aurank.errors import AurankWarning, Diverged, UserError, first_line
 from aurank.evaluation import PostProcessing, Report
 from aurank.evaluation.metrics import Classes
-from aurank.files import checked, claimed, reading, require_ordinary, write_text
+from aurank.files import InUse, checked, claimed, reading, require_ordinary, write_text
 from aurank.names import meant, nearest
 from aurank.ranges import Range
 from aurank.reporting.benchmark_page import (
@@ -119,7 +119,7 @@ _WHEREABOUTS = {"root": None, "workers": 0, "cache": ""}  # of data: what may di
 
 
 class BenchmarkRun:
-    """A benchmark with its data and the folder of its results."""
+    """A benchmark with its data and the folder of its results, which processes may share."""
 
     def __init__(self, file: Path, out: Path) -> None:
         self.spec: BenchmarkSpec = load_config(file, choices={}, schema=BenchmarkSpec)
@@ -244,16 +244,22 @@ class BenchmarkRun:
     # -- work ---------------------------------------------------------------------------------------------------------
 
     def work(self, until: float = math.inf, listener: Listener = lambda *_: None) -> None:
-        """Do units until all are done, or one might end after the time.time() `until`."""
+        """Do units, beside other processes, until all are done, or one might end after the time.time() `until`."""
         commit, longest = package_commit(), dict[str, float]()
-        for unit in self.known_units():
-            if self.line_of(unit) is None:
+        while (before := self.done) < self.total:
+            for unit in self.known_units():
+                if self.line_of(unit) is not None:
+                    continue
                 if time.time() + longest.get(unit.kind, 0.0) > until:
                     return
-                line = self._do(unit) | {"commit": commit}
-                write_text(self.path_of(unit), json.dumps(line) + "\n")
-                longest[unit.kind] = max(longest.get(unit.kind, 0.0), line["seconds"])
-                listener(unit, line, self.done, self.total)
+                with suppress(InUse), claimed(path := self.path_of(unit), is_file=True):
+                    if self.line_of(unit) is None:  # still: no other process was faster
+                        line = self._do(unit) | {"commit": commit}
+                        write_text(path, json.dumps(line) + "\n")
+                        longest[unit.kind] = max(longest.get(unit.kind, 0.0), line["seconds"])
+                        listener(unit, line, self.done, self.total)
+            if self.done == before:  # other processes have what is left
+                time.sleep(1)
 
     def _do(self, unit: Unit) -> Line:
         begun, spent = time.perf_counter(), time.process_time()
@@ -285,7 +291,7 @@ class BenchmarkRun:
         return {"chosen": tuned.overrides, "val_mauprc": round(tuned.value, 6), "at_end": tuned.at_end}
 
     def _train(self, unit: Unit) -> Line:
-        config, folder = self.config_of(unit), self.out / "running"
+        config, folder = self.config_of(unit), self.out / "running" / self.path_of(unit).stem
         if config.data.name != EMBEDDINGS:
             config = config.model_copy(update={"data": config.data.model_copy(update={"name": GIVEN, "params": {}})})
         shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed
@@ -345,7 +351,7 @@ def run_benchmark(
     limit: float = math.inf,
     listener: Listener = lambda *_: None,
 ) -> bool:
-    """Do what is left of a benchmark; return whether all is done.
+    """Do what is left of a benchmark, beside other processes with the same folder; return whether all is done.
 
     Args:
         file: a YAML file of methods.
@@ -366,11 +372,12 @@ def run_benchmark(
         the reference 'SupCon' is none of the methods: SOPRC
     """
     until, benchmark = time.time() + limit, BenchmarkRun(file, out)
-    with claimed(out):
-        try:
-            benchmark.work(until, listener)
-        finally:
-            benchmark.collect()
+    try:
+        benchmark.work(until, listener)
+    finally:
+        with suppress(OSError):  # others may be running
+            (out / "running").rmdir()
+        benchmark.collect()
     return benchmark.done == benchmark.total
 
 
