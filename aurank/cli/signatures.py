@@ -31,14 +31,6 @@ def _module(name: str) -> ast.Module:
     return ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
 
 
-def _definition(module: str, name: str) -> ast.FunctionDef | ast.ClassDef:
-    body, kinds = _module(module).body, (ast.FunctionDef, ast.ClassDef)
-    for part in name.split("."):
-        definition = next(node for node in body if isinstance(node, kinds) and node.name == part)
-        body = definition.body
-    return definition
-
-
 def defining_module(module: str, name: str) -> str:
     """Return the module that a module imports a name from; the module itself if it does not."""
     imports = [node for node in ast.walk(_module(module)) if isinstance(node, ast.ImportFrom)]
@@ -48,7 +40,10 @@ def defining_module(module: str, name: str) -> str:
 
 def read_parameters(module: str, name: str) -> dict[str, Parameter]:
     """Return the parameters of a function, or the fields of a class, by name."""
-    definition = _definition(module, name)
+    body, kinds = _module(module).body, (ast.FunctionDef, ast.ClassDef)
+    for part in name.split("."):
+        definition = next(node for node in body if isinstance(node, kinds) and node.name == part)
+        body = definition.body
     docstring = ast.get_docstring(definition) or ""
     texts = {
         parameter: " ".join(text.split())

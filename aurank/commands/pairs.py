@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from aurank.commands.run_options import RunOptions
-from aurank.data import Manifest
 from aurank.embedding.build import build_dataset, describe_model, towers_of, with_preprocessing
 from aurank.embedding.embedded import noted, two_way_options
 from aurank.embedding.image_selection import ImageSelection
@@ -106,8 +105,10 @@ def evaluate_pairs(
     towers = towers_of(checkpoint, saved, model)
     prompts([], PROMPTS if templates is None else templates)  # refuses those without a place for the class
     data, manifest, trained = select(images, checkpoint)
-    texts_of(manifest)
-    has_classes = _has_classes(manifest)
+    texts = texts_of(manifest)
+    has_classes = has_one_label(manifest) and any(  # a text for each image is no class
+        text_key(manifest.classes[label]) != text_key(text) for label, text in zip(manifest.labels, texts, strict=True)
+    )
     if templates is not None and not has_classes:
         reason = f"the images of {manifest.name} have no classes to tell apart"
         raise UserError(f"--prompt has no use here: {reason}; give its table a column label, one for each image")
@@ -138,10 +139,3 @@ def evaluate_pairs(
     if out is not None:
         result.save(out)
     return result
-
-
-def _has_classes(manifest: Manifest) -> bool:
-    if manifest.texts is None or not has_one_label(manifest):
-        return False
-    named = zip(manifest.labels, manifest.texts, strict=True)
-    return any(text_key(manifest.classes[label]) != text_key(text) for label, text in named)
