@@ -98,14 +98,6 @@ def test_a_byte_order_mark_is_no_error_and_a_missing_file_names_one_like_it(tmp_
         load_config(tmp_path / "cnfig.yaml", choices=CHOICES)
 
 
-@pytest.mark.parametrize("path", ["/dev/zero", "", "a\0b"])
-def test_a_path_that_is_no_file_gives_one_line(path: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        load_config(path, choices=CHOICES)
-    assert len(caught.value.errors) == 1
-    assert "\n" not in caught.value.errors[0]
-
-
 def test_a_dict_may_hold_paths_tuples_and_components() -> None:
     config = load_config(
         {**MINIMAL, "data": {"name": "digits", "root": Path("/x")}, "evaluate": {"recall_at": (1, 2)}}, choices=CHOICES

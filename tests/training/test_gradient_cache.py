@@ -2,18 +2,15 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from pytorch_metric_learning.miners import MultiSimilarityMiner
-from testing.galleries import broken_photos
 from testing.runs import assert_equal, tiny_config
 from torch import Tensor, nn
 
-import aurank
 from aurank.errors import UserError
 from aurank.losses import SmoothAPLoss
 from aurank.training import GradientCache, read_config, rehearse
@@ -231,18 +228,6 @@ def test_what_cannot_be_done_is_refused() -> None:
 
 
 # -- train.micro_batch and memory in the loop
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:no query of the batch")
-def test_cached_gradients_in_half_precision_and_with_skipped_images_learn(tmp_path: Path) -> None:
-    config = broken_photos(tmp_path / "photos")
-    config["sampler"]["batch"] = 8
-    config["model"] |= {"backbone": "test_vit", "params": {"img_size": 16}}
-    config["train"] |= {"micro_batch": 2, "mixed_precision": "bf16"}
-    result = aurank.train(config, tmp_path / "out")
-    assert result.skipped["train"] == 8
-    assert result.steps == 12
 
 
 @pytest.mark.slow

@@ -1,6 +1,5 @@
 """Where a linear projection starts: principal components, the identity, or at random."""
 
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -8,23 +7,13 @@ import numpy as np
 import pytest
 import torch
 from testing.galleries import WIDTH, head_config, rows, write_rows
-from testing.processes import run_aurank
-from testing.runs import STEPS, assert_same_run, tiny_config, write_config
+from testing.runs import tiny_config
 from torch import nn
 
-import aurank
 from aurank.errors import UserError
 from aurank.models.encoder import start_at_pca
 from aurank.training import read_config
 from aurank.training.trainer import build_trainer
-
-KILLED = """
-import aurank.training.loop as loop
-def save(self, name, before=loop.Loop.save):
-    before(self, name)
-    os.kill(os.getpid(), signal.SIGKILL)
-loop.Loop.save = save
-"""
 
 
 def started(config: dict[str, Any], *overrides: str) -> nn.Linear:
@@ -88,13 +77,3 @@ def test_the_projection_of_a_network_starts_at_the_components_of_its_pooled_feat
 def test_a_start_that_does_not_fit_is_refused(tmp_path: Path, overrides: tuple[str, ...], message: str) -> None:
     with pytest.raises(UserError, match=message):
         started(head_config(write_rows(tmp_path / "rows.npz")), *overrides)
-
-
-@pytest.mark.slow
-def test_a_killed_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
-    sections: dict[str, Any] = {"model": {"head_start": "pca"}, "train": {"steps": STEPS}}
-    config = write_config(tmp_path, head_config(write_rows(tmp_path / "rows.npz"), **sections))
-    assert run_aurank("train", config, "--out", tmp_path / "killed", setup=KILLED).wait() == -signal.SIGKILL
-    aurank.train(config, tmp_path / "killed", resume=True)
-    aurank.train(config, tmp_path / "whole")
-    assert_same_run(tmp_path / "whole", tmp_path / "killed", ignore=("python",))

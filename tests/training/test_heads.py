@@ -54,14 +54,6 @@ def test_a_linear_head_is_the_matrix_of_its_checkpoint(tmp_path: Path) -> None:
     assert other.num_queries == 48
 
 
-def test_a_file_that_changed_is_not_trained_on_further(tmp_path: Path) -> None:
-    file = write_rows(tmp_path / "rows.npz")
-    aurank.train(head_config(file), tmp_path / "run")
-    write_rows(file, embeddings=rows()["embeddings"] * 1.01)
-    with pytest.raises(UserError, match=r"was trained on other images of rows .*changed"):
-        aurank.train(head_config(file), tmp_path / "run", resume=True)
-
-
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Photos, their embeddings beside them, and a run of a head on these."""
@@ -100,23 +92,6 @@ def test_behind_its_backbone_a_head_sees_rectangles_as_the_backbone_did(photos: 
     photo = Image.fromarray(np.random.default_rng(0).integers(0, 256, (50, 90, 3), dtype=np.uint8))
     assert transform(photo).shape == (3, 48, 32)
     assert torch.equal(transform(photo), load_model(base).transform(photo))
-
-
-def test_images_are_measured_and_exported_as_by_one_model(photos: Path, tmp_path: Path) -> None:
-    model, images = f"aurank:{photos}/run/best", ImageSelection(f"folder:{photos}/photos")
-    saved, shown = evaluate_model(model), evaluate_model(model, images)
-    assert shown.metrics == pytest.approx(saved.metrics, abs=1e-6)
-    exported = export_model(model, "hf", tmp_path / "out", images=images)
-    assert exported.check.is_same
-    assert exported.check.after == pytest.approx(saved.mauprc, abs=1e-6)
-
-
-def test_a_configuration_of_a_head_names_its_embeddings(photos: Path, tmp_path: Path) -> None:
-    (tmp_path / "head.yaml").write_text(json.dumps(head_config(photos / "rows.npz", data={"validation_fraction": 0.0})))
-    named, model = ImageSelection(str(tmp_path / "head.yaml")), f"aurank:{photos}/run/best"
-    assert evaluate_model(model, named).metrics == evaluate_model(model).metrics
-    with pytest.raises(UserError, match=r"head.yaml holds embeddings, which timm:test_vit.* does not take"):
-        evaluate_model(BASE, named)
 
 
 def test_a_head_is_the_start_of_another_head_and_of_no_network(photos: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from testing.runs import EXACT, SUM, Learnt, assert_equal, tiny_config
+from testing.runs import EXACT, SUM, Learnt, assert_equal, tiny_config, trainer_of
 from torch import Tensor, nn
 
 import aurank
@@ -29,7 +29,7 @@ from aurank.losses import (
 from aurank.training import read_config
 from aurank.training.build import build_loss, build_optimiser, build_sampler, build_splits, learning_rate
 from aurank.training.state import random_state
-from aurank.training.trainer import Trainer, reencode
+from aurank.training.trainer import Trainer
 from aurank.training.watch import learned_temperature
 
 
@@ -74,11 +74,6 @@ def known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MINERS, "counting", Counting)
 
 
-def build(loss: str, **sections: dict[str, Any]) -> Trainer:
-    settings = read_config(tiny_config(loss, **sections))
-    return Trainer(settings, build_splits(settings))
-
-
 @pytest.mark.slow
 def test_every_module_that_listens_is_told_where_training_stands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -110,7 +105,9 @@ def images_of(trainer: Trainer, ids: list[int]) -> torch.Tensor:
 
 @pytest.mark.parametrize("micro_batch", [None, 4])
 def test_images_are_embedded_anew_as_they_are_with_the_weights_as_they_are(micro_batch: int | None) -> None:
-    trainer = build("wants", model={"freeze_batch_norm": True, "params": {}}, train={"micro_batch": micro_batch})
+    trainer = trainer_of(
+        tiny_config("wants", model={"freeze_batch_norm": True, "params": {}}, train={"micro_batch": micro_batch})
+    )
     for ids in ([5, 0, 7, 7, 140], [4], []):
         found = trainer.loss.reencode(torch.tensor(ids, dtype=torch.int64))
         assert found.shape == (len(ids), 8)
@@ -125,7 +122,7 @@ def test_images_are_embedded_anew_as_they_are_with_the_weights_as_they_are(micro
 
 @pytest.mark.parametrize("training", [True, False])
 def test_embedding_anew_changes_nothing_and_keeps_the_mode(training: bool) -> None:
-    trainer = build("wants", model={"params": {"drop_rate": 0.5}, "head_layers": 2})
+    trainer = trainer_of(tiny_config("wants", model={"params": {"drop_rate": 0.5}, "head_layers": 2}))
     trainer.encoder.train(training)
     images = images_of(trainer, [1, 2, 3, 4])
     embeddings = trainer.embed((images,))
@@ -138,14 +135,6 @@ def test_embedding_anew_changes_nothing_and_keeps_the_mode(training: bool) -> No
     assert torch.equal(first, second)
     assert torch.equal(first, embeddings) is not training  # but for dropout, drawn anew in training
     embeddings[:, 0].sum().backward()  # which a buffer written to in between would forbid
-
-
-@pytest.mark.slow
-def test_only_who_wants_it_is_given_the_callback() -> None:
-    assert build("wants").loss.reencode.func is reencode
-    trainer = build("wants", memory={"size": 100})
-    assert trainer.loss.loss.reencode.func is reencode
-    assert not hasattr(build("learnt").loss, "reencode")
 
 
 @pytest.mark.slow
@@ -181,11 +170,6 @@ def temperature(out: Path, name: str = "last") -> torch.Tensor:
     return value
 
 
-def trainer_of(config: dict[str, Any]) -> Trainer:
-    settings = read_config(config)
-    return Trainer(settings, build_splits(settings))
-
-
 def test_what_is_logged_of_a_temperature_is_what_the_next_step_takes_and_the_mean_of_individual_ones() -> None:
     assert learned_temperature(SogCLRLoss(8)) == learned_temperature(CLIPLoss(learn_temperature=False)) == {}
     loss = CLIPLoss(0.2, two_way=False)
@@ -206,32 +190,6 @@ def test_what_is_logged_of_a_temperature_is_what_the_next_step_takes_and_the_mea
 def test_the_batch_rule_counts_the_images_of_an_update(rule: str, factor: float) -> None:
     config = read_config(learnt_config(optim={"batch_rule": rule}, train={"accumulate": 2}, data={"views": 3}))
     assert learning_rate(config) == pytest.approx(0.05 * factor)
-
-
-@pytest.mark.slow
-def test_the_first_step_of_a_temperature_is_its_rate_times_its_gradient(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Under LARS, whose trust ratio would tie the step to the temperature's own size."""
-    gradients: list[float] = []
-
-    def remembering() -> Learnt:
-        loss = Learnt()
-        loss.log_temperature.register_hook(lambda gradient: gradients.append(float(gradient)))
-        return loss
-
-    monkeypatch.setitem(LOSSES, "remembering", remembering)
-    optim = {"name": "lars", "params": {"nesterov": False}, "batch_rule": "linear", "warmup_steps": 2}
-    config = {**learnt_config(optim=optim, train={"steps": 3, "checkpoint_every": 1}), "loss": {"name": "remembering"}}
-    stopped: list[torch.Tensor] = []
-
-    def listen(kind: str, values: dict[str, Any]) -> None:
-        if kind == "saved" and values["name"] == "last" and values["step"] == 1:
-            stopped.append(temperature(tmp_path / "out"))
-
-    aurank.train(config, tmp_path / "out", listener=listen)
-    # The first of two steps of warm-up, so half the rate.
-    assert float(stopped[0]) == pytest.approx(START - 0.5 * 0.2 * gradients[0], rel=1e-5)
 
 
 @pytest.mark.slow
@@ -273,10 +231,6 @@ def test_a_scaled_and_averaged_backward_pass_scales_the_gradient_of_the_temperat
 
 
 # -- A list of losses in a configuration: what it is built to, what is logged, resumed and refused
-
-
-def listed(*terms: dict[str, Any], **sections: dict[str, Any]) -> dict[str, Any]:
-    return tiny_config(list(terms), **sections)
 
 
 def test_a_list_is_built_to_a_sum_with_weights_widths_and_miners() -> None:

@@ -131,14 +131,3 @@ def test_images_listed_twice_are_measured_only_if_asked_for(place: Path) -> None
     saved = evaluate_model("embeddings:rows.npz", ImageSelection(overrides=["data.repeated=keep"]))
     assert saved.metrics["recall@1"] == 1
     assert saved.notes[-1] == "model embeddings:rows.npz; 3 classes"
-
-
-def test_images_listed_twice_are_trained_on_only_if_asked_for(place: Path) -> None:
-    photos(place, "a", "b", "c", "d")
-    rows = [f"{name}/{row}.png,{name},{'test' if name == 'd' else 'train'}" for name in "abcd" for row in range(4)]
-    (place / "rows.csv").write_text("path,label,split\n" + "\n".join([*rows, "a/0.png,a,test"]) + "\n")
-    data = {"name": "table", "params": {"file": "rows.csv"}, "root": str(place), "validation_fraction": 0.0}
-    with pytest.raises(UserError, match=r"lists image 'a/0.png' twice; .*data.repeated=keep"):
-        aurank.train(tiny_config(data=data), place / "run")
-    kept = read_config(tiny_config(data={**data, "repeated": "keep"}))
-    assert len(build_splits(kept).manifest) == 17

@@ -112,28 +112,3 @@ def test_optimisers_that_count_in_groups_or_keep_other_sizes_resume(name: str) -
         step(*second)
     for one, other in zip(first[0].parameters(), second[0].parameters(), strict=True):
         assert torch.equal(one, other)
-
-
-@pytest.mark.parametrize("name", ["adamw", "sgd"])
-def test_steps_are_fused_and_a_run_that_began_without_goes_on_without(name: str) -> None:
-    def trained(steps: int, optimiser: Optimizer, module: nn.Module) -> torch.Tensor:
-        for step in range(steps):
-            module(torch.arange(12.0).view(3, 4) + step).square().sum().backward()
-            optimiser.step()
-            optimiser.zero_grad()
-        return module.weight.detach().clone()
-
-    def begin(**options: object) -> tuple[nn.Module, Optimizer]:
-        torch.manual_seed(0)
-        module = nn.Linear(4, 2)
-        return module, OPTIMISERS[name](module.parameters(), lr=0.01, **options)
-
-    modules = {fused: begin(**options) for fused, options in ((True, {}), (None, {"fused": None}))}
-    assert [optimiser.param_groups[0]["fused"] for _, optimiser in modules.values()] == [True, None]
-    (fused, fast), (module, plain) = modules.values()
-    torch.testing.assert_close(trained(3, fast, fused), trained(3, plain, module), rtol=1e-6, atol=1e-7)
-    again, optimiser = begin()
-    again.load_state_dict(module.state_dict())
-    load_state(optimiser, copy.deepcopy(plain.state_dict()))
-    assert optimiser.param_groups[0]["fused"] is None
-    assert trained(2, optimiser, again).equal(trained(2, plain, module))

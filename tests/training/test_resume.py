@@ -5,8 +5,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -16,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
-from testing.pages import blocks
 from testing.processes import Running, run_aurank
 from testing.runs import (
     STEPS,
@@ -108,35 +105,17 @@ def half(tensors, filename, metadata, save=safetensors.torch.save_file):
     os.kill(os.getpid(), signal.SIGKILL)
 safetensors.torch.save_file = half
 """
-SLURM = {"SLURM_NTASKS": "1", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_JOB_NODELIST": "here"}
-COMMANDS = {"scontrol": "echo localhost", "srun": 'shift; exec "$@"', "python": f'exec {sys.executable} "$@"'}
 
 
 @pytest.mark.slow
-def test_a_job_that_is_killed_in_its_first_checkpoint_is_submitted_again_as_it_is(tmp_path: Path) -> None:
-    """The job is that of the pages; the commands of SLURM are of one process."""
-    config = write_config(tmp_path, tiny_config(train={"steps": 3}))
-    (job,) = [block.code for block in blocks("text") if "#SBATCH" in block.code]
-    for name, script in COMMANDS.items():
-        (tmp_path / "bin" / name).parent.mkdir(exist_ok=True)
-        (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{script}\n", encoding="utf-8")
-        (tmp_path / "bin" / name).chmod(0o755)
-    environment = {**os.environ, **SLURM, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
-    for name in ("whole", "killed"):
-        out = tmp_path / name / "runs/soprc"
-        out.parent.mkdir(parents=True)
-        if name == "killed":
-            assert run_aurank("train", config, "--out", out, "--resume", setup=HALF).wait() == -signal.SIGKILL
-            assert list(out.glob(".last.safetensors.*.part"))
-        text = job.replace("omniglot/soprc --", f"{config} --")
-        done = subprocess.run(
-            ["bash", "-c", text], cwd=tmp_path / name, env=environment, capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stderr
-        assert not list(out.glob(".*"))
-    whole, killed = (tmp_path / name / "runs/soprc" for name in ("whole", "killed"))
-    for file in ("last.safetensors", "best.safetensors", "metrics.jsonl", "report.json", "config.yaml"):
-        assert (whole / file).read_bytes() == (killed / file).read_bytes(), file
+def test_a_job_that_is_killed_in_its_first_checkpoint_is_submitted_again_as_it_is(images: Path, whole: Path) -> None:
+    out = images.parent / "killed"
+    config = write_config(images.parent, config_of(images))
+    assert run_aurank("train", config, "--out", out, "--resume", setup=HALF).wait() == -signal.SIGKILL
+    assert list(out.glob(".last.safetensors.*.part"))
+    resume(config_of(images), out)
+    assert not list(out.glob(".*"))
+    assert_same(out, whole)
 
 
 def test_an_occupied_folder_is_refused_without_resume(tmp_path: Path) -> None:

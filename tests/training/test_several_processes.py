@@ -87,20 +87,6 @@ def test_an_option_that_differs_is_told_by_every_process(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_processes_that_find_different_checkpoints_are_told(tmp_path: Path) -> None:
-    folders = [tmp_path / "0", tmp_path / "1"]  # as disks of two nodes, of which one has been written to
-    for folder in folders:
-        folder.mkdir()
-    config = write_config(tmp_path, tiny_config(train={"steps": 3}))
-    results = ended(start(config, Path("out"), 2, folders=folders))
-    assert [code for code, _, _ in results] == [0, 0], results
-    for code, _, complaint in ended(start(config, Path("out"), 2, common=["--resume"], folders=folders)):
-        assert (code, complaint.count("\n")) == (2, 1), complaint
-        assert "the step of the checkpoint in --out, a folder that all processes share: " in complaint
-        assert "3 != None; start" in complaint
-
-
-@pytest.mark.slow
 def test_only_the_main_process_prints_and_writes(tmp_path: Path) -> None:
     train = {"steps": 3, "validate_every": 1, "ema": 0.5}
     settings = tiny_config(train=train, evaluate={"batch": 32})  # several batches, of each process some
@@ -127,7 +113,7 @@ def test_three_processes_that_are_killed_while_gradients_add_up_go_on_bit_for_bi
     config, whole, out = (tmp_path / name for name in ("config.yaml", "whole", "killed"))
     content = tiny_config(
         SUM,
-        sampler={"params": {"per_class": 2}},
+        sampler={"name": "hard_negative", "params": {"per_class": 2, "refresh_every": 3, "num_neighbours": 5}},
         data={"views": 4, "train_transform": {"name": "simclr", "params": {"blur": 0}}},
         memory={"size": 100, "start_at": 2},
         optim={"clip_norm": 0.5},
@@ -143,46 +129,6 @@ def test_three_processes_that_are_killed_while_gradients_add_up_go_on_bit_for_bi
     assert [code for code, _, _ in resumed] == [0, 0, 0], resumed
     assert "resumed from step 3 of 8" in resumed[0][2]
     assert_same_run(whole, out)
-
-
-LARGE = {
-    "sampler": {"name": "hard_negative", "params": {"per_class": 2, "refresh_every": 3, "num_neighbours": 5}},
-    # Larger than all batches together: which rows stay in a smaller one depends on their order within a batch.
-    "memory": {"size": 100, "start_at": 1},
-    "miner": {"name": "multi_similarity"},
-    "loss": SUM,
-    "train": {"micro_batch": 3, "accumulate": 2},
-}
-
-
-@pytest.mark.slow
-def test_two_processes_train_the_weights_of_one(tmp_path: Path) -> None:
-    exact: dict[str, Any] = {
-        "model": {"params": {}, "freeze_batch_norm": True},
-        "optim": {"name": "sgd", "lr": 0.05, "clip_norm": 0.5, "warmup_steps": 0},
-        **LARGE,
-        "train": {"steps": 3, "validate_every": 100, **LARGE["train"]},
-    }
-    content = {
-        name: values if isinstance(values, list) else {**tiny_config().get(name, {}), **values}
-        for name, values in exact.items()
-    }
-    config = write_config(tmp_path, {**tiny_config(), **content})
-    aurank.train(config, tmp_path / "1")
-    results = ended(start(config, tmp_path / "2", 2))
-    assert [code for code, _, _ in results] == [0, 0], results
-    states = [load_checkpoint(tmp_path / name / "last.safetensors") for name in "12"]
-    first, last = (state["encoder"] for state in states)
-    assert len(states[1]["random"]) == 2
-    for name, value in first.items():
-        torch.testing.assert_close(last[name], value, rtol=1e-5, atol=1e-6, msg=name)
-    one, two = (state["loss"] for state in states)
-    assert two["counters"].equal(one["counters"])
-    for name in ("label_memory", "id_memory"):  # the rows of a batch stand in the order of the processes
-        assert two[name].sort().values.equal(one[name].sort().values)
-    for name, value in one.items():
-        if name.startswith("loss."):  # what the losses keep of each class, proxies among it
-            torch.testing.assert_close(two[name], value, rtol=1e-4, atol=1e-5, msg=name)
 
 
 @pytest.mark.slow

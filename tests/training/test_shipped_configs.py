@@ -9,7 +9,6 @@ import pytest
 from accelerate.state import AcceleratorState
 from testing.galleries import photos
 from testing.runs import notices_of, tiny_config
-from testing.trees import REAL_DATA
 
 from aurank.config import shipped_configs
 from aurank.embedding.embedded import evaluation_options, two_way_options
@@ -56,14 +55,6 @@ def test_the_commands_of_the_page_on_configurations_resolve_each_to_another_one(
         *("sop", "inaturalist", "vehicleid"),
         *("omniglot", "omniglot_unlabelled", "grocery"),
     }
-
-
-@pytest.mark.slow
-@pytest.mark.data
-@pytest.mark.skipif(not (REAL_DATA / "GroceryStoreDataset-master.zip").is_file(), reason="no archive")
-def test_a_dry_run_on_a_real_archive_counts_its_images() -> None:
-    rehearsal = rehearse(read_config("grocery/soprc", [f"data.root={REAL_DATA}", "data.cache=0"]))
-    assert rehearsal.images["test"] == 2943
 
 
 # -- The recipes for published networks: each is built and takes two steps, at a small size and from random weights
@@ -121,13 +112,12 @@ def test_a_split_in_which_no_query_has_a_positive_is_refused(tmp_path: Path, spl
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cache", ["0", "1GiB"])
-def test_unreadable_images_are_passed_over_where_they_are_skipped(tmp_path: Path, cache: str) -> None:
+def test_unreadable_images_are_passed_over_where_they_are_skipped(tmp_path: Path) -> None:
     photos(tmp_path, {f"{name}/{name}{label}": 4 for name in ("train", "val", "test") for label in "abcd"})
     for broken in tmp_path.glob("*/*/[012].png"):
         if broken.parent.name[-1] in "ab" or broken.name == "0.png":
             broken.write_bytes(b"broken")
-    sections = {"data": {"name": "folder", "root": str(tmp_path), "on_error": "skip", "cache": cache}}
+    sections = {"data": {"name": "folder", "root": str(tmp_path), "on_error": "skip"}}
     assert rehearse(read_config(tiny_config(**sections))).images["test"] == 16
     for broken in tmp_path.glob("train/*/*.png"):
         broken.write_bytes(b"broken")

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from testing.processes import ended, start
 from testing.runs import assert_equal, pairs_config, records, trainer_of, write_config, write_table
 from torch import Tensor, nn
 
@@ -139,18 +138,6 @@ def test_cached_gradients_train_the_weights_of_plain_ones(root: Path, tmp_path: 
         train = {"steps": 3, "accumulate": 2, "micro_batch": micro_batch}
         aurank.train(pairs_config(root, "clip", **PLAIN, train=train), tmp_path / name)
         states.append(load_checkpoint(tmp_path / name / "last.safetensors"))
-    assert_close(*states)
-
-
-@pytest.mark.slow
-def test_two_processes_train_the_weights_of_one(root: Path, tmp_path: Path) -> None:
-    content = pairs_config(root, **PLAIN, train={"steps": 3, "accumulate": 2, "validate_every": 100})
-    config = write_config(tmp_path, content)
-    aurank.train(config, tmp_path / "1")
-    results = ended(start(config, tmp_path / "2", 2))
-    assert [code for code, _, _ in results] == [0, 0], results
-    assert [output.count("written to") for _, output, _ in results] == [1, 0]
-    states = [load_checkpoint(tmp_path / name / "last.safetensors") for name in "12"]
     assert_close(*states)
 
 

@@ -15,7 +15,6 @@ from aurank.data import HardNegativeSampler
 from aurank.embedding import ImageSelection
 from aurank.embedding.build import build_dataset, fill_preprocessing
 from aurank.embedding.stored.checkpoint import load_checkpoint
-from aurank.errors import UserError
 from aurank.losses import LOSSES
 from aurank.models import Encoder
 from aurank.training import read_config, rehearse
@@ -116,21 +115,6 @@ def test_a_folder_without_labels_is_trained_on_without_being_measured(tmp_path: 
     )
     assert report.num_queries == 6
     assert aurank.train(config, tmp_path / "out", resume=True).report is None
-
-
-@pytest.mark.slow
-def test_without_own_labels_a_test_split_is_still_needed(tmp_path: Path) -> None:
-    config = unlabelled_photos(tmp_path / "photos")
-    config["data"]["train_labels"] = "class"
-    config["data"]["validation_fraction"] = 0
-    with pytest.raises(UserError, match=r"no images in split 'test'.*; set data\.train_labels=image, data\.views=2"):
-        aurank.train(config, tmp_path / "out")
-    config["data"]["train_labels"] = "image"
-    config["train"]["early_stopping"] = 2
-    with pytest.raises(UserError, match=r"early_stopping=2 needs a validation split and photos has none"):
-        aurank.train(config, tmp_path / "out")
-    result = aurank.train(unlabelled_photos(tmp_path / "photos", train={"steps": 3}), tmp_path / "other")
-    assert result.report is None
 
 
 @pytest.mark.slow
