@@ -5,14 +5,13 @@ import binascii
 import hashlib
 import hmac
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
-from functools import partial
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from importlib.metadata import version
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
-from anyio import CapacityLimiter
+from anyio import CapacityLimiter, WouldBlock
 from anyio.to_thread import run_sync
 from fastapi import FastAPI, Path, Query, Request
 from fastapi.exceptions import RequestValidationError
@@ -40,11 +39,6 @@ _HEADERS = {
 }
 _SEARCHES: dict[str, type[Window]] = {"application/json": RowSearch, "multipart/form-data": PhotoSearch}
 _BODY = {kind: {"schema": search.model_json_schema()} for kind, search in _SEARCHES.items()}
-_REFUSALS = {
-    400: "the body cannot be read", 403: "the request comes from another site", 404: "there is no such thing",
-    408: "the upload took too long", 413: "too many bytes or pixels", 415: "not a kind of content that is taken",
-    422: "a value is not possible, or the photo cannot be decoded", 503: "too many searches are waiting",
-}  # fmt: skip
 
 
 class Info(TypedDict):
@@ -85,9 +79,10 @@ def make_app(
     """
     limits = limits or Limits()
     gallery = Gallery(index, limits.pixels)
-    turn_to_search = _bounded(limits.threads, limits.waiting)
-    # Apart, so that a page of pictures keeps no search waiting.
-    turn_to_draw = _bounded(limits.threads, 8 * limits.waiting)
+    # Pictures have their own, so that a page of them keeps no search waiting.
+    searching, drawing = CapacityLimiter(limits.threads), CapacityLimiter(limits.threads)
+    searches = CapacityLimiter(limits.threads + limits.waiting)
+    drawings = CapacityLimiter(limits.threads + 8 * limits.waiting)
     page = render("serve.html", title="Search by photo")
     info = Info(
         images=len(gallery.names),
@@ -114,7 +109,7 @@ def make_app(
             ValidationError: _refuse_values,
             Exception: _fail,
         },
-        responses={status: {"model": Refusal, "description": text} for status, text in _REFUSALS.items()},
+        responses={"default": {"model": Refusal, "description": "One line says what is wrong."}},
     )
 
     @app.get("/", include_in_schema=False)
@@ -140,16 +135,14 @@ def make_app(
         headers = {"etag": f'"{gallery.version}-{row}"', "cache-control": "private, no-cache"}
         if request.headers.get("if-none-match") == headers["etag"]:
             return Response(status_code=304, headers=headers)
-        with turn_to_draw() as run:
-            kind, content = await run(gallery.picture, row)
+        with admitted(drawings):
+            kind, content = await run_sync(gallery.picture, row, limiter=drawing)
         return Response(content, media_type=kind, headers=headers)
 
     @app.post("/api/search", openapi_extra={"requestBody": {"required": True, "content": _BODY}})
     async def search(request: Request) -> SearchResult:
-        with turn_to_search() as run:
-            query = await read_search(request, limits)
-            result: SearchResult = await run(gallery.search, query)
-            return result
+        with admitted(searches):
+            return await run_sync(gallery.search, await read_search(request, limits), limiter=searching)
 
     return shield(app, hosts, token)
 
@@ -160,26 +153,18 @@ async def _quiet(app: FastAPI) -> AsyncIterator[None]:
         yield
 
 
-Turn: TypeAlias = Callable[[], AbstractContextManager[Callable[..., Awaitable[Any]]]]
-
-
-def _bounded(threads: int, waiting: int) -> Turn:
-    """Return a context that runs functions in so many threads; it refuses with 503 if `waiting` requests wait."""
-    limiter, requests = CapacityLimiter(threads), 0
-
-    @contextmanager
-    def turn() -> Iterator[Callable[..., Awaitable[Any]]]:
-        nonlocal requests
-        if requests >= threads + waiting:
-            refusal = "too many searches are waiting; try again in a moment"
-            raise HTTPException(503, refusal, headers={"retry-after": "1"})
-        requests += 1
-        try:
-            yield partial(run_sync, limiter=limiter)
-        finally:
-            requests -= 1
-
-    return turn
+@contextmanager
+def admitted(requests: CapacityLimiter) -> Iterator[None]:
+    """Count a request while it is answered; refuse it with 503 if too many are."""
+    try:
+        requests.acquire_nowait()
+    except WouldBlock:
+        refusal = "too many searches are waiting; try again in a moment"
+        raise HTTPException(503, refusal, headers={"retry-after": "1"}) from None
+    try:
+        yield
+    finally:
+        requests.release()
 
 
 def page_policy(page: str) -> str:
