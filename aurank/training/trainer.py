@@ -247,6 +247,9 @@ def reencode(
     if not len(ids):
         return torch.empty(0, dim, device=device)
     batch = data.__getitems__(ids.tolist())
+    if len(batch.id) < len(ids):
+        lost = next(row for row in ids.tolist() if row not in batch.id)
+        raise UserError(f"image {data.manifest.paths[lost]!r} was read before and cannot be read any more")
     images = batch.image if len(ids) > 1 else torch.cat([batch.image, batch.image])
     random, parts = random_state(), []
     try:

@@ -245,3 +245,43 @@ def measure(rank: int, port: int, out: str) -> None:
 @pytest.mark.slow
 def test_a_step_has_two_collectives_beside_those_of_data_parallel_training(tmp_path: Path) -> None:
     run_ranks(measure, 2, free_port(), str(tmp_path))
+
+
+LARGE = {
+    "sampler": {"name": "hard_negative", "params": {"per_class": 2, "refresh_every": 3, "num_neighbours": 5}},
+    # Larger than all batches together: which rows stay in a smaller one depends on their order within a batch.
+    "memory": {"size": 100, "start_at": 1},
+    "miner": {"name": "multi_similarity"},
+    "loss": SUM,
+    "train": {"micro_batch": 3, "accumulate": 2},
+}
+
+
+@pytest.mark.slow
+def test_two_processes_train_the_weights_of_one(tmp_path: Path) -> None:
+    exact: dict[str, Any] = {
+        "model": {"params": {}, "freeze_batch_norm": True},
+        "optim": {"name": "sgd", "lr": 0.05, "clip_norm": 0.5, "warmup_steps": 0},
+        **LARGE,
+        "train": {"steps": 3, "validate_every": 100, **LARGE["train"]},
+    }
+    content = {
+        name: values if isinstance(values, list) else {**tiny_config().get(name, {}), **values}
+        for name, values in exact.items()
+    }
+    config = write_config(tmp_path, {**tiny_config(), **content})
+    aurank.train(config, tmp_path / "1")
+    results = ended(start(config, tmp_path / "2", 2))
+    assert [code for code, _, _ in results] == [0, 0], results
+    states = [load_checkpoint(tmp_path / name / "last.safetensors") for name in "12"]
+    first, last = (state["encoder"] for state in states)
+    assert len(states[1]["random"]) == 2
+    for name, value in first.items():
+        torch.testing.assert_close(last[name], value, rtol=1e-5, atol=1e-6, msg=name)
+    one, two = (state["loss"] for state in states)
+    assert two["counters"].equal(one["counters"])
+    for name in ("label_memory", "id_memory"):  # the rows of a batch stand in the order of the processes
+        assert two[name].sort().values.equal(one[name].sort().values)
+    for name, value in one.items():
+        if name.startswith("loss."):  # what the losses keep of each class, proxies among it
+            torch.testing.assert_close(two[name], value, rtol=1e-4, atol=1e-5, msg=name)
