@@ -76,7 +76,7 @@ def build_sampler(
     offered |= {"paths": train.paths}
     sampler: Sampler = build("sampler.params", SAMPLERS[component.name], offered, component.params)
     if sampler.refresh_every is None:
-        next(sampler.iterate())  # raises where an epoch would have no batch
+        next(sampler.iterate())  # raises UserError if an epoch has no batch
     return sampler
 
 
@@ -99,7 +99,7 @@ def check_image_size(encoder: Encoder, config: Config, device: torch.device) -> 
 def build_loss(config: Config, train: Manifest) -> nn.Module:
     """Return the loss over all processes, its sizes filled in from the data and the encoder, with its memory."""
     memory = config.memory
-    gathers = memory is None  # else the memory gathers the batch
+    gathers = memory is None  # with a memory, the memory gathers
     first = config.terms[0]
     is_alone = len(config.terms) == 1 and first.matryoshka is None and first.miner is None and first.weight == 1
     if is_alone:
@@ -113,7 +113,7 @@ def build_loss(config: Config, train: Manifest) -> nn.Module:
         loss = MultipleLosses(losses, miners, weights, widths, distributed=gathers)
     if memory is None:
         return loss
-    start_at = memory.start_at * config.train.accumulate  # counted in batches there
+    start_at = memory.start_at * config.train.accumulate  # the memory counts batches, the configuration steps
     return CrossBatchMemory(loss, config.model.dim, memory.size, start_at=start_at, distributed=True)
 
 
@@ -137,7 +137,7 @@ def _build_term(config: Config, term: LossTerm, train: Manifest, *, dim: int, ga
             text = f"loss {term.name}: {train.name} has no super-categories, so classes alone are ranked"
             warnings.warn(text, AurankWarning, stacklevel=2)
     offered = {**sizes, "distributed": gathers, "two_way": config.model.text is not None}
-    # A two_way of the configuration was checked to be the same.
+    # The configuration was checked: its two_way is that of the model.
     params = {name: value for name, value in term.params.items() if name != "two_way"}
     loss: nn.Module = build(f"loss.params of {term.name}", LOSSES[term.name], offered, params)
     return loss
@@ -158,7 +158,7 @@ def build_optimiser(config: Config, model: nn.Module, loss: nn.Module) -> Optimi
     optim, rate = config.optim, learning_rate(config)
     scales = None
     if optim.layer_decay is not None:
-        image: Any = getattr(model, "image", model)  # of two towers
+        image: Any = getattr(model, "image", model)  # two towers have one for images
         scales = layer_scales(image, optim.layer_decay, config.model.backbone)
     groups = parameter_groups(
         model, weight_decay=optim.weight_decay, head_lr_multiplier=optim.head_lr_multiplier, scales=scales

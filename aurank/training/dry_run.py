@@ -120,7 +120,7 @@ def rehearse(config: Config) -> Rehearsal:
 def _steps(trainer: Trainer) -> tuple[float, float, int, int]:
     """Train on two batches; return the seconds, the loss, the size and the bytes of activations of the second."""
     if isinstance(trainer.loss, CrossBatchMemory):
-        trainer.loss.start_at = min(trainer.loss.start_at, 1)  # so that the second batch meets the memory
+        trainer.loss.start_at = min(trainer.loss.start_at, 1)  # the second batch must use the memory
     passes: list[dict[int, int]] = []  # bytes of each storage that autograd keeps for the backward pass
 
     def keep(tensor: Tensor) -> Tensor:
@@ -136,13 +136,13 @@ def _steps(trainer: Trainer) -> tuple[float, float, int, int]:
         trainer.set_progress(done, epoch)
         passes.append({})
         chunks: AbstractContextManager[Any] = nullcontext()
-        if trainer.cache is not None:  # what is kept for a chunk is gone when the next one comes
+        if trainer.cache is not None:  # the tensors kept for a chunk are freed before the next chunk
             chunks = trainer.encoder.register_forward_pre_hook(lambda *_: passes.append({}))
         with chunks, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             _, loss = trainer.forward(batch)
             trainer.backward(loss)
         value, done = float(loss.detach()), done + 1
-        set_learning_rate(trainer.optimiser, 0.0)  # the state of the optimiser is counted, and the weights stay
+        set_learning_rate(trainer.optimiser, 0.0)  # allocates the optimiser's state, and leaves the weights
         trainer.update()
         if done == BATCHES:
             return (
@@ -156,7 +156,7 @@ def _steps(trainer: Trainer) -> tuple[float, float, int, int]:
 
 def _measure(trainer: Trainer, data: ImageDataset, name: str) -> None:
     skipped = -1
-    while len(data.skipped) > skipped:  # an unreadable image is skipped in the run: others stand in for it
+    while len(data.skipped) > skipped:  # training skips an unreadable image: try others
         skipped = len(data.skipped)
         rows = trainer.task.sample(data, name, MEASURED)
         data.__getitems__(rows)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from aurank.errors import UserError
 from aurank.training.state import random_state, restore_random_state
 
-Repeat = Callable[[Callable[[Tensor], object], bool], None]  # a second pass; whether it is the last
+Repeat = Callable[[Callable[[Tensor], object], bool], None]  # runs the backward of a chunk; True for the last one
 
 
 def split_into_chunks(images: Tensor, at_most: int) -> tuple[Tensor, ...]:
@@ -75,7 +75,7 @@ class GradientCache:
 
         def encode(chunk: Tensor) -> Tensor:
             with torch.autocast(**autocast):
-                # Older torch (issue 65766) keeps a weight rounded without a graph while an outer autocast lasts.
+                # torch (issue 65766) caches half-precision weights without a graph while an outer autocast lasts.
                 torch.clear_autocast_cache()
                 chunk = chunk.to(device, non_blocking=True)
                 rows: Tensor = self.encoder(chunk if self.prepare is None else self.prepare(chunk))
@@ -99,7 +99,7 @@ class GradientCache:
                 exchanges = is_last and number == len(chunks)
                 with nullcontext() if exchanges else getattr(self.encoder, "no_sync", nullcontext)():
                     restore_random_state(state)
-                    # Its derivative is that of the loss: the gradient is a constant here.
+                    # The gradient is a constant here, so this sum has the derivative of the loss.
                     backward((encode(chunk).to(gradient.dtype) * gradient).sum())
 
         self._passes.append((embeddings.requires_grad_(), repeat))

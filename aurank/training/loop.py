@@ -31,7 +31,7 @@ from aurank.training.trainer import Trainer
 from aurank.training.watch import LossWatch, collapse_signs, learned_temperature
 
 INSISTING = (signal.SIGINT, signal.SIGTERM)
-# A closed terminal, which often sends it twice, and what schedulers send some time before they kill. Not on Windows.
+# SIGHUP comes from a closed terminal, often twice; schedulers send SIGUSR1 before they kill. Windows has neither.
 WARNING = tuple(getattr(signal, name) for name in ("SIGHUP", "SIGUSR1") if hasattr(signal, name))
 Listener = Callable[[str, dict[str, Any]], None]
 _LOGGER = logging.getLogger("aurank")
@@ -99,14 +99,14 @@ class Loop:
             self.metrics = (out / "metrics.jsonl").open("a", encoding="utf-8")
             self.metrics.truncate(min(progress.metrics_bytes, self.metrics.tell()))
         self.validation_seconds = 0.0
-        self.saved_step = progress.step  # that of the last checkpoint
+        self.saved_step = progress.step  # step of the last checkpoint
         self.signals: list[int] = []
         self.batches_seen: list[tuple[int, int, int, Tensor]] = []  # since the last look: step, epoch, batch, ids
         processes, every = trainer.accelerator.num_processes, self.settings.log_every
         self.watch = LossWatch(trainer.accelerator.device, trainer.optimiser, every=every, processes=processes)
-        self.last_metrics: dict[str, float] = {}  # sent to the listener after each step, new at each look
-        self._started = 0.0  # when the first step after the last look began
-        self._images = 0  # in the steps since then
+        self.last_metrics: dict[str, float] = {}  # last values sent to the listener
+        self._started = 0.0  # start of the first step after the last look
+        self._images = 0  # images of the steps since then
 
     def run(self) -> int | None:
         """Train; return the signal that ended the run early, or None: the same in every process."""
@@ -134,7 +134,7 @@ class Loop:
                 return None
         finally:
             if self.metrics is not None:
-                with suppress(OSError):  # a record that could not be flushed has raised already
+                with suppress(OSError):  # flush has raised the error already
                     self.metrics.close()
 
     # -- batches ------------------------------------------------------------------------------------------------
@@ -153,14 +153,14 @@ class Loop:
         progress, sampler, trainer = self.progress, self.trainer.sampler, self.trainer
         skips, views = trainer.config.data.on_error == "skip", trainer.views
         labels = trainer.train_data.manifest.labels
-        # Batches with too few readable images are passed over, so nobody knows how many to draw.
+        # Batches with too few readable images are skipped, so the number to draw is not known.
         drawn = itertools.islice(sampler.iterate_ranks(progress.epoch, progress.batch), None if skips else count)
         positions, to_load = itertools.tee(drawn)
         keys = (view_keys(parts[sampler.rank], epoch, views) for epoch, _, parts in to_load)
         loader = BatchLoader(trainer.train_data, keys, workers=trainer.config.data.workers)
-        passed: tuple[int, int] | None = None  # the first of the batches left out, one after another
+        passed: tuple[int, int] | None = None  # first of the consecutive batches that were skipped
         for batch, (epoch, index, parts) in zip(loader, positions, strict=True):
-            # A batch norm and a pair need two images that every process could read.
+            # Batch norms and pairs need two readable images in every process.
             rows = (
                 self.group.all_gather(batch.id) if skips else [torch.from_numpy(np.tile(part, views)) for part in parts]
             )
@@ -209,7 +209,7 @@ class Loop:
         due = (settings.log_every, settings.checkpoint_every, settings.validate_every)
         if watch.steps is None or watch.steps >= watch.every or any(map(self._due, due)):
             self._look()
-        if not self.batches_seen:  # all that was asked of the device is done
+        if not self.batches_seen:  # the device has no work left
             self.last_metrics["images_per_second"] = self._images / (time.perf_counter() - self._started)
             self._images = 0
         skipped = len(trainer.train_data.skipped) if trainer.config.data.on_error == "skip" else 0
@@ -225,7 +225,7 @@ class Loop:
         checkpoint, validation = self._due(settings.checkpoint_every), self._due(settings.validate_every)
         progress.validation_owed = validation and trainer.val_data is not None
         if checkpoint and (progress.validation_owed or not validation):
-            self.save("last")  # before a validation, which may fail
+            self.save("last")  # a validation may fail
         if validation:
             self._conclude()
 
@@ -253,7 +253,7 @@ class Loop:
             self.last_metrics["loss"] = progress.loss_sum / progress.loss_count
 
     def _report_bad(self, step: int, epoch: int, index: int, ids: Tensor, value: float) -> None:
-        rows = dict.fromkeys(ids.tolist())  # each once, in how many views it may be
+        rows = dict.fromkeys(ids.tolist())  # each image once, however many views it has
         everyone = self.group.all_gather((value, [self.trainer.train_data.manifest.paths[row] for row in rows]))
         value = next(value for value, _ in everyone if not math.isfinite(value))
         paths = [path for _, paths in everyone for path in paths]
@@ -340,7 +340,7 @@ class Loop:
                 f"{self.out / LAST}; try a lower optim.lr, or optim.clip_norm=1"
             )
         if name == "last":
-            self.saved_step = progress.step  # in every process, whose errors name it
+            self.saved_step = progress.step  # set in every process: errors name it
         if self.metrics is None:
             return
         os.fsync(self.metrics.fileno())

@@ -74,7 +74,7 @@ class _Optimisers(dict[str, Callable[..., Optimizer]]):
             return True
         from timm.optim import list_optimizers  # type: ignore[attr-defined]
 
-        return name in list_optimizers(exclude_filters=["adahessian"])  # which needs second derivatives
+        return name in list_optimizers(exclude_filters=["adahessian"])  # adahessian needs second derivatives
 
     def __missing__(self, name: str) -> Callable[..., Optimizer]:
         return partial(_of_timm, name)
@@ -139,6 +139,6 @@ def weight_average(model: nn.Module) -> nn.Module:
 
 def update_average(average: Any, model: nn.Module, *, decay: float, step: int) -> None:
     """Take the weights into the average, of which the share ``decay`` is kept; copy the buffers."""
-    # The first updates keep less, so that the average leaves its random start quickly.
+    # The first updates use a smaller decay, so that the average forgets the random start quickly.
     average.decay = min(decay, (1 + step) / (10 + step))
     average.update(model)

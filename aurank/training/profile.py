@@ -22,8 +22,8 @@ from aurank.training.state import Progress
 from aurank.training.trainer import Trainer, build_trainer
 
 WARM_UP = 5
-TRACED = 3  # steps of a trace: more make files that no viewer opens
-PHASES = {  # name: what it is, and what shortens it
+TRACED = 3  # steps of a trace; viewers cannot open larger files
+PHASES = {  # phase: (description, how to shorten it)
     "data": ("waiting for data", "more data.workers, data.cache or aurank data prepare"),
     "sampler": ("mining by the sampler", "a larger refresh_every of the sampler"),
     "forward": ("forward", "a smaller model.backbone or data.image_size, model.freeze, on a GPU mixed precision"),
@@ -93,7 +93,7 @@ class PhaseClock:
         self.device = trainer.accelerator.device
         self.seconds = dict.fromkeys(PHASES, 0.0)
         self._phase, self._since = "rest", time.perf_counter()
-        # What is left of `forward` without `embed` is the loss.
+        # `forward` without `embed` is the loss.
         parts = {"embed": "forward", "forward": "loss", "backward": "backward", "update": "optimiser"}
         for method, phase in parts.items():
             setattr(trainer, method, self.phase(phase)(getattr(trainer, method)))
@@ -153,14 +153,14 @@ def profile_training(
     if trace is not None:
         require_writable(trace, suffix=".json", option="--trace")
     config = read_config(config, overrides)
-    # Neither validations nor checkpoints, and more steps than are measured or read ahead.
+    # No validation or checkpoint within the measured steps.
     changes: dict[str, Any] = {"steps": 10**6, "validate_every": 10**9, "checkpoint_every": 10**9, "trackers": []}
     train = config.train.model_copy(update=changes)
     with training_group(config) as group:
         require_same(config, **{"--steps": steps, "--trace": str(trace)})
         trainer = build_trainer(config.model_copy(update={"train": train}))
         if isinstance(trainer.loss, CrossBatchMemory):
-            trainer.loss.start_at = min(trainer.loss.start_at, 1)  # as it is in most of the run
+            trainer.loss.start_at = min(trainer.loss.start_at, 1)  # as in most of a run, the memory is in use
         clock, loop = PhaseClock(trainer), Loop(trainer, Path(), {}, progress=Progress(), writes=False)
         images = 0
 
@@ -192,7 +192,7 @@ def profile_training(
             is_main=group.rank == 0,
         )
         if trace is not None:
-            os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # it tells of its own doings, and of a GPU that is not there
+            os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # else it logs its progress
             with torch.profiler.profile() if group.rank == 0 else nullcontext() as profiler:
                 for _ in range(TRACED):
                     loop.step(batches)

@@ -110,14 +110,14 @@ def train(
         ...     train(config, f"{folder}/run").steps
         2
     """
-    if dataset is not None and not isinstance(dataset.source, EmbeddingSource):  # its rows are for a head as they are
+    if dataset is not None and not isinstance(dataset.source, EmbeddingSource):  # rows need no images
         overrides = [*overrides, f"data.name={GIVEN}"]
     config, out = read_config(config, overrides), Path(out)
     with ExitStack() as stack:
         group = stack.enter_context(training_group(config))
         require_same(config, **{"--out": str(out), "--resume": resume})
         require_usable(out, resume)
-        group.barrier()  # before anything is written there
+        group.barrier()  # nothing is written to `out` before this
         if group.rank == 0:
             stack.enter_context(claimed(out))
             for folder in out.glob("two_way/*"):
@@ -142,7 +142,7 @@ def _prepare_loop(
     seed_everything(config.seed)
     splits, prepared, rows = build_splits(config, dataset), open_prepared(config.data), None
     manifest = splits.manifest
-    if prepared is not None:  # raises for images it lacks
+    if prepared is not None:  # raises UserError for an image that was not prepared
         rows = prepared.rows_of(manifest, config.data.channels, on_error=config.data.on_error)
     data = contents(manifest, rows)
     require_same(config, images=manifest.sha256[:12], **{"prepared images": data.get("pixels", "")[:12]})
@@ -159,9 +159,9 @@ def _prepare_loop(
     else:
         progress = Progress()
         if rank := trainer.accelerator.process_index:
-            seed_stream(config.seed, 0, 0, rank)  # else all processes would drop the same
+            seed_stream(config.seed, 0, 0, rank)  # dropout must differ between processes
     if trainer.accelerator.is_main_process:
-        trial_of(manifest).evaluate(**evaluation_options(config))  # errors come before the first step
+        trial_of(manifest).evaluate(**evaluation_options(config))  # wrong options raise before the first step
         write_text(out / "config.yaml", dump_config(trainer.config))
     if config.train.trackers:
         trainer.accelerator.init_trackers("aurank")
@@ -213,7 +213,7 @@ def _run(loop: Loop, started: float, page: bool) -> TrainResult:
             "test_seconds": time.perf_counter() - started - training_seconds,
         }
         write_text(out / "timing.json", json.dumps(timing, indent=1) + "\n")
-        (out / "diverged.json").unlink(missing_ok=True)  # of a step that went well when it was tried again
+        (out / "diverged.json").unlink(missing_ok=True)  # the run got past the step that diverged before
     trainer.accelerator.end_training()
     return TrainResult(out, progress.step, progress.best, report, stopped_by, two_way, skipped, loop.main)
 
@@ -230,7 +230,7 @@ def _test(loop: Loop, test: Manifest, page: bool) -> tuple[Report | None, dict[s
     if loop.main:
         best = load_checkpoint(out / BEST)
         load_part(trainer.model.load_state_dict, model_weights(best), out / BEST)
-        step = read_progress(best, out / BEST).step  # only the first process names it
+        step = read_progress(best, out / BEST).step  # the other processes do not know the step
     group.broadcast(value for value in trainer.model.state_dict().values() if isinstance(value, Tensor))
     read_once = {"cache": "0"} if group.size > 1 else {}  # each of several processes reads its share of the images
     data = build_dataset(trainer.config.data.model_copy(update=read_once), test, train=False)
@@ -241,7 +241,7 @@ def _test(loop: Loop, test: Manifest, page: bool) -> tuple[Report | None, dict[s
     report, two_way = trainer.task.test(data, trainer.splits.train, progress, neighbours=_NEAREST if page else 0)
     if not loop.main:
         return None, {}, len(data.skipped)
-    # Nothing of this process's own course, such as what training skipped: a resumed run writes the same report.
+    # No note depends on interruptions: a resumed run writes the same report.
     notes = [
         f"best weights, of step {step}; {len(data):,} {trainer.task.unit} of "
         f"{data.manifest.name}, split test, manifest {data.manifest.sha256[:16]}, {len(data.skipped):,} of them "
@@ -279,7 +279,7 @@ def differences(saved: Config, config: Config) -> list[str]:
         *("train.timeout", "train.trackers"),
     )
     if (saved.data.prepared is None) == (config.data.prepared is None):
-        harmless += ("data.prepared",)  # what the folder holds is compared, wherever it lies
+        harmless += ("data.prepared",)  # the prepared images are compared by content, not by folder
     return [line for line in config_difference(saved, config) if not line.startswith(harmless)]
 
 

@@ -24,11 +24,11 @@ class Progress:
     batch: Count = 0
     loss_sum: float = 0.0  # since the last line of metrics.jsonl
     loss_count: Count = 0
-    term_sums: dict[str, float] = field(default_factory=dict)  # of a loss that is a sum, over the same batches
+    term_sums: dict[str, float] = field(default_factory=dict)  # the same for each term of a sum of losses
     best: dict[str, float] = field(default_factory=dict)
     without_improvement: Count = 0
-    metrics_bytes: Count = 0  # the length of metrics.jsonl
-    validation_owed: bool = False  # due at this step, and not done when the checkpoint was written
+    metrics_bytes: Count = 0  # length of metrics.jsonl in bytes
+    validation_owed: bool = False  # a validation was due when the checkpoint was written
 
 
 def random_state() -> dict[str, Any]:
@@ -56,7 +56,7 @@ def restore_random_state(state: dict[str, Any]) -> None:
 def seed_everything(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002
-    torch.default_generator.manual_seed(seed)  # torch.manual_seed does the same in 150 times the time
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed takes 150 times as long
     if torch.cuda.is_available():
         torch.cuda.manual_seed(seed)
 
@@ -74,7 +74,7 @@ def stream(*names: int) -> Iterator[None]:
     of_numpy: Any = np.random
     before = random.getstate(), of_numpy.get_bit_generator(), torch.get_rng_state()
     device = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
-    of_numpy.set_bit_generator(_OF_STREAMS)  # quicker than to save the state of the other
+    of_numpy.set_bit_generator(_OF_STREAMS)  # quicker than saving and restoring the global state
     seed_stream(*names)
     try:
         yield

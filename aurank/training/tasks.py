@@ -68,7 +68,7 @@ class Task:
 
     def _embedded(self, model: nn.Module, data: ImageDataset, progress: StageProgress | None = None) -> Embedded:
         batch, workers = self.config.evaluate.batch, self.config.data.workers
-        self.group.broadcast(model.buffers())  # statistics of batch norms are of each process's own batches
+        self.group.broadcast(model.buffers())  # batch-norm statistics differ: take the first's
         stage = _stage(progress, "embedding")
         embedded = embed(model, data, batch=batch, workers=workers, group=self.group, progress=stage)
         require_alive(np.asarray(embedded.embeddings))
@@ -134,7 +134,7 @@ class PairTask(Task):
         tokeniser = self.towers.tokeniser
         if tokeniser is None:
             return []
-        full = self.tokens[:, -1] != PADDING  # no other text can have lost its end
+        full = self.tokens[:, -1] != PADDING  # only a text that fills all tokens can be cut
         cut = tokeniser.count_cut(text for text, is_full in zip(self.texts, full.tolist(), strict=True) if is_full)
         return [
             f"{cut:,} of {len(self.texts):,} training texts have more than model.text.length={tokeniser.length} tokens "

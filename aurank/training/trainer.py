@@ -90,7 +90,7 @@ class Trainer:
         self.model: nn.Module = task.model
         self.loss = build_loss(config, splits.train).to(device)
         self.sum = next((module for module in self.loss.modules() if isinstance(module, MultipleLosses)), None)
-        miner = build_miner(config.miner) if self.sum is None else None  # a sum asks its own
+        miner = build_miner(config.miner) if self.sum is None else None  # a sum of losses has a miner for each term
         self.miner = None if miner is None else miner.to(device)
         modules = [*self.loss.modules(), *([] if self.miner is None else self.miner.modules())]
         self._followers = [module for module in modules if isinstance(module, FollowsProgress)]
@@ -103,7 +103,7 @@ class Trainer:
         images = cache(partial(dataset, splits.train, train=False))
         if state is None:
             start_projection(task.encoder, config, images)
-        # Torch's own: what Accelerate makes of it skips a call of step or zero_grad between two batches of a step.
+        # torch's own optimiser: Accelerate's wrapper skips step and zero_grad while gradients accumulate.
         self.optimiser = optimiser = build_optimiser(config, trained, self.loss)
         schedule, steps = (
             config.optim.schedule,
@@ -117,7 +117,7 @@ class Trainer:
         self.sampler = build_sampler(config, splits.train, rank=rank, world_size=processes, neighbours=nearest)
         self.train_data = dataset(splits.train, train=True, seed=config.seed)
         self.val_data = None if splits.val is None else dataset(splits.val, train=False)
-        # Accelerate puts autocast into the forward of what it is given; the encoder inside stays as it is.
+        # Accelerate wraps the module's forward in autocast; the encoder inside stays unwrapped.
         self.encoder, _ = accelerator.prepare(EachPart(trained, compiled=config.train.compile), optimiser)
         check_image_size(task.encoder, config, device)
         self.average = None if config.train.ema is None else weight_average(task.model)
@@ -126,7 +126,7 @@ class Trainer:
         if micro_batch is not None and micro_batch * processes < self.sampler.largest_batch * self.views:
             self.cache = GradientCache(self.encoder, micro_batch, prepare=self.train_data.to_input)
         self.goes_on = False
-        self._calls = (0, 0)  # of the loss: the step, and which of its batches
+        self._calls = (0, 0)  # the last call of the loss: its step, and which batch of the step
 
         plain, at_most = accelerator.unwrap_model(self.encoder), micro_batch or config.sampler.batch * self.views
         for module in modules:
@@ -144,7 +144,7 @@ class Trainer:
     def epochs(self) -> float:
         """Epochs of the whole run, each as long as the first one, or as full batches would make it."""
         batches, sampler = self.config.train.steps * self.config.train.accumulate, self.sampler
-        # Mining changes the number of batches a little: a resumed run would count others.
+        # Mining changes the number of batches a little, so a resumed run would count differently.
         if sampler.refresh_every is not None:
             return batches * sampler.largest_batch / len(sampler.labels)
         return batches / max(1, len(sampler.epoch(0)))
@@ -169,7 +169,7 @@ class Trainer:
             references = {"ref_emb": texts, "ref_labels": batch.label, "ref_ids": batch.id}
         step, call = self._calls
         self._calls = (step, call + 1)
-        # What a loss or a miner draws from the global generators is of the whole batch, alike in every process.
+        # Losses and miners draw for the whole batch, so every process must draw the same numbers.
         with stream(self.config.seed, step, call):
             return images, self.loss(images, batch.label, self.miner, ids=batch.id, **references)
 
@@ -179,7 +179,7 @@ class Trainer:
     def embed(self, inputs: tuple[Tensor, ...]) -> Float[Tensor, "row dim"]:
         if self.cache is not None:
             return torch.cat([self.cache.embed(same) for same in inputs])
-        # In one call: DistributedDataParallel writes to buffers before each, which must not happen between two.
+        # One call for all views: DistributedDataParallel writes buffers before each call, which would break the graph.
         embeddings: Tensor = self.encoder(self._on_device(inputs))
         return embeddings
 
@@ -197,7 +197,7 @@ class Trainer:
         goes_on, self.goes_on = self.goes_on, False
         has_order = isinstance(self.encoder, DistributedDataParallel) and self.accelerator.num_processes > 2
         if goes_on and has_order:
-            self.encoder.eval()  # neither batch norms nor random generators change
+            self.encoder.eval()  # batch norms and random generators must not change
             self.encoder(self._on_device(same[:2] for same in self._inputs(batch))).sum().backward()
             self.encoder.train()
             self.optimiser.zero_grad()
@@ -211,7 +211,7 @@ class Trainer:
         for parameter in of_loss:
             parameter.grad = None
         loss.backward()  # type: ignore[no-untyped-call]
-        # Once more along its own gradient, as the cache does: only so is it scaled and averaged as the encoder's is.
+        # Backward once more along their own gradient, so that DDP averages and scales them like the encoder's.
         terms = [(parameter * parameter.grad).sum() for parameter in of_loss if parameter.grad is not None]
         for parameter, gradient in zip(of_loss, before, strict=True):
             parameter.grad = gradient
@@ -286,7 +286,7 @@ def nearest_images(
     embedded = embed(encoder, data, batch=config.evaluate.batch, workers=config.data.workers, group=group)
     if accelerator.is_main_process:
         nearest = neighbours(embedded.embeddings, count, device=device if device.type == "cuda" else "cpu").row
-        # An entry that an index did not find names a row behind the last one.
+        # Where a search found fewer, its entry takes the appended last row: -1.
         table.numpy()[embedded.ids, : nearest.shape[1]] = np.append(embedded.ids, -1)[nearest]
     group.broadcast([table])
     return table.numpy()
@@ -356,7 +356,7 @@ def _require_fitting(config: Config, splits: Splits) -> None:
     if missing := set(train.trackers) - {str(tracker) for tracker in get_available_trackers()}:
         packages = " ".join(sorted(missing)).replace("_", "-")
         raise UserError(f"train.trackers: pip install {packages}, which cannot be imported, or leave it out")
-    # A chunk is of one side, and processes that exchange gradients expect those of both.
+    # A chunk has images or texts alone, but DDP expects gradients of both encoders.
     if train.micro_batch and config.model.text is not None and launched() > 1:
         raise UserError(
             f"train.micro_batch={train.micro_batch} with model.text works in one process and there are {launched()}; "
@@ -366,7 +366,7 @@ def _require_fitting(config: Config, splits: Splits) -> None:
 
 def _accelerator(config: Config, out: Path | None) -> Accelerator:
     return Accelerator(
-        # It would not join processes without GPUs unless it is told that there are none.
+        # Accelerate joins processes without GPUs only if told to use the CPU.
         cpu=launched() > 1 and not torch.cuda.is_available(),
         mixed_precision=config.train.mixed_precision,
         gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=config.train.accumulate),

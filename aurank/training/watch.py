@@ -9,9 +9,9 @@ from torch.optim import Optimizer
 
 from aurank.losses.core.training_protocols import LearnsTemperature
 
-MOST = 100  # steps from one look to the next: what follows a loss that is not finite is lost
-READ_AT_ONCE = ("cpu",)  # devices whose numbers are on the host already
-_LAST = 2**31 - 1  # above every number of a batch
+MOST = 100  # most steps between two looks; steps after a non-finite loss are lost
+READ_AT_ONCE = ("cpu",)  # devices whose values can be read without waiting
+_LAST = 2**31 - 1  # greater than any batch number
 
 
 class LossWatch:
@@ -36,12 +36,12 @@ class LossWatch:
         leaves_out = is_fused and getattr(optimiser, "_step_supports_amp_scaling", False)
         self.every = 1 if self.on_host or not leaves_out else min(every, MOST)
         self.losses: list[Tensor] = []
-        self.terms: list[dict[str, Tensor]] = []  # of each loss that is a sum
-        self.steps: int | None = None  # since the last look; none yet: the first step is looked at
-        self.received: int | None = None  # the signal that the processes agreed on
-        # How long before _LAST the first bad batch came, 0 without one, and the signal: of both the greatest counts.
+        self.terms: list[dict[str, Tensor]] = []  # terms of each step, of a sum of losses
+        self.steps: int | None = None  # steps since the last look; None: look at the first step
+        self.received: int | None = None  # signal that all processes agreed on
+        # [_LAST - first bad batch, or 0; the signal, or 0]: combined over processes by maximum.
         self._flags = torch.zeros(2, dtype=torch.int32, device=device)
-        self._sent: tuple[Tensor, torch.cuda.Event | None] | None = None  # a copy of the flags, and when it is there
+        self._sent: tuple[Tensor, torch.cuda.Event | None] | None = None  # flags on the host; when they arrive
         self._work: distributed.Work | None = None
 
     def add(self, loss: Float[Tensor, ""], terms: dict[str, Tensor]) -> None:
@@ -71,14 +71,14 @@ class LossWatch:
             self._work = None
             if self.every == 1:
                 self.received = int(self._flags[1]) or None
-            else:  # to read the signal would wait for the device: take that of the step before
+            else:  # reading now would wait for the device: use the flags of the step before
                 if self._sent is not None:
                     flags, event = self._sent
                     if event is not None:
                         event.synchronize()
                     self.received = int(flags[1]) or None
                 is_cuda = self._flags.is_cuda
-                copy = self._flags.to("cpu", non_blocking=is_cuda)  # into pinned memory
+                copy = self._flags.to("cpu", non_blocking=is_cuda)  # pinned memory
                 self._sent = copy, torch.cuda.current_stream().record_event() if is_cuda else None
         self.steps = None if self.steps is None else self.steps + 1
         if self.every > 1:
