@@ -58,10 +58,6 @@ class ClassList(TypedDict):
     classes: list[ClassSize]
 
 
-class Refusal(TypedDict):
-    error: str
-
-
 def make_app(
     index: ImageIndex,
     *,
@@ -109,7 +105,7 @@ def make_app(
             ValidationError: _refuse_values,
             Exception: _fail,
         },
-        responses={"default": {"model": Refusal, "description": "One line says what is wrong."}},
+        responses={"default": {"model": dict[str, str], "description": "One line says what is wrong."}},
     )
 
     @app.get("/", include_in_schema=False)

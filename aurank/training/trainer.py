@@ -35,7 +35,6 @@ from aurank.evaluation.index.neighbours import neighbours
 from aurank.losses import MultipleLosses
 from aurank.losses.core.distributed import Shares
 from aurank.losses.core.pair_loss import TakesInputs
-from aurank.losses.core.training_protocols import FollowsProgress, Reencodes
 from aurank.models.encoder import EachPart, Encoder, Pooled, start_at_pca
 from aurank.training.build import (
     Splits,
@@ -92,8 +91,8 @@ class Trainer:
         self.sum = next((module for module in self.loss.modules() if isinstance(module, MultipleLosses)), None)
         miner = build_miner(config.miner) if self.sum is None else None  # a sum of losses has a miner for each term
         self.miner = None if miner is None else miner.to(device)
-        modules = [*self.loss.modules(), *([] if self.miner is None else self.miner.modules())]
-        self._followers = [module for module in modules if isinstance(module, FollowsProgress)]
+        modules: list[Any] = [*self.loss.modules(), *([] if self.miner is None else self.miner.modules())]
+        self._followers = [module for module in modules if hasattr(module, "set_progress")]
         self._gathers = [module.gather for module in self.loss.modules() if isinstance(module, TakesInputs)]
         for gather in self._gathers:
             gather.views = self.views
@@ -130,7 +129,7 @@ class Trainer:
 
         plain, at_most = accelerator.unwrap_model(self.encoder), micro_batch or config.sampler.batch * self.views
         for module in modules:
-            if isinstance(module, Reencodes) and module.wants_reencode and module.reencode is None:
+            if getattr(module, "wants_reencode", False) and module.reencode is None:
                 module.reencode = partial(
                     reencode, encoder=plain, data=self.train_data, dim=task.encoder.dim, at_most=at_most
                 )

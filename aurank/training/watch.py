@@ -7,8 +7,6 @@ from jaxtyping import Float
 from torch import Tensor, distributed, nn
 from torch.optim import Optimizer
 
-from aurank.losses.core.training_protocols import LearnsTemperature
-
 MOST = 100  # most steps between two looks; steps after a non-finite loss are lost
 READ_AT_ONCE = ("cpu",)  # devices whose values can be read without waiting
 _LAST = 2**31 - 1  # greater than any batch number
@@ -101,7 +99,7 @@ class LossWatch:
 
 def learned_temperature(loss: nn.Module) -> dict[str, float]:
     """Return ``temperature``, the first that the loss learns, the mean of individual ones; empty without one."""
-    values = [part.learned_temperature for part in loss.modules() if isinstance(part, LearnsTemperature)]
+    values = [getattr(part, "learned_temperature", None) for part in loss.modules()]
     learned = [float(value) for value in values if value is not None]
     return {"temperature": learned[0]} if learned else {}
 

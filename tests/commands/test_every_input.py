@@ -97,5 +97,5 @@ def test_a_run_on_a_given_data_set_goes_on_with_the_same_images_only(vision: Man
     others = {"train": items("train"), "test": [(255 - image, label) for image, label in items("test")]}
     with pytest.raises(UserError, match="was trained on other images of vision"):
         aurank.train(CONFIG, run, resume=True, dataset=from_dataset(others, name="vision"), overrides=["train.steps=4"])
-    with pytest.raises(UserError, match="given from Python, where no name finds it"):
+    with pytest.raises(UserError, match="given from Python: give it again"):
         evaluate_model(f"aurank:{run}/best")

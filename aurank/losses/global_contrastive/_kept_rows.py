@@ -1,5 +1,6 @@
 """Rows of samples that are kept as they were, and images embedded anew in their place."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,9 +13,9 @@ from aurank.losses.core.checks import check_width
 from aurank.losses.core.distributed import gather_rows, world_size
 from aurank.losses.core.pairs import Pairs
 from aurank.losses.core.row_table import RowTable, group_entries
-from aurank.losses.core.training_protocols import EmbedByIds
 
 NONE = -1
+EmbedByIds = Callable[[Int64[Tensor, " image"]], Float[Tensor, "image dim"]]
 
 
 class TaggedTable(RowTable):

@@ -13,8 +13,7 @@ from aurank.losses.core.pair_loss import KeyedLoss, PairLossOptions, query_ids
 from aurank.losses.core.pairs import Inputs, Pairs
 from aurank.losses.core.row_table import SavedGenerator, writes
 from aurank.losses.core.temperature import attraction
-from aurank.losses.core.training_protocols import EmbedByIds
-from aurank.losses.global_contrastive._kept_rows import NONE, TaggedTable, embedded_anew, row_similarity
+from aurank.losses.global_contrastive._kept_rows import NONE, EmbedByIds, TaggedTable, embedded_anew, row_similarity
 from aurank.ranges import Range
 
 # Of running maxima at a time; what else the chains of a chunk need is about as much. A GPU wants few large steps.

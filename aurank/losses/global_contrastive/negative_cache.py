@@ -14,8 +14,7 @@ from aurank.losses.core.pair_loss import KeyedLoss, PairLossOptions, query_ids
 from aurank.losses.core.pairs import Inputs, Pairs
 from aurank.losses.core.row_table import Counters, SavedGenerator, writes
 from aurank.losses.core.temperature import attraction
-from aurank.losses.core.training_protocols import EmbedByIds
-from aurank.losses.global_contrastive._kept_rows import TaggedTable, embedded_anew, row_similarity
+from aurank.losses.global_contrastive._kept_rows import EmbedByIds, TaggedTable, embedded_anew, row_similarity
 
 OutsideNegative = Literal["stored", "reencode"]
 
