@@ -91,9 +91,8 @@ def embed_to_folder(
             stack.enter_context(claimed(out))
         prepared = prepare_model(model, images or ImageSelection(), run)
         dataset = prepared.dataset
-        manifest, module, total = dataset.manifest, prepared.model.module.to(run.torch_device), len(dataset)
-        keys = run.cache_keys(module, prepared.model.description, dataset)
-        cache = run.open_cache(model, keys, manifest)
+        module, total = prepared.model.module.to(run.torch_device), len(dataset)
+        cache = run.open_cache(model, module, prepared.model.description, dataset)
         if group.rank == 0:
             writer = ShardWriter(out)
         how: dict[str, Any] = {"device": run.torch_device, "bf16": run.bf16, "cache": cache, "group": group}

@@ -32,7 +32,6 @@ SLIM, VARIED = 1.4, 2.0  # of height over width: a median or a range of which cr
 MEASURED = 2000  # images, drawn, whose headers are read
 LEAST_CLASSES = 6  # to train on three and to measure on three
 HELD_OUT = 0.2  # of the training classes, for validation
-_ONE_FOLDER = ": no folder names one; if these are one class of several, name the folder above"
 _TRIES = 100  # draws of test classes: the first is taken in which every split has two images of one class
 
 Section = dict[str, Any]
@@ -98,17 +97,10 @@ def write_first_configuration(
     write_text(out, text)
     model, name = _model(out), shlex.quote(str(out))
     run, data = shlex.quote(f"runs/{out.stem}"), f"--data {name}"
-    commands = [
-        f"aurank doctor {name}",
-        f"aurank evaluate --model {model} {data} --out before",
-        f"aurank train {name} --out {run}",
-        f"aurank evaluate --model aurank:{run}/best --out after",
-        f"aurank compare before after {data} --out compare.html",
-        f"aurank index build --model aurank:{run}/best {data} --split all --out index",
-        "aurank serve index",
-    ]
-    if not is_labelled:  # nothing can be measured
-        commands = [commands[position] for position in (0, 2, 5, 6)]
+    measuring = is_labelled * [f"aurank evaluate --model {model} {data} --out before"]
+    comparing = is_labelled * [f"aurank evaluate --model aurank:{run}/best --out after", "aurank compare before after"]
+    index = [f"aurank index build --model aurank:{run}/best {data} --split all --out index", "aurank serve index"]
+    commands = [f"aurank doctor {name}", *measuring, f"aurank train {name} --out {run}", *comparing, *index]
     following = [f"written, with a reason beside each choice: {out}. To go on:", *(f"  {line}" for line in commands)]
     if ",input_size" in model and ",weights=" not in model:
         following.append(f"Without network take a file of weights: aurank train {name} model.weights=FILE")
@@ -192,10 +184,8 @@ def _model(file: Path) -> str:
 def _seen(manifest: Manifest, sizes: Int64[np.ndarray, "image 2"], unreadable: list[str]) -> list[str]:
     counts, splits = manifest.class_counts, [f"{split} {count:,}" for split, count in manifest.split_sizes.items()]
     of_each = f"{counts.min():,} to {counts.max():,} each, median {np.median(counts):,.0f}; {', '.join(splits)}"
-    above = "" if any("/" in path for path in manifest.paths) else _ONE_FOLDER
-    of = f" of {len(counts):,} classes, {of_each}" if counts.max() > 1 else f", no classes{above}"
-    cameras = "" if manifest.groups is None else f"; {len(set(manifest.groups.tolist()) - {-1}):,} cameras"
-    lines = [f"{manifest.name}: {len(manifest):,} images{of}{cameras}"]
+    of = f" of {len(counts):,} classes, {of_each}" if counts.max() > 1 else ", no folder of which names a class"
+    lines = [f"{manifest.name}: {len(manifest):,} images{of}"]
     if len(sizes):
         low, high = np.percentile(sizes.min(axis=1), [5, 95])
         flat, tall = np.percentile(sizes[:, 0] / sizes[:, 1], [5, 95])

@@ -1,6 +1,5 @@
 """Measuring a trained model of images and texts: what ``aurank pairs`` calls."""
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +23,7 @@ from aurank.embedding.settings import read_trained
 from aurank.embedding.stored.checkpoint import describe_average, load_checkpoint
 from aurank.errors import UserError
 from aurank.evaluation.report import Report
-from aurank.evaluation.two_way import DIRECTIONS, PROMPTS, TwoWayReport, prompts
+from aurank.evaluation.two_way import PROMPTS, TwoWayReport, prompts
 from aurank.names import text_key
 
 
@@ -52,20 +51,11 @@ class PairsResult:
         return describe_groups(self.two_way, "\n".join(["zero-shot classification", *lines, *self.zero_shot.notes]))
 
     def save(self, folder: Path | str) -> None:
-        """Write two_way/GROUP for each group, and zero_shot.json, into the folder; files of an earlier result go."""
-        folder = Path(folder)
+        """Write two_way/GROUP for each group, and zero_shot.json, into the folder."""
         for name, report in self.two_way.items():
-            report.save(folder / "two_way" / name)
-        for file in folder.glob("two_way/*/two_way.json"):
-            if file.parent.name not in self.two_way:
-                for name in (*DIRECTIONS, "two_way"):
-                    file.with_name(f"{name}.json").unlink(missing_ok=True)
-                with contextlib.suppress(OSError):  # it holds something else
-                    file.parent.rmdir()
-        if self.zero_shot is None:
-            (folder / "zero_shot.json").unlink(missing_ok=True)
-        else:
-            self.zero_shot.save(folder / "zero_shot.json")
+            report.save(Path(folder) / "two_way" / name)
+        if self.zero_shot is not None:
+            self.zero_shot.save(Path(folder) / "zero_shot.json")
 
 
 def evaluate_pairs(
@@ -120,9 +110,7 @@ def evaluate_pairs(
     batch = config.evaluate.batch if running.batch is None else running.batch  # 0 is refused where it is used
     how: dict[str, Any] = {"batch": batch, "workers": config.data.workers, "pairs": manifest}
     how |= {"progress": running.stage("embedding images"), "text_progress": running.stage("embedding texts")}
-    if running.cache is not None:
-        keys = running.cache_keys(towers.image, describe_model(config), shown)
-        how["cache"] = running.open_cache(model, keys, once)
+    how["cache"] = running.open_cache(model, towers.image, describe_model(config), shown)
     embedded = embed_pairs(module, shown, **how)
     options = {**two_way_options(config), "device": device, "progress": running.stage("ranking")}
     reports, zero_shot = reports_by_group(embedded, train, manifest, **options), None

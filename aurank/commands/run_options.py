@@ -102,24 +102,20 @@ class RunOptions:
         """What a model's embeddings are made by, where that changes their digits."""
         return "in bf16" if self.bf16 else ""
 
-    def open_cache(self, name: str, keys: Mapping[str, str], manifest: Manifest) -> EmbeddingCache | None:
-        """Return the cache of a model's embeddings of the images of a manifest, None where none is wanted.
+    def open_cache(
+        self, name: str, module: nn.Module, description: str, dataset: ImageDataset
+    ) -> EmbeddingCache | None:
+        """Return the cache of a model's embeddings of a data set, None where none is wanted.
 
-        `keys`: what `cache_keys` gives.
+        `description`: what decides the embeddings beside the weights and the images.
         """
         if self.cache is None:
             return None
+        digest, manifest = "" if dataset.prepared is None else dataset.prepared.sha256, dataset.manifest
+        description += dataset.made_of + digest + (self.arithmetic and f" {self.arithmetic}")
+        keys = {"weights": weights_sha256(module), "transform": description, "data": data_sha256(manifest)}
         about = {"model": name, "images": len(set(manifest.paths)), "of": manifest.name}
         return EmbeddingCache(self.cache, **keys, about=about, say=self.say)
-
-    def cache_keys(self, module: nn.Module, description: str, dataset: ImageDataset) -> dict[str, str]:
-        """Return digests and words for all that decides the embeddings of the images of a data set.
-
-        `description`: what decides them beside the weights and the images.
-        """
-        digest = "" if dataset.prepared is None else dataset.prepared.sha256
-        description += dataset.made_of + digest + (self.arithmetic and f" {self.arithmetic}")
-        return {"weights": weights_sha256(module), "transform": description, "data": data_sha256(dataset.manifest)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,10 +154,7 @@ class PreparedModel:
         dataset = self.dataset if manifest is None else self.dataset_of(manifest)
         device, manifest, progress = self.run.torch_device, dataset.manifest, self.run.stage("embedding")
         module = self.model.module.to(device)
-        cache = None
-        if self.run.cache is not None:  # the keys read all weights, and look at every file
-            keys = self.run.cache_keys(module, self.model.description, dataset)
-            cache = self.run.open_cache(self.model.name, keys, manifest)
+        cache = self.run.open_cache(self.model.name, module, self.model.description, dataset)
         how = {"bf16": self.run.bf16, "group": self.run.group, **self.sizes}
         embedded = embed(module, dataset, device=device, progress=progress, cache=cache, **how)
         return embedded, self.notes(embedded, manifest)
