@@ -29,8 +29,8 @@ _OF_BACKBONE: dict[str, Any] = {
     "interpolation": Interpolation,
     "test_transform": Transform,
 }
-_USUAL = "in float32 of the images themselves"  # the precision that has no words
-OWN_TEXTS = "transformer"  # the text model that is trained from random weights, with a tokeniser of its own
+_USUAL = "in float32 of the images themselves"  # the usual precision, which notes do not mention
+OWN_TEXTS = "transformer"  # our text model: random weights, own tokeniser
 
 
 def build_transform(config: DataConfig, *, train: bool) -> Pipeline:
@@ -140,7 +140,7 @@ def encoder_arguments(config: ModelConfig) -> dict[str, Any]:
 
 def describe_model(config: Config) -> str:
     """Return all that decides an embedding of a model that was trained here, beside its weights and the images."""
-    first = ("pretrained", "weights", "freeze_batch_norm")  # of training, or of the weights that it began with
+    first = ("pretrained", "weights", "freeze_batch_norm")  # they decide training, not an embedding
     model = {name: value for name, value in encoder_arguments(config.model).items() if name not in first}
     transform = "" if config.model.backbone == NO_BACKBONE else f" {build_transform(config.data, train=False)!r}"
     return f"{model}{transform}"
@@ -172,7 +172,7 @@ def _initialise(encoder: Encoder, source: str, say: Say | None) -> None:
             f"shape, the first {network[0]!r}; use the backbone, channels and pooling it was trained with"
         )
     if lacking:
-        fits = {name: value for name, value in fits.items() if not name.startswith("head.")}  # all of it or nothing
+        fits = {name: value for name, value in fits.items() if not name.startswith("head.")}  # all or nothing
         notes.append(f"the projection of {source} has another shape; it begins anew, at random")
     encoder.load_state_dict(fits, strict=False)
     if say is not None:

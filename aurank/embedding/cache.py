@@ -17,10 +17,10 @@ from aurank.data import Manifest
 from aurank.errors import UserError
 from aurank.files import ABANDONED, checked, read_bundle, remove_temporaries, write_bundle, write_text
 
-FORMAT = 3  # raised when how pixels are made changes: older pieces are then not found
+FORMAT = 3  # raise it when pixels change, so that older pieces are not found
 ABOUT, _PACE = "about.json", "pace.json"
 _SUFFIX, _WHAT = ".safetensors", "a piece of a cache"
-Say = Callable[[str], None]  # given a line that people should read
+Say = Callable[[str], None]  # called with a line for the user
 
 
 class Pace(NamedTuple):
@@ -61,7 +61,7 @@ class EmbeddingCache:
         keys = {"format": FORMAT, "weights": weights, "transform": transform, "data": data}
         self.folder = root / hashlib.sha256(json.dumps(keys).encode()).hexdigest()[:32]
         self.say = say
-        self._extents: dict[str, tuple[int, int]] = {}  # of the pieces that have been read
+        self._extents: dict[str, tuple[int, int]] = {}  # [first, last row] of the pieces read so far
         write_text(self.folder / ABOUT, json.dumps({**about, **keys}, indent=1) + "\n")
         remove_temporaries(self.folder, age=ABANDONED)
 

@@ -28,12 +28,12 @@ from aurank.models.image_model import ImageModel
 
 PREFIX = "milvus:"
 _FORMAT, _VERSION = "aurank.collection", 1
-_PROPERTY = "aurank"  # of a collection, that says what is in it
-_MOST = 16_384  # rows that Milvus returns at once
-_NUMBERS = 2**20  # in a message
-_TEXTS = {"path": 4096, "class": 4096, "sha256": 64}  # columns, and the bytes that they hold
+_PROPERTY = "aurank"  # property of a collection that holds its description
+_MOST = 16_384  # most rows that Milvus returns in one answer
+_NUMBERS = 2**20  # most numbers in one message
+_TEXTS = {"path": 4096, "class": 4096, "sha256": 64}  # text columns and their most bytes
 _METRICS = {"cosine": "COSINE", "dot": "IP", "euclidean": "L2"}
-_clients: dict[str, Any] = {}  # threads share them; milvus-lite lets one process into a file
+_clients: dict[str, Any] = {}  # shared by threads; milvus-lite lets one process open a file
 
 
 class CollectionRecord(GalleryRecord):
@@ -63,7 +63,7 @@ class CollectionRows(SearchIndex):
         if "@" in self.uri:
             raise UserError(f"milvus:…@…#{self.name}: give a password or token as MILVUS_TOKEN in the environment")
         self.client = _connect(self.uri, address)
-        self.filter = ""  # of the images to search
+        self.filter = ""  # Milvus expression: which images are searched
 
     @classmethod
     def open(cls, address: str) -> "CollectionRows":
@@ -83,7 +83,7 @@ class CollectionRows(SearchIndex):
         gallery, made = cls(address), made_by(model)
         embedded_by = {"name": made.model, "weights_sha256": made.weights_sha256, "preprocessing": made.preprocessing}
         gallery._describe_by({**about, "model": embedded_by})
-        _index(about["factory"])  # what is wrong with it is said before an image is embedded
+        _index(about["factory"])  # a wrong index raises before images are embedded
         if gallery._call("has_collection") and gallery._read_record()["complete"] and not overwrite:
             remedy = "add images with aurank index add, or replace it with --overwrite"
             raise UserError(f"{address} holds an index already: {remedy}")
@@ -114,14 +114,14 @@ class CollectionRows(SearchIndex):
             schema.add_field(column, milvus.DataType.VARCHAR, max_length=most)
         schema.add_field("vector", milvus.DataType.FLOAT_VECTOR, dim=self.dim)
         index = milvus.MilvusClient.prepare_index_params()
-        # Together, as Milvus has always taken them: milvus-lite overlooks those that pymilvus sends one by one.
+        # Parameters in a dict of their own: milvus-lite ignores those that pymilvus sends one by one.
         how = {"metric_type": _METRICS[self.distance], "params": {"params": built}}
         index.add_index("vector", index_type=index_type, **how)
         self.about |= {"format": _FORMAT, "version": _VERSION, "aurank": version("aurank")}
         self.about |= {"revision": 0, "complete": False, "recall": None}
         if self._call("has_collection"):
             self._call("drop_collection")
-        if "://" not in self.uri:  # what killed processes left, which milvus-lite neither knows nor overwrites
+        if "://" not in self.uri:  # remove files of killed processes, which milvus-lite neither reads nor overwrites
             shutil.rmtree(Path(self.uri, "collections", self.name), ignore_errors=True)
         options = {"consistency_level": "Strong", "properties": {_PROPERTY: json.dumps(self.about)}}
         self._call("create_collection", schema=schema, index_params=index, **options)
@@ -191,7 +191,7 @@ class CollectionRows(SearchIndex):
         columns = {"id": image_ids(images), **images}
         for part in blocks(len(embeddings), max(1, min(_MOST, _NUMBERS // self.dim))):
             texts = zip(*(columns[name][part].tolist() for name in columns), strict=True)
-            vectors = load_rows(embeddings, part, "dot")  # as they are
+            vectors = load_rows(embeddings, part, "dot")  # not scaled to length 1
             pairs = zip(texts, vectors, strict=True)
             rows = [dict(zip(columns, row, strict=True), vector=vector) for row, vector in pairs]
             self._call("upsert", rows)
@@ -219,7 +219,7 @@ class CollectionRows(SearchIndex):
         return Neighbours(row[:, :k], similarity[:, :k], (row[:, :k] >= 0).sum(axis=1))
 
     def change(self, folder: Path, about: dict[str, Any], gone: Ids, new: NewImages) -> int:
-        # Before an image names a new source; what the index finds now was not measured.
+        # First: an image may name a new source, and the recall is no longer measured.
         self.describe(sources=about["sources"], recall=None)
         if new is not None:
             self.add(*new)
@@ -289,7 +289,7 @@ def _connect(uri: str, address: str) -> Any:
         if "://" not in uri:
             import_library("milvus_lite", "a gallery of Milvus in a file")
             Path(uri).absolute().parent.mkdir(parents=True, exist_ok=True)
-        for name in ("pymilvus", "milvus_lite", "grpc._server"):  # which log with a traceback what they raise
+        for name in ("pymilvus", "milvus_lite", "grpc._server"):  # they log a traceback beside the error
             logging.getLogger(name).setLevel(logging.CRITICAL + 1)
         try:
             _clients[uri] = milvus.MilvusClient(uri, token=os.environ.get("MILVUS_TOKEN", ""), timeout=10)

@@ -21,10 +21,10 @@ from aurank.evaluation.inputs import ProgressCallback
 from aurank.models.encoder import is_channels_last, lay_out
 from aurank.models.image_model import as_embeddings
 
-LEAST, TRIED = 1024, 8  # images from which on a trial pays, and those that it needs
+LEAST, TRIED = 1024, 8  # fewest images for which a trial pays; images of the trial
 _FIRST, _LARGEST = 16, 256
 _FORMATS = {False: torch.contiguous_format, True: torch.channels_last}
-_SECONDS, _SHARE = 3.0, 0.05  # of a trial: at most that long, and that share of the work
+_SECONDS, _SHARE = 3.0, 0.05  # longest trial: seconds, and share of all the work
 
 
 @contextmanager
@@ -34,7 +34,7 @@ def kept_to(pace: Pace, model: nn.Module) -> Iterator[Callable[[Tensor], Tensor]
         yield lambda images: images
         return
     memory_format, before = _FORMATS[pace.channels_last], is_channels_last(model)
-    with torch.inference_mode(False):  # weights that are moved here would be of no use for training
+    with torch.inference_mode(False):  # weights moved in inference mode could not be trained later
         lay_out(model, pace.channels_last)
     try:
         yield lambda images: images.contiguous(memory_format=memory_format)
@@ -53,14 +53,14 @@ def find_pace(model: nn.Module, images: Tensor, count: int) -> Pace:
     layers = sum(isinstance(module, nn.Conv2d) for module in model.modules())
     formats: list[bool | None] = [is_channels_last(model), not is_channels_last(model)] if layers > 1 else [None]
     for channels_last in formats:
-        with suppress(RuntimeError):  # a view of what another format lays out otherwise
+        with suppress(RuntimeError):  # some layers need a contiguous view
             pace = Pace(_FIRST, channels_last)
             costs[pace] = _cost(pace, model, images)
     if not costs:
         return Pace(_LARGEST)
     best = min(costs, key=costs.__getitem__)
     for batches in ((32, 64, 128, _LARGEST), (8,)):
-        for batch in batches if best.batch == _FIRST else ():  # fewer images only where more are slower
+        for batch in batches if best.batch == _FIRST else ():  # try smaller batches only if larger ones were slower
             spent, estimate = time.process_time() - start, 2 * batch * costs[best]
             if spent + estimate > min(_SECONDS * torch.get_num_threads(), _SHARE * costs[best] * count):
                 return best
@@ -125,7 +125,7 @@ def embed_rows(
     if batch is None:
         batch = choose_pace(model, dataset, missing, device=device, bf16=bf16, cache=cache, group=group)
     pace = batch if isinstance(batch, Pace) else Pace(batch)
-    least = Pace().batch if isinstance(batch, Pace) else 1  # rows of a piece
+    least = Pace().batch if isinstance(batch, Pace) else 1  # fewest rows of a cached piece
     total, done = int(chosen.sum()), int(chosen.sum()) - int(missing.sum())
     if done and progress is not None:
         progress(done, total)
@@ -142,14 +142,14 @@ def embed_rows(
             if sum(len(piece.rows) for piece in new) >= least:
                 pieces.append(_join(new, cache))
                 new = []
-            done = min(total, done + len(ids) * group.size)  # the others are about as far
+            done = min(total, done + len(ids) * group.size)  # estimated: all processes are about as far
             if progress is not None:
                 progress(done, total)
         if new:
             pieces.append(_join(new, cache))
     gathered = gather_pieces(pieces, chosen, group)
     if group.size > 1:
-        dataset.leave_out(np.setdiff1d(np.flatnonzero(chosen), gathered.rows))  # what others could not read
+        dataset.leave_out(np.setdiff1d(np.flatnonzero(chosen), gathered.rows))  # unreadable in other processes
     return gathered
 
 
@@ -176,10 +176,10 @@ def choose_pace(
             images = dataset.__getitems__(rows[:TRIED].tolist()).image
             if isinstance(images, torch.Tensor) and images.ndim == 4 and len(images):
                 with _inference(model, device, bf16):
-                    model(images := dataset.to_input(images))  # what is made once is no part of the trial
+                    model(images := dataset.to_input(images))  # the first call allocates; it is not timed
                     pace = find_pace(model, images, len(rows))
     pace = group.all_gather(pace)[0]
-    assert pace is not None  # of the first process
+    assert pace is not None  # broadcast by the first process
     if cache is not None and group.rank == 0:
         cache.pace = pace
     return pace

@@ -24,7 +24,7 @@ from aurank.evaluation.report import Report
 from aurank.evaluation.two_way import TwoWayReport
 from aurank.files import replacing
 
-MOST_GROUPS = 8  # whose pairs are measured
+MOST_GROUPS = 8  # most groups of which all pairs are measured
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,7 +129,7 @@ class Embedded:
         for pair in itertools.permutations(groups.tolist(), 2):
             query, gallery = self.is_query & (self.groups == pair[0]), self.is_gallery & (self.groups == pair[1])
             sides = replace(self, is_query=query, is_gallery=gallery).select(query | gallery)
-            with suppress(UserError):  # no query of this group has a positive in the other
+            with suppress(UserError):  # raised if no query has a positive in the other group
                 report = sides.evaluate(metrics=["mauprc", "recall@1"], distributed=False, **how)
                 names = group_texts([*pair], self.group_names)
                 measured = {"num_queries": len(report.per_query["query"]), "metrics": report.metrics}
@@ -163,7 +163,7 @@ Result = TypeVar("Result", Report, TwoWayReport)
 _ALL, _LABELS, _PATHS = np.ones(4, dtype=np.bool_), np.array([0, 0, 1, 1]), np.array(["a", "b", "c", "d"])
 _ROWS = np.array([[1, 0], [1, 0.5], [0, 1], [0.5, 1]], dtype=np.float32)
 _SIDES = {"groups": np.full(4, -1), "super_labels": np.zeros(4, np.int64)}
-# Rows that options are tried on, before hours of embedding or training.
+# A tiny set on which options are tried before hours of work.
 TRIAL = Embedded(_ROWS, _LABELS, np.arange(4), _PATHS, _ALL, _ALL, **_SIDES)
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from aurank.data import Manifest
     from aurank.embedding.protocols import Protocol
 
-ALL = "all"  # splits together
+ALL = "all"  # all splits
 DATA = {"data": Choices(READERS, frozenset({"root"}))}
 _RULES = (
     OptionRule("--protocol", excludes=("--data", "--split"), why="it says which images are measured"),
@@ -112,7 +112,7 @@ def located(data: "str | Manifest") -> dict[str, Any]:
         return {**section, "params": {"path": path}, "root": "."}
     if target.is_dir() or not target.suffix:
         return {**section, "root": str(target)}
-    key = "file" if name in ("table", EMBEDDINGS) else "path"  # of an archive
+    key = "file" if name in ("table", EMBEDDINGS) else "path"  # otherwise an archive or folder
     return {**section, "params": {key: target.name}, "root": str(target.parent)}
 
 

@@ -30,9 +30,9 @@ class EmbeddedPairs:
     images: Float32[np.ndarray, "pair dim"]
     texts: Float32[np.ndarray, "pair dim"]
     labels: Int64[np.ndarray, " pair"]
-    rows: Int64[np.ndarray, " pair"]  # of the manifest
-    image_ids: Int64[np.ndarray, " pair"]  # equal for one image in several pairs
-    text_ids: Int64[np.ndarray, " pair"]  # equal for one text, in whatever case
+    rows: Int64[np.ndarray, " pair"]  # row of the manifest
+    image_ids: Int64[np.ndarray, " pair"]  # equal for pairs with the same image
+    text_ids: Int64[np.ndarray, " pair"]  # equal for texts that differ only in case
 
     def evaluate(self, rows: Int64[np.ndarray, " row"] | None = None, **options: Any) -> TwoWayReport:
         mask = np.ones(len(self.rows), dtype=np.bool_) if rows is None else np.isin(self.rows, rows)

@@ -31,12 +31,12 @@ from aurank.models.image_model import ImageModel
 FORMAT, VERSION = "aurank.image_index", 2
 _EMBEDDINGS, _VECTORS, _IMAGES = "embeddings.npy", "vectors.npy", "images.parquet"
 _FAISS, _STEPS = "index.faiss", "postprocessing.safetensors"
-_VERIFIED = (_FAISS, _STEPS, KEPT)  # each holds its own checksum, which its reader compares
+_VERIFIED = (_FAISS, _STEPS, KEPT)  # files that verify their own checksum when read
 _WHAT, _REMEDY = "an image index", "build the index again"
-TRIED = 1000  # images that are looked for where they are said to have moved
+TRIED = 1000  # images looked for at a new root, to verify it
 EXACT = "Flat"
 RECALL_AT = (1, 10)
-RECALL_QUERIES = 1000  # images of the index that are searched to measure its recall
+RECALL_QUERIES = 1000  # most images searched to measure the recall
 
 Ids = Int64[np.ndarray, " row"]
 Table = dict[str, np.ndarray]
@@ -47,7 +47,7 @@ NewImages = tuple[Table, np.ndarray] | None  # images to add to an index, and th
 class SourceRecord(TypedDict):
     """Where images are: a folder, the folder `prefix` of a zip archive, or the memory of a process that ended."""
 
-    kind: Literal["folder", "zip", "reader", "memory"]  # of a reader the prefix has its name and parameters
+    kind: Literal["folder", "zip", "reader", "memory"]  # for a reader, `prefix` holds its name and parameters
     place: str
     prefix: str
 
@@ -83,7 +83,7 @@ class IndexedRows:
     images: Table
     embeddings: Rows
     index: Index
-    searched: Rows  # the embeddings, behind the post-processing
+    searched: Rows  # embeddings after post-processing
     processing: PostProcessing | None = None
 
     def __len__(self) -> int:
@@ -165,7 +165,7 @@ class IndexedRows:
             shutil.rmtree(part, ignore_errors=True)
             shutil.rmtree(model_part, ignore_errors=True)
             raise
-        for part in (*folder.glob("rows-*"), *folder.glob("model-*")):  # of before, or of a killed process
+        for part in (*folder.glob("rows-*"), *folder.glob("model-*")):  # earlier parts, or of a killed process
             if part.name not in (content["rows"], content["model"]["folder"]):
                 shutil.rmtree(part, ignore_errors=True)
         return content
@@ -276,7 +276,7 @@ def change_rows(rows: IndexedRows, stays: np.ndarray, new: Table, embeddings: np
     if processing is not None and processing.is_of_rows:
         added = processed_gallery(processing, embeddings) if len(embeddings) else rows.searched[:0]
         searched = np.concatenate([rows.searched[stays], added.astype(rows.searched.dtype)])
-    elif processing is not None:  # an image may change its neighbours' vectors
+    elif processing is not None:  # the steps use neighbours: all vectors change
         searched = processed_gallery(processing, joined)
     if stays.all() and (processing is None or processing.is_of_rows):
         rows.index.add(added)

@@ -10,8 +10,8 @@ from aurank.names import meant, nearest
 HUB = "hf-hub"
 SUFFIX = ".safetensors"
 LAST, BEST = f"last{SUFFIX}", f"best{SUFFIX}"
-KEPT = f"checkpoint{SUFFIX}"  # in the folder of a stored model
-RECORD = "model.json"  # there, too
+KEPT = f"checkpoint{SUFFIX}"  # file in the folder of a stored model
+RECORD = "model.json"  # the description beside it
 ABOUT = "index.json"
 
 
@@ -64,7 +64,7 @@ def require_index(folder: Path) -> None:
 
 def require_usable(out: Path, resume: bool) -> None:
     names = {path.name for path in out.iterdir()} if out.is_dir() else set()
-    names = {name for name in names if not name.startswith(".")}  # locks, and temporary files of a killed run
+    names = {name for name in names if not name.startswith(".")}  # ignore locks and temporary files
     if names and not resume:
         raise UserError(f"--out {out} is not empty; add --resume to go on with the run in it, or name another folder")
     if names and not names & {LAST, "config.yaml", "metrics.jsonl"}:

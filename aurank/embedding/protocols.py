@@ -14,11 +14,11 @@ from aurank.data.manifest import pairs_among
 from aurank.errors import UserError
 from aurank.names import meant, nearest
 
-if TYPE_CHECKING:  # a protocol is looked up without torch
+if TYPE_CHECKING:  # finding a protocol must not import torch
     from aurank.embedding.embedded import Embedded
     from aurank.evaluation import Report
 
-# Enters every checksum: raised when a protocol comes to measure something else.
+# Part of every checksum: raise it when a protocol measures something else.
 VERSION = 1
 LIST_SIZES = ("small", "medium", "large")
 
@@ -28,11 +28,11 @@ class Protocol:
     """How one benchmark is measured: by default, every test image is a query against all the others."""
 
     name: str
-    reader: str  # gives the images, whose split "test" is measured
+    reader: str  # reader of the images; its split "test" is measured
     recall_at: tuple[int, ...]
-    params: Mapping[str, Any] = field(default_factory=dict)  # of the reader
-    roles: bool = False  # the reader says who is query and gallery, of which camera, and may list positives
-    metrics: tuple[str, ...] | None = None  # shown unless others are asked for
+    params: Mapping[str, Any] = field(default_factory=dict)  # arguments of the reader
+    roles: bool = False  # the reader gives query and gallery flags, cameras and perhaps positives
+    metrics: tuple[str, ...] | None = None  # default metrics
 
     def manifest(self, root: Path, **params: Any) -> Manifest:
         return READERS[self.reader](root, **self.params, **params).split("test")
@@ -44,7 +44,7 @@ class Protocol:
         """
         paths = [str(path) for path in images.paths]
         ordered = np.array(sorted(range(len(paths)), key=paths.__getitem__), dtype=np.int64)
-        numbers: dict[int, int] = {}  # of the labels, by the first path of each
+        numbers: dict[int, int] = {}  # number of each label, by its first path
         classes = [numbers.setdefault(label, len(numbers)) for label in np.asarray(images.labels)[ordered].tolist()]
         definition = {"version": VERSION, "name": self.name, "recall_at": self.recall_at, "draws": []}
         digest = hashlib.sha256(json.dumps(definition).encode())

@@ -16,21 +16,21 @@ from aurank.embedding.settings import read_data_config, read_trained
 from aurank.errors import UserError
 from aurank.evaluation.engine.problem import matching_ranges, require_room
 
-_HELD_OUT = ("validation_fraction", "validation_by")  # keys that say which training images are validation
+_HELD_OUT = ("validation_fraction", "validation_by")  # keys that choose the validation images
 _WANTS_LABELS = "needs images with labels, such as --data folder:PATH with PATH/CLASS/IMAGE"
 
 
 class Selected(NamedTuple):
     data: DataConfig
     images: Manifest
-    trained: Manifest | None = None  # the whole data set with the splits of the run, None of other data
+    trained: Manifest | None = None  # the run's data set with its splits; None for other data
 
 
 def select(images: ImageSelection, checkpoint: dict[str, Any] | None) -> Selected:
     """Return the images to embed, with the data section that applies to them."""
     protocol = images.find_protocol()
     section = {"validation_fraction": 0.0} if checkpoint is None else checkpoint["config"]["data"]
-    # How images were changed for training need not agree with what they are measured with, another image_size say.
+    # A training transform may not fit another image_size: drop it.
     section = {key: value for key, value in section.items() if key != "train_transform"}
     if protocol is not None:
         root = None if images.root is None else str(images.root)
@@ -62,10 +62,10 @@ def _with_splits(
         sections = [data.model_copy(update={key: getattr(saved.data, key) for key in _HELD_OUT})]
         is_same_root = data_folder(saved.data.root).resolve() == data_folder(data.root).resolve()
         if images.data is not None and saved.data.name == data.name and is_same_root:
-            sections.append(saved.data)  # which may split them otherwise
+            sections.append(saved.data)  # its splits may differ
         while trained is None and sections:
             section = sections.pop(0)
-            with suppress(UserError):  # too few classes to hold some out
+            with suppress(UserError):  # raised if there are too few classes to hold out
                 split = hold_out(read_whole(section) if section is saved.data else manifest, section, seed=seed)
                 trained = split if split.sha256 == checkpoint["manifest"] else None
     if any(override.startswith(tuple(f"data.{key}" for key in _HELD_OUT)) for override in images.overrides):
@@ -121,7 +121,7 @@ def class_folds(
     names, sizes = np.unique(units, return_counts=True)
     order = np.random.default_rng([seed, len(names)]).permutation(len(names))
     fold_of, filled = np.zeros(int(units.max()) + 1, dtype=np.int64), np.zeros(folds)
-    for unit in order[np.argsort(-sizes[order], kind="stable")].tolist():  # the largest first: the rest evens out
+    for unit in order[np.argsort(-sizes[order], kind="stable")].tolist():  # largest first evens folds out
         smallest = int(filled.argmin())
         fold_of[names[unit]] = smallest
         filled[smallest] += sizes[unit]

@@ -13,7 +13,7 @@ from aurank.errors import UserError
 from aurank.lazy import LazyTable
 from aurank.models.adapters.names import FILLED, HUBS, TEXTS, TOWERS, is_tower, parse_name
 
-# Names that timm is known to have: importing timm takes seconds, so it is asked about all others only.
+# Names known to be timm's: importing timm takes seconds, so only other names ask it.
 _COMMON = ("resnet10t", "resnet18", "resnet50", "resnet50.tv_in1k")
 KNOWN_BACKBONES = {ModelConfig().backbone, NO_BACKBONE, *_COMMON}
 _OF_IMAGES = frozenset({"image_size", "channels", "mean", "std", "interpolation", "resize"})
@@ -56,7 +56,7 @@ def wrong_in(config: Config) -> list[tuple[str, str]]:
     if is_tower(model.backbone):
         check("model.backbone", parse_name, model.backbone, TOWERS)
     elif model.backbone != NO_BACKBONE and (model.params or model.backbone not in KNOWN_BACKBONES):
-        from aurank.models.adapters.timm import wrong_names  # torch, and it may ask timm
+        from aurank.models.adapters.timm import wrong_names  # imports torch, perhaps timm
 
         options = {} if model.backbone.startswith(HUBS) else model.params
         names = wrong_names(model.backbone, options, filled=FILLED)

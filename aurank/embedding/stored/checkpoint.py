@@ -16,7 +16,7 @@ from aurank.embedding.settings import read_trained
 from aurank.errors import UserError
 from aurank.files import read_bundle, reading, write_bundle
 
-AVERAGE_OF = "average_of"  # the entry of a checkpoint that is the average of several
+AVERAGE_OF = "average_of"  # entry of an averaged checkpoint: its parents
 _WHAT = "a checkpoint"
 
 
@@ -33,7 +33,7 @@ class Checkpoint(TypedDict):
     average: dict[str, Any] | None  # the moving average of the weights: "updates", and "values" by their names
     tokeniser: dict[str, Any] | None
     average_of: NotRequired[list[dict[str, Any]]]  # "name", "config" and "step" of each model, and its average_of
-    optimiser: NotRequired[dict[str, dict[int, dict[str, Any]] | list[dict[str, Any]]]]  # keys of state are numbers
+    optimiser: NotRequired[dict[str, dict[int, dict[str, Any]] | list[dict[str, Any]]]]  # keys of `state` are ints
 
 
 def save_checkpoint(path: Path, content: dict[str, Any]) -> None:

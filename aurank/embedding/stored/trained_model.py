@@ -40,12 +40,12 @@ from aurank.models.encoder import network_of
 from aurank.models.image_model import ImageModel, Tokenise, to_picture
 from aurank.models.tuning import WHOLE
 
-_BACKBONES = ("timm", "open_clip", "transformers")  # whose models a head can be put behind
+_BACKBONES = ("timm", "open_clip", "transformers")  # kinds of model that a head can stand behind
 _AS_ROWS = f"measure embeddings: --data {EMBEDDINGS}:FILE"
-_TOLERANCE = 1e-4  # of features, by their largest
-_LEVELS = 0.5  # of 255, of pixels on average: processors of transformers round otherwise than Pillow
+_TOLERANCE = 1e-4  # largest difference of features, relative to the largest value
+_LEVELS = 0.5  # largest mean difference of pixels (of 255): transformers rounds otherwise than Pillow
 _FORMAT = "aurank.model"
-_BRACKETS = str.maketrans("[]", "()")  # a tuple that was kept as JSON is a list
+_BRACKETS = str.maketrans("[]", "()")  # JSON keeps tuples as lists
 
 
 def load(model: Path | str, *, allow_code: bool = False) -> ImageModel:
@@ -98,9 +98,9 @@ def fetched(model: str) -> str:
         with asking_once():
             hub.hf_hub_download(repo, RECORD, revision=revision or None)
             return f"aurank:{hub.snapshot_download(repo, revision=revision or None)}"
-    except hub.errors.EntryNotFoundError:  # also where there is no network: timm then looks at what it has
+    except hub.errors.EntryNotFoundError:  # also raised offline: timm then uses its cache
         return f"timm:{model}"
-    except Exception as error:  # of many kinds: a name that none can be, no such repository, no permission
+    except Exception as error:  # bad name, missing repository, no permission, …
         raise UserError(f"{model} cannot be had from the hub: {first_line(error)}") from error
 
 
@@ -184,7 +184,7 @@ def _joined(config: Config, base: ImageModel) -> Config:
     height, width = map(int, base.transform(to_picture(np.zeros((64, 64, base.channels), np.uint8))).shape[-2:])
     data: dict[str, Any] = {"name": "folder", "params": {}, "channels": base.channels}
     data |= {"image_size": height if height == width else (height, width), "resize": options.get("resize", "crop")}
-    data |= dict.fromkeys(("normalise", "interpolation", "test_transform"))  # the backbone's, as if it were trained
+    data |= dict.fromkeys(("normalise", "interpolation", "test_transform"))  # take the backbone's
     network: dict[str, Any] = {"backbone": model_id, "params": params, "pretrained": True, "weights": file}
     network |= {"features": None, "init_from": None, "freeze": (WHOLE,)}
     update = {"data": config.data.model_copy(update=data), "model": config.model.model_copy(update=network)}
@@ -228,7 +228,7 @@ class StoredRecord(TypedDict):
     load: str
     weights_sha256: str
     preprocessing: str
-    files: list[Annotated[str, Field(pattern=r"^[^/\\]+$")]]  # none elsewhere
+    files: list[Annotated[str, Field(pattern=r"^[^/\\]+$")]]  # plain names: no file outside the folder
 
 
 def store_model(folder: Path, model: ImageModel) -> None:
@@ -238,7 +238,7 @@ def store_model(folder: Path, model: ImageModel) -> None:
     else:
         load_by = f"aurank:{KEPT}"
         network = model.config.model.model_copy(update=dict.fromkeys(("text", "lora", "weights", "init_from")))
-        data = model.config.data.model_copy(update=dict.fromkeys(("root", "prepared")))  # no files of this machine
+        data = model.config.data.model_copy(update=dict.fromkeys(("root", "prepared")))  # no paths of this machine
         if data.params:
             data = data.model_copy(update={"name": "folder", "params": {}})
         config = model.config.model_copy(update={"model": network, "data": data}).model_dump(mode="json")
