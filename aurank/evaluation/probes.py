@@ -13,7 +13,7 @@ from jaxtyping import Bool, Int64
 
 from aurank.arrays import Arrays
 from aurank.errors import UserError
-from aurank.evaluation.index.neighbours import blocks, check_rows, load_rows
+from aurank.evaluation.index.neighbours import check_rows, load_rows
 from aurank.evaluation.inputs import Integers, as_matrix, integer_array, require_one_of
 from aurank.evaluation.metrics import mean
 from aurank.files import write_text
@@ -21,15 +21,14 @@ from aurank.files import write_text
 PROTOCOLS = ("knn", "linear_probe")
 NEIGHBOURS, TEMPERATURE = 200, 0.07
 STRENGTHS = tuple(10.0**power for power in range(1, -6, -1))
-BLOCK = 1024  # test rows at a time
 
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """Accuracies of one probe, in [0, 1], and all that they depend on; numbers of rows and classes are of one draw.
+    """Accuracies of one probe, in [0, 1]; numbers of rows and classes are of one draw.
 
     Example:
-        >>> result = ProbeResult("knn", "halves", {"top1": [0.4, 0.6]}, [0, 1], 2, 2, 2, {"k": 1}, [])
+        >>> result = ProbeResult("knn", "halves", {"top1": [0.4, 0.6]}, [0, 1], 2, 2, 2, {}, [])
         >>> result.metrics, {name: round(value, 4) for name, value in result.spread.items()}
         ({'top1': 0.5}, {'top1': 0.1414})
     """
@@ -60,13 +59,12 @@ class ProbeResult:
             lines.append(f"{name:<4}  {value:.4f}" + (f" ± {spread[name]:.4f}" if spread else ""))
         counts = f"{self.num_test:,} test rows, {self.num_train:,} training rows, {self.num_classes:,} classes"
         seeds = f", seeds {', '.join(map(str, self.seeds))}" if self.seeds else ""
-        lines.append(f"{counts}; {self.design}{seeds}")
-        lines.append(", ".join(f"{name} {value}" for name, value in self.settings.items()))
-        return "\n".join([*lines, *self.notes])
+        settings = ", ".join(f"{name} {value}" for name, value in self.settings.items())
+        return "\n".join([*lines, f"{counts}; {self.design}{seeds}", settings, *self.notes])
 
     def save(self, path: Path | str) -> None:
         """Write the result as one JSON file, whole or not at all."""
-        content = {"format": "aurank.probe", "version": 2, "metrics": self.metrics, "spread": self.spread}
+        content = {"format": "aurank.probe", "version": 3, "metrics": self.metrics, "spread": self.spread}
         write_text(Path(path), json.dumps({**content, **asdict(self)}, indent=2) + "\n")
 
 
@@ -146,46 +144,34 @@ def probe(
     require_one_of(PROTOCOLS, protocol=protocol)
     if (test is None) != (test_labels is None):
         raise UserError("test and test_labels go together: give both, or neither to probe within the one set")
+    distance = "cosine" if protocol == "knn" else "euclidean"
     trained = as_matrix(embeddings, side="training")
     tested = trained if test is None else as_matrix(test, side="test")
-    numbers = integer_array(labels, name="label", rows=len(trained), side="training")
-    if test_labels is not None:
-        test_labels = integer_array(test_labels, name="label", rows=len(tested), side="test")
-    draws, notes = split_labels(numbers, test_labels, seeds=seeds)
-    names = np.unique(numbers[draws[0][1]])  # every draw trains on all classes
-    classes, test_classes = (
-        np.searchsorted(names, side) for side in (numbers, numbers if test_labels is None else test_labels)
-    )
     for side, rows in (("training", trained), ("test", tested)):
-        check_rows(rows, side=side, distance="cosine" if protocol == "knn" else "euclidean")
+        check_rows(rows, side=side, distance=distance)
+    numbers = integer_array(labels, name="label", rows=len(trained), side="training")
+    test_numbers = numbers
+    if test_labels is not None:
+        test_numbers = integer_array(test_labels, name="label", rows=len(tested), side="test")
+    draws, notes = split_labels(numbers, None if test is None else test_numbers, seeds=seeds)
+    names = np.unique(numbers[draws[0][1]])  # every draw trains on all classes
     per_seed: dict[str, list[float]] = {}
-    settings: dict[str, Any] = {"strength": []} if protocol == "linear_probe" else {}
+    settings: dict[str, Any] = {"strength": []} if protocol == "linear_probe" else {"k": min(k, len(draws[0][1]))}
     for seed, train, test_rows in draws:
         features = load_rows(trained, train, "euclidean").astype(np.float64)
+        classes = np.searchsorted(names, numbers[train])
         if protocol == "knn":
-            from sklearn.neighbors import KNeighborsClassifier  # a second that no other evaluation needs
-
-            settings["k"] = min(k, len(train))
-            voting = {"metric": "cosine", "weights": lambda distance: np.exp((1 - distance) / TEMPERATURE)}
-            votes, first = (
-                KNeighborsClassifier(count, **voting).fit(features, classes[train]) for count in (settings["k"], 1)
-            )
-            models = {"top1": votes, "top5": votes, "1nn": first}
+            models = {depth: _voters(min(depth, len(train))).fit(features, classes) for depth in (k, 1)}
+            first = {"top1": k, "top5": k, "1nn": 1}
         else:
-            search = _strength_search(features, classes[train], seed)
-            models = {"top1": search, "top5": search}
-            settings["strength"].append(STRENGTHS[search.best_index_])
-        is_right: dict[str, list[float]] = {name: [] for name in models}
-        for block in blocks(len(test_rows), BLOCK):
-            chosen = test_rows[block]
-            features = load_rows(tested, chosen, "euclidean").astype(np.float64)
-            scores = {model: model.predict_proba(features) for model in models.values()}
-            for name, model in models.items():
-                right = scores[model][np.arange(len(chosen)), test_classes[chosen]]
-                rank = (scores[model] >= right[:, None]).sum(axis=1)
-                is_right[name] += (rank <= (5 if name == "top5" else 1)).astype(float).tolist()
-        for name, values in is_right.items():
-            per_seed.setdefault(name, []).append(mean(values))
+            models, first = {0: _strength_search(features, classes, seed)}, {"top1": 0, "top5": 0}
+            settings["strength"].append(STRENGTHS[models[0].best_index_])
+        features = load_rows(tested, test_rows, "euclidean").astype(np.float64)
+        right = np.searchsorted(names, test_numbers[test_rows])[:, None]
+        for name, model in first.items():
+            scores = models[model].predict_proba(features)
+            rank = (scores >= np.take_along_axis(scores, right, axis=1)).sum(axis=1)
+            per_seed.setdefault(name, []).append(mean((rank <= (5 if name == "top5" else 1)).astype(float).tolist()))
     return ProbeResult(
         protocol=protocol,
         design="halves" if test is None else "closed set",
@@ -197,6 +183,12 @@ def probe(
         settings=settings,
         notes=notes,
     )
+
+
+def _voters(k: int) -> Any:
+    from sklearn.neighbors import KNeighborsClassifier  # a second that no other evaluation needs
+
+    return KNeighborsClassifier(k, metric="cosine", weights=lambda distance: np.exp((1 - distance) / TEMPERATURE))
 
 
 def _strength_search(train: np.ndarray, classes: np.ndarray, seed: int) -> Any:
