@@ -28,11 +28,6 @@ def require_exists(*paths: Path | str) -> None:
             raise UserError(f"{path}: there is no such file or folder in {Path.cwd()}; correct the path")
 
 
-def _check_photos(photos: Sequence[str]) -> None:
-    if not any(photo == "-" or _exists(photo) for photo in photos):
-        require_exists(*photos)
-
-
 def _check_model(model: str) -> None:
     from aurank.embedding.locations import require_model_name
 
@@ -43,13 +38,6 @@ def _check_model(model: str) -> None:
     require_exists(*re.findall(",weights=([^,]*)", model))
 
 
-def _check_index(folder: str) -> None:
-    from aurank.embedding.locations import require_index
-
-    if not folder.startswith("milvus:"):
-        require_index(Path(folder))
-
-
 def require_search(index: str) -> None:
     is_milvus = index.startswith("milvus:")
     require_libraries(*("a gallery in Milvus", "pymilvus") if is_milvus else ("a search by faiss", "faiss"))
@@ -58,9 +46,7 @@ def require_search(index: str) -> None:
 _CHECKS: dict[str, Callable[[Any], None]] = {
     **dict.fromkeys(("labels", "fit_on", "negatives", "embeddings", "ranges", "file", "images"), require_exists),
     "reports": lambda reports: require_exists(*reports),
-    "photos": _check_photos,
     "model": _check_model,
-    "folder": _check_index,
     "index": require_search,
     "html": lambda page: require_writable(page, suffix=".html", option="--html"),
     "trace": lambda trace: require_writable(trace, suffix=".json", option="--trace"),
@@ -69,8 +55,14 @@ _CHECKS: dict[str, Callable[[Any], None]] = {
 
 def check_values(values: Mapping[str, Any]) -> None:
     """Raise UserError for the first value of an option that names nothing; values are by parameter."""
+    from aurank.embedding.locations import require_index
+
     for name, value in values.items():
-        if name in _CHECKS:
+        if name == "folder" and not value.startswith("milvus:"):
+            require_index(Path(value))
+        elif name == "photos" and not any(photo == "-" or _exists(photo) for photo in value):
+            require_exists(*value)
+        elif name in _CHECKS:
             _CHECKS[name](value)
     if "folder" in values:
         require_search(values["folder"])

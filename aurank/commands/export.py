@@ -2,8 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -214,26 +213,21 @@ def _require_expressible(to: str, config: Config) -> None:
 def _write(to: str, folder: Path, source: TrainedEncoder, pixels: Sequence[np.ndarray]) -> dict[str, ImageModel]:
     source.encoder.cpu()
     file = MODELS[to]
-    with _explaining(f"--to {to}: {source.config.backbone} cannot be exported", "save it with aurank.load(…).save(…)"):
+    problem, remedy = f"--to {to}: {source.config.backbone} cannot be exported", "save it with aurank.load(…).save(…)"
+    try:
         if to == "hf":
             write_folder(source, folder / file)
             return {file: load_folder(folder, source.pipeline)}
         write_graph(source, folder / file)
-    if pixels:
-        with _explaining("--int8: onnxruntime cannot quantise this graph", "leave out --int8"):
+        if pixels:
+            problem, remedy = "--int8: onnxruntime cannot quantise this graph", "leave out --int8"
             quantise(folder / file, folder / INT8, pixels)
-    files = [file, INT8] if pixels else [file]
-    return {name: onnx_model(f"onnx:{name}", str(folder / name), {}, False) for name in files}
-
-
-@contextmanager
-def _explaining(problem: str, remedy: str) -> Iterator[None]:
-    try:
-        yield
     except (AurankError, OSError):
         raise
     except Exception as error:
         raise UserError(f"{problem} ({type(error).__name__}: {first_line(error)}); {remedy}") from error
+    files = [file, INT8] if pixels else [file]
+    return {name: onnx_model(f"onnx:{name}", str(folder / name), {}, False) for name in files}
 
 
 def _compare(

@@ -69,12 +69,18 @@ def _template(name: str) -> Template:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {"code": _code, "plain": _plain, "shell": quote, "json": partial(json.dumps, default=str)}
+    environment.filters |= {"plain": _plain, "shell": quote, "json": partial(json.dumps, default=str)}
+    environment.filters["code"] = lambda text: "`" + one_line(text).replace("`", "'").replace("|", "¦") + "`"
     return environment.get_template(name)
 
 
 def _training_facts(config: Config, state: Mapping[str, Any]) -> dict[str, Any]:
-    model, backbone, begun = config.model, config.model.backbone, _begun(config)
+    model, backbone = config.model, config.model.backbone
+    begun = "pretrained weights" if model.pretrained else "random weights"
+    if model.init_from is not None:
+        begun = "the weights of another run"
+    elif model.weights is not None:
+        begun = "weights of a file"
     head = "without its projection" if model.discard_head else f"{model.head_layers}-layer projection to {model.dim}"
     timm: Any = importlib.import_module("timm")
     published = timm.get_pretrained_cfg(backbone) if begun == "pretrained weights" and ":" not in backbone else None
@@ -87,19 +93,6 @@ def _training_facts(config: Config, state: Mapping[str, Any]) -> dict[str, Any]:
         "begun_licence": published and published.license,
         "averaged": describe_average(dict(state), named=False),
     }
-
-
-def _begun(config: Config) -> str:
-    model = config.model
-    if model.init_from is not None:
-        return "the weights of another run"
-    if model.weights is not None:
-        return "weights of a file"
-    return "pretrained weights" if model.pretrained else "random weights"
-
-
-def _code(text: str) -> str:
-    return "`" + one_line(text).replace("`", "'").replace("|", "¦") + "`"
 
 
 def _plain(text: str) -> str:
