@@ -48,9 +48,6 @@ def exact_pairs(left: Any, left_rows: Any, right: Any, right_rows: Any, units: A
         scores[pair] = exact_score(left[left_rows[pair]], right[right_rows[pair]], squared, terms) / units[pair]
 
 
-# -- counts ------------------------------------------------------------------------------------------------------------
-
-
 @compiled
 @no_type_check
 def write_edges(thresholds: Any, factor: float, error: float, rounding: float, low: Any, high: Any) -> None:
@@ -192,9 +189,6 @@ def count_exact(near: Any, last: Any, thresholds: Any, scores: Any, above: Any, 
         while threshold < last[row] and thresholds[threshold] == scores[index]:
             tied[threshold] += 1
             threshold += 1
-
-
-# -- lists of nearest rows ---------------------------------------------------------------------------------------------
 
 
 @compiled

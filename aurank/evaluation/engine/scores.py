@@ -79,9 +79,15 @@ def plain_array(embeddings: Embeddings) -> np.ndarray[Any, np.dtype[Any]] | None
     return np.asarray(embeddings) if is_native and embeddings.flags.c_contiguous else None
 
 
-def row_lengths(embeddings: Embeddings, *, side: str, distance: str) -> Float64[Tensor, " row"]:
+def row_lengths(embeddings: Embeddings, *, side: str, distance: str, compiled: bool = False) -> Float64[Tensor, " row"]:
     """Return the Euclidean length of every row; UserError for a row that has no score."""
-    squares = torch.cat([tree_sum(torch.square(rows)) for rows in pieces(embeddings)])
+    if compiled and (array := plain_array(embeddings)) is not None:
+        from aurank.evaluation.engine.compiled import exact_pairs
+
+        rows, squares = np.arange(len(array)), torch.empty(len(array), dtype=torch.float64)
+        exact_pairs(array, rows, array, rows, np.ones(len(array)), False, squares.numpy())
+    else:
+        squares = torch.cat([tree_sum(torch.square(rows)) for rows in pieces(embeddings)])
     # torch's square root on the CPU is a vector routine that may err in the last digit; NumPy's never does.
     lengths = squares.sqrt() if squares.is_cuda else torch.from_numpy(np.sqrt(squares.numpy()))
     usable = lengths <= LONGEST  # False for NaN as well
@@ -119,9 +125,10 @@ class ExactScores:
         self, problem: RetrievalProblem, queries: Order, gallery: Order, *, distance: str, compiled: bool = True
     ) -> None:
         require_one_of(DISTANCES, distance=distance)
-        lengths = gallery_lengths = row_lengths(problem.embeddings, side="query", distance=distance)
+        how: dict[str, Any] = {"distance": distance, "compiled": compiled and importable("numba")}
+        lengths = gallery_lengths = row_lengths(problem.embeddings, side="query", **how)
         if problem.gallery is not None:
-            gallery_lengths = row_lengths(problem.gallery, side="gallery", distance=distance)
+            gallery_lengths = row_lengths(problem.gallery, side="gallery", **how)
         self.queries = Side(problem.embeddings, lengths, queries)
         self.gallery = Side(problem.target, gallery_lengths, gallery)
         self.is_cosine, self.is_squared = distance == "cosine", distance == "euclidean"
@@ -130,8 +137,7 @@ class ExactScores:
         self.factor = (2.0 if self.is_squared else 1.0) * self.scales[0] * self.scales[1]
         self.dim = int(problem.embeddings.shape[1])
         self.width = self.dim + 2 * self.is_squared  # of features
-        are_plain = self.queries.array is not None and self.gallery.array is not None
-        self.compiled = compiled and are_plain and importable("numba")
+        self.compiled = how["compiled"] and self.queries.array is not None and self.gallery.array is not None
 
     def pairs(
         self, queries: Int64[np.ndarray, " pair"], positions: Int64[np.ndarray, " pair"]
