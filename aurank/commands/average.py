@@ -4,19 +4,16 @@ import re
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from aurank.config.load import config_difference
-from aurank.embedding.build import encoder_of, towers_of
 from aurank.embedding.locations import BEST, resolve_checkpoint
 from aurank.embedding.settings import read_trained
 from aurank.embedding.stored.checkpoint import AVERAGE_OF, load_checkpoint, model_weights, save_checkpoint
 from aurank.errors import AurankWarning, UserError
 from aurank.files import require_absent
-from aurank.models.encoder import HEADS
 
 # The keys that an embedding depends on beside the weights; of the model all but those that act in training alone.
 _EMBEDS = re.compile(
@@ -31,14 +28,14 @@ def average_models(models: Sequence[Path | str], out: Path | str) -> Path:
     """Write the mean of the weights of several trainings of one network, a model as any other; return its checkpoint.
 
     The mean is taken in float64, of running statistics and moving averages too; counters are the first model's.
-    Adapters (model.lora) are added to their layers first.
 
     Args:
         models: folders of runs, or DIR/best, DIR/last; all are of one network, and see images alike.
         out: folder to make, with best.safetensors in it.
 
     Raises:
-        UserError: fewer than two models, models that differ in more than their training, or a folder in use.
+        UserError: fewer than two models, models that differ in more than their training, adapters (model.lora), or a
+            folder in use.
 
     Warns:
         AurankWarning: where trainings began at different weights, whose average is usually ruined.
@@ -59,26 +56,25 @@ def average_models(models: Sequence[Path | str], out: Path | str) -> Path:
     checkpoints = [load_checkpoint(path) for path in paths]
     configs, states, parents = [], [], []
     for name, checkpoint in zip(names, checkpoints, strict=True):
-        config, state = read_trained(checkpoint["config"]), model_weights(checkpoint)
-        if config.model.lora is not None:
-            # The mean of products is not the product of means, and each run began with adapters of its own.
-            merged: Any = (encoder_of if config.model.text is None else towers_of)(checkpoint, config, name)
-            state = merged.state_dict()
-            config = config.model_copy(update={"model": config.model.model_copy(update={"lora": None})})
+        config = read_trained(checkpoint["config"])
+        if config.model.lora is not None:  # the mean of products is not the product of means
+            raise UserError(f"{name} has adapters (model.lora), which cannot be averaged")
         configs.append(config)
-        states.append(state)
+        states.append(model_weights(checkpoint))
         reasons = [line for line in config_difference(configs[0], config) if _EMBEDS.match(line)]
         if checkpoint["tokeniser"] != checkpoints[0]["tokeniser"]:
             reasons.append("they learnt other tokens")
         if reasons:
             remedy = "name trainings of one network that see images and texts alike"
             raise UserError(f"{names[0]} and {name} cannot be averaged: {'; '.join(reasons)}; {remedy}")
-        for part, cosine in _cosines(states[0], state).items():
-            # No embedding depends on a projection that is discarded.
-            if cosine < _ALIKE and not (part == "projections" and config.model.discard_head):
-                reason = f"the {part} of {names[0]} and {name} have a cosine of {cosine:.2f}"
-                remedy = "begin all at one network (model.weights, model.init_from)"
-                warnings.warn(f"{reason}: their average is usually ruined; {remedy}", AurankWarning, stacklevel=2)
+        left, right = (
+            torch.cat([state[key].double().flatten() for key, value in states[0].items() if value.ndim > 1])
+            for state in (states[0], states[-1])
+        )
+        if (cosine := torch.cosine_similarity(left, right, dim=0).item()) < _ALIKE:
+            reason = f"the weights of {names[0]} and {name} have a cosine of {cosine:.2f}"
+            remedy = "begin all at one network (model.weights, model.init_from)"
+            warnings.warn(f"{reason}: their average is usually ruined; {remedy}", AurankWarning, stacklevel=2)
         parent = {"name": name, "config": checkpoint["config"], "step": checkpoint["progress"].get("step")}
         parents.append(parent | {key: checkpoint[key] for key in (AVERAGE_OF,) if key in checkpoint})
     first = checkpoints[0]
@@ -103,14 +99,3 @@ def mean_weights(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         mean = torch.stack([state[name].double() for state in states]).mean(dim=0)
         means[name] = mean.to(first.dtype) if first.is_floating_point() else first.clone()
     return means
-
-
-def _cosines(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> dict[str, float]:
-    matrices = [name for name, value in first.items() if value.is_floating_point() and value.ndim > 1]
-    heads = [name for name in matrices if name.startswith(HEADS)]
-    cosines = {}
-    for part, names in (("backbones", [name for name in matrices if name not in heads]), ("projections", heads)):
-        if names:
-            left, right = (torch.cat([state[name].flatten() for name in names]) for state in (first, second))
-            cosines[part] = torch.cosine_similarity(left, right, dim=0).item()
-    return cosines

@@ -31,7 +31,7 @@ def compare_reports(
     force: bool = False,
     progress: ProgressCallback | None = None,
 ) -> dict[str, Comparison]:
-    """Return the comparison of each report with the first, by the shortest names that tell the files apart.
+    """Return the comparison of each report with the first, by its path as given.
 
     Args:
         paths: of reports, or of folders that hold a report.json.
@@ -54,17 +54,17 @@ def compare_reports(
         ...     files = [Path(folder, f"{name}.json") for name in ("before", "after")]
         ...     for file, row in zip(files, (1, 2)):
         ...         aurank.evaluate(np.eye(4)[[0, 0, 1, row]], [0, 0, 1, 1]).save(file)
-        ...     list(compare_reports(files, out=Path(folder, "compare.html"), resamples=100))
-        ['after.json']
+        ...     compare_reports(files, resamples=100).keys() == {str(files[1])}
+        True
     """
-    if len(paths) < 2:
-        raise UserError(f"a comparison needs two reports or more; got {', '.join(map(str, paths)) or 'none'}")
     if out is not None:
         require_writable(out, suffix=".html")
         if out.exists() and _MADE.encode() not in out.read_bytes()[-4096:]:
             raise UserError(f"--out {out} is there already and is no page of aurank; name another file")
+    if len(set(paths)) < 2:
+        raise UserError(f"a comparison needs two reports or more; got {', '.join(map(str, paths)) or 'none'}")
     files = [path / REPORT if path.is_dir() else path for path in paths]
-    reports = {name: Report.load(file) for name, file in zip(short_names(paths), files, strict=True)}
+    reports = {str(path): Report.load(file) for path, file in zip(paths, files, strict=True)}
     pictures = None if images is None or not images.given else _pictures(images, reports)
     comparisons = compare_all(
         reports, metric=metric, resamples=resamples, seed=seed, most=most, force=force, progress=progress
@@ -72,19 +72,6 @@ def compare_reports(
     if out is not None:
         write_text(out, compare_page(reports, comparisons, pictures=pictures))
     return comparisons
-
-
-def short_names(paths: Sequence[Path]) -> list[str]:
-    """Return the shortest ends of paths that differ; the second of equal paths and those after it are numbered."""
-    absolute = [path.absolute().parent if path.name == REPORT else path.absolute() for path in paths]
-    distinct = set(absolute)
-    most = max(len(path.parts) for path in absolute)
-    length = next(n for n in range(1, most + 1) if len({path.parts[-n:] for path in distinct}) == len(distinct))
-    names: list[str] = []
-    for position, path in enumerate(absolute):
-        earlier = absolute[:position].count(path)
-        names.append(str(Path(*path.parts[-length:])) + (f" ({earlier + 1})" if earlier else ""))
-    return names
 
 
 def _pictures(images: ImageSelection, reports: dict[str, Report]) -> Pictures:

@@ -123,21 +123,6 @@ def test_the_moving_average_is_taken_where_there_is_one(two: list[Path], tmp_pat
 
 
 @pytest.mark.slow
-def test_adapters_are_added_to_their_layers_before_the_mean(tmp_path: Path) -> None:
-    pytest.importorskip("peft")
-    vit = {"backbone": "test_vit", "params": {"img_size": 16, "global_pool": "token"}}
-    runs = [save(tmp_path / "a", 1, by=0.005, model={**vit, "lora": {"rank": 2}})]
-    runs += [save(tmp_path / "b", 2, by=0.005, model={**vit, "lora": {"rank": 4}})]
-    best = aurank.average_models(runs, tmp_path / "average")
-    model = aurank.load(best).module
-    expected = mean_weights([aurank.load(run).module.state_dict() for run in runs])
-    assert all(value.equal(expected[name]) for name, value in model.state_dict().items())
-    content = load_checkpoint(best)
-    assert content["config"]["model"]["lora"] is None
-    assert [one["config"]["model"]["lora"]["rank"] for one in content["average_of"]] == [2, 4]
-
-
-@pytest.mark.slow
 def test_two_towers_are_averaged_as_one(tmp_path: Path) -> None:
     write_table(tmp_path)
     settings = {"weights": "w.safetensors", "freeze_batch_norm": True}
@@ -194,6 +179,13 @@ def test_models_that_differ_in_more_than_training_are_refused(
     assert not (tmp_path / "average").exists()
 
 
+def test_adapters_are_refused(two: list[Path], tmp_path: Path) -> None:
+    with changing(two[1]) as content:
+        content["config"]["model"]["lora"] = {"rank": 2, "targets": ["fc"]}
+    with pytest.raises(UserError, match=r"two has adapters \(model\.lora\)"):
+        aurank.average_models(two, tmp_path / "average")
+
+
 def test_what_acts_in_training_alone_may_differ(two: list[Path], tmp_path: Path) -> None:
     changes = {"channels_last": True, "params": {"drop_rate": 0.3}, "freeze": ["conv1"], "freeze_batch_norm": False}
     aurank.average_models([two[0], save(tmp_path / "other", 3, model=changes)], tmp_path / "average")
@@ -216,18 +208,12 @@ def test_too_few_models_and_folders_in_use_are_refused(
         aurank.average_models([tmp_path / model for model in models], tmp_path / out)
 
 
-@pytest.mark.parametrize("part", ["backbones", "projections"])
-def test_models_that_began_elsewhere_are_told(part: str, two: list[Path], tmp_path: Path) -> None:
+def test_models_that_began_elsewhere_are_told(two: list[Path], tmp_path: Path) -> None:
     with changing(two[1]) as content:
         for name, value in content["encoder"].items():
-            if value.is_floating_point() and name.startswith("head") == (part == "projections"):
+            if value.is_floating_point():
                 content["encoder"][name] = torch.randn(value.shape)
-    message = rf"the {part} of {two[0]} and {two[1]} have a cosine of -?0\.\d\d: .* begin all at one network"
+    message = rf"the weights of {two[0]} and {two[1]} have a cosine of -?0\.\d\d: .* begin all at one network"
     with pytest.warns(AurankWarning, match=message) as told:
         aurank.average_models(two, tmp_path / "average")
     assert len(told) == 1
-    if part == "projections":
-        for folder in two:
-            with changing(folder) as content:
-                content["config"]["model"]["discard_head"] = True
-        aurank.average_models(two, tmp_path / "without")  # the projection is for training alone
