@@ -2,15 +2,13 @@
 
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int64
 from pydantic import PositiveInt
 
-from aurank.commands.run_options import PreparedModel, RunOptions, prepare_model
+from aurank.commands.run_options import RunOptions, prepare_model
 from aurank.data.shards import SHARD_ROWS, ShardWriter, require_folder
 from aurank.embedding.embed import choose_pace, embed_rows
 from aurank.embedding.embedded import Embedded, described
@@ -27,15 +25,14 @@ def embed_model(model: str, images: ImageSelection | None = None, *, running: Ru
 
     Example:
         >>> import tempfile
-        >>> from pathlib import Path
         >>> from PIL import Image
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     for colour in ("red", "green", "blue"):
-        ...         Path(folder, colour).mkdir()
-        ...         Image.new("RGB", (8, 8), colour).save(f"{folder}/{colour}/one.png")
-        ...     embedded = embed_model("timm:test_vit,pretrained=false", ImageSelection(f"folder:{folder}"))
+        ...         Image.new("RGB", (8, 8), colour).save(f"{folder}/{colour}.png")
+        ...     images = ImageSelection(f"unlabelled:{folder}", split="train")
+        ...     embedded = embed_model("timm:test_vit,pretrained=false", images)
         >>> embedded.embeddings.shape, embedded.paths.tolist()
-        ((3, 64), ['blue/one.png', 'green/one.png', 'red/one.png'])
+        ((3, 64), ['blue.png', 'green.png', 'red.png'])
     """
     prepared = prepare_model(model, images or ImageSelection(), running or RunOptions())
     embedded, notes = prepared.embed()
@@ -69,9 +66,8 @@ def embed_to_folder(
         >>> from PIL import Image
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     for colour in ("red", "green", "blue"):
-        ...         Path(folder, "photos", colour).mkdir(parents=True)
-        ...         Image.new("RGB", (8, 8), colour).save(f"{folder}/photos/{colour}/one.png")
-        ...     images, out = ImageSelection(f"folder:{folder}/photos"), Path(folder, "rows")
+        ...         Image.new("RGB", (8, 8), colour).save(f"{folder}/{colour}.png")
+        ...     images, out = ImageSelection(f"unlabelled:{folder}", split="train"), Path(folder, "rows")
         ...     _ = embed_to_folder("timm:test_vit,pretrained=false", images, out=out, shard_rows=2)
         ...     sorted(path.name for path in out.iterdir())
         ['index.parquet', 'part-00000.npy', 'part-00001.npy']
@@ -107,22 +103,17 @@ def embed_to_folder(
             progress = run.stage(f"embedding, part {start // shard_rows + 1} of {-(-total // shard_rows)}")
             rows, embeddings = embed_rows(module, dataset, chosen, progress=progress, **how, **sizes)
             embedded_rows.append(rows)
-            group.in_first(partial(_write, writer, embeddings))
-        return None if writer is None else _finish(writer, prepared, np.concatenate(embedded_rows))
-
-
-def _write(writer: ShardWriter | None, embeddings: np.ndarray) -> None:
-    assert writer is not None  # in the first process
-    writer.write(embeddings)
-
-
-def _finish(writer: ShardWriter, prepared: PreparedModel, rows: Int64[np.ndarray, " row"]) -> Embedded:
-    manifest = prepared.dataset.manifest
-    if not len(rows):
-        raise UserError(f"no image of {manifest.name} could be read, so there is nothing to embed")
-    columns = vars(described(manifest, rows, np.empty((len(rows), 0), np.float32)))
-    columns = {name: values for name, values in columns.items() if values is not None}
-    writer.finish(columns, classes=manifest.classes, made_by=prepared.made_by.text)
-    embedded = Embedded.load(writer.folder)
-    prepared.run.tell(*prepared.notes(embedded, manifest)[1:])
-    return embedded
+            if writer is not None:
+                writer.write(embeddings)
+            group.barrier()
+        if writer is None:
+            return None
+        rows, manifest = np.concatenate(embedded_rows), dataset.manifest
+        if not len(rows):
+            raise UserError(f"no image of {manifest.name} could be read, so there is nothing to embed")
+        columns = vars(described(manifest, rows, np.empty((len(rows), 0), np.float32)))
+        columns = {name: values for name, values in columns.items() if values is not None}
+        writer.finish(columns, classes=manifest.classes, made_by=prepared.made_by.text)
+        embedded = Embedded.load(out)
+        run.tell(*prepared.notes(embedded, manifest)[1:])
+        return embedded

@@ -97,11 +97,6 @@ class RunOptions:
         """The device that the model runs on."""
         return torch.device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
 
-    @property
-    def arithmetic(self) -> str:
-        """What a model's embeddings are made by, where that changes their digits."""
-        return "in bf16" if self.bf16 else ""
-
     def open_cache(
         self, name: str, module: nn.Module, description: str, dataset: ImageDataset
     ) -> EmbeddingCache | None:
@@ -112,7 +107,7 @@ class RunOptions:
         if self.cache is None:
             return None
         digest, manifest = "" if dataset.prepared is None else dataset.prepared.sha256, dataset.manifest
-        description += dataset.made_of + digest + (self.arithmetic and f" {self.arithmetic}")
+        description += dataset.made_of + digest + (" in bf16" if self.bf16 else "")
         keys = {"weights": weights_sha256(module), "transform": description, "data": data_sha256(manifest)}
         about = {"model": name, "images": len(set(manifest.paths)), "of": manifest.name}
         return EmbeddingCache(self.cache, **keys, about=about, say=self.say)
@@ -146,7 +141,7 @@ class PreparedModel:
 
     @property
     def made_by(self) -> MadeBy:
-        further = [self.dataset.made_of.strip(), self.run.arithmetic]
+        further = [self.dataset.made_of.strip(), "in bf16" if self.run.bf16 else ""]
         return replace(made_by(self.model), precision=", ".join(filter(None, further)))
 
     def embed(self, manifest: Manifest | None = None) -> tuple[Embedded, list[str]]:
@@ -162,7 +157,7 @@ class PreparedModel:
     def notes(self, embedded: Embedded, manifest: Manifest) -> list[str]:
         paths = [manifest.paths[row] for row in np.setdiff1d(np.arange(len(manifest)), embedded.ids)]
         name = f"{manifest.name}, manifest {manifest.sha256[:16]}, {len(manifest.classes):,} classes"
-        precision = self.run.arithmetic and f", embedded {self.run.arithmetic}"
+        precision = ", embedded in bf16" if self.run.bf16 else ""
         notes = [f"model {self.model.name}; {len(manifest):,} images of {name}{precision}", *self.origin]
         if self.dataset.made_of:
             notes.append(f"embeddings{self.dataset.made_of}")

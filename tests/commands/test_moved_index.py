@@ -32,7 +32,6 @@ def test_pictures_are_found_where_they_are_now(second: str, moved: Path) -> None
     with pytest.raises(UserError, match="photos is not there any more; say where it is with --root"):
         ImageIndex.open(moved / "index").read_image(0)
     index = ImageIndex.open(moved / "index", roots=[moved / "new/photos", moved / "new" / second])
-    assert all(index.exists(row) for row in range(5))
     np.testing.assert_array_equal(index.read_image(4), np.asarray(Image.open(moved / "new/more/c0/0.png")))
     np.testing.assert_array_equal(index.read_image(0), np.asarray(Image.open(moved / "new/photos/c0/0.png")))
 

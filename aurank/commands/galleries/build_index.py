@@ -1,7 +1,7 @@
 """Making an index of images and changing it: what ``aurank index`` calls."""
 
 import hashlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -13,9 +13,8 @@ import numpy as np
 from aurank.commands.galleries.postprocess import fitted_on_training, read_steps
 from aurank.commands.galleries.search import ImageIndex
 from aurank.commands.run_options import PreparedModel, RunOptions, prepare_model, refuse_preprocessing
-from aurank.data import ImageSource
+from aurank.data import Manifest
 from aurank.embedding.collection import CollectionRows, is_collection
-from aurank.embedding.embedded import Embedded
 from aurank.embedding.image_selection import ALL, ImageSelection
 from aurank.embedding.image_text_pairs import each_image_once
 from aurank.embedding.index_folder import EXACT, Table, describe_source, index_rows, read_about
@@ -63,11 +62,9 @@ def build_index(
         >>> import tempfile
         >>> from PIL import Image
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     for colour in ("red", "green"):
-        ...         Path(folder, "photos", colour).mkdir(parents=True)
-        ...         Image.new("RGB", (8, 8), colour).save(f"{folder}/photos/{colour}/one.png")
-        ...     photos = ImageSelection(f"folder:{folder}/photos")
-        ...     index = build_index("timm:test_vit,pretrained=false", photos, out=Path(folder, "index"))
+        ...     Image.new("RGB", (8, 8), "red").save(f"{folder}/red.png")
+        ...     photos = ImageSelection(f"unlabelled:{folder}")
+        ...     index = build_index("timm:test_vit,pretrained=false", photos, out=f"{folder}/index")
         ...     sorted(file.name.partition("-")[0] for file in Path(folder, "index").iterdir())
         ['index.json', 'model', 'rows']
     """
@@ -88,10 +85,10 @@ def build_index(
         prepared = prepare_model(model, images, running)
         if steps is not None:
             steps = fitted_on_training(steps, prepared)
-        source, digests = prepared.dataset.manifest.source, {}
-        if is_first:  # before any is embedded: of a file that is replaced meanwhile, that of the old one
-            digests = {path: _digest(source, path) for path in prepared.dataset.manifest.paths}
-        about: dict[str, Any] = {"distance": distance, "sources": [describe_source(source)], "seed": seed}
+        manifest, table = prepared.dataset.manifest, Table()
+        if is_first:  # before any is embedded: a file that is replaced meanwhile has the digest of the old one
+            table = _table(manifest, number=0)
+        about: dict[str, Any] = {"distance": distance, "sources": [describe_source(manifest.source)], "seed": seed}
         if folder is None and is_first:  # another model is refused before it embeds
             blank = np.zeros((1, 32, 32, prepared.model.channels), np.uint8)
             about |= {"dim": prepared.model.encode(blank).shape[1], "factory": factory}
@@ -100,7 +97,7 @@ def build_index(
         running.tell(*prepared.remarks, *notes[1:])
         if not is_first:
             return None
-        table = _table(embedded, digests, number=0)
+        table = {name: values[embedded.ids] for name, values in table.items()}
         if folder is None:
             filling.fill(table, embedded.embeddings, progress=running.stage("filling"))
         else:
@@ -174,31 +171,30 @@ def add_images(
     """
     running = running or RunOptions()
     images = replace(images, split=images.split or ALL)
-    if images.data is None:
-        raise UserError("say which images to add: --data READER:PATH, such as folder:photos")
     with _changing(folder):
         index = ImageIndex.open(folder, model=model, roots=roots, device="cpu", allow_code=running.allow_code)
         selected = select(images, None)
         refuse_preprocessing(images, index.load_model().name)
-        source, manifest = selected.images.source, each_image_once(selected.images)
-        sources, described_source = list(index.about["sources"]), describe_source(source)
+        manifest = each_image_once(selected.images)
+        sources, described_source = list(index.about["sources"]), describe_source(manifest.source)
         if described_source not in sources:
             sources.append(described_source)
         number = sources.index(described_source)
-        digests = {path: _digest(source, path) for path in manifest.paths}
-        classes = _class_names(np.array(manifest.classes), manifest.labels, manifest.paths)
+        table = _table(manifest, number=number)
         before = index.rows.lookup(number, manifest.paths)
-        is_new = np.ones(len(manifest), bool)
-        for position, (path, name) in enumerate(zip(manifest.paths, classes.tolist(), strict=True)):
-            _, digest, class_name = before.get(path, (0, "", ""))
-            if digest and digest == digests[path]:  # "" of a file that could not be read
-                is_new[position] = name not in ("", class_name)
+        is_new, is_changed = np.ones(len(manifest), bool), False
+        columns = zip(manifest.paths, table["class"].tolist(), table["sha256"].tolist(), strict=True)
+        for position, (path, name, digest) in enumerate(columns):
+            _, digest_before, class_before = before.get(path, (0, "", ""))
+            if digest_before and digest_before == digest:  # "" of a file that could not be read
+                is_new[position] = name not in ("", class_before)
+            is_changed |= digest_before not in ("", digest)
         present = np.array(manifest.paths)[~is_new].tolist()
         if not is_new.any():
             if roots:
                 index.rows.change(Path(index.folder), index.about, np.empty(0, np.int64), None)
             return IndexChange(len(index), present=present)
-        if any(digest and digest != digests[path] for path, (_, digest, _) in before.items()):
+        if is_changed:
             # The cache knows a file by its length and time, which a changed file may keep.
             running = replace(running, cache=None)
         embedder, data = index.load_model(), selected.data
@@ -206,7 +202,7 @@ def add_images(
         prepared = PreparedModel(embedder, dataset_of(manifest.select(is_new)), data, dataset_of, running)
         embedded, notes = prepared.embed()
         running.tell(*notes[1:])
-        new = _table(embedded, digests, number=number)
+        new = {name: values[is_new][embedded.ids] for name, values in table.items()}
         paths = embedded.paths.tolist()
         replaced = [path for path in paths if path in before]
         gone = np.array([before[path][0] for path in replaced], np.int64)
@@ -246,22 +242,22 @@ def remove_images(
         index = ImageIndex.open(folder, roots=roots, device="cpu")
         named = index.rows.where("path", paths) if paths else np.empty(0, np.int64)
         present = set(index.rows.take(named)["path"].tolist())
-        if unknown := [path for path in paths if path not in present]:
-            more = f", nor are {len(unknown) - 1} more" if len(unknown) > 1 else ""
+        if (unknown := next((path for path in paths if path not in present), None)) is not None:
             names = index.images["path"].tolist() if len(index) <= MOST_COMPARED else []
-            raise UserError(
-                f"image {unknown[0]!r} is not in the index {folder}{more}{meant(nearest(unknown[0], names, most=3))}"
-            )
+            raise UserError(f"image {unknown!r} is not in the index {folder}{meant(nearest(unknown, names, most=3))}")
         if classes:
             index.require_classes(classes)
             named = np.union1d(named, index.rows.where("class", classes))
         if missing:
-            lost = [row for row in index.rows.ids.tolist() if not index.exists(row)]
-            named = np.union1d(named, np.array(lost, np.int64))
+            table = index.images
+            is_there = [
+                (source := index.sources[number]) is not None and source.exists(path)
+                for path, number in zip(table["path"].tolist(), table["source"].tolist(), strict=True)
+            ]
+            named = np.union1d(named, index.rows.ids[~np.array(is_there)])
         if len(named) == len(index):
             raise UserError(f"no image would be left in the index {folder}: remove the folder instead")
-        removed = index.rows.take(named)["path"].tolist()
-        count = len(index)
+        removed, count = index.rows.take(named)["path"].tolist(), len(index)
         if removed or roots:
             count = index.rows.change(Path(index.folder), index.about, named, None)
     return IndexChange(count, removed=removed)
@@ -277,21 +273,15 @@ def _changing(folder: Path | str) -> Iterator[None]:
         yield
 
 
-def _digest(source: ImageSource, path: str) -> str:
-    try:
-        return hashlib.sha256(source.read_bytes(path)).hexdigest()
-    except UserError:
-        return ""
-
-
-def _table(embedded: Embedded, digests: Mapping[str, str], *, number: int) -> Table:
-    names = np.array([""]) if embedded.classes is None else embedded.classes
-    classes = _class_names(names, embedded.labels, embedded.paths)
-    sums = [digests[path] for path in embedded.paths.tolist()]
-    sources = np.full(len(classes), number, np.int64)
-    return {"path": embedded.paths, "class": classes, "source": sources, "sha256": np.array(sums, dtype=np.str_)}
-
-
-def _class_names(names: np.ndarray, labels: np.ndarray, paths: Sequence[str] | np.ndarray) -> np.ndarray:
-    classes = names[labels]
-    return np.full(len(classes), "") if (classes == np.array(paths)).all() else classes  # unlabelled: each its own
+def _table(manifest: Manifest, *, number: int) -> Table:
+    paths, digests = np.array(manifest.paths), list[str]()
+    classes = np.array(manifest.classes)[manifest.labels]
+    for path in manifest.paths:
+        try:
+            digests.append(hashlib.sha256(manifest.source.read_bytes(path)).hexdigest())
+        except UserError:
+            digests.append("")
+    if (classes == paths).all():  # unlabelled: each is a class of its own
+        classes = np.full(len(paths), "")
+    sources = np.full(len(paths), number, np.int64)
+    return {"path": paths, "class": classes, "source": sources, "sha256": np.array(digests, dtype=np.str_)}

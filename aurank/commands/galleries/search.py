@@ -37,8 +37,6 @@ from aurank.names import meant, nearest
 from aurank.reporting.page import render
 from aurank.reporting.pictures import Pictures
 
-SHORT = 24  # characters of a path that is shown whole below a picture
-
 
 @dataclass(frozen=True)
 class Hit:
@@ -81,14 +79,13 @@ class ImageIndex:
         >>> from aurank.embedding import ImageSelection
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     for colour in ("red", "green", "blue"):
-        ...         Path(folder, "photos", colour).mkdir(parents=True)
-        ...         Image.new("RGB", (8, 8), colour).save(f"{folder}/photos/{colour}/one.png")
-        ...     photos = ImageSelection(f"folder:{folder}/photos")
-        ...     _ = build_index("timm:test_vit,pretrained=false", photos, out=Path(folder, "index"))
-        ...     index = ImageIndex.open(Path(folder, "index"))
+        ...         Image.new("RGB", (8, 8), colour).save(f"{folder}/{colour}.png")
+        ...     photos = ImageSelection(f"unlabelled:{folder}")
+        ...     _ = build_index("timm:test_vit,pretrained=false", photos, out=f"{folder}/index")
+        ...     index = ImageIndex.open(f"{folder}/index")
         ...     hits = index.search([Image.new("RGB", (8, 8), "green")], k=2)[0]
         >>> len(index), hits[0].path, round(hits[0].score, 3)
-        (3, 'green/one.png', 1.0)
+        (3, 'green.png', 1.0)
     """
 
     def __init__(
@@ -167,38 +164,29 @@ class ImageIndex:
         """Return the model, loaded when first asked for; UserError unless it is the one that embedded the images."""
         with self._loading:  # of several threads one loads it
             if self._model is None:
-                name = self.about["model"]["name"]
+                stored, folder, allow = self.about["model"], Path(self.folder), self.allow_code
                 if isinstance(self.rows, CollectionRows):
-                    self._model = load(name, allow_code=self.allow_code)
-                    made, place = self.rows.about["model"], str(self.folder)
+                    self._model, made = load(stored["name"], allow_code=allow), self.rows.about["model"]
                     remedy = f"name the one that filled it, {made['name']}, with --model, or build another collection"
-                    require_same_model(self._model, made["weights_sha256"], made["preprocessing"], place, remedy)
+                    identity = made["weights_sha256"], made["preprocessing"]
+                    require_same_model(self._model, *identity, str(self.folder), remedy)
                 else:
-                    part, folder = self.about["model"]["folder"], Path(self.folder)
-                    verify_part(folder, self.about, part)
-                    how: dict[str, Any] = {"allow_code": self.allow_code, "remedy": "build the index again"}
-                    self._model = load_stored(folder / part, name, **how)
+                    verify_part(folder, self.about, stored["folder"])
+                    path, remedy = folder / stored["folder"], "build the index again"
+                    self._model = load_stored(path, stored["name"], allow_code=allow, remedy=remedy)
                 if self.device is not None:
                     self._model.module.to(self.device)
             return self._model
 
     def read_image(self, row: int, *, max_pixels: int = MAX_PIXELS, on_white: bool = False) -> np.ndarray:
         """Return the pixels of an image, uint8 [height, width, channel]; UserError where it is gone or unreadable."""
-        path, number = self._path_and_source(row)
+        image = self.rows.take([row])
+        path, number = str(image["path"][0]), int(image["source"][0])
         if (source := self.sources[number]) is None:
             root = self.about["sources"][number]["place"]
             raise UserError(f"image {path!r} is gone: {root} is not there any more; say where it is with --root")
         with quiet_decoding():
             return decode(source, path, None, max_pixels=max_pixels, on_white=on_white)
-
-    def _path_and_source(self, row: int) -> tuple[str, int]:
-        self._require(row)
-        image = self.rows.take([row])
-        return str(image["path"][0]), int(image["source"][0])
-
-    def _require(self, *rows: int) -> None:
-        if isinstance(self.rows, IndexedRows) and (wrong := [row for row in rows if not 0 <= row < len(self)]):
-            raise UserError(f"the index holds images 0 to {len(self) - 1}; there is no image {wrong[0]}")
 
     @property
     def description(self) -> str:
@@ -216,12 +204,6 @@ class ImageIndex:
     def sources(self) -> list[ImageSource | None]:
         """Where the bytes of images come from, None for what is there no more."""
         return [open_described(source) for source in self.about["sources"]]
-
-    def exists(self, row: int) -> bool:
-        """Return whether the file of an image is still there."""
-        path, number = self._path_and_source(row)
-        source = self.sources[number]
-        return source is not None and source.exists(path)
 
     def embed(self, photos: Sequence[Photo], *, max_pixels: int = MAX_PIXELS) -> Float32[np.ndarray, "photo dim"]:
         """Return the embeddings of photos under the model's own preprocessing; UserError for one that is none."""
@@ -247,19 +229,17 @@ class ImageIndex:
     def search_rows(self, rows: Sequence[int], k: int = 10, **options: Unpack[SearchOptions]) -> list[list[Hit]]:
         """Return the images nearest to images of the index, which do not find themselves; `options` as for `search`."""
         chosen = np.array(rows, dtype=np.int64).reshape(-1)
-        self._require(*chosen.tolist())
         return self._hits(np.asarray(self.rows.embeddings[chosen]), chosen, k, **options)
 
     def _hits(
         self, queries: np.ndarray, rows: Int64[np.ndarray, " query"] | None, k: int, **options: Unpack[SearchOptions]
     ) -> list[list[Hit]]:
-        require_count(k)
-        classes, threshold = options.get("classes"), options.get("threshold")
-        if threshold is not None and not np.isfinite(threshold):
-            raise UserError(f"the threshold must be a number, got {threshold}")
-        least = -np.inf if threshold is None else threshold
+        if k < 1:
+            raise UserError(f"k must be 1 or more, got {k}")
         if not len(queries):
             return []
+        classes, threshold = options.get("classes"), options.get("threshold")
+        least = -np.inf if threshold is None else threshold
         self.require_classes(classes or ())
         nearest_rows, scores = self.rows.nearest(
             queries, k, leave_out=rows, classes=classes, exact=options.get("exact", False)
@@ -286,11 +266,6 @@ class ImageIndex:
             self.rows.close()
 
 
-def require_count(k: int) -> None:
-    if k < 1:
-        raise UserError(f"k must be 1 or more, got {k}")
-
-
 @dataclass(frozen=True)
 class PhotoHits:
     """What one photo found, or why it could not be read.
@@ -309,7 +284,7 @@ class PhotoHits:
 def search_photos(
     index: ImageIndex,
     photos: Iterable[str],
-    k: int = 10,
+    k: PositiveInt = 10,
     *,
     batch: PositiveInt = 64,
     progress: ProgressCallback | None = None,
@@ -330,15 +305,13 @@ def search_photos(
         >>> from aurank.embedding import ImageSelection
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     for colour in ("red", "green"):
-        ...         Path(folder, "photos", colour).mkdir(parents=True)
-        ...         Image.new("RGB", (8, 8), colour).save(f"{folder}/photos/{colour}/one.png")
-        ...     photos = ImageSelection(f"folder:{folder}/photos")
-        ...     index = build_index("timm:test_vit,pretrained=false", photos, out=Path(folder, "index"))
-        ...     results = search_photos(index, [f"{folder}/photos"], k=1)
+        ...         Image.new("RGB", (8, 8), colour).save(f"{folder}/{colour}.png")
+        ...     photos = ImageSelection(f"unlabelled:{folder}")
+        ...     index = build_index("timm:test_vit,pretrained=false", photos, out=f"{folder}/index")
+        ...     results = search_photos(index, [f"{folder}/red.png"], k=1)
         >>> [(result.photo.name, result.hits[0].path) for result in results]
-        [('green/one.png', 'green/one.png'), ('red/one.png', 'red/one.png')]
+        [('red.png', 'red.png')]
     """
-    require_count(k)
     files = find_photos(photos)
     if not files:
         raise UserError("there is no photo to search with: name files, folders or zip archives")
@@ -385,21 +358,13 @@ def results_page(index: ImageIndex, results: Sequence[PhotoHits], options: Seque
     searched = []
     for number, result in enumerate(results):
         sources = index.rows.take([hit.row for hit in result.hits])["source"].tolist()
-        hits = [
-            (hit, pictures.of(f"{len(results) + source}/{hit.path}"))
-            for hit, source in zip(result.hits, sources, strict=True)
-        ]
+        places = [f"{len(results) + source}/{hit.path}" for hit, source in zip(result.hits, sources, strict=True)]
+        hits = list(zip(result.hits, map(pictures.of, places), strict=True))
         searched.append((result, None if result.error else pictures.of(f"{number}/{result.photo.name}"), hits))
     notes = []
-    if gone := len(pictures.missing):
-        many = "picture cannot be shown: its file is" if gone == 1 else "pictures cannot be shown: their files are"
-        notes.append(f"{gone:,} {many} gone or unreadable. The path stands in its place.")
+    if pictures.missing:
+        notes.append(f"Pictures whose file is gone or unreadable: {len(pictures.missing):,}. The path stands instead.")
     if pictures.left_out:
         notes.append(f"{pictures.left_out:,} pictures are left out to keep this file small.")
     facts = [("index", index.description), *options]
-    return render("search.html", title="Found", photos=searched, facts=facts, notes=notes, short=_short)
-
-
-def _short(name: str) -> str:
-    """Return a name, of a long path its end: the beginnings are alike."""
-    return name if len(name) <= SHORT or "/" not in name else f"…/{name.rpartition('/')[2]}"
+    return render("search.html", title="Found", photos=searched, facts=facts, notes=notes)
