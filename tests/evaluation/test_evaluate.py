@@ -13,7 +13,7 @@ from aurank.errors import UserError
 from aurank.evaluation import RetrievalProblem, calibrate
 
 
-def hard_data(seed: int, *, rows: int = 60, dim: int = 6, dtype: Any = np.float32) -> tuple[np.ndarray, np.ndarray]:
+def hard_data(seed: int, *, rows: int = 60, dim: int = 6) -> tuple[np.ndarray, np.ndarray]:
     """Embeddings with duplicates, near duplicates and lone labels; labels negative and beyond 2³¹."""
     chance = np.random.default_rng(seed)
     embeddings = chance.normal(size=(rows, dim))
@@ -23,7 +23,7 @@ def hard_data(seed: int, *, rows: int = 60, dim: int = 6, dtype: Any = np.float3
     embeddings[near[:, 0]] = embeddings[near[:, 1]] + 1e-4 * chance.normal(size=(rows // 4, dim))
     labels = chance.choice([-5, 7, 2**31 + 1, 2**31 + 2, 2**62, -(2**40)], size=rows)
     labels[:2] = [11, 12]  # lone
-    return embeddings.astype(dtype), labels.astype(np.int64)
+    return embeddings.astype(np.float32), labels.astype(np.int64)
 
 
 def test_without_ties_auroc_and_ndcg_equal_scikit_learn() -> None:
@@ -106,14 +106,6 @@ def test_bad_input_is_refused_in_one_line(change: dict[str, Any], message: str) 
     with pytest.raises(UserError, match=message) as caught:
         aurank.evaluate(**arguments)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-def test_a_gpu_gives_the_digits_of_the_cpu() -> None:
-    embeddings, labels = hard_data(0, rows=1500)
-    on_gpu = aurank.evaluate(torch.from_numpy(embeddings).cuda(), labels)
-    assert on_gpu.metrics == aurank.evaluate(embeddings, labels).metrics
 
 
 @pytest.mark.parametrize("rows", [slice(None), slice(10, 30)], ids=["the same rows", "some of them"])

@@ -74,10 +74,6 @@ def trained() -> dict[str, Tensor]:
     return model.state_dict()
 
 
-def test_every_loss_that_can_be_made_is_in_the_model() -> None:
-    assert LOSSES.keys() <= MAKERS.keys()
-
-
 @pytest.mark.slow
 def test_accelerate_saves_and_resumes(trained: dict[str, Tensor], tmp_path: Path) -> None:
     accelerate = pytest.importorskip("accelerate")
