@@ -7,7 +7,9 @@ import signal
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,7 +35,7 @@ from aurank.files import (
     write_text,
 )
 from aurank.lazy import import_library
-from aurank.names import meant, nearest, signature
+from aurank.names import signature
 from aurank.ranges import Range, range_of, ranges_of
 from aurank.reporting.tune_page import tune_page
 from aurank.training.components import CHOICES, read_config
@@ -133,37 +135,31 @@ def tune(
 # -- ranges -----------------------------------------------------------------------------------------------------------
 
 
-def declared_ranges(config: Config) -> dict[str, Range]:
-    """Return the ranges that optimiser, sampler, miner and loss (but no sum of losses) declare, by key."""
+def searched_ranges(config: Config, changes: Ranges) -> dict[str, Range]:
+    """Return the ranges that optimiser, sampler, miner and loss (but no sum of losses) declare, with the changes."""
     ranges = {key: each for key, field in known_keys().items() if (each := range_of(field.metadata)) is not None}
     ranges["optim.lr"] = RATES.get(config.optim.name, ranges["optim.lr"])
     for path in ("sampler", "miner", "loss"):
         if name := getattr(getattr(config, path), "name", None):
             params = ranges_of(CHOICES[path].table[name])
             ranges |= {f"{path}.params.{argument}": each for argument, each in params.items()}
-    fitting = {}
-    for key, each in ranges.items():
-        each = each.including(value_of(config, key))
-        choices = tuple(choice for choice in each.choices if _error_of(config, key, choice) is None)
-        if key == "sampler.params.per_class":  # a batch holds two classes or more
-            choices = tuple(choice for choice in choices if 2 * choice <= config.sampler.batch)
-        if not each.choices or len(choices) > 1:  # some may not go with other settings
-            fitting[key] = dataclasses.replace(each, choices=choices)
-    return fitting
-
-
-def searched_ranges(config: Config, changes: Ranges) -> dict[str, Range]:
-    ranges = declared_ranges(config)
-    for key, each in changes.items():
-        if each is None and key not in ranges:
-            raise UserError(f"ranges: {key} has none that could be left out{meant(nearest(key, ranges))}")
-        for end in () if each is None else each.choices or (each.low, each.high):
-            if error := _error_of(config, key, end):
-                raise UserError(f"ranges: {error}")
-    ranges = {key: each for key, each in {**ranges, **changes}.items() if each is not None}
-    if not ranges:
-        raise UserError("there is no range to search in; name one with --ranges")
-    return ranges
+    searched = {key: each for key, each in changes.items() if each is not None}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for key, each in searched.items():
+            for end in each.choices or (each.low, each.high):
+                read_config(config, [f"{key}={json.dumps(end)}"])
+        for key in ranges.keys() - changes.keys():
+            each, choices = ranges[key].including(value_of(config, key)), []
+            for choice in each.choices:  # some may not go with other settings
+                with suppress(UserError):
+                    read_config(config, [f"{key}={json.dumps(choice)}"])
+                    choices.append(choice)
+            if key == "sampler.params.per_class":  # a batch holds two classes or more
+                choices = [choice for choice in choices if 2 * choice <= config.sampler.batch]
+            if not each.choices or len(choices) > 1:
+                searched[key] = dataclasses.replace(each, choices=tuple(choices))
+    return {key: searched[key] for key in (ranges | searched) if key in searched}
 
 
 def read_ranges(file: Path) -> dict[str, Range | None]:
@@ -174,21 +170,9 @@ def read_ranges(file: Path) -> dict[str, Range | None]:
     return ranges
 
 
-def _error_of(config: Config, key: str, value: Any) -> str | None:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            read_config(config, [f"{key}={json.dumps(value)}"])
-    except UserError as error:
-        return str(error)
-    return None
-
-
 def value_of(config: Config, key: str) -> Any:
     path, _, argument = key.rpartition(".params.")
-    section: Any = config
-    for part in (path or key).split("."):
-        section = getattr(section, part)
+    section = attrgetter(path or key)(config)
     if not path or argument in section.params:
         return section.params[argument] if path else section
     arguments = signature(CHOICES[path].table[section.name])[0] if path in CHOICES else {}
@@ -198,18 +182,16 @@ def value_of(config: Config, key: str) -> Any:
 # -- the search -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Trial:
+class _Trial(TypedDict):
+    number: int
     state: Literal["complete", "pruned", "failed"]
+    value: float | None  # the mean of the folds of a complete trial
     params: Line  # as Optuna drew them
     folds: list[float]
     validations: dict[int, float]  # what pruning compares, by how many validations there had been
+    settings: dict[str, str]
     seconds: float
-    error: str = ""
-
-    @property
-    def value(self) -> float | None:
-        return float(np.mean(self.folds)) if self.state == "complete" else None
+    error: str
 
 
 class _Saved(TypedDict):
@@ -234,6 +216,8 @@ class _Search:
         self.count, self.searched, self.progress = count, settings, progress
         self.optuna = optuna = import_library("optuna", "aurank tune")
         optuna.logging.set_verbosity(optuna.logging.ERROR)
+        states = optuna.trial.TrialState
+        self.states = {"complete": states.COMPLETE, "pruned": states.PRUNED, "failed": states.FAIL}
         self.spaces = {key: self._space(each) for key, each in ranges.items()}
         values = {key: value_of(config, key) for key in ranges}
         self.own = {key: value for key, value in values.items() if value in ranges[key]}
@@ -254,10 +238,10 @@ class _Search:
         is_whole = isinstance(each.low, int) and isinstance(each.high, int)
         return (kinds.IntDistribution if is_whole else kinds.FloatDistribution)(each.low, each.high, log=each.log)
 
-    def _saved_trials(self) -> list[_Trial]:
+    def _saved_trials(self) -> list[Line]:
         """Return the trials that ended before, and add them to the study; UserError if they are of another search."""
         title, remedy = "a search", "name another --out"
-        saved = read_record(self.file, _Saved, title, named="aurank search", version=2, remedy=remedy)
+        saved = read_record(self.file, _Saved, title, named="aurank search", version=3, remedy=remedy)
         before = saved["settings"]
         with reading(self.file, title, remedy=remedy):
             differing = differences(read_config(before["config"]), self.config)
@@ -267,20 +251,29 @@ class _Search:
                 remedy = "search with the same settings, or name another --out"
                 raise UserError(f"{self.out} holds another search (saved != given): {'; '.join(differing)}; {remedy}")
             for trial in saved["trials"]:
-                self.study.add_trial(self._frozen(trial))
-        return saved["trials"]
+                ended = self.optuna.trial.create_trial(
+                    state=self.states[trial["state"]],
+                    value=trial["value"],
+                    params=trial["params"],
+                    distributions=self.spaces,
+                    intermediate_values=trial["validations"],
+                )
+                self.study.add_trial(ended)
+        return [dict(trial) for trial in saved["trials"]]
 
     def _save(self) -> None:
-        trials = [dataclasses.asdict(trial) for trial in self.trials]
-        content = {"format": "aurank search", "version": 2, "settings": self.searched, "trials": trials}
+        content = {"format": "aurank search", "version": 3, "settings": self.searched, "trials": self.trials}
         write_text(self.file, json.dumps(content, indent=1) + "\n")
 
     def run(self) -> Line:
         number, folder = len(self.trials) + 1, self.out / "running"
-        trial, folds, error, started = self._draw(number), list[float](), "", time.perf_counter()
-        state: Literal["complete", "pruned", "failed"] = "complete"
+        trial, folds, started = self._draw(number), list[float](), time.perf_counter()
+        params, state, error = trial.params, "complete", ""
+        settings = {key: f"{value:.4g}" if isinstance(value, float) else str(value) for key, value in params.items()}
+        if number == 1:  # the values themselves, with all their digits
+            settings |= {key: json.dumps(value) for key, value in self.own.items()}
         try:
-            self._train(trial, number, folder, folds)
+            self._train(trial, settings, number, folder, folds)
         except self.optuna.TrialPruned:
             state = "pruned"
         except (Diverged, UserError) as reason:
@@ -289,13 +282,17 @@ class _Search:
             state, error = "failed", first_line(reason)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-        validations = self.study.trials[-1].intermediate_values
-        seconds = round(time.perf_counter() - started, 2)
-        self.trials.append(_Trial(state, trial.params, folds, validations, seconds, error))
-        self.study.tell(trial, self.trials[-1].value, state=self._state(self.trials[-1]))
+        line = {"number": number, "state": state, "value": float(np.mean(folds)) if state == "complete" else None}
+        line |= {"params": params, "folds": folds, "validations": self.study.trials[-1].intermediate_values}
+        line |= {"settings": settings, "seconds": round(time.perf_counter() - started, 2), "error": error}
+        self.study.tell(trial, line["value"], state=self.states[state])
+        self.trials.append(line)
         self._save()
-        lines = self.lines()
-        return {**lines[-1], "best": max((line["value"] for line in lines if line["value"] is not None), default=None)}
+        return {**line, "best": max((each["value"] for each in self._complete), default=None)}
+
+    @property
+    def _complete(self) -> list[Line]:
+        return [line for line in self.trials if line["value"] is not None]
 
     def _draw(self, number: int) -> Any:
         """Return a trial of Optuna's with settings that follow from the number and from the trials that have ended."""
@@ -306,28 +303,8 @@ class _Search:
             self.study.enqueue_trial(first)
         return self.study.ask(self.spaces)
 
-    def _state(self, trial: _Trial) -> Any:
-        states = {"complete": "COMPLETE", "pruned": "PRUNED", "failed": "FAIL"}
-        return self.optuna.trial.TrialState[states[trial.state]]
-
-    def _frozen(self, trial: _Trial) -> Any:
-        """Return the trial as Optuna has it; ValueError for settings that are none of the search."""
-        return self.optuna.trial.create_trial(
-            state=self._state(trial),
-            value=trial.value,
-            params=trial.params,
-            distributions=self.spaces,
-            intermediate_values=trial.validations,
-        )
-
-    def settings(self, number: int, params: Line) -> dict[str, str]:
-        texts = {key: f"{value:.4g}" if isinstance(value, float) else str(value) for key, value in params.items()}
-        if number == 1:  # the values themselves, with all their digits
-            texts |= {key: json.dumps(value) for key, value in self.own.items()}
-        return texts
-
-    def _train(self, trial: Any, number: int, folder: Path, folds: list[float]) -> None:
-        config = read_config(self.base, _overrides(self.settings(number, trial.params)))
+    def _train(self, trial: Any, settings: Mapping[str, str], number: int, folder: Path, folds: list[float]) -> None:
+        config = read_config(self.base, _overrides(settings))
         validations = -(-config.train.steps // config.train.validate_every)  # of a fold
         before, size = number - 1, len(self.data) * self.config.train.steps  # a trial, unless it is a shorter one
 
@@ -352,16 +329,9 @@ class _Search:
             folds.append(max(scores))
             shutil.rmtree(result.out, ignore_errors=True)
 
-    def lines(self) -> list[Line]:
-        return [
-            {**vars(trial), "number": number, "value": trial.value, "settings": self.settings(number, trial.params)}
-            for number, trial in enumerate(self.trials, 1)
-        ]
-
     def conclude(self) -> Tuned:
-        lines = self.lines()
-        done = [line for line in lines if line["value"] is not None]
-        if not done:
+        lines = self.trials
+        if not (done := self._complete):
             error = next(filter(None, (line["error"] for line in lines)), "all were pruned")
             raise Diverged(f"none of {len(lines)} trials came to an end: {error}")
         importance: dict[str, float] = {}

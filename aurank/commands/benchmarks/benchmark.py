@@ -21,7 +21,7 @@ import torch
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from aurank.commands.tune import declared_ranges, searched_ranges, tune
+from aurank.commands.tune import searched_ranges, tune
 from aurank.config import Config, load_config, shipped_configs
 from aurank.config.schema import EMBEDDINGS, Strict
 from aurank.data import Manifest
@@ -161,11 +161,7 @@ class BenchmarkRun:
                     if (most := sampler.largest_batch) < config.sampler.batch:
                         raise UserError(f"a batch has only {most} images: set sampler.batch={most}")
                     if self.spec.trials:
-                        searched_ranges(config, self._ranges_of(config))
-
-    def _ranges_of(self, config: Config) -> dict[str, Range | None]:
-        declared = declared_ranges(config)
-        return {key: each for key, each in self.ranges.items() if each is not None or key in declared}
+                        searched_ranges(config, self.ranges)
 
     def _config_of(self, unit: Unit) -> Config:
         with warnings.catch_warnings():  # that another loss leaves out the params of the one before
@@ -285,9 +281,7 @@ class BenchmarkRun:
     def _choose(self, unit: Unit) -> Line:
         by, folder = self.spec.choose_by, self.out / "choices" / self.path_of(unit).stem
         config, data, trials = self.config_of(unit), self.splits[unit.split], self.spec.trials
-        tuned = tune(
-            config, folder, dataset=data, ranges=self._ranges_of(config), trials=trials, folds=by.folds, by=by.by
-        )
+        tuned = tune(config, folder, dataset=data, ranges=self.ranges, trials=trials, folds=by.folds, by=by.by)
         return {"chosen": tuned.overrides, "val_mauprc": round(tuned.value, 6), "at_end": tuned.at_end}
 
     def _train(self, unit: Unit) -> Line:
