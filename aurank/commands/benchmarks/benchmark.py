@@ -19,7 +19,6 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from pydantic import Field
-from typing_extensions import TypedDict
 
 from aurank.commands.tune import searched_ranges, tune
 from aurank.config import Config, load_config, shipped_configs
@@ -101,18 +100,6 @@ class Unit:
         return ", ".join(filter(None, [self.setting, self.method, self.split, seed]))
 
 
-class _Done(TypedDict):
-    """What every unit says beside its line."""
-
-    chosen: list[str]
-    seconds: float
-    processor_seconds: float
-    device: str
-    threads: int
-    torch: str
-    commit: str
-
-
 Listener = Callable[[Unit, Line, int, int], None]
 """Called with a unit that was done, its line, and how many are done of how many."""
 _WHEREABOUTS = {"root": None, "workers": 0, "cache": ""}  # of data: what may differ between machines
@@ -140,6 +127,7 @@ class BenchmarkRun:
             for steps in filter(None, self.spec.without_training):
                 PostProcessing.parse(steps)
             self._check_methods()
+            self._content = contents(next(iter(self.splits.values())))
 
     def _check_methods(self) -> None:
         for split, manifest in self.splits.items():
@@ -180,10 +168,6 @@ class BenchmarkRun:
         fold = class_folds(manifest, by.folds, by=by.by)
         parts = (np.where(fold == number, "test", "train") for number in range(by.folds))
         return {f"fold {number} of {by.folds}": replace(manifest, splits=part) for number, part in enumerate(parts, 1)}
-
-    @cached_property
-    def _content(self) -> dict[str, str]:
-        return contents(next(iter(self.splits.values())))
 
     @property
     def _pairs(self) -> list[tuple[str, str]]:
@@ -228,8 +212,8 @@ class BenchmarkRun:
             require_ordinary(path)
             with reading(path, "a unit of a benchmark", remedy="remove it"):
                 done = checked_line(json.loads(path.read_bytes()))
-                for kind in (_Done, SplitLine) if "ap_by_class" in done else (_Done,):
-                    checked(done, kind)
+                if "ap_by_class" in done:
+                    checked(done, SplitLine)
                 if any(done[key] != getattr(unit, key) for key in ("kind", "split", "seed")):
                     raise ValueError("it is another unit")
                 self.config_of(replace(unit, chosen=tuple(done["chosen"])))
@@ -280,8 +264,8 @@ class BenchmarkRun:
 
     def _choose(self, unit: Unit) -> Line:
         by, folder = self.spec.choose_by, self.out / "choices" / self.path_of(unit).stem
-        config, data, trials = self.config_of(unit), self.splits[unit.split], self.spec.trials
-        tuned = tune(config, folder, dataset=data, ranges=self.ranges, trials=trials, folds=by.folds, by=by.by)
+        options: Any = {"ranges": self.ranges, "trials": self.spec.trials, "folds": by.folds, "by": by.by}
+        tuned = tune(self.config_of(unit), folder, dataset=self.splits[unit.split], **options)
         return {"chosen": tuned.overrides, "val_mauprc": round(tuned.value, 6), "at_end": tuned.at_end}
 
     def _train(self, unit: Unit) -> Line:
@@ -376,13 +360,10 @@ def run_benchmark(
 
 
 def package_commit() -> str:
-    def git(*words: str) -> str | None:
-        command = ["git", "-C", str(Path(__file__).parents[2]), *words]
-        with suppress(OSError):  # there is no git
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            return done.stdout.strip() if done.returncode == 0 else None
-        return None
-
-    if git("ls-files", "--error-unmatch", "__init__.py") is None:  # installed, perhaps below somebody's repository
-        return "unknown"
-    return f"{git('rev-parse', '--short=12', 'HEAD')}{'-dirty' * bool(git('status', '--porcelain', '.'))}"
+    git = ["git", "-C", str(Path(__file__).parents[2])]
+    describe = [*git, "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    with suppress(OSError, subprocess.CalledProcessError):
+        # An installed package may lie below somebody's repository.
+        subprocess.run([*git, "ls-files", "--error-unmatch", "__init__.py"], capture_output=True, check=True)
+        return subprocess.run(describe, capture_output=True, text=True, check=True).stdout.strip()
+    return "unknown"
