@@ -330,8 +330,7 @@ def search_photos(
         if progress is not None:
             progress(len(results), len(files))
     if all(result.error for result in results):
-        more = f"; nor can the {len(results) - 1:,} others be read" if len(results) > 1 else ""
-        raise UserError(f"{results[0].error}{more}")
+        raise UserError(f"no photo can be read: {results[0].error}")
     return results
 
 
