@@ -229,6 +229,8 @@ class ImageIndex:
     def search_rows(self, rows: Sequence[int], k: int = 10, **options: Unpack[SearchOptions]) -> list[list[Hit]]:
         """Return the images nearest to images of the index, which do not find themselves; `options` as for `search`."""
         chosen = np.array(rows, dtype=np.int64).reshape(-1)
+        if (chosen < 0).any():  # numpy would count from the end, and the image would find itself
+            raise UserError(f"there is no image {chosen.min()}: the index holds images 0 to {len(self) - 1}")
         return self._hits(np.asarray(self.rows.embeddings[chosen]), chosen, k, **options)
 
     def _hits(
