@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pydantic import PositiveInt
 
-from aurank.errors import UserError
+from aurank.errors import AurankError, UserError
 from aurank.lazy import require_libraries
 from aurank.sizes import keep_memory
 
@@ -24,9 +24,10 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
     from uvicorn import Server
 
+    from aurank.commands import ImageIndex
     from aurank.serving.uploads import Limits
 
-Load: TypeAlias = "Callable[[], tuple[ASGIApp, int]]"  # an application, and how many images it serves
+Load: TypeAlias = "Callable[[], tuple[ASGIApp, ImageIndex]]"
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,7 @@ def serve(
     Raises:
         UserError: a missing library, an address that cannot be had or wants a token, or an index or a model that cannot
             be read.
+        AurankError: a worker cannot be replaced, as the index has changed or cannot be read any more.
 
     Example:
         >>> try:
@@ -88,6 +90,7 @@ def serve(
     """
     require_libraries("aurank serve", "fastapi", "uvicorn", "python_multipart")
     with listen(host, port) as listening:  # before the model is loaded
+        from uvicorn.config import STARTUP_FAILURE
         from uvicorn.supervisors import Multiprocess
 
         from aurank.embedding.collection import is_collection
@@ -108,18 +111,22 @@ def serve(
         hosts = ["localhost", "127.0.0.1", "::1", host.lower()] if is_local else None
         settings = {"model": model, "roots": list(roots), "device": device or "cpu", "allow_code": allow_code}
         load = partial(_load_app, folder, settings, {"limits": limits, "hosts": hosts, "token": token})
-        app, images = load()  # with several workers too: it tells what cannot be read
+        app, index = load()  # with several workers too: it tells what cannot be read
         if started is not None:
             shown = f"[{host}]" if ":" in host else host
-            started(Served(f"http://{shown}:{bound}/", images, is_local))
+            started(Served(f"http://{shown}:{bound}/", len(index), is_local))
         if workers == 1:
             with suppress(KeyboardInterrupt):  # the usual end
                 server_of(app).run([listening])
             return
-        del app
+        about = index.about
+        del app, index
         gc.collect()  # the index and the model are in the workers
-        worker = server_of(partial(_load_in_worker, workers, load), factory=True, workers=workers)
-        Multiprocess(worker.config, [listening]).run()
+        worker = server_of(partial(_load_in_worker, workers, about, load), factory=True, workers=workers)
+        supervisor = Multiprocess(worker.config, [listening])
+        supervisor.run()
+        if any(process.exitcode == STARTUP_FAILURE for process in supervisor.processes):
+            raise AurankError("a worker cannot start; look at what it says above, and start aurank serve again")
 
 
 def server_of(app: Any, **options: Any) -> "Server":
@@ -127,16 +134,26 @@ def server_of(app: Any, **options: Any) -> "Server":
     from uvicorn import Config, Server
 
     options |= {"timeout_keep_alive": 10, "timeout_graceful_shutdown": 5, "ws": "none", "server_header": False}
+    options |= {"timeout_worker_healthcheck": 10}  # a worker that imports its libraries answers nothing for seconds
     return Server(Config(app, log_level="warning", access_log=False, **options))
 
 
-def _load_in_worker(count: int, load: Load) -> "ASGIApp":
+def _load_in_worker(count: int, about: dict[str, Any], load: Load) -> "ASGIApp":
     import torch
+    from uvicorn.config import STARTUP_FAILURE, logger
 
     threading.Thread(target=_end_with_parent, daemon=True).start()
     keep_memory()  # which the command did in its own process
     torch.set_num_threads(max(1, torch.get_num_threads() // count))
-    return load()[0]
+    try:
+        app, index = load()
+        if index.about != about:  # its rows would not be those that the other workers count
+            raise UserError("the index has changed")
+        return app
+    except UserError as error:
+        logger.error(error)
+        # Tells the parent to end the others too. An exit that takes its time is killed and replaced.
+        os._exit(STARTUP_FAILURE)
 
 
 def _end_with_parent() -> None:
@@ -147,13 +164,13 @@ def _end_with_parent() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _load_app(folder: Path | str, settings: dict[str, Any], options: dict[str, Any]) -> "tuple[ASGIApp, int]":
+def _load_app(folder: Path | str, settings: dict[str, Any], options: dict[str, Any]) -> "tuple[ASGIApp, ImageIndex]":
     from aurank.commands import ImageIndex
     from aurank.serving.app import make_app
 
     index = ImageIndex.open(folder, memory_map=True, **settings)
     index.load_model()
-    return make_app(index, **options), len(index)
+    return make_app(index, **options), index
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -3,21 +3,22 @@
 import http.client
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
-from testing.galleries import running_server
+from testing.galleries import running_server, small_index, write_photos
 
 from aurank import cli
 from aurank.commands import ImageIndex
@@ -62,10 +63,13 @@ def applications(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     made: list[Any] = []
 
     class Ended:
+        def __init__(self, app: Any) -> None:
+            made.append(app)
+
         def run(self, sockets: list[socket.socket]) -> None:
             pass
 
-    monkeypatch.setattr(server, "server_of", lambda app: made.append(app) or Ended())
+    monkeypatch.setattr(server, "server_of", Ended)
     return made
 
 
@@ -219,29 +223,50 @@ def is_running(process: str) -> bool:
     return False
 
 
+@contextmanager
+def two_workers(folder: str | Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    command = [sys.executable, "-m", "aurank", "serve", str(folder), "--port", "0", "--workers", "2"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as parent:
+        try:
+            assert parent.stdout is not None
+            yield parent, int(parent.stdout.readline().partition("127.0.0.1:")[2].partition("/")[0])
+        finally:
+            parent.terminate()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL], ids=lambda end: end.name)
 def test_workers_share_the_index_are_replaced_and_end_with_their_parent(index: ImageIndex, end: signal.Signals) -> None:
-    command = [sys.executable, "-m", "aurank", "serve", str(index.folder), "--port", "0", "--workers", "2"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
-        try:
-            assert parent.stdout is not None
-            port = int(parent.stdout.readline().partition("127.0.0.1:")[2].partition("/")[0])
-            workers = ready_workers(parent.pid)
-            if end == signal.SIGTERM:
-                os.kill(int(workers[0]), signal.SIGKILL)
-                workers = ready_workers(parent.pid, workers[:1])
-            body, kind = json.dumps({"row": 3}), {"content-type": "application/json"}
-            answers = [asked(port, "POST", "/api/search", body, kind) for _ in range(8)]
-            assert answers[0][0] == 200
-            assert all(answer == answers[0] for answer in answers)
-        finally:
-            parent.send_signal(end)
-            assert parent.wait(30) == (0 if end == signal.SIGTERM else -9)
+    with two_workers(index.folder) as (parent, port):
+        workers = ready_workers(parent.pid)
+        if end == signal.SIGTERM:
+            os.kill(int(workers[0]), signal.SIGKILL)
+            workers = ready_workers(parent.pid, workers[:1])
+        body, kind = json.dumps({"row": 3}), {"content-type": "application/json"}
+        answers = [asked(port, "POST", "/api/search", body, kind) for _ in range(8)]
+        assert answers[0][0] == 200
+        assert all(answer == answers[0] for answer in answers)
+        parent.send_signal(end)
+        assert parent.wait(30) == (0 if end == signal.SIGTERM else -9)
     deadline = time.monotonic() + 30
     while any(map(is_running, workers)):
         assert time.monotonic() < deadline
         time.sleep(0.1)
+
+
+@pytest.mark.slow
+def test_a_worker_that_would_count_other_rows_ends_the_server(index: ImageIndex, tmp_path: Path) -> None:
+    shutil.copytree(index.folder, tmp_path / "index")
+    small_index(write_photos(tmp_path / "photos"), tmp_path / "other")
+    with two_workers(tmp_path / "index") as (parent, _):
+        workers = ready_workers(parent.pid)
+        (tmp_path / "index").rename(tmp_path / "former")
+        (tmp_path / "other").rename(tmp_path / "index")
+        os.kill(int(workers[0]), signal.SIGKILL)
+        _, complaint = parent.communicate(timeout=100)
+    assert parent.returncode == 1
+    assert "the index has changed" in complaint
+    assert not any(map(is_running, workers))
 
 
 @pytest.mark.slow
