@@ -1,16 +1,19 @@
 """How `aurank serve` holds up: several clients search at once, each waiting for its answer before it asks again.
 
-    python tools/bench_serve.py DIR [--clients 10] [--searches 50] [--seconds 60] [--workers 1 2]
+    python tools/bench_serve.py DIR [--clients 10] [--searches 50] [--seconds 60] [--workers 1 2] [--trees . ../before]
 
-DIR is an index. Each number of workers is a server of its own, started as a user would, and they are asked in turns.
-Three rounds: searches with a photo (its bytes are new each time, so that each is decoded and embedded), searches with
-an image of the gallery, and pages of the gallery with their 24 pictures. A round ends after so many searches of each
-client, or seconds. Memory is PSS: what processes share counts once.
+DIR is an index. Each number of workers is a server of its own, started as a user would from each source tree, and they
+are asked in turns. Four rounds: searches with a photo (its bytes are new each time, so that each is decoded and
+embedded), searches with an image of the gallery, pages of the gallery, and their 24 pictures. A round ends after so
+many searches of each client, or seconds. Processor time is that of the server's processes, for one request. Memory is
+PSS: what processes share counts once.
 """
 
 import argparse
 import http.client
+import itertools
 import json
+import os
 import re
 import subprocess
 import sys
@@ -50,12 +53,17 @@ def asks(index: ImageIndex, random: np.random.Generator) -> dict[str, Ask]:
         return [status(connection, "POST", "/api/search", body, JSON)]
 
     def page(connection: http.client.HTTPConnection, number: int) -> list[int]:
-        start = number * PAGE % max(1, len(rows) - PAGE)
-        listed = [status(connection, "GET", f"/api/images?offset={start}&limit={PAGE}")]
-        shown = range(start, min(start + PAGE, len(rows)))
-        return listed + [status(connection, "GET", f"/api/images/{row}/thumbnail") for row in shown]
+        return [status(connection, "GET", f"/api/images?offset={start(number)}&limit={PAGE}")]
 
-    return {"search with a photo": by_photo, "search with a row": by_row, f"a page and {PAGE} pictures": page}
+    def pictures(connection: http.client.HTTPConnection, number: int) -> list[int]:
+        shown = range(start(number), min(start(number) + PAGE, len(rows)))
+        return [status(connection, "GET", f"/api/images/{row}/thumbnail") for row in shown]
+
+    def start(number: int) -> int:
+        return number * PAGE % max(1, len(rows) - PAGE)
+
+    rounds = {"a photo": by_photo, "an image of the gallery": by_row, "a page": page}
+    return {**rounds, f"its {PAGE} pictures": pictures}
 
 
 def photo_bytes(index: ImageIndex, row: int) -> bytes:
@@ -67,31 +75,34 @@ def photo_bytes(index: ImageIndex, row: int) -> bytes:
 
 
 def measure(
-    ask: Ask, port: int, clients: int, searches: int, seconds: float, *, first: int = 0
-) -> tuple[np.ndarray, int, float]:
+    ask: Ask, server: "Server", clients: int, searches: int, seconds: float, *, first: int = 0
+) -> tuple[np.ndarray, list[int], float]:
+    """Return the seconds of each search, the status of each request, and the seconds of the round."""
     start = time.perf_counter()
 
-    def client(number: int) -> list[tuple[float, int]]:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+    def client(number: int) -> list[tuple[float, list[int]]]:
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=120)
         done = []
         for turn in range(searches):
             if (before := time.perf_counter()) > start + seconds:
                 break
-            found = ask(connection, first + number * searches + turn)
-            done.append((time.perf_counter() - before, sum(one != 200 for one in found)))
+            answers = ask(connection, first + number * searches + turn)
+            done.append((time.perf_counter() - before, answers))
         connection.close()
         return done
 
     with ThreadPoolExecutor(clients) as pool:
-        done = [one for listed in pool.map(client, range(clients)) for one in listed]
-    return np.array([one for one, _ in done]), sum(wrong for _, wrong in done), time.perf_counter() - start
+        done = [search for searches in pool.map(client, range(clients)) for search in searches]
+    took = time.perf_counter() - start
+    return np.array([each for each, _ in done]), [status for _, answers in done for status in answers], took
 
 
 class Server:
-    def __init__(self, folder: Path, workers: int) -> None:
-        self.folder, self.workers = folder, workers
+    def __init__(self, folder: Path, workers: int, tree: Path) -> None:
+        self.folder, self.workers, self.tree = folder, workers, tree
         command = [sys.executable, "-m", "aurank", "serve", str(folder), "--port", "0", "--workers", str(workers)]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        source = {**os.environ, "PYTHONPATH": str(tree.resolve())}
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=source)
         assert self.process.stdout is not None
         if not (address := re.search(r"http://[^/]+:(\d+)/", self.process.stdout.readline())):
             raise SystemExit("the server did not start")
@@ -109,6 +120,10 @@ class Server:
             if time.monotonic() > deadline:
                 raise SystemExit(f"{self.workers} workers did not start")
             time.sleep(0.2)
+
+    def processor_seconds(self) -> float:
+        times = [Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()[11:13] for one in self.serving()]
+        return sum(int(ticks) for pair in times for ticks in pair) / os.sysconf("SC_CLK_TCK")
 
     def megabytes(self) -> tuple[float, float, float]:
         """Private and shared memory of all processes, the index's part of it, and what the index has on disk."""
@@ -129,25 +144,31 @@ def main() -> None:
     parser.add_argument("--searches", type=int, default=50, help="of each client")
     parser.add_argument("--seconds", type=float, default=60, help="after which no client begins another search")
     parser.add_argument("--workers", type=int, nargs="+", default=[1])
+    parser.add_argument("--trees", type=Path, nargs="+", default=[Path()], metavar="TREE", help="of aurank's source")
     options = parser.parse_args()
     index = ImageIndex.open(options.folder, device="cpu")
     servers: list[Server] = []
     try:
-        for workers in options.workers:
-            servers.append(Server(options.folder, workers))
+        for workers, tree in itertools.product(options.workers, options.trees):
+            servers.append(Server(options.folder, workers, tree))
             servers[-1].wait()
         print(f"{len(index):,} images; {options.clients} clients, {options.searches} searches each; milliseconds")
-        print("| | workers | median | 95 % | 99 % | worst | a second | errors |\n|---|---|---|---|---|---|---|---|")
+        columns = ["", "tree", "workers", "median", "95 %", "99 %", "worst", "processor", "a second", "errors"]
+        print(f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|")
         for name, ask in asks(index, np.random.default_rng(0)).items():
             for server in servers:
-                measure(ask, server.port, 4 * server.workers, 2, 60, first=10**6)  # whatever is loaded at first use
-                took, wrong, total = measure(ask, server.port, options.clients, options.searches, options.seconds)
-                shown = " | ".join(f"{1000 * np.quantile(took, level):.0f}" for level in (0.5, 0.95, 0.99, 1))
-                print(f"| {name} | {server.workers} | {shown} | {len(took) / total:.1f} | {wrong} |", flush=True)
+                measure(ask, server, 4 * server.workers, 2, 60, first=10**6)  # whatever is loaded at first use
+                before = server.processor_seconds()
+                took, answers, total = measure(ask, server, options.clients, options.searches, options.seconds)
+                processor = 1000 * (server.processor_seconds() - before) / len(answers)
+                cells = [name, server.tree, server.workers]
+                cells += [f"{1000 * np.quantile(took, level):.0f}" for level in (0.5, 0.95, 0.99, 1)]
+                cells += [f"{processor:.2f}", f"{len(took) / total:.1f}", sum(answer != 200 for answer in answers)]
+                print(f"| {' | '.join(map(str, cells))} |", flush=True)
         for server in servers:
             total, mapped, kept = server.megabytes()
             said = f"{total:.0f} MB (PSS of all), of it {mapped:.1f} of the index, which has {kept:.1f} on disk"
-            print(f"workers {server.workers}: {said}")
+            print(f"{server.tree}, workers {server.workers}: {said}")
     finally:
         for server in servers:
             server.process.terminate()
