@@ -101,8 +101,8 @@ class Server:
     def __init__(self, folder: Path, workers: int, tree: Path) -> None:
         self.folder, self.workers, self.tree = folder, workers, tree
         command = [sys.executable, "-m", "aurank", "serve", str(folder), "--port", "0", "--workers", str(workers)]
-        source = {**os.environ, "PYTHONPATH": str(tree.resolve())}
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=source)
+        # Python looks for modules in the folder that it is started in first.
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tree)
         assert self.process.stdout is not None
         if not (address := re.search(r"http://[^/]+:(\d+)/", self.process.stdout.readline())):
             raise SystemExit("the server did not start")
@@ -112,7 +112,7 @@ class Server:
         pid = str(self.process.pid)
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         # Of several workers all are there once each has mapped the index; the first process has let go of it.
-        return [one for one in [pid, *children] if str(self.folder.resolve()) in Path(f"/proc/{one}/maps").read_text()]
+        return [one for one in [pid, *children] if str(self.folder) in Path(f"/proc/{one}/maps").read_text()]
 
     def wait(self) -> None:
         deadline = time.monotonic() + 300
@@ -129,7 +129,7 @@ class Server:
         """Private and shared memory of all processes, the index's part of it, and what the index has on disk."""
         every = [Path(f"/proc/{one}/smaps").read_text() for one in self.serving()]
         mapped = re.compile(
-            rf"^\S+ \S+ \S+ \S+ \S+ +{re.escape(str(self.folder.resolve()))}/.*\n(?:[A-Z].*\n)*?Pss: +(\d+)", re.M
+            rf"^\S+ \S+ \S+ \S+ \S+ +{re.escape(str(self.folder))}/.*\n(?:[A-Z].*\n)*?Pss: +(\d+)", re.M
         )
         index = sum(int(kilobytes) for text in every for kilobytes in mapped.findall(text))
         total = sum(int(kilobytes) for text in every for kilobytes in re.findall(r"^Pss: +(\d+)", text, re.M))
@@ -150,7 +150,7 @@ def main() -> None:
     servers: list[Server] = []
     try:
         for workers, tree in itertools.product(options.workers, options.trees):
-            servers.append(Server(options.folder, workers, tree))
+            servers.append(Server(options.folder.resolve(), workers, tree))
             servers[-1].wait()
         print(f"{len(index):,} images; {options.clients} clients, {options.searches} searches each; milliseconds")
         columns = ["", "tree", "workers", "median", "95 %", "99 %", "worst", "processor", "a second", "errors"]

@@ -69,7 +69,10 @@ class Gallery:
         self._rows = {name: rows[name] for name in sorted(rows, key=_natural)}
         self.classes: list[ClassSize] = [{"name": name, "images": len(rows[name])} for name in self._rows]
         model = str(index.about["model"]["name"])
-        self.score, self.model = str(index.about["distance"]), public_model(model)
+        kind, _, network = model.partition(":")
+        if kind != "aurank":  # a run has no options
+            network = network.partition(",")[0]
+        self.score, self.model = str(index.about["distance"]), f"{kind}:{public_name(network)}"
         self.description = index.description.replace(model, self.model, 1)
         self.version = hashlib.sha256(json.dumps(index.about, sort_keys=True).encode()).hexdigest()[:16]
         self._embeddings: dict[bytes, np.ndarray] = {}
@@ -147,15 +150,6 @@ def public_name(path: str) -> str:
     if path.startswith(("/", "~")) or windows.drive or windows.root or ".." in windows.parts:
         path = windows.name
     return _speakable(path)
-
-
-def public_model(name: str) -> str:
-    kind, _, text = name.partition(":")
-    network, *options = [text] if kind == "aurank" else text.split(",")  # a run has no options
-    pairs = [option.partition("=") for option in options]
-    return ",".join(
-        [f"{kind}:{public_name(network)}", *(key + equals + public_name(value) for key, equals, value in pairs)]
-    )
 
 
 def _speakable(text: str) -> str:  # bytes of a file's name that are no UTF-8 become question marks

@@ -140,20 +140,17 @@ def server_of(app: Any, **options: Any) -> "Server":
 
 def _load_in_worker(count: int, about: dict[str, Any], load: Load) -> "ASGIApp":
     import torch
-    from uvicorn.config import STARTUP_FAILURE, logger
 
     threading.Thread(target=_end_with_parent, daemon=True).start()
     keep_memory()  # which the command did in its own process
     torch.set_num_threads(max(1, torch.get_num_threads() // count))
     try:
         app, index = load()
-        if index.about != about:  # its rows would not be those that the other workers count
-            raise UserError("the index has changed")
-        return app
     except UserError as error:
-        logger.error(error)
-        # Tells the parent to end the others too. An exit that takes its time is killed and replaced.
-        os._exit(STARTUP_FAILURE)
+        raise TypeError(error) from None  # uvicorn logs this one as a line, and ends all workers
+    if index.about != about:  # its rows would not be those that the other workers count
+        raise TypeError("the index has changed")
+    return app
 
 
 def _end_with_parent() -> None:
@@ -174,19 +171,16 @@ def _load_app(folder: Path | str, settings: dict[str, Any], options: dict[str, A
 
 
 def listen(host: str, port: int) -> socket.socket:
-    if not 0 <= port <= 65535:
+    if not 0 <= port <= 65535:  # getaddrinfo would take its last 16 bits
         raise UserError(f"--port {port} must be 0 (any free one) to 65535")
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         has_both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
         listening = socket.create_server(address, family=family, backlog=256, dualstack_ipv6=has_both)
-    except UnicodeError:
-        reason = "no such host"
-    except OSError as error:
-        reason = error.strerror or str(error)
-    else:
-        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # connections take it over
-        return listening
-    raise UserError(
-        f"cannot listen on port {port} of {host}: {reason}; name another --port (0: any free one) or --host"
-    )
+    except (OSError, UnicodeError) as error:
+        reason = (isinstance(error, OSError) and error.strerror) or error
+        raise UserError(
+            f"cannot listen on port {port} of {host}: {reason}; name another --port (0: any free one) or --host"
+        ) from None
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # connections take it over
+    return listening

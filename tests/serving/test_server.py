@@ -50,7 +50,7 @@ def test_a_port_in_use_is_told_before_the_index_is_looked_for(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("host", "port", "named"),
     [("127.0.0.1", 70000, "--port 70000"), ("192.0.2.1", 0, "port 0 of 192.0.2.1"),
-     ("no such host.invalid", 0, "no such"), ("a" * 70, 0, "no such host")],
+     ("no such host.invalid", 0, "no such"), ("a" * 70, 0, "port 0 of a")],
 )  # fmt: skip
 def test_an_address_that_cannot_be_had(host: str, port: int, named: str) -> None:
     with pytest.raises(UserError, match=named):
