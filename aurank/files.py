@@ -242,7 +242,7 @@ def content_sha256(content: dict[str, Any]) -> str:
 
 # -- bundles ----------------------------------------------------------------------------------------------------------
 
-_TENSOR = "$tensor"  # the key of an entry of a bundle's JSON that stands for the tensor of a name
+_TENSOR = "$tensor"  # in a bundle's JSON, {"$tensor": NAME} stands for a tensor
 
 
 def write_bundle(path: Path, content: Mapping[str, Any], title: str) -> None:

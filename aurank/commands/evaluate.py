@@ -269,7 +269,9 @@ def mine_model(
     listed = embedded if manifest is None else manifest
     paths = [*map(str, listed.paths)] if any(listed.paths) else [f"row {row}" for row in embedded.ids.tolist()]
     if listed.positives is not None or len(set(paths)) < len(paths):
-        raise UserError(f"negatives of {source} are mined by classes and named by paths: list each image once, in one")
+        raise UserError(
+            f"negatives of {source} are mined by classes and named by paths: list each image once, in one class"
+        )
     if prepared is not None:
         embedded, notes = prepared.embed()
         running.tell(*prepared.remarks, *notes[1:])

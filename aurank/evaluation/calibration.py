@@ -220,7 +220,7 @@ def calibrate(
     if threshold is None:
         raise UserError(
             f"no threshold has a false-match rate of {false_match_rate}: one of {negatives:,} negative pairs is "
-            f"{1 / max(negatives, 1):.2g}, and more may score as high as the highest positive; ask for more"
+            f"{1 / max(negatives, 1):.2g}, and more may score as high as the highest positive; allow a higher rate"
         )
     threshold = shortest_equal(scores, threshold)
     matching = scores.positive_query[np.searchsorted(scores.positives, threshold) :]

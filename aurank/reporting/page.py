@@ -45,5 +45,5 @@ def duration(seconds: float) -> str:
 def endings(names: Sequence[str]) -> list[str]:
     longest = max(map(len, names), default=0)
     enough = (length for length in range(_ENDING, longest) if len({name[-length:] for name in names}) == len({*names}))
-    length = next(enough, longest) + 1  # with one character of those before the first that differ
+    length = next(enough, longest) + 1  # one character more than tells the names apart
     return [name if len(name) <= length else f"…{name[-length:]}" for name in names]

@@ -93,7 +93,7 @@ class PhaseClock:
         self.device = trainer.accelerator.device
         self.seconds = dict.fromkeys(PHASES, 0.0)
         self._phase, self._since = "rest", time.perf_counter()
-        # `forward` without `embed` is the loss.
+        # `forward` contains `embed`; the rest of its time is the loss.
         parts = {"embed": "forward", "forward": "loss", "backward": "backward", "update": "optimiser"}
         for method, phase in parts.items():
             setattr(trainer, method, self.phase(phase)(getattr(trainer, method)))

@@ -40,7 +40,7 @@ def tree_sum(terms: Float64[Tensor, "*shape dim"]) -> Float64[Tensor, "*shape"]:
 
 @contextmanager
 def full_precision(*, one_thread: bool = False) -> Iterator[None]:
-    """Compute products at full precision, without a graph, and with `one_thread` each in one thread; then restore."""
+    """Within this context, compute products at full precision and without a graph; with `one_thread`, in one thread."""
     with ExitStack() as restored, torch.no_grad():
         if one_thread:
             restored.callback(torch.set_num_threads, torch.get_num_threads())

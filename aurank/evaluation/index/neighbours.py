@@ -197,7 +197,7 @@ class Index(SearchIndex):
         progress: ProgressCallback | None = None,
     ) -> "Index":
         """Return an index over these embeddings, trained on a sample of them if its kind needs that."""
-        embeddings = as_matrix(embeddings, side="gallery")  # before its shape is used
+        embeddings = as_matrix(embeddings, side="gallery")  # checked: the next line uses its shape
         index = cls(int(embeddings.shape[1]), factory, distance=distance, device=device)
         if not index.is_trained:
             index.train(embeddings, rows=training_rows, seed=seed)

@@ -130,7 +130,7 @@ class Whiten(RowStep):
         centred = rows - mean
         variance, axes = np.linalg.eigh(centred.T @ centred / len(rows))
         variance, axes = variance[::-1].clip(0), axes.T[::-1]
-        # Smaller variances are the rounding of float32.
+        # Variances are squares, so float32's rounding is of the order of float64's eps.
         rank = int((variance > variance[0] * len(variance) * np.finfo(np.float64).eps).sum())
         available = len(variance) if self.shrinkage > 0 and rank else rank
         if (self.dim or 1) > available:

@@ -57,8 +57,8 @@ def default_limits(distance: BaseDistance) -> Limits:
     limits = (opposite, same) if distance.is_inverted else (-opposite, -same)
     if not (math.isfinite(limits[0]) and math.isfinite(limits[1]) and limits[0] < limits[1]):
         raise UserError(
-            f"distance {type(distance).__name__} gives opposite and equal unit vectors the similarities {limits}: "
-            "give the least and the greatest similarity as range"
+            f"no range follows from {type(distance).__name__}, by which opposite and equal unit vectors have the "
+            f"similarities {limits}: give range=(least, greatest)"
         )
     return limits
 

@@ -110,7 +110,7 @@ def batch_alone(inputs: Inputs) -> Inputs:
 
 
 def by_name(argument: str, values: Any, losses: Any) -> dict[str, Any]:
-    """Return the values that are not None by the names of their losses, which in a list are positions."""
+    """Return {loss: value} without values that are None; losses in a list are named by position."""
     if values is None:
         return {}
     is_dict, fits = isinstance(losses, Mapping), False
