@@ -150,7 +150,7 @@ class PreparedImages:
         return np.array(sorted(changed), dtype=np.int64)
 
     def rows_of(self, manifest: Manifest, channels: int, *, on_error: str = "raise") -> "PreparedImages":
-        """Return the images of a manifest, by row; UserError names the first that is missing or whose original has changed.
+        """Return the images of a manifest, by row; UserError names the first that is missing or whose original changed.
 
         Originals of rows that were returned before are not looked at again.
         """

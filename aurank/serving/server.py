@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from pydantic import PositiveInt
 
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from aurank.commands import ImageIndex
     from aurank.serving.uploads import Limits
-
-Load: TypeAlias = "Callable[[], tuple[ASGIApp, ImageIndex]]"
 
 
 @dataclass(frozen=True)
@@ -94,6 +92,7 @@ def serve(
         from uvicorn.supervisors import Multiprocess
 
         from aurank.embedding.collection import is_collection
+        from aurank.serving.app import make_app
         from aurank.serving.uploads import Limits
 
         address, bound = listening.getsockname()[:2]
@@ -110,19 +109,20 @@ def serve(
         # What a browser of this machine calls it.
         hosts = ["localhost", "127.0.0.1", "::1", host.lower()] if is_local else None
         settings = {"model": model, "roots": list(roots), "device": device or "cpu", "allow_code": allow_code}
-        load = partial(_load_app, folder, settings, {"limits": limits, "hosts": hosts, "token": token})
-        app, index = load()  # with several workers too: it tells what cannot be read
+        load = partial(_load_index, folder, settings)
+        make = partial(make_app, limits=limits, hosts=hosts, token=token)
+        index = load()  # with several workers too: it tells what cannot be read
         if started is not None:
             shown = f"[{host}]" if ":" in host else host
             started(Served(f"http://{shown}:{bound}/", len(index), is_local))
         if workers == 1:
             with suppress(KeyboardInterrupt):  # the usual end
-                server_of(app).run([listening])
+                server_of(make(index)).run([listening])
             return
         about = index.about
-        del app, index
+        del index
         gc.collect()  # the index and the model are in the workers
-        worker = server_of(partial(_load_in_worker, workers, about, load), factory=True, workers=workers)
+        worker = server_of(partial(_make_in_worker, workers, about, load, make), factory=True, workers=workers)
         supervisor = Multiprocess(worker.config, [listening])
         supervisor.run()
         if any(process.exitcode == STARTUP_FAILURE for process in supervisor.processes):
@@ -138,19 +138,21 @@ def server_of(app: Any, **options: Any) -> "Server":
     return Server(Config(app, log_level="warning", access_log=False, **options))
 
 
-def _load_in_worker(count: int, about: dict[str, Any], load: Load) -> "ASGIApp":
+def _make_in_worker(
+    count: int, about: dict[str, Any], load: "Callable[[], ImageIndex]", make: "Callable[[ImageIndex], ASGIApp]"
+) -> "ASGIApp":
     import torch
 
     threading.Thread(target=_end_with_parent, daemon=True).start()
     keep_memory()  # which the command did in its own process
     torch.set_num_threads(max(1, torch.get_num_threads() // count))
     try:
-        app, index = load()
+        index = load()
     except UserError as error:
         raise TypeError(error) from None  # uvicorn logs this one as a line, and ends all workers
     if index.about != about:  # its rows would not be those that the other workers count
         raise TypeError("the index has changed")
-    return app
+    return make(index)
 
 
 def _end_with_parent() -> None:
@@ -161,13 +163,12 @@ def _end_with_parent() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _load_app(folder: Path | str, settings: dict[str, Any], options: dict[str, Any]) -> "tuple[ASGIApp, ImageIndex]":
+def _load_index(folder: Path | str, settings: dict[str, Any]) -> "ImageIndex":
     from aurank.commands import ImageIndex
-    from aurank.serving.app import make_app
 
     index = ImageIndex.open(folder, memory_map=True, **settings)
     index.load_model()
-    return make_app(index, **options), index
+    return index
 
 
 def listen(host: str, port: int) -> socket.socket:

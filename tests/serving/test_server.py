@@ -239,6 +239,7 @@ def two_workers(folder: str | Path) -> Iterator[tuple[subprocess.Popen[str], int
 def test_workers_share_the_index_are_replaced_and_end_with_their_parent(index: ImageIndex, end: signal.Signals) -> None:
     with two_workers(index.folder) as (parent, port):
         workers = ready_workers(parent.pid)
+        assert "index.faiss" not in Path(f"/proc/{parent.pid}/maps").read_text()  # it has let go of it
         if end == signal.SIGTERM:
             os.kill(int(workers[0]), signal.SIGKILL)
             workers = ready_workers(parent.pid, workers[:1])
