@@ -5,13 +5,13 @@ import binascii
 import hashlib
 import hmac
 import re
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from importlib.metadata import version
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
-from anyio import CapacityLimiter
+from anyio import CapacityLimiter, WouldBlock
 from anyio.to_thread import run_sync
 from fastapi import FastAPI, Path, Query, Request
 from fastapi.exceptions import RequestValidationError
@@ -39,7 +39,6 @@ _HEADERS = {
 }
 _SEARCHES: dict[str, type[Window]] = {"application/json": RowSearch, "multipart/form-data": PhotoSearch}
 _BODY = {kind: {"schema": search.model_json_schema()} for kind, search in _SEARCHES.items()}
-Answer = TypeVar("Answer")
 
 
 class Info(TypedDict):
@@ -78,6 +77,8 @@ def make_app(
     gallery = Gallery(index, limits.pixels)
     # Pictures have their own, so that a page of them keeps no search waiting.
     searching, drawing = CapacityLimiter(limits.threads), CapacityLimiter(limits.threads)
+    searches = CapacityLimiter(limits.threads + limits.waiting)
+    drawings = CapacityLimiter(limits.threads + 8 * limits.waiting)
     page = render("serve.html", title="Search by photo")
     info = Info(
         images=len(gallery.names),
@@ -130,13 +131,14 @@ def make_app(
         headers = {"etag": f'"{gallery.version}-{row}"', "cache-control": "private, no-cache"}
         if request.headers.get("if-none-match") == headers["etag"]:
             return Response(status_code=304, headers=headers)
-        kind, content = await in_turn(drawing, 8 * limits.waiting, gallery.picture, row)
+        with admitted(drawings):
+            kind, content = await run_sync(gallery.picture, row, limiter=drawing)
         return Response(content, media_type=kind, headers=headers)
 
     @app.post("/api/search", openapi_extra={"requestBody": {"required": True, "content": _BODY}})
     async def search(request: Request) -> SearchResult:
-        query = await read_search(request, limits)
-        return await in_turn(searching, limits.waiting, gallery.search, query)
+        with admitted(searches):
+            return await run_sync(gallery.search, await read_search(request, limits), limiter=searching)
 
     return shield(app, hosts, token)
 
@@ -147,12 +149,18 @@ async def _quiet(app: FastAPI) -> AsyncIterator[None]:
         yield
 
 
-async def in_turn(limiter: CapacityLimiter, most: int, function: Callable[[Any], Answer], query: Any) -> Answer:
-    """Run a function in a thread of the limiter; refuse with 503 if `most` wait for one."""
-    requests = limiter.statistics()
-    if requests.borrowed_tokens + requests.tasks_waiting >= requests.total_tokens + most:
-        raise HTTPException(503, "too many searches are waiting; try again in a moment", headers={"retry-after": "1"})
-    return await run_sync(function, query, limiter=limiter)
+@contextmanager
+def admitted(requests: CapacityLimiter) -> Iterator[None]:
+    """Count a request while it is answered; refuse it with 503 if too many are."""
+    try:
+        requests.acquire_nowait()
+    except WouldBlock:
+        refusal = "too many searches are waiting; try again in a moment"
+        raise HTTPException(503, refusal, headers={"retry-after": "1"}) from None
+    try:
+        yield
+    finally:
+        requests.release()
 
 
 def page_policy(page: str) -> str:
