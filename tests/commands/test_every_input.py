@@ -78,7 +78,7 @@ def test_inputs_of_every_kind_are_trained_on_measured_and_indexed(
     assert index is not None
     assert len(index) == 40
     # Where the bytes are named by a path, pages show them later.
-    assert index.exists(0) == (form not in ("ImageFolder", "datasets"))
+    assert (index.sources[0] is not None) == (form not in ("ImageFolder", "datasets"))
 
 
 @pytest.fixture

@@ -155,7 +155,7 @@ CALLS: list[tuple[str, Callable[[], object]]] = [
     ("the memory is empty", lambda: memory()(ROWS, LABELS, enqueue_mask=KEYS & False)),
     # sums, widths and bins
     ("at least as wide as widths, 8", lambda: MultipleLosses([SmoothAPLoss()], widths=[8])(ROWS, LABELS)),
-    ("OwnDistance .* as range", lambda: default_limits(OwnDistance())),
+    ("OwnDistance, .* give range=", lambda: default_limits(OwnDistance())),
 ]
 PROXY_CALLS: list[tuple[str, Callable[[str], object]]] = [
     ("label 7 is none of the loss's 4 classes", lambda name: proxies(name, ROWS, LABELS.where(LABELS == 0, 7))),
