@@ -14,6 +14,7 @@ from aurank.embedding.settings import read_trained
 from aurank.embedding.stored.checkpoint import AVERAGE_OF, load_checkpoint, model_weights, save_checkpoint
 from aurank.errors import AurankWarning, UserError
 from aurank.files import require_absent
+from aurank.models.encoder import HEADS
 
 # The keys that an embedding depends on beside the weights; of the model all but those that act in training alone.
 _EMBEDS = re.compile(
@@ -67,14 +68,12 @@ def average_models(models: Sequence[Path | str], out: Path | str) -> Path:
         if reasons:
             remedy = "name trainings of one network that see images and texts alike"
             raise UserError(f"{names[0]} and {name} cannot be averaged: {'; '.join(reasons)}; {remedy}")
-        left, right = (
-            torch.cat([state[key].double().flatten() for key, value in states[0].items() if value.ndim > 1])
-            for state in (states[0], states[-1])
-        )
-        if (cosine := torch.cosine_similarity(left, right, dim=0).item()) < _ALIKE:
-            reason = f"the weights of {names[0]} and {name} have a cosine of {cosine:.2f}"
-            remedy = "begin all at one network (model.weights, model.init_from)"
-            warnings.warn(f"{reason}: their average is usually ruined; {remedy}", AurankWarning, stacklevel=2)
+        for part, cosine in _cosines(states[0], states[-1]).items():
+            # No embedding depends on a projection that is discarded.
+            if cosine < _ALIKE and not (part == "projections" and config.model.discard_head):
+                reason = f"the {part} of {names[0]} and {name} have a cosine of {cosine:.2f}"
+                remedy = "begin all at one network (model.weights, model.init_from)"
+                warnings.warn(f"{reason}: their average is usually ruined; {remedy}", AurankWarning, stacklevel=2)
         parent = {"name": name, "config": checkpoint["config"], "step": checkpoint["progress"].get("step")}
         parents.append(parent | {key: checkpoint[key] for key in (AVERAGE_OF,) if key in checkpoint})
     first = checkpoints[0]
@@ -99,3 +98,14 @@ def mean_weights(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         mean = torch.stack([state[name].double() for state in states]).mean(dim=0)
         means[name] = mean.to(first.dtype) if first.is_floating_point() else first.clone()
     return means
+
+
+def _cosines(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> dict[str, float]:
+    matrices = [name for name, value in first.items() if value.is_floating_point() and value.ndim > 1]
+    heads = [name for name in matrices if name.startswith(HEADS)]
+    cosines = {}
+    for part, names in (("backbones", [name for name in matrices if name not in heads]), ("projections", heads)):
+        if names:
+            left, right = (torch.cat([state[name].flatten() for name in names]) for state in (first, second))
+            cosines[part] = torch.cosine_similarity(left, right, dim=0).item()
+    return cosines

@@ -35,7 +35,7 @@ from aurank.files import (
     write_text,
 )
 from aurank.lazy import import_library
-from aurank.names import signature
+from aurank.names import meant, nearest, signature
 from aurank.ranges import Range, range_of, ranges_of
 from aurank.reporting.tune_page import tune_page
 from aurank.training.components import CHOICES, read_config
@@ -135,14 +135,22 @@ def tune(
 # -- ranges -----------------------------------------------------------------------------------------------------------
 
 
-def searched_ranges(config: Config, changes: Ranges) -> dict[str, Range]:
-    """Return the ranges that optimiser, sampler, miner and loss (but no sum of losses) declare, with the changes."""
+def declared_ranges(config: Config) -> dict[str, Range]:
+    """Return the ranges that optimiser, sampler, miner and loss (but no sum of losses) declare, by key."""
     ranges = {key: each for key, field in known_keys().items() if (each := range_of(field.metadata)) is not None}
     ranges["optim.lr"] = RATES.get(config.optim.name, ranges["optim.lr"])
     for path in ("sampler", "miner", "loss"):
         if name := getattr(getattr(config, path), "name", None):
             params = ranges_of(CHOICES[path].table[name])
             ranges |= {f"{path}.params.{argument}": each for argument, each in params.items()}
+    return ranges
+
+
+def searched_ranges(config: Config, changes: Ranges) -> dict[str, Range]:
+    """Return the declared ranges that fit the configuration, with the changes."""
+    ranges = declared_ranges(config)
+    if wrong := [key for key, each in changes.items() if each is None and key not in ranges]:
+        raise UserError(f"ranges: {wrong[0]} has none that could be left out{meant(nearest(wrong[0], ranges))}")
     searched = {key: each for key, each in changes.items() if each is not None}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -159,6 +167,8 @@ def searched_ranges(config: Config, changes: Ranges) -> dict[str, Range]:
                 choices = [choice for choice in choices if 2 * choice <= config.sampler.batch]
             if not each.choices or len(choices) > 1:
                 searched[key] = dataclasses.replace(each, choices=tuple(choices))
+    if not searched:
+        raise UserError("there is no range to search in; name one with --ranges")
     return {key: searched[key] for key in (ranges | searched) if key in searched}
 
 

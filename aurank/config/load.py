@@ -127,9 +127,12 @@ def _apply_overrides(tree: Tree, overrides: Sequence[str], origins: dict[KeyPath
                 dropped.append(f"{holder}.name={value} leaves out the {holder}.params of {before}: {params}")
     for path, value in changes.items():
         section = tree
-        for key in path[:-1]:
-            if not isinstance(section.get(key), dict):
+        for depth, key in enumerate(path[:-1], start=1):
+            if section.get(key) is None:
                 section[key] = {}
+            if not isinstance(section[key], dict):
+                holder = dotted(path[:depth])
+                raise UserError(f"{origins[path]}: {holder} is {show(section[key])}, not a mapping; set it as a whole")
             section = section[key]
         section[path[-1]] = value
     return dropped

@@ -398,6 +398,11 @@ def _unused(config: Config) -> Iterator[tuple[str, str]]:
             "data.views data.train_labels memory model.discard_head model.head_start",
             "with model.text, images and texts are compared by their projections",
         ),
+        (
+            model.text is not None and model.text.name != "transformer",
+            "model.text.layers model.text.width model.text.heads model.text.length model.text.vocabulary",
+            f"{model.text and model.text.name} brings its own",
+        ),
     ):
         for path in keys.split() if applies else ():
             value = attrgetter(path)(config)

@@ -208,12 +208,18 @@ def test_too_few_models_and_folders_in_use_are_refused(
         aurank.average_models([tmp_path / model for model in models], tmp_path / out)
 
 
-def test_models_that_began_elsewhere_are_told(two: list[Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("part", ["backbones", "projections"])
+def test_models_that_began_elsewhere_are_told(part: str, two: list[Path], tmp_path: Path) -> None:
     with changing(two[1]) as content:
         for name, value in content["encoder"].items():
-            if value.is_floating_point():
+            if value.is_floating_point() and name.startswith("head") == (part == "projections"):
                 content["encoder"][name] = torch.randn(value.shape)
-    message = rf"the weights of {two[0]} and {two[1]} have a cosine of -?0\.\d\d: .* begin all at one network"
+    message = rf"the {part} of {two[0]} and {two[1]} have a cosine of -?0\.\d\d: .* begin all at one network"
     with pytest.warns(AurankWarning, match=message) as told:
         aurank.average_models(two, tmp_path / "average")
     assert len(told) == 1
+    if part == "projections":
+        for folder in two:
+            with changing(folder) as content:
+                content["config"]["model"]["discard_head"] = True
+        aurank.average_models(two, tmp_path / "without")  # the projection is for training alone

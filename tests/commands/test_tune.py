@@ -270,6 +270,7 @@ def test_what_does_not_fit_is_refused_before_a_training(tmp_path: Path) -> None:
         ({"optim.lr": [2, 1]}, "optim.lr: got [2, 1], expected [low, high]"),
         ({"optim.lr": [0.0, 1.0]}, "optim.lr: got 0.0"),
         ({"loss.params.temperature": {"choices": [0.1, "warm"]}}, "temperature"),
+        ({"loss.params.tau9": None}, "loss.params.tau9 has none"),
     ):  # fmt: skip
         (tmp_path / "ranges.yaml").write_text(yaml.safe_dump(ranges), encoding="utf-8")
         with pytest.raises(UserError, match=re.escape(said)):

@@ -130,7 +130,7 @@ def test_a_run_made_shorter_is_right_with_the_overrides_that_its_errors_name() -
         ("steps", "expected key.path=value, for example optim.lr=1e-4"),
         ("a..b=1", "expected key.path=value"),
         ("train.steps=[", "expected the node content, but found"),
-        ("seed.x=1", r'seed: got {"x": 1}, expected a valid integer'),
+        ("seed.x=1", "seed is 7, not a mapping; set it as a whole"),
         ("lr=2", r"lr: unknown key \(got 2\)"),
     ],
 )

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from aurank.commands.tune import searched_ranges, tune
+from aurank.commands.tune import declared_ranges, searched_ranges, tune
 from aurank.config import Config, load_config, shipped_configs
 from aurank.config.schema import EMBEDDINGS, Strict
 from aurank.data import Manifest
@@ -149,7 +149,11 @@ class BenchmarkRun:
                     if (most := sampler.largest_batch) < config.sampler.batch:
                         raise UserError(f"a batch has only {most} images: set sampler.batch={most}")
                     if self.spec.trials:
-                        searched_ranges(config, self.ranges)
+                        searched_ranges(config, self._ranges_of(config))
+
+    def _ranges_of(self, config: Config) -> dict[str, Range | None]:
+        declared = declared_ranges(config)  # of another method null may leave out nothing
+        return {key: each for key, each in self.ranges.items() if each is not None or key in declared}
 
     def _config_of(self, unit: Unit) -> Config:
         with warnings.catch_warnings():  # that another loss leaves out the params of the one before
@@ -264,8 +268,9 @@ class BenchmarkRun:
 
     def _choose(self, unit: Unit) -> Line:
         by, folder = self.spec.choose_by, self.out / "choices" / self.path_of(unit).stem
-        options: Any = {"ranges": self.ranges, "trials": self.spec.trials, "folds": by.folds, "by": by.by}
-        tuned = tune(self.config_of(unit), folder, dataset=self.splits[unit.split], **options)
+        config = self.config_of(unit)
+        options: Any = {"ranges": self._ranges_of(config), "trials": self.spec.trials, "folds": by.folds, "by": by.by}
+        tuned = tune(config, folder, dataset=self.splits[unit.split], **options)
         return {"chosen": tuned.overrides, "val_mauprc": round(tuned.value, 6), "at_end": tuned.at_end}
 
     def _train(self, unit: Unit) -> Line:
@@ -360,10 +365,13 @@ def run_benchmark(
 
 
 def package_commit() -> str:
-    git = ["git", "-C", str(Path(__file__).parents[2])]
-    describe = [*git, "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
-    with suppress(OSError, subprocess.CalledProcessError):
-        # An installed package may lie below somebody's repository.
-        subprocess.run([*git, "ls-files", "--error-unmatch", "__init__.py"], capture_output=True, check=True)
-        return subprocess.run(describe, capture_output=True, text=True, check=True).stdout.strip()
-    return "unknown"
+    def git(*words: str) -> str | None:
+        command = ["git", "-C", str(Path(__file__).parents[2]), *words]
+        with suppress(OSError):  # there is no git
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            return done.stdout.strip() if done.returncode == 0 else None
+        return None
+
+    if git("ls-files", "--error-unmatch", "__init__.py") is None:  # installed, perhaps below somebody's repository
+        return "unknown"
+    return f"{git('rev-parse', '--short=12', 'HEAD')}{'-dirty' * bool(git('status', '--porcelain', '.'))}"
