@@ -280,7 +280,7 @@ class _Search:
         trial, folds, started = self._draw(number), list[float](), time.perf_counter()
         params, state, error = trial.params, "complete", ""
         settings = {key: f"{value:.4g}" if isinstance(value, float) else str(value) for key, value in params.items()}
-        if number == 1:  # the values themselves, with all their digits
+        if number == 1:  # the configuration itself: its values are not rounded
             settings |= {key: json.dumps(value) for key, value in self.own.items()}
         try:
             self._train(trial, settings, number, folder, folds)

@@ -22,7 +22,7 @@ from aurank.errors import AurankError, UserError, explained, first_line
 
 _SMALL = 2**18  # bytes
 _PLAIN = (torch.uint8, torch.int64, torch.float32)  # types that arrays have too
-_FEW = 512  # items, of which fewer are made by threads
+_FEW = 512  # items: fewer are made by threads, more by processes
 _inherited: list[Iterator[Batch]] = []
 _Item = TypeVar("_Item")
 _Made = TypeVar("_Made")

@@ -16,7 +16,7 @@ from aurank.evaluation.inputs import ProgressCallback, require_at_least
 from aurank.evaluation.metrics import MACRO, Classes
 from aurank.files import EXACT
 
-FEW = 20  # units; of fewer, intervals of 95 % miss in more than 8 of 100 cases (normal), of 6 units in 15
+FEW = 20  # units: with fewer, 95 % intervals of normal values miss in over 8 of 100 cases, with 6 in 15
 CELLS = 2**20  # numbers in memory at a time: 8 MiB each of draws and of weights
 
 

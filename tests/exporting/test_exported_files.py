@@ -85,7 +85,7 @@ def test_graphs_take_batches_of_any_size_and_pixels_as_they_are(tmp_path: Path) 
         torch.testing.assert_close(found, wanted, atol=1e-5, rtol=0)
         assert found.norm(dim=1).sub(1).abs().max() < 1e-5
         assert (embedded(f"onnx:{small}", images) * wanted).sum(1).min() > 0.98  # its preprocessing is still inside
-    with pytest.raises(UserError, match="normalises images itself; leave out mean=…"):
+    with pytest.raises(UserError, match="the graph brings its preprocessing; leave out mean=…"):
         load_model(f"onnx:{whole},mean=0.5")
 
 

@@ -25,7 +25,7 @@ from aurank.evaluation.engine.tiles import Panel, Tile, TileCounter
 
 HIGH, BOTH = "high", "both"
 NEAR = {HIGH: 1 / 48, BOTH: 1 / 32}  # of a tile's scores near a threshold, beyond which the next product is cheaper
-FASTER = {HIGH: 1.5, BOTH: 3.0}  # times as fast as by float32 that scores by high codes have to be: both take three
+FASTER = {HIGH: 1.5, BOTH: 3.0}  # least speed of high codes against float32; both take three products
 AGAIN = 16  # every so many tiles a thread begins with the fastest product again
 CENTRE_ROWS = 1024  # of which the mean is taken
 WIDTHS = range(16, 2**15)  # narrower rows gain nothing, sums over wider ones could exceed int32
@@ -36,7 +36,10 @@ TOGETHER = 8  # numbers that are not mixed with each other: whole vectors are ad
 
 @dataclass(frozen=True, eq=False)
 class ByteCodes:
-    """Codes of consecutive positions of a side (high, low and high again) and what is known of each row, in float64."""
+    """Codes of consecutive positions of a side, and what is known of each row, in float64.
+
+    Codes stand as high, low, high again, so that high·low + low·high is one product.
+    """
 
     planes: Int8[Tensor, "row planes"]
     numbers: Float64[np.ndarray, "6 row"]  # scale; offset a; lengths of u, of the rest behind high, both, and of low

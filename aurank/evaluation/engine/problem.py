@@ -83,7 +83,7 @@ def sort_by_label(problem: RetrievalProblem) -> SortedProblem:
         query_index = np.argsort(labels, kind="stable")
         gallery_index = not_junk[np.argsort(gallery_labels[not_junk], kind="stable")]
         start, stop = matching_ranges(labels[query_index], gallery_labels[gallery_index])
-    else:  # no two rows have a class in common, and both sides stay as they are
+    else:  # positives are listed: labels are not used, and both sides keep their order
         query_index, gallery_index = np.arange(rows), not_junk
         start = stop = np.zeros(rows, np.int64)
     query_position, gallery_position = positions_of(query_index, rows), positions_of(gallery_index, gallery_rows)

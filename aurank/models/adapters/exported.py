@@ -73,9 +73,11 @@ def unpack_preprocessing(text: str, source: str) -> StoredTransform:
         content: Any = json.loads(text)
         parameters = dict(content["transform"])
         pipeline: Pipeline = checked(parameters, TRANSFORMS[parameters.pop("name")])
+        fault = f"it is of format {content['format']!r}, expected {_FORMAT}"
+        if content["format"] == _FORMAT:
+            fault = f"images of {pipeline.channels} × {pipeline.size[0]} × {pipeline.size[1]} are too large"
         if content["format"] != _FORMAT or max(pipeline.size) > 8192 or pipeline.channels > 256:
-            size = f"images of {pipeline.channels} × {pipeline.size[0]} × {pipeline.size[1]}"
-            raise ValueError(f"it is of format {content['format']!r}, expected {_FORMAT}, for {size}")
+            raise ValueError(fault)
         return StoredTransform(pipeline, is_inside=checked(content["input"]["normalised_inside"], bool))
 
 
@@ -185,7 +187,8 @@ def _transform_of(name: str, session: Any, options: Options) -> tuple[Transform,
         raise UserError(f"{name}: the graph takes {taken}, expected {expected}")
     text, is_raw = session.get_modelmeta().custom_metadata_map.get(PREPROCESSING), inputs[0].type == "tensor(uint8)"
     if unused := [key for key in options if text is not None or (is_raw and key in ("mean", "std"))]:
-        raise UserError(f"{name}: the graph normalises images itself; leave out {unused[0]}=…")
+        reason = "normalises images itself" if text is None else "brings its preprocessing"
+        raise UserError(f"{name}: the graph {reason}; leave out {unused[0]}=…")
     if text is not None:
         stored = unpack_preprocessing(text, name)
         return stored, stored.pipeline.channels
