@@ -13,7 +13,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
@@ -54,18 +54,21 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 def replacing_folder(path: Path) -> Iterator[Path]:
     """A folder to fill that takes the place of ``path`` once it is complete; on any error all stays as it was."""
     path = path.resolve()  # of a link the folder is replaced, not the link
-    staging = temporary_name(path)
+    staging, spare = temporary_name(path), temporary_name(path)
     try:
         with _saving(path):
             staging.mkdir(parents=True)
             remove_temporaries(path.parent, path.name, age=ABANDONED)
         yield staging
-        with _saving(path):
+        with _saving(path), ExitStack() as undo:
             if path.exists():
-                shutil.rmtree(path)
+                path.replace(spare)
+                undo.callback(spare.replace, path)
             staging.replace(path)
+            undo.pop_all()
     finally:
-        shutil.rmtree(staging, ignore_errors=True)
+        for folder in (staging, spare):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
@@ -239,8 +242,6 @@ def content_sha256(content: dict[str, Any]) -> str:
     signed = {name: value for name, value in content.items() if name != "checksum"}
     return hashlib.sha256(json.dumps(signed, sort_keys=True).encode()).hexdigest()
 
-
-# -- bundles ----------------------------------------------------------------------------------------------------------
 
 _TENSOR = "$tensor"  # in a bundle's JSON, {"$tensor": NAME} stands for a tensor
 

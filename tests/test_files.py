@@ -176,6 +176,24 @@ def test_a_folder_takes_its_place_only_when_it_is_complete(tmp_path: Path) -> No
     assert link.is_symlink()
 
 
+def test_a_folder_that_cannot_take_its_place_leaves_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "old").touch()
+    rename = Path.replace
+
+    def interrupted(path: Path, target: Path) -> Path:
+        if path.exists() and (path / "new").exists():
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt), replacing_folder(tmp_path / "out") as folder:
+        (folder / "new").touch()
+    assert [path.name for path in tmp_path.rglob("*")] == ["out", "old"]
+
+
 def fail(error: BaseException, path: str = "rows.json") -> None:
     with reading(path, "a report", remedy="evaluate again"):
         raise error
