@@ -108,6 +108,7 @@ def read_manifest(config: DataConfig, *, seed: int, dataset: Manifest | None = N
 
 
 def hold_out(manifest: Manifest, config: DataConfig, *, seed: int) -> Manifest:
+    """Return the manifest with validation classes held out, none where each image is a class of its own."""
     if config.train_labels == "image" and np.bincount(manifest.labels[manifest.splits == "train"]).max(initial=0) < 2:
         return manifest
     return manifest.split_validation(config.validation_fraction, seed=seed, by=config.validation_by)
