@@ -75,9 +75,9 @@ def examine_rows(
         findings.append(of("hubs", hubs.row, words))
     with_label = sound[labelled[sound]]
     if len(with_label) > 1:
-        doubtful = doubtful_labels(embeddings[with_label], embedded.labels[with_label])
-        wrong = with_label[doubtful.row]
-        sides = [embedded.labels[wrong], doubtful.label]
+        doubtful, predicted, _ = doubtful_labels(embeddings[with_label], embedded.labels[with_label])
+        wrong = with_label[doubtful]
+        sides = [embedded.labels[wrong], predicted]
         named = [(side if classes is None else classes[side]).tolist() for side in sides]
         findings.append(of("doubtful", wrong, [*map(": labelled {}, looks like {}".format, *named)]))
     if rows is None:

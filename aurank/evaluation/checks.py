@@ -11,24 +11,21 @@ from aurank.evaluation.index.neighbours import neighbours
 from aurank.evaluation.postprocessing.steps import unit
 
 
-@dataclass(frozen=True, eq=False)
-class Confusions:
-    """How many entries of one class's lists are of another class."""
-
-    query_class: Shaped[np.ndarray, " query_class"]
-    gallery_class: Shaped[np.ndarray, " gallery_class"]
-    count: Int64[np.ndarray, "query_class gallery_class"]
-    listed: Int64[np.ndarray, " query_class"]  # entries of the lists of its queries
-
-
 def confusions(
     nearest: NearestRows,
     classes: Shaped[np.ndarray, " query"],
     gallery_classes: Shaped[np.ndarray, " gallery"],
     *,
     most: int = 20,
-) -> Confusions:
-    """Return the classes whose lists hold most of one other class, and the classes that one class finds most."""
+) -> tuple[
+    Shaped[np.ndarray, " query_class"],
+    Shaped[np.ndarray, " gallery_class"],
+    Float64[np.ndarray, "query_class gallery_class"],
+]:
+    """Return the classes whose lists hold most of one other class, and the classes that one class finds most.
+
+    The third is the part of the entries of a class's lists that are of the other class.
+    """
     exists = nearest.row >= 0
     wrong = exists & ~nearest.is_positive
     names, query = np.unique(classes, return_inverse=True)
@@ -47,7 +44,7 @@ def confusions(
     count = np.zeros((len(rows), len(columns)), np.int64)
     count[row[losing[shown]], column[taking[shown]]] = number[shown]
     listed = np.bincount(query, weights=exists.sum(axis=1), minlength=len(names)).astype(np.int64)
-    return Confusions(names[rows], gallery_names[columns], count, listed[rows])
+    return names[rows], gallery_names[columns], count / np.maximum(1, listed[rows])[:, None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,25 +123,19 @@ RIDGE = 0.1  # times the mean eigenvalue of rows.T @ rows
 _ROWS = 2048  # in float64 in memory at a time
 
 
-@dataclass(frozen=True, eq=False)
-class DoubtfulLabels:
-    """Rows with a doubtful label, the most doubtful first, and the class that is predicted instead."""
-
-    row: Int64[np.ndarray, " doubtful"]
-    label: Shaped[np.ndarray, " doubtful"]  # predicted instead
-    margin: Float64[np.ndarray, " doubtful"]  # above its own label
-
-
 def doubtful_labels(
     embeddings: Float[np.ndarray, "row dim"], labels: Shaped[np.ndarray, " row"], *, margin: float = MARGIN
-) -> DoubtfulLabels:
+) -> tuple[Int64[np.ndarray, " doubtful"], Shaped[np.ndarray, " doubtful"], Float64[np.ndarray, " doubtful"]]:
     """Return the rows that a linear classifier fitted on all other rows puts into another class, by a clear margin.
+
+    Returns:
+        The rows, the most doubtful first; the classes predicted instead; and by how much these are ahead of the label.
 
     Source: held-out predictions as in confident learning (Northcutt et al., JAIR 2021), by one margin of a regression.
     """
     classes, label = np.unique(labels, return_inverse=True)
     count = np.bincount(label, minlength=len(classes))
-    nothing = DoubtfulLabels(np.zeros(0, np.int64), labels[:0], np.zeros(0))
+    nothing = np.zeros(0, np.int64), labels[:0], np.zeros(0)
     if len(classes) < 2:
         return nothing
     # Divided by powers of two, which keeps the digits, so that squares neither overflow nor vanish.
@@ -170,7 +161,7 @@ def doubtful_labels(
         return nothing
     doubtful = np.flatnonzero((ahead > margin) & (count[label] > 1))
     doubtful = doubtful[np.argsort(-ahead[doubtful], kind="stable")]
-    return DoubtfulLabels(doubtful, classes[rival[doubtful]], ahead[doubtful])
+    return doubtful, classes[rival[doubtful]], ahead[doubtful]
 
 
 def _fitted(

@@ -128,13 +128,12 @@ def _classes(report: Report) -> dict[str, Any]:
 
 
 def _confused(report: Report, lists: NearestRows) -> dict[str, Any] | None:
-    table = confusions(lists, query_names(report), gallery_names(report))
-    if not table.count.size:
+    rows, columns, part = confusions(lists, query_names(report), gallery_names(report))
+    if not part.size:
         return None
-    part = table.count / np.maximum(1, table.listed)[:, None]
     shade = np.rint(70 * part / max(float(part.max()), 0.01)).astype(int)
     cells = [list(zip(*line, strict=True)) for line in zip((100 * part).tolist(), shade.tolist(), strict=True)]
-    return {"columns": table.gallery_class.tolist(), "rows": list(zip(table.query_class.tolist(), cells, strict=True))}
+    return {"columns": columns.tolist(), "rows": list(zip(rows.tolist(), cells, strict=True))}
 
 
 def _hubs(report: Report, lists: NearestRows, pictures: Pictures) -> dict[str, Any] | None:

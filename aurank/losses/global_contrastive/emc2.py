@@ -1,6 +1,6 @@
 """EMC²: negatives of the whole data set, sampled by Markov chains over the batches."""
 
-from typing import Annotated, ClassVar, Literal, NamedTuple, Unpack, get_args
+from typing import Annotated, ClassVar, Literal, Unpack, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -100,13 +100,6 @@ def path(following: Int64[Tensor, "chain node"]) -> Bool[Tensor, "chain node"]:
 OutsideState = Literal["stored", "restart", "reencode"]
 
 
-class Walk(NamedTuple):
-    steps: Float[Tensor, "query reference"]  # how many at each reference
-    outside_steps: Float[Tensor, " query"]  # how many at a state that is not in the batch
-    outside: Float[Tensor, " query"]  # the similarity to that state, with its graph to the query
-    counted: Int64[Tensor, " query"]  # how many steps count
-
-
 class Chains(nn.Module):
     def __init__(
         self,
@@ -132,8 +125,14 @@ class Chains(nn.Module):
         if self.keeps_embedding:
             self.table.check_width(embeddings)
 
-    def forward(self, pairs: Pairs, distance: BaseDistance, *, reencode: EmbedByIds | None, write: bool) -> Walk:
-        """Continue the chain of each query over its negatives in the batch; keep where they end if `write`."""
+    def forward(
+        self, pairs: Pairs, distance: BaseDistance, *, reencode: EmbedByIds | None, write: bool
+    ) -> Float[Tensor, " query"]:
+        """Continue the chain of each query over its negatives in the batch; keep where they end if `write`.
+
+        Returns:
+            The mean similarity of each query to the states that its chain kept: the sampled part of Eq. 11.
+        """
         similarity, device = pairs.similarity.detach(), pairs.similarity.device
         score, column, inside, outside = self._start(pairs, distance, reencode)
         generator, number = self.random.on_device(device), similarity.shape[1]
@@ -162,7 +161,8 @@ class Chains(nn.Module):
         last = torch.where((last == NONE) & inside, column, last)
         if write and self._write(pairs, last):
             self.random.advance()
-        return Walk(steps, outside_steps, outside, counted)
+        total: Tensor = torch.linalg.vecdot(steps, pairs.similarity)
+        return (total + outside_steps * outside) / counted.clamp(min=1)
 
     def _start(
         self, pairs: Pairs, distance: BaseDistance, reencode: EmbedByIds | None
@@ -217,12 +217,6 @@ class Chains(nn.Module):
         names = torch.full_like(column, NONE) if pairs.reference_ids is None else pairs.reference_ids[column]
         tags = torch.where(moved, names, self.table.tags[index])
         return self.table.put(index, tags, values, is_shared=pairs.is_shared)
-
-
-def mean_similarity(similarity: Float[Tensor, "query reference"], walk: Walk) -> Float[Tensor, " query"]:
-    """Return the mean similarity of each query to the states that its chain kept: the sampled part of Eq. 11."""
-    inside: Tensor = torch.linalg.vecdot(walk.steps, similarity)
-    return (inside + walk.outside_steps * walk.outside) / walk.counted.clamp(min=1)
 
 
 class EMC2Loss(KeyedLoss):
@@ -304,6 +298,6 @@ class EMC2Loss(KeyedLoss):
         return super().prepared(inputs)
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
-        walk = self.chains(pairs, self.distance, reencode=self.reencode, write=writes(self))
-        difference = mean_similarity(pairs.similarity, walk) - attraction(pairs)
+        repulsion = self.chains(pairs, self.distance, reencode=self.reencode, write=writes(self))
+        difference = repulsion - attraction(pairs)
         return difference / self.chains.temperature if self.chains.official else difference

@@ -1,6 +1,6 @@
 """BlackBox AP (Rolinek et al., CVPR 2020; Vlastelica et al., ICLR 2020): exact ranks, a finite difference backward."""
 
-from typing import Annotated, Any, NamedTuple, Unpack
+from typing import Annotated, Any, Unpack
 
 import torch
 from jaxtyping import Bool, Float, Int32, Int64
@@ -12,15 +12,6 @@ from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
 from aurank.losses.core.pairs import Pairs
 from aurank.losses.core.row_table import SavedGenerator, writes
 from aurank.ranges import Range
-
-
-class RankedLists(NamedTuple):
-    """Lists to be ranked, an entry at minus infinity not being in its list, and the positives in each."""
-
-    scores: Float[Tensor, "list entry"]
-    positive: Bool[Tensor, "list entry"]
-    hit: Int64[Tensor, "list hit"]  # entry
-    is_hit: Bool[Tensor, "list hit"]
 
 
 class AveragePrecision(torch.autograd.Function):
@@ -103,8 +94,8 @@ class BlackBoxAPLoss(PairLoss):
         self.noise = SavedGenerator(seed, generator)
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
-        lists = self._lists(pairs, pairs.similarity)
-        return self._loss(lists, pairs, weight=1 - self.flat_weight, averaged=len(pairs.valid_rows))
+        lists = listed(pairs, pairs.similarity), pairs.positive, pairs.positives.index, pairs.positives.mask
+        return self._loss(*lists, weight=1 - self.flat_weight, averaged=len(pairs.valid_rows))
 
     def extra_terms(self, pairs: Pairs) -> dict[str, Tensor]:
         if not self.flat_weight:
@@ -114,21 +105,33 @@ class BlackBoxAPLoss(PairLoss):
             rounding = 8 * torch.finfo(similarity.dtype).eps
             equal = similarity.isclose(similarity.T, rtol=rounding, atol=rounding)
             similarity = torch.where(equal, (similarity + similarity.T) / 2, similarity)
-        lists = self._lists(pairs, similarity)
         valid = pairs.valid[:, None]
-        starts = torch.arange(len(valid), device=valid.device)[:, None] * lists.scores.shape[1]
-        scores, is_hit = lists.scores.masked_fill(~valid, -torch.inf), lists.is_hit & valid
-        flat = RankedLists(*(part.reshape(1, -1) for part in (scores, lists.positive, lists.hit + starts, is_hit)))
-        return {"flat": self._loss(flat, pairs, weight=self.flat_weight, averaged=1).squeeze(0)}
+        scores = listed(pairs, similarity).masked_fill(~valid, -torch.inf)
+        starts = torch.arange(len(valid), device=valid.device)[:, None] * scores.shape[1]
+        flat = scores, pairs.positive, pairs.positives.index + starts, pairs.positives.mask & valid
+        flat_loss = self._loss(
+            *(part.reshape(1, -1) for part in flat), weight=self.flat_weight, averaged=min(1, len(pairs.valid_rows))
+        )
+        return {"flat": flat_loss.squeeze(0)}
 
-    def _lists(self, pairs: Pairs, similarity: Float[Tensor, "query reference"]) -> RankedLists:
-        scores = similarity.masked_fill(~(pairs.positive | pairs.negative), -torch.inf)
-        return RankedLists(scores, pairs.positive, pairs.positives.index, pairs.positives.mask)
-
-    def _loss(self, lists: RankedLists, pairs: Pairs, *, weight: float, averaged: int) -> Float[Tensor, " list"]:
-        if writes(self) and self.margin and len(pairs.valid_rows):
-            widths = self.noise.draw(torch.randn, lists.scores.shape, like=lists.scores).abs() * (self.margin / 2)
-            lists = lists._replace(scores=lists.scores + torch.where(lists.positive, -widths, widths))
+    def _loss(
+        self,
+        scores: Float[Tensor, "list entry"],
+        positive: Bool[Tensor, "list entry"],
+        hit: Int64[Tensor, "list hit"],
+        is_hit: Bool[Tensor, "list hit"],
+        *,
+        weight: float,
+        averaged: int,
+    ) -> Float[Tensor, " list"]:
+        if writes(self) and self.margin and averaged:
+            widths = self.noise.draw(torch.randn, scores.shape, like=scores).abs() * (self.margin / 2)
+            scores = scores + torch.where(positive, -widths, widths)
         step = self.lambda_ * weight / max(averaged, 1)
-        precision: Tensor = AveragePrecision.apply(lists.scores, lists.hit, lists.is_hit, step)
+        precision: Tensor = AveragePrecision.apply(scores, hit, is_hit, step)
         return weight * (1 - precision)
+
+
+def listed(pairs: Pairs, similarity: Float[Tensor, "query reference"]) -> Float[Tensor, "query reference"]:
+    """Return the similarities of positives and negatives, minus infinity for references that are in no list."""
+    return similarity.masked_fill(~(pairs.positive | pairs.negative), -torch.inf)

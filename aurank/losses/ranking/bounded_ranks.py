@@ -27,7 +27,7 @@ from aurank.losses.core.common import to_device_of
 from aurank.losses.core.pair_loss import PairLoss, PairLossOptions
 from aurank.losses.core.pairs import Inputs, Pairs, Positives, same_label_index
 from aurank.losses.ranking.blackbox_ap import at_least
-from aurank.losses.ranking.ranking_sums import Bound, ranking_sums
+from aurank.losses.ranking.ranking_sums import ranking_sums
 from aurank.losses.ranking.smooth_ranks import check_cuts, smoothed_recall
 from aurank.ranges import Range
 
@@ -38,7 +38,7 @@ def bounded_ranks(temperature: Number, slope: Number, delta: Number, jump: Numbe
     knee, height, rise = (
         require_number(name, value, "[0, inf)") for name, value in (("delta", delta), ("jump", jump), ("slope", slope))
     )
-    bound = Bound(height, knee / width, rise * width)
+    bound = (height, knee / width, rise * width)
     return partial(ranking_sums, surrogate="bound", temperature=width, bound=bound)
 
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from jaxtyping import Float
@@ -76,22 +76,13 @@ def _tanh_slope(x: Tensor) -> Tensor:
     return value.mul_(value).neg_().add_(1).mul_(0.5).mul_(above)
 
 
-class Bound(NamedTuple):
-    """What "bound" is made of: σ(x) up to `knee`, then a line; `jump` more from x = 0 on, so that it bounds a step."""
-
-    jump: float = 0.5
-    knee: float = 5.0
-    slope: float = 1.0
-
-
-def _bound(x: Tensor, *constants: float) -> Tensor:
-    jump, knee, slope = Bound(*constants)
+def _bound(x: Tensor, jump: float = 0.5, knee: float = 5.0, slope: float = 1.0) -> Tensor:
+    """Return σ(x) up to `knee`, then a line; `jump` more from x = 0 on, so that it bounds a step."""
     ahead, beyond = x >= 0, (x - knee).relu()
     return x.clamp(max=knee).sigmoid().add(beyond, alpha=slope).add_(ahead, alpha=jump)
 
 
-def _bound_slope(x: Tensor, *constants: float) -> Tensor:
-    _, knee, slope = Bound(*constants)
+def _bound_slope(x: Tensor, jump: float = 0.5, knee: float = 5.0, slope: float = 1.0) -> Tensor:
     beyond = x > knee
     value = _sigmoid_slope(x.clamp_(max=knee))
     flat = 1 / (1 + math.exp(-knee))  # added, since to fill by a mask takes four times as long
@@ -125,10 +116,13 @@ def ranking_sums(
     *,
     surrogate: Surrogate | Literal["tanh", "bound"],
     temperature: float,
-    bound: Bound | None = None,
+    bound: Sequence[float] = (),
 ) -> Scores:
-    """Return for each score Σ_j ℓ((reference_j − score) / temperature) over its query's references; −∞ adds 0."""
-    sums: Tensor = sum_operator(scores, references, surrogate, temperature, list(bound or ()))
+    """Return for each score Σ_j ℓ((reference_j − score) / temperature) over its query's references; −∞ adds 0.
+
+    `bound` has the jump, knee and slope of "bound".
+    """
+    sums: Tensor = sum_operator(scores, references, surrogate, temperature, list(bound))
     return sums
 
 

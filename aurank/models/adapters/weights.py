@@ -7,7 +7,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -83,17 +82,15 @@ def _containers(content: Mapping[Any, Any], name: str, depth: int) -> Iterator[t
 # -- filling a network ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Fit:
-    tensors: Tensors  # by the network's names
-    wrong: str  # missing tensors, those of another shape, those of a larger network
-    count: int  # of what is wrong
-    left_over: list[str]  # names of the file without use: a classifier, a text tower
-    fresh: list[str]  # names of the network's classifier, which begins at random
+def fit_tensors(
+    expected: Mapping[str, Tensor], weights: Tensors, *, classifier: Sequence[str] = ()
+) -> tuple[Tensors, dict[str, list[str]], dict[str, list[str]]]:
+    """Return the weights that a network with this state takes, behind whatever prefix most of them have.
 
-
-def fit_tensors(expected: Mapping[str, Tensor], weights: Tensors, *, classifier: Sequence[str] = ()) -> Fit:
-    """Return the weights that a network with this state takes, behind whatever prefix most of them have."""
+    Returns:
+        The tensors by the network's names; by kind of fault the names that do not fit; and the names without fault:
+        those of the file without use, such as a text tower, and those of the network's classifier, left at random.
+    """
     prefixes: Counter[str] = Counter()
     for name in weights:
         parts = name.split(".")
@@ -123,13 +120,9 @@ def fit_tensors(expected: Mapping[str, Tensor], weights: Tensors, *, classifier:
         ],
         "unexpected": unexpected,
     }
-    return Fit(
-        tensors,
-        ", ".join(f"{len(names)} {kind} ({', '.join(names[:3])})" for kind, names in wrong.items() if names),
-        sum(map(len, wrong.values())),
-        [name for name in weights if not name.startswith(prefix)] + [name for name in unused if name not in unexpected],
-        [name for name in unfilled if is_classifier(name)],
-    )
+    outside = [name for name in weights if not name.startswith(prefix)]
+    left_over = outside + [name for name in unused if name not in unexpected]
+    return tensors, wrong, {"left over": left_over, "at random": [name for name in unfilled if is_classifier(name)]}
 
 
 def load_weights_file(
@@ -150,26 +143,26 @@ def load_weights_file(
         finish: adapts tensors that have the network's names.
     """
     state = module.state_dict()
-    fits: list[tuple[str, Fit]] = []
+    fits = []
     for container, weights in read_weights(path).items():
         bare = {_WRAPPERS.sub("", key): value for key, value in weights.items()}
         for conversion, names in itertools.product((dict, convert), (weights, bare)):
             with suppress(Exception):  # a conversion is of one layout, and fails in its own way on another
-                fits.append((container, fit_tensors(state, finish(conversion(dict(names))), classifier=classifier)))
-        if any(not fit.count for _, fit in fits):
+                tensors, faults, unused = fit_tensors(state, finish(conversion(dict(names))), classifier=classifier)
+                fits.append((sum(map(len, faults.values())), container, tensors, faults, unused))
+        if any(not count for count, *_ in fits):
             break
-    container, best = min(fits, key=lambda candidate: candidate[1].count)
-    if best.count or not best.tensors:
-        wrong = best.wrong or "no name of the file is one of its own"
+    count, container, tensors, faults, unused = min(fits, key=lambda fit: fit[0])
+    if count or not tensors:
+        wrong = ", ".join(f"{len(names)} {kind} ({', '.join(names[:3])})" for kind, names in faults.items() if names)
+        wrong = wrong or "no name of the file is one of its own"
         remedy = f"use weights of {name} itself"
         if "fc_norm.weight" in wrong:
             remedy = "they were trained to be pooled otherwise: set model.params.global_pool=token, or fc_norm=false"
         raise UserError(f"the weights of {path} do not fit {name}: {wrong}; {remedy}")
-    module.load_state_dict(best.tensors, strict=False)
-    note = f"{len(best.tensors)} tensors of {path}{f', below {container!r}' if container else ''} fill {name}"
-    for kind, unused in (("left over", best.left_over), ("at random", best.fresh)):
-        note += f"; {kind}: {some(unused)}" if unused else ""
-    return note
+    module.load_state_dict(tensors, strict=False)
+    note = f"{len(tensors)} tensors of {path}{f', below {container!r}' if container else ''} fill {name}"
+    return note + "".join(f"; {kind}: {some(names)}" for kind, names in unused.items() if names)
 
 
 def some(names: Sequence[str], most: int = 3) -> str:

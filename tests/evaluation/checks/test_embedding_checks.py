@@ -37,8 +37,8 @@ def held_out(rows: np.ndarray, labels: np.ndarray, row: int) -> np.ndarray:
 def test_predictions_are_those_of_a_fit_without_the_row():
     rows, labels = clusters()
     labels[[3, 50, 77]] = [4, 0, 1]
-    found = doubtful_labels(rows, labels, margin=-2.0)
-    margins = dict(zip(found.row.tolist(), found.margin.tolist(), strict=True))
+    doubtful, _, ahead = doubtful_labels(rows, labels, margin=-2.0)
+    margins = dict(zip(doubtful.tolist(), ahead.tolist(), strict=True))
     for row in (0, 3, 50, 77, 119):
         predicted = held_out(rows, labels, row)
         other = np.delete(predicted, labels[row]).max()
@@ -49,20 +49,20 @@ def test_planted_wrong_labels_are_found_and_what_they_were():
     rows, labels = clusters()
     true = labels.copy()
     labels[[3, 50, 77]] = [4, 0, 1]
-    found = doubtful_labels(rows, labels)
-    assert set(found.row.tolist()) == {3, 50, 77}
-    assert found.label.tolist() == true[found.row].tolist()
-    assert not len(doubtful_labels(rows, true).row)
+    doubtful, predicted, _ = doubtful_labels(rows, labels)
+    assert set(doubtful.tolist()) == {3, 50, 77}
+    assert predicted.tolist() == true[doubtful].tolist()
+    assert not len(doubtful_labels(rows, true)[0])
 
 
 def test_rows_of_float32_may_be_so_long_or_short_that_it_cannot_hold_their_squares():
     rows, labels = clusters()
     labels[[3, 50, 77]] = [4, 0, 1]
-    found = doubtful_labels(rows, labels)
+    doubtful, _, ahead = doubtful_labels(rows, labels)
     for exponent in (80, -80):
-        other = doubtful_labels(rows * np.float32(2.0**exponent), labels)
-        assert other.row.tolist() == found.row.tolist()
-        assert other.margin.tolist() == found.margin.tolist()
+        scaled, _, scaled_ahead = doubtful_labels(rows * np.float32(2.0**exponent), labels)
+        assert scaled.tolist() == doubtful.tolist()
+        assert scaled_ahead.tolist() == ahead.tolist()
 
 
 def test_lengths_are_compared_with_one_only_where_that_is_usual():
