@@ -67,30 +67,26 @@ class Intervals(Resampling):
         return self.how(self.unit, self.num_units)
 
 
-@dataclass(frozen=True, eq=False)
-class Units:
-    """The units of the draws: classes of queries, or single queries without labels."""
+def drawn_units(
+    per_query: dict[str, np.ndarray[Any, np.dtype[Any]]],
+) -> tuple[Classes, Literal["class", "query"]]:
+    """Return what is drawn: the classes of a report's queries, or single queries without labels.
 
-    classes: Classes
-    name: Literal["class", "query"]
+    Raises:
+        UserError: there is a single unit, whose draws cannot differ.
+    """
+    labelled = "label" in per_query
+    classes = Classes.of(per_query["label"] if labelled else np.arange(len(per_query["query"])))
+    unit: Literal["class", "query"] = "class" if labelled else "query"
+    if len(classes.label) < 2:
+        raise UserError(f"an interval needs queries of 2 classes or more to draw from; there is 1 {unit}")
+    return classes, unit
 
-    @classmethod
-    def of(cls, per_query: dict[str, np.ndarray[Any, np.dtype[Any]]]) -> "Units":
-        """Return the units of a report's queries; UserError for a single one, whose draws cannot differ."""
-        labelled = "label" in per_query
-        labels = per_query["label"] if labelled else np.arange(len(per_query["query"]))
-        units = cls(Classes.of(labels), "class" if labelled else "query")
-        if len(units) < 2:
-            raise UserError(f"an interval needs queries of 2 classes or more to draw from; there is 1 {units.name}")
-        return units
 
-    def __len__(self) -> int:
-        return len(self.classes.label)
-
-    def terms(self, name: str, values: Float64[np.ndarray, " query"]) -> Float64[np.ndarray, " unit 2"]:
-        if name.startswith(MACRO):
-            return np.stack([self.classes.means(values), np.ones(len(self))], axis=1)
-        return np.stack([self.classes.sums(values), self.classes.count.astype(np.float64)], axis=1)
+def unit_terms(metric: str, values: Float64[np.ndarray, " query"], units: Classes) -> Float64[np.ndarray, " unit 2"]:
+    if metric.startswith(MACRO):
+        return np.stack([units.means(values), np.ones(len(units.label))], axis=1)
+    return np.stack([units.sums(values), units.count.astype(np.float64)], axis=1)
 
 
 def resampled_means(

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from aurank.errors import UserError
-from aurank.evaluation.bootstrap import Resampling, Units, resampled_means
+from aurank.evaluation.bootstrap import Resampling, drawn_units, resampled_means, unit_terms
 from aurank.evaluation.inputs import ProgressCallback
 from aurank.evaluation.metrics import MACRO, average
 from aurank.evaluation.report import Column, Report
@@ -104,12 +104,12 @@ def compare(
     resampling = Resampling(resamples, seed, level)
     _check_pair(report_a, report_b, metric, force)
     a, b = report_a.values(metric), report_b.values(metric)
-    units = Units.of(report_a.per_query)
+    units, unit = drawn_units(report_a.per_query)
     change = b - a
-    terms = units.terms(metric, change)
-    (draws,) = resampled_means(terms[None], resamples=resamples, seed=seed, progress=progress)
-    first, second = (average(metric, values, units.classes) for values in (a, b))
-    changed = np.count_nonzero(np.abs(terms[:, 0]) > 1e-12)  # classes, or queries; a sum may cancel
+    changes = unit_terms(metric, change, units)
+    (draws,) = resampled_means(changes[None], resamples=resamples, seed=seed, progress=progress)
+    first, second = (average(metric, values, units) for values in (a, b))
+    changed = np.count_nonzero(np.abs(changes[:, 0]) > 1e-12)  # classes, or queries; a sum may cancel
     beyond = 1 + min(int((draws <= 0).sum()), int((draws >= 0).sum()))
     # Among equal changes the first query comes first.
     won, lost = (np.argsort(-gain, kind="stable")[: max(0, min(most, (gain > 0).sum()))] for gain in (change, -change))
@@ -127,7 +127,7 @@ def compare(
         num_better=int((change > 0).sum()),
         num_worse=int((change < 0).sum()),
         changed={name: values[order] for name, values in {**facts, "a": a, "b": b, "difference": change}.items()},
-        how=resampling.how(units.name, len(units)),
+        how=resampling.how(unit, len(units.label)),
         is_least=bool(beyond == 1 and bounds[0] >= bounds[1]),
     )
 

@@ -16,7 +16,7 @@ from pydantic_core import to_json
 from typing_extensions import TypedDict
 
 from aurank.errors import UserError
-from aurank.evaluation.bootstrap import Intervals, Resampling, Units, resampled_means
+from aurank.evaluation.bootstrap import Intervals, Resampling, drawn_units, resampled_means, unit_terms
 from aurank.evaluation.engine.nearest import NearestRows
 from aurank.evaluation.metrics import MACRO, Classes, Curve, mean, pooled_rate, random_order_ap
 from aurank.evaluation.postprocessing.postprocessing import describe_codes
@@ -142,14 +142,14 @@ class Report:
     def with_intervals(self, resamples: int = 1000, seed: int = 0, level: float = 0.95) -> "Report":
         """Return this report with a bootstrap interval of every metric per query, by class (see docs/metrics.md)."""
         resampling = Resampling(resamples, seed, level)
-        units = Units.of(self.per_query)
+        units, unit = drawn_units(self.per_query)
         names = [name for name in self.metrics if pooled_rate(name) is None]
         if not names:
             raise UserError(f"{next(iter(self.metrics))} has no values per query: add mauprc to the metrics")
-        terms = np.stack([units.terms(name, self.values(name)) for name in names])
-        draws = resampled_means(terms, resamples=resamples, seed=seed)
+        of_metrics = np.stack([unit_terms(name, self.values(name), units) for name in names])
+        draws = resampled_means(of_metrics, resamples=resamples, seed=seed)
         bounds = {name: resampling.interval(drawn) for name, drawn in zip(names, draws, strict=True)}
-        intervals = Intervals(**vars(resampling), bounds=bounds, unit=units.name, num_units=len(units))
+        intervals = Intervals(**vars(resampling), bounds=bounds, unit=unit, num_units=len(units.label))
         return replace(self, intervals=intervals)
 
     def named(

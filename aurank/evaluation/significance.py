@@ -82,20 +82,15 @@ def over_seeds(values: Float64[np.ndarray, " seed"]) -> tuple[float, float | Non
     return mean, error * float(student_t.ppf(0.975, count - 1)), 2 * float(student_t.sf(abs(mean) / error, count - 1))
 
 
-@dataclass(frozen=True)
-class Ranking:
-    """Methods ranked class by class: mean ranks, 1 the best, and the least difference of two that is significant.
+def rank_over_classes(values: Float64[np.ndarray, "method class"]) -> tuple[list[float], float, float | None]:
+    """Return mean ranks of methods over classes, 1 the best, their critical difference, and p of Friedman's test.
+
+    Means that differ by less than the critical difference (Nemenyi, 5 %) are not told apart. There is no p for two
+    methods.
 
     Source: section 3.2.2 of Demšar, Statistical Comparisons of Classifiers over Multiple Data Sets (JMLR 2006),
-        https://jmlr.org/papers/v7/demsar06a.html: Friedman's test, and the critical difference of Nemenyi's.
+        https://jmlr.org/papers/v7/demsar06a.html.
     """
-
-    ranks: tuple[float, ...]
-    critical_difference: float
-    p_value: float | None  # of Friedman's test, of three methods or more
-
-
-def rank_over_classes(values: Float64[np.ndarray, "method class"]) -> Ranking:
     methods, classes = values.shape
     ranks: Float64[np.ndarray, "method class"] = rankdata(-values, axis=0)
     quantile = float(studentized_range.ppf(0.95, methods, np.inf)) / math.sqrt(2)
@@ -103,4 +98,4 @@ def rank_over_classes(values: Float64[np.ndarray, "method class"]) -> Ranking:
     if methods > 2:  # ranks that are equal in every class say nothing
         p_value = float(friedmanchisquare(*values).pvalue) if np.ptp(values, axis=0).any() else 1.0
     difference = quantile * math.sqrt(methods * (methods + 1) / (6 * classes))
-    return Ranking(tuple(ranks.mean(axis=1).tolist()), difference, p_value)
+    return ranks.mean(axis=1).tolist(), difference, p_value

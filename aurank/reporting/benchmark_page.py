@@ -15,7 +15,7 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from aurank.evaluation.compare import holm
-from aurank.evaluation.significance import Answer, Ranking, SeedsAndClasses, over_seeds, rank_over_classes
+from aurank.evaluation.significance import Answer, SeedsAndClasses, over_seeds, rank_over_classes
 from aurank.files import checked, reading, require_ordinary
 from aurank.reporting.charts import COLOURS, plain, svg
 from aurank.reporting.page import duration, render
@@ -89,8 +89,7 @@ class SettingTable:
     setting: str
     reference: str
     rows: Sequence[MethodRow]
-    ranking: Ranking | None
-    num_classes: int
+    remarks: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,12 +169,19 @@ def _block(
     reference: str, setting: str, tests: Mapping[str, _Tests], chances: SeedsAndClasses, chosen: Mapping[str, str]
 ) -> SettingTable:
     trained = {name: each.ap.mean(axis=0) for name, each in tests.items() if each.is_trained}
-    is_ranked = len(trained) > 1 and len(chances.queries) > 1
-    ranking = rank_over_classes(np.stack([*trained.values()])) if is_ranked else None
-    ranks = dict(zip(trained, ranking.ranks, strict=True)) if ranking else {}
+    ranks: dict[str, float] = {}
+    remarks = []
+    if reference not in tests:  # all its seeds may have diverged
+        remarks.append(f"The reference {reference} has no result here, so there are no differences from it.")
+    if len(trained) > 1 and (num_classes := len(chances.queries)) > 1:
+        means, critical, p_value = rank_over_classes(np.stack([*trained.values()]))
+        ranks = dict(zip(trained, means, strict=True))
+        friedman = "" if p_value is None else f"; Friedman's test: p = {p_value:.2g}"
+        least = f"that differ by less than {critical:.2f} are not told apart (Nemenyi, 5 %)"
+        remarks.append(f"Mean ranks over {num_classes:,} classes {least}{friedman}.")
     differences = {}
     for name, each in tests.items():
-        if name != reference and reference in tests:  # all seeds of the reference may have diverged
+        if name != reference and reference in tests:
             difference = each.minus(tests[reference])
             if len(difference):
                 differences[name] = chances.answer(difference)
@@ -199,7 +205,7 @@ def _block(
         for name, each in tests.items()
     ]
     rows.sort(key=lambda row: (not row.seeds, -row.mauprc.mean))
-    return SettingTable(setting, reference, rows, ranking, len(chances.queries))
+    return SettingTable(setting, reference, rows, " ".join(remarks))
 
 
 def _chosen(lines: Sequence[Line], setting: str) -> dict[str, str]:
@@ -255,20 +261,9 @@ def _number(answer: Answer, sign: str = "") -> str:
     return text
 
 
-def _remarks(block: SettingTable) -> str:
-    remarks = []
-    if all(row.name != block.reference for row in block.rows):
-        remarks.append(f"The reference {block.reference} has no result here, so there are no differences from it.")
-    if block.ranking is not None:
-        friedman = "" if block.ranking.p_value is None else f"; Friedman's test: p = {block.ranking.p_value:.2g}"
-        least = f"that differ by less than {block.ranking.critical_difference:.2f} are not told apart (Nemenyi, 5 %)"
-        remarks.append(f"Mean ranks over {block.num_classes:,} classes {least}{friedman}.")
-    return " ".join(remarks)
-
-
 def to_markdown_tables(blocks: Sequence[SettingTable], setting: str | None = None) -> str:
     chosen = [block for block in blocks if setting in (None, block.setting)]
-    parts = [part for block in chosen for part in (markdown_table(*cells_of(block)), _remarks(block)) if part]
+    parts = [part for block in chosen for part in (markdown_table(*cells_of(block)), block.remarks) if part]
     return "\n\n".join([*parts, _NOTE]) if parts else "*not run yet*"
 
 
@@ -298,7 +293,7 @@ def benchmark_page(lines: Sequence[Line], blocks: Sequence[SettingTable]) -> str
             if not beside or any(row.difference for row in block.rows):
                 described = f"{value} with both intervals of each method, {block.setting}"
                 charts.append(svg(partial(draw_intervals, block=block, beside=beside), described, size=size))
-        sections.append((block.setting or "Methods", *cells_of(block), _remarks(block), charts))
+        sections.append((block.setting or "Methods", *cells_of(block), block.remarks, charts))
     return render(
         "benchmark.html",
         title="Benchmark",

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from aurank.evaluation import Report
-from aurank.evaluation.bootstrap import CELLS, Resampling, Units, resampled_means
+from aurank.evaluation.bootstrap import CELLS, Resampling, drawn_units, resampled_means, unit_terms
 
 
 def report_with(values: np.ndarray, labels: np.ndarray | None, *, metrics: tuple[str, ...] = ("mauprc",)) -> Report:
@@ -47,8 +47,8 @@ def test_resampled_means_equal_those_of_a_slow_loop_that_draws_classes(name: str
     parts.sort(key=lambda part: (part[1], part[0]))
     drawn = np.random.default_rng(5).integers(len(parts), size=(200, len(parts)))
     slow = [sum(parts[i][0] for i in row) / sum(parts[i][1] for i in row) for row in drawn.tolist()]
-    terms = Units.of(report_with(values, labels).per_query).terms(name, values)
-    (fast,) = resampled_means(terms[None], resamples=200, seed=5)
+    units, _ = drawn_units(report_with(values, labels).per_query)
+    (fast,) = resampled_means(unit_terms(name, values, units)[None], resamples=200, seed=5)
     assert fast == pytest.approx(slow, abs=1e-12)
     low, high = Resampling(200, 5, 0.9).interval(fast)
     assert (low, high) == pytest.approx(np.percentile(slow, [5, 95]), abs=1e-12)

@@ -4,7 +4,6 @@ import hashlib
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Int8, Int64
@@ -32,11 +31,9 @@ _TO_LAB = ImageCms.buildTransform(ImageCms.createProfile("sRGB"), ImageCms.creat
 _PER_REPORT = 32  # images that a process looks at between two reports of progress
 
 
-class Look(NamedTuple):
-    digest: bytes  # of the decoded pixels, which another compression without loss does not change
-    shorter_side: int
-    hash: Bool[np.ndarray, "64"]  # of the structure
-    colours: Int8[np.ndarray, "2 cell 3"]  # in Lab, of the image and of all but its margin
+Look = tuple[bytes, int, Bool[np.ndarray, "64"], Int8[np.ndarray, "2 cell 3"]]
+"""Digest of the decoded pixels, which another compression without loss does not change; the shorter side; the hash of
+the structure; and the colours in Lab, of the image and of all but its margin."""
 
 
 def examine_contents(
@@ -60,30 +57,34 @@ def examine_contents(
         except UserError as error:
             return error
 
-    looks: dict[str, Look] = {}
+    digests: dict[str, bytes] = {}
     unreadable: dict[str, str] = {}
     same: defaultdict[bytes, list[str]] = defaultdict(list)
+    compared: list[bytes] = []  # digests of pictures that are large enough
+    hashes, colours = [np.zeros((0, 64), np.bool_)], [np.zeros((0, 2, CELLS**2, 3), np.int8)]
     with quiet_decoding():
         results = made_of_each(look, list(rows), at_once=_PER_REPORT)
         for number, (path, result) in enumerate(zip(rows, results, strict=True), 1):
             if isinstance(result, UserError):
                 unreadable[path] = str(result)
             else:
-                looks[path] = result
-                same[result.digest].append(path)
+                digest, shorter_side, structure, cells = result
+                if digest not in same and shorter_side >= LEAST_SIDE:
+                    compared.append(digest)
+                    hashes.append(structure[None])
+                    colours.append(cells[None])
+                digests[path] = digest
+                same[digest].append(path)
             if number % _PER_REPORT == 0 or number == len(rows):
                 tell("looking at images", number, len(rows))
-    different = [looks[paths[0]] for paths in same.values()]
-    compared = [look for look in different if look.shorter_side >= LEAST_SIDE]
-    hashes = np.array([look.hash for look in compared], np.bool_).reshape(-1, 64)
-    colours = np.array([look.colours for look in compared], np.int8).reshape(-1, 2, CELLS**2, 3)
-    pairs = close_pictures(hashes, colours)
+    all_colours = np.concatenate(colours)
+    pairs = close_pictures(np.concatenate(hashes), all_colours)
     if candidates is not None:
-        position = {look.digest: at for at, look in enumerate(compared)}
-        positions = [position.get(looks[path].digest, -1) if path in looks else -1 for path in manifest.paths]
+        position = {digest: at for at, digest in enumerate(compared)}
+        positions = [position.get(digests.get(path, b""), -1) for path in manifest.paths]
         named = np.sort(np.array(positions, np.int64)[candidates], axis=1)
         named = named[(named[:, 0] >= 0) & (named[:, 0] < named[:, 1])]
-        pairs = np.concatenate([pairs, named[of_equal_colours(colours, named)]])
+        pairs = np.concatenate([pairs, named[of_equal_colours(all_colours, named)]])
     exact, changed = [], []
     for paths in same.values():
         group = sorted(itertools.chain(*(rows[path] for path in paths)))
@@ -93,7 +94,7 @@ def examine_contents(
         if len(paths) > 1 or (is_one and is_in_two):
             exact.append(group)
     for linked in _linked(pairs):
-        copies = [path for at in linked for path in same[compared[at].digest]]
+        copies = [path for at in linked for path in same[compared[at]]]
         changed.append(sorted(itertools.chain(*(rows[path] for path in copies))))
     return [
         finding_of("unreadable", [*unreadable.values()], [rows[path] for path in unreadable]),
@@ -114,7 +115,7 @@ def look_at(pixels: Pixels) -> Look:
     # The perceptual hash says which of the 64 slowest waves are above their median.
     waves = dctn(np.asarray(grey.resize((32, 32), Image.Resampling.BOX), np.float32))[:8, :8]
     hash = np.ravel(waves > np.median(waves))
-    return Look(digest, min(height, width), hash, colours_of(image))
+    return digest, min(height, width), hash, colours_of(image)
 
 
 def colours_of(image: Image.Image) -> Int8[np.ndarray, "2 cell 3"]:

@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from pytorch_metric_learning import losses as pml_losses
@@ -22,12 +22,6 @@ from aurank.losses.wrappers.pml import all_pairs, call_loss
 
 UNKNOWN = -1  # the id of a row that came without one
 TAKEN_BY_PML = {*pml_losses.CrossBatchMemory.supported_losses(), "MultipleLosses"}  # losses of PML that know references
-
-
-class Fill(NamedTuple):
-    position: int
-    filled: int
-    calls: int
 
 
 class CrossBatchMemory(TakesInputs, FullPrecision):
@@ -93,7 +87,7 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
         self.register_buffer("embedding_memory", torch.zeros(memory_size, embedding_size))
         self.register_buffer("label_memory", torch.zeros(memory_size, dtype=torch.int64))
         self.register_buffer("id_memory", torch.full((memory_size,), UNKNOWN))
-        self.register_buffer("counters", torch.zeros(len(Fill._fields), dtype=torch.int64))
+        self.register_buffer("counters", torch.zeros(3, dtype=torch.int64))
 
     @property
     def memory_size(self) -> int:
@@ -108,12 +102,12 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
     @property
     def queue_idx(self) -> int:
         """Where the next row goes."""
-        return self._on_host()[2].position
+        return int(self.counters[0])
 
     @property
     def has_been_filled(self) -> bool:
         """Whether every row of the memory is in use."""
-        return self._on_host()[2].filled == self.memory_size
+        return int(self.counters[1]) == self.memory_size
 
     def reset_queue(self) -> None:
         """Empty the memory, and count calls from 0 again."""
@@ -183,22 +177,28 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
 
     def with_memory(self, inputs: Inputs) -> Inputs:
         """Return the inputs with references: the batch, or its keys, and the memory's rows that stay beside it."""
-        labels, ids, fill = self._on_host()
-        has_keys, used = inputs.ref_emb is not None, fill.calls >= self.start_at
+        labels, ids, counters = (buffer.cpu() for buffer in self._buffers_kept()[1:])
+        position, filled, calls = counters.tolist()
+        has_keys, used = inputs.ref_emb is not None, calls >= self.start_at
         if not has_keys and not used:
             return inputs
         first, first_labels, first_ids = rows_to_store(inputs)
         size = len(first_labels)
         if has_keys:  # another view of the query's image is no copy of it
             first_ids = torch.full_like(first_labels, UNKNOWN)
-        first, memory = in_common_precision(first, self._stored(self.embedding_memory, fill, size, used=used))
+        number = max(0, min(filled, self.memory_size - size)) * used
+        start = (position - number) % self.memory_size
+
+        def stored(memory: Tensor) -> Tensor:  # what does not fit at the end begins again at the top
+            end = min(number, self.memory_size - start)
+            return torch.cat([memory[start : start + end], memory[: number - end]])
+
+        first, memory = in_common_precision(first, stored(self.embedding_memory))
         extended = replace(
             inputs,
             ref_emb=torch.cat([first, memory]),
-            ref_labels=torch.cat([first_labels.cpu(), self._stored(labels, fill, size, used=used)]),
-            ref_ids=None
-            if first_ids is None or inputs.ids is None
-            else torch.cat([first_ids.cpu(), self._stored(ids, fill, size, used=used)]),
+            ref_labels=torch.cat([first_labels.cpu(), stored(labels)]),
+            ref_ids=None if first_ids is None or inputs.ids is None else torch.cat([first_ids.cpu(), stored(ids)]),
             batch_leads=not has_keys,
         )
         if size + len(memory) == 0:
@@ -233,16 +233,6 @@ class CrossBatchMemory(TakesInputs, FullPrecision):
 
     def _buffers_kept(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         return self.embedding_memory, self.label_memory, self.id_memory, self.counters
-
-    def _on_host(self) -> tuple[Tensor, Tensor, Fill]:
-        labels, ids, counters = (buffer.cpu() for buffer in self._buffers_kept()[1:])
-        return labels, ids, Fill(*counters.tolist())
-
-    def _stored(self, memory: Tensor, fill: Fill, batch: int, *, used: bool = True) -> Tensor:
-        number = max(0, min(fill.filled, self.memory_size - batch)) * used
-        start = (fill.position - number) % self.memory_size
-        first = min(number, self.memory_size - start)  # the others begin again at the top
-        return torch.cat([memory[start : start + first], memory[: number - first]])
 
 
 def refuse_unfit(loss: nn.Module, *, gathers: bool) -> None:

@@ -168,11 +168,6 @@ class SafeSubCenterArcFaceLoss(pml_losses.SubCenterArcFaceLoss):  # type: ignore
     get_angles = SafeArcFaceLoss.get_angles
 
 
-class CosineSoftmaxLoss(pml_losses.NormalizedSoftmaxLoss):  # type: ignore[misc]
-    def get_default_distance(self) -> BaseDistance:
-        return CosineSimilarity()
-
-
 # -- the table: names, arguments, and what is ours ----
 
 Reduction = Literal["sum", "batch", "mean", "pml"]
@@ -214,7 +209,9 @@ def _of_pairs(
     return _listed(name, make, text, arguments, meaning, f"{name}()")
 
 
-def _with_proxies(name: str, loss: type[nn.Module], text: str, **arguments: Argument) -> Callable[..., ProxyLoss]:
+def _with_proxies(
+    name: str, loss: Callable[..., nn.Module], text: str, **arguments: Argument
+) -> Callable[..., ProxyLoss]:
     def make(num_classes: int, embedding_size: int, *, distributed: bool = False, **numbers: Number) -> ProxyLoss:
         made = loss(num_classes=num_classes, embedding_size=embedding_size, **numbers)
         return ProxyLoss(made, num_classes, embedding_size, distributed=distributed)
@@ -310,7 +307,7 @@ cosface = _with_proxies(
 )
 normalized_softmax = _with_proxies(
     "normalized_softmax",
-    CosineSoftmaxLoss,
+    lambda **options: pml_losses.NormalizedSoftmaxLoss(**options, distance=CosineSimilarity()),
     "the softmax of cos θ / τ (Zhai and Wu, BMVC 2019, https://arxiv.org/abs/1811.12649).",
     temperature=(0.05, SoftmaxTemperature, "τ"),
 )
