@@ -28,16 +28,6 @@ def require_exists(*paths: Path | str) -> None:
             raise UserError(f"{path}: there is no such file or folder in {Path.cwd()}; correct the path")
 
 
-def _check_model(model: str) -> None:
-    from aurank.embedding.locations import require_model_name
-
-    require_model_name(model)
-    kind, _, name = model.partition(":")
-    if kind in ("embeddings", "onnx") and not _exists(name):
-        require_exists(name.partition(",")[0])  # options may follow
-    require_exists(*re.findall(",weights=([^,]*)", model))
-
-
 def require_search(index: str) -> None:
     is_milvus = index.startswith("milvus:")
     require_libraries(*("a gallery in Milvus", "pymilvus") if is_milvus else ("a search by faiss", "faiss"))
@@ -46,7 +36,6 @@ def require_search(index: str) -> None:
 _CHECKS: dict[str, Callable[[Any], None]] = {
     **dict.fromkeys(("labels", "fit_on", "negatives", "embeddings", "ranges", "file", "images"), require_exists),
     "reports": lambda reports: require_exists(*reports),
-    "model": _check_model,
     "index": require_search,
     "html": lambda page: require_writable(page, suffix=".html", option="--html"),
     "trace": lambda trace: require_writable(trace, suffix=".json", option="--trace"),
@@ -55,13 +44,19 @@ _CHECKS: dict[str, Callable[[Any], None]] = {
 
 def check_values(values: Mapping[str, Any]) -> None:
     """Raise UserError for the first value of an option that names nothing; values are by parameter."""
-    from aurank.embedding.locations import require_index
+    from aurank.embedding.locations import require_index, require_model_name
 
     for name, value in values.items():
         if name == "folder" and not value.startswith("milvus:"):
             require_index(Path(value))
         elif name == "photos" and not any(photo == "-" or _exists(photo) for photo in value):
             require_exists(*value)
+        elif name == "model":
+            require_model_name(value)
+            kind, _, file = value.partition(":")
+            if kind in ("embeddings", "onnx") and not _exists(file):
+                require_exists(file.partition(",")[0])  # options may follow
+            require_exists(*re.findall(",weights=([^,]*)", value))
         elif name in _CHECKS:
             _CHECKS[name](value)
     if "folder" in values:

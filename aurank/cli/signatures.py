@@ -51,8 +51,10 @@ def read_parameters(module: str, name: str) -> dict[str, Parameter]:
         for names, text in _ENTRY.findall(section)
         for parameter in names.split(", ")
     }
-    parameters = _fields(definition) if isinstance(definition, ast.ClassDef) else _arguments(definition)
-    return {each.name: each._replace(help=_help(module, each.name, texts.get(each.name, ""))) for each in parameters}
+    return {
+        each.name: each._replace(help=_help(module, each.name, texts.get(each.name, "")))
+        for each in _parameters(definition)
+    }
 
 
 def _help(module: str, parameter: str, text: str) -> str:
@@ -67,19 +69,19 @@ def _help(module: str, parameter: str, text: str) -> str:
     return text[:1].upper() + text[1:] if re.match(r"\w+[ ,;]", text) else text
 
 
-def _arguments(function: ast.FunctionDef) -> Iterator[Parameter]:
-    positional, keyword = [*function.args.posonlyargs, *function.args.args], function.args.kwonlyargs
-    defaults = [None] * (len(positional) - len(function.args.defaults)) + function.args.defaults
-    for argument, default in zip([*positional, *keyword], [*defaults, *function.args.kw_defaults], strict=True):
+def _parameters(definition: ast.FunctionDef | ast.ClassDef) -> Iterator[Parameter]:
+    if isinstance(definition, ast.ClassDef):
+        for node in definition.body:
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                yield _parameter(node.target.id, node.annotation, node.value or ast.Constant(None))
+        return
+    arguments = definition.args
+    positional = [*arguments.posonlyargs, *arguments.args]
+    defaults = [None] * (len(positional) - len(arguments.defaults)) + arguments.defaults + arguments.kw_defaults
+    for argument, default in zip([*positional, *arguments.kwonlyargs], defaults, strict=True):
         yield _parameter(argument.arg, argument.annotation, default, is_positional=argument in positional)
-    if function.args.kwarg is not None:
-        yield _parameter(function.args.kwarg.arg, function.args.kwarg.annotation, None)
-
-
-def _fields(definition: ast.ClassDef) -> Iterator[Parameter]:
-    for node in definition.body:
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            yield _parameter(node.target.id, node.annotation, node.value or ast.Constant(None))
+    if arguments.kwarg is not None:
+        yield _parameter(arguments.kwarg.arg, arguments.kwarg.annotation, None)
 
 
 def _parameter(

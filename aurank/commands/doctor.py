@@ -19,7 +19,16 @@ from aurank.embedding.image_text_pairs import each_image_once
 from aurank.embedding.select_images import asks_about_classes, read_manifest
 from aurank.embedding.settings import read_data
 from aurank.errors import UserError
-from aurank.evaluation.checks import close_rows, crowded, doubtful_labels, faulty_rows, near_rows, spread, with_cosines
+from aurank.evaluation.checks import (
+    close_rows,
+    crowded,
+    doubtful_labels,
+    faulty_rows,
+    has_collapsed,
+    near_rows,
+    spread,
+    with_cosines,
+)
 from aurank.evaluation.engine.nearest import NearestRows
 
 CANDIDATES = 0.9  # cosine from which images are compared by their pixels
@@ -66,10 +75,11 @@ def examine_rows(
     findings = [of(kind, positions) for kind, positions in faulty.items()]
     if len(sound) > 1:
         usual = np.setdiff1d(sound, faulty["length"])
-        space = spread(select_rows(embeddings, usual if len(usual) > 1 else sound))
-        text = f"effective rank {space.effective_rank:.1f} of {space.dim}, mean cosine {space.mean_cosine:.2f}"
-        findings.append(finding_of("collapsed", [text] * space.is_collapsed))
-        findings.append(finding_of("silent", [f"dimension {index}, from 0" for index in space.silent.tolist()]))
+        rank, cosine, silent = spread(select_rows(embeddings, usual if len(usual) > 1 else sound))
+        dim = embeddings.shape[1]
+        text = f"effective rank {rank:.1f} of {dim}, mean cosine {cosine:.2f}"
+        findings.append(finding_of("collapsed", [text] * has_collapsed(rank, cosine, dim)))
+        findings.append(finding_of("silent", [f"dimension {index}, from 0" for index in silent.tolist()]))
         hubs = crowded(near, searched)
         words = [f": in {count:,} lists, usual {hubs.expected:.0f}" for count in hubs.lists.tolist()]
         findings.append(of("hubs", hubs.row, words))

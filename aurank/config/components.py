@@ -47,20 +47,18 @@ class Choices:
 @cache
 def _adapter(factory: Callable[..., Any], filled: frozenset[str]) -> Any:
     arguments, is_open = signature(factory)
-    kinds = {name: _judged(each.annotation) for name, each in arguments.items() if name not in filled}
+    kinds: dict[str, Any] = {name: Any for name in arguments if name not in filled}
+    for name in kinds:
+        annotation = arguments[name].annotation
+        if annotation is not inspect.Parameter.empty and not isinstance(annotation, str):
+            with warnings.catch_warnings(), contextlib.suppress(Exception):
+                warnings.simplefilter("ignore")
+                TypeAdapter(annotation, config=_STRICT)
+                kinds[name] = annotation
     optional = {name for name in kinds if arguments[name].default is not inspect.Parameter.empty}
     fields = {name: NotRequired[kind] if name in optional else kind for name, kind in kinds.items()}
     kind = TypedDict("kind", fields)  # type: ignore[misc]
     return TypeAdapter(with_config(_STRICT | {"extra": "allow" if is_open else "forbid"})(kind))
-
-
-def _judged(annotation: Any) -> Any:
-    if annotation is not inspect.Parameter.empty and not isinstance(annotation, str):
-        with warnings.catch_warnings(), contextlib.suppress(Exception):
-            warnings.simplefilter("ignore")
-            TypeAdapter(annotation, config=_STRICT)
-            return annotation
-    return Any
 
 
 def build(key: str, factory: Callable[..., Any], offered: Mapping[str, Any], params: Mapping[str, Any]) -> Any:

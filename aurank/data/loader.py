@@ -54,7 +54,7 @@ class BatchLoader(DataLoader[Any]):
                 batch_sampler=batches,  # type: ignore[arg-type]  # any sequence serves
                 num_workers=workers,
                 # What is pinned has to be tensors.
-                collate_fn=_as_is if torch.cuda.is_available() else _packed,
+                collate_fn=Batch._make if torch.cuda.is_available() else _packed,
                 pin_memory=torch.cuda.is_available(),
                 worker_init_fn=_start_worker if workers else None,
                 multiprocessing_context=_context() if workers else None,
@@ -96,7 +96,10 @@ class Iteration:
             if message is not None:
                 raise AurankError(message) from error
             raise
-        return _unpacked(received)
+        if not isinstance(received, Batch):
+            return received
+        parts: Iterator[Any] = iter(received)
+        return Batch._make(torch.from_numpy(part) if isinstance(part, np.ndarray) else part for part in parts)
 
 
 def made_of_each(make: Callable[[_Item], _Made], items: Sequence[_Item], *, at_once: int = 1) -> Iterator[_Made]:
@@ -135,21 +138,10 @@ def _shut_down(batches: Iterator[Batch], owner: int) -> None:
         batches._shutdown_workers()
 
 
-def _as_is(batch: Any) -> Any:
-    return batch
-
-
 def _packed(batch: Any) -> Any:
     """Make arrays of small tensors, which pass through the pipe instead of shared memory."""
     small = [value.nbytes <= _SMALL and value.dtype in _PLAIN and not value.requires_grad for value in batch]
     return Batch._make(value.numpy() if is_small else value for value, is_small in zip(batch, small, strict=True))
-
-
-def _unpacked(value: Any) -> Any:
-    if not isinstance(value, Batch):
-        return value
-    parts: Iterator[Any] = iter(value)
-    return Batch._make(torch.from_numpy(part) if isinstance(part, np.ndarray) else part for part in parts)
 
 
 def _context() -> Any:

@@ -31,21 +31,26 @@ def short_rate(value: float) -> str:
 
 
 STEPS = 200  # the curve's recalls, evenly spread; half as many scores are added
+Aim = Literal["precision", "false_match_rate"]
 PerThreshold = Float64[np.ndarray, " threshold"]
 Counts = Int64[np.ndarray, " threshold"]
 DENOMINATOR = 10**9  # the largest of a precision as a fraction, so that counts stay within 64 bits
 
 
-def threshold_at_false_match_rate(scores: PooledScores, rate: Fraction) -> float | None:
+def lowest_threshold(scores: PooledScores, aim: Aim, rate: Fraction) -> float | None:
+    """Return the lowest score of a positive that has at least a precision, or at most a false-match rate, exactly."""
     distinct = np.unique(scores.positives)
-    return _lowest(scores, distinct, np.full(len(distinct), rate.numerator * scores.num_negatives // rate.denominator))
-
-
-def threshold_at_precision(scores: PooledScores, precision: Fraction) -> float | None:
-    wrong_for_each = 1 / max(precision.limit_denominator(DENOMINATOR), Fraction(1, DENOMINATOR)) - 1
-    distinct = np.unique(scores.positives)
-    allowed = positives_at_least(scores, distinct) * wrong_for_each.numerator // wrong_for_each.denominator
-    return _lowest(scores, distinct, allowed)
+    if aim == "precision":
+        wrong_for_each = 1 / max(rate.limit_denominator(DENOMINATOR), Fraction(1, DENOMINATOR)) - 1
+        allowed = positives_at_least(scores, distinct) * wrong_for_each.numerator // wrong_for_each.denominator
+    else:
+        allowed = np.full(len(distinct), rate.numerator * scores.num_negatives // rate.denominator)
+    least, most = scores.bracket(distinct)
+    certain = np.flatnonzero(most <= allowed)[:1]
+    end = certain[0] if len(certain) else len(distinct)
+    unsure = distinct[np.append(np.flatnonzero(least[:end] <= allowed[:end]), certain)]
+    fits = scores.negatives_at_least(unsure) <= allowed[np.searchsorted(distinct, unsure)]
+    return float(unsure[fits][0]) if fits.any() else None
 
 
 def best_precision(scores: PooledScores) -> tuple[float, float]:
@@ -81,7 +86,7 @@ def true_positive_rates(scores: PooledScores, names: Iterable[str]) -> dict[str,
     for name in names:
         rate = pooled_rate(name)
         assert rate is not None
-        threshold = threshold_at_false_match_rate(scores, rate)
+        threshold = lowest_threshold(scores, "false_match_rate", rate)
         matches = 0 if threshold is None else scores.num_positives - int(np.searchsorted(scores.positives, threshold))
         values[name] = matches / scores.num_positives
     return values
@@ -103,15 +108,6 @@ def pooled_metrics(
     return true_positive_rates(scores, names), [note] if few else []
 
 
-def _lowest(scores: PooledScores, distinct: PerThreshold, allowed: Counts) -> float | None:
-    least, most = scores.bracket(distinct)
-    certain = np.flatnonzero(most <= allowed)[:1]
-    end = certain[0] if len(certain) else len(distinct)
-    unsure = distinct[np.append(np.flatnonzero(least[:end] <= allowed[:end]), certain)]
-    fits = scores.negatives_at_least(unsure) <= allowed[np.searchsorted(distinct, unsure)]
-    return float(unsure[fits][0]) if fits.any() else None
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class Calibration:
     """A threshold, and the rates of the pairs that it was chosen on: a pair with this score or a higher one matches.
@@ -128,7 +124,7 @@ class Calibration:
     """
 
     threshold: float
-    aim: Literal["precision", "false_match_rate"]
+    aim: Aim
     rate: float  # of the aim
     precision: Rate  # right matches of all matches
     recall: Rate  # matches of all positive pairs; 1 - recall is the false-non-match rate
@@ -162,9 +158,7 @@ class Calibration:
         return {**content, "notes": self.notes}
 
 
-def check_aim(
-    precision: float | None, false_match_rate: float | None
-) -> tuple[Literal["precision", "false_match_rate"], Fraction]:
+def check_aim(precision: float | None, false_match_rate: float | None) -> tuple[Aim, Fraction]:
     """Return the name and the value of the one rate that a threshold has to reach."""
     rates = [rate for rate in (precision, false_match_rate) if rate is not None]
     if len(rates) != 1 or not 0 < rates[0] <= 1 or false_match_rate == 1:
@@ -210,10 +204,8 @@ def calibrate(
     if not scores.num_positives:
         raise UserError("no query has a positive: check that labels and embeddings belong together")
     threshold, negatives = None, scores.num_negatives
-    if precision is not None:
-        threshold = threshold_at_precision(scores, rate)
-    elif rate * negatives >= 1:
-        threshold = threshold_at_false_match_rate(scores, rate)
+    if aim == "precision" or rate * negatives >= 1:
+        threshold = lowest_threshold(scores, aim, rate)
     if threshold is None and precision is not None:
         best, score = best_precision(scores)
         raise UserError(f"no threshold has a precision of {precision}: the highest is {best:.4f}, at {score:.4f}")

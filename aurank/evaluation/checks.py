@@ -202,23 +202,15 @@ def faulty_rows(embeddings: Float[Rows, "row dim"]) -> dict[str, Int64[np.ndarra
     return {kind: np.flatnonzero(rows) for kind, rows in faults.items()}
 
 
-@dataclass(frozen=True, eq=False)
-class Spread:
-    """How much of their space embeddings use, their rows brought to length 1.
+def spread(embeddings: Float[Rows, "row dim"], *, seed: int = 0) -> tuple[float, float, Int64[np.ndarray, " silent"]]:
+    """Return how much of their space embeddings use, measured on at most 20,000 rows, brought to length 1.
+
+    Returns:
+        The effective rank, the mean cosine of two different rows, and the dimensions that hardly vary.
 
     Source: effective rank as in Roy, Vetterli, EUSIPCO 2007: the exponential of the entropy of the spectrum, here of
-    the covariance.
+        the covariance.
     """
-
-    effective_rank: float
-    mean_cosine: float  # of two different rows
-    silent: Int64[np.ndarray, " dim"]  # dimensions that hardly vary
-    dim: int
-    is_collapsed: bool
-
-
-def spread(embeddings: Float[Rows, "row dim"], *, seed: int = 0) -> Spread:
-    """Return the spread of embeddings without faulty rows, measured on at most 20,000 of them."""
     chosen = np.arange(len(embeddings))
     if len(chosen) > _SAMPLE:
         chosen = np.sort(np.random.default_rng(seed).choice(len(chosen), _SAMPLE, replace=False))
@@ -234,5 +226,8 @@ def spread(embeddings: Float[Rows, "row dim"], *, seed: int = 0) -> Spread:
     total = float(values.sum())
     part = values[values > 1e-12 * total] / total if total > 0 else np.ones(1)
     usual = float(np.median(variance[variance > 0])) if (variance > 0).any() else 1.0
-    rank, silent = float(np.exp(-(part * np.log(part)).sum())), np.flatnonzero(variance < SILENT * usual)
-    return Spread(rank, cosine, silent, dim, cosine > MOST_ALIKE or rank < min(LEAST_RANK, dim / 4))
+    return float(np.exp(-(part * np.log(part)).sum())), cosine, np.flatnonzero(variance < SILENT * usual)
+
+
+def has_collapsed(rank: float, cosine: float, dim: int) -> bool:
+    return cosine > MOST_ALIKE or rank < min(LEAST_RANK, dim / 4)

@@ -203,8 +203,14 @@ def numbered(
         refuse_masked(values, f"{name}s")
         return np.asarray(values, dtype=np.str_)
 
-    if may_lack:
-        first, second = _with_gaps(first, second, name=f"{name}s")
+    arrays = [as_array(side, f"{name}s") for side in (first, second) if side is not None and may_lack]
+    if any(array.ndim == 1 and array.dtype.kind not in "iub" for array in arrays):  # "" where a value is missing
+        lists = (
+            side if side is None or isinstance(side, Sequence) else as_array(side).tolist() for side in (first, second)
+        )
+        first, second = (
+            None if values is None else [plain_name(value, NO_GROUP_NAMES) for value in values] for values in lists
+        )
     sides = [text(values) for values in (first, second)]
     count = sum(values is not None for values in (first, second))
     members = gather((count, [np.unique(values) for values in sides if values is not None]))
@@ -219,15 +225,6 @@ def numbered(
     numbers = np.where(may_lack & (names == ""), NO_GROUP, np.arange(len(names)))
     left, right = (None if values is None else numbers[np.searchsorted(names, values)] for values in sides)
     return left, right, names
-
-
-def _with_gaps(*sides: Integers | None, name: str) -> list[Integers | None]:
-    """Return both sides as text, "" where a value is missing; as they came where all are whole numbers."""
-    arrays = [None if side is None else as_array(side, name) for side in sides]
-    if all(array is None or array.ndim != 1 or array.dtype.kind in "iub" for array in arrays):
-        return list(sides)
-    lists = [side if side is None or isinstance(side, Sequence) else as_array(side).tolist() for side in sides]
-    return [None if values is None else [plain_name(value, NO_GROUP_NAMES) for value in values] for values in lists]
 
 
 def group_texts(groups: Integers, names: Shaped[np.ndarray, " name"] | None = None) -> Shaped[np.ndarray, " row"]:

@@ -161,7 +161,11 @@ def probe(
         features = load_rows(trained, train, "euclidean").astype(np.float64)
         classes = np.searchsorted(names, numbers[train])
         if protocol == "knn":
-            models = {depth: _voters(min(depth, len(train))).fit(features, classes) for depth in (k, 1)}
+            from sklearn.neighbors import KNeighborsClassifier  # a second that no other evaluation needs
+
+            vote: Any = {"metric": "cosine", "weights": lambda distance: np.exp((1 - distance) / TEMPERATURE)}
+            voters = {depth: KNeighborsClassifier(min(depth, len(train)), **vote) for depth in (k, 1)}
+            models: dict[int, Any] = {depth: each.fit(features, classes) for depth, each in voters.items()}
             first = {"top1": k, "top5": k, "1nn": 1}
         else:
             models, first = {0: _strength_search(features, classes, seed)}, {"top1": 0, "top5": 0}
@@ -183,12 +187,6 @@ def probe(
         settings=settings,
         notes=notes,
     )
-
-
-def _voters(k: int) -> Any:
-    from sklearn.neighbors import KNeighborsClassifier  # a second that no other evaluation needs
-
-    return KNeighborsClassifier(k, metric="cosine", weights=lambda distance: np.exp((1 - distance) / TEMPERATURE))
 
 
 def _strength_search(train: np.ndarray, classes: np.ndarray, seed: int) -> Any:

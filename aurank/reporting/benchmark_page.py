@@ -129,22 +129,17 @@ class _Tests:
         return np.asarray(left - right)
 
 
-def read_lines(path: Path) -> list[Line]:
-    require_ordinary(path)
-    with reading(path, _LINES):
-        lines = [checked_line(json.loads(text)) for text in path.read_text(encoding="utf-8").splitlines()]
-        if not lines or lines[0]["kind"] != "benchmark":
-            raise ValueError("its first line is none of a benchmark")
-    return lines
-
-
 def checked_line(line: Line) -> Line:
     return dict(checked(line, _KINDS.get(line["kind"], Line)))
 
 
 def read_tables(path: Path) -> list[SettingTable]:
+    require_ordinary(path)
     with reading(path, _LINES):
-        return blocks_of(read_lines(path))
+        lines = [checked_line(json.loads(text)) for text in path.read_text(encoding="utf-8").splitlines()]
+        if not lines or lines[0]["kind"] != "benchmark":
+            raise ValueError("its first line is none of a benchmark")
+        return blocks_of(lines)
 
 
 def blocks_of(lines: Sequence[Line]) -> list[SettingTable]:

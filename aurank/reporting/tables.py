@@ -26,13 +26,10 @@ def class_csv(report: Report) -> str:
     rows: list[list[object]] = [["class", "num_queries", *metrics]]
     for row in table["mauprc"].argsort(kind="stable").tolist():
         values = (f"{table[metric][row]:.6f}" for metric in metrics)
-        rows.append([without_formula(names[row]), int(table["num_queries"][row]), *values])
+        # With an apostrophe a spreadsheet shows a name that would begin a formula as it is.
+        name = f"'{names[row]}" if names[row].startswith(_FORMULA) else names[row]
+        rows.append([name, int(table["num_queries"][row]), *values])
     return csv_text(rows)
-
-
-def without_formula(text: str) -> str:
-    """Return a text that a spreadsheet shows as it is: with an apostrophe before what would begin a formula."""
-    return f"'{text}" if text.startswith(_FORMULA) else text
 
 
 def to_markdown(reports: Mapping[str, Report], metrics: Sequence[str] | None = None) -> str:

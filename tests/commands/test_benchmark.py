@@ -16,7 +16,6 @@ from aurank.commands import run_benchmark
 from aurank.commands.benchmarks.benchmark import BenchmarkRun
 from aurank.config import dump_config
 from aurank.errors import AurankError, UserError
-from aurank.reporting.benchmark_page import read_lines
 from aurank.training import read_config
 
 SPEC: dict[str, Any] = {
@@ -57,6 +56,10 @@ def write_spec(folder: Path, **changes: Any) -> Path:
 
 def kinds(lines: list[dict[str, Any]]) -> dict[str, int]:
     return dict(Counter(line["kind"] for line in lines))
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(text) for text in path.read_text("utf-8").splitlines()]
 
 
 @pytest.fixture(scope="module")

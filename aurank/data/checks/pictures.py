@@ -80,8 +80,8 @@ def examine_contents(
     all_colours = np.concatenate(colours)
     pairs = close_pictures(np.concatenate(hashes), all_colours)
     if candidates is not None:
-        position = {digest: at for at, digest in enumerate(compared)}
-        positions = [position.get(digests.get(path, b""), -1) for path in manifest.paths]
+        numbers = {digest: number for number, digest in enumerate(compared)}
+        positions = [numbers.get(digests.get(path, b""), -1) for path in manifest.paths]
         named = np.sort(np.array(positions, np.int64)[candidates], axis=1)
         named = named[(named[:, 0] >= 0) & (named[:, 0] < named[:, 1])]
         pairs = np.concatenate([pairs, named[of_equal_colours(all_colours, named)]])
@@ -93,8 +93,12 @@ def examine_contents(
         # One path that is listed again in the same split and class is a duplicate path, which has its own check.
         if len(paths) > 1 or (is_one and is_in_two):
             exact.append(group)
-    for linked in _linked(pairs):
-        copies = [path for at in linked for path in same[compared[at]]]
+    close, position = np.unique(pairs, return_inverse=True)
+    first, second = position.reshape(-1, 2).T
+    links = coo_array((np.ones(len(first), np.int8), (first, second)), shape=(len(close), len(close)))
+    count, component = connected_components(links, directed=False)
+    for number in range(count):
+        copies = [path for at in close[component == number].tolist() for path in same[compared[at]]]
         changed.append(sorted(itertools.chain(*(rows[path] for path in copies))))
     return [
         finding_of("unreadable", [*unreadable.values()], [rows[path] for path in unreadable]),
@@ -170,14 +174,6 @@ def _left_out(manifest: Manifest, labels: Int64[np.ndarray, " image"], rows: Seq
         for row in labelled
         if any(labels[other] != labels[row] and stand_alike(manifest, row, other) for other in labelled)
     ]
-
-
-def _linked(pairs: Int64[np.ndarray, "pair 2"]) -> list[list[int]]:
-    images, position = np.unique(pairs, return_inverse=True)
-    first, second = position.reshape(-1, 2).T
-    links = coo_array((np.ones(len(first), np.int8), (first, second)), shape=(len(images), len(images)))
-    count, component = connected_components(links, directed=False)
-    return [images[component == number].tolist() for number in range(count)]
 
 
 def of_equal_colours(

@@ -24,16 +24,6 @@ from aurank.losses.core.row_table import check_device
 from aurank.names import named, signature
 
 
-def refuse_unused(loss: "type[TakesInputs]", arguments: Mapping[str, Any]) -> None:
-    """Raise UserError for an argument that another one given leaves without effect."""
-    parameters = signature(loss)[0] if loss.unused else {}
-    for (name, value), names in loss.unused.items():
-        for argument in names if arguments.get(name, parameters[name].default) == value else ():
-            plain = tuple(arguments[argument]) if isinstance(arguments.get(argument), list) else arguments.get(argument)
-            if argument in arguments and plain != parameters[argument].default:
-                raise UserError(f"{argument}={plain!r} has no effect with {name}={value!r}: leave out one of them")
-
-
 class NamesArguments(type):
     """The type of losses: they are made by other names of arguments too, and a misspelt or unused one is refused."""
 
@@ -41,7 +31,15 @@ class NamesArguments(type):
 
         def __call__(cls, *args: Any, **arguments: Any) -> Any:
             arguments = named(cls, arguments)
-            refuse_unused(cls, dict(zip(signature(cls)[0], args, strict=False)) | arguments)
+            parameters = signature(cls)[0]
+            values = dict(zip(parameters, args, strict=False)) | arguments
+            for (name, value), names in cls.unused.items():
+                for unused in names if values.get(name, parameters[name].default) == value else ():
+                    plain = tuple(values[unused]) if isinstance(values.get(unused), list) else values.get(unused)
+                    if unused in values and plain != parameters[unused].default:
+                        raise UserError(
+                            f"{unused}={plain!r} has no effect with {name}={value!r}: leave out one of them"
+                        )
             return super().__call__(*args, **arguments)
 
         @property

@@ -253,7 +253,12 @@ class HierarchicalAPLoss(PairLoss):
         return inputs
 
     def per_query(self, pairs: Pairs) -> Float[Tensor, " query"]:
-        codes = [self._codes(labels) for labels in (pairs.host_query_labels, pairs.host_reference_labels)]
+        codes: list[list[Int64[Tensor, " row"]]] = [[], []]  # of queries and references, level by level
+        if self.super_labels is not None:
+            for side, labels in zip(codes, (pairs.host_query_labels, pairs.host_reference_labels), strict=True):
+                check_labels_in_range(labels, len(self.super_labels), ", and give super_labels an entry for each")
+                alone = int(self.super_labels.max()) + 1 + labels
+                side.extend(torch.where(column < 0, alone, column) for column in self.super_labels[labels].T)
         levels = [pairs.positives]
         less_relevant = [pairs.negative]
         for query, reference in zip(*codes, strict=True):
@@ -284,13 +289,6 @@ class HierarchicalAPLoss(PairLoss):
         cosine = normalize(pairs.query) @ normalize(self.proxies.to(pairs.query.dtype)).T
         loss = cross_entropy(cosine / self.clustering_temperature, pairs.query_labels, reduction="none")
         return {"clustering": self.clustering * loss}
-
-    def _codes(self, labels: Int64[Tensor, " row"]) -> list[Int64[Tensor, " row"]]:
-        if self.super_labels is None:
-            return []
-        check_labels_in_range(labels, len(self.super_labels), ", and give super_labels an entry for each")
-        alone = int(self.super_labels.max()) + 1 + labels
-        return [torch.where(column < 0, alone, column) for column in self.super_labels[labels].T]
 
     def _relevances(
         self, counts: Int64[Tensor, "level query"], like: Float[Tensor, "query reference"]

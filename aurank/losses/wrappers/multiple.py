@@ -75,8 +75,15 @@ class MultipleLosses(TakesInputs, nn.Module):
             seen = replace(inputs, indices_tuple=self.miners[name]) if name in self.miners else inputs
             if not takes_references(loss):
                 seen = batch_alone(seen)
-            if name in self.widths:
-                seen = narrowed(seen, self.widths[name])
+            if width := self.widths.get(name):
+                size = seen.embeddings.shape[1]
+                if width > size:
+                    raise UserError(f"embeddings must be at least as wide as widths, {width}, got {size}")
+                query, reference = in_common_precision(seen.embeddings, seen.references)
+                embeddings, ref_emb = normalize(query[:, :width]), seen.ref_emb
+                if ref_emb is not None:
+                    ref_emb = embeddings if seen.is_self_set else normalize(reference[:, :width])
+                seen = replace(seen, embeddings=embeddings, ref_emb=ref_emb)
             terms[name] = self.weights[name] * call_loss(loss, self.gather.ask_miner(seen))
         self.last_terms = {name: term.detach() for name, term in terms.items()}
         total: Any = sum(terms.values())
@@ -86,16 +93,6 @@ class MultipleLosses(TakesInputs, nn.Module):
 def takes_references(loss: nn.Module) -> bool:
     """Return whether a loss takes references, so that a memory can be around it; of PML's own, each is asked itself."""
     return not isinstance(loss, TakesInputs) or loss.takes_references
-
-
-def narrowed(inputs: Inputs, width: int) -> Inputs:
-    if width > inputs.embeddings.shape[1]:
-        raise UserError(f"embeddings must be at least as wide as widths, {width}, got {inputs.embeddings.shape[1]}")
-    query, reference = in_common_precision(inputs.embeddings, inputs.references)
-    embeddings = normalize(query[:, :width])
-    if inputs.is_self_set:
-        return replace(inputs, embeddings=embeddings, ref_emb=None if inputs.ref_emb is None else embeddings)
-    return replace(inputs, embeddings=embeddings, ref_emb=normalize(reference[:, :width]))
 
 
 def batch_alone(inputs: Inputs) -> Inputs:

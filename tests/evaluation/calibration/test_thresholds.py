@@ -15,9 +15,8 @@ from aurank.errors import UserError
 from aurank.evaluation import Resampling
 from aurank.evaluation.calibration import (
     best_precision,
+    lowest_threshold,
     shortest_equal,
-    threshold_at_false_match_rate,
-    threshold_at_precision,
     true_positive_rates,
 )
 from aurank.evaluation.engine.pooled import PooledScores
@@ -58,9 +57,9 @@ def test_it_is_the_lowest_that_reaches_what_is_wanted(
     scores, wanted = Listed(positives, negatives, slack=slack), Fraction(percent, 100)
     all_of = sorted(set(positives))
     right = [one for one in all_of if rates(scores, one)[0] >= wanted]
-    assert threshold_at_precision(scores, wanted) == (right[0] if right else None)
+    assert lowest_threshold(scores, "precision", wanted) == (right[0] if right else None)
     few = [one for one in all_of if rates(scores, one)[2] <= wanted]
-    assert threshold_at_false_match_rate(scores, wanted) == (few[0] if few else None)
+    assert lowest_threshold(scores, "false_match_rate", wanted) == (few[0] if few else None)
     precisions = [rates(scores, one)[0] for one in all_of]
     best, at = best_precision(scores)
     assert best == pytest.approx(float(max(precisions)))
