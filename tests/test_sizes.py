@@ -64,5 +64,4 @@ def test_a_freed_block_serves_the_next_one_unless_somebody_chose_otherwise() -> 
 
 def test_the_memory_available_is_within_that_of_the_machine() -> None:
     memory = available_memory()
-    assert memory is not None
     assert 2**24 < memory <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 from testing.configs import read_yaml
 from testing.processes import Shell
 from testing.runs import tiny_config
+from testing.trees import write_tree
 
 from aurank import __version__
 from aurank.cli import drawing
@@ -22,38 +22,26 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def one_line(complaint: str) -> str:
-    assert complaint.startswith("error: ")
-    assert complaint.count("\n") == 1, complaint
-    return complaint
-
-
 @pytest.mark.slow
 def test_train_evaluate_and_embed_from_the_command_line(
     aurank: Shell, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     out = tmp_path / "runs" / "tiny"  # by default
-    code, output, _ = aurank("train", config, "train.steps=3")
-    assert code == 0
+    output, _ = aurank.done("train", config, "train.steps=3")
     assert "mauprc" in output
-    code, _, complaint = aurank("train", config, "train.steps=3")
-    assert code == 2
-    assert "add --resume" in one_line(complaint)
+    assert "add --resume" in aurank.refused("train", config, "train.steps=3")
     metrics = json.loads((out / "report.json").read_text(encoding="utf-8"))["metrics"]
 
-    code, output, _ = aurank("evaluate", "--model", f"aurank:{out}/best", "--out", tmp_path / "measured")
-    assert code == 0
+    output, _ = aurank.done("evaluate", "--model", f"aurank:{out}/best", "--out", tmp_path / "measured")
     report = json.loads((tmp_path / "measured" / "report.json").read_text(encoding="utf-8"))
     assert report["metrics"] == metrics
     assert (report["num_queries"], report["num_lone_queries"]) == (899, 0)
     kept = (out / "report.json").read_bytes()
-    code, _, complaint = aurank("evaluate", "--model", f"aurank:{out}/best", "--out", out)
-    assert (code, (out / "report.json").read_bytes()) == (2, kept)
-    assert "holds a training run" in one_line(complaint)
+    assert "holds a training run" in aurank.refused("evaluate", "--model", f"aurank:{out}/best", "--out", out)
+    assert (out / "report.json").read_bytes() == kept
 
-    code, output, _ = aurank("embed", "--model", f"aurank:{out}/best", "--out", tmp_path / "test.npz")
-    assert code == 0
+    output, _ = aurank.done("embed", "--model", f"aurank:{out}/best", "--out", tmp_path / "test.npz")
     with np.load(tmp_path / "test.npz") as saved:
         assert set(saved) >= {"embeddings", "labels", "ids", "paths"}
         np.save(tmp_path / "rows.npy", saved["embeddings"])
@@ -61,8 +49,7 @@ def test_train_evaluate_and_embed_from_the_command_line(
     for source in (["embeddings:" + str(tmp_path / "test.npz")],
                    ["embeddings:" + str(tmp_path / "rows.npy"), "--labels", tmp_path / "labels.npy"]):  # fmt: skip
         command = ("evaluate", "--model", *source, "--out", tmp_path / "again", "--recall-at", "1,5", "--overwrite")
-        code, _, _ = aurank(*command)
-        assert code == 0
+        aurank.done(*command)
         again = json.loads((tmp_path / "again" / "report.json").read_text(encoding="utf-8"))["metrics"]
         assert again["mauprc"] == metrics["mauprc"]
         assert "recall@5" in again
@@ -72,18 +59,15 @@ def test_train_evaluate_and_embed_from_the_command_line(
 def test_images_left_out_are_counted_and_named_in_what_is_printed(aurank: Shell, tiny_run: Path, place: Path) -> None:
     common = ["--model", f"aurank:{tiny_run}/best", "--data", "folder:photos"]
     common += ["data.odd_classes=keep", "data.on_error=skip", "data.workers=2", "data.cache=0"]
-    code, output, _ = aurank("evaluate", *common, "--out", "measured")
-    assert code == 0
+    output, _ = aurank.done("evaluate", *common, "--out", "measured")
     assert "skipped" not in output
     for name in ("a/0", "a/1", "b/5", "b/7"):
         (place / "photos" / f"{name}.png").write_bytes(b"no image")
-    code, output, _ = aurank("evaluate", *common, "--out", "measured")
-    assert code == 0
+    output, _ = aurank.done("evaluate", *common, "--out", "measured")
     said = "skipped, unreadable: 4 of 8 images (a/0.png; a/1.png; b/5.png, and 1 more)\n"
     assert said in output
     assert "4 queries; 4 gallery rows" in output
-    code, output, complaint = aurank("embed", *common, "--out", "rows.npz")
-    assert code == 0
+    output, complaint = aurank.done("embed", *common, "--out", "rows.npz")
     assert said in complaint
     assert "4 embeddings of 8 dimensions" in output
 
@@ -93,8 +77,7 @@ def test_dry_run_prints_sizes_and_writes_nothing(
     aurank: Shell, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    code, output, _ = aurank("train", config, "--dry-run")
-    assert code == 0
+    output, _ = aurank.done("train", config, "--dry-run")
     assert all(word in output for word in ("train", "validation", "test", "parameters", "GiB", "loss"))
     assert list(tmp_path.iterdir()) == []
 
@@ -103,8 +86,7 @@ def test_dry_run_prints_sizes_and_writes_nothing(
 @pytest.mark.filterwarnings("default:rho=5 ", "default:sampler.name=")
 def test_warnings_of_aurank_are_notices(aurank: Shell, config: Path) -> None:
     loss = "loss={name: isogclr, params: {rho: 5, temperature: 0.3}}"
-    code, _, said = aurank("train", config, "sampler.name=shuffled", loss, "--dry-run")
-    assert code == 0, said
+    _, said = aurank.done("train", config, "sampler.name=shuffled", loss, "--dry-run")
     assert [line[:36] for line in said.splitlines()] == [
         "sampler.name=shuffled leaves out the",
         "rho=5 is not below log(15) = 2.71, t",
@@ -112,8 +94,7 @@ def test_warnings_of_aurank_are_notices(aurank: Shell, config: Path) -> None:
 
 
 def test_config_prints_what_a_run_would_use(aurank: Shell, config: Path) -> None:
-    code, output, _ = aurank("config", config, "optim.lr=0.5")
-    assert code == 0
+    output, _ = aurank.done("config", config, "optim.lr=0.5")
     assert read_yaml(output)["optim"]["lr"] == 0.5
     code, output, complaint = aurank("config", config, "optim.lrr=0.5", "loss.params.tua1=3")
     assert code == 2
@@ -127,8 +108,7 @@ def test_shipped_configurations_are_listed_and_copied_without_their_results(
     aurank: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    code, output, _ = aurank("ls")
-    assert code == 0
+    output, _ = aurank.done("ls")
     assert all(name in output for name in shipped_configs())
     names = {line.split()[0] for line in aurank("ls", "SOPRC")[1].splitlines() if "/" in line.split()[0]}
     assert "digits/soprc" in names
@@ -147,24 +127,18 @@ def test_shipped_configurations_are_listed_and_copied_without_their_results(
 def test_what_has_no_labels_is_examined_without_and_told_where_to_be_measured(
     aurank: Shell, config: Path, tmp_path: Path
 ) -> None:
-
-    (tmp_path / "photos").mkdir()
-    for number in range(4):
-        pixels = np.random.default_rng(number).integers(0, 255, (20, 20, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(tmp_path / "photos" / f"{number}.png")
+    write_tree(tmp_path / "photos", [f"{number}.png" for number in range(4)], height=20, width=20)
     overrides = ["data.train_labels=image", "data.views=2", "sampler={name: shuffled, batch: 4}"]
     code, output, _ = aurank("doctor", config, "data.name=unlabelled", f"data.root={tmp_path / 'photos'}", *overrides)
     assert (code, output) == (0, "photos: 4 images, 4 train images\n  nothing wrong was found\n")
 
     model = ("--model", "timm:test_resnet,pretrained=false", "--data", f"unlabelled:{tmp_path / 'photos'}")
     for command in ("embed", "evaluate", "probe"):
-        code, _, complaint = aurank(command, *model, "--out", tmp_path / "x.npz")
-        assert code == 2
-        assert "photos has no images in split 'test'; splits with images: train" in one_line(complaint)
+        complaint = aurank.refused(command, *model, "--out", tmp_path / "x.npz")
+        assert "photos has no images in split 'test'; splits with images: train" in complaint
     assert aurank("embed", *model, "--out", tmp_path / "x.npz", "--split", "train")[0] == 0
-    code, _, complaint = aurank("evaluate", *model, "--out", tmp_path / "measured", "--split", "train")
-    assert code == 2
-    assert "no two of the 4 images of photos have one label: measuring needs images with labels" in one_line(complaint)
+    complaint = aurank.refused("evaluate", *model, "--out", tmp_path / "measured", "--split", "train")
+    assert "no two of the 4 images of photos have one label: measuring needs images with labels" in complaint
 
 
 def test_the_version_is_told(aurank: Shell) -> None:
@@ -180,8 +154,7 @@ def test_a_configuration_named_by_data_says_how_it_is_measured(
     Path("mine.yaml").write_text(json.dumps(tiny_config() | {"data": section, "evaluate": {"recall_at": [1, 3]}}))
     command = ("evaluate", "--model", "timm:test_resnet,pretrained=false", "--data", "mine.yaml", "--no-report")
     for out, given, cuts in (("a", (), {"1", "3"}), ("b", ("--recall-at", "2"), {"2"})):
-        code, _, complaint = aurank(*command, "data.odd_classes=keep", "--out", out, *given)
-        assert code == 0, complaint
+        aurank.done(*command, "data.odd_classes=keep", "--out", out, *given)
         metrics = json.loads(Path(out, "report.json").read_text(encoding="utf-8"))["metrics"]
         assert {name.partition("@")[2] for name in metrics if name.startswith("recall@")} == cuts
 

@@ -40,8 +40,7 @@ def test_three_reports_and_their_pictures_become_a_page(reports: Path, aurank: S
     assert page.count('src="data:image/') > 6
     assert all(f"<h3>{name}</h3>" in page for name in ("runs/small", "runs/middle", "runs/large/report.json"))
     # Its own page is replaced; without data the paths stand in place of pictures.
-    code, output, _ = aurank("compare", "runs/small", "runs/large", *FEW, "--metric", "recall@1")
-    assert code == 0
+    output, _ = aurank.done("compare", "runs/small", "runs/large", *FEW, "--metric", "recall@1")
     assert output.startswith("recall@1")
     page = (reports / "compare.html").read_text(encoding="utf-8")
     assert 'src="data:image/' not in page
@@ -56,16 +55,14 @@ def test_a_page_of_something_else_and_data_of_something_else_are_refused(reports
     assert "none of the 8 images of the reports; name the data" in complaint
     assert not (reports / "compare.html").exists()
     (reports / "compare.html").write_text("<p>mine</p>", encoding="utf-8")
-    code, _, complaint = aurank("compare", "runs/small", "runs/large", *FEW)
-    assert code == 2
+    complaint = aurank.refused("compare", "runs/small", "runs/large", *FEW)
     assert "compare.html is there already and is no page of aurank; name another file" in complaint
     assert (reports / "compare.html").read_text(encoding="utf-8") == "<p>mine</p>"
 
 
 @pytest.mark.slow
 def test_a_threshold_comes_with_a_table_and_a_page(reports: Path, aurank: Shell) -> None:
-    code, said, _ = aurank(*MODEL, "--out", "made")
-    assert code == 0
+    said, _ = aurank.done(*MODEL, "--out", "made")
     kept = json.loads((reports / "made/calibration.json").read_text(encoding="utf-8"))
     assert said.startswith(f"threshold {kept['threshold']!r} (cosine): a pair that scores so much or more is a match\n")
     assert kept["precision"]["value"] >= 0.8
@@ -92,8 +89,7 @@ def test_the_threshold_of_another_command_is_replaced_by_overwrite_alone(reports
 
 
 def test_a_threshold_behind_post_processing(reports: Path, aurank: Shell) -> None:
-    code, said, _ = aurank(*MODEL, "--postprocess", "center, query_expansion:k=2", "--fit-on", "rows.npz")
-    assert code == 0
+    said, _ = aurank.done(*MODEL, "--postprocess", "center, query_expansion:k=2", "--fit-on", "rows.npz")
     assert "post-processing: center, query_expansion:k=2, fitted on 60 training rows; query_expansion is trans" in said
     steps = PostProcessing.parse("center, query_expansion:k=2").fit(ROWS)
     expected = calibrate(steps.apply(RetrievalProblem(ROWS, LABELS)).problem, precision=0.8)
@@ -105,10 +101,6 @@ def test_a_threshold_behind_post_processing(reports: Path, aurank: Shell) -> Non
 @pytest.mark.filterwarnings("default:.* began at random weights")
 def test_an_average_replaces_no_model(tiny_run: Path, aurank: Shell, tmp_path: Path) -> None:
     out = tmp_path / "average"
-    code, text, notice = aurank("average", f"aurank:{tiny_run}", tiny_run / "last", "--out", out)
-    assert code == 0
-    assert text == f"written to {out}\n"
-    assert notice == ""
-    code, text, notice = aurank("average", tiny_run, tiny_run / "last", "--out", out)
-    assert (code, text) == (2, "")
+    assert aurank.done("average", f"aurank:{tiny_run}", tiny_run / "last", "--out", out) == (f"written to {out}\n", "")
+    notice = aurank.refused("average", tiny_run, tiny_run / "last", "--out", out)
     assert notice.startswith(f"error: {out / 'best.safetensors'} exists already")

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from testing.runs import pairs_config, tiny_config, trainer_of, write_table
+from testing.trees import write_tree
 from torch import Tensor
 
 import aurank
@@ -149,10 +149,7 @@ def test_two_towers_are_averaged_as_one(tmp_path: Path) -> None:
 
 def test_reports_and_cards_tell_of_the_average(two: list[Path], tmp_path: Path) -> None:
     best = aurank.average_models(two, tmp_path / "average")
-    for place in range(6):
-        path = tmp_path / f"photos/class{place % 2}/{place}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(np.full((16, 16), 40 * place, np.uint8)).save(path)
+    write_tree(tmp_path / "photos", [f"class{place % 2}/{place}.png" for place in range(6)])
     few = ImageSelection(f"folder:{tmp_path / 'photos'}", overrides=["data.odd_classes=keep"])
     report = evaluate_model(f"aurank:{best}", few)
     assert f"the weights are the average of {two[0]} (seed 1), {two[1]} (seed 2)" in report.notes

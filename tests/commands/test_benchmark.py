@@ -101,7 +101,6 @@ def test_a_run_is_what_train_measures_with_the_chosen_values(whole: tuple[Path, 
     line = next(line for line in lines if line["kind"] == "run" and line["seed"] == 1)
     overrides = [*line["overrides"], *line["chosen"], "seed=1"]
     report = aurank.train(folder / "head.yaml", folder / "again", overrides=overrides).report
-    assert report is not None
     assert report.mauprc == pytest.approx(line["mauprc"], abs=1e-5)
     rows = aurank.evaluate(*(np.load(folder / "rows.npz")[name][48:] for name in ("embeddings", "labels")))
     plain = next(line for line in lines if line["kind"] == "untrained" and line["method"] == "")

@@ -44,7 +44,6 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def of_folder(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> float:
     report = trained(f"folder:{photos}", tmp_path_factory.mktemp("run") / "run").report
-    assert report is not None
     return report.mauprc
 
 
@@ -70,12 +69,10 @@ def test_inputs_of_every_kind_are_trained_on_measured_and_indexed(
 ) -> None:
     data, run = INPUTS[form](photos, tmp_path), tmp_path / "run"
     result = trained(data, run, "data.workers=1")
-    assert result.report is not None
     assert result.report.mauprc == of_folder
     model = f"aurank:{run}/best"
     assert evaluate_model(model, ImageSelection(data)).mauprc == of_folder
     index = build_index(model, ImageSelection(data), out=tmp_path / "index")
-    assert index is not None
     assert len(index) == 40
     # Where the bytes are named by a path, pages show them later.
     assert (index.sources[0] is not None) == (form not in ("ImageFolder", "datasets"))
@@ -91,8 +88,6 @@ def test_a_run_on_a_given_data_set_goes_on_with_the_same_images_only(vision: Man
     whole, run = trained(vision, tmp_path / "whole", "train.steps=4"), tmp_path / "run"
     trained(vision, run)
     again = aurank.train(CONFIG, run, resume=True, dataset=vision, overrides=["train.steps=4"])
-    assert again.report is not None
-    assert whole.report is not None
     assert again.report.metrics == whole.report.metrics
     others = {"train": items("train"), "test": [(255 - image, label) for image, label in items("test")]}
     with pytest.raises(UserError, match="was trained on other images of vision"):

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from testing.trees import pixels
+from testing.trees import pixels, write_tree
 
 import aurank
 from aurank.commands import init, write_first_configuration
@@ -19,9 +19,7 @@ SMALL = ["model.backbone=test_efficientnet", "model.pretrained=false", "train.st
 
 
 def write(paths: list[str], height: int = 40, width: int = 40) -> None:
-    for seed, path in enumerate(paths):
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(pixels(seed, height, width)).save(path)
+    write_tree(Path(), paths, height=height, width=width)
 
 
 def first(images: str = "photos") -> Config:

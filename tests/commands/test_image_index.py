@@ -168,7 +168,6 @@ def test_post_processing_is_kept_and_applied_to_what_is_added(steps: str, copied
     remove_images(copied / "steps", ["c1/1.png"])
     index = ImageIndex.open(copied / "steps")
     processing = index.rows.processing
-    assert processing is not None
     assert str(processing) == steps
     query = index.embed([copied / "photos/c0/0.png"])
     labels = {"labels": [0], "gallery_labels": np.zeros(20, int)}

@@ -42,7 +42,6 @@ def test_saved_embeddings_are_fitted_on_a_file(saved: str, tmp_path: Path) -> No
     report = evaluate_model(
         saved, postprocess="whiten:dim=3, query_expansion:k=2", fit_on=tmp_path / "train.npz", running=running
     )
-    assert report.postprocessing is not None
     assert report.postprocessing["fitted_rows"] == 25
     assert report.postprocessing["plain"] == evaluate_model(saved).metrics
     steps = found["postprocessing"]
@@ -56,7 +55,6 @@ def test_saved_embeddings_are_fitted_on_a_file(saved: str, tmp_path: Path) -> No
 def test_a_model_is_fitted_on_the_training_images_alone(tmp_path: Path) -> None:
     images = write_table(tmp_path, splits=("train", "test"))
     report = evaluate_model(MODEL, images, postprocess="center")
-    assert report.postprocessing is not None
     assert report.postprocessing["fitted_rows"] == 6
     assert report.num_gallery == 6
 

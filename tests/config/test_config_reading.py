@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from testing.configs import CHOICES, MINIMAL, VALID
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from testing.configs import CHOICES, MINIMAL, VALID, read_yaml
 
 from aurank.config import Config, ConfigError, load_config
 
@@ -143,7 +145,6 @@ def test_the_last_override_counts_and_one_may_be_plain_text(tmp_path: Path) -> N
 def test_an_override_makes_the_sections_it_needs() -> None:
     made = ["miner.name=margin", "miner.params.margin=0.3", "data.train_transform.params.scale=[0.1,1]"]
     config = load_config(MINIMAL, made, choices=CHOICES)
-    assert config.miner is not None
     assert config.miner.params == {"margin": 0.3}
     assert config.data.train_transform.name == "crop_flip"
 
@@ -160,3 +161,29 @@ def test_naming_another_component_drops_the_params_of_the_file_and_says_so(tmp_p
     load_config(MINIMAL, ["loss.name=rank", "sampler.name=shuffled"], choices=CHOICES)  # nothing is dropped
     assert _load(tmp_path, VALID, "loss.name=rank").loss.params["tau1"] == 0.2
     assert _load(tmp_path, VALID, "loss.name=smooth", "loss.name=rank").loss.params["tau1"] == 0.2
+
+
+SCRAPS = [
+    "a", "lr", "optim", ": ", ":\n  ", "\n", "- ", "[", "]", "{", "}", ", ", "'", '"', "!!int ", "&a ", "*a", "? ",
+    "|\n", ">-\n", "#", "%YAML 1.2\n", "---\n", "...\n", "\t", "\\", "1e4", ".nan", "~", "${x}", "<<", "\x85", "\ufeff",
+    "@", "`", "=",
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.sampled_from(SCRAPS) | st.text(max_size=3), max_size=25).map("".join))
+def test_any_text_as_file_or_override_ends_valid_or_in_a_config_error(
+    tmp_path_factory: pytest.TempPathFactory, text: str
+) -> None:
+    path, tree = tmp_path_factory.getbasetemp() / "random.yaml", read_yaml(VALID)
+    path.write_bytes(text.encode("utf-8", "surrogatepass"))
+    for source, overrides in ((path, []), (tree, [text]), (tree, [f"model.params.x={text}"]), ({text: text}, [])):
+        lines = [""]
+        try:
+            load_config(source, overrides, choices=CHOICES)
+            assert source is tree  # a file of scraps is no whole configuration
+        except ConfigError as error:
+            lines = error.errors
+        assert lines
+        assert all(line.isprintable() and len(line) < 800 for line in lines)

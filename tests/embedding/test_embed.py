@@ -209,7 +209,6 @@ def test_cameras_are_measured_by_pairs(tmp_path: Path) -> None:
     names = np.array(["door", "car park", "c3"])
     np.savez(tmp_path / "rows.npz", embeddings=rows, labels=labels, groups=np.append(names, "")[groups])
     pairs = Embedded.load(tmp_path / "rows.npz").group_pairs({})
-    assert pairs is not None
     assert {(pair["query"], pair["gallery"]) for pair in pairs} == set(itertools.permutations(names.tolist(), 2))
     for pair in pairs:
         one, other = (groups == names.tolist().index(pair[side]) for side in ("query", "gallery"))

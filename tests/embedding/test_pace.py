@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from testing.trees import write_tree
 from torch import Tensor, nn
 
 from aurank.commands import RunOptions, embed_model
@@ -74,10 +74,7 @@ def test_a_format_changes_rounding_alone_and_ends_with_its_context() -> None:
 @pytest.fixture
 def images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ImageSelection:
     """Eleven photos, of which five are enough for a trial, which finds batches of two."""
-    for row in range(11):
-        path = tmp_path / "photos" / f"class {row % 3}" / f"{row:02d}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (9, 9), (20 * row, 50, 250 - 20 * row)).save(path)
+    write_tree(tmp_path / "photos", [f"class {row % 3}/{row:02d}.png" for row in range(11)])
     monkeypatch.setattr(embedding, "LEAST", 5)
     monkeypatch.setattr(embedding, "find_pace", lambda *_: Pace(2, False))
     return ImageSelection(f"folder:{tmp_path / 'photos'}", split="all")

@@ -24,7 +24,6 @@ BACKBONE = "test_resnet"  # trained with mean and deviation 0.5, bilinear
 
 def filled(model: dict[str, Any], **data: Any) -> tuple[tuple[float, ...], tuple[float, ...], str | None]:
     config = fill_preprocessing(read_config(tiny_config(model={"params": {}, **model}, data={"channels": 3, **data})))
-    assert config.data.normalise is not None
     return tuple(config.data.normalise.mean), tuple(config.data.normalise.std), config.data.interpolation
 
 

@@ -2,10 +2,9 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
 from testing.runs import tiny_config
+from testing.trees import write_tree
 
 from aurank.commands import RunOptions, embed_model, evaluate_model
 from aurank.embedding import ImageSelection
@@ -26,11 +25,8 @@ def model(tiny_run: Path) -> str:
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
     """Ten classes of two training images each, of which a configuration would hold two out."""
-    for row in range(20):
-        path = tmp_path / "photos" / "train" / f"{row // 2}" / f"{row}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(np.random.default_rng(row).integers(0, 256, (16, 16), dtype=np.uint8)).save(path)
-    return tmp_path / "photos"
+    names = [f"train/{row // 2}/{row}.png" for row in range(20)]
+    return write_tree(tmp_path / "photos", names, height=16, width=16)
 
 
 def embedded(model: str, images: ImageSelection) -> tuple[int, str]:

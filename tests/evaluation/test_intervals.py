@@ -35,7 +35,6 @@ def data(seed: int, *, classes: int = 30) -> tuple[np.ndarray, np.ndarray]:
 
 def interval(values: np.ndarray, labels: np.ndarray | None, **options: Any) -> tuple[float, float]:
     intervals = report_with(values, labels).with_intervals(**options).intervals
-    assert intervals is not None
     return intervals.bounds["mauprc"]
 
 

@@ -173,7 +173,6 @@ def test_a_distance_and_its_negative_as_similarity_give_the_same_loss(case: Case
     loss = one(embeddings, labels)
     torch.testing.assert_close(loss, other(embeddings, labels), rtol=0, atol=1e-12)
     loss.backward()
-    assert embeddings.grad is not None
     assert embeddings.grad.isfinite().all()
 
 
@@ -224,7 +223,6 @@ def test_no_valid_query_gives_exactly_zero_with_zero_gradient(case: Case) -> Non
     assert value == 0
     for labels in ([0, 0, 0, 0], [5]):  # without a negative; alone; said once
         assert loss(*batch(labels)) == 0
-    assert embeddings.grad is not None
     assert not embeddings.grad.any()
     assert same_state(loss.state_dict(), before)
 

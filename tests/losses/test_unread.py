@@ -38,5 +38,4 @@ def test_a_step_reads_nothing_of_the_device(name: str) -> None:
         value = loss(rows, LABELS, **given)
         value.backward()
         assert value.shape == ()
-    assert rows.grad is not None
     assert rows.grad.is_meta

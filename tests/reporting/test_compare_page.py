@@ -49,7 +49,6 @@ def test_both_lists_of_a_query_are_shown_as_the_reports_have_them() -> None:
     best = int(np.argmax(large.per_query["ap"] - small.per_query["ap"]))
     sides = first.split("<h4>")[1:]
     for report, side in zip((small, large), sides, strict=True):
-        assert report.neighbours is not None
         shown = [attributes["title"] for tag, attributes in Elements(side).tags if tag == "li"]
         listed = report.neighbours.row[best].tolist()
         is_positive = report.neighbours.is_positive[best].tolist()

@@ -28,7 +28,6 @@ def test_what_is_transparent_lies_on_white_as_a_network_sees_it(side: int, tmp_p
     source = FolderSource(tmp_path)
     seen = decode(source, "logo.png", 3)
     picture = Pictures(source).of("logo.png")
-    assert picture is not None
     for content in (
         base64.b64decode(picture.partition(",")[2]),
         thumbnail(decode(source, "logo.png", None, on_white=True))[1],

@@ -38,7 +38,6 @@ def measured(rows: int = 24, **options: Any) -> Report:
 
 def test_a_grid_shows_the_lists_of_the_report() -> None:
     report = measured()
-    assert report.neighbours is not None
     worst, median, _random = make_grids(report, Pictures(None), queries=4)
     assert [row.ap for row in worst["rows"]] == sorted(report.per_query["ap"].tolist())[:4]
     assert median["rows"][0].ap == sorted(report.per_query["ap"].tolist())[10]
@@ -73,7 +72,6 @@ def test_cameras_stand_beside_queries_and_hits_and_are_compared(tmp_path: Path) 
     report.write_per_query(tmp_path / "rows.parquet")
     assert Report.load(tmp_path / "report.json").group_pairs == pairs
     table, lists = pyarrow.parquet.read_table(tmp_path / "rows.parquet"), report.neighbours
-    assert lists is not None
     assert table["group"].to_pylist() == groups.tolist()
     assert table["neighbour_groups"].to_pylist() == groups[lists.row].tolist()
 
@@ -140,7 +138,6 @@ def test_pictures_that_are_missing_or_too_many_are_told(monkeypatch: pytest.Monk
 def test_confusions_and_hubs_equal_loops() -> None:
     report = measured(rows=60)
     lists = report.neighbours
-    assert lists is not None
     labels = np.arange(60) // 3
     classes, taken_for, parts = confusions(lists, labels[lists.query], labels, most=4)
     most = 0

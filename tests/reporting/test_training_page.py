@@ -20,7 +20,6 @@ from aurank.reporting.training_page import training_page
 @pytest.mark.slow
 def test_the_page_of_a_run_has_its_curves_settings_and_hardest_queries(tmp_path: Path) -> None:
     result = aurank.train(tiny_config(train={"steps": 4, "validate_every": 2}), tmp_path / "run")
-    assert result.report is not None
     page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
     shown = Elements(page)
     for text in (

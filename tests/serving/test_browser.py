@@ -43,14 +43,8 @@ pytestmark = [
 def started() -> Iterator[webdriver.Chrome]:
     options = Options()
     options.binary_location = str(CHROMIUM)
-    for one in (
-        "--headless=new",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-dev-shm-usage",
-        "--window-size=1280,1000",
-    ):
-        options.add_argument(one)
+    for name in ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage", "window-size=1280,1000"):
+        options.add_argument(f"--{name}")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SE_OFFLINE", "true")  # else selenium looks for drivers elsewhere
@@ -105,13 +99,22 @@ class Page:
         return [one["params"]["request"]["url"] for one in events if one["method"] == "Network.requestWillBeSent"]
 
 
+@pytest.fixture
+def neighbours(browser: webdriver.Chrome, index: ImageIndex) -> Iterator[Page]:
+    """The page of what row 3 finds."""
+    page = Page(browser)
+    with running_server(index) as port:
+        browser.get(f"http://127.0.0.1:{port}/#row=3")
+        page.until("Nearest images", "1–24 of 29")
+        yield page
+
+
 def green() -> bytes:
     file = io.BytesIO()
     Image.new("RGB", (60, 40), COLOURS["green"]).save(file, "PNG")
     return file.getvalue()
 
 
-@pytest.mark.slow
 def test_a_token_given_as_a_password_opens_the_page_with_its_pictures(
     started: webdriver.Chrome, index: ImageIndex
 ) -> None:
@@ -126,7 +129,6 @@ def test_a_token_given_as_a_password_opens_the_page_with_its_pictures(
         WebDriverWait(started, 20).until(lambda driver: driver.execute_script(loaded))
 
 
-@pytest.mark.slow
 def test_drop_then_results_then_a_neighbour_then_a_filter(browser: webdriver.Chrome, index: ImageIndex) -> None:
     page = Page(browser)
     with running_server(index) as port:
@@ -169,33 +171,26 @@ def test_drop_then_results_then_a_neighbour_then_a_filter(browser: webdriver.Chr
     assert browser.get_log("browser") == []
 
 
-@pytest.mark.slow
-def test_a_class_is_typed_scores_have_a_threshold_and_a_list_is_downloaded(
-    browser: webdriver.Chrome, index: ImageIndex
-) -> None:
-    page, hits = Page(browser), index.search_rows([3], k=29)[0]
-    with running_server(index) as port:
-        browser.get(f"http://127.0.0.1:{port}/#row=3")
-        page.until("Nearest images", "1–24 of 29")
-        page.type("#class", "blu")
-        assert page.one("#message").text == "There is no class blu; choose one of the list."
-        page.type("#class", "")
-        least = f"{(hits[4].score + hits[5].score) / 2:.4f}"
-        page.type("#least", least)
-        page.until("Nearest images", f"1–5 of those from {least}")
-        assert page.rows() == [hit.row for hit in hits[:5]]
-        browser.execute_script(
-            "const made = URL.createObjectURL;"
-            "URL.createObjectURL = blob => { blob.text().then(text => { window.csv = text; }); return made(blob); };"
-        )
-        page.one("#download").click()
-        text = WebDriverWait(browser, 20).until(lambda driver: driver.execute_script("return window.csv"))
-        lines = list(csv.DictReader(io.StringIO(text)))
-        assert [float(line["score"]) for line in lines] == pytest.approx([hit.score for hit in hits[:5]])
-        assert [line["class"] for line in lines] == [str(hit.class_name) for hit in hits[:5]]
+def test_a_class_is_typed_scores_have_a_threshold_and_a_list_is_downloaded(neighbours: Page, index: ImageIndex) -> None:
+    page, browser, hits = neighbours, neighbours.driver, index.search_rows([3], k=29)[0]
+    page.type("#class", "blu")
+    assert page.one("#message").text == "There is no class blu; choose one of the list."
+    page.type("#class", "")
+    least = f"{(hits[4].score + hits[5].score) / 2:.4f}"
+    page.type("#least", least)
+    page.until("Nearest images", f"1–5 of those from {least}")
+    assert page.rows() == [hit.row for hit in hits[:5]]
+    browser.execute_script(
+        "const made = URL.createObjectURL;"
+        "URL.createObjectURL = blob => { blob.text().then(text => { window.csv = text; }); return made(blob); };"
+    )
+    page.one("#download").click()
+    text = WebDriverWait(browser, 20).until(lambda driver: driver.execute_script("return window.csv"))
+    lines = list(csv.DictReader(io.StringIO(text)))
+    assert [float(line["score"]) for line in lines] == pytest.approx([hit.score for hit in hits[:5]])
+    assert [line["class"] for line in lines] == [str(hit.class_name) for hit in hits[:5]]
 
 
-@pytest.mark.slow
 def test_the_keyboard_chooses_pages_and_searches(browser: webdriver.Chrome, index: ImageIndex, tmp_path: Path) -> None:
     page = Page(browser)
     (tmp_path / "green.png").write_bytes(green())
@@ -220,7 +215,6 @@ def test_the_keyboard_chooses_pages_and_searches(browser: webdriver.Chrome, inde
     assert browser.get_log("browser") == []
 
 
-@pytest.mark.slow
 def test_what_is_refused_is_said_on_the_page(browser: webdriver.Chrome, index: ImageIndex) -> None:
     page = Page(browser)
     with running_server(index) as port:
@@ -241,57 +235,37 @@ def test_what_is_refused_is_said_on_the_page(browser: webdriver.Chrome, index: I
     WebDriverWait(browser, 20).until(lambda _: "does not answer" in page.one("#message").text)
 
 
-@pytest.mark.slow
-def test_the_page_fits_and_can_be_read(browser: webdriver.Chrome, index: ImageIndex) -> None:
-    page = Page(browser)
-    with running_server(index) as port:
-        browser.get(f"http://127.0.0.1:{port}/#row=3")
-        page.until("Nearest images", "1–24 of 29")
-        for width, colours in itertools.product((390, 1280), ("light", "dark")):
-            size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
-            browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-            wanted = {"features": [{"name": "prefers-color-scheme", "value": colours}]}
-            browser.execute_cdp_cmd("Emulation.setEmulatedMedia", wanted)
-            assert browser.execute_script("return document.documentElement.scrollWidth") <= width
-            ink, paper = browser.execute_script(
-                "const style = getComputedStyle(document.body); return [style.color, style.backgroundColor]"
-            )
-            assert (brightness(ink) > brightness(paper)) == (colours == "dark")
-            heights = browser.execute_script(
-                "return [...document.querySelectorAll('button, .button, .bar input')].filter(one => one.offsetParent)"
-                ".map(one => one.getBoundingClientRect().height)"
-            )
-            assert min(heights) >= 44  # what a finger must hit
+def test_the_page_fits_and_can_be_read(neighbours: Page) -> None:
+    browser = neighbours.driver
+    for width, colours in itertools.product((390, 1280), ("light", "dark")):
+        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        wanted = {"features": [{"name": "prefers-color-scheme", "value": colours}]}
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", wanted)
+        assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+        ink, paper = browser.execute_script(
+            "const style = getComputedStyle(document.body); return [style.color, style.backgroundColor]"
+        )
+        assert (brightness(ink) > brightness(paper)) == (colours == "dark")
+        heights = browser.execute_script(
+            "return [...document.querySelectorAll('button, .button, .bar input')].filter(one => one.offsetParent)"
+            ".map(one => one.getBoundingClientRect().height)"
+        )
+        assert min(heights) >= 44  # what a finger must hit
 
 
 def brightness(colour: str) -> int:
     return sum(int(part) for part in colour.strip("rgb()").split(",")[:3])
 
 
-@pytest.mark.slow
-def test_equal_names_show_the_folders_that_differ_and_a_cut_list_says_so(
-    browser: webdriver.Chrome, index: ImageIndex
-) -> None:
-    page = Page(browser)
-    with running_server(index) as port:
-        browser.get(f"http://127.0.0.1:{port}/#row=3")
-        page.until("Nearest images", "1–24 of 29")
-        names = [
-            "train/pear/anjou/1.jpg",
-            "test/pear/anjou/1.jpg",
-            "a/b/2.jpg",
-            "a/c/2.jpg",
-            "3.jpg",
-            "x/3.jpg",
-            "y/4.jpg",
-        ]
-        shown = browser.execute_script("return shortNames(arguments[0])", names)
-        assert shown == ["train/…/1.jpg", "test/…/1.jpg", "b/2.jpg", "c/2.jpg", "3.jpg", "x/3.jpg", "4.jpg"]
-        browser.execute_script("limits.most_neighbours = 29; load()")
-        page.until("Nearest images", "1–24 of the nearest 29")
+def test_equal_names_show_the_folders_that_differ_and_a_cut_list_says_so(neighbours: Page) -> None:
+    names = ["train/pear/anjou/1.jpg", "test/pear/anjou/1.jpg", "a/b/2.jpg", "a/c/2.jpg", "3.jpg", "x/3.jpg", "y/4.jpg"]
+    shown = neighbours.driver.execute_script("return shortNames(arguments[0])", names)
+    assert shown == ["train/…/1.jpg", "test/…/1.jpg", "b/2.jpg", "c/2.jpg", "3.jpg", "x/3.jpg", "4.jpg"]
+    neighbours.driver.execute_script("limits.most_neighbours = 29; load()")
+    neighbours.until("Nearest images", "1–24 of the nearest 29")
 
 
-@pytest.mark.slow
 def test_a_table_that_scrolls_ends_with_a_whole_row_and_says_so(browser: webdriver.Chrome, tmp_path: Path) -> None:
     rows = np.random.default_rng(0).normal(size=(120, 4))
     (tmp_path / "report.html").write_text(report_page(aurank.evaluate(rows, np.arange(120) % 40)), encoding="utf-8")
@@ -307,7 +281,6 @@ def test_a_table_that_scrolls_ends_with_a_whole_row_and_says_so(browser: webdriv
     assert said == f"↓ {40 - len(seen)} more rows: scroll in the table"
 
 
-@pytest.mark.slow
 def test_a_page_is_as_wide_as_its_screen_and_folded_on_a_phone(browser: webdriver.Chrome, tmp_path: Path) -> None:
     rows = np.random.default_rng(0).normal(size=(200, 4))
     report = aurank.evaluate(rows, np.arange(200) // 2, neighbours=40)

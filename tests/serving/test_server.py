@@ -228,7 +228,6 @@ def two_workers(folder: str | Path) -> Iterator[tuple[subprocess.Popen[str], int
     command = [sys.executable, "-m", "aurank", "serve", str(folder), "--port", "0", "--workers", "2"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as parent:
         try:
-            assert parent.stdout is not None
             yield parent, int(parent.stdout.readline().partition("127.0.0.1:")[2].partition("/")[0])
         finally:
             parent.terminate()

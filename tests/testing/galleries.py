@@ -12,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 from testing.runs import tiny_config
+from testing.trees import png, write_tree
 from torch import nn
 
 from aurank.commands import ImageIndex, build_index
@@ -24,12 +25,8 @@ from aurank.serving.uploads import Limits
 
 def photos(root: Path, counts: dict[str, int]) -> None:
     """So many images in each ``split/class``."""
-    for folder, count in counts.items():
-        for number in range(count):
-            path = root / folder / f"{number}.png"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            pixels = np.random.default_rng([number, len(folder)]).integers(0, 255, (20, 20, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(path)
+    names = [f"{folder}/{number}.png" for folder, count in counts.items() for number in range(count)]
+    write_tree(root, names, height=20, width=20)
 
 
 def broken_photos(root: Path) -> dict[str, Any]:
@@ -52,8 +49,7 @@ EVIL = ("<img src=x onerror=alert(1)>.png", "\x1b[31mred\x1b[0m.png", 'quote"&lt
 def write_photo(path: Path, seed: int) -> None:
     """Write a photo of noise, as .png whatever its name says."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    pixels = np.random.default_rng(seed).integers(0, 255, (12, 12, 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(path, format="PNG")
+    path.write_bytes(png(seed, height=12, width=12))
 
 
 def write_photos(folder: Path, classes: int = 4, images: int = 5) -> Path:

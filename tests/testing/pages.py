@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from testing.galleries import small_index
 from testing.inputs import tars, write_photos
 from testing.runs import pairs_config, tiny_config, write_table
-from testing.trees import grocery_tree, omniglot_zip, pixels, sop_tree, zip_tree
+from testing.trees import grocery_tree, omniglot_zip, pixels, sop_tree, write_tree, zip_tree
 
 import aurank
 from aurank.commands import embed_model, embed_to_folder, export_model, write_first_configuration
@@ -76,13 +76,9 @@ def write_world(folder: Path) -> aurank.TrainResult:
 
     Returns the result of the run of images.
     """
-    for place in range(48):
-        path = folder / f"photos/class{place % 8}/{place}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(pixels(place, 20, 20)).save(path)
-    for place in range(24):  # identities seen by two cameras
-        (folder / "people").mkdir(exist_ok=True)
-        Image.fromarray(pixels(place, 40, 20)).save(folder / f"people/{place // 2:04d}_c{place % 2}.png")
+    write_tree(folder, [f"photos/class{place % 8}/{place}.png" for place in range(48)], height=20, width=20)
+    people = [f"people/{place // 2:04d}_c{place % 2}.png" for place in range(24)]  # identities seen by two cameras
+    write_tree(folder, people, height=40, width=20)
     rows = [f"people/{n // 2:04d}_c{n % 2}.png,{n // 2},{'train' if n < 12 else 'test'},c{n % 2}\n" for n in range(24)]
     (folder / "people.csv").write_text("path,label,split,group\n" + "".join(rows), encoding="utf-8")
     write_first_configuration(folder / "people.csv", folder / "people.yaml")

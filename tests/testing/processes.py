@@ -39,6 +39,18 @@ class Shell:
         captured = self.capsys.readouterr()
         return code, captured.out, captured.err
 
+    def done(self, *arguments: object) -> tuple[str, str]:
+        """Output and complaints of a command that succeeds."""
+        code, output, complaints = self(*arguments)
+        assert code == 0, complaints
+        return output, complaints
+
+    def refused(self, *arguments: object) -> str:
+        """What is said of a mistake of the user: one line."""
+        code, _, complaint = self(*arguments)
+        assert (code, complaint[:7], complaint.count("\n")) == (2, "error: ", 1), complaint
+        return complaint
+
 
 CONTEXT = multiprocessing.get_context("forkserver")
 # What a training imports in its course is here, too: each process would spend seconds on it.
@@ -70,7 +82,6 @@ class Running:
         reader = READERS["digits"]  # the whole set, or what a test puts in its place
         self._process = CONTEXT.Process(target=_work, args=(arguments, environment, folder, setup, reader, *files))
         self._process.start()
-        assert self._process.pid is not None
         self.pid = self._process.pid
 
     @property

@@ -4,6 +4,7 @@ import io
 import os
 import zipfile
 from collections import Counter
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
@@ -37,10 +38,11 @@ def png(seed: int, **shape: int) -> bytes:
     return buffer.getvalue()
 
 
-def write_tree(root: Path, names: list[str]) -> Path:
+def write_tree(root: Path, names: Iterable[str], **shape: int) -> Path:
+    """Writes random PNGs, whatever their names end in, and returns the root."""
     for seed, name in enumerate(names):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_bytes(png(seed))
+        (root / name).write_bytes(png(seed, **shape))
     return root
 
 

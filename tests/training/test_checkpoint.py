@@ -1,9 +1,11 @@
 """A checkpoint is what was written, or refused in one line."""
 
 import copy
+import functools
 import math
+import operator
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -69,13 +71,7 @@ def test_a_name_without_suffix_or_a_folder_finds_the_file(tmp_path: Path) -> Non
     assert resolve_checkpoint(tmp_path) == tmp_path / "best.safetensors"
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"average": []},
-        {"optimiser": {"state": 3}},
-    ],
-)
+@pytest.mark.parametrize("change", [{"average": []}, {"optimiser": {"state": 3}}])
 def test_a_part_of_another_type_is_refused_by_name(tmp_path: Path, change: dict[str, Any]) -> None:
     path = tmp_path / "last.safetensors"
     save_checkpoint(path, run_content() | change)
@@ -143,44 +139,26 @@ def trainer(run: Path) -> Iterator[Trainer]:
         yield Trainer(config, build_splits(config))
 
 
-def without(*path: Any) -> Callable[[Any], None]:
-    def change(state: Any) -> None:
-        for key in path[:-1]:
-            state = state[key]
-        del state[path[-1]]
-
-    return change
-
-
-def with_(value: Any, *path: Any) -> Callable[[Any], None]:
-    def change(state: Any) -> None:
-        for key in path[:-1]:
-            state = state[key]
-        state[path[-1]] = value
-
-    return change
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("path", "value", "message"),
     [
-        (without("encoder", "head.bias"), r"'encoder' is refused \(.*head\.bias.*timm is \d"),
-        (with_(torch.zeros(1), "encoder", "more"), r"'encoder' is refused \(.*more"),
-        (with_({}, "average", "values"), r"'average' is refused \("),
-        (with_({}, "loss"), r"'loss' is refused \(.*Missing key"),
-        (with_({"nearest": 3}, "sampler"), r"'sampler' is refused"),
-        (with_({}, "random", 0), r"'random' is refused \('python'\)"),
-        (with_([0], "optimiser", "param_groups", 0, "params"), r"'optimiser' is refused"),
-        (with_(-1, "progress", "batch"), r"progress of a run \(batch:"),
-        (with_({"mauprc": "x"}, "progress", "best"), r"progress of a run \(best\.mauprc:"),
+        (["encoder"], {}, r"'encoder' is refused \(.*Missing key.*conv1\.0\.weight.*timm is \d"),
+        (["encoder", "more"], torch.zeros(1), r"'encoder' is refused \(.*more"),
+        (["average", "values"], {}, r"'average' is refused \("),
+        (["loss"], {}, r"'loss' is refused \(.*Missing key"),
+        (["sampler"], {"nearest": 3}, r"'sampler' is refused"),
+        (["random", 0], {}, r"'random' is refused \('python'\)"),
+        (["optimiser", "param_groups", 0, "params"], [0], r"'optimiser' is refused"),
+        (["progress", "batch"], -1, r"progress of a run \(batch:"),
+        (["progress", "best"], {"mauprc": "x"}, r"progress of a run \(best\.mauprc:"),
     ],
 )
 def test_a_run_is_not_resumed_from_what_does_not_fit(
-    run: Path, trainer: Trainer, change: Callable[[Any], None], message: str
+    run: Path, trainer: Trainer, path: list[Any], value: Any, message: str
 ) -> None:
     state = copy.deepcopy(load_checkpoint(run / "last.safetensors"))
-    change(state)
+    functools.reduce(operator.getitem, path[:-1], state)[path[-1]] = value
     with pytest.raises(UserError, match=rf"last\.safetensors.*{message}") as caught:
         restore(trainer, run / "last.safetensors", state, [])
     assert "\n" not in str(caught.value)
@@ -210,7 +188,6 @@ def test_a_model_whose_weights_do_not_fit_is_told_wherever_it_is_read(run: Path,
 
 def test_what_is_not_finite_is_not_saved(trainer: Trainer, tmp_path: Path) -> None:
     loop = Loop(trainer, tmp_path, {}, progress=Progress(step=3))
-    assert loop.metrics is not None
     loop.metrics.close()
     bias = dict(trainer.model.named_parameters())["head.bias"]
     kept = bias.detach().clone()

@@ -44,7 +44,6 @@ class Wants(Learnt):
         self.found: list[Tensor] = []
 
     def per_query(self, pairs: Any) -> Tensor:
-        assert pairs.query_ids is not None
         self.found.append(self.reencode(pairs.query_ids[:3]))
         return super().per_query(pairs)
 
@@ -175,7 +174,6 @@ def test_what_is_logged_of_a_temperature_is_what_the_next_step_takes_and_the_mea
     loss = CLIPLoss(0.2, two_way=False)
     assert learned_temperature(loss) == {"temperature": pytest.approx(0.2)}
     parameter = loss.temperature.parameter
-    assert parameter is not None
     parameter.data.fill_(math.log(0.001))  # beyond its bounds, into which it is put before it is used
     assert learned_temperature(CrossBatchMemory(loss, embedding_size=4, memory_size=8)) == {
         "temperature": pytest.approx(0.01)
@@ -281,9 +279,7 @@ def test_loss_and_sampler_get_those_of_the_training_classes() -> None:
     train = dataclasses.replace(train, super_labels=train.labels // 3)
     loss = build_loss(config, train)
     assert isinstance(loss, HierarchicalAPLoss)
-    assert loss.super_labels is not None
     assert loss.super_labels[:, 0].tolist() == [label // 3 for label in range(len(train.classes))]
-    assert loss.proxies is not None
     assert loss.proxies.shape == (len(train.classes), 8)
     sampler = build_sampler(config, train, rank=0, world_size=1, neighbours=lambda count: None)
     assert isinstance(sampler, HierarchicalSampler)

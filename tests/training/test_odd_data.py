@@ -2,10 +2,9 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
 from testing.runs import tiny_config
+from testing.trees import write_tree
 
 import aurank
 from aurank.commands import RunOptions, embed_model, evaluate_model, examine_data
@@ -24,12 +23,7 @@ def build():
 
 def photos(root: Path, *classes: str) -> ImageSelection:
     """Four photos of each class in a folder of its name."""
-    for number, name in enumerate(classes):
-        for row in range(4):
-            path = root / name / f"{row}.png"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            pixels = np.random.default_rng(4 * number + row).integers(0, 256, (2, 2, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(path)
+    write_tree(root, [f"{name}/{row}.png" for name in classes for row in range(4)], height=2, width=2)
     return ImageSelection(f"folder:{root}")
 
 

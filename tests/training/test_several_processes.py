@@ -247,29 +247,16 @@ def test_a_step_has_two_collectives_beside_those_of_data_parallel_training(tmp_p
     run_ranks(measure, 2, free_port(), str(tmp_path))
 
 
-LARGE = {
-    "sampler": {"name": "hard_negative", "params": {"per_class": 2, "refresh_every": 3, "num_neighbours": 5}},
-    # Larger than all batches together: which rows stay in a smaller one depends on their order within a batch.
-    "memory": {"size": 100, "start_at": 1},
-    "miner": {"name": "multi_similarity"},
-    "loss": SUM,
-    "train": {"micro_batch": 3, "accumulate": 2},
-}
-
-
 @pytest.mark.slow
 def test_two_processes_train_the_weights_of_one(tmp_path: Path) -> None:
-    exact: dict[str, Any] = {
-        "model": {"params": {}, "freeze_batch_norm": True},
-        "optim": {"name": "sgd", "lr": 0.05, "clip_norm": 0.5, "warmup_steps": 0},
-        **LARGE,
-        "train": {"steps": 3, "validate_every": 100, **LARGE["train"]},
+    large = {
+        "sampler": {"name": "hard_negative", "params": {"per_class": 2, "refresh_every": 3, "num_neighbours": 5}},
+        # Larger than all batches together: which rows stay in a smaller one depends on their order within a batch.
+        "memory": {"size": 100, "start_at": 1},
+        "miner": {"name": "multi_similarity"},
+        "train": {"steps": 3, "validate_every": 100, "micro_batch": 3, "accumulate": 2},
     }
-    content = {
-        name: values if isinstance(values, list) else {**tiny_config().get(name, {}), **values}
-        for name, values in exact.items()
-    }
-    config = write_config(tmp_path, {**tiny_config(), **content})
+    config = write_config(tmp_path, tiny_config(SUM, **EXACT, **large))
     aurank.train(config, tmp_path / "1")
     results = ended(start(config, tmp_path / "2", 2))
     assert [code for code, _, _ in results] == [0, 0], results

@@ -66,7 +66,6 @@ def test_a_run_learns_both_ways_and_measures_all_pairs_and_each_group(trained: t
         assert "best weights, of step" in report.image_to_text.notes[-1]
     assert result.two_way["all"].image_to_text.num_queries == 6 * 6 + 2 * 16
     assert result.two_way["new_classes"].image_to_text.num_queries == 2 * 16 + 2 * 6  # with those of validation
-    assert result.report is not None
     assert result.report.num_queries == 6 * 6 + 2 * 16
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     measured = [line for line in lines if line["split"] == "val"]
@@ -80,7 +79,6 @@ def test_the_loss_is_of_images_and_of_the_texts_of_the_same_rows_both_ways(root:
     batch = trainer.train_data.__getitems__(rows)
     embeddings, value = trainer.forward(batch)
     texts = trainer.train_data.manifest.texts
-    assert texts is not None
     module: Any = trainer.model
     tokens = trainer.task.towers.tokenise([texts[row] for row in rows])  # type: ignore[union-attr]
     images, others = module.encode_image(trainer.train_data.to_input(batch.image)), module.encode_text(tokens)
@@ -146,7 +144,6 @@ def test_a_trained_pair_is_an_image_encoder_for_all_that_takes_images(
     root: Path, tmp_path: Path, trained: tuple[Path, aurank.TrainResult]
 ) -> None:
     out, result = trained
-    assert result.report is not None
     assert evaluate_model(f"aurank:{out}/best").metrics == pytest.approx(result.report.metrics)
     image_model = aurank.load(out / "best")
     encoder, transform = image_model.module, image_model.transform
@@ -221,7 +218,6 @@ def test_an_image_in_several_rows_stands_once_among_images(tmp_path: Path) -> No
     config = pairs_config(tmp_path, train={"steps": 3})
     config["loss"]["matryoshka"] = [4, config["model"]["dim"]]
     result = aurank.train(config, tmp_path / "out")
-    assert result.report is not None
     assert result.report.num_queries == 6 * 6 + 2 * 16
     assert [code["dim"] for code in result.report.codes] == [4]
     again = evaluate_model(f"aurank:{tmp_path}/out/best")

@@ -5,22 +5,17 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from PIL import Image
+from testing.trees import write_tree
 
 from aurank.data import READERS, FolderSource
 from aurank.data.checks.doctor import repeated_image
 
+NAMES = ["a/0.png", "a/1.png", "b/2.png", "b/3.png"]
+
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    for name in ("a/0.png", "a/1.png", "b/2.png", "b/3.png"):
-        path = tmp_path / "photos" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (2, 2)).save(path)
-    return tmp_path / "photos"
-
-
-NAMES = ["a/0.png", "a/1.png", "b/2.png", "b/3.png"]
+    return write_tree(tmp_path / "photos", NAMES)
 
 
 @pytest.mark.parametrize(

@@ -58,9 +58,7 @@ def test_a_table_may_have_flags_groups_and_columns_of_its_own(tree):
     assert len(told) == 1
     assert manifest.is_query.tolist() == [True, False, False, True]
     assert manifest.is_gallery.tolist() == [True, True, True, False]
-    assert manifest.groups is not None
     assert manifest.groups.tolist() == [-1, 0, 1, 0]
-    assert manifest.super_labels is not None
     assert manifest.super_labels.tolist() == [0, 0, 1, -1]
 
 
@@ -164,7 +162,6 @@ def test_lists_of_stanford_online_products_are_read_with_their_ids(tmp_path):
     assert manifest.paths == tuple(IMAGES)
     assert manifest.class_ids == ("7", "12")
     assert manifest.splits.tolist() == ["train", "train", "test", "test"]
-    assert manifest.super_labels is not None
     assert manifest.super_labels.tolist() == [2, 2, 5, 5]
     assert examine(manifest).findings == ()
 

@@ -35,8 +35,6 @@ def same_report(one: Report, other: Report, order: np.ndarray | None = None) -> 
     assert one.metrics == other.metrics
     assert one.tie_bounds == other.tie_bounds
     assert str(one) == str(other)
-    assert one.curve is not None
-    assert other.curve is not None
     assert np.array_equal(one.curve.precision, other.curve.precision)
     rows = other.per_query["query"] if order is None else order[other.per_query["query"]]
     back = np.argsort(rows)

@@ -51,7 +51,6 @@ SMALL = {"one query": 9728, "a few": 12_000, "most": 60_000}  # bytes, beside th
 
 def digits(report: aurank.Report) -> dict[str, Any]:
     """All numbers of a report, exactly."""
-    assert report.curve is not None
     columns = {name: values.tolist() for name, values in report.per_query.items()}
     intervals = report.intervals.bounds if report.intervals else None
     return {

@@ -33,7 +33,6 @@ def test_a_processed_report_has_the_plain_metrics_beside() -> None:
 @pytest.mark.parametrize("steps", ["query_expansion:k=3", "k_reciprocal:k1=8,depth=12", "binary, rescore:depth=7"])
 def test_lists_shown_are_the_lists_measured(steps: str) -> None:
     report = aurank.evaluate(ROWS, LABELS, postprocess=steps, neighbours=20)
-    assert report.neighbours is not None
     for place, positive in enumerate(report.neighbours.is_positive):
         first = report.per_query["first_rank"][place]
         found = np.flatnonzero(positive)
@@ -57,7 +56,6 @@ def test_the_first_positive_and_its_score_are_those_of_the_whole_list(steps: str
         aurank.evaluate(rows, np.arange(99) % 9, postprocess=steps, distance=distance, neighbours=k) for k in (98, 1)
     )
     lists = whole.neighbours
-    assert lists is not None
     query, first = np.arange(99), lists.is_positive.argmax(axis=1)
     for report in (whole, short):
         np.testing.assert_array_equal(report.per_query["first_positive"], lists.row[query, first])
@@ -75,7 +73,6 @@ def test_a_gallery_of_its_own_and_the_set_itself_agree() -> None:
 def test_codes_are_measured_beside() -> None:
     codes = Codes(dims=(4, 16), precisions=("float32", "int8", "binary"), rescore=30)
     report = aurank.evaluate(ROWS, LABELS, codes=codes, recall_at=(1, 5))
-    assert report.codes is not None
     found = {(code["dim"], code["precision"], code["rescored"]): code for code in report.codes}
     assert len(found) == 11  # the embeddings as they came are not rescored
     assert found[16, "float32", None]["metrics"] == {n: report.metrics[n] for n in ("mauprc", "recall@1", "recall@5")}
@@ -83,7 +80,6 @@ def test_codes_are_measured_beside() -> None:
     signs = np.where(ROWS > 0, 1.0, -1.0)
     assert found[16, "binary", None]["metrics"]["mauprc"] == aurank.evaluate(signs, LABELS).mauprc
     whole = aurank.evaluate(ROWS, LABELS, codes=Codes(dims=(16,)), metrics=["mauprc", "auroc"])
-    assert whole.codes is not None
     assert whole.codes[0]["metrics"] == whole.metrics
     short = aurank.evaluate(ROWS[:, :4], LABELS, recall_at=(5,)).metrics
     assert found[4, "float32", None]["metrics"]["recall@5"] == short["recall@5"]

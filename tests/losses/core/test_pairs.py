@@ -139,7 +139,6 @@ def test_two_way_pairs_keep_the_partner_and_turn_round_whole() -> None:
     )
     for name in ("query", "reference", "similarity", "positive", "negative", "query_labels", "valid_rows"):
         torch.testing.assert_close(getattr(other, name), getattr(turned, name))
-    assert other.query_ids is not None
     assert other.query_ids.tolist() == [1, 0, 6]
     mined = (torch.tensor([0, 1]), torch.tensor([1, 0]), torch.tensor([0, 1]), torch.tensor([0, 2]))
     narrowed = pairs_of_inputs(replace(given, indices_tuple=mined), distance=CosineSimilarity(), two_way=True)

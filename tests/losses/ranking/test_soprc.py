@@ -116,7 +116,6 @@ def test_the_loss_stays_below_one_where_the_ratio_is_huge() -> None:
     loss = SOPRCLoss([1, 1_000_000], semi_variance=None)(rows, labels)
     loss.backward()
     assert 0.9 < loss <= 1
-    assert rows.grad is not None
     assert rows.grad.isfinite().all()
 
 

@@ -15,7 +15,6 @@ class Watching(SmoothAPLoss):
     """Keeps what it saw: references, their labels, the same on the host, and their ids."""
 
     def per_query(self, pairs: Pairs) -> Tensor:
-        assert pairs.reference_ids is not None
         columns = (pairs.reference_labels, pairs.host_reference_labels, pairs.reference_ids)
         self.seen = [pairs.reference.detach(), *columns]
         return super().per_query(pairs)

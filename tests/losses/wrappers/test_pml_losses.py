@@ -135,7 +135,6 @@ def test_autocast_leaves_numbers_in_float32(name: str) -> None:
     assert value.dtype == torch.float32
     assert value == expected
     value.backward()
-    assert rows.grad is not None
     assert rows.grad.dtype == torch.bfloat16
 
 

@@ -160,11 +160,9 @@ def test_arcface_s_gradient_is_finite_on_a_class_s_own_vector(make: Callable[...
     loss.loss.W.data = torch.eye(3).repeat_interleave(loss.loss.W.shape[1] // 3, dim=1)
     rows = torch.eye(3).requires_grad_()
     loss(rows, torch.arange(3)).backward()
-    assert rows.grad is not None
     assert rows.grad.isfinite().all()
     cosines = torch.tensor([1.0, 1 - 6e-8, 6e-8 - 1, -1.0], requires_grad=True)  # PML's slope is 2,900 at the second
     loss.loss.get_angles(cosines).sum().backward()
-    assert cosines.grad is not None
     assert cosines.grad.abs().max() < 1001
 
 
